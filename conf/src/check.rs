@@ -124,6 +124,18 @@ fn master(config: &Config, rules: &mut Rules<'_>) {
     rules.distinct(["master.listen", "master.http_listen"], &master.listen, &master.http_listen);
     rules.advertised("master.advertise", &master.advertise, "node1:7700");
     rules.absolute("master.data_dir", &master.data_dir);
+    let is_set = |path: &Path| !path.as_os_str().is_empty();
+    let outer = [
+        ("master.key_encryption_key", &master.key_encryption_key),
+        ("master.former_key_encryption_key", &master.former_key_encryption_key),
+    ];
+    for (key, path) in outer.into_iter().filter(|(_, path)| is_set(path)) {
+        rules.absolute(key, path);
+    }
+    let is_alone = is_set(&master.former_key_encryption_key) && !is_set(&master.key_encryption_key);
+    rules.require(!is_alone, &["master.former_key_encryption_key", "master.key_encryption_key"], || {
+        "there is no master.key_encryption_key, which takes the place of the former one: set it".to_owned()
+    });
     rules.audit_log("master.audit_log", &master.audit_log);
     rules.at_least("master.metadata_cache", master.metadata_cache, ByteSize::mib(1));
     rules.at_least("master.snapshot_after", master.snapshot_after, SHORTEST_LOG);

@@ -7,6 +7,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+pub mod accounts;
 mod check;
 mod dirs;
 mod endpoint;

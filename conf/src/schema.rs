@@ -82,6 +82,10 @@ pub struct Master {
     /// see [`Config::master_address`].
     pub advertise: String,
     pub data_dir: PathBuf,
+    /// A file of 32 or more random bytes: what encrypts the keys of the secrets in `data_dir`. Empty for keys in clear.
+    pub key_encryption_key: PathBuf,
+    /// What encrypted them before that.
+    pub former_key_encryption_key: PathBuf,
     /// The file of the audit log; `log` for the process's log, empty for none.
     pub audit_log: String,
     /// RocksDB's block cache, shared by all column families.
@@ -125,6 +129,8 @@ pub struct Worker {
     pub advertise: String,
     /// Unix socket for clients of the same host; empty for `worker.sock` in the first directory.
     pub socket: PathBuf,
+    /// Members of this group may connect to it as well; empty for none. A name of this host, or a number.
+    pub socket_group: String,
     /// `[TIER:CAPACITY]/path`; tiers MEM, SSD, HDD; without capacity: what the file system has.
     pub dirs: Vec<String>,
     /// As that of the master.
@@ -347,6 +353,8 @@ impl Default for Master {
             http_listen: text("127.0.0.1:7701"),
             advertise: String::new(),
             data_dir: PathBuf::from("/var/lib/cavern/master"),
+            key_encryption_key: PathBuf::new(),
+            former_key_encryption_key: PathBuf::new(),
             audit_log: String::new(),
             metadata_cache: ByteSize::mib(256),
             snapshot_after: ByteSize::mib(256),
@@ -373,6 +381,7 @@ impl Default for Worker {
             http_listen: text("127.0.0.1:7711"),
             advertise: String::new(),
             socket: PathBuf::new(),
+            socket_group: String::new(),
             dirs: vec![text("[SSD]/var/lib/cavern/worker")],
             audit_log: String::new(),
             high_watermark: 0.99,

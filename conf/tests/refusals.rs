@@ -322,6 +322,16 @@ fn who_lets_other_hosts_in_asks_who_they_are_unless_nobody_needs_to() {
 }
 
 #[test]
+fn a_former_key_comes_beside_a_present_one() {
+    let with = |lines: &str| format!("[master]\n{lines}");
+    compose(&with("key_encryption_key = \"/k\"\nformer_key_encryption_key = \"/f\"\n"), &[]).unwrap();
+    let error = refusal(&with("former_key_encryption_key = \"/f\"\n"));
+    assert!(error.contains("master.former_key_encryption_key: ") && error.contains("set it"), "{error}");
+    let error = refusal(&with("key_encryption_key = \"k\"\n"));
+    assert!(error.contains("master.key_encryption_key: ") && error.contains("absolute path"), "{error}");
+}
+
+#[test]
 fn the_three_files_of_security_come_together() {
     let all = [("ca", "/c/ca.pem"), ("certificate", "/c/w.pem"), ("key", "/c/w-key.pem")];
     let written = |missing: &str| {

@@ -13,7 +13,6 @@
 //! A place is never taken by somebody else: whoever lost its data no longer knows how it voted, and voting again could
 //! make two leaders of one term.
 
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -25,7 +24,7 @@ use tokio::time::Instant;
 use crate::MasterError;
 use crate::blocking::blocking;
 use crate::level::LEVEL;
-use crate::mounts::Vault;
+use crate::mounts::{KeyDirectory, Vault};
 use crate::raft::{Consensus, FIRST_NODE, Identity, NodeId, Ways, has_log};
 use crate::state::CurrentDatabase;
 
@@ -38,7 +37,7 @@ const REPORT_PERIOD: Duration = Duration::from_secs(10);
 /// What is known of this master before it has a place, and where its place is put.
 pub struct Seat {
     database: Arc<CurrentDatabase>,
-    data_dir: PathBuf,
+    keys: KeyDirectory,
     /// Where others reach this master.
     address: String,
     ways: Ways,
@@ -52,14 +51,14 @@ pub struct Seat {
 impl Seat {
     pub fn new(
         database: Arc<CurrentDatabase>,
-        data_dir: PathBuf,
+        keys: KeyDirectory,
         address: String,
         ways: Ways,
     ) -> Result<Self, MasterError> {
         let place = watch::Sender::new(Identity::read(&database.get())?);
         Ok(Self {
             database,
-            data_dir,
+            keys,
             address,
             ways,
             place,
@@ -162,7 +161,7 @@ impl Seat {
                 self.address,
                 own.node_id,
                 own.cluster_id,
-                self.data_dir.display()
+                self.keys.path().display()
             )));
         }
         self.take(Identity { cluster_id, node_id, founds: None }, Some(secret_key.to_vec())).await
@@ -170,10 +169,10 @@ impl Seat {
 
     /// Keeps a place, with the key of the cluster's secrets where that comes from elsewhere.
     async fn take(&self, place: Identity, key: Option<Vec<u8>>) -> Result<(), MasterError> {
-        let (database, data_dir, kept) = (self.database.clone(), self.data_dir.clone(), place.clone());
+        let (database, keys, kept) = (self.database.clone(), self.keys.clone(), place.clone());
         blocking(move || {
             if let Some(key) = key {
-                Vault::adopt(&data_dir, &key)?;
+                Vault::adopt(&keys, &key)?;
             }
             kept.write(&database.get())
         })
@@ -226,7 +225,7 @@ impl Seat {
                     cluster_id: group.cluster_id.clone(),
                     node_id: own.node_id,
                     address: self.address.clone(),
-                    data_dir: self.data_dir.clone(),
+                    data_dir: self.keys.path().to_owned(),
                 });
             }
             let silent: Vec<&str> = others
@@ -286,9 +285,9 @@ impl Seat {
     /// # Errors
     /// [`MasterError::Refused`] when it has another, [`MasterError::Unreachable`] when it does not answer.
     pub async fn give_place(&self, cluster_id: &str, node_id: NodeId, address: &str) -> Result<(), MasterError> {
-        let data_dir = self.data_dir.clone();
+        let keys = self.keys.clone();
         // Made here if this is a new cluster.
-        let key = blocking(move || Vault::key_in_use(&data_dir)).await?;
+        let key = blocking(move || Vault::key_in_use(&keys)).await?;
         let request = JoinRequest { cluster_id: cluster_id.to_owned(), node_id, secret_key: key.into() };
         let mut calls = self.ways.calls(address)?;
         match tokio::time::timeout(LOOK_TIMEOUT, calls.join(request)).await {

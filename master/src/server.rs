@@ -22,7 +22,7 @@ use crate::group::Seat;
 use crate::jobs::PooledWorkers;
 use crate::lead::Lead;
 use crate::metrics::MasterMetrics;
-use crate::mounts::Vault;
+use crate::mounts::{KeyDirectory, KeyWrapping, Vault};
 use crate::raft::{Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, RaftService, Ways};
 use crate::service::{Gate, Guarded};
 use crate::term::{TermContext, WorkerClientFactory, WorkerClients};
@@ -132,6 +132,9 @@ impl Master {
         ensure_dir(&conf.data_dir, "master.data_dir")?;
         let address = grpc.local_addr().map_err(MasterError::io(PathBuf::from(&conf.listen)))?.to_string();
         metrics.registry.with_registry(cavern_ufs::register_metrics);
+        let master = conf.clone();
+        let keys =
+            blocking(move || Ok(KeyDirectory::new(master.data_dir.clone(), KeyWrapping::load(&master)?))).await?;
         let (data_dir, cache_bytes) = (conf.data_dir.clone(), conf.metadata_cache.bytes());
         let opened = blocking(move || recovery::open(&data_dir, cache_bytes)).await?;
         let (database, high_water) = (Arc::new(opened.0), opened.1);
@@ -140,15 +143,14 @@ impl Master {
         transport.register_metrics(&metrics.registry);
         let ways = Ways(transport.clone());
         let own_address = advertised(&config, &address)?;
-        let seat = Arc::new(Seat::new(database.clone(), conf.data_dir.clone(), own_address, ways.clone())?);
+        let seat = Arc::new(Seat::new(database.clone(), keys.clone(), own_address, ways.clone())?);
         let lead = Arc::new(Lead::new(seat.clone()));
         // What runs goes on until another master has the lead, whoever wants this one to stop.
         let ending = CancellationToken::new();
         let server = serve(grpc, transport, audit, &seat, &lead, ending.clone());
         let started = async {
             let identity = seat.place(&config.cluster.masters, new_cluster_id()).await?;
-            let data_dir = conf.data_dir.clone();
-            let vault = blocking(move || Vault::open(&data_dir)).await?;
+            let vault = blocking(move || Vault::open(&keys)).await?;
             let consensus = Consensus::start(
                 database.clone(),
                 ConsensusConfig {

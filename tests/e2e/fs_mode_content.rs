@@ -459,7 +459,7 @@ fn writers_go_on_while_their_worker_restarts() {
 
 #[test]
 fn readers_go_on_while_their_worker_restarts() {
-    const FILES: usize = 10_000;
+    const FILES: usize = 4_000;
     let conf = "[master]\nworker_timeout = \"60s\"\n".to_owned();
     let cluster = mounted(Options { alone: true, conf, ..Options::default() });
     let path = cluster.path("fs/many");

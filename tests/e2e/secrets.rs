@@ -87,6 +87,37 @@ fn no_log_has_a_secret_at_any_level_and_no_file_has_one_in_clear() {
     }
 }
 
+#[test]
+fn the_keys_on_the_disks_of_masters_are_encrypted_with_one_from_elsewhere() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let outer = elsewhere.path().join("outer");
+    fs::write(&outer, [3; 32]).unwrap();
+    fs::set_permissions(&outer, fs::Permissions::from_mode(0o400)).unwrap();
+    let conf = format!("[master]\nkey_encryption_key = \"{}\"\n", outer.display());
+    let cluster = Cluster::up(Options { masters: 3, conf, ..Options::default() });
+    let tree = cluster.seed("bucket", "", 5, 1000);
+    cluster.mount("s3://bucket", "/data", &[]);
+    // The first makes the key, the others get it, and all of them another one.
+    for rotated in [false, true] {
+        if rotated {
+            cluster.cv(&["secrets", "rotate"]);
+        }
+        let is_key = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with("secret.key");
+        let keys: Vec<PathBuf> = kept(&cluster).into_iter().filter(is_key).collect();
+        assert!(keys.len() >= 3, "{keys:?}");
+        for key in keys {
+            assert!(contains(&key, "cavern wrapped key") || !key.exists(), "{}", key.display());
+        }
+    }
+    cluster.stop("fuse");
+    for master in ["master0", "master1", "master2"] {
+        cluster.stop(master);
+        cluster.start(master);
+    }
+    cluster.start("fuse");
+    cluster.assert_tree("data", "", &tree);
+}
+
 /// What a command of another user says.
 fn as_other(program: &str, path: &Path) -> (bool, String) {
     let output = Command::new(program).arg(path).uid(OTHER).gid(OTHER).output().unwrap();

@@ -227,7 +227,7 @@ impl Fills {
             if wanted.iter().all(|range| block.has(range.clone())) {
                 return Ok(Filled { block, fetched_bytes });
             }
-            let ufs = match self.mounts.ufs(source.mount_id()).await {
+            let ufs = match self.mounts.ufs_for(source.mount_id(), source.key()).await {
                 Ok(ufs) if source.is_of(ufs.store_id()) => ufs,
                 Ok(_) => {
                     self.store.forget_if_empty(&block);

@@ -32,7 +32,7 @@ use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
 
 use crate::metrics::WorkerMetrics;
-use crate::server::{Membership, is_own};
+use crate::server::{LocalPeers, Membership};
 
 /// Journals that are kept at a time: mounts of one host.
 const JOURNALS_MAX: usize = 64;
@@ -153,7 +153,7 @@ impl Journals {
                 accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok((stream, _)) if connections.len() < CONNECTIONS_MAX && is_own(&stream) => {
+                Ok((stream, _)) if connections.len() < CONNECTIONS_MAX && LocalPeers::default().admits(&stream) => {
                     let journals = Arc::clone(&self);
                     connections.spawn(async move { journals.connected(stream).await });
                 }

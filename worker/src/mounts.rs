@@ -5,23 +5,29 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_net::master::Stubs;
 use cavern_net::{MasterChannel, NetError};
+use cavern_proto::ClientAccess;
 use cavern_proto::data::Status;
 use cavern_proto::master::{AccessMode, ListMountsRequest, Mount, MountTable, WriteType};
 use cavern_ufs::Ufs;
 use parking_lot::RwLock;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::request_error::Refusal;
 
 /// Unknown mounts make the worker ask the master at most this often.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
+/// Between two fetches for those who may have been let in since.
+const RENEWAL_PAUSE: Duration = Duration::from_millis(100);
+/// How long they wait for one.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 struct CachedMount {
@@ -39,6 +45,8 @@ struct Table {
 #[derive(Debug)]
 pub struct Mounts {
     table: RwLock<Table>,
+    /// Goes up with each table.
+    version: AtomicU64,
     /// When the master was last asked; held while it is asked, so that one asks for all.
     asked: Mutex<Option<Instant>>,
     master: MasterChannel,
@@ -47,7 +55,7 @@ pub struct Mounts {
 
 impl Mounts {
     pub fn new(master: MasterChannel, conf: schema::Ufs) -> Self {
-        Self { table: RwLock::default(), asked: Mutex::new(None), master, conf }
+        Self { table: RwLock::default(), version: AtomicU64::new(1), asked: Mutex::new(None), master, conf }
     }
 
     /// The bucket of a mount.
@@ -72,6 +80,16 @@ impl Mounts {
             ));
         }
         found.ufs.clone()
+    }
+
+    /// The bucket of a mount, for an object that is the mount's.
+    ///
+    /// # Errors
+    /// Also [`Status::PermissionDenied`] for a key that is not within the mount's prefix.
+    pub async fn ufs_for(&self, mount_id: u32, key: &str) -> Result<Ufs, Refusal> {
+        let ufs = self.ufs(mount_id).await?;
+        check_key(mount_id, ufs.prefix(), key)?;
+        Ok(ufs)
     }
 
     async fn find(&self, mount_id: u32) -> Result<Arc<CachedMount>, Refusal> {
@@ -136,6 +154,41 @@ impl Mounts {
             table.mounts.insert(mount.id, Arc::new(CachedMount { mount, ufs }));
         }
         table.epoch = Some(fresh.epoch);
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// Of the table as it is: what was taken from it holds for as long as this is the same. At least 1.
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// What a client may do in a mount, by the table as it is, and the mount's bucket if it can be opened; `None` when
+    /// the mount is not in the table.
+    pub fn access_of(&self, mount_id: u32, client: &str) -> Option<(ClientAccess, Option<Ufs>)> {
+        let known = self.known(mount_id)?;
+        Some((known.mount.access_of(client), known.ufs.clone().ok()))
+    }
+
+    /// Fetches the table as the master has it from now on. Those who come while one is fetched share the next. Returns
+    /// within seconds also where no master can be asked: the table is the former one then.
+    pub async fn renew(&self) {
+        let came = Instant::now();
+        let renewed = async {
+            let mut asked = self.asked.lock().await;
+            if asked.is_some_and(|last| last >= came) {
+                return Ok(());
+            }
+            if let Some(last) = *asked {
+                tokio::time::sleep_until(last + RENEWAL_PAUSE).await;
+            }
+            *asked = Some(Instant::now());
+            self.fetch().await
+        };
+        match tokio::time::timeout(RENEWAL_TIMEOUT, renewed).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => debug!(%error, "the mount table stays as it is"),
+            Err(_elapsed) => debug!("the mount table stays as it is: no master has answered in time"),
+        }
     }
 
     /// Makes the bucket of a mount misbehave.
@@ -151,6 +204,20 @@ impl Mounts {
         let ttl_ms = self.known(mount_id)?.mount.ttl_ms;
         (ttl_ms > 0).then(|| u32::try_from(ttl_ms.div_ceil(1000)).unwrap_or(u32::MAX))
     }
+}
+
+/// Refuses keys that are somebody else's in the bucket.
+///
+/// # Errors
+/// [`Status::PermissionDenied`] for a key that is not within the prefix.
+pub fn check_key(mount_id: u32, prefix: &str, key: &str) -> Result<(), Refusal> {
+    if key.starts_with(prefix) {
+        return Ok(());
+    }
+    let (key, prefix) = (key.escape_debug(), prefix.escape_debug());
+    let message =
+        format!("the key \"{key}\" is not within \"{prefix}\", which is all that mount {mount_id} has of its bucket");
+    Err(Refusal::new(Status::PermissionDenied, message))
 }
 
 #[cfg(test)]

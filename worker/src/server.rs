@@ -4,9 +4,11 @@
 mod connection;
 mod cores;
 mod listen;
+mod local_peers;
 mod outgoing;
 mod pressure;
 mod requests;
+mod rights;
 mod roles;
 mod socket;
 mod upload;
@@ -29,11 +31,13 @@ use tokio_util::sync::CancellationToken;
 
 use self::connection::Shared;
 pub use self::cores::Cores;
-pub use self::listen::{bind_unix, is_own};
+pub use self::listen::bind_unix;
+pub use self::local_peers::LocalPeers;
 use self::requests::Service;
 use crate::error::WorkerError;
 use crate::fill::Fills;
 use crate::metrics::WorkerMetrics;
+use crate::mounts::Mounts;
 use crate::persist::Uploads;
 use crate::store::{Eviction, Store};
 
@@ -84,6 +88,8 @@ pub struct Server {
     address: SocketAddr,
     unix: UnixListener,
     socket_path: PathBuf,
+    /// Who may connect to it.
+    peers: LocalPeers,
 }
 
 /// What the data plane serves from.
@@ -93,6 +99,7 @@ pub struct Serving {
     pub fills: Arc<Fills>,
     pub uploads: Arc<Uploads>,
     pub membership: Arc<Membership>,
+    pub mounts: Arc<Mounts>,
     /// How TCP clients are to speak.
     pub transport: Transport,
     pub audit: AuditLog,
@@ -111,11 +118,11 @@ impl Server {
     ///
     /// # Errors
     /// Either is taken or not allowed, or the socket's path is too long for the kernel.
-    pub async fn bind(listen: &str, socket: &Path) -> Result<Self, WorkerError> {
+    pub async fn bind(listen: &str, socket: &Path, peers: LocalPeers) -> Result<Self, WorkerError> {
         let tcp = cavern_conf::process::bind_tcp(listen, "worker.listen").await?;
         let address = tcp.local_addr().map_err(|source| WorkerError::Listen { address: listen.to_owned(), source })?;
-        let unix = listen::bind_unix(socket).await?;
-        Ok(Self { tcp, address, unix, socket_path: socket.to_owned() })
+        let unix = listen::bind_unix(socket, peers).await?;
+        Ok(Self { tcp, address, unix, socket_path: socket.to_owned(), peers })
     }
 
     /// Where TCP clients are served, with the true port.
@@ -136,6 +143,7 @@ impl Server {
             fills,
             uploads,
             membership,
+            mounts,
             transport,
             audit,
             metrics,
@@ -150,13 +158,14 @@ impl Server {
         let shared = Arc::new(Shared {
             service: Arc::new(service),
             membership,
+            mounts,
             transport,
             audit,
             evictions: frames.clone(),
             stop: stop.clone(),
         });
         tokio::join!(
-            listen::accept(self.tcp, self.unix, shared, cores),
+            listen::accept(self.tcp, (self.unix, self.peers), shared, cores),
             stop.run_until_cancelled(broadcast_evictions(evictions, frames)),
         );
         // Nobody else could have bound it meanwhile: binding replaces only what nobody serves.

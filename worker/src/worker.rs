@@ -21,7 +21,7 @@ use crate::metrics::{StoreCollector, WorkerMetrics};
 use crate::mounts::Mounts;
 use crate::orphan_blocks::Unclaimed;
 use crate::persist::{Peers, UploadParts, Uploads};
-use crate::server::{self, Cores, Membership, Server, Serving};
+use crate::server::{self, Cores, LocalPeers, Membership, Server, Serving};
 use crate::store::{self, Store, StoreOptions};
 
 /// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
@@ -80,9 +80,10 @@ pub async fn run_with_replays(
     let (store, cleanup) = tokio::task::spawn_blocking(move || store::open(options, opening, evictions_in)).await??;
     registry.register_collector(StoreCollector::new(store.clone()));
 
-    let server = Server::bind(&config.worker.listen, &socket).await?;
+    let server = Server::bind(&config.worker.listen, &socket, LocalPeers::of(&config.worker)?).await?;
     let journal_socket = cavern_net::journals::socket_path(server.socket_path());
-    let journal_listener = match server::bind_unix(&journal_socket).await {
+    // Whoever hands over a journal has it replayed with the rights of this process: that is not for a group.
+    let journal_listener = match server::bind_unix(&journal_socket, LocalPeers::default()).await {
         Ok(listener) => Some(listener),
         // The path of the other socket is short enough; clients do without this one.
         Err(error @ WorkerError::SocketPath { .. }) => {
@@ -169,6 +170,7 @@ pub async fn run_with_replays(
         fills: fills.clone(),
         uploads: uploads.clone(),
         membership,
+        mounts: mounts.clone(),
         transport,
         audit,
         metrics,

@@ -10,16 +10,20 @@
 //! puts the key in the place of the one before, which is gone then. Until it has, it keeps both: what it has applied
 //! was sealed with the old one, and what comes next may be with the new one. A key of a rotation that came to nothing
 //! stays until the next one.
+//!
+//! The files hold the keys in clear, or encrypted with a key of the host ([`KeyWrapping`]).
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ring::aead::{CHACHA20_POLY1305, LessSafeKey, UnboundKey};
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 
+use super::key_wrapping::KeyWrapping;
 use crate::MasterError;
 
 pub const KEY_BYTES: usize = 32;
@@ -60,9 +64,61 @@ impl Key {
     }
 }
 
+/// Where a master keeps its keys, and how.
+#[derive(Clone)]
+pub struct KeyDirectory {
+    path: PathBuf,
+    wrapping: Arc<KeyWrapping>,
+}
+
+impl KeyDirectory {
+    pub fn new(path: PathBuf, wrapping: KeyWrapping) -> Self {
+        Self { path, wrapping: Arc::new(wrapping) }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes a key into a file that is whole or not there, in the place of what it was.
+    fn write(&self, name: &str, key: &[u8; KEY_BYTES]) -> Result<(), MasterError> {
+        let (path, fresh) = (self.path.join(name), self.path.join("secret.key.new"));
+        let bytes = self.wrapping.wrap(key).map_err(|reason| unusable(&path, &reason))?;
+        let write = || {
+            let _ = fs::remove_file(&fresh);
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+            file.write_all(&bytes)?;
+            file.sync_all()?;
+            fs::rename(&fresh, &path)
+        };
+        write().map_err(MasterError::io(&path))?;
+        self.sync()
+    }
+
+    /// Reads a key; its file is written anew where it is not encrypted as it would be now.
+    fn read(&self, name: &str, generation: Option<u64>) -> Result<Key, MasterError> {
+        let path = self.path.join(name);
+        let bytes = fs::read(&path).map_err(MasterError::io(&path))?;
+        let unwrapped = self.wrapping.unwrap(&bytes).map_err(|reason| unusable(&path, &reason))?;
+        let key = Key::new(unwrapped.key, generation).map_err(|reason| unusable(&path, &reason))?;
+        if generation.is_some() && key.file() != name {
+            return Err(unusable(&path, "its name is that of another key"));
+        }
+        if unwrapped.is_outdated {
+            self.write(name, &unwrapped.key)?;
+        }
+        Ok(key)
+    }
+
+    fn sync(&self) -> Result<(), MasterError> {
+        let synced = fs::File::open(&self.path).and_then(|directory| directory.sync_all());
+        synced.map_err(MasterError::io(&self.path))
+    }
+}
+
 /// All keys of a master; the first is the one in use.
 pub struct KeyFiles {
-    directory: PathBuf,
+    directory: KeyDirectory,
     pub keys: Vec<Key>,
 }
 
@@ -71,29 +127,25 @@ impl KeyFiles {
     ///
     /// # Errors
     /// [`MasterError::SecretKey`] for a file that is not a key.
-    pub fn open(directory: &Path) -> Result<Self, MasterError> {
-        let path = directory.join(FILE);
+    pub fn open(directory: &KeyDirectory) -> Result<Self, MasterError> {
+        let path = directory.path.join(FILE);
         if !path.try_exists().map_err(MasterError::io(&path))? {
-            write(directory, FILE, &random_key(&path)?)?;
+            directory.write(FILE, &random_key(&path)?)?;
         }
-        let mut keys = vec![read(&path, None)?];
-        for file in fs::read_dir(directory).map_err(MasterError::io(directory))? {
-            let file = file.map_err(MasterError::io(directory))?;
-            let name = file.file_name().to_string_lossy().into_owned();
-            let Some(generation) = generation_in(&name) else { continue };
-            let key = read(&file.path(), Some(generation))?;
-            if key.file() != name {
-                return Err(unusable(&file.path(), "its name is that of another key"));
+        let mut keys = vec![directory.read(FILE, None)?];
+        for file in fs::read_dir(&directory.path).map_err(MasterError::io(&directory.path))? {
+            let name = file.map_err(MasterError::io(&directory.path))?.file_name().to_string_lossy().into_owned();
+            if let Some(generation) = generation_in(&name) {
+                keys.push(directory.read(&name, Some(generation))?);
             }
-            keys.push(key);
         }
         keys[1..].sort_by_key(|key| (key.generation, key.id));
-        Ok(Self { directory: directory.to_owned(), keys })
+        Ok(Self { directory: directory.clone(), keys })
     }
 
     /// Where the one in use is.
     pub fn path(&self) -> PathBuf {
-        self.directory.join(FILE)
+        self.directory.path.join(FILE)
     }
 
     /// A key for this generation that nothing is sealed with yet.
@@ -122,10 +174,10 @@ impl KeyFiles {
         if self.keys.len() > WAITING_MAX {
             return Err(MasterError::Refused(format!(
                 "{WAITING_MAX} keys wait in {} already, and none is used: see the log of this master",
-                self.directory.display()
+                self.directory.path.display()
             )));
         }
-        write(&self.directory, &key.file(), &key.bytes)?;
+        self.directory.write(&key.file(), &key.bytes)?;
         self.keys.push(key);
         Ok(())
     }
@@ -141,16 +193,16 @@ impl KeyFiles {
             return Err(unusable(&self.path(), "the cluster has another one, which this master was not given"));
         };
         if used != 0 {
-            let (from, to) = (self.directory.join(self.keys[used].file()), self.path());
+            let (from, to) = (self.directory.path.join(self.keys[used].file()), self.path());
             fs::rename(&from, &to).map_err(MasterError::io(&to))?;
-            sync(&self.directory)?;
+            self.directory.sync()?;
             self.keys.swap(0, used);
             self.keys.remove(used);
             self.keys[0].generation = None;
         }
         let is_over = |key: &Key| key.generation.is_some_and(|of| of <= generation);
         for key in self.keys.iter().filter(|key| is_over(key)) {
-            let path = self.directory.join(key.file());
+            let path = self.directory.path.join(key.file());
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     return Err(MasterError::io(&path)(error));
@@ -159,7 +211,7 @@ impl KeyFiles {
             }
         }
         if self.keys.iter().any(is_over) {
-            sync(&self.directory)?;
+            self.directory.sync()?;
             self.keys.retain(|key| !is_over(key));
         }
         Ok(self.keys.len() < before)
@@ -171,36 +223,11 @@ impl KeyFiles {
 ///
 /// # Errors
 /// [`MasterError::Invalid`] for what is no key.
-pub fn adopt(directory: &Path, key: &[u8]) -> Result<(), MasterError> {
-    if key.len() != KEY_BYTES {
-        return Err(MasterError::Invalid(format!("a key of {} bytes and not {KEY_BYTES}", key.len())));
-    }
-    write(directory, FILE, key)
-}
-
-/// Writes a file that is whole or not there, in the place of what it was.
-fn write(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), MasterError> {
-    let (path, fresh) = (directory.join(name), directory.join("secret.key.new"));
-    let write = || {
-        let _ = fs::remove_file(&fresh);
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&fresh, &path)
-    };
-    write().map_err(MasterError::io(&path))?;
-    sync(directory)
-}
-
-fn sync(directory: &Path) -> Result<(), MasterError> {
-    fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(MasterError::io(directory))
-}
-
-fn read(path: &Path, generation: Option<u64>) -> Result<Key, MasterError> {
-    let bytes = fs::read(path).map_err(MasterError::io(path))?;
-    let bytes = <[u8; KEY_BYTES]>::try_from(bytes.as_slice())
-        .map_err(|_| unusable(path, &format!("it has {} bytes and not {KEY_BYTES}", bytes.len())))?;
-    Key::new(bytes, generation).map_err(|reason| unusable(path, &reason))
+pub fn adopt(directory: &KeyDirectory, key: &[u8]) -> Result<(), MasterError> {
+    let length = key.len();
+    let key =
+        key.try_into().map_err(|_| MasterError::Invalid(format!("a key of {length} bytes and not {KEY_BYTES}")))?;
+    directory.write(FILE, key)
 }
 
 fn random_key(path: &Path) -> Result<[u8; KEY_BYTES], MasterError> {
@@ -227,7 +254,12 @@ fn hex(bytes: &[u8]) -> String {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use super::super::key_wrapping::tests::wrapping;
     use super::*;
+
+    fn open(directory: &Path) -> Result<KeyFiles, MasterError> {
+        KeyFiles::open(&KeyDirectory::new(directory.to_owned(), KeyWrapping::default()))
+    }
 
     fn files(directory: &Path) -> Vec<String> {
         let mut names: Vec<String> =
@@ -239,7 +271,7 @@ mod tests {
     #[test]
     fn a_key_is_kept_until_another_is_used_and_no_longer() {
         let dir = tempfile::tempdir().unwrap();
-        let mut keys = KeyFiles::open(dir.path()).unwrap();
+        let mut keys = open(dir.path()).unwrap();
         let first = keys.keys[0].id;
         let second = keys.prepare(1).unwrap().bytes().to_vec();
         assert_eq!(keys.prepare(1).unwrap().bytes(), second, "one is enough");
@@ -247,7 +279,7 @@ mod tests {
         keys.take(2, &[8; KEY_BYTES]).unwrap();
         assert_eq!(files(dir.path()).len(), 4);
         // Nothing is lost by a restart, at any point.
-        let mut keys = KeyFiles::open(dir.path()).unwrap();
+        let mut keys = open(dir.path()).unwrap();
         assert_eq!((keys.keys[0].id, keys.keys.len()), (first, 4));
         for name in files(dir.path()) {
             let mode = fs::metadata(dir.path().join(&name)).unwrap().permissions().mode();
@@ -259,7 +291,7 @@ mod tests {
             // That of the next generation may be given before this one is known to be used.
             assert_eq!(files(dir.path()).len(), 2);
             assert_eq!(fs::read(dir.path().join(FILE)).unwrap(), second);
-            keys = KeyFiles::open(dir.path()).unwrap();
+            keys = open(dir.path()).unwrap();
         }
         assert!(!keys.keys.iter().any(|key| key.id == first));
         let missing = keys.settle(3, &[0; ID_BYTES]).unwrap_err().to_string();
@@ -272,7 +304,7 @@ mod tests {
     #[test]
     fn what_is_no_key_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        let mut keys = KeyFiles::open(dir.path()).unwrap();
+        let mut keys = open(dir.path()).unwrap();
         assert!(matches!(keys.take(1, b"short"), Err(MasterError::Invalid(_))));
         for number in 0..WAITING_MAX {
             keys.take(1, &[u8::try_from(number).unwrap(); KEY_BYTES]).unwrap();
@@ -280,6 +312,39 @@ mod tests {
         assert!(matches!(keys.take(1, &[200; KEY_BYTES]), Err(MasterError::Refused(_))));
         let name = files(dir.path()).pop().unwrap();
         fs::write(dir.path().join(name), [9; KEY_BYTES]).unwrap();
-        assert!(matches!(KeyFiles::open(dir.path()), Err(MasterError::SecretKey { .. })));
+        assert!(matches!(open(dir.path()), Err(MasterError::SecretKey { .. })));
+    }
+
+    #[test]
+    fn keys_are_encrypted_from_the_start_on_that_has_a_key_for_it() {
+        let (dir, outer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let with = |current: Option<&[u8]>, former: Option<&[u8]>| {
+            KeyDirectory::new(dir.path().to_owned(), wrapping(outer.path(), current, former))
+        };
+        let mut keys = open(dir.path()).unwrap();
+        keys.take(2, &[7; KEY_BYTES]).unwrap();
+        let clear: Vec<_> = keys.keys.iter().map(|key| key.bytes().to_vec()).collect();
+        let (one, two) = ([1; 32], [2; 32]);
+        for (current, former) in [(&one, None), (&one, None), (&two, Some(one.as_slice())), (&two, None)] {
+            let directory = with(Some(current), former);
+            let keys = KeyFiles::open(&directory).unwrap();
+            assert_eq!(keys.keys.iter().map(|key| key.bytes().to_vec()).collect::<Vec<_>>(), clear);
+            for name in files(dir.path()) {
+                let file = fs::read(dir.path().join(&name)).unwrap();
+                assert!(!clear.iter().any(|key| file.windows(8).any(|window| window == &key[..8])), "{name}");
+            }
+        }
+        // A new one, one that is put in the place of the one in use, and one that comes from elsewhere.
+        let directory = with(Some(&two), None);
+        let mut keys = KeyFiles::open(&directory).unwrap();
+        let next = keys.prepare(3).unwrap();
+        assert!(keys.settle(3, &next.id).unwrap());
+        assert_eq!(KeyFiles::open(&directory).unwrap().keys[0].id, next.id);
+        adopt(&directory, &[9; KEY_BYTES]).unwrap();
+        assert_eq!(KeyFiles::open(&directory).unwrap().keys[0].bytes(), [9; KEY_BYTES]);
+        for wrong in [with(None, None), with(Some(&one), None)] {
+            assert!(matches!(KeyFiles::open(&wrong), Err(MasterError::SecretKey { .. })));
+        }
+        assert_eq!(KeyFiles::open(&directory).unwrap().keys[0].bytes(), [9; KEY_BYTES], "nothing was changed");
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cavern_proto::master::Mount;
@@ -13,7 +13,7 @@ use parking_lot::{Mutex, RwLock};
 use ring::aead::{Aad, NONCE_LEN, Nonce};
 use ring::rand::{SecureRandom, SystemRandom};
 
-use super::keys::{self, Key, KeyFiles};
+use super::keys::{self, Key, KeyDirectory, KeyFiles};
 use crate::MasterError;
 
 /// Marks an encrypted value, with the version of the form.
@@ -36,8 +36,8 @@ impl Vault {
     ///
     /// # Errors
     /// [`MasterError::SecretKey`] for a file that is not a key.
-    pub fn open(data_dir: &Path) -> Result<Self, MasterError> {
-        let files = KeyFiles::open(data_dir)?;
+    pub fn open(directory: &KeyDirectory) -> Result<Self, MasterError> {
+        let files = KeyFiles::open(directory)?;
         let (path, keys) = (files.path(), RwLock::new(files.keys.clone()));
         let (changing, settled) = (Mutex::new(files), AtomicU64::new(0));
         Ok(Self { changing, keys, settled, random: SystemRandom::new(), path })
@@ -47,13 +47,13 @@ impl Vault {
     ///
     /// # Errors
     /// [`MasterError::Invalid`] for what is no key.
-    pub fn adopt(data_dir: &Path, key: &[u8]) -> Result<(), MasterError> {
-        keys::adopt(data_dir, key)
+    pub fn adopt(directory: &KeyDirectory, key: &[u8]) -> Result<(), MasterError> {
+        keys::adopt(directory, key)
     }
 
     /// The key in use, for a master that joins. *Blocking*.
-    pub fn key_in_use(data_dir: &Path) -> Result<Vec<u8>, MasterError> {
-        Ok(KeyFiles::open(data_dir)?.keys.first().map(|key| key.bytes().to_vec()).unwrap_or_default())
+    pub fn key_in_use(directory: &KeyDirectory) -> Result<Vec<u8>, MasterError> {
+        Ok(KeyFiles::open(directory)?.keys.first().map(|key| key.bytes().to_vec()).unwrap_or_default())
     }
 
     /// The key of this id.
@@ -192,8 +192,14 @@ pub fn redact(options: &HashMap<String, String>) -> HashMap<String, String> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
 
+    use super::super::key_wrapping::KeyWrapping;
     use super::*;
+
+    fn directory(path: &Path) -> KeyDirectory {
+        KeyDirectory::new(path.to_owned(), KeyWrapping::default())
+    }
 
     fn mount() -> Mount {
         let options = [("s3.credentials.secret", "hush"), ("s3.endpoint_url", "http://h")];
@@ -204,9 +210,9 @@ mod tests {
     #[test]
     fn sealed_values_hide_the_secret_and_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let sealed = Vault::open(dir.path()).unwrap().seal(&[], mount()).unwrap();
+        let sealed = Vault::open(&directory(dir.path())).unwrap().seal(&[], mount()).unwrap();
         assert!(!format!("{sealed:?}").contains("hush"));
-        let again = Vault::open(dir.path()).unwrap();
+        let again = Vault::open(&directory(dir.path())).unwrap();
         assert_eq!(again.unseal(sealed.clone()).unwrap(), mount());
         let mode = fs::metadata(dir.path().join("secret.key")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
@@ -215,7 +221,7 @@ mod tests {
         moved.path = "/b".into();
         assert!(again.unseal(moved).is_err(), "a value of another mount");
         let other = tempfile::tempdir().unwrap();
-        let error = Vault::open(other.path()).unwrap().unseal(sealed).unwrap_err().to_string();
+        let error = Vault::open(&directory(other.path())).unwrap().unseal(sealed).unwrap_err().to_string();
         assert!(error.contains("secret.key") && !error.contains("hush"), "{error}");
         for damaged in ["", "sealed1:", "sealed1:zz", "sealed1:00", "hush"] {
             let mut mount = mount();
@@ -227,29 +233,29 @@ mod tests {
     #[test]
     fn a_master_that_joins_reads_what_the_others_have_sealed() {
         let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let sealed = Vault::open(first.path()).unwrap().seal(&[], mount()).unwrap();
-        Vault::open(second.path()).unwrap();
-        Vault::adopt(second.path(), &Vault::key_in_use(first.path()).unwrap()).unwrap();
-        assert_eq!(Vault::open(second.path()).unwrap().unseal(sealed).unwrap(), mount());
+        let sealed = Vault::open(&directory(first.path())).unwrap().seal(&[], mount()).unwrap();
+        Vault::open(&directory(second.path())).unwrap();
+        Vault::adopt(&directory(second.path()), &Vault::key_in_use(&directory(first.path())).unwrap()).unwrap();
+        assert_eq!(Vault::open(&directory(second.path())).unwrap().unseal(sealed).unwrap(), mount());
         let mode = fs::metadata(second.path().join("secret.key")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert!(matches!(Vault::adopt(second.path(), b"short"), Err(MasterError::Invalid(_))));
+        assert!(matches!(Vault::adopt(&directory(second.path()), b"short"), Err(MasterError::Invalid(_))));
     }
 
     #[test]
     fn what_was_sealed_with_any_key_that_is_kept_can_be_read() {
         let dir = tempfile::tempdir().unwrap();
-        let vault = Vault::open(dir.path()).unwrap();
+        let vault = Vault::open(&directory(dir.path())).unwrap();
         let old = vault.seal(&[], mount()).unwrap();
         let (id, key) = vault.prepare(1).unwrap();
         let new = vault.seal(&id, mount()).unwrap();
         assert_eq!(vault.key(&id).unwrap(), key);
-        for vault in [&vault, &Vault::open(dir.path()).unwrap()] {
+        for vault in [&vault, &Vault::open(&directory(dir.path())).unwrap()] {
             assert_eq!(vault.unseal(old.clone()).unwrap(), mount());
             assert_eq!(vault.unseal(new.clone()).unwrap(), mount());
         }
         assert!(vault.settle(1, &id).unwrap());
-        for vault in [&vault, &Vault::open(dir.path()).unwrap()] {
+        for vault in [&vault, &Vault::open(&directory(dir.path())).unwrap()] {
             assert_eq!(vault.unseal(new.clone()).unwrap(), mount());
             assert!(vault.unseal(old.clone()).is_err(), "its key is forgotten");
         }
@@ -260,7 +266,7 @@ mod tests {
     fn a_file_that_is_no_key_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("secret.key"), b"short").unwrap();
-        assert!(matches!(Vault::open(dir.path()), Err(MasterError::SecretKey { .. })));
+        assert!(matches!(Vault::open(&directory(dir.path())), Err(MasterError::SecretKey { .. })));
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! What clients hand to workers that others are to read.
 
-use cavern_net::WorkerPool;
+use std::os::unix::fs::MetadataExt as _;
+
+use cavern_net::{NetError, WorkerPool};
 use cavern_proto::ContentId;
-use cavern_proto::data::{BlockRef, WriteRequest};
-use cavern_proto::master::{Worker, WorkerTable};
+use cavern_proto::data::{BlockRef, Range, ReserveRequest, Status as BlockStatus, WriteRequest, read_request};
+use cavern_proto::master::{StatusRequest, Worker, WorkerTable};
 
 use super::*;
 use crate::bucket::Bucket;
@@ -49,4 +51,61 @@ fn wrong_bytes_of_an_object_are_shown_to_nobody() {
     }
     cluster.assert_tree("data", "", &tree);
     attacker.runtime.block_on(pool.shutdown());
+}
+
+#[test]
+fn blocks_are_neither_read_nor_written_by_clients_that_their_mount_is_not_there_for() {
+    const CONTENT: &[u8] = b"what nobody else reads";
+    let cluster = up();
+    cluster.seed("bucket", "x/", 1, 1000);
+    cluster.mount_fs_mode("s3://bucket/work", "/work", &[]);
+    let path = cluster.path("work/f");
+    fs::write(&path, CONTENT).unwrap();
+    fs::File::open(&path).unwrap().sync_all().unwrap();
+    let rules = ["mount", "update", "/work", "--client", "fuse0"];
+    // The master takes rules as soon as it has agreed with itself that it knows what they are.
+    eventually("the rules are taken", PATIENCE, || (cluster.try_cv(&rules).code == 0).then_some(()));
+
+    let [attacker, worker, admin] = [Role::Client, Role::Worker, Role::Admin].map(|role| Somebody::of(&cluster, role));
+    let mut calls = ClusterClient::new(admin.channel(&cluster));
+    let status = admin.answer(calls.status(StatusRequest {})).unwrap().into_inner();
+    let (cluster_id, workers, mount) = (status.cluster_id, status.workers.unwrap(), &status.mounts.unwrap().mounts[0]);
+    let [Worker { id, .. }] = workers.workers[..] else { panic!("{workers:?}") };
+    let inode = fs::metadata(&path).unwrap().ino();
+    let name_of = |inode| BlockRef::of_inode(&cluster_id, inode, 0, 0, mount.block_size, mount.id);
+    let name = name_of(inode);
+    let read = |somebody: &Somebody, pool: &WorkerPool| {
+        let range = Some(Range { offset: 0, length: CONTENT.len() as u32 });
+        let items = vec![read_request::Item { block: Some(name.clone()), range, part: None }];
+        somebody.runtime.block_on(pool.read(id, items, PATIENCE)).map(|(_, bytes)| bytes)
+    };
+    let [evil, good] = [&attacker, &worker].map(|somebody| pool_of(somebody, &cluster_id, &workers));
+    let denied = |what: &str, refused: Option<NetError>| match refused {
+        Some(NetError::WorkerStatus { status: BlockStatus::PermissionDenied, message, .. }) => {
+            assert!(message.contains("is not there for the client \"attacker\""), "{what}: {message}");
+        }
+        other => panic!("{what}: {other:?}"),
+    };
+    let write = |inode| {
+        let request = WriteRequest { block: Some(name_of(inode)), ..WriteRequest::default() };
+        attacker.runtime.block_on(evil.write(id, request, bytes::Bytes::from_static(b"evil"), PATIENCE)).err()
+    };
+    let reserve = ReserveRequest { block: Some(name_of(inode + 1000)), ..ReserveRequest::default() };
+    denied("Read", read(&attacker, &evil).err());
+    denied("Write", write(inode));
+    denied("Write of what is not there yet", write(inode + 1000));
+    denied("Reserve", attacker.runtime.block_on(evil.reserve(id, reserve, PATIENCE)).err());
+    denied("Query", attacker.runtime.block_on(evil.query(id, vec![name.clone()])).err());
+
+    // That was the block's name, and it is as it was.
+    assert!(read(&worker, &good).unwrap() == CONTENT);
+    let ahead = worker.runtime.block_on(good.query(id, vec![name_of(inode + 1000)])).unwrap();
+    assert!(!ahead.items[0].known);
+    assert_eq!(fs::read(&path).unwrap(), CONTENT);
+
+    // Another rule holds as soon as the worker has heard of it.
+    cluster.cv(&["mount", "update", "/work", "--client", "fuse0", "--client", "attacker=ro"]);
+    eventually("it is let in", PATIENCE, || read(&attacker, &evil).is_ok().then_some(()));
+    attacker.runtime.block_on(evil.shutdown());
+    worker.runtime.block_on(good.shutdown());
 }

@@ -19,7 +19,7 @@ impl Fills {
     /// # Errors
     /// The content id is not that of the object named; no room; or the disk failed.
     pub async fn keep(self: &Arc<Self>, source: &Arc<BlockSource>, first: u32, bytes: Bytes) -> Result<(), Refusal> {
-        let ufs = self.mounts.ufs(source.mount_id()).await?;
+        let ufs = self.mounts.ufs_for(source.mount_id(), source.key()).await?;
         if !source.is_of(ufs.store_id()) {
             return Err(Refusal::bad_request("the content id is not that of the key, version and bucket named"));
         }

@@ -21,7 +21,7 @@ impl Fills {
         };
         let store = self.store.clone();
         let Some(mut draft) = blocking(move || store.begin_draft(&target, bytes)).await? else { return Ok(()) };
-        let ufs = self.mounts.ufs(origin.mount_id()).await?;
+        let ufs = self.mounts.ufs_for(origin.mount_id(), origin.key()).await?;
         let range = origin.start()..origin.start() + u64::from(bytes);
         let mut pieces = ufs.get(origin.key(), origin.etag(), range).await?;
         let mut at = 0;

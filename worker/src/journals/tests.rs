@@ -10,7 +10,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::process::Child;
 
 use super::*;
-use crate::server::bind_unix;
+use crate::server::{LocalPeers, bind_unix};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A process that replays nothing, and fails.
@@ -31,7 +31,7 @@ impl Host {
         let stop = CancellationToken::new();
         let journals = Journals::new(vec![NO_COMMAND.into()], membership, metrics, stop.clone());
         let path = journals::socket_path(&directory.path().join("socket"));
-        let listener = bind_unix(&path).await.unwrap();
+        let listener = bind_unix(&path, LocalPeers::default()).await.unwrap();
         let serving = tokio::spawn(Arc::clone(&journals).serve(listener, path));
         Self { directory, journals, stop, serving }
     }

@@ -2,10 +2,11 @@
 
 use bytes::Bytes;
 use cavern_proto::block_id::block_length;
-use cavern_proto::data::{BlockRef, MetadataItem, PersistRequest, Status};
+use cavern_proto::data::{BlockRef, MetadataItem, PersistRequest};
 use cavern_proto::{ContentId, data};
 use cavern_ufs::{Metadata, ObjectMeta};
 
+use crate::mounts::check_key;
 use crate::request_error::Refusal;
 
 /// Longest key that S3 allows.
@@ -103,16 +104,7 @@ impl Plan {
     pub fn check_keys(&self, prefix: &str) -> Result<(), Refusal> {
         let origin = self.origin.as_ref().map(|origin| &origin.key);
         let mut keys = [Some(&self.key), origin, self.same.as_ref().map(|same| &same.key)].into_iter().flatten();
-        let Some(outside) = keys.find(|key| !key.starts_with(prefix)) else { return Ok(()) };
-        Err(Refusal::new(
-            Status::PermissionDenied,
-            format!(
-                "the key \"{}\" is not within \"{}\", which is all that mount {} has of its bucket",
-                outside.escape_debug(),
-                prefix.escape_debug(),
-                self.mount_id
-            ),
-        ))
+        keys.try_for_each(|key| check_key(self.mount_id, prefix, key))
     }
 }
 

@@ -23,6 +23,7 @@ use cavern_proto::data::{
 };
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, MAX_WRITE_BYTES, PROTOCOL_VERSION};
 use cavern_security::{AuditLog, Audited, Transport};
+use futures::future::BoxFuture;
 use prost::Message;
 use tokio::io::Interest;
 use tokio::sync::broadcast;
@@ -35,11 +36,13 @@ use tracing::{debug, warn};
 use super::cores::Seat;
 use super::outgoing::{Outgoing, PassedFile, Segment};
 use super::requests::{ContentRequest, Service};
+use super::rights::{OfBlocks, Rights, Verdict};
 use super::roles::{self, Peer};
 use super::socket::Socket;
 use super::upload::{PayloadState, Upload, memory_for};
 use super::writes::{PeerLocality, Write, not_kept, refused_reserve, refused_write};
 use super::{MAX_INFLIGHT_BYTES, Membership};
+use crate::mounts::Mounts;
 use crate::request_error::Refusal;
 
 /// A client must say hello within this time, and finish a frame that it began. Securing the connection takes as long at
@@ -68,6 +71,8 @@ const INLINE_BYTES: usize = 1 << 20;
 pub(super) struct Shared {
     pub service: Arc<Service>,
     pub membership: Arc<Membership>,
+    /// Their rules say what clients may do.
+    pub mounts: Arc<Mounts>,
     pub transport: Transport,
     pub audit: AuditLog,
     /// Frames for clients that hold descriptors.
@@ -85,9 +90,17 @@ struct Pending {
     bytes: usize,
 }
 
+/// A frame that is handled when the worker has heard what mounts there are for whom.
+struct Postponed {
+    header: FrameHeader,
+    message: Bytes,
+    renewed: BoxFuture<'static, ()>,
+}
+
 pub(super) struct Connection {
     socket: Socket,
     peer: Peer,
+    rights: Rights,
     /// Its address; empty for the Unix socket.
     from: String,
     /// A frame of this peer was refused, and the log has it.
@@ -95,6 +108,8 @@ pub(super) struct Connection {
     shared: Arc<Shared>,
     seat: Seat,
     incoming: BytesMut,
+    /// What comes before the next frame.
+    postponed: Option<Postponed>,
     /// The payload that comes before the next frame.
     upload: Option<Upload>,
     /// When the frame that is incomplete began to arrive, or more of a payload came.
@@ -115,14 +130,17 @@ impl Connection {
     /// To be served where the seat is.
     pub(super) fn new(socket: Socket, peer: Peer, from: String, shared: Arc<Shared>, seat: Seat) -> Self {
         let outgoing = Outgoing::new(shared.service.spares.clone());
+        let rights = Rights::of(&peer, shared.mounts.clone());
         Self {
             socket,
             peer,
+            rights,
             from,
             refusal_told: false,
             shared,
             seat,
             incoming: BytesMut::new(),
+            postponed: None,
             upload: None,
             frame_began: Instant::now(),
             outgoing,
@@ -190,6 +208,7 @@ impl Connection {
                         self.frame_began = Instant::now();
                     }
                 }
+                (header, message) = when_renewed(&mut self.postponed) => self.handle_frame(header, message),
                 frame = next_eviction(&mut evictions) => {
                     if self.greeted && self.outgoing.bytes() < FLUSH_BYTES {
                         self.outgoing.push(Segment { bytes: frame.to_vec(), ..Segment::default() });
@@ -231,6 +250,7 @@ impl Connection {
     /// Whether further requests may be looked at.
     fn may_read(&self) -> bool {
         !self.closing
+            && self.postponed.is_none()
             && self.pending.len() < MAX_PENDING
             && self.outgoing.bytes() < FLUSH_BYTES
             && self.pending_bytes + self.outgoing.bytes() < MAX_INFLIGHT_BYTES as usize
@@ -278,12 +298,7 @@ impl Connection {
                 return false;
             }
             match self.next_frame() {
-                Ok(Some((header, message))) => {
-                    if let Err(refusal) = self.handle(header, message) {
-                        self.refuse_and_close(header.request_id, &refusal);
-                    }
-                    self.frame_began = Instant::now();
-                }
+                Ok(Some((header, message))) => self.handle_frame(header, message),
                 Ok(None) => return true,
                 Err(refusal) => self.refuse_and_close(0, &refusal),
             }
@@ -316,6 +331,13 @@ impl Connection {
         Ok(Some((header, self.incoming.split_to(header.message_bytes as usize).freeze())))
     }
 
+    fn handle_frame(&mut self, header: FrameHeader, message: Bytes) {
+        if let Err(refusal) = self.handle(header, message) {
+            self.refuse_and_close(header.request_id, &refusal);
+        }
+        self.frame_began = Instant::now();
+    }
+
     /// # Errors
     /// The frame is malformed: the connection cannot go on.
     fn handle(&mut self, header: FrameHeader, message: Bytes) -> Result<(), Refusal> {
@@ -334,18 +356,24 @@ impl Connection {
         }
         match header.kind {
             FrameKind::Hello => self.greet(id, &decode::<Hello>(message)?)?,
-            FrameKind::Read => self.content(id, length, service.prepare_read(id, decode::<ReadRequest>(message)?)),
+            FrameKind::Read => {
+                let Some(request) = self.permitted::<ReadRequest>(&header, message)? else { return Ok(()) };
+                self.content(id, length, service.prepare_read(id, request));
+            }
             FrameKind::Open => {
-                let request = decode::<OpenRequest>(message)?;
+                let Some(request) = self.permitted::<OpenRequest>(&header, message)? else { return Ok(()) };
                 if self.socket.passes_descriptors() {
                     self.content(id, length, service.prepare_open(id, request));
                 } else {
                     self.refuse(id, &Refusal::bad_request("descriptors are handed out over the Unix socket only"));
                 }
             }
-            FrameKind::Fill => self.content(id, length, service.prepare_fill(id, decode::<FillRequest>(message)?)),
+            FrameKind::Fill => {
+                let Some(request) = self.permitted::<FillRequest>(&header, message)? else { return Ok(()) };
+                self.content(id, length, service.prepare_fill(id, request));
+            }
             FrameKind::Query => {
-                let request = decode::<QueryRequest>(message)?;
+                let Some(request) = self.permitted::<QueryRequest>(&header, message)? else { return Ok(()) };
                 self.wait_for(id, length, move || Segment::of(FrameKind::QueryReply, id, &service.query(request)));
             }
             FrameKind::Free => {
@@ -359,11 +387,11 @@ impl Connection {
                 self.wait_for(id, length, move || Segment::of(FrameKind::FreeReply, id, &service.free(request)));
             }
             FrameKind::Corrupt => {
-                let request = decode::<CorruptRequest>(message)?;
+                let Some(request) = self.permitted::<CorruptRequest>(&header, message)? else { return Ok(()) };
                 self.wait_for(id, length, move || Segment::of(FrameKind::CorruptReply, id, &service.corrupt(request)));
             }
             FrameKind::Reserve => {
-                let request = decode::<ReserveRequest>(message)?;
+                let Some(request) = self.permitted::<ReserveRequest>(&header, message)? else { return Ok(()) };
                 let asker =
                     if self.socket.passes_descriptors() { PeerLocality::SameHost } else { PeerLocality::Elsewhere };
                 let reserve = move |service: &Service, request: ReserveRequest| {
@@ -394,11 +422,12 @@ impl Connection {
                 }
             }
             FrameKind::Write => {
-                let write = Write::parse(decode::<WriteRequest>(message)?, header.payload_bytes);
+                let Some(request) = self.permitted::<WriteRequest>(&header, message)? else { return Ok(()) };
+                let write = Write::parse(request, header.payload_bytes);
                 self.upload(id, header.payload_bytes, write);
             }
             FrameKind::Sync => {
-                let request = decode::<SyncRequest>(message)?;
+                let Some(request) = self.permitted::<SyncRequest>(&header, message)? else { return Ok(()) };
                 let answer = async move { Segment::of(FrameKind::SyncReply, id, &service.sync(request).await) };
                 self.begin(id, length, answer);
             }
@@ -621,6 +650,30 @@ impl Connection {
         self.shared.audit.record(Audited { identity, peer, operation, subject, result });
     }
 
+    /// A request that this peer may make; `None` for what is refused, or postponed.
+    ///
+    /// # Errors
+    /// The frame is malformed.
+    fn permitted<R: OfBlocks + Message + Default>(
+        &mut self,
+        header: &FrameHeader,
+        message: Bytes,
+    ) -> Result<Option<R>, Refusal> {
+        if !self.rights.are_limited() {
+            return decode(message).map(Some);
+        }
+        let request = decode::<R>(message.clone())?;
+        match self.rights.judge(&request) {
+            Verdict::Allowed => return Ok(Some(request)),
+            Verdict::Refused(refusal) => self.deny(header, refusal)?,
+            Verdict::Later => {
+                let renewed = Box::pin(self.rights.renew());
+                self.postponed = Some(Postponed { header: *header, message, renewed });
+            }
+        }
+        Ok(None)
+    }
+
     /// Does not do what this peer may not ask for. The connection goes on, but for what nobody asks for.
     ///
     /// # Errors
@@ -653,6 +706,17 @@ impl Connection {
 
 fn decode<M: Message + Default>(message: Bytes) -> Result<M, Refusal> {
     cavern_proto::bounded::decode(message).map_err(|error| Refusal::bad_request(error.to_string()))
+}
+
+/// The frame that was postponed, when it can be judged; waits for ever when there is none.
+async fn when_renewed(postponed: &mut Option<Postponed>) -> (FrameHeader, Bytes) {
+    match postponed {
+        Some(Postponed { renewed, .. }) => renewed.await,
+        None => std::future::pending().await,
+    }
+    // It was there a moment ago, and nobody else takes it.
+    let Some(Postponed { header, message, .. }) = postponed.take() else { return std::future::pending().await };
+    (header, message)
 }
 
 /// The next frame about evictions; waits for ever on connections that get none.

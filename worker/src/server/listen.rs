@@ -1,15 +1,13 @@
 //! Accepting connections, TCP and Unix alike, up to a bound, and finding out who is at their other ends.
 
-use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_security::{TlsSocket, Transport};
 use parking_lot::Mutex;
-use rustix::process::geteuid;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -17,6 +15,7 @@ use tracing::{debug, warn};
 
 use super::connection::{Connection, FRAME_TIMEOUT, Shared};
 use super::cores::{Cores, Seat};
+use super::local_peers::LocalPeers;
 use super::roles::Peer;
 use super::socket::Socket;
 use crate::error::WorkerError;
@@ -33,8 +32,8 @@ const REFUSAL_INTERVAL: Duration = Duration::from_secs(1);
 /// What connections get to end in when the worker stops, beyond their own patience.
 const END_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// Binds a Unix socket for processes of this user, and root's, in place of a file that a dead worker left there.
-pub async fn bind_unix(path: &Path) -> Result<UnixListener, WorkerError> {
+/// Binds a Unix socket for some processes of this host, in place of a file that a dead worker left there.
+pub async fn bind_unix(path: &Path, peers: LocalPeers) -> Result<UnixListener, WorkerError> {
     let length = path.as_os_str().len();
     if length > MAX_SOCKET_PATH {
         return Err(WorkerError::SocketPath { path: path.to_owned(), length });
@@ -52,19 +51,17 @@ pub async fn bind_unix(path: &Path) -> Result<UnixListener, WorkerError> {
         Err(error) => return Err(failed(error)),
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
-    // Who may connect is handed descriptors of any block.
-    std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(failed)?;
+    peers.open(path)?;
     Ok(listener)
 }
 
-/// Whether a process of this user is at the other end, or one of root's.
-pub fn is_own(stream: &UnixStream) -> bool {
-    let own = geteuid().as_raw();
-    stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0)
-}
-
 /// Accepts and serves until the worker stops; then waits for the connections to end.
-pub(super) async fn accept(tcp: TcpListener, unix: UnixListener, shared: Arc<Shared>, cores: Arc<Cores>) {
+pub(super) async fn accept(
+    tcp: TcpListener,
+    (unix, peers): (UnixListener, LocalPeers),
+    shared: Arc<Shared>,
+    cores: Arc<Cores>,
+) {
     let mut connections = JoinSet::new();
     let metrics = shared.service.metrics.clone();
     let told = Arc::new(Mutex::new(None));
@@ -83,7 +80,7 @@ pub(super) async fn accept(tcp: TcpListener, unix: UnixListener, shared: Arc<Sha
         };
         match accepted {
             Ok(_) if connections.len() >= MAX_CONNECTIONS => metrics.connections_refused.inc(),
-            Ok(Socket::Unix(stream)) if !is_own(&stream) => metrics.connections_refused.inc(),
+            Ok(Socket::Unix(stream)) if !peers.admits(&stream) => metrics.connections_refused.inc(),
             Ok(socket) => {
                 let seat = cores.seat();
                 let runtime = seat.runtime();

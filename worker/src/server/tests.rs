@@ -83,7 +83,7 @@ impl Fixture {
         let limits = FillLimits { concurrency: 16, size_max: 8 * MIB };
         let fills = Arc::new(Fills::new(store.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
         let socket = home.path().join("w.sock");
-        let server = Server::bind("127.0.0.1:0", &socket).await.unwrap();
+        let server = Server::bind("127.0.0.1:0", &socket, LocalPeers::default()).await.unwrap();
         let address = server.address();
         let membership = Arc::new(Membership::default());
         membership.set(7, "cluster-1");
@@ -103,6 +103,7 @@ impl Fixture {
             fills,
             uploads: uploads.clone(),
             membership: membership.clone(),
+            mounts: mounts.clone(),
             transport,
             audit: AuditLog::default(),
             metrics: metrics.clone(),
@@ -661,16 +662,22 @@ async fn strangers_are_told_why() {
 async fn sockets_are_taken_over_from_the_dead_only() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("w.sock");
-    let first = Server::bind("127.0.0.1:0", &path).await.unwrap();
-    assert!(matches!(Server::bind("127.0.0.1:0", &path).await, Err(WorkerError::SocketInUse(_))));
+    let first = Server::bind("127.0.0.1:0", &path, LocalPeers::default()).await.unwrap();
+    assert!(matches!(
+        Server::bind("127.0.0.1:0", &path, LocalPeers::default()).await,
+        Err(WorkerError::SocketInUse(_))
+    ));
     drop(first);
     assert!(path.exists(), "as after a crash");
-    assert!(Server::bind("127.0.0.1:0", &path).await.is_ok());
+    assert!(Server::bind("127.0.0.1:0", &path, LocalPeers::default()).await.is_ok());
     let long = home.path().join("x".repeat(120));
-    assert!(matches!(Server::bind("127.0.0.1:0", &long).await, Err(WorkerError::SocketPath { .. })));
+    assert!(matches!(
+        Server::bind("127.0.0.1:0", &long, LocalPeers::default()).await,
+        Err(WorkerError::SocketPath { .. })
+    ));
     let file = home.path().join("file");
     std::fs::write(&file, "precious").unwrap();
-    assert!(matches!(Server::bind("127.0.0.1:0", &file).await, Err(WorkerError::Listen { .. })));
+    assert!(matches!(Server::bind("127.0.0.1:0", &file, LocalPeers::default()).await, Err(WorkerError::Listen { .. })));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 }
 

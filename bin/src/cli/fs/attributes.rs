@@ -1,10 +1,10 @@
 //! `cv fs chmod` and `cv fs chown`.
 
-use std::fs;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use cavern_client::{Client, Node};
+use cavern_conf::accounts;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Kind, SetAttr};
 use clap::Args;
@@ -119,29 +119,13 @@ impl FromStr for Owner {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (user, group) = text.split_once(':').map_or((text, None), |(user, group)| (user, Some(group)));
-        let uid = if user.is_empty() { None } else { Some(id_of(user, "/etc/passwd")?) };
-        let gid = group.filter(|group| !group.is_empty()).map(|group| id_of(group, "/etc/group")).transpose()?;
+        let uid = if user.is_empty() { None } else { Some(accounts::user_id(user)?) };
+        let gid = group.filter(|group| !group.is_empty()).map(accounts::group_id).transpose()?;
         if uid.is_none() && gid.is_none() {
             return Err(format!("\"{text}\" names nobody: say USER, USER:GROUP or :GROUP"));
         }
         Ok(Self { uid, gid })
     }
-}
-
-/// The number of a user or a group: itself, or as a file in the form of /etc/passwd has it.
-fn id_of(text: &str, file: &str) -> Result<u32, String> {
-    // The last number is what chown(2) takes for "as it is".
-    if let Ok(id) = text.parse::<u32>() {
-        return if id == u32::MAX { Err(format!("{id} is no owner")) } else { Ok(id) };
-    }
-    let known = fs::read_to_string(file).map_err(|error| format!("{file} cannot be read: {error}; use a number"))?;
-    id_in(text, &known).ok_or_else(|| format!("{file} has no \"{text}\": use a number"))
-}
-
-fn id_in(name: &str, known: &str) -> Option<u32> {
-    let mut lines = known.lines().map(|line| line.split(':'));
-    let mut fields = lines.find_map(|mut fields| (fields.next() == Some(name)).then_some(fields))?;
-    fields.nth(1)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -158,7 +142,5 @@ mod tests {
         for text in ["", ":", "4294967295", "nobody-has-this-name", "-1"] {
             assert!(text.parse::<Owner>().is_err(), "{text:?}");
         }
-        assert_eq!(id_in("ab", "a:x:1:2\nab:x:3:4\n"), Some(3));
-        assert_eq!(id_in("c", "a:x:1:2\nc\n"), None);
     }
 }

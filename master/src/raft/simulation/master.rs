@@ -23,6 +23,7 @@ use crate::clock::{Clock, Reading};
 use crate::group::Seat;
 use crate::lead::{Lead, RETRY_PAUSE, alone, lead_is_over, next_lead};
 use crate::metrics::MasterMetrics;
+use crate::mounts::{KeyDirectory, KeyWrapping};
 use crate::raft::leader_lease::Promise;
 use crate::raft::types::{NodeId, decode_entry};
 use crate::raft::{
@@ -332,7 +333,8 @@ async fn begin(host: Arc<Host>, directory: PathBuf, clock: Clock, flaw: Flaw) ->
     };
     host.disk.lock().note_synced();
     let ways = Ways(cavern_security::Transport::Plain);
-    let seat = Arc::new(Seat::new(database.clone(), directory.clone(), address(id), ways.clone())?);
+    let keys = KeyDirectory::new(directory.clone(), KeyWrapping::default());
+    let seat = Arc::new(Seat::new(database.clone(), keys, address(id), ways.clone())?);
     let snapshots = directory.join("snapshots");
     let config = ConsensusConfig {
         cluster_name: "simulated",

@@ -5,8 +5,8 @@
 //! What differs from that, because there is no open file to go by:
 //! - The directories above must let the user through at each change, not only when they were opened.
 //! - The owner of a file may always write to it and cut it, as servers of NFS have it: his own mode may forbid it to
-//!   him since he has opened it. Of others, what they have opened to be written is the session's to commit until it lets go
-//!   ([`MutationContext::open_to_write`]).
+//!   him since he has opened it. Of others, what they have opened to be written is the session's to commit until it
+//!   lets go ([`MutationContext::open_to_write`]).
 //!
 //! Nobody but the client's own kernel judges locks. Changes that were answered for in a directory which the session has
 //! held since before users were limited are not judged: they were answered by what held then, and must not get lost.

@@ -2,7 +2,7 @@
 
 use cavern_conf::Config;
 use cavern_net::{NetError, WorkerPool};
-use cavern_proto::master::{Worker, WorkerTable};
+use cavern_proto::master::{ClientRule, Worker, WorkerTable};
 use cavern_security::{Authority, Identity, Role, Transport};
 
 use super::persist::{BLOCK, block, request};
@@ -77,10 +77,13 @@ async fn write_block(pool: &WorkerPool, name: &BlockRef, bytes: &[u8]) -> Result
     pool.write(WORKER, request, Bytes::copy_from_slice(bytes), PATIENCE).await.map(drop)
 }
 
-async fn read_block(pool: &WorkerPool, name: &BlockRef, length: usize) -> Bytes {
+fn read_items(name: &BlockRef, length: usize) -> Vec<read_request::Item> {
     let range = Some(Range { offset: 0, length: length as u32 });
-    let items = vec![read_request::Item { block: Some(name.clone()), range, part: None }];
-    let (reply, payload) = pool.read(WORKER, items, PATIENCE).await.unwrap();
+    vec![read_request::Item { block: Some(name.clone()), range, part: None }]
+}
+
+async fn read_block(pool: &WorkerPool, name: &BlockRef, length: usize) -> Bytes {
+    let (reply, payload) = pool.read(WORKER, read_items(name, length), PATIENCE).await.unwrap();
     assert_eq!(reply.items[0].status(), Status::Ok, "{}", reply.items[0].message);
     payload
 }
@@ -229,6 +232,58 @@ async fn nothing_is_done_for_who_has_not_the_role() {
     assert!(read_block(&worker, &name, bytes.len()).await == bytes);
     assert_eq!(bench.bucket.keys(), ["a"]);
     for pool in [client, worker, admin] {
+        pool.shutdown().await;
+    }
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blocks_are_for_the_clients_that_their_mount_is_there_for() {
+    let certificates = Certificates::new();
+    let bench = Fixture::secured("rights", certificates.transport(Role::Worker)).await;
+    let rule = |epoch, client: &str, read_only| {
+        let clients = vec![ClientRule { name: client.to_owned(), read_only, users: None }];
+        let uri = "memory://server-rights".to_owned();
+        let mount = Mount { id: 1, uri, write_type: WriteType::FsMode as i32, clients, ..Default::default() };
+        bench.mounts.apply(MountTable { epoch, mounts: vec![mount], status: vec![] });
+    };
+    let (bytes, other) = (noise(100_000), noise(3 << 20));
+    let (name, cached) = (block(1, 0), bench.put("a", &bytes, MIB));
+    let client = bench.pool_of(certificates.transport(Role::Client));
+    write_block(&client, &name, &bytes).await.unwrap();
+
+    rule(2, "somebody", false);
+    denied(write_block(&client, &name, &other).await, "mount 1 is not there for the client \"here\"");
+    denied(write_block(&client, &block(2, 0), &other).await, "not there for");
+    denied(client.sync(WORKER, vec![name.clone()], PATIENCE).await, "not there for");
+    denied(client.query(WORKER, vec![name.clone()]).await, "not there for");
+    let reserve = ReserveRequest { block: Some(block(3, 0)), ..ReserveRequest::default() };
+    denied(client.reserve(WORKER, reserve, PATIENCE).await, "not there for");
+    for name in [&name, &cached] {
+        denied(client.read(WORKER, read_items(name, bytes.len()), PATIENCE).await, "not there for");
+    }
+
+    rule(3, "here", true);
+    assert!(read_block(&client, &name, bytes.len()).await == bytes);
+    assert!(read_block(&client, &cached, bytes.len()).await == bytes);
+    denied(write_block(&client, &name, &other).await, "mount 1 is only read by the client \"here\"");
+    // Nobody is in between who could know of another mount.
+    match client.query(WORKER, vec![BlockRef { mount_id: 9, ..name.clone() }]).await {
+        Err(NetError::WorkerStatus { status: Status::UnknownMount, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+
+    // Nothing was done, and others are not concerned.
+    rule(4, "somebody", false);
+    let worker = bench.pool_of(certificates.transport(Role::Worker));
+    assert!(read_block(&worker, &name, bytes.len()).await == bytes);
+    assert!(!is_here(&worker, &block(2, 0)).await && !is_here(&worker, &block(3, 0)).await);
+    let here = bench.pool_of_master(Transport::Plain, 0, Way::Any);
+    assert!(is_here(&here, &name).await);
+    rule(5, "here", false);
+    write_block(&client, &block(2, 0), &other).await.unwrap();
+    assert!(read_block(&client, &block(2, 0), other.len()).await == other);
+    for pool in [client, worker, here] {
         pool.shutdown().await;
     }
     bench.end().await;

@@ -1,0 +1,319 @@
+//! What a client may do with the blocks of a mount: what the rules of the mount say of the name in its certificate.
+//!
+//! The rules come with the mount table, so that no request asks the master. Where the table as it is here would refuse
+//! a request, the master may have let the client in since: the table is fetched once more before the refusal, though
+//! not for each request of whoever goes on asking.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_proto::data::{
+    BlockRef, CorruptRequest, FillRequest, OpenRequest, QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest,
+    WriteRequest,
+};
+use cavern_proto::{ClientAccess, ContentId};
+use cavern_security::Role;
+use cavern_ufs::Ufs;
+use tokio::time::Instant;
+
+use super::roles::Peer;
+use crate::mounts::{Mounts, check_key};
+use crate::request_error::Refusal;
+
+/// The table is fetched for the sake of one connection at most this often. What the master tells all workers comes
+/// with their heartbeats meanwhile.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(5);
+/// Mounts whose rules a connection has at hand, at most.
+const MAX_KNOWN: usize = 64;
+
+/// A request about blocks of mounts.
+pub(super) trait OfBlocks {
+    fn blocks(&self) -> impl Iterator<Item = &BlockRef>;
+
+    /// Whether it changes blocks of files. What is kept of objects stands for what the bucket has, and is no change.
+    fn is_change(&self) -> bool {
+        false
+    }
+}
+
+impl OfBlocks for ReadRequest {
+    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
+        self.items.iter().filter_map(|item| item.block.as_ref())
+    }
+}
+
+impl OfBlocks for OpenRequest {
+    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
+        self.items.iter().filter_map(|item| item.block.as_ref())
+    }
+}
+
+impl OfBlocks for FillRequest {
+    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
+        self.items.iter().filter_map(|item| item.block.as_ref())
+    }
+}
+
+impl OfBlocks for QueryRequest {
+    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
+        self.blocks.iter()
+    }
+}
+
+impl OfBlocks for CorruptRequest {
+    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
+        self.block.iter()
+    }
+}
+
+impl OfBlocks for ReserveRequest {
+    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
+        self.block.iter().chain(&self.origin)
+    }
+
+    fn is_change(&self) -> bool {
+        true
+    }
+}
+
+impl OfBlocks for WriteRequest {
+    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
+        self.block.iter()
+    }
+
+    fn is_change(&self) -> bool {
+        self.block.as_ref().is_some_and(|block| block.data)
+    }
+}
+
+impl OfBlocks for SyncRequest {
+    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
+        self.blocks.iter().chain(&self.failed)
+    }
+
+    fn is_change(&self) -> bool {
+        true
+    }
+}
+
+/// What is done with a request.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    Allowed,
+    Refused(Refusal),
+    /// It is judged by the next table.
+    Later,
+}
+
+/// What the peer may do in a mount.
+#[derive(Debug)]
+struct Known {
+    access: ClientAccess,
+    /// `None` when it cannot be opened: what is cached of its objects is taken for its own then.
+    ufs: Option<Ufs>,
+}
+
+/// What the peer of a connection may do.
+#[derive(Debug)]
+pub(super) struct Rights {
+    /// The client's name. Nobody else is judged: other roles serve all mounts, and whoever comes over the Unix socket
+    /// could open the files of the blocks.
+    client: Option<Arc<str>>,
+    mounts: Arc<Mounts>,
+    /// What `known` was taken from.
+    version: u64,
+    known: Vec<(u32, Option<Known>)>,
+    /// When the table was last fetched for this peer.
+    renewed: Option<Instant>,
+}
+
+impl Rights {
+    pub(super) fn of(peer: &Peer, mounts: Arc<Mounts>) -> Self {
+        let client = peer.identity().filter(|identity| identity.role == Role::Client);
+        let client = client.map(|identity| identity.name.as_str().into());
+        Self { client, mounts, version: 0, known: Vec::new(), renewed: None }
+    }
+
+    /// Whether there is anything that the peer may not do with blocks.
+    pub(super) fn are_limited(&self) -> bool {
+        self.client.is_some()
+    }
+
+    pub(super) fn judge(&mut self, request: &impl OfBlocks) -> Verdict {
+        let Some(client) = self.client.clone() else { return Verdict::Allowed };
+        let is_change = request.is_change();
+        let mut blocks = request.blocks();
+        let refused = blocks.find_map(|block| self.judge_block(block, is_change, &client).err());
+        match refused {
+            None => Verdict::Allowed,
+            Some(_) if self.renewed.is_none_or(|last| last.elapsed() >= RENEWAL_INTERVAL) => Verdict::Later,
+            Some(refusal) => Verdict::Refused(refusal),
+        }
+    }
+
+    fn judge_block(&mut self, block: &BlockRef, is_change: bool, client: &str) -> Result<(), Refusal> {
+        let refused = |status, what: &str| {
+            Err(Refusal::new(status, format!("mount {} is {what} the client \"{client}\"", block.mount_id)))
+        };
+        let Some(known) = self.known(block.mount_id, client) else {
+            return refused(Status::UnknownMount, "not known to this worker, which cannot judge");
+        };
+        match known.access {
+            ClientAccess::None => refused(Status::PermissionDenied, "not there for"),
+            ClientAccess::ReadOnly if is_change => refused(Status::PermissionDenied, "only read by"),
+            ClientAccess::ReadOnly | ClientAccess::Full => match &known.ufs {
+                Some(ufs) if !block.data => check_object(block, ufs),
+                _ => Ok(()),
+            },
+        }
+    }
+
+    /// The table as the master has it now; what the peer asks for within the next seconds is judged by that.
+    pub(super) fn renew(&mut self) -> impl Future<Output = ()> + Send + 'static {
+        self.renewed = Some(Instant::now());
+        let mounts = self.mounts.clone();
+        async move { mounts.renew().await }
+    }
+
+    fn known(&mut self, mount_id: u32, client: &str) -> Option<&Known> {
+        let version = self.mounts.version();
+        if self.version != version {
+            self.version = version;
+            self.known.clear();
+        }
+        let at = match self.known.iter().position(|(known, _)| *known == mount_id) {
+            Some(at) => at,
+            None => {
+                let known = self.mounts.access_of(mount_id, client).map(|(access, ufs)| Known { access, ufs });
+                if self.known.len() >= MAX_KNOWN {
+                    self.known.clear();
+                }
+                self.known.push((mount_id, known));
+                self.known.len() - 1
+            }
+        };
+        self.known[at].1.as_ref()
+    }
+}
+
+/// Whether the name of a block is that of an object of the mount. The names of those of others, also in the same
+/// bucket, open nothing.
+fn check_object(block: &BlockRef, ufs: &Ufs) -> Result<(), Refusal> {
+    check_key(block.mount_id, ufs.prefix(), &block.key)?;
+    let content = ContentId::of_object(ufs.store_id(), &block.key, &block.etag, block.object_length, block.block_size);
+    if content.as_bytes()[..] == block.content_id[..] {
+        return Ok(());
+    }
+    Err(Refusal::bad_request("the content id is not that of the key, version and bucket named"))
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_conf::schema;
+    use cavern_proto::data::open_request;
+    use cavern_proto::master::{ClientRule, Mount, MountTable};
+    use cavern_security::Identity;
+
+    use super::*;
+    use crate::mounts::tests::no_master;
+
+    fn rule(name: &str, read_only: bool) -> ClientRule {
+        ClientRule { name: name.to_owned(), read_only, users: None }
+    }
+
+    fn table(epoch: u64, rules: Vec<ClientRule>) -> MountTable {
+        let mount = |id, clients| Mount { id, uri: format!("memory://rights-{id}"), clients, ..Mount::default() };
+        MountTable { epoch, mounts: vec![mount(1, Vec::new()), mount(2, rules)], status: Vec::new() }
+    }
+
+    fn named(role: Role, name: &str) -> Peer {
+        Peer::Known(Identity::new("c", role, name).unwrap())
+    }
+
+    fn query(mounts: &[u32]) -> QueryRequest {
+        let block = |mount_id: &u32| BlockRef { mount_id: *mount_id, data: true, ..BlockRef::default() };
+        QueryRequest { blocks: mounts.iter().map(block).collect(), held: None }
+    }
+
+    fn write(mount_id: u32) -> WriteRequest {
+        WriteRequest {
+            block: Some(BlockRef { mount_id, data: true, ..BlockRef::default() }),
+            ..WriteRequest::default()
+        }
+    }
+
+    fn open(mount_id: u32, key: &str, store: &str) -> OpenRequest {
+        let content_id = ContentId::of_object(store, key, "e", 5, 8).as_bytes().to_vec().into();
+        let block = BlockRef {
+            content_id,
+            mount_id,
+            key: key.into(),
+            etag: "e".into(),
+            object_length: 5,
+            block_size: 8,
+            ..BlockRef::default()
+        };
+        OpenRequest { items: vec![open_request::Item { block: Some(block), want: Vec::new() }], deadline_ms: 0 }
+    }
+
+    #[track_caller]
+    fn refused(verdict: Verdict, status: Status, text: &str) {
+        let Verdict::Refused(refusal) = verdict else { panic!("{verdict:?}") };
+        assert_eq!(refusal.status, status);
+        assert!(refusal.message.contains(text), "{refusal}");
+    }
+
+    #[tokio::test]
+    async fn a_client_is_judged_by_the_rules_that_are_known_and_once_more_by_later_ones() {
+        let mounts = Arc::new(Mounts::new(no_master(), schema::Ufs::default()));
+        mounts.apply(table(1, vec![rule("reader", true), rule("writer", false)]));
+        let rights = |peer: &Peer| Rights::of(peer, mounts.clone());
+        let mut writer = rights(&named(Role::Client, "writer"));
+        assert!(matches!(writer.judge(&write(2)), Verdict::Allowed));
+        let mut reader = rights(&named(Role::Client, "reader"));
+        assert!(matches!(reader.judge(&query(&[1, 2])), Verdict::Allowed));
+        assert!(matches!(reader.judge(&write(1)), Verdict::Allowed));
+        assert!(matches!(reader.judge(&write(2)), Verdict::Later));
+        reader.renew().await;
+        refused(reader.judge(&write(2)), Status::PermissionDenied, "only read by the client \"reader\"");
+
+        let mut stranger = rights(&named(Role::Client, "stranger"));
+        assert!(matches!(stranger.judge(&query(&[1, 2])), Verdict::Later));
+        stranger.renew().await;
+        refused(stranger.judge(&query(&[1, 2])), Status::PermissionDenied, "mount 2 is not there for");
+        refused(stranger.judge(&query(&[3])), Status::UnknownMount, "mount 3 is not known");
+        assert!(matches!(stranger.judge(&query(&[1])), Verdict::Allowed));
+        mounts.apply(table(2, vec![rule("stranger", false)]));
+        assert!(matches!(stranger.judge(&write(2)), Verdict::Allowed));
+        refused(reader.judge(&query(&[2])), Status::PermissionDenied, "not there for");
+    }
+
+    #[tokio::test]
+    async fn objects_are_those_of_the_mount() {
+        let mounts = Arc::new(Mounts::new(no_master(), schema::Ufs::default()));
+        let mount = Mount { id: 1, uri: "memory://rights/a".into(), ..Mount::default() };
+        mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: Vec::new() });
+        let store = mounts.ufs(1).await.unwrap().store_id().to_owned();
+        let mut rights = Rights::of(&named(Role::Client, "reader"), mounts);
+        rights.renew().await;
+        assert!(matches!(rights.judge(&open(1, "a/k", &store)), Verdict::Allowed));
+        refused(rights.judge(&open(1, "b/k", &store)), Status::PermissionDenied, "\"b/k\" is not within \"a/\"");
+        refused(rights.judge(&open(1, "a/k", "another")), Status::BadRequest, "not that of the key");
+        // Under the name of one of its own objects.
+        let mut disguised = open(1, "b/k", &store);
+        disguised.items[0].block.as_mut().unwrap().key = "a/k".into();
+        refused(rights.judge(&disguised), Status::BadRequest, "not that of the key");
+    }
+
+    #[tokio::test]
+    async fn only_clients_are_judged() {
+        let mounts = Arc::new(Mounts::new(no_master(), schema::Ufs::default()));
+        mounts.apply(table(1, vec![rule("writer", false)]));
+        let others = [Role::Master, Role::Worker, Role::Admin].map(|role| named(role, "stranger"));
+        for peer in others.into_iter().chain([Peer::Anybody, Peer::SameHost]) {
+            let mut rights = Rights::of(&peer, mounts.clone());
+            assert!(!rights.are_limited() && matches!(rights.judge(&write(2)), Verdict::Allowed), "{peer}");
+        }
+        assert!(Rights::of(&named(Role::Client, "stranger"), mounts).are_limited());
+    }
+}
