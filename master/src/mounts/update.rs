@@ -43,8 +43,10 @@ impl Services {
             match self.proposer.propose(Command::UpdateMount(update)).await? {
                 Outcome::Mount(_) => {
                     self.mounts.reopen(wanted.id)?;
-                    // What somebody has come to hold meanwhile, and answers for, is as it was allowed before.
-                    self.lookups.recalls.recall_mount(before.id).await?;
+                    if wanted.limits_users() {
+                        // Whoever has come to hold something meanwhile answers there by what was allowed before.
+                        self.lookups.recalls.recall_mount(before.id).await?;
+                    }
                     tracing::info!(mount = wanted.path, "a mount has got other options");
                     return Ok(wanted);
                 }
