@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use cavern_conf::{host, schema};
 use cavern_net::WorkerPool;
-use cavern_proto::master::Attr;
+use cavern_proto::master::{Attr, User};
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use tokio::runtime::Handle;
@@ -112,6 +112,9 @@ pub struct FsFile {
     mount: Arc<MountView>,
     state: Mutex<State>,
     noted: Mutex<Noted>,
+    /// Who was the last to open it, and to open it to be written, where the mount limits users.
+    opener: Mutex<Option<User>>,
+    writer: Mutex<Option<User>>,
     /// The master drops none of its blocks.
     held: AtomicBool,
     /// A commit without a hold has begun: the master may know blocks. Set while nobody writes.
@@ -215,13 +218,18 @@ impl Contents {
         self.enter(node, kept, None)
     }
 
-    /// Opens a file that has just been made here, of which nobody has written anything.
-    pub async fn open_new(&self, node: &Node, attr: &Attr) -> Result<Arc<FsFile>, ClientError> {
+    /// Opens a file that has just been made here, of which nobody has written anything. Where it was made by a user by
+    /// whom that was judged, the session holds it, and he may write to it.
+    pub async fn open_new(&self, node: &Node, attr: &Attr, user: Option<&User>) -> Result<Arc<FsFile>, ClientError> {
         let kept = match self.shared.metadata.keep_open_cached(node) {
             Some(kept) => kept,
             None => self.shared.metadata.keep_open(node).await?,
         };
+        if user.is_some() {
+            kept.note_held();
+        }
         let content = self.enter(node, kept, Some(Layout::without_blocks(attr)))?;
+        content.is_written_by(user);
         if let Some(granted) = self.shared.grants.take(node.inode, content.mount.id()) {
             *content.granted.lock() = Some(granted);
         }
@@ -231,9 +239,11 @@ impl Contents {
 
     /// The same of a file that was made without a name: it is gone with the last who has it open, unless it gets a
     /// name.
-    pub fn open_nameless(&self, node: &Node, attr: &Attr) -> Result<Arc<FsFile>, ClientError> {
+    pub fn open_nameless(&self, node: &Node, attr: &Attr, user: Option<&User>) -> Result<Arc<FsFile>, ClientError> {
         let kept = self.shared.metadata.keep_nameless(node.inode);
-        self.enter(node, kept, Some(Layout::without_blocks(attr)))
+        let content = self.enter(node, kept, Some(Layout::without_blocks(attr)))?;
+        content.is_written_by(user);
+        Ok(content)
     }
 
     fn enter(&self, node: &Node, kept: OpenInode, layout: Option<Layout>) -> Result<Arc<FsFile>, ClientError> {
@@ -265,6 +275,8 @@ impl Contents {
             mount,
             state: Mutex::new(state),
             noted: Mutex::default(),
+            opener: Mutex::default(),
+            writer: Mutex::default(),
             held: AtomicBool::new(false),
             committed_unheld: AtomicBool::new(false),
             gate: RwLock::new(()),
@@ -304,6 +316,18 @@ impl FsFile {
     fn opened_again(self: Arc<Self>) -> Arc<Self> {
         self.was_there.store(true, Ordering::Release);
         self
+    }
+
+    /// By whom the master judges questions about it from now on, where the mount limits users.
+    pub fn is_opened_by(&self, user: &User) {
+        *self.opener.lock() = Some(user.clone());
+    }
+
+    fn is_written_by(&self, user: Option<&User>) {
+        if let Some(user) = user {
+            self.is_opened_by(user);
+            *self.writer.lock() = Some(user.clone());
+        }
     }
 
     /// Who keeps what was read.
@@ -426,7 +450,8 @@ impl FsFile {
         let is_first = self.was_there.load(Ordering::Acquire) && self.state.lock().layout.is_none();
         let beside = if is_first { self.beside() } else { None };
         let inodes = beside.as_ref().map_or(&[][..], |beside| &beside.inodes);
-        let answer = self.shared.metadata.layout(self.inode, inodes).await;
+        let opener = self.opener.lock().clone();
+        let answer = self.shared.metadata.layout(self.inode, inodes, opener.as_ref()).await;
         let mut state = self.state.lock();
         let mut answer = match answer {
             Err(error) if error.is_master_silent() && state.layout.is_some() => return Ok(()),

@@ -9,6 +9,7 @@
 //! here from being deleted, `removals` what is referred to otherwise, and `locks` waits for locks and remembers who has
 //! any. `outage` has the buckets asked while no master answers.
 
+mod access;
 mod apply_change;
 mod cache;
 mod changed_contents;

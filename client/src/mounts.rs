@@ -8,7 +8,7 @@ use std::time::Duration;
 use cavern_conf::schema;
 use cavern_conf::schema::OutageLookups;
 use cavern_proto::data::BlockRef;
-use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Mount, MountTable, Names, WriteType};
+use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Mount, MountTable, Names, User, WriteType};
 use cavern_proto::{ContentId, HIDDEN};
 use cavern_ufs::Ufs;
 use parking_lot::RwLock;
@@ -23,6 +23,8 @@ pub struct MountView {
     mount: Mount,
     /// Whether this client changes what is in it. It may be allowed to, or no more.
     is_changeable: AtomicBool,
+    /// Whether the masters judge what is changed in it by the user who asks.
+    limits_users: AtomicBool,
     current: RwLock<Current>,
 }
 
@@ -50,13 +52,15 @@ impl MountView {
     /// Opens the mount's object store, without I/O.
     pub fn new(mount: Mount, conf: &schema::Ufs) -> Self {
         let is_changeable = AtomicBool::new(is_changeable(&mount));
-        Self { current: RwLock::new(Current::open(mount.clone(), conf)), mount, is_changeable }
+        let limits_users = AtomicBool::new(mount.users.is_some());
+        Self { current: RwLock::new(Current::open(mount.clone(), conf)), mount, is_changeable, limits_users }
     }
 
     /// Takes on what the mount table has of the same mount by now.
     fn update(&self, mount: Mount, conf: &schema::Ufs) {
         if self.current.read().mount != mount {
             self.is_changeable.store(is_changeable(&mount), Ordering::Relaxed);
+            self.limits_users.store(mount.users.is_some(), Ordering::Relaxed);
             let current = Current::open(mount, conf);
             *self.current.write() = current;
         }
@@ -100,6 +104,18 @@ impl MountView {
     /// Whether this client changes what is in it.
     pub fn is_changeable(&self) -> bool {
         self.is_changeable.load(Ordering::Relaxed)
+    }
+
+    /// Whether masters judge what users of this client do in it, who need not count as themselves there.
+    pub fn limits_users(&self) -> bool {
+        self.limits_users.load(Ordering::Relaxed)
+    }
+
+    /// Whether masters take a user of this client for somebody else, so that what the kernel has decided for him is not
+    /// what they would. False where they limit none.
+    pub fn squashes(&self, user: &User) -> bool {
+        let current = self.current.read();
+        current.mount.users.as_ref().is_some_and(|limits| limits.mapped(Some(user)) != *user)
     }
 
     /// Whether the namespace is the truth of what is in it.

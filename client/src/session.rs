@@ -6,8 +6,8 @@ use std::time::Duration;
 use cavern_conf::Config;
 use cavern_net::master::MasterChannel;
 use cavern_net::{NetError, Placement, WorkerPool};
-use cavern_proto::master::Kind;
 use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{Kind, User};
 use cavern_security::Transport;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -242,13 +242,20 @@ impl Client {
     /// master. What is refused is [`ClientError::Refused`] with the errno.
     pub async fn change(&self, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
         match changed_inode(&change) {
-            Some(inode) => self.change_on(&self.metadata.node(inode).await?, change, uid, gid).await,
+            Some(inode) => self.change_on(&self.metadata.node(inode).await?, change, (uid, gid), None).await,
             None => self.metadata.change(change, uid, gid).await,
         }
     }
 
-    /// The same for whoever knows the directory, or else the inode, that the change is made on.
-    pub async fn change_on(&self, on: &Arc<Node>, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
+    /// The same for whoever knows the directory, or else the inode, that the change is made on; and who asks for it,
+    /// where that is judged ([`MountView::limits_users`](crate::MountView::limits_users)).
+    pub async fn change_on(
+        &self,
+        on: &Arc<Node>,
+        change: Change,
+        owner: (u32, u32),
+        user: Option<User>,
+    ) -> Result<Changed, ClientError> {
         if on.is_in_writable_bucket() {
             self.metadata.check_change(on)?;
             if let Change::Rename(rename) = &change
@@ -256,9 +263,9 @@ impl Client {
             {
                 self.metadata.check_change(&target)?;
             }
-            return self.staged.change(on, &change, (uid, gid)).await;
+            return self.staged.change(on, &change, owner).await;
         }
-        self.metadata.change(change, uid, gid).await
+        self.metadata.change_by(change, owner, user).await
     }
 
     /// A node that is known here.

@@ -20,6 +20,7 @@ mod export;
 mod failed_reads;
 mod fallocate;
 mod handles;
+mod judged_users;
 mod locks;
 mod lookup;
 mod lseek;
@@ -208,7 +209,7 @@ impl Filesystem for Namespace {
                 inner.read(node, fh, read, reply, payload);
             }
             Operation::Release { fh } => inner.release(node, fh, reply),
-            Operation::Opendir => inner.opendir(node, reply),
+            Operation::Opendir => inner.opendir(node, caller, reply),
             Operation::Readdir { fh, offset, size } => {
                 inner.readdir(fh, offset, size, directory::ReaddirKind::Names, reply)
             }

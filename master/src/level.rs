@@ -14,6 +14,7 @@
 //! | 4 | `EndSessionStep.now_ns`, `Mount.names` |
 //! | 5 | `PutWorker.owner` |
 //! | 6 | `Mutate.client`, `Mount.clients` |
+//! | 7 | `ClientRule.users`, `Mutation.user`, `OpenToWrite` |
 
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ use crate::service::Services;
 use crate::state::{Database, StateReader, Tables};
 
 /// What this version knows. One more with each command that is new, or means something else, and its line above.
-pub const LEVEL: u32 = 6;
+pub const LEVEL: u32 = 7;
 /// The level from which on files that a session held count as changed when it ends.
 pub const ENDS_MARKED: u32 = 4;
 /// The level from which on a mount says when changes of names are answered.
@@ -37,6 +38,8 @@ pub const MOUNT_NAMES: u32 = 4;
 pub const WORKER_OWNERS: u32 = 5;
 /// The level from which on a mount may not be there for all clients.
 pub const CLIENT_RULES: u32 = 6;
+/// The level from which on a mount may limit the users of a client.
+pub const USER_LIMITS: u32 = 7;
 /// Between two looks at the others, as long as one of them knows less.
 const PERIOD: Duration = Duration::from_secs(2);
 
@@ -131,7 +134,7 @@ mod tests {
     fn whoever_knows_less_is_refused_with_what_to_do() {
         assert!(check(LEVEL).is_ok());
         let refused = check(LEVEL + 1).unwrap_err().to_string();
-        assert!(refused.contains("level 7") && refused.contains("upgrade this master"), "{refused}");
+        assert!(refused.contains("level 8") && refused.contains("upgrade this master"), "{refused}");
         assert!(check_joining(&group(3), 3).is_ok());
         let refused = check_joining(&group(2), 3).unwrap_err().to_string();
         assert!(

@@ -2,6 +2,7 @@
 //! a path ([`usage`]), a path brought up to date with its bucket ([`refresh`]), and what of that is there for whoever
 //! asks ([`visible`]).
 
+mod judged;
 mod let_go;
 mod lookup;
 mod pages;

@@ -1,6 +1,6 @@
 //! Which clients a mount is there for, by the names in their certificates.
 
-use crate::master::{ClientRule, Mount};
+use crate::master::{ClientRule, Mount, UserLimits};
 
 /// What a client may do in a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,11 +29,25 @@ impl Mount {
         if !self.is_restricted() {
             return ClientAccess::Full;
         }
-        match self.clients.iter().find(|rule| rule.fits(client)) {
+        match self.rule_of(client) {
             None => ClientAccess::None,
             Some(rule) if rule.read_only => ClientAccess::ReadOnly,
             Some(_) => ClientAccess::Full,
         }
+    }
+
+    /// How the users of a client are limited, if they are.
+    pub fn limits_of(&self, client: &str) -> Option<&UserLimits> {
+        self.rule_of(client)?.users.as_ref()
+    }
+
+    /// Whether there are clients whose users are limited.
+    pub fn limits_users(&self) -> bool {
+        self.clients.iter().any(|rule| rule.users.is_some())
+    }
+
+    fn rule_of(&self, client: &str) -> Option<&ClientRule> {
+        self.clients.iter().find(|rule| rule.fits(client))
     }
 }
 
@@ -76,8 +90,11 @@ mod tests {
     use super::*;
 
     fn mount(rules: &[(&str, bool)]) -> Mount {
-        let rules =
-            rules.iter().map(|(name, read_only)| ClientRule { name: (*name).to_owned(), read_only: *read_only });
+        let rules = rules.iter().map(|(name, read_only)| ClientRule {
+            name: (*name).to_owned(),
+            read_only: *read_only,
+            users: None,
+        });
         Mount { clients: rules.collect(), ..Mount::default() }
     }
 

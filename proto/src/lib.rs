@@ -54,6 +54,7 @@ pub mod locks;
 mod mount;
 mod not_leading;
 mod unanswered;
+mod users;
 
 pub use block_id::{BlockId, ContentId};
 pub use chunk::{CHUNK_BYTES, ChunkMap};
@@ -61,6 +62,7 @@ pub use client_rules::ClientAccess;
 pub use mount::{HIDDEN, shown_option};
 pub use not_leading::NotLeading;
 pub use unanswered::Unanswered;
+pub use users::NOBODY;
 
 /// What the clients of commands call themselves to the master. They come and go with their commands, which is no news
 /// to its log.

@@ -30,6 +30,7 @@ use tonic::{Code, Status};
 mod blocks;
 mod clients;
 mod pages;
+mod users;
 mod workers;
 
 const PATIENCE: Duration = Duration::from_secs(10);

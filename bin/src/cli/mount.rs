@@ -74,6 +74,8 @@ Examples:
                                              files are as Cavern left them there
   cv mount s3://data/work /work --write-type fs-mode -c … \\
       --client 'train-*' --client eval-1=ro      there for these clients only
+  cv mount s3://data/home /home --write-type fs-mode -c … \\
+      --client 'train-*=rw,root_squash'          whose root is nobody there
   cv mount update /train --credentials-file ~/.cavern-keys
                                              new credentials, while it is in use
   cv mount                                   list what is attached

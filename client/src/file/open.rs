@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{Attr, CreateInode, Kind, Naming};
+use cavern_proto::master::{Attr, CreateInode, Kind, Naming, User};
 use rustix::io::Errno;
 
 use super::{Backing, Effects, File, StagedHandle};
@@ -12,6 +12,9 @@ use crate::error::ClientError;
 use crate::metadata::{Changed, Node};
 use crate::session::Client;
 use crate::staged::{Creation, StagedFile, StagedFiles};
+
+/// Of the permissions of an inode.
+const READ: u32 = 4;
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +46,8 @@ pub struct NewFile<'a> {
     pub is_exclusive: bool,
     /// Who makes it, and opens what is there if somebody else has been faster; 0 for nobody in particular.
     pub thread: u32,
+    /// By whom that is judged, where the mount limits users.
+    pub user: Option<&'a User>,
 }
 
 /// A file that has been made, open.
@@ -100,12 +105,55 @@ impl Client {
         Ok(Opened::File(backing.into()))
     }
 
+    /// Opens a file to be written, and to be read perhaps, in a mount that limits users: the master says whether the
+    /// user may do so, and takes what is written then, whatever becomes of the file's mode.
+    ///
+    /// # Errors
+    /// Those of [`Client::open`], and `EACCES`.
+    pub async fn open_to_write(&self, node: &Arc<Node>, read: bool, user: User) -> Result<Opened, ClientError> {
+        if node.is_directory() {
+            return Err(ClientError::IsADirectory(node.to_string()));
+        }
+        if !node.can_be_changed() {
+            return Err(cannot_be_changed(node));
+        }
+        let file = self.contents().open(node).await?;
+        file.open_to_write(read, user).await?;
+        Ok(Opened::File(Backing::FsFile(file).into()))
+    }
+
+    /// Opens a file to be read, in a mount that limits users. Of one who counts as himself the kernel has said that he
+    /// may do so; of others the master is asked.
+    ///
+    /// # Errors
+    /// Those of [`Client::open`], and `EACCES`.
+    pub async fn open_to_read_by(&self, node: &Arc<Node>, user: &User, thread: u32) -> Result<Opened, ClientError> {
+        if node.squashes(user) {
+            self.metadata().check_access(node.inode, user, READ).await?;
+        }
+        let opened = self.open(node, Access::Read, thread).await?;
+        if let Opened::File(File { backing: Backing::FsFile(file) }) = &opened {
+            file.is_opened_by(user);
+        }
+        Ok(opened)
+    }
+
     /// Opens a file to be read.
     pub async fn open_to_read(&self, node: &Arc<Node>) -> Result<File, ClientError> {
         match self.open(node, Access::Read, 0).await? {
             Opened::File(file) => Ok(file),
             Opened::Redirected(node) => Err(ClientError::Stale(node.to_string())),
         }
+    }
+
+    /// The same of a file that the process before has had open. For whom is not known any more where the mount limits
+    /// users: masters are asked in the name of its owner.
+    pub async fn open_again(&self, node: &Arc<Node>) -> Result<File, ClientError> {
+        let file = self.open_to_read(node).await?;
+        if let (Backing::FsFile(content), true) = (&file.backing, node.limits_users()) {
+            content.is_opened_by(&node.owner());
+        }
+        Ok(file)
     }
 
     /// A handle of a version of an object without any question: whether it is still there shows at a read. `None` of
@@ -157,7 +205,7 @@ impl Client {
             Some(node) => Arc::clone(node),
             None => Arc::new(Node::nameless(attr, directory.mount.clone())),
         };
-        let file = self.contents().open_new(&node, attr).await?;
+        let file = self.contents().open_new(&node, attr, new.user).await?;
         let effects = Effects { listing: Some(directory.inode) };
         Ok(CreatedFile { node, file: Backing::FsFile(file).into(), effects })
     }
@@ -187,7 +235,7 @@ impl Client {
         let changed = self.create_inode(directory, new, naming).await?;
         let attr = made(&changed)?;
         let node = Arc::new(Node::nameless(attr, directory.mount.clone()));
-        let file = self.contents().open_nameless(&node, attr)?;
+        let file = self.contents().open_nameless(&node, attr, new.user)?;
         Ok(CreatedFile { node, file: Backing::FsFile(file).into(), effects: Effects::default() })
     }
 
@@ -201,7 +249,7 @@ impl Client {
             naming: naming.into(),
             ..CreateInode::default()
         };
-        self.metadata().change(Change::Create(create), new.uid, new.gid).await
+        self.metadata().change_by(Change::Create(create), (new.uid, new.gid), new.user.cloned()).await
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{Kind, SetAttr, Time};
+use cavern_proto::master::{Kind, SetAttr, Time, User};
 use rustix::io::Errno;
 
 use super::Effects;
@@ -52,6 +52,8 @@ pub struct AttributeChange<'a> {
     pub writer: Option<u64>,
     /// The thread that will try again by the name where that leads to another inode by then; 0 for nobody.
     pub thread: u32,
+    /// By whom that is judged, where the mount limits users.
+    pub user: Option<&'a User>,
     pub defaults: &'a BucketDefaults,
 }
 
@@ -73,7 +75,7 @@ impl Client {
         node: &Arc<Node>,
         new: AttributeChange<'_>,
     ) -> Result<(Arc<Node>, Effects), ClientError> {
-        let AttributeChange { set, uid, gid, thread, defaults, .. } = new;
+        let AttributeChange { set, uid, gid, thread, user, defaults, .. } = new;
         if StagedFiles::is_staged(node.inode) {
             let file = self.staged().get(node.inode).ok_or_else(|| ClientError::Stale(node.to_string()))?;
             let done = set_staged(&file, &new).await;
@@ -97,9 +99,9 @@ impl Client {
             // The master does not know all that was written here yet.
             let is_uncommitted = || self.contents().get(node.inode).is_some_and(|file| !file.is_committed());
             if set.size.is_some() || is_uncommitted() {
-                self.contents().open(node).await?.set_attributes(set, uid, gid).await?
+                self.contents().open(node).await?.set_attributes(set, (uid, gid), user).await?
             } else {
-                self.metadata().change(Change::SetAttr(set), uid, gid).await?
+                self.metadata().change_by(Change::SetAttr(set), (uid, gid), user.cloned()).await?
             }
         };
         let attr = changed.attr_of(node.inode);

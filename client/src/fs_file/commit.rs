@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cavern_conf::Failpoint;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{CommitContent, Extent};
+use cavern_proto::master::{CommitContent, Extent, User};
 use futures::future::join;
 use futures::stream::{self, StreamExt as _};
 use rustix::io::Errno;
@@ -45,6 +45,14 @@ impl Contents {
 }
 
 impl FsFile {
+    /// Has the master judge whether a user may write to the file; what is committed until it is closed here for the
+    /// last time is judged no more, unless the session ends meanwhile. Then it is by this user.
+    pub async fn open_to_write(&self, read: bool, user: User) -> Result<(), ClientError> {
+        self.kept.hold_to_write(read, user.clone()).await?;
+        self.is_written_by(Some(&user));
+        Ok(())
+    }
+
     /// Commits what was written: new blocks, the new length. Returns at once when the master knows all of it.
     ///
     /// # Errors
@@ -165,7 +173,8 @@ impl FsFile {
         let CommitBatch { grow_to, changed, extents, uncommitted, .. } = batch;
         let commit = CommitContent { inode: self.inode, grow_to, made: extents.clone(), changed };
         Failpoint::CommitBegun.pass();
-        let result = self.shared.metadata.change(Change::Commit(commit), 0, 0).await;
+        let writer = self.writer.lock().clone();
+        let result = self.shared.metadata.change_by(Change::Commit(commit), (0, 0), writer).await;
         Failpoint::CommitAnswered.pass();
         let done = self.take_in_commit(result, uncommitted, &extents);
         self.note();

@@ -153,6 +153,9 @@ impl Contents {
         let content = self.open(&node).await?;
         // The process before may have had the master hold it: that ends when it is closed here.
         drop(self.shared.metadata.keep_inherited(record.inode));
+        if node.limits_users() {
+            content.is_written_by(Some(&node.owner()));
+        }
         let layout = Layout::of_record(record);
         let mut noted = content.noted.lock();
         let mut state = content.state.lock();

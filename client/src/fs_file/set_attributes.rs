@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use cavern_conf::Failpoint;
-use cavern_proto::master::SetAttr;
 use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{SetAttr, User};
 use rustix::io::Errno;
 use tokio::time::Instant;
 
@@ -18,7 +18,12 @@ use crate::read::span::spans;
 impl FsFile {
     /// Sets attributes after everything that was written before, so that a time that is set stays. No write of this
     /// client runs meanwhile.
-    pub async fn set_attributes(&self, set: SetAttr, uid: u32, gid: u32) -> Result<Changed, ClientError> {
+    pub async fn set_attributes(
+        &self,
+        set: SetAttr,
+        owner: (u32, u32),
+        user: Option<&User>,
+    ) -> Result<Changed, ClientError> {
         self.behind.drain().await;
         let _alone = self.gate.write().await;
         let deadline = Instant::now() + self.shared.timeout;
@@ -45,7 +50,7 @@ impl FsFile {
             (committed, _) => committed?,
         }
         Failpoint::CutBegun.pass();
-        let changed = self.shared.metadata.change(Change::SetAttr(set), uid, gid).await?;
+        let changed = self.shared.metadata.change_by(Change::SetAttr(set), owner, user.cloned()).await?;
         Failpoint::CutAnswered.pass();
         if let (Some(size), Some(attr)) = (set.size, changed.attr_of(self.inode)) {
             let mut state = self.state.lock();

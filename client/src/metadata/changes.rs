@@ -19,6 +19,7 @@ use cavern_net::master::Stubs;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     Attr, CreateInode, Kind, MakeListedRequest, MutateReply, Mutation, MutationResult, Naming, RecallRequest, SetLock,
+    User,
 };
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
@@ -70,6 +71,8 @@ pub(super) struct Pending {
     pub(super) change: Change,
     pub(super) uid: u32,
     pub(super) gid: u32,
+    /// See `Mutation.user`.
+    pub(super) user: Option<User>,
     pub(super) deadline: Instant,
     /// `None`: nobody waits.
     pub(super) asker: Option<oneshot::Sender<Answer>>,
@@ -107,6 +110,7 @@ impl Pending {
             change,
             uid,
             gid,
+            user: None,
             deadline,
             asker: None,
             room: None,
@@ -185,7 +189,8 @@ impl Pending {
 
 pub(super) fn numbered(pending: &Pending, seq: u64) -> Mutation {
     let (uid, gid, made_ns, is_answered) = (pending.uid, pending.gid, pending.made_ns, pending.is_answered);
-    Mutation { seq, uid, gid, made_ns, is_answered, change: Some(pending.change.clone()) }
+    let (change, user) = (Some(pending.change.clone()), pending.user.clone());
+    Mutation { seq, uid, gid, made_ns, is_answered, change, user }
 }
 
 impl Metadata {
@@ -194,17 +199,27 @@ impl Metadata {
     /// `client.metadata_timeout`, and longer only in a strict mount, by two leases, and while a directory that must be
     /// listed first is; a call that is dropped may be carried out or not.
     pub async fn change(&self, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
+        self.change_by(change, (uid, gid), None).await
+    }
+
+    /// The same on behalf of a user by whom it is judged, where the mount limits users.
+    pub async fn change_by(
+        &self,
+        change: Change,
+        owner: (u32, u32),
+        user: Option<User>,
+    ) -> Result<Changed, ClientError> {
         for _listing in 0..LISTINGS_MAX {
-            match self.change_once(change.clone(), (uid, gid)).await {
+            match self.change_once(change.clone(), owner, user.clone()).await {
                 Err(ClientError::Unlisted { directory, below }) => self.list_first(directory, below).await?,
                 Err(ClientError::HeldElsewhere { directory }) => self.recall_first(directory, &change).await?,
                 answer => return answer,
             }
         }
-        self.change_once(change, (uid, gid)).await
+        self.change_once(change, owner, user).await
     }
 
-    async fn change_once(&self, change: Change, owner: (u32, u32)) -> Answer {
+    async fn change_once(&self, change: Change, owner: (u32, u32), user: Option<User>) -> Answer {
         let inner = &self.inner;
         if let Some(answer) = inner.earlier_answer(&change).await {
             return answer;
@@ -223,7 +238,7 @@ impl Metadata {
         let deadline = Instant::now() + patience;
         let room = tokio::time::timeout_at(deadline, inner.changes.wait_for_room());
         let room = room.await.map_err(|_elapsed| inner.late())??;
-        let answer = inner.push_change(change, owner, deadline, Some(room));
+        let answer = inner.push_change_by(change, owner, user, deadline, Some(room));
         answer.await.unwrap_or(Err(ClientError::Shutdown))
     }
 
@@ -276,6 +291,17 @@ impl Inner {
         deadline: Instant,
         room: Option<OwnedSemaphorePermit>,
     ) -> oneshot::Receiver<Answer> {
+        self.push_change_by(change, owner, None, deadline, room)
+    }
+
+    fn push_change_by(
+        &self,
+        change: Change,
+        owner: (u32, u32),
+        user: Option<User>,
+        deadline: Instant,
+        room: Option<OwnedSemaphorePermit>,
+    ) -> oneshot::Receiver<Answer> {
         let (asker, answer) = oneshot::channel();
         let (asker, context) = (Some(asker), RequestContext::current());
         // Before it has its place: what is answered here from now on is about something else.
@@ -285,7 +311,8 @@ impl Inner {
             Change::SetLock(set) if set.waiter == 0 => self.held.ask_lock(set, Asking::Once),
             _ => None,
         };
-        let pending = Pending { asker, room, context, subject, asked_lock, ..Pending::new(change, owner, deadline) };
+        let pending =
+            Pending { asker, user, room, context, subject, asked_lock, ..Pending::new(change, owner, deadline) };
         self.changes.push(pending);
         answer
     }
@@ -337,8 +364,11 @@ impl Inner {
             } else {
                 Err(ClientError::Refused { errno: result.errno, reason: result.reason })
             };
-            let is_nameless = matches!(&pending.change, Change::Create(create) if create.naming() != Naming::Named);
-            if let (Some(Ok(made)), true) = (pending.answer(answer), is_nameless) {
+            let is_held = match &pending.change {
+                Change::Create(create) => create.naming() != Naming::Named || pending.user.is_some(),
+                _ => false,
+            };
+            if let (Some(Ok(made)), true) = (pending.answer(answer), is_held) {
                 // Whoever wanted the file has gone, and nobody will close it.
                 self.open.never_opened(made.result.inode);
             }

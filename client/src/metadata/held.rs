@@ -554,7 +554,8 @@ impl Inner {
             | Change::SetHolds(_)
             | Change::SetLock(_)
             | Change::ReserveInodes(_)
-            | Change::LetGoDirectories(_) => Vec::new(),
+            | Change::LetGoDirectories(_)
+            | Change::OpenToWrite(_) => Vec::new(),
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
-use cavern_proto::master::{Attr, Consistency, Entry, Kind, OwnAttributes};
+use cavern_proto::master::{Attr, Consistency, Entry, Kind, OwnAttributes, User};
 use rustix::io::Errno;
 
 use crate::error::ClientError;
@@ -216,6 +216,21 @@ impl Node {
     /// Whether it is in a mount that can be written to.
     pub fn can_be_changed(&self) -> bool {
         self.mount.as_ref().is_some_and(|mount| mount.is_changeable())
+    }
+
+    /// Whether it is in a mount where masters judge by the user who asks.
+    pub fn limits_users(&self) -> bool {
+        self.mount.as_ref().is_some_and(|mount| mount.limits_users())
+    }
+
+    /// Who owns it, in no group but its own.
+    pub fn owner(&self) -> User {
+        User { uid: self.uid, gid: self.gid, groups: Vec::new() }
+    }
+
+    /// See [`MountView::squashes`].
+    pub fn squashes(&self, user: &User) -> bool {
+        self.mount.as_ref().is_some_and(|mount| mount.squashes(user))
     }
 
     /// Whether mode, owner and mtime are those that the bucket keeps with the object.

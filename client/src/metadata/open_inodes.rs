@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use cavern_net::master::{RetryPolicy, Stubs};
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{CheckHoldsReply, CheckHoldsRequest, SetHolds};
+use cavern_proto::master::{CheckHoldsReply, CheckHoldsRequest, OpenToWrite, SetHolds, User};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep};
@@ -188,6 +188,20 @@ impl OpenInode {
     /// Whether every change by others shows in [`Self::changes`] in time.
     pub(crate) fn is_watched(&self) -> bool {
         self.inner.lease.is_live()
+    }
+
+    /// The session holds it since it has made it: it is let go of when it is closed here for the last time.
+    pub(crate) fn note_held(&self) {
+        self.inner.open.state.lock().hold(&[self.inode]);
+    }
+
+    /// As [`Self::hold`], if a user may write to the file: what the session commits to it is judged no more then.
+    pub(crate) async fn hold_to_write(&self, read: bool, user: User) -> Result<(), ClientError> {
+        // What is refused is let go of in vain.
+        self.note_held();
+        let open = OpenToWrite { inode: self.inode, read };
+        let metadata = Metadata { inner: self.inner.clone() };
+        metadata.change_by(Change::OpenToWrite(open), (0, 0), Some(user)).await.map(drop)
     }
 
     /// Has the master keep the inode's blocks where they are, until it is closed here for the last time.

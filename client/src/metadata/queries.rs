@@ -12,10 +12,12 @@ use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{
     Entry, FreeContentRequest, FreeFate, FreedContent, GetInodeRequest, GetLayoutRequest, GetQuotasRequest,
     GetTtlsRequest, GetXattrsRequest, Kind, Layout, LookupRequest, Quotas, ReadDirRequest, ResolveRequest,
-    RevalidateRequest, Ttls, Xattr,
+    RevalidateRequest, Ttls, User, Xattr,
 };
+use rustix::io::Errno;
 use tokio::time::Instant;
 use tokio_stream::StreamExt;
+use tonic::Code;
 
 use super::recent_invalidations::Mark;
 use super::{DirPage, Inner, Metadata, Node};
@@ -353,17 +355,24 @@ impl Metadata {
     }
 
     /// Which blocks a file of an fs-mode mount has, and its attributes of the same moment. `Stale` when it is gone.
-    /// `beside`: files of the same directory of which that is to be answered, too.
-    pub async fn layout(&self, inode: u64, beside: &[u64]) -> Result<Layout, ClientError> {
+    /// `beside`: files of the same directory of which that is to be answered, too. `user`: who has opened it, where the
+    /// mount limits users; `EACCES` where he may not.
+    pub async fn layout(&self, inode: u64, beside: &[u64], user: Option<&User>) -> Result<Layout, ClientError> {
         let _asked = Stage::Metadata.begin();
         self.inner.settled(inode).await?;
         let answer = self.inner.master.call_patiently("GetLayout", |mut stubs: Stubs| {
-            let request = GetLayoutRequest { inode, session: self.inner.lease.session(), beside: beside.to_vec() };
+            let (session, user) = (self.inner.lease.session(), user.cloned());
+            let request = GetLayoutRequest { inode, session, beside: beside.to_vec(), user };
             async move { stubs.namespace.get_layout(request).await }
         });
-        match answer.await.map_err(ClientError::from) {
-            Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
-            answer => answer,
+        match answer.await {
+            Err(NetError::Master { code: Code::PermissionDenied, message }) => {
+                Err(ClientError::Refused { errno: Errno::ACCESS.raw_os_error(), reason: message })
+            }
+            answer => match answer.map_err(ClientError::from) {
+                Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
+                answer => answer,
+            },
         }
     }
 

@@ -113,9 +113,10 @@ impl Inner {
             // Whoever asked for it counts on what was answered.
             let (is_answered, is_owed) = (mutation.is_answered, mutation.is_answered);
             let subject = Some(self.ask(&change));
-            let owner = (mutation.uid, mutation.gid);
+            let (owner, user) = ((mutation.uid, mutation.gid), mutation.user);
             let pending = Pending {
                 asker,
+                user,
                 context,
                 slot,
                 made_ns,

@@ -29,7 +29,10 @@ impl Inner {
         reply.run_uninterruptible(move |reply| async move {
             let new = new_file(&name, (mode, umask), caller, flags);
             let created = match this.node(kernel_parent).await {
-                Ok(directory) => this.client.create(&directory, new).await,
+                Ok(directory) => {
+                    let user = this.judged_user(&directory, caller).await;
+                    this.client.create(&directory, NewFile { user: user.as_ref(), ..new }).await
+                }
                 Err(error) => Err(error),
             };
             match created {
@@ -60,7 +63,9 @@ impl Inner {
         reply.run_uninterruptible(move |reply| async move {
             let created = match this.node(kernel_parent).await {
                 Ok(directory) => {
-                    this.client.create_nameless(&directory, new_file(b"", permissions, caller, flags)).await
+                    let user = this.judged_user(&directory, caller).await;
+                    let new = NewFile { user: user.as_ref(), ..new_file(b"", permissions, caller, flags) };
+                    this.client.create_nameless(&directory, new).await
                 }
                 Err(error) => Err(error),
             };
@@ -87,5 +92,6 @@ impl Inner {
 
 fn new_file(name: &[u8], (mode, umask): (u32, u32), caller: Caller, flags: i32) -> NewFile<'_> {
     let Caller { uid, gid, thread, .. } = caller;
-    NewFile { name, mode: mode & 0o7777, umask, uid, gid, is_exclusive: flags & libc::O_EXCL != 0, thread }
+    let (mode, is_exclusive) = (mode & 0o7777, flags & libc::O_EXCL != 0);
+    NewFile { name, mode, umask, uid, gid, is_exclusive, thread, user: None }
 }

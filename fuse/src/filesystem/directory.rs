@@ -19,7 +19,7 @@ use crate::inheritance::{HandleRecord, PositionRecord};
 use crate::invalidation::{Listing, ListingStart};
 use crate::kernel::abi::fopen;
 use crate::kernel::directory::{Added, DirectoryEntry};
-use crate::kernel::{Delivery, DirectoryPage, READ_MAX, Reply};
+use crate::kernel::{Caller, Delivery, DirectoryPage, READ_MAX, Reply};
 use cursor::{Cursor, Fetch, Position};
 
 /// Entries asked for at a time. A READDIRPLUS of 128 KiB holds about 700.
@@ -68,8 +68,9 @@ struct Answer {
 }
 
 impl Inner {
-    pub(super) fn opendir(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
+    pub(super) fn opendir(self: &Arc<Self>, kernel_node: u64, caller: Caller, reply: Reply) {
         if let Some(node) = self.known_node(kernel_node)
+            && !node.limits_users()
             && let Some(kept) = self.client.metadata().keep_directory_cached(&node)
         {
             return self.opened_directory(&node, kept, reply);
@@ -78,6 +79,7 @@ impl Inner {
         reply.defer(move |reply| async move {
             let opened = async {
                 let node = this.node(kernel_node).await?;
+                this.check_readable(&node, caller).await?;
                 let kept = this.client.metadata().keep_directory(&node).await?;
                 Ok::<_, ClientError>((node, kept))
             };

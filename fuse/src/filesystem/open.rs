@@ -62,6 +62,7 @@ impl Inner {
         }
         let node = self.known_node(kernel_node);
         if let Some(known) = &node
+            && !known.limits_users()
             && let Some(opened) = self.client.open_cached(known, access, caller.thread)
         {
             return self.answer_open(node, opened, caller, flags, reply);
@@ -75,7 +76,7 @@ impl Inner {
             };
             let (node, opened) = match node {
                 Ok(node) => {
-                    let opened = this.client.open(&node, access, caller.thread).await;
+                    let opened = this.open_by(&node, caller, flags).await;
                     (Some(node), opened)
                 }
                 Err(_) if is_of_this_process(inode) && access == Access::Read => return reply.error(libc::ESTALE),
@@ -92,6 +93,17 @@ impl Inner {
             };
             this.answer_open(node, opened, caller, flags, reply);
         });
+    }
+
+    async fn open_by(&self, node: &Arc<Node>, caller: Caller, flags: i32) -> Result<Opened, ClientError> {
+        match (access(flags), self.judged_user(node, caller).await) {
+            (Access::Write, Some(user)) => {
+                let read = flags & libc::O_ACCMODE != libc::O_WRONLY;
+                self.client.open_to_write(node, read, user).await
+            }
+            (Access::Read, Some(user)) => self.client.open_to_read_by(node, &user, caller.thread).await,
+            (access, None) => self.client.open(node, access, caller.thread).await,
+        }
     }
 
     /// Answers an OPEN of `node`, if that was known.

@@ -150,7 +150,7 @@ impl Inner {
         }
         let file = match self.client.open_unchecked(&node) {
             Some(file) => file,
-            None => self.client.open_to_read(&node).await?,
+            None => self.client.open_again(&node).await?,
         };
         if let Some(copies) = file.copies() {
             // The kernel has pages of what was read.

@@ -78,7 +78,9 @@ impl Inner {
         writer: Option<u64>,
     ) -> Result<Arc<Node>, ClientError> {
         let Caller { uid, gid, thread } = caller;
-        let new = AttributeChange { set, uid, gid, writer, thread, defaults: &self.attr_defaults.bucket };
+        let user = self.judged_user(node, caller).await;
+        let (user, defaults) = (user.as_ref(), &self.attr_defaults.bucket);
+        let new = AttributeChange { set, uid, gid, writer, thread, user, defaults };
         let (node, effects) = self.client.set_attributes(node, new).await?;
         self.take_in(effects);
         Ok(node)

@@ -1,6 +1,8 @@
 //! What the kernel does not send about a caller: the groups that he is in beside his own, and whether he may leave
 //! set-user-ID bits of a file that he changes. Both are in `/proc` while he waits for his answer.
 
+use cavern_proto::master::User;
+
 use super::request::Caller;
 
 /// The bit of CAP_FSETID in a set of capabilities.
@@ -38,6 +40,12 @@ impl Credentials {
     /// Whether whatever he changes keeps its set-user-ID and set-group-ID bits: he has CAP_FSETID.
     pub fn keeps_privileges(&self) -> bool {
         self.keeps_privileges
+    }
+
+    /// Who he is for a master that judges what he asks for.
+    pub fn into_user(self, caller: Caller) -> User {
+        let Caller { uid, gid, .. } = caller;
+        User { uid, gid, groups: self.groups }
     }
 
     pub fn is_in(&self, group: u32) -> bool {

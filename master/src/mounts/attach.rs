@@ -1,6 +1,8 @@
 //! Attaching buckets to the namespace.
 
-use cavern_proto::master::{AccessMode, AttributePolicy, ClientRule, Consistency, Existing, Mount, Names, WriteType};
+use cavern_proto::master::{
+    AccessMode, AttributePolicy, ClientRule, Consistency, Existing, Mount, Names, UserLimits, WriteType,
+};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{AttachMount, RequestRecord};
 use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX};
@@ -24,6 +26,8 @@ const OPTION_BYTES_MAX: usize = 8192;
 /// Rules about clients, and bytes of the name in one.
 const CLIENT_RULES_MAX: usize = 64;
 const CLIENT_NAME_MAX: usize = 64;
+/// Ranges of users in a rule, and of groups.
+const RANGES_MAX: usize = 16;
 
 impl Services {
     /// Verifies a mount request and its bucket, and records it, once. What is not given gets its default.
@@ -111,9 +115,14 @@ impl Services {
         if !mount.is_restricted() {
             return Ok(());
         }
-        if level::agreed(&self.lookups.reader).await? < level::CLIENT_RULES {
+        let agreed = level::agreed(&self.lookups.reader).await?;
+        if agreed < level::CLIENT_RULES {
             let reason =
                 "not every master knows yet that a mount may not be there for all clients: upgrade them all first";
+            return Err(MasterError::Refused(reason.into()));
+        }
+        if agreed < level::USER_LIMITS && mount.limits_users() {
+            let reason = "not every master knows yet that a mount may limit users: upgrade them all first";
             return Err(MasterError::Refused(reason.into()));
         }
         Ok(())
@@ -146,18 +155,36 @@ pub(super) fn not_mounted(path: &str) -> MasterError {
     MasterError::NotFound(format!("{path} is not a mount: cv mount lists the mounts"))
 }
 
+/// Refuses limits of users that nobody could keep to: an id of all ones is that of nobody in the kernel.
+fn check_limits(name: &str, users: &UserLimits) -> Result<(), String> {
+    let ranges = || users.uids.iter().chain(&users.gids);
+    if users.uids.len() > RANGES_MAX || users.gids.len() > RANGES_MAX {
+        return Err(format!("the rule of {name} has more than {RANGES_MAX} ranges of users, or of groups"));
+    }
+    if let Some(range) = ranges().find(|range| range.low > range.high) {
+        return Err(format!("the rule of {name} has a range from {} to {}, which is empty", range.low, range.high));
+    }
+    if ranges().any(|range| range.high == u32::MAX) || [users.nobody(), users.nobodys_group()].contains(&u32::MAX) {
+        return Err(format!("the rule of {name} has {} for an id: it is none", u32::MAX));
+    }
+    Ok(())
+}
+
 fn check_rules(rules: &[ClientRule]) -> Result<(), String> {
     if rules.len() > CLIENT_RULES_MAX {
         return Err(format!("{} rules about clients: a mount has at most {CLIENT_RULES_MAX}", rules.len()));
     }
     let is_known = |character: char| character.is_ascii_alphanumeric() || "-_.*".contains(character);
-    for ClientRule { name, .. } in rules {
+    for ClientRule { name, users, .. } in rules {
         if name.is_empty() || name.len() > CLIENT_NAME_MAX || !name.chars().all(is_known) {
             let shown: String = name.chars().take(CLIENT_NAME_MAX).collect();
             return Err(format!(
                 "{shown:?} is no name of a client: 1 to {CLIENT_NAME_MAX} letters, digits, -, _ or ., as certificates \
                  have them, and * for any characters"
             ));
+        }
+        if let Some(users) = users {
+            check_limits(name, users)?;
         }
     }
     Ok(())
@@ -169,7 +196,7 @@ pub(super) fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
     mount.path = normalized(&mount.path)?;
     let scheme = mount.uri.find("://").map_or(0, |at| at + 3);
     mount.uri.truncate(mount.uri.trim_end_matches('/').len().max(scheme));
-    (mount.id, mount.root_inode) = (0, 0);
+    (mount.id, mount.root_inode, mount.users) = (0, 0, None);
     match mount.write_type() {
         WriteType::CacheMode if mount.access_mode() == AccessMode::ReadWrite && mount.uri.starts_with("file://") => {
             return invalid("a directory tree cannot be written to by way of a mount: give it an s3:// bucket".into());
@@ -227,6 +254,13 @@ pub(super) fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
     if let Err(reason) = check_rules(&mount.clients) {
         return invalid(reason);
     }
+    if mount.limits_users() && mount.write_type() != WriteType::FsMode {
+        return invalid(
+            "users are limited in fs-mode only: in cache-mode clients change the bucket, which knows no users. Leave \
+             root_squash and its like out, or allow the client to read only (NAME=ro)"
+                .into(),
+        );
+    }
     if mount.options.len() > OPTIONS_MAX
         || mount.options.iter().any(|(name, value)| name.len() + value.len() > OPTION_BYTES_MAX)
     {
@@ -268,6 +302,8 @@ pub(super) fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
 
 #[cfg(test)]
 mod tests {
+    use cavern_proto::master::IdRange;
+
     use super::*;
 
     fn wanted() -> Mount {
@@ -287,12 +323,31 @@ mod tests {
         assert_eq!(with(AccessMode::ReadWrite), AccessMode::ReadWrite);
     }
 
+    fn limiting(users: UserLimits) -> Vec<ClientRule> {
+        vec![ClientRule { name: "a".into(), users: Some(users), ..ClientRule::default() }]
+    }
+
     #[test]
     fn impossible_requests_are_refused() {
-        let broken: [fn(&mut Mount); 22] = [
+        let broken: [fn(&mut Mount); 26] = [
             |mount| mount.clients = vec![ClientRule::default()],
-            |mount| mount.clients = vec![ClientRule { name: "a/b".into(), read_only: false }],
-            |mount| mount.clients = vec![ClientRule { name: "*".into(), read_only: false }; 65],
+            |mount| mount.clients = vec![ClientRule { name: "a/b".into(), ..ClientRule::default() }],
+            |mount| mount.clients = vec![ClientRule { name: "*".into(), ..ClientRule::default() }; 65],
+            |mount| mount.clients = limiting(UserLimits::default()),
+            |mount| {
+                let uids = vec![IdRange { low: 2, high: 1 }];
+                mount.write_type = WriteType::FsMode as i32;
+                mount.clients = limiting(UserLimits { uids, ..UserLimits::default() });
+            },
+            |mount| {
+                mount.write_type = WriteType::FsMode as i32;
+                mount.clients = limiting(UserLimits { anon_gid: Some(u32::MAX), ..UserLimits::default() });
+            },
+            |mount| {
+                let gids = vec![IdRange { low: 1, high: 2 }; 17];
+                mount.write_type = WriteType::FsMode as i32;
+                mount.clients = limiting(UserLimits { gids, ..UserLimits::default() });
+            },
             |mount| (mount.write_type, mount.uri) = (WriteType::FsMode as i32, "file:///d".into()),
             |mount| (mount.access_mode, mount.uri) = (AccessMode::ReadWrite as i32, "file:///d".into()),
             |mount| (mount.access_mode, mount.write_type) = (AccessMode::ReadOnly as i32, WriteType::FsMode as i32),

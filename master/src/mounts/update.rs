@@ -43,6 +43,10 @@ impl Services {
             match self.proposer.propose(Command::UpdateMount(update)).await? {
                 Outcome::Mount(_) => {
                     self.mounts.reopen(wanted.id)?;
+                    if wanted.limits_users() {
+                        // Whoever has come to hold something meanwhile answers there by what was allowed before.
+                        self.lookups.recalls.recall_mount(before.id).await?;
+                    }
                     tracing::info!(mount = wanted.path, "a mount has got other options");
                     return Ok(wanted);
                 }

@@ -309,11 +309,13 @@ impl Services {
     }
 }
 
-/// A mount as it is there for a client, if it is: one that is only read gets no credentials, with which it could write
-/// to the bucket.
+/// A mount as it is there for a client, if it is: one that is only read, or of which users are judged, gets no
+/// credentials, with which it could do more in the bucket.
 fn as_seen_by(client: &str, mount: Mount) -> Option<Mount> {
     let access = mount.access_of(client);
-    let mount = Mount { clients: Vec::new(), ..mount };
+    let users = mount.limits_of(client).cloned();
+    let mount = if users.is_some() { mount.without_secrets() } else { mount };
+    let mount = Mount { clients: Vec::new(), users, ..mount };
     match access {
         ClientAccess::None => None,
         ClientAccess::ReadOnly => Some(Mount { access_mode: AccessMode::ReadOnly as i32, ..mount.without_secrets() }),

@@ -2,11 +2,12 @@
 
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
-    CheckHoldsReply, CheckHoldsRequest, Entry, Extent, FreeContentReply, FreeContentRequest, GetInodeRequest,
-    GetLayoutRequest, GetLockReply, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout,
-    LookupRequest, MakeListedReply, MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest,
-    RecallReply, RecallRequest, RefreshProgress, RefreshRequest, RememberReply, RememberRequest, ResolveRequest,
-    RevalidateRequest, TouchReply, TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
+    CheckAccessReply, CheckAccessRequest, CheckHoldsReply, CheckHoldsRequest, Entry, Extent, FreeContentReply,
+    FreeContentRequest, GetInodeRequest, GetLayoutRequest, GetLockReply, GetLockRequest, GetQuotasRequest,
+    GetTtlsRequest, GetXattrsRequest, Kind, Layout, LookupRequest, MakeListedReply, MakeListedRequest, MutateReply,
+    MutateRequest, Quotas, ReadDirPage, ReadDirRequest, RecallReply, RecallRequest, RefreshProgress, RefreshRequest,
+    RememberReply, RememberRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, Ttls, UsageProgress,
+    UsageRequest, Xattr, Xattrs, touch_reply,
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{FreeOwnContent, InodeRecord};
@@ -21,6 +22,7 @@ use crate::listing::Why;
 use crate::namespace::Lookups;
 use crate::persist::RefreshMode;
 use crate::state::records::attributes;
+use crate::state::tables::DEPTH_MAX;
 use crate::state::{Directory, Outcome, Tables, blocking_lock};
 use crate::{MasterError, level};
 
@@ -162,15 +164,29 @@ impl Namespace for Services {
         Ok(Response::new(Xattrs { xattrs }))
     }
 
+    async fn check_access(&self, request: Request<CheckAccessRequest>) -> Result<Response<CheckAccessReply>, Status> {
+        let lookups = self.asked_by(&request, request.get_ref().session)?;
+        let CheckAccessRequest { inode, user, wanted, .. } = request.into_inner();
+        let read = || async {
+            let above = lookups.reader.read(move |tables| directories_above(tables, inode)).await?;
+            Ok((above, lookups.may_access(inode, user.as_ref(), wanted).await?))
+        };
+        // Whoever holds one of them may have answered that it has another mode.
+        let (_, allowed) = lookups.when_let_go(inode, read, |(above, _)| above.clone()).await?;
+        Ok(Response::new(CheckAccessReply { allowed }))
+    }
+
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
-        let GetLayoutRequest { inode, beside, .. } = request.into_inner();
+        let GetLayoutRequest { inode, beside, user, .. } = request.into_inner();
         if beside.len() > BESIDE_MAX {
             let reason = format!("{} files in one question: send at most {BESIDE_MAX}", beside.len());
             return Err(MasterError::Invalid(reason).into());
         }
         let read = || async {
             let (record, layout) = layout(&lookups, inode).await?;
+            lookups.check_layout(inode, user.as_ref()).await?;
+            let beside = lookups.readable(beside.clone(), user.as_ref()).await?;
             let beside = layouts_beside(&lookups, record.parent, &beside).await?;
             Ok((record, Layout { beside, ..layout }))
         };
@@ -347,6 +363,21 @@ async fn check_one_directory(lookups: &Lookups, inode: u64) -> Result<(), Master
         return Err(MasterError::Denied(reason.into()));
     }
     lookups.check_visible(inode).await
+}
+
+/// The directories that an inode is in.
+fn directories_above(tables: Tables<'_>, inode: u64) -> Result<Vec<u64>, MasterError> {
+    let (mut above, mut at) = (Vec::new(), inode);
+    for _ in 0..DEPTH_MAX {
+        match tables.inode(at)? {
+            Some(record) if record.mount_id != 0 => {
+                above.push(record.parent);
+                at = record.parent;
+            }
+            _ => break,
+        }
+    }
+    Ok(above)
 }
 
 /// A file as it is, with all of its blocks.

@@ -36,6 +36,7 @@ const TABLE: &[(&str, Methods)] = &[
             ("CheckHolds", USERS),
             ("Remember", USERS),
             ("GetXattrs", USERS),
+            ("CheckAccess", USERS),
             ("GetLayout", USERS),
             ("FreeContent", USERS),
             ("GetLock", USERS),

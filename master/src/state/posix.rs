@@ -1,8 +1,9 @@
 //! Changes of names and inodes in fs-mode mounts, as POSIX has them: one file per kind of change.
 //!
 //! Every change checks all that can be wrong before it writes anything, so a refusal leaves no trace (but for a lock's,
-//! whose request may wait after it). Permissions are not looked at here: the kernel of the caller has done that, with
-//! the owner and mode that it was given. Whether the mount is there for the client is.
+//! whose request may wait after it). Permissions are mostly not looked at here: the kernel of the caller has done that,
+//! with the owner and mode that it was given. Whether the mount is there for the client is; and where it limits the
+//! users of a client, [`permission`] judges each change by the user who asks.
 //!
 //! A mutation that comes again, because its answer was lost, is answered with the result that it had: results are kept
 //! per session until the session says that it has them.
@@ -16,6 +17,8 @@ mod held;
 mod hold;
 mod link;
 mod lock;
+mod open;
+mod permission;
 mod quota;
 mod remove;
 mod rename;
@@ -26,7 +29,7 @@ mod xattr;
 use std::collections::BTreeSet;
 
 use cavern_proto::master::mutation::Change as Kind;
-use cavern_proto::master::{Attr, Consistency, Mount, Mutation, MutationResult, WriteType};
+use cavern_proto::master::{Attr, Consistency, Mount, Mutation, MutationResult, User, WriteType};
 use cavern_proto::record::{InodeRange, InodeRecord, Mutate};
 use cavern_proto::{ClientAccess, NAME_MAX, ROOT_INODE};
 use rustix::io::Errno;
@@ -37,11 +40,13 @@ use super::records::{attributes, inode_key, is_directory};
 use super::transaction::{Change, Transaction};
 use super::{ALL_BEFORE, Family, Outcome, records};
 use crate::MasterError;
+use permission::JudgedUser;
 
 pub use external::take_in;
 pub use hold::{forget_content, index_holds, reap};
 pub use link::{delete_link, put_link};
 pub use lock::blocking_lock;
+pub use permission::{may_access, may_have_layout};
 pub use results::{end_session, end_session_step};
 pub use ttl::expire;
 pub use xattr::CAPABILITY;
@@ -93,6 +98,10 @@ struct MutationContext<'t, 'd> {
     session: u64,
     /// The client whose it is, if mounts may not be there for it.
     client: Option<String>,
+    /// Who asks on its host, as it says.
+    user: Option<User>,
+    /// By whom the change is judged, if the mount that was found limits users.
+    judged: Option<JudgedUser>,
     /// It holds what this is about, and has answered for the change.
     is_answered: bool,
     now_ns: i64,
@@ -132,10 +141,11 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         return Ok(Outcome::Mutated(Box::new(known), waits_for));
     }
     transaction.origin = mutate.session;
-    let (mutation, now_ns) = (held::as_of_level(mutation, transaction.counters.level), mutate.now_ns);
+    let (mut mutation, now_ns) = (held::as_of_level(mutation, transaction.counters.level), mutate.now_ns);
     let mut mutating = MutationContext {
         session: mutate.session,
         client: mutate.client,
+        user: mutation.user.take(),
         is_answered: mutation.is_answered,
         made_ns: if mutation.made_ns == 0 { now_ns } else { mutation.made_ns },
         uid: mutation.uid,
@@ -225,6 +235,8 @@ impl<'t, 'd> MutationContext<'t, 'd> {
             transaction,
             session: 0,
             client: None,
+            user: None,
+            judged: None,
             is_answered: false,
             now_ns,
             made_ns: now_ns,
@@ -269,6 +281,7 @@ impl MutationContext<'_, '_> {
             Some(Kind::SetTtl(set)) => self.set_ttl(&set),
             Some(Kind::ReserveInodes(count)) => self.reserve(count),
             Some(Kind::LetGoDirectories(asked)) => self.let_go_directories(&asked),
+            Some(Kind::OpenToWrite(open)) => self.open_to_write(open, session),
         }
     }
 
@@ -342,6 +355,7 @@ impl MutationContext<'_, '_> {
             Some(mount) if !self.access_to(&mount).can_see() => gone(),
             Some(mount) if mount.write_type() == WriteType::FsMode => {
                 self.access = self.access_to(&mount);
+                self.find_judged(&mount);
                 (self.mount, self.mount_root) = (mount.id, mount.root_inode);
                 (self.mount_replicas, self.block_size) = (mount.replicas.max(1), mount.block_size.max(1));
                 self.transaction.is_strict |= mount.consistency() == Consistency::Strict;

@@ -321,6 +321,11 @@ impl<'a> Tables<'a> {
         Ok(other.transpose()?.is_some())
     }
 
+    /// What there is beside the hold of a session on an inode, if there is one.
+    pub fn hold(&self, inode: u64, session: u64) -> Result<Option<Vec<u8>>, MasterError> {
+        Ok(self.get(Family::Hold, &hold_key(inode, session))?.map(|value| value.to_vec()))
+    }
+
     /// Up to `limit` of the inodes that a session holds, in their order.
     pub fn held_by(&self, session: u64, limit: usize) -> Result<Vec<u64>, MasterError> {
         let keys = self.keys_under(Family::HoldSession, &session.to_be_bytes()).take(limit);

@@ -8,11 +8,11 @@ use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
-    AccessMode, CheckHoldsRequest, ClientRule, FreeContentRequest, GetInodeRequest, GetLayoutRequest, GetLockRequest,
-    GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, ListMountsRequest, Lock, LockKind, LockType,
-    LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest, Mutation, PersistStatusRequest,
-    ReadDirRequest, RecallRequest, RefreshRequest, RememberRequest, ResolveRequest, RevalidateRequest, SetLock,
-    TouchRequest, UpdateMountRequest, UsageRequest, WriteType,
+    AccessMode, CheckAccessRequest, CheckHoldsRequest, ClientRule, FreeContentRequest, GetInodeRequest,
+    GetLayoutRequest, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, ListMountsRequest,
+    Lock, LockKind, LockType, LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest, Mutation,
+    PersistStatusRequest, ReadDirRequest, RecallRequest, RefreshRequest, RememberRequest, ResolveRequest,
+    RevalidateRequest, SetAttr, SetLock, TouchRequest, UpdateMountRequest, UsageRequest, User, UserLimits, WriteType,
 };
 use cavern_security::{Identity, Role};
 use futures::StreamExt;
@@ -39,7 +39,10 @@ fn client<T>(name: &str, message: T) -> Request<T> {
 }
 
 fn rules(rules: &[(&str, bool)]) -> Vec<ClientRule> {
-    rules.iter().map(|(name, read_only)| ClientRule { name: (*name).to_owned(), read_only: *read_only }).collect()
+    rules
+        .iter()
+        .map(|(name, read_only)| ClientRule { name: (*name).to_owned(), read_only: *read_only, users: None })
+        .collect()
 }
 
 /// With `/open` in cache-mode for all, and `/m` in fs-mode for `a`, and for `r` to be read.
@@ -203,6 +206,66 @@ async fn only_whoever_may_changes_a_mount_and_whoever_reads_may_lock() {
     assert_eq!(change(&master, "r", Change::Hold(file)).await, 0);
     assert_eq!(change(&master, "a", create(root, "g", Kind::File)).await, 0);
     assert_eq!(master.tree("/m").await.len(), before.len() + 1);
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_whose_users_are_limited_reads_what_the_user_may() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let file = services.lookups.resolve("/m/f").await.unwrap().attr.unwrap().inode;
+    let is = |inode, uid, mode| {
+        Change::SetAttr(SetAttr { inode, uid: Some(uid), gid: Some(uid), mode: Some(mode), ..SetAttr::default() })
+    };
+    assert_eq!(change(&master, "a", is(file, 1000, 0o640)).await, 0);
+    let users = Some(UserLimits { root_squash: true, ..UserLimits::default() });
+    let limiting = |read_only| vec![ClientRule { name: "a".into(), read_only, users: users.clone() }];
+    let update = |rules| {
+        let clients = Some(cavern_proto::master::ClientRules { rules });
+        UpdateMountRequest { path: "/m".into(), clients, ..UpdateMountRequest::default() }
+    };
+    services.update_mount(of(Role::Admin, "x", update(limiting(false)))).await.unwrap();
+    let user = |uid, groups: &[u32]| Some(User { uid, gid: uid, groups: groups.to_vec() });
+    let check = async |who: &str, inode, user: Option<User>, expected: bool| {
+        let access = CheckAccessRequest { inode, user: user.clone(), wanted: 4, session: 0 };
+        let access = services.check_access(client(who, access)).await.unwrap().into_inner();
+        assert_eq!(access.allowed, expected, "{user:?} of {who}");
+        let layout = GetLayoutRequest { inode, user: user.clone(), ..GetLayoutRequest::default() };
+        match services.get_layout(client(who, layout)).await {
+            Ok(_) => assert!(expected, "{user:?} of {who}"),
+            Err(refused) => assert!(refused.code() == Code::PermissionDenied && !expected, "{user:?}: {refused}"),
+        }
+    };
+    for (user, expected) in [
+        (user(1000, &[]), true),
+        (user(2000, &[1000]), true),
+        (user(2000, &[]), false),
+        (user(0, &[1000]), false),
+        (None, false),
+    ] {
+        check("a", file, user, expected).await;
+    }
+    // What is beside another file is told of to no more.
+    let beside = async |user| {
+        let layout = GetLayoutRequest { inode: file, user, beside: vec![file], ..GetLayoutRequest::default() };
+        services.get_layout(client("a", layout)).await.map(|layout| layout.into_inner().beside.len())
+    };
+    assert_eq!(beside(user(1000, &[])).await.unwrap(), 1);
+    // The directory above must let the user through as well.
+    services.update_mount(of(Role::Admin, "x", update(rules(&[("a", false)])))).await.unwrap();
+    assert_eq!(change(&master, "a", is(mount.root_inode, 3000, 0o700)).await, 0);
+    assert_eq!(change(&master, "a", is(file, 1000, 0o644)).await, 0);
+    check("a", file, None, true).await;
+    services.update_mount(of(Role::Admin, "x", update(limiting(true)))).await.unwrap();
+    check("a", file, user(1000, &[]), false).await;
+    check("a", file, user(3000, &[]), true).await;
+    check("a", file, None, false).await;
+    // The client is told of its own limits, and gets no keys.
+    let table = services.get_credentials(client("a", ListMountsRequest {})).await.unwrap().into_inner();
+    let seen = table.mounts.into_iter().find(|mount| mount.path == "/m").unwrap();
+    assert_eq!((seen.users, seen.access_mode()), (users, AccessMode::ReadOnly));
+    let recorded = services.list_mounts(of(Role::Admin, "x", ListMountsRequest {})).await.unwrap().into_inner();
+    assert!(recorded.mounts.iter().all(|mount| mount.users.is_none()), "it is not recorded");
     master.stop().await;
 }
 

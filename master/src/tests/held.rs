@@ -247,7 +247,7 @@ impl Place {
                 mode(services.get_inode(Request::new(request)).await.unwrap().into_inner().attr)
             }
             Question::Layout => {
-                let request = GetLayoutRequest { inode: file, session, beside: Vec::new() };
+                let request = GetLayoutRequest { inode: file, session, ..GetLayoutRequest::default() };
                 mode(services.get_layout(Request::new(request)).await.unwrap().into_inner().attr)
             }
             Question::Xattrs => {
@@ -570,7 +570,7 @@ async fn layouts_of_files_beside_the_one_that_is_asked_for_come_with_it() {
     }
     let elsewhere = session.done(create(root, "elsewhere", Kind::File)).await;
     let ask = async |beside: Vec<u64>| {
-        let request = GetLayoutRequest { inode: files[0], session: session.id(), beside };
+        let request = GetLayoutRequest { inode: files[0], session: session.id(), beside, user: None };
         master.services().get_layout(Request::new(request)).await.map(tonic::Response::into_inner)
     };
     let answer = ask(vec![files[1], elsewhere, directory, u64::MAX, files[3]]).await.unwrap();

@@ -218,7 +218,7 @@ mod tests {
     use crate::mounts::tests::no_master;
 
     fn rule(name: &str, read_only: bool) -> ClientRule {
-        ClientRule { name: name.to_owned(), read_only }
+        ClientRule { name: name.to_owned(), read_only, users: None }
     }
 
     fn table(epoch: u64, rules: Vec<ClientRule>) -> MountTable {

@@ -124,7 +124,7 @@ fn length_in_file(index: u32, block_size: u64, size: u64) -> u32 {
 /// A file of an fs-mode mount: each block at each worker that the master names, whether that is there or not.
 async fn where_data_is(client: &Client, node: &Arc<Node>) -> Result<Vec<BlockView>, CliError> {
     let Some(mount) = &node.mount else { return Ok(vec![]) };
-    let (layout, placement) = (client.metadata().layout(node.inode, &[]).await?, client.workers());
+    let (layout, placement) = (client.metadata().layout(node.inode, &[], None).await?, client.workers());
     let cluster_id = client.pool().cluster_id();
     let size = layout.attr.unwrap_or_default().size;
     let mut views = Vec::new();

@@ -135,7 +135,8 @@ async fn put_file(client: &Client, source: Source, place: &NameInDirectory) -> R
         _ => (own_ids(), source.mode, own_umask()),
     };
     let (uid, gid) = owner;
-    let new = NewFile { name: &place.name, mode: mode & 0o7777, umask, uid, gid, is_exclusive: false, thread: 0 };
+    let new =
+        NewFile { name: &place.name, mode: mode & 0o7777, umask, uid, gid, is_exclusive: false, thread: 0, user: None };
     let refused = |error| refused(&place.path, error);
     let replacement = client.replace(&place.directory, new).await.map_err(refused)?;
     let file = replacement.file();

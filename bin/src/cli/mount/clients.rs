@@ -1,17 +1,25 @@
-//! `--client`: which clients a mount is there for.
+//! `--client`: which clients a mount is there for, and whom their users count as there.
 
-use cavern_proto::master::ClientRule;
+use std::fmt::Write as _;
+
+use cavern_proto::master::{ClientRule, IdRange, UserLimits};
 use clap::Args;
 
-/// Behind a name: its client changes nothing.
-const READ_ONLY: &str = "=ro";
+/// Between the ranges of one option.
+const AND: char = '+';
+const HOW: &str = "write it as NAME, or as NAME=OPTION,… with ro, rw, root_squash, all_squash, anonuid=N, anongid=N, \
+    uids=LOW-HIGH or gids=LOW-HIGH (several with + between them)";
 
 #[derive(Args)]
 pub(super) struct ClientArgs {
-    /// A client that the mount is there for, by the name in its certificate, with * for any characters; with =ro behind
-    /// it, to be read only, and without the keys of the bucket. Several times: the first that fits counts. Without any
-    /// it is there for all clients.
-    #[arg(long, value_name = "NAME[=ro]", value_parser = rule)]
+    /// A client that the mount is there for, by the name in its certificate, with * for any characters. Several times:
+    /// the first that fits counts. Without any it is there for all clients.
+    ///
+    /// Behind = there may be options, as exports of NFS have them: ro (to be read only, and without the keys of the
+    /// bucket) or rw; and in fs-mode root_squash (root is nobody), all_squash (everybody is), uids=LOW-HIGH and
+    /// gids=LOW-HIGH (whoever is in none of these is nobody; several with + between them), anonuid=N and anongid=N (who
+    /// nobody is, 65534 otherwise). With any of the latter the users of the client are judged by the master.
+    #[arg(long, value_name = "NAME[=OPTION,…]", value_parser = rule)]
     client: Vec<ClientRule>,
 }
 
@@ -22,19 +30,79 @@ impl ClientArgs {
 }
 
 fn rule(text: &str) -> Result<ClientRule, String> {
-    let (name, read_only) = match text.strip_suffix(READ_ONLY) {
-        Some(name) => (name, true),
-        None => (text, false),
+    let (name, options) = match text.split_once('=') {
+        Some((name, options)) => (name, Some(options)),
+        None => (text, None),
     };
-    if name.is_empty() || name.contains('=') {
-        return Err(format!("write it as NAME, or as NAME{READ_ONLY} for a client that only reads"));
+    if name.is_empty() {
+        return Err(HOW.to_owned());
     }
-    Ok(ClientRule { name: name.to_owned(), read_only })
+    let (mut is_read_only, mut users) = (None, None::<UserLimits>);
+    for option in options.into_iter().flat_map(|options| options.split(',')) {
+        if let "ro" | "rw" = option {
+            if is_read_only.replace(option == "ro").is_some() {
+                return Err("ro or rw, once".to_owned());
+            }
+            continue;
+        }
+        limit(users.get_or_insert_default(), option)?;
+    }
+    Ok(ClientRule { name: name.to_owned(), read_only: is_read_only.unwrap_or(false), users })
+}
+
+/// Takes one option into the limits of users.
+fn limit(users: &mut UserLimits, option: &str) -> Result<(), String> {
+    let id = |text: &str| text.parse().map_err(|_| format!("{option}: {text:?} is no number of a user or a group"));
+    let range = |text: &str| {
+        let (low, high) = text.split_once('-').unwrap_or((text, text));
+        let (low, high) = (id(low)?, id(high)?);
+        if low > high { Err(format!("{option}: {low} is behind {high}")) } else { Ok(IdRange { low, high }) }
+    };
+    let ranges = |text: &str| text.split(AND).map(range).collect::<Result<Vec<_>, _>>();
+    match option.split_once('=') {
+        None if option == "root_squash" => users.root_squash = true,
+        None if option == "all_squash" => users.all_squash = true,
+        Some(("anonuid", text)) => users.anon_uid = Some(id(text)?),
+        Some(("anongid", text)) => users.anon_gid = Some(id(text)?),
+        Some(("uids", text)) => users.uids.extend(ranges(text)?),
+        Some(("gids", text)) => users.gids.extend(ranges(text)?),
+        _ => return Err(format!("{option:?} is no option of a client: {HOW}")),
+    }
+    Ok(())
 }
 
 /// As `--client` has them.
 pub(super) fn shown_rules(rules: &[ClientRule]) -> Vec<String> {
-    rules.iter().map(|rule| format!("{}{}", rule.name, if rule.read_only { READ_ONLY } else { "" })).collect()
+    rules.iter().map(shown_rule).collect()
+}
+
+fn shown_rule(rule: &ClientRule) -> String {
+    let mut options = Vec::new();
+    options.extend(rule.read_only.then(|| "ro".to_owned()));
+    if let Some(users) = &rule.users {
+        options.extend((!rule.read_only).then(|| "rw".to_owned()));
+        options.extend(users.root_squash.then(|| "root_squash".to_owned()));
+        options.extend(users.all_squash.then(|| "all_squash".to_owned()));
+        options.extend(users.anon_uid.map(|uid| format!("anonuid={uid}")));
+        options.extend(users.anon_gid.map(|gid| format!("anongid={gid}")));
+        options.extend(shown_ranges("uids", &users.uids));
+        options.extend(shown_ranges("gids", &users.gids));
+    }
+    match options.is_empty() {
+        true => rule.name.clone(),
+        false => format!("{}={}", rule.name, options.join(",")),
+    }
+}
+
+fn shown_ranges(name: &str, ranges: &[IdRange]) -> Option<String> {
+    let mut shown = format!("{name}=");
+    for (place, IdRange { low, high }) in ranges.iter().enumerate() {
+        if place > 0 {
+            shown.push(AND);
+        }
+        let _written = if low == high { write!(shown, "{low}") } else { write!(shown, "{low}-{high}") };
+    }
+    (!ranges.is_empty()).then_some(shown)
 }
 
 #[cfg(test)]
@@ -43,10 +111,43 @@ mod tests {
 
     #[test]
     fn rules_are_shown_as_they_are_given() {
-        for text in ["a", "a-*", "a=ro", "*=ro"] {
+        for text in [
+            "a",
+            "a-*",
+            "a=ro",
+            "*=ro",
+            "a=rw,root_squash",
+            "a=ro,all_squash,anonuid=7,anongid=8",
+            "a=rw,root_squash,uids=1000-1999+3000,gids=100",
+        ] {
             assert_eq!(shown_rules(&[rule(text).unwrap()]), [text]);
         }
-        for text in ["", "=ro", "a=rw", "a=ro=ro", "a="] {
+        for (text, shown) in
+            [("a=rw", "a"), ("a=root_squash", "a=rw,root_squash"), ("a=uids=1,uids=3-4", "a=rw,uids=1+3-4")]
+        {
+            assert_eq!(shown_rules(&[rule(text).unwrap()]), [shown]);
+        }
+    }
+
+    #[test]
+    fn what_is_no_rule_is_refused() {
+        for text in [
+            "",
+            "=ro",
+            "a=",
+            "a=ro=ro",
+            "a=ro,rw",
+            "a=ro,",
+            "a=no_root_squash",
+            "a=anonuid",
+            "a=anonuid=x",
+            "a=anonuid=-1",
+            "a=uids=",
+            "a=uids=9-8",
+            "a=uids=1-2-3",
+            "a=uids=1,2",
+            "a=gids=4294967296",
+        ] {
             assert!(rule(text).is_err(), "{text}");
         }
     }

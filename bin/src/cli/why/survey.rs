@@ -70,7 +70,7 @@ impl Blocks {
 
     /// Of a file of an fs-mode mount the master knows where its blocks are.
     async fn of_layout(client: &Client, node: &Node) -> Result<Self, CliError> {
-        let layout = client.metadata().layout(node.inode, &[]).await?;
+        let layout = client.metadata().layout(node.inode, &[], None).await?;
         let (cluster_id, mount) = (client.pool().cluster_id(), node.mount.as_ref().map_or(0, |mount| mount.id()));
         let (block_size, size) = (layout.block_size, layout.attr.unwrap_or_default().size);
         let block = |extent: cavern_proto::master::Extent| {

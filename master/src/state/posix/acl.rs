@@ -1,17 +1,18 @@
 //! POSIX access control lists: `system.posix_acl_access` and `system.posix_acl_default`.
 //!
 //! They are kept as the kernel spells them (`linux/posix_acl_xattr.h`), beside the other extended attributes, and
-//! checked by the kernel of the asker. What must be done here is to keep lists and permissions one: the entries of the
-//! owner, of the mask (of the group, without a mask) and of others are the permissions of the inode. The rules are
-//! those of Linux (`fs/posix_acl.c`).
+//! checked by the kernel of the asker (and by `permission`, where users are limited). What must be done here is to keep
+//! lists and permissions one: the entries of the owner, of the mask (of the group, without a mask) and of others are
+//! the permissions of the inode. The rules are those of Linux (`fs/posix_acl.c`).
 
+use cavern_proto::master::User;
 use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
-use crate::state::Family;
 use crate::state::records::{MODE_CHOSEN, is_directory, mode, xattr_key};
+use crate::state::{Family, Tables};
 
 pub(super) const ACCESS: &[u8] = b"system.posix_acl_access";
 pub(super) const DEFAULT: &[u8] = b"system.posix_acl_default";
@@ -116,6 +117,32 @@ impl Acl {
         [(Tag::Owner, 6), (self.group_class(), 3), (Tag::Others, 0)]
     }
 
+    /// Whether a user may do all of this (of 0o7), as `posix_acl_permission` of Linux says it. `owner`: user and group
+    /// of the inode.
+    pub(super) fn allows(&self, user: &User, owner: (u32, u32), wanted: u32) -> bool {
+        let grants = |entry: &Entry| u32::from(entry.permissions) & wanted == wanted;
+        let is_masked_out = || self.0.iter().any(|entry| entry.tag == Tag::Mask && !grants(entry));
+        let mut is_in_a_group = false;
+        for entry in &self.0 {
+            match entry.tag {
+                Tag::Owner if user.uid == owner.0 => return grants(entry),
+                Tag::User if user.uid == entry.id => return grants(entry) && !is_masked_out(),
+                Tag::Group | Tag::NamedGroup => {
+                    let group = if entry.tag == Tag::Group { owner.1 } else { entry.id };
+                    if user.is_in(group) {
+                        is_in_a_group = true;
+                        if grants(entry) {
+                            return !is_masked_out();
+                        }
+                    }
+                }
+                Tag::Others => return !is_in_a_group && grants(entry),
+                Tag::Owner | Tag::User | Tag::Mask => {}
+            }
+        }
+        false
+    }
+
     fn permissions_of(&mut self, tag: Tag) -> Option<&mut u16> {
         self.0.iter_mut().find(|entry| entry.tag == tag).map(|entry| &mut entry.permissions)
     }
@@ -149,11 +176,8 @@ impl Acl {
 }
 
 impl MutationContext<'_, '_> {
-    /// One list of an inode. What is kept there has been checked before.
     fn acl(&self, inode: u64, name: &[u8]) -> Result<Option<Acl>, MasterError> {
-        let Some(value) = self.transaction.before().xattr(inode, name)? else { return Ok(None) };
-        let acl = Acl::decode(&value);
-        acl.map(Some).ok_or_else(|| MasterError::Corrupt(format!("an access list of inode {inode}")))
+        of(self.transaction.before(), inode, name)
     }
 
     fn put_acl(&mut self, inode: u64, name: &[u8], acl: &Acl) {
@@ -218,6 +242,13 @@ impl MutationContext<'_, '_> {
         record.mode = kept | acl.mode() | MODE_CHOSEN;
         Ok((!acl.is_mode()).then(|| acl.encode()))
     }
+}
+
+/// One list of an inode. What is kept there has been checked before.
+pub(super) fn of(tables: Tables<'_>, inode: u64, name: &[u8]) -> Result<Option<Acl>, MasterError> {
+    let Some(value) = tables.xattr(inode, name)? else { return Ok(None) };
+    let acl = Acl::decode(&value);
+    acl.map(Some).ok_or_else(|| MasterError::Corrupt(format!("an access list of inode {inode}")))
 }
 
 /// Whether an extended attribute is an access list.
@@ -289,6 +320,25 @@ mod tests {
         masked.set_mode(0o705);
         assert_eq!(masked.encode(), acl(&[(1, 7, NO_ID), (2, 7, 9), GROUP, (0x10, 0, NO_ID), (0x20, 5, NO_ID)]));
         assert_eq!(masked.inherit(0o4777), 0o4705);
+    }
+
+    #[test]
+    fn who_may_do_what_is_as_linux_has_it() {
+        // The owner reads, and writes; user 9 reads, for all that the mask leaves; group 5 writes, group 6 nothing.
+        let entries = [OWNER, (2, 7, 9), (4, 0, NO_ID), (8, 2, 5), (8, 0, 6), (0x10, 6, NO_ID), (0x20, 4, NO_ID)];
+        let list = Acl::decode(&acl(&entries)).unwrap();
+        let may = |uid, gid, groups: &[u32]| {
+            let user = User { uid, gid, groups: groups.to_vec() };
+            [4, 2, 1].map(|wanted| list.allows(&user, (1000, 100), wanted))
+        };
+        assert_eq!(may(1000, 5, &[]), [true, true, false], "the owner, by nothing else");
+        assert_eq!(may(9, 1, &[]), [true, true, false], "a named user, within the mask");
+        assert_eq!(may(7, 100, &[]), [false, false, false], "the group has nothing, and others do not count then");
+        assert_eq!(may(7, 100, &[5]), [false, true, false], "one of his groups is enough");
+        assert_eq!(may(7, 7, &[6]), [false, false, false]);
+        assert_eq!(may(7, 7, &[]), [true, false, false], "others");
+        let user = User { uid: 7, gid: 5, groups: vec![] };
+        assert!(!list.allows(&user, (1000, 100), 6), "not by two entries");
     }
 
     proptest! {

@@ -15,6 +15,7 @@ const GROUP_EXECUTES: u32 = 0o0010;
 impl MutationContext<'_, '_> {
     pub(super) fn set_attributes(&mut self, set: &SetAttr) -> Result<u64, MutationError> {
         let mut record = self.inode(set.inode)?;
+        self.judge_set_attributes(set, &record)?;
         let now_ns = self.made_ns;
         let time = |time: Time| if time.now { now_ns } else { time.ns };
         // Another owner keeps none, whoever gives the file away.
@@ -25,7 +26,8 @@ impl MutationContext<'_, '_> {
             self.kill_capability(set.inode, &mut record)?;
         }
         if let Some(mode) = set.mode {
-            record.mode = mode & 0o7777 | MODE_CHOSEN;
+            let group = set.gid.unwrap_or(record.gid);
+            record.mode = self.without_foreign_set_group_id(mode & 0o7777, group) | MODE_CHOSEN;
         }
         if let Some(length) = set.size {
             self.set_length(set.inode, &mut record, length)?;

@@ -19,6 +19,8 @@ impl MutationContext<'_, '_> {
         check(&create)?;
         let (kind, is_named) = (create.kind(), create.naming() == Naming::Named);
         let directory = if is_named { self.whole_directory(create.parent)? } else { self.directory(create.parent)? };
+        self.judge_names(create.parent, &directory)?;
+        self.judge_kind(kind)?;
         if is_named && self.transaction.dentry(create.parent, &create.name)?.is_some() {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&create.name)));
         }
@@ -35,6 +37,9 @@ impl MutationContext<'_, '_> {
         if mode(&directory) & SET_GROUP_ID != 0 {
             gid = directory.gid;
             permissions |= if kind == Kind::Directory { SET_GROUP_ID } else { 0 };
+        }
+        if kind != Kind::Directory {
+            permissions = self.without_foreign_set_group_id(permissions, gid);
         }
         let record = InodeRecord {
             kind: create.kind,
@@ -75,9 +80,13 @@ impl MutationContext<'_, '_> {
             self.name_changed(create.parent, &create.name, 0, inode);
             let change = EntriesChange { names: 1, directories: i32::from(kind == Kind::Directory) };
             self.directory_changed(create.parent, directory, change);
+            if kind == Kind::File && self.judged.is_some() {
+                // Whoever makes a file has it open to be written, whatever its mode says.
+                self.put_hold_to_write(inode, session);
+            }
         } else {
             self.transaction.put_bytes(Family::Unlinked, &inode_key(inode), &[]);
-            self.put_hold(inode, session);
+            self.put_hold_to_write(inode, session);
         }
         Ok(inode)
     }

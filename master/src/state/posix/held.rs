@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
+use crate::level::USER_LIMITS;
 use crate::state::Family;
 use crate::state::held::{self, HELD_MAX, HeldDirectory};
 
@@ -23,6 +24,12 @@ const LET_GO_MAX: usize = 10_000;
 
 /// A mutation as the masters of a level understand it: what is beyond it they have not seen.
 pub(super) fn as_of_level(mut mutation: Mutation, level: u32) -> Mutation {
+    if level < USER_LIMITS {
+        mutation.user = None;
+        if matches!(mutation.change, Some(mutation::Change::OpenToWrite(_))) {
+            mutation.change = None;
+        }
+    }
     if level >= LEVEL {
         return mutation;
     }
@@ -114,7 +121,8 @@ impl MutationContext<'_, '_> {
     /// Has the session hold the directory that it has made, if it wants to, and may.
     pub(super) fn hold_made(&mut self, create: &CreateInode, inode: u64, mount_id: u32) -> Result<(), MutationError> {
         let is_wanted = create.hold && create.kind() == Kind::Directory && create.naming() == Naming::Named;
-        if !is_wanted || self.session == 0 {
+        // What is judged by the user is judged before it is answered.
+        if !is_wanted || self.session == 0 || self.judged.is_some() {
             return Ok(());
         }
         // Who holds the directory above has answered that this one is held as well.

@@ -18,6 +18,8 @@ use crate::state::{Database, Family, Tables, Transaction, held, intent, origin, 
 
 /// Inodes of one [`SetHolds`].
 const HOLDS_MAX: usize = 1000;
+/// What a hold has beside its key where users are limited, and the session may write to the file.
+pub(super) const MAY_WRITE: &[u8] = b"w";
 
 impl MutationContext<'_, '_> {
     /// An inode that is only open need not be held while it has a name: all sessions that may have it open then are
@@ -26,7 +28,7 @@ impl MutationContext<'_, '_> {
         let record = self.known_inode(inode)?;
         // Whoever holds its directory: nothing is changed by this.
         self.check_own(inode, &record)?;
-        self.put_hold(inode, session);
+        self.put_hold(inode, session)?;
         Ok(inode)
     }
 
@@ -49,9 +51,28 @@ impl MutationContext<'_, '_> {
         Ok(0)
     }
 
-    pub(super) fn put_hold(&mut self, inode: u64, session: u64) {
+    /// What a session that holds it may write stays so.
+    pub(super) fn put_hold(&mut self, inode: u64, session: u64) -> Result<(), MasterError> {
+        let right = if self.judged.is_some() && self.may_commit(inode)? { MAY_WRITE } else { &[] };
+        self.put_hold_with(inode, session, right);
+        Ok(())
+    }
+
+    /// The same, and what the session commits to the file while it holds it is judged no more.
+    pub(super) fn put_hold_to_write(&mut self, inode: u64, session: u64) {
+        let right = if self.judged.is_some() { MAY_WRITE } else { &[] };
+        self.put_hold_with(inode, session, right);
+    }
+
+    /// Whether the session holds a file, and its user was allowed to write when it was opened.
+    pub(super) fn may_commit(&self, inode: u64) -> Result<bool, MasterError> {
+        let right = self.transaction.before().hold(inode, self.session)?;
+        Ok(right.is_some_and(|right| *right == *MAY_WRITE))
+    }
+
+    fn put_hold_with(&mut self, inode: u64, session: u64, right: &[u8]) {
         intent::count_change(self.transaction, self.mount);
-        self.transaction.put_bytes(Family::Hold, &hold_key(inode, session), &[]);
+        self.transaction.put_bytes(Family::Hold, &hold_key(inode, session), right);
         self.transaction.put_bytes(Family::HoldSession, &hold_session_key(session, inode), &[]);
     }
 

@@ -5,6 +5,7 @@ use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
 
 use super::acl::is_acl;
+use super::permission::XattrChange;
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
 use crate::state::Family;
@@ -33,6 +34,7 @@ impl MutationContext<'_, '_> {
             return refuse(Errno::OPNOTSUPP, format!("{name} is no attribute that is kept: use user.{name}, say"));
         }
         let mut record = self.inode(set.inode)?;
+        self.judge_xattr(set.inode, &record, &set.name, XattrChange::Set)?;
         let known = self.transaction.before().xattr(set.inode, &set.name)?;
         match (set.mode(), known.is_some()) {
             (XattrMode::Create, true) => return refuse(Errno::EXIST, "the attribute is there"),
@@ -43,7 +45,8 @@ impl MutationContext<'_, '_> {
             if record.kind() == Kind::Symlink {
                 return refuse(Errno::OPNOTSUPP, "a symlink has no access list");
             }
-            let value = Self::checked_acl(&mut record, &set.name, &set.value, set.clear_set_group_id)?;
+            let clears = set.clear_set_group_id || self.is_foreign_group(record.gid);
+            let value = Self::checked_acl(&mut record, &set.name, &set.value, clears)?;
             return self.keep_xattr(set.inode, record, &set.name, value.as_deref());
         }
         if record.has_xattrs {
@@ -66,6 +69,7 @@ impl MutationContext<'_, '_> {
 
     pub(super) fn remove_xattr(&mut self, remove: &RemoveXattr) -> Result<u64, MutationError> {
         let record = self.inode(remove.inode)?;
+        self.judge_xattr(remove.inode, &record, &remove.name, XattrChange::Remove)?;
         if self.transaction.before().xattr(remove.inode, &remove.name)?.is_none() {
             // As Linux has it: an access list that is not there need not be removed.
             if is_acl(&remove.name) {

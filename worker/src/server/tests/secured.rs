@@ -242,7 +242,7 @@ async fn blocks_are_for_the_clients_that_their_mount_is_there_for() {
     let certificates = Certificates::new();
     let bench = Fixture::secured("rights", certificates.transport(Role::Worker)).await;
     let rule = |epoch, client: &str, read_only| {
-        let clients = vec![ClientRule { name: client.to_owned(), read_only }];
+        let clients = vec![ClientRule { name: client.to_owned(), read_only, users: None }];
         let uri = "memory://server-rights".to_owned();
         let mount = Mount { id: 1, uri, write_type: WriteType::FsMode as i32, clients, ..Default::default() };
         bench.mounts.apply(MountTable { epoch, mounts: vec![mount], status: vec![] });

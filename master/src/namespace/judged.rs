@@ -1,0 +1,64 @@
+//! What users may read, in mounts that limit those of the client that asks.
+
+use cavern_proto::master::{Mount, User};
+
+use super::Lookups;
+use crate::MasterError;
+use crate::state::{Tables, may_access, may_have_layout};
+
+impl Lookups {
+    /// Whether a user may do all of this (of 0o7) with an inode.
+    pub async fn may_access(&self, inode: u64, user: Option<&User>, wanted: u32) -> Result<bool, MasterError> {
+        self.judge(inode, user, move |tables, mount, user| may_access(tables, (mount, user), inode, &[wanted])).await
+    }
+
+    /// Refuses to tell a user where the bytes of a file are that he may neither read nor write.
+    ///
+    /// # Errors
+    /// [`MasterError::Denied`].
+    pub async fn check_layout(&self, inode: u64, user: Option<&User>) -> Result<(), MasterError> {
+        if self.may_have_layout(inode, user).await? {
+            return Ok(());
+        }
+        let who = user.map_or("nobody".to_owned(), |user| format!("user {}", user.uid));
+        Err(MasterError::Denied(format!("inode {inode} is not there to be read by {who}")))
+    }
+
+    /// Those of some files of which a user may be told.
+    pub async fn readable(&self, inodes: Vec<u64>, user: Option<&User>) -> Result<Vec<u64>, MasterError> {
+        if self.client.is_none() {
+            return Ok(inodes);
+        }
+        let mut readable = Vec::with_capacity(inodes.len());
+        for inode in inodes {
+            if self.may_have_layout(inode, user).await? {
+                readable.push(inode);
+            }
+        }
+        Ok(readable)
+    }
+
+    async fn may_have_layout(&self, inode: u64, user: Option<&User>) -> Result<bool, MasterError> {
+        let session = self.asker;
+        self.judge(inode, user, move |tables, mount, user| may_have_layout(tables, (mount, user), inode, session)).await
+    }
+
+    /// What `judged` says of a user as he counts in the mount of an inode; true where users are not limited.
+    async fn judge(
+        &self,
+        inode: u64,
+        user: Option<&User>,
+        judged: impl Fn(Tables<'_>, &Mount, &User) -> Result<bool, MasterError> + Clone + Send + 'static,
+    ) -> Result<bool, MasterError> {
+        let Some(client) = &self.client else { return Ok(true) };
+        let mount_id = self.reader.look(move |tables| Ok(tables.inode(inode)?.map_or(0, |record| record.mount_id)));
+        let mount_id = mount_id.await?;
+        if mount_id == 0 {
+            return Ok(true);
+        }
+        let mount = self.mounts.recorded(mount_id)?;
+        let Some(limits) = mount.limits_of(client) else { return Ok(true) };
+        let user = limits.mapped(user);
+        self.reader.look(move |tables| judged(tables, &mount, &user)).await
+    }
+}

@@ -1,0 +1,330 @@
+//! Who may change what in a mount that limits the users of a client: a client is believed who asks for a change only
+//! as far as its rule lets that user be himself ([`UserLimits::mapped`]), and each change is judged by what Linux would
+//! ask for on a local file system (`fs/namei.c`, `fs/attr.c`, `fs/xattr.c`).
+//!
+//! What differs from that, because there is no open file to go by:
+//! - The directories above must let the user through at each change, not only when they were opened.
+//! - The owner of a file may always write to it and cut it, as servers of NFS have it: his own mode may forbid it to
+//!   him since he has opened it. Of others, what they have opened to be written is the session's to commit until it
+//!   lets go ([`MutationContext::open_to_write`]).
+//!
+//! Nobody but the client's own kernel judges locks. Changes that were answered for in a directory which the session has
+//! held since before users were limited are not judged: they were answered by what held then, and must not get lost.
+
+use cavern_proto::master::{Kind, Mount, RenameName, SetAttr, User, UserLimits};
+use cavern_proto::record::InodeRecord;
+use rustix::io::Errno;
+
+use super::acl::{self, is_acl};
+use super::hold::MAY_WRITE;
+use super::xattr::CAPABILITY;
+use super::{MutationContext, MutationError, refuse};
+use crate::MasterError;
+use crate::state::records::{is_directory, links, mode};
+use crate::state::tables::{DEPTH_MAX, Tables};
+
+pub(super) const READ: u32 = 4;
+pub(super) const WRITE: u32 = 2;
+const SEARCH: u32 = 1;
+const EXECUTE: u32 = 1;
+
+const STICKY: u32 = 0o1000;
+const SET_GROUP_ID: u32 = 0o2000;
+
+/// Whoever a change is judged by.
+#[derive(Clone, Debug)]
+pub(super) struct JudgedUser {
+    /// As he counts here.
+    user: User,
+    limits: UserLimits,
+}
+
+impl MutationContext<'_, '_> {
+    /// Finds out by whom what is changed in a mount is judged, and whose it is if it is new.
+    pub(super) fn find_judged(&mut self, mount: &Mount) {
+        let limits = self.client.as_ref().and_then(|client| mount.limits_of(client)).filter(|_| !self.is_answered);
+        self.judged =
+            limits.map(|limits| JudgedUser { user: limits.mapped(self.user.as_ref()), limits: limits.clone() });
+        if let Some(judged) = &self.judged {
+            (self.uid, self.gid) = (judged.user.uid, judged.user.gid);
+        }
+    }
+
+    /// The user by whom is judged; `None` for whoever may do everything.
+    fn judged_user(&self) -> Option<&User> {
+        self.judged.as_ref().map(|judged| &judged.user).filter(|user| !user.is_root())
+    }
+
+    fn is_owner(&self, record: &InodeRecord) -> bool {
+        self.judged_user().is_none_or(|user| user.uid == record.uid)
+    }
+
+    /// Whether the user is not in a group, and so leaves no set-group-ID bit of a file that is the group's.
+    pub(super) fn is_foreign_group(&self, group: u32) -> bool {
+        self.judged_user().is_some_and(|user| !user.is_in(group))
+    }
+
+    pub(super) fn without_foreign_set_group_id(&self, permissions: u32, group: u32) -> u32 {
+        if self.is_foreign_group(group) { permissions & !SET_GROUP_ID } else { permissions }
+    }
+
+    /// Whether mode or access list of an inode allow all of this.
+    fn allows(&self, inode: u64, record: &InodeRecord, wanted: u32) -> Result<bool, MasterError> {
+        match self.judged_user() {
+            None => Ok(true),
+            Some(user) => permits(self.transaction.before(), user, (inode, record), wanted),
+        }
+    }
+
+    fn refuse_access<T>(&mut self, inode: u64, what: &str) -> Result<T, MutationError> {
+        let (uid, shown) = (self.uid, self.shown(inode)?);
+        refuse(Errno::ACCESS, format!("user {uid} may not {what} {shown}"))
+    }
+
+    fn refuse_other<T>(&mut self, what: &str) -> Result<T, MutationError> {
+        let uid = self.uid;
+        refuse(Errno::PERM, format!("user {uid} is not the one who {what}"))
+    }
+
+    /// A directory and those above it let the user through.
+    fn judge_way(&mut self, directory: u64) -> Result<(), MutationError> {
+        let mut at = directory;
+        for _ in 0..DEPTH_MAX {
+            let Some(record) = self.transaction.inode(at)?.filter(|record| record.mount_id == self.mount) else {
+                return Ok(());
+            };
+            // Whoever holds it may have answered that it has another mode.
+            self.check_holder(at, &record)?;
+            if !self.allows(at, &record, SEARCH)? {
+                return self.refuse_access(at, "look for anything in");
+            }
+            if at == self.mount_root {
+                return Ok(());
+            }
+            at = record.parent;
+        }
+        refuse(Errno::LOOP, "the directory is nested too deeply")
+    }
+
+    /// The user gets to an inode. By which of several names he has come nobody knows, and what has none was opened.
+    fn judge_way_to(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
+        if self.judged_user().is_none() || inode == self.mount_root || !has_one_name(record) {
+            return Ok(());
+        }
+        self.judge_way(record.parent)
+    }
+
+    /// Names in a directory may change.
+    pub(super) fn judge_names(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
+        if self.judged_user().is_none() {
+            return Ok(());
+        }
+        self.judge_way(inode)?;
+        if self.allows(inode, record, WRITE)? { Ok(()) } else { self.refuse_access(inode, "change names in") }
+    }
+
+    /// A name may be taken away from an inode in a directory.
+    pub(super) fn judge_sticky(&mut self, directory: &InodeRecord, record: &InodeRecord) -> Result<(), MutationError> {
+        if mode(directory) & STICKY == 0 || self.is_owner(record) || self.is_owner(directory) {
+            return Ok(());
+        }
+        self.refuse_other("owns the name in a sticky directory")
+    }
+
+    /// One of the inodes of a rename may leave its directory; a directory has a name for the one above it, which
+    /// changes.
+    pub(super) fn judge_move(
+        &mut self,
+        rename: &RenameName,
+        inode: u64,
+        (directory, record): (&InodeRecord, &InodeRecord),
+    ) -> Result<(), MutationError> {
+        self.judge_sticky(directory, record)?;
+        let leads_elsewhere = is_directory(record) && rename.parent != rename.new_parent;
+        if leads_elsewhere && !self.allows(inode, record, WRITE)? {
+            return self.refuse_access(inode, "move");
+        }
+        Ok(())
+    }
+
+    /// An inode may get another name. One without any was opened by whoever names it.
+    pub(super) fn judge_link(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
+        if record.unlinked && !self.is_owner(record) && !self.may_commit(inode)? {
+            return self.refuse_access(inode, "give a name to");
+        }
+        self.judge_way_to(inode, record)
+    }
+
+    /// What is of this kind may be made.
+    pub(super) fn judge_kind(&mut self, kind: Kind) -> Result<(), MutationError> {
+        match kind {
+            Kind::CharacterDevice | Kind::BlockDevice => self.judge_root("makes devices"),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn judge_root(&mut self, what: &str) -> Result<(), MutationError> {
+        if self.judged_user().is_none() { Ok(()) } else { self.refuse_other(what) }
+    }
+
+    /// A file may be opened to be written.
+    pub(super) fn judge_open(&mut self, inode: u64, record: &InodeRecord, wanted: u32) -> Result<(), MutationError> {
+        self.judge_way_to(inode, record)?;
+        if self.allows(inode, record, wanted)? { Ok(()) } else { self.refuse_access(inode, "open") }
+    }
+
+    /// What was written to a file may become a part of it.
+    pub(super) fn judge_commit(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
+        if self.judged_user().is_none() || self.may_commit(inode)? {
+            return Ok(());
+        }
+        self.judge_write(inode, record)
+    }
+
+    /// The content of a file may change.
+    fn judge_write(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
+        self.judge_way_to(inode, record)?;
+        if self.is_owner(record) || self.allows(inode, record, WRITE)? {
+            return Ok(());
+        }
+        self.refuse_access(inode, "write to")
+    }
+
+    pub(super) fn judge_set_attributes(&mut self, set: &SetAttr, record: &InodeRecord) -> Result<(), MutationError> {
+        let Some(judged) = &self.judged else { return Ok(()) };
+        let JudgedUser { user, limits } = judged;
+        let (is_root, is_owner) = (user.is_root(), user.is_root() || user.uid == record.uid);
+        let may_have_uid =
+            |uid: u32| uid == record.uid && is_owner || is_root && (limits.has_uid(uid) || uid == limits.nobody());
+        let may_have_gid = |gid: u32| match is_root {
+            true => gid == record.gid || limits.has_gid(gid) || gid == limits.nobodys_group(),
+            false => is_owner && (gid == record.gid || user.is_in(gid)),
+        };
+        let may_own = set.uid.is_none_or(may_have_uid) && set.gid.is_none_or(may_have_gid);
+        if !may_own || set.mode.is_some() && !is_owner {
+            return self.refuse_other("owns it, or gives it away");
+        }
+        let times = [set.atime, set.mtime];
+        if times.iter().flatten().any(|time| !time.now) && !is_owner {
+            return self.refuse_other("owns it, and may choose its times");
+        }
+        if set.size.is_some() || times.iter().any(Option::is_some) {
+            return self.judge_write(set.inode, record);
+        }
+        let is_of_owner = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
+        if is_of_owner {
+            return self.judge_way_to(set.inode, record);
+        }
+        // Nothing but what a write takes away.
+        self.judge_commit(set.inode, record)
+    }
+
+    /// An extended attribute may be set, or taken away.
+    pub(super) fn judge_xattr(
+        &mut self,
+        inode: u64,
+        record: &InodeRecord,
+        name: &[u8],
+        change: XattrChange,
+    ) -> Result<(), MutationError> {
+        if self.judged_user().is_none() {
+            return Ok(());
+        }
+        if name == CAPABILITY && change == XattrChange::Remove {
+            // As kernels have it, which take it away before a write.
+            return self.judge_commit(inode, record);
+        }
+        self.judge_way_to(inode, record)?;
+        if is_acl(name) {
+            return if self.is_owner(record) {
+                Ok(())
+            } else {
+                self.refuse_other("owns it, and sets its access lists")
+            };
+        }
+        if !name.starts_with(b"user.") {
+            return self.judge_root("sets attributes of the system");
+        }
+        let is_sticky = is_directory(record) && mode(record) & STICKY != 0;
+        if !matches!(record.kind(), Kind::File | Kind::Directory) || is_sticky && !self.is_owner(record) {
+            return self.refuse_other("may have attributes there");
+        }
+        if self.allows(inode, record, WRITE)? { Ok(()) } else { self.refuse_access(inode, "write attributes of") }
+    }
+}
+
+fn has_one_name(record: &InodeRecord) -> bool {
+    !record.unlinked && (is_directory(record) || links(record) == 1)
+}
+
+/// Whether mode or access list of an inode allow a user, who is not root, all of this.
+fn permits(
+    tables: Tables<'_>,
+    user: &User,
+    (inode, record): (u64, &InodeRecord),
+    wanted: u32,
+) -> Result<bool, MasterError> {
+    if record.has_xattrs
+        && let Some(list) = acl::of(tables, inode, acl::ACCESS)?
+    {
+        return Ok(list.allows(user, (record.uid, record.gid), wanted));
+    }
+    let shift = match () {
+        () if user.uid == record.uid => 6,
+        () if user.is_in(record.gid) => 3,
+        () => 0,
+    };
+    Ok(mode(record) >> shift & wanted == wanted)
+}
+
+/// Whether a user, as he counts in a mount, may do all of this with an inode of it, or any of several. What is no
+/// longer there is for others to refuse.
+pub fn may_access(
+    tables: Tables<'_>,
+    (mount, user): (&Mount, &User),
+    inode: u64,
+    any_of: &[u32],
+) -> Result<bool, MasterError> {
+    let Some(record) = tables.inode(inode)?.filter(|_| !user.is_root()) else { return Ok(true) };
+    let mut at = if inode == mount.root_inode || !has_one_name(&record) { 0 } else { record.parent };
+    for _ in 0..DEPTH_MAX {
+        let Some(above) = tables.inode(at)?.filter(|above| at != 0 && above.mount_id == mount.id) else { break };
+        if !permits(tables, user, (at, &above), SEARCH)? {
+            return Ok(false);
+        }
+        at = if at == mount.root_inode { 0 } else { above.parent };
+    }
+    for wanted in any_of {
+        if permits(tables, user, (inode, &record), *wanted)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether a user, as he counts in a mount, may be told where the bytes of a file are: whoever may read, run or write
+/// it, its owner, and those whose session writes to it.
+pub fn may_have_layout(
+    tables: Tables<'_>,
+    (mount, user): (&Mount, &User),
+    inode: u64,
+    session: u64,
+) -> Result<bool, MasterError> {
+    if tables.hold(inode, session)?.is_some_and(|right| *right == *MAY_WRITE) {
+        return Ok(true);
+    }
+    if tables.inode(inode)?.is_some_and(|record| record.uid == user.uid) {
+        return may_access(tables, (mount, user), inode, &[0]);
+    }
+    may_access(tables, (mount, user), inode, &[READ, EXECUTE, WRITE])
+}
+
+/// What becomes of an extended attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum XattrChange {
+    Set,
+    Remove,
+}
+
+#[cfg(test)]
+mod tests;
