@@ -263,7 +263,7 @@ async fn a_client_whose_users_are_limited_reads_what_the_user_may() {
     // The client is told of its own limits, and gets no keys.
     let table = services.get_credentials(client("a", ListMountsRequest {})).await.unwrap().into_inner();
     let seen = table.mounts.into_iter().find(|mount| mount.path == "/m").unwrap();
-    assert_eq!((seen.users, seen.access_mode()), (users, AccessMode::ReadOnly));
+    assert_eq!((seen.access_mode(), seen.users), (AccessMode::ReadOnly, users.clone()));
     let recorded = services.list_mounts(of(Role::Admin, "x", ListMountsRequest {})).await.unwrap().into_inner();
     assert!(recorded.mounts.iter().all(|mount| mount.users.is_none()), "it is not recorded");
     master.stop().await;
