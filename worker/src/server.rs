@@ -3,8 +3,11 @@
 
 mod connection;
 mod cores;
+mod limits;
 mod listen;
+mod memory;
 mod outgoing;
+mod pacing;
 mod pressure;
 mod requests;
 mod roles;
@@ -21,7 +24,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::data::{Evicted, evicted};
 use cavern_proto::frame::{FrameKind, encode_frame};
-use cavern_security::{AuditLog, Transport};
+use cavern_security::{AuditLog, Tenants, Transport};
 use parking_lot::RwLock;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, broadcast, mpsc};
@@ -29,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::connection::Shared;
 pub use self::cores::Cores;
+pub use self::limits::tenants;
 pub use self::listen::{bind_unix, is_own};
 use self::requests::Service;
 use crate::error::WorkerError;
@@ -96,6 +100,8 @@ pub struct Serving {
     /// How TCP clients are to speak.
     pub transport: Transport,
     pub audit: AuditLog,
+    /// Clients, where connections are secured.
+    pub tenants: Tenants,
     pub metrics: WorkerMetrics,
     /// Budget for buffers, and its size, in KiB.
     pub memory: Arc<Semaphore>,
@@ -138,6 +144,7 @@ impl Server {
             membership,
             transport,
             audit,
+            tenants,
             metrics,
             memory,
             memory_kib,
@@ -152,6 +159,7 @@ impl Server {
             membership,
             transport,
             audit,
+            tenants,
             evictions: frames.clone(),
             stop: stop.clone(),
         });

@@ -22,7 +22,7 @@ use cavern_proto::data::{
     QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteRequest,
 };
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, MAX_WRITE_BYTES, PROTOCOL_VERSION};
-use cavern_security::{AuditLog, Audited, Transport};
+use cavern_security::{AuditLog, Audited, Tenants, Transport};
 use prost::Message;
 use tokio::io::Interest;
 use tokio::sync::broadcast;
@@ -33,7 +33,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::cores::Seat;
+use super::memory::Budget;
 use super::outgoing::{Outgoing, PassedFile, Segment};
+use super::pacing::Pacing;
 use super::requests::{ContentRequest, Service};
 use super::roles::{self, Peer};
 use super::socket::Socket;
@@ -70,6 +72,7 @@ pub(super) struct Shared {
     pub membership: Arc<Membership>,
     pub transport: Transport,
     pub audit: AuditLog,
+    pub tenants: Tenants,
     /// Frames for clients that hold descriptors.
     pub evictions: broadcast::Sender<Bytes>,
     pub stop: CancellationToken,
@@ -90,6 +93,8 @@ pub(super) struct Connection {
     peer: Peer,
     /// Its address; empty for the Unix socket.
     from: String,
+    pacing: Pacing,
+    budget: Budget,
     /// A frame of this peer was refused, and the log has it.
     refusal_told: bool,
     shared: Arc<Shared>,
@@ -113,12 +118,21 @@ pub(super) struct Connection {
 
 impl Connection {
     /// To be served where the seat is.
-    pub(super) fn new(socket: Socket, peer: Peer, from: String, shared: Arc<Shared>, seat: Seat) -> Self {
+    pub(super) fn new(
+        socket: Socket,
+        (peer, from): (Peer, String),
+        pacing: Pacing,
+        shared: Arc<Shared>,
+        seat: Seat,
+    ) -> Self {
         let outgoing = Outgoing::new(shared.service.spares.clone());
+        let budget = shared.service.budget(pacing.tenant().map(|tenant| &**tenant));
         Self {
             socket,
             peer,
             from,
+            pacing,
+            budget,
             refusal_told: false,
             shared,
             seat,
@@ -198,6 +212,10 @@ impl Connection {
                 () = stop.cancelled(), if drain_until.is_none() => {
                     drain_until = Some(Instant::now() + DRAIN_TIMEOUT);
                 }
+                () = self.pacing.pause() => {
+                    self.pacing.end_pause();
+                    self.frame_began = Instant::now();
+                }
                 _ = watch.tick() => {
                     self.check_patience()?;
                     self.give_up_upload();
@@ -231,6 +249,7 @@ impl Connection {
     /// Whether further requests may be looked at.
     fn may_read(&self) -> bool {
         !self.closing
+            && !self.pacing.is_paused()
             && self.pending.len() < MAX_PENDING
             && self.outgoing.bytes() < FLUSH_BYTES
             && self.pending_bytes + self.outgoing.bytes() < MAX_INFLIGHT_BYTES as usize
@@ -274,11 +293,12 @@ impl Connection {
                 }
                 self.uploaded();
             }
-            if !self.may_read() {
+            if !self.may_read() || self.pacing.begin_pause() {
                 return false;
             }
             match self.next_frame() {
                 Ok(Some((header, message))) => {
+                    self.pacing.count();
                     if let Err(refusal) = self.handle(header, message) {
                         self.refuse_and_close(header.request_id, &refusal);
                     }
@@ -471,11 +491,13 @@ impl Connection {
             Ok(request) => request,
             Err(refusal) => return self.refuse(request_id, &refusal),
         };
+        self.pacing.charge(request.payload_bytes());
         if self.answer_at_once(&request) {
             return;
         }
         let (service, bytes) = (self.shared.service.clone(), request.payload_bytes() + message_bytes);
-        self.begin(request_id, bytes, async move { service.answer(request).await });
+        let tenant = self.pacing.tenant().cloned();
+        self.begin(request_id, bytes, async move { service.answer(request, tenant).await });
     }
 
     /// Begins to wait for an answer; the request is counted with `bytes` until then.
@@ -497,23 +519,20 @@ impl Connection {
     /// Begins to take the payload of a write, as soon as there is memory for it.
     fn upload(&mut self, request_id: u64, payload_bytes: u32, write: Result<Write, Refusal>) {
         let missing = payload_bytes as usize;
+        self.pacing.charge(missing);
         let fate = match write {
             Ok(write) if write.is_of_object() && !self.peer.is_believed() => {
                 // Not kept, as what is here already is not.
                 self.send(Segment::of(FrameKind::WriteReply, request_id, &not_kept()));
                 PayloadState::Discarded
             }
-            Ok(write) => {
-                let service = &self.shared.service;
-                let kib = payload_bytes.div_ceil(1024).min(service.memory_kib);
-                match service.memory.clone().try_acquire_many_owned(kib) {
-                    Ok(memory) => PayloadState::Buffered { write, payload: BytesMut::with_capacity(missing), memory },
-                    Err(_) => {
-                        let share = Box::pin(service.memory.clone().acquire_many_owned(kib));
-                        PayloadState::AwaitingMemory { write, share, since: Instant::now() }
-                    }
+            Ok(write) => match self.budget.try_take(missing) {
+                Some(memory) => PayloadState::Buffered { write, payload: BytesMut::with_capacity(missing), memory },
+                None => {
+                    let share = Box::pin(self.budget.clone().take(missing));
+                    PayloadState::AwaitingMemory { write, share, since: Instant::now() }
                 }
-            }
+            },
             Err(refusal) => {
                 self.send(Segment::of(FrameKind::WriteReply, request_id, &refused_write(refusal)));
                 PayloadState::Discarded
@@ -563,8 +582,7 @@ impl Connection {
                 return false;
             }
             // A worker short of memory answers from a task, which can wait for some.
-            let kib = payload.div_ceil(1024) as u32;
-            let Ok(memory) = service.memory.clone().try_acquire_many_owned(kib) else { return false };
+            let Some(memory) = self.budget.try_take(payload) else { return false };
             let written = self
                 .outgoing
                 .append(Some(memory), |out| if service.read_at_hand(request, &blocks, out) { Ok(()) } else { Err(()) });

@@ -105,6 +105,7 @@ impl Fixture {
             membership: membership.clone(),
             transport,
             audit: AuditLog::default(),
+            tenants: super::tenants(&schema::Worker::default(), 64 << 10),
             metrics: metrics.clone(),
             memory: memory.clone(),
             memory_kib: 64 << 10,
