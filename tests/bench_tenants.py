@@ -93,6 +93,14 @@ class Cluster:
         file = directory.parent / f"{directory.name}.toml"
         file.write_text(f'[master]\npersist_delay = "1h"\n{conf}')
         run(CV, "local", "up", "--dir", directory, "--secure", "--conf", file)
+        try:
+            self.prepare(source)
+        except BaseException:
+            self.down()
+            raise
+
+    def prepare(self, source):
+        directory = self.directory
         status = json.loads(run(CV, "local", "status", "--dir", directory, "--json"))
         self.master, self.conf = status["masters"][0]["grpc"], status["conf"]
         run(CV, "local", "seed", "--dir", directory, source, "s3://data")
@@ -102,7 +110,7 @@ class Cluster:
         one.mkdir(exist_ok=True)
         (one / "one").write_text("one")
         run(CV, "local", "seed", "--dir", directory, one, "s3://files/seed")
-        run(CV, "mount", "s3://data", "/data", "--local", directory, *options)
+        run(CV, "mount", "s3://data", "/data", "--write-type", "cache-mode", "--local", directory, *options)
         run(CV, "mount", "s3://files/data", "/files", "--write-type", "fs-mode", "--local", directory, *options)
         run("cp", Path(status["mount_point"]) / "data/file", "/dev/null")
         for name in ("quiet", "flood"):
