@@ -24,6 +24,10 @@ const SHORTEST_UNCLAIMED: Interval = Interval::secs(1);
 const SHORTEST_LOG: ByteSize = ByteSize::kib(64);
 /// A heartbeat more often than this is a load, not a sign of life.
 const SHORTEST_HEARTBEAT: Interval = Interval::millis(10);
+/// What one client may do in a second, at least: a change of a thousand inodes, and what it may have asked for at a
+/// time within the patience of its readers.
+const SLOWEST_OPERATIONS: usize = 1000;
+const SLOWEST_BYTES: ByteSize = ByteSize::mib(8);
 /// Of so many masters a group can be made.
 const MASTERS: [usize; 3] = [1, 3, 5];
 /// The journal of a mount has room for little more.
@@ -166,6 +170,24 @@ fn master(config: &Config, rules: &mut Rules<'_>) {
     rules.count("master.persist_concurrency", master.persist_concurrency);
     rules.at_most_ten_years("master.repair_after", master.repair_after);
     rules.count("master.repair_concurrency", master.repair_concurrency);
+    for (key, most) in [
+        ("master.client_connections", master.client_connections),
+        ("master.client_sessions", master.client_sessions),
+        ("master.client_calls", master.client_calls),
+    ] {
+        rules.count(key, most);
+    }
+    rules.require(
+        master.client_operations_per_second == 0 || master.client_operations_per_second >= SLOWEST_OPERATIONS,
+        &["master.client_operations_per_second"],
+        || {
+            format!(
+                "{} must be 0, for any number, or at least {SLOWEST_OPERATIONS}: with fewer a directory is not listed \
+                 before its reader gives up",
+                master.client_operations_per_second
+            )
+        },
+    );
 }
 
 fn worker(config: &Config, rules: &mut Rules<'_>) {
@@ -223,6 +245,14 @@ fn worker(config: &Config, rules: &mut Rules<'_>) {
     rules.count("worker.fill_concurrency", worker.fill_concurrency);
     rules.at_least("worker.fill_size_max", worker.fill_size_max, CHUNK);
     rules.ordered(("worker.fill_size_max", worker.fill_size_max), ("worker.memory_budget", worker.memory_budget));
+    rules.count("worker.client_connections", worker.client_connections);
+    let rate = worker.client_bytes_per_second;
+    rules.require(rate.bytes() == 0 || rate >= SLOWEST_BYTES, &["worker.client_bytes_per_second"], || {
+        format!(
+            "\"{rate}\" must be \"0B\", for any number, or at least \"{SLOWEST_BYTES}\": what a mount asks for at a \
+             time would come too late with less"
+        )
+    });
 }
 
 fn ufs(config: &Config, rules: &mut Rules<'_>) {

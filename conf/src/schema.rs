@@ -117,6 +117,12 @@ pub struct Master {
     pub repair_after: Interval,
     /// Blocks copied from worker to worker at a time.
     pub repair_concurrency: usize,
+    /// What one client may have at once, by the identity in its certificate: connections, sessions and calls;
+    pub client_connections: usize,
+    pub client_sessions: usize,
+    pub client_calls: usize,
+    /// and operations in a second; 0 for any number.
+    pub client_operations_per_second: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -150,6 +156,10 @@ pub struct Worker {
     pub scrub_rate: ByteSize,
     /// Blocks of fs-mode mounts that no file has are freed when nobody has written to them for so long.
     pub unclaimed_after: Interval,
+    /// Connections that one client may have at once, by the identity in its certificate,
+    pub client_connections: usize,
+    /// and what it may read and write over them in a second; 0 for any number.
+    pub client_bytes_per_second: ByteSize,
 }
 
 /// How buckets are spoken to, by every process.
@@ -372,6 +382,10 @@ impl Default for Master {
             persist_concurrency: 64,
             repair_after: Interval::millis(60_000),
             repair_concurrency: 8,
+            client_connections: 1024,
+            client_sessions: 512,
+            client_calls: 4096,
+            client_operations_per_second: 0,
         }
     }
 }
@@ -394,6 +408,8 @@ impl Default for Worker {
             fill_size_max: ByteSize::mib(8),
             scrub_rate: ByteSize::mib(10),
             unclaimed_after: Interval::millis(3_600_000),
+            client_connections: 512,
+            client_bytes_per_second: ByteSize::mib(0),
         }
     }
 }

@@ -46,7 +46,7 @@ pub use node::{Consensus, ConsensusConfig};
 #[cfg(test)]
 pub use observe::Observed;
 pub use observe::until;
-pub use proposer::Proposer;
+pub use proposer::{Proposer, Room};
 pub use service::RaftService;
 pub use state_machine::{ChangeListener, read_position};
 pub use types::{LeaderId, NodeId};

@@ -3,6 +3,7 @@
 mod incoming;
 mod upkeep;
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -11,11 +12,13 @@ use cavern_conf::process::{bind_tcp, ensure_dir, raise_descriptor_limit, ready};
 use cavern_conf::{Config, host};
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
-use cavern_security::{AuditLog, HttpAccess, HttpServer, Transport};
+use cavern_security::{AuditLog, HttpAccess, HttpServer, TenantCollector, Transport};
+use futures::Stream;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use self::incoming::Incoming;
 use crate::blocking::blocking;
 use crate::clock::Clock;
 use crate::group::Seat;
@@ -24,7 +27,7 @@ use crate::lead::Lead;
 use crate::metrics::MasterMetrics;
 use crate::mounts::{KeyDirectory, KeyWrapping, Vault};
 use crate::raft::{Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, RaftService, Ways};
-use crate::service::{Gate, Guarded};
+use crate::service::{Gate, Guarded, tenants};
 use crate::term::{TermContext, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
 use crate::{MasterError, raft, recovery};
@@ -147,7 +150,10 @@ impl Master {
         let lead = Arc::new(Lead::new(seat.clone()));
         // What runs goes on until another master has the lead, whoever wants this one to stop.
         let ending = CancellationToken::new();
-        let server = serve(grpc, transport, audit, &seat, &lead, ending.clone());
+        let tenants = tenants(&conf);
+        metrics.registry.register_collector(TenantCollector::new(tenants.clone(), "cavern_master"));
+        let incoming = incoming::incoming(grpc, transport, tenants, raise_descriptor_limit());
+        let server = serve(incoming, audit, &seat, &lead, ending.clone());
         let started = async {
             let identity = seat.place(&config.cluster.masters, new_cluster_id()).await?;
             let vault = blocking(move || Vault::open(&keys)).await?;
@@ -269,8 +275,7 @@ fn advertised(config: &Config, bound: &str) -> Result<String, MasterError> {
 }
 
 fn serve(
-    grpc: TcpListener,
-    transport: Transport,
+    incoming: impl Stream<Item = io::Result<Incoming>> + Send + 'static,
     audit: AuditLog,
     seat: &Arc<Seat>,
     lead: &Arc<Lead>,
@@ -285,7 +290,6 @@ fn serve(
         .add_service(Guarded::new(masters, audit.clone()))
         .add_service(Guarded::new(Gate::namespace(lead.clone()), audit.clone()))
         .add_service(Guarded::new(Gate::cluster(lead.clone()), audit));
-    let incoming = incoming::incoming(grpc, transport, raise_descriptor_limit());
     host::spawn(router.serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await }))
 }
 

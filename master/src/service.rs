@@ -4,6 +4,7 @@ mod changes;
 mod cluster;
 mod gate;
 mod guard;
+mod limits;
 mod namespace;
 mod peer;
 mod roles;
@@ -31,6 +32,7 @@ use crate::workers::Workers;
 
 pub use gate::Gate;
 pub use guard::{Guarded, is_about};
+pub use limits::tenants;
 pub use peer::{Peer, PeerAddress};
 
 /// Longest request. What is longest is a mount with all its options; and what is decoded may take a hundred times the

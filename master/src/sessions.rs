@@ -12,6 +12,7 @@ mod current;
 mod held;
 mod interest;
 mod let_go;
+mod owners;
 mod reaper;
 mod recall;
 mod recent;

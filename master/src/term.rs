@@ -177,7 +177,8 @@ fn services(
     let cluster_id = Tables::new(database).cluster_id()?;
     let cluster_id = cluster_id.ok_or_else(|| MasterError::Corrupt("the cluster id, which is missing,".into()))?;
     let lease = consensus.lease(lead);
-    let hub = WatchHub::new(conf.session_lease.get(), lease.clone(), metrics.clone(), sessions.clone());
+    let mut hub = WatchHub::new(conf.session_lease.get(), lease.clone(), metrics.clone(), sessions.clone());
+    hub.limit_sessions_of_client(conf.client_sessions);
     let watch = Arc::new(hub);
     watch.set_cluster_id(&cluster_id);
     sessions.set(Some(watch.clone()));

@@ -29,6 +29,7 @@ use tonic::{Code, Status};
 
 mod blocks;
 mod clients;
+mod floods;
 mod pages;
 mod users;
 mod workers;

@@ -3,9 +3,12 @@
 
 mod connection;
 mod cores;
+mod limits;
 mod listen;
 mod local_peers;
+mod memory;
 mod outgoing;
+mod pacing;
 mod pressure;
 mod requests;
 mod rights;
@@ -23,7 +26,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::data::{Evicted, evicted};
 use cavern_proto::frame::{FrameKind, encode_frame};
-use cavern_security::{AuditLog, Transport};
+use cavern_security::{AuditLog, Tenants, Transport};
 use parking_lot::RwLock;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, broadcast, mpsc};
@@ -31,6 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::connection::Shared;
 pub use self::cores::Cores;
+pub use self::limits::tenants;
 pub use self::listen::bind_unix;
 pub use self::local_peers::LocalPeers;
 use self::requests::Service;
@@ -103,6 +107,8 @@ pub struct Serving {
     /// How TCP clients are to speak.
     pub transport: Transport,
     pub audit: AuditLog,
+    /// Clients, where connections are secured.
+    pub tenants: Tenants,
     pub metrics: WorkerMetrics,
     /// Budget for buffers, and its size, in KiB.
     pub memory: Arc<Semaphore>,
@@ -146,6 +152,7 @@ impl Server {
             mounts,
             transport,
             audit,
+            tenants,
             metrics,
             memory,
             memory_kib,
@@ -161,6 +168,7 @@ impl Server {
             mounts,
             transport,
             audit,
+            tenants,
             evictions: frames.clone(),
             stop: stop.clone(),
         });

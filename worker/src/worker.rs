@@ -8,7 +8,7 @@ use std::time::Duration;
 use cavern_conf::process::{self, Metrics};
 use cavern_conf::{Config, DirSpec, schema};
 use cavern_net::{MasterChannel, WorkerPool};
-use cavern_security::{AuditLog, HttpAccess, HttpServer, Transport};
+use cavern_security::{AuditLog, HttpAccess, HttpServer, TenantCollector, Transport};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -165,6 +165,8 @@ pub async fn run_with_replays(
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = Arc::new(Cores::start(threads).map_err(WorkerError::Threads)?);
+    let tenants = server::tenants(&config.worker, memory_kib);
+    registry.register_collector(TenantCollector::new(tenants.clone(), "cavern_worker"));
     let serving = Serving {
         store: store.clone(),
         fills: fills.clone(),
@@ -173,6 +175,7 @@ pub async fn run_with_replays(
         mounts: mounts.clone(),
         transport,
         audit,
+        tenants,
         metrics,
         memory,
         memory_kib,

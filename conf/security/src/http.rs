@@ -1,8 +1,9 @@
 //! The HTTP port of a process: `/metrics` and `/healthz`, and what routes the process itself adds, for whom
 //! [`HttpAccess`] lets in.
 //!
-//! Connections are bounded in number and in the time that they may take to send a request, so that a peer that sends
-//! garbage or nothing costs one of a few slots for a while and no more.
+//! Connections are bounded in number and in the time that they may take to send a request; when there are as many as
+//! there may be, an old one makes way for a new one ([`Places`]), so that peers that send garbage or nothing keep no
+//! health check out.
 
 mod access;
 mod token;
@@ -29,6 +30,8 @@ use tokio_util::sync::CancellationToken;
 
 use access::{Guard, Peer};
 
+use crate::places::Places;
+
 pub use access::HttpAccess;
 
 /// The pages that every process has.
@@ -36,10 +39,9 @@ const METRICS: &str = "/metrics";
 const HEALTH: &str = "/healthz";
 /// The setting that an address comes from.
 const KEY: &str = "http_listen";
-/// Connections at a time; more wait in the kernel's queue.
+/// Connections at a time; for more the oldest make way.
 const MAX_CONNECTIONS: usize = 256;
-/// For a handshake, and from one request to the end of the next one's header. Short, so that peers that say nothing do
-/// not keep a health check waiting: all connections may be theirs.
+/// For a handshake, and from one request to the end of the next one's header.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// What requests in flight get when the process stops.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -112,15 +114,21 @@ impl HttpServer {
             .route(METRICS, get(move || std::future::ready(metrics_page(&metrics))))
             .route(HEALTH, get(move || std::future::ready(health_page(health()))));
         let mut connections = JoinSet::new();
+        let places = Places::new(MAX_CONNECTIONS);
         loop {
-            let full = connections.len() >= MAX_CONNECTIONS;
             tokio::select! {
                 () = stop.cancelled() => break,
                 Some(_) = connections.join_next() => {}
-                accepted = self.listener.accept(), if !full => match accepted {
+                accepted = self.listener.accept() => match accepted {
                     Ok((stream, peer)) => {
                         let (router, stop) = (router.clone(), stop.clone());
-                        connections.spawn(serve_connection(stream, peer, access.guard(), router, stop));
+                        let (mut place, guard) = (places.take(peer.ip()), access.guard());
+                        connections.spawn(async move {
+                            tokio::select! {
+                                () = serve_connection(stream, peer, guard, router, stop) => {}
+                                () = place.displaced() => tracing::debug!(%peer, "an HTTP connection makes way"),
+                            }
+                        });
                     }
                     Err(error) => {
                         tracing::warn!(address = %self.address, %error, "cannot accept an HTTP connection");
@@ -255,6 +263,24 @@ mod tests {
         tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap();
         drop(silent);
         assert!(TcpStream::connect(address).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn connections_that_say_nothing_keep_nobody_out() {
+        let server = HttpServer::bind("127.0.0.1:0").await.unwrap();
+        let (address, stop) = (server.local_addr(), CancellationToken::new());
+        let serving = server.serve(HttpAccess::open(), Router::new(), Metrics::new("test"), || Ok(()), stop.clone());
+        let task = tokio::spawn(serving);
+        let mut silent = Vec::new();
+        for _ in 0..2 * MAX_CONNECTIONS {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"GET /healthz HTTP/1.1\r\n").await.unwrap();
+            silent.push(stream);
+        }
+        let answered = tokio::time::timeout(HEADER_TIMEOUT / 2, fetch(address, "/healthz")).await;
+        assert!(answered.expect("nobody has answered").starts_with("HTTP/1.1 200"));
+        stop.cancel();
+        tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap();
     }
 
     #[tokio::test]

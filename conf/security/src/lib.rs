@@ -16,7 +16,9 @@ mod expiry;
 mod handshake;
 mod http;
 mod identity;
+mod places;
 mod socket;
+mod tenants;
 mod transport;
 mod verify;
 
@@ -27,5 +29,9 @@ pub use error::SecurityError;
 pub use handshake::ClientStream;
 pub use http::{HttpAccess, HttpServer};
 pub use identity::{Identity, Role};
+pub use places::{Place, Places};
 pub use socket::TlsSocket;
+pub use tenants::{
+    Counts, Limit, OverLimit, Rate, Tenant, TenantCall, TenantCollector, TenantConnection, TenantLimits, Tenants,
+};
 pub use transport::{Tls, Transport};

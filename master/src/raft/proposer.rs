@@ -16,7 +16,7 @@ use openraft::errors::ClientWriteError;
 use openraft::impls::ProgressResponder;
 use openraft::raft::ClientWriteResult;
 use prost::Message;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::observe;
 use super::types::{Batch, LeaderId, Raft, Types};
@@ -34,6 +34,23 @@ const BATCH_COMMANDS: usize = 256;
 const BATCH_BYTES: usize = 4 << 20;
 
 type Answer = Result<Outcome, Failure>;
+
+/// The part of the commands under way that whoever proposes some may have.
+pub type Room = Arc<OwnedSemaphorePermit>;
+
+/// Whom to answer what became of a command.
+struct Asker {
+    answer: oneshot::Sender<Answer>,
+    /// The command has a part of it until then.
+    _room: Option<Room>,
+}
+
+impl Asker {
+    fn answer(self, answer: Answer) {
+        // Who has gone does not miss it.
+        let _ = self.answer.send(answer);
+    }
+}
 
 /// Why a command has no outcome.
 #[derive(Clone)]
@@ -56,7 +73,7 @@ impl From<Failure> for MasterError {
 /// Puts commands into the log. Cheap to clone.
 #[derive(Clone)]
 pub struct Proposer {
-    queue: mpsc::Sender<(Command, oneshot::Sender<Answer>)>,
+    queue: mpsc::Sender<(Command, Asker)>,
 }
 
 impl Proposer {
@@ -77,7 +94,7 @@ impl Proposer {
     /// [`MasterError::NotLeading`] when this master leads no more and the command was not put into the log;
     /// [`MasterError::Consensus`] when nothing can be committed: it may still be applied later.
     pub async fn propose(&self, kind: Kind) -> Result<Outcome, MasterError> {
-        received(self.enqueue(kind).await?).await
+        received(self.enqueue(kind, None).await?).await
     }
 
     /// The same for several commands, which are applied in their order, though others may come in between.
@@ -85,17 +102,19 @@ impl Proposer {
     /// # Errors
     /// As [`Self::propose`]: any of them may have been applied.
     pub async fn propose_all(&self, kinds: impl IntoIterator<Item = Kind>) -> Result<Vec<Outcome>, MasterError> {
-        self.begin_all(kinds.into_iter().collect()).await?.await
+        self.begin_all(kinds.into_iter().collect(), None).await?.await
     }
 
-    /// The same; returns when they have their places, so that what is proposed after them is applied after them.
+    /// The same; returns when they have their places, so that what is proposed after them is applied after them. `room`
+    /// is given back when the last of them is answered.
     pub async fn begin_all(
         &self,
         kinds: Vec<Kind>,
+        room: Option<Room>,
     ) -> Result<impl Future<Output = Result<Vec<Outcome>, MasterError>> + Send + use<>, MasterError> {
         let mut waiting = Vec::new();
         for kind in kinds {
-            waiting.push(self.enqueue(kind).await?);
+            waiting.push(self.enqueue(kind, room.clone()).await?);
         }
         Ok(async move {
             let mut outcomes = Vec::with_capacity(waiting.len());
@@ -106,9 +125,12 @@ impl Proposer {
         })
     }
 
-    async fn enqueue(&self, kind: Kind) -> Result<oneshot::Receiver<Answer>, MasterError> {
+    async fn enqueue(&self, kind: Kind, room: Option<Room>) -> Result<oneshot::Receiver<Answer>, MasterError> {
         let (answer, receive) = oneshot::channel();
-        self.queue.send((Command { command: Some(kind) }, answer)).await.map_err(|_| stopped())?;
+        self.queue
+            .send((Command { command: Some(kind) }, Asker { answer, _room: room }))
+            .await
+            .map_err(|_| stopped())?;
         Ok(receive)
     }
 }
@@ -124,7 +146,7 @@ fn stopped() -> MasterError {
 async fn serve(
     raft: Raft,
     lead: LeaderId,
-    mut waiting: mpsc::Receiver<(Command, oneshot::Sender<Answer>)>,
+    mut waiting: mpsc::Receiver<(Command, Asker)>,
     clock: Arc<Clock>,
     metrics: RaftMetrics,
 ) {
@@ -145,21 +167,21 @@ async fn serve(
             Some(()) = under_way.next(), if !under_way.is_empty() => continue,
             first = waiting.recv(), if under_way.len() < UNDER_WAY => first,
         };
-        let Some((command, answer)) = first else { break };
+        let Some((command, asker)) = first else { break };
         let mut bytes = command.encoded_len();
-        let (mut commands, mut answers) = (vec![command], vec![answer]);
+        let (mut commands, mut askers) = (vec![command], vec![asker]);
         while commands.len() < BATCH_COMMANDS && bytes < BATCH_BYTES {
-            let Ok((command, answer)) = waiting.try_recv() else { break };
+            let Ok((command, asker)) = waiting.try_recv() else { break };
             bytes += command.encoded_len();
             commands.push(command);
-            answers.push(answer);
+            askers.push(asker);
         }
         metrics.proposed(commands.len());
         let batch = Batch(CommandBatch { commands, now_ns: clock.now_ns() });
         let (responder, written) = ProgressResponder::complete_only();
         match raft.write(batch).with_leader(lead).responder(responder).await {
-            Ok(()) => under_way.push_back(answer_all(written, answers)),
-            Err(error) => refuse_all(answers, &Failure::Unknown(error.to_string())),
+            Ok(()) => under_way.push_back(answer_all(written, askers)),
+            Err(error) => refuse_all(askers, &Failure::Unknown(error.to_string())),
         }
     }
     loop {
@@ -171,26 +193,23 @@ async fn serve(
     }
 }
 
-async fn answer_all<E>(
-    written: impl Future<Output = Result<ClientWriteResult<Types>, E>>,
-    answers: Vec<oneshot::Sender<Answer>>,
-) {
+async fn answer_all<E>(written: impl Future<Output = Result<ClientWriteResult<Types>, E>>, askers: Vec<Asker>) {
     let result = written.await;
     Failpoint::EntryAnswered.pass();
     match result {
         Ok(Ok(response)) => {
-            for (answer, outcome) in answers.into_iter().zip(response.data.0) {
-                let _ = answer.send(Ok(outcome));
+            for (asker, outcome) in askers.into_iter().zip(response.data.0) {
+                asker.answer(Ok(outcome));
             }
         }
-        Ok(Err(error)) => refuse_all(answers, &explain(&error)),
-        Err(_stopped) => refuse_all(answers, &Failure::Unknown("the master is stopping".into())),
+        Ok(Err(error)) => refuse_all(askers, &explain(&error)),
+        Err(_stopped) => refuse_all(askers, &Failure::Unknown("the master is stopping".into())),
     }
 }
 
-fn refuse_all(answers: Vec<oneshot::Sender<Answer>>, reason: &Failure) {
-    for answer in answers {
-        let _ = answer.send(Err(reason.clone()));
+fn refuse_all(askers: Vec<Asker>, reason: &Failure) {
+    for asker in askers {
+        asker.answer(Err(reason.clone()));
     }
 }
 

@@ -2,15 +2,18 @@
 //!
 //! The library notices a peer that falls silent, by its pings, but only one that has said hello. Until then this does:
 //! the handshake must be done, and the preface here, in time, or the connection is closed. A peer that opens
-//! connections and says nothing has few of them, and not for long.
+//! connections and says nothing has few of them, and not for long: when there are many, the oldest make way.
+//!
+//! A client that has shown its identity has so many connections at a time. Of one more the calls are refused, with the
+//! reason, and it keeps its place among those of whom nothing is known.
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use cavern_security::{Tls, Transport};
+use cavern_security::{Place, Places, Tenants, Tls, Transport};
 use futures::{Stream, stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -24,6 +27,9 @@ use crate::service::{Peer, PeerAddress};
 /// Connections at a time, if the limit of descriptors allows twice that; more are closed at once. Every client and
 /// worker has a few.
 const CONNECTIONS_MAX: u64 = 32_768;
+/// Of those, connections whose peer has not shown yet who it is, or, in the clear, that it speaks HTTP/2; and those of
+/// clients that have too many. The oldest make way for others.
+const UNKNOWN_MAX: usize = 1024;
 /// Bytes with which every HTTP/2 connection begins.
 const PREFACE_BYTES: usize = 24;
 /// How long they may take.
@@ -35,27 +41,42 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub fn incoming(
     listener: TcpListener,
     transport: Transport,
+    tenants: Tenants,
     descriptor_limit: u64,
 ) -> impl Stream<Item = io::Result<Incoming>> {
     let places = usize::try_from((descriptor_limit / 2).clamp(1, CONNECTIONS_MAX)).unwrap_or(1);
-    let places = Arc::new(Semaphore::new(places));
-    stream::unfold((listener, transport, places), |(listener, transport, places)| async move {
-        let next = accept(&listener, &transport, &places).await;
-        Some((Ok(next), (listener, transport, places)))
+    let unknown = Places::new(UNKNOWN_MAX.min(places.div_ceil(4)));
+    let door = Door { listener, transport, tenants, places: Arc::new(Semaphore::new(places)), unknown };
+    stream::unfold(door, |door| async move {
+        let next = accept(&door).await;
+        Some((Ok(next), door))
     })
 }
 
-async fn accept(listener: &TcpListener, transport: &Transport, places: &Arc<Semaphore>) -> Incoming {
+/// Where connections come in.
+struct Door {
+    listener: TcpListener,
+    transport: Transport,
+    tenants: Tenants,
+    places: Arc<Semaphore>,
+    unknown: Places,
+}
+
+async fn accept(door: &Door) -> Incoming {
     loop {
-        let accepted = listener.accept().await.and_then(|(stream, _)| {
+        let accepted = door.listener.accept().await.and_then(|(stream, address)| {
             stream.set_nodelay(true)?;
-            Ok(stream)
+            Ok((stream, address))
         });
         match accepted {
-            Ok(stream) => match places.clone().try_acquire_owned() {
-                Ok(place) => return Incoming::new(stream, transport, place, PREFACE_TIMEOUT),
-                Err(_) => tracing::debug!("too many connections: one more is closed"),
-            },
+            Ok((stream, address)) => {
+                // Whoever has to make way does so before long.
+                let unknown = door.unknown.take(address.ip());
+                match door.places.clone().try_acquire_owned() {
+                    Ok(place) => return Incoming::new(stream, door, (place, unknown), PREFACE_TIMEOUT),
+                    Err(_) => tracing::debug!("too many connections: one more is closed"),
+                }
+            }
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -70,6 +91,9 @@ pub struct Incoming {
     peer: Peer,
     /// While the preface is not complete: the bytes that are here, and the end of patience.
     silence: Option<(usize, Pin<Box<Sleep>>)>,
+    tenants: Tenants,
+    /// Until it is known who it is.
+    unknown: Option<Place>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -85,7 +109,13 @@ enum Wire {
 }
 
 impl Incoming {
-    fn new(stream: TcpStream, transport: &Transport, place: OwnedSemaphorePermit, patience: Duration) -> Self {
+    fn new(
+        stream: TcpStream,
+        door: &Door,
+        (place, unknown): (OwnedSemaphorePermit, Place),
+        patience: Duration,
+    ) -> Self {
+        let Door { transport, tenants, .. } = door;
         let secured = matches!(transport, Transport::Tls(_));
         let address = PeerAddress(stream.peer_addr().ok());
         let wire = match transport {
@@ -95,21 +125,28 @@ impl Incoming {
                 Wire::Accepting(Box::pin(async move { tls.accept(stream).await }))
             }
         };
-        let peer = Peer { address, secured, identity: Arc::new(OnceLock::new()) };
-        Self { wire, peer, silence: Some((0, Box::pin(tokio::time::sleep(patience)))), _place: place }
+        let peer = Peer { address, secured, identity: Arc::default(), tenant: Arc::default() };
+        let silence = Some((0, Box::pin(tokio::time::sleep(patience))));
+        Self { wire, peer, silence, tenants: tenants.clone(), unknown: Some(unknown), _place: place }
     }
 
     /// The stream, when the handshake is done.
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Pin<&mut (dyn Duplex + Unpin)>>> {
         if let Wire::Accepting(accept) = &mut self.wire {
-            let Poll::Ready(shaken) = accept.as_mut().poll(cx) else {
-                ready!(self.poll_patience(cx));
-                return Poll::Ready(Err(too_late()));
-            };
+            let Poll::Ready(shaken) = accept.as_mut().poll(cx) else { return self.poll_end(cx).map(Err) };
             let identified = shaken.and_then(|stream| Ok((Tls::peer(stream.get_ref().1)?, stream)));
             self.wire = match identified {
                 Ok((identity, stream)) => {
                     // It is done once.
+                    if let Some(tenant) = self.tenants.admit(&identity) {
+                        match &tenant {
+                            Ok(_) => self.unknown = None,
+                            Err(reason) => tracing::debug!(peer = %self.peer.address, "a client is refused: {reason}"),
+                        }
+                        let _ = self.peer.tenant.set(tenant);
+                    } else {
+                        self.unknown = None;
+                    }
                     let _ = self.peer.identity.set(identity);
                     Wire::Tls(Box::new(stream))
                 }
@@ -128,17 +165,19 @@ impl Incoming {
         Poll::Ready(Ok(Pin::new(stream)))
     }
 
-    /// Ready when the peer has said too little for too long.
-    fn poll_patience(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match &mut self.silence {
-            Some((_, patience)) => patience.as_mut().poll(cx),
+    /// Ready when the peer has said too little for too long, or has to make way for another.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        if let Some((_, patience)) = &mut self.silence
+            && patience.as_mut().poll(cx).is_ready()
+        {
+            let late = io::Error::new(io::ErrorKind::TimedOut, "the peer did not begin to speak HTTP/2");
+            return Poll::Ready(late);
+        }
+        match &mut self.unknown {
+            Some(place) => place.poll_displaced(cx).map(|()| io::Error::other("others came, and all places are taken")),
             None => Poll::Pending,
         }
     }
-}
-
-fn too_late() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, "the peer did not begin to speak HTTP/2")
 }
 
 /// Both directions.
@@ -158,17 +197,16 @@ impl AsyncRead for Incoming {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         let read = ready!(self.poll_stream(cx))?.poll_read(cx, buffer);
-        let Some((seen, _)) = &mut self.silence else { return read };
-        *seen += buffer.filled().len() - before;
-        if *seen >= PREFACE_BYTES {
-            self.silence = None;
-            return read;
+        if let Some((seen, _)) = &mut self.silence {
+            *seen += buffer.filled().len() - before;
+            if *seen >= PREFACE_BYTES {
+                self.silence = None;
+                if !self.peer.secured {
+                    self.unknown = None;
+                }
+            }
         }
-        if read.is_pending() {
-            ready!(self.poll_patience(cx));
-            return Poll::Ready(Err(too_late()));
-        }
-        read
+        if read.is_pending() { self.poll_end(cx).map(Err) } else { read }
     }
 }
 
@@ -212,12 +250,17 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+    use crate::service::tenants;
+
+    fn nobody() -> Tenants {
+        tenants(&cavern_conf::schema::Master::default())
+    }
 
     #[tokio::test]
     async fn there_are_only_so_many_and_a_place_is_given_back() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let mut incoming = Box::pin(incoming(listener, Transport::Plain, 2));
+        let mut incoming = Box::pin(incoming(listener, Transport::Plain, nobody(), 2));
         let _first = TcpStream::connect(address).await.unwrap();
         let accepted = incoming.next().await.unwrap().unwrap();
         let mut second = TcpStream::connect(address).await.unwrap();
@@ -238,9 +281,17 @@ mod tests {
         for (said, ends) in [(0, true), (PREFACE_BYTES - 1, true), (PREFACE_BYTES, false)] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-            let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+            let door = Door {
+                listener,
+                transport: Transport::Plain,
+                tenants: nobody(),
+                places: Arc::new(Semaphore::new(1)),
+                unknown: Places::new(1),
+            };
             let patience = Duration::from_millis(200);
-            let mut accepted = Incoming::new(listener.accept().await.unwrap().0, &Transport::Plain, place, patience);
+            let (stream, address) = door.listener.accept().await.unwrap();
+            let places = (door.places.clone().try_acquire_owned().unwrap(), door.unknown.take(address.ip()));
+            let mut accepted = Incoming::new(stream, &door, places, patience);
             peer.write_all(&vec![b'P'; said]).await.unwrap();
             let mut all = Vec::new();
             let read = tokio::time::timeout(patience * 5, accepted.read_to_end(&mut all)).await;

@@ -7,7 +7,7 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{MutateReply, MutateRequest, Mutation, SetQuota};
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
-use cavern_security::Identity;
+use cavern_security::{Identity, Tenant};
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 use tokio::sync::mpsc;
@@ -15,7 +15,9 @@ use tonic::{Status, Streaming};
 
 use super::Services;
 use super::guard::AuditedCall;
+use super::limits::{self, Waiting};
 use crate::MasterError;
+use crate::raft::Room;
 use crate::state::Outcome;
 
 /// Calls of a stream under way at a time, and answers that wait for a slow reader.
@@ -28,36 +30,46 @@ impl Services {
     pub(super) async fn serve_changes(
         &self,
         mut calls: Streaming<MutateRequest>,
-        asker: Option<&Identity>,
+        (asker, tenant): (Option<&Identity>, Option<&Arc<Tenant>>),
         audited: Option<&AuditedCall>,
         answers: &mpsc::Sender<Result<MutateReply, Status>>,
     ) {
         let mut under_way = FuturesOrdered::new();
+        let mut waiting: Option<Waiting> = None;
         let refusal = loop {
-            tokio::select! {
-                call = calls.next(), if under_way.len() < CALLS_AHEAD => match call {
-                    Some(Ok(call)) => {
-                        if let Err(error) = self.watch.check_owner(call.session, asker) {
-                            if let Some(audited) = audited {
-                                audited.record_as("Mutate", "", Err(&error.to_string()));
-                            }
-                            break Some(error);
+            let (call, room) = tokio::select! {
+                call = calls.next(), if waiting.is_none() && under_way.len() < CALLS_AHEAD => match (call, tenant) {
+                    (Some(Ok(call)), None) => (call, None),
+                    (Some(Ok(call)), Some(tenant)) => {
+                        if call.mutations.len() > MUTATIONS_MAX {
+                            break Some(too_many(call.mutations.len()));
                         }
-                        let quotas = audited.map(|audited| (audited.clone(), quotas(&call)));
-                        match self.begin_changes(call, self.client(asker)).await {
-                            Ok(answer) => under_way.push_back(and_audit(answer, quotas)),
-                            Err(error) => break Some(error),
-                        }
+                        waiting = Some(limits::changes(tenant.clone(), call));
+                        continue;
                     }
                     // Who has gone has what was sent before made nevertheless.
-                    Some(Err(_)) | None => break None,
+                    (Some(Err(_)) | None, _) => break None,
                 },
+                admitted = limits::admitted(&mut waiting) => admitted,
                 Some(answer) = under_way.next(), if !under_way.is_empty() => {
+                    let answer: Result<MutateReply, MasterError> = answer;
                     let is_over = answer.is_err();
                     if answers.send(answer.map_err(Status::from)).await.is_err() || is_over {
                         return;
                     }
+                    continue;
                 }
+            };
+            if let Err(error) = self.watch.check_owner(call.session, asker) {
+                if let Some(audited) = audited {
+                    audited.record_as("Mutate", "", Err(&error.to_string()));
+                }
+                break Some(error);
+            }
+            let quotas = audited.map(|audited| (audited.clone(), quotas(&call)));
+            match self.begin_changes(call, self.client(asker), room).await {
+                Ok(answer) => under_way.push_back(and_audit(answer, quotas)),
+                Err(error) => break Some(error),
             }
         };
         while let Some(answer) = under_way.next().await {
@@ -77,11 +89,11 @@ impl Services {
         &self,
         call: MutateRequest,
         client: Option<Arc<str>>,
+        room: Option<Room>,
     ) -> Result<impl Future<Output = Result<MutateReply, MasterError>> + Send + use<>, MasterError> {
         let MutateRequest { session, mutations, answered } = call;
         if mutations.len() > MUTATIONS_MAX {
-            let reason = format!("{} changes in one call: send at most {MUTATIONS_MAX}", mutations.len());
-            return Err(MasterError::Invalid(reason));
+            return Err(too_many(mutations.len()));
         }
         if !self.watch.is_live(session) {
             let reason = format!("session {session} has lapsed: open another, and forget what was cached");
@@ -97,7 +109,7 @@ impl Services {
                 let client = client.as_deref().map(str::to_owned);
                 Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation), client })
             });
-        let made = self.proposer.begin_all(commands.collect()).await?;
+        let made = self.proposer.begin_all(commands.collect(), room).await?;
         let watch = self.watch.clone();
         Ok(async move {
             let mut waits_for = Vec::new();
@@ -113,6 +125,10 @@ impl Services {
             Ok(MutateReply { results, event_seq: watch.last_queued_seq(session) })
         })
     }
+}
+
+fn too_many(changes: usize) -> MasterError {
+    MasterError::Invalid(format!("{changes} changes in one call: send at most {MUTATIONS_MAX}"))
 }
 
 /// The places, among the changes of a call, of those of quotas, and what they are about.

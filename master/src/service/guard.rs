@@ -12,7 +12,7 @@ use tonic::server::NamedService;
 use tonic::{Code, Status};
 
 use super::peer::Peer;
-use super::roles;
+use super::{limits, roles};
 
 /// A service whose callers have shown that they may call it.
 #[derive(Clone)]
@@ -35,7 +35,7 @@ impl<S: NamedService> NamedService for Guarded<S> {
 
 impl<S> Service<http::Request<Body>> for Guarded<S>
 where
-    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send + 'static,
 {
     type Response = http::Response<Body>;
@@ -46,28 +46,55 @@ where
         self.service.poll_ready(cx)
     }
 
-    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let Some(peer) = request.extensions().get::<Peer>() else {
             return refuse(Status::unauthenticated("it is not known where the call comes from"));
         };
         let path = request.uri().path();
-        if peer.secured {
-            let Some(identity) = peer.identity.get() else {
-                return refuse(Status::unauthenticated("the connection has no identity"));
-            };
-            if let Err(refusal) = roles::check(path, identity) {
-                if let Some(suppressed) = self.refusals.admit(identity.clone()) {
-                    tracing::warn!(peer = %peer.address, suppressed, "refused: {}", refusal.message());
-                    let call = AuditedCall::new(self.audit.clone(), peer.clone(), roles::method(path));
-                    call.record(Err(refusal.message()));
-                }
-                return refuse(refusal);
+        if !peer.secured {
+            return self.answer(request);
+        }
+        let Some(identity) = peer.identity.get() else {
+            return refuse(Status::unauthenticated("the connection has no identity"));
+        };
+        if let Err(refusal) = roles::check(path, identity) {
+            if let Some(suppressed) = self.refusals.admit(identity.clone()) {
+                tracing::warn!(peer = %peer.address, suppressed, "refused: {}", refusal.message());
+                let call = AuditedCall::new(self.audit.clone(), peer.clone(), roles::method(path));
+                call.record(Err(refusal.message()));
             }
+            return refuse(refusal);
         }
-        if !self.audit.is_on() {
+        let tenant = match peer.tenant() {
+            Ok(None) => return self.answer(request),
+            Ok(Some(tenant)) => tenant.clone(),
+            Err(reason) => return refuse(Status::resource_exhausted(reason.to_string())),
+        };
+        let call = match tenant.call() {
+            Ok(call) => call,
+            Err(reason) => return refuse(Status::resource_exhausted(reason.to_string())),
+        };
+        // The generated services are always ready.
+        let mut own = self.clone();
+        Box::pin(async move {
+            let path = request.uri().path().to_owned();
+            let answer = async move { own.answer(request).await.unwrap_or_else(|never| match never {}) };
+            Ok(limits::make(&tenant, &path, call, answer).await)
+        })
+    }
+}
+
+impl<S> Guarded<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    /// Has the service answer, and the audit log what came of it.
+    fn answer(&mut self, mut request: http::Request<Body>) -> BoxFuture<http::Response<Body>, Infallible> {
+        let Some(peer) = request.extensions().get::<Peer>().filter(|_| self.audit.is_on()) else {
             return Box::pin(self.service.call(request));
-        }
-        let call = AuditedCall::new(self.audit.clone(), peer.clone(), roles::method(path));
+        };
+        let call = AuditedCall::new(self.audit.clone(), peer.clone(), roles::method(request.uri().path()));
         request.extensions_mut().insert(call.clone());
         let answering = self.service.call(request);
         let refusals = self.refusals.clone();

@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::changes::CALLS_AHEAD;
 use super::guard::{AuditedCall, is_about};
-use super::{Answers, Services, asker};
+use super::{Answers, Services, asker, limits};
 use crate::listing::Why;
 use crate::namespace::Lookups;
 use crate::persist::RefreshMode;
@@ -89,6 +89,7 @@ impl Namespace for Services {
 
     async fn touch(&self, request: Request<TouchRequest>) -> Result<Response<TouchReply>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
+        limits::count_more(&request, request.get_ref().directories.len().min(TOUCH_MAX));
         let TouchRequest { directories, wait, session } = request.into_inner();
         if directories.len() > TOUCH_MAX {
             let reason = format!("{} directories in one call: send at most {TOUCH_MAX}", directories.len());
@@ -138,9 +139,11 @@ impl Namespace for Services {
     async fn mutate(&self, request: Request<Streaming<MutateRequest>>) -> Result<Response<Self::MutateStream>, Status> {
         let (answers, stream) = mpsc::channel(CALLS_AHEAD);
         let (services, asker, audited) = (self.clone(), asker(&request).cloned(), AuditedCall::of(&request));
+        let tenant = limits::tenant(&request);
         self.tasks.spawn(async move {
+            let client = (asker.as_ref(), tenant.as_ref());
             tokio::select! {
-                () = services.serve_changes(request.into_inner(), asker.as_ref(), audited.as_ref(), &answers) => {}
+                () = services.serve_changes(request.into_inner(), client, audited.as_ref(), &answers) => {}
                 () = services.stop.cancelled() => {}
             }
         });
@@ -235,6 +238,7 @@ impl Namespace for Services {
 
     async fn check_holds(&self, request: Request<CheckHoldsRequest>) -> Result<Response<CheckHoldsReply>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
+        limits::count_more(&request, (request.get_ref().open.len() + request.get_ref().held.len()).min(HOLDS_MAX));
         let mut request = request.into_inner();
         let inodes = request.open.len() + request.held.len();
         if inodes > HOLDS_MAX {
@@ -254,6 +258,10 @@ impl Namespace for Services {
 
     async fn remember(&self, request: Request<RememberRequest>) -> Result<Response<RememberReply>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
+        limits::count_more(
+            &request,
+            (request.get_ref().directories.len() + request.get_ref().inodes.len()).min(HOLDS_MAX),
+        );
         let RememberRequest { session, mut directories, mut inodes, complete } = request.into_inner();
         let places = directories.len() + inodes.len();
         if places > HOLDS_MAX {

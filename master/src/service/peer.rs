@@ -2,7 +2,7 @@ use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
-use cavern_security::Identity;
+use cavern_security::{Identity, OverLimit, Tenant, TenantConnection};
 
 /// Where a connection comes from, and, when its handshake is done, from whom.
 #[derive(Clone, Debug)]
@@ -11,6 +11,23 @@ pub struct Peer {
     /// Whether the other side must show who it is.
     pub secured: bool,
     pub identity: Arc<OnceLock<Identity>>,
+    /// Its place among the connections of a client that has shown its identity; or why it has none, which all of its
+    /// calls are answered.
+    pub tenant: Arc<OnceLock<Result<TenantConnection, OverLimit>>>,
+}
+
+impl Peer {
+    /// The client that it is, where connections are secured.
+    ///
+    /// # Errors
+    /// It has too many connections.
+    pub fn tenant(&self) -> Result<Option<&Arc<Tenant>>, &OverLimit> {
+        match self.tenant.get() {
+            Some(Ok(connection)) => Ok(Some(connection)),
+            Some(Err(reason)) => Err(reason),
+            None => Ok(None),
+        }
+    }
 }
 
 /// `None` where the connection has ended meanwhile.

@@ -121,6 +121,11 @@ pub(super) fn method(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }
 
+/// Whether the path is that of a method of the namespace.
+pub(super) fn is_of_namespace(path: &str) -> bool {
+    path.starts_with("/cavern.master.v1.Namespace/")
+}
+
 pub(super) fn is_audited(method: &str) -> bool {
     AUDITED.contains(&method)
 }
@@ -176,6 +181,13 @@ mod tests {
         }
         let entries: usize = TABLE.iter().map(|(_, methods)| methods.len()).sum();
         assert_eq!(entries, methods.len());
+    }
+
+    #[test]
+    fn the_methods_of_the_namespace_are_those_of_its_service() {
+        let (service, methods) = TABLE[0];
+        assert!(methods.iter().all(|(method, _)| is_of_namespace(&format!("/{service}/{method}"))));
+        assert!(!is_of_namespace("/cavern.master.v1.Cluster/Watch"));
     }
 
     #[test]

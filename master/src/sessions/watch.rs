@@ -35,6 +35,7 @@ use super::current::CurrentSessions;
 use super::held::HeldDirectories;
 use super::interest::Interest;
 use super::let_go::PendingLetGo;
+use super::owners::Owners;
 use super::recent::Recent;
 use crate::MasterError;
 use crate::metrics::MasterMetrics;
@@ -55,6 +56,8 @@ pub struct WatchHub {
     /// Some session acknowledged something, or ended.
     progress: Notify,
     lease: Duration,
+    /// Sessions that one client may have.
+    client_sessions: usize,
     lead: LeaderLease,
     cluster_id: Mutex<String>,
     metrics: MasterMetrics,
@@ -69,7 +72,7 @@ struct State {
     /// they have cached.
     broken: HashMap<u64, Instant>,
     /// Who has opened a session, as long as it may come back: where connections are secured it is nobody else's.
-    owners: HashMap<u64, Identity>,
+    owners: Owners,
     /// The last session that began at a place that has room for one.
     places: HashMap<String, u64>,
     /// Sessions of before this master's start may be taken up for a lease, too.
@@ -151,7 +154,7 @@ impl WatchHub {
             seq: 0,
             sessions: HashMap::new(),
             broken: HashMap::new(),
-            owners: HashMap::new(),
+            owners: Owners::default(),
             places: HashMap::new(),
             started: Instant::now(),
             interest: Interest::default(),
@@ -163,11 +166,17 @@ impl WatchHub {
             state: Mutex::new(state),
             progress: Notify::new(),
             lease,
+            client_sessions: SESSIONS_MAX,
             lead,
             cluster_id: Mutex::default(),
             metrics,
             changes,
         }
+    }
+
+    /// Where connections are secured each client may have no more sessions than this.
+    pub fn limit_sessions_of_client(&mut self, most: usize) {
+        self.client_sessions = most;
     }
 
     /// Events up to this one came before the hub.
@@ -242,7 +251,8 @@ impl WatchHub {
     /// `Resumed` when all that happened since follows, else `Reset`.
     ///
     /// # Errors
-    /// [`MasterError::Denied`] for a session that somebody else has opened.
+    /// [`MasterError::Denied`] for a session that somebody else has opened, [`MasterError::Overloaded`] when there are
+    /// too many, or too many of this client.
     pub fn open(self: &Arc<Self>, client: &str, before: Before<'_>) -> Result<SessionStream, MasterError> {
         let Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner } = before;
         let remembered = self.changes.remembered();
@@ -260,10 +270,19 @@ impl WatchHub {
         state.check_owner(earlier, owner)?;
         // A stream that is broken may not have been noticed here yet: the newer one takes its place.
         let goes_on = state.sessions.contains_key(&earlier) || state.may_return(earlier, is_recorded, self.lease);
+        if let Some(owner) = owner.filter(|owner| !goes_on && owner.role == Role::Client)
+            && state.owners.count(owner) >= self.client_sessions
+        {
+            return Err(MasterError::Overloaded(format!(
+                "{owner} has {} sessions already, as many as master.client_sessions allows: end some of its mounts, or \
+                 raise master.client_sessions",
+                self.client_sessions
+            )));
+        }
         let (id, seq) = (if goes_on { earlier } else { new_id()? }, state.seq);
         state.broken.remove(&id);
         if let Some(owner) = owner {
-            state.owners.entry(id).or_insert_with(|| owner.clone());
+            state.owners.set(id, owner);
         }
         // Of changes that had no answer when a session ended nobody can be sure.
         let missed = (applied_seq != 0 && (goes_on || !has_changed)).then(|| remembered.changes().since(applied_seq));
@@ -333,8 +352,8 @@ impl WatchHub {
                 let mut state = self.state.lock();
                 let before = state.places.get(place).copied().filter(|before| *before != session);
                 // Of one that is over nobody is the owner.
-                let owner = before.and_then(|before| state.owners.get(&before));
-                if owner.is_some() && owner != state.owners.get(&session) {
+                let owner = before.and_then(|before| state.owners.get(before));
+                if owner.is_some() && owner != state.owners.get(session) {
                     // It is somebody else's place.
                     return None;
                 }
@@ -567,11 +586,11 @@ impl State {
     fn over(&mut self, session: u64) {
         self.interest.end(session);
         self.let_go.gone(session);
-        self.owners.remove(&session);
+        self.owners.remove(session);
     }
 
     fn check_owner(&self, session: u64, asker: Option<&Identity>) -> Result<(), MasterError> {
-        match (self.owners.get(&session), asker) {
+        match (self.owners.get(session), asker) {
             // Whoever runs the cluster takes up what a dead mount has left: `cv local` has its certificate in the file
             // that a replay reads.
             (Some(owner), Some(asker)) if owner != asker && asker.role != Role::Admin => {

@@ -30,7 +30,12 @@ use crate::sessions::Before;
 fn of<T>(role: Role, name: &str, message: T) -> Request<T> {
     let identity = Arc::new(OnceLock::from(Identity::new("c", role, name).unwrap()));
     let mut request = Request::new(message);
-    request.extensions_mut().insert(Peer { address: PeerAddress(None), secured: true, identity });
+    request.extensions_mut().insert(Peer {
+        address: PeerAddress(None),
+        secured: true,
+        identity,
+        tenant: Arc::default(),
+    });
     request
 }
 
@@ -182,7 +187,7 @@ async fn change(master: &TestMaster, client_name: &str, change: Change) -> i32 {
     let session = services.watch.open(client_name, before).unwrap();
     let mutations = vec![Mutation { seq: 1, change: Some(change), ..Mutation::default() }];
     let call = MutateRequest { session: session.id(), mutations, answered: 0 };
-    let made = services.begin_changes(call, services.client(Some(&identity))).await.unwrap().await.unwrap();
+    let made = services.begin_changes(call, services.client(Some(&identity)), None).await.unwrap().await.unwrap();
     made.results[0].errno
 }
 

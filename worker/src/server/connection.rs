@@ -22,7 +22,7 @@ use cavern_proto::data::{
     QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteRequest,
 };
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, MAX_WRITE_BYTES, PROTOCOL_VERSION};
-use cavern_security::{AuditLog, Audited, Transport};
+use cavern_security::{AuditLog, Audited, Tenants, Transport};
 use futures::future::BoxFuture;
 use prost::Message;
 use tokio::io::Interest;
@@ -34,7 +34,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::cores::Seat;
+use super::memory::Budget;
 use super::outgoing::{Outgoing, PassedFile, Segment};
+use super::pacing::Pacing;
 use super::requests::{ContentRequest, Service};
 use super::rights::{OfBlocks, Rights, Verdict};
 use super::roles::{self, Peer};
@@ -75,6 +77,7 @@ pub(super) struct Shared {
     pub mounts: Arc<Mounts>,
     pub transport: Transport,
     pub audit: AuditLog,
+    pub tenants: Tenants,
     /// Frames for clients that hold descriptors.
     pub evictions: broadcast::Sender<Bytes>,
     pub stop: CancellationToken,
@@ -103,6 +106,8 @@ pub(super) struct Connection {
     rights: Rights,
     /// Its address; empty for the Unix socket.
     from: String,
+    pacing: Pacing,
+    budget: Budget,
     /// A frame of this peer was refused, and the log has it.
     refusal_told: bool,
     shared: Arc<Shared>,
@@ -128,14 +133,23 @@ pub(super) struct Connection {
 
 impl Connection {
     /// To be served where the seat is.
-    pub(super) fn new(socket: Socket, peer: Peer, from: String, shared: Arc<Shared>, seat: Seat) -> Self {
+    pub(super) fn new(
+        socket: Socket,
+        (peer, from): (Peer, String),
+        pacing: Pacing,
+        shared: Arc<Shared>,
+        seat: Seat,
+    ) -> Self {
         let outgoing = Outgoing::new(shared.service.spares.clone());
         let rights = Rights::of(&peer, shared.mounts.clone());
+        let budget = shared.service.budget(pacing.tenant().map(|tenant| &**tenant));
         Self {
             socket,
             peer,
             rights,
             from,
+            pacing,
+            budget,
             refusal_told: false,
             shared,
             seat,
@@ -217,6 +231,10 @@ impl Connection {
                 () = stop.cancelled(), if drain_until.is_none() => {
                     drain_until = Some(Instant::now() + DRAIN_TIMEOUT);
                 }
+                () = self.pacing.pause() => {
+                    self.pacing.end_pause();
+                    self.frame_began = Instant::now();
+                }
                 _ = watch.tick() => {
                     self.check_patience()?;
                     self.give_up_upload();
@@ -251,6 +269,7 @@ impl Connection {
     fn may_read(&self) -> bool {
         !self.closing
             && self.postponed.is_none()
+            && !self.pacing.is_paused()
             && self.pending.len() < MAX_PENDING
             && self.outgoing.bytes() < FLUSH_BYTES
             && self.pending_bytes + self.outgoing.bytes() < MAX_INFLIGHT_BYTES as usize
@@ -294,11 +313,14 @@ impl Connection {
                 }
                 self.uploaded();
             }
-            if !self.may_read() {
+            if !self.may_read() || self.pacing.begin_pause() {
                 return false;
             }
             match self.next_frame() {
-                Ok(Some((header, message))) => self.handle_frame(header, message),
+                Ok(Some((header, message))) => {
+                    self.pacing.count();
+                    self.handle_frame(header, message);
+                }
                 Ok(None) => return true,
                 Err(refusal) => self.refuse_and_close(0, &refusal),
             }
@@ -500,11 +522,13 @@ impl Connection {
             Ok(request) => request,
             Err(refusal) => return self.refuse(request_id, &refusal),
         };
+        self.pacing.charge(request.payload_bytes());
         if self.answer_at_once(&request) {
             return;
         }
         let (service, bytes) = (self.shared.service.clone(), request.payload_bytes() + message_bytes);
-        self.begin(request_id, bytes, async move { service.answer(request).await });
+        let tenant = self.pacing.tenant().cloned();
+        self.begin(request_id, bytes, async move { service.answer(request, tenant).await });
     }
 
     /// Begins to wait for an answer; the request is counted with `bytes` until then.
@@ -526,23 +550,20 @@ impl Connection {
     /// Begins to take the payload of a write, as soon as there is memory for it.
     fn upload(&mut self, request_id: u64, payload_bytes: u32, write: Result<Write, Refusal>) {
         let missing = payload_bytes as usize;
+        self.pacing.charge(missing);
         let fate = match write {
             Ok(write) if write.is_of_object() && !self.peer.is_believed() => {
                 // Not kept, as what is here already is not.
                 self.send(Segment::of(FrameKind::WriteReply, request_id, &not_kept()));
                 PayloadState::Discarded
             }
-            Ok(write) => {
-                let service = &self.shared.service;
-                let kib = payload_bytes.div_ceil(1024).min(service.memory_kib);
-                match service.memory.clone().try_acquire_many_owned(kib) {
-                    Ok(memory) => PayloadState::Buffered { write, payload: BytesMut::with_capacity(missing), memory },
-                    Err(_) => {
-                        let share = Box::pin(service.memory.clone().acquire_many_owned(kib));
-                        PayloadState::AwaitingMemory { write, share, since: Instant::now() }
-                    }
+            Ok(write) => match self.budget.try_take(missing) {
+                Some(memory) => PayloadState::Buffered { write, payload: BytesMut::with_capacity(missing), memory },
+                None => {
+                    let share = Box::pin(self.budget.clone().take(missing));
+                    PayloadState::AwaitingMemory { write, share, since: Instant::now() }
                 }
-            }
+            },
             Err(refusal) => {
                 self.send(Segment::of(FrameKind::WriteReply, request_id, &refused_write(refusal)));
                 PayloadState::Discarded
@@ -592,8 +613,7 @@ impl Connection {
                 return false;
             }
             // A worker short of memory answers from a task, which can wait for some.
-            let kib = payload.div_ceil(1024) as u32;
-            let Ok(memory) = service.memory.clone().try_acquire_many_owned(kib) else { return false };
+            let Some(memory) = self.budget.try_take(payload) else { return false };
             let written = self
                 .outgoing
                 .append(Some(memory), |out| if service.read_at_hand(request, &blocks, out) { Ok(()) } else { Err(()) });

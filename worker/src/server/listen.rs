@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_security::{TlsSocket, Transport};
+use cavern_security::{Place, Places, TenantConnection, TlsSocket, Transport};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::task::JoinSet;
@@ -15,13 +15,18 @@ use tracing::{debug, warn};
 
 use super::connection::{Connection, FRAME_TIMEOUT, Shared};
 use super::cores::{Cores, Seat};
+use super::limits;
 use super::local_peers::LocalPeers;
+use super::outgoing::Outgoing;
+use super::pacing::Pacing;
 use super::roles::Peer;
 use super::socket::Socket;
 use crate::error::WorkerError;
 
 /// Connections at a time; more are closed at once, and their clients go to another worker.
 const MAX_CONNECTIONS: usize = 4096;
+/// Of those, connections whose handshake is not done: the oldest make way for others.
+const MAX_HANDSHAKES: usize = 512;
 /// Longest path that fits in a Unix address, without the closing zero.
 const MAX_SOCKET_PATH: usize = 107;
 /// After a failed accept, which is mostly a lack of descriptors that a moment may mend.
@@ -65,6 +70,8 @@ pub(super) async fn accept(
     let mut connections = JoinSet::new();
     let metrics = shared.service.metrics.clone();
     let told = Arc::new(Mutex::new(None));
+    let handshakes = Places::new(MAX_HANDSHAKES);
+    let is_secured = matches!(shared.transport, Transport::Tls(_));
     loop {
         let accepted = tokio::select! {
             () = shared.stop.cancelled() => break,
@@ -72,19 +79,20 @@ pub(super) async fn accept(
                 metrics.connections.set(connections.len() as i64);
                 continue;
             }
-            accepted = tcp.accept() => accepted.and_then(|(stream, _)| {
+            accepted = tcp.accept() => accepted.and_then(|(stream, address)| {
                 stream.set_nodelay(true)?;
-                Ok(Socket::Tcp(stream))
+                Ok((Socket::Tcp(stream), is_secured.then(|| address.ip())))
             }),
-            accepted = unix.accept() => accepted.map(|(stream, _)| Socket::Unix(stream)),
+            accepted = unix.accept() => accepted.map(|(stream, _)| (Socket::Unix(stream), None)),
         };
         match accepted {
             Ok(_) if connections.len() >= MAX_CONNECTIONS => metrics.connections_refused.inc(),
-            Ok(Socket::Unix(stream)) if !peers.admits(&stream) => metrics.connections_refused.inc(),
-            Ok(socket) => {
+            Ok((Socket::Unix(stream), _)) if !peers.admits(&stream) => metrics.connections_refused.inc(),
+            Ok((socket, unknown)) => {
+                let place = unknown.map(|address| handshakes.take(address));
                 let seat = cores.seat();
                 let runtime = seat.runtime();
-                connections.spawn_on(serve(socket, shared.clone(), seat, told.clone()), &runtime);
+                connections.spawn_on(serve(socket, place, shared.clone(), seat, told.clone()), &runtime);
                 metrics.connections.set(connections.len() as i64);
                 continue;
             }
@@ -103,10 +111,18 @@ pub(super) async fn accept(
 }
 
 /// Serves a connection on the thread of its seat, once it is known who is at the other end.
-async fn serve(socket: Socket, shared: Arc<Shared>, seat: Seat, told: Arc<Mutex<Option<Instant>>>) {
+async fn serve(
+    socket: Socket,
+    place: Option<Place>,
+    shared: Arc<Shared>,
+    seat: Seat,
+    told: Arc<Mutex<Option<Instant>>>,
+) {
     let from = socket.peer();
-    match shared.stop.run_until_cancelled(secured(socket, &shared.transport)).await {
-        Some(Ok((socket, peer))) => Connection::new(socket, peer, from, shared, seat).serve().await,
+    match shared.stop.run_until_cancelled(admitted(socket, place, &shared)).await {
+        Some(Ok((socket, peer, tenant))) => {
+            Connection::new(socket, (peer, from), Pacing::new(tenant), shared, seat).serve().await;
+        }
         Some(Err(error)) => {
             shared.service.metrics.connections_refused.inc();
             let last = told.lock().replace(Instant::now());
@@ -117,6 +133,36 @@ async fn serve(socket: Socket, shared: Arc<Shared>, seat: Seat, told: Arc<Mutex<
             }
         }
         None => {}
+    }
+}
+
+/// Finds out who it is, and whether he may have one more connection, as long as it has its place among those of whom
+/// nothing is known.
+async fn admitted(
+    socket: Socket,
+    place: Option<Place>,
+    shared: &Shared,
+) -> io::Result<(Socket, Peer, Option<TenantConnection>)> {
+    let Some(mut place) = place else {
+        let (socket, peer) = secured(socket, &shared.transport).await?;
+        return Ok((socket, peer, None));
+    };
+    let admit = async {
+        let (socket, peer) = secured(socket, &shared.transport).await?;
+        match peer.identity().and_then(|identity| shared.tenants.admit(identity)).transpose() {
+            Ok(tenant) => Ok((socket, peer, tenant)),
+            Err(reason) => {
+                let outgoing = Outgoing::new(shared.service.spares.clone());
+                limits::turn_away(&socket, outgoing, &reason).await;
+                Err(io::Error::other(reason))
+            }
+        }
+    };
+    tokio::select! {
+        admitted = admit => admitted,
+        () = place.displaced() => {
+            Err(io::Error::other("others came before it had shown who it is, and all places are taken"))
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use prost::Message;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use super::memory::Share;
 use super::socket::Socket;
 use crate::store::Block;
 
@@ -49,7 +50,7 @@ pub(super) struct Segment {
     /// Files whose descriptors go with the first byte.
     pub descriptors: Vec<PassedFile>,
     /// Share of the memory budget.
-    pub memory: Option<OwnedSemaphorePermit>,
+    pub memory: Option<Share>,
 }
 
 impl Segment {
@@ -134,7 +135,7 @@ impl Outgoing {
     /// Lets `write` append to the last segment, or to a new one; what it returns as an error leaves nothing behind.
     pub(super) fn append<E>(
         &mut self,
-        memory: Option<OwnedSemaphorePermit>,
+        memory: Option<Share>,
         write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>,
     ) -> Result<(), E> {
         let joins =

@@ -17,10 +17,12 @@ use cavern_proto::data::{
 };
 use cavern_proto::frame::{FrameKind, HEADER_BYTES};
 use cavern_proto::{BlockId, ChunkMap, ContentId};
+use cavern_security::Tenant;
 use futures::StreamExt;
 use tokio::sync::Semaphore;
 
 use super::MAX_INFLIGHT_BYTES;
+use super::memory::Budget;
 use super::outgoing::{PassedFile, Segment, append_frame};
 use super::socket::MAX_DESCRIPTORS;
 use crate::fill::{BlockSource, Fills};
@@ -275,19 +277,24 @@ impl Service {
     }
 
     /// Answers a request that has to wait, within its deadline.
-    pub(super) async fn answer(self: Arc<Self>, request: ContentRequest) -> Segment {
+    pub(super) async fn answer(self: Arc<Self>, request: ContentRequest, tenant: Option<Arc<Tenant>>) -> Segment {
         let started = tokio::time::Instant::now();
         let until = started + request.deadline;
         let segment = match request.kind {
-            FrameKind::Read => self.answer_read(&request, until).await,
-            _ => self.answer_open(&request, until).await,
+            FrameKind::Read => self.answer_read(&request, until, tenant.as_deref()).await,
+            _ => self.answer_open(&request, until, tenant.as_deref()).await,
         };
         self.metrics.slow_requests.observe(started.elapsed().as_secs_f64());
         segment
     }
 
-    async fn answer_open(&self, request: &ContentRequest, until: tokio::time::Instant) -> Segment {
-        let filled = self.make_all_ready(request, until).await;
+    async fn answer_open(
+        &self,
+        request: &ContentRequest,
+        until: tokio::time::Instant,
+        tenant: Option<&Tenant>,
+    ) -> Segment {
+        let filled = self.make_all_ready(request, until, tenant).await;
         let (mut items, mut descriptors) = (Vec::new(), Vec::new());
         for filled in filled {
             match filled {
@@ -305,10 +312,15 @@ impl Service {
         open_segment(request, items, descriptors)
     }
 
-    async fn answer_read(&self, request: &ContentRequest, until: tokio::time::Instant) -> Segment {
-        let kib = u32::try_from(request.payload_bytes().div_ceil(1024)).unwrap_or(u32::MAX).min(self.memory_kib);
-        let filled = self.make_all_ready(request, until).await;
-        let memory = match tokio::time::timeout_at(until, self.memory.clone().acquire_many_owned(kib)).await {
+    async fn answer_read(
+        &self,
+        request: &ContentRequest,
+        until: tokio::time::Instant,
+        tenant: Option<&Tenant>,
+    ) -> Segment {
+        let filled = self.make_all_ready(request, until, tenant).await;
+        let share = self.budget(tenant).take(request.payload_bytes());
+        let memory = match tokio::time::timeout_at(until, share).await {
             Ok(Ok(memory)) => Some(memory),
             Ok(Err(_)) | Err(_) => {
                 let refusal = Refusal::new(Status::Overloaded, "the memory budget of the worker is used up");
@@ -330,7 +342,25 @@ impl Service {
         }
     }
 
-    async fn make_all_ready(&self, request: &ContentRequest, until: tokio::time::Instant) -> Vec<Ready> {
+    /// What the connections of a tenant have of the memory budget, or those of others.
+    pub(super) fn budget(&self, tenant: Option<&Tenant>) -> Budget {
+        Budget::new(self.memory.clone(), self.memory_kib, tenant)
+    }
+
+    async fn make_all_ready(
+        &self,
+        request: &ContentRequest,
+        until: tokio::time::Instant,
+        tenant: Option<&Tenant>,
+    ) -> Vec<Ready> {
+        // Disks and buckets have queues that all share: what a tenant asks for beyond its turns waits here.
+        let _turn = match tenant {
+            Some(tenant) => match tokio::time::timeout_at(until, tenant.turns.acquire()).await {
+                Ok(turn) => turn.ok(),
+                Err(_) => return request.items.iter().map(|_| Err(Refusal::deadline())).collect(),
+            },
+            None => None,
+        };
         let items: Vec<_> = request.items.iter().map(|item| self.make_ready(item, until)).collect();
         futures::stream::iter(items).buffered(ITEMS_AT_A_TIME).collect().await
     }

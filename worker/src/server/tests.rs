@@ -106,6 +106,7 @@ impl Fixture {
             mounts: mounts.clone(),
             transport,
             audit: AuditLog::default(),
+            tenants: super::tenants(&schema::Worker::default(), 64 << 10),
             metrics: metrics.clone(),
             memory: memory.clone(),
             memory_kib: 64 << 10,

@@ -6,9 +6,10 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, BytesMut};
-use tokio::sync::{AcquireError, OwnedSemaphorePermit};
+use tokio::sync::AcquireError;
 use tokio::time::Instant;
 
+use super::memory::Share;
 use super::socket::Socket;
 use super::writes::Write;
 
@@ -16,20 +17,20 @@ use super::writes::Write;
 pub(super) const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A share of the memory budget, when there is one.
-pub(super) type Share = Pin<Box<dyn Future<Output = Result<OwnedSemaphorePermit, AcquireError>> + Send>>;
+pub(super) type PendingShare = Pin<Box<dyn Future<Output = Result<Share, AcquireError>> + Send>>;
 
 /// What becomes of the bytes.
 pub(super) enum PayloadState {
     /// There is no memory for them yet.
     AwaitingMemory {
         write: Write,
-        share: Share,
+        share: PendingShare,
         since: Instant,
     },
     Buffered {
         write: Write,
         payload: BytesMut,
-        memory: OwnedSemaphorePermit,
+        memory: Share,
     },
     Discarded,
 }
@@ -75,7 +76,7 @@ impl Upload {
     }
 
     /// The bytes come into this memory.
-    pub(super) fn keep(&mut self, memory: OwnedSemaphorePermit) {
+    pub(super) fn keep(&mut self, memory: Share) {
         if let PayloadState::AwaitingMemory { write, .. } = std::mem::replace(&mut self.fate, PayloadState::Discarded) {
             self.fate = PayloadState::Buffered { write, payload: BytesMut::with_capacity(self.missing), memory };
         }
@@ -83,7 +84,7 @@ impl Upload {
 }
 
 /// The share that an upload waits for; waits for ever when there is none that does.
-pub(super) async fn memory_for(upload: &mut Option<Upload>) -> Result<OwnedSemaphorePermit, AcquireError> {
+pub(super) async fn memory_for(upload: &mut Option<Upload>) -> Result<Share, AcquireError> {
     match upload {
         Some(Upload { fate: PayloadState::AwaitingMemory { share, .. }, .. }) => share.await,
         _ => std::future::pending().await,

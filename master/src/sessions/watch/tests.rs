@@ -531,7 +531,7 @@ async fn a_session_is_that_of_whoever_has_opened_it_for_as_long_as_it_may_come_b
     assert!(hub.check_owner(id, Some(&admin)).is_ok());
     let (taken_up, _admins) = opened(by(id, &admin)).unwrap();
     assert_eq!(taken_up, id);
-    assert_eq!(hub.state.lock().owners[&id], own, "and the next client at its place is the owner's");
+    assert_eq!(hub.state.lock().owners.get(id), Some(&own), "and the next client at its place is the owner's");
     hub.end(id);
     assert!(hub.check_owner(id, Some(&other)).is_ok() && hub.state.lock().owners.len() == 1);
     // Whoever comes next to its place has it.
@@ -540,4 +540,30 @@ async fn a_session_is_that_of_whoever_has_opened_it_for_as_long_as_it_may_come_b
     // Where nobody has shown who he is, nothing is anybody's.
     let plain = hub.open("a", Before::default()).unwrap();
     assert!(hub.check_owner(plain.id(), None).is_ok());
+}
+
+#[tokio::test]
+async fn a_client_has_so_many_sessions_and_another_as_many_again() {
+    let changes = Arc::default();
+    let (lead, metrics) = (LeaderLease::of_one(), MasterMetrics::new());
+    let mut hub = WatchHub::new(Duration::from_secs(60), lead, metrics, changes);
+    hub.limit_sessions_of_client(2);
+    let hub = Arc::new(hub);
+    let [own, other] = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+    let admin = Identity::new("c", Role::Admin, "admin").unwrap();
+    let open = |owner, session| hub.open("a", Before { owner: Some(owner), ..Before::of(session, session != 0) });
+    let first = open(&own, 0).unwrap();
+    let second = open(&own, 0).unwrap();
+    let refused = open(&own, 0).map(drop).unwrap_err();
+    assert!(matches!(refused, MasterError::Overloaded(_)), "{refused}");
+    assert!(refused.to_string().contains("raise master.client_sessions"), "{refused}");
+    // One that broke may come back, and counts until it may not.
+    let id = second.id();
+    drop(second);
+    assert!(open(&own, 0).is_err());
+    let _back = open(&own, id).unwrap();
+    let _others: Vec<_> = (0..2).map(|_| open(&other, 0).unwrap()).collect();
+    let _admins: Vec<_> = (0..5).map(|_| open(&admin, 0).unwrap()).collect();
+    hub.end(first.id());
+    let _next = open(&own, 0).unwrap();
 }

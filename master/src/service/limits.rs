@@ -1,0 +1,170 @@
+//! What one client may have of the master, and how fast it may go on.
+//!
+//! Nothing that all clients share is held while a call waits for the rate of its client, or for its turn: it has not
+//! been decoded by then.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_conf::schema;
+use cavern_proto::master::MutateRequest;
+use cavern_security::{Limit, Tenant, TenantCall, TenantLimits, Tenants};
+use http_body_util::BodyExt as _;
+use tokio::sync::SemaphorePermit;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::http;
+
+use super::peer::Peer;
+use super::roles;
+use crate::raft::Room;
+
+/// Calls of one client that are worked on at a time: as many as a kernel has under way for a mount.
+const TURNS: usize = 256;
+/// Changes of one client that wait for their entry of the log, or are in one: two entries, so that one is filled while
+/// the other is written, and what others change waits for no more than these.
+const CHANGES: usize = 512;
+/// A call waits no longer for the rate of its client: whoever asked has given up by then.
+const RATE_PATIENCE: Duration = Duration::from_secs(10);
+/// A call of a client is answered within this time, from its first byte on: nobody waits longer.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Calls that may take any time, since they wait for other clients, for buckets or for workers. They are not many, and
+/// keep no other call waiting.
+const PATIENT: [&str; 3] = ["MakeListed", "FreeContent", "Recall"];
+
+/// The clients of a master.
+pub fn tenants(conf: &schema::Master) -> Tenants {
+    Tenants::new(TenantLimits {
+        connections: Limit { most: conf.client_connections, setting: "master.client_connections" },
+        calls: Limit { most: conf.client_calls, setting: "master.client_calls" },
+        per_second: Limit { most: conf.client_operations_per_second, setting: "master.client_operations_per_second" },
+        turns: TURNS,
+        room: CHANGES,
+    })
+}
+
+/// Makes a call of a client, at its time, and counts it until its answer has been taken.
+pub(super) async fn make(
+    tenant: &Arc<Tenant>,
+    path: &str,
+    call: TenantCall,
+    answer: impl Future<Output = http::Response<Body>>,
+) -> http::Response<Body> {
+    let is_patient = PATIENT.contains(&roles::method(path));
+    let answered = async {
+        let _turn = begin(tenant, path, is_patient).await?;
+        Ok(answer.await)
+    };
+    let answered = if is_patient {
+        answered.await
+    } else {
+        let late = |_| Err(Status::deadline_exceeded("the call was not sent, or not answered, within a minute"));
+        tokio::time::timeout(CALL_TIMEOUT, answered).await.unwrap_or_else(late)
+    };
+    let answer = answered.unwrap_or_else(|refusal| refusal.into_http());
+    answer.map(|body| {
+        Body::new(body.map_frame(move |frame| {
+            let _until_the_end = &call;
+            frame
+        }))
+    })
+}
+
+/// Waits for the rate and for a turn.
+async fn begin<'a>(
+    tenant: &'a Arc<Tenant>,
+    path: &str,
+    is_patient: bool,
+) -> Result<Option<SemaphorePermit<'a>>, Status> {
+    if !roles::is_of_namespace(path) {
+        return Ok(None);
+    }
+    // Each change is an operation, not the stream that they come in.
+    if roles::method(path) != "Mutate" {
+        tenant.counts.add_operations(1);
+        wait_for_rate(tenant).await?;
+    }
+    // It is never closed.
+    Ok(if is_patient { None } else { tenant.turns.acquire().await.ok() })
+}
+
+async fn wait_for_rate(tenant: &Arc<Tenant>) -> Result<(), Status> {
+    let unused = Unused { tenant, operations: 1 };
+    let wait = tenant.rate.take(1);
+    if wait > RATE_PATIENCE {
+        tenant.counts.add_refusal();
+        let Limit { most, setting } = tenant.limits().per_second;
+        let client = tenant.identity();
+        return Err(Status::resource_exhausted(format!(
+            "{client} asks for more than the {most} operations in a second that {setting} allows: ask for less at a \
+             time, or raise {setting}"
+        )));
+    }
+    if !wait.is_zero() {
+        tokio::time::sleep(wait).await;
+        tenant.counts.add_wait(wait);
+    }
+    unused.are_used();
+    Ok(())
+}
+
+/// Operations that were taken, until they are used: a call that is given up has used none.
+struct Unused<'a> {
+    tenant: &'a Tenant,
+    operations: usize,
+}
+
+impl Unused<'_> {
+    fn are_used(mut self) {
+        self.operations = 0;
+    }
+}
+
+impl Drop for Unused<'_> {
+    fn drop(&mut self) {
+        self.tenant.rate.give_back(self.operations as u64);
+    }
+}
+
+/// The client that asks, where connections are secured.
+pub(super) fn tenant<T>(request: &tonic::Request<T>) -> Option<Arc<Tenant>> {
+    request.extensions().get::<Peer>()?.tenant().ok()?.cloned()
+}
+
+/// A call is about so many things more than one: later calls wait for those.
+pub(super) fn count_more<T>(request: &tonic::Request<T>, more: usize) {
+    if let Some(tenant) = tenant(request) {
+        tenant.counts.add_operations(more);
+        tenant.rate.take(more as u64);
+    }
+}
+
+/// Changes that wait for the rate of their client, and for its part of the log.
+pub(super) type Waiting = Pin<Box<dyn Future<Output = (MutateRequest, Option<Room>)> + Send>>;
+
+/// Gives changes of a client back when it is their time.
+pub(super) fn changes(tenant: Arc<Tenant>, call: MutateRequest) -> Waiting {
+    Box::pin(async move {
+        let changes = call.mutations.len();
+        tenant.counts.add_operations(changes);
+        let unused = Unused { tenant: &tenant, operations: changes };
+        let wait = tenant.rate.take(changes as u64);
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+            tenant.counts.add_wait(wait);
+        }
+        unused.are_used();
+        // What is more than all takes all. It is never closed.
+        let room = tenant.room.clone().acquire_many_owned(changes.min(CHANGES) as u32).await.ok();
+        (call, room.map(Arc::new))
+    })
+}
+
+/// Those that wait; never, where none do.
+pub(super) async fn admitted(waiting: &mut Option<Waiting>) -> (MutateRequest, Option<Room>) {
+    let Some(changes) = waiting else { return std::future::pending().await };
+    let admitted = changes.await;
+    *waiting = None;
+    admitted
+}

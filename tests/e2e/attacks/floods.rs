@@ -1,0 +1,341 @@
+//! One client, or somebody without a certificate, takes all that it can get. Another client works on, and the memory of
+//! the processes stays within bounds.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use cavern_conf::process::raise_descriptor_limit;
+use cavern_net::WorkerPool;
+use cavern_proto::ContentId;
+use cavern_proto::data::{BlockRef, Range, ReadRequest, read_request};
+use cavern_proto::master::{Entry, ReadDirRequest, Worker, WorkerTable};
+use cavern_tests::{Child, Process};
+use futures::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::*;
+use crate::bucket::Bucket;
+
+/// The victim has its answer by then, while the attack goes on.
+const SOON: Duration = Duration::from_secs(3);
+const MIB: usize = 1 << 20;
+/// Beside what a process has by itself.
+const MEMORY_MAX: u64 = 400 << 20;
+
+fn up_with(conf: &str) -> Cluster {
+    Cluster::up(Options { secure: true, conf: conf.to_owned(), ..Options::default() })
+}
+
+impl Somebody {
+    /// A client of the cluster with this name.
+    fn client(cluster: &Cluster, name: &str) -> Self {
+        let authority = Authority::open(&cluster.directory().join("certificates")).unwrap();
+        let identity = Identity::new(&name_of(cluster), Role::Client, name).unwrap();
+        Self::signed(&authority, authority.certificate(), &identity, DAY)
+    }
+
+    fn pool(&self, workers: &WorkerTable) -> Arc<WorkerPool> {
+        let mut conf = Config::default().client;
+        conf.local_descriptors = false;
+        let pool = WorkerPool::new(&conf, self.transport.clone(), "somebody");
+        pool.set_table("", workers);
+        pool
+    }
+
+    /// A new connection, on which a path is asked for.
+    fn resolve(&self, cluster: &Cluster, path: &str) -> Result<Entry, Status> {
+        let mut calls = NamespaceClient::new(self.channel(cluster));
+        let resolve = ResolveRequest { path: path.to_owned(), session: 0 };
+        self.answer(calls.resolve(resolve)).map(tonic::Response::into_inner)
+    }
+
+    fn workers(&self, cluster: &Cluster) -> WorkerTable {
+        let mut calls = ClusterClient::new(self.channel(cluster));
+        self.answer(calls.list_workers(ListWorkersRequest {})).unwrap().into_inner()
+    }
+}
+
+/// A master and a worker answer a client that nobody has heard of before.
+fn assert_served(cluster: &Cluster, name: &str) {
+    let victim = Somebody::client(cluster, name);
+    let began = Instant::now();
+    victim.resolve(cluster, "/").unwrap();
+    assert!(victim.ask_worker(cluster, &hello(), "cv worker").unwrap().contains("cv worker"));
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+}
+
+fn assert_small(cluster: &Cluster) {
+    let status = cluster.status();
+    for child in status.masters.iter().chain(&status.workers) {
+        let memory = Process::of(child).peak_memory();
+        assert!(memory < MEMORY_MAX, "{} has had {} MiB", child.log.display(), memory >> 20);
+    }
+}
+
+fn connect(port: &str, bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(port).unwrap();
+    // It may have been closed meanwhile.
+    let _sent = stream.write_all(bytes);
+    stream
+}
+
+#[test]
+fn thousands_of_connections_that_say_too_little_keep_nobody_out() {
+    raise_descriptor_limit();
+    let cluster = up();
+    let status = cluster.status();
+    let (master, worker) = (&status.masters[0], &status.workers[0]);
+    // The head of a ClientHello that never comes.
+    let half = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
+    let mut open = Vec::new();
+    for port in [&master.grpc, &worker.data, &master.http, &worker.http] {
+        open.extend((0..5000).map(|_| connect(port, half)));
+        assert_served(&cluster, "victim");
+        for child in [master, worker] {
+            let began = Instant::now();
+            assert_eq!(child.page("/healthz").unwrap().status, 200);
+            assert!(began.elapsed() < SOON, "{}: {:?}", child.http, began.elapsed());
+        }
+        open.clear();
+    }
+    assert_small(&cluster);
+}
+
+#[test]
+fn connections_are_bounded_for_each_client_and_what_is_over_is_told_so() {
+    let cluster = up_with("[master]\nclient_connections = 8\n[worker]\nclient_connections = 8\n");
+    let attacker = Somebody::client(&cluster, "attacker");
+    let channels: Vec<_> = (0..20).map(|_| attacker.channel(&cluster)).collect();
+    let asked = channels.iter().map(|channel| {
+        let mut calls = NamespaceClient::new(channel.clone());
+        attacker.answer(calls.resolve(ResolveRequest { path: "/".to_owned(), session: 0 })).err()
+    });
+    let refused: Vec<Status> = asked.flatten().collect();
+    assert_eq!(refused.len(), 12);
+    for status in &refused {
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert!(status.message().contains("/client/attacker has 8 connections already"), "{status:?}");
+        assert!(status.message().contains("raise master.client_connections"), "{status:?}");
+    }
+    let mut open = Vec::new();
+    let mut answers = Vec::new();
+    for _ in 0..20 {
+        let (stream, answer) = attacker.runtime.block_on(async {
+            let stream = tokio::net::TcpStream::connect(&cluster.at_start.workers[0].data).await.unwrap();
+            let mut stream = attacker.tls().connect(stream, Role::Worker).await.unwrap();
+            stream.write_all(&hello()).await.unwrap();
+            let mut answer = vec![0; 4096];
+            let read = tokio::time::timeout(PATIENCE, stream.read(&mut answer)).await.expect("no answer").unwrap();
+            (stream, String::from_utf8_lossy(&answer[..read]).into_owned())
+        });
+        open.push(stream);
+        answers.push(answer);
+    }
+    let over: Vec<&String> = answers.iter().filter(|answer| answer.contains("worker.client_connections")).collect();
+    assert_eq!(over.len(), 12, "{answers:?}");
+    assert_eq!(answers.iter().filter(|answer| answer.contains("cv worker")).count(), 8, "{answers:?}");
+    assert_served(&cluster, "victim");
+    // Who lets go of some has others.
+    drop((open, channels));
+    eventually("the attacker is served again", PATIENCE, || attacker.resolve(&cluster, "/").ok());
+}
+
+#[test]
+fn ten_thousand_sessions_of_one_client_leave_room_for_others() {
+    let cluster = up();
+    let attacker = Somebody::client(&cluster, "attacker");
+    // As many streams as a connection may have, on as many as it takes.
+    let clients: Vec<_> = (0..20).map(|_| ClusterClient::new(attacker.channel(&cluster))).collect();
+    let (keep, opened) = attacker.runtime.block_on(async {
+        let open = (0..10_000).map(|number| {
+            let mut calls = clients[number % clients.len()].clone();
+            async move {
+                let (messages, stream) = tokio::sync::mpsc::channel(1);
+                let first = WatchRequest { client: "flood".to_owned(), ..WatchRequest::default() };
+                messages.send(first).await.unwrap();
+                let opened = tokio::time::timeout(PATIENCE, calls.watch(ReceiverStream::new(stream))).await;
+                (messages, opened.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer"))))
+            }
+        });
+        let opened: Vec<_> = futures::stream::iter(open).buffer_unordered(2000).collect().await;
+        opened.into_iter().unzip::<_, _, Vec<_>, Vec<_>>()
+    });
+    let sessions = opened.iter().filter(|opened| opened.is_ok()).count();
+    let default = Config::default().master;
+    assert!((1..=default.client_sessions).contains(&sessions), "{sessions} sessions");
+    let refused: Vec<&Status> = opened.iter().filter_map(|opened| opened.as_ref().err()).collect();
+    assert!(refused.iter().all(|status| status.code() == Code::ResourceExhausted), "{:?}", refused.first());
+    assert!(refused.iter().any(|status| status.message().contains("master.client_sessions")), "{:?}", refused.first());
+
+    let victim = Somebody::client(&cluster, "victim");
+    let mut calls = ClusterClient::new(victim.channel(&cluster));
+    let first = WatchRequest { client: "victim".to_owned(), ..WatchRequest::default() };
+    victim.answer(calls.watch(tokio_stream::iter([first]))).unwrap();
+    assert_served(&cluster, "victim");
+    assert_small(&cluster);
+    drop((keep, opened));
+}
+
+#[test]
+fn streams_that_nobody_reads_leave_the_master_to_others() {
+    // Each holds some pages of the listing.
+    let cluster = up_with("[master]\nclient_calls = 1024\n");
+    cluster.seed("bucket", "x/", 1, 10);
+    cluster.mount_fs_mode("s3://bucket/work", "/data", &[]);
+    fs::create_dir(cluster.path("data/d")).unwrap();
+    for number in 0..3000 {
+        fs::File::create(cluster.path(format!("data/d/{number}"))).unwrap();
+    }
+    // The master has them.
+    fs::File::open(cluster.path("data/d")).unwrap().sync_all().unwrap();
+    let attacker = Somebody::client(&cluster, "attacker");
+    let inode = attacker.resolve(&cluster, "/data/d").unwrap().attr.unwrap().inode;
+    let clients: Vec<_> = (0..4).map(|_| NamespaceClient::new(attacker.channel(&cluster))).collect();
+    let streams: Vec<_> = attacker.runtime.block_on(async {
+        let open = (0..2500).map(|number| {
+            let mut calls = clients[number % clients.len()].clone();
+            let read = ReadDirRequest { inode, ..ReadDirRequest::default() };
+            async move { tokio::time::timeout(SOON, calls.read_dir(read)).await }
+        });
+        futures::future::join_all(open).await
+    });
+    let refused = streams.iter().flatten().filter_map(|stream| stream.as_ref().err());
+    let over = refused.filter(|status| status.message().contains("master.client_calls")).count();
+    assert!(over > 0, "all of them are open");
+    assert_served(&cluster, "victim");
+    fs::metadata(cluster.path("data/d")).unwrap();
+    assert_small(&cluster);
+}
+
+/// A mounted object of one block that the worker has.
+fn cached_block(cluster: &Cluster, somebody: &Somebody, bytes: usize) -> BlockRef {
+    cluster.s3.create_bucket("bucket");
+    let etag = cluster.s3.put("bucket", "big", vec![7; bytes]);
+    cluster.mount("s3://bucket", "/data", &[]);
+    let bucket = Bucket::of(cluster, "bucket");
+    assert_eq!(fs::read(cluster.path("data/big")).unwrap().len(), bytes);
+    let mut calls = ClusterClient::new(somebody.channel(cluster));
+    let mounts = somebody.answer(calls.list_mounts(ListMountsRequest {})).unwrap().into_inner().mounts;
+    let (block_size, length) = (mounts[0].block_size, bytes as u64);
+    let id = ContentId::of_object(bucket.ufs.store_id(), "big", &etag, length, block_size);
+    BlockRef {
+        content_id: id.as_bytes().to_vec().into(),
+        block_size,
+        mount_id: mounts[0].id,
+        key: "big".to_owned(),
+        etag,
+        object_length: length,
+        ..BlockRef::default()
+    }
+}
+
+fn read_of(block: &BlockRef, length: usize) -> Vec<read_request::Item> {
+    let range = Some(Range { offset: 0, length: length as u32 });
+    vec![read_request::Item { block: Some(block.clone()), range, part: None }]
+}
+
+#[test]
+fn answers_that_nobody_takes_leave_memory_for_others() {
+    let cluster = up_with("[worker]\nmemory_budget = \"64MiB\"\n");
+    let attacker = Somebody::client(&cluster, "attacker");
+    let block = cached_block(&cluster, &attacker, 16 * MIB);
+    let worker = &cluster.at_start.workers[0];
+    let mut bytes = hello();
+    for id in 1..=16 {
+        let request = ReadRequest { items: read_of(&block, 16 * MIB), ..ReadRequest::default() };
+        bytes.extend(encode_frame(FrameKind::Read, id, &request, 0));
+    }
+    let stalled: Vec<_> = attacker.runtime.block_on(async {
+        let open = (0..64).map(|_| async {
+            let stream = tokio::net::TcpStream::connect(&worker.data).await.unwrap();
+            let mut stream = attacker.tls().connect(stream, Role::Worker).await.unwrap();
+            stream.write_all(&bytes).await.unwrap();
+            // What it reads is the greeting.
+            stream.read_exact(&mut [0; 16]).await.unwrap();
+            stream
+        });
+        futures::future::join_all(open).await
+    });
+    let victim = Somebody::client(&cluster, "victim");
+    let workers = victim.workers(&cluster);
+    let [Worker { id, .. }] = &workers.workers[..] else { panic!("{workers:?}") };
+    let pool = victim.runtime.block_on(async { victim.pool(&workers) });
+    for _ in 0..20 {
+        let began = Instant::now();
+        let (reply, payload) = victim.runtime.block_on(pool.read(*id, read_of(&block, 4 * MIB), PATIENCE)).unwrap();
+        assert_eq!(payload.len(), 4 * MIB, "{reply:?}");
+        assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    }
+    assert_small(&cluster);
+    victim.runtime.block_on(pool.shutdown());
+    drop(stalled);
+}
+
+/// A value of a client's metrics; seconds come as such.
+fn shown(child: &Child, metric: &str, client: &str) -> f64 {
+    let page = child.page("/metrics").unwrap().body;
+    let begins = format!("{metric}{{client=\"{client}\"}} ");
+    let value = page.lines().find_map(|line| line.strip_prefix(&begins)).unwrap_or_else(|| panic!("{begins}: {page}"));
+    value.parse().unwrap()
+}
+
+#[test]
+fn a_client_goes_on_no_faster_than_its_rate_and_another_does_not_wait_for_it() {
+    let conf = "[master]\nclient_operations_per_second = 1000\n[worker]\nclient_bytes_per_second = \"16MiB\"\n";
+    let cluster = up_with(conf);
+    let [attacker, victim] = ["attacker", "victim"].map(|name| Somebody::client(&cluster, name));
+    let status = cluster.status();
+    let (master, worker) = (&status.masters[0], &status.workers[0]);
+    let block = cached_block(&cluster, &attacker, 8 * MIB);
+
+    let calls = NamespaceClient::new(attacker.channel(&cluster));
+    let flood = async {
+        let resolve = ResolveRequest { path: "/data".to_owned(), session: 0 };
+        let all = (0..3000).map(|_| {
+            let (mut calls, resolve) = (calls.clone(), resolve.clone());
+            async move { calls.resolve(resolve).await.unwrap() }
+        });
+        futures::stream::iter(all).buffer_unordered(200).collect::<Vec<_>>().await
+    };
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let flooding = scope.spawn(|| attacker.runtime.block_on(flood));
+        while !flooding.is_finished() {
+            let asked = Instant::now();
+            victim.resolve(&cluster, "/data").unwrap();
+            assert!(asked.elapsed() < SOON / 3, "{:?}", asked.elapsed());
+        }
+        assert_eq!(flooding.join().unwrap().len(), 3000);
+    });
+    assert!(began.elapsed() > Duration::from_millis(2500), "{:?}", began.elapsed());
+    assert!(shown(master, "cavern_master_client_operations_total", "attacker") >= 3000.0);
+    assert!(shown(master, "cavern_master_client_waited_seconds_total", "attacker") > 1.0);
+    assert_eq!(shown(master, "cavern_master_client_waited_seconds_total", "victim"), 0.0);
+
+    let workers = attacker.workers(&cluster);
+    let id = workers.workers[0].id;
+    let read = |somebody: &Somebody, times: usize| {
+        let pool = somebody.runtime.block_on(async { somebody.pool(&workers) });
+        for _ in 0..times {
+            let read = pool.read(id, read_of(&block, 4 * MIB), PATIENCE);
+            let (_, payload): (_, Bytes) = somebody.runtime.block_on(read).unwrap();
+            assert_eq!(payload.len(), 4 * MIB);
+        }
+        somebody.runtime.block_on(pool.shutdown());
+    };
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let flooding = scope.spawn(|| read(&attacker, 12));
+        let asked = Instant::now();
+        read(&victim, 1);
+        assert!(asked.elapsed() < SOON / 3, "{:?}", asked.elapsed());
+        flooding.join().unwrap();
+    });
+    // 44 of 48 MiB are waited for, but for those of a fifth of a second.
+    assert!(began.elapsed() > Duration::from_secs(2), "{:?}", began.elapsed());
+    assert_eq!(shown(worker, "cavern_worker_client_bytes_total", "attacker"), (48 * MIB) as f64);
+    assert!(shown(worker, "cavern_worker_client_waited_seconds_total", "attacker") > 1.0);
+    // What it read itself is a little more than what it may read at once.
+    assert!(shown(worker, "cavern_worker_client_waited_seconds_total", "victim") < 0.5);
+}
