@@ -171,6 +171,8 @@ pub struct Ufs {
     /// Endpoints at loopback and link-local addresses that may be connected to all the same:
     /// [`AllowedEndpoint`](crate::AllowedEndpoint).
     pub endpoints: Vec<String>,
+    /// Whether mounts may use the credentials of the instance or container that the process runs in.
+    pub instance_credentials: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -408,6 +410,7 @@ impl Default for Ufs {
             concurrency: 256,
             file_roots: Vec::new(),
             endpoints: Vec::new(),
+            instance_credentials: false,
         }
     }
 }

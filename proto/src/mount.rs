@@ -13,9 +13,15 @@ pub const HIDDEN: &str = "***";
 /// not know may be a secret.
 pub fn shown_option(name: &str, value: &str) -> String {
     match name {
-        "s3.endpoint_url" | "s3.region_name" | "s3.credentials.profile" | "s3.force.path.style" | "s3.anonymous" => {
-            value.to_owned()
-        }
+        "s3.endpoint_url"
+        | "s3.region_name"
+        | "s3.force.path.style"
+        | "s3.anonymous"
+        | "s3.credentials.profile"
+        | "s3.credentials.source"
+        | "s3.credentials.role"
+        | "s3.credentials.role_session"
+        | "s3.sts_endpoint_url" => value.to_owned(),
         _ => HIDDEN.to_owned(),
     }
 }
@@ -87,6 +93,8 @@ mod tests {
         let shown = Mount { options, ..Mount::default() }.without_secrets().options;
         assert_eq!((shown["s3.region_name"].as_str(), shown["s3.credentials.secret"].as_str()), ("r", HIDDEN));
         assert_eq!(shown["unknown"], HIDDEN);
+        assert_eq!(shown_option("s3.credentials.role", "arn:aws:iam::1:role/r"), "arn:aws:iam::1:role/r");
+        assert_eq!(shown_option("s3.credentials.external_id", "hush"), HIDDEN);
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::time::Duration;
 
-use cavern_conf::Failpoint;
+use cavern_conf::{Config, Failpoint};
+use cavern_security::{Authority, Identity, Role};
 use cavern_tests::{Child, Options, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -131,6 +132,43 @@ fn a_replay_that_is_killed_is_finished_by_another_one() {
         mounts.cluster.start("fuse");
         await_journals(&mounts, 2);
     }
+}
+
+#[test]
+fn a_replay_whose_certificate_is_that_of_another_client_leaves_the_rest_to_one_that_may() {
+    let conf = "[master]\nsession_lease = \"60s\"\n".to_owned();
+    let mounts = Mounts::up(Options { conf, secure: true, ..Options::default() });
+    await_journals(&mounts, 2);
+    let held = mounts.held("held");
+    let there = mounts.there.join("held");
+    let before = replays(&mounts);
+    // What the worker's processes show, and what somebody else has.
+    let security = Config::load(Some(&mounts.cluster.status().conf)).unwrap().security;
+    let authority = Authority::open(&mounts.cluster.directory().join("certificates")).unwrap();
+    let elsewhere = tempfile::tempdir_in(mounts.cluster.directory()).unwrap();
+    let name = Config::load(Some(&mounts.cluster.status().conf)).unwrap().cluster.name;
+    let stranger = Identity::new(&name, Role::Client, "stranger").unwrap();
+    let strangers = authority.issue(&stranger, Duration::from_secs(3600), elsewhere.path(), "stranger").unwrap();
+    let own = ["certificate", "key"].map(|file| elsewhere.path().join(file));
+    for (path, kept) in [&security.certificate, &security.key].into_iter().zip(&own) {
+        fs::copy(path, kept).unwrap();
+    }
+    let processes = Processes::of(&mounts);
+    let stopped = mounts.stop_master();
+    let expected = change_all(&held);
+    processes.kill(&mounts, || {
+        fs::copy(&strangers.certificate, &security.certificate).unwrap();
+        fs::copy(&strangers.key, &security.key).unwrap();
+    });
+    drop(stopped);
+    eventually("two attempts come to nothing", PATIENCE, || {
+        (worker_metric(&mounts, "replays_total")? >= before + 2).then_some(())
+    });
+    for (kept, path) in own.iter().zip([&security.certificate, &security.key]) {
+        fs::copy(kept, path).unwrap();
+    }
+    assert_eq!(tree(&there), expected);
+    await_journals(&mounts, 1);
 }
 
 #[test]

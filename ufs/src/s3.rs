@@ -27,13 +27,13 @@ use http_body_util::{BodyExt, Limited};
 use opendal::raw::{OpStat, Servicer};
 use opendal::{Builder, Executor, HttpTransporter, OperationContext, services};
 use reqsign_aws_v4::Credential;
-use reqsign_core::{Context, OsEnv, Signer};
-use reqsign_file_read_tokio::TokioFileRead;
+use reqsign_core::{Context, ProvideCredentialChain, Signer};
 
 use crate::allowed::Guard;
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
-use crate::s3::credentials::credential_chain;
+use crate::s3::credentials::Provider;
+pub(crate) use crate::s3::credentials::SharedCredentials;
 use crate::s3::failure::{Failure, from_opendal, from_signer};
 use crate::s3::listing::{nanoseconds, unquoted};
 pub(crate) use crate::s3::options::S3Options;
@@ -50,6 +50,8 @@ pub(crate) struct S3Store {
     service: Servicer,
     context: OperationContext,
     transport: Transport,
+    /// `None` for unsigned requests.
+    credentials: Option<Provider>,
     /// `None` for unsigned requests.
     signer: Option<Signer<Credential>>,
     bucket: String,
@@ -77,7 +79,7 @@ pub(crate) fn open(
         (true, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
         _ => format!("{endpoint}/{bucket}"),
     };
-    let guard = Guard::new(&endpoint, &bucket_url, conf);
+    let guard = Guard::new("s3.endpoint_url", &endpoint, &bucket_url, conf);
     let transport = match shared.transport.get() {
         Some(transport) => transport.clone(),
         None => {
@@ -96,21 +98,23 @@ pub(crate) fn open(
     if is_virtual_host {
         builder = builder.enable_virtual_host_style();
     }
-    builder = match credential_chain(&options.credentials) {
-        Some(chain) => builder.credential_provider_chain(chain),
+    let credentials = Provider::new(&options, conf, &shared)?;
+    builder = match &credentials {
+        Some(provider) => builder.credential_provider_chain(ProvideCredentialChain::new().push(provider.clone())),
         None => builder.skip_signature(),
     };
     let service = builder.build().map_err(|error| {
         UfsError::invalid(&*shared.label, error.message(), "check the bucket's name and the options of the mount")
     })?;
-    let signer = credential_chain(&options.credentials).map(|chain| {
-        let context = Context::new().with_file_read(TokioFileRead).with_env(OsEnv).with_http_send(http.clone());
-        Signer::new(context, chain, DaySigner::new(&options.region))
-    });
+    let signer =
+        credentials.clone().map(|provider| Signer::new(Context::new(), provider, DaySigner::new(&options.region)));
     let context = OperationContext::from_parts(http, Executor::default());
     let label = shared.label.clone();
     let bucket = bucket.to_owned();
-    Ok((S3Store { service: Arc::new(service), context, transport, signer, bucket, bucket_url, label }, shared))
+    Ok((
+        S3Store { service: Arc::new(service), context, transport, credentials, signer, bucket, bucket_url, label },
+        shared,
+    ))
 }
 
 impl S3Store {
@@ -121,7 +125,7 @@ impl S3Store {
         let unsigned = HttpRequest::get(url).body(Bytes::new()).map_err(|error| senseless(error.to_string()))?;
         let (mut parts, body) = unsigned.into_parts();
         if let Some(signer) = &self.signer {
-            signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked(), ""))?;
+            signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked()))?;
         }
         let sent = self.transport.send(HttpRequest::from_parts(parts, body)).await;
         let response = sent.map_err(|failure| failure.into_ufs(asked(), ""))?;
@@ -144,9 +148,13 @@ impl S3Store {
     }
 
     async fn stat(&self, key: &str) -> Result<ObjectMeta, UfsError> {
+        let asked = || Request::new(Operation::Head, &self.label, key);
+        if let Some(credentials) = &self.credentials {
+            // The service takes any failure to get them for credentials that are not there.
+            credentials.ready().await.map_err(|error| error.into_ufs(asked()))?;
+        }
         let answer = self.service.stat_dyn(&self.context, key, OpStat::new()).await;
-        let answer =
-            answer.map_err(|error| from_opendal(error, Request::new(Operation::Head, &self.label, key), ""))?;
+        let answer = answer.map_err(|error| from_opendal(error, asked(), ""))?;
         let metadata = answer.into_metadata();
         Ok(ObjectMeta {
             key: key.to_owned(),

@@ -1,5 +1,5 @@
-//! What all handles of one store share within a process: the limit of requests in flight, the counters and the
-//! connections.
+//! What all handles of one store share within a process: the limit of requests in flight, the counters, the
+//! connections and fetched credentials.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, OnceLock, Weak};
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::metrics::StoreMetrics;
-use crate::s3::Transport;
+use crate::s3::{SharedCredentials, Transport};
 
 static STORES: LazyLock<Mutex<HashMap<String, Weak<SharedStore>>>> = LazyLock::new(Mutex::default);
 
@@ -21,6 +21,8 @@ pub(crate) struct SharedStore {
     pub metrics: Arc<StoreMetrics>,
     /// Connections of an S3 store.
     pub transport: OnceLock<Transport>,
+    /// What the handles of an S3 store have fetched to sign with.
+    pub credentials: Mutex<Vec<SharedCredentials>>,
 }
 
 impl SharedStore {
@@ -37,6 +39,7 @@ impl SharedStore {
             permits: Arc::new(Semaphore::new(concurrency.clamp(1, Semaphore::MAX_PERMITS))),
             metrics: Arc::new(StoreMetrics::of(store_id)),
             transport: OnceLock::new(),
+            credentials: Mutex::default(),
         });
         stores.insert(store_id.to_owned(), Arc::downgrade(&shared));
         shared

@@ -39,12 +39,22 @@ const REPLICAS: RangeInclusive<i64> = 1..=REPLICAS_MAX as i64;
                            token of a temporary pair of keys
   s3.credentials.profile   profile that each process of the cluster looks
                            up in its own ~/.aws/credentials
+  s3.credentials.source    environment, instance, container, web_identity:
+                           where each process of the cluster finds its own
+  s3.credentials.role      ARN of a role that is assumed with these
+                           credentials, and renewed
+  s3.credentials.external_id
+                           what the role's owner has agreed on
+  s3.credentials.role_session
+                           name of its sessions: cavern
+  s3.sts_endpoint_url      http://host:port of the STS that gives it out
   s3.anonymous             true: requests are not signed
   s3.force.path.style      true: http://host/BUCKET/KEY,
                            false: http://BUCKET.host/KEY
 
 Masters, workers and clients open what their configuration lets them: directories of file:// must lie in one of \
-ufs.file_roots, and endpoints at loopback or link-local addresses must be in ufs.endpoints.
+ufs.file_roots, endpoints at loopback or link-local addresses must be in ufs.endpoints, and credentials of an \
+instance or a container are used with ufs.instance_credentials only.
 
 A secret on a command line is seen by every user of the host, and kept by the shell: give it with --credentials-file, \
 --credentials-env or --credentials-profile. Without any credentials each process of the cluster looks in its own \

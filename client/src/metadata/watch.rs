@@ -175,7 +175,7 @@ async fn follow(
     let mut events = match opened {
         Ok(Some(Ok(response))) => response.into_inner(),
         Ok(Some(Err(status))) if matches!(status.code(), Code::PermissionDenied | Code::Unauthenticated) => {
-            return denied(inner, session, &status);
+            return denied(inner, who, session, &status);
         }
         Ok(Some(Err(status))) => {
             tracing::debug!("the master at {} refuses the event stream: {status}", stubs.address());
@@ -320,9 +320,11 @@ fn failed(inner: &Inner, stubs: &Stubs, status: &Status, otherwise: StreamEnd) -
     }
 }
 
-/// A session that is that of another identity now is given up for one of its own; otherwise there is none.
-fn denied(inner: &Inner, session: u64, status: &Status) -> StreamEnd {
-    if session != 0 {
+/// A session that is that of another identity now is given up for one of its own; otherwise there is none. What has no
+/// place is about that session alone, as the replay of what a dead mount left is: another attempt, with the right
+/// certificate, may have it.
+fn denied(inner: &Inner, who: &Identity, session: u64, status: &Status) -> StreamEnd {
+    if session != 0 && !who.place.is_empty() {
         tracing::warn!("the session is given up: {}", status.message());
         inner.lease.give_up();
         return StreamEnd::Broken;

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cavern_proto::master::Mount;
+use cavern_proto::shown_option;
 use parking_lot::{Mutex, RwLock};
 use ring::aead::{Aad, NONCE_LEN, Nonce};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -181,8 +182,8 @@ fn decode_hex(text: &str) -> Option<Vec<u8>> {
 pub fn redact(options: &HashMap<String, String>) -> HashMap<String, String> {
     const SECRET: [&str; 6] = ["credential", "secret", "token", "password", "access", "key"];
     let shown = |(name, value): (&String, &String)| {
-        let is_profile = name == "s3.credentials.profile";
-        let is_secret = !is_profile && SECRET.iter().any(|word| name.to_ascii_lowercase().contains(word));
+        let is_harmless = shown_option(name, value) == *value;
+        let is_secret = !is_harmless && SECRET.iter().any(|word| name.to_ascii_lowercase().contains(word));
         (name.clone(), if is_secret { "***".to_owned() } else { value.clone() })
     };
     options.iter().map(shown).collect()

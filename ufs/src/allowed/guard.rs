@@ -23,6 +23,8 @@ use crate::error::UfsError;
 pub(crate) struct Guard(Arc<Limits>);
 
 struct Limits {
+    /// The setting that names the endpoint.
+    setting: &'static str,
     /// As messages name it.
     endpoint: String,
     port: u16,
@@ -46,19 +48,27 @@ fn place(url: &str) -> (String, u16) {
 }
 
 impl Guard {
-    /// For the store whose bucket is at `bucket_url`, of this endpoint.
-    pub(crate) fn new(endpoint: &str, bucket_url: &str, conf: &schema::Ufs) -> Self {
+    /// For the endpoint that a setting names; `url` is where requests go, which may have a bucket's name in its host.
+    pub(crate) fn new(setting: &'static str, endpoint: &str, url: &str, conf: &schema::Ufs) -> Self {
         let (named, port) = place(endpoint);
-        let (host, _) = place(bucket_url);
+        let (host, _) = place(url);
         // What cannot be read is refused with the configuration.
         let listed: Vec<_> = conf.endpoints.iter().filter_map(|entry| AllowedEndpoint::parse(entry).ok()).collect();
         Self(Arc::new(Limits {
+            setting,
             endpoint: endpoint.to_owned(),
             port,
             host,
             is_listed: listed.iter().any(|entry| entry.names(&named, port)),
             addresses: listed.iter().filter_map(|entry| entry.address(port)).collect(),
         }))
+    }
+
+    /// For what the host's own surroundings name, and no mount: it may be at any address.
+    pub(crate) fn of_own_host(url: &str) -> Self {
+        let (host, port) = place(url);
+        let (endpoint, addresses) = (url.to_owned(), Vec::new());
+        Self(Arc::new(Limits { setting: "", endpoint, port, host, is_listed: true, addresses }))
     }
 
     /// Refuses a host that is an address which may not be reached: no resolver is asked about one.
@@ -71,7 +81,7 @@ impl Guard {
 
     /// Those of a host's addresses that may be connected to: one at least.
     fn admit(&self, host: &str, mut found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, UfsError> {
-        let Limits { endpoint, port, host: own, is_listed, addresses } = &*self.0;
+        let Limits { setting, endpoint, port, host: own, is_listed, addresses } = &*self.0;
         if *is_listed && host == own {
             return Ok(found);
         }
@@ -85,7 +95,7 @@ impl Guard {
         };
         let (host, _) = if host == own { place(endpoint) } else { (host.to_owned(), 0) };
         Err(UfsError::NotAllowed {
-            what: format!("s3.endpoint_url {endpoint}"),
+            what: format!("{setting} {endpoint}"),
             reason: format!("{leads}, which no process connects to unless that is allowed"),
             remedy: format!(
                 "if it is meant, add \"{host}:{port}\" to ufs.endpoints in the configuration of all masters, workers \
@@ -165,7 +175,8 @@ mod tests {
 
     fn guard(endpoint: &str, listed: &[&str]) -> Guard {
         let endpoints = listed.iter().map(|entry| (*entry).to_owned()).collect();
-        Guard::new(endpoint, &format!("{endpoint}/bucket"), &schema::Ufs { endpoints, ..schema::Ufs::default() })
+        let conf = schema::Ufs { endpoints, ..schema::Ufs::default() };
+        Guard::new("s3.endpoint_url", endpoint, &format!("{endpoint}/bucket"), &conf)
     }
 
     /// As the connector does it, without a connection.
@@ -231,6 +242,15 @@ mod tests {
             ("http://169.254.169.254", "127.0.0.1"),
         ] {
             assert!(reach(&guard(endpoint, &[listed])).await.is_err(), "{endpoint} with {listed}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_host_itself_names_is_reached_and_nothing_beside_it() {
+        for url in ["http://169.254.169.254/latest", "http://[fd00:ec2::254]", "http://localhost:80/x"] {
+            let guard = Guard::of_own_host(url);
+            assert!(reach(&guard).await.is_ok_and(|reached| !reached.is_empty()), "{url}");
+            assert!(guard.check_literal("127.0.0.2").is_err(), "{url}");
         }
     }
 

@@ -1,16 +1,43 @@
 //! Where the credentials of requests come from.
+//!
+//! A key pair is as it was given. All others are fetched and kept once for all requests of a bucket ([`renewal`]), and
+//! a role is taken on with what was fetched ([`sts`]).
+
+mod exchange;
+mod failure;
+mod instance;
+mod renewal;
+mod sts;
 
 use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
-use reqsign_aws_v4::{
-    AssumeRoleWithWebIdentityCredentialProvider, Credential, EnvCredentialProvider, ProfileCredentialProvider,
-};
-use reqsign_core::{Context, ProvideCredential, ProvideCredentialChain, Result};
+use cavern_conf::schema;
+use futures::FutureExt;
+use reqsign_aws_v4::{Credential, EnvCredentialProvider, ProfileCredentialProvider};
+use reqsign_core::{Context, OsEnv, ProvideCredential, ProvideCredentialChain, Result};
+use reqsign_file_read_tokio::TokioFileRead;
 
-use super::options::Credentials;
+pub(super) use self::failure::CredentialError;
+use self::renewal::{Fetch, Renewing, WeakRenewing};
+use self::sts::{Sts, WebIdentity};
+use super::options::{Credentials, Role, S3Options, Source};
+use crate::error::UfsError;
+use crate::shared_store::SharedStore;
+
+/// A request waits at most so long for credentials, and not until its own time is up: what is late is told apart.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What signs the requests of a store. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(super) enum Provider {
+    KeyPair(Arc<KeyPair>),
+    Renewing(Renewing),
+}
 
 /// A key pair that was given. The signing library has the same, but describes it to the log with its secret.
-struct KeyPair(Credential);
+pub(super) struct KeyPair(Credential);
 
 impl fmt::Debug for KeyPair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -18,32 +45,177 @@ impl fmt::Debug for KeyPair {
     }
 }
 
-impl ProvideCredential for KeyPair {
+impl ProvideCredential for Provider {
     type Credential = Credential;
 
-    async fn provide_credential(&self, _: &Context) -> Result<Option<Credential>> {
-        Ok(Some(self.0.clone()))
+    async fn provide_credential(&self, context: &Context) -> Result<Option<Credential>> {
+        match self {
+            Self::KeyPair(pair) => Ok(Some(pair.0.clone())),
+            Self::Renewing(renewing) => renewing.provide_credential(context).await,
+        }
     }
 }
 
-/// Where credentials come from; `None` for unsigned requests. Instance metadata is never asked: off a cloud that is a
-/// wait for an address that does not answer.
-pub(super) fn credential_chain(credentials: &Credentials) -> Option<ProvideCredentialChain<Credential>> {
-    let chain = ProvideCredentialChain::new();
-    Some(match credentials {
-        Credentials::Anonymous => return None,
-        Credentials::Static { access, secret, session_token } => chain.push(KeyPair(Credential {
-            access_key_id: access.clone(),
-            secret_access_key: secret.clone(),
-            session_token: session_token.clone(),
-            expires_in: None,
-        })),
-        Credentials::Profile(profile) => chain.push(ProfileCredentialProvider::new().with_profile(profile)),
-        Credentials::Environment => chain
-            .push(EnvCredentialProvider::new())
-            .push(ProfileCredentialProvider::new())
-            .push(AssumeRoleWithWebIdentityCredentialProvider::new()),
-    })
+/// Fetched credentials of a store, which its handles share if they want the same.
+pub(crate) struct SharedCredentials {
+    wanted: Wanted,
+    renewing: WeakRenewing,
+}
+
+/// All that decides which credentials are fetched, and how.
+#[derive(Clone, PartialEq)]
+struct Wanted {
+    source: Source,
+    role: Option<(Role, Sts)>,
+    /// Who exchanges web identity tokens: the environment says so, and no option.
+    token_sts: Sts,
+    conf: schema::Ufs,
+}
+
+impl Provider {
+    /// For requests with these options; `None` for unsigned ones.
+    ///
+    /// # Errors
+    /// [`UfsError::Invalid`] where nothing says who gives out the role.
+    pub(super) fn new(
+        options: &S3Options,
+        conf: &schema::Ufs,
+        shared: &SharedStore,
+    ) -> std::result::Result<Option<Self>, UfsError> {
+        let Credentials::Signed { source, role } = &options.credentials else { return Ok(None) };
+        if let (Source::KeyPair { access, secret, session_token }, None) = (source, role) {
+            return Ok(Some(Self::KeyPair(Arc::new(KeyPair(key_pair(access, secret, session_token.as_ref()))))));
+        }
+        let own_sts = variable(sts::VARIABLE).map(|url| Sts {
+            setting: sts::VARIABLE,
+            url: url.trim_end_matches('/').to_owned(),
+            region: options.region.clone(),
+        });
+        let token_sts = own_sts.clone().unwrap_or_else(|| Sts::of_region(&options.region));
+        let role = role.as_ref().map(|role| Ok((role.clone(), sts_of_roles(options, own_sts)?))).transpose()?;
+        let wanted = Wanted { source: source.clone(), role, token_sts, conf: conf.clone() };
+
+        let mut all = shared.credentials.lock();
+        all.retain(|shared| shared.renewing.upgrade().is_some());
+        let same = all.iter().find(|shared| shared.wanted == wanted);
+        if let Some(renewing) = same.and_then(|same| same.renewing.upgrade()) {
+            return Ok(Some(Self::Renewing(renewing)));
+        }
+        let renewing = wanted.renewing();
+        all.push(SharedCredentials { wanted, renewing: renewing.downgrade() });
+        Ok(Some(Self::Renewing(renewing)))
+    }
+
+    /// Returns when there are credentials.
+    pub(super) async fn ready(&self) -> std::result::Result<(), CredentialError> {
+        match self {
+            Self::KeyPair(_) => Ok(()),
+            Self::Renewing(renewing) => renewing.ready().await,
+        }
+    }
+}
+
+/// Who gives out the role of a mount.
+fn sts_of_roles(options: &S3Options, own: Option<Sts>) -> std::result::Result<Sts, UfsError> {
+    if let Some(url) = &options.sts_endpoint {
+        let (url, region) = (url.clone(), options.region.clone());
+        return Ok(Sts { setting: "s3.sts_endpoint_url", url, region });
+    }
+    let is_aws =
+        |endpoint: &String| [".amazonaws.com", ".amazonaws.com.cn"].iter().any(|suffix| endpoint.ends_with(suffix));
+    match own {
+        Some(own) => Ok(own),
+        None if options.endpoint.as_ref().is_none_or(is_aws) => Ok(Sts::of_region(&options.region)),
+        None => {
+            let reason = "nothing says who gives it out, and the bucket is not at AWS";
+            let remedy = format!("give s3.sts_endpoint_url, or set {} where all processes run", sts::VARIABLE);
+            Err(UfsError::invalid("s3.credentials.role", reason, remedy))
+        }
+    }
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn key_pair(access: &str, secret: &str, session_token: Option<&String>) -> Credential {
+    Credential {
+        access_key_id: access.to_owned(),
+        secret_access_key: secret.to_owned(),
+        session_token: session_token.cloned(),
+        expires_in: None,
+    }
+}
+
+impl Wanted {
+    fn renewing(&self) -> Renewing {
+        let patience = PATIENCE.min(self.conf.request_timeout.get()).mul_f64(0.8);
+        let wanted = self.clone();
+        let fetch: Fetch = Arc::new(move || {
+            let wanted = wanted.clone();
+            async move { wanted.fetch().await }.boxed()
+        });
+        Renewing::new(self.giver(), patience, fetch)
+    }
+
+    /// Whoever has the last word.
+    fn giver(&self) -> String {
+        match (&self.role, &self.source) {
+            (Some((role, sts)), _) => format!("STS at {}, asked for {},", sts.url, role.arn),
+            (None, Source::Instance) => "the metadata of the instance".to_owned(),
+            (None, Source::Container) => "the credentials endpoint of the container".to_owned(),
+            (None, Source::WebIdentity) => format!("STS at {}", self.token_sts.url),
+            (None, _) => "the environment of the process".to_owned(),
+        }
+    }
+
+    async fn fetch(&self) -> std::result::Result<Credential, CredentialError> {
+        let source = self.of_source().await?;
+        match &self.role {
+            Some((role, sts)) => sts.assume(role, &source, &self.conf).await,
+            None => Ok(source),
+        }
+    }
+
+    async fn of_source(&self) -> std::result::Result<Credential, CredentialError> {
+        let none = |what: &str| CredentialError::Refused(format!("no usable credentials in {what}"));
+        match &self.source {
+            Source::KeyPair { access, secret, session_token } => Ok(key_pair(access, secret, session_token.as_ref())),
+            Source::Profile(profile) => {
+                let chain =
+                    ProvideCredentialChain::new().push(ProfileCredentialProvider::new().with_profile(profile.clone()));
+                let what = format!("the profile {profile:?} of the shared credentials file");
+                of_process(chain).await.ok_or_else(|| none(&what))
+            }
+            Source::Environment => {
+                let chain = ProvideCredentialChain::new();
+                let chain = chain.push(EnvCredentialProvider::new()).push(ProfileCredentialProvider::new());
+                match (of_process(chain).await, WebIdentity::of(variable)) {
+                    (Some(found), _) => Ok(found),
+                    (None, Some(identity)) => identity.assume(&self.token_sts, &self.conf).await,
+                    (None, None) => Err(none("the options, the environment or the shared credentials file")),
+                }
+            }
+            Source::WebIdentity => match WebIdentity::of(variable) {
+                Some(identity) => identity.assume(&self.token_sts, &self.conf).await,
+                None => Err(none("the environment: AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN are not both set")),
+            },
+            Source::Instance => {
+                instance::check_allowed("instance", &self.conf)?;
+                instance::of_instance(variable, &self.conf).await
+            }
+            Source::Container => {
+                instance::check_allowed("container", &self.conf)?;
+                instance::of_container(variable, &self.conf).await
+            }
+        }
+    }
+}
+
+/// What is in the environment and the files of this process. What is broken counts as not there, and is in the log.
+async fn of_process(chain: ProvideCredentialChain<Credential>) -> Option<Credential> {
+    let context = Context::new().with_file_read(TokioFileRead).with_env(OsEnv);
+    chain.provide_credential(&context).await.ok().flatten()
 }
 
 #[cfg(test)]
@@ -52,13 +224,8 @@ mod tests {
 
     #[test]
     fn a_key_pair_is_not_described() {
-        let credential = Credential {
-            access_key_id: "hush-access".to_owned(),
-            secret_access_key: "hush-secret".to_owned(),
-            session_token: Some("hush-token".to_owned()),
-            expires_in: None,
-        };
-        let described = format!("{:?}", KeyPair(credential));
+        let pair = key_pair("hush-access", "hush-secret", Some(&"hush-token".to_owned()));
+        let described = format!("{:?}", Provider::KeyPair(Arc::new(KeyPair(pair))));
         assert!(!described.contains("hush"), "{described}");
     }
 }

@@ -7,6 +7,7 @@ use http::StatusCode;
 
 use crate::allowed::not_allowed;
 use crate::error::{Request, UfsError, chain};
+use crate::s3::credentials::CredentialError;
 use crate::s3::listing::error_document;
 
 /// One failed exchange. Travels through opendal as the source of its error, so that the status decides, not a text.
@@ -113,7 +114,7 @@ pub(crate) fn from_opendal(error: opendal::Error, request: Request, etag: &str) 
             return failure.clone().into_ufs(request, etag);
         }
         if let Some(unsigned) = cause.downcast_ref::<reqsign_core::Error>() {
-            return from_signer(unsigned, request, etag);
+            return from_signer(unsigned, request);
         }
         source = cause.source();
     }
@@ -127,18 +128,11 @@ pub(crate) fn from_opendal(error: opendal::Error, request: Request, etag: &str) 
 }
 
 /// What a request that could not be signed means: nearly always that there are no credentials.
-pub(crate) fn from_signer(error: &reqsign_core::Error, request: Request, etag: &str) -> UfsError {
-    let mut source = Error::source(error);
-    while let Some(cause) = source {
-        if let Some(failure) = cause.downcast_ref::<Failure>() {
-            return failure.clone().into_ufs(request, etag);
-        }
-        source = cause.source();
-    }
-    if error.is_retryable() {
-        return UfsError::Unavailable { request, reason: "no credentials could be fetched".to_owned(), source: None };
+pub(crate) fn from_signer(error: &reqsign_core::Error, request: Request) -> UfsError {
+    if let Some(error) = CredentialError::among(error) {
+        return error.into_ufs(request);
     }
     // The signer's own words are left out: they may quote what it has read.
-    let reason = "no usable credentials in the options, the environment or the shared credentials file".to_owned();
+    let reason = "the request cannot be signed with these credentials".to_owned();
     UfsError::Denied { request, reason, source: None }
 }

@@ -126,8 +126,9 @@ pub(crate) fn error_document(document: &[u8]) -> (String, String) {
     let (mut code, mut message) = (String::new(), String::new());
     // What was read before the document turned out to be broken still helps.
     let _ = walk(document, |path, text| match *path {
-        ["Error", "Code"] => code = text.unwrap_or_default(),
-        ["Error", "Message"] => message = text.unwrap_or_default(),
+        // STS has an element around it.
+        ["Error", "Code"] | ["ErrorResponse", "Error", "Code"] => code = text.unwrap_or_default(),
+        ["Error", "Message"] | ["ErrorResponse", "Error", "Message"] => message = text.unwrap_or_default(),
         _ => {}
     });
     (code, message)

@@ -7,48 +7,66 @@
 //! | `s3.credentials.access`, `s3.credentials.secret` | key pair, both or neither | see below |
 //! | `s3.credentials.session_token` | token of a temporary key pair | none |
 //! | `s3.credentials.profile` | profile of the shared credentials file | see below |
+//! | `s3.credentials.source` | `environment`, `instance`, `container` or `web_identity` | `environment` |
+//! | `s3.credentials.role` | ARN of a role that is taken on with these credentials (STS `AssumeRole`) | none |
+//! | `s3.credentials.external_id` | what the owner of the role wants to hear | none |
+//! | `s3.credentials.role_session` | name of the role's sessions, as logs of the cloud have it | `cavern` |
+//! | `s3.sts_endpoint_url` | `http[s]://HOST[:PORT]` that gives out the role | see below |
 //! | `s3.force.path.style` | the bucket is in the path, not in the host name | `true` with an endpoint, else `false` |
 //! | `s3.anonymous` | `true`: unsigned requests | `false` |
 //!
-//! Without credentials in the options each process looks in its own environment: `AWS_ACCESS_KEY_ID` and companions,
-//! then the shared files (`AWS_PROFILE`, `AWS_SHARED_CREDENTIALS_FILE`, `~/.aws`), then a web identity token; finding
-//! none is an error at the first request. The endpoint is never taken from the environment: it is part of the store's
-//! identity, which all processes must agree on. An empty value counts as an option left out.
+//! A mount has a key pair, a profile, or a source, from which each process gets its own:
+//!
+//! | source | where |
+//! |---|---|
+//! | `environment` | `AWS_ACCESS_KEY_ID` and companions, then the shared files, then a web identity |
+//! | `web_identity` | the token in `AWS_WEB_IDENTITY_TOKEN_FILE` for `AWS_ROLE_ARN` (`AWS_ROLE_SESSION_NAME`) |
+//! | `instance` | metadata of the instance (IMDSv2), at `AWS_EC2_METADATA_SERVICE_ENDPOINT` if that is set |
+//! | `container` | `AWS_CONTAINER_CREDENTIALS_FULL_URI` or `…_RELATIVE_URI`, as ECS and EKS set it |
+//!
+//! The shared files are those of `~/.aws`, or `AWS_SHARED_CREDENTIALS_FILE`, with the profile `AWS_PROFILE`. The last
+//! two sources need `ufs.instance_credentials`. Finding none is an error at the first request. Those that end are
+//! renewed before they do, and the shared files are read again every few minutes.
+//!
+//! A role comes from `s3.sts_endpoint_url`, or else from `AWS_ENDPOINT_URL_STS`, or else, for buckets of AWS, from STS
+//! in the region. Web identity tokens, which whoever sees them can use, go nowhere that an option names.
+//!
+//! The endpoint of the bucket is never taken from the environment: it is part of the store's identity, which all
+//! processes must agree on. An empty value counts as an option left out.
+
+mod credentials;
 
 use std::collections::HashMap;
-use std::fmt;
 
+use self::credentials::{
+    ACCESS, ANONYMOUS, EXTERNAL_ID, PROFILE, ROLE, ROLE_SESSION, SECRET, SOURCE, STS_ENDPOINT, TOKEN,
+};
+pub(crate) use self::credentials::{Credentials, Role, Source};
 use crate::error::UfsError;
 
 const ENDPOINT: &str = "s3.endpoint_url";
 const REGION: &str = "s3.region_name";
-const ACCESS: &str = "s3.credentials.access";
-const SECRET: &str = "s3.credentials.secret";
-const TOKEN: &str = "s3.credentials.session_token";
-const PROFILE: &str = "s3.credentials.profile";
 const PATH_STYLE: &str = "s3.force.path.style";
-const ANONYMOUS: &str = "s3.anonymous";
 
-const NAMES: [&str; 8] = [ENDPOINT, REGION, ACCESS, SECRET, TOKEN, PROFILE, PATH_STYLE, ANONYMOUS];
+const NAMES: [&str; 13] = [
+    ENDPOINT,
+    REGION,
+    PATH_STYLE,
+    ACCESS,
+    SECRET,
+    TOKEN,
+    PROFILE,
+    SOURCE,
+    ROLE,
+    EXTERNAL_ID,
+    ROLE_SESSION,
+    STS_ENDPOINT,
+    ANONYMOUS,
+];
 
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) enum Credentials {
-    Static { access: String, secret: String, session_token: Option<String> },
-    Profile(String),
-    Environment,
-    Anonymous,
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Static { .. } => "Static(hidden)",
-            Self::Profile(_) => "Profile(hidden)",
-            Self::Environment => "Environment",
-            Self::Anonymous => "Anonymous",
-        })
-    }
-}
+/// All that say whose the requests are.
+const CREDENTIALS: [&str; 10] =
+    [ACCESS, SECRET, TOKEN, PROFILE, SOURCE, ROLE, EXTERNAL_ID, ROLE_SESSION, STS_ENDPOINT, ANONYMOUS];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct S3Options {
@@ -57,6 +75,8 @@ pub(crate) struct S3Options {
     pub region: String,
     pub path_style: bool,
     pub credentials: Credentials,
+    /// As `endpoint`; `None` without a role, and where others say it.
+    pub sts_endpoint: Option<String>,
 }
 
 impl S3Options {
@@ -73,7 +93,8 @@ impl S3Options {
             return Err(UfsError::invalid(format!("option {unknown:?}"), "s3:// has no such option", remedy));
         }
         let given = |name: &str| options.get(name).map(String::as_str).filter(|value| !value.is_empty());
-        let endpoint = given(ENDPOINT).map(normalize_endpoint).transpose()?;
+        let endpoint = given(ENDPOINT).map(|value| normalize_endpoint(ENDPOINT, value)).transpose()?;
+        let sts_endpoint = given(STS_ENDPOINT).map(|value| normalize_endpoint(STS_ENDPOINT, value)).transpose()?;
         let region = given(REGION).map(str::to_owned);
         let region = region.or_else(|| environment("AWS_REGION").filter(|region| !region.is_empty()));
         let region = region.or_else(|| environment("AWS_DEFAULT_REGION").filter(|region| !region.is_empty()));
@@ -84,18 +105,19 @@ impl S3Options {
         }
         let path_style = given(PATH_STYLE).map(|value| boolean(PATH_STYLE, value)).transpose()?;
         let path_style = path_style.unwrap_or(endpoint.is_some());
-        Ok(Self { region, path_style, credentials: credentials(given)?, endpoint })
+        Ok(Self { region, path_style, credentials: credentials::parse(given)?, endpoint, sts_endpoint })
     }
 }
 
 /// The options of a mount after a change of some. Those that are given take the place of those of their names, and an
-/// empty value takes one away. Credentials do not mix: with another access key, the token or the profile of before
-/// goes.
+/// empty value takes one away. Credentials do not mix: with another key pair, profile or source all those of before go,
+/// the role as well; with another role, or none, what belongs to the one of before.
 pub fn changed_options(before: &HashMap<String, String>, given: &HashMap<String, String>) -> HashMap<String, String> {
     let has = |name: &str| given.get(name).is_some_and(|value| !value.is_empty() && value != "false");
     let outdated: &[&str] = match () {
-        () if has(PROFILE) || has(ANONYMOUS) => &[ACCESS, SECRET, TOKEN, PROFILE, ANONYMOUS],
-        () if has(ACCESS) => &[TOKEN, PROFILE, ANONYMOUS],
+        () if [ACCESS, PROFILE, SOURCE, ANONYMOUS].into_iter().any(has) => &CREDENTIALS,
+        () if has(ROLE) => &[EXTERNAL_ID, ROLE_SESSION, STS_ENDPOINT, ANONYMOUS],
+        () if given.contains_key(ROLE) => &[EXTERNAL_ID, ROLE_SESSION, STS_ENDPOINT],
         () => &[],
     };
     let mut options = before.clone();
@@ -103,32 +125,6 @@ pub fn changed_options(before: &HashMap<String, String>, given: &HashMap<String,
     options.extend(given.clone());
     options.retain(|name, value| !(value.is_empty() && given.contains_key(name)));
     options
-}
-
-fn credentials<'a>(given: impl Fn(&str) -> Option<&'a str>) -> Result<Credentials, UfsError> {
-    let anonymous = given(ANONYMOUS).map(|value| boolean(ANONYMOUS, value)).transpose()?.unwrap_or(false);
-    let session_token = given(TOKEN).map(str::to_owned);
-    let chosen = match (given(ACCESS), given(SECRET), given(PROFILE)) {
-        (Some(access), Some(secret), None) => {
-            Credentials::Static { access: access.to_owned(), secret: secret.to_owned(), session_token }
-        }
-        (Some(_), None, _) => return Err(UfsError::invalid(ACCESS, "it is given alone", format!("give {SECRET} too"))),
-        (None, Some(_), _) => return Err(UfsError::invalid(SECRET, "it is given alone", format!("give {ACCESS} too"))),
-        (Some(_), Some(_), Some(_)) => {
-            return Err(UfsError::invalid(PROFILE, "it is given beside a key pair", "leave one of the two out"));
-        }
-        (None, None, _) if session_token.is_some() => {
-            return Err(UfsError::invalid(TOKEN, "it is given alone", format!("give {ACCESS} and {SECRET} too")));
-        }
-        (None, None, Some(profile)) => Credentials::Profile(profile.to_owned()),
-        (None, None, None) if anonymous => return Ok(Credentials::Anonymous),
-        (None, None, None) => Credentials::Environment,
-    };
-    if anonymous {
-        let reason = "it is true, and credentials are given too";
-        return Err(UfsError::invalid(ANONYMOUS, reason, "leave one of the two out"));
-    }
-    Ok(chosen)
 }
 
 fn boolean(name: &str, value: &str) -> Result<bool, UfsError> {
@@ -140,10 +136,10 @@ fn boolean(name: &str, value: &str) -> Result<bool, UfsError> {
 }
 
 /// `scheme://host[:port]`, so that every spelling of one endpoint gives the same store id.
-fn normalize_endpoint(value: &str) -> Result<String, UfsError> {
+fn normalize_endpoint(name: &str, value: &str) -> Result<String, UfsError> {
     let wrong = |reason: &str| {
         // A URL can carry a password, so the value is not repeated.
-        UfsError::invalid(ENDPOINT, reason, "write http://HOST[:PORT] or https://HOST[:PORT]")
+        UfsError::invalid(name, reason, "write http://HOST[:PORT] or https://HOST[:PORT]")
     };
     let uri: http::Uri = value.parse().map_err(|_| wrong("it is no URL"))?;
     let authority = uri.authority().ok_or_else(|| wrong("it names no host"))?;
@@ -179,6 +175,8 @@ fn normalize_endpoint(value: &str) -> Result<String, UfsError> {
 mod tests {
     use super::*;
 
+    const ARN: &str = "arn:aws:iam::123456789012:role/train";
+
     fn parse(options: &[(&str, &str)]) -> Result<S3Options, UfsError> {
         let options = options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         S3Options::parse(&options, |_| None)
@@ -190,7 +188,7 @@ mod tests {
         assert_eq!(options.endpoint, None);
         assert_eq!(options.region, "us-east-1");
         assert!(!options.path_style);
-        assert_eq!(options.credentials, Credentials::Environment);
+        assert_eq!(options.credentials, Credentials::Signed { source: Source::Environment, role: None });
         assert!(parse(&[(ENDPOINT, "http://h:9000")]).unwrap().path_style);
         let from_environment = S3Options::parse(&HashMap::new(), |name| (name == "AWS_REGION").then(|| "eu-x".into()));
         assert_eq!(from_environment.unwrap().region, "eu-x");
@@ -202,6 +200,7 @@ mod tests {
             options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
         };
         let keys = [(ACCESS, "a"), (SECRET, "s")];
+        let of_role = [keys[0], keys[1], (ROLE, "r"), (EXTERNAL_ID, "e")];
         let session = [(ENDPOINT, "http://h"), (ACCESS, "b"), (SECRET, "t"), (TOKEN, "u")];
         for (before, given, after) in [
             (&session[..], &keys[..], &[(ENDPOINT, "http://h"), (ACCESS, "a"), (SECRET, "s")][..]),
@@ -212,6 +211,18 @@ mod tests {
             (&keys, &[(SECRET, "other")], &[(ACCESS, "a"), (SECRET, "other")]),
             (&keys, &session[1..], &session[1..]),
             (&session, &[(TOKEN, ""), (REGION, "r")], &[session[0], session[1], session[2], (REGION, "r")]),
+            (&keys, &[(SOURCE, "instance")], &[(SOURCE, "instance")]),
+            (&[(SOURCE, "instance")], &keys, &keys),
+            (&[(SOURCE, "container"), (ROLE, "r"), (EXTERNAL_ID, "e")], &keys, &keys),
+            (&of_role, &[(PROFILE, "p")], &[(PROFILE, "p")]),
+            (&of_role, &[(ROLE, "q")], &[keys[0], keys[1], (ROLE, "q")]),
+            (&of_role, &[(ROLE, "")], &keys),
+            (
+                &of_role,
+                &[(ROLE_SESSION, "s"), (EXTERNAL_ID, "")],
+                &[keys[0], keys[1], (ROLE, "r"), (ROLE_SESSION, "s")],
+            ),
+            (&[(ANONYMOUS, "true")], &[(ROLE, "r")], &[(ROLE, "r")]),
         ] {
             assert_eq!(changed_options(&of(before), &of(given)), of(after), "{before:?} {given:?}");
         }
@@ -226,7 +237,7 @@ mod tests {
             ("HTTP://127.0.0.1:09000", "http://127.0.0.1:9000"),
             ("http://[::1]:9000", "http://[::1]:9000"),
         ] {
-            assert_eq!(normalize_endpoint(given).unwrap(), normal, "{given}");
+            assert_eq!(normalize_endpoint(ENDPOINT, given).unwrap(), normal, "{given}");
         }
     }
 
@@ -247,6 +258,18 @@ mod tests {
             (vec![(TOKEN, "hush")], ["alone", ACCESS]),
             (vec![(ACCESS, "a"), (SECRET, "hush"), (PROFILE, "p")], ["beside a key pair", "leave one"]),
             (vec![(ANONYMOUS, "true"), (PROFILE, "p")], ["credentials are given too", "leave one"]),
+            (vec![(SOURCE, "imds")], ["no such source", "instance, container"]),
+            (vec![(SOURCE, "instance"), (ACCESS, "a"), (SECRET, "hush")], ["beside a key pair", SOURCE]),
+            (vec![(SOURCE, "instance"), (PROFILE, "p")], ["beside a profile", SOURCE]),
+            (vec![(SOURCE, "instance"), (ANONYMOUS, "true")], ["credentials are given too", "leave one"]),
+            (vec![(ROLE, ARN), (ANONYMOUS, "true")], ["credentials are given too", "leave one"]),
+            (vec![(EXTERNAL_ID, "hush")], ["without a role", ROLE]),
+            (vec![(ROLE_SESSION, "s1")], ["without a role", ROLE]),
+            (vec![(STS_ENDPOINT, "http://h")], ["without a role", ROLE]),
+            (vec![(ROLE, "train")], ["no ARN", "arn:aws:iam::"]),
+            (vec![(ROLE, ARN), (EXTERNAL_ID, "hush hush")], ["2 to 1224", EXTERNAL_ID]),
+            (vec![(ROLE, ARN), (ROLE_SESSION, "a b")], ["2 to 64", ROLE_SESSION]),
+            (vec![(ROLE, ARN), (STS_ENDPOINT, "http://u:hush@h")], ["a user or a password", STS_ENDPOINT]),
             (vec![(PATH_STYLE, "yes")], ["neither true nor false", "write true or false"]),
         ] {
             let answer = parse(&options);
@@ -264,5 +287,7 @@ mod tests {
     fn debug_hides_credentials() {
         let options = parse(&[(ACCESS, "hush"), (SECRET, "hush"), (TOKEN, "hush")]).unwrap();
         assert!(!format!("{options:?}").contains("hush"));
+        let options = parse(&[(PROFILE, "p"), (ROLE, ARN), (EXTERNAL_ID, "hush")]).unwrap();
+        assert!(!format!("{options:?}").contains("hush") && format!("{options:?}").contains(ARN));
     }
 }

@@ -34,7 +34,7 @@ impl S3Store {
         }
         let (mut parts, ()) = unsigned.uri(uri).body(()).map_err(senseless)?.into_parts();
         if let Some(signer) = &self.signer {
-            signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked(), etag))?;
+            signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked()))?;
         }
         let answer =
             self.transport.get(HttpRequest::from_parts(parts, Bytes::new()), (range.start, range.end - 1)).await;

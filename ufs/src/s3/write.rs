@@ -74,7 +74,7 @@ impl S3Store {
         }
         let (mut parts, body) = unsigned.body(body).map_err(senseless)?.into_parts();
         if let Some(signer) = &self.signer {
-            signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked(), ""))?;
+            signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked()))?;
         }
         let response = match self.transport.send(HttpRequest::from_parts(parts, body)).await {
             Ok(response) => response,

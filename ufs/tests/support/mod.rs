@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod cloud;
+
 use std::collections::HashMap;
 
 use cavern_conf::Interval;
@@ -28,6 +30,7 @@ pub fn conf() -> schema::Ufs {
         concurrency: 64,
         file_roots: vec!["/".into()],
         endpoints: vec!["127.0.0.1".to_owned()],
+        instance_credentials: false,
     }
 }
 

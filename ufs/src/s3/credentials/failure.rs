@@ -1,0 +1,115 @@
+//! Why there are no credentials.
+
+use std::error::Error;
+
+use crate::allowed::not_allowed;
+use crate::error::{Request, UfsError, chain};
+use crate::s3::failure::Failure;
+
+/// None of them quotes an answer that could hold credentials, or what was sent with a request for some.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(in crate::s3) enum CredentialError {
+    /// Whoever gives them does not answer, or not now.
+    #[error("no credentials: {0}")]
+    Unavailable(String),
+    /// Whoever gives them has none for us.
+    #[error("{0}")]
+    Refused(String),
+    /// Nobody was asked, as the configuration of this process has it.
+    #[error(transparent)]
+    NotAllowed(UfsError),
+}
+
+impl CredentialError {
+    /// What it means that `giver` was asked, and this came of it. `secrets` were sent, or belong to the two parties.
+    pub(super) fn of(failure: &Failure, giver: &str, secrets: &[&str]) -> Self {
+        match failure {
+            Failure::Status { status, code, message } => {
+                let mut reason = format!("{giver} answers {failure}");
+                for part in [code, message].into_iter().filter(|part| !part.is_empty()) {
+                    reason.push_str(": ");
+                    reason.push_str(&without(part, secrets));
+                }
+                const PASSING: [&str; 5] =
+                    ["Throttling", "RequestLimitExceeded", "IDPCommunicationError", "InternalFailure", "InternalError"];
+                let is_passing = status.is_server_error()
+                    || matches!(status.as_u16(), 408 | 429)
+                    || PASSING.iter().any(|passing| code.starts_with(passing));
+                if is_passing { Self::Unavailable(reason) } else { Self::Refused(reason) }
+            }
+            Failure::Broken { source, .. } => match not_allowed(&**source) {
+                Some(refused) => Self::NotAllowed(refused),
+                None => Self::Unavailable(format!("{giver}: {}", chain(failure))),
+            },
+            Failure::Shorter { .. } | Failure::MalformedReply(_) => Self::senseless(giver),
+        }
+    }
+
+    /// An answer that cannot be used, which may be that of something else at this address.
+    pub(super) fn senseless(giver: &str) -> Self {
+        Self::Refused(format!("the answer of {giver} has no credentials that can be used"))
+    }
+
+    /// The one among the causes of an error, if it is there.
+    pub(in crate::s3) fn among(error: &(dyn Error + 'static)) -> Option<Self> {
+        let mut next = Some(error);
+        while let Some(cause) = next {
+            if let Some(error) = cause.downcast_ref::<Self>() {
+                return Some(error.clone());
+            }
+            next = cause.source();
+        }
+        None
+    }
+
+    /// What it means for `request`.
+    pub(in crate::s3) fn into_ufs(self, request: Request) -> UfsError {
+        let reason = self.to_string();
+        match self {
+            Self::Unavailable(_) => UfsError::Unavailable { request, reason, source: None },
+            Self::Refused(_) => UfsError::Denied { request, reason, source: None },
+            Self::NotAllowed(error) => error,
+        }
+    }
+}
+
+/// A server's own words, should it repeat what it was told.
+fn without(text: &str, secrets: &[&str]) -> String {
+    const LONGEST: usize = 300;
+    let hide = |text: String, secret: &&str| if secret.is_empty() { text } else { text.replace(*secret, "***") };
+    secrets.iter().fold(text.to_owned(), hide).chars().filter(|c| !c.is_control()).take(LONGEST).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+
+    #[test]
+    fn what_a_server_repeats_is_not_shown() {
+        let document = "<ErrorResponse><Error><Code>AccessDenied</Code><Message>not for hush\n you</Message></Error>\
+                        </ErrorResponse>";
+        let refused = Failure::status(StatusCode::FORBIDDEN, document.as_bytes());
+        let error = CredentialError::of(&refused, "STS", &["", "hush"]).to_string();
+        assert_eq!(error, "STS answers 403 Forbidden: AccessDenied: not for *** you");
+    }
+
+    #[test]
+    fn what_may_pass_is_asked_again() {
+        for (status, code, passes) in [
+            (500, "", true),
+            (429, "", true),
+            (400, "Throttling", true),
+            (400, "IDPCommunicationError", true),
+            (400, "ExpiredTokenException", false),
+            (403, "AccessDenied", false),
+            (404, "", false),
+        ] {
+            let status = StatusCode::from_u16(status).unwrap();
+            let failure = Failure::Status { status, code: code.to_owned(), message: String::new() };
+            let error = CredentialError::of(&failure, "STS", &[]);
+            assert_eq!(matches!(error, CredentialError::Unavailable(_)), passes, "{error}");
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Credentials that end are renewed before they do: by one task for all who use them, while those of before are in use.
+//!
+//! A renewal is not part of the request that finds it due. It has a time limit of its own, and goes on when that
+//! request has given up. One that fails is tried again after a pause that doubles; as long as the credentials of before
+//! are good, that is a warning in the log and nothing else.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use cavern_conf::host;
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use reqsign_aws_v4::Credential;
+use reqsign_core::time::Timestamp;
+use reqsign_core::{Context, ProvideCredential};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+use super::failure::CredentialError;
+
+/// Longest time that fetching may take, all its requests together.
+const FETCH: Duration = Duration::from_secs(10);
+
+/// Credentials are renewed so long before their end, or in the middle of a shorter life.
+const EARLY: Duration = Duration::from_secs(300);
+
+/// Those whose end is not known may have been replaced where they come from: files are read again after this.
+const REREAD: Duration = Duration::from_secs(300);
+
+/// A request that is signed now has to arrive before the end. Of a short life it is a twentieth.
+const MARGIN: Duration = Duration::from_secs(10);
+
+/// Pauses between attempts that fail, without and with credentials to go on with.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE_WHILE_GOOD: Duration = Duration::from_secs(30);
+
+/// The signing library asks for others 120 seconds before the end that it is told. We decide when that is, and tell it
+/// such an end that it asks us each second.
+const LIBRARY_EARLY: Duration = Duration::from_secs(120);
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+pub(super) type Fetch =
+    Arc<dyn Fn() -> BoxFuture<'static, Result<Credential, CredentialError>> + Send + Sync + 'static>;
+
+/// Credentials that are fetched, kept and renewed. Cheap to clone.
+#[derive(Clone)]
+pub(in crate::s3) struct Renewing(Arc<Inner>);
+
+struct Inner {
+    /// Where they come from, as messages name it.
+    giver: String,
+    fetch: Fetch,
+    /// Longest wait of one request for credentials to be there.
+    patience: Duration,
+    state: Mutex<State>,
+    /// How many attempts there have been.
+    rounds: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    held: Option<Held>,
+    running: Option<Running>,
+    /// Attempts that failed in a row, what the last one said, and when there may be the next one.
+    failures: u32,
+    error: Option<CredentialError>,
+    next_attempt: Option<Instant>,
+}
+
+struct Held {
+    credential: Credential,
+    renew_at: Instant,
+    /// No request is signed with them any more then; `None` if their end is not known.
+    usable_until: Option<Instant>,
+}
+
+/// A renewal; it ends with those who would use what it fetches.
+struct Running(JoinHandle<()>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl fmt::Debug for Renewing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Renewing").field("giver", &self.0.giver).finish_non_exhaustive()
+    }
+}
+
+impl Held {
+    fn new(credential: Credential, now: Instant) -> Option<Self> {
+        let Some(end) = credential.expires_in else {
+            return Some(Self { credential, renew_at: now + REREAD, usable_until: None });
+        };
+        let left = end.as_system_time().duration_since(Timestamp::now().as_system_time()).ok()?;
+        let early = EARLY.min(left / 2).mul_f64(host::jitter(0.8..1.0));
+        let usable_until = Some(now + left.saturating_sub(MARGIN.min(left / 20)));
+        Some(Self { credential, renew_at: now + left.saturating_sub(early), usable_until })
+    }
+
+    fn is_usable(&self, now: Instant) -> bool {
+        self.usable_until.is_none_or(|until| now < until)
+    }
+
+    /// As the signing library gets them.
+    fn lent(&self, now: Instant) -> Credential {
+        let left = self.usable_until.map_or(ASK_AGAIN, |until| ASK_AGAIN.min(until.saturating_duration_since(now)));
+        Credential { expires_in: Some(Timestamp::now() + LIBRARY_EARLY + left), ..self.credential.clone() }
+    }
+}
+
+impl Renewing {
+    pub(super) fn new(giver: String, patience: Duration, fetch: Fetch) -> Self {
+        let (state, rounds) = (Mutex::default(), watch::Sender::new(0));
+        Self(Arc::new(Inner { giver, fetch, patience, state, rounds }))
+    }
+
+    pub(super) fn downgrade(&self) -> WeakRenewing {
+        WeakRenewing(Arc::downgrade(&self.0))
+    }
+
+    /// Returns when there are credentials to sign with.
+    pub(in crate::s3) async fn ready(&self) -> Result<(), CredentialError> {
+        self.get(|_, _| ()).await
+    }
+
+    async fn get<T>(&self, take: impl Fn(&Held, Instant) -> T) -> Result<T, CredentialError> {
+        let mut rounds = {
+            let mut state = self.0.state.lock();
+            let now = Instant::now();
+            let may_begin = state.next_attempt.is_none_or(|next| next <= now);
+            if let Some(held) = state.held.as_ref().filter(|held| held.is_usable(now)) {
+                let (taken, is_due) = (take(held, now), held.renew_at <= now);
+                if is_due && may_begin {
+                    self.begin(&mut state);
+                }
+                return Ok(taken);
+            }
+            if !state.is_running() {
+                match &state.error {
+                    Some(error) if !may_begin => return Err(error.clone()),
+                    _ => self.begin(&mut state),
+                }
+            }
+            self.0.rounds.subscribe()
+        };
+        let late = || {
+            let (giver, patience) = (&self.0.giver, self.0.patience);
+            CredentialError::Unavailable(format!("{giver} has not answered for {patience:?}"))
+        };
+        timeout(self.0.patience, rounds.changed()).await.ok().and_then(Result::ok).ok_or_else(late)?;
+        let state = self.0.state.lock();
+        let now = Instant::now();
+        match (state.held.as_ref().filter(|held| held.is_usable(now)), &state.error) {
+            (Some(held), _) => Ok(take(held, now)),
+            (None, Some(error)) => Err(error.clone()),
+            (None, None) => Err(late()),
+        }
+    }
+
+    fn begin(&self, state: &mut State) {
+        if state.is_running() {
+            return;
+        }
+        let (fetch, inner) = (self.0.fetch.clone(), Arc::downgrade(&self.0));
+        let giver = self.0.giver.clone();
+        state.running = Some(Running(host::spawn(async move {
+            let fetched = timeout(FETCH, fetch()).await.unwrap_or_else(|_| {
+                Err(CredentialError::Unavailable(format!("{giver} has not answered for {FETCH:?}")))
+            });
+            if let Some(inner) = inner.upgrade() {
+                inner.finish(fetched);
+            }
+        })));
+    }
+}
+
+impl State {
+    fn is_running(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| !running.0.is_finished())
+    }
+}
+
+impl Inner {
+    fn finish(&self, fetched: Result<Credential, CredentialError>) {
+        let now = Instant::now();
+        let ended = || CredentialError::Refused(format!("the credentials of {} have ended already", self.giver));
+        let fetched = fetched.and_then(|credential| Held::new(credential, now).ok_or_else(ended));
+        let mut state = self.state.lock();
+        match fetched {
+            Ok(held) => *state = State { held: Some(held), ..State::default() },
+            Err(error) => {
+                let good = state.held.as_ref().filter(|held| held.is_usable(now));
+                let pause = FIRST_PAUSE.saturating_mul(1 << state.failures.min(16));
+                let pause = match good {
+                    None => pause.min(LONGEST_PAUSE),
+                    Some(Held { usable_until: Some(until), .. }) => {
+                        let left = until.saturating_duration_since(now);
+                        pause.min(LONGEST_PAUSE_WHILE_GOOD).min(left.max(FIRST_PAUSE))
+                    }
+                    Some(_) => REREAD,
+                };
+                if good.is_some() {
+                    tracing::warn!("credentials cannot be renewed, those of before are in use: {error}");
+                }
+                state.failures += 1;
+                state.error = Some(error);
+                state.next_attempt = Some(now + pause);
+                state.running = None;
+            }
+        }
+        drop(state);
+        self.rounds.send_modify(|rounds| *rounds += 1);
+    }
+}
+
+impl ProvideCredential for Renewing {
+    type Credential = Credential;
+
+    async fn provide_credential(&self, _: &Context) -> reqsign_core::Result<Option<Credential>> {
+        match self.get(Held::lent).await {
+            Ok(credential) => Ok(Some(credential)),
+            Err(error) => Err(reqsign_core::Error::credential_invalid("no credentials").with_source(error)),
+        }
+    }
+}
+
+/// Does not keep them.
+pub(in crate::s3) struct WeakRenewing(Weak<Inner>);
+
+impl WeakRenewing {
+    pub(super) fn upgrade(&self) -> Option<Renewing> {
+        self.0.upgrade().map(Renewing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use tokio::time::{advance, sleep};
+
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+    const PATIENCE: Duration = Duration::from_secs(4);
+
+    type Answer = (Duration, Result<Duration, CredentialError>);
+
+    /// Renews from answers that each come after a time and live for one, and counts how many were asked for.
+    fn renewing(answers: Vec<Answer>) -> (Renewing, Arc<Mutex<usize>>) {
+        let asked = Arc::new(Mutex::new(0));
+        let answers = Arc::new(Mutex::new(VecDeque::from(answers)));
+        let count = asked.clone();
+        let fetch: Fetch = Arc::new(move || {
+            let (after, answer) = answers.lock().pop_front().expect("an attempt that is expected");
+            *count.lock() += 1;
+            let number = *count.lock();
+            Box::pin(async move {
+                sleep(after).await;
+                answer.map(|life| Credential {
+                    access_key_id: format!("key-{number}"),
+                    secret_access_key: "hush".to_owned(),
+                    session_token: None,
+                    expires_in: Some(Timestamp::now() + life),
+                })
+            })
+        });
+        (Renewing::new("STS".to_owned(), PATIENCE, fetch), asked)
+    }
+
+    async fn key(renewing: &Renewing) -> Result<String, CredentialError> {
+        renewing.get(|held, now| held.lent(now).access_key_id).await
+    }
+
+    fn down() -> CredentialError {
+        CredentialError::Unavailable("STS is down".to_owned())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_who_wait_are_served_by_one_attempt() {
+        let (renewing, asked) = renewing(vec![(Duration::from_secs(1), Ok(HOUR))]);
+        let waiting = (0..100).map(|_| key(&renewing));
+        for key in futures::future::join_all(waiting).await {
+            assert_eq!(key.unwrap(), "key-1");
+        }
+        assert_eq!(*asked.lock(), 1);
+        advance(HOUR - Duration::from_secs(320)).await;
+        assert_eq!((key(&renewing).await.unwrap(), *asked.lock()), ("key-1".to_owned(), 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_of_before_are_in_use_while_they_are_renewed() {
+        let (renewing, asked) = renewing(vec![(Duration::ZERO, Ok(HOUR)), (Duration::from_secs(8), Ok(HOUR))]);
+        assert_eq!(key(&renewing).await.unwrap(), "key-1");
+        advance(HOUR - Duration::from_secs(200)).await;
+        let began = Instant::now();
+        for _ in 0..100 {
+            assert_eq!(key(&renewing).await.unwrap(), "key-1");
+        }
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        sleep(Duration::from_secs(9)).await;
+        assert_eq!((key(&renewing).await.unwrap(), *asked.lock()), ("key-2".to_owned(), 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_fails_is_tried_again_and_the_end_is_the_end() {
+        let mut answers = vec![(Duration::ZERO, Ok(HOUR))];
+        answers.extend((0..20).map(|_| (Duration::ZERO, Err(down()))));
+        answers.push((Duration::ZERO, Ok(HOUR)));
+        let (renewing, asked) = renewing(answers);
+        assert_eq!(key(&renewing).await.unwrap(), "key-1");
+        advance(HOUR - Duration::from_secs(200)).await;
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(185) {
+            assert_eq!(key(&renewing).await.unwrap(), "key-1");
+            sleep(Duration::from_millis(50)).await;
+        }
+        let attempts = *asked.lock();
+        assert!((5..=14).contains(&attempts), "{attempts}");
+        sleep(Duration::from_secs(6)).await;
+        let mut errors = 0;
+        let key = loop {
+            match key(&renewing).await {
+                Ok(key) => break key,
+                Err(error) => assert!(error.to_string().contains("STS is down"), "{error}"),
+            }
+            errors += 1;
+            sleep(Duration::from_millis(50)).await;
+        };
+        assert!(key.starts_with("key-") && key != "key-1" && errors > 100, "{key} after {errors}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_does_not_answer_is_waited_for_by_nobody_for_long_and_may_answer_late() {
+        let (renewing, asked) =
+            renewing(vec![(HOUR, Ok(HOUR)), (Duration::from_secs(6), Ok(HOUR)), (Duration::ZERO, Ok(HOUR))]);
+        let began = Instant::now();
+        let error = key(&renewing).await.unwrap_err().to_string();
+        assert!(error.contains("STS has not answered for 4s"), "{error}");
+        assert_eq!(began.elapsed(), PATIENCE);
+        sleep(FETCH).await;
+        // The first was given up after ten seconds; the second takes longer than one request waits.
+        assert!(key(&renewing).await.is_err());
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!((key(&renewing).await.unwrap(), *asked.lock()), ("key-2".to_owned(), 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_ended_when_it_comes_is_an_error() {
+        let (renewing, _) = renewing(vec![(Duration::ZERO, Ok(Duration::ZERO))]);
+        let error = key(&renewing).await.unwrap_err().to_string();
+        assert!(error.contains("ended already"), "{error}");
+    }
+}
