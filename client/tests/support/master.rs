@@ -490,6 +490,10 @@ impl Namespace for Service {
         Err(Status::unimplemented("not in these tests"))
     }
 
+    async fn check_access(&self, _: Request<CheckAccessRequest>) -> Result<Response<CheckAccessReply>, Status> {
+        Err(Status::unimplemented("check_access"))
+    }
+
     /// Of files without blocks.
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
         self.enter("GetLayout").await?;

@@ -376,6 +376,13 @@ impl Namespace for Master {
         Err(Status::unimplemented("free_content"))
     }
 
+    async fn check_access(
+        &self,
+        _: Request<wire::CheckAccessRequest>,
+    ) -> Result<Response<wire::CheckAccessReply>, Status> {
+        Err(Status::unimplemented("check_access"))
+    }
+
     async fn get_layout(&self, _: Request<wire::GetLayoutRequest>) -> Result<Response<wire::Layout>, Status> {
         Err(Status::unimplemented("get_layout"))
     }
