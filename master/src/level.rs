@@ -51,6 +51,17 @@ pub async fn agreed(reader: &StateReader) -> Result<u32, MasterError> {
     reader.look(|tables| Ok(tables.counters()?.level)).await
 }
 
+/// Refuses what takes commands that not every master knows; `what` as it is asked for.
+///
+/// # Errors
+/// [`MasterError::Refused`], and those of [`agreed`].
+pub async fn require(reader: &StateReader, level: u32, what: &str) -> Result<(), MasterError> {
+    if agreed(reader).await? >= level {
+        return Ok(());
+    }
+    Err(MasterError::Refused(format!("not every master knows yet {what}: upgrade them all first")))
+}
+
 /// The same as [`check`] of what a database has.
 pub fn check_state(database: &Database) -> Result<(), MasterError> {
     check(Tables::new(database).counters()?.level)

@@ -13,9 +13,6 @@ use crate::metadata::{Changed, Node};
 use crate::session::Client;
 use crate::staged::{Creation, StagedFile, StagedFiles};
 
-/// Of the permissions of an inode.
-const READ: u32 = 4;
-
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
@@ -128,9 +125,7 @@ impl Client {
     /// # Errors
     /// Those of [`Client::open`], and `EACCES`.
     pub async fn open_to_read_by(&self, node: &Arc<Node>, user: &User, thread: u32) -> Result<Opened, ClientError> {
-        if node.squashes(user) {
-            self.metadata().check_access(node.inode, user, READ).await?;
-        }
+        self.metadata().check_readable(node, user).await?;
         let opened = self.open(node, Access::Read, thread).await?;
         if let Opened::File(File { backing: Backing::FsFile(file) }) = &opened {
             file.is_opened_by(user);

@@ -4,21 +4,29 @@ use cavern_net::master::Stubs;
 use cavern_proto::master::{CheckAccessRequest, User};
 use rustix::io::Errno;
 
-use super::Metadata;
+use super::{Metadata, Node};
 use crate::error::ClientError;
 use crate::stages::Stage;
 
+/// Of the permissions of an inode.
+const READ: u32 = 4;
+
 impl Metadata {
-    /// Has the master say whether a user may do all of this (of 0o7) with an inode, where the mount limits users.
+    /// Has the master say whether a user may read a file or a directory whom it takes for another one than the kernel
+    /// does. Of one who counts as himself, the kernel has said so.
     ///
     /// # Errors
     /// `EACCES` where he may not.
-    pub async fn check_access(&self, inode: u64, user: &User, wanted: u32) -> Result<(), ClientError> {
+    pub async fn check_readable(&self, node: &Node, user: &User) -> Result<(), ClientError> {
+        if !node.squashes(user) {
+            return Ok(());
+        }
         let _asked = Stage::Metadata.begin();
+        let inode = node.inode;
         self.inner.settled(inode).await?;
         let answer = self.inner.master.call_patiently("CheckAccess", |mut stubs: Stubs| {
             let (session, user) = (self.inner.lease.session(), Some(user.clone()));
-            let request = CheckAccessRequest { inode, user, wanted, session };
+            let request = CheckAccessRequest { inode, user, wanted: READ, session };
             async move { stubs.namespace.check_access(request).await }
         });
         match answer.await.map_err(ClientError::from) {

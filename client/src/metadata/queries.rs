@@ -365,14 +365,12 @@ impl Metadata {
             let request = GetLayoutRequest { inode, session, beside: beside.to_vec(), user };
             async move { stubs.namespace.get_layout(request).await }
         });
-        match answer.await {
-            Err(NetError::Master { code: Code::PermissionDenied, message }) => {
+        match answer.await.map_err(ClientError::from) {
+            Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
+            Err(ClientError::Net(NetError::Master { code: Code::PermissionDenied, message })) => {
                 Err(ClientError::Refused { errno: Errno::ACCESS.raw_os_error(), reason: message })
             }
-            answer => match answer.map_err(ClientError::from) {
-                Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
-                answer => answer,
-            },
+            answer => answer,
         }
     }
 

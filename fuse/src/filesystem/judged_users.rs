@@ -7,9 +7,6 @@ use cavern_proto::master::User;
 use super::Inner;
 use crate::kernel::{Caller, Credentials};
 
-/// Of the permissions of an inode.
-const READ: u32 = 4;
-
 impl Inner {
     /// The user by whom something is judged in the mount of a node, if users are limited there.
     pub(super) async fn judged_user(&self, node: &Node, caller: Caller) -> Option<User> {
@@ -25,8 +22,8 @@ impl Inner {
     /// `EACCES` where he may not.
     pub(super) async fn check_readable(&self, node: &Node, caller: Caller) -> Result<(), ClientError> {
         match self.judged_user(node, caller).await {
-            Some(user) if node.squashes(&user) => self.client.metadata().check_access(node.inode, &user, READ).await,
-            _ => Ok(()),
+            Some(user) => self.client.metadata().check_readable(node, &user).await,
+            None => Ok(()),
         }
     }
 }

@@ -43,10 +43,8 @@ impl Services {
         if mount.write_type() != WriteType::FsMode || contents != Contents::Objects {
             mount.existing = Existing::None as i32;
         }
-        let is_known = mount.names() == Names::Held || level::agreed(&self.lookups.reader).await? >= level::MOUNT_NAMES;
-        if !is_known {
-            let reason = "not every master knows --names synced yet: upgrade them all first";
-            return Err(MasterError::Refused(reason.into()));
+        if mount.names() != Names::Held {
+            level::require(&self.lookups.reader, level::MOUNT_NAMES, "what --names synced is").await?;
         }
         self.check_clients(&mount).await?;
         if check_only {
@@ -112,18 +110,12 @@ impl Services {
 
     /// Refuses rules about clients while not every master knows such.
     pub(super) async fn check_clients(&self, mount: &Mount) -> Result<(), MasterError> {
-        if !mount.is_restricted() {
-            return Ok(());
+        let reader = &self.lookups.reader;
+        if mount.is_restricted() {
+            level::require(reader, level::CLIENT_RULES, "that a mount may not be there for all clients").await?;
         }
-        let agreed = level::agreed(&self.lookups.reader).await?;
-        if agreed < level::CLIENT_RULES {
-            let reason =
-                "not every master knows yet that a mount may not be there for all clients: upgrade them all first";
-            return Err(MasterError::Refused(reason.into()));
-        }
-        if agreed < level::USER_LIMITS && mount.limits_users() {
-            let reason = "not every master knows yet that a mount may limit users: upgrade them all first";
-            return Err(MasterError::Refused(reason.into()));
+        if mount.limits_users() {
+            level::require(reader, level::USER_LIMITS, "that a mount may limit users").await?;
         }
         Ok(())
     }

@@ -22,7 +22,6 @@ use crate::listing::Why;
 use crate::namespace::Lookups;
 use crate::persist::RefreshMode;
 use crate::state::records::attributes;
-use crate::state::tables::DEPTH_MAX;
 use crate::state::{Directory, Outcome, Tables, blocking_lock};
 use crate::{MasterError, level};
 
@@ -171,7 +170,7 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let CheckAccessRequest { inode, user, wanted, .. } = request.into_inner();
         let read = || async {
-            let above = lookups.reader.read(move |tables| directories_above(tables, inode)).await?;
+            let above = lookups.reader.read(move |tables| tables.above(inode)).await?;
             Ok((above, lookups.may_access(inode, user.as_ref(), wanted).await?))
         };
         // Whoever holds one of them may have answered that it has another mode.
@@ -371,21 +370,6 @@ async fn check_one_directory(lookups: &Lookups, inode: u64) -> Result<(), Master
         return Err(MasterError::Denied(reason.into()));
     }
     lookups.check_visible(inode).await
-}
-
-/// The directories that an inode is in.
-fn directories_above(tables: Tables<'_>, inode: u64) -> Result<Vec<u64>, MasterError> {
-    let (mut above, mut at) = (Vec::new(), inode);
-    for _ in 0..DEPTH_MAX {
-        match tables.inode(at)? {
-            Some(record) if record.mount_id != 0 => {
-                above.push(record.parent);
-                at = record.parent;
-            }
-            _ => break,
-        }
-    }
-    Ok(above)
 }
 
 /// A file as it is, with all of its blocks.

@@ -3,7 +3,7 @@
 use cavern_proto::master::{Ttl, Ttls};
 use cavern_proto::record::TtlRecord;
 
-use super::{DEPTH_MAX, Tables};
+use super::Tables;
 use crate::MasterError;
 use crate::state::Family;
 use crate::state::records::{inode_key, leading_id};
@@ -22,11 +22,8 @@ impl Tables<'_> {
             }
             return Ok(Ttls { ttls });
         }
-        let mut at = directory;
-        for _ in 0..DEPTH_MAX {
-            let Some(record) = self.inode(at)?.filter(|record| record.mount_id != 0) else { break };
+        for at in self.above(directory)? {
             ttls.extend(self.ttl_of(at)?);
-            at = record.parent;
         }
         Ok(Ttls { ttls })
     }

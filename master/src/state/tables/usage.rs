@@ -44,13 +44,21 @@ impl Tables<'_> {
             }
             return Ok(Quotas { quotas, counted });
         }
-        let mut at = directory;
-        for _ in 0..DEPTH_MAX {
-            let Some(record) = self.inode(at)?.filter(|record| record.mount_id != 0) else { break };
+        for at in self.above(directory)? {
             quotas.extend(self.quota_of(at)?);
-            at = record.parent;
         }
         Ok(Quotas { quotas, counted })
+    }
+
+    /// A directory and those above it in its mount, nearest first.
+    pub fn above(&self, directory: u64) -> Result<Vec<u64>, MasterError> {
+        let (mut above, mut at) = (Vec::new(), directory);
+        for _ in 0..DEPTH_MAX {
+            let Some(record) = self.inode(at)?.filter(|record| record.mount_id != 0) else { break };
+            above.push(at);
+            at = record.parent;
+        }
+        Ok(above)
     }
 
     fn quota_of(&self, inode: u64) -> Result<Option<Quota>, MasterError> {
