@@ -361,7 +361,7 @@ fn nothing_is_answered_that_is_not_among_the_last_words_of_the_daemon() {
     let status = cluster.status();
     // Nobody else has the journal.
     cluster.signal(&status.workers[0], Signal::KILL);
-    let stopped = Stopped::new(&cluster, &status.masters[0]);
+    let stopped = Stopped::new(&status.masters[0]);
     file.write_all(&content(length / PIECE, PIECE)).unwrap();
     length += PIECE;
     cluster.signal(&status.fuse[0], Signal::KILL);

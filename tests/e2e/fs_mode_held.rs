@@ -62,8 +62,8 @@ impl Mounts {
         directory
     }
 
-    pub fn stop_master(&self) -> Stopped<'_> {
-        Stopped::new(&self.cluster, &self.cluster.at_start.masters[0])
+    pub fn stop_master(&self) -> Stopped {
+        Stopped::new(&self.cluster.at_start.masters[0])
     }
 }
 
@@ -304,7 +304,7 @@ fn a_client_that_is_away_for_too_long_is_told_what_is_lost_and_others_go_on() {
             thread::sleep(Duration::from_millis(15));
         }
         fs::set_permissions(held.join("open"), fs::Permissions::from_mode(0o600)).unwrap();
-        let away = Stopped::new(&mounts.cluster, &mounts.cluster.at_start.fuse[0]);
+        let away = Stopped::new(&mounts.cluster.at_start.fuse[0]);
         drop(stopped);
         away
     };

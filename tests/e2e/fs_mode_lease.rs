@@ -8,7 +8,7 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use cavern_tests::{Child, Cluster, Options, eventually};
+use cavern_tests::{Child, Cluster, Options, Process, eventually, within};
 use rustix::process::Signal;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -47,7 +47,7 @@ fn a_client_that_was_stopped_for_longer_than_its_lease_believes_nothing_of_befor
         || !Command::new("flock").arg("-xn").arg(there.join("file")).arg("true").status().unwrap().success();
     eventually("it is locked", PATIENCE, || is_locked().then_some(()));
 
-    let stopped = Stopped::new(&cluster, &cluster.at_start.fuse[0]);
+    let stopped = Stopped::new(&cluster.at_start.fuse[0]);
     eventually("the lock is free", PATIENCE, || (!is_locked()).then_some(()));
     fs::write(there.join("file"), "after!").unwrap();
     fs::set_permissions(there.join("file"), fs::Permissions::from_mode(0o600)).unwrap();
@@ -63,20 +63,41 @@ fn a_client_that_was_stopped_for_longer_than_its_lease_believes_nothing_of_befor
     drop(locked);
 }
 
+/// A program is started with copies of all descriptors of the process that starts it, and closes them first: until a
+/// mount that is stopped answers, if they are of its files.
+#[test]
+fn a_stopped_mount_goes_on_though_a_program_that_starts_waits_for_it() {
+    let cluster = Cluster::up(Options::default());
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    let mut file = File::create(cluster.path("fs/file")).unwrap();
+    file.write_all(b"content").unwrap();
+    let connection = rustix::fs::minor(file.metadata().unwrap().dev());
+    let waiting = format!("/sys/fs/fuse/connections/{connection}/waiting");
+    let fuse = cluster.at_start.fuse[0].clone();
+    let stopped = Stopped::new(&fuse);
+    let program = thread::spawn(|| Command::new("true").status().unwrap());
+    eventually("its start waits", PATIENCE, || (fs::read_to_string(&waiting).unwrap().trim() != "0").then_some(()));
+    assert!(within("the process is found", PATIENCE, move || fuse.server()).is_some());
+    drop(stopped);
+    assert!(program.join().unwrap().success());
+}
+
 /// A process of the cluster that goes on with the end of this, however it comes: whoever waits for it would wait for
 /// ever.
-pub struct Stopped<'c>(&'c Cluster, &'c Child);
+pub struct Stopped(Process);
 
-impl<'c> Stopped<'c> {
-    pub fn new(cluster: &'c Cluster, child: &'c Child) -> Self {
-        cluster.signal_server(child, Signal::STOP);
-        Self(cluster, child)
+impl Stopped {
+    pub fn new(child: &Child) -> Self {
+        let process = Process::of(child);
+        process.signal(Signal::STOP);
+        Self(process)
     }
 }
 
-impl Drop for Stopped<'_> {
+impl Drop for Stopped {
     fn drop(&mut self) {
-        self.0.signal_server(self.1, Signal::CONT);
+        self.0.signal(Signal::CONT);
     }
 }
 

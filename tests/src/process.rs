@@ -38,22 +38,19 @@ pub struct Process {
 }
 
 impl Child {
-    /// The daemon of a client whose mount is kept, when there is one that lives.
+    /// The daemon of a client whose mount is kept, when there is one that lives. Only its keeper's children are looked
+    /// at: whoever reads of a process that starts a program waits for the mounts that it closes files of, which may be
+    /// stopped.
     pub fn daemon(&self) -> Option<i32> {
-        let keeper = self.pid?.to_string();
-        let of_keeper = |entry: fs::DirEntry| {
-            let pid = entry.file_name().to_str()?.parse::<i32>().ok()?;
-            let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
-            let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-            let (state, parent) = (fields.next()?, fields.next()?);
-            if parent != keeper || state == "Z" {
-                return None;
-            }
-            // It is another program, or the keeper once more, for a moment at its start.
-            let arguments = fs::read(entry.path().join("cmdline")).ok()?;
-            arguments.split(|byte| *byte == 0).any(|argument| argument == b"--kept").then_some(pid)
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid?)).ok()?;
+        let children = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).ok();
+        let children: String = threads.filter_map(Result::ok).filter_map(children).collect();
+        // It is another program, or the keeper once more, for a moment at its start.
+        let is_daemon = |pid: &i32| {
+            fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|arguments| arguments.split(|byte| *byte == 0).any(|argument| argument == b"--kept"))
         };
-        fs::read_dir("/proc").ok()?.filter_map(Result::ok).find_map(of_keeper)
+        children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).find(is_daemon)
     }
 
     /// The process that does the work: the daemon where a mount is kept, and the child itself elsewhere.
@@ -67,6 +64,12 @@ impl Process {
     #[track_caller]
     pub fn of(child: &Child) -> Self {
         Self { pid: child.server().expect("the child runs") }
+    }
+
+    /// As [`Cluster::signal`](crate::Cluster::signal).
+    #[track_caller]
+    pub fn signal(self, signal: Signal) {
+        send(self.pid, signal);
     }
 
     /// The one that keeps a mount.
