@@ -8,7 +8,7 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use cavern_tests::{Child, Cluster, Options, Process, eventually, within};
+use cavern_tests::{Child, Cluster, MountedOver, Options, Process, eventually, within};
 use rustix::process::Signal;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -72,12 +72,15 @@ fn a_stopped_mount_goes_on_though_a_program_that_starts_waits_for_it() {
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
     let mut file = File::create(cluster.path("fs/file")).unwrap();
     file.write_all(b"content").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let control = MountedOver::mount(directory.path(), "fusectl", "rw");
     let connection = rustix::fs::minor(file.metadata().unwrap().dev());
-    let waiting = format!("/sys/fs/fuse/connections/{connection}/waiting");
+    let waiting = control.path().join(format!("{connection}/waiting"));
     let fuse = cluster.at_start.fuse[0].clone();
     let stopped = Stopped::new(&fuse);
     let program = thread::spawn(|| Command::new("true").status().unwrap());
-    eventually("its start waits", PATIENCE, || (fs::read_to_string(&waiting).unwrap().trim() != "0").then_some(()));
+    let is_asked = || fs::read_to_string(&waiting).unwrap().trim() != "0";
+    eventually("its start waits", PATIENCE, || is_asked().then_some(()));
     assert!(within("the process is found", PATIENCE, move || fuse.server()).is_some());
     drop(stopped);
     assert!(program.join().unwrap().success());
