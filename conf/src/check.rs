@@ -121,6 +121,18 @@ fn security(security: &Security, rules: &mut Rules<'_>) {
     }
 }
 
+/// The files of a key-encryption key and of the one before.
+fn key_encryption(settings: [&'static str; 2], current: &Path, former: &Path, rules: &mut Rules<'_>) {
+    let is_set = |path: &Path| !path.as_os_str().is_empty();
+    for (key, path) in settings.into_iter().zip([current, former]).filter(|(_, path)| is_set(path)) {
+        rules.absolute(key, path);
+    }
+    let [key, former_key] = settings;
+    rules.require(!is_set(former) || is_set(current), &[former_key, key], || {
+        format!("there is no {key}, which takes the place of the former one: set it")
+    });
+}
+
 fn master(config: &Config, rules: &mut Rules<'_>) {
     let master = &config.master;
     rules.listen_address("master.listen", &master.listen);
@@ -128,18 +140,8 @@ fn master(config: &Config, rules: &mut Rules<'_>) {
     rules.distinct(["master.listen", "master.http_listen"], &master.listen, &master.http_listen);
     rules.advertised("master.advertise", &master.advertise, "node1:7700");
     rules.absolute("master.data_dir", &master.data_dir);
-    let is_set = |path: &Path| !path.as_os_str().is_empty();
-    let outer = [
-        ("master.key_encryption_key", &master.key_encryption_key),
-        ("master.former_key_encryption_key", &master.former_key_encryption_key),
-    ];
-    for (key, path) in outer.into_iter().filter(|(_, path)| is_set(path)) {
-        rules.absolute(key, path);
-    }
-    let is_alone = is_set(&master.former_key_encryption_key) && !is_set(&master.key_encryption_key);
-    rules.require(!is_alone, &["master.former_key_encryption_key", "master.key_encryption_key"], || {
-        "there is no master.key_encryption_key, which takes the place of the former one: set it".to_owned()
-    });
+    let keys = ["master.key_encryption_key", "master.former_key_encryption_key"];
+    key_encryption(keys, &master.key_encryption_key, &master.former_key_encryption_key, rules);
     rules.audit_log("master.audit_log", &master.audit_log);
     rules.at_least("master.metadata_cache", master.metadata_cache, ByteSize::mib(1));
     rules.at_least("master.snapshot_after", master.snapshot_after, SHORTEST_LOG);
@@ -245,6 +247,8 @@ fn worker(config: &Config, rules: &mut Rules<'_>) {
     rules.count("worker.fill_concurrency", worker.fill_concurrency);
     rules.at_least("worker.fill_size_max", worker.fill_size_max, CHUNK);
     rules.ordered(("worker.fill_size_max", worker.fill_size_max), ("worker.memory_budget", worker.memory_budget));
+    let keys = ["worker.key_encryption_key", "worker.former_key_encryption_key"];
+    key_encryption(keys, &worker.key_encryption_key, &worker.former_key_encryption_key, rules);
     rules.count("worker.client_connections", worker.client_connections);
     let rate = worker.client_bytes_per_second;
     rules.require(rate.bytes() == 0 || rate >= SLOWEST_BYTES, &["worker.client_bytes_per_second"], || {

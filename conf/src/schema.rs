@@ -139,6 +139,10 @@ pub struct Worker {
     pub socket_group: String,
     /// `[TIER:CAPACITY]/path`; tiers MEM, SSD, HDD; without capacity: what the file system has.
     pub dirs: Vec<String>,
+    /// File with the key that the keys of the directories are encrypted with; with one, blocks are encrypted on disk.
+    pub key_encryption_key: PathBuf,
+    /// The one before, until all directories have been opened with the present one.
+    pub former_key_encryption_key: PathBuf,
     /// As that of the master.
     pub audit_log: String,
     /// Fractions of a directory's capacity: eviction starts above the one and stops below the other.
@@ -399,6 +403,8 @@ impl Default for Worker {
             socket: PathBuf::new(),
             socket_group: String::new(),
             dirs: vec![text("[SSD]/var/lib/cavern/worker")],
+            key_encryption_key: PathBuf::new(),
+            former_key_encryption_key: PathBuf::new(),
             audit_log: String::new(),
             high_watermark: 0.99,
             low_watermark: 0.98,

@@ -55,9 +55,6 @@ pub enum MasterError {
         path.display()
     )]
     SecretKey { path: PathBuf, reason: String },
-    /// What encrypts that key on the disk.
-    #[error("{setting}: cannot use {} as a key: {reason}", path.display())]
-    KeyEncryption { setting: &'static str, path: PathBuf, reason: String },
     /// The cluster has this master as a member, but it has no data.
     #[error(
         "cluster {cluster_id} has the master at {address} as its master {node_id}, but {} is empty: it has lost its \

@@ -7,7 +7,6 @@
 
 mod attach;
 mod detach;
-mod key_wrapping;
 mod keys;
 mod open;
 mod overlap;
@@ -15,7 +14,6 @@ mod secrets;
 mod update;
 
 pub use detach::DetachPolicy;
-pub use key_wrapping::KeyWrapping;
 pub use keys::KeyDirectory;
 pub use open::{Mounts, OpenMount};
 pub use secrets::{Vault, redact};

@@ -12,7 +12,7 @@ use cavern_conf::process::{bind_tcp, ensure_dir, raise_descriptor_limit, ready};
 use cavern_conf::{Config, host};
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
-use cavern_security::{AuditLog, HttpAccess, HttpServer, TenantCollector, Transport};
+use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, TenantCollector, Transport};
 use futures::Stream;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -25,7 +25,7 @@ use crate::group::Seat;
 use crate::jobs::PooledWorkers;
 use crate::lead::Lead;
 use crate::metrics::MasterMetrics;
-use crate::mounts::{KeyDirectory, KeyWrapping, Vault};
+use crate::mounts::{KeyDirectory, Vault};
 use crate::raft::{Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, RaftService, Ways};
 use crate::service::{Gate, Guarded, tenants};
 use crate::term::{TermContext, WorkerClientFactory, WorkerClients};
@@ -136,8 +136,14 @@ impl Master {
         let address = grpc.local_addr().map_err(MasterError::io(PathBuf::from(&conf.listen)))?.to_string();
         metrics.registry.with_registry(cavern_ufs::register_metrics);
         let master = conf.clone();
-        let keys =
-            blocking(move || Ok(KeyDirectory::new(master.data_dir.clone(), KeyWrapping::load(&master)?))).await?;
+        let keys = blocking(move || {
+            let wrapping = KeyWrapping::load(
+                ("master.key_encryption_key", &master.key_encryption_key),
+                ("master.former_key_encryption_key", &master.former_key_encryption_key),
+            )?;
+            Ok(KeyDirectory::new(master.data_dir, wrapping))
+        });
+        let keys = keys.await?;
         let (data_dir, cache_bytes) = (conf.data_dir.clone(), conf.metadata_cache.bytes());
         let opened = blocking(move || recovery::open(&data_dir, cache_bytes)).await?;
         let (database, high_water) = (Arc::new(opened.0), opened.1);

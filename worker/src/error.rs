@@ -30,6 +30,30 @@ pub enum WorkerError {
     #[error("{} has format {found}, this version reads {known}: use a matching version of cv, or another \
         directory", path.display())]
     DirectoryFormat { path: PathBuf, found: u32, known: u32 },
+    /// Its blocks are encrypted, and there is no key for that.
+    #[error(
+        "the blocks in {} are encrypted: name the file with the key for that in worker.key_encryption_key, or another \
+         directory in worker.dirs",
+        .0.display()
+    )]
+    DirectoryEncrypted(PathBuf),
+    /// Its blocks are not encrypted, and are to be.
+    #[error(
+        "{} has {blocks} blocks that are not encrypted, and worker.key_encryption_key is set: name an empty directory \
+         in worker.dirs, or let what this one holds reach the buckets (`cv persist wait`) and empty it",
+        path.display()
+    )]
+    DirectoryInClear { path: PathBuf, blocks: usize },
+    /// The key of a directory cannot be read, or made.
+    #[error("the key in {} cannot be used: {reason}", path.display())]
+    DirectoryKey { path: PathBuf, reason: String },
+    /// It is gone.
+    #[error(
+        "the blocks in {} are encrypted, and their key, the file \"key\" there, is gone: restore it; without it the \
+         blocks cannot be read, and another directory is to be named in worker.dirs",
+        .0.display()
+    )]
+    DirectoryKeyLost(PathBuf),
     /// `worker.json` is not what a worker writes.
     #[error(
         "{} is damaged ({reason}): delete it to start with the blocks of this directory, or restore it",

@@ -90,10 +90,9 @@ impl Membership {
 pub struct Server {
     tcp: TcpListener,
     address: SocketAddr,
-    unix: UnixListener,
+    /// For clients of this host, with those that may connect.
+    unix: Option<(UnixListener, LocalPeers)>,
     socket_path: PathBuf,
-    /// Who may connect to it.
-    peers: LocalPeers,
 }
 
 /// What the data plane serves from.
@@ -120,15 +119,21 @@ pub struct Serving {
 }
 
 impl Server {
-    /// Binds the TCP port and the Unix socket; a socket file that nobody serves is replaced.
+    /// Binds the TCP port and the Unix socket; a socket file that nobody serves is replaced. Where no clients of this host
+    /// are to be handed files, there are no `peers`, and nothing is at the path of the socket.
     ///
     /// # Errors
     /// Either is taken or not allowed, or the socket's path is too long for the kernel.
-    pub async fn bind(listen: &str, socket: &Path, peers: LocalPeers) -> Result<Self, WorkerError> {
+    pub async fn bind(listen: &str, socket: &Path, peers: Option<LocalPeers>) -> Result<Self, WorkerError> {
         let tcp = cavern_conf::process::bind_tcp(listen, "worker.listen").await?;
         let address = tcp.local_addr().map_err(|source| WorkerError::Listen { address: listen.to_owned(), source })?;
-        let unix = listen::bind_unix(socket, peers).await?;
-        Ok(Self { tcp, address, unix, socket_path: socket.to_owned(), peers })
+        let unix = listen::bind_unix(socket, peers.unwrap_or_default()).await?;
+        let unix = peers.map(|peers| (unix, peers));
+        if unix.is_none() {
+            // Clients would try again and again.
+            let _ = std::fs::remove_file(socket);
+        }
+        Ok(Self { tcp, address, unix, socket_path: socket.to_owned() })
     }
 
     /// Where TCP clients are served, with the true port.
@@ -136,7 +141,7 @@ impl Server {
         self.address
     }
 
-    /// Where clients of this host are served.
+    /// Where clients of this host are served, if they are.
     pub fn socket_path(&self) -> &Path {
         &self.socket_path
     }
@@ -173,7 +178,7 @@ impl Server {
             stop: stop.clone(),
         });
         tokio::join!(
-            listen::accept(self.tcp, (self.unix, self.peers), shared, cores),
+            listen::accept(self.tcp, self.unix, shared, cores),
             stop.run_until_cancelled(broadcast_evictions(evictions, frames)),
         );
         // Nobody else could have bound it meanwhile: binding replaces only what nobody serves.

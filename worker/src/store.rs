@@ -21,6 +21,7 @@ mod placement;
 mod recovery;
 mod residence;
 mod scrub;
+mod sealing;
 mod table;
 
 use std::io;
@@ -35,6 +36,7 @@ pub use block::Block;
 use cavern_conf::{ByteSize, DirSpec, Tier};
 use cavern_proto::BlockId;
 use cavern_proto::chunk::chunk_range;
+use cavern_security::KeyWrapping;
 pub use data::{DataTarget, Draft, ReferencedBlocks};
 pub(crate) use file_system::is_out_of_space;
 use parking_lot::Mutex;
@@ -67,6 +69,8 @@ pub struct StoreOptions {
     pub index_cache: ByteSize,
     /// Blocks kept open at most.
     pub max_open_blocks: usize,
+    /// What the keys of the directories are encrypted with; with one, their blocks are encrypted.
+    pub keys: Arc<KeyWrapping>,
 }
 
 /// Why the store could not keep something. Reading goes on in every case.
@@ -179,9 +183,10 @@ pub fn open(
     metrics: WorkerMetrics,
     evictions: mpsc::Sender<Eviction>,
 ) -> Result<(Arc<Store>, Cleanup), WorkerError> {
+    let keys = &*options.keys;
     let mut opened: Vec<recovery::Opened> = std::thread::scope(|scope| {
         let threads: Vec<_> = (options.directories.iter().cloned().zip(0u8..))
-            .map(|(spec, position)| scope.spawn(move || recovery::open(spec, position, options.index_cache)))
+            .map(|(spec, position)| scope.spawn(move || recovery::open(spec, position, options.index_cache, keys)))
             .collect();
         // A panic in a scan is passed on, as if the scan had run here.
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| match thread.join() {
@@ -191,7 +196,8 @@ pub fn open(
         threads.into_iter().map(join).collect::<Result<_, WorkerError>>()
     })?;
 
-    let identity = common_identity(&opened)?;
+    let mut identity = common_identity(&opened)?;
+    identity.set_encrypted(keys.is_there());
     for directory in &opened {
         identity.write(&directory.spec.path)?;
     }
@@ -202,8 +208,8 @@ pub fn open(
     let mut cache = Cache::new(spaces);
     insert_data(&mut cache, &mut opened);
     let (mut directories, mut orphaned) = (Vec::new(), Vec::new());
-    for directory in opened {
-        for entry in directory.entries {
+    for mut directory in opened {
+        for entry in std::mem::take(&mut directory.entries) {
             if cache.table.find(&entry.id).is_some() {
                 // The same block in two directories, after one was taken out of the configuration for a while.
                 forget_record(&directory.index, &entry);
@@ -211,8 +217,8 @@ pub fn open(
             }
             cache.insert(entry);
         }
-        orphaned.extend(directory.orphaned);
-        directories.push(Directory::new(directory.spec, directory.capacity_bytes, directory.index, directory.lock));
+        orphaned.append(&mut directory.orphaned);
+        directories.push(Directory::new(directory));
     }
     let first_incarnation = identity.starts << INCARNATION_BITS;
     let store = Arc::new(Store {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use cavern_conf::process::{self, Metrics};
 use cavern_conf::{Config, DirSpec, schema};
 use cavern_net::{MasterChannel, WorkerPool};
-use cavern_security::{AuditLog, HttpAccess, HttpServer, TenantCollector, Transport};
+use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, TenantCollector, Transport};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -75,12 +75,16 @@ pub async fn run_with_replays(
     let socket = socket_path(&config.worker, &directories)?;
 
     let (evictions_in, evictions) = mpsc::channel(EVICTION_QUEUE);
-    let options = store_options(&config.worker, directories);
+    let keys = key_wrapping(&config.worker).await?;
+    let options = store_options(&config.worker, directories, keys.clone());
     let opening = metrics.clone();
     let (store, cleanup) = tokio::task::spawn_blocking(move || store::open(options, opening, evictions_in)).await??;
     registry.register_collector(StoreCollector::new(store.clone()));
 
-    let server = Server::bind(&config.worker.listen, &socket, LocalPeers::of(&config.worker)?).await?;
+    let local_peers = LocalPeers::of(&config.worker)?;
+    // Whoever has a file that is encrypted can do nothing with it.
+    let local_peers = (!keys.is_there()).then_some(local_peers);
+    let server = Server::bind(&config.worker.listen, &socket, local_peers).await?;
     let journal_socket = cavern_net::journals::socket_path(server.socket_path());
     // Whoever hands over a journal has it replayed with the rights of this process: that is not for a group.
     let journal_listener = match server::bind_unix(&journal_socket, LocalPeers::default()).await {
@@ -212,7 +216,16 @@ fn invalid_dirs(worker: &schema::Worker, reason: String) -> WorkerError {
     WorkerError::Config { key: "worker.dirs", value: worker.dirs.join(", "), reason }
 }
 
-fn store_options(worker: &schema::Worker, directories: Vec<DirSpec>) -> StoreOptions {
+async fn key_wrapping(worker: &schema::Worker) -> Result<Arc<KeyWrapping>, WorkerError> {
+    let (current, former) = (worker.key_encryption_key.clone(), worker.former_key_encryption_key.clone());
+    let load = move || {
+        let settings = ("worker.key_encryption_key", "worker.former_key_encryption_key");
+        KeyWrapping::load((settings.0, &current), (settings.1, &former))
+    };
+    Ok(Arc::new(tokio::task::spawn_blocking(load).await??))
+}
+
+fn store_options(worker: &schema::Worker, directories: Vec<DirSpec>, keys: Arc<KeyWrapping>) -> StoreOptions {
     // An open block may have a second descriptor while it is filled, and connections need some too.
     let open = (process::raise_descriptor_limit() / 4).min(MAX_OPEN_BLOCKS);
     StoreOptions {
@@ -221,6 +234,7 @@ fn store_options(worker: &schema::Worker, directories: Vec<DirSpec>) -> StoreOpt
         low_watermark: worker.low_watermark,
         index_cache: worker.index_cache,
         max_open_blocks: usize::try_from(open).unwrap_or(usize::MAX),
+        keys,
     }
 }
 

@@ -4,7 +4,7 @@
 //! certificate that an authority of the cluster has signed. What a certificate says is an [`Identity`]: the cluster, a
 //! [`Role`] and a name. [`Transport`] makes the connections, with the files as they are now: replaced ones hold for the
 //! next connection. [`Authority`] is what signs, for clusters that have none. What a process shows over HTTP it shows
-//! to whom [`HttpAccess`] lets in.
+//! to whom [`HttpAccess`] lets in. Keys that they keep on their disks are encrypted by [`KeyWrapping`].
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -16,6 +16,7 @@ mod expiry;
 mod handshake;
 mod http;
 mod identity;
+mod key_wrapping;
 mod places;
 mod socket;
 mod tenants;
@@ -29,6 +30,7 @@ pub use error::SecurityError;
 pub use handshake::ClientStream;
 pub use http::{HttpAccess, HttpServer};
 pub use identity::{Identity, Role};
+pub use key_wrapping::{KEY_BYTES, KeyWrapping, Unwrapped};
 pub use places::{Place, Places};
 pub use socket::TlsSocket;
 pub use tenants::{

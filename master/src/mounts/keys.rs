@@ -19,14 +19,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use cavern_security::{KEY_BYTES, KeyWrapping};
 use ring::aead::{CHACHA20_POLY1305, LessSafeKey, UnboundKey};
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 
-use super::key_wrapping::KeyWrapping;
 use crate::MasterError;
 
-pub const KEY_BYTES: usize = 32;
 const FILE: &str = "secret.key";
 /// Bytes of a key's id.
 const ID_BYTES: usize = 16;
@@ -254,8 +253,24 @@ fn hex(bytes: &[u8]) -> String {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use super::super::key_wrapping::tests::wrapping;
     use super::*;
+
+    /// With files of these bytes, which are not kept.
+    fn wrapping(directory: &Path, current: Option<&[u8]>, former: Option<&[u8]>) -> KeyWrapping {
+        let file = |name: &str, bytes: Option<&[u8]>| {
+            let Some(bytes) = bytes else { return PathBuf::new() };
+            let path = directory.join(name);
+            fs::write(&path, bytes).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
+            path
+        };
+        let (current, former) = (file("current", current), file("former", former));
+        let wrapping = KeyWrapping::load(("current", &current), ("former", &former)).unwrap();
+        for path in [&current, &former] {
+            let _ = fs::remove_file(path);
+        }
+        wrapping
+    }
 
     fn open(directory: &Path) -> Result<KeyFiles, MasterError> {
         KeyFiles::open(&KeyDirectory::new(directory.to_owned(), KeyWrapping::default()))

@@ -195,8 +195,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
-    use super::super::key_wrapping::KeyWrapping;
     use super::*;
+    use cavern_security::KeyWrapping;
 
     fn directory(path: &Path) -> KeyDirectory {
         KeyDirectory::new(path.to_owned(), KeyWrapping::default())

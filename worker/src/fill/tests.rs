@@ -35,6 +35,7 @@ fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>
         low_watermark: 0.96,
         index_cache: ByteSize::mib(1),
         max_open_blocks: 100,
+        keys: Arc::default(),
     };
     let (store, _) = crate::store::open(options, metrics.clone(), mpsc::channel(64).0).unwrap();
     let link = no_master();

@@ -63,7 +63,7 @@ pub async fn bind_unix(path: &Path, peers: LocalPeers) -> Result<UnixListener, W
 /// Accepts and serves until the worker stops; then waits for the connections to end.
 pub(super) async fn accept(
     tcp: TcpListener,
-    (unix, peers): (UnixListener, LocalPeers),
+    unix: Option<(UnixListener, LocalPeers)>,
     shared: Arc<Shared>,
     cores: Arc<Cores>,
 ) {
@@ -83,11 +83,13 @@ pub(super) async fn accept(
                 stream.set_nodelay(true)?;
                 Ok((Socket::Tcp(stream), is_secured.then(|| address.ip())))
             }),
-            accepted = unix.accept() => accepted.map(|(stream, _)| (Socket::Unix(stream), None)),
+            accepted = accept_local(unix.as_ref()) => accepted.map(|stream| (stream, None)),
         };
         match accepted {
             Ok(_) if connections.len() >= MAX_CONNECTIONS => metrics.connections_refused.inc(),
-            Ok((Socket::Unix(stream), _)) if !peers.admits(&stream) => metrics.connections_refused.inc(),
+            Ok((Socket::Unix(stream), _)) if !unix.as_ref().is_some_and(|(_, peers)| peers.admits(&stream)) => {
+                metrics.connections_refused.inc()
+            }
             Ok((socket, unknown)) => {
                 let place = unknown.map(|address| handshakes.take(address));
                 let seat = cores.seat();
@@ -107,6 +109,14 @@ pub(super) async fn accept(
     let ended = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(END_TIMEOUT, ended).await.is_err() {
         connections.shutdown().await;
+    }
+}
+
+/// Accepts a client of this host; never, where none are served.
+async fn accept_local(unix: Option<&(UnixListener, LocalPeers)>) -> io::Result<Socket> {
+    match unix {
+        Some((listener, _)) => listener.accept().await.map(|(stream, _)| Socket::Unix(stream)),
+        None => std::future::pending().await,
     }
 }
 

@@ -71,6 +71,7 @@ impl Fixture {
             low_watermark: 0.96,
             index_cache: ByteSize::mib(1),
             max_open_blocks: 10_000,
+            keys: Arc::default(),
         };
         let (evicted, evictions) = mpsc::channel(1000);
         let (store, _) = crate::store::open(options, metrics.clone(), evicted).unwrap();
@@ -83,7 +84,7 @@ impl Fixture {
         let limits = FillLimits { concurrency: 16, size_max: 8 * MIB };
         let fills = Arc::new(Fills::new(store.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
         let socket = home.path().join("w.sock");
-        let server = Server::bind("127.0.0.1:0", &socket, LocalPeers::default()).await.unwrap();
+        let server = Server::bind("127.0.0.1:0", &socket, Some(LocalPeers::default())).await.unwrap();
         let address = server.address();
         let membership = Arc::new(Membership::default());
         membership.set(7, "cluster-1");
@@ -663,22 +664,25 @@ async fn strangers_are_told_why() {
 async fn sockets_are_taken_over_from_the_dead_only() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("w.sock");
-    let first = Server::bind("127.0.0.1:0", &path, LocalPeers::default()).await.unwrap();
+    let first = Server::bind("127.0.0.1:0", &path, Some(LocalPeers::default())).await.unwrap();
     assert!(matches!(
-        Server::bind("127.0.0.1:0", &path, LocalPeers::default()).await,
+        Server::bind("127.0.0.1:0", &path, Some(LocalPeers::default())).await,
         Err(WorkerError::SocketInUse(_))
     ));
     drop(first);
     assert!(path.exists(), "as after a crash");
-    assert!(Server::bind("127.0.0.1:0", &path, LocalPeers::default()).await.is_ok());
+    assert!(Server::bind("127.0.0.1:0", &path, Some(LocalPeers::default())).await.is_ok());
     let long = home.path().join("x".repeat(120));
     assert!(matches!(
-        Server::bind("127.0.0.1:0", &long, LocalPeers::default()).await,
+        Server::bind("127.0.0.1:0", &long, Some(LocalPeers::default())).await,
         Err(WorkerError::SocketPath { .. })
     ));
     let file = home.path().join("file");
     std::fs::write(&file, "precious").unwrap();
-    assert!(matches!(Server::bind("127.0.0.1:0", &file, LocalPeers::default()).await, Err(WorkerError::Listen { .. })));
+    assert!(matches!(
+        Server::bind("127.0.0.1:0", &file, Some(LocalPeers::default())).await,
+        Err(WorkerError::Listen { .. })
+    ));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
 }
 

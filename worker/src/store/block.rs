@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +23,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::data::DataState;
+use super::sealing::{Cipher, Sealed};
 
 /// Of the files of blocks: they have what files of the namespace have that only some may read.
 pub(super) const FILE_MODE: u32 = 0o600;
@@ -53,6 +54,8 @@ pub struct Block {
     state: Mutex<BlockState>,
     /// Of blocks of fs-mode files.
     data: Option<Arc<DataState>>,
+    /// Where the directory is encrypted.
+    sealed: Option<Sealed>,
     dead: AtomicBool,
 }
 
@@ -65,6 +68,15 @@ pub(super) struct BlockPlace {
     pub mount_id: u32,
     pub directory: usize,
     pub path: PathBuf,
+    /// Of the directory, if it is encrypted.
+    pub cipher: Option<Arc<Cipher>>,
+}
+
+impl BlockPlace {
+    /// How its file is encrypted.
+    pub fn sealed(&self) -> Option<Sealed> {
+        self.cipher.clone().map(|cipher| Sealed::new(cipher, self.incarnation, self.length))
+    }
 }
 
 /// Times of access are of no use here, and each would be a change of the inode to be written. What is no file is not
@@ -111,6 +123,9 @@ impl Block {
         let file = open_to_read(&place.path)?;
         let mut crcs = record.chunk_crcs.clone();
         crcs.resize(chunk_count(place.length) as usize, 0);
+        if let Some(sealed) = place.sealed() {
+            sealed.mask_checksums(&mut crcs);
+        }
         let mut present = ChunkMap::from_bytes(&record.present);
         // A record that names chunks beyond the block's end is damaged there; the rest is still checked by CRC.
         for beyond in present.iter().filter(|index| *index >= chunk_count(place.length)).collect::<Vec<_>>() {
@@ -128,6 +143,7 @@ impl Block {
         data: Option<Arc<DataState>>,
     ) -> Self {
         Self {
+            sealed: place.sealed(),
             id: place.id,
             incarnation: place.incarnation,
             length: place.length,
@@ -170,6 +186,10 @@ impl Block {
     /// Whether it is a block of an fs-mode file.
     pub fn is_data(&self) -> bool {
         self.data.is_some()
+    }
+
+    pub(super) fn sealed(&self) -> Option<&Sealed> {
+        self.sealed.as_ref()
     }
 
     pub(super) fn data(&self) -> Option<&Arc<DataState>> {
@@ -220,20 +240,11 @@ impl Block {
     /// # Errors
     /// Those of the disk, and `UnexpectedEof` when the file is shorter than it should be.
     pub fn read_cached(&self, offset: u32, buffer: &mut [u8]) -> io::Result<bool> {
-        let mut done = 0;
-        while done < buffer.len() {
-            let slice = io::IoSliceMut::new(&mut buffer[done..]);
-            let flags = rustix::io::ReadWriteFlags::NOWAIT;
-            match rustix::io::preadv2(&self.file, &mut [slice], u64::from(offset) + done as u64, flags) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(read) => done += read,
-                Err(Errno::INTR) => {}
-                // A file system without the flag is asked on a thread that may wait.
-                Err(Errno::AGAIN | Errno::OPNOTSUPP) => return Ok(false),
-                Err(error) => return Err(error.into()),
-            }
+        let Some(sealed) = &self.sealed else { return read_pages(&self.file, offset, buffer) };
+        match sealed.try_still() {
+            Some(_still) => sealed.read(offset, buffer, |offset, cells| read_pages(&self.file, offset, cells)),
+            None => Ok(false),
         }
-        Ok(true)
     }
 
     /// Reads `buffer.len()` bytes at `offset`. Waits for the disk: not for async threads.
@@ -241,7 +252,10 @@ impl Block {
     /// # Errors
     /// As [`Self::read_cached`].
     pub fn read(&self, offset: u32, buffer: &mut [u8]) -> io::Result<()> {
-        std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, u64::from(offset))
+        let read = |offset: u32, bytes: &mut [u8]| self.file.read_exact_at(bytes, u64::from(offset)).map(|()| true);
+        let Some(sealed) = &self.sealed else { return read(offset, buffer).map(drop) };
+        let _still = sealed.still();
+        sealed.read(offset, buffer, read).map(drop)
     }
 
     /// When the file was last written to, nanoseconds since the Unix epoch.
@@ -297,8 +311,14 @@ impl Block {
     /// Those of the disk.
     pub(crate) fn write_chunk(&self, index: u32, pieces: &[Bytes]) -> io::Result<u32> {
         let writer = self.writer()?;
-        let mut offset = u64::from(chunk_range(index, self.length).start);
+        let start = chunk_range(index, self.length).start;
         let crc = pieces.iter().fold(0, |crc, piece| crc32c::crc32c_append(crc, piece));
+        if let Some(sealed) = &self.sealed {
+            // Nobody reads what is not present.
+            sealed.write(&writer, start, &pieces.concat()).map_err(|(_, error)| error)?;
+            return Ok(crc);
+        }
+        let mut offset = u64::from(start);
         let mut slices: Vec<IoSlice<'_>> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
         let mut rest = slices.as_mut_slice();
         // The kernel takes at most 1,024 pieces at a time.
@@ -320,12 +340,34 @@ impl Block {
     /// The index entry of the block as it is now.
     pub(super) fn record(&self) -> BlockRecord {
         let state = self.state.lock();
+        let mut chunk_crcs = state.crcs.clone();
+        if let Some(sealed) = &self.sealed {
+            sealed.mask_checksums(&mut chunk_crcs);
+        }
         BlockRecord {
             incarnation: self.incarnation,
             length: self.length,
             present: state.present.to_bytes().into(),
-            chunk_crcs: state.crcs.clone(),
+            chunk_crcs,
             mount_id: self.mount_id,
         }
     }
+}
+
+/// Reads bytes of a file that are in the page cache; `Ok(false)` when some are not.
+fn read_pages(file: &File, offset: u32, buffer: &mut [u8]) -> io::Result<bool> {
+    let mut done = 0;
+    while done < buffer.len() {
+        let slice = io::IoSliceMut::new(&mut buffer[done..]);
+        let flags = rustix::io::ReadWriteFlags::NOWAIT;
+        match rustix::io::preadv2(file, &mut [slice], u64::from(offset) + done as u64, flags) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => done += read,
+            Err(Errno::INTR) => {}
+            // A file system without the flag is asked on a thread that may wait.
+            Err(Errno::AGAIN | Errno::OPNOTSUPP) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(true)
 }

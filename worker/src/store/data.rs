@@ -43,6 +43,7 @@ use tokio::time::Instant;
 
 use super::block::{Block, BlockPlace, BlockState, open_to_read};
 use super::chunk_units;
+use super::sealing::Sealed;
 
 /// Which block of an fs-mode file a request means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,6 +98,8 @@ fn units_of_chunks(chunks: &ChunkMap, length: u32) -> u32 {
     chunks.iter().map(|index| chunk_units(index, length)).sum()
 }
 
+static ZEROS: [u8; CHUNK_BYTES as usize] = [0; CHUNK_BYTES as usize];
+
 /// Whether zeroing gave room back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ZeroOutcome {
@@ -149,6 +152,10 @@ impl Block {
     /// How many bytes were written, and why no more.
     fn write_bytes(&self, offset: u32, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
         let writer = self.writer().map_err(|error| (0, error))?;
+        if let Some(sealed) = self.sealed() {
+            let _alone = sealed.alone();
+            return sealed.write(&writer, offset, bytes);
+        }
         let mut done = 0;
         while done < bytes.len() {
             match writer.write_at(&bytes[done..], u64::from(offset) + done as u64) {
@@ -165,11 +172,27 @@ impl Block {
     fn zero(&self, range: &Range<u32>) -> io::Result<ZeroOutcome> {
         let writer = self.writer()?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if fallocate(&writer, flags, range)? {
+        let Some(sealed) = self.sealed() else {
+            return if fallocate(&writer, flags, range)? { Ok(ZeroOutcome::Freed) } else { self.write_zeros(range) };
+        };
+        // Zeros on disk are zeros of the block where they are whole cells.
+        let cells = Sealed::within(range);
+        for part in [range.start..cells.start.min(range.end), cells.end.max(range.start)..range.end] {
+            self.write_bytes(part.start, &ZEROS[..part.len()]).map_err(|(_, error)| error)?;
+        }
+        if cells.is_empty() {
+            return Ok(ZeroOutcome::InPlace);
+        }
+        let alone = sealed.alone();
+        if fallocate(&writer, flags, &cells)? {
             return Ok(ZeroOutcome::Freed);
         }
-        // A file system without holes. What was never charged was never written.
-        static ZEROS: [u8; CHUNK_BYTES as usize] = [0; CHUNK_BYTES as usize];
+        drop(alone);
+        self.write_zeros(&cells)
+    }
+
+    /// The same on a file system without holes. What was never charged was never written.
+    fn write_zeros(&self, range: &Range<u32>) -> io::Result<ZeroOutcome> {
         let Some(data) = self.data() else { return Ok(ZeroOutcome::InPlace) };
         let charged = data.charged.lock().clone();
         for index in chunks_touching(range.start, range.len() as u32).filter(|index| charged.contains(*index)) {

@@ -3,6 +3,7 @@
 //! ```text
 //!   lock                    held (flock) by the worker that works here
 //!   worker.json             format, worker uuid, cluster id, number of starts
+//!   key                     where blocks are encrypted: see `sealing`
 //!   index/                  RocksDB: block id → record
 //!   blocks/xx/CONTENT.BLOCK.INCARNATION    one plain file per cached block
 //!   data/xx/CONTENT.BLOCK.INCARNATION.MOUNT    one plain file per block of an fs-mode file
@@ -12,6 +13,7 @@ use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use cavern_conf::{DirSpec, Tier, host};
@@ -24,10 +26,14 @@ use tracing::debug;
 
 use super::file_system::CapacityAdjustment;
 use super::index::SharedIndex;
+use super::recovery::Opened;
+use super::sealing::Cipher;
 use crate::error::WorkerError;
 
-/// Version of the layout above.
+/// Version of the layout above,
 const FORMAT: u32 = 1;
+/// and of the same with blocks that are encrypted.
+const FORMAT_ENCRYPTED: u32 = 2;
 /// A directory is given up after this many I/O errors in a row.
 const MAX_ERRORS: u32 = 5;
 
@@ -44,6 +50,15 @@ pub(super) struct Identity {
 }
 
 impl Identity {
+    /// Whether the blocks of its directories are encrypted.
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.format == FORMAT_ENCRYPTED
+    }
+
+    pub(super) fn set_encrypted(&mut self, is_encrypted: bool) {
+        self.format = if is_encrypted { FORMAT_ENCRYPTED } else { FORMAT };
+    }
+
     pub(super) fn fresh() -> Self {
         Self { format: FORMAT, uuid: host::unique_name(), cluster_id: String::new(), starts: 0 }
     }
@@ -60,9 +75,9 @@ impl Identity {
         let value: serde_json::Value = serde_json::from_slice(&text)
             .map_err(|error| WorkerError::DirectoryIdentity { path: path.clone(), reason: error.to_string() })?;
         let format = value.get("format").and_then(serde_json::Value::as_u64).unwrap_or(0);
-        if format != u64::from(FORMAT) {
-            let found = u32::try_from(format).unwrap_or(u32::MAX);
-            return Err(WorkerError::DirectoryFormat { path: directory.to_owned(), found, known: FORMAT });
+        let found = u32::try_from(format).unwrap_or(u32::MAX);
+        if ![FORMAT, FORMAT_ENCRYPTED].contains(&found) {
+            return Err(WorkerError::DirectoryFormat { path: directory.to_owned(), found, known: FORMAT_ENCRYPTED });
         }
         let identity: Self = serde_json::from_value(value)
             .map_err(|error| WorkerError::DirectoryIdentity { path: path.clone(), reason: error.to_string() })?;
@@ -116,6 +131,8 @@ pub(super) struct Directory {
     pub capacity_bytes: u64,
     pub fitted: Mutex<CapacityAdjustment>,
     pub index: SharedIndex,
+    /// Where its blocks are encrypted.
+    pub cipher: Option<Arc<Cipher>>,
     healthy: AtomicBool,
     errors_in_a_row: AtomicU32,
     last_error: Mutex<String>,
@@ -123,12 +140,14 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    pub(super) fn new(spec: DirSpec, capacity_bytes: u64, index: SharedIndex, lock: File) -> Self {
+    pub(super) fn new(opened: Opened) -> Self {
+        let Opened { spec, capacity_bytes, index, cipher, lock, .. } = opened;
         Self {
             spec,
             capacity_bytes,
             fitted: Mutex::default(),
             index,
+            cipher,
             healthy: AtomicBool::new(true),
             errors_in_a_row: AtomicU32::new(0),
             last_error: Mutex::new(String::new()),

@@ -12,11 +12,13 @@ use cavern_conf::{ByteSize, DirSpec};
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::{chunk_count, chunk_range};
 use cavern_proto::record::BlockRecord;
+use cavern_security::KeyWrapping;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::directory::{self, Identity};
 use super::index::{Index, IndexError, SharedIndex, set_aside};
+use super::sealing::Cipher;
 use super::table::{Entry, UNIT_BYTES};
 use super::{Store, units_of};
 use crate::error::WorkerError;
@@ -29,6 +31,8 @@ pub(super) struct Opened {
     pub spec: DirSpec,
     pub capacity_bytes: u64,
     pub index: SharedIndex,
+    /// Where its blocks are encrypted.
+    pub cipher: Option<Arc<Cipher>>,
     pub lock: File,
     pub identity: Option<Identity>,
     pub entries: Vec<Entry>,
@@ -41,7 +45,12 @@ pub(super) struct Opened {
 }
 
 /// Opens one directory. `position` is its place in the configuration.
-pub(super) fn open(spec: DirSpec, position: u8, index_cache: ByteSize) -> Result<Opened, WorkerError> {
+pub(super) fn open(
+    spec: DirSpec,
+    position: u8,
+    index_cache: ByteSize,
+    keys: &KeyWrapping,
+) -> Result<Opened, WorkerError> {
     let path = spec.path.clone();
     let failed = |action| {
         let path = path.clone();
@@ -50,6 +59,10 @@ pub(super) fn open(spec: DirSpec, position: u8, index_cache: ByteSize) -> Result
     cavern_conf::process::ensure_dir(&path, "worker.dirs")?;
     let lock = directory::lock(&path)?;
     let identity = Identity::read(&path)?;
+    let mut cipher = Cipher::read(&path, keys)?;
+    if cipher.is_none() && identity.as_ref().is_some_and(Identity::is_encrypted) {
+        return Err(WorkerError::DirectoryKeyLost(path));
+    }
 
     let cache_bytes = usize::try_from(index_cache.bytes()).unwrap_or(usize::MAX);
     let (index, entries) = match open_index(&path, position, cache_bytes) {
@@ -75,6 +88,13 @@ pub(super) fn open(spec: DirSpec, position: u8, index_cache: ByteSize) -> Result
     directory::make_folders(&path)?;
     let data = super::data::scan(&path, position).map_err(failed("read the data blocks of"))?;
 
+    if cipher.is_none() && keys.is_there() {
+        if !entries.is_empty() || !data.is_empty() {
+            return Err(WorkerError::DirectoryInClear { path, blocks: entries.len() + data.len() });
+        }
+        cipher = Some(Cipher::make(&path, keys)?);
+    }
+
     let used: u64 = entries.iter().chain(&data).map(|entry| u64::from(entry.units) * u64::from(UNIT_BYTES)).sum();
     let capacity_bytes = match spec.capacity {
         Some(capacity) => capacity.bytes(),
@@ -84,8 +104,10 @@ pub(super) fn open(spec: DirSpec, position: u8, index_cache: ByteSize) -> Result
     let starts_seen = entries.iter().chain(&data).map(|entry| entry.incarnation >> INCARNATION_BITS).max().unwrap_or(0);
     let orphaned = orphaned_folders(&path).map_err(failed("read"))?;
     let (directory, blocks, data_blocks) = (path.display(), entries.len(), data.len());
-    info!(%directory, blocks, data_blocks, used_bytes = used, capacity_bytes, "opened a data directory");
-    Ok(Opened { spec, capacity_bytes, index: Arc::new(index), lock, identity, entries, data, orphaned, starts_seen })
+    let encrypted = cipher.is_some();
+    info!(%directory, blocks, data_blocks, used_bytes = used, capacity_bytes, encrypted, "opened a data directory");
+    let (index, cipher) = (Arc::new(index), cipher.map(Arc::new));
+    Ok(Opened { spec, capacity_bytes, index, cipher, lock, identity, entries, data, orphaned, starts_seen })
 }
 
 fn open_index(path: &Path, position: u8, cache_bytes: usize) -> Result<(Index, Vec<Entry>), IndexError> {

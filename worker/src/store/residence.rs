@@ -141,6 +141,7 @@ impl Store {
             mount_id: entry.mount_id,
             directory,
             path,
+            cipher: self.directories[directory].cipher.clone(),
         }
     }
 
@@ -177,7 +178,8 @@ impl Store {
         let directory = self.choose_directory(id, length)?;
         let incarnation = self.new_incarnation();
         let path = self.directories[directory].block_path(id, incarnation);
-        let place = BlockPlace { id: *id, incarnation, length, mount_id, directory, path };
+        let cipher = self.directories[directory].cipher.clone();
+        let place = BlockPlace { id: *id, incarnation, length, mount_id, directory, path, cipher };
         let block = match Block::create(place) {
             Ok(block) => Arc::new(block),
             Err(source) if is_out_of_space(&source) => {

@@ -1,7 +1,9 @@
 //! The store against a model, with restarts, crashes and damage at any point.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -14,6 +16,37 @@ use super::*;
 
 pub(super) const MIB: u64 = 1 << 20;
 
+thread_local! {
+    static KEYS: RefCell<Arc<KeyWrapping>> = RefCell::default();
+}
+
+/// With this key-encryption key and the former one, as bytes of files.
+pub(super) fn wrapping(current: &[u8], former: Option<&[u8]>) -> Arc<KeyWrapping> {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
+        path
+    };
+    let current = file("current", current);
+    let former = former.map_or_else(PathBuf::new, |bytes| file("former", bytes));
+    Arc::new(KeyWrapping::load(("worker.key_encryption_key", &current), ("former", &former)).unwrap())
+}
+
+/// What is opened meanwhile is encrypted, with these keys.
+pub(super) fn with_keys<T>(keys: Arc<KeyWrapping>, body: impl FnOnce() -> T) -> T {
+    struct Without;
+    impl Drop for Without {
+        fn drop(&mut self) {
+            KEYS.take();
+        }
+    }
+    let _without = Without;
+    KEYS.replace(keys);
+    body()
+}
+
 pub(super) fn options(dirs: &[(&Path, u64)]) -> StoreOptions {
     StoreOptions {
         directories: dirs
@@ -24,6 +57,7 @@ pub(super) fn options(dirs: &[(&Path, u64)]) -> StoreOptions {
         low_watermark: 0.96,
         index_cache: ByteSize::mib(1),
         max_open_blocks: 4,
+        keys: KEYS.with_borrow(Arc::clone),
     }
 }
 
@@ -238,6 +272,11 @@ proptest! {
     #[test]
     fn behaves_like_its_model(steps in prop::collection::vec(step(), 1..40)) {
         run_steps(steps);
+    }
+
+    #[test]
+    fn behaves_like_its_model_where_it_is_encrypted(steps in prop::collection::vec(step(), 1..40)) {
+        with_keys(wrapping(&[1; 32], None), || run_steps(steps));
     }
 }
 

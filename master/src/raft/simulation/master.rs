@@ -9,6 +9,7 @@ use std::time::Duration;
 use cavern_proto::master::Mutation;
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command as Kind;
+use cavern_security::KeyWrapping;
 use openraft::EntryPayload;
 use parking_lot::Mutex;
 use tempfile::TempDir;
@@ -23,7 +24,7 @@ use crate::clock::{Clock, Reading};
 use crate::group::Seat;
 use crate::lead::{Lead, RETRY_PAUSE, alone, lead_is_over, next_lead};
 use crate::metrics::MasterMetrics;
-use crate::mounts::{KeyDirectory, KeyWrapping};
+use crate::mounts::KeyDirectory;
 use crate::raft::leader_lease::Promise;
 use crate::raft::types::{NodeId, decode_entry};
 use crate::raft::{

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use super::{DataState, DataTarget, chunks_of, units_of_chunks};
 use crate::store::block::{Block, BlockPlace, FILE_MODE, open_to_read};
+use crate::store::sealing::Sealed;
 use crate::store::{Lookup, Store, StoreError, Touch, is_out_of_space};
 
 /// End of the name of a draft's file.
@@ -25,6 +26,8 @@ pub struct Draft {
     path: PathBuf,
     /// What is written to it.
     bytes: Range<u32>,
+    /// Where the directory is encrypted.
+    sealed: Option<Sealed>,
 }
 
 impl Drop for Draft {
@@ -55,13 +58,14 @@ impl Store {
             mount_id,
             directory,
             path: self.directories[directory].data_path(&id, incarnation, mount_id),
+            cipher: self.directories[directory].cipher.clone(),
         };
         let mut path = place.path.clone().into_os_string();
         path.push(SUFFIX);
         let path = PathBuf::from(path);
         let made = File::options().read(true).write(true).create_new(true).mode(FILE_MODE).open(&path);
         match made.and_then(|file| file.set_len(u64::from(length)).map(|()| file)) {
-            Ok(file) => Ok(Some(Draft { place, file: Arc::new(file), path, bytes })),
+            Ok(file) => Ok(Some(Draft { sealed: place.sealed(), place, file: Arc::new(file), path, bytes })),
             Err(error) => Err(self.draft_failed(directory, error)),
         }
     }
@@ -71,7 +75,13 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoSpace`], or the disk failed.
     pub fn write_draft(&self, draft: &Draft, offset: u32, bytes: &[u8]) -> Result<(), StoreError> {
-        let written = draft.file.write_all_at(bytes, u64::from(offset));
+        let written = match &draft.sealed {
+            Some(sealed) => {
+                let _alone = sealed.alone();
+                sealed.write(&draft.file, offset, bytes).map_err(|(_, error)| error)
+            }
+            None => draft.file.write_all_at(bytes, u64::from(offset)),
+        };
         written.map_err(|error| self.draft_failed(draft.place.directory, error))
     }
 
@@ -80,7 +90,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoSpace`], or the disk failed.
     pub fn publish_draft(&self, draft: &Draft) -> Result<(), StoreError> {
-        let Draft { place, file, path, bytes } = draft;
+        let Draft { place, file, path, bytes, .. } = draft;
         let _alone = self.stripe(&place.id).lock();
         if !matches!(self.get(&place.id, Touch::None), Lookup::Absent) {
             return Ok(());

@@ -275,7 +275,8 @@ impl Store {
         let incarnation = self.new_incarnation();
         let DataTarget { id, length, mount_id } = *target;
         let path = self.directories[directory].data_path(&id, incarnation, mount_id);
-        let place = BlockPlace { id, incarnation, length, mount_id, directory, path };
+        let cipher = self.directories[directory].cipher.clone();
+        let place = BlockPlace { id, incarnation, length, mount_id, directory, path, cipher };
         let block = match Block::create_data(place, chunks.clone()) {
             Ok(block) => Arc::new(block),
             Err(error) if is_out_of_space(&error) => {

@@ -9,11 +9,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::store::table::UNIT_BYTES;
-use crate::store::tests::{MIB, block_files, copy_tree, fill, find, id, open_store, used};
+use crate::store::tests::{MIB, block_files, copy_tree, fill, find, id, open_store, used, with_keys, wrapping};
 use crate::store::{Lookup, Store, StoreError, Touch};
 
 /// Two whole chunks and a short one.
-const LENGTH: u32 = 2 * CHUNK_BYTES + 5000;
+const LENGTH: u32 = 2 * CHUNK_BYTES + 5008;
 
 fn target(value: u64) -> DataTarget {
     let content = ContentId::of_inode("cluster", value, 1);
@@ -138,9 +138,13 @@ fn run_steps(steps: Vec<Step>) {
             Step::Through { block, range } => {
                 let reserved = has_room(store.reserve_data(&target(block), std::slice::from_ref(&range)));
                 if let Some(reserved) = reserved {
-                    let file = reserved.writer().unwrap();
                     let bytes = noise(seed, range.len());
-                    file.write_all_at(&bytes, u64::from(range.start)).unwrap();
+                    if reserved.sealed().is_some() {
+                        store.write_data(&target(block), range.start, &bytes, &[]).unwrap();
+                    } else {
+                        let file = reserved.writer().unwrap();
+                        file.write_all_at(&bytes, u64::from(range.start)).unwrap();
+                    }
                     let known = model.entry(block).or_insert_with(|| vec![0; LENGTH as usize]);
                     known[range.start as usize..range.end as usize].copy_from_slice(&bytes);
                 }
@@ -201,6 +205,11 @@ proptest! {
     #[test]
     fn behaves_like_its_model(steps in prop::collection::vec(step(), 1..50)) {
         run_steps(steps);
+    }
+
+    #[test]
+    fn behaves_like_its_model_where_it_is_encrypted(steps in prop::collection::vec(step(), 1..50)) {
+        with_keys(wrapping(&[1; 32], None), || run_steps(steps));
     }
 }
 

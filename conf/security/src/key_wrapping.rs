@@ -1,18 +1,19 @@
-//! What encrypts the keys of the secrets on the disk of a master: a key of the host, which comes from elsewhere, so
-//! that whoever has the disk, or a copy of it, does not have the secrets.
+//! What encrypts the keys that a process keeps on its disk: a key of the host, which comes from elsewhere, so that
+//! whoever has the disk, or a copy of it, does not have what they protect.
 
+use std::fmt;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use cavern_conf::schema;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 
-use super::keys::KEY_BYTES;
-use crate::MasterError;
+use crate::SecurityError;
 
+/// Bytes of a key that is encrypted with a key of the host.
+pub const KEY_BYTES: usize = 32;
 /// Begins a file with an encrypted key. One in clear has no more bytes than the key.
 const MARK: &[u8] = b"cavern wrapped key 1\n";
 /// Bytes of a key-encryption key's file, at least.
@@ -26,10 +27,12 @@ struct Outer {
     sealing: LessSafeKey,
 }
 
-/// The key-encryption keys of a master. Without any, its keys are in clear on the disk; there is a former one only
-/// beside a present one.
+/// The key-encryption keys of a process. Without any, keys stay in clear; there is a former one only beside a present
+/// one.
 #[derive(Default)]
 pub struct KeyWrapping {
+    /// What names the file of the current one in the configuration.
+    setting: &'static str,
     /// What encrypts.
     current: Option<Outer>,
     /// What may have encrypted before.
@@ -44,16 +47,30 @@ pub struct Unwrapped {
     pub is_outdated: bool,
 }
 
+impl fmt::Debug for KeyWrapping {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = |outer: &Option<Outer>| outer.as_ref().map(|outer| outer.path.clone());
+        out.debug_struct("KeyWrapping")
+            .field("current", &path(&self.current))
+            .field("former", &path(&self.former))
+            .finish_non_exhaustive()
+    }
+}
+
 impl KeyWrapping {
-    /// Reads the files that the configuration names. *Blocking*.
+    /// Reads the files of the current key and of the former one, each with the setting that names it; none for empty
+    /// paths. *Blocking*.
     ///
     /// # Errors
-    /// [`MasterError::KeyEncryption`] for what cannot be read, is too short, or can be read by other users.
-    pub fn load(conf: &schema::Master) -> Result<Self, MasterError> {
-        Ok(Self {
-            current: Outer::load("master.key_encryption_key", &conf.key_encryption_key)?,
-            former: Outer::load("master.former_key_encryption_key", &conf.former_key_encryption_key)?,
-        })
+    /// [`SecurityError::KeyEncryption`] for what cannot be read, is too short, or can be read by other users.
+    pub fn load(current: (&'static str, &Path), former: (&'static str, &Path)) -> Result<Self, SecurityError> {
+        let (setting, path) = current;
+        Ok(Self { setting, current: Outer::load(setting, path)?, former: Outer::load(former.0, former.1)? })
+    }
+
+    /// Whether there is a current key.
+    pub fn is_there(&self) -> bool {
+        self.current.is_some()
     }
 
     /// What a file is to hold of a key.
@@ -81,7 +98,8 @@ impl KeyWrapping {
             return Ok(Unwrapped { key, is_outdated: self.current.is_some() });
         };
         if self.current.is_none() {
-            return Err("it is encrypted: name the key for that in master.key_encryption_key".to_owned());
+            let setting = if self.setting.is_empty() { "key_encryption_key" } else { self.setting };
+            return Err(format!("it is encrypted: name the key for that in {setting}"));
         }
         let Some((nonce, sealed)) = rest.split_first_chunk::<NONCE_LEN>() else {
             return Err("it is cut off".to_owned());
@@ -106,11 +124,11 @@ impl KeyWrapping {
 
 impl Outer {
     /// `None` for the empty path.
-    fn load(setting: &'static str, path: &Path) -> Result<Option<Self>, MasterError> {
+    fn load(setting: &'static str, path: &Path) -> Result<Option<Self>, SecurityError> {
         if path.as_os_str().is_empty() {
             return Ok(None);
         }
-        let failed = |reason: String| MasterError::KeyEncryption { setting, path: path.to_owned(), reason };
+        let failed = |reason: String| SecurityError::KeyEncryption { setting, path: path.to_owned(), reason };
         let found = fs::metadata(path).map_err(|error| failed(error.to_string()))?;
         // The group's bits also say what an access list gives to single users, as systemd does.
         if found.mode() & 0o007 != 0 {
@@ -133,15 +151,16 @@ impl Outer {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
 
     const KEY: [u8; KEY_BYTES] = [5; KEY_BYTES];
+    const SETTING: &str = "a.key_encryption_key";
 
     /// With files of these bytes, which the directory keeps.
-    pub fn wrapping(directory: &Path, current: Option<&[u8]>, former: Option<&[u8]>) -> KeyWrapping {
+    fn wrapping(directory: &Path, current: Option<&[u8]>, former: Option<&[u8]>) -> KeyWrapping {
         let file = |name: &str, bytes: Option<&[u8]>| {
             let Some(bytes) = bytes else { return PathBuf::new() };
             let path = directory.join(name);
@@ -149,13 +168,9 @@ pub(super) mod tests {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
             path
         };
-        let conf = schema::Master {
-            key_encryption_key: file("current", current),
-            former_key_encryption_key: file("former", former),
-            ..schema::Master::default()
-        };
-        let wrapping = KeyWrapping::load(&conf).unwrap();
-        for path in [&conf.key_encryption_key, &conf.former_key_encryption_key] {
+        let (current, former) = (file("current", current), file("former", former));
+        let wrapping = KeyWrapping::load((SETTING, &current), ("a.former", &former)).unwrap();
+        for path in [&current, &former] {
             let _ = fs::remove_file(path);
         }
         wrapping
@@ -184,7 +199,7 @@ pub(super) mod tests {
             let reason = wrapping.unwrap(file).unwrap_err();
             assert!(reason.contains(text), "{reason}");
         };
-        refused(with(None, None), &wrapped, "master.key_encryption_key");
+        refused(with(None, None), &wrapped, SETTING);
         refused(with(Some(&two), None), &wrapped, "encrypted with another key than");
         for length in MARK.len()..wrapped.len() {
             assert!(with(Some(&one), None).unwrap(&wrapped[..length]).is_err(), "{length}");
@@ -200,10 +215,10 @@ pub(super) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("kek");
         let load = |path: &Path| {
-            let conf = schema::Master { key_encryption_key: path.to_owned(), ..schema::Master::default() };
-            KeyWrapping::load(&conf).err().expect("it is refused").to_string()
+            let loaded = KeyWrapping::load((SETTING, path), ("a.former", Path::new("")));
+            loaded.err().expect("it is refused").to_string()
         };
-        assert!(load(&path).contains("master.key_encryption_key"));
+        assert!(load(&path).contains(SETTING));
         fs::write(&path, [1; 31]).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         assert!(load(&path).contains("31 bytes"));
