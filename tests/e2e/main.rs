@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
 mod allowed;
+mod at_rest;
 mod attacks;
 mod audit;
 mod bad;

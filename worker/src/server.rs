@@ -119,8 +119,8 @@ pub struct Serving {
 }
 
 impl Server {
-    /// Binds the TCP port and the Unix socket; a socket file that nobody serves is replaced. Where no clients of this host
-    /// are to be handed files, there are no `peers`, and nothing is at the path of the socket.
+    /// Binds the TCP port and the Unix socket; a socket file that nobody serves is replaced. Where no clients of this
+    /// host are to be handed files, there are no `peers`, and nothing is at the path of the socket.
     ///
     /// # Errors
     /// Either is taken or not allowed, or the socket's path is too long for the kernel.

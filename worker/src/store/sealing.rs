@@ -4,17 +4,17 @@
 //!   key     of a directory: 32 random bytes, encrypted with the key-encryption key of the host
 //! ```
 //!
-//! The file of a block has the bytes of the block, each in its place, by XTS-AES-256 (IEEE 1619) in data units of 4 KiB.
-//! A data unit is named by its number and by the incarnation of the file, which no two files of a worker share. So bytes
-//! are read and changed in place, sixteen at a time, and nothing beside them has to be kept in step with them.
+//! The file of a block has the bytes of the block, each in its place, by XTS-AES-256 (IEEE 1619) in data units of
+//! 4 KiB. A data unit is named by its number and by the incarnation of the file, which no two files of a worker share.
+//! So bytes are read and changed in place, sixteen at a time, and nothing beside them has to be kept in step with them.
 //!
 //! **Holes.** Sixteen zeros on disk are sixteen zeros of the block: what was never written, or was punched. That they
 //! come from anything else is as likely as guessing half a key.
 //!
 //! **The last bytes** of a block whose length is no multiple of sixteen are combined with what AES makes of their
-//! place. Such blocks are those of objects, which are written once.
+//! place. Such blocks are those of objects, which are written once; those of files are whole chunks.
 //!
-//! Nothing here notices that a file was changed: cached chunks have checksums, which are combined with a secret as well.
+//! Nothing here notices that a file was changed: cached chunks have checksums, which are combined with a secret too.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};

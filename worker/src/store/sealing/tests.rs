@@ -87,7 +87,10 @@ fn range() -> impl Strategy<Value = Range<u32>> {
 
 proptest! {
     #[test]
-    fn bytes_are_changed_and_read_at_any_place(writes in prop::collection::vec((range(), any::<u8>()), 1..20), at in range()) {
+    fn bytes_are_changed_and_read_at_any_place(
+        writes in prop::collection::vec((range(), any::<u8>()), 1..20),
+        at in range(),
+    ) {
         let (sealed, file) = sealed(LENGTH);
         let mut model = vec![0; LENGTH as usize];
         for (range, value) in writes {
@@ -187,7 +190,7 @@ fn nothing_of_a_block_is_on_disk_in_clear_and_the_former_key_is_replaced() {
     copy_tree(dir.path(), copy.path());
     let refused = |keys: Option<Arc<KeyWrapping>>| {
         let opened = with_keys(keys.unwrap_or_default(), || try_open(copy.path(), 16 * MIB));
-        opened.err().expect("it is refused").to_string()
+        opened.expect_err("it is refused").to_string()
     };
     assert!(refused(None).contains("worker.key_encryption_key"));
     assert!(refused(Some(wrapping(&two, None))).contains("encrypted with another key"));
