@@ -216,7 +216,7 @@ mod tests {
         let path = dir.path().join("kek");
         let load = |path: &Path| {
             let loaded = KeyWrapping::load((SETTING, path), ("a.former", Path::new("")));
-            loaded.err().expect("it is refused").to_string()
+            loaded.expect_err("it is refused").to_string()
         };
         assert!(load(&path).contains(SETTING));
         fs::write(&path, [1; 31]).unwrap();
