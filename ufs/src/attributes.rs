@@ -59,12 +59,15 @@ pub fn nanoseconds(text: &str) -> Option<i64> {
     {
         return None;
     }
-    let decimals: i64 = format!("{decimals:0<9}").parse().ok()?;
-    whole.parse::<i64>().ok()?.checked_mul(1_000_000_000)?.checked_add(decimals)?.checked_mul(sign)
+    let decimals: i128 = format!("{decimals:0<9}").parse().ok()?;
+    let whole = i128::from(whole.parse::<i64>().ok()?);
+    i64::try_from(sign * (whole * 1_000_000_000 + decimals)).ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const FILE: u32 = 0o100_000;
@@ -81,6 +84,27 @@ mod tests {
         let expected = [("gid", "8"), ("mode", "35232"), ("other", "kept"), ("uid", "7")];
         let expected: Metadata = expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         assert_eq!(metadata, expected);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_an_object_says_is_understood_or_left(
+            values in prop::collection::vec(prop_oneof![".{0,24}", "-?[0-9]{0,21}(\\.[0-9]{0,11})?"], 4),
+            type_bits: u32,
+        ) {
+            let names = ["mode", "uid", "gid", "mtime"].map(str::to_owned);
+            let metadata: Metadata = names.into_iter().zip(values).collect();
+            if let Some(read) = ObjectAttributes::read(&metadata, type_bits & TYPE_BITS) {
+                let mut written = Metadata::new();
+                read.write(&mut written);
+                prop_assert_eq!(ObjectAttributes::read(&written, type_bits & TYPE_BITS), Some(read));
+            }
+        }
+
+        #[test]
+        fn every_time_comes_back(ns: i64) {
+            prop_assert_eq!(nanoseconds(&seconds(ns)), Some(ns));
+        }
     }
 
     #[test]

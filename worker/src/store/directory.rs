@@ -13,6 +13,7 @@ use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -26,7 +27,7 @@ use tracing::debug;
 
 use super::file_system::CapacityAdjustment;
 use super::index::SharedIndex;
-use super::recovery::Opened;
+use super::recovery::{INCARNATION_BITS, Opened};
 use super::sealing::Cipher;
 use crate::error::WorkerError;
 
@@ -34,6 +35,8 @@ use crate::error::WorkerError;
 const FORMAT: u32 = 1;
 /// and of the same with blocks that are encrypted.
 const FORMAT_ENCRYPTED: u32 = 2;
+/// Starts of a worker that its incarnations have room for.
+const STARTS_MAX: u64 = (1 << (u64::BITS - INCARNATION_BITS)) - 1;
 /// A directory is given up after this many I/O errors in a row.
 const MAX_ERRORS: u32 = 5;
 
@@ -81,12 +84,12 @@ impl Identity {
         }
         let identity: Self = serde_json::from_value(value)
             .map_err(|error| WorkerError::DirectoryIdentity { path: path.clone(), reason: error.to_string() })?;
-        match identity.uuid_bytes() {
-            Some(_) => Ok(Some(identity)),
-            None => {
-                Err(WorkerError::DirectoryIdentity { path, reason: "uuid is not 32 hexadecimal digits".to_owned() })
-            }
-        }
+        let reason = match identity.uuid_bytes() {
+            None => "uuid is not 32 hexadecimal digits",
+            Some(_) if identity.starts >= STARTS_MAX => "no worker has been started so often",
+            Some(_) => return Ok(Some(identity)),
+        };
+        Err(WorkerError::DirectoryIdentity { path, reason: reason.to_owned() })
     }
 
     /// Replaces `worker.json` in one step, synced.
@@ -207,18 +210,25 @@ pub(super) fn data_path(directory: &Path, id: &BlockId, incarnation: u64, mount_
 pub(super) fn parse_data_name(name: &str) -> Option<(BlockId, u64, u32)> {
     let (block, mount_id) = name.rsplit_once('.')?;
     let (id, incarnation) = parse_block_name(block)?;
-    Some((id, incarnation, mount_id.parse().ok()?))
+    Some((id, incarnation, parse_number(mount_id)?))
+}
+
+/// A number as it is written in the name of a file. Spelled in another way it would be looked for elsewhere.
+fn parse_number<T: FromStr + ToString>(text: &str) -> Option<T> {
+    text.parse().ok().filter(|number: &T| number.to_string() == text)
 }
 
 /// The block and incarnation that a file's name says; `None` for names that are not ours.
 pub(super) fn parse_block_name(name: &str) -> Option<(BlockId, u64)> {
     let mut parts = name.split('.');
     let (content, index, incarnation) = (parts.next()?, parts.next()?, parts.next()?);
-    if parts.next().is_some() || content.len() != 32 || !content.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    if parts.next().is_some() || content.len() != 32 || !content.bytes().all(is_digit) {
         return None;
     }
     let content = ContentId::from_slice(&u128::from_str_radix(content, 16).ok()?.to_be_bytes())?;
-    Some((BlockId { content, index: index.parse().ok()? }, incarnation.parse().ok()?))
+    let incarnation = parse_number(incarnation).filter(|incarnation| incarnation >> INCARNATION_BITS < STARTS_MAX)?;
+    Some((BlockId { content, index: parse_number(index)? }, incarnation))
 }
 
 /// Makes `blocks` and `data` with their 256 folders each. Those of `data` are on disk when this returns: what is in
@@ -272,6 +282,8 @@ pub(super) fn file_system_bytes(directory: &Path) -> Result<(u64, u64), WorkerEr
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -291,6 +303,29 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn a_name_is_that_of_one_block_or_of_none(
+            name in prop_oneof![".{0,60}", "[0-9a-fA-F]{32}(\\.[+0]?[0-9]{1,20}){2,3}(\\.draft)?"],
+        ) {
+            let directory = Path::new("/d");
+            let is_named = |path: PathBuf| path.file_name().unwrap().to_str().unwrap() == name;
+            if let Some((id, incarnation)) = parse_block_name(&name) {
+                prop_assert!(is_named(block_path(directory, &id, incarnation)));
+            }
+            if let Some((id, incarnation, mount_id)) = parse_data_name(&name) {
+                prop_assert!(is_named(data_path(directory, &id, incarnation, mount_id)));
+            }
+        }
+
+        #[test]
+        fn every_block_has_a_name_that_says_it(content: [u8; 16], index: u32, incarnation in 0..STARTS_MAX << 40, mount: u32) {
+            let id = BlockId { content: ContentId::from_slice(&content).unwrap(), index };
+            let path = data_path(Path::new("/d"), &id, incarnation, mount);
+            prop_assert_eq!(parse_data_name(path.file_name().unwrap().to_str().unwrap()), Some((id, incarnation, mount)));
+        }
+    }
+
     #[test]
     fn identities_are_kept_and_wrong_ones_are_refused() {
         let dir = tempfile::tempdir().unwrap();
@@ -305,6 +340,9 @@ mod tests {
         assert!(matches!(with("{"), WorkerError::DirectoryIdentity { .. }));
         assert!(matches!(with(r#"{"format": 9}"#), WorkerError::DirectoryFormat { found: 9, .. }));
         assert!(matches!(with(r#"{"format": 1}"#), WorkerError::DirectoryIdentity { .. }));
+        let endless =
+            r#"{"format":1,"uuid":"00000000000000000000000000000001","cluster_id":"","starts":18446744073709551615}"#;
+        assert!(with(endless).to_string().contains("started so often"));
         let short = r#"{"format":1,"uuid":"12","cluster_id":"","starts":1}"#;
         assert!(matches!(with(short), WorkerError::DirectoryIdentity { .. }));
     }

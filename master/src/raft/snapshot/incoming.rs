@@ -47,6 +47,10 @@ impl Incoming {
         if let Some(file) = offer.files.iter().find(|file| !is_plain(&file.name)) {
             return Err(MasterError::Invalid(format!("a snapshot with a file \"{}\"", file.name.escape_debug())));
         }
+        let lengths = offer.files.iter().map(|file| file.bytes);
+        if lengths.reduce(u64::saturating_add) == Some(u64::MAX) {
+            return Err(MasterError::Invalid("a snapshot of more bytes than there can be".to_owned()));
+        }
         let directory = snapshots.incoming();
         let files = directory.join("files");
         // Whose it is, and what: those of another master are other files, though of the same names.
@@ -128,4 +132,61 @@ impl Incoming {
 
 fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::raft::SnapshotFile;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::raft::types::to_json;
+
+    fn offer() -> impl Strategy<Value = SnapshotOffer> {
+        let meta = prop_oneof![
+            4 => Just(to_json(&Meta::default(), "a description").unwrap()),
+            1 => prop::collection::vec(any::<u8>(), 0..40),
+        ];
+        let name = prop_oneof![4 => "[0-9]{1,2}\\.sst", 1 => ".{0,10}", 1 => Just("../out".to_owned())];
+        let bytes = prop_oneof![4 => 0u64..50, 1 => any::<u64>()];
+        let file = (name, bytes).prop_map(|(name, bytes)| SnapshotFile { name, bytes });
+        (meta, prop::collection::vec(file, 0..4)).prop_map(|(meta, files)| SnapshotOffer {
+            meta: meta.into(),
+            files,
+            ..SnapshotOffer::default()
+        })
+    }
+
+    fn piece() -> impl Strategy<Value = SnapshotPiece> {
+        let offset = prop_oneof![4 => 0u64..50, 1 => any::<u64>()];
+        let data = prop::collection::vec(any::<u8>(), 0..50);
+        (0u32..5, offset, data).prop_map(|(file, offset, data)| SnapshotPiece {
+            offer: None,
+            file,
+            offset,
+            data: data.into(),
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_another_master_sends_stays_within_what_it_has_offered(
+            offers in prop::collection::vec((offer(), prop::collection::vec(piece(), 0..12)), 1..3),
+        ) {
+            let home = tempfile::tempdir().unwrap();
+            let directory = home.path().join("snapshots");
+            let snapshots = Snapshots::open(directory.clone()).unwrap();
+            for (offer, pieces) in offers {
+                let offered: u64 = offer.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add);
+                let Ok(mut incoming) = Incoming::begin(&snapshots, offer) else { continue };
+                for piece in pieces {
+                    let _out_of_order = incoming.write(&piece);
+                    prop_assert!(incoming.transfer().received <= offered);
+                }
+                prop_assert!(incoming.finish().is_err(), "none of this is a checkpoint");
+            }
+            let beside: Vec<_> = fs::read_dir(home.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+            prop_assert_eq!(beside, [directory]);
+        }
+    }
 }
