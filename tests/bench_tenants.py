@@ -10,7 +10,8 @@ Starts a cluster of its own, twice: without rates, and with `master.client_opera
 `worker.client_bytes_per_second`. Two clients have certificates of their own. One of them, alone and then beside the
 other, makes calls to the master (`metaload`, two at a time) and reads 64 KiB at random places of a file through a mount
 of its own, over TCP and past the page cache. The other floods: 400 calls at a time, and eight readers of all of the
-file. All of them share this machine's processors, so that the figures hold what the attacker's own programs take.
+file. All of them share this machine's processors; the programs of the one that floods are nice, so that they take little
+of what would be, on hosts of their own, the other's and the cluster's. What they keep busy of it is in the figures.
 """
 
 import argparse
@@ -35,9 +36,10 @@ FLOOD_TASKS, FLOOD_READERS = 400, 8
 class Client:
     """Somebody with a certificate, a mount, and programs."""
 
-    def __init__(self, cluster, name):
+    def __init__(self, cluster, name, nice=0):
         certificates = cluster.directory / "certificates"
         self.cluster, self.name, self.children = cluster, name, []
+        self.nice = ("nice", "-n", str(nice))
         run(CV, "cert", "issue", "client", name, "--dir", certificates, "--out", certificates / name)
         self.mount = cluster.directory / name
         self.mount.mkdir()
@@ -53,8 +55,8 @@ class Client:
             "CV_CLIENT__MEMORY_BUDGET": "64MiB",
         }
         log = open(cluster.directory / f"{name}.log", "w")
-        self.children.append(subprocess.Popen([CV, "fuse", "--conf", cluster.conf], env=self.environment, stdout=log,
-                                              stderr=log))
+        self.children.append(subprocess.Popen([*self.nice, CV, "fuse", "--conf", cluster.conf],
+                                              env=self.environment, stdout=log, stderr=log))
         deadline = time.monotonic() + 30
         while not (self.mount / "data").is_dir():
             if time.monotonic() > deadline:
@@ -62,7 +64,7 @@ class Client:
             time.sleep(0.05)
 
     def load(self, tasks, seconds):
-        command = [METALOAD, "master", self.cluster.master, f"/files/{self.name}", "--conf", self.cluster.conf,
+        command = [*self.nice, METALOAD, "master", self.cluster.master, f"/files/{self.name}", "--conf", self.cluster.conf,
                    "--tasks", str(tasks), "--seconds", str(seconds)]
         child = subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  text=True)
@@ -149,7 +151,7 @@ def flooded(quiet, flood, seconds):
 
     work = [threading.Thread(target=calls)]
     # Processes, so that no lock of an interpreter slows them down.
-    readers = [subprocess.Popen([sys.executable, __file__, "--read", str(flood.mount / "data/file")])
+    readers = [subprocess.Popen([*flood.nice, sys.executable, __file__, "--read", str(flood.mount / "data/file")])
                for _ in range(FLOOD_READERS)]
     for thread in work:
         thread.start()
@@ -197,8 +199,8 @@ def main():
         for title, conf in (("no rates", ""), ("rates", rates)):
             cluster, clients = Cluster(directory / f"tenants-{title.replace(' ', '-')}", source, conf), []
             try:
-                clients.extend(Client(cluster, name) for name in ("quiet", "flood"))
-                quiet, flood = clients
+                clients.append(quiet := Client(cluster, "quiet"))
+                clients.append(flood := Client(cluster, "flood", nice=19))
                 columns[f"quiet, {title}"] = measure(quiet, options.seconds)
                 columns[f"flood, {title}"] = flooded(quiet, flood, options.seconds)
             finally:

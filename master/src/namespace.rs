@@ -13,6 +13,7 @@ mod visible;
 use std::time::Duration;
 
 pub use lookup::{Lookups, components};
+pub use pages::Listing;
 
 /// Entries of one page of a directory.
 const PAGE_ENTRIES: usize = 1000;

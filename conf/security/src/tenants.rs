@@ -45,6 +45,10 @@ pub struct TenantLimits {
     pub turns: usize,
     /// Its part of what all share, in whatever that is counted.
     pub room: usize,
+    /// Answers in parts that are made or taken at a time: others wait, as above.
+    pub streams: usize,
+    /// Of these, parts that are made at a time.
+    pub parts: usize,
 }
 
 /// All tenants. Cheap to clone.
@@ -71,6 +75,10 @@ pub struct Tenant {
     pub turns: Arc<Semaphore>,
     /// [`TenantLimits::room`].
     pub room: Arc<Semaphore>,
+    /// [`TenantLimits::streams`].
+    pub streams: Arc<Semaphore>,
+    /// [`TenantLimits::parts`].
+    pub parts: Semaphore,
     pub counts: Counts,
 }
 
@@ -180,6 +188,8 @@ impl Tenants {
             rate: Rate::new(limits.per_second.most as u64),
             turns: Arc::new(Semaphore::new(limits.turns)),
             room: Arc::new(Semaphore::new(limits.room)),
+            streams: Arc::new(Semaphore::new(limits.streams)),
+            parts: Semaphore::new(limits.parts),
             counts: Counts::default(),
         });
         known.insert(identity.clone(), tenant.clone());

@@ -1,9 +1,11 @@
 //! A directory as a stream of pages.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cavern_proto::master::{ReadDirPage, ReadDirRequest};
-use tokio::sync::mpsc;
+use cavern_security::Tenant;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::Status;
 
 use super::{Lookups, PAGE_ENTRIES};
@@ -14,16 +16,62 @@ use crate::state::tables::Listed;
 /// While a directory's first listing runs, an empty page is sent so often: the asker knows that it goes on.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
+/// So many names cost what looking one up does.
+const NAMES_PER_OPERATION: usize = 50;
+
+/// Somebody's listing. Where he is a tenant it has a place among his, from its first page until the last one has been
+/// taken, which is when all copies of this are gone.
+#[derive(Clone, Default)]
+pub struct Listing {
+    tenant: Option<Arc<Tenant>>,
+    place: Arc<OnceLock<OwnedSemaphorePermit>>,
+}
+
+impl Listing {
+    pub fn of(tenant: Option<Arc<Tenant>>) -> Self {
+        Self { tenant, ..Self::default() }
+    }
+
+    async fn begin(&self) {
+        if let Some(tenant) = &self.tenant
+            // It is never closed.
+            && let Ok(place) = tenant.streams.clone().acquire_owned().await
+        {
+            let _first = self.place.set(place);
+        }
+    }
+
+    /// Reads a page when it is his turn.
+    async fn page<T>(&self, read: impl Future<Output = T>) -> T {
+        let _turn = match &self.tenant {
+            Some(tenant) => tenant.parts.acquire().await.ok(),
+            None => None,
+        };
+        read.await
+    }
+
+    /// A page has so many names: later calls wait for them.
+    fn count(&self, names: usize) {
+        if let Some(tenant) = &self.tenant {
+            let operations = names / NAMES_PER_OPERATION;
+            tenant.counts.add_operations(operations);
+            tenant.rate.take(operations as u64);
+        }
+    }
+}
+
 impl Lookups {
     /// Sends what a directory has, page by page.
     pub async fn send_pages(
         &self,
         request: ReadDirRequest,
         directory: Directory,
+        listing: &Listing,
         answers: &mpsc::Sender<Result<ReadDirPage, Status>>,
     ) -> Result<(), MasterError> {
         let inode = request.inode;
         let directory = self.wait_listed(directory, answers).await?;
+        listing.begin().await;
         let mut first = Some(self.directory_entry(&directory)?);
         let mut left =
             if request.limit == 0 { usize::MAX } else { usize::try_from(request.limit).unwrap_or(usize::MAX) };
@@ -34,12 +82,13 @@ impl Lookups {
             let (from, count) = (&after, left.min(PAGE_ENTRIES));
             let read = || {
                 let from = from.clone();
-                self.reader.read(move |tables| tables.page(inode, from.as_deref(), count))
+                listing.page(self.reader.read(move |tables| tables.page(inode, from.as_deref(), count)))
             };
             let places = |(page, _): &(Vec<Listed>, bool)| {
                 page.iter().flat_map(|(_, inode, record)| [*inode, record.parent]).collect()
             };
             let (page, end) = self.when_let_go(inode, read, places).await?;
+            listing.count(page.len());
             after = page.last().map(|(name, _, _)| name.clone()).or(after);
             left -= page.len();
             let entries = page.into_iter();

@@ -25,6 +25,11 @@ const TURNS: usize = 256;
 /// Changes of one client that wait for their entry of the log, or are in one: two entries, so that one is filled while
 /// the other is written, and what others change waits for no more than these.
 const CHANGES: usize = 512;
+/// Listings of one client that are under way, until their last page has been taken. Each has up to two pages of a
+/// thousand names in memory, and what is on its way.
+const LISTINGS: usize = 64;
+/// Pages of one client that are read at a time, each on a thread of its own: the processors are for others, too.
+const PAGES: usize = 2;
 /// A call waits no longer for the rate of its client: whoever asked has given up by then.
 const RATE_PATIENCE: Duration = Duration::from_secs(10);
 /// A call of a client is answered within this time, from its first byte on: nobody waits longer.
@@ -41,6 +46,8 @@ pub fn tenants(conf: &schema::Master) -> Tenants {
         per_second: Limit { most: conf.client_operations_per_second, setting: "master.client_operations_per_second" },
         turns: TURNS,
         room: CHANGES,
+        streams: LISTINGS,
+        parts: PAGES,
     })
 }
 

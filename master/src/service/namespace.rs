@@ -12,6 +12,7 @@ use cavern_proto::master::{
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{FreeOwnContent, InodeRecord};
 use tokio::sync::mpsc;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -19,7 +20,7 @@ use super::changes::CALLS_AHEAD;
 use super::guard::{AuditedCall, is_about};
 use super::{Answers, Services, asker, limits};
 use crate::listing::Why;
-use crate::namespace::Lookups;
+use crate::namespace::{Listing, Lookups};
 use crate::persist::RefreshMode;
 use crate::state::records::attributes;
 use crate::state::{Directory, Outcome, Tables, blocking_lock};
@@ -61,6 +62,7 @@ impl Namespace for Services {
 
     async fn read_dir(&self, request: Request<ReadDirRequest>) -> Result<Response<Self::ReadDirStream>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
+        let tenant = limits::tenant(&request);
         let request = request.into_inner();
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
@@ -72,9 +74,11 @@ impl Namespace for Services {
         let place = |found: &Option<Directory>| found.iter().map(|directory| directory.record.parent).collect();
         let directory = lookups.when_let_go(inode, read, place).await?;
         let directory = directory.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))?;
+        let listing = Listing::of(tenant);
+        let taken = listing.clone();
         self.tasks.spawn(async move {
             let result = tokio::select! {
-                result = lookups.send_pages(request, directory, &answers) => result,
+                result = lookups.send_pages(request, directory, &listing, &answers) => result,
                 () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
                 () = answers.closed() => return,
             };
@@ -83,7 +87,11 @@ impl Namespace for Services {
                 let _ = answers.send(Err(error.to_status())).await;
             }
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+        let pages = ReceiverStream::new(stream).map(move |page| {
+            let _until_the_end = &taken;
+            page
+        });
+        Ok(Response::new(Box::pin(pages)))
     }
 
     async fn touch(&self, request: Request<TouchRequest>) -> Result<Response<TouchReply>, Status> {

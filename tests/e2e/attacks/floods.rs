@@ -1,5 +1,5 @@
-//! One client, or somebody without a certificate, takes all that it can get. Another client works on. The memory of the
-//! processes stays within bounds, but for listings that nobody reads, which are bounded by the calls of a client only.
+//! One client, or somebody without a certificate, takes all that it can get. Another client works on, and the memory of
+//! the processes stays within bounds.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -48,6 +48,21 @@ impl Somebody {
         let mut calls = NamespaceClient::new(self.channel(cluster));
         let resolve = ResolveRequest { path: path.to_owned(), session: 0 };
         self.answer(calls.resolve(resolve)).map(tonic::Response::into_inner)
+    }
+
+    /// How many names a directory has; `None` when that is not told soon.
+    fn listed(&self, cluster: &Cluster, inode: u64) -> Option<usize> {
+        let mut calls = NamespaceClient::new(self.channel(cluster));
+        let listed = async {
+            let mut pages =
+                calls.read_dir(ReadDirRequest { inode, ..ReadDirRequest::default() }).await.unwrap().into_inner();
+            let mut names = 0;
+            while let Some(page) = pages.message().await.unwrap() {
+                names += page.entries.len();
+            }
+            names
+        };
+        self.runtime.block_on(async { tokio::time::timeout(SOON, listed).await.ok() })
     }
 
     fn workers(&self, cluster: &Cluster) -> WorkerTable {
@@ -180,7 +195,6 @@ fn ten_thousand_sessions_of_one_client_leave_room_for_others() {
 
 #[test]
 fn streams_that_nobody_reads_leave_the_master_to_others() {
-    // Each holds some pages of the listing: how much memory that is is not bounded otherwise.
     let cluster = up_with("[master]\nclient_calls = 1024\n");
     cluster.seed("bucket", "x/", 1, 10);
     cluster.mount_fs_mode("s3://bucket/work", "/data", &[]);
@@ -206,6 +220,12 @@ fn streams_that_nobody_reads_leave_the_master_to_others() {
     assert!(over > 0, "all of them are open");
     assert_served(&cluster, "victim");
     fs::metadata(cluster.path("data/d")).unwrap();
+    // Its own listings wait for those that it does not take, and nobody else's.
+    let victim = Somebody::client(&cluster, "victim");
+    assert_eq!(victim.listed(&cluster, inode), Some(3000));
+    assert_small(&cluster);
+    drop(streams);
+    assert_eq!(attacker.listed(&cluster, inode), Some(3000), "they are over");
 }
 
 /// A mounted object of one block that the worker has.

@@ -32,6 +32,9 @@ pub fn tenants(conf: &schema::Worker, memory_kib: u32) -> Tenants {
         per_second: Limit { most: per_second, setting: "worker.client_bytes_per_second" },
         turns: conf.fill_concurrency * TURNS_PER_FILL,
         room: part_of_tenant(memory_kib),
+        // An answer is one piece.
+        streams: 0,
+        parts: 0,
     })
 }
 

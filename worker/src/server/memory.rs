@@ -97,7 +97,8 @@ mod tests {
         let some = Limit { most: 10, setting: "x" };
         let per_second = Limit { most: 0, setting: "x" };
         let room = part_of_tenant(KIB);
-        let tenants = Tenants::new(TenantLimits { connections: some, calls: some, per_second, turns: 1, room });
+        let limits = TenantLimits { connections: some, calls: some, per_second, turns: 1, room, streams: 0, parts: 0 };
+        let tenants = Tenants::new(limits);
         let all = Arc::new(Semaphore::new(KIB as usize));
         let [one, other] = ["one", "other"].map(|name| connection(name, &tenants));
         let of = |tenant: Option<&Tenant>| Budget::new(all.clone(), KIB, tenant);
