@@ -10,8 +10,8 @@ Starts a cluster of its own, twice: without rates, and with `master.client_opera
 `worker.client_bytes_per_second`. Two clients have certificates of their own. One of them, alone and then beside the
 other, makes calls to the master (`metaload`, two at a time) and reads 64 KiB at random places of a file through a mount
 of its own, over TCP and past the page cache. The other floods: 400 calls at a time, and eight readers of all of the
-file. All of them share this machine's processors; the programs of the one that floods are nice, so that they take little
-of what would be, on hosts of their own, the other's and the cluster's. What they keep busy of it is in the figures.
+file. All of them share this machine's processors; the programs of the one that floods are nice, so that they take
+little of what would be, on hosts of their own, the other's and the cluster's. What they do take is in the figures.
 """
 
 import argparse
@@ -64,8 +64,8 @@ class Client:
             time.sleep(0.05)
 
     def load(self, tasks, seconds):
-        command = [*self.nice, METALOAD, "master", self.cluster.master, f"/files/{self.name}", "--conf", self.cluster.conf,
-                   "--tasks", str(tasks), "--seconds", str(seconds)]
+        command = [*self.nice, METALOAD, "master", self.cluster.master, f"/files/{self.name}",
+                   "--conf", self.cluster.conf, "--tasks", str(tasks), "--seconds", str(seconds)]
         child = subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                  text=True)
         self.children.append(child)

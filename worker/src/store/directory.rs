@@ -319,10 +319,16 @@ mod tests {
         }
 
         #[test]
-        fn every_block_has_a_name_that_says_it(content: [u8; 16], index: u32, incarnation in 0..STARTS_MAX << 40, mount: u32) {
+        fn every_block_has_a_name_that_says_it(
+            content: [u8; 16],
+            index: u32,
+            incarnation in 0..STARTS_MAX << INCARNATION_BITS,
+            mount_id: u32,
+        ) {
             let id = BlockId { content: ContentId::from_slice(&content).unwrap(), index };
-            let path = data_path(Path::new("/d"), &id, incarnation, mount);
-            prop_assert_eq!(parse_data_name(path.file_name().unwrap().to_str().unwrap()), Some((id, incarnation, mount)));
+            let path = data_path(Path::new("/d"), &id, incarnation, mount_id);
+            let name = path.file_name().unwrap().to_str().unwrap();
+            prop_assert_eq!(parse_data_name(name), Some((id, incarnation, mount_id)));
         }
     }
 
