@@ -13,6 +13,7 @@ use cavern_ufs::{Faults, MemoryBucket};
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::error::WorkerError;
 use crate::mounts::tests::no_master;
 use crate::store::StoreOptions;
 
@@ -37,7 +38,16 @@ fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>
         max_open_blocks: 100,
         keys: Arc::default(),
     };
-    let (store, _) = crate::store::open(options, metrics.clone(), mpsc::channel(64).0).unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    let store = loop {
+        match crate::store::open(options.clone(), metrics.clone(), mpsc::channel(64).0) {
+            // A program that another test starts has a copy of the lock for a moment.
+            Err(WorkerError::DirectoryInUse(_)) if std::time::Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            opened => break opened.unwrap().0,
+        }
+    };
     let link = no_master();
     let conf = schema::Ufs { retries: 0, ..Default::default() };
     let mounts = Arc::new(Mounts::new(link, conf));
