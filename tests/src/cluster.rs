@@ -433,12 +433,6 @@ impl Cluster {
         send(child.pid.expect("the child runs"), signal);
     }
 
-    /// The same for the process that does the work of a child: STOP and CONT, say.
-    #[track_caller]
-    pub fn signal_server(&self, child: &Child, signal: Signal) {
-        send(child.server().expect("the child runs"), signal);
-    }
-
     /// Has the process that passes a point for the `pass`th time from now on die there, as by SIGKILL. Only with
     /// [`Options::failpoints`].
     #[track_caller]

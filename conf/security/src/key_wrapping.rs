@@ -68,6 +68,21 @@ impl KeyWrapping {
         Ok(Self { setting, current: Outer::load(setting, path)?, former: Outer::load(former.0, former.1)? })
     }
 
+    /// Of keys that tests make up, as bytes of their files.
+    ///
+    /// # Errors
+    /// As [`Self::load`], but for files.
+    pub fn of_bytes(
+        setting: &'static str,
+        current: Option<&[u8]>,
+        former: Option<&[u8]>,
+    ) -> Result<Self, SecurityError> {
+        let outer = |name: &str, bytes: Option<&[u8]>| {
+            bytes.map(|bytes| Outer::new(setting, Path::new(name), bytes)).transpose()
+        };
+        Ok(Self { setting, current: outer("the current key", current)?, former: outer("the former key", former)? })
+    }
+
     /// Whether there is a current key.
     pub fn is_there(&self) -> bool {
         self.current.is_some()
@@ -139,14 +154,20 @@ impl Outer {
             return Err(failed("it is no file with a key".to_owned()));
         }
         let bytes = fs::read(path).map_err(|error| failed(error.to_string()))?;
+        Self::new(setting, path, &bytes).map(Some)
+    }
+
+    /// Of the bytes of its file.
+    fn new(setting: &'static str, path: &Path, bytes: &[u8]) -> Result<Self, SecurityError> {
+        let failed = |reason: String| SecurityError::KeyEncryption { setting, path: path.to_owned(), reason };
         if bytes.len() < MIN_BYTES {
             let reason = format!("it has {} bytes, and {MIN_BYTES} random ones are the least", bytes.len());
             return Err(failed(reason));
         }
-        let key = digest(&SHA256, &[b"cavern key encryption key\n".as_slice(), &bytes].concat());
+        let key = digest(&SHA256, &[b"cavern key encryption key\n".as_slice(), bytes].concat());
         let sealing = UnboundKey::new(&CHACHA20_POLY1305, key.as_ref());
         let sealing = sealing.map_err(|_| failed("it cannot encrypt".to_owned()))?;
-        Ok(Some(Self { path: path.to_owned(), sealing: LessSafeKey::new(sealing) }))
+        Ok(Self { path: path.to_owned(), sealing: LessSafeKey::new(sealing) })
     }
 }
 
@@ -159,7 +180,7 @@ mod tests {
     const KEY: [u8; KEY_BYTES] = [5; KEY_BYTES];
     const SETTING: &str = "a.key_encryption_key";
 
-    /// With files of these bytes, which the directory keeps.
+    /// With files of these bytes, which are not kept.
     fn wrapping(directory: &Path, current: Option<&[u8]>, former: Option<&[u8]>) -> KeyWrapping {
         let file = |name: &str, bytes: Option<&[u8]>| {
             let Some(bytes) = bytes else { return PathBuf::new() };

@@ -212,6 +212,12 @@ impl Tenant {
         &self.limits
     }
 
+    /// It has had so many operations done beside those that waited for its rate: later calls wait for them.
+    pub fn charge(&self, operations: usize) {
+        self.counts.add_operations(operations);
+        self.rate.take(operations as u64);
+    }
+
     /// One more call, until what is returned is dropped.
     ///
     /// # Errors

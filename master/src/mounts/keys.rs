@@ -255,23 +255,6 @@ mod tests {
 
     use super::*;
 
-    /// With files of these bytes, which are not kept.
-    fn wrapping(directory: &Path, current: Option<&[u8]>, former: Option<&[u8]>) -> KeyWrapping {
-        let file = |name: &str, bytes: Option<&[u8]>| {
-            let Some(bytes) = bytes else { return PathBuf::new() };
-            let path = directory.join(name);
-            fs::write(&path, bytes).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
-            path
-        };
-        let (current, former) = (file("current", current), file("former", former));
-        let wrapping = KeyWrapping::load(("current", &current), ("former", &former)).unwrap();
-        for path in [&current, &former] {
-            let _ = fs::remove_file(path);
-        }
-        wrapping
-    }
-
     fn open(directory: &Path) -> Result<KeyFiles, MasterError> {
         KeyFiles::open(&KeyDirectory::new(directory.to_owned(), KeyWrapping::default()))
     }
@@ -332,9 +315,10 @@ mod tests {
 
     #[test]
     fn keys_are_encrypted_from_the_start_on_that_has_a_key_for_it() {
-        let (dir, outer) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let dir = tempfile::tempdir().unwrap();
         let with = |current: Option<&[u8]>, former: Option<&[u8]>| {
-            KeyDirectory::new(dir.path().to_owned(), wrapping(outer.path(), current, former))
+            let wrapping = KeyWrapping::of_bytes("master.key_encryption_key", current, former).unwrap();
+            KeyDirectory::new(dir.path().to_owned(), wrapping)
         };
         let mut keys = open(dir.path()).unwrap();
         keys.take(2, &[7; KEY_BYTES]).unwrap();

@@ -53,9 +53,7 @@ impl Listing {
     /// A page has so many names: later calls wait for them.
     fn count(&self, names: usize) {
         if let Some(tenant) = &self.tenant {
-            let operations = names / NAMES_PER_OPERATION;
-            tenant.counts.add_operations(operations);
-            tenant.rate.take(operations as u64);
+            tenant.charge(names / NAMES_PER_OPERATION);
         }
     }
 }

@@ -142,8 +142,7 @@ pub(super) fn tenant<T>(request: &tonic::Request<T>) -> Option<Arc<Tenant>> {
 /// A call is about so many things more than one: later calls wait for those.
 pub(super) fn count_more<T>(request: &tonic::Request<T>, more: usize) {
     if let Some(tenant) = tenant(request) {
-        tenant.counts.add_operations(more);
-        tenant.rate.take(more as u64);
+        tenant.charge(more);
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cavern_tests::{COUNTED, Child, Cluster, Options, eventually};
+use cavern_tests::{COUNTED, Child, Cluster, Options, Process, eventually};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -90,7 +90,7 @@ fn down_leaves_no_mount_no_process_and_no_socket() {
     cluster.kill("fuse1");
     let status = cluster.status();
     for child in [&status.masters[0], &status.workers[0], &status.fuse[0], &status.s3.child] {
-        cluster.signal_server(child, Signal::STOP);
+        Process::of(child).signal(Signal::STOP);
     }
     let began = Instant::now();
     let down = cluster.cv(&["local", "down", "--dir", directory]);

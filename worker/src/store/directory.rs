@@ -11,7 +11,7 @@
 
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -25,6 +25,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
+use super::block::FILE_MODE;
 use super::file_system::CapacityAdjustment;
 use super::index::SharedIndex;
 use super::recovery::{INCARNATION_BITS, Opened};
@@ -94,17 +95,10 @@ impl Identity {
 
     /// Replaces `worker.json` in one step, synced.
     pub(super) fn write(&self, directory: &Path) -> Result<(), WorkerError> {
-        let path = directory.join("worker.json");
-        let replace = || {
-            let text = serde_json::to_vec_pretty(self)?;
-            let fresh = directory.join("worker.json.new");
-            let mut file = File::create(&fresh)?;
-            io::Write::write_all(&mut file, &text)?;
-            file.sync_all()?;
-            std::fs::rename(&fresh, &path)?;
-            File::open(directory)?.sync_all()
-        };
-        replace().map_err(|source| WorkerError::Directory { action: "write", path: path.clone(), source })
+        let name = "worker.json";
+        let written = serde_json::to_vec_pretty(self).map_err(io::Error::from);
+        let written = written.and_then(|text| replace_file(directory, name, &text));
+        written.map_err(|source| WorkerError::Directory { action: "write", path: directory.join(name), source })
     }
 
     /// The uuid as 16 bytes.
@@ -112,6 +106,16 @@ impl Identity {
         let well_formed = self.uuid.len() == 32 && self.uuid.bytes().all(|digit| digit.is_ascii_hexdigit());
         u128::from_str_radix(&self.uuid, 16).ok().filter(|_| well_formed).map(u128::to_be_bytes)
     }
+}
+
+/// Puts a file in the place of what has its name in a directory, in one step; it is on disk when this returns.
+pub(super) fn replace_file(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let fresh = directory.join(format!("{name}.new"));
+    let mut file = File::options().write(true).create(true).truncate(true).mode(FILE_MODE).open(&fresh)?;
+    io::Write::write_all(&mut file, bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&fresh, directory.join(name))?;
+    File::open(directory)?.sync_all()
 }
 
 /// Takes the lock of a directory, for as long as the file is kept.

@@ -16,10 +16,10 @@
 //!
 //! Nothing here notices that a file was changed: cached chunks have checksums, which are combined with a secret too.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs::{self, File};
+use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ring::digest::{SHA512, digest};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use super::block::FILE_MODE;
+use super::directory::replace_file;
 use crate::error::WorkerError;
 
 /// What is encrypted by itself.
@@ -179,16 +179,10 @@ fn next(tweak: u128) -> u128 {
 }
 
 fn write_key(directory: &Path, key: &[u8; KEY_BYTES], wrapping: &KeyWrapping) -> Result<(), WorkerError> {
-    let (path, fresh) = (directory.join(KEY_FILE), directory.join("key.new"));
+    let path = directory.join(KEY_FILE);
     let bytes = wrapping.wrap(key).map_err(|reason| WorkerError::DirectoryKey { path: path.clone(), reason })?;
-    let write = || {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(FILE_MODE).open(&fresh)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        fs::rename(&fresh, &path)?;
-        File::open(directory)?.sync_all()
-    };
-    write().map_err(|source| WorkerError::Directory { action: "write", path: path.clone(), source })
+    let written = replace_file(directory, KEY_FILE, &bytes);
+    written.map_err(|source| WorkerError::Directory { action: "write", path, source })
 }
 
 /// How the file of one block is encrypted.

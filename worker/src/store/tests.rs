@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -22,16 +21,7 @@ thread_local! {
 
 /// With this key-encryption key and the former one, as bytes of files.
 pub(super) fn wrapping(current: &[u8], former: Option<&[u8]>) -> Arc<KeyWrapping> {
-    let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str, bytes: &[u8]| {
-        let path = dir.path().join(name);
-        fs::write(&path, bytes).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
-        path
-    };
-    let current = file("current", current);
-    let former = former.map_or_else(PathBuf::new, |bytes| file("former", bytes));
-    Arc::new(KeyWrapping::load(("worker.key_encryption_key", &current), ("former", &former)).unwrap())
+    Arc::new(KeyWrapping::of_bytes("worker.key_encryption_key", Some(current), former).unwrap())
 }
 
 /// What is opened meanwhile is encrypted, with these keys.
