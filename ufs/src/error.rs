@@ -1,5 +1,6 @@
 //! Why a request to a store failed, by what the caller can do about it.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
@@ -90,13 +91,13 @@ pub enum UfsError {
     VersionChanged { request: Request, etag: String, reason: String },
 
     /// The store knows us or our key too little. Retrying does not help.
-    #[error(
-        "{request}: access denied: {reason}; check s3.credentials.access and s3.credentials.secret (or the \
-         environment's AWS_ variables) and that their owner may list and read this bucket"
-    )]
+    #[error("{request}: access denied: {reason}; {remedy}")]
     Denied {
         request: Request,
         reason: String,
+        remedy: Cow<'static, str>,
+        /// The store says that what was shown has ended.
+        has_expired: bool,
         #[source]
         source: Option<Cause>,
     },
@@ -151,7 +152,21 @@ pub enum UfsError {
     NotAllowed { what: String, reason: String, remedy: String },
 }
 
+/// For whoever gave a key pair.
+const CHECK_KEY_PAIR: &str = "check s3.credentials.access and s3.credentials.secret (or the environment's AWS_ \
+                              variables) and that their owner may list and read this bucket";
+
 impl UfsError {
+    /// [`Self::Denied`], to credentials of which no more is known.
+    pub(crate) fn denied(request: Request, reason: String) -> Self {
+        Self::Denied { request, reason, remedy: CHECK_KEY_PAIR.into(), has_expired: false, source: None }
+    }
+
+    /// The same, to some that have ended.
+    pub(crate) fn expired(request: Request, reason: String) -> Self {
+        Self::Denied { request, reason, remedy: CHECK_KEY_PAIR.into(), has_expired: true, source: None }
+    }
+
     /// True when the same request may succeed if it is sent again.
     pub fn is_temporary(&self) -> bool {
         match self {

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_conf::schema;
-use futures::FutureExt;
+use futures::{FutureExt, TryFutureExt};
 use http::Request as HttpRequest;
 use http_body_util::{BodyExt, Limited};
 use opendal::raw::{OpStat, Servicer};
@@ -139,6 +139,23 @@ impl S3Store {
         listing::parse(&document.to_bytes()).map_err(senseless)
     }
 
+    /// An error of a request as it is for these credentials: where others can be had for some that have ended, it may
+    /// be sent again; and whoever gave them is named.
+    fn denied(&self, error: UfsError) -> UfsError {
+        match (error, &self.credentials) {
+            (UfsError::Denied { request, reason, has_expired, source, .. }, Some(Provider::Renewing(renewing))) => {
+                if has_expired && renewing.give_up() {
+                    let reason = format!("{reason}: others are fetched");
+                    return UfsError::Unavailable { request, reason, source };
+                }
+                let remedy =
+                    format!("check what {} gives, and that it may list and read this bucket", renewing.giver());
+                UfsError::Denied { request, reason, remedy: remedy.into(), has_expired, source }
+            }
+            (error, _) => error,
+        }
+    }
+
     /// The URL that lists: a path-style bucket as it is, a host of its own with the root path.
     fn list_url(&self) -> String {
         match self.bucket_url.split_once("://") {
@@ -175,18 +192,18 @@ fn if_match(etag: &str) -> String {
 
 impl ObjectStore for S3Store {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
-        self.list_page(request).boxed()
+        self.list_page(request).map_err(|error| self.denied(error)).boxed()
     }
 
     fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
-        self.stat(key).boxed()
+        self.stat(key).map_err(|error| self.denied(error)).boxed()
     }
 
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
-        self.open(key, etag, range).boxed()
+        self.open(key, etag, range).map_err(|error| self.denied(error)).boxed()
     }
 
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
-        self.send_change(request).boxed()
+        self.send_change(request).map_err(|error| self.denied(error)).boxed()
     }
 }

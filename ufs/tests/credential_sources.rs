@@ -317,6 +317,49 @@ async fn renewals_under_load_are_few_and_no_request_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn sessions_that_end_before_their_time_are_replaced_and_no_request_fails() {
+    let sessions = AtomicUsize::new(0);
+    let sts = Server::start(move |_| {
+        let token = format!("session-{}", sessions.fetch_add(1, Ordering::SeqCst));
+        Some((200, session("AssumeRole", (ACCESS, SECRET, &token), Duration::from_secs(3600))))
+    })
+    .await;
+    let valid = std::sync::Arc::new(AtomicUsize::new(0));
+    let now_valid = valid.clone();
+    let bucket = Server::start(move |asked| {
+        let token = asked.headers.get("x-amz-security-token").map_or("", String::as_str);
+        match token == format!("session-{}", now_valid.load(Ordering::SeqCst)) {
+            true => Some((200, "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>".to_owned())),
+            false => Some((400, "<Error><Code>ExpiredToken</Code></Error>".to_owned())),
+        }
+    })
+    .await;
+    // As it is by default: what signs requests asks once in a second.
+    let (first, longest) = (cavern_conf::Interval::millis(200), cavern_conf::Interval::millis(1000));
+    let conf = schema::Ufs { retries: 5, retry_backoff: first, retry_backoff_max: longest, ..conf() };
+    let ufs = Ufs::open("s3://data", &of_role(&bucket.url, &sts.url), &conf).unwrap();
+    ufs.check().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    valid.store(1, Ordering::SeqCst);
+    for checked in futures::future::join_all((0..8).map(|_| ufs.check())).await {
+        checked.unwrap();
+    }
+    assert_eq!(sts.count("AssumeRole"), 2);
+    // New ones are no better: that is said, with who gave them.
+    valid.store(9, Ordering::SeqCst);
+    let error = loop {
+        match ufs.check().await {
+            Err(error @ UfsError::Denied { .. }) => break error.to_string(),
+            Err(error @ UfsError::Unavailable { .. }) => assert!(error.to_string().contains("are fetched"), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    };
+    let named = format!("check what STS at {}, asked for {ROLE}, gives", sts.url);
+    assert!(error.contains("ExpiredToken") && error.contains(&named), "{error}");
+    assert!((2..=4).contains(&sts.count("AssumeRole")), "{}", sts.count("AssumeRole"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_sts_that_refuses_hangs_or_may_not_be_asked_is_named() {
     let refusing = Server::start(|_| {
         let message =

@@ -85,15 +85,12 @@ fn classify(status: StatusCode, code: &str, reason: String, request: Request, et
             let reason = "it ends before the range does".to_owned();
             UfsError::VersionChanged { request, etag: etag.to_owned(), reason }
         }
-        (401 | 403, _)
-        | (
-            400,
-            "AuthorizationHeaderMalformed"
-            | "ExpiredToken"
-            | "InvalidToken"
-            | "InvalidAccessKeyId"
-            | "TokenRefreshRequired",
-        ) => UfsError::Denied { request, reason, source: None },
+        (400 | 401 | 403, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => {
+            UfsError::expired(request, reason)
+        }
+        (401 | 403, _) | (400, "AuthorizationHeaderMalformed" | "InvalidAccessKeyId") => {
+            UfsError::denied(request, reason)
+        }
         // Two writes of one key at a time: the second comes again.
         (409, "ConditionalRequestConflict" | "OperationAborted")
         | (400, "RequestTimeout")
@@ -134,5 +131,5 @@ pub(crate) fn from_signer(error: &reqsign_core::Error, request: Request) -> UfsE
     }
     // The signer's own words are left out: they may quote what it has read.
     let reason = "the request cannot be signed with these credentials".to_owned();
-    UfsError::Denied { request, reason, source: None }
+    UfsError::denied(request, reason)
 }

@@ -67,7 +67,7 @@ impl CredentialError {
         let reason = self.to_string();
         match self {
             Self::Unavailable(_) => UfsError::Unavailable { request, reason, source: None },
-            Self::Refused(_) => UfsError::Denied { request, reason, source: None },
+            Self::Refused(_) => UfsError::denied(request, reason),
             Self::NotAllowed(error) => error,
         }
     }

@@ -29,6 +29,13 @@ const EARLY: Duration = Duration::from_secs(300);
 /// Those whose end is not known may have been replaced where they come from: files are read again after this.
 const REREAD: Duration = Duration::from_secs(300);
 
+/// Credentials that a store calls expired before their time are given up, if they are older than this: others would be
+/// no better.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// Requests that were signed with some that were given up come back for so long.
+const UNDER_WAY: Duration = Duration::from_secs(2);
+
 /// A request that is signed now has to arrive before the end. Of a short life it is a twentieth.
 const MARGIN: Duration = Duration::from_secs(10);
 
@@ -66,12 +73,15 @@ struct State {
     running: Option<Running>,
     /// Attempts that failed in a row, what the last one said, and when there may be the next one.
     failures: u32,
+    /// When credentials were given up before their time.
+    given_up: Option<Instant>,
     error: Option<CredentialError>,
     next_attempt: Option<Instant>,
 }
 
 struct Held {
     credential: Credential,
+    fetched_at: Instant,
     renew_at: Instant,
     /// No request is signed with them any more then; `None` if their end is not known.
     usable_until: Option<Instant>,
@@ -95,12 +105,12 @@ impl fmt::Debug for Renewing {
 impl Held {
     fn new(credential: Credential, now: Instant) -> Option<Self> {
         let Some(end) = credential.expires_in else {
-            return Some(Self { credential, renew_at: now + REREAD, usable_until: None });
+            return Some(Self { credential, fetched_at: now, renew_at: now + REREAD, usable_until: None });
         };
         let left = end.as_system_time().duration_since(Timestamp::now().as_system_time()).ok()?;
         let early = EARLY.min(left / 2).mul_f64(host::jitter(0.8..1.0));
         let usable_until = Some(now + left.saturating_sub(MARGIN.min(left / 20)));
-        Some(Self { credential, renew_at: now + left.saturating_sub(early), usable_until })
+        Some(Self { credential, fetched_at: now, renew_at: now + left.saturating_sub(early), usable_until })
     }
 
     fn is_usable(&self, now: Instant) -> bool {
@@ -127,6 +137,29 @@ impl Renewing {
     /// Returns when there are credentials to sign with.
     pub(in crate::s3) async fn ready(&self) -> Result<(), CredentialError> {
         self.get(|_, _| ()).await
+    }
+
+    /// Where they come from, as messages name it.
+    pub(in crate::s3) fn giver(&self) -> &str {
+        &self.0.giver
+    }
+
+    /// The store says that they have expired: others are fetched. Whether these are others than those that it meant, or
+    /// may be soon.
+    pub(in crate::s3) fn give_up(&self) -> bool {
+        let mut state = self.0.state.lock();
+        let now = Instant::now();
+        match &state.held {
+            None => true,
+            Some(held) if now - held.fetched_at < FRESH => state.given_up.is_some_and(|at| now - at < UNDER_WAY),
+            Some(_) => {
+                let giver = &self.0.giver;
+                tracing::warn!("the store says that the credentials of {giver} have expired: others are fetched");
+                (state.held, state.given_up) = (None, Some(now));
+                self.begin(&mut state);
+                true
+            }
+        }
     }
 
     async fn get<T>(&self, take: impl Fn(&Held, Instant) -> T) -> Result<T, CredentialError> {
@@ -193,7 +226,7 @@ impl Inner {
         let fetched = fetched.and_then(|credential| Held::new(credential, now).ok_or_else(ended));
         let mut state = self.state.lock();
         match fetched {
-            Ok(held) => *state = State { held: Some(held), ..State::default() },
+            Ok(held) => *state = State { held: Some(held), given_up: state.given_up, ..State::default() },
             Err(error) => {
                 let good = state.held.as_ref().filter(|held| held.is_usable(now));
                 let pause = FIRST_PAUSE.saturating_mul(1 << state.failures.min(16));
@@ -348,6 +381,21 @@ mod tests {
         // The first was given up after ten seconds; the second takes longer than one request waits.
         assert!(key(&renewing).await.is_err());
         sleep(Duration::from_secs(3)).await;
+        assert_eq!((key(&renewing).await.unwrap(), *asked.lock()), ("key-2".to_owned(), 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_that_a_store_calls_expired_are_given_up_unless_they_are_new() {
+        let (renewing, asked) = renewing(vec![(Duration::ZERO, Ok(HOUR)), (Duration::ZERO, Ok(HOUR))]);
+        assert_eq!(key(&renewing).await.unwrap(), "key-1");
+        assert!(!renewing.give_up(), "others would be no better");
+        advance(FRESH).await;
+        assert!(renewing.give_up());
+        assert!(renewing.give_up(), "of another request that was signed before");
+        assert_eq!(key(&renewing).await.unwrap(), "key-2");
+        assert!(renewing.give_up(), "of one more that was signed before");
+        advance(UNDER_WAY).await;
+        assert!(!renewing.give_up(), "the new ones are no better");
         assert_eq!((key(&renewing).await.unwrap(), *asked.lock()), ("key-2".to_owned(), 2));
     }
 
