@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use cavern_conf::Config;
+use cavern_net::master::channel;
 use cavern_proto::raft::raft_client::RaftClient;
 use cavern_proto::raft::{GetGroupRequest, Group};
+use cavern_security::Transport;
 use tonic::transport::Endpoint;
 
 use crate::cluster::Cluster;
@@ -18,22 +21,22 @@ impl Cluster {
     /// What each master says of the group, in the order of the status; `None` for one that does not answer.
     #[track_caller]
     pub fn groups(&self) -> Vec<Option<Group>> {
-        ask_masters(&self.master_addresses())
+        ask_masters(&self.master_addresses(), &self.transport())
     }
 
     /// The number of the master that leads; waits for one.
     #[track_caller]
     pub fn leader(&self) -> usize {
-        let addresses = self.master_addresses();
-        eventually("a master leads", PATIENCE, || leading_master(&ask_masters(&addresses)))
+        let (addresses, transport) = (self.master_addresses(), self.transport());
+        eventually("a master leads", PATIENCE, || leading_master(&ask_masters(&addresses, &transport)))
     }
 
     /// The number of the master that leads, as soon as it is another one than this.
     #[track_caller]
     pub fn leader_other_than(&self, number: usize) -> usize {
-        let addresses = self.master_addresses();
+        let (addresses, transport) = (self.master_addresses(), self.transport());
         eventually("another master leads", PATIENCE, || {
-            leading_master(&ask_masters(&addresses)).filter(|leader| *leader != number)
+            leading_master(&ask_masters(&addresses, &transport)).filter(|leader| *leader != number)
         })
     }
 
@@ -48,9 +51,16 @@ impl Cluster {
     /// Waits until every master has a vote, follows the same leader, and has applied what is committed now.
     #[track_caller]
     pub fn masters_agree(&self) {
-        let addresses = self.master_addresses();
+        let (addresses, transport) = (self.master_addresses(), self.transport());
         let mut committed = None;
-        eventually("all masters agree", PATIENCE, || masters_agree(&ask_masters(&addresses), &mut committed));
+        eventually("all masters agree", PATIENCE, || {
+            masters_agree(&ask_masters(&addresses, &transport), &mut committed)
+        });
+    }
+
+    /// How its admin connects.
+    fn transport(&self) -> Transport {
+        Transport::of(&Config::load(Some(&self.at_start.conf)).unwrap()).unwrap()
     }
 
     #[track_caller]
@@ -86,12 +96,12 @@ pub fn leading_master(groups: &[Option<Group>]) -> Option<usize> {
 
 /// What each master says of the group; `None` for one that does not answer.
 #[track_caller]
-pub fn ask_masters(addresses: &[String]) -> Vec<Option<Group>> {
+pub fn ask_masters(addresses: &[String], transport: &Transport) -> Vec<Option<Group>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let one = async |address: &String| {
         let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap().connect_timeout(ANSWER);
         let answer = async {
-            let mut master = RaftClient::new(endpoint.connect().await.ok()?);
+            let mut master = RaftClient::new(channel(&endpoint, transport));
             master.get_group(GetGroupRequest {}).await.ok().map(tonic::Response::into_inner)
         };
         tokio::time::timeout(ANSWER, answer).await.ok().flatten()

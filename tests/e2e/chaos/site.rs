@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cavern_proto::raft::Group;
+use cavern_security::Transport;
 use cavern_tests::{Network, ask_masters, eventually, leading_master, masters_agree};
 use serde_json::Value;
 
@@ -125,7 +126,7 @@ impl Site {
         std::thread::scope(|scope| {
             let ask = |(master, address): &(&str, String)| {
                 let (host, address) = (self.network.namespace(master), format!("{address}:{MASTER_PORT}"));
-                scope.spawn(move || host.inside(|| ask_masters(&[address]).remove(0)))
+                scope.spawn(move || host.inside(|| ask_masters(&[address], &Transport::Plain).remove(0)))
             };
             let asked: Vec<_> = addresses[..MASTERS.len()].iter().map(ask).collect();
             asked.into_iter().map(|thread| thread.join().unwrap()).collect()

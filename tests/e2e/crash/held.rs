@@ -50,8 +50,8 @@ struct Mounts {
 
 impl Mounts {
     fn up() -> Self {
-        let options = Options { failpoints: true, keep_mount: true, more_mounts: vec!["second"], ..Options::default() };
-        let cluster = Cluster::up(Options { conf: CONF.to_owned(), ..options });
+        let options = Options { failpoints: true, keep_mount: true, secure: true, ..Options::default() };
+        let cluster = Cluster::up(Options { conf: CONF.to_owned(), more_mounts: vec!["second"], ..options });
         cluster.s3.create_bucket("bucket");
         cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "1MiB"]);
         let (here, there) = (cluster.path("fs"), cluster.at_start.fuse[1].mount_point.join("fs"));
