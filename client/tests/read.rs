@@ -352,6 +352,24 @@ async fn a_worker_that_misbehaves_gives_way_to_the_next_source() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_read_on_though_its_only_worker_ends_the_connection_instead_of_answering() {
+    let sockets = tempfile::tempdir().unwrap();
+    let cluster = Cluster::new("closes", vec![FakeWorker::local(1, sockets.path()).await]).await;
+    let (worker, bytes) = (cluster.workers[0].clone(), content(1, 50_000));
+    cluster.master.fs_mode();
+    cluster.master.put_block(MOUNT_ROOT, "f", 1, bytes.len() as u64);
+    worker.put("", "", bytes.clone());
+    let client = cluster.client().await;
+    let file = open(&client, "f").await;
+    worker.set_mood(Mood::Closes);
+    let reading = tokio::spawn(async move { file.read(0, 100_000).await });
+    until("it is asked for the block", || worker.count("Closed") > 0).await;
+    worker.set_mood(Mood::Well);
+    assert_eq!(reading.await.unwrap().unwrap(), bytes);
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_dead_worker_is_left_alone_and_used_again_when_it_is_back() {
     let cluster = Cluster::new("dead-worker", vec![FakeWorker::remote(1).await]).await;
     let files: Vec<Vec<u8>> = (0..20).map(|number| content(number, 10_000)).collect();

@@ -75,6 +75,8 @@ pub struct State {
     /// Of the last stream that began without one, or with one that is over.
     pub session: u64,
     pub mutations: Mutations,
+    /// Workers of the only blocks of files, by inode.
+    blocks: HashMap<u64, u64>,
     pub watchers: Vec<mpsc::Sender<Result<WatchEvent, Status>>>,
     acknowledged: u64,
     counts: HashMap<&'static str, u64>,
@@ -220,6 +222,13 @@ impl FakeMaster {
     /// The same, and no client is notified of it.
     pub fn put_file_unannounced(&self, parent: u64, name: &str, etag: &str, size: u64) -> u64 {
         self.service.state.lock().put(parent, name, Kind::File, etag, size).0
+    }
+
+    /// A file of an fs-mode mount, all of it in one block at a worker.
+    pub fn put_block(&self, parent: u64, name: &str, worker: u64, size: u64) -> u64 {
+        let inode = self.put_file(parent, name, "", size);
+        self.service.state.lock().blocks.insert(inode, worker);
+        inode
     }
 
     pub fn put_directory(&self, parent: u64, name: &str) -> u64 {
@@ -494,12 +503,14 @@ impl Namespace for Service {
         Err(Status::unimplemented("check_access"))
     }
 
-    /// Of files without blocks.
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
         self.enter("GetLayout").await?;
         let state = self.state.lock();
-        let attr = state.entry(request.into_inner().inode)?.attr;
-        Ok(Response::new(Layout { attr, block_size: state.mount.block_size, ..Layout::default() }))
+        let inode = request.into_inner().inode;
+        let attr = state.entry(inode)?.attr;
+        let block = |worker: &u64| Extent { generation: 1, workers: vec![*worker], ..Extent::default() };
+        let extents = state.blocks.get(&inode).map(block).into_iter().collect();
+        Ok(Response::new(Layout { attr, block_size: state.mount.block_size, extents, ..Layout::default() }))
     }
 }
 

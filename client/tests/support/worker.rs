@@ -197,7 +197,7 @@ impl FakeWorker {
         let writer = Arc::new(tokio::sync::Mutex::new(writer));
         while let Some((header, message)) = read_frame(&mut reader).await {
             let (worker, writer) = (self.clone(), writer.clone());
-            if self.state.lock().mood == Mood::Closes && header.kind != FrameKind::Hello {
+            if self.closes(&header) {
                 return;
             }
             self.spawn(async move {
@@ -218,7 +218,7 @@ impl FakeWorker {
         let mut reader = UnixReader(stream.clone());
         while let Some((header, message)) = reader.frame().await {
             let (worker, stream) = (self.clone(), stream.clone());
-            if self.state.lock().mood == Mood::Closes && header.kind != FrameKind::Hello {
+            if self.closes(&header) {
                 self.state.lock().unix.clear();
                 rustix::net::shutdown(&*stream, rustix::net::Shutdown::Both).unwrap();
                 return;
@@ -229,6 +229,16 @@ impl FakeWorker {
                 }
             });
         }
+    }
+
+    /// Whether the connection ends instead of an answer.
+    fn closes(&self, header: &FrameHeader) -> bool {
+        let mut state = self.state.lock();
+        let closes = state.mood == Mood::Closes && header.kind != FrameKind::Hello;
+        if closes {
+            *state.counts.entry("Closed").or_default() += 1;
+        }
+        closes
     }
 
     async fn answer(&self, header: FrameHeader, message: Vec<u8>) -> Option<(Vec<u8>, Vec<u8>, Vec<OwnedFd>)> {
@@ -364,8 +374,11 @@ impl FakeWorker {
         let incarnation = state.incarnation;
         let new = || BlockFile { file: tempfile::tempfile().unwrap(), incarnation, present: ChunkMap::new() };
         let mut filled = 0;
+        // A block of a file is there as a whole.
+        let whole = data::Range { offset: 0, length: bytes.len() as u32 };
+        let want = if block.key.is_empty() { &vec![whole] } else { &item.want };
         let file = state.files.entry((block.content_id.clone(), block.index)).or_insert_with(new);
-        for want in &item.want {
+        for want in want {
             for chunk in chunks_touching(want.offset, want.length) {
                 if file.present.insert(chunk) {
                     let bounds = chunk_range(chunk, bytes.len() as u32);
