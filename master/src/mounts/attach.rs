@@ -147,7 +147,8 @@ pub(super) fn not_mounted(path: &str) -> MasterError {
     MasterError::NotFound(format!("{path} is not a mount: cv mount lists the mounts"))
 }
 
-/// Refuses limits of users that nobody could keep to: an id of all ones is that of nobody in the kernel.
+/// Refuses limits of users that nobody could keep to, or that limit none: an id of all ones is none in the kernel, and
+/// root may do everything.
 fn check_limits(name: &str, users: &UserLimits) -> Result<(), String> {
     let ranges = || users.uids.iter().chain(&users.gids);
     if users.uids.len() > RANGES_MAX || users.gids.len() > RANGES_MAX {
@@ -158,6 +159,9 @@ fn check_limits(name: &str, users: &UserLimits) -> Result<(), String> {
     }
     if ranges().any(|range| range.high == u32::MAX) || [users.nobody(), users.nobodys_group()].contains(&u32::MAX) {
         return Err(format!("the rule of {name} has {} for an id: it is none", u32::MAX));
+    }
+    if [users.nobody(), users.nobodys_group()].contains(&0) {
+        return Err(format!("by the rule of {name} nobody is root: give anonuid and anongid of 1 or more"));
     }
     Ok(())
 }
