@@ -43,7 +43,6 @@ pub fn add(transaction: &mut Transaction<'_>, directory: u64) -> Result<(), Mast
 pub fn reap(transaction: &mut Transaction<'_>, step: &ReapOrphans) -> Result<StepProgress, MasterError> {
     let tables = transaction.before();
     let Some((orphan, after)) = tables.orphan(step.from)? else { return Ok(StepProgress::default()) };
-    let mount_id = transaction.inode(orphan)?.map_or(0, |record| record.mount_id);
     let limit = step.limit.max(1) as usize;
     let mut entries = Vec::new();
     let after = (!after.is_empty()).then_some(after.as_slice());
@@ -66,8 +65,8 @@ pub fn reap(transaction: &mut Transaction<'_>, step: &ReapOrphans) -> Result<Ste
             let record = transaction.inode(dentry.inode)?;
             let has_several = record.as_ref().is_none_or(|record| links(record) > 1);
             // Unless it went with another of its names.
-            if record.is_some() {
-                if forget(transaction, dentry.inode, mount_id)? == DropProgress::Some {
+            if let Some(record) = record {
+                if forget(transaction, dentry.inode, record.mount_id)? == DropProgress::Some {
                     rest = Some(());
                     break;
                 }
@@ -82,7 +81,9 @@ pub fn reap(transaction: &mut Transaction<'_>, step: &ReapOrphans) -> Result<Ste
         last = Some(name);
     }
     if rest.is_none() {
-        forget(transaction, orphan, mount_id)?;
+        if let Some(record) = transaction.inode(orphan)? {
+            forget(transaction, orphan, record.mount_id)?;
+        }
         transaction.delete_inode(orphan);
         transaction.delete(Family::Orphan, &inode_key(orphan));
         inodes += 1;
