@@ -16,6 +16,7 @@ mod owners;
 mod reaper;
 mod recall;
 mod recent;
+mod visible;
 mod watch;
 
 pub use current::CurrentSessions;

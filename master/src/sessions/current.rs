@@ -8,6 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::WatchHub;
 use super::held::HeldDirectories;
 use super::recent::RecentChanges;
+use super::visible::VisibleMounts;
 use crate::MasterError;
 use crate::raft::ChangeListener;
 use crate::state::{Changes, Tables};
@@ -17,6 +18,7 @@ use crate::state::{Changes, Tables};
 pub struct CurrentSessions {
     current: Mutex<Current>,
     held: Arc<HeldDirectories>,
+    visible: VisibleMounts,
 }
 
 #[derive(Default)]
@@ -46,6 +48,11 @@ impl CurrentSessions {
     pub fn held(&self) -> Arc<HeldDirectories> {
         self.held.clone()
     }
+
+    /// The mounts that are not there for all.
+    pub(super) fn visible(&self) -> &VisibleMounts {
+        &self.visible
+    }
 }
 
 impl Remembered<'_> {
@@ -57,6 +64,7 @@ impl Remembered<'_> {
 impl ChangeListener for CurrentSessions {
     fn begin_with(&self, tables: Tables<'_>) -> Result<(), MasterError> {
         self.held.replace(tables.all_held()?);
+        self.visible.replace(tables.mounts()?);
         Ok(())
     }
 
@@ -68,10 +76,18 @@ impl ChangeListener for CurrentSessions {
 
     fn changed(&self, changes: Changes) -> u64 {
         let held = if changes.held.is_empty() { Vec::new() } else { changes.held.clone() };
+        let rules = Changes { rules: changes.rules.clone(), ..Changes::default() };
         let number = {
             let mut current = self.current.lock();
+            if !rules.rules.is_empty() {
+                // Whom the changes before might be told is not known any more: whoever missed some forgets everything.
+                current.recent.clear();
+                self.visible.change(&rules);
+            }
             current.recent.add(&changes);
-            current.hub.as_ref().map_or(0, |hub| hub.changed(changes))
+            let number = current.hub.as_ref().map_or(0, |hub| hub.changed(changes));
+            self.visible.have_changed(&rules);
+            number
         };
         // Whoever waits for that reads what the sessions have been told of.
         if !held.is_empty() {

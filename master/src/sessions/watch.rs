@@ -292,6 +292,7 @@ impl WatchHub {
                 Change::Unlinked(_) => true,
                 _ => recent.origin != earlier,
             };
+            let missed = missed.filter(|recent| self.may_know(&state, &recent.change, id));
             missed.filter(theirs).cloned().collect::<Vec<_>>()
         });
         let is_known = goes_on && state.interest.has(id);

@@ -223,5 +223,5 @@ fn name(
 ) {
     let name = entry.name.clone();
     transaction.put_dentry(parent, &name, DentryRecord { inode, kind: kind as i32 });
-    transaction.changes.push(Change::Entry { parent, name, old_inode: 0, new_inode: inode, first_fill });
+    transaction.changes.push(Change::Entry { parent, name, old_inode: 0, new_inode: inode, first_fill, mount_id: 0 });
 }

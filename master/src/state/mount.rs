@@ -75,6 +75,9 @@ pub fn mount(transaction: &mut Transaction<'_>, mut mount: Mount) -> Result<Outc
             existing::begin(transaction, &mount);
         }
     }
+    if !mount.clients.is_empty() {
+        transaction.rules.push((mount.id, mount.clients.clone()));
+    }
     transaction.put(Family::Mount, &mount.id.to_be_bytes(), &mount);
     changed(transaction);
     Ok(Outcome::Mount(Box::new(mount)))
@@ -104,6 +107,7 @@ pub fn update(transaction: &mut Transaction<'_>, update: UpdateMount) -> Result<
             return Ok(Outcome::OutOfDate);
         }
         mount.clients = wanted.clients;
+        transaction.rules.push((mount.id, mount.clients.clone()));
         show_anew(transaction, mount.root_inode)?;
     }
     transaction.put(Family::Mount, &mount.id.to_be_bytes(), &mount);
@@ -115,7 +119,14 @@ pub fn update(transaction: &mut Transaction<'_>, update: UpdateMount) -> Result<
 fn show_anew(transaction: &mut Transaction<'_>, root: u64) -> Result<(), MasterError> {
     let Some(record) = transaction.inode(root)? else { return Ok(()) };
     let (parent, name) = (record.parent, record.name);
-    transaction.changes.push(Change::Entry { parent, name, old_inode: root, new_inode: root, first_fill: false });
+    transaction.changes.push(Change::Entry {
+        parent,
+        name,
+        old_inode: root,
+        new_inode: root,
+        first_fill: false,
+        mount_id: 0,
+    });
     Ok(())
 }
 
@@ -179,7 +190,14 @@ fn take_out(transaction: &mut Transaction<'_>, mount: Mount) -> Result<Outcome, 
         let (parent, name) = (record.parent, record.name);
         transaction.delete_dentry(parent, &name);
         orphans::add(transaction, at)?;
-        transaction.changes.push(Change::Entry { parent, name, old_inode: at, new_inode: 0, first_fill: false });
+        transaction.changes.push(Change::Entry {
+            parent,
+            name,
+            old_inode: at,
+            new_inode: 0,
+            first_fill: false,
+            mount_id: 0,
+        });
         at = parent;
         above_mount = true;
     }
@@ -210,7 +228,14 @@ fn make_directory(transaction: &mut Transaction<'_>, parent: u64, name: &str, mo
     let name = Bytes::copy_from_slice(name.as_bytes());
     let inode = transaction.create_inode(directory_record(parent, name.clone(), mount_id, now_ns));
     transaction.put_dentry(parent, &name, DentryRecord { inode, kind: Kind::Directory as i32 });
-    transaction.changes.push(Change::Entry { parent, name, old_inode: 0, new_inode: inode, first_fill: false });
+    transaction.changes.push(Change::Entry {
+        parent,
+        name,
+        old_inode: 0,
+        new_inode: inode,
+        first_fill: false,
+        mount_id: 0,
+    });
     inode
 }
 

@@ -174,7 +174,7 @@ fn replace(
     let first_fill = old.is_none() && transaction.inode(directory)?.is_none_or(|record| record.listed_ns == 0);
     let old_inode = old.map_or(0, |old| old.inode);
     let name = name.clone();
-    transaction.changes.push(Change::Entry { parent: directory, name, old_inode, new_inode, first_fill });
+    transaction.changes.push(Change::Entry { parent: directory, name, old_inode, new_inode, first_fill, mount_id: 0 });
     Ok(new_inode)
 }
 

@@ -428,7 +428,14 @@ impl MutationContext<'_, '_> {
 
     fn name_changed(&mut self, parent: u64, name: &bytes::Bytes, old_inode: u64, new_inode: u64) {
         let name = name.clone();
-        self.transaction.changes.push(Change::Entry { parent, name, old_inode, new_inode, first_fill: false });
+        self.transaction.changes.push(Change::Entry {
+            parent,
+            name,
+            old_inode,
+            new_inode,
+            first_fill: false,
+            mount_id: 0,
+        });
     }
 }
 

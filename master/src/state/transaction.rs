@@ -5,6 +5,7 @@ use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
+use cavern_proto::master::ClientRule;
 use cavern_proto::record::{Counters, DentryRecord, InodeRecord};
 use prost::Message;
 
@@ -26,6 +27,8 @@ pub enum Change {
         old_inode: u64,
         new_inode: u64,
         first_fill: bool,
+        /// The mount of what it leads or led to; 0 for what is above mounts. Seen to when the transaction is finished.
+        mount_id: u32,
     },
     /// The attributes of an inode changed, its content did not.
     Inode(u64),
@@ -58,6 +61,8 @@ pub struct Changes {
     pub inodes: HashMap<u64, Whereabouts>,
     /// Directories that a session holds from now on, or no longer. They have no numbers: clients are not told of them.
     pub held: Vec<HeldChange>,
+    /// Mounts that are there for other clients from now on.
+    pub rules: Vec<(u32, Vec<ClientRule>)>,
 }
 
 /// Where an inode can be found after a transaction.
@@ -119,6 +124,8 @@ pub struct Transaction<'a> {
     pub seen: Vec<(u64, Bytes)>,
     /// See [`Changes`].
     pub held: Vec<HeldChange>,
+    /// See [`Changes`].
+    pub rules: Vec<(u32, Vec<ClientRule>)>,
 }
 
 impl<'a> Transaction<'a> {
@@ -140,6 +147,7 @@ impl<'a> Transaction<'a> {
             is_strict: false,
             seen: Vec::new(),
             held: Vec::new(),
+            rules: Vec::new(),
         })
     }
 
@@ -240,7 +248,15 @@ impl<'a> Transaction<'a> {
         let whereabouts = |record: Option<&InodeRecord>| record.map_or(Whereabouts::Gone, Whereabouts::of);
         let deleted = self.inodes.iter().filter(|(_, record)| record.is_none());
         let mut inodes: HashMap<u64, Whereabouts> = deleted.map(|(inode, _)| (*inode, Whereabouts::Gone)).collect();
-        for change in &self.changes {
+        for change in &mut self.changes {
+            if let Change::Entry { old_inode, new_inode, mount_id, .. } = change {
+                let inode = if *new_inode == 0 { *old_inode } else { *new_inode };
+                *mount_id = match self.inodes.get(&inode) {
+                    Some(Some(record)) => record.mount_id,
+                    // What is gone now was there before.
+                    _ => self.tables.inode(inode)?.map_or(0, |record| record.mount_id),
+                };
+            }
             let concerned = match change {
                 Change::Inode(inode) | Change::Layout(inode) | Change::Unlinked(inode) => [*inode, 0],
                 Change::Entry { old_inode, new_inode, .. } => [*old_inode, *new_inode],
@@ -265,6 +281,7 @@ impl<'a> Transaction<'a> {
                 are_strict: self.is_strict,
                 inodes,
                 held: self.held,
+                rules: self.rules,
             },
         ))
     }

@@ -7,6 +7,7 @@ use cavern_proto::ROOT_INODE;
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
+use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
     AccessMode, CheckAccessRequest, CheckHoldsRequest, ClientRule, FreeContentRequest, GetInodeRequest,
     GetLayoutRequest, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, ListMountsRequest,
@@ -24,7 +25,7 @@ use super::held::ready;
 use super::mutations::{self, create};
 use crate::mounts::DetachPolicy;
 use crate::service::{Peer, PeerAddress};
-use crate::sessions::Before;
+use crate::sessions::{Before, SessionStream, WatchHub};
 
 /// A call of somebody.
 fn of<T>(role: Role, name: &str, message: T) -> Request<T> {
@@ -230,6 +231,12 @@ async fn a_client_whose_users_are_limited_reads_what_the_user_may() {
         UpdateMountRequest { path: "/m".into(), clients, ..UpdateMountRequest::default() }
     };
     services.update_mount(of(Role::Admin, "x", update(limiting(false)))).await.unwrap();
+    for (anon_uid, anon_gid) in [(Some(0), None), (None, Some(0))] {
+        let users = Some(UserLimits { all_squash: true, anon_uid, anon_gid, ..UserLimits::default() });
+        let rules = vec![ClientRule { name: "a".into(), read_only: false, users }];
+        let refused = services.update_mount(of(Role::Admin, "x", update(rules))).await.unwrap_err();
+        assert!(refused.code() == Code::InvalidArgument && refused.message().contains("nobody is root"), "{refused}");
+    }
     let user = |uid, groups: &[u32]| Some(User { uid, gid: uid, groups: groups.to_vec() });
     let check = async |who: &str, inode, user: Option<User>, expected: bool| {
         let access = CheckAccessRequest { inode, user: user.clone(), wanted: 4, session: 0 };
@@ -304,4 +311,59 @@ async fn each_client_is_shown_the_mount_as_it_is_for_it_and_none_the_rules() {
     let worker = services.get_credentials(of(Role::Worker, "w", ListMountsRequest {})).await.unwrap().into_inner();
     assert_eq!(worker.mounts[0].write_type(), WriteType::CacheMode);
     master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_is_told_of_no_name_in_a_mount_that_is_not_there_for_it() {
+    let (master, mount) = master().await;
+    let watch = master.services().watch.clone();
+    let [own, other] = ["a", "b"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+    let open = |owner, before| watch.open("x", Before { owner: Some(owner), ..before }).unwrap();
+    let (mut a, mut b) = (open(&own, Before::default()), open(&other, Before::default()));
+    let all = |session| watch.see_directories(session, [ROOT_INODE, mount.root_inode]);
+    [a.id(), b.id()].into_iter().for_each(all);
+    told(&watch, &mut a).await;
+    told(&watch, &mut b).await;
+    let seen = watch.seq();
+    assert_eq!(change(&master, "a", create(mount.root_inode, "secret", Kind::File)).await, 0);
+    assert_eq!(told(&watch, &mut a).await, ["secret"]);
+    // Of one who comes back, and may have missed anything.
+    drop(b);
+    let before = Before { applied_seq: seen, ..Before::of(0, false) };
+    let mut b = open(&other, before);
+    assert_eq!(told(&watch, &mut b).await, [] as [&str; 0]);
+    all(b.id());
+    // Who may see it from now on is told that it is there, as is who might until now.
+    let of = |names: &[(&str, bool)]| {
+        let clients = cavern_proto::master::ClientRules { rules: rules(names) };
+        let update = UpdateMountRequest { path: "/m".into(), clients: Some(clients), ..UpdateMountRequest::default() };
+        master.services().update_mount(self::of(Role::Admin, "x", update))
+    };
+    of(&[("b", false)]).await.unwrap();
+    assert_eq!((told(&watch, &mut a).await, told(&watch, &mut b).await), (vec!["m".to_owned()], vec!["m".to_owned()]));
+    let seen = watch.seq();
+    assert_eq!(change(&master, "b", create(mount.root_inode, "another", Kind::File)).await, 0);
+    let id = a.id();
+    drop(a);
+    let mut a = open(&own, Before { applied_seq: seen, ..Before::of(id, false) });
+    assert_eq!((told(&watch, &mut a).await, told(&watch, &mut b).await), (vec![], vec!["another".to_owned()]));
+    of(&[]).await.unwrap();
+    assert_eq!((told(&watch, &mut a).await, told(&watch, &mut b).await), (vec!["m".to_owned()], vec!["m".to_owned()]));
+}
+
+/// Names that a session has been told of.
+async fn told(watch: &WatchHub, session: &mut SessionStream) -> Vec<String> {
+    let mut names = Vec::new();
+    // What there is, and the tick behind it.
+    while !names.iter().any(Option::is_none) {
+        watch.tick();
+        for event in session.next().await.unwrap().iter().flat_map(|events| events.iter()) {
+            match event.event.clone().unwrap() {
+                Event::Entry(entry) => names.push(Some(String::from_utf8(entry.name.to_vec()).unwrap())),
+                Event::Tick(_) => names.push(None),
+                _ => {}
+            }
+        }
+    }
+    names.into_iter().flatten().collect()
 }

@@ -122,7 +122,13 @@ impl WatchHub {
             let bit = 1 << events.len();
             let mut found = |session: u64| *concerned.entry(session).or_default() |= bit;
             match change {
-                Change::Entry { parent, name, first_fill, .. } => interest.of_name(*parent, name, *first_fill, found),
+                Change::Entry { parent, name, first_fill, .. } => {
+                    interest.of_name(*parent, name, *first_fill, |session| {
+                        if self.may_know(state, change, session) {
+                            found(session);
+                        }
+                    });
+                }
                 Change::Inode(inode) | Change::Layout(inode) => {
                     let whereabouts = changes.inodes.get(inode).unwrap_or(&Whereabouts::Several);
                     if !interest.of_inode(*inode, whereabouts, found) {
@@ -181,6 +187,11 @@ impl WatchHub {
             self.push(state, id, &events);
         }
         others
+    }
+
+    /// Whether a session may be told of a change, whatever it says that it has seen.
+    pub(super) fn may_know(&self, state: &State, change: &Change, session: u64) -> bool {
+        self.changes.visible().may_know(change, state.owners.get(session))
     }
 
     /// Asks a session to let go of a directory, or of all (0), with an event that has the number of the last one, as a

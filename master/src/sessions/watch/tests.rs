@@ -21,7 +21,7 @@ fn hub_of(lease: Duration, changes: &Arc<CurrentSessions>) -> Arc<WatchHub> {
 }
 
 fn entry(parent: u64, first_fill: bool) -> Change {
-    Change::Entry { parent, name: Bytes::from_static(b"n"), old_inode: 0, new_inode: 9, first_fill }
+    Change::Entry { parent, name: Bytes::from_static(b"n"), old_inode: 0, new_inode: 9, first_fill, mount_id: 0 }
 }
 
 /// Of the next entry of the log.
@@ -285,7 +285,8 @@ async fn who_knows_an_inode_knows_it_under_another_name_too() {
     let mut session = hub.open("a", Before::default()).unwrap();
     next(&mut session).await;
     hub.see_name(session.id(), 7, b"n");
-    let left = Change::Entry { parent: 7, name: "n".into(), old_inode: 5, new_inode: 0, first_fill: false };
+    let left =
+        Change::Entry { parent: 7, name: "n".into(), old_inode: 5, new_inode: 0, first_fill: false, mount_id: 0 };
     hub.changed(named(vec![left], &[5], 8));
     hub.changed(named(vec![Change::Inode(5)], &[5], 8));
     hub.changed(Changes { inodes: [(5, Whereabouts::Nameless)].into(), ..changes(vec![Change::Unlinked(5)], 0) });

@@ -177,6 +177,7 @@ impl ExternalChange<'_, '_> {
             old_inode: inode,
             new_inode: 0,
             first_fill: false,
+            mount_id: 0,
         });
         let key = match known.kind() {
             Kind::Directory => format!("{}/", self.key),

@@ -1,0 +1,65 @@
+//! Whom mounts are there for, by the state of every master: a session is told of no name in a mount that is not there
+//! for its client.
+
+use std::collections::HashMap;
+
+use cavern_proto::master::{ClientRule, Mount};
+use cavern_security::{Identity, Role};
+use parking_lot::RwLock;
+
+use crate::state::{Change, Changes};
+
+/// Mounts that are not there for all clients.
+#[derive(Default)]
+pub(super) struct VisibleMounts(RwLock<HashMap<u32, Rules>>);
+
+/// The rules of a mount; while a change of them is told, those of before, too.
+struct Rules {
+    now: Mount,
+    before: Option<Mount>,
+}
+
+impl VisibleMounts {
+    /// These are all mounts.
+    pub(super) fn replace(&self, mounts: Vec<Mount>) {
+        let restricted = mounts.into_iter().filter(Mount::is_restricted);
+        let rules = restricted.map(|mount| (mount.id, Rules { now: with_rules(mount.clients), before: None }));
+        *self.0.write() = rules.collect();
+    }
+
+    /// Rules are about to change: until [`Self::have_changed`] mounts are there for whoever is let by either.
+    pub(super) fn change(&self, changes: &Changes) {
+        let mut mounts = self.0.write();
+        for (mount_id, clients) in &changes.rules {
+            let before = mounts.remove(mount_id).map_or_else(Mount::default, |rules| rules.now);
+            mounts.insert(*mount_id, Rules { now: with_rules(clients.clone()), before: Some(before) });
+        }
+    }
+
+    pub(super) fn have_changed(&self, changes: &Changes) {
+        let mut mounts = self.0.write();
+        for (mount_id, _) in &changes.rules {
+            if let Some(rules) = mounts.get_mut(mount_id) {
+                rules.before = None;
+                if !rules.now.is_restricted() {
+                    mounts.remove(mount_id);
+                }
+            }
+        }
+    }
+
+    /// Whether a change may be told to whoever has opened a session.
+    pub(super) fn may_know(&self, change: &Change, owner: Option<&Identity>) -> bool {
+        let Change::Entry { mount_id, .. } = change else { return true };
+        let Some(owner) = owner.filter(|owner| owner.role == Role::Client) else { return true };
+        self.0.read().get(mount_id).is_none_or(|Rules { now, before }| {
+            let lets = |mount: &Mount| mount.access_of(&owner.name).can_see();
+            lets(now) || before.as_ref().is_some_and(lets)
+        })
+    }
+}
+
+/// A mount of which only that counts.
+fn with_rules(clients: Vec<ClientRule>) -> Mount {
+    Mount { clients, ..Mount::default() }
+}
