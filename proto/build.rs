@@ -16,6 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ".cavern.raft.v1.JoinRequest",
         ".cavern.raft.v1.TakeKeyRequest",
     ]);
-    tonic_prost_build::configure().bytes(".cavern").compile_fds_with_config(descriptors, config)?;
+    let services = tonic_prost_build::configure().bytes(".cavern").codec_path("crate::bounded::BoundedCodec");
+    services.compile_fds_with_config(descriptors, config)?;
     Ok(())
 }

@@ -8,6 +8,7 @@ mod limits;
 mod namespace;
 mod peer;
 mod roles;
+mod steps;
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -3,22 +3,42 @@
 //! An empty element of a repeated message takes two bytes on the wire and a hundred or more in memory: four megabytes
 //! that are a valid message could become half a gigabyte. All repeated messages of the data plane stand at the top
 //! level of their message (below it are small ones at most), so the fields of that level are counted before anything is
-//! decoded.
+//! decoded. Of what clients may send to masters only changes have any, and blocks within them: [`BoundedCodec`] counts
+//! both.
 
-use bytes::Bytes;
+use std::any::TypeId;
+use std::marker::PhantomData;
+
+use bytes::{Buf as _, Bytes};
 use prost::Message;
 use thiserror::Error;
+use tonic::Status;
+use tonic::codec::{Codec, DecodeBuf, Decoder};
+use tonic_prost::ProstEncoder;
+
+use crate::master::MutateRequest;
 
 /// Elements that a request or an answer may have at most.
 pub const MAX_ITEMS: usize = 10_000;
 /// The elements, and beside them the fields that are not repeated.
 const MAX_FIELDS: usize = MAX_ITEMS + 16;
 
+/// Changes of a call, and blocks in all of them.
+const MAX_CHANGES: usize = 1000;
+const MAX_BLOCKS: usize = 50_000;
+
+/// Where these are: `mutations`, `commit` in one of them, and `made` in that.
+const MUTATIONS: u64 = 2;
+const COMMIT: u64 = 13;
+const MADE: u64 = 3;
+
 /// Why bytes are no message.
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum MessageError {
     #[error("the message has more than {MAX_FIELDS} fields")]
     TooMany,
+    #[error("a call has at most {MAX_CHANGES} changes, and {MAX_BLOCKS} blocks in them")]
+    TooManyChanges,
     #[error("the message cannot be decoded: {0}")]
     Malformed(#[from] prost::DecodeError),
 }
@@ -34,28 +54,94 @@ pub fn decode<M: Message + Default>(message: Bytes) -> Result<M, MessageError> {
     Ok(M::decode(message)?)
 }
 
-/// Walks over the fields of the top level. What is malformed ends the walk: the decoder will say what is wrong.
-fn has_more_fields_than(mut message: &[u8], limit: usize) -> bool {
-    let mut fields = 0;
-    while let Some(tag) = varint(&mut message) {
-        fields += 1;
-        if fields > limit {
-            return true;
+/// Decodes the messages of masters. Only those with changes are counted: of others no client can make much.
+#[derive(Clone, Copy, Debug)]
+pub struct BoundedCodec<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for BoundedCodec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T, U> Codec for BoundedCodec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Default + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = ProstEncoder<T>;
+    type Decoder = BoundedDecoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstEncoder::default()
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        BoundedDecoder(PhantomData)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct BoundedDecoder<U>(PhantomData<U>);
+
+impl<U: Message + Default + 'static> Decoder for BoundedDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        let message = source.copy_to_bytes(source.remaining());
+        if TypeId::of::<U>() == TypeId::of::<MutateRequest>() {
+            check_changes(&message).map_err(|refusal| Status::invalid_argument(refusal.to_string()))?;
         }
-        let skipped = match tag & 7 {
-            0 => varint(&mut message).map(|_| 0),
+        let malformed = |error: prost::DecodeError| Status::internal(MessageError::from(error).to_string());
+        U::decode(message).map(Some).map_err(malformed)
+    }
+}
+
+fn check_changes(call: &[u8]) -> Result<(), MessageError> {
+    let (mut changes, mut blocks) = (0, 0);
+    for (_, change) in Fields(call).filter(|(number, _)| *number == MUTATIONS) {
+        changes += 1;
+        for (_, commit) in Fields(change).filter(|(number, _)| *number == COMMIT) {
+            blocks += Fields(commit).filter(|(number, _)| *number == MADE).count();
+        }
+        if changes > MAX_CHANGES || blocks > MAX_BLOCKS {
+            return Err(MessageError::TooManyChanges);
+        }
+    }
+    Ok(())
+}
+
+fn has_more_fields_than(message: &[u8], limit: usize) -> bool {
+    Fields(message).take(limit + 1).count() > limit
+}
+
+/// The numbers of the fields of a message, and what is in those that have a length. What is malformed ends the walk:
+/// the decoder will say what is wrong.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = (u64, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let tag = varint(&mut self.0)?;
+        let length = match tag & 7 {
+            0 => varint(&mut self.0).map(|_| 0),
             1 => Some(8),
-            2 => varint(&mut message),
+            2 => varint(&mut self.0),
             5 => Some(4),
             // Groups, which proto3 does not have: the decoder skips them, field by field.
             3 | 4 => Some(0),
             _ => None,
         };
-        let rest = skipped.and_then(|bytes| usize::try_from(bytes).ok()).and_then(|bytes| message.get(bytes..));
-        let Some(rest) = rest else { return false };
-        message = rest;
+        let length = length.and_then(|bytes| usize::try_from(bytes).ok());
+        let parts = length.and_then(|length| self.0.split_at_checked(length));
+        let (field, rest) = parts.unwrap_or_default();
+        self.0 = rest;
+        Some((tag >> 3, field))
     }
-    false
 }
 
 fn varint(bytes: &mut &[u8]) -> Option<u64> {
@@ -77,6 +163,8 @@ mod tests {
 
     use super::*;
     use crate::data::{BlockRef, CorruptRequest, QueryRequest, ReadRequest, read_request};
+    use crate::master::mutation::Change;
+    use crate::master::{CommitContent, Extent, Mutation};
 
     #[test]
     fn what_a_request_needs_passes_and_an_element_more_than_that_does_not() {
@@ -98,7 +186,27 @@ mod tests {
         assert_eq!(decode(chunks.encode_to_vec().into()), Ok(chunks));
     }
 
+    #[test]
+    fn changes_and_their_blocks_are_counted_before_they_are_decoded() {
+        let commit = |blocks| {
+            let made = vec![Extent::default(); blocks];
+            let change = Some(Change::Commit(CommitContent { made, ..CommitContent::default() }));
+            Mutation { change, ..Mutation::default() }
+        };
+        let check = |mutations| check_changes(&MutateRequest { mutations, ..MutateRequest::default() }.encode_to_vec());
+        assert_eq!(check(vec![commit(MAX_BLOCKS / MAX_CHANGES); MAX_CHANGES]), Ok(()));
+        assert_eq!(check(vec![commit(MAX_BLOCKS)]), Ok(()));
+        assert_eq!(check(vec![commit(0); MAX_CHANGES + 1]), Err(MessageError::TooManyChanges));
+        assert_eq!(check(vec![commit(MAX_BLOCKS), commit(1)]), Err(MessageError::TooManyChanges));
+        assert_eq!(check_changes(&[0x12, 0].repeat(1 << 19)), Err(MessageError::TooManyChanges));
+    }
+
     proptest! {
+        #[test]
+        fn changes_are_counted_whatever_the_bytes_are(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+            let _ = check_changes(&bytes);
+        }
+
         #[test]
         fn garbage_is_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
             let _ = decode::<ReadRequest>(bytes.into());

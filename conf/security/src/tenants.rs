@@ -5,6 +5,7 @@
 //! while a client floods it. Where connections are not secured nobody has an identity, and anybody could have another
 //! address: there are no tenants then.
 
+mod company;
 mod metrics;
 mod rate;
 
@@ -18,6 +19,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use self::company::Company;
 use crate::identity::{Identity, Role};
 
 pub use metrics::TenantCollector;
@@ -43,12 +45,16 @@ pub struct TenantLimits {
     pub per_second: Limit,
     /// Calls that are worked on at a time: others wait, for those of their own tenant only.
     pub turns: usize,
+    /// Of these, calls that a processor works on, or will before anything that comes later.
+    pub steps: usize,
     /// Its part of what all share, in whatever that is counted.
     pub room: usize,
     /// Answers in parts that are made or taken at a time: others wait, as above.
     pub streams: usize,
     /// Of these, parts that are made at a time.
     pub parts: usize,
+    /// Streams of changes that are open at a time.
+    pub writers: usize,
 }
 
 /// All tenants. Cheap to clone.
@@ -59,26 +65,42 @@ pub struct Tenants(Arc<Shared>);
 struct Shared {
     limits: TenantLimits,
     known: Mutex<HashMap<Identity, Arc<Tenant>>>,
+    /// Tenants that there have been.
+    numbers: AtomicU64,
+    company: Arc<Companies>,
     /// Of tenants that are not remembered any more.
     forgotten: Counts,
+}
+
+/// Those who do something lately.
+#[derive(Debug, Default)]
+struct Companies {
+    calls: Company,
+    changes: Company,
 }
 
 /// One client identity.
 #[derive(Debug)]
 pub struct Tenant {
     identity: Identity,
+    number: u64,
+    company: Arc<Companies>,
     limits: TenantLimits,
     connections: AtomicUsize,
     calls: AtomicUsize,
     pub rate: Rate,
     /// [`TenantLimits::turns`].
     pub turns: Arc<Semaphore>,
+    /// [`TenantLimits::steps`].
+    pub steps: Arc<Semaphore>,
     /// [`TenantLimits::room`].
     pub room: Arc<Semaphore>,
     /// [`TenantLimits::streams`].
     pub streams: Arc<Semaphore>,
     /// [`TenantLimits::parts`].
     pub parts: Semaphore,
+    /// [`TenantLimits::writers`].
+    pub writers: Arc<Semaphore>,
     pub counts: Counts,
 }
 
@@ -142,7 +164,13 @@ impl std::error::Error for OverLimit {}
 
 impl Tenants {
     pub fn new(limits: TenantLimits) -> Self {
-        Self(Arc::new(Shared { limits, known: Mutex::default(), forgotten: Counts::default() }))
+        Self(Arc::new(Shared {
+            limits,
+            known: Mutex::default(),
+            numbers: AtomicU64::new(0),
+            company: Arc::default(),
+            forgotten: Counts::default(),
+        }))
     }
 
     /// A connection of this identity; `None` for whoever is no tenant.
@@ -165,7 +193,7 @@ impl Tenants {
     }
 
     fn tenant(&self, identity: &Identity) -> Arc<Tenant> {
-        let Shared { limits, known, forgotten } = &*self.0;
+        let Shared { limits, known, numbers, company, forgotten } = &*self.0;
         let mut known = known.lock();
         if let Some(tenant) = known.get(identity) {
             return tenant.clone();
@@ -182,14 +210,18 @@ impl Tenants {
         }
         let tenant = Arc::new(Tenant {
             identity: identity.clone(),
+            number: numbers.fetch_add(1, Ordering::Relaxed),
+            company: company.clone(),
             limits: *limits,
             connections: AtomicUsize::new(0),
             calls: AtomicUsize::new(0),
             rate: Rate::new(limits.per_second.most as u64),
             turns: Arc::new(Semaphore::new(limits.turns)),
+            steps: Arc::new(Semaphore::new(limits.steps)),
             room: Arc::new(Semaphore::new(limits.room)),
             streams: Arc::new(Semaphore::new(limits.streams)),
             parts: Semaphore::new(limits.parts),
+            writers: Arc::new(Semaphore::new(limits.writers)),
             counts: Counts::default(),
         });
         known.insert(identity.clone(), tenant.clone());
@@ -216,6 +248,16 @@ impl Tenant {
     pub fn charge(&self, operations: usize) {
         self.counts.add_operations(operations);
         self.rate.take(operations as u64);
+    }
+
+    /// A call of it is worked on now: whether others have made any in the last second.
+    pub fn shares_calls(&self) -> bool {
+        self.company.calls.has_others(self.number)
+    }
+
+    /// The same for changes.
+    pub fn shares_changes(&self) -> bool {
+        self.company.changes.has_others(self.number)
     }
 
     /// One more call, until what is returned is dropped.

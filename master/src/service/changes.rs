@@ -36,19 +36,20 @@ impl Services {
     ) {
         let mut under_way = FuturesOrdered::new();
         let mut waiting: Option<Waiting> = None;
-        let refusal = loop {
+        let refusal: Option<Status> = loop {
             let (call, room) = tokio::select! {
                 call = calls.next(), if waiting.is_none() && under_way.len() < CALLS_AHEAD => match (call, tenant) {
                     (Some(Ok(call)), None) => (call, None),
                     (Some(Ok(call)), Some(tenant)) => {
                         if call.mutations.len() > MUTATIONS_MAX {
-                            break Some(too_many(call.mutations.len()));
+                            break Some(too_many(call.mutations.len()).into());
                         }
                         waiting = Some(limits::changes(tenant.clone(), call));
                         continue;
                     }
                     // Who has gone has what was sent before made nevertheless.
-                    (Some(Err(_)) | None, _) => break None,
+                    (Some(Err(status)), _) => break Some(status),
+                    (None, _) => break None,
                 },
                 admitted = limits::admitted(&mut waiting) => admitted,
                 Some(answer) = under_way.next(), if !under_way.is_empty() => {
@@ -64,12 +65,12 @@ impl Services {
                 if let Some(audited) = audited {
                     audited.record_as("Mutate", "", Err(&error.to_string()));
                 }
-                break Some(error);
+                break Some(error.into());
             }
             let quotas = audited.map(|audited| (audited.clone(), quotas(&call)));
             match self.begin_changes(call, self.client(asker), room).await {
                 Ok(answer) => under_way.push_back(and_audit(answer, quotas)),
-                Err(error) => break Some(error),
+                Err(error) => break Some(error.into()),
             }
         };
         while let Some(answer) = under_way.next().await {
@@ -78,8 +79,8 @@ impl Services {
                 return;
             }
         }
-        if let Some(error) = refusal {
-            let _gone = answers.send(Err(error.into())).await;
+        if let Some(refusal) = refusal {
+            let _gone = answers.send(Err(refusal)).await;
         }
     }
 

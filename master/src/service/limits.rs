@@ -18,6 +18,7 @@ use tonic::codegen::http;
 
 use super::peer::Peer;
 use super::roles;
+use super::steps::step_by_step;
 use crate::raft::Room;
 
 /// Calls of one client that are worked on at a time: as many as a kernel has under way for a mount.
@@ -25,6 +26,8 @@ const TURNS: usize = 256;
 /// Changes of one client that wait for their entry of the log, or are in one: two entries, so that one is filled while
 /// the other is written, and what others change waits for no more than these.
 const CHANGES: usize = 512;
+/// While other clients change something, too: what an entry of one client takes to be applied is what they wait.
+const CHANGES_BESIDE_OTHERS: usize = 64;
 /// Listings of one client that are under way, until their last page has been taken. Each has up to two pages of a
 /// thousand names in memory, and what is on its way.
 const LISTINGS: usize = 64;
@@ -45,9 +48,11 @@ pub fn tenants(conf: &schema::Master) -> Tenants {
         calls: Limit { most: conf.client_calls, setting: "master.client_calls" },
         per_second: Limit { most: conf.client_operations_per_second, setting: "master.client_operations_per_second" },
         turns: TURNS,
+        steps: std::thread::available_parallelism().map_or(1, usize::from),
         room: CHANGES,
         streams: LISTINGS,
         parts: PAGES,
+        writers: conf.client_sessions,
     })
 }
 
@@ -59,9 +64,18 @@ pub(super) async fn make(
     answer: impl Future<Output = http::Response<Body>>,
 ) -> http::Response<Body> {
     let is_patient = PATIENT.contains(&roles::method(path));
+    let is_stream = roles::method(path) == "Mutate";
+    let stream = if is_stream { tenant.writers.clone().try_acquire_owned().ok() } else { None };
+    if is_stream && stream.is_none() {
+        tenant.counts.add_refusal();
+        let (client, most) = (tenant.identity(), tenant.limits().writers);
+        let reason =
+            format!("{client} has {most} streams of changes already, as many as master.client_sessions allows");
+        return Status::resource_exhausted(reason).into_http();
+    }
     let answered = async {
         let _turn = begin(tenant, path, is_patient).await?;
-        Ok(answer.await)
+        Ok(step_by_step(tenant, answer).await)
     };
     let answered = if is_patient {
         answered.await
@@ -72,7 +86,7 @@ pub(super) async fn make(
     let answer = answered.unwrap_or_else(|refusal| refusal.into_http());
     answer.map(|body| {
         Body::new(body.map_frame(move |frame| {
-            let _until_the_end = &call;
+            let _until_the_end = (&call, &stream);
             frame
         }))
     })
@@ -161,8 +175,9 @@ pub(super) fn changes(tenant: Arc<Tenant>, call: MutateRequest) -> Waiting {
             tenant.counts.add_wait(wait);
         }
         unused.are_used();
+        let each = if tenant.shares_changes() { CHANGES / CHANGES_BESIDE_OTHERS } else { 1 };
         // What is more than all takes all. It is never closed.
-        let room = tenant.room.clone().acquire_many_owned(changes.min(CHANGES) as u32).await.ok();
+        let room = tenant.room.clone().acquire_many_owned((changes * each).min(CHANGES) as u32).await.ok();
         (call, room.map(Arc::new))
     })
 }
@@ -173,4 +188,32 @@ pub(super) async fn admitted(waiting: &mut Option<Waiting>) -> (MutateRequest, O
     let admitted = changes.await;
     *waiting = None;
     admitted
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_security::{Identity, Role};
+    use http_body_util::Empty;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_has_so_many_streams_of_changes() {
+        let conf = schema::Master { client_sessions: 2, ..schema::Master::default() };
+        let tenants = tenants(&conf);
+        let tenant = tenants.admit(&Identity::new("c", Role::Client, "n").unwrap()).unwrap().unwrap();
+        let open = async |method: &str| {
+            let answer = async { http::Response::new(Body::new(Empty::new())) };
+            let path = format!("/cavern.master.v1.Namespace/{method}");
+            make(&tenant, &path, tenant.call().unwrap(), answer).await
+        };
+        let refusal = |answer: &http::Response<Body>| Status::from_header_map(answer.headers());
+        let (first, second) = (open("Mutate").await, open("Mutate").await);
+        assert!(refusal(&first).is_none() && refusal(&second).is_none());
+        let refused = refusal(&open("Mutate").await).unwrap();
+        assert!(refused.code() == tonic::Code::ResourceExhausted && refused.message().contains("client_sessions"));
+        assert!(refusal(&open("Lookup").await).is_none(), "other calls are not meant");
+        drop(first);
+        assert!(refusal(&open("Mutate").await).is_none());
+    }
 }

@@ -159,6 +159,7 @@ pub(super) fn check(path: &str, identity: &Identity) -> Result<(), Status> {
 mod tests {
     use prost::Message as _;
     use prost_types::FileDescriptorSet;
+    use prost_types::field_descriptor_proto::{Label, Type};
 
     use super::*;
 
@@ -181,6 +182,43 @@ mod tests {
         }
         let entries: usize = TABLE.iter().map(|(_, methods)| methods.len()).sum();
         assert_eq!(entries, methods.len());
+    }
+
+    /// Each element of a list of messages, which takes two bytes on the wire, may take hundreds in memory.
+    #[test]
+    fn what_clients_may_send_has_no_lists_of_messages_but_those_that_are_counted() {
+        let files = FileDescriptorSet::decode(cavern_proto::FILE_DESCRIPTORS).unwrap().file;
+        let named = |path: &str| {
+            files.iter().find_map(|file| {
+                let name = path.strip_prefix(&format!(".{}.", file.package()))?;
+                file.message_type.iter().find(|message| message.name() == name)
+            })
+        };
+        let (mut reached, mut lists) = (Vec::new(), Vec::new());
+        for file in &files {
+            for service in &file.service {
+                let of_clients = service.method.iter().filter(|method| {
+                    callers(&format!("/{}.{}/{}", file.package(), service.name(), method.name())).contains(&Client)
+                });
+                reached.extend(of_clients.map(|method| method.input_type().to_owned()));
+            }
+        }
+        assert!(reached.len() > 20, "{reached:?}");
+        let mut next = 0;
+        while let Some(path) = reached.get(next) {
+            next += 1;
+            let message = named(path).unwrap_or_else(|| panic!("{path} is not declared"));
+            for field in message.field.iter().filter(|field| field.r#type() == Type::Message) {
+                if field.label() == Label::Repeated {
+                    lists.push(format!("{}.{}={}", message.name(), field.name(), field.number()));
+                }
+                if !reached.iter().any(|known| known == field.type_name()) {
+                    reached.push(field.type_name().to_owned());
+                }
+            }
+        }
+        lists.sort();
+        assert_eq!(lists, ["CommitContent.made=3", "MutateRequest.mutations=2"], "see cavern_proto::bounded");
     }
 
     #[test]

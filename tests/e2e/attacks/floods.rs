@@ -4,15 +4,19 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
+use bytes::{BufMut as _, Bytes};
 use cavern_conf::process::raise_descriptor_limit;
 use cavern_net::WorkerPool;
 use cavern_proto::ContentId;
 use cavern_proto::data::{BlockRef, Range, ReadRequest, read_request};
-use cavern_proto::master::{Entry, ReadDirRequest, Worker, WorkerTable};
+use cavern_proto::master::{Entry, MutateReply, ReadDirRequest, Worker, WorkerTable};
 use cavern_tests::{Child, Process};
 use futures::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::client::Grpc;
+use tonic::codec::{Codec, EncodeBuf, Encoder};
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic_prost::ProstDecoder;
 
 use super::*;
 use crate::bucket::Bucket;
@@ -226,6 +230,71 @@ fn streams_that_nobody_reads_leave_the_master_to_others() {
     assert_small(&cluster);
     drop(streams);
     assert_eq!(attacker.listed(&cluster, inode), Some(3000), "they are over");
+}
+
+/// Sends bytes as they are.
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Bytes;
+    type Decode = MutateReply;
+    type Encoder = Self;
+    type Decoder = ProstDecoder<MutateReply>;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> ProstDecoder<MutateReply> {
+        ProstDecoder::default()
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, message: Bytes, into: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        into.put(message);
+        Ok(())
+    }
+}
+
+#[test]
+fn changes_that_would_be_hundreds_of_times_as_large_in_memory_are_refused() {
+    let cluster = up_with("");
+    let attacker = Somebody::client(&cluster, "attacker");
+    let channels: Vec<_> = (0..8).map(|_| attacker.channel(&cluster)).collect();
+    // Empty changes; and one with empty blocks.
+    let changes = Bytes::from([0x12, 0].repeat(500_000));
+    let mut made = vec![0x12, 0, 0, 0, 0x6a, 0, 0, 0];
+    made.extend([0x1a, 0].repeat(500_000));
+    for (at, length) in [(1, made.len() - 4), (5, made.len() - 8)] {
+        let varint = [length as u8 | 0x80, (length >> 7) as u8 | 0x80, (length >> 14) as u8];
+        made[at..at + 3].copy_from_slice(&varint);
+    }
+    let calls = [changes, Bytes::from(made)];
+    let answers: Vec<_> = attacker.runtime.block_on(async {
+        let send = (0..200).map(|number| {
+            let (mut calls, channel) = (calls.iter().cycle().skip(number % 2), &channels[number % channels.len()]);
+            let (call, mut channel) = (calls.next().unwrap().clone(), Grpc::new(channel.clone()));
+            async move {
+                channel.ready().await.unwrap();
+                let path = PathAndQuery::from_static("/cavern.master.v1.Namespace/Mutate");
+                let stream = futures::stream::once(async { call }).chain(futures::stream::pending());
+                let mut answers = channel.streaming(tonic::Request::new(stream), path, Raw).await?.into_inner();
+                answers.message().await.map(drop)
+            }
+        });
+        let sent = futures::future::join_all(send);
+        tokio::time::timeout(PATIENCE * 6, sent).await.expect("some are not answered")
+    });
+    for answer in answers {
+        let refused = answer.unwrap_err();
+        assert!(refused.code() == Code::InvalidArgument && refused.message().contains("changes"), "{refused}");
+    }
+    assert_served(&cluster, "victim");
+    assert_small(&cluster);
 }
 
 /// A mounted object of one block that the worker has.

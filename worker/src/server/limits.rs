@@ -32,7 +32,9 @@ pub fn tenants(conf: &schema::Worker, memory_kib: u32) -> Tenants {
         per_second: Limit { most: per_second, setting: "worker.client_bytes_per_second" },
         turns: conf.fill_concurrency * TURNS_PER_FILL,
         room: part_of_tenant(memory_kib),
-        // An answer is one piece.
+        // Each thread takes the requests of its connections in turn, and an answer is one piece.
+        steps: 0,
+        writers: 0,
         streams: 0,
         parts: 0,
     })

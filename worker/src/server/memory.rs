@@ -97,7 +97,17 @@ mod tests {
         let some = Limit { most: 10, setting: "x" };
         let per_second = Limit { most: 0, setting: "x" };
         let room = part_of_tenant(KIB);
-        let limits = TenantLimits { connections: some, calls: some, per_second, turns: 1, room, streams: 0, parts: 0 };
+        let limits = TenantLimits {
+            connections: some,
+            calls: some,
+            per_second,
+            turns: 1,
+            steps: 0,
+            room,
+            streams: 0,
+            parts: 0,
+            writers: 0,
+        };
         let tenants = Tenants::new(limits);
         let all = Arc::new(Semaphore::new(KIB as usize));
         let [one, other] = ["one", "other"].map(|name| connection(name, &tenants));
