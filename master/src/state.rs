@@ -47,5 +47,5 @@ pub use reader::StateReader;
 pub use records::EntryVersion;
 pub use registry::refusal_of_owner;
 pub use tables::{Directory, FileBlock, PendingDeletion, StrayReplica, Tables};
-pub use transaction::{Change, Changes, Transaction, Whereabouts};
+pub use transaction::{Change, Changes, RulesChange, Transaction, Whereabouts};
 pub use unwritten::Unwritten;

@@ -7,9 +7,9 @@ use cavern_proto::master::{ClientRule, Mount};
 use cavern_security::{Identity, Role};
 use parking_lot::RwLock;
 
-use crate::state::{Change, Changes};
+use crate::state::{Change, Changes, RulesChange};
 
-/// Mounts that are not there for all clients.
+/// Mounts that are not there for all clients. Those that have gone stay in it: sessions are told of that later.
 #[derive(Default)]
 pub(super) struct VisibleMounts(RwLock<HashMap<u32, Rules>>);
 
@@ -30,15 +30,16 @@ impl VisibleMounts {
     /// Rules are about to change: until [`Self::have_changed`] mounts are there for whoever is let by either.
     pub(super) fn change(&self, changes: &Changes) {
         let mut mounts = self.0.write();
-        for (mount_id, clients) in &changes.rules {
-            let before = mounts.remove(mount_id).map_or_else(Mount::default, |rules| rules.now);
-            mounts.insert(*mount_id, Rules { now: with_rules(clients.clone()), before: Some(before) });
+        for RulesChange { mount_id, before, now } in &changes.rules {
+            let (now, before) = (with_rules(now.clone()), before.clone().map(with_rules));
+            mounts.insert(*mount_id, Rules { now, before });
         }
     }
 
     pub(super) fn have_changed(&self, changes: &Changes) {
         let mut mounts = self.0.write();
-        for (mount_id, _) in &changes.rules {
+        for change in &changes.rules {
+            let mount_id = &change.mount_id;
             if let Some(rules) = mounts.get_mut(mount_id) {
                 rules.before = None;
                 if !rules.now.is_restricted() {

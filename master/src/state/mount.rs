@@ -12,7 +12,7 @@ use super::database::Family;
 use super::namespace::{detach, forget_index};
 use super::records::directory_record;
 use super::tables::{SECRETS_KEY, change_key};
-use super::transaction::{Change, Transaction};
+use super::transaction::{Change, RulesChange, Transaction};
 use super::{Outcome, existing, held, orphans};
 use crate::MasterError;
 
@@ -76,7 +76,8 @@ pub fn mount(transaction: &mut Transaction<'_>, mut mount: Mount) -> Result<Outc
         }
     }
     if !mount.clients.is_empty() {
-        transaction.rules.push((mount.id, mount.clients.clone()));
+        let (mount_id, now) = (mount.id, mount.clients.clone());
+        transaction.rules.push(RulesChange { mount_id, before: None, now });
     }
     transaction.put(Family::Mount, &mount.id.to_be_bytes(), &mount);
     changed(transaction);
@@ -106,8 +107,8 @@ pub fn update(transaction: &mut Transaction<'_>, update: UpdateMount) -> Result<
         if transaction.counters.held > 0 && !transaction.before().held_in(mount.id, 1)?.is_empty() {
             return Ok(Outcome::OutOfDate);
         }
-        mount.clients = wanted.clients;
-        transaction.rules.push((mount.id, mount.clients.clone()));
+        let before = Some(std::mem::replace(&mut mount.clients, wanted.clients));
+        transaction.rules.push(RulesChange { mount_id: mount.id, before, now: mount.clients.clone() });
         show_anew(transaction, mount.root_inode)?;
     }
     transaction.put(Family::Mount, &mount.id.to_be_bytes(), &mount);

@@ -62,7 +62,16 @@ pub struct Changes {
     /// Directories that a session holds from now on, or no longer. They have no numbers: clients are not told of them.
     pub held: Vec<HeldChange>,
     /// Mounts that are there for other clients from now on.
-    pub rules: Vec<(u32, Vec<ClientRule>)>,
+    pub rules: Vec<RulesChange>,
+}
+
+/// For whom a mount is there, as [`cavern_proto::master::Mount::clients`] has it.
+#[derive(Clone, Debug)]
+pub struct RulesChange {
+    pub mount_id: u32,
+    /// `None` of a new one.
+    pub before: Option<Vec<ClientRule>>,
+    pub now: Vec<ClientRule>,
 }
 
 /// Where an inode can be found after a transaction.
@@ -125,7 +134,7 @@ pub struct Transaction<'a> {
     /// See [`Changes`].
     pub held: Vec<HeldChange>,
     /// See [`Changes`].
-    pub rules: Vec<(u32, Vec<ClientRule>)>,
+    pub rules: Vec<RulesChange>,
 }
 
 impl<'a> Transaction<'a> {

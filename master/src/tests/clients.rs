@@ -13,7 +13,8 @@ use cavern_proto::master::{
     GetLayoutRequest, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, ListMountsRequest,
     Lock, LockKind, LockType, LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest, Mutation,
     PersistStatusRequest, ReadDirRequest, RecallRequest, RefreshRequest, RememberRequest, ResolveRequest,
-    RevalidateRequest, SetAttr, SetLock, TouchRequest, UpdateMountRequest, UsageRequest, User, UserLimits, WriteType,
+    RevalidateRequest, SetAttr, SetLock, TouchRequest, UnmountRequest, UpdateMountRequest, UsageRequest, User,
+    UserLimits, WriteType,
 };
 use cavern_security::{Identity, Role};
 use futures::StreamExt;
@@ -349,6 +350,15 @@ async fn a_client_is_told_of_no_name_in_a_mount_that_is_not_there_for_it() {
     assert_eq!((told(&watch, &mut a).await, told(&watch, &mut b).await), (vec![], vec!["another".to_owned()]));
     of(&[]).await.unwrap();
     assert_eq!((told(&watch, &mut a).await, told(&watch, &mut b).await), (vec!["m".to_owned()], vec!["m".to_owned()]));
+    // One that comes and goes.
+    let (_, uri) = new_bucket();
+    let wanted = Mount { clients: rules(&[("a", false)]), ..mount_request("/hidden", &uri) };
+    let request = MountRequest { mount: Some(wanted), ..MountRequest::default() };
+    master.services().mount(self::of(Role::Admin, "x", request)).await.unwrap();
+    assert_eq!((told(&watch, &mut a).await, told(&watch, &mut b).await), (vec!["hidden".to_owned()], vec![]));
+    let unmount = UnmountRequest { path: "/hidden".into(), ..UnmountRequest::default() };
+    master.services().unmount(self::of(Role::Admin, "x", unmount)).await.unwrap();
+    assert_eq!((told(&watch, &mut a).await, told(&watch, &mut b).await), (vec!["hidden".to_owned()], vec![]));
 }
 
 /// Names that a session has been told of.
