@@ -192,8 +192,9 @@ pub(super) async fn admitted(waiting: &mut Option<Waiting>) -> (MutateRequest, O
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use cavern_security::{Identity, Role};
-    use http_body_util::Empty;
+    use http_body_util::Full;
 
     use super::*;
 
@@ -203,7 +204,8 @@ mod tests {
         let tenants = tenants(&conf);
         let tenant = tenants.admit(&Identity::new("c", Role::Client, "n").unwrap()).unwrap().unwrap();
         let open = async |method: &str| {
-            let answer = async { http::Response::new(Body::new(Empty::new())) };
+            // Nobody has taken it.
+            let answer = async { http::Response::new(Body::new(Full::new(Bytes::from_static(b"an answer")))) };
             let path = format!("/cavern.master.v1.Namespace/{method}");
             make(&tenant, &path, tenant.call().unwrap(), answer).await
         };
