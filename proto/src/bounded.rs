@@ -23,8 +23,9 @@ pub const MAX_ITEMS: usize = 10_000;
 /// The elements, and beside them the fields that are not repeated.
 const MAX_FIELDS: usize = MAX_ITEMS + 16;
 
-/// Changes of a call, and blocks in all of them.
-const MAX_CHANGES: usize = 1000;
+/// Changes that a call of `Mutate` may have.
+pub const MAX_CHANGES: usize = 1000;
+/// Blocks in all of them.
 const MAX_BLOCKS: usize = 50_000;
 
 /// Where these are: `mutations`, `commit` in one of them, and `made` in that.

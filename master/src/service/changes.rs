@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use cavern_proto::bounded::MAX_CHANGES;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{MutateReply, MutateRequest, Mutation, SetQuota};
 use cavern_proto::record::Mutate;
@@ -22,8 +23,6 @@ use crate::state::Outcome;
 
 /// Calls of a stream under way at a time, and answers that wait for a slow reader.
 pub(super) const CALLS_AHEAD: usize = 16;
-/// Changes of one call.
-const MUTATIONS_MAX: usize = 1000;
 
 impl Services {
     /// Takes calls until the asker is gone, or one is refused: what is under way is answered before that is said.
@@ -41,9 +40,6 @@ impl Services {
                 call = calls.next(), if waiting.is_none() && under_way.len() < CALLS_AHEAD => match (call, tenant) {
                     (Some(Ok(call)), None) => (call, None),
                     (Some(Ok(call)), Some(tenant)) => {
-                        if call.mutations.len() > MUTATIONS_MAX {
-                            break Some(too_many(call.mutations.len()).into());
-                        }
                         waiting = Some(limits::changes(tenant.clone(), call));
                         continue;
                     }
@@ -93,8 +89,11 @@ impl Services {
         room: Option<Room>,
     ) -> Result<impl Future<Output = Result<MutateReply, MasterError>> + Send + use<>, MasterError> {
         let MutateRequest { session, mutations, answered } = call;
-        if mutations.len() > MUTATIONS_MAX {
-            return Err(too_many(mutations.len()));
+        // Of a call that comes over the network it is known.
+        if mutations.len() > MAX_CHANGES {
+            let changes = mutations.len();
+            let reason = format!("{changes} changes in one call: send at most {MAX_CHANGES}");
+            return Err(MasterError::Invalid(reason));
         }
         if !self.watch.is_live(session) {
             let reason = format!("session {session} has lapsed: open another, and forget what was cached");
@@ -126,10 +125,6 @@ impl Services {
             Ok(MutateReply { results, event_seq: watch.last_queued_seq(session) })
         })
     }
-}
-
-fn too_many(changes: usize) -> MasterError {
-    MasterError::Invalid(format!("{changes} changes in one call: send at most {MUTATIONS_MAX}"))
 }
 
 /// The places, among the changes of a call, of those of quotas, and what they are about.

@@ -63,8 +63,8 @@ pub(super) async fn make(
     call: TenantCall,
     answer: impl Future<Output = http::Response<Body>>,
 ) -> http::Response<Body> {
-    let is_patient = PATIENT.contains(&roles::method(path));
-    let is_stream = roles::method(path) == "Mutate";
+    let method = roles::method(path);
+    let (is_patient, is_stream) = (PATIENT.contains(&method), method == "Mutate");
     let stream = if is_stream { tenant.writers.clone().try_acquire_owned().ok() } else { None };
     if is_stream && stream.is_none() {
         tenant.counts.add_refusal();

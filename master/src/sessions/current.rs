@@ -76,17 +76,19 @@ impl ChangeListener for CurrentSessions {
 
     fn changed(&self, changes: Changes) -> u64 {
         let held = if changes.held.is_empty() { Vec::new() } else { changes.held.clone() };
-        let rules = Changes { rules: changes.rules.clone(), ..Changes::default() };
+        let rules = changes.rules.clone();
         let number = {
             let mut current = self.current.lock();
-            if !rules.rules.is_empty() {
+            if !rules.is_empty() {
                 // Whom the changes before might be told is not known any more: whoever missed some forgets everything.
                 current.recent.clear();
                 self.visible.change(&rules);
             }
             current.recent.add(&changes);
             let number = current.hub.as_ref().map_or(0, |hub| hub.changed(changes));
-            self.visible.have_changed(&rules);
+            if !rules.is_empty() {
+                self.visible.have_changed(&rules);
+            }
             number
         };
         // Whoever waits for that reads what the sessions have been told of.

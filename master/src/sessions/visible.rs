@@ -7,7 +7,7 @@ use cavern_proto::master::{ClientRule, Mount};
 use cavern_security::{Identity, Role};
 use parking_lot::RwLock;
 
-use crate::state::{Change, Changes, RulesChange};
+use crate::state::{Change, RulesChange};
 
 /// Mounts that are not there for all clients. Those that have gone stay in it: sessions are told of that later.
 #[derive(Default)]
@@ -28,18 +28,17 @@ impl VisibleMounts {
     }
 
     /// Rules are about to change: until [`Self::have_changed`] mounts are there for whoever is let by either.
-    pub(super) fn change(&self, changes: &Changes) {
+    pub(super) fn change(&self, rules: &[RulesChange]) {
         let mut mounts = self.0.write();
-        for RulesChange { mount_id, before, now } in &changes.rules {
+        for RulesChange { mount_id, before, now } in rules {
             let (now, before) = (with_rules(now.clone()), before.clone().map(with_rules));
             mounts.insert(*mount_id, Rules { now, before });
         }
     }
 
-    pub(super) fn have_changed(&self, changes: &Changes) {
+    pub(super) fn have_changed(&self, rules: &[RulesChange]) {
         let mut mounts = self.0.write();
-        for change in &changes.rules {
-            let mount_id = &change.mount_id;
+        for RulesChange { mount_id, .. } in rules {
             if let Some(rules) = mounts.get_mut(mount_id) {
                 rules.before = None;
                 if !rules.now.is_restricted() {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_proto::bounded::MAX_CHANGES;
 use cavern_proto::locks::overlap;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{LockType, SetLock};
@@ -16,8 +17,7 @@ use super::super::held::Gain;
 use super::{Answer, Pending, numbered};
 use crate::error::ClientError;
 
-/// What the master takes in one call, and what it is given at most.
-const MUTATIONS_MAX: usize = 1000;
+/// What the master is given in one call at most.
 const CALL_BYTES_MAX: usize = 512 << 10;
 /// Changes that wait at a time; who comes later waits for room.
 const WAITING_MAX: usize = 4096;
@@ -187,7 +187,7 @@ impl ChangeQueue {
             return Vec::new();
         }
         let (mut taken, mut bytes) = (0, 0);
-        for pending in state.waiting.iter().take(MUTATIONS_MAX) {
+        for pending in state.waiting.iter().take(MAX_CHANGES) {
             bytes += numbered(pending, u64::MAX).encoded_len() + 8;
             // One that is too long for any call is the master's to refuse.
             if bytes > CALL_BYTES_MAX && taken > 0 {
