@@ -11,7 +11,8 @@ Starts a cluster of its own, twice: without rates, and with `master.client_opera
 other, makes calls to the master (`metaload`, two at a time) and reads 64 KiB at random places of a file through a mount
 of its own, over TCP and past the page cache. The other floods: 400 calls at a time, and eight readers of all of the
 file. All of them share this machine's processors; the programs of the one that floods are nice, so that they take
-little of what would be, on hosts of their own, the other's and the cluster's. What they do take is in the figures.
+little of what would be, on hosts of their own, the other's and the cluster's. What they do take is measured as well:
+beside as nice programs that do nothing but use the processors (`busy`), which is what `flood` is to be compared with.
 """
 
 import argparse
@@ -31,6 +32,7 @@ METALOAD = TARGET / "metaload"
 FILE_BYTES = 1 << 30
 READ_BYTES = 64 << 10
 FLOOD_TASKS, FLOOD_READERS = 400, 8
+FLOOD_NICE = 19
 
 
 class Client:
@@ -141,6 +143,17 @@ def finished(child):
     return output
 
 
+def beside_busy(quiet, seconds):
+    spin = ["nice", "-n", str(FLOOD_NICE), sys.executable, "-c", "while True: pass"]
+    programs = [subprocess.Popen(spin) for _ in range(2 * os.cpu_count())]
+    try:
+        return measure(quiet, seconds)
+    finally:
+        for program in programs:
+            program.terminate()
+            program.wait()
+
+
 def flooded(quiet, flood, seconds):
     done = threading.Event()
 
@@ -200,8 +213,9 @@ def main():
             cluster, clients = Cluster(directory / f"tenants-{title.replace(' ', '-')}", source, conf), []
             try:
                 clients.append(quiet := Client(cluster, "quiet"))
-                clients.append(flood := Client(cluster, "flood", nice=19))
-                columns[f"quiet, {title}"] = measure(quiet, options.seconds)
+                clients.append(flood := Client(cluster, "flood", nice=FLOOD_NICE))
+                columns[f"alone, {title}"] = measure(quiet, options.seconds)
+                columns[f"busy, {title}"] = beside_busy(quiet, options.seconds)
                 columns[f"flood, {title}"] = flooded(quiet, flood, options.seconds)
             finally:
                 for client in clients:

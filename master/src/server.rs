@@ -1,9 +1,9 @@
 //! One master process from its configuration to its orderly end.
 
+mod connections;
 mod incoming;
 mod upkeep;
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -13,12 +13,11 @@ use cavern_conf::{Config, host};
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
 use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, TenantCollector, Transport};
-use futures::Stream;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
 
-use self::incoming::Incoming;
 use crate::blocking::blocking;
 use crate::clock::Clock;
 use crate::group::Seat;
@@ -27,17 +26,13 @@ use crate::lead::Lead;
 use crate::metrics::MasterMetrics;
 use crate::mounts::{KeyDirectory, Vault};
 use crate::raft::{Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, RaftService, Ways};
-use crate::service::{Gate, Guarded, tenants};
+use crate::service::{Gate, Guarded, Lanes, tenants};
 use crate::term::{TermContext, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
 use crate::{MasterError, raft, recovery};
 
 /// How long calls in flight may take at the end.
 const DRAIN: Duration = Duration::from_secs(5);
-/// Connections that send nothing but must be alive are asked so often.
-const KEEPALIVE: Duration = Duration::from_secs(10);
-/// Calls of one connection at a time.
-const STREAMS_MAX: u32 = 1024;
 /// Between two looks whether the group has a leader.
 const READY_POLL: Duration = Duration::from_millis(5);
 
@@ -113,7 +108,7 @@ pub struct Master {
     consensus: Arc<Consensus>,
     /// Cancelled when the database is closed.
     database: CancellationToken,
-    server: JoinHandle<Result<(), tonic::transport::Error>>,
+    server: JoinHandle<()>,
     leading: JoinHandle<()>,
     upkeep: JoinHandle<()>,
     ending: CancellationToken,
@@ -159,7 +154,9 @@ impl Master {
         let tenants = tenants(&conf);
         metrics.registry.register_collector(TenantCollector::new(tenants.clone(), "cavern_master"));
         let incoming = incoming::incoming(grpc, transport, tenants, raise_descriptor_limit());
-        let server = serve(incoming, audit, &seat, &lead, ending.clone());
+        let lanes = Lanes::start().map_err(MasterError::io("the threads for clients with much under way"))?;
+        let server = connections::serve(incoming, routes(audit, &seat, &lead), lanes, ending.clone());
+        let server = host::spawn(server);
         let started = async {
             let identity = seat.place(&config.cluster.masters, new_cluster_id()).await?;
             let vault = blocking(move || Vault::open(&keys)).await?;
@@ -280,26 +277,18 @@ fn advertised(config: &Config, bound: &str) -> Result<String, MasterError> {
     Ok(if address.ends_with(":0") { bound.to_owned() } else { address })
 }
 
-fn serve(
-    incoming: impl Stream<Item = io::Result<Incoming>> + Send + 'static,
-    audit: AuditLog,
-    seat: &Arc<Seat>,
-    lead: &Arc<Lead>,
-    stop: CancellationToken,
-) -> JoinHandle<Result<(), tonic::transport::Error>> {
+/// What calls are made to.
+fn routes(audit: AuditLog, seat: &Arc<Seat>, lead: &Arc<Lead>) -> Routes {
     let masters = RaftServer::new(RaftService::new(seat.clone(), lead.clone()))
         .max_decoding_message_size(MESSAGE_MAX)
         .max_encoding_message_size(MESSAGE_MAX);
-    let router = tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .max_concurrent_streams(STREAMS_MAX)
-        .add_service(Guarded::new(masters, audit.clone()))
+    Routes::new(Guarded::new(masters, audit.clone()))
         .add_service(Guarded::new(Gate::namespace(lead.clone()), audit.clone()))
-        .add_service(Guarded::new(Gate::cluster(lead.clone()), audit));
-    host::spawn(router.serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await }))
+        .add_service(Guarded::new(Gate::cluster(lead.clone()), audit))
+        .prepare()
 }
 
-async fn end_server(mut server: JoinHandle<Result<(), tonic::transport::Error>>) {
+async fn end_server(mut server: JoinHandle<()>) {
     if tokio::time::timeout(DRAIN, &mut server).await.is_err() {
         tracing::warn!("calls in flight did not end in time");
         server.abort();

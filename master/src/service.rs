@@ -4,11 +4,11 @@ mod changes;
 mod cluster;
 mod gate;
 mod guard;
+mod lanes;
 mod limits;
 mod namespace;
 mod peer;
 mod roles;
-mod steps;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,6 +33,7 @@ use crate::workers::Workers;
 
 pub use gate::Gate;
 pub use guard::{Guarded, is_about};
+pub use lanes::{Lane, Lanes, SlowThreads};
 pub use limits::tenants;
 pub use peer::{Peer, PeerAddress};
 

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use self::company::Company;
 use crate::identity::{Identity, Role};
@@ -45,8 +46,6 @@ pub struct TenantLimits {
     pub per_second: Limit,
     /// Calls that are worked on at a time: others wait, for those of their own tenant only.
     pub turns: usize,
-    /// Of these, calls that a processor works on, or will before anything that comes later.
-    pub steps: usize,
     /// Its part of what all share, in whatever that is counted.
     pub room: usize,
     /// Answers in parts that are made or taken at a time: others wait, as above.
@@ -85,14 +84,14 @@ pub struct Tenant {
     identity: Identity,
     number: u64,
     company: Arc<Companies>,
+    /// When it last had much under way.
+    had_much: Mutex<Option<Instant>>,
     limits: TenantLimits,
     connections: AtomicUsize,
     calls: AtomicUsize,
     pub rate: Rate,
     /// [`TenantLimits::turns`].
     pub turns: Arc<Semaphore>,
-    /// [`TenantLimits::steps`].
-    pub steps: Arc<Semaphore>,
     /// [`TenantLimits::room`].
     pub room: Arc<Semaphore>,
     /// [`TenantLimits::streams`].
@@ -212,12 +211,12 @@ impl Tenants {
             identity: identity.clone(),
             number: numbers.fetch_add(1, Ordering::Relaxed),
             company: company.clone(),
+            had_much: Mutex::new(None),
             limits: *limits,
             connections: AtomicUsize::new(0),
             calls: AtomicUsize::new(0),
             rate: Rate::new(limits.per_second.most as u64),
             turns: Arc::new(Semaphore::new(limits.turns)),
-            steps: Arc::new(Semaphore::new(limits.steps)),
             room: Arc::new(Semaphore::new(limits.room)),
             streams: Arc::new(Semaphore::new(limits.streams)),
             parts: Semaphore::new(limits.parts),
@@ -250,14 +249,26 @@ impl Tenant {
         self.rate.take(operations as u64);
     }
 
-    /// A call of it is worked on now: whether others have made any in the last second.
-    pub fn shares_calls(&self) -> bool {
-        self.company.calls.has_others(self.number)
+    /// A call of it is worked on now.
+    pub fn makes_a_call(&self) {
+        self.company.calls.has_others(self.number);
     }
 
-    /// The same for changes.
+    /// It changes something now: whether others have in the last second.
     pub fn shares_changes(&self) -> bool {
         self.company.changes.has_others(self.number)
+    }
+
+    /// It has much under way now.
+    pub fn has_much(&self) {
+        *self.had_much.lock() = Some(Instant::now());
+    }
+
+    /// Whether it has had much under way in the last second, while others did something, too.
+    pub fn crowds_others(&self) -> bool {
+        let has_much = self.had_much.lock().is_some_and(|at| at.elapsed() < company::STAYS);
+        let Companies { calls, changes } = &*self.company;
+        has_much && (calls.is_beside(self.number) || changes.is_beside(self.number))
     }
 
     /// One more call, until what is returned is dropped.

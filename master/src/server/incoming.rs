@@ -20,7 +20,6 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 use tokio_rustls::server::TlsStream;
-use tonic::transport::server::Connected;
 
 use crate::service::{Peer, PeerAddress};
 
@@ -43,13 +42,13 @@ pub fn incoming(
     transport: Transport,
     tenants: Tenants,
     descriptor_limit: u64,
-) -> impl Stream<Item = io::Result<Incoming>> {
+) -> impl Stream<Item = Incoming> {
     let places = usize::try_from((descriptor_limit / 2).clamp(1, CONNECTIONS_MAX)).unwrap_or(1);
     let unknown = Places::new(UNKNOWN_MAX.min(places.div_ceil(4)));
     let door = Door { listener, transport, tenants, places: Arc::new(Semaphore::new(places)), unknown };
     stream::unfold(door, |door| async move {
         let next = accept(&door).await;
-        Some((Ok(next), door))
+        Some((next, door))
     })
 }
 
@@ -130,6 +129,11 @@ impl Incoming {
         Self { wire, peer, silence, tenants: tenants.clone(), unknown: Some(unknown), _place: place }
     }
 
+    /// Where it comes from.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
     /// The stream, when the handshake is done.
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Pin<&mut (dyn Duplex + Unpin)>>> {
         if let Wire::Accepting(accept) = &mut self.wire {
@@ -184,14 +188,6 @@ impl Incoming {
 trait Duplex: AsyncRead + AsyncWrite {}
 
 impl<S: AsyncRead + AsyncWrite> Duplex for S {}
-
-impl Connected for Incoming {
-    type ConnectInfo = Peer;
-
-    fn connect_info(&self) -> Peer {
-        self.peer.clone()
-    }
-}
 
 impl AsyncRead for Incoming {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -262,7 +258,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let mut incoming = Box::pin(incoming(listener, Transport::Plain, nobody(), 2));
         let _first = TcpStream::connect(address).await.unwrap();
-        let accepted = incoming.next().await.unwrap().unwrap();
+        let accepted = incoming.next().await.unwrap();
         let mut second = TcpStream::connect(address).await.unwrap();
         let refused = async {
             assert_eq!(second.read(&mut [0; 1]).await.unwrap_or(0), 0, "closed without a word");
@@ -273,7 +269,7 @@ mod tests {
         }
         drop(accepted);
         let _third = TcpStream::connect(address).await.unwrap();
-        incoming.next().await.unwrap().unwrap();
+        incoming.next().await.unwrap();
     }
 
     #[tokio::test]

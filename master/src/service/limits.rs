@@ -18,16 +18,17 @@ use tonic::codegen::http;
 
 use super::peer::Peer;
 use super::roles;
-use super::steps::step_by_step;
 use crate::raft::Room;
 
 /// Calls of one client that are worked on at a time: as many as a kernel has under way for a mount.
 const TURNS: usize = 256;
+/// Calls or changes of one client under way that nobody else notices: with more it is much.
+const FEW: usize = 8;
 /// Changes of one client that wait for their entry of the log, or are in one: two entries, so that one is filled while
 /// the other is written, and what others change waits for no more than these.
 const CHANGES: usize = 512;
 /// While other clients change something, too: what an entry of one client takes to be applied is what they wait.
-const CHANGES_BESIDE_OTHERS: usize = 64;
+const CHANGES_BESIDE_OTHERS: usize = 16;
 /// Listings of one client that are under way, until their last page has been taken. Each has up to two pages of a
 /// thousand names in memory, and what is on its way.
 const LISTINGS: usize = 64;
@@ -48,7 +49,6 @@ pub fn tenants(conf: &schema::Master) -> Tenants {
         calls: Limit { most: conf.client_calls, setting: "master.client_calls" },
         per_second: Limit { most: conf.client_operations_per_second, setting: "master.client_operations_per_second" },
         turns: TURNS,
-        steps: std::thread::available_parallelism().map_or(1, usize::from),
         room: CHANGES,
         streams: LISTINGS,
         parts: PAGES,
@@ -75,7 +75,7 @@ pub(super) async fn make(
     }
     let answered = async {
         let _turn = begin(tenant, path, is_patient).await?;
-        Ok(step_by_step(tenant, answer).await)
+        Ok(answer.await)
     };
     let answered = if is_patient {
         answered.await
@@ -106,8 +106,16 @@ async fn begin<'a>(
         tenant.counts.add_operations(1);
         wait_for_rate(tenant).await?;
     }
+    if is_patient {
+        return Ok(None);
+    }
     // It is never closed.
-    Ok(if is_patient { None } else { tenant.turns.acquire().await.ok() })
+    let turn = tenant.turns.acquire().await.ok();
+    tenant.makes_a_call();
+    if TURNS - tenant.turns.available_permits() > FEW {
+        tenant.has_much();
+    }
+    Ok(turn)
 }
 
 async fn wait_for_rate(tenant: &Arc<Tenant>) -> Result<(), Status> {
@@ -176,6 +184,9 @@ pub(super) fn changes(tenant: Arc<Tenant>, call: MutateRequest) -> Waiting {
         }
         unused.are_used();
         let each = if tenant.shares_changes() { CHANGES / CHANGES_BESIDE_OTHERS } else { 1 };
+        if (CHANGES - tenant.room.available_permits()) / each + changes > FEW {
+            tenant.has_much();
+        }
         // What is more than all takes all. It is never closed.
         let room = tenant.room.clone().acquire_many_owned((changes * each).min(CHANGES) as u32).await.ok();
         (call, room.map(Arc::new))

@@ -1,5 +1,6 @@
 //! The `Namespace` service.
 
+use cavern_conf::host;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
     CheckAccessReply, CheckAccessRequest, CheckHoldsReply, CheckHoldsRequest, Entry, Extent, FreeContentReply,
@@ -11,6 +12,7 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{FreeOwnContent, InodeRecord};
+use hyper::rt::Executor as _;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
@@ -18,6 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::changes::CALLS_AHEAD;
 use super::guard::{AuditedCall, is_about};
+use super::lanes::Lane;
 use super::{Answers, Services, asker, limits};
 use crate::listing::Why;
 use crate::namespace::{Listing, Lookups};
@@ -146,14 +149,19 @@ impl Namespace for Services {
     async fn mutate(&self, request: Request<Streaming<MutateRequest>>) -> Result<Response<Self::MutateStream>, Status> {
         let (answers, stream) = mpsc::channel(CALLS_AHEAD);
         let (services, asker, audited) = (self.clone(), asker(&request).cloned(), AuditedCall::of(&request));
-        let tenant = limits::tenant(&request);
-        self.tasks.spawn(async move {
+        let (tenant, lane) = (limits::tenant(&request), Lane::of(&request));
+        let calls = request.into_inner();
+        let serving = self.tasks.track_future(async move {
             let client = (asker.as_ref(), tenant.as_ref());
             tokio::select! {
-                () = services.serve_changes(request.into_inner(), client, audited.as_ref(), &answers) => {}
+                () = services.serve_changes(calls, client, audited.as_ref(), &answers) => {}
                 () = services.stop.cancelled() => {}
             }
         });
+        match lane {
+            Some(lane) => lane.execute(serving),
+            None => drop(host::spawn(serving)),
+        }
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 

@@ -28,6 +28,11 @@ impl Peer {
             None => Ok(None),
         }
     }
+
+    /// Whether it is a client that has much under way while others have something, too.
+    pub fn crowds_others(&self) -> bool {
+        matches!(self.tenant.get(), Some(Ok(tenant)) if tenant.crowds_others())
+    }
 }
 
 /// `None` where the connection has ended meanwhile.

@@ -33,7 +33,6 @@ pub fn tenants(conf: &schema::Worker, memory_kib: u32) -> Tenants {
         turns: conf.fill_concurrency * TURNS_PER_FILL,
         room: part_of_tenant(memory_kib),
         // Each thread takes the requests of its connections in turn, and an answer is one piece.
-        steps: 0,
         writers: 0,
         streams: 0,
         parts: 0,

@@ -102,7 +102,6 @@ mod tests {
             calls: some,
             per_second,
             turns: 1,
-            steps: 0,
             room,
             streams: 0,
             parts: 0,

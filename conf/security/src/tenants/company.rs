@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Others are there for so long after they were heard of last.
-const STAYS: Duration = Duration::from_secs(1);
+pub(super) const STAYS: Duration = Duration::from_secs(1);
 
 /// Those who do the same thing. Remembers the two that it has heard of last.
 #[derive(Debug, Default)]
@@ -23,6 +23,12 @@ impl Company {
         seen[0] = Some((own, now));
         seen[1].is_some_and(|(other, at)| other != own && now - at < STAYS)
     }
+
+    /// Whether another has done it lately.
+    pub(super) fn is_beside(&self, own: u64) -> bool {
+        let now = Instant::now();
+        self.0.lock().iter().flatten().any(|(other, at)| *other != own && now - *at < STAYS)
+    }
 }
 
 #[cfg(test)]
@@ -37,10 +43,12 @@ mod tests {
         assert!(company.has_others(2));
         assert!(company.has_others(1));
         tokio::time::advance(STAYS / 2).await;
+        assert!(company.is_beside(1) && company.is_beside(2) && company.is_beside(3));
         assert!(company.has_others(1) && company.has_others(3), "1 was here");
         assert!(company.has_others(1));
         tokio::time::advance(STAYS).await;
-        assert!(!company.has_others(1), "2 and 3 have gone");
+        assert!(!company.is_beside(4) && !company.has_others(1), "2 and 3 have gone");
+        assert!(!company.is_beside(1));
         assert!(company.has_others(2) && company.has_others(1));
     }
 }

@@ -8,7 +8,6 @@ fn tenants(most: usize) -> Tenants {
         calls: Limit { most, setting: "x.client_calls" },
         per_second: Limit { most: 1000, setting: "x.client_operations_per_second" },
         turns: 2,
-        steps: 1,
         room: 2,
         streams: 1,
         parts: 1,

@@ -1,0 +1,197 @@
+//! Two lanes for what is done for clients: who has much under way while others have little is served on threads of
+//! their own, to which the kernel gives what is left.
+//!
+//! A runtime works on what is ready in the order in which it came to be so. A client with hundreds of calls under way
+//! would have all of them before the only one of another, and the TLS and HTTP/2 of its connections as well. Nobody can
+//! put that in another order within a runtime; the scheduler of the kernel can, between threads, at each wake-up.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use rustix::process::{getpriority_process, setpriority_process};
+use tokio::runtime::{Builder, Handle, Runtime};
+
+use super::Peer;
+
+/// How much more willing than the others to let others go first the threads of the slow lane are: they get a tenth of
+/// the time of a processor that others want, too. It is not less, since what they have locked others wait for.
+const NICE: i32 = 10;
+
+/// The lanes. Cheap to clone.
+#[derive(Clone)]
+pub struct Lanes {
+    fast: Handle,
+    slow: Handle,
+}
+
+/// The threads of the slow lane. What they have not done when this is dropped is given up.
+pub struct SlowThreads(Option<Runtime>);
+
+impl Lanes {
+    /// The runtime that this is called on, and as many slow threads as that has.
+    ///
+    /// # Errors
+    /// Threads cannot be started.
+    pub fn start() -> io::Result<(Self, SlowThreads)> {
+        let fast = Handle::current();
+        let slow = Builder::new_multi_thread()
+            .worker_threads(fast.metrics().num_workers())
+            .thread_name("slow")
+            .on_thread_start(|| {
+                // Of the thread, and of those that it starts. Everybody may.
+                let nice = getpriority_process(None).and_then(|nice| setpriority_process(None, nice + NICE));
+                if let Err(error) = nice {
+                    tracing::warn!("threads for clients with much under way are as all others: {error}");
+                }
+            })
+            .enable_all()
+            .build()?;
+        Ok((Self { fast, slow: slow.handle().clone() }, SlowThreads(Some(slow))))
+    }
+
+    /// Does something for a peer, on the lane that it deserves at each time.
+    pub fn spawn(&self, peer: Peer, work: impl Future<Output = ()> + Send + 'static) {
+        self.send(peer.crowds_others(), peer, Box::pin(work));
+    }
+
+    fn send<W: Future<Output = ()> + Send + 'static>(&self, is_slow: bool, peer: Peer, work: Pin<Box<W>>) {
+        let lane = if is_slow { &self.slow } else { &self.fast };
+        lane.spawn(InLane { work: Some(work), is_slow, peer, lanes: self.clone() });
+    }
+}
+
+impl Drop for SlowThreads {
+    fn drop(&mut self) {
+        // Who drops it may be a task, which must not wait.
+        if let Some(threads) = self.0.take() {
+            threads.shutdown_background();
+        }
+    }
+}
+
+/// Something that is done for a peer, and goes to the other lane when its time has come.
+struct InLane<W> {
+    work: Option<Pin<Box<W>>>,
+    is_slow: bool,
+    peer: Peer,
+    lanes: Lanes,
+}
+
+impl<W: Future<Output = ()> + Send + 'static> Future for InLane<W> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let is_slow = self.peer.crowds_others();
+        if is_slow == self.is_slow {
+            return self.work.as_mut().map_or(Poll::Ready(()), |work| work.as_mut().poll(cx));
+        }
+        if let Some(work) = self.work.take() {
+            self.lanes.send(is_slow, self.peer.clone(), work);
+        }
+        Poll::Ready(())
+    }
+}
+
+/// The lane of a connection: where its calls are made. It is among the extensions of their requests.
+#[derive(Clone)]
+pub struct Lane {
+    pub lanes: Lanes,
+    pub peer: Peer,
+}
+
+impl Lane {
+    /// That of the connection by which a call has come, if it has come by one.
+    pub fn of<T>(request: &tonic::Request<T>) -> Option<Self> {
+        request.extensions().get().cloned()
+    }
+}
+
+impl<W: Future<Output = ()> + Send + 'static> hyper::rt::Executor<W> for Lane {
+    fn execute(&self, call: W) {
+        self.lanes.spawn(self.peer.clone(), call);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    use cavern_conf::schema;
+    use cavern_security::{Identity, Role, Tenants};
+
+    use super::*;
+    use crate::service::{PeerAddress, tenants};
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn peer(tenants: &Tenants, name: &str) -> Peer {
+        let peer = Peer { address: PeerAddress(None), secured: true, identity: Arc::default(), tenant: Arc::default() };
+        let tenant = tenants.admit(&Identity::new("c", Role::Client, name).unwrap()).unwrap();
+        assert!(peer.tenant.set(tenant).is_ok());
+        peer
+    }
+
+    /// Something that is never done, and says how nice the thread is that works on it, whenever another one does.
+    async fn works_on(say: mpsc::Sender<(bool, i32)>) {
+        let mut last = None;
+        loop {
+            let is_slow = std::thread::current().name() == Some("slow");
+            if last.replace(is_slow) != Some(is_slow) {
+                // Who has heard enough has gone.
+                let _said = say.send((is_slow, getpriority_process(None).unwrap()));
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn who_has_much_is_served_beside_others_on_threads_that_let_them_go_first() {
+        let tenants = tenants(&schema::Master::default());
+        let (flood, quiet) = (peer(&tenants, "flood"), peer(&tenants, "quiet"));
+        let (lanes, _threads) = Lanes::start().unwrap();
+        let begin = |peer: &Peer| {
+            let (say, hear) = mpsc::channel();
+            lanes.spawn(peer.clone(), works_on(say));
+            hear
+        };
+        let nice = getpriority_process(None).unwrap();
+        let (fast, slow) = ((false, nice), (true, (nice + NICE).min(19)));
+        let (of_flood, of_quiet) = (begin(&flood), begin(&quiet));
+        let next =
+            |hear: &mpsc::Receiver<(bool, i32)>| tokio::task::block_in_place(|| hear.recv_timeout(PATIENCE).unwrap());
+        assert_eq!((next(&of_flood), next(&of_quiet)), (fast, fast));
+        let flooding = flood.tenant().unwrap().unwrap();
+        flooding.makes_a_call();
+        flooding.has_much();
+        let alone = begin(&flood);
+        assert_eq!(next(&alone), fast, "nobody is kept waiting by it");
+        flooding.has_much();
+        quiet.tenant().unwrap().unwrap().makes_a_call();
+        assert_eq!((next(&of_flood), next(&alone)), (slow, slow), "also what had begun before");
+        // Nobody has said more since.
+        assert_eq!((next(&of_flood), next(&alone)), (fast, fast));
+        assert!(of_quiet.try_recv().is_err(), "it has not moved");
+    }
+
+    #[tokio::test]
+    async fn what_is_under_way_at_the_end_is_given_up() {
+        let tenants = tenants(&schema::Master::default());
+        let (flood, quiet) = (peer(&tenants, "flood"), peer(&tenants, "quiet"));
+        quiet.tenant().unwrap().unwrap().makes_a_call();
+        flood.tenant().unwrap().unwrap().has_much();
+        assert!(flood.crowds_others() && !quiet.crowds_others());
+        let (lanes, threads) = Lanes::start().unwrap();
+        let (began, begins) = tokio::sync::oneshot::channel();
+        let (until_it_ends, ends) = tokio::sync::oneshot::channel::<()>();
+        lanes.spawn(flood, async move {
+            let _held = until_it_ends;
+            began.send(()).unwrap();
+            std::future::pending().await
+        });
+        begins.await.unwrap();
+        drop(threads);
+        assert!(tokio::time::timeout(PATIENCE, ends).await.unwrap().is_err());
+    }
+}
