@@ -33,10 +33,9 @@ pub async fn serve(
         // Nobody can connect any more when this has ended.
         let mut incoming = pin!(incoming);
         while let Some(Some(connection)) = stop.run_until_cancelled(incoming.next()).await {
-            let peer = connection.peer().clone();
-            let lane = Lane { lanes: lanes.clone(), peer: peer.clone() };
-            let serving = serve_connection(connection, routes.clone(), lane, stop.clone());
-            lanes.spawn(peer, connections.track_future(serving));
+            let lane = lanes.of_peer(connection.peer().clone());
+            let serving = serve_connection(connection, routes.clone(), lane.clone(), stop.clone());
+            lane.spawn(connections.track_future(serving));
         }
     }
     connections.close();
@@ -48,7 +47,7 @@ async fn serve_connection(connection: Incoming, routes: Routes, lane: Lane, stop
     let own = lane.clone();
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
         let mut request = request.map(Body::new);
-        request.extensions_mut().insert(own.peer.clone());
+        request.extensions_mut().insert(own.peer().clone());
         request.extensions_mut().insert(own.clone());
         // The generated services are always ready.
         routes.clone().call(request)
@@ -64,6 +63,6 @@ async fn serve_connection(connection: Incoming, routes: Routes, lane: Lane, stop
         }
     };
     if let Err(error) = served {
-        tracing::debug!(peer = %lane.peer.address, "a connection has ended: {error}");
+        tracing::debug!(peer = %lane.peer().address, "a connection has ended: {error}");
     }
 }

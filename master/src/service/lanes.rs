@@ -50,14 +50,9 @@ impl Lanes {
         Ok((Self { fast, slow: slow.handle().clone() }, SlowThreads(Some(slow))))
     }
 
-    /// Does something for a peer, on the lane that it deserves at each time.
-    pub fn spawn(&self, peer: Peer, work: impl Future<Output = ()> + Send + 'static) {
-        self.send(peer.crowds_others(), peer, Box::pin(work));
-    }
-
-    fn send<W: Future<Output = ()> + Send + 'static>(&self, is_slow: bool, peer: Peer, work: Pin<Box<W>>) {
-        let lane = if is_slow { &self.slow } else { &self.fast };
-        lane.spawn(InLane { work: Some(work), is_slow, peer, lanes: self.clone() });
+    /// What is done for this peer.
+    pub fn of_peer(&self, peer: Peer) -> Lane {
+        Lane { lanes: self.clone(), peer }
     }
 }
 
@@ -70,34 +65,11 @@ impl Drop for SlowThreads {
     }
 }
 
-/// Something that is done for a peer, and goes to the other lane when its time has come.
-struct InLane<W> {
-    work: Option<Pin<Box<W>>>,
-    is_slow: bool,
-    peer: Peer,
-    lanes: Lanes,
-}
-
-impl<W: Future<Output = ()> + Send + 'static> Future for InLane<W> {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let is_slow = self.peer.crowds_others();
-        if is_slow == self.is_slow {
-            return self.work.as_mut().map_or(Poll::Ready(()), |work| work.as_mut().poll(cx));
-        }
-        if let Some(work) = self.work.take() {
-            self.lanes.send(is_slow, self.peer.clone(), work);
-        }
-        Poll::Ready(())
-    }
-}
-
-/// The lane of a connection: where its calls are made. It is among the extensions of their requests.
+/// What is done for one peer, on the lane that it deserves at each time. It is among the extensions of its calls.
 #[derive(Clone)]
 pub struct Lane {
-    pub lanes: Lanes,
-    pub peer: Peer,
+    lanes: Lanes,
+    peer: Peer,
 }
 
 impl Lane {
@@ -105,11 +77,47 @@ impl Lane {
     pub fn of<T>(request: &tonic::Request<T>) -> Option<Self> {
         request.extensions().get().cloned()
     }
+
+    pub fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.clone().send(self.peer.crowds_others(), Box::pin(work));
+    }
+
+    fn send<W: Future<Output = ()> + Send + 'static>(self, is_slow: bool, work: Pin<Box<W>>) {
+        let threads = if is_slow { self.lanes.slow.clone() } else { self.lanes.fast.clone() };
+        threads.spawn(InLane { work: Some(work), is_slow, lane: self });
+    }
 }
 
+/// Calls of a connection are made where it is served.
 impl<W: Future<Output = ()> + Send + 'static> hyper::rt::Executor<W> for Lane {
     fn execute(&self, call: W) {
-        self.lanes.spawn(self.peer.clone(), call);
+        self.spawn(call);
+    }
+}
+
+/// Something that goes to the other lane when its time has come.
+struct InLane<W> {
+    work: Option<Pin<Box<W>>>,
+    is_slow: bool,
+    lane: Lane,
+}
+
+impl<W: Future<Output = ()> + Send + 'static> Future for InLane<W> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let is_slow = self.lane.peer.crowds_others();
+        if is_slow == self.is_slow {
+            return self.work.as_mut().map_or(Poll::Ready(()), |work| work.as_mut().poll(cx));
+        }
+        if let Some(work) = self.work.take() {
+            self.lane.clone().send(is_slow, work);
+        }
+        Poll::Ready(())
     }
 }
 
@@ -153,7 +161,7 @@ mod tests {
         let (lanes, _threads) = Lanes::start().unwrap();
         let begin = |peer: &Peer| {
             let (say, hear) = mpsc::channel();
-            lanes.spawn(peer.clone(), works_on(say));
+            lanes.of_peer(peer.clone()).spawn(works_on(say));
             hear
         };
         let nice = getpriority_process(None).unwrap();
@@ -185,7 +193,7 @@ mod tests {
         let (lanes, threads) = Lanes::start().unwrap();
         let (began, begins) = tokio::sync::oneshot::channel();
         let (until_it_ends, ends) = tokio::sync::oneshot::channel::<()>();
-        lanes.spawn(flood, async move {
+        lanes.of_peer(flood).spawn(async move {
             let _held = until_it_ends;
             began.send(()).unwrap();
             std::future::pending().await

@@ -12,7 +12,6 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{FreeOwnContent, InodeRecord};
-use hyper::rt::Executor as _;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
@@ -159,7 +158,7 @@ impl Namespace for Services {
             }
         });
         match lane {
-            Some(lane) => lane.execute(serving),
+            Some(lane) => lane.spawn(serving),
             None => drop(host::spawn(serving)),
         }
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
