@@ -15,6 +15,7 @@
 //! | 5 | `PutWorker.owner` |
 //! | 6 | `Mutate.client`, `Mount.clients` |
 //! | 7 | `ClientRule.users`, `Mutation.user`, `OpenToWrite` |
+//! | 8 | rates of `ClientRule` |
 
 use std::time::Duration;
 
@@ -29,7 +30,7 @@ use crate::service::Services;
 use crate::state::{Database, StateReader, Tables};
 
 /// What this version knows. One more with each command that is new, or means something else, and its line above.
-pub const LEVEL: u32 = 7;
+pub const LEVEL: u32 = 8;
 /// The level from which on files that a session held count as changed when it ends.
 pub const ENDS_MARKED: u32 = 4;
 /// The level from which on a mount says when changes of names are answered.
@@ -40,6 +41,8 @@ pub const WORKER_OWNERS: u32 = 5;
 pub const CLIENT_RULES: u32 = 6;
 /// The level from which on a mount may limit the users of a client.
 pub const USER_LIMITS: u32 = 7;
+/// The level from which on a mount may have rates for a client.
+pub const CLIENT_RATES: u32 = 8;
 /// Between two looks at the others, as long as one of them knows less.
 const PERIOD: Duration = Duration::from_secs(2);
 

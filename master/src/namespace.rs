@@ -5,6 +5,7 @@
 mod judged;
 mod let_go;
 mod lookup;
+mod paced;
 mod pages;
 mod refresh;
 mod usage;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use cavern_proto::master::cluster_server::ClusterServer;
 use cavern_proto::master::namespace_server::NamespaceServer;
-use cavern_security::{Identity, Role};
+use cavern_security::{Identity, MountDebt, Role};
 use futures::Stream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -80,7 +80,8 @@ impl Services {
     /// [`MasterError::Denied`] for the session of another.
     fn asked_by<T>(&self, request: &tonic::Request<T>, session: u64) -> Result<Lookups, MasterError> {
         self.watch.check_owner(session, asker(request))?;
-        Ok(Lookups { client: self.client(asker(request)), ..self.lookups.asked_by(session) })
+        let debt = request.extensions().get::<Arc<MountDebt>>().cloned();
+        Ok(Lookups { client: self.client(asker(request)), debt, ..self.lookups.asked_by(session) })
     }
 
     /// The name of a client that asks, if there may be mounts that are not there for all clients; empty where it has

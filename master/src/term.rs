@@ -205,6 +205,7 @@ fn services(
     let lookups = Lookups {
         asker: 0,
         client: None,
+        debt: None,
         reader: reader.clone(),
         listings,
         mounts: mounts.clone(),

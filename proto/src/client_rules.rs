@@ -46,12 +46,26 @@ impl Mount {
         self.clients.iter().any(|rule| rule.users.is_some())
     }
 
+    /// Operations and bytes in a second that a client may have; 0 for any number.
+    pub fn rates_of(&self, client: &str) -> (u64, u64) {
+        self.rule_of(client).map_or((0, 0), |rule| (rule.operations_per_second, rule.bytes_per_second))
+    }
+
+    /// Whether there are clients that go on no faster than at a rate.
+    pub fn has_rates(&self) -> bool {
+        self.clients.iter().any(ClientRule::has_rates)
+    }
+
     fn rule_of(&self, client: &str) -> Option<&ClientRule> {
         self.clients.iter().find(|rule| rule.fits(client))
     }
 }
 
 impl ClientRule {
+    pub fn has_rates(&self) -> bool {
+        self.operations_per_second != 0 || self.bytes_per_second != 0
+    }
+
     /// Whether it is about the client of this name.
     pub fn fits(&self, client: &str) -> bool {
         !client.is_empty() && matches(self.name.as_bytes(), client.as_bytes())
@@ -93,7 +107,7 @@ mod tests {
         let rules = rules.iter().map(|(name, read_only)| ClientRule {
             name: (*name).to_owned(),
             read_only: *read_only,
-            users: None,
+            ..ClientRule::default()
         });
         Mount { clients: rules.collect(), ..Mount::default() }
     }
@@ -119,6 +133,16 @@ mod tests {
         assert_eq!(mount(&[]).access_of(""), ClientAccess::Full);
         assert_eq!(mount(&[("*", false)]).access_of(""), ClientAccess::None);
         assert_eq!(mount(&[("*", false)]).access_of("a"), ClientAccess::Full);
+    }
+
+    #[test]
+    fn rates_are_those_of_the_rule_that_fits() {
+        let mut mount = mount(&[("a-1", false), ("a-*", false)]);
+        assert!(!mount.has_rates());
+        mount.clients[1].bytes_per_second = 7;
+        assert!(mount.has_rates());
+        mount.clients[0].operations_per_second = 5;
+        assert_eq!(["a-1", "a-2", "b"].map(|client| mount.rates_of(client)), [(5, 0), (0, 7), (0, 0)]);
     }
 
     #[test]

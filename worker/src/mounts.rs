@@ -162,11 +162,11 @@ impl Mounts {
         self.version.load(Ordering::Acquire)
     }
 
-    /// What a client may do in a mount, by the table as it is, and the mount's bucket if it can be opened; `None` when
-    /// the mount is not in the table.
-    pub fn access_of(&self, mount_id: u32, client: &str) -> Option<(ClientAccess, Option<Ufs>)> {
+    /// What a client may do in a mount, by the table as it is, and how many bytes in a second it may have (0 for any
+    /// number); and the mount's bucket if it can be opened. `None` when the mount is not in the table.
+    pub fn access_of(&self, mount_id: u32, client: &str) -> Option<(ClientAccess, u64, Option<Ufs>)> {
         let known = self.known(mount_id)?;
-        Some((known.mount.access_of(client), known.ufs.clone().ok()))
+        Some((known.mount.access_of(client), known.mount.rates_of(client).1, known.ufs.clone().ok()))
     }
 
     /// Fetches the table as the master has it from now on. Those who come while one is fetched share the next. Returns

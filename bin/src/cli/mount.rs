@@ -76,6 +76,8 @@ Examples:
       --client 'train-*' --client eval-1=ro      there for these clients only
   cv mount s3://data/home /home --write-type fs-mode -c … \\
       --client 'train-*=rw,root_squash'          whose root is nobody there
+  cv mount update /work --client '*=rw,operations=2000'
+                                             each goes on no faster there
   cv mount update /train --credentials-file ~/.cavern-keys
                                              new credentials, while it is in use
   cv mount                                   list what is attached

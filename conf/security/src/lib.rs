@@ -34,6 +34,7 @@ pub use key_wrapping::{KEY_BYTES, KeyWrapping, Unwrapped};
 pub use places::{Place, Places};
 pub use socket::TlsSocket;
 pub use tenants::{
-    Counts, Limit, OverLimit, Rate, Tenant, TenantCall, TenantCollector, TenantConnection, TenantLimits, Tenants,
+    Counts, Limit, MountDebt, MountRates, OverLimit, Rate, Tenant, TenantCall, TenantCollector, TenantConnection,
+    TenantLimits, Tenants,
 };
 pub use transport::{Tls, Transport};

@@ -7,6 +7,7 @@
 
 mod company;
 mod metrics;
+mod mount_rates;
 mod rate;
 
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ use self::company::Company;
 use crate::identity::{Identity, Role};
 
 pub use metrics::TenantCollector;
+pub use mount_rates::{MountDebt, MountRates};
 pub use rate::Rate;
 
 /// Tenants that are remembered although they have no connection; the counts of others go to those of all others.
@@ -90,6 +92,8 @@ pub struct Tenant {
     connections: AtomicUsize,
     calls: AtomicUsize,
     pub rate: Rate,
+    /// In mounts, besides.
+    pub mount_rates: MountRates,
     /// [`TenantLimits::turns`].
     pub turns: Arc<Semaphore>,
     /// [`TenantLimits::room`].
@@ -200,7 +204,8 @@ impl Tenants {
         if known.len() >= REMEMBERED {
             // Whoever has nothing under way, and owes nothing, is the same when he comes back.
             known.retain(|_, tenant| {
-                let is_used = Arc::strong_count(tenant) > 1 || !tenant.rate.wait().is_zero();
+                let owes = !tenant.rate.wait().is_zero() || tenant.mount_rates.are_owed();
+                let is_used = owes || Arc::strong_count(tenant) > 1;
                 if !is_used {
                     forgotten.add(&tenant.counts);
                 }
@@ -216,6 +221,7 @@ impl Tenants {
             connections: AtomicUsize::new(0),
             calls: AtomicUsize::new(0),
             rate: Rate::new(limits.per_second.most as u64),
+            mount_rates: MountRates::default(),
             turns: Arc::new(Semaphore::new(limits.turns)),
             room: Arc::new(Semaphore::new(limits.room)),
             streams: Arc::new(Semaphore::new(limits.streams)),

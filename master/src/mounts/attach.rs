@@ -117,6 +117,9 @@ impl Services {
         if mount.limits_users() {
             level::require(reader, level::USER_LIMITS, "that a mount may limit users").await?;
         }
+        if mount.has_rates() {
+            level::require(reader, level::CLIENT_RATES, "that a mount may have rates for a client").await?;
+        }
         Ok(())
     }
 

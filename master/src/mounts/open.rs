@@ -29,6 +29,8 @@ pub struct Mounts {
     opened: Mutex<HashMap<u32, Arc<OpenMount>>>,
     /// There may be one that is not there for all clients.
     restricted: AtomicBool,
+    /// Whether there may be rules with rates.
+    have_rates: AtomicBool,
 }
 
 /// One mount with its object store.
@@ -130,8 +132,10 @@ impl Mounts {
     pub fn new(database: Arc<Database>, vault: Arc<Vault>, conf: schema::Ufs) -> Self {
         // Those that cannot be read may be.
         let mounts = Tables::new(&database).mounts();
-        let open_to_all = mounts.is_ok_and(|mounts| mounts.iter().all(|mount| !mount.is_restricted()));
-        Self { database, vault, conf, opened: Mutex::default(), restricted: AtomicBool::new(!open_to_all) }
+        let all = |known: fn(&Mount) -> bool| mounts.as_ref().is_ok_and(|mounts| mounts.iter().all(known));
+        let restricted = AtomicBool::new(!all(|mount| !mount.is_restricted()));
+        let have_rates = AtomicBool::new(!all(|mount| !mount.has_rates()));
+        Self { database, vault, conf, opened: Mutex::default(), restricted, have_rates }
     }
 
     /// Whether there may be mounts that are not there for all clients.
@@ -142,6 +146,12 @@ impl Mounts {
     /// Notes whom a mount will be there for. Before it is: whoever asks then is asked for its name.
     pub fn will_be(&self, mount: &Mount) {
         self.restricted.fetch_or(mount.is_restricted(), Ordering::AcqRel);
+        self.have_rates.fetch_or(mount.has_rates(), Ordering::AcqRel);
+    }
+
+    /// Whether there may be mounts in which clients go on no faster than at a rate.
+    pub fn have_rates(&self) -> bool {
+        self.have_rates.load(Ordering::Acquire)
     }
 
     /// All mounts as they are recorded, with their options sealed.

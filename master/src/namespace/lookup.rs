@@ -11,6 +11,7 @@ use bytes::Bytes;
 use cavern_proto::master::{Consistency, Entry, Kind, MakeListedReply, OwnAttributes};
 use cavern_proto::record::InodeRecord;
 use cavern_proto::{NAME_MAX, ROOT_INODE};
+use cavern_security::MountDebt;
 use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
@@ -40,6 +41,8 @@ pub struct Lookups {
     /// The name of the client that asks, if there may be mounts that are not there for all; `None` for whoever sees all
     /// of them.
     pub client: Option<Arc<str>>,
+    /// What the call owes for what it does in mounts.
+    pub debt: Option<Arc<MountDebt>>,
 }
 
 /// What a directory's listing is worth now.

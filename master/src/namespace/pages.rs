@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cavern_proto::master::{ReadDirPage, ReadDirRequest};
-use cavern_security::Tenant;
+use cavern_security::{Rate, Tenant};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::Status;
 
@@ -24,12 +24,16 @@ const NAMES_PER_OPERATION: usize = 50;
 #[derive(Clone, Default)]
 pub struct Listing {
     tenant: Option<Arc<Tenant>>,
+    /// That of the mount.
+    rate: Option<Arc<Rate>>,
     place: Arc<OnceLock<OwnedSemaphorePermit>>,
 }
 
 impl Listing {
-    pub fn of(tenant: Option<Arc<Tenant>>) -> Self {
-        Self { tenant, ..Self::default() }
+    /// In a directory of a mount in which there are so many operations in a second; 0 for any number.
+    pub fn of(tenant: Option<Arc<Tenant>>, per_second: u64, mount_id: u32) -> Self {
+        let rate = tenant.as_ref().and_then(|tenant| tenant.mount_rates.of(mount_id, per_second));
+        Self { tenant, rate, ..Self::default() }
     }
 
     async fn begin(&self) {
@@ -41,8 +45,15 @@ impl Listing {
         }
     }
 
-    /// Reads a page when it is his turn.
+    /// Reads a page when it is his turn, and what was done in the mount before is paid for.
     async fn page<T>(&self, read: impl Future<Output = T>) -> T {
+        if let (Some(rate), Some(tenant)) = (&self.rate, &self.tenant) {
+            let wait = rate.wait();
+            if !wait.is_zero() {
+                tokio::time::sleep(wait).await;
+                tenant.counts.add_wait(wait);
+            }
+        }
         let _turn = match &self.tenant {
             Some(tenant) => tenant.parts.acquire().await.ok(),
             None => None,
@@ -50,8 +61,11 @@ impl Listing {
         read.await
     }
 
-    /// A page has so many names: later calls wait for them.
+    /// A page has so many names: later pages and calls wait for them.
     fn count(&self, names: usize) {
+        if let Some(rate) = &self.rate {
+            rate.take((names / NAMES_PER_OPERATION) as u64);
+        }
         if let Some(tenant) = &self.tenant {
             tenant.charge(names / NAMES_PER_OPERATION);
         }

@@ -3,19 +3,39 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use cavern_proto::master::Mount;
+
 use super::{Lookups, components};
 use crate::MasterError;
 use crate::mounts::OpenMount;
+
+/// A mount is not there for a client.
+struct Hidden;
 
 impl Lookups {
     /// Whether a mount is there for the client, by what is recorded of it: it need not be one that can be opened. What
     /// is above mounts (0) is there for all.
     pub(super) fn can_see(&self, mount_id: u32) -> bool {
-        let is_there = |client: &Arc<str>| {
-            let recorded = self.mounts.recorded(mount_id);
-            recorded.is_ok_and(|mount| mount.access_of(client).can_see())
-        };
-        self.client.as_ref().is_none_or(|client| mount_id == 0 || is_there(client))
+        self.seen(mount_id).is_ok()
+    }
+
+    /// The same for what a call is about: it is an operation in that mount.
+    fn comes_to(&self, mount_id: u32) -> bool {
+        match self.seen(mount_id) {
+            Ok(Some(mount)) => {
+                self.is_in(&mount);
+                true
+            }
+            Ok(None) => true,
+            Err(Hidden) => false,
+        }
+    }
+
+    /// A mount that was looked at for the client; `None` where that was not needed.
+    fn seen(&self, mount_id: u32) -> Result<Option<Mount>, Hidden> {
+        let Some(client) = self.client.as_ref().filter(|_| mount_id != 0) else { return Ok(None) };
+        let mount = self.mounts.recorded(mount_id).map_err(|_| Hidden)?;
+        if mount.access_of(client).can_see() { Ok(Some(mount)) } else { Err(Hidden) }
     }
 
     /// The mount of an inode, if it is there for the client.
@@ -23,7 +43,7 @@ impl Lookups {
     /// # Errors
     /// [`MasterError::NotFound`].
     pub(super) fn mount_of(&self, mount_id: u32, inode: u64) -> Result<Arc<OpenMount>, MasterError> {
-        if self.can_see(mount_id) { self.mounts.get(mount_id) } else { Err(MasterError::gone(inode)) }
+        if self.comes_to(mount_id) { self.mounts.get(mount_id) } else { Err(MasterError::gone(inode)) }
     }
 
     /// Refuses an inode of a mount that is not there for the client. What does not exist at all is somebody else's to
@@ -43,18 +63,22 @@ impl Lookups {
         if self.client.is_none() || inodes.is_empty() {
             return Ok(HashSet::new());
         }
-        let asked = inodes.to_vec();
-        let mounts = self.reader.look(move |tables| {
-            let mount = |inode: &u64| Ok(tables.inode(*inode)?.map_or(0, |record| record.mount_id));
-            asked.iter().map(mount).collect::<Result<Vec<_>, MasterError>>()
-        });
         let mut hidden = HashSet::new();
-        for (inode, mount_id) in inodes.iter().zip(mounts.await?) {
-            if !self.can_see(mount_id) {
+        for (inode, mount_id) in inodes.iter().zip(self.mounts_of(inodes.to_vec()).await?) {
+            if !self.comes_to(mount_id) {
                 hidden.insert(*inode);
             }
         }
         Ok(hidden)
+    }
+
+    /// The mounts of some inodes, in their order; 0 for those that are in none, and that are not there.
+    pub(super) async fn mounts_of(&self, inodes: Vec<u64>) -> Result<Vec<u32>, MasterError> {
+        let mounts = self.reader.look(move |tables| {
+            let mount = |inode: &u64| Ok(tables.inode(*inode)?.map_or(0, |record| record.mount_id));
+            inodes.iter().map(mount).collect::<Result<Vec<_>, MasterError>>()
+        });
+        mounts.await
     }
 
     /// Refuses a path that is not within a mount which is there for the client: what is above mounts has a part in all

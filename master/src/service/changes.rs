@@ -18,6 +18,7 @@ use super::Services;
 use super::guard::AuditedCall;
 use super::limits::{self, Waiting};
 use crate::MasterError;
+use crate::namespace::Lookups;
 use crate::raft::Room;
 use crate::state::Outcome;
 
@@ -40,7 +41,8 @@ impl Services {
                 call = calls.next(), if waiting.is_none() && under_way.len() < CALLS_AHEAD => match (call, tenant) {
                     (Some(Ok(call)), None) => (call, None),
                     (Some(Ok(call)), Some(tenant)) => {
-                        waiting = Some(limits::changes(tenant.clone(), call));
+                        let lookups = Lookups { client: self.client(asker), ..self.lookups.clone() };
+                        waiting = Some(limits::changes(tenant.clone(), lookups, call));
                         continue;
                     }
                     // Who has gone has what was sent before made nevertheless.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_proto::master::MutateRequest;
-use cavern_security::{Limit, Tenant, TenantCall, TenantLimits, Tenants};
+use cavern_security::{Limit, MountDebt, Tenant, TenantCall, TenantLimits, Tenants};
 use http_body_util::BodyExt as _;
 use tokio::sync::SemaphorePermit;
 use tonic::Status;
@@ -18,6 +18,7 @@ use tonic::codegen::http;
 
 use super::peer::Peer;
 use super::roles;
+use crate::namespace::Lookups;
 use crate::raft::Room;
 
 /// Calls of one client that are worked on at a time: as many as a kernel has under way for a mount.
@@ -56,13 +57,15 @@ pub fn tenants(conf: &schema::Master) -> Tenants {
     })
 }
 
-/// Makes a call of a client, at its time, and counts it until its answer has been taken.
+/// Makes a call of a client, at its time, and counts it until its answer has been taken. It is answered when it owes
+/// nothing any more for what it has done in a mount.
 pub(super) async fn make(
-    tenant: &Arc<Tenant>,
+    debt: &MountDebt,
     path: &str,
     call: TenantCall,
     answer: impl Future<Output = http::Response<Body>>,
 ) -> http::Response<Body> {
+    let tenant = debt.tenant();
     let method = roles::method(path);
     let (is_patient, is_stream) = (PATIENT.contains(&method), method == "Mutate");
     let stream = if is_stream { tenant.writers.clone().try_acquire_owned().ok() } else { None };
@@ -74,8 +77,12 @@ pub(super) async fn make(
         return Status::resource_exhausted(reason).into_http();
     }
     let answered = async {
-        let _turn = begin(tenant, path, is_patient).await?;
-        Ok(answer.await)
+        let turn = begin(tenant, path, is_patient).await?;
+        let answer = answer.await;
+        // Others of the tenant may be in mounts where they owe nothing.
+        drop(turn);
+        pay(debt).await?;
+        Ok(answer)
     };
     let answered = if is_patient {
         answered.await
@@ -92,12 +99,28 @@ pub(super) async fn make(
     })
 }
 
+/// Waits for what a call owes. It has changed nothing: what would have to wait for too long is not answered.
+async fn pay(debt: &MountDebt) -> Result<(), Status> {
+    let wait = debt.wait();
+    let tenant = debt.tenant();
+    if wait > RATE_PATIENCE {
+        let (mount_id, most) = debt.give_up().unwrap_or_default();
+        tenant.counts.add_refusal();
+        let client = tenant.identity();
+        return Err(Status::resource_exhausted(format!(
+            "{client} asks for more than the {most} operations in a second that its rule of mount {mount_id} allows: \
+             ask for less at a time, or have an admin raise them (cv mount update --client)"
+        )));
+    }
+    if !wait.is_zero() {
+        tokio::time::sleep(wait).await;
+        tenant.counts.add_wait(wait);
+    }
+    Ok(())
+}
+
 /// Waits for the rate and for a turn.
-async fn begin<'a>(
-    tenant: &'a Arc<Tenant>,
-    path: &str,
-    is_patient: bool,
-) -> Result<Option<SemaphorePermit<'a>>, Status> {
+async fn begin<'a>(tenant: &'a Tenant, path: &str, is_patient: bool) -> Result<Option<SemaphorePermit<'a>>, Status> {
     if !roles::is_of_namespace(path) {
         return Ok(None);
     }
@@ -118,7 +141,7 @@ async fn begin<'a>(
     Ok(turn)
 }
 
-async fn wait_for_rate(tenant: &Arc<Tenant>) -> Result<(), Status> {
+async fn wait_for_rate(tenant: &Tenant) -> Result<(), Status> {
     let unused = Unused { tenant, operations: 1 };
     let wait = tenant.rate.take(1);
     if wait > RATE_PATIENCE {
@@ -166,18 +189,23 @@ pub(super) fn count_more<T>(request: &tonic::Request<T>, more: usize) {
     if let Some(tenant) = tenant(request) {
         tenant.charge(more);
     }
+    if let Some(debt) = request.extensions().get::<Arc<MountDebt>>() {
+        debt.is_about_more(more);
+    }
 }
 
 /// Changes that wait for the rate of their client, and for its part of the log.
 pub(super) type Waiting = Pin<Box<dyn Future<Output = (MutateRequest, Option<Room>)> + Send>>;
 
-/// Gives changes of a client back when it is their time.
-pub(super) fn changes(tenant: Arc<Tenant>, call: MutateRequest) -> Waiting {
+/// Gives changes of a client back when it is their time, which is also that of what it has done in their mounts.
+pub(super) fn changes(tenant: Arc<Tenant>, lookups: Lookups, call: MutateRequest) -> Waiting {
     Box::pin(async move {
         let changes = call.mutations.len();
         tenant.counts.add_operations(changes);
         let unused = Unused { tenant: &tenant, operations: changes };
-        let wait = tenant.rate.take(changes as u64);
+        // What cannot be read is said when they are made.
+        let in_mounts = lookups.pace(&tenant, &call.mutations).await.unwrap_or_default();
+        let wait = tenant.rate.take(changes as u64).max(in_mounts);
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;
             tenant.counts.add_wait(wait);
@@ -218,7 +246,7 @@ mod tests {
             // Nobody has taken it.
             let answer = async { http::Response::new(Body::new(Full::new(Bytes::from_static(b"an answer")))) };
             let path = format!("/cavern.master.v1.Namespace/{method}");
-            make(&tenant, &path, tenant.call().unwrap(), answer).await
+            make(&MountDebt::of((*tenant).clone()), &path, tenant.call().unwrap(), answer).await
         };
         let refusal = |answer: &http::Response<Body>| Status::from_header_map(answer.headers());
         let (first, second) = (open("Mutate").await, open("Mutate").await);

@@ -76,7 +76,7 @@ impl Namespace for Services {
         let place = |found: &Option<Directory>| found.iter().map(|directory| directory.record.parent).collect();
         let directory = lookups.when_let_go(inode, read, place).await?;
         let directory = directory.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))?;
-        let listing = Listing::of(tenant);
+        let listing = Listing::of(tenant, lookups.operations_in(directory.mount_id), directory.mount_id);
         let taken = listing.clone();
         self.tasks.spawn(async move {
             let result = tokio::select! {

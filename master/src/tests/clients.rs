@@ -1,6 +1,7 @@
 //! Mounts that are not there for all clients, as each of them is answered.
 
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
@@ -16,7 +17,7 @@ use cavern_proto::master::{
     RevalidateRequest, SetAttr, SetLock, TouchRequest, UnmountRequest, UpdateMountRequest, UsageRequest, User,
     UserLimits, WriteType,
 };
-use cavern_security::{Identity, Role};
+use cavern_security::{Identity, MountDebt, Role, Tenant};
 use futures::StreamExt;
 use rustix::io::Errno;
 use tonic::{Code, Request, Status};
@@ -48,7 +49,11 @@ fn client<T>(name: &str, message: T) -> Request<T> {
 fn rules(rules: &[(&str, bool)]) -> Vec<ClientRule> {
     rules
         .iter()
-        .map(|(name, read_only)| ClientRule { name: (*name).to_owned(), read_only: *read_only, users: None })
+        .map(|(name, read_only)| ClientRule {
+            name: (*name).to_owned(),
+            read_only: *read_only,
+            ..ClientRule::default()
+        })
         .collect()
 }
 
@@ -64,6 +69,52 @@ async fn master() -> (TestMaster, Mount) {
     let update = UpdateMountRequest { path: "/m".into(), clients: Some(clients), ..UpdateMountRequest::default() };
     master.services().update_mount(of(Role::Admin, "x", update)).await.unwrap();
     (master, mount)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_and_changes_count_in_the_mount_that_they_are_about() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let clients = cavern_proto::master::ClientRules {
+        rules: vec![ClientRule { name: "a".into(), operations_per_second: 10, ..ClientRule::default() }],
+    };
+    let update = UpdateMountRequest { path: "/m".into(), clients: Some(clients), ..UpdateMountRequest::default() };
+    services.update_mount(of(Role::Admin, "x", update)).await.unwrap();
+
+    let tenants = crate::service::tenants(&cavern_conf::schema::Master::default());
+    let tenant = |name: &str| tenants.admit(&Identity::new("c", Role::Client, name).unwrap()).unwrap().unwrap();
+    let (a, b) = (tenant("a"), tenant("b"));
+    let owes = async |path: &str| {
+        let debt = Arc::new(MountDebt::of((*a).clone()));
+        let mut resolve = client("a", ResolveRequest { path: path.into(), session: 0 });
+        resolve.extensions_mut().insert(debt.clone());
+        services.resolve(resolve).await.unwrap();
+        debt.wait()
+    };
+    let changes = |count| {
+        vec![Mutation { change: Some(create(mount.root_inode, "g", Kind::File)), ..Mutation::default() }; count]
+    };
+    let pace = async |tenant: &Tenant, changes: &[Mutation]| {
+        let client = Some(tenant.identity().name.as_str().into());
+        let lookups = crate::namespace::Lookups { client, ..services.lookups.clone() };
+        lookups.pace(tenant, changes).await.unwrap()
+    };
+    assert!(owes("/m").await.is_zero());
+    assert!(pace(&a, &changes(40)).await.is_zero(), "who comes next waits");
+    assert!(owes("/m/f").await > Duration::from_secs(2));
+    assert!(pace(&a, &changes(1)).await > Duration::from_secs(2));
+    assert_eq!((owes("/open/f").await, owes("/").await), Default::default());
+    let hold = Mutation { change: Some(Change::Hold(mount.root_inode)), ..Mutation::default() };
+    assert!(pace(&a, &[hold]).await.is_zero());
+    assert!(pace(&b, &changes(100)).await.is_zero() && pace(&b, &changes(1)).await.is_zero());
+
+    let before = Instant::now();
+    let listed = {
+        let mut request = client("a", ReadDirRequest { inode: mount.root_inode, ..ReadDirRequest::default() });
+        request.extensions_mut().get_mut::<Peer>().unwrap().tenant = Arc::new(OnceLock::from(Ok(tenant("a"))));
+        services.read_dir(request).await.unwrap().into_inner().next().await.unwrap().unwrap()
+    };
+    assert!(!listed.entries.is_empty() && before.elapsed() > Duration::from_secs(2), "a page waits as well");
 }
 
 async fn names_in(master: &TestMaster, client_name: &str, inode: u64) -> Result<Vec<Bytes>, Status> {
@@ -226,7 +277,8 @@ async fn a_client_whose_users_are_limited_reads_what_the_user_may() {
     };
     assert_eq!(change(&master, "a", is(file, 1000, 0o640)).await, 0);
     let users = Some(UserLimits { root_squash: true, ..UserLimits::default() });
-    let limiting = |read_only| vec![ClientRule { name: "a".into(), read_only, users: users.clone() }];
+    let limiting =
+        |read_only| vec![ClientRule { name: "a".into(), read_only, users: users.clone(), ..ClientRule::default() }];
     let update = |rules| {
         let clients = Some(cavern_proto::master::ClientRules { rules });
         UpdateMountRequest { path: "/m".into(), clients, ..UpdateMountRequest::default() }
@@ -234,7 +286,7 @@ async fn a_client_whose_users_are_limited_reads_what_the_user_may() {
     services.update_mount(of(Role::Admin, "x", update(limiting(false)))).await.unwrap();
     for (anon_uid, anon_gid) in [(Some(0), None), (None, Some(0))] {
         let users = Some(UserLimits { all_squash: true, anon_uid, anon_gid, ..UserLimits::default() });
-        let rules = vec![ClientRule { name: "a".into(), read_only: false, users }];
+        let rules = vec![ClientRule { name: "a".into(), users, ..ClientRule::default() }];
         let refused = services.update_mount(of(Role::Admin, "x", update(rules))).await.unwrap_err();
         assert!(refused.code() == Code::InvalidArgument && refused.message().contains("nobody is root"), "{refused}");
     }

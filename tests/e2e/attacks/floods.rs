@@ -431,3 +431,77 @@ fn a_client_goes_on_no_faster_than_its_rate_and_another_does_not_wait_for_it() {
     // What it read itself is a little more than what it may read at once.
     assert!(shown(worker, "cavern_worker_client_waited_seconds_total", "victim") < 0.5);
 }
+
+#[test]
+fn a_mount_has_a_rate_for_each_client_and_others_go_on_beside_it() {
+    let cluster = up_with("");
+    let [attacker, victim] = ["attacker", "victim"].map(|name| Somebody::client(&cluster, name));
+    let status = cluster.status();
+    let (master, worker) = (&status.masters[0], &status.workers[0]);
+    let block = cached_block(&cluster, &attacker, 8 * MIB);
+    cluster.s3.create_bucket("else");
+    cluster.mount("s3://else", "/else", &[]);
+    let limited = "attacker=ro,operations=20,bytes=8MiB";
+    cluster.cv(&["mount", "update", "/data", "--client", limited, "--client", "*"]);
+    let shown_rules = cluster.cv(&["mount"]).stdout;
+    assert!(shown_rules.contains(&format!("there for {limited}, * only")), "{shown_rules}");
+
+    let ask = |path: &str, times: usize, at_once: usize| {
+        let calls = NamespaceClient::new(attacker.channel(&cluster));
+        let resolve = ResolveRequest { path: path.to_owned(), session: 0 };
+        let all = (0..times).map(|_| {
+            let (mut calls, resolve) = (calls.clone(), resolve.clone());
+            async move { calls.resolve(resolve).await }
+        });
+        let asked = futures::stream::iter(all).buffer_unordered(at_once).collect::<Vec<_>>();
+        attacker.runtime.block_on(asked)
+    };
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        let limited = scope.spawn(|| ask("/data", 60, 20));
+        // The same client in another mount.
+        assert!(ask("/else", 300, 20).iter().all(Result::is_ok));
+        assert!(!limited.is_finished(), "{:?}", began.elapsed());
+        assert!(limited.join().unwrap().iter().all(Result::is_ok));
+    });
+    // All but those of a fifth of a second are waited for.
+    assert!(began.elapsed() > Duration::from_millis(2500), "{:?}", began.elapsed());
+    assert!(shown(master, "cavern_master_client_waited_seconds_total", "attacker") > 1.0);
+    // Nobody waits for longer than he would wait for an answer.
+    let refused = ask("/data", 400, 400).into_iter().find_map(Result::err).unwrap();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.message().contains("more than the 20 operations in a second that its rule of mount"), "{refused}");
+    let asked = Instant::now();
+    victim.resolve(&cluster, "/data").unwrap();
+    assert!(asked.elapsed() < SOON);
+
+    let workers = attacker.workers(&cluster);
+    let id = workers.workers[0].id;
+    let read = |somebody: &Somebody, times: usize| {
+        let pool = somebody.runtime.block_on(async { somebody.pool(&workers) });
+        for _ in 0..times {
+            let read = pool.read(id, read_of(&block, 4 * MIB), PATIENCE);
+            let (_, payload): (_, Bytes) = somebody.runtime.block_on(read).unwrap();
+            assert_eq!(payload.len(), 4 * MIB);
+        }
+        somebody.runtime.block_on(pool.shutdown());
+    };
+    let began = Instant::now();
+    read(&attacker, 7);
+    // 20 of 28 MiB, but for those of a fifth of a second, and the last one is for who comes next.
+    assert!(began.elapsed() > Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(shown(worker, "cavern_worker_client_waited_seconds_total", "attacker") > 1.0);
+    let began = Instant::now();
+    read(&victim, 7);
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    cluster.cv(&["mount", "update", "/data", "--client", "attacker=ro", "--client", "*"]);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let began = Instant::now();
+        assert!(ask("/data", 100, 20).iter().all(Result::is_ok));
+        if began.elapsed() < Duration::from_secs(1) {
+            break;
+        }
+        assert!(Instant::now() < until, "it still waits");
+    }
+}

@@ -522,13 +522,19 @@ impl Connection {
             Ok(request) => request,
             Err(refusal) => return self.refuse(request_id, &refusal),
         };
-        self.pacing.charge(request.payload_bytes());
-        if self.answer_at_once(&request) {
+        let wait = self.pacing.charge(request.payload_bytes());
+        if wait.is_zero() && self.answer_at_once(&request) {
             return;
         }
         let (service, bytes) = (self.shared.service.clone(), request.payload_bytes() + message_bytes);
         let tenant = self.pacing.tenant().cloned();
-        self.begin(request_id, bytes, async move { service.answer(request, tenant).await });
+        self.begin(request_id, bytes, async move {
+            if let Some(tenant) = tenant.as_ref().filter(|_| !wait.is_zero()) {
+                tokio::time::sleep(wait).await;
+                tenant.counts.add_wait(wait);
+            }
+            service.answer(request, tenant).await
+        });
     }
 
     /// Begins to wait for an answer; the request is counted with `bytes` until then.
@@ -550,7 +556,7 @@ impl Connection {
     /// Begins to take the payload of a write, as soon as there is memory for it.
     fn upload(&mut self, request_id: u64, payload_bytes: u32, write: Result<Write, Refusal>) {
         let missing = payload_bytes as usize;
-        self.pacing.charge(missing);
+        self.pacing.charge_write(missing);
         let fate = match write {
             Ok(write) if write.is_of_object() && !self.peer.is_believed() => {
                 // Not kept, as what is here already is not.
@@ -683,8 +689,12 @@ impl Connection {
             return decode(message).map(Some);
         }
         let request = decode::<R>(message.clone())?;
+        self.pacing.comes_to(None);
         match self.rights.judge(&request) {
-            Verdict::Allowed => return Ok(Some(request)),
+            Verdict::Allowed => {
+                self.pacing.comes_to(self.rights.rate(&request));
+                return Ok(Some(request));
+            }
             Verdict::Refused(refusal) => self.deny(header, refusal)?,
             Verdict::Later => {
                 let renewed = Box::pin(self.rights.renew());

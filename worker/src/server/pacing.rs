@@ -3,10 +3,14 @@
 //! What a request asks for counts when it is taken. Until that is paid for, the connections of the tenant take no
 //! further frame: what the client has sent stays in its connection, which tells it to send no more, and nothing of what
 //! the clients share is held meanwhile.
+//!
+//! Where a mount has a rate for the client (`cv mount --client NAME=bytes=…`), a request to read in it waits by itself,
+//! and those of other mounts go on. What was written is on the connection already: all that comes behind waits for it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use cavern_security::{Tenant, TenantConnection};
+use cavern_security::{Rate, Tenant, TenantConnection};
 use tokio::time::Instant;
 
 /// See the module.
@@ -16,11 +20,15 @@ pub(super) struct Pacing {
     tenant: Option<TenantConnection>,
     /// The pause that is made, and when it began.
     pause: Option<(Instant, Instant)>,
+    /// That of the mount of the request which is looked at, if it has one.
+    mount: Option<Arc<Rate>>,
+    /// When the last write in a mount with a rate is paid for.
+    written: Option<Instant>,
 }
 
 impl Pacing {
     pub(super) fn new(tenant: Option<TenantConnection>) -> Self {
-        Self { tenant, pause: None }
+        Self { tenant, pause: None, mount: None, written: None }
     }
 
     pub(super) fn tenant(&self) -> Option<&Arc<Tenant>> {
@@ -35,10 +43,13 @@ impl Pacing {
     /// Begins a pause, if the tenant is too fast; whether one is made.
     pub(super) fn begin_pause(&mut self) -> bool {
         let Some(tenant) = &self.tenant else { return false };
-        let wait = tenant.rate.wait();
-        if !wait.is_zero() && self.pause.is_none() {
-            let now = Instant::now();
-            self.pause = Some((now, now + wait));
+        if self.pause.is_none() {
+            let (wait, written) = (tenant.rate.wait(), self.written.take());
+            if !wait.is_zero() || written.is_some() {
+                let now = Instant::now();
+                let until = written.unwrap_or(now).max(now + wait);
+                self.pause = (until > now).then_some((now, until));
+            }
         }
         self.pause.is_some()
     }
@@ -57,12 +68,25 @@ impl Pacing {
         }
     }
 
-    /// A request is taken, with what it reads or writes.
-    pub(super) fn charge(&self, bytes: usize) {
+    /// A request is looked at, in a mount in which the tenant may have so many bytes in a second, if they are bounded.
+    pub(super) fn comes_to(&mut self, mount: Option<(u32, u64)>) {
+        let tenant = self.tenant.as_ref();
+        self.mount = mount.and_then(|(id, per_second)| tenant?.mount_rates.of(id, per_second));
+    }
+
+    /// A request is taken, with what it reads: how long it has to wait for what was read and written in its mount.
+    pub(super) fn charge(&self, bytes: usize) -> Duration {
         if let Some(tenant) = &self.tenant {
             tenant.rate.take(bytes as u64);
             tenant.counts.add_bytes(bytes);
         }
+        self.mount.as_ref().map_or(Duration::ZERO, |rate| rate.take(bytes as u64))
+    }
+
+    /// The same with what it writes, for which the connection waits.
+    pub(super) fn charge_write(&mut self, bytes: usize) {
+        self.charge(bytes);
+        self.written = self.mount.as_ref().map(|rate| Instant::now() + rate.wait());
     }
 
     /// A frame is taken.

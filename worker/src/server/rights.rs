@@ -109,6 +109,8 @@ pub(super) enum Verdict {
 #[derive(Debug)]
 struct Known {
     access: ClientAccess,
+    /// 0 for any number.
+    bytes_per_second: u64,
     /// `None` when it cannot be opened: what is cached of its objects is taken for its own then.
     ufs: Option<Ufs>,
 }
@@ -168,6 +170,15 @@ impl Rights {
         }
     }
 
+    /// The mount of a request that was allowed, and how many bytes in a second the peer may have there, if they are
+    /// bounded. What it asks for in one request is counted in the mount of the first block.
+    pub(super) fn rate(&mut self, request: &impl OfBlocks) -> Option<(u32, u64)> {
+        let client = self.client.clone()?;
+        let mount_id = request.blocks().next()?.mount_id;
+        let per_second = self.known(mount_id, &client)?.bytes_per_second;
+        (per_second != 0).then_some((mount_id, per_second))
+    }
+
     /// The table as the master has it now; what the peer asks for within the next seconds is judged by that.
     pub(super) fn renew(&mut self) -> impl Future<Output = ()> + Send + 'static {
         self.renewed = Some(Instant::now());
@@ -184,7 +195,11 @@ impl Rights {
         let at = match self.known.iter().position(|(known, _)| *known == mount_id) {
             Some(at) => at,
             None => {
-                let known = self.mounts.access_of(mount_id, client).map(|(access, ufs)| Known { access, ufs });
+                let known = self.mounts.access_of(mount_id, client).map(|(access, bytes_per_second, ufs)| Known {
+                    access,
+                    bytes_per_second,
+                    ufs,
+                });
                 if self.known.len() >= MAX_KNOWN {
                     self.known.clear();
                 }
@@ -218,7 +233,7 @@ mod tests {
     use crate::mounts::tests::no_master;
 
     fn rule(name: &str, read_only: bool) -> ClientRule {
-        ClientRule { name: name.to_owned(), read_only, users: None }
+        ClientRule { name: name.to_owned(), read_only, ..ClientRule::default() }
     }
 
     fn table(epoch: u64, rules: Vec<ClientRule>) -> MountTable {

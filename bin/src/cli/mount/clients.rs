@@ -1,14 +1,15 @@
-//! `--client`: which clients a mount is there for, and whom their users count as there.
+//! `--client`: which clients a mount is there for, how fast they may go on there, and whom their users count as.
 
 use std::fmt::Write as _;
 
+use cavern_conf::ByteSize;
 use cavern_proto::master::{ClientRule, IdRange, UserLimits};
 use clap::Args;
 
 /// Between the ranges of one option.
 const AND: char = '+';
-const HOW: &str = "write it as NAME, or as NAME=OPTION,… with ro, rw, root_squash, all_squash, anonuid=N, anongid=N, \
-    uids=LOW-HIGH or gids=LOW-HIGH (several with + between them)";
+const HOW: &str = "write it as NAME, or as NAME=OPTION,… with ro, rw, operations=N, bytes=SIZE, \
+    root_squash, all_squash, anonuid=N, anongid=N, uids=LOW-HIGH or gids=LOW-HIGH (several with + between them)";
 
 #[derive(Args)]
 pub(super) struct ClientArgs {
@@ -16,9 +17,11 @@ pub(super) struct ClientArgs {
     /// the first that fits counts. Without any it is there for all clients.
     ///
     /// Behind = there may be options, as exports of NFS have them: ro (to be read only, and without the keys of the
-    /// bucket) or rw; and in fs-mode root_squash (root is nobody), all_squash (everybody is), uids=LOW-HIGH and
-    /// gids=LOW-HIGH (whoever is in none of these is nobody; several with + between them), anonuid=N and anongid=N (who
-    /// nobody is, 65534 otherwise). With any of the latter the users of the client are judged by the master.
+    /// bucket) or rw; operations=N and bytes=SIZE (as many in a second for each client, what is more waits: operations
+    /// in the namespace, and what workers are read and written); and in fs-mode root_squash (root is nobody),
+    /// all_squash (everybody is), uids=LOW-HIGH and gids=LOW-HIGH (whoever is in none of these is nobody; several have
+    /// a + in between), anonuid=N and anongid=N (who nobody is, 65534 otherwise). With any of the latter the users of
+    /// the client are judged by the master.
     #[arg(long, value_name = "NAME[=OPTION,…]", value_parser = rule)]
     client: Vec<ClientRule>,
 }
@@ -38,6 +41,7 @@ fn rule(text: &str) -> Result<ClientRule, String> {
         return Err(HOW.to_owned());
     }
     let (mut is_read_only, mut users) = (None, None::<UserLimits>);
+    let mut rule = ClientRule { name: name.to_owned(), ..ClientRule::default() };
     for option in options.into_iter().flat_map(|options| options.split(',')) {
         if let "ro" | "rw" = option {
             if is_read_only.replace(option == "ro").is_some() {
@@ -45,9 +49,34 @@ fn rule(text: &str) -> Result<ClientRule, String> {
             }
             continue;
         }
+        if take_rate(&mut rule, option)? {
+            continue;
+        }
         limit(users.get_or_insert_default(), option)?;
     }
-    Ok(ClientRule { name: name.to_owned(), read_only: is_read_only.unwrap_or(false), users })
+    Ok(ClientRule { read_only: is_read_only.unwrap_or(false), users, ..rule })
+}
+
+/// Takes an option into the rates of a rule, if it is one of these.
+fn take_rate(rule: &mut ClientRule, option: &str) -> Result<bool, String> {
+    let (rate, per_second) = match option.split_once('=') {
+        Some(("operations", text)) => {
+            let operations = text.parse().map_err(|_| format!("{option}: {text:?} is no number"))?;
+            (&mut rule.operations_per_second, operations)
+        }
+        Some(("bytes", text)) => {
+            let bytes = text.parse::<ByteSize>().map_err(|error| format!("{option}: {error}"))?;
+            (&mut rule.bytes_per_second, bytes.bytes())
+        }
+        _ => return Ok(false),
+    };
+    match (std::mem::replace(rate, per_second), per_second) {
+        (_, 0) => {
+            Err(format!("{option}: a client that may do nothing needs no rule; leave the option out for any number"))
+        }
+        (0, _) => Ok(true),
+        _ => Err(format!("{option}: once")),
+    }
 }
 
 /// Takes one option into the limits of users.
@@ -79,8 +108,13 @@ pub(super) fn shown_rules(rules: &[ClientRule]) -> Vec<String> {
 fn shown_rule(rule: &ClientRule) -> String {
     let mut options = Vec::new();
     options.extend(rule.read_only.then(|| "ro".to_owned()));
+    if !rule.read_only && (rule.users.is_some() || rule.has_rates()) {
+        options.push("rw".to_owned());
+    }
+    let ClientRule { operations_per_second, bytes_per_second, .. } = *rule;
+    options.extend((operations_per_second != 0).then(|| format!("operations={operations_per_second}")));
+    options.extend((bytes_per_second != 0).then(|| format!("bytes={}", ByteSize::from_bytes(bytes_per_second))));
     if let Some(users) = &rule.users {
-        options.extend((!rule.read_only).then(|| "rw".to_owned()));
         options.extend(users.root_squash.then(|| "root_squash".to_owned()));
         options.extend(users.all_squash.then(|| "all_squash".to_owned()));
         options.extend(users.anon_uid.map(|uid| format!("anonuid={uid}")));
@@ -117,14 +151,20 @@ mod tests {
             "a=ro",
             "*=ro",
             "a=rw,root_squash",
+            "a=rw,operations=2000",
+            "a=ro,operations=1,bytes=64MiB",
+            "a-*=rw,bytes=1500B,all_squash",
             "a=ro,all_squash,anonuid=7,anongid=8",
             "a=rw,root_squash,uids=1000-1999+3000,gids=100",
         ] {
             assert_eq!(shown_rules(&[rule(text).unwrap()]), [text]);
         }
-        for (text, shown) in
-            [("a=rw", "a"), ("a=root_squash", "a=rw,root_squash"), ("a=uids=1,uids=3-4", "a=rw,uids=1+3-4")]
-        {
+        for (text, shown) in [
+            ("a=rw", "a"),
+            ("a=bytes=1024KiB,ro", "a=ro,bytes=1MiB"),
+            ("a=root_squash", "a=rw,root_squash"),
+            ("a=uids=1,uids=3-4", "a=rw,uids=1+3-4"),
+        ] {
             assert_eq!(shown_rules(&[rule(text).unwrap()]), [shown]);
         }
     }
@@ -139,6 +179,14 @@ mod tests {
             "a=ro,rw",
             "a=ro,",
             "a=no_root_squash",
+            "a=operations",
+            "a=operations=0",
+            "a=operations=-1",
+            "a=operations=1.5",
+            "a=operations=1,operations=2",
+            "a=bytes=0",
+            "a=bytes=1XiB",
+            "a=bytes=1MiB,bytes=1MiB",
             "a=anonuid",
             "a=anonuid=x",
             "a=anonuid=-1",

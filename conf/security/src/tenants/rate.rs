@@ -28,6 +28,10 @@ impl Rate {
         Self { per_second, began: Instant::now(), paid_at: AtomicU64::new(0) }
     }
 
+    pub fn per_second(&self) -> u64 {
+        self.per_second
+    }
+
     pub fn is_unlimited(&self) -> bool {
         self.per_second == 0
     }

@@ -37,6 +37,52 @@ async fn one_has_so_many_and_another_as_many_again() {
     assert!(connect("a").is_ok());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_tenant_has_a_rate_of_its_own_in_each_mount() {
+    let tenants = tenants(2);
+    let [one, other] = ["one", "other"].map(|name| tenants.admit(&client(name)).unwrap().unwrap());
+    let owes = |tenant: &TenantConnection, mount_id, per_second| {
+        let debt = MountDebt::of((**tenant).clone());
+        debt.is_in(mount_id, per_second);
+        debt.is_in(9, 1);
+        debt.wait()
+    };
+    let wait = |tenant, mount_id| owes(tenant, mount_id, 10);
+    while wait(&one, 1).is_zero() {}
+    assert_eq!((wait(&other, 1), wait(&one, 2), owes(&one, 3, 0)), Default::default());
+    let before = wait(&one, 1);
+    assert!(wait(&one, 1) > before);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(wait(&one, 1), Duration::ZERO);
+    while wait(&one, 1).is_zero() {}
+    assert_eq!(owes(&one, 1, 20), Duration::ZERO, "another rate begins anew");
+
+    let large = MountDebt::of((*one).clone());
+    large.is_about_more(29);
+    large.is_in(5, 10);
+    assert_eq!(large.wait(), Duration::ZERO);
+    assert!(wait(&one, 5) > Duration::from_millis(2700));
+
+    let given_up = MountDebt::of((*one).clone());
+    assert_eq!(given_up.give_up(), None);
+    given_up.is_in(4, 1);
+    assert_eq!(given_up.give_up(), Some((4, 1)));
+    assert_eq!((owes(&one, 4, 1), given_up.wait()), Default::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn rates_of_mounts_that_have_gone_are_forgotten_when_they_are_paid_for() {
+    let rates = MountRates::default();
+    let owed = rates.of(0, 1).unwrap();
+    owed.take(1000);
+    for mount_id in 1..1000 {
+        rates.of(mount_id, 1).unwrap();
+    }
+    assert!(rates.are_owed() && !rates.of(0, 1).unwrap().wait().is_zero());
+    tokio::time::sleep(Duration::from_secs(2000)).await;
+    assert!(!rates.are_owed());
+}
+
 #[tokio::test]
 async fn only_clients_are_tenants() {
     for role in Role::ALL {

@@ -1,5 +1,7 @@
 //! Connections over TLS: what goes over them, who is refused, and what nobody does for whoever has not the role.
 
+use std::time::Instant;
+
 use cavern_conf::Config;
 use cavern_net::{NetError, WorkerPool};
 use cavern_proto::master::{ClientRule, Worker, WorkerTable};
@@ -242,7 +244,7 @@ async fn blocks_are_for_the_clients_that_their_mount_is_there_for() {
     let certificates = Certificates::new();
     let bench = Fixture::secured("rights", certificates.transport(Role::Worker)).await;
     let rule = |epoch, client: &str, read_only| {
-        let clients = vec![ClientRule { name: client.to_owned(), read_only, users: None }];
+        let clients = vec![ClientRule { name: client.to_owned(), read_only, ..ClientRule::default() }];
         let uri = "memory://server-rights".to_owned();
         let mount = Mount { id: 1, uri, write_type: WriteType::FsMode as i32, clients, ..Default::default() };
         bench.mounts.apply(MountTable { epoch, mounts: vec![mount], status: vec![] });
@@ -286,6 +288,50 @@ async fn blocks_are_for_the_clients_that_their_mount_is_there_for() {
     for pool in [client, worker, here] {
         pool.shutdown().await;
     }
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_and_read_in_a_mount_waits_for_its_rate() {
+    let certificates = Certificates::new();
+    let bench = Fixture::secured("paced", certificates.transport(Role::Worker)).await;
+    let mount = |id, bytes_per_second| {
+        let rule = ClientRule { name: "here".to_owned(), bytes_per_second, ..ClientRule::default() };
+        let uri = format!("memory://server-paced-{id}");
+        Mount { id, uri, write_type: WriteType::FsMode as i32, clients: vec![rule], ..Default::default() }
+    };
+    bench.mounts.apply(MountTable { epoch: 2, mounts: vec![mount(1, 2 << 20), mount(2, 0)], status: vec![] });
+    let in_other = |number| BlockRef { mount_id: 2, ..block(number, 0) };
+    let bytes = noise(1 << 20);
+    let client = bench.pool_of(certificates.transport(Role::Client));
+    write_block(&client, &in_other(9), &bytes).await.unwrap();
+    let began = Instant::now();
+    // More than a pool has connections: each waits for what was written on it.
+    for number in 1..=6 {
+        write_block(&client, &block(number, 0), &bytes).await.unwrap();
+    }
+    assert!(began.elapsed() > Duration::from_millis(600), "{:?}", began.elapsed());
+    let began = Instant::now();
+    let read = async {
+        for number in 1..=2 {
+            assert!(read_block(&client, &block(number, 0), bytes.len()).await == bytes);
+        }
+        began.elapsed()
+    };
+    let read_elsewhere = async {
+        // At first behind what was written, then beside what is read.
+        let mut began = Instant::now();
+        for number in 0..16 {
+            assert!(read_block(&client, &in_other(9), bytes.len()).await == bytes);
+            if number == 7 {
+                began = Instant::now();
+            }
+        }
+        began.elapsed()
+    };
+    let (waited, elsewhere) = tokio::join!(read, read_elsewhere);
+    assert!(waited > Duration::from_millis(600) && elsewhere < waited, "{waited:?} {elsewhere:?}");
+    client.shutdown().await;
     bench.end().await;
 }
 
