@@ -11,8 +11,9 @@ Starts a cluster of its own, twice: without rates, and with `master.client_opera
 other, makes calls to the master (`metaload`, two at a time) and reads 64 KiB at random places of a file through a mount
 of its own, over TCP and past the page cache. The other floods: 400 calls at a time, and eight readers of all of the
 file. All of them share this machine's processors; the programs of the one that floods are nice, so that they take
-little of what would be, on hosts of their own, the other's and the cluster's. What they do take is measured as well:
-beside as nice programs that do nothing but use the processors (`busy`), which is what `flood` is to be compared with.
+little of what would be, on hosts of their own, the other's and the cluster's: among themselves, and, in a session of
+their own, also where the kernel gives each session its share (`kernel.sched_autogroup_enabled`). What they do take is
+measured as well: beside as nice programs that do nothing but use the processors (`busy`).
 """
 
 import argparse
@@ -32,16 +33,17 @@ METALOAD = TARGET / "metaload"
 FILE_BYTES = 1 << 30
 READ_BYTES = 64 << 10
 FLOOD_TASKS, FLOOD_READERS = 400, 8
-FLOOD_NICE = 19
+# The nicest there is, as programs and as a session.
+NICE = ("sh", "-c", 'echo 19 >/proc/self/autogroup || :; exec nice -n 19 "$0" "$@"')
 
 
 class Client:
     """Somebody with a certificate, a mount, and programs."""
 
-    def __init__(self, cluster, name, nice=0):
+    def __init__(self, cluster, name, prefix=()):
         certificates = cluster.directory / "certificates"
         self.cluster, self.name, self.children = cluster, name, []
-        self.nice = ("nice", "-n", str(nice))
+        self.prefix = prefix
         run(CV, "cert", "issue", "client", name, "--dir", certificates, "--out", certificates / name)
         self.mount = cluster.directory / name
         self.mount.mkdir()
@@ -57,21 +59,26 @@ class Client:
             "CV_CLIENT__MEMORY_BUDGET": "64MiB",
         }
         log = open(cluster.directory / f"{name}.log", "w")
-        self.children.append(subprocess.Popen([*self.nice, CV, "fuse", "--conf", cluster.conf],
-                                              env=self.environment, stdout=log, stderr=log))
+        self.start([CV, "fuse", "--conf", cluster.conf], stdout=log, stderr=log)
         deadline = time.monotonic() + 30
         while not (self.mount / "data").is_dir():
             if time.monotonic() > deadline:
                 raise SystemExit(f"{name} has no mount: {log.name}")
             time.sleep(0.05)
 
-    def load(self, tasks, seconds):
-        command = [*self.nice, METALOAD, "master", self.cluster.master, f"/files/{self.name}",
-                   "--conf", self.cluster.conf, "--tasks", str(tasks), "--seconds", str(seconds)]
-        child = subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                 text=True)
+    def start(self, command, **streams):
+        child = subprocess.Popen([*self.prefix, *command], env=self.environment, start_new_session=True, text=True,
+                                 **streams)
         self.children.append(child)
         return child
+
+    def load(self, tasks, seconds):
+        command = [METALOAD, "master", self.cluster.master, f"/files/{self.name}", "--conf", self.cluster.conf,
+                   "--tasks", str(tasks), "--seconds", str(seconds)]
+        return self.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def read_for_ever(self):
+        return self.start([sys.executable, __file__, "--read", str(self.mount / "data/file")])
 
     def reads(self, seconds):
         """Times of reads at random places, in milliseconds."""
@@ -144,8 +151,8 @@ def finished(child):
 
 
 def beside_busy(quiet, seconds):
-    spin = ["nice", "-n", str(FLOOD_NICE), sys.executable, "-c", "while True: pass"]
-    programs = [subprocess.Popen(spin) for _ in range(2 * os.cpu_count())]
+    spin = [*NICE, sys.executable, "-c", "while True: pass"]
+    programs = [subprocess.Popen(spin, start_new_session=True) for _ in range(2 * os.cpu_count())]
     try:
         return measure(quiet, seconds)
     finally:
@@ -164,8 +171,8 @@ def flooded(quiet, flood, seconds):
 
     work = [threading.Thread(target=calls)]
     # Processes, so that no lock of an interpreter slows them down.
-    readers = [subprocess.Popen([*flood.nice, sys.executable, __file__, "--read", str(flood.mount / "data/file")])
-               for _ in range(FLOOD_READERS)]
+    for _ in range(FLOOD_READERS):
+        flood.read_for_ever()
     for thread in work:
         thread.start()
     try:
@@ -173,9 +180,6 @@ def flooded(quiet, flood, seconds):
         return measure(quiet, seconds)
     finally:
         done.set()
-        for reader in readers:
-            reader.terminate()
-            reader.wait()
         for child in flood.children[1:]:
             child.terminate()
         for thread in work:
@@ -213,7 +217,7 @@ def main():
             cluster, clients = Cluster(directory / f"tenants-{title.replace(' ', '-')}", source, conf), []
             try:
                 clients.append(quiet := Client(cluster, "quiet"))
-                clients.append(flood := Client(cluster, "flood", nice=FLOOD_NICE))
+                clients.append(flood := Client(cluster, "flood", NICE))
                 columns[f"alone, {title}"] = measure(quiet, options.seconds)
                 columns[f"busy, {title}"] = beside_busy(quiet, options.seconds)
                 columns[f"flood, {title}"] = flooded(quiet, flood, options.seconds)
