@@ -324,6 +324,17 @@ fn read_of(block: &BlockRef, length: usize) -> Vec<read_request::Item> {
     vec![read_request::Item { block: Some(block.clone()), range, part: None }]
 }
 
+/// Reads 4 MiB of a block so often, each time when the last has come, over connections of its own.
+fn read_times(somebody: &Somebody, workers: &WorkerTable, block: &BlockRef, times: usize) {
+    let pool = somebody.runtime.block_on(async { somebody.pool(workers) });
+    for _ in 0..times {
+        let read = pool.read(workers.workers[0].id, read_of(block, 4 * MIB), PATIENCE);
+        let (_, payload): (_, Bytes) = somebody.runtime.block_on(read).unwrap();
+        assert_eq!(payload.len(), 4 * MIB);
+    }
+    somebody.runtime.block_on(pool.shutdown());
+}
+
 #[test]
 fn answers_that_nobody_takes_leave_memory_for_others() {
     let cluster = up_with("[worker]\nmemory_budget = \"64MiB\"\n");
@@ -406,16 +417,7 @@ fn a_client_goes_on_no_faster_than_its_rate_and_another_does_not_wait_for_it() {
     assert_eq!(shown(master, "cavern_master_client_waited_seconds_total", "victim"), 0.0);
 
     let workers = attacker.workers(&cluster);
-    let id = workers.workers[0].id;
-    let read = |somebody: &Somebody, times: usize| {
-        let pool = somebody.runtime.block_on(async { somebody.pool(&workers) });
-        for _ in 0..times {
-            let read = pool.read(id, read_of(&block, 4 * MIB), PATIENCE);
-            let (_, payload): (_, Bytes) = somebody.runtime.block_on(read).unwrap();
-            assert_eq!(payload.len(), 4 * MIB);
-        }
-        somebody.runtime.block_on(pool.shutdown());
-    };
+    let read = |somebody: &Somebody, times: usize| read_times(somebody, &workers, &block, times);
     let began = Instant::now();
     std::thread::scope(|scope| {
         let flooding = scope.spawn(|| read(&attacker, 12));
@@ -476,16 +478,7 @@ fn a_mount_has_a_rate_for_each_client_and_others_go_on_beside_it() {
     assert!(asked.elapsed() < SOON);
 
     let workers = attacker.workers(&cluster);
-    let id = workers.workers[0].id;
-    let read = |somebody: &Somebody, times: usize| {
-        let pool = somebody.runtime.block_on(async { somebody.pool(&workers) });
-        for _ in 0..times {
-            let read = pool.read(id, read_of(&block, 4 * MIB), PATIENCE);
-            let (_, payload): (_, Bytes) = somebody.runtime.block_on(read).unwrap();
-            assert_eq!(payload.len(), 4 * MIB);
-        }
-        somebody.runtime.block_on(pool.shutdown());
-    };
+    let read = |somebody: &Somebody, times: usize| read_times(somebody, &workers, &block, times);
     let began = Instant::now();
     read(&attacker, 7);
     // 20 of 28 MiB, but for those of a fifth of a second, and the last one is for who comes next.
