@@ -1,6 +1,7 @@
 //! openraft's own tests of a storage, run against ours.
 
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use openraft::StorageError;
 use openraft::testing::log::{StoreBuilder, Suite};
@@ -22,18 +23,33 @@ impl ChangeListener for NullListener {
     fn replaced(&self) {}
 }
 
+/// Where a store is; it is gone with this. The thread of its log has the database open until then, and one that is open
+/// writes into its directory once more.
+struct Place {
+    dir: TempDir,
+    log: Option<JoinHandle<()>>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.log.take().is_some_and(|log| log.join().is_err()) {
+            panic!("the log in {} panicked", self.dir.path().display());
+        }
+    }
+}
+
 struct Builder;
 
-impl StoreBuilder<Types, LogStore, StateMachine, TempDir> for Builder {
-    async fn build(&self) -> Result<(TempDir, LogStore, StateMachine), StorageError<Types>> {
+impl StoreBuilder<Types, LogStore, StateMachine, Place> for Builder {
+    async fn build(&self) -> Result<(Place, LogStore, StateMachine), StorageError<Types>> {
         let dir = tempfile::tempdir().unwrap();
         let database = CurrentDatabase::open(dir.path(), 1 << 20, Lock::take(dir.path()).unwrap()).unwrap();
         let database = Arc::new(database);
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
         let metrics = MasterMetrics::new().raft;
-        let (log, _) = LogStore::start(database.clone(), 1 << 10, metrics.clone()).unwrap();
+        let (log, thread) = LogStore::start(database.clone(), 1 << 10, metrics.clone()).unwrap();
         let machine = StateMachine::open(database, snapshots, Arc::new(NullListener), metrics).unwrap();
-        Ok((dir, log, machine))
+        Ok((Place { dir, log: Some(thread) }, log, machine))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The log against a model of it, under random changes, readers, restarts, and a disk that takes its time.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::path::Path;
 
 use cavern_proto::master::Job;
@@ -162,11 +163,17 @@ impl Tested {
         assert!(self.store.bytes_after(None).abs_diff(total as u64) < 4 * STEP, "{total} bytes in the log");
     }
 
+    /// Closes the database: its directory can go.
+    fn end(self) {
+        drop(self.store);
+        self.thread.join().unwrap();
+    }
+
     /// Ends it, and begins again with what is on disk.
-    async fn restart(self, directory: &Path) -> Self {
-        let Self { entries, purged, next, term, vote, store, thread, .. } = self;
-        drop(store);
-        thread.join().unwrap();
+    async fn restart(mut self, directory: &Path) -> Self {
+        let (entries, purged, next, term, vote) =
+            (mem::take(&mut self.entries), self.purged, self.next, self.term, self.vote);
+        self.end();
         let mut again = Self { entries, purged, next, term, vote, ..Self::open(directory) };
         assert_eq!(again.store.read_vote().await.unwrap(), again.vote);
         again
@@ -202,6 +209,8 @@ proptest! {
                     tested.settle().await;
                 }
             }
+            drop(disk);
+            tested.end();
         });
     }
 }
@@ -225,6 +234,8 @@ async fn appends_share_a_sync_and_nobody_waits_for_it() {
     assert_eq!(reader.try_get_log_entries(0..100).await.unwrap().len(), 100);
     let syncs = metric(&tested.metrics, "log_sync_seconds_count");
     assert!(syncs <= 2, "{syncs} syncs");
+    drop(reader);
+    tested.end();
 }
 
 #[tokio::test]
@@ -237,6 +248,7 @@ async fn an_entry_that_does_not_follow_the_last_one_is_refused() {
     assert!(refused.to_string().contains("ends with entry 0, and is given entry 2"), "{refused}");
     drop(disk);
     tested.settle().await;
+    tested.end();
 }
 
 #[tokio::test]
@@ -258,4 +270,5 @@ async fn after_a_write_that_failed_nothing_is_written() {
     assert!(tested.store.try_get_log_entries(0..3).await.is_err());
     let tested = tested.restart(directory.path()).await;
     assert_eq!(tested.store.read_disk(0, u64::MAX, usize::MAX).unwrap().len(), 1);
+    tested.end();
 }
