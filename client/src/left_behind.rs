@@ -13,7 +13,9 @@ use std::time::Duration;
 use cavern_conf::Config;
 use cavern_net::NetError;
 use cavern_net::journals::wait_for_replays;
-use tokio::time::{Instant, timeout_at};
+use futures::future::join_all;
+use tokio::time::timeout;
+use tracing::{debug, info, warn};
 
 use crate::error::ClientError;
 use crate::fs_file::FsFile;
@@ -22,8 +24,11 @@ use crate::journal::{Journal, Left};
 use crate::metadata::NoSink;
 use crate::session::{Client, Predecessor};
 
-/// Whoever mounts at the place of a dead mount waits so long for what that has left behind: for several attempts.
-const REPLAYS_WAIT: Duration = Duration::from_secs(20);
+/// Whoever mounts at the place of a dead mount waits so long for what that has left behind: for several attempts, and
+/// for less than those wait who start a process.
+const REPLAYS_WAIT: Duration = Duration::from_secs(15);
+/// After so long a log says what is waited for.
+const REPLAYS_NOTICE: Duration = Duration::from_secs(1);
 
 /// What became of what a mount had left behind.
 #[derive(Debug)]
@@ -60,20 +65,11 @@ pub async fn replay(config: &Config, name: &str, journal: Arc<Journal>) -> Resul
 }
 
 impl Client {
-    /// Waits until the workers of this host have nothing left to replay of a place.
+    /// Waits until the workers of this host have nothing left to replay of a place. Bounded by [`REPLAYS_WAIT`].
     pub(crate) async fn await_replays(&self, place: &str) {
-        let deadline = Instant::now() + REPLAYS_WAIT;
-        for worker in self.workers().workers().iter().filter(|worker| !worker.socket_path.is_empty()) {
-            match timeout_at(deadline, wait_for_replays(Path::new(&worker.socket_path), place)).await {
-                Ok(Ok(())) => {}
-                // Of another host, mostly.
-                Ok(Err(cause)) => tracing::debug!(worker = worker.id, %cause, "has nothing to replay"),
-                Err(_late) => {
-                    tracing::warn!("what the mount before had answered last is not made in time, and may be lost");
-                    return;
-                }
-            }
-        }
+        let membership = self.workers();
+        let with_sockets = membership.workers().iter().filter(|worker| !worker.socket_path.is_empty());
+        join_all(with_sockets.map(|worker| await_replay(worker.id, Path::new(&worker.socket_path), place))).await;
     }
 
     /// Makes what is left in the journal, in this session alone; gives what was refused, or `None` when the session is
@@ -105,6 +101,25 @@ impl Client {
             Some(error) => Err(error),
             None => Ok(Some(refused)),
         }
+    }
+}
+
+async fn await_replay(worker: u64, socket: &Path, place: &str) {
+    let replay = wait_for_replays(socket, place);
+    tokio::pin!(replay);
+    let mut waited = timeout(REPLAYS_NOTICE, &mut replay).await;
+    if waited.is_err() {
+        info!(worker, "the worker of this host is waited for: it may have what the mount before had answered last");
+        waited = timeout(REPLAYS_WAIT - REPLAYS_NOTICE, replay).await;
+    }
+    match waited {
+        Ok(Ok(())) => {}
+        // Of another host, mostly.
+        Ok(Err(cause)) => debug!(worker, %cause, "has nothing to replay"),
+        Err(_late) => warn!(
+            worker,
+            "the worker of this host does not answer in time: what the mount before had answered last may be lost"
+        ),
     }
 }
 

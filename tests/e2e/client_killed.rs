@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use cavern_conf::{Config, Failpoint};
 use cavern_security::{Authority, Identity, Role};
-use cavern_tests::{Child, Options, eventually};
+use cavern_tests::{Child, Cluster, Options, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::client_restart::{content, replace_by_death};
 use crate::fs_mode_held::{Mounts, change_all, tree};
+use crate::fs_mode_lease::Stopped;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -192,6 +193,24 @@ fn nothing_is_replayed_after_an_orderly_end_or_the_death_of_the_daemon_alone() {
     mounts.cluster.start("fuse");
     await_journals(&mounts, 2);
     assert_eq!(replays(&mounts), 0);
+}
+
+#[test]
+fn a_worker_that_stands_still_keeps_nobody_from_mounting_and_is_named() {
+    let cluster = Cluster::up(Options::default());
+    let seeded = cluster.seed("bucket", "", 3, 5000);
+    cluster.mount("s3://bucket", "/data", &[]);
+    cluster.stop("fuse");
+    let worker = cluster.status().workers[0].clone();
+    let stopped = Stopped::new(&worker);
+    // Whether there is something that it would have to make, nobody knows.
+    cluster.start("fuse");
+    cluster.assert_tree("data", "", &seeded);
+    drop(stopped);
+    let log = fs::read_to_string(&cluster.at_start.fuse[0].log).unwrap();
+    let said = |what: &str| assert_eq!(log.matches(what).count(), 1, "{what}: {log}");
+    said("the worker of this host is waited for: it may have what the mount before had answered last worker=1");
+    said("the worker of this host does not answer in time");
 }
 
 #[test]
