@@ -80,6 +80,7 @@ fn a_group_is_shown_and_each_master_can_be_stopped_and_started() {
         let table = cluster.cv(&["raft", "status"]).stdout;
         assert!(table.contains("unreachable") && table.contains("majority: 2 of 3"), "{table}");
         assert_eq!(cluster.status().masters[number].state, "stopped");
+        assert_told_of(&cluster, number);
         cluster.start(&name(number));
         cluster.masters_agree();
     }
@@ -100,6 +101,18 @@ fn a_group_is_shown_and_each_master_can_be_stopped_and_started() {
         cluster.start(&name(number));
     }
     cluster.masters_agree();
+}
+
+/// The one that leads logs once that it cannot reach another one, and not each of its attempts.
+fn assert_told_of(cluster: &Cluster, number: usize) {
+    let address = &cluster.at_start.masters[number].grpc;
+    let told = eventually("the log tells of the master that is gone", PATIENCE, || {
+        let log = fs::read_to_string(&cluster.status().masters[cluster.leader()].log).unwrap();
+        let lines = log.lines().filter(|line| line.contains("another master cannot be reached"));
+        let lines = lines.filter(|line| line.contains(address.as_str())).count();
+        (lines > 0).then_some((lines, log.matches("openraft").count()))
+    });
+    assert!(told.0 == 1 && told.1 < 10, "{} lines, and {} of the library", told.0, told.1);
 }
 
 /// What has been cached is used after a failover as before it, and is as coherent.

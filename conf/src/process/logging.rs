@@ -19,8 +19,15 @@ use crate::schema::{Log, LogFormat};
 const CONSENSUS: &str = "openraft";
 /// Whoever proposed something may have gone before the answer, when a lead ends for one: that is no news.
 /// Nor is it one that a write was on disk after the vote had changed, as at the first election of a new cluster.
-const CONSENSUS_WARNS: [&str; 3] =
-    ["openraft=warn", "openraft::raft::responder=error", "openraft::core::raft_core=error"];
+/// Of a master that does not answer ours says so once, and the library with each of its many attempts.
+const CONSENSUS_WARNS: [&str; 6] = [
+    "openraft=warn",
+    "openraft::raft::responder=error",
+    "openraft::core::raft_core=error",
+    "openraft::core::heartbeat=error",
+    "openraft::engine::handler::replication_handler=error",
+    "openraft::replication=error",
+];
 
 /// Beginnings of the names of crates that see credentials, as settings, in signatures or in headers.
 const DISCREET: [&str; 6] = ["reqsign", "opendal", "hyper", "h2", "rustls", "s3s"];

@@ -4,6 +4,7 @@
 //! meant for, so that a process that has taken over an address is not taken for the master that was there.
 
 pub mod convert;
+mod hearing;
 mod send_snapshot;
 
 use std::collections::HashMap;
@@ -26,6 +27,7 @@ use tonic::transport::Channel;
 use tonic::transport::Endpoint;
 use tonic::{Code, Response, Status};
 
+use self::hearing::Hearing;
 use super::snapshot::Checkpoint;
 use super::types::{Node, NodeId, Snapshot, Types, Vote};
 use crate::MasterError;
@@ -96,12 +98,20 @@ pub struct Network {
     cluster_id: Arc<str>,
     own: NodeId,
     ways: Ways,
-    channels: Arc<Mutex<HashMap<String, Transport>>>,
+    /// By address.
+    others: Arc<Mutex<HashMap<String, Other>>>,
+}
+
+/// The connection to another master, and what is heard over it.
+#[derive(Clone)]
+struct Other {
+    transport: Transport,
+    hearing: Arc<Hearing>,
 }
 
 impl Network {
     pub fn new(cluster_id: &str, own: NodeId, ways: Ways) -> Self {
-        Self { cluster_id: cluster_id.into(), own, ways, channels: Arc::default() }
+        Self { cluster_id: cluster_id.into(), own, ways, others: Arc::default() }
     }
 }
 
@@ -112,21 +122,27 @@ pub struct Peer {
     target: NodeId,
     /// Why there is none: an address that is none.
     calls: Result<Calls, String>,
+    hearing: Arc<Hearing>,
 }
 
 impl RaftNetworkFactory<Types> for Network {
     type Network = Peer;
 
     async fn new_client(&mut self, target: NodeId, node: &Node) -> Peer {
-        let mut channels = self.channels.lock();
-        let channel = match channels.get(&node.addr) {
+        let mut others = self.others.lock();
+        let other = match others.get(&node.addr) {
             Some(known) => Ok(known.clone()),
-            None => self.ways.to(&node.addr).inspect(|made| {
-                channels.insert(node.addr.clone(), made.clone());
+            None => self.ways.to(&node.addr).map(|transport| {
+                let other = Other { transport, hearing: Arc::new(Hearing::of(&node.addr)) };
+                others.insert(node.addr.clone(), other.clone());
+                other
             }),
         };
-        let calls = channel.map(calls).map_err(|error| error.to_string());
-        Peer { cluster_id: self.cluster_id.clone(), own: self.own, target, calls }
+        let (calls, hearing) = match other {
+            Ok(Other { transport, hearing }) => (Ok(calls(transport)), hearing),
+            Err(error) => (Err(error.to_string()), Arc::new(Hearing::of(&node.addr))),
+        };
+        Peer { cluster_id: self.cluster_id.clone(), own: self.own, target, calls, hearing }
     }
 }
 
@@ -150,9 +166,18 @@ impl Peer {
             Err(reason) => return Err(Unreachable::from_string(reason).into()),
         };
         match tokio::time::timeout(within, call(calls)).await {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(failure(&status)),
-            Err(_elapsed) => Err(Timeout { action: what, id: self.own, target: self.target, timeout: within }.into()),
+            Ok(Ok(answer)) => {
+                self.hearing.heard(self.target);
+                Ok(answer.into_inner())
+            }
+            Ok(Err(status)) => {
+                self.hearing.unheard(self.target, &cavern_net::master::innermost(&status));
+                Err(failure(&status))
+            }
+            Err(_elapsed) => {
+                self.hearing.unheard(self.target, "no answer in time");
+                Err(Timeout { action: what, id: self.own, target: self.target, timeout: within }.into())
+            }
         }
     }
 
