@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_net::WorkerPool;
-use cavern_net::master::MasterChannel;
+use cavern_net::master::{MasterChannel, Stubs};
 use cavern_proto::master::{ListMountsRequest, ListWorkersRequest};
+use cavern_security::Role;
 use parking_lot::RwLock;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use tonic::Code;
 
 use crate::error::ClientError;
 use crate::mounts::{MountView, Mounts};
@@ -99,16 +99,15 @@ impl Tables {
     }
 
     async fn fetch_mounts(&self) -> Result<(), ClientError> {
-        let ask = |mut stubs: cavern_net::master::Stubs| async move {
-            match stubs.cluster.get_credentials(ListMountsRequest {}).await {
-                // Whoever runs the cluster reads from its workers only.
-                Err(status) if status.code() == Code::PermissionDenied => {
-                    stubs.cluster.list_mounts(ListMountsRequest {}).await
-                }
-                answered => answered,
-            }
+        // Whoever runs the cluster reads from its workers only, and is not given what they read with.
+        let is_admin = self.pool.own_role() == Some(Role::Admin);
+        let table = if is_admin {
+            let ask = |mut stubs: Stubs| async move { stubs.cluster.list_mounts(ListMountsRequest {}).await };
+            self.master.call_patiently("ListMounts", ask).await?
+        } else {
+            let ask = |mut stubs: Stubs| async move { stubs.cluster.get_credentials(ListMountsRequest {}).await };
+            self.master.call_patiently("GetCredentials", ask).await?
         };
-        let table = self.master.call_patiently("GetCredentials", ask).await?;
         let known = self.mounts();
         let mounts = Arc::new(Mounts::new(table, &known, &self.ufs));
         *self.mounts.write() = mounts;
@@ -116,9 +115,7 @@ impl Tables {
     }
 
     async fn fetch_workers(&self) -> Result<(), ClientError> {
-        let ask = |mut stubs: cavern_net::master::Stubs| async move {
-            stubs.cluster.list_workers(ListWorkersRequest {}).await
-        };
+        let ask = |mut stubs: Stubs| async move { stubs.cluster.list_workers(ListWorkersRequest {}).await };
         let table = self.master.call_patiently("ListWorkers", ask).await?;
         self.pool.set_workers(&table);
         Ok(())

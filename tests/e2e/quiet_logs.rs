@@ -8,12 +8,27 @@ const IMAGES: usize = 2000;
 
 #[test]
 fn a_healthy_cluster_logs_no_warning_and_no_error() {
-    let cluster = Cluster::up(Options { workers: 2, more_mounts: vec!["second"], ..Options::default() });
+    assert_quiet(false);
+}
+
+#[test]
+fn nor_does_one_whose_connections_are_secured() {
+    assert_quiet(true);
+}
+
+fn assert_quiet(secure: bool) {
+    let cluster = Cluster::up(Options { workers: 2, more_mounts: vec!["second"], secure, ..Options::default() });
     let source = cluster.directory().join("images");
     let (source, place) = (source.to_str().unwrap(), cluster.directory().to_str().unwrap());
     cluster.cv(&["gen-images", source, "--count", &IMAGES.to_string(), "--mean-size", "20KB"]);
     cluster.cv(&["local", "seed", source, "s3://images", "--dir", place]);
     cluster.mount("s3://images", "/images", &[]);
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    // Small files get blocks before they are made, and those that are not needed go back when the client ends.
+    for number in 0..20 {
+        fs::write(cluster.path("fs").join(number.to_string()), [0; 4096]).unwrap();
+    }
 
     // Cold, warm in the kernel, and warm in the workers only, with new clients.
     for round in 0..3 {
@@ -40,6 +55,8 @@ fn a_healthy_cluster_logs_no_warning_and_no_error() {
         &["refresh", "/images"],
         &["fs", "du", "/images"],
         &["fs", "free", "/images"],
+        &["fs", "cat", "/fs/0"],
+        &["persist", "wait", "/fs"],
         &["report"],
         &["umount", "/images"],
     ] {

@@ -162,7 +162,8 @@ impl Contents {
     }
 
     /// Gives workers back the blocks of mounts in which no file has needed one for so long. A block is named by the
-    /// number of its file: only one whose number no file has, nor ever will have, can go.
+    /// number of its file: only one whose number no file has, nor ever will have, can go. Where connections are secured
+    /// only masters have blocks freed: workers ask them which ones no file has.
     pub(crate) async fn return_blocks(&self, after: Duration) {
         let idle = self.shared.grants.take_idle(after);
         if idle.is_empty() {
@@ -170,6 +171,9 @@ impl Contents {
         }
         let numbers: HashSet<u64> = idle.iter().map(|(number, _)| *number).collect();
         let withdrawn = self.shared.metadata.withdraw_file_numbers(&numbers);
+        if self.shared.pool.own_role().is_some() {
+            return;
+        }
         let mut at_workers: HashMap<u64, Vec<BlockRef>> = HashMap::new();
         for (_, block) in idle.iter().filter(|(number, _)| withdrawn.contains(number)) {
             for worker in block.workers() {

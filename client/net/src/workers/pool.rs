@@ -391,6 +391,15 @@ impl WorkerPool {
         Ok(Written { incarnation: reply.incarnation, allocated: reply.allocated })
     }
 
+    /// What the certificate of this process says it may do; `None` where connections are not secured, and everybody may
+    /// do everything.
+    pub fn own_role(&self) -> Option<Role> {
+        match &self.transport {
+            Transport::Plain => None,
+            Transport::Tls(tls) => Some(tls.identity().role),
+        }
+    }
+
     /// Whether the worker keeps bytes of objects that it gets from here. Over secured connections it does so for its
     /// own host only.
     pub async fn keeps_objects(&self, worker: u64) -> bool {
