@@ -4,7 +4,7 @@
 //! meant for, so that a process that has taken over an address is not taken for the master that was there.
 
 pub mod convert;
-mod hearing;
+mod reachability;
 mod send_snapshot;
 
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ use tonic::transport::Channel;
 use tonic::transport::Endpoint;
 use tonic::{Code, Response, Status};
 
-use self::hearing::Hearing;
+use self::reachability::Reachability;
 use super::snapshot::Checkpoint;
 use super::types::{Node, NodeId, Snapshot, Types, Vote};
 use crate::MasterError;
@@ -102,11 +102,11 @@ pub struct Network {
     others: Arc<Mutex<HashMap<String, Other>>>,
 }
 
-/// The connection to another master, and what is heard over it.
+/// The connection to another master.
 #[derive(Clone)]
 struct Other {
-    transport: Transport,
-    hearing: Arc<Hearing>,
+    calls: Calls,
+    reachability: Arc<Reachability>,
 }
 
 impl Network {
@@ -121,8 +121,7 @@ pub struct Peer {
     own: NodeId,
     target: NodeId,
     /// Why there is none: an address that is none.
-    calls: Result<Calls, String>,
-    hearing: Arc<Hearing>,
+    other: Result<Other, String>,
 }
 
 impl RaftNetworkFactory<Types> for Network {
@@ -132,17 +131,14 @@ impl RaftNetworkFactory<Types> for Network {
         let mut others = self.others.lock();
         let other = match others.get(&node.addr) {
             Some(known) => Ok(known.clone()),
-            None => self.ways.to(&node.addr).map(|transport| {
-                let other = Other { transport, hearing: Arc::new(Hearing::of(&node.addr)) };
+            None => self.ways.calls(&node.addr).map(|calls| {
+                let other = Other { calls, reachability: Arc::new(Reachability::of(&node.addr)) };
                 others.insert(node.addr.clone(), other.clone());
                 other
             }),
         };
-        let (calls, hearing) = match other {
-            Ok(Other { transport, hearing }) => (Ok(calls(transport)), hearing),
-            Err(error) => (Err(error.to_string()), Arc::new(Hearing::of(&node.addr))),
-        };
-        Peer { cluster_id: self.cluster_id.clone(), own: self.own, target, calls, hearing }
+        let other = other.map_err(|error| error.to_string());
+        Peer { cluster_id: self.cluster_id.clone(), own: self.own, target, other }
     }
 }
 
@@ -161,21 +157,21 @@ impl Peer {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let calls = match &self.calls {
-            Ok(calls) => calls.clone(),
+        let Other { calls, reachability } = match &self.other {
+            Ok(other) => other,
             Err(reason) => return Err(Unreachable::from_string(reason).into()),
         };
-        match tokio::time::timeout(within, call(calls)).await {
+        match tokio::time::timeout(within, call(calls.clone())).await {
             Ok(Ok(answer)) => {
-                self.hearing.heard(self.target);
+                reachability.reached(self.target);
                 Ok(answer.into_inner())
             }
             Ok(Err(status)) => {
-                self.hearing.unheard(self.target, &cavern_net::master::innermost(&status));
+                reachability.not_reached(self.target, &cavern_net::master::innermost(&status));
                 Err(failure(&status))
             }
             Err(_elapsed) => {
-                self.hearing.unheard(self.target, "no answer in time");
+                reachability.not_reached(self.target, "no answer in time");
                 Err(Timeout { action: what, id: self.own, target: self.target, timeout: within }.into())
             }
         }
@@ -255,8 +251,8 @@ impl RaftNetworkV2<Types> for Peer {
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         _: RPCOption,
     ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
-        let calls = match &self.calls {
-            Ok(calls) => calls.clone(),
+        let calls = match &self.other {
+            Ok(other) => other.calls.clone(),
             Err(reason) => return Err(Unreachable::from_string(reason).into()),
         };
         let sending = send_snapshot::send(calls, self.target(), vote, snapshot);

@@ -1,5 +1,5 @@
-//! What is said of another master that does not answer. The consensus tries it many times in a second, and its library
-//! says each time that this was in vain; a log has one line when nothing was heard for a while, and one at the end.
+//! Whether another master can be reached, for the log. The consensus tries it many times in a second, and its library
+//! says each time that this was in vain; the log has one line when nothing was heard for a while, and one at the end.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 
 /// Shared by whatever calls one master.
 #[derive(Debug)]
-pub struct Hearing {
+pub struct Reachability {
     address: String,
     state: Mutex<State>,
 }
@@ -22,20 +22,20 @@ pub struct Hearing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
     #[default]
-    Heard,
+    Reached,
     /// It has answered no call from then on.
     SilentSince(Instant),
     /// And that has been said.
     ToldSince(Instant),
 }
 
-impl Hearing {
+impl Reachability {
     pub fn of(address: &str) -> Self {
         Self { address: address.to_owned(), state: Mutex::default() }
     }
 
     /// It has answered.
-    pub fn heard(&self, master: NodeId) {
+    pub fn reached(&self, master: NodeId) {
         let before = std::mem::take(&mut *self.state.lock());
         if let State::ToldSince(since) = before {
             let silent_s = since.elapsed().as_secs();
@@ -44,10 +44,10 @@ impl Hearing {
     }
 
     /// A call was in vain: it did not arrive, was refused, or was not answered in time.
-    pub fn unheard(&self, master: NodeId, cause: &str) {
+    pub fn not_reached(&self, master: NodeId, cause: &str) {
         let mut state = self.state.lock();
         match *state {
-            State::Heard => *state = State::SilentSince(Instant::now()),
+            State::Reached => *state = State::SilentSince(Instant::now()),
             State::SilentSince(since) if since.elapsed() >= SILENCE => {
                 *state = State::ToldSince(since);
                 warn!(master, address = self.address, cause, "another master cannot be reached");
@@ -63,24 +63,24 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_is_silent_for_a_while_is_told_of_until_it_answers() {
-        let hearing = Hearing::of("host:1");
-        let state = || *hearing.state.lock();
+        let reachability = Reachability::of("host:1");
+        let state = || *reachability.state.lock();
         for _ in 0..2 {
-            hearing.unheard(2, "refused");
+            reachability.not_reached(2, "refused");
             tokio::time::advance(SILENCE / 2).await;
-            hearing.unheard(2, "refused");
+            reachability.not_reached(2, "refused");
             assert!(matches!(state(), State::SilentSince(_)), "{:?}", state());
-            hearing.heard(2);
-            assert_eq!(state(), State::Heard);
+            reachability.reached(2);
+            assert_eq!(state(), State::Reached);
         }
         let since = Instant::now();
-        hearing.unheard(2, "refused");
+        reachability.not_reached(2, "refused");
         tokio::time::advance(SILENCE).await;
         for _ in 0..2 {
-            hearing.unheard(2, "refused");
+            reachability.not_reached(2, "refused");
             assert_eq!(state(), State::ToldSince(since));
         }
-        hearing.heard(2);
-        assert_eq!(state(), State::Heard);
+        reachability.reached(2);
+        assert_eq!(state(), State::Reached);
     }
 }
