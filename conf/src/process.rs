@@ -5,6 +5,7 @@
 //! token of [`shutdown_on_signals`] is cancelled. All that a start can fail of is in [`ProcessError`], whose text names
 //! the thing, the cause and the configuration key to change.
 
+mod ending;
 mod error;
 mod limits;
 mod log_limit;
@@ -15,6 +16,7 @@ mod signals;
 
 use std::io::Write;
 
+pub use ending::skip_destructors_at_exit;
 pub use error::ProcessError;
 pub use limits::raise_descriptor_limit;
 pub use log_limit::LogLimit;

@@ -190,7 +190,7 @@ fn tree(directory: &Path) -> (PathBuf, BTreeMap<String, Vec<u8>>) {
 
 #[test]
 fn a_copy_in_and_out_survives_deaths_and_replacements() {
-    let cluster = up(Options { alone: true, ..Options::default() });
+    let cluster = up(Options { ..Options::default() });
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
     let (from, expected) = tree(cluster.directory());
     fs::write(cluster.path("fs/open"), content(7, 3_000_000)).unwrap();

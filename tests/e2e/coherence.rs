@@ -90,7 +90,7 @@ fn mounts(cluster: &Cluster) -> [PathBuf; 2] {
 }
 
 fn two_mounts() -> Cluster {
-    mounted(Options { more_mounts: vec!["second"], alone: true, ..Options::default() })
+    mounted(Options { more_mounts: vec!["second"], ..Options::default() })
 }
 
 fn is_content(path: &Path, content: &str) -> bool {

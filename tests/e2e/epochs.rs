@@ -42,7 +42,7 @@ fn the_hits_are_those_of_the_worker_not_of_the_client() {
 fn epochs(between: impl Fn(&Cluster)) -> Vec<f64> {
     // Hits are what the bucket was not asked for: a hedged read would count as a miss though the worker has the block.
     let conf = format!("[worker]\ndirs = [\"[SSD:{CAPACITY}B]/cache\"]\n{COUNTED}");
-    let cluster = Cluster::up(Options { conf, alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf, ..Options::default() });
     let tree = cluster.seed("bucket", "", FILES, MEAN_BYTES);
     let total: u64 = tree.values().map(|content| content.len() as u64).sum();
     assert!(total.abs_diff(2 * CAPACITY) < CAPACITY / 50, "the cache holds half of {total} bytes");

@@ -20,7 +20,7 @@ fn mounted(client: &str) -> Cluster {
     let conf = format!("[master]\nworker_timeout = \"60s\"\n[client]\nlocal_descriptors = false\n{client}\n");
     // A program that another test starts closes its copies of the descriptors first, and so waits, as what is written
     // next does, for a worker that stands still.
-    let cluster = Cluster::up(Options { more_mounts: vec!["second"], conf, alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { more_mounts: vec!["second"], conf, ..Options::default() });
     cluster.s3.create_bucket("bucket");
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
     cluster

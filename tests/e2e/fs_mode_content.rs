@@ -397,7 +397,7 @@ fn lines_of_a_log_that_stays_open_are_seen_by_others_and_outlive_their_client() 
 
 #[test]
 fn synced_writes_are_there_after_all_processes_were_killed() {
-    let cluster = mounted(Options { alone: true, ..Options::default() });
+    let cluster = mounted(Options { ..Options::default() });
     let mut random = StdRng::seed_from_u64(2);
     let mut kept = Vec::new();
     for number in 0..20usize {
@@ -432,7 +432,7 @@ fn synced_writes_are_there_after_all_processes_were_killed() {
 #[test]
 fn writers_go_on_while_their_worker_restarts() {
     let conf = "[master]\nworker_timeout = \"60s\"\n".to_owned();
-    let cluster = mounted(Options { alone: true, conf, ..Options::default() });
+    let cluster = mounted(Options { conf, ..Options::default() });
     let path = cluster.path("fs/file");
     let writer = thread::spawn({
         let path = path.clone();
@@ -461,7 +461,7 @@ fn writers_go_on_while_their_worker_restarts() {
 fn readers_go_on_while_their_worker_restarts() {
     const FILES: usize = 4_000;
     let conf = "[master]\nworker_timeout = \"60s\"\n".to_owned();
-    let cluster = mounted(Options { alone: true, conf, ..Options::default() });
+    let cluster = mounted(Options { conf, ..Options::default() });
     let path = cluster.path("fs/many");
     fs::create_dir(&path).unwrap();
     (0..FILES).for_each(|number| fs::write(path.join(number.to_string()), number.to_string()).unwrap());

@@ -388,7 +388,7 @@ fn what_is_open_keeps_its_attributes_when_it_is_removed_elsewhere() {
 fn a_killed_master_delays_changes_and_none_is_lost_or_made_twice() {
     const THREADS: usize = 8;
     let conf = "[client]\nmetadata_timeout = \"30s\"\n".to_owned();
-    let cluster = mounted(Options { conf, alone: true, ..Options::default() });
+    let cluster = mounted(Options { conf, ..Options::default() });
     let (done, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let counts: Vec<usize> = thread::scope(|scope| {
         let writers: Vec<_> = (0..THREADS)
@@ -441,7 +441,7 @@ fn a_killed_master_delays_changes_and_none_is_lost_or_made_twice() {
 fn ten_thousand_directories_are_made_by_sixteen_threads() {
     const THREADS: usize = 16;
     const EACH: usize = 625;
-    let cluster = mounted(Options { more_mounts: vec!["second"], alone: true, ..Options::default() });
+    let cluster = mounted(Options { more_mounts: vec!["second"], ..Options::default() });
     let top = cluster.path("fs");
     let began = Instant::now();
     thread::scope(|scope| {

@@ -43,7 +43,7 @@ fn fifteen_thousand_open_files_outlive_a_killed_master_without_an_error() {
     cavern_conf::process::raise_descriptor_limit();
     // The lease is the usual one. What a change may wait is not the point here, on a machine that is busy.
     let conf = "[client]\nmetadata_timeout = \"60s\"\n".to_owned();
-    let cluster = Cluster::up(Options { conf, alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf, ..Options::default() });
     cluster.s3.create_bucket("bucket");
     cluster.mount_fs_mode("s3://bucket", "/data", &[]);
     let directory = cluster.path("data/many");

@@ -158,7 +158,6 @@ fn workers_that_die_and_return_all_the_time_change_nothing_of_what_is_written() 
         workers: 3,
         more_mounts: vec!["second"],
         conf: CONF.replace("repair_after = \"1s\"", "repair_after = \"0s\""),
-        alone: true,
         ..Options::default()
     };
     let cluster = mounted(options, "2");

@@ -78,7 +78,7 @@ fn an_executable_that_does_not_serve_or_is_gone_costs_no_mount() {
 
 #[test]
 fn what_many_programs_ask_for_while_daemons_die_is_done_once() {
-    let cluster = up(Options { alone: true, ..Options::default() });
+    let cluster = up(Options { ..Options::default() });
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
     let (is_over, done) = (AtomicBool::new(false), AtomicUsize::new(0));
     thread::scope(|scope| {
@@ -258,7 +258,7 @@ fn many_open_files_are_open_again_and_take_little_memory() {
     let count = usize::try_from(number("CAVERN_OPEN", 3000)).unwrap();
     let limits = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, ..limits }).unwrap();
-    let cluster = up(Options { alone: true, ..Options::default() });
+    let cluster = up(Options { ..Options::default() });
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
     let said = |what: &str| {
         let fuse = cluster.status().fuse.swap_remove(0);

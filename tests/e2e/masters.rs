@@ -21,7 +21,7 @@ const UNREACHABLE: i32 = 3;
 const NOT_FOUND: i32 = 4;
 
 fn masters(masters: usize) -> Cluster {
-    Cluster::up(Options { masters, workers: 2, conf: CONF.to_owned(), alone: true, ..Options::default() })
+    Cluster::up(Options { masters, workers: 2, conf: CONF.to_owned(), ..Options::default() })
 }
 
 fn name(number: usize) -> String {
@@ -119,8 +119,7 @@ fn assert_told_of(cluster: &Cluster, number: usize) {
 #[test]
 fn a_failover_costs_clients_nothing_of_what_they_have_cached() {
     const FILES: usize = 2000;
-    let options =
-        Options { masters: 3, more_mounts: vec!["second"], conf: CONF.to_owned(), alone: true, ..Options::default() };
+    let options = Options { masters: 3, more_mounts: vec!["second"], conf: CONF.to_owned(), ..Options::default() };
     let cluster = Cluster::up(options);
     cluster.s3.create_bucket("bucket");
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
@@ -385,7 +384,7 @@ fn a_cluster_of_the_version_before_is_upgraded_while_programs_go_on() {
     let earlier = std::env::var_os("CAVERN_EARLIER_CV").map(PathBuf::from);
     let program = Some(earlier.expect("CAVERN_EARLIER_CV names the cv of an earlier commit"));
     let conf = CONF.to_owned();
-    let cluster = Cluster::up(Options { masters: 3, workers: 2, conf, alone: true, program, ..Options::default() });
+    let cluster = Cluster::up(Options { masters: 3, workers: 2, conf, program, ..Options::default() });
     let load = Load::start(&cluster);
     let levels = || -> Vec<Option<u64>> {
         let shown = cluster.cv(&["raft", "status", "--json"]).json();

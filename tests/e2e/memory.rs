@@ -57,7 +57,7 @@ struct Files {
 
 impl Files {
     fn new(conf: &str) -> Self {
-        let cluster = Cluster::up(Options { conf: conf.to_owned(), alone: true, ..Options::default() });
+        let cluster = Cluster::up(Options { conf: conf.to_owned(), ..Options::default() });
         cluster.s3.create_bucket("bucket");
         let mut random = StdRng::seed_from_u64(7);
         let mut contents = Vec::new();
@@ -154,7 +154,7 @@ fn a_thousand_reads_of_files_of_fs_mode_stay_within_the_budget() {
     const FILE_BYTES: usize = 64 << 20;
     const READ_BYTES: usize = 1 << 20;
     let conf = SMALL_BUDGETS.replace("[client]\n", "[client]\nlocal_descriptors = false\n");
-    let cluster = Cluster::up(Options { conf, alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf, ..Options::default() });
     cluster.s3.create_bucket("bucket");
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "4MiB"]);
     let mut content = vec![0; FILE_BYTES];
@@ -225,7 +225,7 @@ fn a_thousand_handles_reading_at_once_stay_within_the_budgets_and_leave_nothing_
 #[test]
 fn a_directory_of_a_hundred_thousand_entries_is_listed_within_the_budgets() {
     const ENTRIES: usize = 100_000;
-    let cluster = Cluster::up(Options { conf: SMALL_BUDGETS.to_owned(), alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf: SMALL_BUDGETS.to_owned(), ..Options::default() });
     let source = cluster.directory().join("source");
     fs::create_dir_all(source.join("flat")).unwrap();
     for number in 0..ENTRIES {

@@ -26,8 +26,8 @@ const OUTAGE_INODES: u64 = 1 << 61;
 /// Whom no file belongs to.
 const NOBODY: u32 = 65_534;
 
-fn alone(conf: &str) -> Cluster {
-    Cluster::up(Options { conf: conf.to_owned(), alone: true, ..Options::default() })
+fn up(conf: &str) -> Cluster {
+    Cluster::up(Options { conf: conf.to_owned(), ..Options::default() })
 }
 
 /// Of the first client.
@@ -77,7 +77,7 @@ fn errno<T: std::fmt::Debug>(answer: io::Result<T>) -> Option<Errno> {
 
 #[test]
 fn without_masters_read_only_mounts_are_read_from_caches_and_from_the_bucket() {
-    let cluster = alone("");
+    let cluster = up("");
     let seeded = cluster.seed("bucket", "warm/", 30, 50_000);
     let put = |key: &str, content: &str| drop(cluster.s3.put("bucket", key, content.to_owned()));
     for name in ["replaced", "deleted", "stays"] {
@@ -218,7 +218,7 @@ fn without_masters_read_only_mounts_are_read_from_caches_and_from_the_bucket() {
 
 #[test]
 fn the_first_calls_after_the_masters_died_get_no_error() {
-    let cluster = alone("[client]\nmetadata_timeout = \"10s\"\n");
+    let cluster = up("[client]\nmetadata_timeout = \"10s\"\n");
     cluster.s3.create_bucket("bucket");
     for number in 0..8 {
         cluster.s3.put("bucket", &format!("{number}/file"), "content");
@@ -246,7 +246,7 @@ fn the_first_calls_after_the_masters_died_get_no_error() {
 #[test]
 fn without_masters_a_large_directory_is_listed_page_by_page() {
     const FILES: usize = 5000;
-    let cluster = alone("");
+    let cluster = up("");
     cluster.s3.create_bucket("bucket");
     let mut expected: Vec<OsString> = (0..FILES).map(|number| format!("file-{number:05}").into()).collect();
     for name in &expected {
@@ -272,7 +272,7 @@ fn without_masters_a_large_directory_is_listed_page_by_page() {
 
 #[test]
 fn mounts_that_are_written_to_are_asked_of_their_bucket_where_that_is_wanted() {
-    let cluster = alone("[client]\noutage_lookups = \"cache-mode\"\n");
+    let cluster = up("[client]\noutage_lookups = \"cache-mode\"\n");
     cluster.s3.create_bucket("bucket");
     cluster.s3.put("bucket", "dir/file", "content");
     cluster.mount("s3://bucket", "/data", &["--access-mode", "read_write"]);
@@ -300,7 +300,7 @@ fn mounts_that_are_written_to_are_asked_of_their_bucket_where_that_is_wanted() {
 #[test]
 fn an_election_is_no_outage_and_the_end_of_all_masters_is_one() {
     let conf = "[client]\nmetadata_timeout = \"60s\"\n".to_owned();
-    let cluster = Cluster::up(Options { masters: 3, conf, alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { masters: 3, conf, ..Options::default() });
     cluster.s3.create_bucket("bucket");
     for number in 0..200 {
         cluster.s3.put("bucket", &format!("{number}/file"), "content");

@@ -9,7 +9,7 @@ use cavern_tests::{Cluster, Options, cv_path, outside_command};
 #[track_caller]
 fn run(names: &[&str]) {
     let conf = "[master]\npersist_delay = \"200ms\"\n".to_owned();
-    let cluster = Cluster::up(Options { more_mounts: vec!["second"], conf, alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { more_mounts: vec!["second"], conf, ..Options::default() });
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/run.py");
     let mut command = outside_command("python3");
     command.arg(script).arg("--cluster").arg(cluster.directory()).arg("--quick").args(names);

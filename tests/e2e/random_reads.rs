@@ -14,7 +14,7 @@ const READ: u64 = 128 << 10;
 const READS: u64 = 200;
 
 fn cluster_with_object() -> Cluster {
-    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
     cluster.s3.create_bucket("bucket");
     cluster.s3.put_sparse("bucket", "large.bin", OBJECT);
     cluster.mount("s3://bucket", "/data", &[]);

@@ -12,7 +12,7 @@ const CONF: &str = "[client]\nread_timeout = \"60s\"\nmetadata_timeout = \"60s\"
 
 fn masters() -> Cluster {
     let conf = CONF.to_owned();
-    Cluster::up(Options { masters: 3, workers: 2, conf, failpoints: true, alone: true, ..Options::default() })
+    Cluster::up(Options { masters: 3, workers: 2, conf, failpoints: true, ..Options::default() })
 }
 
 /// Runs a command while the leader dies when it is done, and before it says so.

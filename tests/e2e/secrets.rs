@@ -262,7 +262,7 @@ fn keys(cluster: &Cluster, master: usize) -> Vec<(String, Vec<u8>)> {
 #[test]
 fn a_new_key_is_in_use_everywhere_or_nowhere_whoever_dies_meanwhile() {
     let conf = "[client]\nread_timeout = \"60s\"\nmetadata_timeout = \"60s\"\n".to_owned();
-    let cluster = Cluster::up(Options { masters: 3, conf, failpoints: true, alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { masters: 3, conf, failpoints: true, ..Options::default() });
     cluster.seed("bucket", "d/", 5, 1000);
     cluster.mount("s3://bucket/d", "/d", &[]);
     // A client has entries of its own when its session goes on with the next leader.

@@ -15,7 +15,7 @@ const MOTO_IMAGES: usize = 2_000;
 #[test]
 fn a_tree_of_images_is_that_of_the_bucket_and_costs_no_head() {
     let moto_images = std::env::var("CV_TEST_MOTO_IMAGES").map_or(MOTO_IMAGES, |count| count.parse().unwrap());
-    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
     let images = |count: usize| {
         let directory = cluster.directory().join(format!("images-{count}"));
         let path = directory.to_str().unwrap();

@@ -1,6 +1,5 @@
 //! A whole cluster in a temporary directory, gone with the test.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
@@ -8,7 +7,6 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -44,8 +42,6 @@ pub struct Options {
     pub endpoints: Vec<&'static str>,
     /// Processes show each other certificates.
     pub secure: bool,
-    /// No other cluster runs meanwhile: for a test that loads the machine, or measures it.
-    pub alone: bool,
     /// Processes can be made to die where the test wants it: [`Cluster::arm`].
     pub failpoints: bool,
     /// Instead of the executable under test, until a process is started again by [`Cluster::start`].
@@ -67,7 +63,6 @@ impl Default for Options {
             conf: String::new(),
             endpoints: vec!["127.0.0.1"],
             secure: false,
-            alone: false,
             failpoints: false,
             program: None,
             restart: false,
@@ -172,18 +167,7 @@ impl Finished {
     }
 }
 
-/// Clusters that run at a time, so that a small machine gives each of them enough to keep its deadlines.
-const CLUSTERS: usize = 2;
-
-static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
-
-thread_local! {
-    /// Clusters of this thread's test, and what they count of [`CLUSTERS`]. A test that wants several must not wait for
-    /// itself.
-    static OWN: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
-}
-
-/// A running cluster. Must be dropped on the thread that made it.
+/// A running cluster.
 pub struct Cluster {
     pub s3: S3,
     /// As it was when the cluster came up; `status` asks anew.
@@ -191,47 +175,12 @@ pub struct Cluster {
     directory: PathBuf,
     /// Where points are armed.
     failpoints: Option<PathBuf>,
-    // After everything else has been dropped.
-    _slot: Slot,
-}
-
-struct Slot;
-
-impl Slot {
-    /// The first cluster of a thread decides for its further ones whether they run alone.
-    fn take(alone: bool) -> Self {
-        let (clusters, mut weight) = OWN.get();
-        if clusters == 0 {
-            weight = if alone { CLUSTERS } else { 1 };
-            let running = RUNNING.0.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut running = RUNNING
-                .1
-                .wait_while(running, |running| *running + weight > CLUSTERS)
-                .unwrap_or_else(PoisonError::into_inner);
-            *running += weight;
-        }
-        OWN.set((clusters + 1, weight));
-        Self
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        let (clusters, weight) = OWN.get();
-        OWN.set((clusters - 1, weight));
-        if clusters == 1 {
-            *RUNNING.0.lock().unwrap_or_else(PoisonError::into_inner) -= weight;
-            // Those who wait differ in what they need.
-            RUNNING.1.notify_all();
-        }
-    }
 }
 
 impl Cluster {
     /// Starts a cluster; the mount is usable when this returns.
     #[track_caller]
     pub fn up(options: Options) -> Self {
-        let slot = Slot::take(options.alone);
         // In the system's directory for temporary files, whose path is short enough for the sockets of the workers.
         let top = tempfile::Builder::new().prefix("cavern-test-").tempdir().unwrap().keep();
         // Others than the owner may pass, as in the directory of a user.
@@ -271,7 +220,7 @@ impl Cluster {
         let S3Status { endpoint, admin, access_key, secret_key, .. } = &status.s3;
         let s3 = S3::new(endpoint, admin, access_key, secret_key, !options.conf.contains(HEDGED_NEVER));
         std::mem::forget(guard);
-        Self { s3, at_start: status, directory, failpoints, _slot: slot }
+        Self { s3, at_start: status, directory, failpoints }
     }
 
     /// Where the cluster keeps everything.

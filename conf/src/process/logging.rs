@@ -17,12 +17,12 @@ use crate::schema::{Log, LogFormat};
 
 /// The library that keeps the master's log; its messages are of this target.
 const CONSENSUS: &str = "openraft";
-/// Whoever proposed something may have gone before the answer, when a lead ends for one: that is no news.
-/// Nor is it one that a write was on disk after the vote had changed, as at the first election of a new cluster.
-/// Of a master that does not answer ours says so once, and the library with each of its many attempts.
+/// What it warns of and is no news: that whoever proposed something has gone before the answer, as when a lead ends; that
+/// a write was on disk after the vote had changed, or after the end was asked for. Of a master that does not answer ours
+/// says so once, and the library with each of its many attempts.
 const CONSENSUS_WARNS: [&str; 6] = [
     "openraft=warn",
-    "openraft::raft::responder=error",
+    "openraft::raft=error",
     "openraft::core::raft_core=error",
     "openraft::core::heartbeat=error",
     "openraft::engine::handler::replication_handler=error",

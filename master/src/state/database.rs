@@ -253,6 +253,7 @@ impl Database {
     }
 
     fn new(db: DB, directory: &Path, lock: Option<Arc<Lock>>) -> Self {
+        cavern_conf::process::skip_destructors_at_exit();
         let place = Place { directory: directory.to_owned(), is_retired: AtomicBool::new(false) };
         Self { db, place, _lock: lock }
     }

@@ -28,7 +28,7 @@ const MIB: usize = 1 << 20;
 const MEMORY_MAX: u64 = 400 << 20;
 
 fn up_with(conf: &str) -> Cluster {
-    Cluster::up(Options { secure: true, alone: true, conf: conf.to_owned(), ..Options::default() })
+    Cluster::up(Options { secure: true, conf: conf.to_owned(), ..Options::default() })
 }
 
 impl Somebody {

@@ -22,7 +22,7 @@ const CONF: &str = "\
 
 #[test]
 fn what_is_cached_is_served_and_the_rest_fails_in_time_and_heals() {
-    let cluster = Cluster::up(Options { conf: CONF.to_owned(), alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf: CONF.to_owned(), ..Options::default() });
     let seeded = cluster.seed("bucket", "", 400, 50_000);
     for name in ["small", "large", "later"] {
         let size = if name == "large" { 4 << 20 } else { 10_000 };

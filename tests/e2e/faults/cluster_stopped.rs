@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const DIRECT_READ: &str = "exec dd if=\"$0\" of=/dev/null bs=256k iflag=direct";
 
 fn seeded(conf: &str) -> (Cluster, std::collections::BTreeMap<String, bytes::Bytes>) {
-    let cluster = Cluster::up(Options { conf: conf.to_owned(), alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf: conf.to_owned(), ..Options::default() });
     let seeded = cluster.seed("bucket", "warm/", 200, 50_000);
     cluster.s3.put("bucket", "cold/small", vec![1; 10_000]);
     cluster.s3.put("bucket", "cold/large", vec![1; 8 << 20]);

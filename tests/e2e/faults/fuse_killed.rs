@@ -29,7 +29,7 @@ impl Drop for Inside {
 
 #[test]
 fn the_status_says_so_and_the_mount_point_can_be_used_again_at_once() {
-    let cluster = Cluster::up(Options { alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { ..Options::default() });
     let seeded = cluster.seed("bucket", "", 50, 20_000);
     cluster.mount("s3://bucket", "/data", &[]);
     cluster.assert_tree("data", "", &seeded);

@@ -15,7 +15,7 @@ const FILES: usize = 1000;
 
 #[test]
 fn cached_and_open_files_go_on_and_the_namespace_is_there_after_the_restart() {
-    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
     let seeded = cluster.seed("bucket", "images/", FILES, 50_000);
     cluster.s3.put("bucket", "images/large", vec![7; 8 << 20]);
     cluster.mount("s3://bucket/images", "/data", &[]);

@@ -20,7 +20,7 @@ const OUTAGE: Duration = Duration::from_secs(3);
 
 #[test]
 fn a_bucket_that_refuses_connections_for_a_moment_costs_nobody_an_error() {
-    let cluster = Cluster::up(Options { conf: CONF.to_owned(), alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf: CONF.to_owned(), ..Options::default() });
     let seeded = cluster.seed("bucket", "", 60, 50_000);
     cluster.s3.put("bucket", "large", vec![7; 6 << 20]);
     for name in ["file", "denied"] {
@@ -93,7 +93,7 @@ fn look_around(root: &Path, done: &AtomicBool, rounds: &AtomicUsize) {
 
 #[test]
 fn a_master_that_restarts_costs_no_lookup_and_no_listing_an_error() {
-    let cluster = Cluster::up(Options { conf: CONF.to_owned(), alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf: CONF.to_owned(), ..Options::default() });
     cluster.s3.create_bucket("bucket");
     for directory in 0..20 {
         for file in 0..30 {

@@ -18,7 +18,7 @@ const DRAINED: Duration = Duration::from_secs(5);
 
 #[test]
 fn each_process_drains_and_ends_with_0() {
-    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
     let seeded = cluster.seed("bucket", "", FILES, 50_000);
     cluster.mount("s3://bucket", "/data", &[]);
     let tree = shown_at(&cluster.path("data"), "", &seeded);
@@ -73,7 +73,7 @@ fn terminate(cluster: &Cluster, name: &str, child: impl Fn(&Cluster) -> Child) {
 
 #[test]
 fn down_leaves_no_mount_no_process_and_no_socket() {
-    let cluster = Cluster::up(Options { alone: true, workers: 2, more_mounts: vec!["second"], ..Options::default() });
+    let cluster = Cluster::up(Options { workers: 2, more_mounts: vec!["second"], ..Options::default() });
     cluster.seed("bucket", "", 10, 1000);
     cluster.mount("s3://bucket", "/data", &[]);
     let directory = cluster.directory().to_str().unwrap();

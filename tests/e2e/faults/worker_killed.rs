@@ -32,7 +32,7 @@ fn readers_that_hedge_do_not_notice_that_one_of_two_workers_dies() {
 }
 
 fn seeded(workers: usize, conf: &str) -> (Cluster, Arc<Tree>) {
-    let cluster = Cluster::up(Options { workers, conf: conf.to_owned(), alone: true, ..Options::default() });
+    let cluster = Cluster::up(Options { workers, conf: conf.to_owned(), ..Options::default() });
     let seeded = cluster.seed("bucket", "images/", FILES, 50_000);
     cluster.mount("s3://bucket/images", "/data", &[]);
     let tree = shown_at(&cluster.path("data"), "images/", &seeded);

@@ -89,6 +89,7 @@ impl Index {
             return Err(IndexError::Damaged("it has files, but no CURRENT".to_owned()));
         }
         let db = DB::open(&options, path)?;
+        cavern_conf::process::skip_destructors_at_exit();
         Ok(Self { db, stripes: (0..STRIPES).map(|_| Mutex::new(())).collect() })
     }
 
