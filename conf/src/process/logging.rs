@@ -17,9 +17,9 @@ use crate::schema::{Log, LogFormat};
 
 /// The library that keeps the master's log; its messages are of this target.
 const CONSENSUS: &str = "openraft";
-/// What it warns of and is no news: that whoever proposed something has gone before the answer, as when a lead ends; that
-/// a write was on disk after the vote had changed, or after the end was asked for. Of a master that does not answer ours
-/// says so once, and the library with each of its many attempts.
+/// What it warns of and is no news: that whoever proposed something has gone before the answer, as when a lead ends;
+/// that a write was on disk after the vote had changed, or after the end was asked for. Of a master that does not
+/// answer ours says so once, and the library with each of its many attempts.
 const CONSENSUS_WARNS: [&str; 6] = [
     "openraft=warn",
     "openraft::raft=error",
