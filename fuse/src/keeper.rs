@@ -17,6 +17,7 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -146,7 +147,6 @@ struct Keeper {
 enum Event {
     Message(Message),
     Ended(ExitStatus),
-    Dead,
     Stop,
     Reload(Asked),
 }
@@ -224,11 +224,11 @@ impl Keeper {
                     self.executable = Executable::Installed;
                     daemon.signal(Signal::KILL);
                 }
-                Event::Ended(_) | Event::Dead => {
-                    if let Some(kept) = self.is_over(&daemon, &event, is_stopping) {
+                Event::Ended(status) => {
+                    if let Some(kept) = self.is_over(&daemon, status, is_stopping) {
                         return Ok(kept);
                     }
-                    self.died(daemon, &event, asked.is_some())?;
+                    self.died(daemon, status, asked.is_some())?;
                     sleep(self.pause).await;
                     self.pause = (self.pause * 2).min(PAUSE_MOST);
                     daemon = self.start().await?;
@@ -283,10 +283,7 @@ impl Keeper {
     }
 
     /// How the keeper ends with this daemon, if it does: it was to, the mount is gone, or there is none yet.
-    fn is_over(&self, daemon: &Daemon, event: &Event, is_stopping: bool) -> Option<Kept> {
-        use std::os::unix::process::ExitStatusExt as _;
-
-        let Event::Ended(status) = event else { return None };
+    fn is_over(&self, daemon: &Daemon, status: ExitStatus, is_stopping: bool) -> Option<Kept> {
         let has_mount = self.held.mount.is_some();
         let ended = match (status.code(), status.signal()) {
             (Some(code), _) => Kept::Exit(code),
@@ -302,15 +299,11 @@ impl Keeper {
     }
 
     /// Gets ready for another daemon.
-    fn died(&mut self, daemon: Daemon, event: &Event, is_replaced: bool) -> Result<(), KeeperError> {
+    fn died(&mut self, daemon: Daemon, status: ExitStatus, is_replaced: bool) -> Result<(), KeeperError> {
         let now = Instant::now();
         let mount_point = self.held.mount.as_ref().map(|mount| mount.path.display().to_string()).unwrap_or_default();
         if !is_replaced {
-            let how = match event {
-                Event::Ended(status) => status.to_string(),
-                _ => "a signal, and a thread of it is still in the kernel".to_owned(),
-            };
-            warn!(mount_point, how, "the process that serves the mount has ended: another one goes on");
+            warn!(mount_point, how = %status, "the process that serves the mount has ended: another one goes on");
         }
         while self.ending.try_join_next().is_some() {}
         if daemon.is_ready && !is_replaced {
@@ -371,8 +364,8 @@ impl Daemon {
                         return self.ended().await;
                     }
                 },
-                () = sleep(LOOK_EVERY) => if self.is_dead() {
-                    return self.ended().await;
+                () = sleep(LOOK_EVERY) => if let Some(status) = self.status() {
+                    return Event::Ended(status);
                 },
             }
         }
@@ -383,21 +376,18 @@ impl Daemon {
             if let Ok(Ok(status)) = timeout(LOOK_AT_END, self.child.wait()).await {
                 return Event::Ended(status);
             }
-            if self.is_dead() {
-                // A process that has ended is seen as dead a moment before it can be waited for.
-                return match timeout(LOOK_AT_END, self.child.wait()).await {
-                    Ok(Ok(status)) => Event::Ended(status),
-                    _ => Event::Dead,
-                };
+            if let Some(status) = self.status() {
+                return Event::Ended(status);
             }
         }
     }
 
-    /// Whether its first thread has ended: none of the others does anything for the mount then.
-    fn is_dead(&self) -> bool {
-        let Some(pid) = self.pid else { return true };
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
+    /// How it has ended, also while threads of it are left that cannot end yet, so that nobody can wait for it.
+    fn status(&self) -> Option<ExitStatus> {
+        match self.pid {
+            Some(pid) => status_of(pid),
+            None => Some(ExitStatus::from_raw(libc::SIGKILL)),
+        }
     }
 
     fn signal(&self, signal: Signal) {
@@ -440,6 +430,18 @@ async fn next_reload(reloads: Option<&Reloads>) -> Asked {
     }
 }
 
+/// How a process has ended whose first thread has: none of the others does anything for the mount then. `None` while it
+/// runs.
+fn status_of(pid: Pid) -> Option<ExitStatus> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    // Its name may have any character; the state follows, and the last field is what wait(2) would tell.
+    let fields: Vec<&str> =
+        stat.rsplit_once(") ").map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default();
+    let raw = fields.last().and_then(|last| last.parse().ok()).unwrap_or(libc::SIGKILL);
+    let is_dead = fields.first().is_none_or(|state| matches!(*state, "Z" | "X"));
+    is_dead.then(|| ExitStatus::from_raw(raw))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -451,5 +453,32 @@ mod tests {
             assert_eq!(HeldMount::of_text(&mount.text()), Some(mount));
         }
         assert_eq!(HeldMount::of_text(""), None);
+    }
+
+    /// Nobody has waited for any of these.
+    #[test]
+    fn how_a_process_has_ended_is_known_before_its_last_thread_has() {
+        for (script, signal, expected) in [
+            ("exit 0", None, ExitStatus::from_raw(0)),
+            ("exit 3", None, ExitStatus::from_raw(3 << 8)),
+            ("read -r _", Some(Signal::KILL), ExitStatus::from_raw(libc::SIGKILL)),
+        ] {
+            let mut child =
+                std::process::Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap();
+            let pid = Pid::from_child(&child);
+            if let Some(signal) = signal {
+                assert_eq!(status_of(pid), None, "it waits for a line");
+                kill_process(pid, signal).unwrap();
+            }
+            let status = loop {
+                if let Some(status) = status_of(pid) {
+                    break status;
+                }
+                std::thread::yield_now();
+            };
+            assert_eq!(status, expected, "{script}");
+            assert_eq!(child.wait().unwrap(), expected, "{script}");
+            assert_eq!(status_of(pid), Some(ExitStatus::from_raw(libc::SIGKILL)), "nobody knows any more");
+        }
     }
 }

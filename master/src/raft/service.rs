@@ -5,9 +5,10 @@ use std::sync::Arc;
 use cavern_proto::raft::raft_server::Raft;
 use cavern_proto::raft::{
     AddMasterRequest, AppendReply, AppendRequest, GetGroupRequest, Group, HandOverReply, HandOverRequest, JoinReply,
-    JoinRequest, MakeSnapshotRequest, RemoveMasterRequest, RotateSecretsReply, RotateSecretsRequest, SettleKeysReply,
-    SettleKeysRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotReply, SnapshotTransfer, TakeKeyReply,
-    TakeKeyRequest, Target, TransferLeadRequest, VoteReply, VoteRequest, append_reply, hand_over_reply,
+    JoinRequest, MakeSnapshotRequest, Member, RemoveMasterRequest, RotateSecretsReply, RotateSecretsRequest,
+    SettleKeysReply, SettleKeysRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotReply,
+    SnapshotTransfer, TakeKeyReply, TakeKeyRequest, Target, TransferLeadRequest, VoteReply, VoteRequest, append_reply,
+    hand_over_reply,
 };
 use cavern_proto::record::command::Command;
 use futures::StreamExt;
@@ -80,10 +81,16 @@ impl RaftService {
 
     async fn add(&self, address: &str) -> Result<Group, MasterError> {
         cavern_conf::check_master(address).map_err(MasterError::Invalid)?;
-        let _changing = self.changing.lock().await;
         let consensus = self.running()?;
+        let votes = |member: &&Member| member.address == address && member.votes;
+        let was_there = consensus.group().members.iter().any(|member| votes(&member));
+        let _changing = self.changing.lock().await;
         let group = consensus.group();
-        if let Some(member) = group.members.iter().find(|member| member.address == address && member.votes) {
+        if let Some(member) = group.members.iter().find(votes) {
+            if !was_there {
+                // Whoever asks again while it is taken in has what was asked for.
+                return Ok(group);
+            }
             let reason = format!("the master at {address} is master {} of this group already", member.node_id);
             return Err(MasterError::AlreadyExists(reason));
         }
@@ -115,6 +122,18 @@ impl RaftService {
         }
         consensus.let_vote(node_id, address).await?;
         Ok(Group { unaware, ..consensus.group() })
+    }
+
+    /// Has the numbers of all members be known as given. Those of founders are not, and nobody may have the number of one
+    /// that leaves: its directory may come back.
+    async fn count_ids(&self, group: &Group) -> Result<(), MasterError> {
+        let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
+        let largest = group.members.iter().map(|member| member.node_id).max().unwrap_or(0);
+        let counted = term.services.lookups.reader.read(|tables| Ok(tables.counters()?.master)).await?;
+        if counted < largest {
+            term.proposer().propose(Command::ReserveMasterId(largest - 1)).await?;
+        }
+        Ok(())
     }
 
     async fn rotate(&self, request: &Request) -> Result<RotateSecretsReply, MasterError> {
@@ -272,9 +291,7 @@ impl Raft for RaftService {
         is_about(&request, |asked| format!("master {}", asked.node_id));
         let _changing = self.changing.lock().await;
         let consensus = self.running()?;
-        if consensus.leads().is_none() {
-            return Err(self.lead.not_leading().into());
-        }
+        self.count_ids(&consensus.group()).await?;
         consensus.remove(request.into_inner().node_id).await?;
         Ok(Response::new(consensus.group()))
     }

@@ -195,3 +195,31 @@ async fn whoever_looks_at_the_lead_while_it_changes_keeps_nobody_waiting() {
     assert!(looks.load(Ordering::Relaxed) > 0);
     stop(members).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_number_of_a_founder_that_has_left_is_given_to_nobody() {
+    let mut members = group(3).await;
+    let mut lost = members.pop().unwrap();
+    lost.running.take().unwrap().stop().await;
+    lost.dir = tempfile::tempdir().unwrap();
+    let masters = [addresses(&members), vec![lost.address.clone()]].concat();
+    let founder = members[0].group().await.members.iter().find(|member| member.address == lost.address).cloned();
+    let founder = founder.unwrap().node_id;
+    // Which of the three is gone is not said: the largest number is the one that would be given again.
+    let largest = members[0].group().await.members.iter().map(|member| member.node_id).max();
+    let now = leader(&members).await;
+    let mut calls = members[now].calls().await;
+    calls.remove_master(RemoveMasterRequest { node_id: founder }).await.unwrap();
+    let starting = lost.start(&masters).await;
+    eventually(|| async { RaftClient::connect(format!("http://{}", lost.address)).await.is_ok() }).await;
+    // Two ask for the same at once, as somebody does who has given up waiting: both have what they wanted.
+    let ask = || AddMasterRequest { address: lost.address.clone() };
+    let mut others = calls.clone();
+    let (first, second) = tokio::join!(calls.add_master(ask()), others.add_master(ask()));
+    for added in [first.unwrap().into_inner(), second.unwrap().into_inner()] {
+        let taken_in = added.members.iter().find(|member| member.address == lost.address).unwrap();
+        assert!(taken_in.votes && Some(taken_in.node_id) > largest, "{added:?} after {largest:?}");
+    }
+    members.push(Member { running: starting.await.unwrap().unwrap(), ..lost });
+    stop(members).await;
+}
