@@ -196,9 +196,11 @@ async fn an_old_listing_is_renewed_first_an_ageing_one_in_the_background() {
     let file = master.put_file(ageing, "f", "e", 1);
     master.settled().await;
     master.set_age(ageing, 40_000);
+    let held = master.hold_touches().await;
     metadata.lookup(ageing, b"f").await.unwrap();
     assert_eq!(master.count("Touch"), 1);
     assert!(is_hit(&metadata.cached_lookup(ageing, b"f"), file));
+    drop(held);
     until("the listing is renewed", || master.count("Touch") == 2).await;
     until("its age is known", || metadata.trust_absence(ageing) > Duration::from_secs(25)).await;
 

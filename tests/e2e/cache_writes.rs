@@ -387,7 +387,8 @@ fn fallocate(file: &File) -> io::Result<()> {
 
 #[test]
 fn a_write_that_fails_leaves_what_was_there() {
-    let conf = "[ufs]\nretries = 1\nrequest_timeout = \"2s\"\n".to_owned();
+    // What fails is tried again for as long as a read may take.
+    let conf = "[ufs]\nretries = 1\nrequest_timeout = \"2s\"\n[client]\nread_timeout = \"4s\"\n".to_owned();
     let cluster = mounted_with(Options { conf, ..Options::default() });
     let at = |path: &str| cluster.path("data").join(path);
     fs::write(at("kept"), "old").unwrap();

@@ -179,7 +179,8 @@ fn whoever_looks_sees_all_that_was_answered_and_changes_it() {
         }
         fs::write(here.join("last"), "ours").unwrap();
         expected.insert("last".into(), (0o100_644, b"ours".to_vec()));
-        assert_eq!(tree(&there), expected, "round {round}");
+        // Somebody who has looked already is notified.
+        eventually("the other mount shows it", PATIENCE, || (tree(&there) == expected).then_some(()));
         assert_eq!(tree(&here), expected, "round {round}");
     }
 }

@@ -20,7 +20,11 @@ const MIB: u64 = 1 << 20;
 
 /// Blocks are small, so that few operations reach many.
 fn mounted(options: Options) -> Cluster {
-    let conf = format!("[master]\npersist_delay = \"100ms\"\n{}", options.conf);
+    persisting_after("100ms", options)
+}
+
+fn persisting_after(persist_delay: &str, options: Options) -> Cluster {
+    let conf = format!("[master]\npersist_delay = \"{persist_delay}\"\n{}", options.conf);
     let cluster = Cluster::up(Options { conf, ..options });
     cluster.s3.create_bucket("bucket");
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "1MiB"]);
@@ -101,12 +105,15 @@ fn dropped_blocks_are_read_from_the_bucket_and_only_touched_ones_come_back() {
 fn blocks_that_are_written_over_as_a_whole_are_not_fetched() {
     // A request that takes long is not sent a second time: they are counted.
     let conf = COUNTED.to_owned();
-    let cluster = mounted(Options { workers: 2, conf, ..Options::default() });
+    // Nothing is brought to the bucket meanwhile: that reads what is left of the blocks.
+    let cluster = persisting_after("1h", Options { workers: 2, conf, ..Options::default() });
+    let exported = || cluster.cv(&["export", "/fs", "--watch"]);
     let path = cluster.path("fs/f");
     let mut content = noise(1, (3 * MIB + 1000) as usize);
     fs::write(&path, &content).unwrap();
     fs::write(cluster.path("fs/zeroed"), noise(2, 5000)).unwrap();
-    freed(&cluster, "/fs");
+    exported();
+    cluster.cv(&["fs", "free", "/fs"]);
     eventually("the workers have dropped the blocks", PATIENCE, || (data_bytes(&cluster) == 0).then_some(()));
     cluster.s3.reset_stats();
     let mut write = |at: u64, length: u64| {
@@ -135,7 +142,7 @@ fn blocks_that_are_written_over_as_a_whole_are_not_fetched() {
     assert_content(&cluster.path("fs/zeroed"), &[0; 5000]);
     cluster.kill("worker0");
     cluster.start("worker0");
-    persisted(&cluster);
+    exported();
     assert!(objects(&cluster)["fs/f"] == content);
     assert_eq!(objects(&cluster)["fs/zeroed"], vec![0; 5000]);
     assert_content(&path, &content);

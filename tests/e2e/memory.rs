@@ -6,15 +6,16 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Barrier, Mutex};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use cavern_tests::{Cluster, Options, Process};
+use cavern_tests::{Cluster, Options, Process, eventually};
 use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
 use rustix::fs::{Advice, Mode, OFlags};
 
 const MIB: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(60);
 /// What a process may take beside its budget.
 const BESIDE: u64 = 128 * MIB;
 /// Open handles that read at once.
@@ -232,6 +233,7 @@ fn a_directory_of_a_hundred_thousand_entries_is_listed_within_the_budgets() {
         fs::write(source.join(format!("flat/a-name-of-usual-length-{number:06}.jpg")), b"x").unwrap();
     }
     cluster.cv(&["mount", &format!("file://{}", source.display()), "/many", "--write-type", "cache_mode"]);
+    eventually("the mount is there", PATIENCE, || cluster.path("many/flat").is_dir().then_some(()));
     for round in 1..=3 {
         let started = Instant::now();
         // As `ls -l` and `find -size` do it: every name, and the attributes of every name.

@@ -48,6 +48,8 @@ struct Service {
     deaf: Arc<AtomicBool>,
     /// It does not lead, and says so.
     follows: Arc<Mutex<Option<NotLeading>>>,
+    /// Taken while listings are renewed.
+    touching: Arc<tokio::sync::RwLock<()>>,
 }
 
 impl Drop for FakeMaster {
@@ -117,6 +119,7 @@ impl FakeMaster {
             hung: Arc::default(),
             deaf: Arc::default(),
             follows: Arc::default(),
+            touching: Arc::default(),
         };
         let master = Self { service, address, server: Mutex::default() };
         master.serve(listener);
@@ -133,6 +136,7 @@ impl FakeMaster {
             hung: Arc::default(),
             deaf: Arc::default(),
             follows: Arc::default(),
+            touching: Arc::default(),
         };
         let master = Self { service, address, server: Mutex::default() };
         master.follow(Some(self));
@@ -250,6 +254,11 @@ impl FakeMaster {
     /// Of the sessions that begin from now on.
     pub fn set_lease(&self, lease: Duration) {
         self.service.state.lock().lease_ms = lease.as_millis() as u32;
+    }
+
+    /// Listings are renewed when what this answers has been dropped.
+    pub async fn hold_touches(&self) -> impl Drop + use<> {
+        self.service.touching.clone().write_owned().await
     }
 
     pub fn set_age_after_touch(&self, age_ms: Option<i64>) {
@@ -433,6 +442,7 @@ impl Namespace for Service {
     }
 
     async fn touch(&self, request: Request<TouchRequest>) -> Result<Response<TouchReply>, Status> {
+        let _touching = self.touching.read().await;
         self.enter("Touch").await?;
         let mut state = self.state.lock();
         let mut directories = Vec::new();
