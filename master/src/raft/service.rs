@@ -124,8 +124,8 @@ impl RaftService {
         Ok(Group { unaware, ..consensus.group() })
     }
 
-    /// Has the numbers of all members be known as given. Those of founders are not, and nobody may have the number of one
-    /// that leaves: its directory may come back.
+    /// Has the numbers of all members be known as given. Those of founders are not, and nobody may have the number of
+    /// one that leaves: its directory may come back.
     async fn count_ids(&self, group: &Group) -> Result<(), MasterError> {
         let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
         let largest = group.members.iter().map(|member| member.node_id).max().unwrap_or(0);
