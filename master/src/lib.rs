@@ -43,6 +43,7 @@ mod rotation;
 mod server;
 mod service;
 mod sessions;
+mod silence;
 mod state;
 mod term;
 #[cfg(test)]

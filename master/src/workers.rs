@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use crate::metrics::MasterMetrics;
 use crate::raft::Proposer;
+use crate::silence::{LastLook, excuse};
 use crate::state::{Database, Outcome, Tables, refusal_of_owner};
 use crate::{MasterError, level};
 
@@ -42,7 +43,9 @@ pub struct Workers {
     proposer: Proposer,
     timeout: Duration,
     cluster_id: String,
-    started: Instant,
+    /// Workers that have said nothing yet count as heard then.
+    started: Mutex<Instant>,
+    last_look: Mutex<LastLook>,
     reports: Mutex<HashMap<u64, Report>>,
     /// Some worker knows other masters than before, or is lost.
     progress: Notify,
@@ -70,15 +73,17 @@ impl Workers {
         cluster_id: String,
         metrics: MasterMetrics,
     ) -> Self {
-        let (started, reports, progress) = (Instant::now(), Mutex::default(), Notify::new());
-        Self { database, proposer, timeout, cluster_id, started, reports, progress, metrics }
+        let (started, last_look) = (Mutex::new(Instant::now()), Mutex::new(LastLook::now()));
+        let (reports, progress) = (Mutex::default(), Notify::new());
+        Self { database, proposer, timeout, cluster_id, started, last_look, reports, progress, metrics }
     }
 
     /// Registers a worker, or renews what is known of it; returns its id and the table's epoch. `asker` says whose
     /// certificate it has shown, where connections are secured; nobody else speaks for it from then on.
     ///
     /// # Errors
-    /// [`MasterError::Denied`] when it is the worker of another.
+    /// [`MasterError::Denied`] when it is the worker of another, [`MasterError::AlreadyExists`] when the same one is alive
+    /// at another address.
     pub async fn register(
         &self,
         request: RegisterWorkerRequest,
@@ -100,6 +105,7 @@ impl Workers {
         if worker.data_address.is_empty() || texts.iter().any(|text| text.len() > TEXT_MAX) {
             return Err(MasterError::Invalid("a worker has a data address, and no text of more than 4 KiB".into()));
         }
+        self.check_is_one(&request.uuid, &worker.data_address)?;
         let disks = worker.disks.clone();
         // What changes with every heartbeat is not logged.
         let logged =
@@ -130,8 +136,26 @@ impl Workers {
         }
     }
 
+    /// Refuses a worker that is alive at another address: the directories of one of the two are a copy.
+    fn check_is_one(&self, uuid: &[u8], address: &str) -> Result<(), MasterError> {
+        let records = Tables::new(&self.database).workers()?;
+        let same = records.into_iter().filter(|record| record.uuid == uuid).find_map(|record| record.worker);
+        let Some(Worker { id, data_address, .. }) = same.filter(|known| known.data_address != address) else {
+            return Ok(());
+        };
+        if self.silent_for(id) >= self.timeout {
+            return Ok(());
+        }
+        Err(MasterError::AlreadyExists(format!(
+            "worker {id} is alive at {data_address}, and the one at {address} says that it is the same: the directories \
+             of one of them are a copy of the other's. If it is a new worker, start it with empty ones; if worker {id} \
+             has moved, it is taken in when nothing was heard from {data_address} for {:?}",
+            self.timeout
+        )))
+    }
+
     /// Takes a heartbeat in; false when the worker is not known and must register: also one that has not done so yet
-    /// under its own name.
+    /// under its own name, or from where it is.
     ///
     /// # Errors
     /// As [`Self::register`].
@@ -146,6 +170,9 @@ impl Workers {
             return Ok(false);
         }
         let Some(worker) = record.worker else { return Ok(false) };
+        if !request.data_address.is_empty() && request.data_address != worker.data_address {
+            return Ok(false);
+        }
         let mut disks = request.disks;
         disks.truncate(DISKS_MAX);
         let report = Report {
@@ -175,11 +202,18 @@ impl Workers {
 
     /// For how long a worker has sent no heartbeat; never longer than since this master's start.
     pub fn silent_for(&self, worker: u64) -> Duration {
-        self.reports.lock().get(&worker).map_or(self.started, |report| report.received_at).elapsed()
+        let reports = self.reports.lock();
+        reports.get(&worker).map_or_else(|| *self.started.lock(), |report| report.received_at).elapsed()
     }
 
     /// Marks as lost each worker that has sent no heartbeat for the timeout. To be called more often than that.
     pub async fn expire(&self) -> Result<(), MasterError> {
+        let missed = self.last_look.lock().missed(self.timeout / 2);
+        if !missed.is_zero() {
+            let mut reports = self.reports.lock();
+            excuse(reports.values_mut().map(|report| &mut report.received_at), missed);
+            excuse([&mut *self.started.lock()], missed);
+        }
         let workers = Tables::new(&self.database).workers()?;
         let (mut live, mut lost) = (0, 0);
         for worker in workers.into_iter().filter_map(|record| record.worker) {
@@ -187,8 +221,7 @@ impl Workers {
                 lost += 1;
                 continue;
             }
-            let received_at = self.reports.lock().get(&worker.id).map_or(self.started, |report| report.received_at);
-            if received_at.elapsed() < self.timeout {
+            if self.silent_for(worker.id) < self.timeout {
                 live += 1;
                 continue;
             }

@@ -57,6 +57,7 @@ mod keeper;
 mod loads;
 mod local_cluster;
 mod lock_ends;
+mod master_pauses;
 mod masters;
 mod memory;
 mod mounting;

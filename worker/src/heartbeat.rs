@@ -79,7 +79,12 @@ impl Heartbeat {
                 Err(LinkError::Fatal(error)) => return Err(error),
                 Err(LinkError::Call(error)) => {
                     if !std::mem::replace(&mut away, true) {
-                        warn!("cannot reach the master; serving goes on without it: {error}");
+                        match &error {
+                            NetError::Master { code: Code::AlreadyExists, message } => {
+                                warn!("this worker is not taken in, and asks again: {message}");
+                            }
+                            error => warn!("cannot reach the master; serving goes on without it: {error}"),
+                        }
                     }
                     interval.map_or(RETRY_INTERVAL, |every| every.min(RETRY_INTERVAL))
                 }
@@ -147,6 +152,7 @@ impl Heartbeat {
             disks: self.disks(),
             counters: Some(self.counters()),
             group_epoch: self.master.group_epoch(),
+            data_address: self.addresses.data.clone(),
         };
         let ask = |mut stubs: Stubs| {
             let request = request.clone();

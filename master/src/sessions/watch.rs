@@ -26,7 +26,7 @@ use cavern_proto::COMMAND_CLIENT;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{Reset, Resumed, WatchEvent};
 use cavern_security::{Identity, Role};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -40,6 +40,7 @@ use super::recent::Recent;
 use crate::MasterError;
 use crate::metrics::MasterMetrics;
 use crate::raft::LeaderLease;
+use crate::silence::{LastLook, excuse};
 use crate::state::{ALL_BEFORE, Change};
 use notify::payload;
 
@@ -79,12 +80,22 @@ struct State {
     started: Instant,
     interest: Interest,
     let_go: PendingLetGo,
+    last_look: LastLook,
     closed: bool,
     /// Streams opened so far.
     streams: u64,
 }
 
 impl State {
+    /// Leaves out of all silence what this master has not listened for.
+    fn look(&mut self, lease: Duration) {
+        let missed = self.last_look.missed(lease / 2);
+        if !missed.is_zero() {
+            let heard = self.sessions.values_mut().map(|session| &mut session.received_at);
+            excuse(heard.chain(self.broken.values_mut()).chain([&mut self.started]), missed);
+        }
+    }
+
     /// Whether a session without a stream may get one.
     fn may_return(&self, session: u64, is_recorded: bool, lease: Duration) -> bool {
         match self.broken.get(&session) {
@@ -159,6 +170,7 @@ impl WatchHub {
             started: Instant::now(),
             interest: Interest::default(),
             let_go: PendingLetGo::default(),
+            last_look: LastLook::now(),
             closed: false,
             streams: 0,
         };
@@ -197,6 +209,15 @@ impl WatchHub {
     /// The directories that sessions hold.
     pub fn held(&self) -> Arc<HeldDirectories> {
         self.changes.held()
+    }
+
+    /// For a question of silence. While this master does not know that it leads it does not listen.
+    fn looked(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        if self.lead.holds() {
+            state.look(self.lease);
+        }
+        state
     }
 
     /// Number of the last event.
@@ -258,7 +279,7 @@ impl WatchHub {
         let remembered = self.changes.remembered();
         let cluster_id = self.cluster_id.lock().clone();
         let wake = Arc::new(Notify::new());
-        let mut state = self.state.lock();
+        let mut state = self.looked();
         if state.closed {
             return Err(MasterError::Consensus("the master is stopping".into()));
         }
@@ -384,18 +405,19 @@ impl WatchHub {
 
     /// Whether the master has received a message of a session within its lease.
     pub fn is_live(&self, session: u64) -> bool {
-        self.state.lock().sessions.get(&session).is_some_and(|session| session.received_at.elapsed() < self.lease)
+        self.looked().sessions.get(&session).is_some_and(|session| session.received_at.elapsed() < self.lease)
     }
 
     /// Whether no session is on its way to another stream.
     pub fn has_settled(&self) -> bool {
-        self.state.lock().has_settled(self.lease)
+        self.looked().has_settled(self.lease)
     }
 
-    /// Whether a session is over: it has no stream, and may not have another.
+    /// Whether a session is over: it has no stream, and may not have another. None is as long as this master does not
+    /// know that it leads.
     pub fn is_over(&self, session: u64) -> bool {
-        let state = self.state.lock();
-        !state.sessions.contains_key(&session) && !state.may_return(session, true, self.lease)
+        let state = self.looked();
+        self.lead.holds() && !state.sessions.contains_key(&session) && !state.may_return(session, true, self.lease)
     }
 
     /// The client of a session has taken in everything up to `seq`, and has let go of what the events up to `let_go`
@@ -433,7 +455,7 @@ impl WatchHub {
         if !self.lead.holds() {
             return;
         }
-        let mut state = self.state.lock();
+        let mut state = self.looked();
         let lease = self.lease;
         let mut over = Vec::new();
         state.sessions.retain(|id, session| {
@@ -498,7 +520,7 @@ impl WatchHub {
             tokio::pin!(changed);
             // Registered before looking, so that no acknowledgement in between is missed.
             changed.as_mut().enable();
-            if is_so(&self.state.lock()) {
+            if is_so(&self.looked()) {
                 return true;
             }
             if tokio::time::timeout_at(deadline, changed).await.is_err() {

@@ -117,6 +117,40 @@ async fn workers_come_and_go_and_come_back() {
     master.stop().await;
 }
 
+/// A copy of a worker's directories, on another host.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_is_at_one_address_at_a_time() {
+    let mut config = cavern_conf::Config::default();
+    config.master.worker_timeout = cavern_conf::Interval::millis(1500);
+    let dir = std::sync::Arc::new(tempfile::tempdir().unwrap());
+    let master = TestMaster::with(config, dir, std::sync::Arc::new(super::harness::NoWorkers)).await.unwrap();
+    let workers = &master.services().workers;
+    let address = |port: u32| format!("127.0.0.1:{port}");
+    let register = async |port| {
+        let worker = Some(Worker { data_address: address(port), ..Worker::default() });
+        let uuid = Bytes::copy_from_slice(&[1; 16]);
+        let request = RegisterWorkerRequest { uuid, worker, ..RegisterWorkerRequest::default() };
+        workers.register(request, None).await.map(|(id, _)| id)
+    };
+    let beat = async |worker_id, port| {
+        let data_address = address(port);
+        workers.heartbeat(HeartbeatRequest { worker_id, data_address, ..HeartbeatRequest::default() }, None).await
+    };
+    let shown = || workers.table().unwrap().workers.remove(0).data_address;
+    let id = register(1).await.unwrap();
+    let refused = register(2).await.unwrap_err();
+    assert!(matches!(&refused, MasterError::AlreadyExists(reason) if reason.contains("are a copy")), "{refused:?}");
+    // A heartbeat from elsewhere is not that of the worker, nor does it keep it alive.
+    assert!(!beat(id, 2).await.unwrap() && beat(id, 1).await.unwrap());
+    assert_eq!((register(1).await.unwrap(), shown()), (id, address(1)), "it may start again where it is");
+    // It has moved when nothing is heard from there any more, and then that is the copy.
+    eventually(|| async { !beat(id, 2).await.unwrap() && register(2).await.is_ok() }).await;
+    assert_eq!(shown(), address(2));
+    assert!(beat(id, 2).await.unwrap() && !beat(id, 1).await.unwrap());
+    assert!(register(1).await.is_err());
+    master.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_speaks_for_the_worker_of_another() {
     let master = TestMaster::new().await;
