@@ -82,8 +82,8 @@ impl Workers {
     /// certificate it has shown, where connections are secured; nobody else speaks for it from then on.
     ///
     /// # Errors
-    /// [`MasterError::Denied`] when it is the worker of another, [`MasterError::AlreadyExists`] when the same one is alive
-    /// at another address.
+    /// [`MasterError::Denied`] when it is the worker of another, [`MasterError::AlreadyExists`] when the same one is
+    /// alive at another address.
     pub async fn register(
         &self,
         request: RegisterWorkerRequest,
@@ -147,9 +147,9 @@ impl Workers {
             return Ok(());
         }
         Err(MasterError::AlreadyExists(format!(
-            "worker {id} is alive at {data_address}, and the one at {address} says that it is the same: the directories \
-             of one of them are a copy of the other's. If it is a new worker, start it with empty ones; if worker {id} \
-             has moved, it is taken in when nothing was heard from {data_address} for {:?}",
+            "worker {id} is alive at {data_address}, and the one at {address} says so, too: one has a copy of \
+             the other's directories. If it is a new one, start it with empty ones; if worker {id} has moved, it is \
+             taken in when nothing was heard from {data_address} for {:?}",
             self.timeout
         )))
     }

@@ -34,6 +34,7 @@ pub use self::carry_over::carry_over;
 pub use self::size::LogSize;
 use self::tail::Tail;
 use self::writer::{Done, LogChange, Write, write_loop};
+use super::state_machine::read_position;
 use super::types::{Entry, LogId, Types, Vote, decode_entry, encode_entry, from_json, to_json};
 use crate::MasterError;
 use crate::metrics::RaftMetrics;
@@ -91,6 +92,20 @@ impl Shared {
         drop(tail);
         self.on_disk.send_modify(|state| *state = Ok(next));
         self.written.notify_one();
+    }
+
+    /// What was applied was agreed on, and no other master may have anything else in its place.
+    fn check_truncate(&self, from: u64) -> Result<(), MasterError> {
+        let (applied, _) = read_position(&self.database.get())?;
+        let Some(applied) = applied.filter(|applied| applied.index >= from) else { return Ok(()) };
+        let error = MasterError::Consensus(format!(
+            "this master has applied its log up to entry {}, and the others have something else from entry {from} on: \
+             one of the directories is a copy, or that of a master that was removed. This master stops; to begin anew, \
+             move its master.data_dir away, take it out with `cv raft remove`, and in with `cv raft add`",
+            applied.index
+        ));
+        tracing::error!("{error}");
+        Err(error)
     }
 
     /// No write will be on disk any more.
@@ -338,6 +353,7 @@ impl RaftLogStorage<Types> for LogStore {
 
     async fn truncate_after(&mut self, last: Option<LogId>) -> io::Result<()> {
         let from = last.map_or(0, |last| last.index.saturating_add(1));
+        self.shared.check_truncate(from).map_err(io::Error::other)?;
         self.shared.tail.lock().truncate(from);
         self.write(LogChange::Truncate(from)).await
     }

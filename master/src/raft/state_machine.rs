@@ -29,7 +29,7 @@ use crate::state::{
 };
 use crate::{MasterError, level};
 
-const APPLIED_KEY: &[u8] = b"applied";
+pub(super) const APPLIED_KEY: &[u8] = b"applied";
 const MEMBERSHIP_KEY: &[u8] = b"membership";
 /// Index of an entry that is partly applied ‖ number of its commands that are done (u64 each, big-endian).
 const PROGRESS_KEY: &[u8] = b"progress";

@@ -13,6 +13,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::metrics::MasterMetrics;
+use crate::raft::state_machine::APPLIED_KEY;
 use crate::raft::types::{Batch, log_id};
 use crate::state::Lock;
 use crate::tests::harness::metric;
@@ -270,5 +271,28 @@ async fn after_a_write_that_failed_nothing_is_written() {
     assert!(tested.store.try_get_log_entries(0..3).await.is_err());
     let tested = tested.restart(directory.path()).await;
     assert_eq!(tested.store.read_disk(0, u64::MAX, usize::MAX).unwrap().len(), 1);
+    tested.end();
+}
+
+/// Of a master that was removed and comes back, or of a copy of its directory.
+#[tokio::test]
+async fn what_was_applied_is_not_taken_out_of_the_log() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut tested = Tested::open(directory.path());
+    for index in 0..5 {
+        tested.append(vec![entry(1, index, 100)]).await;
+    }
+    tested.settle().await;
+    let database = tested.store.shared.database.get();
+    let mut batch = rocksdb::WriteBatch::default();
+    batch.put_cf(database.family(Family::Meta), APPLIED_KEY, to_json(&log_id(1, 1, 2), "a log id").unwrap());
+    database.write(batch).unwrap();
+    drop(database);
+    let refused = tested.store.truncate_after(Some(log_id(1, 1, 1))).await.unwrap_err().to_string();
+    assert!(refused.contains("up to entry 2") && refused.contains("cv raft add"), "{refused}");
+    tested.settle().await;
+    // What was not is anybody's.
+    tested.store.truncate_after(Some(log_id(1, 1, 2))).await.unwrap();
+    assert_eq!(tested.store.read_disk(0, u64::MAX, usize::MAX).unwrap().len(), 3);
     tested.end();
 }
