@@ -105,7 +105,7 @@ impl Workers {
         if worker.data_address.is_empty() || texts.iter().any(|text| text.len() > TEXT_MAX) {
             return Err(MasterError::Invalid("a worker has a data address, and no text of more than 4 KiB".into()));
         }
-        self.check_is_one(&request.uuid, &worker.data_address)?;
+        self.check_is_one(&request.uuid, &worker.data_address, asker)?;
         let disks = worker.disks.clone();
         // What changes with every heartbeat is not logged.
         let logged =
@@ -137,10 +137,11 @@ impl Workers {
     }
 
     /// Refuses a worker that is alive at another address: the directories of one of the two are a copy.
-    fn check_is_one(&self, uuid: &[u8], address: &str) -> Result<(), MasterError> {
+    fn check_is_one(&self, uuid: &[u8], address: &str, asker: Option<&Identity>) -> Result<(), MasterError> {
         let records = Tables::new(&self.database).workers()?;
-        let same = records.into_iter().filter(|record| record.uuid == uuid).find_map(|record| record.worker);
-        let Some(Worker { id, data_address, .. }) = same.filter(|known| known.data_address != address) else {
+        let Some(same) = records.into_iter().find(|record| record.uuid == uuid) else { return Ok(()) };
+        check_owner(&same, asker)?;
+        let Some(Worker { id, data_address, .. }) = same.worker.filter(|known| known.data_address != address) else {
             return Ok(());
         };
         if self.silent_for(id) >= self.timeout {
@@ -204,6 +205,14 @@ impl Workers {
     pub fn silent_for(&self, worker: u64) -> Duration {
         let reports = self.reports.lock();
         reports.get(&worker).map_or_else(|| *self.started.lock(), |report| report.received_at).elapsed()
+    }
+
+    /// Nothing was heard from a worker for the timeout.
+    #[cfg(test)]
+    pub fn hear_nothing_of(&self, worker: u64) {
+        if let Some(report) = self.reports.lock().get_mut(&worker) {
+            report.received_at -= self.timeout;
+        }
     }
 
     /// Marks as lost each worker that has sent no heartbeat for the timeout. To be called more often than that.
