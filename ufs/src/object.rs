@@ -34,6 +34,9 @@ pub struct ListPage {
     pub prefixes: Vec<String>,
     /// Keys which cannot be represented in UTF-8 and so cannot be asked for; they are in neither list.
     pub hidden: u64,
+    /// The listing begins anew after this page, which is empty: the pages before did not come in key order, and what
+    /// was concluded from them does not hold.
+    pub restarts: bool,
 }
 
 /// What is kept with an object: names (lower-case letters, digits and `-`) and values (printable ASCII), in the order
