@@ -5,7 +5,7 @@
 pub struct ObjectMeta {
     /// The full key, byte for byte as the store has it.
     pub key: String,
-    /// Length in bytes. (A HEAD of a key that ends in `/` gives 0, whatever the length.)
+    /// Length in bytes.
     pub size: u64,
     /// The version's name, without quotes; empty where the store gives none.
     pub etag: String,
