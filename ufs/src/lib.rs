@@ -54,4 +54,4 @@ pub use s3::changed_options;
 pub use store::ByteStream;
 pub use ufs::{Contents, Ufs};
 pub use window::{Listed, Window, Windows, is_name, place_cmp};
-pub use write::{MultipartUpload, PARTS_MAX};
+pub use write::{MultipartUpload, PARTS_MAX, WRITE_NAME, named};

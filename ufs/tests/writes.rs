@@ -6,7 +6,8 @@ mod support;
 
 use bytes::Bytes;
 use cavern_dev_s3::{FaultKind, FaultRule};
-use cavern_ufs::{MemoryBucket, Metadata, Precondition, Ufs, UfsError};
+use cavern_ufs::{MemoryBucket, Metadata, ObjectMeta, Precondition, Ufs, UfsError, WRITE_NAME, named};
+use support::fake::Fake;
 use support::{BUCKET, Bucket, conf, options};
 
 fn metadata(pairs: &[(&str, &str)]) -> Metadata {
@@ -111,4 +112,46 @@ async fn memory_is_written_to_and_a_directory_tree_is_not() {
     let files = Ufs::open(&format!("file://{}", tree.path().display()), &options(&[]), &conf()).unwrap();
     let refused = files.put("k", &Bytes::new(), &Metadata::new(), Precondition::Anything).await;
     assert!(matches!(refused, Err(UfsError::Rejected { .. })), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_whose_answer_was_lost_is_known_again() {
+    let store = Fake::start().await;
+    let ufs = store.ufs(&conf());
+    let lose = |line: &'static str| store.state.lock().lost.push(line);
+    let (body, none) = (Bytes::from_static(b"body"), Metadata::new());
+    // A directory, and a file that is made.
+    for key in ["dir/", "made"] {
+        lose("PUT /data/");
+        let etag = ufs.put(key, &body, &named(none.clone()), Precondition::Nothing).await.unwrap();
+        assert_eq!(ufs.head(key).await.unwrap().etag, etag);
+        lose("PUT /data/");
+        let refused = ufs.put(key, &body, &named(none.clone()), Precondition::Nothing).await;
+        assert!(matches!(refused, Err(UfsError::VersionChanged { .. })), "another's: {refused:?}");
+        store.state.lock().lost.clear();
+    }
+    let made = ufs.head("made").await.unwrap();
+    lose("PUT /data/made");
+    let replaces = Precondition::Version(&made.etag);
+    let replaced = ufs.put("made", &body, &named(none.clone()), replaces).await.unwrap();
+    let there = ufs.head("made").await.unwrap();
+    assert_eq!(there.etag, replaced);
+    lose("PUT /data/made");
+    let described = ufs.describe(&there, &metadata(&[("mode", "33188")])).await.unwrap();
+    let there = ufs.head("made").await.unwrap();
+    assert_eq!((&there.etag, there.metadata["mode"].as_str()), (&described, "33188"));
+
+    // Copied in parts; the store need not have so many bytes.
+    lose("POST /data/copy?uploadId");
+    let large = ObjectMeta { size: (256 << 20) + 5, ..there };
+    let copied = ufs.copy(&large, "copy").await.unwrap();
+    let there = ufs.head("copy").await.unwrap();
+    assert_eq!((&there.etag, there.metadata["mode"].as_str()), (&copied, "33188"));
+    assert_ne!(there.metadata[WRITE_NAME], large.metadata[WRITE_NAME]);
+    lose("POST /data/parts?uploadId");
+    let upload = ufs.begin_multipart("parts", &named(none)).await.unwrap();
+    let part = upload.part(1, &body).await.unwrap();
+    let completed = upload.complete(&[part], Precondition::Nothing).await.unwrap();
+    assert_eq!(ufs.head("parts").await.unwrap().etag, completed);
+    assert!(store.state.lock().lost.is_empty(), "all answers were lost that were to be");
 }
