@@ -1,7 +1,8 @@
 //! Writing to a mount's bucket.
 //!
 //! A write under a condition that is tried again may find what it has made itself, since only the answer of the first
-//! attempt was lost. By the name in its metadata ([`named`]) it is known again.
+//! attempt was lost. By the name in its metadata ([`named`]) it is known again. So is an object that was put together
+//! although all answers were lost: its parts are gone then, and nobody could try again.
 
 use bytes::Bytes;
 use cavern_conf::host;
@@ -27,6 +28,11 @@ pub fn named(mut metadata: Metadata) -> Metadata {
     metadata
 }
 
+/// Something else is there than a write expected, or nothing.
+fn is_refused(error: &UfsError) -> bool {
+    matches!(error, UfsError::VersionChanged { .. } | UfsError::NotFound { .. })
+}
+
 impl Ufs {
     /// Writes an object in one request; gives its ETag, without quotes.
     ///
@@ -41,7 +47,7 @@ impl Ufs {
         replaces: Precondition<'_>,
     ) -> Result<String, UfsError> {
         let put = self.change(key, Change::Put { body, metadata, replaces }).await;
-        self.known_again(key, metadata.get(WRITE_NAME), put).await
+        self.known_again(key, metadata.get(WRITE_NAME), put, is_refused).await
     }
 
     /// Deletes an object; one that is not there counts as deleted.
@@ -78,7 +84,8 @@ impl Ufs {
         if from.size <= COPY_BYTES {
             let metadata = metadata.as_ref();
             let copied = self.change(to, Change::Copy { source, metadata }).await;
-            return self.known_again(to, metadata.and_then(|metadata| metadata.get(WRITE_NAME)), copied).await;
+            let name = metadata.and_then(|metadata| metadata.get(WRITE_NAME));
+            return self.known_again(to, name, copied, is_refused).await;
         }
         let metadata = match metadata {
             Some(metadata) => metadata,
@@ -104,14 +111,15 @@ impl Ufs {
         Ok(MultipartUpload { ufs: self.clone(), key: key.to_owned(), id, name })
     }
 
-    /// What became of a write of this name: one that was refused may have been made before.
+    /// What became of a write of this name: after doubtful errors it may be there.
     async fn known_again(
         &self,
         key: &str,
         name: Option<&String>,
         written: Result<String, UfsError>,
+        is_doubtful: impl Fn(&UfsError) -> bool,
     ) -> Result<String, UfsError> {
-        let is_doubtful = matches!(&written, Err(UfsError::VersionChanged { .. } | UfsError::NotFound { .. }));
+        let is_doubtful = written.as_ref().is_err_and(is_doubtful);
         let Some(name) = name.filter(|_| is_doubtful) else { return written };
         match self.head(key).await {
             Ok(there) if there.metadata.get(WRITE_NAME) == Some(name) => Ok(there.etag),
@@ -156,13 +164,16 @@ impl MultipartUpload {
         parts.buffered(COPIES_AT_A_TIME).try_collect().await
     }
 
-    /// Makes an object of the parts, given by their ETags in order; gives the object's.
+    /// Makes an object of the parts, given by their ETags in order; gives the object's. The store may take five times
+    /// `io_timeout` for each part.
     ///
     /// # Errors
     /// As [`Ufs::put`].
     pub async fn complete(&self, parts: &[String], replaces: Precondition<'_>) -> Result<String, UfsError> {
         let completed = self.ufs.change(&self.key, Change::Complete { upload: &self.id, parts, replaces }).await;
-        self.ufs.known_again(&self.key, self.name.as_ref(), completed).await
+        // All answers may have been lost, and with them the parts.
+        let is_doubtful = |error: &UfsError| is_refused(error) || error.is_temporary();
+        self.ufs.known_again(&self.key, self.name.as_ref(), completed, is_doubtful).await
     }
 
     /// Has the store forget the parts.

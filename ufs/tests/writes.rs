@@ -4,7 +4,10 @@
 
 mod support;
 
+use std::time::Duration;
+
 use bytes::Bytes;
+use cavern_conf::{Interval, schema};
 use cavern_dev_s3::{FaultKind, FaultRule};
 use cavern_ufs::{MemoryBucket, Metadata, ObjectMeta, Precondition, Ufs, UfsError, WRITE_NAME, named};
 use support::fake::Fake;
@@ -154,4 +157,45 @@ async fn a_write_whose_answer_was_lost_is_known_again() {
     let completed = upload.complete(&[part], Precondition::Nothing).await.unwrap();
     assert_eq!(ufs.head("parts").await.unwrap().etag, completed);
     assert!(store.state.lock().lost.is_empty(), "all answers were lost that were to be");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_may_take_its_time_to_put_parts_together() {
+    let store = Fake::start().await;
+    // A part may take one and a half second and the time of a request.
+    let short = Interval::millis(250);
+    let ufs = store.ufs(&schema::Ufs { request_timeout: short, io_timeout: short, retries: 1, ..conf() });
+    let body = Bytes::from_static(b"body");
+    let complete = async |key: &str, metadata: Metadata| {
+        let upload = ufs.begin_multipart(key, &metadata).await.unwrap();
+        let part = upload.part(1, &body).await.unwrap();
+        upload.complete(&[part], Precondition::Nothing).await
+    };
+    // With blanks before the answer, and longer than anything else may take.
+    store.state.lock().completion = Duration::from_millis(700);
+    let etag = complete("slow", Metadata::new()).await.unwrap();
+    assert_eq!(ufs.head("slow").await.unwrap().etag, etag);
+    assert_eq!((store.count("POST /data/slow?uploadId"), ufs.stats().retries), (1, 0));
+    // So long that nobody hears of it.
+    store.state.lock().completion = Duration::from_millis(2500);
+    let etag = complete("slower", named(Metadata::new())).await.unwrap();
+    assert_eq!((ufs.head("slower").await.unwrap().etag, ufs.stats().retries), (etag, 1));
+
+    // An error under the status of a success is one.
+    store.state.lock().completion = Duration::ZERO;
+    let refuse = |document: &'static str| store.state.lock().refusals.push(document);
+    for lost in [" \n<?xml version=\"1.0\"?><Error><Code>InternalError</Code></Error>", "   ", "<Complete"] {
+        refuse(lost);
+        complete("tried-again", Metadata::new()).await.unwrap();
+        ufs.delete("tried-again", Precondition::Anything).await.unwrap();
+    }
+    refuse("<Error><Code>AccessDenied</Code></Error>");
+    let error = complete("denied", Metadata::new()).await.unwrap_err();
+    assert!(matches!(error, UfsError::Denied { .. }), "{error}");
+    refuse("<Error><Code>InvalidPart</Code></Error>");
+    let error = complete("invalid", named(Metadata::new())).await.unwrap_err();
+    assert!(matches!(error, UfsError::Rejected { .. }) && error.to_string().contains("InvalidPart"), "{error}");
+    refuse("<Error><Code>NoSuchUpload</Code></Error>");
+    let error = complete("gone", named(Metadata::new())).await.unwrap_err();
+    assert!(matches!(error, UfsError::NotFound { .. }), "{error}");
 }

@@ -154,10 +154,8 @@ fn made(change: &Change<'_>, reply: WriteReply) -> Result<String, Failure> {
         Change::Complete { .. } | Change::Copy { .. } | Change::CopyPart { .. } => {
             // The store says 200 before it has made the object, so as to keep the connection alive.
             let (code, _) = error_document(&reply.document);
-            match code.as_str() {
-                "" => {}
-                "PreconditionFailed" => return Err(Failure::status(StatusCode::PRECONDITION_FAILED, &reply.document)),
-                _ => return Err(Failure::status(StatusCode::INTERNAL_SERVER_ERROR, &reply.document)),
+            if !code.is_empty() {
+                return Err(Failure::status(status_of(&code), &reply.document));
             }
             let result = match change {
                 Change::Copy { .. } => "CopyObjectResult",
@@ -168,5 +166,17 @@ fn made(change: &Change<'_>, reply: WriteReply) -> Result<String, Failure> {
             named(etag.map(|etag| unquoted(etag.trim()).to_owned()), "ETag")
         }
         Change::Abort { .. } | Change::Delete { .. } => Ok(String::new()),
+    }
+}
+
+/// The status that an error has which comes under that of a success.
+fn status_of(code: &str) -> StatusCode {
+    match code {
+        "PreconditionFailed" => StatusCode::PRECONDITION_FAILED,
+        "NoSuchUpload" | "NoSuchKey" => StatusCode::NOT_FOUND,
+        "AccessDenied" => StatusCode::FORBIDDEN,
+        "ConditionalRequestConflict" | "OperationAborted" => StatusCode::CONFLICT,
+        "InvalidPart" | "InvalidPartOrder" | "EntityTooSmall" | "InvalidRequest" => StatusCode::BAD_REQUEST,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
