@@ -173,7 +173,8 @@ pub struct Ufs {
     pub connect_timeout: Interval,
     /// One request, without its body.
     pub request_timeout: Interval,
-    /// Longest pause inside a body.
+    /// Longest pause inside a body. A store may take five times as long for each part of an object that it puts
+    /// together.
     pub io_timeout: Interval,
     pub retries: usize,
     pub retry_backoff: Interval,

@@ -149,7 +149,9 @@ impl MasterError {
             Self::Consensus(_) => return Unanswered::to_status(self.to_string()),
             Self::Ufs(error) => match error {
                 UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Code::PermissionDenied,
-                UfsError::NoBucket { .. } | UfsError::Rejected { .. } => Code::FailedPrecondition,
+                UfsError::NoBucket { .. } | UfsError::Rejected { .. } | UfsError::Oversized { .. } => {
+                    Code::FailedPrecondition
+                }
                 UfsError::Invalid { .. } => Code::InvalidArgument,
                 UfsError::Deadline { .. } => Code::DeadlineExceeded,
                 UfsError::NotFound { .. } => Code::NotFound,

@@ -1,8 +1,9 @@
 //! Deadlines of one attempt.
 //!
 //! - The answer to a request (for LIST and HEAD all of it, for GET its head) must come within `ufs.request_timeout`.
-//! - The answer to a request that sends a body, or has bytes copied, may take longer, by `ufs.io_timeout` per
-//!   [`STRIDE`] begun.
+//! - The answer to a request that sends a body, or has bytes copied or parts put together, may take longer, by
+//!   `ufs.io_timeout` per [`STRIDE`] begun. A part counts with the 5 MiB that it has at least: a store may take minutes
+//!   to put an object together, and sends blanks meanwhile.
 //! - A body must gain [`STRIDE`] bytes, or reach its end, per `ufs.io_timeout` of waiting. So a store that drips a byte
 //!   a second is as late as one that is silent, and the time that the reader itself takes is not counted against the
 //!   store.
@@ -38,12 +39,12 @@ pub(crate) struct TimeLimited<S> {
 
 impl<S: ObjectStore> TimeLimited<S> {
     async fn answer_in_time<T>(&self, operation: Operation, key: &str, answer: Answer<'_, T>) -> Result<T, UfsError> {
-        self.answer_within(self.request_timeout, operation, key, answer).await
+        self.answer_within((self.request_timeout, "ufs.request_timeout"), operation, key, answer).await
     }
 
     async fn answer_within<T>(
         &self,
-        limit: Duration,
+        (limit, setting): (Duration, &'static str),
         operation: Operation,
         key: &str,
         answer: Answer<'_, T>,
@@ -54,7 +55,7 @@ impl<S: ObjectStore> TimeLimited<S> {
                 request: Request::new(operation, &self.store, key),
                 what: "the answer",
                 limit,
-                setting: "ufs.request_timeout",
+                setting,
             }),
         }
     }
@@ -92,11 +93,13 @@ impl<S: ObjectStore> ObjectStore for TimeLimited<S> {
         .boxed()
     }
 
-    /// The body, if there is one, is a part of what the answer waits for, and so is what the store copies.
+    /// The body, if there is one, is a part of what the answer waits for, and so is what the store copies or puts
+    /// together.
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
-        let bytes = request.handled_bytes();
-        let body = if bytes > 0 { body_limit(bytes, self.io_timeout) } else { Duration::ZERO };
-        let limit = self.request_timeout + body;
+        let limit = match request.handled_bytes() {
+            0 => (self.request_timeout, "ufs.request_timeout"),
+            bytes => (self.request_timeout + body_limit(bytes, self.io_timeout), "ufs.io_timeout"),
+        };
         self.answer_within(limit, request.operation(), request.key, self.inner.change(request)).boxed()
     }
 }

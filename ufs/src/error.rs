@@ -143,6 +143,10 @@ pub enum UfsError {
         source: Option<Cause>,
     },
 
+    /// It would take more memory than there is for it. Retrying does not help.
+    #[error("{request}: {reason}; {remedy}")]
+    Oversized { request: Request, reason: String, remedy: &'static str },
+
     /// A URI or an option is wrong. Nothing was sent.
     #[error("{what}: {reason}; {remedy}")]
     Invalid { what: String, reason: String, remedy: String },
@@ -176,6 +180,7 @@ impl UfsError {
             | Self::Denied { .. }
             | Self::NoBucket { .. }
             | Self::Rejected { .. }
+            | Self::Oversized { .. }
             | Self::Invalid { .. }
             | Self::NotAllowed { .. } => false,
         }
@@ -198,6 +203,7 @@ impl UfsError {
             Self::ShortBody { .. } => "short_body",
             Self::Malformed { .. } => "malformed",
             Self::Rejected { .. } => "rejected",
+            Self::Oversized { .. } => "oversized",
             Self::Invalid { .. } => "invalid",
             Self::NotAllowed { .. } => "not_allowed",
         }

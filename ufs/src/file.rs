@@ -7,8 +7,6 @@
 //! ETag is made of modification time, size and inode, and is checked before and after each piece is read: a file that
 //! is replaced by a rename is always noticed, one that is overwritten in place within the time stamp's granularity
 //! (some milliseconds) may not be.
-//!
-//! opendal's `fs` service is not used: it trims names, and its listings return neither inode nor version.
 
 mod tree;
 

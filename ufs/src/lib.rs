@@ -10,7 +10,8 @@
 //! - **Exact lengths.** A body has the length of its range or ends in an error.
 //! - **Whole objects.** An object is written in one request, or appears when its last part has arrived, or not at all;
 //!   and only in the place of the version that the writer expects ([`Precondition`]).
-//! - **Listings need no HEAD.** Size, ETag and time of every object come with the page, about a thousand to one LIST.
+//! - **Listings are in the order of keys**, also where the store has another ([`ListPage::restarts`]), and **need no
+//!   HEAD**: size, ETag and time of every object come with the page, about a thousand to one LIST.
 //! - **Every wait ends**, see [`Ufs::deadline`].
 //! - **Secrets stay secret**: no error, log line or `Debug` text of this crate holds a credential.
 //!
@@ -28,6 +29,7 @@ mod fault;
 mod file;
 mod key_space;
 mod length_check;
+mod lister;
 mod memory;
 mod metrics;
 mod object;
@@ -44,11 +46,12 @@ pub use attributes::{ObjectAttributes, nanoseconds, seconds};
 pub use error::{Cause, Operation, Request, UfsError};
 pub use fault::Faults;
 pub use key_space::KeySpace;
+pub use lister::Lister;
 pub use memory::MemoryBucket;
 pub use metrics::{UfsStats, register as register_metrics};
 pub use object::{ListMode, ListPage, Metadata, ObjectMeta, Precondition};
 pub use s3::changed_options;
 pub use store::ByteStream;
-pub use ufs::{Contents, Lister, Ufs};
+pub use ufs::{Contents, Ufs};
 pub use window::{Listed, Window, Windows, is_name, place_cmp};
-pub use write::{MultipartUpload, PARTS_MAX};
+pub use write::{MultipartUpload, PARTS_MAX, WRITE_NAME, named};

@@ -1,6 +1,7 @@
 //! `memory://NAME`: a bucket in this process, for tests. Two handles of one name see the same objects.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hasher as _};
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
@@ -29,6 +30,23 @@ struct Objects {
     version: u64,
     /// Objects on their way, by the id of the upload.
     uploads: BTreeMap<String, Upload>,
+    sharding: Option<Sharding>,
+}
+
+/// How a bucket lists that does not in the order of keys: shard by shard, each in order.
+#[derive(Clone, Copy, Debug)]
+struct Sharding {
+    shards: u64,
+    /// Entries of a page at most.
+    page: usize,
+}
+
+impl Sharding {
+    fn place<'a>(&self, entry: &'a str) -> (u64, &'a str) {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(entry.as_bytes());
+        (hasher.finish() % self.shards, entry)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -93,6 +111,12 @@ impl MemoryBucket {
         self.objects.lock().uploads.len()
     }
 
+    /// From now on listings are in no order: `shards` of keys (by a hash) follow each other, each in order, `page`
+    /// entries at a time.
+    pub fn list_in_shards(&self, shards: u64, page: usize) {
+        self.objects.lock().sharding = Some(Sharding { shards, page });
+    }
+
     /// Removes an object; false when there was none.
     pub fn delete(&self, key: &str) -> bool {
         self.objects.lock().by_key.remove(key).is_some()
@@ -104,6 +128,27 @@ impl MemoryBucket {
     }
 
     fn page(&self, request: ListRequest<'_>) -> StorePage {
+        let sharding = self.objects.lock().sharding;
+        let Some(sharding) = sharding else { return self.page_in_order(request) };
+        let whole = self.page_in_order(ListRequest { token: None, limit: usize::MAX, ..request }).page;
+        let objects = whole.objects.into_iter().map(|object| (object.key.clone(), Some(object)));
+        let mut entries: Vec<_> = objects.chain(whole.prefixes.into_iter().map(|prefix| (prefix, None))).collect();
+        entries.sort_by(|(one, _), (other, _)| sharding.place(one).cmp(&sharding.place(other)));
+        entries.retain(|(entry, _)| request.token.is_none_or(|token| sharding.place(entry) > sharding.place(token)));
+        let is_last = entries.len() <= request.limit.min(sharding.page);
+        entries.truncate(request.limit.min(sharding.page));
+        let next = entries.last().filter(|_| !is_last).map(|(entry, _)| entry.clone());
+        let mut answer = StorePage { next, ..StorePage::default() };
+        for (entry, object) in entries {
+            match object {
+                Some(object) => answer.page.objects.push(object),
+                None => answer.page.prefixes.push(entry),
+            }
+        }
+        answer
+    }
+
+    fn page_in_order(&self, request: ListRequest<'_>) -> StorePage {
         let mut answer = StorePage::default();
         let mut entries = 0;
         // Everything up to and including this key or prefix has been listed.

@@ -5,7 +5,7 @@
 pub struct ObjectMeta {
     /// The full key, byte for byte as the store has it.
     pub key: String,
-    /// Length in bytes. (A HEAD of a key that ends in `/` gives 0, whatever the length.)
+    /// Length in bytes.
     pub size: u64,
     /// The version's name, without quotes; empty where the store gives none.
     pub etag: String,
@@ -34,6 +34,9 @@ pub struct ListPage {
     pub prefixes: Vec<String>,
     /// Keys which cannot be represented in UTF-8 and so cannot be asked for; they are in neither list.
     pub hidden: u64,
+    /// The listing begins anew after this page, which is empty: the pages before did not come in key order, and what
+    /// was concluded from them does not hold.
+    pub restarts: bool,
 }
 
 /// What is kept with an object: names (lower-case letters, digits and `-`) and values (printable ASCII), in the order

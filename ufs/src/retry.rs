@@ -136,7 +136,7 @@ impl ObjectStore for Arc<Retrying> {
         .boxed()
     }
 
-    /// A condition may fail because an earlier attempt was carried out although its answer was lost: the caller finds
+    /// A condition may fail because an earlier attempt was carried out although its answer was lost: `write.rs` finds
     /// out.
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
         async move {

@@ -1,13 +1,13 @@
 //! `s3://`: any endpoint that speaks the S3 protocol.
 //!
-//! Attributes of objects are read through opendal's S3 service, one layer below its `Operator`: the operator normalizes
-//! paths (it trims spaces and folds `//`), the service sends the key that it is given. Listings are our own request,
-//! for the reasons given in [`listing`], and so are GETs, see [`read`], and all changes, see [`write`]; all are signed
-//! with the same credentials and travel over the same [`transport`].
+//! Requests are spoken by us, so that every key reaches the store byte for byte, spelt as it is signed
+//! ([`signing::spelled`]): listings in [`listing`], HEADs in [`head`], GETs in [`read`], all changes in [`write`]. All
+//! are signed with the same credentials and travel over the same [`transport`]; GETs have connections of their own.
 
 mod connections;
 mod credentials;
 mod failure;
+mod head;
 mod listing;
 mod options;
 mod read;
@@ -24,21 +24,18 @@ use cavern_conf::schema;
 use futures::{FutureExt, TryFutureExt};
 use http::Request as HttpRequest;
 use http_body_util::{BodyExt, Limited};
-use opendal::raw::{OpStat, Servicer};
-use opendal::{Builder, Executor, HttpTransporter, OperationContext, services};
 use reqsign_aws_v4::Credential;
-use reqsign_core::{Context, ProvideCredentialChain, Signer};
+use reqsign_core::{Context, Signer};
 
 use crate::allowed::Guard;
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
 use crate::s3::credentials::Provider;
 pub(crate) use crate::s3::credentials::SharedCredentials;
-use crate::s3::failure::{Failure, from_opendal, from_signer};
-use crate::s3::listing::{nanoseconds, unquoted};
+use crate::s3::failure::{Failure, from_signer};
 pub(crate) use crate::s3::options::S3Options;
 pub use crate::s3::options::changed_options;
-use crate::s3::signing::DaySigner;
+use crate::s3::signing::{DaySigner, spelled};
 pub(crate) use crate::s3::transport::Transport;
 use crate::shared_store::SharedStore;
 use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, StorePage};
@@ -47,8 +44,6 @@ use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, StoreP
 const LISTING_BYTES: usize = 8 << 20;
 
 pub(crate) struct S3Store {
-    service: Servicer,
-    context: OperationContext,
     transport: Transport,
     /// `None` for unsigned requests.
     credentials: Option<Provider>,
@@ -77,7 +72,7 @@ pub(crate) fn open(
     let is_virtual_host = !options.path_style && !bucket.contains('.');
     let bucket_url = match (is_virtual_host, endpoint.split_once("://")) {
         (true, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
-        _ => format!("{endpoint}/{bucket}"),
+        _ => format!("{endpoint}/{}", spelled(bucket)),
     };
     let guard = Guard::new("s3.endpoint_url", &endpoint, &bucket_url, conf);
     let transport = match shared.transport.get() {
@@ -88,33 +83,11 @@ pub(crate) fn open(
             shared.transport.get_or_init(|| transport).clone()
         }
     };
-    let http = HttpTransporter::new(transport.clone());
-    let mut builder = services::S3::default()
-        .bucket(bucket)
-        .endpoint(&endpoint)
-        .region(&options.region)
-        .disable_config_load()
-        .disable_ec2_metadata();
-    if is_virtual_host {
-        builder = builder.enable_virtual_host_style();
-    }
     let credentials = Provider::new(&options, conf, &shared)?;
-    builder = match &credentials {
-        Some(provider) => builder.credential_provider_chain(ProvideCredentialChain::new().push(provider.clone())),
-        None => builder.skip_signature(),
-    };
-    let service = builder.build().map_err(|error| {
-        UfsError::invalid(&*shared.label, error.message(), "check the bucket's name and the options of the mount")
-    })?;
     let signer =
         credentials.clone().map(|provider| Signer::new(Context::new(), provider, DaySigner::new(&options.region)));
-    let context = OperationContext::from_parts(http, Executor::default());
-    let label = shared.label.clone();
-    let bucket = bucket.to_owned();
-    Ok((
-        S3Store { service: Arc::new(service), context, transport, credentials, signer, bucket, bucket_url, label },
-        shared,
-    ))
+    let (label, bucket) = (shared.label.clone(), bucket.to_owned());
+    Ok((S3Store { transport, credentials, signer, bucket, bucket_url, label }, shared))
 }
 
 impl S3Store {
@@ -164,24 +137,8 @@ impl S3Store {
         }
     }
 
-    async fn stat(&self, key: &str) -> Result<ObjectMeta, UfsError> {
-        let asked = || Request::new(Operation::Head, &self.label, key);
-        if let Some(credentials) = &self.credentials {
-            // The service takes any failure to get them for credentials that are not there.
-            credentials.ready().await.map_err(|error| error.into_ufs(asked()))?;
-        }
-        let answer = self.service.stat_dyn(&self.context, key, OpStat::new()).await;
-        let answer = answer.map_err(|error| from_opendal(error, asked(), ""))?;
-        let metadata = answer.into_metadata();
-        Ok(ObjectMeta {
-            key: key.to_owned(),
-            size: metadata.content_length(),
-            etag: unquoted(metadata.etag().unwrap_or_default()).to_owned(),
-            mtime_ns: metadata.last_modified().map_or(0, nanoseconds),
-            metadata: (metadata.user_metadata().into_iter().flatten())
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .collect(),
-        })
+    fn object_url(&self, key: &str) -> String {
+        format!("{}/{}", self.bucket_url, spelled(key))
     }
 }
 

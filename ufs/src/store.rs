@@ -28,6 +28,8 @@ pub(crate) type Answer<'a, T> = BoxFuture<'a, Result<T, UfsError>>;
 
 /// Keys of one LIST at most; what S3 allows.
 pub(crate) const PAGE_KEYS: usize = 1000;
+/// All parts of an upload but the last have so much at least.
+const PART_MIN_BYTES: u64 = 5 << 20;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ListRequest<'a> {
@@ -140,6 +142,7 @@ impl ChangeRequest<'_> {
         match self.change {
             Change::Copy { source, .. } => source.length,
             Change::CopyPart { bytes: (first, last), .. } => last - first + 1,
+            Change::Complete { parts, .. } => parts.len() as u64 * PART_MIN_BYTES,
             _ => self.body_bytes(),
         }
     }

@@ -18,13 +18,14 @@ use crate::error::{Operation, Request, UfsError};
 use crate::fault::{FaultInjecting, Faults};
 use crate::file::FileStore;
 use crate::length_check::Exact;
+use crate::lister::Lister;
 use crate::memory::MemoryBucket;
 use crate::metrics::{Instrumented, UfsStats};
-use crate::object::{ListMode, ListPage, ObjectMeta};
+use crate::object::{ListMode, ObjectMeta};
 use crate::retry::{Backoff, Retrying};
 use crate::s3;
 use crate::shared_store::SharedStore;
-use crate::store::{ByteStream, ListRequest, ObjectStore, PAGE_KEYS};
+use crate::store::{ByteStream, ListRequest, ObjectStore};
 use crate::uri::Location;
 
 /// A handle on one mount's bucket and prefix. Cheap to clone; its clones, and all handles of the same store in this
@@ -158,9 +159,10 @@ impl Ufs {
         Ok(if is_empty { Contents::Nothing } else { Contents::Objects })
     }
 
-    /// A listing of everything under `prefix`, a full key prefix that is empty or ends in `/`. Each page is one LIST.
+    /// A listing of everything under `prefix`, a full key prefix that is empty or ends in `/`, in the order of keys.
+    /// Each page is one LIST.
     pub fn list(&self, prefix: &str, mode: ListMode) -> Lister {
-        Lister { ufs: self.clone(), prefix: prefix.to_owned(), mode, position: Position::Start, empty_pages: 0 }
+        Lister::new(self.clone(), prefix, mode)
     }
 
     /// Size, version and time of one object; one HEAD.
@@ -186,7 +188,7 @@ impl Ufs {
         let Ok(capacity) = usize::try_from(length) else {
             let request = Request::new(Operation::Get, &self.0.shared.label, key);
             let reason = format!("a range of {length} bytes does not fit into memory");
-            return Err(UfsError::Rejected { request, reason, source: None });
+            return Err(UfsError::Oversized { request, reason, remedy: "read it in parts" });
         };
         let mut stream = self.get(key, etag, range).await?;
         // A piece may be a small part of a large receive buffer, which it would keep: it is copied even if it is all.
@@ -228,51 +230,6 @@ fn refuse_options(options: &HashMap<String, String>, scheme: &str) -> Result<(),
             "leave it out, or use s3://",
         )),
         None => Ok(()),
-    }
-}
-
-/// Some stores send empty pages while they look for the next key; none needs this many.
-const EMPTY_PAGES_MAX: u32 = 10_000;
-
-/// A listing in progress. A clone goes on from where it was cloned.
-#[derive(Clone, Debug)]
-pub struct Lister {
-    ufs: Ufs,
-    prefix: String,
-    mode: ListMode,
-    position: Position,
-    /// Empty pages in a row.
-    empty_pages: u32,
-}
-
-#[derive(Clone, Debug)]
-enum Position {
-    Start,
-    After(String),
-    End,
-}
-
-impl Lister {
-    /// The next page, up to 1,000 objects and prefixes; `None` after the last. A page can be empty. After an error the
-    /// same page can be asked for again.
-    pub async fn next_page(&mut self) -> Result<Option<ListPage>, UfsError> {
-        let token = match &self.position {
-            Position::Start => None,
-            Position::After(token) => Some(token.as_str()),
-            Position::End => return Ok(None),
-        };
-        let request = ListRequest { prefix: &self.prefix, mode: self.mode, token, limit: PAGE_KEYS };
-        let answer = self.ufs.0.store.list(request).await?;
-        let is_same = answer.next.is_some() && answer.next.as_deref() == token;
-        let is_empty = answer.page.objects.is_empty() && answer.page.prefixes.is_empty() && answer.page.hidden == 0;
-        self.empty_pages = if is_empty { self.empty_pages + 1 } else { 0 };
-        if is_same || self.empty_pages > EMPTY_PAGES_MAX {
-            let request = Request::new(Operation::List, &Arc::from(self.ufs.store_id()), &self.prefix);
-            let reason = "the listing goes on for ever, but gets no further".to_owned();
-            return Err(UfsError::Malformed { request, reason, source: None });
-        }
-        self.position = answer.next.map_or(Position::End, Position::After);
-        Ok(Some(answer.page))
     }
 }
 

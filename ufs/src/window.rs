@@ -64,6 +64,7 @@ impl Windows {
     }
 
     /// The window that the next page completes; the rest of the directory when that is the last, or when there is none.
+    /// After one that [restarts](ListPage::restarts) the listing the windows begin anew.
     pub fn page(&mut self, page: Option<&ListPage>, is_last: bool) -> Window {
         let upto = match page {
             Some(page) => self.take_in(page),
@@ -74,6 +75,9 @@ impl Windows {
 
     /// Notes what a page has; returns how far it reaches.
     fn take_in(&mut self, page: &ListPage) -> Vec<u8> {
+        if page.restarts {
+            *self = Self::new(std::mem::take(&mut self.prefix));
+        }
         let mut upto = self.position.clone();
         self.hidden += page.hidden;
         self.exists |= page.hidden > 0;
@@ -140,7 +144,7 @@ mod tests {
         ListPage {
             objects: objects.iter().map(|key| object(key)).collect(),
             prefixes: prefixes.iter().map(ToString::to_string).collect(),
-            hidden: 0,
+            ..ListPage::default()
         }
     }
 
@@ -174,6 +178,16 @@ mod tests {
         let rest = windows.page(None, true);
         let all: Vec<_> = names(&window).into_iter().chain(names(&rest)).collect();
         assert_eq!(all, [("ok", true)]);
+    }
+
+    #[test]
+    fn windows_begin_anew_with_their_listing() {
+        let mut windows = Windows::new("d/".into());
+        windows.page(Some(&page(&["d/", "d/n\0l", "d/x"], &["d/m/"])), false);
+        let restart = windows.page(Some(&ListPage { restarts: true, ..ListPage::default() }), false);
+        assert_eq!((names(&restart), windows.hidden, windows.exists), (vec![], 0, false));
+        let first = windows.page(Some(&page(&["d/a", "d/b"], &[])), true);
+        assert_eq!((first.after.as_slice(), names(&first)), (&b""[..], vec![("a", false), ("b", false)]));
     }
 
     #[test]

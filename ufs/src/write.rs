@@ -1,6 +1,11 @@
 //! Writing to a mount's bucket.
+//!
+//! A write under a condition that is tried again may find what it has made itself, since only the answer of the first
+//! attempt was lost. By the name in its metadata ([`named`]) it is known again. So is an object that was put together
+//! although all answers were lost: its parts are gone then, and nobody could try again.
 
 use bytes::Bytes;
+use cavern_conf::host;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
 use crate::error::UfsError;
@@ -8,6 +13,8 @@ use crate::object::{Metadata, ObjectMeta, Precondition};
 use crate::store::{Change, ChangeRequest, CopySource, ObjectStore};
 use crate::ufs::Ufs;
 
+/// Metadata that names a write.
+pub const WRITE_NAME: &str = "cavern-write";
 /// Parts of a multipart upload at most; what S3 allows.
 pub const PARTS_MAX: u64 = 10_000;
 /// What is copied in one request at most. S3 allows 5 GiB, and takes its time for so much.
@@ -15,12 +22,23 @@ const COPY_BYTES: u64 = 256 << 20;
 /// Parts of one copy on their way at a time.
 const COPIES_AT_A_TIME: usize = 8;
 
+/// The metadata of an object with a name for the write that makes it.
+pub fn named(mut metadata: Metadata) -> Metadata {
+    metadata.insert(WRITE_NAME.to_owned(), host::unique_name());
+    metadata
+}
+
+/// Something else is there than a write expected, or nothing.
+fn is_refused(error: &UfsError) -> bool {
+    matches!(error, UfsError::VersionChanged { .. } | UfsError::NotFound { .. })
+}
+
 impl Ufs {
     /// Writes an object in one request; gives its ETag, without quotes.
     ///
     /// # Errors
-    /// [`UfsError::VersionChanged`] or [`UfsError::NotFound`] when something else is under the key than it replaces.
-    /// That may also be this very write: an attempt whose answer was lost.
+    /// [`UfsError::VersionChanged`] or [`UfsError::NotFound`] when something else is under the key than it replaces. If
+    /// the write is not [`named`], that may be itself: an attempt whose answer was lost.
     pub async fn put(
         &self,
         key: &str,
@@ -28,7 +46,8 @@ impl Ufs {
         metadata: &Metadata,
         replaces: Precondition<'_>,
     ) -> Result<String, UfsError> {
-        self.change(key, Change::Put { body, metadata, replaces }).await
+        let put = self.change(key, Change::Put { body, metadata, replaces }).await;
+        self.known_again(key, metadata.get(WRITE_NAME), put, is_refused).await
     }
 
     /// Deletes an object; one that is not there counts as deleted.
@@ -51,24 +70,28 @@ impl Ufs {
         self.copy_with(from, to, None).await
     }
 
-    /// Gives a version of an object other metadata, and no others; gives the ETag that it has then, which may be
-    /// another. The bytes do not come here.
+    /// Gives a version of an object other metadata, and no others but a name of this write; gives the ETag that it has
+    /// then, which may be another. The bytes do not come here.
     ///
     /// # Errors
     /// As [`Ufs::copy`].
     pub async fn describe(&self, object: &ObjectMeta, metadata: &Metadata) -> Result<String, UfsError> {
-        self.copy_with(object, &object.key, Some(metadata)).await
+        self.copy_with(object, &object.key, Some(named(metadata.clone()))).await
     }
 
-    async fn copy_with(&self, from: &ObjectMeta, to: &str, metadata: Option<&Metadata>) -> Result<String, UfsError> {
+    async fn copy_with(&self, from: &ObjectMeta, to: &str, metadata: Option<Metadata>) -> Result<String, UfsError> {
         let source = CopySource { key: &from.key, etag: &from.etag, length: from.size };
         if from.size <= COPY_BYTES {
-            return self.change(to, Change::Copy { source, metadata }).await;
+            let metadata = metadata.as_ref();
+            let copied = self.change(to, Change::Copy { source, metadata }).await;
+            let name = metadata.and_then(|metadata| metadata.get(WRITE_NAME));
+            return self.known_again(to, name, copied, is_refused).await;
         }
-        let upload = match metadata {
-            Some(metadata) => self.begin_multipart(to, metadata).await?,
-            None => self.begin_multipart(to, &self.head(&from.key).await?.metadata).await?,
+        let metadata = match metadata {
+            Some(metadata) => metadata,
+            None => named(self.head(&from.key).await?.metadata),
         };
+        let upload = self.begin_multipart(to, &metadata).await?;
         let copied = async { upload.complete(&upload.copy(from).await?, Precondition::Anything).await };
         match copied.await {
             Ok(etag) => Ok(etag),
@@ -84,7 +107,25 @@ impl Ufs {
     /// the store keeps the parts.
     pub async fn begin_multipart(&self, key: &str, metadata: &Metadata) -> Result<MultipartUpload, UfsError> {
         let id = self.change(key, Change::Begin { metadata }).await?;
-        Ok(MultipartUpload { ufs: self.clone(), key: key.to_owned(), id })
+        let name = metadata.get(WRITE_NAME).cloned();
+        Ok(MultipartUpload { ufs: self.clone(), key: key.to_owned(), id, name })
+    }
+
+    /// What became of a write of this name: after doubtful errors it may be there.
+    async fn known_again(
+        &self,
+        key: &str,
+        name: Option<&String>,
+        written: Result<String, UfsError>,
+        is_doubtful: impl Fn(&UfsError) -> bool,
+    ) -> Result<String, UfsError> {
+        let is_doubtful = written.as_ref().is_err_and(is_doubtful);
+        let Some(name) = name.filter(|_| is_doubtful) else { return written };
+        match self.head(key).await {
+            Ok(there) if there.metadata.get(WRITE_NAME) == Some(name) => Ok(there.etag),
+            Err(error) if error.is_temporary() => Err(error),
+            _ => written,
+        }
     }
 
     async fn change(&self, key: &str, change: Change<'_>) -> Result<String, UfsError> {
@@ -98,6 +139,8 @@ pub struct MultipartUpload {
     ufs: Ufs,
     key: String,
     id: String,
+    /// Of the write.
+    name: Option<String>,
 }
 
 impl MultipartUpload {
@@ -121,12 +164,16 @@ impl MultipartUpload {
         parts.buffered(COPIES_AT_A_TIME).try_collect().await
     }
 
-    /// Makes an object of the parts, given by their ETags in order; gives the object's.
+    /// Makes an object of the parts, given by their ETags in order; gives the object's. The store may take five times
+    /// `io_timeout` for each part.
     ///
     /// # Errors
     /// As [`Ufs::put`].
     pub async fn complete(&self, parts: &[String], replaces: Precondition<'_>) -> Result<String, UfsError> {
-        self.ufs.change(&self.key, Change::Complete { upload: &self.id, parts, replaces }).await
+        let completed = self.ufs.change(&self.key, Change::Complete { upload: &self.id, parts, replaces }).await;
+        // All answers may have been lost, and with them the parts.
+        let is_doubtful = |error: &UfsError| is_refused(error) || error.is_temporary();
+        self.ufs.known_again(&self.key, self.name.as_ref(), completed, is_doubtful).await
     }
 
     /// Has the store forget the parts.

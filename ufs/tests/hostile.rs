@@ -122,6 +122,25 @@ async fn another_version_behind_an_ignored_condition_is_noticed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_head_counts_with_the_status_200_and_a_length_only() {
+    let etag = "etag: \"e\"\n";
+    for (status, length, is_good) in [
+        ("200 OK", "content-length: 7\n", true),
+        ("200 OK", "", false),
+        ("206 Partial Content", "content-length: 7\n", false),
+        ("204 No Content", "", false),
+        ("202 Accepted", "content-length: 7\n", false),
+    ] {
+        let head = format!("HTTP/1.1 {status}\n{length}{etag}").leak();
+        let answer = Server::answering(head, b"").await.ufs().head("k").await;
+        match answer {
+            Ok(object) => assert!(is_good && object.size == 7 && object.etag == "e", "{head}: {object:?}"),
+            Err(error) => assert!(!is_good && matches!(error, UfsError::Malformed { .. }), "{head}: {error}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_dripping_body_is_as_late_as_a_silent_one() {
     let head = "HTTP/1.1 206 Partial Content\ncontent-length: 100\ncontent-range: bytes 0-99/100\n";
     let drip = Answer { head, body: vec![1; 100], pause: Duration::from_millis(100) };

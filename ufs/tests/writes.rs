@@ -4,9 +4,13 @@
 
 mod support;
 
+use std::time::Duration;
+
 use bytes::Bytes;
+use cavern_conf::{Interval, schema};
 use cavern_dev_s3::{FaultKind, FaultRule};
-use cavern_ufs::{MemoryBucket, Metadata, Precondition, Ufs, UfsError};
+use cavern_ufs::{MemoryBucket, Metadata, ObjectMeta, Precondition, Ufs, UfsError, WRITE_NAME, named};
+use support::fake::Fake;
 use support::{BUCKET, Bucket, conf, options};
 
 fn metadata(pairs: &[(&str, &str)]) -> Metadata {
@@ -111,4 +115,87 @@ async fn memory_is_written_to_and_a_directory_tree_is_not() {
     let files = Ufs::open(&format!("file://{}", tree.path().display()), &options(&[]), &conf()).unwrap();
     let refused = files.put("k", &Bytes::new(), &Metadata::new(), Precondition::Anything).await;
     assert!(matches!(refused, Err(UfsError::Rejected { .. })), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_whose_answer_was_lost_is_known_again() {
+    let store = Fake::start().await;
+    let ufs = store.ufs(&conf());
+    let lose = |line: &'static str| store.state.lock().lost.push(line);
+    let (body, none) = (Bytes::from_static(b"body"), Metadata::new());
+    // A directory, and a file that is made.
+    for key in ["dir/", "made"] {
+        lose("PUT /data/");
+        let etag = ufs.put(key, &body, &named(none.clone()), Precondition::Nothing).await.unwrap();
+        assert_eq!(ufs.head(key).await.unwrap().etag, etag);
+        lose("PUT /data/");
+        let refused = ufs.put(key, &body, &named(none.clone()), Precondition::Nothing).await;
+        assert!(matches!(refused, Err(UfsError::VersionChanged { .. })), "another's: {refused:?}");
+        store.state.lock().lost.clear();
+    }
+    let made = ufs.head("made").await.unwrap();
+    lose("PUT /data/made");
+    let replaces = Precondition::Version(&made.etag);
+    let replaced = ufs.put("made", &body, &named(none.clone()), replaces).await.unwrap();
+    let there = ufs.head("made").await.unwrap();
+    assert_eq!(there.etag, replaced);
+    lose("PUT /data/made");
+    let described = ufs.describe(&there, &metadata(&[("mode", "33188")])).await.unwrap();
+    let there = ufs.head("made").await.unwrap();
+    assert_eq!((&there.etag, there.metadata["mode"].as_str()), (&described, "33188"));
+
+    // Copied in parts; the store need not have so many bytes.
+    lose("POST /data/copy?uploadId");
+    let large = ObjectMeta { size: (256 << 20) + 5, ..there };
+    let copied = ufs.copy(&large, "copy").await.unwrap();
+    let there = ufs.head("copy").await.unwrap();
+    assert_eq!((&there.etag, there.metadata["mode"].as_str()), (&copied, "33188"));
+    assert_ne!(there.metadata[WRITE_NAME], large.metadata[WRITE_NAME]);
+    lose("POST /data/parts?uploadId");
+    let upload = ufs.begin_multipart("parts", &named(none)).await.unwrap();
+    let part = upload.part(1, &body).await.unwrap();
+    let completed = upload.complete(&[part], Precondition::Nothing).await.unwrap();
+    assert_eq!(ufs.head("parts").await.unwrap().etag, completed);
+    assert!(store.state.lock().lost.is_empty(), "all answers were lost that were to be");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_may_take_its_time_to_put_parts_together() {
+    let store = Fake::start().await;
+    // A part may take one and a half second and the time of a request.
+    let short = Interval::millis(250);
+    let ufs = store.ufs(&schema::Ufs { request_timeout: short, io_timeout: short, retries: 1, ..conf() });
+    let body = Bytes::from_static(b"body");
+    let complete = async |key: &str, metadata: Metadata| {
+        let upload = ufs.begin_multipart(key, &metadata).await.unwrap();
+        let part = upload.part(1, &body).await.unwrap();
+        upload.complete(&[part], Precondition::Nothing).await
+    };
+    // With blanks before the answer, and longer than anything else may take.
+    store.state.lock().completion = Duration::from_millis(700);
+    let etag = complete("slow", Metadata::new()).await.unwrap();
+    assert_eq!(ufs.head("slow").await.unwrap().etag, etag);
+    assert_eq!((store.count("POST /data/slow?uploadId"), ufs.stats().retries), (1, 0));
+    // So long that nobody hears of it.
+    store.state.lock().completion = Duration::from_millis(2500);
+    let etag = complete("slower", named(Metadata::new())).await.unwrap();
+    assert_eq!((ufs.head("slower").await.unwrap().etag, ufs.stats().retries), (etag, 1));
+
+    // An error under the status of a success is one.
+    store.state.lock().completion = Duration::ZERO;
+    let refuse = |document: &'static str| store.state.lock().refusals.push(document);
+    for lost in [" \n<?xml version=\"1.0\"?><Error><Code>InternalError</Code></Error>", "   ", "<Complete"] {
+        refuse(lost);
+        complete("tried-again", Metadata::new()).await.unwrap();
+        ufs.delete("tried-again", Precondition::Anything).await.unwrap();
+    }
+    refuse("<Error><Code>AccessDenied</Code></Error>");
+    let error = complete("denied", Metadata::new()).await.unwrap_err();
+    assert!(matches!(error, UfsError::Denied { .. }), "{error}");
+    refuse("<Error><Code>InvalidPart</Code></Error>");
+    let error = complete("invalid", named(Metadata::new())).await.unwrap_err();
+    assert!(matches!(error, UfsError::Rejected { .. }) && error.to_string().contains("InvalidPart"), "{error}");
+    refuse("<Error><Code>NoSuchUpload</Code></Error>");
+    let error = complete("gone", named(Metadata::new())).await.unwrap_err();
+    assert!(matches!(error, UfsError::NotFound { .. }), "{error}");
 }

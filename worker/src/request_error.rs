@@ -48,6 +48,7 @@ impl From<UfsError> for Refusal {
             | UfsError::ShortBody { .. }
             | UfsError::Malformed { .. }
             | UfsError::Rejected { .. }
+            | UfsError::Oversized { .. }
             | UfsError::Invalid { .. } => Status::UfsUnavailable,
         };
         Self::new(status, error.to_string())

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cavern_conf::host;
 use cavern_proto::master::{Attr, CreateInode, Kind, OwnAttributes, SetAttr, Time};
-use cavern_ufs::{Metadata as ObjectMetadata, ObjectAttributes, ObjectMeta, Precondition, Ufs, UfsError};
+use cavern_ufs::{Metadata as ObjectMetadata, ObjectAttributes, ObjectMeta, Precondition, Ufs, UfsError, named};
 use rustix::io::Errno;
 
 use super::StagedFiles;
@@ -147,7 +147,7 @@ impl StagedFiles {
         attributes.write(&mut metadata);
         let etag = match &there {
             Some(there) => ufs.describe(there, &metadata).await?,
-            None => ufs.put(&key, &Bytes::new(), &metadata, Precondition::Nothing).await?,
+            None => ufs.put(&key, &Bytes::new(), &named(metadata), Precondition::Nothing).await?,
         };
         if let Some(file) = staged {
             let object = ObjectVersion::new(on.object()?.mount, &key, &etag, on.size)?;

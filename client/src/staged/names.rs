@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Attr, CreateInode, Kind, MutationResult, RemoveName, SetAttr, Time};
-use cavern_ufs::{ListMode, Metadata as ObjectMetadata, Precondition, Ufs, UfsError};
+use cavern_ufs::{ListMode, Metadata as ObjectMetadata, Precondition, Ufs, UfsError, named};
 use rustix::io::Errno;
 
 use super::attributes::attributes_of_new;
@@ -84,7 +84,7 @@ impl StagedFiles {
     ) -> Result<Changed, ClientError> {
         let place = location_in(on, &create.name)?;
         let end = if create.kind() == Kind::Directory { "/" } else { "" };
-        let metadata = attributes_of_new(on, create, owner);
+        let metadata = named(attributes_of_new(on, create, owner));
         let key = format!("{}{end}", place.key());
         let exists = || refuse(Errno::EXIST, format!("{key} is there already"));
         if self.shown(on.inode, &create.name).is_some() || self.known(on, &create.name).await?.is_some() {

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use cavern_conf::host;
 use cavern_ufs::{
-    Metadata as ObjectMetadata, MultipartUpload, ObjectAttributes, ObjectMeta, Precondition, Ufs, UfsError,
+    Metadata as ObjectMetadata, MultipartUpload, ObjectAttributes, ObjectMeta, Precondition, Ufs, UfsError, WRITE_NAME,
 };
 use futures::stream::{self, StreamExt, TryStreamExt};
 use rustix::io::Errno;
@@ -31,9 +31,6 @@ const PARTS_AT_A_TIME: usize = 4;
 /// A part is sent ahead when the file has been written so far beyond it: what the kernel writes at the same time may
 /// arrive in another order, and many formats end with a second look at what was written last.
 const SLACK: u64 = 4 << 20;
-/// Metadata that names a write, so that one whose answer was lost is known again. Small objects that may replace
-/// anything have none.
-const WRITE_NAME: &str = "cavern-write";
 
 /// Parts that are sent before the file is flushed.
 #[derive(Debug, Default)]
@@ -50,7 +47,7 @@ pub(super) struct MultipartAttempt {
     upload: OnceCell<MultipartUpload>,
     /// What it was begun with.
     metadata: OnceLock<ObjectMetadata>,
-    /// Names the write.
+    /// Names the write ([`WRITE_NAME`]).
     name: String,
     is_done: AtomicBool,
     tasks: TaskTracker,
@@ -169,17 +166,8 @@ impl StagedFile {
                 completed => completed,
             }
         };
-        let error = match written {
-            Ok(etag) => return Ok(etag),
-            Err(error) => error,
-        };
-        if !matches!(error, UfsError::VersionChanged { .. } | UfsError::NotFound { .. }) {
-            return Err(error.into());
-        }
-        // An earlier try of this very request may have done it.
-        match ufs.head(&plan.key).await {
-            Ok(there) if there.metadata.get(WRITE_NAME) == Some(&attempt.name) => Ok(there.etag),
-            _ => {
+        match written {
+            Err(error @ (UfsError::VersionChanged { .. } | UfsError::NotFound { .. })) => {
                 // Who opens it next is to find what is there.
                 let StagedLocation { parent, name, .. } = self.state.lock().place.clone();
                 if let Err(error) = self.shared.metadata.written(parent, &name).await {
@@ -187,6 +175,7 @@ impl StagedFile {
                 }
                 Err(plan.refused(error))
             }
+            written => Ok(written?),
         }
     }
 
@@ -374,7 +363,8 @@ impl Plan {
     }
 }
 
-/// The metadata of an object that is written: what it keeps, and the name of the write.
+/// The metadata of an object that is written: what it keeps, and the name of the write. Small objects that may replace
+/// anything need none.
 fn described(attributes: Option<ObjectAttributes>, write: Option<&String>) -> ObjectMetadata {
     let mut metadata = ObjectMetadata::new();
     if let Some(attributes) = attributes {

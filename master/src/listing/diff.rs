@@ -24,13 +24,15 @@ const STEP_REMOVALS: usize = 1000;
 pub struct Step {
     pub remove: Vec<Bytes>,
     pub upsert: Vec<ListedEntry>,
+    /// Files in the places of directories, which go with all that they have.
+    pub replace: Vec<ListedEntry>,
     /// Go on after this name; `None` when the window is done.
     pub next: Option<Vec<u8>>,
 }
 
 impl Step {
     pub fn is_empty(&self) -> bool {
-        self.remove.is_empty() && self.upsert.is_empty()
+        self.remove.is_empty() && self.upsert.is_empty() && self.replace.is_empty()
     }
 }
 
@@ -103,7 +105,9 @@ pub fn step(
     for ((name, dentry, listed), record) in compare.into_iter().zip(records) {
         let compared = MatchedName { name, dentry, record };
         if !is_same(&compared, &listed)? {
-            step.upsert.push(listed_entry(compared.name, listed));
+            let is_directory = compared.dentry.kind() == Kind::Directory;
+            let differing = if is_directory { &mut step.replace } else { &mut step.upsert };
+            differing.push(listed_entry(compared.name, listed));
         }
     }
     if step.next.is_none() {

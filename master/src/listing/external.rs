@@ -105,20 +105,14 @@ impl Comparison<'_> {
                 Ok(compared.dentry.kind() != Kind::Directory && noted.is_some_and(|noted| noted.etag == *etag))
             };
             let mut step = diff::step(tables, directory, &mut window, cursor, &|_| false, &is_same)?;
-            // A directory goes when it has been looked at itself.
+            // A directory goes when it has been looked at itself: `replace` is left alone.
             let is_directory = |name: &[u8]| {
                 let known = tables.dentry(directory, name)?;
                 Ok::<_, MasterError>(known.is_some_and(|known| known.kind() == Kind::Directory))
             };
-            let (remove, upsert) = (std::mem::take(&mut step.remove), std::mem::take(&mut step.upsert));
-            for name in remove {
+            for name in std::mem::take(&mut step.remove) {
                 if !is_directory(&name)? {
                     step.remove.push(name);
-                }
-            }
-            for entry in upsert {
-                if entry.kind() == Kind::Directory || !is_directory(&entry.name)? {
-                    step.upsert.push(entry);
                 }
             }
             Ok((step, window))

@@ -5,6 +5,9 @@
 //! somebody has listed, or is just listing, are left to that. Marked are only directories that this run found empty or
 //! made: elsewhere names could be left over that the bucket no longer has, and only a real listing finds those.
 //!
+//! A listing that [restarts](ListPage::restarts), since its bucket lists in no order, adds what was missing to the
+//! directories that were marked already.
+//!
 //! A page that fails is asked for again, with a growing pause. A master that is restarted in the middle begins anew
 //! and proposes only what is missing.
 
@@ -15,7 +18,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{IndexRecord, ListingGroup, PutIndex};
+use cavern_proto::record::{IndexRecord, InodeRecord, ListingGroup, PutIndex};
 use cavern_ufs::{ListMode, ListPage, Listed, is_name};
 
 use super::Listings;
@@ -175,6 +178,10 @@ struct Groups<'a> {
 
 impl Groups<'_> {
     fn page(&mut self, page: &ListPage, prefix: &str) -> Result<(), MasterError> {
+        if page.restarts {
+            self.run.frames.clear();
+            (self.run.entries, self.run.hidden) = (0, 0);
+        }
         if self.run.frames.is_empty() {
             self.enter(Bytes::new())?;
         }
@@ -236,7 +243,7 @@ impl Groups<'_> {
             None => FrameState::Ours,
             Some(inode) => match self.tables.inode(inode)? {
                 _ if self.listing.contains(&inode) => FrameState::Skipped,
-                Some(record) if record.listed_ns != 0 => FrameState::Skipped,
+                Some(record) if self.is_listed(&record) => FrameState::Skipped,
                 _ if self.tables.is_empty(inode)? => FrameState::Ours,
                 _ => FrameState::Shared,
             },
@@ -255,7 +262,7 @@ impl Groups<'_> {
         }
         if let Some(inode) = self.current_inode()? {
             let record = self.tables.inode(inode)?;
-            if self.listing.contains(&inode) || record.is_some_and(|record| record.listed_ns != 0) {
+            if self.listing.contains(&inode) || record.is_some_and(|record| self.is_listed(&record)) {
                 if let Some(frame) = self.run.frames.last_mut() {
                     frame.state = FrameState::Skipped;
                 }
@@ -267,6 +274,11 @@ impl Groups<'_> {
         }
         self.group().upsert.push(listed_entry(name, listed));
         Ok(())
+    }
+
+    /// Whether others have listed a directory. One that this run has marked may lack names when the listing restarts.
+    fn is_listed(&self, record: &InodeRecord) -> bool {
+        record.listed_ns != 0 && record.listed_ns != self.run.began_ns
     }
 
     /// Whether the namespace has the entry already. A directory is never replaced by an object here: the directory may

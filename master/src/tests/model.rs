@@ -118,6 +118,63 @@ async fn check_states(master: &TestMaster, states: &[BTreeSet<String>], number: 
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn no_name_vanishes_where_a_bucket_lists_in_no_order() {
+    let master = TestMaster::new().await;
+    // In no order at all, and in two halves of which each is in order over several pages.
+    for (number, (shards, page)) in [(u64::MAX, 100), (2, 30)].into_iter().enumerate() {
+        let (bucket, uri) = new_bucket();
+        bucket.list_in_shards(shards, page);
+        let mut stored = BTreeMap::new();
+        for number in 0..200 {
+            for key in [format!("f{number}"), format!("d/f{number}"), format!("d{number}/f")] {
+                stored.insert(key.clone(), bucket.put(&key, "x"));
+            }
+        }
+        let path = format!("/m{number}");
+        let mount = master.mount(&path, &uri).await;
+        let expected = |stored: &BTreeMap<String, String>| {
+            model(stored.iter().map(|(key, etag)| (key.as_str(), 1, etag.as_str())))
+        };
+        master.indexed(&mount).await;
+        assert_eq!(master.tree(&path).await, expected(&stored), "by the index, {shards} shards");
+        // A listing that finds what is known takes nothing away and adds nothing, not even for a moment.
+        let listings = &master.services().lookups.listings;
+        let counts = listings.relist(mount.root_inode).await.unwrap();
+        assert_eq!((counts.added, counts.changed, counts.removed), (0, 0, 0), "{shards} shards");
+        for key in ["f7", "d/f8", "d9/f"] {
+            bucket.delete(key);
+            stored.remove(key);
+        }
+        master.refresh(&path).await;
+        assert_eq!(master.tree(&path).await, expected(&stored), "by listings, {shards} shards");
+    }
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_early_page_lacks_goes_at_the_end_of_the_listing() {
+    let master = TestMaster::new().await;
+    let (bucket, uri) = new_bucket();
+    for number in 0..2500 {
+        bucket.put(&format!("f{number:04}"), "x");
+    }
+    bucket.put("f0001-d/x", "x");
+    let mount = master.mount("/m", &uri).await;
+    master.indexed(&mount).await;
+    let listings = &master.services().lookups.listings;
+    listings.relist(mount.root_inode).await.unwrap();
+    // A file of the first page goes, and a directory of it becomes a file.
+    bucket.delete("f0000");
+    bucket.delete("f0001-d/x");
+    bucket.put("f0001-d", "x");
+    let counts = listings.relist(mount.root_inode).await.unwrap();
+    assert_eq!((counts.added, counts.changed, counts.removed), (0, 1, 1));
+    let tree = master.tree("/m").await;
+    assert!(!tree.contains_key("f0000") && tree["f0001-d"].is_some());
+    master.stop().await;
+}
+
 /// A mount in a database without a log.
 struct Fixture {
     _dir: tempfile::TempDir,
@@ -157,7 +214,7 @@ impl Fixture {
                 cursor = step.next;
                 let group = ListingGroup {
                     remove: step.remove,
-                    upsert: step.upsert,
+                    upsert: [step.upsert, step.replace].concat(),
                     listed_ns: i64::from(cursor.is_none() && number + 1 == count),
                     expect_inode: self.mount.root_inode,
                     ..ListingGroup::default()
@@ -207,7 +264,7 @@ fn pages(keys: &BTreeSet<String>, size: usize, version: u64) -> Vec<ListPage> {
             mtime_ns: 1,
             metadata: Default::default(),
         };
-        ListPage { objects: objects.into_iter().map(object).collect(), prefixes, hidden: 0 }
+        ListPage { objects: objects.into_iter().map(object).collect(), prefixes, ..ListPage::default() }
     };
     places.chunks(size).map(page).collect()
 }

@@ -105,14 +105,6 @@ impl Provider {
         all.push(SharedCredentials { wanted, renewing: renewing.downgrade() });
         Ok(Some(Self::Renewing(renewing)))
     }
-
-    /// Returns when there are credentials.
-    pub(super) async fn ready(&self) -> std::result::Result<(), CredentialError> {
-        match self {
-            Self::KeyPair(_) => Ok(()),
-            Self::Renewing(renewing) => renewing.ready().await,
-        }
-    }
 }
 
 /// Who gives out the role of a mount.

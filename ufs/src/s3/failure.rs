@@ -10,7 +10,7 @@ use crate::error::{Request, UfsError, chain};
 use crate::s3::credentials::CredentialError;
 use crate::s3::listing::error_document;
 
-/// One failed exchange. Travels through opendal as the source of its error, so that the status decides, not a text.
+/// One failed exchange.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// The store answered with a status other than success.
@@ -100,27 +100,6 @@ fn classify(status: StatusCode, code: &str, reason: String, request: Request, et
             UfsError::Rejected { request, reason, source: None }
         }
         _ => UfsError::Rejected { request, reason, source: None },
-    }
-}
-
-/// What an error of opendal means, by its source, which is ours, the signer's, or nobody's.
-pub(crate) fn from_opendal(error: opendal::Error, request: Request, etag: &str) -> UfsError {
-    let mut source: Option<&(dyn Error + 'static)> = Some(&error);
-    while let Some(cause) = source {
-        if let Some(failure) = cause.downcast_ref::<Failure>() {
-            return failure.clone().into_ufs(request, etag);
-        }
-        if let Some(unsigned) = cause.downcast_ref::<reqsign_core::Error>() {
-            return from_signer(unsigned, request);
-        }
-        source = cause.source();
-    }
-    let (temporary, reason) = (error.is_temporary(), error.message().to_owned());
-    let source: Option<crate::error::Cause> = Some(Arc::new(error));
-    if temporary {
-        UfsError::Unavailable { request, reason, source }
-    } else {
-        UfsError::Malformed { request, reason, source }
     }
 }
 

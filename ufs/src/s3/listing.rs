@@ -1,15 +1,14 @@
-//! LIST, spoken by us: the request's query and the document that answers it.
+//! LIST: the request's query and the document that answers it.
 //!
-//! opendal's own lister is not exact enough to name files by. It cannot ask for `encoding-type=url`, so control
-//! characters arrive as XML can carry them, or break the document; one NUL in one key fails the whole listing; and the
-//! keys `/a` and `a` both come out as `a`. Here keys travel percent-encoded, and a key which cannot be decoded costs
-//! only itself.
+//! Keys travel percent-encoded, since XML cannot carry all characters, and a key which cannot be decoded costs only
+//! itself.
 
 use std::borrow::Cow;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use quick_xml::events::{BytesRef, Event};
 use quick_xml::reader::Reader;
+use reqsign_core::time::Timestamp;
 
 use crate::object::{ListMode, ObjectMeta};
 use crate::store::{ListRequest, StorePage};
@@ -111,9 +110,8 @@ fn described(key: String, size: Text, modified: Text, etag: Text) -> Result<Obje
 }
 
 /// Nanoseconds since the Unix epoch, clamped to what 64 bits hold (the years 1678 to 2262).
-pub(crate) fn nanoseconds(time: opendal::raw::Timestamp) -> i64 {
-    let nanoseconds = time.into_inner().as_nanosecond();
-    i64::try_from(nanoseconds).unwrap_or(if nanoseconds < 0 { i64::MIN } else { i64::MAX })
+pub(crate) fn nanoseconds(time: Timestamp) -> i64 {
+    time.as_second().saturating_mul(1_000_000_000).saturating_add(time.subsec_nanosecond().into())
 }
 
 /// An ETag without its quotes. A weak one (`W/"…"`) stays as it is.

@@ -10,7 +10,6 @@ use futures::Stream;
 use http::header::{ETAG, HOST, IF_MATCH, RANGE};
 use http::uri::Uri;
 use http::{HeaderValue, Request as HttpRequest};
-use opendal::raw::percent_encode_path;
 
 use super::connections::DrivenBody;
 use super::failure::{Failure, from_signer};
@@ -24,9 +23,8 @@ impl S3Store {
     pub(super) async fn open(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
         let asked = || Request::new(Operation::Get, &self.label, key);
         let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked(), "");
-        let uri: Uri = format!("{}/{}", self.bucket_url, percent_encode_path(key))
-            .try_into()
-            .map_err(|error: http::uri::InvalidUri| senseless(error.into()))?;
+        let uri: Uri =
+            self.object_url(key).try_into().map_err(|error: http::uri::InvalidUri| senseless(error.into()))?;
         let host = uri.authority().map_or("", |authority| authority.as_str());
         let mut unsigned = HttpRequest::get("/").header(HOST, host).header(RANGE, range_header(&range));
         if !etag.is_empty() {

@@ -10,16 +10,27 @@ use http::header::{AUTHORIZATION, HOST};
 use http::request::Parts;
 use http::{HeaderName, HeaderValue};
 use parking_lot::Mutex;
+use percent_encoding::{AsciiSet, PercentEncode, utf8_percent_encode};
 use reqsign_aws_v4::{Credential, RequestSigner};
 use reqsign_core::hash::{hex_hmac_sha256, hex_sha256, hmac_sha256};
 use reqsign_core::time::Timestamp;
 use reqsign_core::{Context, Error, Result, SignRequest, SigningCredential};
+
+use super::listing::QUERY;
 
 const SERVICE: &str = "s3";
 const PAYLOAD: HeaderName = HeaderName::from_static("x-amz-content-sha256");
 const DATE: HeaderName = HeaderName::from_static("x-amz-date");
 const TOKEN: HeaderName = HeaderName::from_static("x-amz-security-token");
 const UNSIGNED: &str = "UNSIGNED-PAYLOAD";
+
+const PATH: &AsciiSet = &QUERY.remove(b'/');
+
+/// A bucket or a key in a path, as the signature spells it: stores that verify the path as it was sent refuse every
+/// other spelling, even one that HTTP takes for the same.
+pub(super) fn spelled(key: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(key, PATH)
+}
 
 #[derive(Debug)]
 pub(super) struct DaySigner {

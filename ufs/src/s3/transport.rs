@@ -1,5 +1,5 @@
-//! HTTP for the S3 requests: the connections of a store, and opendal's door to them. GETs of objects have connections
-//! of their own ([`super::connections`]).
+//! HTTP for the S3 requests: the connections of a store. GETs of objects have connections of their own
+//! ([`super::connections`]).
 //!
 //! It sends a URI as it is. The usual client library normalizes URLs, which turns the key `a/../b` into `b`; here every
 //! key reaches the server byte for byte. A status other than success becomes a [`Failure`], redirects included: a
@@ -10,14 +10,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
-use http::header::{CONTENT_LENGTH, CONTENT_RANGE, RANGE};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
-use http_body_util::{BodyDataStream, BodyExt, Full};
+use http::header::{CONTENT_LENGTH, CONTENT_RANGE};
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use opendal::{Buffer, HttpBody, HttpTransport};
 use rustls::RootCertStore;
 
 use crate::allowed::{Guard, GuardedConnector};
@@ -87,7 +86,6 @@ impl Transport {
 
     /// Sends a request; the answer is a success, with its body still to come.
     pub(crate) async fn send(&self, request: Request<Bytes>) -> Result<Response<Incoming>, Failure> {
-        let asked = RequestedRange::of(&request);
         let response = self.client.request(request.map(Full::new)).await.map_err(|error| {
             let doing = if error.is_connect() { "cannot connect" } else { "the connection broke" };
             Failure::broken(doing, error)
@@ -96,7 +94,6 @@ impl Transport {
             let status = response.status();
             return Err(Failure::status(status, &read_error(response.into_body().into_data_stream()).await));
         }
-        asked.check(response.status(), response.headers())?;
         Ok(response)
     }
 
@@ -105,14 +102,14 @@ impl Transport {
     pub(crate) async fn get(
         &self,
         request: Request<Bytes>,
-        (first, last): (u64, u64),
+        range: (u64, u64),
     ) -> Result<Response<DrivenBody>, Failure> {
         let response = self.gets.send(request.map(Full::new)).await?;
         if !response.status().is_success() {
             let status = response.status();
             return Err(Failure::status(status, &read_error(response.into_body()).await));
         }
-        RequestedRange(Some((first, last))).check(response.status(), response.headers())?;
+        check_range(range, response.status(), response.headers())?;
         Ok(response)
     }
 }
@@ -129,39 +126,26 @@ async fn read_error(mut body: impl Stream<Item = Result<Bytes, hyper::Error>> + 
     document
 }
 
-/// The range that a GET asked for: a server that ignores it must not have its first bytes taken for others.
-struct RequestedRange(Option<(u64, u64)>);
-
-impl RequestedRange {
-    fn of(request: &Request<Bytes>) -> Self {
-        if request.method() != Method::GET {
-            return Self(None);
-        }
-        let range = request.headers().get(RANGE).and_then(|range| range.to_str().ok());
-        let range = range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
-        Self(range.and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?))))
+/// Whether an answer has the bytes that were asked for: a server that ignores the range must not have its first bytes
+/// taken for others.
+fn check_range((first, last): (u64, u64), status: StatusCode, headers: &HeaderMap) -> Result<(), Failure> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let is_all = status == StatusCode::OK
+        && first == 0
+        && text(CONTENT_LENGTH).and_then(|length| length.parse().ok()) == last.checked_add(1);
+    let part = text(CONTENT_RANGE).filter(|_| status == StatusCode::PARTIAL_CONTENT).and_then(ends_of_part);
+    match part {
+        _ if is_all => return Ok(()),
+        Some((begin, end)) if (begin, end) == (first, last) => return Ok(()),
+        // S3 cuts a range off at the end of the object.
+        Some((begin, end)) if begin == first && end < last => return Err(Failure::Shorter { length: end + 1 }),
+        _ => {}
     }
-
-    fn check(&self, status: StatusCode, headers: &HeaderMap) -> Result<(), Failure> {
-        let Some((first, last)) = self.0 else { return Ok(()) };
-        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-        let is_all = status == StatusCode::OK
-            && first == 0
-            && text(CONTENT_LENGTH).and_then(|length| length.parse().ok()) == last.checked_add(1);
-        let part = text(CONTENT_RANGE).filter(|_| status == StatusCode::PARTIAL_CONTENT).and_then(ends_of_part);
-        match part {
-            _ if is_all => return Ok(()),
-            Some((begin, end)) if (begin, end) == (first, last) => return Ok(()),
-            // S3 cuts a range off at the end of the object.
-            Some((begin, end)) if begin == first && end < last => return Err(Failure::Shorter { length: end + 1 }),
-            _ => {}
-        }
-        let got = text(CONTENT_RANGE).unwrap_or("none");
-        Err(Failure::MalformedReply(format!(
-            "bytes {first}-{last} were asked for, and it answered {} with Content-Range {got:?}",
-            status.as_u16()
-        )))
-    }
+    let got = text(CONTENT_RANGE).unwrap_or("none");
+    Err(Failure::MalformedReply(format!(
+        "bytes {first}-{last} were asked for, and it answered {} with Content-Range {got:?}",
+        status.as_u16()
+    )))
 }
 
 /// First and last byte of `bytes FIRST-LAST/TOTAL`.
@@ -169,26 +153,4 @@ fn ends_of_part(content_range: &str) -> Option<(u64, u64)> {
     let (part, _total) = content_range.strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = part.split_once('-')?;
     Some((first.parse().ok()?, last.parse().ok()?))
-}
-
-fn opendal_error(failure: Failure) -> opendal::Error {
-    opendal::Error::new(opendal::ErrorKind::Unexpected, "the exchange with the store failed").set_source(failure)
-}
-
-impl HttpTransport for Transport {
-    async fn fetch(&self, request: Request<Buffer>) -> opendal::Result<Response<HttpBody>> {
-        let is_head = request.method() == Method::HEAD;
-        let response = self.send(request.map(|body| body.to_bytes())).await.map_err(opendal_error)?;
-        let (parts, body) = response.into_parts();
-        let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        let pieces = BodyDataStream::new(body).filter_map(|piece| {
-            std::future::ready(match piece {
-                // opendal takes an empty piece for the end of the body.
-                Ok(bytes) if bytes.is_empty() => None,
-                Ok(bytes) => Some(Ok(Buffer::from(bytes))),
-                Err(error) => Some(Err(opendal_error(Failure::broken("the body broke off", error)))),
-            })
-        });
-        Ok(Response::from_parts(parts, HttpBody::new(pieces, length.filter(|_| !is_head))))
-    }
 }

@@ -1,4 +1,4 @@
-//! Requests that change a bucket, spoken by us: with the metadata and the conditions that opendal does not carry.
+//! Requests that change a bucket, with their metadata and conditions.
 
 use std::fmt::Write as _;
 
@@ -6,11 +6,11 @@ use bytes::Bytes;
 use http::header::{ETAG, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderValue, Method, Request as HttpRequest, StatusCode};
 use http_body_util::{BodyExt, Limited};
-use opendal::raw::percent_encode_path;
 use percent_encoding::utf8_percent_encode;
 
 use super::failure::{Failure, from_signer};
 use super::listing::{QUERY, element, error_document, unquoted};
+use super::signing::spelled;
 use super::{S3Store, if_match};
 use crate::error::{Request, UfsError};
 use crate::object::{Metadata, Precondition};
@@ -51,7 +51,7 @@ impl S3Store {
         let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked(), "");
         let (method, query, body, metadata) = spoken(&request.change);
         let copied = copied_of(&request.change);
-        let url = format!("{}/{}{query}", self.bucket_url, percent_encode_path(request.key));
+        let url = format!("{}{query}", self.object_url(request.key));
         let mut unsigned = HttpRequest::builder().method(method).uri(url);
         unsigned = match replaces {
             Precondition::Anything => unsigned,
@@ -59,7 +59,7 @@ impl S3Store {
             Precondition::Version(etag) => unsigned.header(IF_MATCH, if_match(etag)),
         };
         if let Some((source, bytes)) = copied {
-            let from = format!("/{}/{}", self.bucket, percent_encode_path(source.key));
+            let from = format!("/{}/{}", spelled(&self.bucket), spelled(source.key));
             unsigned = unsigned.header("x-amz-copy-source", from);
             unsigned = unsigned.header("x-amz-copy-source-if-match", if_match(source.etag));
             if bytes.is_none() && metadata.is_some() {
@@ -154,10 +154,8 @@ fn made(change: &Change<'_>, reply: WriteReply) -> Result<String, Failure> {
         Change::Complete { .. } | Change::Copy { .. } | Change::CopyPart { .. } => {
             // The store says 200 before it has made the object, so as to keep the connection alive.
             let (code, _) = error_document(&reply.document);
-            match code.as_str() {
-                "" => {}
-                "PreconditionFailed" => return Err(Failure::status(StatusCode::PRECONDITION_FAILED, &reply.document)),
-                _ => return Err(Failure::status(StatusCode::INTERNAL_SERVER_ERROR, &reply.document)),
+            if !code.is_empty() {
+                return Err(Failure::status(status_of(&code), &reply.document));
             }
             let result = match change {
                 Change::Copy { .. } => "CopyObjectResult",
@@ -168,5 +166,17 @@ fn made(change: &Change<'_>, reply: WriteReply) -> Result<String, Failure> {
             named(etag.map(|etag| unquoted(etag.trim()).to_owned()), "ETag")
         }
         Change::Abort { .. } | Change::Delete { .. } => Ok(String::new()),
+    }
+}
+
+/// The status that an error has which comes under that of a success.
+fn status_of(code: &str) -> StatusCode {
+    match code {
+        "PreconditionFailed" => StatusCode::PRECONDITION_FAILED,
+        "NoSuchUpload" | "NoSuchKey" => StatusCode::NOT_FOUND,
+        "AccessDenied" => StatusCode::FORBIDDEN,
+        "ConditionalRequestConflict" | "OperationAborted" => StatusCode::CONFLICT,
+        "InvalidPart" | "InvalidPartOrder" | "EntityTooSmall" | "InvalidRequest" => StatusCode::BAD_REQUEST,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

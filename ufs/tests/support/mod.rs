@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod cloud;
+pub mod fake;
 
 use std::collections::HashMap;
 

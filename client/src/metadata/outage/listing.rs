@@ -3,6 +3,8 @@
 //! A bucket goes on only where it stopped, so whoever reads a large directory leaves the state of its listing behind,
 //! by the last name that he was given, and the next page begins with it. Who comes from a listing of the master has no
 //! such state: for him the directory is listed from its beginning, without the names that he has passed.
+//!
+//! Where a bucket turns out to list in no order the listing begins anew, and names that were given already come again.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -95,6 +97,9 @@ impl BucketListing {
             }
         };
         self.is_read = page.is_none();
+        if page.as_ref().is_some_and(|page| page.restarts) {
+            self.ready.clear();
+        }
         let window = self.windows.page(page.as_ref(), self.is_read);
         self.ready.extend(window.names.into_iter().filter(|(name, _)| **name > *self.after));
         Ok(())
@@ -172,6 +177,15 @@ mod tests {
         }
         kept.clear();
         assert!(kept.going_on(7, &last).is_none());
+
+        // In no order, which shows before a name was given.
+        bucket.list_in_shards(2, 1000);
+        let unordered = rest(BucketListing::new(&ufs, "d/", b""), 5000).await;
+        assert_eq!(
+            (unordered.len(), unordered.into_iter().collect::<BTreeSet<_>>()),
+            (expected.len(), expected.clone())
+        );
+        bucket.list_in_shards(1, 1000);
 
         // From a listing in the order of names.
         let after = rest(BucketListing::new(&ufs, "d/", b"a-02000"), 300).await;

@@ -134,11 +134,6 @@ impl Renewing {
         WeakRenewing(Arc::downgrade(&self.0))
     }
 
-    /// Returns when there are credentials to sign with.
-    pub(in crate::s3) async fn ready(&self) -> Result<(), CredentialError> {
-        self.get(|_, _| ()).await
-    }
-
     /// Where they come from, as messages name it.
     pub(in crate::s3) fn giver(&self) -> &str {
         &self.0.giver
