@@ -178,7 +178,12 @@ fn certificates_are_replaced_while_everything_goes_on() {
         }
     }
     eventually("the new certificate is in force", PATIENCE, || end().filter(|end| *end < before));
-    let report = cluster.cv(&["report", "--json"]).json();
+    // Each process looks by itself.
+    let report = eventually("all new certificates are in force", PATIENCE, || {
+        let report = cluster.cv(&["report", "--json"]).json();
+        let are_new = report["certificates"].as_array()?.iter().all(|shown| shown["ends_soon"] == true);
+        are_new.then_some(report)
+    });
     let worker = report["certificates"].as_array().unwrap().iter().find(|shown| shown["role"] == "worker").unwrap();
     // Whole days: within the second in which they were made all are left.
     assert!(worker["name"] == "worker0" && matches!(worker["days_left"].as_u64(), Some(19 | 20)), "{worker}");
