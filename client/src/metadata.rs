@@ -96,6 +96,9 @@ pub trait InvalidationSink: Send + Sync + 'static {
     fn resumed(&self);
     /// Which of these inodes are referred to, by a kernel say, after all earlier invalidations have been passed on.
     fn referred(&self, inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>>;
+    /// Completes when nobody trusts what earlier invalidations of strict mounts made untrue, nor attributes and bytes
+    /// of others. Must not wait for names in a kernel: who is changing their directory may wait for this.
+    fn let_go(&self) -> BoxFuture<'static, ()>;
     /// Completes when all earlier invalidations have been passed on (to the kernel). The client acknowledges
     /// afterwards.
     fn barrier(&self) -> BoxFuture<'static, ()>;
@@ -112,6 +115,9 @@ impl InvalidationSink for NoSink {
     fn resumed(&self) {}
     fn referred(&self, _inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>> {
         Box::pin(std::future::ready(Vec::new()))
+    }
+    fn let_go(&self) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::ready(()))
     }
     fn barrier(&self) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))

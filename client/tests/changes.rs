@@ -130,6 +130,25 @@ async fn what_somebody_else_changed_meanwhile_is_not_cached_from_the_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_is_taken_is_found() {
+    let (master, client) = started("taken").await;
+    let metadata = client.metadata();
+    // The listing tells that neither is there.
+    assert!(metadata.read_dir(MOUNT_ROOT, b"", 10).await.unwrap().entries.is_empty());
+    assert_eq!((cached(&client, "a"), cached(&client, "b")), (Some(0), Some(0)));
+    // Its event is late.
+    let inode = master.put_file_unannounced(MOUNT_ROOT, "a", "", 0);
+    assert_eq!(create(&client, "a").await.unwrap_err().errno(), Errno::EXIST.raw_os_error());
+    assert_eq!(cached(&client, "a"), None);
+    assert_eq!(metadata.lookup(MOUNT_ROOT, b"a").await.unwrap().inode, inode);
+    assert_eq!(cached(&client, "b"), Some(0));
+    // What is known is not asked for again.
+    assert_eq!(create(&client, "a").await.unwrap_err().errno(), Errno::EXIST.raw_os_error());
+    assert_eq!(cached(&client, "a"), Some(inode));
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_lost_answer_is_asked_for_again_and_nothing_is_made_twice() {
     let (master, client) = started("lost").await;
     master.mutations(|mutations| mutations.lose = 3);

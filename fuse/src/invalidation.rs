@@ -1,15 +1,16 @@
 //! From the master's invalidations to the kernel's caches.
 //!
-//! The client's watch task passes on what has changed; one thread of its own notifies the kernel, since a notification
-//! may wait for locks that system calls hold while they wait for us. Between the two is a bounded queue: when it
-//! overflows, all that was in it is replaced by "everything".
+//! The client's watch task passes on what has changed; threads of their own notify the kernel, since a notification
+//! may wait for locks that system calls hold while they wait for us. Between them are bounded queues: when one
+//! overflows, all that was in it is replaced by "everything". Names wait for whoever changes their directory, hence
+//! apart from the rest: see [`names`].
 //!
 //! Writes that passed the kernel's pages by are answered from here, once the pages are gone. A page that is being read
 //! is waited for; its read may wait in the kernel for a place among the requests under way, which such writes may have
 //! taken all: see [`Invalidations::answer_stuck`].
 
 mod listings;
-mod strict_names;
+mod names;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,33 +19,38 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cavern_client::InvalidationSink;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join_all};
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 pub use listings::{KernelListings, Listing, ListingStart};
-use strict_names::StrictNames;
+use names::NameQueue;
 
 use crate::kernel::{Notifier, Reply};
 use crate::root::Root;
 
-/// Invalidations waiting at most; each is a name, at most 255 bytes.
+/// Invalidations waiting at most, and names, of at most 255 bytes each.
 const QUEUE_MAX: usize = 65_536;
+/// Names of strict mounts that wait at most. What finds no place is forgotten with the next lookup.
+const STRICT_NAMES_MAX: usize = 4096;
+/// For names of strict mounts to be forgotten, if nobody has their directories locked.
+const STRICT_NAMES_WAIT: Duration = Duration::from_millis(5);
+/// The same of other mounts, before a lock is granted.
+const NAMES_WAIT: Duration = Duration::from_millis(50);
 
 /// One invalidation that takes longer may wait for what waits for it.
 const STUCK: Duration = Duration::from_secs(1);
 
+/// Names whose directory is locked for longer are not waited for: the kernel is to look every name up anew.
+const LOCKED_FOR_LONG: Duration = Duration::from_secs(2);
+
 /// What the kernel is to forget. Inodes are the kernel's.
 #[derive(Debug)]
 enum Notification {
-    Entry {
-        parent: u64,
-        name: Box<[u8]>,
-    },
     Inode(u64),
     /// The pages of a write that is answered after that.
     Written {
@@ -105,28 +111,56 @@ pub struct Invalidations {
     /// While there is a kernel to notify.
     notifier: Mutex<Option<Notifier>>,
     listings: KernelListings,
-    strict_names: StrictNames,
-    counts: InvalidationCounts,
+    names: Arc<NameQueue>,
+    /// The kernel trusts them for no time, but a directory that it knows by an old one it refuses to show under another
+    /// while that is being renamed (`ESTALE`).
+    strict_names: Arc<NameQueue>,
+    counts: Arc<InvalidationCounts>,
 }
 
 impl Notification {
+    /// What it makes the kernel forget attributes and pages of that others have changed.
+    fn subject(&self) -> Subject {
+        match self {
+            Self::Inode(inode) => Subject::Inode(*inode),
+            Self::Everything => Subject::Everything,
+            _ => Subject::Nothing,
+        }
+    }
+
     /// Whether somebody waits for it.
     fn is_waited_for(&self) -> bool {
         matches!(self, Self::Written { .. } | Self::ReferenceDropped(_) | Self::Referred(..) | Self::Barrier(_))
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Subject {
+    Nothing,
+    Inode(u64),
+    Everything,
+}
+
 #[derive(Debug, Default)]
 struct Queue {
     messages: VecDeque<Notification>,
-    /// Since when the one that was taken out last is being sent to the kernel.
-    sending_since: Option<Instant>,
+    /// Since when the one that was taken out last is being sent to the kernel, and what it is about.
+    sending: Option<(Instant, Subject)>,
     /// There is a kernel to notify.
     attached: bool,
     stopped: bool,
 }
 
-/// The thread that notifies the kernel.
+impl Queue {
+    /// Whether the kernel has yet to forget something of an inode.
+    fn concerns(&self, inode: u64) -> bool {
+        let is_it = |subject| subject == Subject::Inode(inode) || subject == Subject::Everything;
+        let waiting = self.messages.iter().map(Notification::subject);
+        self.sending.map(|(_, subject)| subject).into_iter().chain(waiting).any(is_it)
+    }
+}
+
+/// The threads that notify the kernel.
 #[derive(Debug)]
 pub struct NotifierThread {
     sink: Arc<Invalidations>,
@@ -142,8 +176,9 @@ impl Invalidations {
             root: Mutex::default(),
             notifier: Mutex::default(),
             listings: KernelListings::default(),
-            strict_names: StrictNames::default(),
-            counts: InvalidationCounts::default(),
+            names: NameQueue::new(QUEUE_MAX),
+            strict_names: NameQueue::new(STRICT_NAMES_MAX),
+            counts: Arc::default(),
         })
     }
 
@@ -157,13 +192,22 @@ impl Invalidations {
         *self.root.lock() = Some(Arc::clone(&root));
         *self.notifier.lock() = Some(notifier.clone());
         self.queue.lock().attached = true;
-        let (sink, of_names) = (Arc::clone(self), notifier.clone());
-        let names = self.strict_names.start(move |parent, name| sink.counts.count(of_names.entry(parent, name)))?;
+        let kernel = KernelCaches::new(notifier, root, Arc::clone(&self.counts));
+        let of_names = kernel.clone();
+        let mut threads = vec![self.names.start("fuse-names", move |name| match name {
+            Some((parent, name)) => of_names.forget_entry(parent, name),
+            None => of_names.forget_every_entry(),
+        })?];
+        let of_names = kernel.clone();
+        threads.push(self.strict_names.start("fuse-strict", move |name| {
+            if let Some((parent, name)) = name {
+                of_names.forget_entry(parent, name);
+            }
+        })?);
         let sink = Arc::clone(self);
-        let thread = std::thread::Builder::new()
-            .name("fuse-notify".to_owned())
-            .spawn(move || sink.pass_on(&notifier, &root, &inodes))?;
-        Ok(NotifierThread { sink: Arc::clone(self), threads: vec![names, thread] })
+        let notify = std::thread::Builder::new().name("fuse-notify".to_owned());
+        threads.push(notify.spawn(move || sink.pass_on(&kernel, &inodes))?);
+        Ok(NotifierThread { sink: Arc::clone(self), threads })
     }
 
     /// Directories whose listing the kernel may keep.
@@ -174,7 +218,7 @@ impl Invalidations {
     /// For an answer that named `name` (of the kernel's `parent`) while the namespace changed: the kernel may have
     /// received it after the invalidation that it should have come before.
     pub fn repeat_entry(&self, parent: u64, name: &[u8]) {
-        self.push(Notification::Entry { parent, name: name.into() });
+        self.names.forget(parent, name);
     }
 
     /// Has the kernel forget the pages of bytes that were written, and answers the write. Inodes are the kernel's.
@@ -196,7 +240,7 @@ impl Invalidations {
     fn answer_stuck(&self, many: usize) {
         let stuck: Vec<(Reply, u32)> = {
             let mut queue = self.queue.lock();
-            let is_stuck = queue.sending_since.is_some_and(|since| since.elapsed() >= STUCK);
+            let is_stuck = queue.sending.is_some_and(|(since, _)| since.elapsed() >= STUCK);
             let writes = || queue.messages.iter().filter(|message| matches!(message, Notification::Written { .. }));
             if !is_stuck || writes().count() < many {
                 return;
@@ -238,7 +282,25 @@ impl Invalidations {
 
     /// Invalidations that wait.
     pub fn queued(&self) -> usize {
-        self.queue.lock().messages.len()
+        self.queue.lock().messages.len() + self.names.len() + self.strict_names.len()
+    }
+
+    /// Completes when the kernel has forgotten what others have changed of a file: attributes and pages. What else it
+    /// is to forget may wait for somebody else's reads. Names are waited for too, but not for whoever has their
+    /// directories locked.
+    pub fn forgotten(&self, inode: u64) -> impl Future<Output = ()> + Send + use<> {
+        let kernel_inode = self.to_kernel(inode);
+        let notifier = self.notifier.lock().clone().filter(|_| self.queue.lock().concerns(kernel_inode));
+        let names = [self.names.barrier(), self.strict_names.barrier()];
+        async move {
+            if let Some(notifier) = notifier {
+                // It is forgotten twice then. The kernel may wait for reads of the file.
+                let forgotten = tokio::task::spawn_blocking(move || notifier.inode(kernel_inode));
+                // An error means that the process ends.
+                let _ended = forgotten.await;
+            }
+            let _late = timeout(NAMES_WAIT, join_all(names.into_iter().flatten())).await;
+        }
     }
 
     fn to_kernel(&self, inode: u64) -> u64 {
@@ -272,12 +334,11 @@ impl Invalidations {
         Ok(())
     }
 
-    fn pass_on(&self, notifier: &Notifier, root: &Root, inodes: &Inodes) {
-        let kernel = KernelCaches::new(notifier, root, &self.counts, inodes);
+    fn pass_on(&self, kernel: &KernelCaches, inodes: &Inodes) {
         loop {
             let message = {
                 let mut queue = self.queue.lock();
-                queue.sending_since = None;
+                queue.sending = None;
                 loop {
                     if queue.stopped {
                         let rest = std::mem::take(&mut queue.messages);
@@ -286,14 +347,13 @@ impl Invalidations {
                         return;
                     }
                     if let Some(message) = queue.messages.pop_front() {
-                        queue.sending_since = Some(Instant::now());
+                        queue.sending = Some((Instant::now(), message.subject()));
                         break message;
                     }
                     self.filled.wait(&mut queue);
                 }
             };
             match message {
-                Notification::Entry { parent, name } => kernel.forget_entry(parent, &name),
                 Notification::Inode(inode) => kernel.forget_inode(inode),
                 Notification::Written { inode, offset, length, reply } => {
                     kernel.forget_pages(inode, offset, length);
@@ -301,7 +361,7 @@ impl Invalidations {
                         reply.written(length);
                     }
                 }
-                Notification::Everything => kernel.forget_everything(),
+                Notification::Everything => self.forget_everything(kernel, inodes),
                 Notification::ReferenceDropped(inode) => {
                     if kernel.referred(vec![inode]).is_empty() {
                         (inodes.forgotten)(inode);
@@ -318,6 +378,21 @@ impl Invalidations {
             }
         }
     }
+
+    fn forget_everything(&self, kernel: &KernelCaches, inodes: &Inodes) {
+        self.counts.resets.fetch_add(1, Relaxed);
+        debug!(epochs = ?kernel.epochs, "everything in the kernel's caches is invalidated");
+        match kernel.epochs {
+            EpochSupport::Known => kernel.forget_every_entry(),
+            // Which takes the lock of a directory.
+            EpochSupport::Unknown => self.names.forget_everything(),
+        }
+        kernel.forget_inode(kernel.root.kernel_node());
+        // A name that is looked up anew says nothing of the pages of a file that is open; of others an open decides.
+        for inode in (inodes.open)() {
+            kernel.forget_inode(kernel.root.to_kernel(inode));
+        }
+    }
 }
 
 impl InvalidationSink for Invalidations {
@@ -328,10 +403,8 @@ impl InvalidationSink for Invalidations {
         }
         let moved_root = self.kernel_root().filter(|root| self.to_kernel(old) == *root);
         let kernel_parent = self.to_kernel(parent);
-        match kept {
-            true => self.push(Notification::Entry { parent: kernel_parent, name: name.into() }),
-            false => self.strict_names.forget(kernel_parent, name),
-        }
+        let names = if kept { &self.names } else { &self.strict_names };
+        names.forget(kernel_parent, name);
         if let Some(root) = moved_root {
             // The root of the mount has no name in the kernel.
             self.push(Notification::Inode(root));
@@ -359,14 +432,34 @@ impl InvalidationSink for Invalidations {
         Box::pin(async move { answered.await.unwrap_or_default() })
     }
 
-    fn barrier(&self) -> BoxFuture<'static, ()> {
+    fn let_go(&self) -> BoxFuture<'static, ()> {
         let (passed, waits) = oneshot::channel();
         self.push(Notification::Barrier(passed));
         let names = self.strict_names.barrier();
         Box::pin(async move {
             // An error means that there is no kernel (any more) to notify.
             let _ = waits.await;
-            names.await;
+            if let Some(names) = names {
+                let _late = timeout(STRICT_NAMES_WAIT, names).await;
+            }
+        })
+    }
+
+    fn barrier(&self) -> BoxFuture<'static, ()> {
+        let (let_go, names) = (self.let_go(), self.names.barrier());
+        let (notifier, counts) = (self.notifier.lock().clone(), Arc::clone(&self.counts));
+        Box::pin(async move {
+            let_go.await;
+            let (Some(mut names), Some(notifier)) = (names, notifier) else { return };
+            if timeout(LOCKED_FOR_LONG, &mut names).await.is_ok() {
+                return;
+            }
+            if notifier.every_entry().is_ok() {
+                counts.resets.fetch_add(1, Relaxed);
+                warn!("a directory is being changed for long: the kernel is to look every name up anew");
+                return;
+            }
+            let _ = names.await;
         })
     }
 }
@@ -381,6 +474,7 @@ impl NotifierThread {
         self.sink.queue.lock().stopped = true;
         self.sink.notifier.lock().take();
         self.sink.filled.notify_all();
+        self.sink.names.stop();
         self.sink.strict_names.stop();
         for thread in self.threads.drain(..) {
             // A panic has been reported by its hook.
@@ -396,11 +490,11 @@ impl Drop for NotifierThread {
 }
 
 /// What the kernel can be notified of.
-struct KernelCaches<'a> {
-    notifier: &'a Notifier,
-    root: &'a Root,
-    counts: &'a InvalidationCounts,
-    inodes: &'a Inodes,
+#[derive(Clone, Debug)]
+struct KernelCaches {
+    notifier: Notifier,
+    root: Arc<Root>,
+    counts: Arc<InvalidationCounts>,
     epochs: EpochSupport,
 }
 
@@ -413,14 +507,14 @@ enum EpochSupport {
     Unknown,
 }
 
-impl<'a> KernelCaches<'a> {
-    fn new(notifier: &'a Notifier, root: &'a Root, counts: &'a InvalidationCounts, inodes: &'a Inodes) -> Self {
+impl KernelCaches {
+    fn new(notifier: Notifier, root: Arc<Root>, counts: Arc<InvalidationCounts>) -> Self {
         // Asking is harmless: the kernel knows next to nothing yet.
         let epochs = if notifier.every_entry().is_ok() { EpochSupport::Known } else { EpochSupport::Unknown };
         if epochs == EpochSupport::Known {
             root.names().need_not_be_remembered();
         }
-        Self { notifier, root, counts, inodes, epochs }
+        Self { notifier, root, counts, epochs }
     }
 
     fn forget_entry(&self, parent: u64, name: &[u8]) {
@@ -428,14 +522,7 @@ impl<'a> KernelCaches<'a> {
         self.counts.count(outcome);
     }
 
-    fn forget_inode(&self, inode: u64) {
-        let outcome = self.notifier.inode(inode);
-        self.counts.count(outcome);
-    }
-
-    fn forget_everything(&self) {
-        self.counts.resets.fetch_add(1, Relaxed);
-        debug!(epochs = ?self.epochs, "everything in the kernel's caches is invalidated");
+    fn forget_every_entry(&self) {
         match self.epochs {
             EpochSupport::Known => {
                 let outcome = self.notifier.every_entry().map(|()| true);
@@ -447,11 +534,11 @@ impl<'a> KernelCaches<'a> {
                 }
             }
         }
-        self.forget_inode(self.root.kernel_node());
-        // A name that is looked up anew says nothing of the pages of a file that is open; of others an open decides.
-        for inode in (self.inodes.open)() {
-            self.forget_inode(self.root.to_kernel(inode));
-        }
+    }
+
+    fn forget_inode(&self, inode: u64) {
+        let outcome = self.notifier.inode(inode);
+        self.counts.count(outcome);
     }
 
     fn forget_pages(&self, inode: u64, offset: u64, length: u32) {

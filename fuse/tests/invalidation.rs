@@ -77,13 +77,23 @@ impl Kernel {
         (head, body.to_vec())
     }
 
-    /// The next message, which must be about a name.
-    fn entry(&self) -> (u64, Vec<u8>) {
-        let (head, body) = self.receive();
-        assert_eq!((head.unique, head.error), (0, notify::INVAL_ENTRY));
-        let (entry, name) = abi::NotifyInvalEntryOut::read_from_prefix(&body).unwrap();
-        assert_eq!(name.len(), entry.namelen as usize + 1);
-        (entry.parent, name[..name.len() - 1].to_vec())
+    /// The next messages, apart by what they are about: each kind has a thread of its own.
+    fn messages(&self, count: usize) -> (Vec<(u64, Vec<u8>)>, Vec<u64>) {
+        let (mut entries, mut inodes) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let (head, body) = self.receive();
+            assert_eq!(head.unique, 0);
+            match head.error {
+                notify::INVAL_ENTRY => {
+                    let (entry, name) = abi::NotifyInvalEntryOut::read_from_prefix(&body).unwrap();
+                    assert_eq!(name.len(), entry.namelen as usize + 1);
+                    entries.push((entry.parent, name[..name.len() - 1].to_vec()));
+                }
+                notify::INVAL_INODE => inodes.push(abi::NotifyInvalInodeOut::read_from_prefix(&body).unwrap().0.node),
+                other => panic!("unexpected message {other}"),
+            }
+        }
+        (entries, inodes)
     }
 
     /// The next message, which must be about an inode.
@@ -105,15 +115,18 @@ impl Drop for Kernel {
 }
 
 #[test]
-fn changes_arrive_in_order_and_the_barrier_after_them() {
+fn what_the_barrier_promises_is_in_the_kernels_hands() {
     let kernel = Kernel::new();
     kernel.sink.entry(7, b"name", 8, 9, true);
+    kernel.sink.entry(7, b"other", 9, 0, true);
     kernel.sink.inode(12);
+    kernel.sink.inode(13);
     kernel.runtime.block_on(kernel.sink.barrier());
-    // Whatever the barrier promised is in the kernel's hands: nothing has to be waited for.
+    // Nothing has to be waited for.
     assert_eq!(kernel.sink.queued(), 0);
-    assert_eq!(kernel.entry(), (7, b"name".to_vec()));
-    assert_eq!(kernel.inode(), 12);
+    let (entries, inodes) = kernel.messages(4);
+    assert_eq!(entries, [(7, b"name".to_vec()), (7, b"other".to_vec())]);
+    assert_eq!(inodes, [12, 13]);
 }
 
 #[test]
@@ -121,9 +134,9 @@ fn the_root_has_the_kernels_number() {
     let kernel = Kernel::new();
     kernel.sink.entry(ROOT, b"x", 0, 9, true);
     kernel.sink.entry(3, b"a", ROOT, 9, true);
-    assert_eq!(kernel.entry(), (abi::ROOT_NODE, b"x".to_vec()));
-    assert_eq!(kernel.entry(), (3, b"a".to_vec()));
-    assert_eq!(kernel.inode(), abi::ROOT_NODE);
+    let (entries, inodes) = kernel.messages(3);
+    assert_eq!(entries, [(abi::ROOT_NODE, b"x".to_vec()), (3, b"a".to_vec())]);
+    assert_eq!(inodes, [abi::ROOT_NODE]);
 }
 
 #[test]
@@ -159,7 +172,8 @@ fn a_flood_becomes_a_reset_and_loses_no_barrier() {
         }
     }
     assert!(entries < 200_000);
-    assert!((&mut barrier).now_or_never().is_some());
+    let passed = async { tokio::time::timeout(Duration::from_secs(10), &mut barrier).await };
+    kernel.runtime.block_on(passed).unwrap();
     // Read on, so that the thread can reach the second barrier.
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -168,6 +182,37 @@ fn a_flood_becomes_a_reset_and_loses_no_barrier() {
             }
         });
         kernel.runtime.block_on(async { tokio::time::timeout(Duration::from_secs(10), after).await.unwrap() });
+    });
+}
+
+/// As when a page of a file is being read for long.
+#[test]
+fn whoever_locks_a_file_waits_for_what_it_is_about_and_for_nothing_else() {
+    let kernel = Kernel::new();
+    // Nobody reads: one of them is stuck.
+    while kernel.sink.queued() < 1000 {
+        kernel.sink.inode(12);
+    }
+    kernel.sink.inode(13);
+    let _runtime = kernel.runtime.enter();
+    assert!(kernel.sink.forgotten(14).now_or_never().is_some());
+    let mut forgotten = [12, 13].map(|inode| Box::pin(kernel.sink.forgotten(inode)));
+    std::thread::scope(|scope| {
+        let mut wait = async |duration| {
+            let [first, second] = &mut forgotten;
+            let one = async { tokio::join!(first, second) };
+            tokio::time::timeout(Duration::from_millis(duration), one).await
+        };
+        assert!(kernel.runtime.block_on(wait(200)).is_err());
+        scope.spawn(|| {
+            while kernel.sink.queued() > 0 {
+                kernel.receive();
+            }
+            // What is forgotten out of turn.
+            kernel.receive();
+            kernel.receive();
+        });
+        kernel.runtime.block_on(wait(10_000)).unwrap();
     });
 }
 

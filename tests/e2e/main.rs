@@ -30,6 +30,7 @@ mod fs_mode_acls;
 mod fs_mode_behind;
 mod fs_mode_closed;
 mod fs_mode_content;
+mod fs_mode_contended;
 mod fs_mode_copied_blocks;
 mod fs_mode_copy;
 mod fs_mode_existing;

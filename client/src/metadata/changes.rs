@@ -21,12 +21,14 @@ use cavern_proto::master::{
     Attr, CreateInode, Kind, MakeListedRequest, MutateReply, Mutation, MutationResult, Naming, RecallRequest, SetLock,
     User,
 };
+use rustix::io::Errno;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(super) use self::queue::ChangeQueue;
 use self::sender::Sender;
+use super::cache::Found;
 use super::held::{AskedLock, Asking, Gain, Subject};
 use super::{Inner, Metadata, Node};
 use crate::error::ClientError;
@@ -341,6 +343,24 @@ impl Inner {
         })
     }
 
+    /// Somebody else has made the name, and the event that says so may be yet to come: whoever hears that it is there
+    /// looks at it, as `mkdir -p` does.
+    fn forget_taken_name(&self, change: &Change) {
+        let (parent, name) = match change {
+            Change::Create(create) => (create.parent, &create.name),
+            Change::Link(link) => (link.parent, &link.name),
+            Change::Rename(rename) => (rename.new_parent, &rename.new_name),
+            _ => return,
+        };
+        if matches!(self.cache.lookup(parent, name), Some(Found::Node(_))) {
+            return;
+        }
+        self.forget_node(parent, name, 0);
+        if let Some(directory) = self.directories.get(parent) {
+            directory.foreign_change(name, true);
+        }
+    }
+
     /// Takes the results into the caches and hands them out.
     fn answer_changes(
         &self,
@@ -362,6 +382,9 @@ impl Inner {
             } else if result.held_elsewhere != 0 {
                 Err(ClientError::HeldElsewhere { directory: result.held_elsewhere })
             } else {
+                if result.errno == Errno::EXIST.raw_os_error() {
+                    self.forget_taken_name(&pending.change);
+                }
                 Err(ClientError::Refused { errno: result.errno, reason: result.reason })
             };
             let is_held = match &pending.change {

@@ -2,8 +2,10 @@
 //!
 //! Events that have arrived together are applied together, passed on to the sink, and acknowledged once the sink says
 //! that it has passed them on: `cv refresh` waits for that acknowledgement. So does the deletion of inodes that have
-//! lost their last name, which is acknowledged once those that are open here are held. That takes the time that it
-//! takes: meanwhile events are taken in, and signs of life sent. The stream is the lease.
+//! lost their last name, which is acknowledged once those that are open here are held. Changes of strict mounts wait
+//! until it has let go of what they made untrue. All of that takes the time that it takes: a kernel may wait for a
+//! system call that waits for an event that is yet to come. Meanwhile events are taken in, and signs of life sent. The
+//! stream is the lease.
 //!
 //! Only the master that leads has such a stream. When another one does, the session is taken up there.
 
@@ -41,8 +43,10 @@ const REDIRECTS_MAX: u32 = 5;
 /// The master sends a tick as often as this, or four times in a lease. When two of them are overdue it is asked whether
 /// it still leads.
 const TICK: Duration = Duration::from_secs(1);
-/// Events applied before they are acknowledged, at most.
+/// Events that are applied together at most.
 const BATCH: usize = 1024;
+/// When as many wait to be passed on, the next ones do so as well: a sink that is slow, and not stuck, is not flooded.
+const FLOOD_PAUSE: Duration = Duration::from_millis(100);
 /// Acknowledgements that may wait to be sent: more are superseded by the next.
 const ACKNOWLEDGEMENTS: usize = 16;
 
@@ -89,6 +93,42 @@ enum Wakeup {
     PendingRemovals,
     /// All is held that must be.
     Held,
+    /// The sink has answered.
+    PassedOn,
+}
+
+/// Up to which event the sink has kept one of its promises.
+#[derive(Default)]
+struct SinkProgress {
+    /// Events that it was given since it was asked last.
+    given: usize,
+    /// The last event before the question that it has not answered yet.
+    asked: Option<(u64, BoxFuture<'static, ()>)>,
+    kept_up_to: u64,
+}
+
+impl SinkProgress {
+    /// Asks of the events up to `last`, unless an answer is waited for.
+    fn ask(&mut self, last: u64, question: impl FnOnce() -> BoxFuture<'static, ()>) {
+        if self.asked.is_some() {
+            return;
+        }
+        if std::mem::take(&mut self.given) > 0 {
+            self.asked = Some((last, question()));
+            let _waits = self.answered().now_or_never();
+        } else {
+            self.kept_up_to = last;
+        }
+    }
+
+    /// Completes with the answer. May be dropped and called again.
+    async fn answered(&mut self) {
+        if let Some((last, answer)) = &mut self.asked {
+            answer.await;
+            self.kept_up_to = *last;
+            self.asked = None;
+        }
+    }
 }
 
 /// What must be held before anything more is acknowledged.
@@ -188,7 +228,10 @@ async fn follow(
         }
     };
     let mut lease = FIRST_LEASE;
-    let (mut has_begun, mut to_pass_on, mut last, mut passed_on, mut acknowledged) = (false, false, 0, 0, 0);
+    let (mut has_begun, mut last, mut acknowledged) = (false, 0, 0);
+    let (mut letting_go, mut passing_on) = (SinkProgress::default(), SinkProgress::default());
+    // What the master was told last, and when.
+    let (mut told, mut told_at) = (None, Instant::now());
     // What was missed may have been acknowledged to those who did it: nothing is believed before it is taken in.
     let mut missed_up_to = 0;
     let mut holding = PendingHolds::new(inner);
@@ -208,6 +251,8 @@ async fn follow(
             () = &mut moved => return StreamEnd::Elsewhere,
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Some(Wakeup::PendingRemovals),
             () = holding.run_pending(), if !holding.is_done() => Some(Wakeup::Held),
+            () = letting_go.answered(), if letting_go.asked.is_some() => Some(Wakeup::PassedOn),
+            () = passing_on.answered(), if passing_on.asked.is_some() => Some(Wakeup::PassedOn),
             () = said(&mut remembering), if remembering.is_some() => {
                 remembering = None;
                 continue;
@@ -237,6 +282,7 @@ async fn follow(
             }
         }
         let heard = batch.last().map(|event| event.heard);
+        let is_asked = batch.iter().any(|event| matches!(event.event, Some(Event::Tick(_))));
         if let Some(event) = batch.last() {
             inner.master.note_group(event.group_epoch, &event.masters);
         }
@@ -260,7 +306,10 @@ async fn follow(
                 }
                 _ => {}
             }
-            to_pass_on |= apply(inner, sink, event, &mut lease);
+            if apply(inner, sink, event, &mut lease) {
+                letting_go.given += 1;
+                passing_on.given += 1;
+            }
         }
         if let Some(heard) = heard {
             let sent_at = sent.received(heard);
@@ -274,29 +323,31 @@ async fn follow(
             None => continue,
             Some(referred) => holding.unlinked.extend(referred),
         }
-        // A sink that is stuck must not end the lease; what it did not pass on is not acknowledged, with later events
-        // neither.
-        let passing_on = timeout(lease / 2, sink.barrier());
-        if to_pass_on && stop.run_until_cancelled(passing_on).await.is_none_or(|passed_on| passed_on.is_err()) {
-            tracing::warn!("invalidations up to {last} could not be passed on in time");
-        } else {
-            (to_pass_on, passed_on) = (false, last);
+        letting_go.ask(last, || sink.let_go());
+        passing_on.ask(last, || sink.barrier());
+        if passing_on.given >= BATCH {
+            let _stuck = timeout(FLOOD_PAUSE, passing_on.answered()).await;
+            passing_on.ask(last, || sink.barrier());
         }
         // What is open must be held before its removal is acknowledged. Until then the last acknowledgement is a sign
         // of life.
         if holding.is_done() {
-            acknowledged = removed.settled(passed_on);
+            acknowledged = removed.settled(passing_on.kept_up_to);
         }
-        sent.push();
-        // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
-        let message = WatchRequest {
-            acknowledged_seq: acknowledged,
-            let_go_seq: passed_on,
-            group_epoch: inner.master.group_epoch(),
-            ..WatchRequest::default()
-        };
-        if acknowledge.try_send(message).is_err() {
-            sent.pop();
+        let to_tell = Some((acknowledged, letting_go.kept_up_to));
+        if is_asked || told != to_tell || told_at.elapsed() >= lease / 8 {
+            sent.push();
+            // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
+            let message = WatchRequest {
+                acknowledged_seq: acknowledged,
+                let_go_seq: letting_go.kept_up_to,
+                group_epoch: inner.master.group_epoch(),
+                ..WatchRequest::default()
+            };
+            if acknowledge.try_send(message).is_err() {
+                sent.pop();
+            }
+            (told, told_at) = (to_tell, Instant::now());
         }
         match broken {
             Some(Some(status)) => return failed(inner, stubs, &status, StreamEnd::Broken),
@@ -490,7 +541,7 @@ impl Inner {
         }
     }
 
-    fn forget_node(&self, parent: u64, name: &[u8], old_inode: u64) {
+    pub(super) fn forget_node(&self, parent: u64, name: &[u8], old_inode: u64) {
         self.recent.entry(parent, name, old_inode);
         self.cache.forget_name(parent, name);
         if old_inode != 0 {

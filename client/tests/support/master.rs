@@ -81,6 +81,7 @@ pub struct State {
     blocks: HashMap<u64, u64>,
     pub watchers: Vec<mpsc::Sender<Result<WatchEvent, Status>>>,
     acknowledged: u64,
+    let_go: u64,
     counts: HashMap<&'static str, u64>,
 }
 
@@ -289,6 +290,10 @@ impl FakeMaster {
 
     pub fn acknowledged(&self) -> u64 {
         self.service.state.lock().acknowledged
+    }
+
+    pub fn let_go(&self) -> u64 {
+        self.service.state.lock().let_go
     }
 
     pub fn seq(&self) -> u64 {
@@ -555,6 +560,7 @@ impl Cluster for Service {
                             heard += 1;
                             let mut state = master.state.lock();
                             state.acknowledged = state.acknowledged.max(request.acknowledged_seq);
+                            state.let_go = state.let_go.max(request.let_go_seq);
                         }
                         _ => return,
                     },
