@@ -1,8 +1,8 @@
 """How long a run of the tests took: phases, groups, and each test, the slowest first.
 
-    python3 tests/times.py PHASES [JUNIT]
+    python3 tests/times.py PHASES JUNIT...
 
-PHASES has a line for each phase, its name and its seconds with a tab between; JUNIT is what the runner wrote. What
+PHASES has a line for each phase, its name and its seconds with a tab between; JUNIT are what the runner wrote. What
 stands before the first empty line is short."""
 
 import sys
@@ -16,12 +16,13 @@ for name, seconds in phases:
     print(f"{float(seconds):7.1f}  {name}")
 
 tests, groups = [], {}
-for suite in ElementTree.parse(sys.argv[2]).getroot().iter("testsuite") if len(sys.argv) > 2 else ():
-    for case in suite.iter("testcase"):
-        seconds = float(case.get("time"))
-        tests.append((seconds, f"{suite.get('name')} {case.get('name')}"))
-        count, total = groups.get(suite.get("name"), (0, 0.0))
-        groups[suite.get("name")] = (count + 1, total + seconds)
+for path in sys.argv[2:]:
+    for suite in ElementTree.parse(path).getroot().iter("testsuite"):
+        for case in suite.iter("testcase"):
+            name, seconds = suite.get("name"), float(case.get("time"))
+            tests.append((seconds, f"{name} {case.get('name')}"))
+            count, total = groups.get(name, (0, 0.0))
+            groups[name] = (count + 1, total + seconds)
 tests.sort(reverse=True)
 if tests:
     print("seconds  of how many tests, one after the other")
