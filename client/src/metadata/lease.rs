@@ -185,12 +185,14 @@ impl SessionLease {
 
     /// Waits until the event `seq` has been taken in; false when that takes too long.
     pub(super) async fn catch_up(&self, seq: u64) -> bool {
-        if *self.applied.borrow() >= seq {
-            return true;
-        }
+        *self.applied.borrow() >= seq || tokio::time::timeout(CATCH_UP_WAIT, self.taken_in(seq)).await.is_ok()
+    }
+
+    /// The same for as long as it takes.
+    pub(super) async fn taken_in(&self, seq: u64) {
         let mut applied = self.applied.subscribe();
-        let caught_up = applied.wait_for(|applied| *applied >= seq);
-        matches!(tokio::time::timeout(CATCH_UP_WAIT, caught_up).await, Ok(Ok(_)))
+        // Its sender is here.
+        let _never_gone = applied.wait_for(|applied| *applied >= seq).await;
     }
 }
 

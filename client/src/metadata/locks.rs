@@ -40,7 +40,8 @@ pub const LOCK_TO_END: u64 = LAST_BYTE;
 pub enum AnsweredBy {
     /// No other host can have locked the file before, or changed anything under a lock of it.
     Us,
-    Master,
+    /// What others did before they unlocked it is known here after this event: see [`Metadata::taken_in`].
+    Master { event_seq: u64 },
 }
 
 /// An owner and a file that it has locked.
@@ -262,7 +263,8 @@ impl Metadata {
                 LockEvent::Granted(session) if session == inner.lease.session() => {
                     inner.held.lock_granted(&set);
                     inner.locks.made(key(set.inode, set.kind(), &lock), &lock, session)?;
-                    return Ok(AnsweredBy::Master);
+                    // An event itself.
+                    return Ok(AnsweredBy::Master { event_seq: 0 });
                 }
                 LockEvent::Granted(_) | LockEvent::Resend => {}
             }
@@ -291,12 +293,23 @@ impl Metadata {
         if made.answered_here {
             return Ok(AnsweredBy::Us);
         }
-        // What others did before they unlocked is known here when we have locked. (A grant that is waited for is an
-        // event itself.)
-        if lock.r#type() != LockType::Unlocked && !self.inner.lease.catch_up(made.event_seq).await {
-            tracing::warn!(inode = set.inode, "a lock was got before the changes of others were known");
+        Ok(AnsweredBy::Master { event_seq: made.event_seq })
+    }
+
+    /// Waits until an event of the master, and so all before it, has been taken in, for as long as that takes. Whoever
+    /// has got a lock must wait, or [`give_up_lock`](Self::give_up_lock).
+    pub async fn taken_in(&self, event_seq: u64) {
+        self.inner.lease.taken_in(event_seq).await;
+    }
+
+    /// Unlocks sooner or later what an owner has locked and must not use. If it had locked something of the file
+    /// `before`, all that is lost, and the owner told so as where a session ended.
+    pub fn give_up_lock(&self, inode: u64, kind: LockKind, lock: &Lock, before: bool) {
+        let bytes = (!before).then_some((lock.start, lock.end));
+        self.unlock_closed_soon(inode, kind, lock.owner, bytes);
+        if before {
+            self.inner.locks.owners.lock().insert(key(inode, kind, lock), u64::MAX);
         }
-        Ok(AnsweredBy::Master)
     }
 
     /// An owner had locked something of a file in the process before this one, whose session that was.
@@ -331,6 +344,11 @@ impl Metadata {
     /// Whether an owner has locks of a file, or has tried to.
     pub fn may_have_locked(&self, inode: u64, kind: LockKind, owner: u64) -> bool {
         self.inner.locks.owners.lock().contains_key(&(inode, kind.into(), owner))
+    }
+
+    /// Whether an owner has been given a lock of a file, and may still have it.
+    pub fn has_locked(&self, inode: u64, kind: LockKind, owner: u64) -> bool {
+        self.inner.locks.owners.lock().get(&(inode, kind.into(), owner)).is_some_and(|session| *session != 0)
     }
 
     /// The owner has closed the file: whatever it had locked of it is unlocked, later if the master cannot be reached

@@ -16,7 +16,7 @@ mod local;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{AnsweredBy, ClientError, InvalidationSink, LOCK_TO_END};
+use cavern_client::{AnsweredBy, ClientError, LOCK_TO_END};
 use cavern_proto::master::{Lock, LockKind, LockType};
 use rustix::io::Errno;
 use tokio::time::Instant;
@@ -32,9 +32,6 @@ use local::LocalFlocks;
 /// A file that seems to be locked by what was closed before is looked at again for so long: the RELEASE may be read by
 /// another event loop after the request.
 const RELEASE_LAG: Duration = Duration::from_millis(200);
-
-/// The kernel is waited for so long: it forgets at once, unless it is reading what it is to forget.
-const CATCH_UP: Duration = Duration::from_secs(1);
 
 /// Who has locked something.
 #[derive(Default)]
@@ -166,20 +163,30 @@ impl Inner {
         lock: Lock,
         wait: Option<&CancellationToken>,
     ) -> Result<(), ClientError> {
-        let (kind, descriptions) = (kind_of(request), &self.locks.descriptions);
+        let (kind, descriptions, metadata) = (kind_of(request), &self.locks.descriptions, self.client.metadata());
         let bytes = (lock.start, lock.end);
+        let before = metadata.has_locked(inode, kind, lock.owner);
         let asked = (!request.is_flock).then(|| descriptions.ask(inode, request.fh, request.owner, bytes));
         let made = match wait {
-            Some(interrupted) => self.client.metadata().wait_for_lock(inode, kind, lock, interrupted).await,
+            Some(interrupted) => metadata.wait_for_lock(inode, kind, lock, interrupted).await,
             None => self.lock_at_once(inode, request.fh, kind, lock).await,
+        };
+        let made = match made {
+            Ok(AnsweredBy::Us) => Ok(()),
+            // What it had before must not be lost to a signal.
+            Ok(AnsweredBy::Master { event_seq }) => {
+                let forgotten = self.forget_what_changed(inode, event_seq, wait.filter(|_| !before)).await;
+                forgotten.map_err(|error| {
+                    metadata.give_up_lock(inode, kind, &lock, before);
+                    if before { ClientError::LocksLost { inode } } else { error }
+                })
+            }
+            Err(error) => Err(error),
         };
         if let Some(asked) = asked {
             asked.answered(made.is_ok(), |unlock| self.unlock_soon(inode, unlock));
         }
-        if made? == AnsweredBy::Master {
-            self.forget_what_changed().await;
-        }
-        Ok(())
+        made
     }
 
     async fn lock_at_once(
@@ -216,11 +223,33 @@ impl Inner {
         committed
     }
 
-    /// What others changed before they unlocked a file must be out of the kernel's caches before somebody here has it
-    /// locked.
-    async fn forget_what_changed(&self) {
-        if tokio::time::timeout(CATCH_UP, self.invalidations.barrier()).await.is_err() {
-            tracing::warn!("a lock was got before the kernel had forgotten what others changed");
+    /// What others changed before they unlocked a file must be out of all caches, the kernel's included, before
+    /// somebody here has it locked. The kernel forgets at once, unless it is reading what it is to forget. That is
+    /// waited for until `interrupted`, or for as long as the master would be.
+    async fn forget_what_changed(
+        &self,
+        inode: u64,
+        event_seq: u64,
+        interrupted: Option<&CancellationToken>,
+    ) -> Result<(), ClientError> {
+        let forgotten = async {
+            self.client.metadata().taken_in(event_seq).await;
+            self.invalidations.forgotten(inode).await;
+        };
+        let given_up = async {
+            match interrupted {
+                Some(interrupted) => interrupted.cancelled().await,
+                None => tokio::time::sleep(self.client.master().timeout()).await,
+            }
+        };
+        let errno = if interrupted.is_some() { Errno::INTR } else { Errno::AGAIN };
+        tokio::select! {
+            biased;
+            () = forgotten => Ok(()),
+            () = given_up => {
+                let reason = "a lock was given up before the kernel had forgotten what others changed".to_owned();
+                Err(ClientError::Refused { errno: errno.raw_os_error(), reason })
+            }
         }
     }
 

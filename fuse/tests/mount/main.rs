@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use cavern_conf::schema::Choice;
 use cavern_conf::{Config, Interval};
 use cavern_fuse::FuseError;
+use cavern_proto::master::watch_event::Event;
 use master::Master;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -317,6 +318,36 @@ fn a_master_that_hangs_holds_nobody_longer_than_its_deadline() {
         assert!(started.elapsed() < DEADLINE, "nothing heals");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Whoever looks a name up has the directory locked, until the master has answered.
+#[test]
+fn a_client_lets_go_though_a_directory_is_locked() {
+    let mounted = Mounted::new(&["a"], |config| config.client.metadata_timeout = Interval::millis(30_000));
+    assert_eq!(fs::read(mounted.path("data/a")).unwrap(), b"a");
+    let calls = mounted.master.calls();
+    mounted.master.hang();
+    let missing = mounted.path("data/missing");
+    let asked = std::thread::spawn(move || errno(fs::metadata(missing)));
+    let started = Instant::now();
+    while mounted.master.calls() == calls {
+        assert!(started.elapsed() < DEADLINE, "the master is not asked");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    mounted.put("a", b"another version");
+    let started = Instant::now();
+    mounted.runtime.block_on(async {
+        let changed = mounted.master.take_in_silently("a").await;
+        let seq = mounted.master.announce(Event::Entry(changed));
+        mounted.master.let_go(seq).await;
+        assert!(started.elapsed() < Duration::from_secs(1), "took {:?}", started.elapsed());
+        // By and by every name is looked up anew, where the kernel can do that.
+        mounted.master.acknowledged(seq).await;
+    });
+    assert!(!asked.is_finished(), "the directory is still locked");
+    mounted.master.release();
+    assert_eq!(asked.join().unwrap(), libc::ENOENT);
+    assert_eq!(fs::read(mounted.path("data/a")).unwrap(), b"another version");
 }
 
 #[test]

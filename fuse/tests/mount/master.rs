@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_proto::master::cluster_server::{Cluster, ClusterServer};
+use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::{Namespace, NamespaceServer};
 use cavern_proto::master::watch_event::Event;
-use cavern_proto::master::{self as wire, Attr, Entry, EntryChanged, Kind, WatchEvent};
+use cavern_proto::master::{self as wire, Attr, Entry, EntryChanged, Kind, LockType, WatchEvent};
 use cavern_ufs::{ListMode, ObjectMeta, Ufs};
 use futures::{Stream, StreamExt};
 use parking_lot::Mutex;
@@ -40,8 +41,13 @@ struct State {
     events: broadcast::Sender<WatchEvent>,
     seq: AtomicU64,
     acknowledged: watch::Sender<u64>,
+    let_go: watch::Sender<u64>,
     /// Whether the bucket can be written to.
     is_writable: bool,
+    /// Whether the mount is one in fs-mode, with locks that everybody gets.
+    is_fs_mode: AtomicBool,
+    /// Those that were asked for.
+    locks: Mutex<Vec<wire::SetLock>>,
     /// Nothing is answered while set.
     hung: AtomicBool,
     released: Notify,
@@ -135,7 +141,10 @@ impl Master {
             events: broadcast::channel(4096).0,
             seq: AtomicU64::new(1),
             acknowledged: watch::channel(0).0,
+            let_go: watch::channel(0).0,
             is_writable,
+            is_fs_mode: AtomicBool::new(false),
+            locks: Mutex::default(),
             hung: AtomicBool::new(false),
             released: Notify::new(),
             calls: AtomicU64::new(0),
@@ -189,11 +198,31 @@ impl Master {
     }
 
     async fn send_event(&self, event: Event) {
+        let seq = self.announce(event);
+        self.acknowledged(seq).await;
+    }
+
+    /// Sends an event; its number.
+    pub fn announce(&self, event: Event) -> u64 {
         let seq = self.state.seq.fetch_add(1, Ordering::SeqCst) + 1;
         self.state.events.send(WatchEvent { seq, heard: 0, event: Some(event), ..WatchEvent::default() }).unwrap();
-        let mut acknowledged = self.state.acknowledged.subscribe();
-        let acknowledgement = acknowledged.wait_for(|acknowledged| *acknowledged >= seq);
-        tokio::time::timeout(Duration::from_secs(10), acknowledgement).await.unwrap().unwrap();
+        seq
+    }
+
+    /// Returns when the client has acknowledged an event.
+    pub async fn acknowledged(&self, seq: u64) {
+        Self::reached(&self.state.acknowledged, seq).await;
+    }
+
+    /// Returns when the client has let go of what an event made untrue.
+    pub async fn let_go(&self, seq: u64) {
+        Self::reached(&self.state.let_go, seq).await;
+    }
+
+    async fn reached(number: &watch::Sender<u64>, seq: u64) {
+        let mut number = number.subscribe();
+        let reached = number.wait_for(|number| *number >= seq);
+        tokio::time::timeout(Duration::from_secs(10), reached).await.unwrap().unwrap();
     }
 
     /// Answers nothing until `release`.
@@ -204,6 +233,16 @@ impl Master {
     pub fn release(&self) {
         self.state.hung.store(false, Ordering::SeqCst);
         self.state.released.notify_waiters();
+    }
+
+    /// The mount is one in fs-mode. To be called before anybody asks.
+    pub fn fs_mode(&self) {
+        self.state.is_fs_mode.store(true, Ordering::SeqCst);
+    }
+
+    /// The locks that were asked for so far.
+    pub fn locks(&self) -> Vec<LockType> {
+        self.state.locks.lock().iter().map(|set| set.lock.unwrap().r#type()).collect()
     }
 
     /// Calls of the namespace so far.
@@ -346,8 +385,23 @@ impl Namespace for Master {
     }
 
     type MutateStream = Answers<wire::MutateReply>;
-    async fn mutate(&self, _: Request<Streaming<wire::MutateRequest>>) -> Result<Response<Self::MutateStream>, Status> {
-        Err(Status::unimplemented("mutate"))
+    async fn mutate(
+        &self,
+        requests: Request<Streaming<wire::MutateRequest>>,
+    ) -> Result<Response<Self::MutateStream>, Status> {
+        let state = Arc::clone(&self.state);
+        let replies = requests.into_inner().map(move |request| {
+            let made = |mutation: wire::Mutation| match mutation.change {
+                Some(Change::SetLock(set)) => {
+                    state.locks.lock().push(set);
+                    Ok(wire::MutationResult { inode: set.inode, ..wire::MutationResult::default() })
+                }
+                _ => Err(Status::unimplemented("another change")),
+            };
+            let results = request?.mutations.into_iter().map(made).collect::<Result<_, _>>()?;
+            Ok(wire::MutateReply { results, event_seq: state.seq.load(Ordering::SeqCst) })
+        });
+        Ok(Response::new(Box::pin(replies)))
     }
 
     async fn get_xattrs(&self, _: Request<wire::GetXattrsRequest>) -> Result<Response<wire::Xattrs>, Status> {
@@ -396,11 +450,13 @@ impl Cluster for Master {
         request: Request<Streaming<wire::WatchRequest>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let mut requests = request.into_inner();
-        let (acknowledged, heard) = (self.state.acknowledged.clone(), Arc::new(AtomicU64::new(1)));
+        let (acknowledged, let_go) = (self.state.acknowledged.clone(), self.state.let_go.clone());
+        let heard = Arc::new(AtomicU64::new(1));
         let received = Arc::clone(&heard);
         tokio::spawn(async move {
             while let Some(Ok(request)) = requests.next().await {
                 acknowledged.send_replace(request.acknowledged_seq);
+                let_go.send_replace(request.let_go_seq);
                 received.fetch_add(1, Ordering::SeqCst);
             }
         });
@@ -432,11 +488,13 @@ impl Cluster for Master {
 
     async fn get_credentials(&self, _: Request<wire::ListMountsRequest>) -> Result<Response<wire::MountTable>, Status> {
         let access = if self.state.is_writable { wire::AccessMode::ReadWrite } else { wire::AccessMode::ReadOnly };
+        let is_fs_mode = self.state.is_fs_mode.load(Ordering::SeqCst);
+        let write_type = if is_fs_mode { wire::WriteType::FsMode } else { wire::WriteType::CacheMode };
         let mount = wire::Mount {
             id: MOUNT,
             path: "/data".to_owned(),
             uri: self.state.uri.clone(),
-            write_type: wire::WriteType::CacheMode.into(),
+            write_type: write_type.into(),
             block_size: 64 << 20,
             replicas: 1,
             metadata_ttl_ms: 3_600_000,
