@@ -81,6 +81,7 @@ struct Inner {
     invalidations: Arc<Invalidations>,
     files: Handles<OpenHandle>,
     directories: Handles<DirectoryHandle>,
+    given_names: directory::GivenNamesTable,
     open_inodes: OpenInodes,
     locks: HandleLocks,
     /// `fuse.no_open`: files are read by inode.
@@ -144,6 +145,7 @@ impl Namespace {
             invalidations,
             files,
             directories,
+            given_names: directory::GivenNamesTable::default(),
             open_inodes: OpenInodes::default(),
             locks: HandleLocks::default(),
             unopened: (conf.no_open == Choice::On).then(NoOpenHandles::default),

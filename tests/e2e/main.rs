@@ -47,6 +47,7 @@ mod fs_mode_quotas;
 mod fs_mode_random;
 mod fs_mode_removed;
 mod fs_mode_replicas;
+mod fs_mode_seek;
 mod fs_mode_signals;
 mod fs_mode_stat;
 mod fs_mode_tmpfile;
