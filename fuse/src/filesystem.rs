@@ -309,9 +309,9 @@ impl Inner {
         Err(error)
     }
 
-    /// The version of an object that is open here, or kept for one who is about to open it.
+    /// The version of an object that is open here, or what is kept for one who is about to open it.
     fn open_version(&self, kernel_node: u64) -> Option<Arc<Node>> {
         let inode = self.root.to_namespace(kernel_node);
-        self.open_inodes.get(inode).or_else(|| self.second_opens.file(inode)?.version_node().cloned())
+        self.open_inodes.get(inode).or_else(|| self.second_opens.file(inode).map(|(node, _)| node))
     }
 }

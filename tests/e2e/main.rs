@@ -58,6 +58,7 @@ mod keeper;
 mod loads;
 mod local_cluster;
 mod lock_ends;
+mod lock_files;
 mod master_pauses;
 mod masters;
 mod memory;
