@@ -258,6 +258,12 @@ impl Metadata {
         self.cached_or_ask(|_| parent, cached, |patience| self.ask_lookup(parent, name, patience)).await
     }
 
+    /// The same, when somebody else has found that the name leads elsewhere than is known here.
+    pub async fn lookup_anew(&self, parent: u64, name: &[u8]) -> Result<Arc<Node>, ClientError> {
+        check_name(name)?;
+        self.ask_lookup(parent, name, RetryPolicy::UntilDeadline).await
+    }
+
     /// An inode from the cache, without I/O. `None`: ask with `node`.
     pub fn cached_node(&self, inode: u64) -> Option<Arc<Node>> {
         if let Some(known) = self.outage_node(inode) {

@@ -237,6 +237,7 @@ impl StagedFiles {
     ) -> Result<Arc<StagedFile>, ClientError> {
         let metadata = &self.shared.metadata;
         let thread = (creation == Creation::Replacing).then_some(thread);
+        let mut is_asked = creation == Creation::Replacing;
         for _round in 0..LOOKS_MAX {
             let before = metadata.mark();
             match metadata.lookup(directory.inode, name).await {
@@ -245,6 +246,14 @@ impl StagedFiles {
                         self.begin(&node, thread)?;
                     }
                     return refuse(Errno::EXIST, format!("{node} is there already"));
+                }
+                // The listing may be older than an object. A bucket that does not answer says so at the close.
+                Err(ClientError::NotFound(_)) if !is_asked => {
+                    is_asked = true;
+                    match metadata.written(directory.inode, name).await {
+                        Ok(Some(node)) => return refuse(Errno::EXIST, format!("{node} is there already")),
+                        Ok(None) | Err(_) => continue,
+                    }
                 }
                 Err(ClientError::NotFound(_)) => {}
                 Err(error) => return Err(error),

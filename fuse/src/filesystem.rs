@@ -81,6 +81,7 @@ struct Inner {
     invalidations: Arc<Invalidations>,
     files: Handles<OpenHandle>,
     directories: Handles<DirectoryHandle>,
+    given_names: directory::GivenNamesTable,
     open_inodes: OpenInodes,
     locks: HandleLocks,
     /// `fuse.no_open`: files are read by inode.
@@ -144,6 +145,7 @@ impl Namespace {
             invalidations,
             files,
             directories,
+            given_names: directory::GivenNamesTable::default(),
             open_inodes: OpenInodes::default(),
             locks: HandleLocks::default(),
             unopened: (conf.no_open == Choice::On).then(NoOpenHandles::default),
@@ -307,9 +309,9 @@ impl Inner {
         Err(error)
     }
 
-    /// The version of an object that is open here, or kept for one who is about to open it.
+    /// The version of an object that is open here, or what is kept for one who is about to open it.
     fn open_version(&self, kernel_node: u64) -> Option<Arc<Node>> {
         let inode = self.root.to_namespace(kernel_node);
-        self.open_inodes.get(inode).or_else(|| self.second_opens.file(inode)?.version_node().cloned())
+        self.open_inodes.get(inode).or_else(|| self.second_opens.file(inode).map(|(node, _)| node))
     }
 }

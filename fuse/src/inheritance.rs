@@ -123,11 +123,31 @@ pub struct PositionRecord {
     /// Of the directory.
     #[prost(uint64, tag = "1")]
     pub number: u64,
-    /// Place of the first of the names.
+    /// How many entries a program that counts them has before the first of the names. Older ones have no cookies.
     #[prost(uint64, tag = "2")]
-    pub first: u64,
+    first: u64,
     #[prost(bytes = "vec", repeated, tag = "3")]
-    pub names: Vec<Vec<u8>>,
+    names: Vec<Vec<u8>>,
+    /// What each was given with.
+    #[prost(uint64, repeated, tag = "4")]
+    cookies: Vec<u64>,
+}
+
+/// Cookie of the first entry where entries are counted: `.` and `..` come before.
+const FIRST_COUNTED: u64 = 3;
+
+impl PositionRecord {
+    pub fn new(number: u64, cookies: Vec<u64>, names: Vec<Vec<u8>>) -> Self {
+        let first = cookies.first().map_or(0, |first| first.saturating_sub(FIRST_COUNTED));
+        Self { number, first, names, cookies }
+    }
+
+    /// The names with their cookies.
+    pub fn given(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let counted = FIRST_COUNTED.saturating_add(self.first)..;
+        let counted = counted.take(if self.cookies.is_empty() { self.names.len() } else { 0 });
+        self.cookies.iter().copied().chain(counted).zip(self.names.iter().map(Vec::as_slice))
+    }
 }
 
 /// A lock that somebody may have.
@@ -241,5 +261,18 @@ impl Inheritance {
     /// The kernel has asked again for whatever it had no answer to.
     pub fn forget_earlier(&self) {
         self.opened.lock().clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_have_cookies_and_those_of_older_processes_are_counted() {
+        let record = PositionRecord::new(7, vec![9, 4], vec![b"a".into(), b"b".into()]);
+        assert_eq!(record.given().collect::<Vec<_>>(), [(9, &b"a"[..]), (4, b"b")]);
+        let older = PositionRecord { cookies: vec![], ..record };
+        assert_eq!(older.given().collect::<Vec<_>>(), [(9, &b"a"[..]), (10, b"b")]);
     }
 }

@@ -573,6 +573,42 @@ fn renames_copy_first_and_delete_then() {
 }
 
 #[test]
+fn what_the_bucket_has_and_no_listing_yet_is_not_replaced() {
+    let cluster = mounted();
+    let at = |path: &str| cluster.path("data").join(path);
+    fs::write(at("mine"), "mine").unwrap();
+    fs::create_dir(at("tree")).unwrap();
+    fs::write(at("tree/leaf"), "leaf").unwrap();
+    assert_eq!(fs::read_dir(at("")).unwrap().count(), 3);
+    let bucket = Bucket::of(&cluster, "bucket");
+    let others = ["a", "b", "c", "d/leaf", "e", "f/leaf", "g/leaf", "h", "i/leaf", "j", "k", "l", "m/leaf"];
+    others.iter().for_each(|key| drop(cluster.s3.put("bucket", &format!("top/{key}"), *key)));
+    let expected = bucket.objects();
+
+    let no_replace = |from: &str, to: &str| {
+        let cwd = rustix::fs::CWD;
+        rustix::fs::renameat_with(cwd, at(from), cwd, at(to), rustix::fs::RenameFlags::NOREPLACE).unwrap_err()
+    };
+    assert_eq!(no_replace("mine", "a"), Errno::EXIST);
+    assert_eq!(errno(File::create_new(at("b"))), Errno::EXIST);
+    assert_eq!(errno(fs::create_dir(at("c"))), Errno::EXIST);
+    assert_eq!(errno(fs::create_dir(at("d"))), Errno::EXIST);
+    let (regular, mode) = (rustix::fs::FileType::RegularFile, rustix::fs::Mode::RWXU);
+    assert_eq!(rustix::fs::mknodat(rustix::fs::CWD, at("e"), regular, mode, 0), Err(Errno::EXIST));
+    assert_eq!(errno(fs::rename(at("mine"), at("f"))), Errno::ISDIR);
+    assert_eq!(errno(fs::rename(at("tree"), at("g"))), Errno::NOTEMPTY);
+    assert_eq!(errno(fs::rename(at("tree"), at("h"))), Errno::NOTDIR);
+    assert_eq!(no_replace("tree", "i"), Errno::EXIST);
+    assert_eq!(errno(symlink("mine", at("j"))), Errno::OPNOTSUPP);
+    assert_eq!(errno(fs::hard_link(at("mine"), at("k"))), Errno::OPNOTSUPP);
+    Command::new("mv").arg("-n").arg(at("mine")).arg(at("l")).status().unwrap();
+    assert_eq!(errno(File::create_new(at("m"))), Errno::EXIST);
+    assert_same("after all of them", &bucket.objects(), &expected);
+    assert_eq!(fs::read(at("a")).unwrap(), b"a");
+    assert_eq!(fs::read(at("d/leaf")).unwrap(), b"d/leaf");
+}
+
+#[test]
 fn the_command_line_changes_the_bucket() {
     let cluster = mounted();
     let source = cluster.directory().join("source");

@@ -87,7 +87,7 @@ impl StagedFiles {
         let metadata = named(attributes_of_new(on, create, owner));
         let key = format!("{}{end}", place.key());
         let exists = || refuse(Errno::EXIST, format!("{key} is there already"));
-        if self.shown(on.inode, &create.name).is_some() || self.known(on, &create.name).await?.is_some() {
+        if self.shown(on.inode, &create.name).is_some() || self.there(on, &create.name).await?.is_some() {
             return exists();
         }
         match ufs.put(&key, &Bytes::new(), &metadata, Precondition::Nothing).await {
@@ -161,6 +161,15 @@ impl StagedFiles {
         match ufs.put(&directory.key(), &Bytes::new(), &ObjectMetadata::new(), Precondition::Nothing).await {
             Ok(_) | Err(UfsError::VersionChanged { .. }) => Ok(Kept::ByItself),
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What is there under a name: of what the namespace does not have, the bucket is asked, since the listing may be
+    /// older than an object.
+    pub(super) async fn there(&self, directory: &Node, name: &[u8]) -> Result<Option<Arc<Node>>, ClientError> {
+        match self.known(directory, name).await? {
+            None => self.shared.metadata.written(directory.inode, name).await,
+            known => Ok(known),
         }
     }
 

@@ -50,7 +50,7 @@ impl StagedFiles {
             file.commit().await?;
         }
         let source = self.known(from, &rename.name).await?.ok_or_else(|| ClientError::NotFound(old.key()))?;
-        let target = self.known(to, &rename.new_name).await?;
+        let target = self.there(to, &rename.new_name).await?;
         let is_written = self.shown(to.inode, &rename.new_name).is_some();
         if rename.mode() == RenameMode::NoReplace && (target.is_some() || is_written) {
             return refuse(Errno::EXIST, format!("{} is there already", new.key()));

@@ -2,15 +2,27 @@
 //!
 //! A file without a name (`O_TMPFILE`) is known to the master as one that has lost its name: the session holds it while
 //! it is open here, and it is written to no bucket. LINK gives it a name, if it was not opened with `O_EXCL`.
+//!
+//! The kernel sends CREATE when it has found no name. Somebody else may make the file meanwhile. The answer is `ESTALE`
+//! then, with which the kernel looks again, but once only: where files come and go all the time, as those do that
+//! programs use for locks, it would not get hold of one. So the owner of the file gets it opened here, as the kernel
+//! would: of him it is certain that he may do so.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use cavern_client::{CreatedFile, NewFile};
+use cavern_client::{Access, ClientError, CreatedFile, Effects, NewFile, Node, Opened};
 use cavern_conf::Failpoint;
+use cavern_proto::master::Kind;
+use tokio::time::Instant;
 
 use super::Inner;
 use super::changes::refusal;
+use super::open::access;
 use crate::kernel::{Caller, Delivery, Reply};
+
+/// For how long a file is made, or else opened, that others make and remove all the time.
+const CONTENDED: Duration = Duration::from_secs(5);
 
 impl Inner {
     pub(super) fn create(
@@ -31,7 +43,8 @@ impl Inner {
             let created = match this.node(kernel_parent).await {
                 Ok(directory) => {
                     let user = this.judged_user(&directory, caller).await;
-                    this.client.create(&directory, NewFile { user: user.as_ref(), ..new }).await
+                    let new = NewFile { user: user.as_ref(), ..new };
+                    this.create_or_open(&directory, new, caller, flags).await
                 }
                 Err(error) => Err(error),
             };
@@ -46,6 +59,83 @@ impl Inner {
                 }
             }
         });
+    }
+
+    /// Makes a file, or opens what others have made meanwhile; `EEXIST` where the kernel is to decide about that.
+    async fn create_or_open(
+        self: &Arc<Self>,
+        directory: &Node,
+        new: NewFile<'_>,
+        caller: Caller,
+        flags: i32,
+    ) -> Result<CreatedFile, ClientError> {
+        let deadline = Instant::now() + CONTENDED;
+        loop {
+            let exists = match self.client.create(directory, new).await {
+                Err(error) if error.errno() == libc::EEXIST && !new.is_exclusive => error,
+                answer => return answer,
+            };
+            let opened = match self.client.shown_here(directory.inode, new.name) {
+                Some(node) => self.open_made(node, caller, flags).await,
+                None => match self.client.metadata().lookup_anew(directory.inode, new.name).await {
+                    Ok(node) => self.open_made(node, caller, flags).await,
+                    Err(error) => Err(error),
+                },
+            };
+            match opened {
+                Ok(Some(opened)) => return Ok(opened),
+                // Gone again.
+                Err(error) if error.errno() == libc::ENOENT || error.is_version_gone() => {}
+                Err(error) => return Err(error),
+                Ok(None) => return Err(exists),
+            }
+            if Instant::now() >= deadline {
+                return Err(exists);
+            }
+        }
+    }
+
+    /// Opens a file that somebody else has made, if it is certain that the kernel would.
+    async fn open_made(
+        self: &Arc<Self>,
+        node: Arc<Node>,
+        caller: Caller,
+        flags: i32,
+    ) -> Result<Option<CreatedFile>, ClientError> {
+        if !self.is_owner_who_may_open(&node, caller, flags) {
+            if node.is_fs_mode() {
+                self.second_opens.expect(Some(&node));
+            }
+            return Ok(None);
+        }
+        let (mut node, file) = match self.client.open(&node, access(flags), caller.thread).await? {
+            Opened::File(file) => (node, file),
+            Opened::Redirected(node) => match self.client.open(&node, access(flags), caller.thread).await? {
+                Opened::File(file) => (node, file),
+                Opened::Redirected(_) => return Ok(None),
+            },
+        };
+        // A version of an object is opened as the kernel reads it otherwise.
+        if file.version_node().is_some() {
+            return Ok(None);
+        }
+        if flags & libc::O_TRUNC != 0 {
+            node = self.cut(&node, caller).await?;
+        }
+        Ok(Some(CreatedFile { node, file, effects: Effects::default() }))
+    }
+
+    fn is_owner_who_may_open(&self, node: &Node, Caller { uid, .. }: Caller, flags: i32) -> bool {
+        let (mode, owner) = match node.is_fs_mode() {
+            true => (node.mode, node.uid),
+            false => {
+                let (mode, owner, _) = self.attr_defaults.bucket.of(node);
+                (mode, owner)
+            }
+        };
+        let reads = flags & libc::O_ACCMODE != libc::O_WRONLY;
+        let wanted = if reads { 0o400 } else { 0 } | if access(flags) == Access::Write { 0o200 } else { 0 };
+        node.kind == Kind::File && !node.limits_users() && uid == owner && mode & wanted == wanted
     }
 
     pub(super) fn tmpfile(

@@ -5,8 +5,8 @@
 //! the request a task.
 
 mod cursor;
+mod given_names;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use cavern_client::journal::Slot;
@@ -21,11 +21,12 @@ use crate::kernel::abi::fopen;
 use crate::kernel::directory::{Added, DirectoryEntry};
 use crate::kernel::{Caller, Delivery, DirectoryPage, READ_MAX, Reply};
 use cursor::{Cursor, Fetch, Position};
+use given_names::BEGINNING;
+
+pub use given_names::GivenNamesTable;
 
 /// Entries asked for at a time. A READDIRPLUS of 128 KiB holds about 700.
 const PAGE_ENTRIES: usize = 1024;
-/// `.` and `..` come before the entries of the listing.
-const DOTS: u64 = 2;
 
 /// What an entry is answered with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +62,9 @@ enum Progress {
 /// A page with what it took from the listing.
 struct Answer {
     page: DirectoryPage,
-    /// Places of the entries that the kernel takes names from.
-    places: Range<u64>,
+    /// The cookie that it begins behind, and how many entries of the listing it has.
+    offset: u64,
+    entries: usize,
     /// Changes of the namespace before it was built.
     changes: u64,
 }
@@ -94,6 +96,8 @@ impl Inner {
         if !node.is_directory() {
             return reply.error(libc::ENOTDIR);
         }
+        // First, so that what the kernel has kept of the listing has a meaning.
+        let names = self.given_names.opened(node.inode, 0);
         let (begun, listing) = self.invalidations.listings().begin(node.inode);
         let mut flags = 0;
         if self.attr_defaults.kernel_cache && !node.is_strict() {
@@ -118,7 +122,7 @@ impl Inner {
             parent: node.parent,
             backing: None,
         });
-        let cursor = Mutex::new(Cursor::default());
+        let cursor = Mutex::new(Cursor::new(names));
         let position = Mutex::default();
         let (inode, parent) = (node.inode, node.parent);
         let handle = DirectoryHandle { inode, parent, kept, begun, cursor, _noted: noted, position };
@@ -180,11 +184,8 @@ impl Inner {
             return;
         }
         let directory = self.root.to_kernel(handle.inode);
-        let mut cursor = handle.cursor.lock();
-        for place in answer.places.clone() {
-            if let Position::Entry(node) = cursor.position(place) {
-                self.invalidations.repeat_entry(directory, &node.name);
-            }
+        for (_, node) in handle.cursor.lock().window_after(answer.offset, answer.entries) {
+            self.invalidations.repeat_entry(directory, &node.name);
         }
     }
 
@@ -192,13 +193,12 @@ impl Inner {
     fn note_position(&self, handle: &DirectoryHandle, number: u64, answer: &Answer) {
         let mut slot = handle.position.lock();
         self.inheritance.note_position(&mut slot, || {
-            let mut cursor = handle.cursor.lock();
-            let before = answer.places.start.saturating_sub(1);
-            let names = (before..answer.places.end).map_while(|place| match cursor.position(place) {
-                Position::Entry(node) => Some(node.name.to_vec()),
-                Position::End | Position::Fetch(_) => None,
-            });
-            PositionRecord { number, first: before, names: names.collect() }
+            let cursor = handle.cursor.lock();
+            let before = cursor.names().lock().name(answer.offset).map(|name| (answer.offset, name.to_vec()));
+            let given = cursor.window_after(answer.offset, answer.entries);
+            let given = given.map(|(cookie, node)| (*cookie, node.name.to_vec()));
+            let (cookies, names) = before.into_iter().chain(given).unzip();
+            PositionRecord::new(number, cookies, names)
         });
     }
 
@@ -213,17 +213,20 @@ impl Inner {
         if kept.is_some() {
             self.open_inodes.opened(node, || None);
         }
+        let epoch = self.inheritance.journal().map_or(0, |journal| journal.epoch());
+        let names = self.given_names.opened(node.inode, epoch);
         let (begun, _) = self.invalidations.listings().begin(node.inode);
-        let (slot, cursor) = match position {
-            Some((slot, position)) => (Some(slot), Cursor::after(position.first, position.names)),
-            None => (None, Cursor::default()),
-        };
+        let slot = position.map(|(slot, position)| {
+            let mut names = names.lock();
+            position.given().for_each(|(cookie, name)| names.given_before(cookie, name));
+            slot
+        });
         let handle = DirectoryHandle {
             inode: record.inode,
             parent: record.parent,
             kept,
             begun,
-            cursor: Mutex::new(cursor),
+            cursor: Mutex::new(Cursor::new(names)),
             _noted: Some(noted),
             position: Mutex::new(slot),
         };
@@ -236,9 +239,9 @@ impl Inner {
         let changes = self.invalidations.listings().changes();
         let mut page = DirectoryPage::new(size);
         let mut cursor = handle.cursor.lock();
-        let mut place = offset;
+        let (mut place, mut entries) = (offset, 0);
         let ended = loop {
-            if place < DOTS {
+            if place < BEGINNING {
                 let (name, inode) = if place == 0 { (&b"."[..], handle.inode) } else { (&b".."[..], handle.parent) };
                 if self.add_dot(&mut page, name, inode, place + 1, form) == Added::Full {
                     break false;
@@ -246,24 +249,23 @@ impl Inner {
                 place += 1;
                 continue;
             }
-            match cursor.position(place - DOTS) {
-                Position::Entry(node) => {
-                    if self.add(&mut page, node, place + 1, form) == Added::Full {
+            match cursor.after(place) {
+                Position::Entry(cookie, node) => {
+                    if self.add(&mut page, node, cookie, form) == Added::Full {
                         break false;
                     }
-                    place += 1;
+                    (place, entries) = (cookie, entries + 1);
                 }
                 Position::End => break page.is_empty(),
                 // Only the dots do not count: a directory is worth waiting for its first page.
-                Position::Fetch(_) if place > offset && place > DOTS => break false,
+                Position::Fetch(_) if entries > 0 => break false,
                 Position::Fetch(fetch) => return Progress::Needs(fetch),
             }
         };
         if ended && cursor.read_through() {
             self.invalidations.listings().complete(handle.inode, handle.begun);
         }
-        let places = offset.saturating_sub(DOTS)..place.saturating_sub(DOTS);
-        Progress::Answer(Answer { page, places, changes })
+        Progress::Answer(Answer { page, offset: offset.max(BEGINNING), entries, changes })
     }
 
     fn add(&self, page: &mut DirectoryPage, node: &Node, next_offset: u64, form: ReaddirKind) -> Added {
@@ -295,10 +297,10 @@ impl Inner {
     }
 
     fn closed_directory(&self, number: u64) {
-        if let Some(handle) = self.directories.remove(number)
-            && handle.kept.is_some()
-        {
+        let Some(handle) = self.directories.remove(number) else { return };
+        if handle.kept.is_some() {
             self.open_inodes.closed(handle.inode);
         }
+        self.given_names.closed(handle.inode, |inode| self.invalidations.listings().forget(inode));
     }
 }

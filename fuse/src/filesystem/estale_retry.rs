@@ -3,11 +3,13 @@
 //! An open that finds its version gone is answered with `ESTALE`. The kernel then looks the whole path up and opens
 //! what it leads to, once and no third time: an object that is replaced again between these two would show its reader
 //! an error. So for a moment after such an answer a lookup of that name opens the file itself, following replacements
-//! until one stays, and the open that comes next gets the file that is open already. A thread that opens for writing
+//! until one stays, and the open that comes next gets the file that is open already. A file of an fs-mode mount that
+//! is open stays what it is, so nobody can remove it between the two. A thread that opens for writing
 //! gets a name that leads to the file that is written, since its next open of an inode that is only read would be
 //! answered with `ESTALE` again. The kernel may let the lookup of another thread answer for it, so where the name is
 //! still known, it is made to lead there for all.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -44,7 +46,7 @@ impl Default for RecentNames {
 #[derive(Default)]
 struct State {
     expected: Vec<(Instant, ExpectedOpen)>,
-    files: Vec<(Instant, File)>,
+    files: Vec<(Instant, Arc<Node>, File)>,
 }
 
 #[derive(PartialEq, Eq)]
@@ -131,34 +133,35 @@ impl EstaleRetries {
         self.state.lock().expected.retain(|(_, known)| *known != ExpectedOpen::Writer(thread));
     }
 
-    /// Keeps a file for the open that comes next, if it is one version of an object: any other inode stays what it is.
-    pub fn keep(&self, file: File) {
-        if file.version_node().is_none() {
+    /// Keeps a file for the open that comes next, if it is one version of an object, or of an fs-mode mount: what is
+    /// being written here stays by itself.
+    pub fn keep(&self, node: &Arc<Node>, file: File) {
+        if file.version_node().is_none() && !node.is_fs_mode() {
             return;
         }
         let files = &mut self.state.lock().files;
-        files.retain(|(_, kept)| kept.inode() != file.inode());
+        files.retain(|(_, _, kept)| kept.inode() != file.inode());
         if files.len() == KEPT_MAX {
             files.remove(0);
         }
-        files.push((Instant::now(), file));
+        files.push((Instant::now(), Arc::clone(node), file));
     }
 
     /// The file that is kept for an inode of the namespace.
-    pub fn file(&self, inode: u64) -> Option<File> {
+    pub fn file(&self, inode: u64) -> Option<(Arc<Node>, File)> {
         if !self.is_used.load(Relaxed) {
             return None;
         }
         let state = self.state.lock();
-        let kept = state.files.iter().find(|(since, file)| since.elapsed() < MOMENT && file.inode() == inode);
-        kept.map(|(_, file)| file.clone())
+        let kept = state.files.iter().find(|(since, _, file)| since.elapsed() < MOMENT && file.inode() == inode);
+        kept.map(|(_, node, file)| (Arc::clone(node), file.clone()))
     }
 
     /// Closes what was kept and not asked for.
     pub fn sweep(&self) {
         let mut state = self.state.lock();
         state.expected.retain(|(since, _)| since.elapsed() < MOMENT);
-        let dropped: Vec<_> = state.files.extract_if(.., |(since, _)| since.elapsed() >= MOMENT).collect();
+        let dropped: Vec<_> = state.files.extract_if(.., |(since, _, _)| since.elapsed() >= MOMENT).collect();
         self.is_used.store(!state.expected.is_empty() || !state.files.is_empty(), Relaxed);
         drop(state);
         // Without the lock, since the last close may take a while.

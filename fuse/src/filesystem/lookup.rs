@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use cavern_client::{Access, CachedLookup, ClientError, Node, Opened};
 use cavern_proto::NAME_MAX;
+use cavern_proto::master::Kind;
 
 use super::Inner;
 use super::attributes::FORGOTTEN_SOON;
@@ -91,14 +92,14 @@ impl Inner {
                 },
                 CachedLookup::Negative => break,
             };
-            if node.is_directory() {
+            if node.kind != Kind::File {
                 break;
             }
             match self.client.open_to_read(&node).await {
                 Ok(file) => {
                     // With `consistency = always` every open asks for itself.
                     if !node.is_always_checked() {
-                        self.second_opens.keep(file);
+                        self.second_opens.keep(&node, file);
                     }
                     return self.show(&node, reply);
                 }
@@ -125,11 +126,19 @@ impl Inner {
     /// Has a name lead to a file that can be written to, which a thread is about to open; `None` where that cannot be,
     /// or need not.
     pub(super) async fn redirect_name(&self, parent: u64, name: &[u8], thread: u32) -> Option<Arc<Node>> {
-        let node = self.client.metadata().lookup(parent, name).await.ok()?;
-        match self.client.open(&node, Access::Write, thread).await {
-            Ok(Opened::Redirected(node)) => Some(node),
-            Ok(Opened::File(_)) | Err(_) => None,
+        for _ in 0..REPLACEMENTS {
+            let node = self.client.metadata().lookup(parent, name).await.ok().filter(|node| node.kind == Kind::File)?;
+            match self.client.open(&node, Access::Write, thread).await {
+                Ok(Opened::Redirected(node)) => return Some(node),
+                Ok(Opened::File(file)) => {
+                    self.second_opens.keep(&node, file);
+                    return Some(node);
+                }
+                Err(error) if error.is_version_gone() => {}
+                Err(_) => return None,
+            }
         }
+        None
     }
 
     async fn ask_for_name(&self, kernel_parent: u64, name: &[u8], reply: Reply) {

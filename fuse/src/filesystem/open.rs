@@ -40,7 +40,7 @@ impl OpenHandle {
 }
 
 /// What the flags of open(2) ask for.
-fn access(flags: i32) -> Access {
+pub(super) fn access(flags: i32) -> Access {
     let is_to_write = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
     if is_to_write { Access::Write } else { Access::Read }
 }
@@ -56,11 +56,15 @@ impl Inner {
             return reply.error(libc::ENOSYS);
         }
         let inode = self.root.to_namespace(kernel_node);
-        if let Some(file) = self.second_opens.file(inode).filter(|_| access == Access::Read) {
-            let node = file.version_node().cloned();
-            return self.answer_open(node, Ok(Opened::File(file)), caller, flags, reply);
+        let mut node = self.known_node(kernel_node);
+        match self.second_opens.file(inode) {
+            // While it is kept, it is found open.
+            Some((kept, _)) if kept.is_fs_mode() => node = node.or(Some(kept)),
+            Some((kept, file)) if access == Access::Read => {
+                return self.answer_open(Some(kept), Ok(Opened::File(file)), caller, flags, reply);
+            }
+            _ => {}
         }
-        let node = self.known_node(kernel_node);
         if let Some(known) = &node
             && !known.limits_users()
             && let Some(opened) = self.client.open_cached(known, access, caller.thread)
@@ -123,8 +127,7 @@ impl Inner {
                     (Access::Write, node) if node.as_ref().is_none_or(|node| node.moves_when_written()) => {
                         self.second_opens.expect_writer(caller.thread);
                     }
-                    (Access::Write, _) => {}
-                    (Access::Read, node) => self.second_opens.expect(node.as_deref()),
+                    (_, node) => self.second_opens.expect(node.as_deref()),
                 }
                 reply.error(libc::ESTALE);
             }

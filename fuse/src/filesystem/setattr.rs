@@ -70,6 +70,13 @@ impl Inner {
         self.set_attributes_of(&node, caller, set, writer).await
     }
 
+    /// Cuts a file to nothing, for one who may do so.
+    pub(super) async fn cut(&self, node: &Arc<Node>, caller: Caller) -> Result<Arc<Node>, ClientError> {
+        let kill_privileges = caller.uid != 0;
+        let set = SetAttr { inode: node.inode, size: Some(0), kill_privileges, ..SetAttr::default() };
+        self.set_attributes_of(node, caller, with_losses(node, caller, set).await, None).await
+    }
+
     pub(super) async fn set_attributes_of(
         &self,
         node: &Arc<Node>,

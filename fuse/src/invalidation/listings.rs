@@ -72,6 +72,11 @@ impl KernelListings {
         kept.remove(&directory);
     }
 
+    /// What the kernel has of the directory may not be used, though nothing has changed.
+    pub fn forget(&self, directory: u64) {
+        self.kept.lock().remove(&directory);
+    }
+
     /// Anything may have changed.
     pub fn reset(&self) {
         let mut kept = self.kept.lock();
@@ -101,6 +106,10 @@ mod tests {
         listings.complete(5, begun);
         assert_eq!(listings.begin(5).1, Listing::Current);
         listings.changed(6);
+        assert_eq!(listings.begin(5).1, Listing::Current);
+        listings.forget(5);
+        assert_eq!(listings.begin(5).1, Listing::Unknown);
+        listings.complete(5, listings.begin(5).0);
         assert_eq!(listings.begin(5).1, Listing::Current);
         listings.changed(5);
         assert_eq!(listings.begin(5).1, Listing::Unknown);
