@@ -21,7 +21,7 @@ use tree::tree;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn seeds(default: u64) -> std::ops::Range<u64> {
-    let first = number("CAVERN_FIRST_SEED", 0);
+    let first = number("CAVERN_SEED", 0);
     first..first + number("CAVERN_SEEDS", default)
 }
 

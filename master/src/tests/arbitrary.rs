@@ -17,6 +17,7 @@ use rocksdb::IteratorMode;
 
 use crate::MasterError;
 use crate::level::LEVEL;
+use crate::raft::simulation::number_from_environment;
 use crate::state::{Database, Family, Outcome, Tables, Transaction, apply, records};
 
 /// Sequences, unless the environment asks for more.
@@ -201,8 +202,8 @@ fn check_names(database: &Database) {
 
 #[test]
 fn whatever_is_in_the_log_is_applied() {
-    let rounds = std::env::var("CAVERN_ARBITRARY_ROUNDS").map_or(ROUNDS, |rounds| rounds.parse().unwrap());
-    let first = std::env::var("CAVERN_ARBITRARY_FIRST").map_or(0, |first| first.parse().unwrap());
+    let rounds = number_from_environment("CAVERN_ARBITRARY_ROUNDS").unwrap_or(ROUNDS);
+    let first = number_from_environment("CAVERN_SEED").unwrap_or(0);
     let (mut done, mut refused) = (0, 0);
     for seed in first..first + rounds {
         let dir = tempfile::tempdir().unwrap();

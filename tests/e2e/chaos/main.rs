@@ -7,7 +7,7 @@
 //! longest call of each round took is printed.
 //!
 //! `CAVERN_CHAOS_ROUNDS=30` for more than a round of each kind, `CAVERN_CHAOS_KINDS=KillLeader,Loss` for some of them,
-//! `CAVERN_CHAOS_SEED=7` for other operations, `CAVERN_CHAOS_LOG=debug CAVERN_CHAOS_LOGS=DIRECTORY` to keep all logs.
+//! `CAVERN_SEED=7` for other operations, `CAVERN_CHAOS_LOG=debug CAVERN_CHAOS_LOGS=DIRECTORY` to keep all logs.
 
 // A test reports by panicking, and what it has measured on stderr.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
@@ -54,9 +54,9 @@ const KEPT_ROUNDS: usize = 3;
 
 #[test]
 fn whatever_fails_no_call_does_and_nothing_is_lost() {
-    let (rounds, seed) = (number("CAVERN_CHAOS_ROUNDS", 1), number("CAVERN_CHAOS_SEED", 1));
+    let (rounds, seed) = (number("CAVERN_CHAOS_ROUNDS", 1), number("CAVERN_SEED", 1));
     let kinds = kinds();
-    eprintln!("CAVERN_CHAOS_SEED={seed} CAVERN_CHAOS_ROUNDS={rounds}");
+    eprintln!("CAVERN_SEED={seed} CAVERN_CHAOS_ROUNDS={rounds}");
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let mut random = StdRng::seed_from_u64(seed);
     let images = Arc::new(contents(&mut random, "", IMAGES));
@@ -68,7 +68,7 @@ fn whatever_fails_no_call_does_and_nothing_is_lost() {
     for round in 0..rounds {
         for (number, fault) in kinds.iter().enumerate() {
             let directory = format!("{round}-{fault:?}");
-            let when = format!("round {round}, {fault}, CAVERN_CHAOS_SEED={seed}");
+            let when = format!("round {round}, {fault}, CAVERN_SEED={seed}");
             eprintln!("{when}");
             let mut random = StdRng::seed_from_u64(seed ^ (round * kinds.len() as u64 + number as u64) << 16);
             let load = Load::start(&site, &directory, &images, &kept, random.next_u64());

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use super::bench::{BLOCK, Fixture};
 use super::fake::{body, written};
 use crate::namespace::Lookups;
+use crate::raft::simulation::number_from_environment;
 use crate::tests::harness::{eventually, name};
 
 /// What is under a path: the words of a file, or a directory.
@@ -369,7 +370,8 @@ async fn run(seed: u64) {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_done_while_names_are_unknown_is_right_and_nothing_comes_back() {
     let mut runs = tokio::task::JoinSet::new();
-    (1..=8).for_each(|seed| drop(runs.spawn(run(seed))));
+    let first = number_from_environment("CAVERN_SEED").unwrap_or(1);
+    (first..first + 5).for_each(|seed| drop(runs.spawn(run(seed))));
     runs.join_all().await;
 }
 
