@@ -82,19 +82,13 @@ impl RaftService {
     async fn add(&self, address: &str) -> Result<Group, MasterError> {
         cavern_conf::check_master(address).map_err(MasterError::Invalid)?;
         let consensus = self.running()?;
-        let votes = |member: &&Member| member.address == address && member.votes;
-        let was_there = consensus.group().members.iter().any(|member| votes(&member));
         let _changing = self.changing.lock().await;
         let group = consensus.group();
-        if let Some(member) = group.members.iter().find(votes) {
-            if !was_there {
-                // Whoever asks again while it is taken in has what was asked for.
-                return Ok(group);
-            }
-            let reason = format!("the master at {address} is master {} of this group already", member.node_id);
-            return Err(MasterError::AlreadyExists(reason));
-        }
         let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
+        // Whoever asks again, since no answer came, has what was asked for.
+        if group.members.iter().any(|member| member.address == address && member.votes) {
+            return Ok(Group { unaware: announce(&term.services).await?, ..group });
+        }
         let proposer = term.proposer();
         // One that was given a place, but did not come to vote: it goes on.
         let begun = group.members.iter().find(|member| member.address == address);
