@@ -79,6 +79,7 @@ impl From<tonic::Status> for CliError {
 impl From<NetError> for CliError {
     fn from(error: NetError) -> Self {
         match error {
+            NetError::Gone(message) => Self::NotFound(message),
             NetError::Master { code, message } => tonic::Status::new(code, message).into(),
             NetError::MasterUnavailable { masters, cause } => Self::Unreachable(format!(
                 "no master answers ({masters}: {cause}): is it running, and does it want a certificate ([security])? \

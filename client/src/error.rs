@@ -153,6 +153,7 @@ impl From<NetError> for ClientError {
     /// What the master says of names and requests is said as this crate says it.
     fn from(error: NetError) -> Self {
         match error {
+            NetError::Gone(message) => Self::Stale(message),
             NetError::Master { code: Code::NotFound, message } => Self::NotFound(message),
             NetError::Master { code: Code::InvalidArgument, message } | NetError::Invalid(message) => {
                 Self::Invalid(message)

@@ -250,7 +250,8 @@ impl Metadata {
         }
     }
 
-    /// One component. `NotFound` when there is none; bounded by `client.metadata_timeout`.
+    /// One component. `NotFound` when there is none, `Stale` when its directory is gone. Bounded by
+    /// `client.metadata_timeout`.
     pub async fn lookup(&self, parent: u64, name: &[u8]) -> Result<Arc<Node>, ClientError> {
         check_name(name)?;
         let absent = || ClientError::NotFound(String::from_utf8_lossy(name).into_owned());

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cavern_conf::process::ProcessError;
-use cavern_proto::{NotLeading, Unanswered};
+use cavern_proto::{Gone, NotLeading, Unanswered};
 use cavern_security::SecurityError;
 use cavern_ufs::UfsError;
 use thiserror::Error;
@@ -90,6 +90,9 @@ pub enum MasterError {
 
     #[error("{0}")]
     NotFound(String),
+    /// An inode that no name leads to, and nobody has open, any more.
+    #[error("inode {0} is no longer in the namespace")]
+    Gone(u64),
     #[error("{0}")]
     AlreadyExists(String),
     #[error("{0}")]
@@ -112,11 +115,6 @@ pub enum MasterError {
 }
 
 impl MasterError {
-    /// An inode that no name leads to, and nobody has open, any more.
-    pub(crate) fn gone(inode: u64) -> Self {
-        Self::NotFound(format!("inode {inode} is no longer in the namespace"))
-    }
-
     /// Whether a read of what is in memory would have had to wait for the disk.
     pub(crate) fn needs_disk(&self) -> bool {
         matches!(self, Self::Database(error) if error.kind() == rocksdb::ErrorKind::Incomplete)
@@ -132,20 +130,21 @@ impl MasterError {
     pub(crate) fn is_not_found(&self) -> bool {
         match self {
             Self::Shared(shared) => shared.is_not_found(),
-            Self::NotFound(_) => true,
+            Self::NotFound(_) | Self::Gone(_) => true,
             _ => false,
         }
     }
 
-    /// The gRPC status that says what a caller is to do: NOT_FOUND and ALREADY_EXISTS as they say, INVALID_ARGUMENT for
-    /// a request that can never work, FAILED_PRECONDITION for one that the present state refuses, PERMISSION_DENIED
-    /// when the bucket refused, or may not be reached from here, UNAVAILABLE, DEADLINE_EXCEEDED and
-    /// RESOURCE_EXHAUSTED for what may work later, UNKNOWN for an answer of the
+    /// The gRPC status that says what a caller is to do: NOT_FOUND ([`Gone`] when it is what was asked by) and
+    /// ALREADY_EXISTS as they say, INVALID_ARGUMENT for a request that can never work, FAILED_PRECONDITION for one that
+    /// the present state refuses, PERMISSION_DENIED when the bucket refused, or may not be reached from here,
+    /// UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED for what may work later, UNKNOWN for an answer of the
     /// bucket that makes no sense, INTERNAL for damage.
     pub(crate) fn to_status(&self) -> Status {
         let code = match self {
             Self::Shared(shared) => return shared.to_status(),
             Self::NotLeading(answer) => return answer.to_status(),
+            Self::Gone(_) => return Gone::to_status(self.to_string()),
             Self::Consensus(_) => return Unanswered::to_status(self.to_string()),
             Self::Ufs(error) => match error {
                 UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Code::PermissionDenied,

@@ -572,6 +572,24 @@ fn renames_copy_first_and_delete_then() {
     }
 }
 
+/// The kernel has what is below it under inodes that are gone with the old keys.
+#[test]
+fn what_is_below_a_directory_is_found_as_soon_as_that_was_renamed() {
+    let cluster = mounted();
+    for round in 0..30 {
+        let at = |path: &str| cluster.path("data").join(path.replace("N", &round.to_string()));
+        fs::create_dir_all(at("fromN/deep/deeper")).unwrap();
+        fs::write(at("fromN/deep/deeper/file"), "content").unwrap();
+        assert_eq!(fs::read(at("fromN/deep/deeper/file")).unwrap(), b"content");
+        fs::create_dir(at("toN")).unwrap();
+        fs::rename(at("fromN"), at("toN")).unwrap();
+        assert_eq!(fs::read(at("toN/deep/deeper/file")).unwrap(), b"content", "round {round}");
+        fs::write(at("toN/deep/deeper/more"), "more").unwrap();
+        assert_eq!(fs::read_dir(at("toN/deep/deeper")).unwrap().count(), 2, "round {round}");
+        assert!(!at("fromN").exists(), "round {round}");
+    }
+}
+
 #[test]
 fn what_the_bucket_has_and_no_listing_yet_is_not_replaced() {
     let cluster = mounted();

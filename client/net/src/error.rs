@@ -17,7 +17,10 @@ pub enum NetError {
     /// A master was reached but did not answer in time.
     #[error("the master did not answer {call} within {waited_ms} ms")]
     MasterDeadline { call: &'static str, waited_ms: u64 },
-    /// The master answered with an error.
+    /// The master answered that the inode by which it was asked is gone.
+    #[error("{0}")]
+    Gone(String),
+    /// The master answered with another error.
     #[error("{message}")]
     Master { code: Code, message: String },
     /// A worker could not be reached, or its connection broke.

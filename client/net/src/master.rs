@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use cavern_conf::Config;
-use cavern_proto::NotLeading;
+use cavern_proto::{Gone, NotLeading};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -391,6 +391,9 @@ impl From<tonic::Status> for NetError {
         if let Some(NotLeading { leader }) = NotLeading::from_status(&status) {
             let masters = leader.unwrap_or_else(|| "this cluster".to_owned());
             return Self::MasterUnavailable { masters, cause: NO_LEADER.to_owned() };
+        }
+        if Gone::is(&status) {
+            return Self::Gone(status.message().to_owned());
         }
         Self::Master { code: status.code(), message: status.message().to_owned() }
     }

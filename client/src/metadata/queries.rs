@@ -94,7 +94,7 @@ impl Metadata {
             };
             match metadata.inner.ask_master("GetInode", patience, ask).await {
                 Ok(entry) => metadata.take_in(entry, mark).await,
-                Err(ClientError::NotFound(_)) => {
+                Err(ClientError::NotFound(_) | ClientError::Stale(_)) => {
                     metadata.inner.cache.forget_inode(inode);
                     Err(ClientError::Stale(format!("inode {inode}")))
                 }
@@ -134,7 +134,7 @@ impl Metadata {
         };
         let gone = match &current {
             Ok(current) => current.inode != node.inode,
-            Err(error) => matches!(error, ClientError::NotFound(_)),
+            Err(error) => matches!(error, ClientError::NotFound(_) | ClientError::Stale(_)),
         };
         if gone {
             self.inner.forget_entry(node.parent, &node.name, node.inode);
@@ -169,7 +169,7 @@ impl Metadata {
         });
         let current = match answer.await.map_err(ClientError::from) {
             Ok(entry) => self.take_in(entry, mark).await.map(Some),
-            Err(ClientError::NotFound(_)) => Ok(None),
+            Err(ClientError::NotFound(_) | ClientError::Stale(_)) => Ok(None),
             Err(error) => Err(error),
         };
         // The master notifies this client of it, too, but perhaps after the next lookup.

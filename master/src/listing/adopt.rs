@@ -91,7 +91,7 @@ impl Listings {
         marker: String,
         rest: WindowTail,
     ) -> Result<ListingCounts, MasterError> {
-        let key_prefix = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| MasterError::gone(directory.inode))?;
+        let key_prefix = directory.key_prefix(mount.ufs.prefix()).ok_or(MasterError::Gone(directory.inode))?;
         if directory.is_mount_root() {
             // What this cluster keeps there for itself goes by itself.
             let parked = format!("{PARKED}{}-", self.0.cluster_id);

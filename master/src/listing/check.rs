@@ -39,12 +39,8 @@ impl Listings {
             return Ok(());
         }
         self.0.metrics.one_name_checks.inc();
-        let place = self
-            .0
-            .reader
-            .read(move |tables| tables.directory(directory))
-            .await?
-            .ok_or_else(|| MasterError::gone(directory))?;
+        let place =
+            self.0.reader.read(move |tables| tables.directory(directory)).await?.ok_or(MasterError::Gone(directory))?;
         if place.mount_id == 0 {
             return Ok(());
         }
@@ -78,7 +74,7 @@ impl Listings {
         name: &Bytes,
         why: Why,
     ) -> Result<Option<Listed>, MasterError> {
-        let prefix = place.key_prefix(mount.ufs.prefix()).ok_or_else(|| MasterError::gone(place.inode))?;
+        let prefix = place.key_prefix(mount.ufs.prefix()).ok_or(MasterError::Gone(place.inode))?;
         let key = format!("{prefix}{}", String::from_utf8_lossy(name));
         let (directory, looked_up) = (place.inode, name.clone());
         let known = self.0.reader.read(move |tables| tables.dentry(directory, &looked_up)).await?;

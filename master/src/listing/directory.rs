@@ -61,7 +61,7 @@ enum WindowEnd<'a> {
 impl Listings {
     pub(super) async fn list_directory(&self, inode: u64, flight: &Flight) -> Result<ListingCounts, MasterError> {
         let directory =
-            self.0.reader.read(move |tables| tables.directory(inode)).await?.ok_or_else(|| MasterError::gone(inode))?;
+            self.0.reader.read(move |tables| tables.directory(inode)).await?.ok_or(MasterError::Gone(inode))?;
         if directory.mount_id == 0 {
             return Ok(ListingCounts::default());
         }
@@ -82,7 +82,7 @@ impl Listings {
         flight: &Flight,
         counts: &mut ListingCounts,
     ) -> Result<bool, MasterError> {
-        let prefix = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| MasterError::gone(directory.inode))?;
+        let prefix = directory.key_prefix(mount.ufs.prefix()).ok_or(MasterError::Gone(directory.inode))?;
         // Whoever still has older knowledge on its way into the log is waited for; who comes later sees this flight.
         drop(mount.gate.write().await);
         let began_ns = self.0.reader.clock().now_ns();

@@ -26,7 +26,7 @@ impl Listings {
         name: &Bytes,
         (inode, record): (u64, &InodeRecord),
     ) -> Result<(), MasterError> {
-        let prefix = place.key_prefix(mount.ufs.prefix()).ok_or_else(|| MasterError::gone(place.inode))?;
+        let prefix = place.key_prefix(mount.ufs.prefix()).ok_or(MasterError::Gone(place.inode))?;
         let (slash, type_bits) = if is_directory(record) { ("/", DIRECTORY) } else { ("", FILE) };
         let key = format!("{prefix}{}{slash}", String::from_utf8_lossy(name));
         let object = match self.request(mount, mount.ufs.head(&key)).await {

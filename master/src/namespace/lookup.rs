@@ -104,7 +104,7 @@ impl Lookups {
                 Ok((directory, found))
             })
             .await?;
-        let directory = directory.ok_or_else(|| MasterError::gone(parent))?;
+        let directory = directory.ok_or(MasterError::Gone(parent))?;
         if directory.mount_id == 0 {
             return match found {
                 Some((inode, record)) => self.entry(&directory, name.clone(), inode, &record),
@@ -198,7 +198,7 @@ impl Lookups {
         let looked_up = name.clone();
         let (directory, found) =
             self.reader.look(move |tables| Ok((tables.directory(parent)?, find(tables, parent, &looked_up)?))).await?;
-        let directory = directory.ok_or_else(|| MasterError::gone(parent))?;
+        let directory = directory.ok_or(MasterError::Gone(parent))?;
         match found {
             Some((inode, record)) => self.entry(&directory, name.clone(), inode, &record),
             None => Err(MasterError::NotFound(format!("{} is not there", String::from_utf8_lossy(name)))),
@@ -217,8 +217,8 @@ impl Lookups {
         let found = self.see_inode_with(inode, move |tables, record| {
             tables.directory(if record.kind() == Kind::Directory { inode } else { record.parent })
         });
-        let (record, directory) = found.await?.ok_or_else(|| MasterError::gone(inode))?;
-        let directory = directory.ok_or_else(|| MasterError::gone(inode))?;
+        let (record, directory) = found.await?.ok_or(MasterError::Gone(inode))?;
+        let directory = directory.ok_or(MasterError::Gone(inode))?;
         match record.kind() {
             Kind::Directory => self.directory_entry(&directory),
             _ => self.entry(&directory, record.name.clone(), inode, &record),
@@ -394,7 +394,7 @@ impl Lookups {
                 return Ok(entry);
             }
             self.mark_unknown(&mount, &mut entry, &directory.record);
-            entry.key = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| MasterError::gone(directory.inode))?;
+            entry.key = directory.key_prefix(mount.ufs.prefix()).ok_or(MasterError::Gone(directory.inode))?;
         }
         Ok(entry)
     }
@@ -420,7 +420,7 @@ impl Lookups {
             entry.key = if is_mount_root {
                 mount.ufs.prefix().to_owned()
             } else {
-                let prefix = directory.key_prefix(mount.ufs.prefix()).ok_or_else(|| MasterError::gone(inode))?;
+                let prefix = directory.key_prefix(mount.ufs.prefix()).ok_or(MasterError::Gone(inode))?;
                 let slash = if is_directory { "/" } else { "" };
                 format!("{prefix}{}{slash}", String::from_utf8_lossy(&entry.name))
             };

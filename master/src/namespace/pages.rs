@@ -137,6 +137,6 @@ impl Lookups {
         }
         flight.ended().await?;
         let listed = self.reader.read(move |tables| tables.directory(inode)).await?;
-        listed.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))
+        listed.ok_or(MasterError::Gone(inode))
     }
 }

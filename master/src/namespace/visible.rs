@@ -43,7 +43,7 @@ impl Lookups {
     /// # Errors
     /// [`MasterError::NotFound`].
     pub(super) fn mount_of(&self, mount_id: u32, inode: u64) -> Result<Arc<OpenMount>, MasterError> {
-        if self.comes_to(mount_id) { self.mounts.get(mount_id) } else { Err(MasterError::gone(inode)) }
+        if self.comes_to(mount_id) { self.mounts.get(mount_id) } else { Err(MasterError::Gone(inode)) }
     }
 
     /// Refuses an inode of a mount that is not there for the client. What does not exist at all is somebody else's to
@@ -54,7 +54,7 @@ impl Lookups {
     pub async fn check_visible(&self, inode: u64) -> Result<(), MasterError> {
         match self.hidden(&[inode]).await?.is_empty() {
             true => Ok(()),
-            false => Err(MasterError::gone(inode)),
+            false => Err(MasterError::Gone(inode)),
         }
     }
 

@@ -159,7 +159,7 @@ impl Persistence {
 
     async fn directory(&self, inode: u64) -> Result<Directory, MasterError> {
         let directory = self.lookups.reader.read(move |tables| tables.directory(inode)).await?;
-        directory.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))
+        directory.ok_or(MasterError::Gone(inode))
     }
 
     async fn visit(&self, inode: u64, run: RefreshMode) -> Result<Option<Visited>, MasterError> {

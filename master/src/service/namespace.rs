@@ -75,7 +75,7 @@ impl Namespace for Services {
         let read = || lookups.reader.read(move |tables| tables.directory(inode));
         let place = |found: &Option<Directory>| found.iter().map(|directory| directory.record.parent).collect();
         let directory = lookups.when_let_go(inode, read, place).await?;
-        let directory = directory.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))?;
+        let directory = directory.ok_or(MasterError::Gone(inode))?;
         let listing = Listing::of(tenant, lookups.operations_in(directory.mount_id), directory.mount_id);
         let taken = listing.clone();
         self.tasks.spawn(async move {
@@ -176,7 +176,7 @@ impl Namespace for Services {
         };
         let place = |found: &Option<(u64, Vec<_>)>| found.iter().map(|(parent, _)| *parent).collect();
         let found = lookups.when_let_go(inode, read, place).await?;
-        let (_, xattrs) = found.ok_or_else(|| MasterError::NotFound(format!("inode {inode} is no longer there")))?;
+        let (_, xattrs) = found.ok_or(MasterError::Gone(inode))?;
         let xattrs = xattrs.into_iter().map(|(name, value)| Xattr { name, value }).collect();
         Ok(Response::new(Xattrs { xattrs }))
     }
@@ -307,7 +307,7 @@ impl Namespace for Services {
         lookups.check_visible(inode).await?;
         if whole_mount {
             let mount_id = lookups.reader.read(move |tables| Ok(tables.inode(inode)?.map(|record| record.mount_id)));
-            let mount_id = mount_id.await?.ok_or_else(|| MasterError::gone(inode))?;
+            let mount_id = mount_id.await?.ok_or(MasterError::Gone(inode))?;
             lookups.recalls.recall_mount(mount_id).await?;
         } else {
             lookups.recalls.recall(inode, session).await?;
@@ -389,7 +389,7 @@ async fn check_one_directory(lookups: &Lookups, inode: u64) -> Result<(), Master
 
 /// A file as it is, with all of its blocks.
 async fn layout(lookups: &Lookups, inode: u64) -> Result<(InodeRecord, Layout), MasterError> {
-    let gone = || MasterError::NotFound(format!("inode {inode} is no longer there"));
+    let gone = || MasterError::Gone(inode);
     let seen = lookups.see_inode_with(inode, move |tables, record| {
         let extents = tables.few_extents(inode, record, FEW_EXTENTS)?;
         extents.map(|extents| layout_of(tables, inode, record, extents)).transpose()
