@@ -25,7 +25,7 @@ use staged_handle::StagedHandle;
 
 use crate::cached_copies::Copies;
 use crate::error::ClientError;
-use crate::fs_file::{FsFile, LocalSync, Seek, WriteBehindOutcome};
+use crate::fs_file::{FileEnd, FsFile, LocalSync, Seek, WriteBehindOutcome};
 use crate::metadata::Node;
 use crate::read::{DiskRead, OpenFile};
 
@@ -186,6 +186,37 @@ impl File {
                 .write_now(offset, bytes)
                 .or_else(|| (file.write_behind(offset, bytes) == WriteBehindOutcome::Taken).then_some(())),
             Backing::Staged(file) => file.file().write_now(offset, bytes, writer),
+        }
+    }
+
+    /// Somebody opens the file to append to it. Whether its end is known, whoever else appends to it: then
+    /// [`end`](Self::end) says where it is. It is of files of fs-mode mounts.
+    pub fn is_opened_to_append(&self) -> bool {
+        match &self.backing {
+            Backing::FsFile(file) => {
+                file.is_opened_to_append();
+                true
+            }
+            Backing::Object(_) | Backing::Staged(_) => false,
+        }
+    }
+
+    /// As [`end`](Self::end), without asking, for event loops; `None`: use that.
+    pub fn end_now(&self) -> Option<FileEnd> {
+        match &self.backing {
+            Backing::FsFile(file) => file.end_now(),
+            Backing::Object(_) | Backing::Staged(_) => None,
+        }
+    }
+
+    /// Where the next bytes go that are appended; `known` when it is where bytes went whose writing is asked for once
+    /// more. The end of what only this client writes is what a kernel believes.
+    pub async fn end(&self, known: Option<u64>) -> Result<FileEnd, ClientError> {
+        match &self.backing {
+            Backing::FsFile(file) => file.end(known).await,
+            Backing::Object(_) | Backing::Staged(_) => {
+                Err(ClientError::Invalid(format!("inode {}: its end is known to kernels alone", self.inode())))
+            }
         }
     }
 

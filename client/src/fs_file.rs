@@ -5,10 +5,11 @@
 //! and a new length, are committed to the master when a file is flushed, synced, or given other attributes, and every
 //! few seconds while it stays open ([`commit`](FsFile::commit)). `layout` knows the file without I/O, `block` one block
 //! at its workers, `blocks` opens them, `closed` is what stays known when nobody has the file open, `origin` is about
-//! what no block has, `read`, `write`, `copy` and `set_attributes` do what their names say.
+//! what no block has, `read`, `write`, `append`, `copy` and `set_attributes` do what their names say.
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 
+mod append;
 mod beside;
 mod block;
 mod blocks;
@@ -49,6 +50,7 @@ use crate::mounts::MountView;
 use crate::read::Files;
 use crate::stages::Stage;
 use crate::stats::Stats;
+pub use append::FileEnd;
 use beside::Readings;
 use block::OpenBlock;
 use blocks::block_name;
@@ -66,6 +68,9 @@ pub(crate) use write_behind::WriteBehindOutcome;
 
 /// Closed files of which is remembered that they are on disks.
 const ON_DISKS_OF: usize = 100_000;
+
+/// Why something that was written is lost.
+const DROPPED: &str = "its blocks were dropped when the session had ended, or others had made them elsewhere before";
 
 /// As much as ext4 has it.
 pub const FILE_BYTES_MAX: u64 = 1 << 44;
@@ -125,6 +130,7 @@ pub struct FsFile {
     copies: Copies,
     /// Its first block, as long as it does not need one.
     granted: Mutex<Option<OpenBlock>>,
+    appending: Arc<tokio::sync::Mutex<()>>,
     opening: tokio::sync::Mutex<()>,
     committing: tokio::sync::Mutex<()>,
     syncs: Rounds,
@@ -283,6 +289,7 @@ impl Contents {
             behind: WriteBehind::default(),
             copies: Copies::default(),
             granted: Mutex::default(),
+            appending: Arc::default(),
             opening: tokio::sync::Mutex::new(()),
             committing: tokio::sync::Mutex::new(()),
             syncs: Rounds::default(),
@@ -471,6 +478,7 @@ impl FsFile {
         *ends_marked = answer.ends_marked;
         let is_first = layout.is_none();
         let layout = layout.get_or_insert_with(Layout::default);
+        let before = layout.generation();
         let lost = layout.rebase(fresh, history);
         if is_first && self.shared.on_disks.get(&self.inode) == Some(layout.version()) {
             layout.is_on_disks();
@@ -478,16 +486,15 @@ impl FsFile {
         if !layout.origin().zip(origin.as_ref()).is_some_and(|(now, open)| open.is(now)) {
             *origin = None;
         }
-        if !lost.is_empty() && layout.origin().is_some() {
-            *loss = Some("it was written to blocks that have been dropped, when the session had ended".to_owned());
-        }
         if !lost.is_empty() {
             let blocks = lost.len();
-            tracing::warn!(
-                inode = self.inode,
-                blocks,
-                "the file was cut by another client, or its blocks were dropped: what was written here is gone"
-            );
+            // Who cuts a file wants nothing of what was written to it before.
+            if layout.is_cut_since(before) {
+                tracing::info!(inode = self.inode, blocks, "another client has cut the file that is written here");
+            } else {
+                tracing::warn!(inode = self.inode, blocks, "{DROPPED}: what was written here is gone");
+                *loss = Some(DROPPED.to_owned());
+            }
         }
         blocks.retain(|index, open| {
             layout.block(*index).is_some_and(|known| known.is_at(open.generation, &open.replicas))

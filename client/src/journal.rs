@@ -56,8 +56,9 @@ const LOCKS: Shape = (512, 0, 1 << 18);
 const CHANGES: Shape = (256 * KIB, 0, 1 << 13);
 const CONTENTS: Shape = (256 * KIB, 0, 1 << 16);
 const PIECES: Shape = (4 * KIB, 4 * MIB, 1 << 12);
-/// Behind the others: journals of earlier versions end before it.
+/// Behind the others: journals of earlier versions end before these.
 const BACKINGS: Shape = (128, 0, 1 << 18);
+const APPENDS: Shape = (128, 0, 1 << 16);
 
 /// See the module.
 #[derive(Debug)]
@@ -79,6 +80,8 @@ pub struct Journal {
     pub locks: Arc<Table>,
     /// Files that are registered with the kernel.
     pub backings: Arc<Table>,
+    /// Where writes go that append.
+    pub appends: Arc<Table>,
     pub(crate) changes: Arc<Table>,
     pub(crate) contents: Arc<Table>,
     pub(crate) pieces: Arc<Table>,
@@ -142,7 +145,7 @@ impl Journal {
         // In the order of `bytes`.
         let (mount, handles, positions, locks) = (table(MOUNT)?, table(HANDLES)?, table(POSITIONS)?, table(LOCKS)?);
         let (changes, contents, pieces) = (table(CHANGES)?, table(CONTENTS)?, table(PIECES)?);
-        let backings = table(BACKINGS)?;
+        let (backings, appends) = (table(BACKINGS)?, table(APPENDS)?);
         let unanswered = Mutex::default();
         let last = Mutex::new((word(&file, SESSION_AT)?, word(&file, LAST_CHANGE_AT)?));
         Ok(Arc::new(Self {
@@ -155,6 +158,7 @@ impl Journal {
             positions,
             locks,
             backings,
+            appends,
             changes,
             contents,
             pieces,
@@ -345,7 +349,7 @@ impl Drop for ChangeSlot {
 
 /// Bytes of the whole file, of which hardly any take memory.
 fn bytes() -> u64 {
-    let tables = [MOUNT, HANDLES, POSITIONS, LOCKS, CHANGES, CONTENTS, PIECES, BACKINGS];
+    let tables = [MOUNT, HANDLES, POSITIONS, LOCKS, CHANGES, CONTENTS, PIECES, BACKINGS, APPENDS];
     4 * KIB + tables.into_iter().map(table_bytes).sum::<u64>()
 }
 

@@ -260,7 +260,8 @@ impl Filesystem for Namespace {
             Operation::Tmpfile { mode, umask, flags } => inner.tmpfile(node, caller, (mode, umask), flags, reply),
             Operation::Write { fh, offset, data, flags, kill_privileges, writer } => {
                 let is_sync = flags.cast_signed() & libc::O_DSYNC != 0;
-                let how = WriteArgs { is_sync, kills_privileges: kill_privileges, caller, writer };
+                let appends = open::appends(flags.cast_signed());
+                let how = WriteArgs { is_sync, appends, kills_privileges: kill_privileges, caller, writer };
                 inner.write(fh, offset, data, how, reply);
             }
             Operation::Flush { fh, lock_owner } => inner.flush(node, fh, lock_owner, reply),

@@ -115,6 +115,9 @@ pub struct HandleRecord {
     /// What is registered with the kernel for it.
     #[prost(uint32, optional, tag = "7")]
     pub backing: Option<u32>,
+    /// What is written through it goes to the end of the file, if the kernel appends.
+    #[prost(bool, tag = "8")]
+    pub appends: bool,
 }
 
 /// Names that a reader of a directory was given last.
@@ -166,6 +169,16 @@ pub struct LockRecord {
     pub kind: i32,
 }
 
+/// Where a write goes that appends.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub struct AppendRecord {
+    /// The request.
+    #[prost(uint64, tag = "1")]
+    pub unique: u64,
+    #[prost(uint64, tag = "2")]
+    pub offset: u64,
+}
+
 /// The journal has no room for a record of this kind.
 #[derive(Clone, Copy, Debug)]
 pub struct JournalFull;
@@ -179,6 +192,8 @@ pub struct Inheritance {
     journal: Option<Arc<Journal>>,
     /// Handles that the process before opened, by the request: one that is sent again opens another.
     opened: Mutex<HashMap<u64, HandleRecord>>,
+    /// Where it appended, by the request.
+    appended: Mutex<HashMap<u64, (Slot, u64)>>,
     locks: Mutex<HashMap<u64, NotedLocks>>,
     has_locks: AtomicBool,
 }
@@ -258,9 +273,26 @@ impl Inheritance {
         if reply.is_resent() { self.opened.lock().remove(&reply.unique()) } else { None }
     }
 
+    /// Enters where a write goes that appends, before its bytes are written: sent again, it goes there once more.
+    pub fn note_append(&self, reply: &Reply, offset: u64) -> Option<Slot> {
+        let record = AppendRecord { unique: reply.unique(), offset };
+        self.journal.as_ref()?.appends.put(&record.encode_to_vec())
+    }
+
+    /// A write of the process before.
+    pub fn note_earlier_append(&self, slot: Slot, record: AppendRecord) {
+        self.appended.lock().insert(record.unique, (slot, record.offset));
+    }
+
+    /// Where the process before has begun the same write, or was about to.
+    pub fn begun_append(&self, reply: &Reply) -> Option<(Slot, u64)> {
+        if reply.is_resent() { self.appended.lock().remove(&reply.unique()) } else { None }
+    }
+
     /// The kernel has asked again for whatever it had no answer to.
     pub fn forget_earlier(&self) {
         self.opened.lock().clear();
+        self.appended.lock().clear();
     }
 }
 

@@ -27,6 +27,7 @@ mod first_read;
 mod fs_changes;
 mod fs_commands;
 mod fs_mode_acls;
+mod fs_mode_appends;
 mod fs_mode_behind;
 mod fs_mode_closed;
 mod fs_mode_contended;

@@ -489,6 +489,12 @@ impl Layout {
         lost
     }
 
+    /// Whether what has no place any more was cut off since the file had this generation. Where the bucket has the
+    /// file, a new one begins also when its blocks are dropped.
+    pub(super) fn is_cut_since(&self, generation: u32) -> bool {
+        self.generation != generation && self.origin.is_none()
+    }
+
     /// Drops what cannot be committed any more.
     pub(super) fn forget_uncommitted(&mut self) {
         self.revision += 1;
@@ -731,6 +737,14 @@ mod tests {
         let as_before = Layout::new(&attr(20, 2, 1), vec![extent(0, 1), extent(1, 1)], None);
         assert!(same.rebase(as_before, EventHistory::Complete).is_empty());
         assert_eq!(same.begin_commit().unwrap().extents, [extent(1, 1), extent(2, 1)], "it is still to be committed");
+        let (mut cut, mut elsewhere) = (layout.clone(), layout.clone());
         assert_eq!(layout.rebase(Layout::new(&attr(20, 2, 2), vec![], Some(origin)), EventHistory::Complete), [1, 2]);
+        assert!(!layout.is_cut_since(1), "the bucket has what was there before it was written to");
+        assert_eq!(cut.rebase(Layout::new(&attr(0, 2, 2), vec![], None), EventHistory::Complete), [1, 2]);
+        assert!(cut.is_cut_since(1));
+        let others = Extent { workers: vec![9], ..extent(2, 1) };
+        let others = Layout::new(&attr(30, 2, 1), vec![extent(0, 1), extent(1, 1), others], None);
+        assert_eq!(elsewhere.rebase(others, EventHistory::Complete), [2]);
+        assert!(!elsewhere.is_cut_since(1), "another client has made the block at other workers");
     }
 }

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::Inner;
 use super::changes::refusal;
-use super::open::access;
+use super::open::{access, appends};
 use crate::kernel::{Caller, Delivery, Reply};
 
 /// For how long a file is made, or else opened, that others make and remove all the time.
@@ -173,7 +173,9 @@ impl Inner {
         Failpoint::CreateAnswered.pass();
         let entry = self.entry_of(&node);
         let open_flags = self.open_flags(&node, &file, flags);
-        let number = self.enter(file, None, &reply);
+        // What was made just now has its end here; of what others have made the kernel may believe another.
+        let appends = appends(flags) && file.is_opened_to_append();
+        let number = self.enter(file, appends, None, &reply);
         if reply.created(&entry, number, open_flags) == Delivery::Refused {
             self.closed(number);
         }

@@ -118,6 +118,7 @@ impl Inner {
             inode: node.inode,
             unique: reply.unique(),
             is_directory: true,
+            appends: false,
             is_kept: kept.is_some(),
             parent: node.parent,
             backing: None,

@@ -25,17 +25,19 @@ use crate::trace::Subject;
 pub struct OpenHandle {
     pub(super) file: File,
     pub(super) failed: FailedReads,
+    /// What is written through it goes to the end of the file, if the kernel appends.
+    pub(super) appends: bool,
     /// What a process after this one finds of it.
     _noted: Option<Slot>,
 }
 
 impl OpenHandle {
     pub(super) fn new(file: File) -> Self {
-        Self::noted(file, None)
+        Self::noted(file, false, None)
     }
 
-    pub(super) fn noted(file: File, noted: Option<Slot>) -> Self {
-        Self { file, failed: FailedReads::default(), _noted: noted }
+    pub(super) fn noted(file: File, appends: bool, noted: Option<Slot>) -> Self {
+        Self { file, failed: FailedReads::default(), appends, _noted: noted }
     }
 }
 
@@ -43,6 +45,12 @@ impl OpenHandle {
 pub(super) fn access(flags: i32) -> Access {
     let is_to_write = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
     if is_to_write { Access::Write } else { Access::Read }
+}
+
+/// Whether what a handle writes goes to the end of its file. With `O_DIRECT` the kernel may send the parts of one write
+/// side by side, and where each goes is what it says.
+pub(super) fn appends(flags: i32) -> bool {
+    access(flags) == Access::Write && flags & libc::O_APPEND != 0 && flags & libc::O_DIRECT == 0
 }
 
 impl Inner {
@@ -144,7 +152,8 @@ impl Inner {
             self.open_inodes.opened(node, register)
         });
         let open_flags = self.open_flags(node, &file, flags);
-        let number = self.enter(file, backing.as_deref(), &reply);
+        let appends = appends(flags) && file.is_opened_to_append();
+        let number = self.enter(file, appends, backing.as_deref(), &reply);
         let delivery = match backing {
             Some(backing) => {
                 self.passthrough.opened();
@@ -163,8 +172,11 @@ impl Inner {
         let access = flags & libc::O_ACCMODE;
         // Who only writes gains nothing by pages: they cost a copy, and a question about the file's capabilities. With
         // O_DIRECT, reads as those of a direct file can be interrupted; through the pages' own way not even SIGKILL
-        // could.
-        let is_direct = self.direct || access == libc::O_WRONLY || flags & libc::O_DIRECT != 0;
+        // could. The pages of a write that appends would be those of where the kernel believes the end to be.
+        let is_direct = self.direct
+            || access == libc::O_WRONLY
+            || flags & libc::O_DIRECT != 0
+            || appends(flags) && node.is_fs_mode();
         let mut open_flags = 0;
         if file.keeps_pages(node) {
             open_flags |= fopen::KEEP_CACHE;
@@ -179,7 +191,7 @@ impl Inner {
     }
 
     /// Enters an open file; its number is for the kernel.
-    pub(super) fn enter(&self, file: File, backing: Option<&KeptBacking>, reply: &Reply) -> u64 {
+    pub(super) fn enter(&self, file: File, appends: bool, backing: Option<&KeptBacking>, reply: &Reply) -> u64 {
         if let Some(earlier) = self.inheritance.superseded(reply) {
             drop(self.closed(earlier.number));
         }
@@ -192,8 +204,9 @@ impl Inner {
             is_kept: file.locks_end_with_close(),
             parent: 0,
             backing: backing.map(KeptBacking::number),
+            appends,
         });
-        self.files.insert(number, Arc::new(OpenHandle::noted(file, noted)));
+        self.files.insert(number, Arc::new(OpenHandle::noted(file, appends, noted)));
         number
     }
 

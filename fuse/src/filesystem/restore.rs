@@ -17,7 +17,7 @@ use tracing::warn;
 
 use super::open::OpenHandle;
 use super::{Inner, Namespace};
-use crate::inheritance::{HandleRecord, LockRecord, PositionRecord};
+use crate::inheritance::{AppendRecord, HandleRecord, LockRecord, PositionRecord};
 use crate::kernel::Connection;
 
 /// Handles that are opened at a time.
@@ -58,6 +58,7 @@ pub struct EarlierHandles {
     positions: HashMap<u64, (Slot, PositionRecord)>,
     locks: Vec<(Slot, LockRecord)>,
     backings: Vec<(Slot, u32)>,
+    appends: Vec<(Slot, AppendRecord)>,
     /// Whose locks they are.
     session: u64,
 }
@@ -69,6 +70,7 @@ impl EarlierHandles {
             handles: records(journal.handles.take_all()),
             positions: positions.into_iter().map(|(slot, record)| (record.number, (slot, record))).collect(),
             locks: records(journal.locks.take_all()),
+            appends: records(journal.appends.take_all()),
             backings: journal.backings.take_all().into_iter().filter_map(backing).collect(),
             session: journal.session().0,
         }
@@ -92,9 +94,12 @@ impl Namespace {
     /// Opens what was open.
     pub async fn restore(&self, earlier: EarlierHandles, connection: &Connection) {
         let inner = &self.inner;
-        let EarlierHandles { handles, mut positions, locks, backings, session } = earlier;
+        let EarlierHandles { handles, mut positions, locks, backings, appends, session } = earlier;
         let of_handles = handles.iter().filter_map(|(_, record)| record.backing);
         inner.passthrough.inherit(backings, of_handles, connection);
+        for (slot, record) in appends {
+            inner.inheritance.note_earlier_append(slot, record);
+        }
         let (all, began) = (handles.len(), tokio::time::Instant::now());
         let opening = handles.into_iter().map(|(slot, record)| {
             let position = positions.remove(&record.number);
@@ -159,7 +164,7 @@ impl Inner {
         if let Some(node) = file.version_node() {
             self.open_inodes.inherited(node, || self.passthrough.inherited(record.backing?));
         }
-        self.files.insert(record.number, Arc::new(OpenHandle::noted(file, Some(slot))));
+        self.files.insert(record.number, Arc::new(OpenHandle::noted(file, record.appends, Some(slot))));
         Ok(())
     }
 }

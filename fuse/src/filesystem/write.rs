@@ -9,12 +9,15 @@ use bytes::Bytes;
 use cavern_client::{ClientError, Copies, File};
 
 use super::Inner;
+use super::open::OpenHandle;
 use crate::kernel::{Caller, Reply};
 
 /// What a WRITE asks for besides.
 #[derive(Clone, Copy)]
 pub(super) struct WriteArgs {
     pub is_sync: bool,
+    /// The offset is where the kernel believes the end of the file to be.
+    pub appends: bool,
     /// The writer may not keep the set-user-ID bit and the like.
     pub kills_privileges: bool,
     pub caller: Caller,
@@ -27,6 +30,9 @@ impl Inner {
         let Some(handle) = self.files.get(fh).filter(|handle| !handle.file.is_read_only()) else {
             return reply.error(self.lost.errno(fh));
         };
+        if how.appends && handle.appends {
+            return self.append(handle, offset, data, how, reply);
+        }
         // At most what one request holds.
         let size = data.len() as u32;
         let loses = self.loses_by_write(&handle.file, &how);
@@ -40,6 +46,51 @@ impl Inner {
                 Err(error) => this.failures.answer(reply, "write", &error),
             }
         });
+    }
+
+    /// Writes to where the file ends by now, which others may have moved. The kernel asks anew how long the file is
+    /// after every write.
+    fn append(self: &Arc<Self>, handle: Arc<OpenHandle>, believed: u64, data: &[u8], how: WriteArgs, reply: Reply) {
+        let size = data.len() as u32;
+        let begun = self.inheritance.begun_append(&reply);
+        let loses = self.loses_by_write(&handle.file, &how);
+        if !loses
+            && !how.is_sync
+            && begun.is_none()
+            && let Some(end) = handle.file.end_now()
+        {
+            let noted = self.inheritance.note_append(&reply, end.offset);
+            if handle.file.write_now(end.offset, data, how.writer).is_some() {
+                self.answer_appended(&handle.file, (believed, end.offset, size), &how, reply);
+                return drop((noted, end));
+            }
+        }
+        let (this, data) = (Arc::clone(self), Bytes::copy_from_slice(data));
+        reply.run_uninterruptible(move |reply| async move {
+            let file = &handle.file;
+            let (noted, known) = begun.unzip();
+            let written = async {
+                let end = file.end(known).await?;
+                let noted = noted.or_else(|| this.inheritance.note_append(&reply, end.offset));
+                this.write_file(file, end.offset, data, how, loses).await?;
+                Ok((end, noted))
+            };
+            match written.await {
+                Ok((end, noted)) => {
+                    this.answer_appended(file, (believed, end.offset, size), &how, reply);
+                    drop((noted, end));
+                }
+                Err(error) => this.failures.answer(reply, "write", &error),
+            }
+        });
+    }
+
+    fn answer_appended(&self, file: &File, (believed, offset, size): (u64, u64, u32), how: &WriteArgs, reply: Reply) {
+        if believed == offset {
+            return self.answer_written(file, (offset, size), how, reply);
+        }
+        // The kernel has forgotten the pages of another place.
+        self.invalidations.written(self.root.to_kernel(file.inode()), offset, size, reply);
     }
 
     async fn write_file(
