@@ -124,7 +124,7 @@ fn what_is_appended_while_daemons_die_is_there_once() {
     let written = thread::scope(|scope| {
         let programs: Vec<_> = (0..8)
             .map(|program| {
-                let (is_over, done, path) = (&is_over, &done, cluster.path(&format!("fs/log{program}")));
+                let (is_over, done, path) = (&is_over, &done, cluster.path(format!("fs/log{program}")));
                 scope.spawn(move || {
                     let mut log =
                         OpenOptions::new().read(program % 2 == 0).append(true).create(true).open(&path).unwrap();
