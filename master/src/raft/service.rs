@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cavern_proto::raft::raft_server::Raft;
 use cavern_proto::raft::{
     AddMasterRequest, AppendReply, AppendRequest, GetGroupRequest, Group, HandOverReply, HandOverRequest, JoinReply,
-    JoinRequest, MakeSnapshotRequest, Member, RemoveMasterRequest, RotateSecretsReply, RotateSecretsRequest,
+    JoinRequest, MakeSnapshotRequest, RemoveMasterRequest, RotateSecretsReply, RotateSecretsRequest,
     SettleKeysReply, SettleKeysRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotReply,
     SnapshotTransfer, TakeKeyReply, TakeKeyRequest, Target, TransferLeadRequest, VoteReply, VoteRequest, append_reply,
     hand_over_reply,
