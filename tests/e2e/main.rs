@@ -84,4 +84,5 @@ mod secrets;
 mod secure;
 mod trace;
 mod trees;
+mod waiting;
 mod why;
