@@ -78,6 +78,7 @@ mod quiet_logs;
 mod random_reads;
 mod repeated;
 mod replaced;
+mod restored_master;
 mod running;
 mod s3_clients;
 mod secrets;
