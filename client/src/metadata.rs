@@ -158,6 +158,8 @@ struct Inner {
     stats: Arc<Stats>,
     /// Whether nodes and listings are kept at all.
     caching: bool,
+    /// `client.change_timeout`.
+    change_timeout: Duration,
     /// Longest wait for a new listing.
     touch_wait: Duration,
     cache: Cache,
@@ -217,6 +219,7 @@ impl Metadata {
                 recent: RecentInvalidations::default(),
                 changes: ChangeQueue::default(),
                 held: Arc::default(),
+                change_timeout: config.client.change_timeout.get(),
                 holds_directories: config.client.hold_directories
                     && config.fuse.client_metadata_cache
                     && journal.is_some(),

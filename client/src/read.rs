@@ -76,6 +76,7 @@ struct Core {
     pool: Arc<WorkerPool>,
     stats: Arc<Stats>,
     read_timeout: Duration,
+    bucket_timeout: Duration,
     worker_timeout: Duration,
     /// 0: no read-ahead.
     readahead_max: u64,
@@ -123,6 +124,7 @@ impl Files {
             metadata,
             pool,
             read_timeout: conf.read_timeout.get(),
+            bucket_timeout: conf.bucket_timeout.get(),
             worker_timeout: conf.worker_timeout.get(),
             readahead_max: if config.fuse.direct { 0 } else { conf.readahead_max.bytes() },
             memory: Arc::new(memory),
@@ -168,7 +170,7 @@ impl Files {
 
     /// Opens a file for reading. A small file (up to 1 MiB) is made present at once, so that a version that is gone
     /// shows here as `Stale`; a larger one needs no I/O. When it is `Stale`, the name leads to the new version by then.
-    /// Bounded by `client.read_timeout`, and each question whether the version is current by `client.metadata_timeout`.
+    /// Bounded as [`OpenFile::read`], and each question whether the version is current by `client.metadata_timeout`.
     pub async fn open(&self, node: &Arc<Node>) -> Result<Arc<OpenFile>, ClientError> {
         check_file(node)?;
         if node.is_always_checked() {

@@ -441,6 +441,7 @@ async fn the_name_of_a_version_that_is_gone_leads_to_the_next_at_once() {
 async fn without_any_source_the_read_fails_within_its_deadline() {
     let mut cluster = Cluster::new("nothing", vec![FakeWorker::remote(1).await]).await;
     cluster.config.client.read_timeout = Interval::millis(1000);
+    cluster.config.client.bucket_timeout = Interval::millis(1000);
     cluster.put("a", &content(9, 2 * MIB));
     let client = cluster.client().await;
     let file = open(&client, "a").await;

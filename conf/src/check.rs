@@ -284,7 +284,9 @@ fn client(config: &Config, rules: &mut Rules<'_>) {
     rules.at_least("client.memory_budget", client.memory_budget, ByteSize::mib(1));
     rules.positive("client.connect_timeout", client.connect_timeout);
     rules.positive("client.metadata_timeout", client.metadata_timeout);
+    rules.positive("client.change_timeout", client.change_timeout);
     rules.positive("client.read_timeout", client.read_timeout);
+    rules.positive("client.bucket_timeout", client.bucket_timeout);
     rules.positive("client.worker_timeout", client.worker_timeout);
     rules.positive("client.worker_backoff", client.worker_backoff);
     rules.ordered(

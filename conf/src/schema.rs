@@ -196,14 +196,18 @@ pub struct Client {
     /// Buffers of the whole process: of what is read, read ahead, uploaded and written behind.
     pub memory_budget: ByteSize,
     pub connect_timeout: Interval,
-    /// One metadata call, retries included.
+    /// One question to the masters, retries included.
     pub metadata_timeout: Interval,
+    /// One change, retries included.
+    pub change_timeout: Interval,
     /// Of which mounts names are asked of the bucket while no master answers.
     pub outage_lookups: OutageLookups,
     /// Whether `cv fuse` answers changes in directories that it made before the master has them.
     pub hold_directories: bool,
     /// One read, write or sync of a file, every fallback included; then EIO.
     pub read_timeout: Interval,
+    /// A read whose bucket does not answer, or too slowly, as long as that is longer.
+    pub bucket_timeout: Interval,
     /// One attempt at one worker; then the next source.
     pub worker_timeout: Interval,
     /// A worker that failed is left alone for this long, doubling up to the second.
@@ -444,9 +448,11 @@ impl Default for Client {
             memory_budget: ByteSize::mib(512),
             connect_timeout: Interval::millis(1000),
             metadata_timeout: Interval::millis(5000),
+            change_timeout: Interval::secs(300),
             outage_lookups: OutageLookups::ReadOnly,
             hold_directories: true,
             read_timeout: Interval::millis(15_000),
+            bucket_timeout: Interval::secs(300),
             worker_timeout: Interval::millis(5000),
             worker_backoff: Interval::millis(200),
             worker_backoff_max: Interval::millis(10_000),

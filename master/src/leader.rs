@@ -7,6 +7,8 @@ mod upkeep;
 
 use std::sync::Arc;
 
+use cavern_proto::record::command::Command;
+use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -33,6 +35,7 @@ impl Leadership {
     /// Begins with everything that the state says is to be done.
     pub async fn begin(&self, database: &Arc<Database>, metrics: &MasterMetrics) -> Result<(), MasterError> {
         let Self { services, background, stop } = self;
+        leave_out_inodes(services).await?;
         services.jobs.resume().await?;
         services.persistence.start();
         services.repair.start();
@@ -63,4 +66,15 @@ impl Leadership {
         background.close();
         background.wait().await;
     }
+}
+
+/// Has the inodes of this term have numbers that no other term has given, though this master may have been restored
+/// from a copy and know nothing of that term: workers keep blocks by the numbers of their files.
+async fn leave_out_inodes(services: &Services) -> Result<(), MasterError> {
+    if level::agreed(&services.lookups.reader).await? >= level::INODES_SKIPPED {
+        let mut random = [0; 4];
+        SystemRandom::new().fill(&mut random).map_err(|_none| MasterError::Failed("no random numbers".to_owned()))?;
+        services.proposer.propose(Command::SkipInodes(u64::from(u32::from_le_bytes(random)))).await?;
+    }
+    Ok(())
 }

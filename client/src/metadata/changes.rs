@@ -198,7 +198,7 @@ pub(super) fn numbered(pending: &Pending, seq: u64) -> Mutation {
 impl Metadata {
     /// Makes a change, in the name of the user and the group that own what it creates. What is refused is
     /// [`ClientError::Refused`] with the errno. The caches know of the change when this returns. Bounded by
-    /// `client.metadata_timeout`, and longer only in a strict mount, by two leases, and while a directory that must be
+    /// `client.change_timeout`, and longer only in a strict mount, by two leases, and while a directory that must be
     /// listed first is; a call that is dropped may be carried out or not.
     pub async fn change(&self, change: Change, uid: u32, gid: u32) -> Result<Changed, ClientError> {
         self.change_by(change, (uid, gid), None).await
@@ -231,7 +231,7 @@ impl Metadata {
             Ok(answer) => return answer,
             Err(change) => inner.asking_to_hold(change),
         };
-        let mut patience = inner.master.timeout();
+        let mut patience = inner.change_timeout;
         if inner.is_of_strict(&change) {
             // The answer waits for other clients: for a lease of those that an earlier leader had, and for one of those
             // that do not let go.
@@ -239,7 +239,7 @@ impl Metadata {
         }
         let deadline = Instant::now() + patience;
         let room = tokio::time::timeout_at(deadline, inner.changes.wait_for_room());
-        let room = room.await.map_err(|_elapsed| inner.late())??;
+        let room = room.await.map_err(|_elapsed| inner.late(patience))??;
         let answer = inner.push_change_by(change, owner, user, deadline, Some(room));
         answer.await.unwrap_or(Err(ClientError::Shutdown))
     }
@@ -248,17 +248,16 @@ impl Metadata {
     /// not kept waiting by that.
     async fn list_first(&self, inode: u64, recursive: bool) -> Result<(), ClientError> {
         let request = MakeListedRequest { inode, recursive };
-        let (mut deadline, mut entries) = (Instant::now() + self.inner.master.timeout(), 0);
+        let inner = &self.inner;
+        let (mut deadline, mut entries) = (Instant::now() + inner.change_timeout, 0);
         loop {
-            let answer = self.inner.master.call_patiently("MakeListed", |mut stubs: Stubs| async move {
-                stubs.namespace.make_listed(request).await
-            });
-            let answer = answer.await?;
+            let ask = |mut stubs: Stubs| async move { stubs.namespace.make_listed(request).await };
+            let answer = inner.master.call_as("MakeListed", RetryPolicy::UntilDeadline, deadline, ask).await?;
             if answer.done {
                 return Ok(());
             }
             if answer.entries > entries {
-                (deadline, entries) = (Instant::now() + self.inner.master.timeout(), answer.entries);
+                (deadline, entries) = (Instant::now() + inner.change_timeout, answer.entries);
             } else if Instant::now() >= deadline {
                 return Err(ClientError::Unlisted { directory: inode, below: recursive });
             }
@@ -268,9 +267,11 @@ impl Metadata {
     /// Waits until nobody else holds a directory, or any in its mount where the change is about all of it.
     async fn recall_first(&self, inode: u64, change: &Change) -> Result<(), ClientError> {
         let whole_mount = matches!(change, Change::SetQuota(_) | Change::SetTtl(_));
-        let request = RecallRequest { inode, whole_mount, session: self.inner.lease.session() };
+        let inner = &self.inner;
+        let request = RecallRequest { inode, whole_mount, session: inner.lease.session() };
         let ask = |mut stubs: Stubs| async move { stubs.namespace.recall(request).await };
-        Ok(self.inner.master.call_patiently("Recall", ask).await.map(drop)?)
+        let deadline = Instant::now() + inner.change_timeout;
+        Ok(inner.master.call_as("Recall", RetryPolicy::UntilDeadline, deadline, ask).await.map(drop)?)
     }
 
     /// Sends what changes until `stop`. What the process before has left comes first: [`Self::replayed`] knows of it
@@ -336,11 +337,8 @@ impl Inner {
         directory.or_else(|| self.cache.node(inode).map(|node| node.is_strict())).unwrap_or(false)
     }
 
-    pub(super) fn late(&self) -> ClientError {
-        ClientError::Net(NetError::MasterDeadline {
-            call: "Mutate",
-            waited_ms: self.master.timeout().as_millis() as u64,
-        })
+    pub(super) fn late(&self, waited: Duration) -> ClientError {
+        ClientError::Net(NetError::MasterDeadline { call: "Mutate", waited_ms: waited.as_millis() as u64 })
     }
 
     /// Somebody else has made the name, and the event that says so may be yet to come: whoever hears that it is there

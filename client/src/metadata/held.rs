@@ -326,12 +326,12 @@ fn less(counts: &mut HashMap<u64, u32>, inodes: &[u64]) {
 
 impl Metadata {
     /// Returns when everything that was answered here is made by the master, and in its log; bounded by
-    /// `client.metadata_timeout`.
+    /// `client.change_timeout`.
     ///
     /// # Errors
     /// `OutcomeUnknown` when the master is not there, or when something about this inode is lost: that is said once.
     pub async fn settle(&self, inode: u64) -> Result<(), ClientError> {
-        self.make_answered().await?;
+        self.inner.made_within(self.inner.change_timeout).await?;
         self.take_loss(inode)
     }
 
@@ -344,8 +344,8 @@ impl Metadata {
         let named = held.state.lock().named_unmade();
         if let Some(named) = named {
             inner.changes.hurry();
-            let made = tokio::time::timeout(inner.master.timeout(), held.made_up_to(named));
-            made.await.map_err(|_elapsed| inner.late())?;
+            let made = tokio::time::timeout(inner.change_timeout, held.made_up_to(named));
+            made.await.map_err(|_elapsed| inner.late(inner.change_timeout))?;
         }
         self.take_loss(inode)
     }
@@ -443,11 +443,15 @@ impl Inner {
 
     /// The same of everything.
     pub(super) async fn all_settled(&self) -> Result<(), ClientError> {
+        self.made_within(self.master.timeout()).await
+    }
+
+    async fn made_within(&self, patience: Duration) -> Result<(), ClientError> {
         if !self.held.has_unmade() {
             return Ok(());
         }
         self.changes.hurry();
-        tokio::time::timeout(self.master.timeout(), self.held.all_made()).await.map_err(|_elapsed| self.late())
+        tokio::time::timeout(patience, self.held.all_made()).await.map_err(|_elapsed| self.late(patience))
     }
 
     /// Somebody else wants to know what is in a directory (0: in any): it is let go of, after all that was answered

@@ -93,7 +93,7 @@ impl Inner {
         };
         let mut found: Vec<_> = journal.changes.take_all().into_iter().filter_map(decode).collect();
         found.sort_by_key(|(record, ..)| (record.seq == 0, record.seq, record.order));
-        let deadline = Instant::now() + self.master.timeout();
+        let deadline = Instant::now() + self.change_timeout;
         let (mut calls, mut unsent, mut contexts) = (Vec::<EarlierCall>::new(), Vec::new(), HashMap::new());
         for (record, mutation, slot) in found {
             let Some(change) = mutation.change else { continue };

@@ -198,7 +198,7 @@ impl OpenFile {
     pub(super) async fn make_present(&self) -> Result<(), ClientError> {
         let file = &self.file;
         let Some(object) = &file.object else { return Ok(()) };
-        let deadline = Instant::now() + file.core.read_timeout;
+        let deadline = file.core.read_deadline();
         let span = Span { index: 0, bytes: 0..object.block_length(0) };
         let _done = SweepOnDrop(&file.core);
         let mut tries = ReadAttempt::First;
@@ -308,7 +308,7 @@ impl File {
         range: Range<u64>,
         pattern: Pattern,
     ) -> Result<Bytes, ClientError> {
-        let deadline = Instant::now() + self.core.read_timeout;
+        let deadline = self.core.read_deadline();
         let mut parts = spans(range.clone(), object.mount.block_size(), PIECE_BYTES).peekable();
         let Some(first) = parts.next() else { return Ok(Bytes::new()) };
         if parts.peek().is_none() {

@@ -1,10 +1,13 @@
-//! Reads that wait for a bucket that cannot be reached.
+//! Reads that wait for a bucket that cannot be reached, or does not answer in time.
 //!
 //! Each tries all its sources again after a pause that doubles. The first that succeeds wakes the others, so that none
-//! sleeps on when the outage is over.
+//! sleeps on when the outage is over. The log tells when the first read of a mount begins to wait, and when one has got
+//! through.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use cavern_conf::host;
@@ -13,6 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use crate::error::ClientError;
+use crate::mounts::MountView;
 
 /// The first pause, and the longest.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
@@ -20,21 +24,41 @@ const PAUSE_MOST: Duration = Duration::from_secs(1);
 
 /// Who waits for the bucket of a mount.
 #[derive(Debug, Default)]
-pub(super) struct OutageWaiters(Mutex<HashMap<u32, Arc<Notify>>>);
+pub(super) struct OutageWaiters(Mutex<HashMap<u32, Arc<Outage>>>);
+
+/// As long as a read of the mount waits.
+#[derive(Debug)]
+struct Outage {
+    /// In the namespace.
+    path: String,
+    since: Instant,
+    over: Notify,
+    /// The log has told that it has begun, and that it is over.
+    is_told: AtomicBool,
+    is_over: AtomicBool,
+}
 
 /// One read in an outage. Dropped when it ends, however it ends.
 pub(super) struct OutageWaiter<'o> {
     outages: &'o OutageWaiters,
     mount: u32,
-    over: Arc<Notify>,
+    outage: Arc<Outage>,
     pause: Duration,
 }
 
 impl OutageWaiters {
     /// A read of a mount has failed because its bucket cannot be reached.
-    pub(super) fn enter(&self, mount: u32) -> OutageWaiter<'_> {
-        let over = self.0.lock().entry(mount).or_default().clone();
-        OutageWaiter { outages: self, mount, over, pause: PAUSE_FIRST }
+    pub(super) fn enter(&self, mount: &MountView) -> OutageWaiter<'_> {
+        self.enter_of(mount.id(), mount.path())
+    }
+
+    fn enter_of(&self, mount: u32, path: &str) -> OutageWaiter<'_> {
+        let begin = || {
+            let (is_told, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+            Arc::new(Outage { path: path.to_owned(), since: Instant::now(), over: Notify::new(), is_told, is_over })
+        };
+        let outage = self.0.lock().entry(mount).or_insert_with(begin).clone();
+        OutageWaiter { outages: self, mount, outage, pause: PAUSE_FIRST }
     }
 }
 
@@ -45,14 +69,22 @@ impl OutageWaiter<'_> {
         if Instant::now() + pause >= deadline {
             return Err(failure);
         }
+        let Outage { path, is_told, .. } = &*self.outage;
+        if !is_told.swap(true, Relaxed) {
+            tracing::warn!(mount = path, "reads wait for the bucket, for client.bucket_timeout at most: {failure}");
+        }
         self.pause = (self.pause * 2).min(PAUSE_MOST);
-        let _woken = timeout(pause, self.over.notified()).await;
+        let _woken = timeout(pause, self.outage.over.notified()).await;
         Ok(())
     }
 
     /// The bucket has answered.
     pub(super) fn end(self) {
-        self.over.notify_waiters();
+        let Outage { path, since, over, is_told, is_over } = &*self.outage;
+        over.notify_waiters();
+        if is_told.load(Relaxed) && !is_over.swap(true, Relaxed) {
+            tracing::info!(mount = path, waited_ms = since.elapsed().as_millis() as u64, "the bucket answers again");
+        }
     }
 }
 
@@ -60,7 +92,7 @@ impl Drop for OutageWaiter<'_> {
     fn drop(&mut self) {
         let mut outages = self.outages.0.lock();
         // In the table and here: nobody else waits.
-        if Arc::strong_count(&self.over) <= 2 {
+        if Arc::strong_count(&self.outage) <= 2 {
             outages.remove(&self.mount);
         }
     }
@@ -80,7 +112,8 @@ mod tests {
     async fn who_gets_through_wakes_the_others_of_the_same_mount() {
         let outages = OutageWaiters::default();
         let deadline = Instant::now() + Duration::from_secs(3600);
-        let (first, mut second, mut other) = (outages.enter(1), outages.enter(1), outages.enter(2));
+        let (first, mut second, mut other) =
+            (outages.enter_of(1, "/a"), outages.enter_of(1, "/a"), outages.enter_of(2, "/b"));
         (second.pause, other.pause) = (Duration::from_secs(600), Duration::from_secs(600));
         let mut woken = Box::pin(second.wait(failure(), deadline));
         let mut asleep = Box::pin(other.wait(failure(), deadline));
@@ -97,7 +130,7 @@ mod tests {
     async fn waiting_ends_before_the_deadline_with_the_failure() {
         let outages = OutageWaiters::default();
         let deadline = Instant::now() + Duration::from_millis(500);
-        let mut waiting = outages.enter(1);
+        let mut waiting = outages.enter_of(1, "/a");
         let mut attempts = 0;
         while waiting.wait(failure(), deadline).await.is_ok() {
             attempts += 1;

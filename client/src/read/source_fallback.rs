@@ -5,8 +5,8 @@
 //! worker fill its cache: otherwise a block that was slow once would stay cold. An answer that the version is gone ends
 //! the climb: no other source may have it.
 //!
-//! When the bucket cannot be reached, neither by the workers nor from here, a read climbs again and again until its
-//! deadline. What the bucket refuses is final at once.
+//! When the bucket cannot be reached, neither by the workers nor from here, or is slow, a read climbs again and again
+//! until its deadline. What the bucket refuses is final at once.
 
 use std::fmt;
 use std::pin::Pin;
@@ -47,6 +47,12 @@ impl fmt::Display for Source {
 type Running = Pin<Box<dyn Future<Output = (Source, Result<Piece, ClientError>)> + Send>>;
 
 impl Core {
+    /// When a read that begins now ends: all sources together have `client.read_timeout`, and are tried again for
+    /// `client.bucket_timeout` if the bucket is away or slow.
+    pub(super) fn read_deadline(&self) -> Instant {
+        Instant::now() + self.read_timeout.max(self.bucket_timeout)
+    }
+
     /// Gets the wanted chunks from the first source that can give them before `deadline`. Read-ahead tries each source
     /// once.
     pub(super) async fn fetch_from_any(
@@ -64,7 +70,7 @@ impl Core {
                     return Ok(piece);
                 }
                 Err(FetchFailure { error, is_transient: true }) if want.purpose == Purpose::Read => {
-                    let waiting = outage.get_or_insert_with(|| self.outages.enter(want.object.mount.id()));
+                    let waiting = outage.get_or_insert_with(|| self.outages.enter(&want.object.mount));
                     let _bucket = Stage::Bucket.begin();
                     waiting.wait(error, deadline).await?;
                 }
@@ -75,6 +81,7 @@ impl Core {
 
     async fn climb(self: &Arc<Self>, want: &ChunkRequest, deadline: Instant) -> Result<Piece, FetchFailure> {
         let sources = self.sources(want).into_iter();
+        let deadline = deadline.min(Instant::now() + self.read_timeout);
         let mut climb =
             SourceFallback { core: self, want, deadline, sources, asked: vec![], causes: vec![], is_outage: false };
         match tokio::time::timeout_at(deadline, climb.run()).await {
@@ -82,7 +89,8 @@ impl Core {
             Err(_elapsed) => {
                 let silent: Vec<String> = climb.asked.iter().map(|(source, _)| source.to_string()).collect();
                 climb.causes.push(format!("{} gave no answer within client.read_timeout", silent.join(" and ")));
-                Err(climb.failed().into())
+                let is_slow = climb.asked.iter().any(|(source, _)| *source == Source::Bucket);
+                Err(FetchFailure { error: climb.failed(), is_transient: climb.is_outage || is_slow })
             }
         }
     }
@@ -119,7 +127,7 @@ impl Core {
 /// The end of a climb without the bytes.
 struct FetchFailure {
     error: ClientError,
-    /// The bucket could not be reached: another climb may go better.
+    /// The bucket could not be reached, or did not answer in time: another climb may go better.
     is_transient: bool,
 }
 

@@ -21,9 +21,11 @@ pub fn config(master: &FakeMaster) -> Config {
     config.cluster.masters = vec![master.address()];
     config.master.refresh_wait = Interval::millis(300);
     config.client.metadata_timeout = Interval::millis(1500);
+    config.client.change_timeout = Interval::millis(1500);
     config.client.connect_timeout = Interval::millis(500);
     config.client.worker_timeout = Interval::millis(700);
     config.client.read_timeout = Interval::millis(3000);
+    config.client.bucket_timeout = Interval::millis(3000);
     config.client.worker_backoff = Interval::millis(100);
     config.client.memory_budget = ByteSize::mib(64);
     config

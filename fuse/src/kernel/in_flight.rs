@@ -11,7 +11,8 @@
 //!
 //! No call on a local disk ends with `EINTR` for a signal that the program handles, and programs are written so. But
 //! a program whose mount hangs must be able to leave. So a signal that kills the asker ends the wait at once, and
-//! another one only what still waits [`PATIENCE`] later.
+//! another one only what still waits [`PATIENCE`] later. What has been passed on goes on without an asker that is being
+//! killed, when it has taken [`KILLED_PATIENCE`].
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -43,6 +44,10 @@ const EARLY_MAX: usize = 256;
 /// How long a request goes on after a signal that does not kill the asker: longer than any takes while all is well.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
+/// How long a killed asker of what has been passed on waits for what became of it: longer than another master needs to
+/// lead.
+pub const KILLED_PATIENCE: Duration = Duration::from_secs(5);
+
 /// The kernel sends an INTERRUPT for the first signal only. How often it is looked whether another one kills the asker.
 const DEATH_CHECK: Duration = Duration::from_millis(50);
 
@@ -67,7 +72,8 @@ struct State {
 pub enum InterruptPolicy {
     /// It is answered with `EINTR` and its task dropped, when the asker is being killed or has waited long enough.
     End,
-    /// Nothing: the request has been passed on, and only its answer says what became of it.
+    /// Nothing: the request has been passed on, and only its answer says what became of it. An asker that is being
+    /// killed does without that in the end, and the task goes on.
     Wait,
     /// Its task is notified, and answers.
     NotifyTask(CancellationToken),
@@ -188,7 +194,10 @@ impl InFlight {
                 let (this, unique, thread) = (Arc::clone(self), waiting.asked.unique, waiting.asked.thread);
                 self.tasks.spawn_on(async move { this.end_in_time(unique, thread).await }, &self.runtime);
             }
-            InterruptPolicy::Wait => {}
+            InterruptPolicy::Wait => {
+                let (this, RequestInfo { unique, thread, received, .. }) = (Arc::clone(self), waiting.asked.clone());
+                self.tasks.spawn_on(async move { this.leave_killed(unique, thread, received).await }, &self.runtime);
+            }
             InterruptPolicy::NotifyTask(interrupted) => {
                 self.observation.kind(waiting.asked.kind).interrupted.fetch_add(1, Relaxed);
                 interrupted.cancel();
@@ -208,6 +217,21 @@ impl InFlight {
         if let Some(waiting) = waiting {
             self.observation.kind(waiting.asked.kind).interrupted.fetch_add(1, Relaxed);
             self.give_up(waiting, libc::EINTR);
+        }
+    }
+
+    async fn leave_killed(&self, unique: u64, thread: u32, received: Instant) {
+        while received.elapsed() < KILLED_PATIENCE || !is_being_killed(thread) {
+            tokio::time::sleep(DEATH_CHECK).await;
+            let state = self.state.lock();
+            if state.closed || !state.waiting.contains_key(&unique) {
+                return;
+            }
+        }
+        let waiting = self.state.lock().waiting.remove(&unique);
+        if let Some(waiting) = waiting {
+            self.observation.kind(waiting.asked.kind).interrupted.fetch_add(1, Relaxed);
+            self.give_up(Waiting { abort: None, ..waiting }, libc::EINTR);
         }
     }
 

@@ -61,6 +61,7 @@ impl Mounted {
         config.fuse.mount_point = directory.path().join("mnt");
         config.fuse.http_listen = "127.0.0.1:0".to_owned();
         config.client.metadata_timeout = Interval::millis(2000);
+        config.client.change_timeout = Interval::millis(2000);
         config.client.staging_directory = directory.path().join("staging");
         change(&mut config);
         let running = runtime.spawn(cavern_fuse::run(config, stop.clone()));
@@ -323,7 +324,10 @@ fn a_master_that_hangs_holds_nobody_longer_than_its_deadline() {
 /// Whoever looks a name up has the directory locked, until the master has answered.
 #[test]
 fn a_client_lets_go_though_a_directory_is_locked() {
-    let mounted = Mounted::new(&["a"], |config| config.client.metadata_timeout = Interval::millis(30_000));
+    let mounted = Mounted::new(&["a"], |config| {
+        config.client.metadata_timeout = Interval::millis(30_000);
+        config.client.change_timeout = Interval::millis(30_000);
+    });
     assert_eq!(fs::read(mounted.path("data/a")).unwrap(), b"a");
     let calls = mounted.master.calls();
     mounted.master.hang();

@@ -52,6 +52,7 @@ impl Kernel {
         change(&master);
         let mut config = Config::default();
         config.client.metadata_timeout = Interval::millis(3000);
+        config.client.change_timeout = Interval::millis(3000);
         config.cluster.masters = vec![address.to_string()];
         config.ufs.file_roots = vec!["/".into()];
         config.client.staging_directory = PathBuf::from(directory.path());

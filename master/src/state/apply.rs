@@ -16,6 +16,10 @@ use crate::{MasterError, level};
 /// Instead of the number of a change: the answer was made before, and waits for all changes of strict mounts that are
 /// waited for.
 pub const ALL_BEFORE: u64 = u64::MAX;
+/// Numbers of inodes that are left out at a time, at most.
+const INODES_SKIPPED_MAX: u64 = 1 << 40;
+/// From here on numbers are those that clients give.
+const INODES_MAX: u64 = 1 << 61;
 
 /// What a command did.
 #[derive(Clone, Debug, PartialEq)]
@@ -113,6 +117,7 @@ pub(super) fn apply_changes(transaction: &mut Transaction<'_>, command: Command)
         Some(Kind::GiveUpReplicas(given_up)) => extent::give_up(transaction, &given_up),
         Some(Kind::ReserveMasterId(largest)) => Ok(registry::reserve_master_id(transaction, largest)),
         Some(Kind::RaiseLevel(level)) => raise_level(transaction, level),
+        Some(Kind::SkipInodes(count)) => Ok(skip_inodes(transaction, count)),
         Some(Kind::SealSecrets(seal)) => mount::seal(transaction, seal),
         Some(Kind::Once(once)) => requests::once(transaction, *once),
     }
@@ -124,6 +129,15 @@ fn raise_level(transaction: &mut Transaction<'_>, level: u32) -> Result<Outcome,
     let counters = &mut transaction.counters;
     counters.level = counters.level.max(level);
     Ok(Outcome::Done)
+}
+
+/// Leaves numbers of inodes out, as long as there are enough of them.
+fn skip_inodes(transaction: &mut Transaction<'_>, count: u64) -> Outcome {
+    let counters = &mut transaction.counters;
+    if count <= INODES_SKIPPED_MAX && counters.inode <= INODES_MAX - INODES_SKIPPED_MAX {
+        counters.inode += count;
+    }
+    Outcome::Done
 }
 
 /// Gives a new cluster its id and its root directory; does nothing to an old one.

@@ -26,7 +26,7 @@ fn errno(error: &io::Error) -> Option<Errno> {
 
 #[test]
 fn a_store_that_fails_in_the_middle_gives_right_bytes_or_an_error() {
-    let conf = CONF.replace("[client]\n", "[client]\nread_timeout = \"3s\"\n");
+    let conf = CONF.replace("[client]\n", "[client]\nread_timeout = \"3s\"\nbucket_timeout = \"3s\"\n");
     let cluster = Cluster::up(Options { conf, ..Options::default() });
     let tree = cluster.seed("bucket", "", 12, 300_000);
     cluster.mount("s3://bucket", "/data", &["--metadata-ttl", "1h"]);
@@ -149,7 +149,7 @@ fn answer(head: &str, garbled: bool) -> (String, Vec<u8>) {
 
 #[test]
 fn a_store_that_lies_is_not_believed() {
-    let conf = CONF.replace("[client]\n", "[client]\nread_timeout = \"3s\"\n");
+    let conf = CONF.replace("[client]\n", "[client]\nread_timeout = \"3s\"\nbucket_timeout = \"3s\"\n");
     let cluster = Cluster::up(Options { conf, ..Options::default() });
     let garbled = Arc::new(AtomicBool::new(false));
     let switch = garbled.clone();

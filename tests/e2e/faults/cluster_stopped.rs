@@ -55,7 +55,8 @@ fn no_system_call_outlives_its_deadline_and_all_heals() {
     const READ_TIMEOUT: Duration = Duration::from_secs(4);
     const METADATA_TIMEOUT: Duration = Duration::from_secs(2);
     let (cluster, seeded) = seeded(
-        "[client]\nread_timeout = \"4s\"\nworker_timeout = \"1s\"\nmetadata_timeout = \"2s\"\n\
+        "[client]\nread_timeout = \"4s\"\nbucket_timeout = \"4s\"\nworker_timeout = \"1s\"\nmetadata_timeout = \"2s\"\n\
+         change_timeout = \"2s\"\n\
          outage_lookups = \"never\"\n",
     );
     let tree = shown_at(&cluster.path("data/warm"), "warm/", &seeded);

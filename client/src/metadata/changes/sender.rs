@@ -213,7 +213,7 @@ impl Sender {
         }
         let (mut late, askers) = self.inner.changes.take_late(now);
         for asker in askers {
-            let _gone = asker.send(Err(self.inner.late()));
+            let _gone = asker.send(Err(self.inner.late(self.inner.change_timeout)));
         }
         self.renumber(|changes| {
             let (of_call, rest): (Vec<_>, Vec<_>) = changes.into_iter().partition(|pending| pending.is_over(now));
@@ -221,7 +221,7 @@ impl Sender {
             rest
         });
         for pending in late {
-            let _gone = pending.answer(Err(self.inner.late()));
+            let _gone = pending.answer(Err(self.inner.late(self.inner.change_timeout)));
         }
         let of_sent = self.calls.iter_mut().flat_map(|call| &mut call.changes).filter(|pending| pending.is_late(now));
         let mut unanswered = false;
@@ -229,7 +229,7 @@ impl Sender {
             unanswered = true;
             // Somebody else may wait in its place.
             pending.room = None;
-            let waited = self.inner.master.timeout().as_millis();
+            let waited = self.inner.change_timeout.as_millis();
             let cause = format!("the master did not answer within {waited} ms");
             if let Some(asker) = pending.asker.take() {
                 let _gone = asker.send(Err(ClientError::OutcomeUnknown { cause }));
