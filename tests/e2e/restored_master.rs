@@ -19,7 +19,7 @@ fn no_byte_of_a_file_that_a_restored_master_has_lost_is_in_one_that_is_made_late
     cluster.s3.create_bucket("bucket");
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "1MiB"]);
     fs::write(cluster.path("fs/before"), "before").unwrap();
-    let data = cluster.at_start.masters[0].data_dir.clone();
+    let data = cluster.directory().join("master0");
     let copy = cluster.directory().join("copy-of-master");
     let copied = |from: &Path, to: &Path| {
         assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());

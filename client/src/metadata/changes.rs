@@ -13,9 +13,10 @@ mod queue;
 mod sender;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cavern_net::NetError;
-use cavern_net::master::Stubs;
+use cavern_net::master::{RetryPolicy, Stubs};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     Attr, CreateInode, Kind, MakeListedRequest, MutateReply, Mutation, MutationResult, Naming, RecallRequest, SetLock,

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use cavern_proto::raft::raft_server::Raft;
 use cavern_proto::raft::{
     AddMasterRequest, AppendReply, AppendRequest, GetGroupRequest, Group, HandOverReply, HandOverRequest, JoinReply,
-    JoinRequest, MakeSnapshotRequest, RemoveMasterRequest, RotateSecretsReply, RotateSecretsRequest,
-    SettleKeysReply, SettleKeysRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotReply,
-    SnapshotTransfer, TakeKeyReply, TakeKeyRequest, Target, TransferLeadRequest, VoteReply, VoteRequest, append_reply,
-    hand_over_reply,
+    JoinRequest, MakeSnapshotRequest, RemoveMasterRequest, RotateSecretsReply, RotateSecretsRequest, SettleKeysReply,
+    SettleKeysRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotReply, SnapshotTransfer, TakeKeyReply,
+    TakeKeyRequest, Target, TransferLeadRequest, VoteReply, VoteRequest, append_reply, hand_over_reply,
 };
 use cavern_proto::record::command::Command;
 use futures::StreamExt;
