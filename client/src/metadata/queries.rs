@@ -360,12 +360,15 @@ impl Metadata {
     pub async fn layout(&self, inode: u64, beside: &[u64], user: Option<&User>) -> Result<Layout, ClientError> {
         let _asked = Stage::Metadata.begin();
         self.inner.settled(inode).await?;
-        let answer = self.inner.master.call_patiently("GetLayout", |mut stubs: Stubs| {
+        let ask = |mut stubs: Stubs| {
             let (session, user) = (self.inner.lease.session(), user.cloned());
             let request = GetLayoutRequest { inode, session, beside: beside.to_vec(), user };
             async move { stubs.namespace.get_layout(request).await }
-        });
-        match answer.await.map_err(ClientError::from) {
+        };
+        // Whoever has the file open reads and writes it as soon as a master is there.
+        let deadline = Instant::now() + self.inner.change_timeout;
+        let answer = self.inner.master.call_as("GetLayout", RetryPolicy::UntilDeadline, deadline, ask).await;
+        match answer.map_err(ClientError::from) {
             Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
             Err(ClientError::Net(NetError::Master { code: Code::PermissionDenied, message })) => {
                 Err(ClientError::Refused { errno: Errno::ACCESS.raw_os_error(), reason: message })

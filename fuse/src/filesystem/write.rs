@@ -61,8 +61,8 @@ impl Inner {
         {
             let noted = self.inheritance.note_append(&reply, end.offset);
             if handle.file.write_now(end.offset, data, how.writer).is_some() {
-                self.answer_appended(&handle.file, (believed, end.offset, size), &how, reply);
-                return drop((noted, end));
+                let reply = reply.keeping(noted);
+                return self.answer_appended(&handle.file, (believed, end.offset, size), &how, reply);
             }
         }
         let (this, data) = (Arc::clone(self), Bytes::copy_from_slice(data));
@@ -77,8 +77,7 @@ impl Inner {
             };
             match written.await {
                 Ok((end, noted)) => {
-                    this.answer_appended(file, (believed, end.offset, size), &how, reply);
-                    drop((noted, end));
+                    this.answer_appended(file, (believed, end.offset, size), &how, reply.keeping(noted));
                 }
                 Err(error) => this.failures.answer(reply, "write", &error),
             }

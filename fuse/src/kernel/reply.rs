@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use cavern_client::journal::Slot;
 use cavern_client::{RequestContext, Stages};
 use futures::FutureExt as _;
 use futures::future::lazy;
@@ -33,6 +34,8 @@ pub struct Reply {
     context: Option<Arc<RequestContext>>,
     /// On the heap: few requests have it, and all are moved.
     traced: Option<Box<Traced>>,
+    /// Of the journal, until it is answered. On the heap, too.
+    noted: Option<Box<Slot>>,
 }
 
 /// Where the task of a request begins.
@@ -54,7 +57,8 @@ pub enum Delivery {
 
 impl Reply {
     pub(super) fn new(in_flight: &Arc<InFlight>, asked: RequestInfo) -> Self {
-        Self { in_flight: Arc::clone(in_flight), asked, path: Path::Fast, answered: false, context: None, traced: None }
+        let in_flight = Arc::clone(in_flight);
+        Self { in_flight, asked, path: Path::Fast, answered: false, context: None, traced: None, noted: None }
     }
 
     /// Names the request, also when it is sent once more.
@@ -65,6 +69,12 @@ impl Reply {
     /// Whether a process before this one may have done what is asked for.
     pub fn is_resent(&self) -> bool {
         self.asked.unique & abi::UNIQUE_RESEND != 0
+    }
+
+    /// Has the journal keep what it has of this request until that is answered, however that comes about.
+    pub fn keeping(mut self, noted: Option<Slot>) -> Self {
+        self.noted = noted.map(Box::new);
+        self
     }
 
     /// Has the trace follow this request, which is about to wait.
