@@ -189,9 +189,14 @@ fn a_flood_becomes_a_reset_and_loses_no_barrier() {
 #[test]
 fn whoever_locks_a_file_waits_for_what_it_is_about_and_for_nothing_else() {
     let kernel = Kernel::new();
-    // Nobody reads: one of them is stuck.
-    while kernel.sink.queued() < 1000 {
-        kernel.sink.inode(12);
+    // Nobody reads: one of them is stuck when no more of them go.
+    let mut before = usize::MAX;
+    while kernel.sink.queued() != before {
+        while kernel.sink.queued() < 1000 {
+            kernel.sink.inode(12);
+        }
+        before = kernel.sink.queued();
+        std::thread::sleep(Duration::from_millis(100));
     }
     kernel.sink.inode(13);
     let _runtime = kernel.runtime.enter();

@@ -16,6 +16,8 @@ use crate::level::LEVEL;
 
 /// A follower that has answered within this is there.
 const ALIVE: Duration = Duration::from_secs(2);
+/// For a leader that has just begun to hear of the others.
+const HEARD: Duration = Duration::from_millis(500);
 /// For the next leader to lead.
 const HAND_OVER: Duration = Duration::from_secs(3);
 /// Bytes of the log that a master applies which is new in the group; for more it is given a snapshot.
@@ -186,6 +188,14 @@ impl Consensus {
     /// [`MasterError::Refused`] when there is none who could, [`MasterError::Deadline`] when it does not.
     pub async fn hand_over(&self, to: NodeId) -> Result<NodeId, MasterError> {
         let own = self.identity().node_id;
+        let mut observed = self.raft.metrics();
+        // A leader that has just begun has heard of nobody yet.
+        let is_there = observe::until(&mut observed, |metrics| {
+            let voters = metrics.membership_config.membership().voter_ids();
+            let others: Vec<NodeId> = voters.filter(|id| *id != own && (to == 0 || *id == to)).collect();
+            others.is_empty() || others.into_iter().any(|id| is_alive(metrics, id))
+        });
+        let _is_there = tokio::time::timeout(HEARD, is_there).await;
         let to = {
             let metrics = self.raft.metrics();
             let metrics = metrics.borrow_watched();

@@ -101,6 +101,14 @@ impl<'a> Tables<'a> {
         self.objects_of(inode).collect()
     }
 
+    /// The same of all inodes.
+    #[cfg(test)]
+    pub fn all_objects(&self) -> Result<Vec<(String, ObjectRecord)>, MasterError> {
+        self.page_of(Family::Object, &[], usize::MAX, |key, record| {
+            Ok((text(key.get(8..).unwrap_or_default())?, record))
+        })
+    }
+
     /// What the bucket has, or may have, of an inode: keys and objects, in the order of the keys. There may be as many
     /// as the inode ever had names.
     pub fn objects_of(

@@ -233,11 +233,7 @@ impl Fixture {
             .services()
             .lookups
             .reader
-            .read(|tables| {
-                let inodes = 1..=tables.counters()?.inode;
-                let objects = inodes.map(|inode| tables.objects(inode)).collect::<Result<Vec<_>, _>>()?;
-                Ok(objects.into_iter().flatten().map(|(key, object)| (key, object.etag)).collect())
-            })
+            .read(|tables| Ok(tables.all_objects()?.into_iter().map(|(key, object)| (key, object.etag)).collect()))
             .await
             .unwrap();
         let mut there = BTreeMap::new();
