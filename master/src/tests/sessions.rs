@@ -95,17 +95,19 @@ async fn workers_come_and_go_and_come_back() {
     let first = cluster.register_worker(register(1, 1)).await.unwrap().into_inner();
     let second = cluster.register_worker(register(2, 2)).await.unwrap().into_inner();
     assert!(first.worker_id != second.worker_id && first.epoch < second.epoch);
+    let state = |cluster: ClusterClient<tonic::transport::Channel>, id: u64| async move {
+        let mut cluster = cluster;
+        let table = cluster.list_workers(ListWorkersRequest {}).await.unwrap().into_inner();
+        table.workers.into_iter().find(|worker| worker.id == id).map(|worker| worker.state())
+    };
+    // One that is alive is at one address.
+    eventually(|| async { state(cluster.clone(), first.worker_id).await == Some(WorkerState::Lost) }).await;
     let again = cluster.register_worker(register(1, 3)).await.unwrap().into_inner();
     assert_eq!(again.worker_id, first.worker_id);
     assert!(again.epoch > second.epoch, "its address has changed");
     let foreign = RegisterWorkerRequest { cluster_id: "other".into(), ..register(3, 4) };
     assert_eq!(cluster.register_worker(foreign).await.unwrap_err().code(), tonic::Code::FailedPrecondition);
 
-    let state = |cluster: ClusterClient<tonic::transport::Channel>, id: u64| async move {
-        let mut cluster = cluster;
-        let table = cluster.list_workers(ListWorkersRequest {}).await.unwrap().into_inner();
-        table.workers.into_iter().find(|worker| worker.id == id).map(|worker| worker.state())
-    };
     eventually(|| async { state(cluster.clone(), first.worker_id).await == Some(WorkerState::Lost) }).await;
     let beat = |worker_id| HeartbeatRequest { worker_id, used_bytes: 5, ..HeartbeatRequest::default() };
     let reply = cluster.heartbeat(beat(first.worker_id)).await.unwrap().into_inner();
