@@ -152,7 +152,7 @@ struct State {
     lost: Option<String>,
 }
 
-/// What of a file's attributes the master does not know yet.
+/// What of a file's attributes an answer of the master does not tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UncommittedAttr {
     /// Bytes.
@@ -342,13 +342,13 @@ impl FsFile {
         &self.copies
     }
 
-    /// What the master does not know of the file's attributes.
-    pub fn unsettled(&self) -> Option<UncommittedAttr> {
+    /// What an answer of the master does not tell of the file's attributes, that has this version of it.
+    pub fn unsettled(&self, version: u64) -> Option<UncommittedAttr> {
         let (size, written_ns, allocated, blocks) = {
             let state = self.state.lock();
             let layout = state.layout.as_ref()?;
             let behind = self.behind.end();
-            let written_ns = behind.map(|_| host::wall_ns()).or_else(|| layout.written_ns())?;
+            let written_ns = behind.map(|_| host::wall_ns()).or_else(|| layout.written_since(version))?;
             let (allocated, counted) = layout.allocated(self.block_size()).unzip();
             let open = |(index, counted)| Some((counted, state.blocks.get(&index)?.clone()));
             let blocks: Vec<_> = counted.unwrap_or_default().into_iter().filter_map(open).collect();

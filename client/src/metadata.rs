@@ -380,8 +380,9 @@ impl Metadata {
         if node.mount.as_ref().is_some_and(|mount| mount.is_strict()) {
             return Duration::ZERO;
         }
-        // An invalidation may have overtaken the answer that this node came from.
-        if inner.caching && inner.cache.node(node.inode).is_none() {
+        // An invalidation, or a change of our own, may have overtaken the answer that this node came from.
+        let is_same = |known: Arc<Node>| std::ptr::eq(&*known, node) || known.attr() == node.attr();
+        if inner.caching && !inner.cache.node(node.inode).is_some_and(is_same) {
             return Duration::ZERO;
         }
         inner.trust(node.parent)

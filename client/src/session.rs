@@ -298,12 +298,10 @@ impl Client {
         if is_passing { Duration::ZERO } else { self.metadata.trust(node) }
     }
 
-    /// What was written here of a file that the master does not know yet.
+    /// What was written here of a file that the master does not know yet, or did not when it told of this node.
     pub fn uncommitted(&self, node: &Node) -> Option<UncommittedAttr> {
-        if !node.is_fs_mode() || node.kind != Kind::File {
-            return None;
-        }
-        self.contents.get(node.inode)?.unsettled()
+        let posix = node.posix().filter(|_| node.kind == Kind::File)?;
+        self.contents.get(node.inode)?.unsettled(posix.version)
     }
 
     /// Makes what is written to files that stay open known, every few seconds, until `stop`: others see it, the bucket

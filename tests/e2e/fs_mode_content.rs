@@ -277,6 +277,35 @@ fn bytes_behind_the_end_never_come_back() {
 }
 
 #[test]
+fn a_file_looks_never_shorter_than_it_is_while_it_is_made_known() {
+    let cluster = mounted(Options::default());
+    for is_removed in [false, true] {
+        let path = cluster.path(format!("fs/{is_removed}"));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        let reader = File::open(&path).unwrap();
+        if is_removed {
+            fs::remove_file(&path).unwrap();
+        }
+        let write_and_read = || {
+            for step in 1..2000 {
+                file.write_all_at(b"end", step * 1000).unwrap();
+                // The kernel asks how long the file is before it says that there is nothing more.
+                let mut bytes = [0; 10];
+                let read = reader.read_at(&mut bytes, step * 1000).unwrap();
+                assert_eq!(&bytes[..read], b"end", "removed: {is_removed}, step {step}");
+                assert_eq!(reader.metadata().unwrap().len(), step * 1000 + 3, "removed: {is_removed}");
+            }
+        };
+        thread::scope(|scope| {
+            let writing = scope.spawn(write_and_read);
+            while !writing.is_finished() {
+                file.sync_all().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
 fn times_that_are_set_before_the_close_stay() {
     let cluster = mounted(Options::default());
     let path = cluster.path("fs/file");

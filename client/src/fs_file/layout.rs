@@ -132,7 +132,7 @@ pub(super) struct Layout {
     revision: u64,
     /// Bytes that the file takes, as the master has it.
     allocated: Option<u64>,
-    /// When bytes were last written that are not committed; nanoseconds since the epoch.
+    /// When bytes were last written here; nanoseconds since the epoch, 0 for never.
     written_ns: i64,
     /// Blocks that may not be on the disks of their workers.
     unsynced: BTreeSet<u32>,
@@ -219,9 +219,11 @@ impl Layout {
         self.blocks.values().any(|known| known.is_committed)
     }
 
-    /// When bytes were last written, should the master not know of it yet.
-    pub(super) fn written_ns(&self) -> Option<i64> {
-        (!self.is_committed()).then_some(self.written_ns)
+    /// When bytes were last written here of which an answer of the master does not tell that has this version of the
+    /// file: they are not committed, or were when the answer was under way.
+    pub(super) fn written_since(&self, version: u64) -> Option<i64> {
+        let is_written = self.written_ns != 0 && self.version > version;
+        (!self.is_committed() || is_written).then_some(self.written_ns)
     }
 
     /// Whether the master knows everything.
@@ -529,17 +531,18 @@ mod tests {
         assert!(layout.begin_commit().is_none());
         layout.made(0, vec![7, 8]);
         layout.wrote(0, 100, 55);
-        assert_eq!((layout.size(), layout.written_ns()), (100, Some(55)));
+        assert_eq!((layout.size(), layout.written_since(4)), (100, Some(55)));
         let (sent, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(
             (sent.grow_to, made),
             (100, vec![Extent { generation: 2, workers: vec![7, 8], ..Extent::default() }])
         );
-        assert!(layout.begin_commit().is_none() && layout.written_ns().is_some(), "the master has not answered yet");
+        assert!(layout.begin_commit().is_none() && layout.written_since(4).is_some(), "the master has not answered yet");
         layout.commit_failed(sent);
         let (sent, _) = parts(layout.begin_commit().unwrap());
         assert!(layout.committed(&sent, &[], &attr(100, 5, 2)));
         assert!(layout.is_committed() && layout.block(0).unwrap().is_committed);
+        assert_eq!((layout.written_since(4), layout.written_since(5)), (Some(55), None), "an answer from before");
         layout.wrote(0, 50, 56);
         let (sent, made) = parts(layout.begin_commit().unwrap());
         assert_eq!((sent.grow_to, made[0].workers.as_slice()), (50, &[7, 8][..]), "and who has what was written");
