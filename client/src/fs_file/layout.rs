@@ -537,7 +537,10 @@ mod tests {
             (sent.grow_to, made),
             (100, vec![Extent { generation: 2, workers: vec![7, 8], ..Extent::default() }])
         );
-        assert!(layout.begin_commit().is_none() && layout.written_since(4).is_some(), "the master has not answered yet");
+        assert!(
+            layout.begin_commit().is_none() && layout.written_since(4).is_some(),
+            "the master has not answered yet"
+        );
         layout.commit_failed(sent);
         let (sent, _) = parts(layout.begin_commit().unwrap());
         assert!(layout.committed(&sent, &[], &attr(100, 5, 2)));
