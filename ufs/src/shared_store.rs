@@ -2,6 +2,7 @@
 //! connections and fetched credentials.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 use parking_lot::Mutex;
@@ -23,6 +24,8 @@ pub(crate) struct SharedStore {
     pub transport: OnceLock<Transport>,
     /// What the handles of an S3 store have fetched to sign with.
     pub credentials: Mutex<Vec<SharedCredentials>>,
+    /// It has refused to copy, and that was logged.
+    pub refuses_copies: AtomicBool,
 }
 
 impl SharedStore {
@@ -40,6 +43,7 @@ impl SharedStore {
             metrics: Arc::new(StoreMetrics::of(store_id)),
             transport: OnceLock::new(),
             credentials: Mutex::default(),
+            refuses_copies: AtomicBool::new(false),
         });
         stores.insert(store_id.to_owned(), Arc::downgrade(&shared));
         shared

@@ -216,6 +216,10 @@ impl Ufs {
         &self.0.store
     }
 
+    pub(crate) fn shared(&self) -> &SharedStore {
+        &self.0.shared
+    }
+
     /// What this process has sent to the store so far, over all handles.
     pub fn stats(&self) -> UfsStats {
         self.0.shared.metrics.stats()

@@ -3,12 +3,16 @@
 //! A write under a condition that is tried again may find what it has made itself, since only the answer of the first
 //! attempt was lost. By the name in its metadata ([`named`]) it is known again. So is an object that was put together
 //! although all answers were lost: its parts are gone then, and nobody could try again.
+//!
+//! Some stores copy nothing, or nothing of this kind: what they refuse to copy is read and written here.
+
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use cavern_conf::host;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
-use crate::error::UfsError;
+use crate::error::{Operation, Request, UfsError};
 use crate::object::{Metadata, ObjectMeta, Precondition};
 use crate::store::{Change, ChangeRequest, CopySource, ObjectStore};
 use crate::ufs::Ufs;
@@ -21,6 +25,10 @@ pub const PARTS_MAX: u64 = 10_000;
 const COPY_BYTES: u64 = 256 << 20;
 /// Parts of one copy on their way at a time.
 const COPIES_AT_A_TIME: usize = 8;
+/// Bytes that are read and written in one piece where the store does not copy, and how many pieces at a time: each is in
+/// memory.
+const PIECE_BYTES: u64 = 8 << 20;
+const PIECES_AT_A_TIME: usize = 2;
 
 /// The metadata of an object with a name for the write that makes it.
 pub fn named(mut metadata: Metadata) -> Metadata {
@@ -31,6 +39,12 @@ pub fn named(mut metadata: Metadata) -> Metadata {
 /// Something else is there than a write expected, or nothing.
 fn is_refused(error: &UfsError) -> bool {
     matches!(error, UfsError::VersionChanged { .. } | UfsError::NotFound { .. })
+}
+
+/// The store does not copy this, and will not.
+fn refuses_copy(error: &UfsError) -> bool {
+    let (UfsError::Denied { request, .. } | UfsError::Rejected { request, .. }) = error else { return false };
+    matches!(request.operation(), Operation::Copy | Operation::CopyPart)
 }
 
 impl Ufs {
@@ -62,7 +76,7 @@ impl Ufs {
     }
 
     /// Copies a version of an object to another key of the bucket, with its metadata; gives the copy's ETag. The bytes
-    /// do not come here. What is there under the key is replaced.
+    /// do not come here, unless the store refuses to copy. What is there under the key is replaced.
     ///
     /// # Errors
     /// [`UfsError::VersionChanged`] or [`UfsError::NotFound`] when that version is not there any more.
@@ -71,7 +85,7 @@ impl Ufs {
     }
 
     /// Gives a version of an object other metadata, and no others but a name of this write; gives the ETag that it has
-    /// then, which may be another. The bytes do not come here.
+    /// then, which may be another. The bytes do not come here, unless the store refuses to copy.
     ///
     /// # Errors
     /// As [`Ufs::copy`].
@@ -80,27 +94,62 @@ impl Ufs {
     }
 
     async fn copy_with(&self, from: &ObjectMeta, to: &str, metadata: Option<Metadata>) -> Result<String, UfsError> {
+        match self.copy_there(from, to, metadata.as_ref()).await {
+            Err(refusal) if refuses_copy(&refusal) => {
+                if !self.shared().refuses_copies.swap(true, Ordering::Relaxed) {
+                    tracing::warn!("what the store does not copy is read and written by this host: {refusal}");
+                }
+                self.copy_here(from, to, metadata).await
+            }
+            copied => copied,
+        }
+    }
+
+    async fn copy_there(&self, from: &ObjectMeta, to: &str, metadata: Option<&Metadata>) -> Result<String, UfsError> {
         let source = CopySource { key: &from.key, etag: &from.etag, length: from.size };
         if from.size <= COPY_BYTES {
-            let metadata = metadata.as_ref();
             let copied = self.change(to, Change::Copy { source, metadata }).await;
             let name = metadata.and_then(|metadata| metadata.get(WRITE_NAME));
             return self.known_again(to, name, copied, is_refused).await;
         }
-        let metadata = match metadata {
-            Some(metadata) => metadata,
-            None => named(self.head(&from.key).await?.metadata),
-        };
+        let metadata = self.metadata_of_copy(from, metadata.cloned()).await?;
         let upload = self.begin_multipart(to, &metadata).await?;
         let copied = async { upload.complete(&upload.copy(from).await?, Precondition::Anything).await };
-        match copied.await {
-            Ok(etag) => Ok(etag),
-            Err(error) => {
-                // The error that led here says more than one of this.
-                let _given_up = upload.abort().await;
-                Err(error)
-            }
+        upload.or_abort(copied.await).await
+    }
+
+    /// By way of this host.
+    async fn copy_here(&self, from: &ObjectMeta, to: &str, metadata: Option<Metadata>) -> Result<String, UfsError> {
+        let metadata = self.metadata_of_copy(from, metadata).await?;
+        let replaces = if from.key == to { Precondition::Version(from.etag.as_str()) } else { Precondition::Anything };
+        let piece = |start: u64, end: u64| self.get_bytes(&from.key, &from.etag, start..end.min(from.size));
+        if from.size <= PIECE_BYTES {
+            return self.put(to, &piece(0, from.size).await?, &metadata, replaces).await;
         }
+        let upload = self.begin_multipart(to, &metadata).await?;
+        let length = from.size.div_ceil(PARTS_MAX).max(PIECE_BYTES);
+        let copied = async {
+            let sent = stream::iter((1..).zip(0..from.size.div_ceil(length))).map(async |(number, index)| {
+                upload.part(number, &piece(index * length, (index + 1) * length).await?).await
+            });
+            let parts: Vec<String> = sent.buffered(PIECES_AT_A_TIME).try_collect().await?;
+            upload.complete(&parts, replaces).await
+        };
+        upload.or_abort(copied.await).await
+    }
+
+    /// What a copy is to have that is written anew: what its source has, unless it gets other metadata.
+    async fn metadata_of_copy(&self, from: &ObjectMeta, metadata: Option<Metadata>) -> Result<Metadata, UfsError> {
+        if let Some(metadata) = metadata {
+            return Ok(metadata);
+        }
+        let there = self.head(&from.key).await?;
+        if there.etag == from.etag {
+            return Ok(named(there.metadata));
+        }
+        let request = Request::new(Operation::Head, &self.shared().label, &from.key);
+        let reason = "another version has replaced it".to_owned();
+        Err(UfsError::VersionChanged { request, etag: from.etag.clone(), reason })
     }
 
     /// Begins an object that is written in parts, and appears when it is completed. Whoever gives up must say so, or
@@ -174,6 +223,15 @@ impl MultipartUpload {
         // All answers may have been lost, and with them the parts.
         let is_doubtful = |error: &UfsError| is_refused(error) || error.is_temporary();
         self.ufs.known_again(&self.key, self.name.as_ref(), completed, is_doubtful).await
+    }
+
+    /// Given up unless it is an object by now.
+    async fn or_abort(&self, completed: Result<String, UfsError>) -> Result<String, UfsError> {
+        if completed.is_err() {
+            // The error that led here says more than one of this.
+            let _given_up = self.abort().await;
+        }
+        completed
     }
 
     /// Has the store forget the parts.

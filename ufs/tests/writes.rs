@@ -105,6 +105,44 @@ async fn a_write_is_tried_again_when_the_store_is_busy() {
     bucket.s3.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_store_refuses_to_copy_is_read_and_written() {
+    let bucket = Bucket::start().await;
+    let ufs = bucket.ufs();
+    let rule = FaultRule { kind: Some(FaultKind::Denied), operations: vec!["COPY".into()], ..FaultRule::default() };
+    bucket.s3.faults().add(rule).unwrap();
+    let large: Bytes = (0..(20 << 20) + 5).map(|at: u32| (at ^ (at >> 9)) as u8).collect();
+    for (key, body) in [("marker/", Bytes::new()), ("small", Bytes::from_static(b"body")), ("large", large)] {
+        ufs.put(key, &body, &named(metadata(&[("mode", "33188")])), Precondition::Nothing).await.unwrap();
+        let from = ufs.head(key).await.unwrap();
+        let to = format!("to/{key}");
+        let etag = ufs.copy(&from, &to).await.unwrap();
+        let there = ufs.head(&to).await.unwrap();
+        assert_eq!((&there.etag, there.size, there.metadata["mode"].as_str()), (&etag, from.size, "33188"), "{key}");
+        assert_eq!(ufs.get_bytes(&to, &etag, 0..from.size).await.unwrap(), body, "{key}");
+        let described = ufs.describe(&there, &metadata(&[("mode", "33152")])).await.unwrap();
+        let described_there = ufs.head(&to).await.unwrap();
+        assert_eq!((&described_there.etag, &*described_there.metadata["mode"]), (&described, "33152"), "{key}");
+        // Of another version nothing is copied.
+        ufs.put(key, &Bytes::from_static(b"other"), &Metadata::new(), Precondition::Anything).await.unwrap();
+        for error in [
+            ufs.copy(&from, "never").await.unwrap_err(),
+            ufs.describe(&from, &metadata(&[("mode", "33152")])).await.unwrap_err(),
+        ] {
+            assert!(matches!(error, UfsError::VersionChanged { .. }), "{key}: {error}");
+        }
+        assert!(matches!(ufs.head("never").await, Err(UfsError::NotFound { .. })), "{key}");
+    }
+    assert_eq!(bucket.uploads(), 0, "nothing is left of what was given up");
+    // Who may not read it either gets to know that.
+    let from = ufs.head("small").await.unwrap();
+    let rule = FaultRule { kind: Some(FaultKind::Denied), operations: vec!["GET".into()], ..FaultRule::default() };
+    bucket.s3.faults().add(rule).unwrap();
+    let error = ufs.copy(&from, "never").await.unwrap_err();
+    assert!(matches!(error, UfsError::Denied { .. }) && error.to_string().contains("GET"), "{error}");
+    bucket.s3.stop().await;
+}
+
 #[tokio::test]
 async fn memory_is_written_to_and_a_directory_tree_is_not() {
     check_conditions(&Ufs::open("memory://written", &options(&[]), &conf()).unwrap()).await;

@@ -180,7 +180,8 @@ impl Uploads {
         Ok(etag)
     }
 
-    /// Makes the object of one that has the same content; `None` when that is not there any more.
+    /// Makes the object of one that has the same content; `None` when that is not there any more, or the store does not
+    /// copy it.
     async fn copy_there(&self, ufs: &Ufs, plan: &Plan, same: &ObjectMeta) -> Result<Option<String>, UploadError> {
         let upload = ufs.begin_multipart(&plan.key, &plan.metadata).await.map_err(Refusal::from)?;
         Failpoint::UploadBegun.pass();
@@ -188,6 +189,10 @@ impl Uploads {
         let etags = match upload.copy(same).await {
             Ok(etags) => etags,
             Err(UfsError::VersionChanged { .. } | UfsError::NotFound { .. }) => return Ok(None),
+            Err(refusal @ (UfsError::Denied { .. } | UfsError::Rejected { .. })) => {
+                tracing::debug!("the store does not copy, so the blocks are sent: {refusal}");
+                return Ok(None);
+            }
             Err(error) => return Err(Refusal::from(error).into()),
         };
         Failpoint::UploadSent.pass();

@@ -6,6 +6,7 @@ pub mod cloud;
 pub mod fake;
 
 use std::collections::HashMap;
+use std::fs;
 
 use cavern_conf::Interval;
 use cavern_conf::schema;
@@ -14,7 +15,7 @@ use cavern_ufs::{ListMode, ListPage, Ufs};
 
 pub struct Bucket {
     pub s3: Running,
-    _root: tempfile::TempDir,
+    root: tempfile::TempDir,
 }
 
 pub const BUCKET: &str = "data";
@@ -44,11 +45,16 @@ impl Bucket {
         let root = tempfile::tempdir().unwrap();
         let s3 = DevS3::start(DevS3Config::new(root.path())).await.unwrap();
         s3.store().create_bucket(BUCKET).unwrap();
-        Self { s3, _root: root }
+        Self { s3, root }
     }
 
     pub fn put(&self, key: &str, bytes: &[u8]) -> String {
         self.s3.store().put(BUCKET, key, bytes).unwrap().etag.clone()
+    }
+
+    /// How many uploads are neither objects nor given up.
+    pub fn uploads(&self) -> usize {
+        fs::read_dir(self.root.path().join("buckets").join(BUCKET).join("uploads")).map_or(0, Iterator::count)
     }
 
     pub fn options(&self) -> HashMap<String, String> {
