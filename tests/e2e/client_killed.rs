@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use cavern_conf::{Config, Failpoint};
 use cavern_security::{Authority, Identity, Role};
-use cavern_tests::{Child, Cluster, Options, eventually};
-use rustix::process::{Pid, Signal, kill_process};
+use cavern_tests::{Child, Cluster, Options, Process, eventually};
+use rustix::process::Signal;
 
 use crate::client_restart::{content, replace_by_death};
 use crate::fs_mode_held::{Mounts, change_all, tree};
@@ -40,22 +40,22 @@ fn replays(mounts: &Mounts) -> u64 {
 /// Keeper and daemon of the first mount. To be asked for while the master answers.
 struct Processes {
     keeper: Child,
-    daemon: Pid,
+    daemon: Process,
 }
 
 impl Processes {
     fn of(mounts: &Mounts) -> Self {
         let keeper = mounts.cluster.status().fuse[0].clone();
-        let daemon = Pid::from_raw(keeper.daemon().unwrap()).unwrap();
+        let daemon = Process::of(&keeper);
         Self { keeper, daemon }
     }
 
     /// Kills both, neither of which has another moment.
     fn kill(self, mounts: &Mounts, before: impl FnOnce()) {
-        kill_process(self.daemon, Signal::STOP).unwrap();
+        self.daemon.signal(Signal::STOP);
         before();
         mounts.cluster.signal(&self.keeper, Signal::KILL);
-        kill_process(self.daemon, Signal::KILL).unwrap();
+        self.daemon.signal(Signal::KILL);
     }
 }
 

@@ -150,11 +150,12 @@ fn whoever_unmounts_ends_keeper_and_daemon() {
         ("SIGTERM for the daemon", &|| send(daemon(&cluster).unwrap(), Signal::TERM)),
         ("umount while no daemon lives", &|| {
             // Another one is not started before the keeper goes on. umount(8) would ask the mount something.
-            let (keeper, daemon) = (keeper(), daemon(&cluster).unwrap());
-            send(keeper, Signal::STOP);
-            send(daemon, Signal::KILL);
+            let fuse = cluster.status().fuse.swap_remove(0);
+            let (keeper, daemon) = (Process::keeper_of(&fuse), Process::of(&fuse));
+            keeper.signal(Signal::STOP);
+            daemon.signal(Signal::KILL);
             let unmounted = rustix::mount::unmount(cluster.mount_point(), UnmountFlags::NOFOLLOW);
-            send(keeper, Signal::CONT);
+            keeper.signal(Signal::CONT);
             unmounted.unwrap();
         }),
     ];

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cavern_conf::Failpoint;
-use cavern_tests::{Cluster, Options, eventually, number};
+use cavern_tests::{Cluster, Options, Process, eventually, number};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 use rustix::process::{Pid, Signal, kill_process};
@@ -273,11 +273,11 @@ fn a_master_dies_in_the_middle_of_the_end_of_a_session_and_lets_go_of_the_rest()
     File::open(&directories).unwrap().sync_all().unwrap();
     cluster.arm(Failpoint::SessionEnding, 1);
     // Neither the worker, which has the journal, nor the daemon, when its keeper dies, may let go of the directories.
-    let daemon = cluster.status().fuse[1].daemon().and_then(Pid::from_raw).unwrap();
+    let daemon = Process::of(&cluster.status().fuse[1]);
     cluster.kill("worker0");
-    kill_process(daemon, Signal::STOP).unwrap();
+    daemon.signal(Signal::STOP);
     cluster.kill("fuse1");
-    kill_process(daemon, Signal::KILL).unwrap();
+    daemon.signal(Signal::KILL);
     eventually("the master dies", PATIENCE, || cluster.has_died_at(Failpoint::SessionEnding).then_some(()));
     eventually("its end is known", PATIENCE, || (cluster.status().masters[0].state == "crashed").then_some(()));
     cluster.start("master");
