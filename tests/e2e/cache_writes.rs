@@ -572,6 +572,28 @@ fn renames_copy_first_and_delete_then() {
     }
 }
 
+#[test]
+fn what_the_store_does_not_copy_is_renamed_too() {
+    let cluster = mounted();
+    let at = |path: &str| cluster.path("data").join(path);
+    let large = vec![b'l'; 9 << 20];
+    fs::create_dir_all(at("from/empty")).unwrap();
+    fs::write(at("from/large"), &large).unwrap();
+    fs::write(at("file"), "file").unwrap();
+    cluster.s3.add_fault(&json!({ "kind": "403", "operations": ["COPY"] }));
+    fs::rename(at("file"), at("renamed")).unwrap();
+    fs::rename(at("from"), at("to")).unwrap();
+    assert_eq!(fs::read(at("renamed")).unwrap(), b"file");
+    assert!(fs::read(at("to/large")).unwrap() == large);
+    let expected: [(&str, &[u8]); 4] =
+        [("top/renamed", b"file"), ("top/to/", b""), ("top/to/empty/", b""), ("top/to/large", &large)];
+    let mut bucket = Bucket::of(&cluster, "bucket").objects();
+    bucket.retain(|key, _| !key.starts_with("top/old/"));
+    assert_same("a store without copies", &bucket, &objects(&expected));
+    let log = fs::read_to_string(&cluster.at_start.fuse[0].log).unwrap();
+    assert_eq!(log.matches("what the store does not copy is read and written by this host").count(), 1, "{log}");
+}
+
 /// The kernel has what is below it under inodes that are gone with the old keys.
 #[test]
 fn what_is_below_a_directory_is_found_as_soon_as_that_was_renamed() {

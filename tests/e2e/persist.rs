@@ -133,6 +133,13 @@ fn large_content_that_the_bucket_has_is_not_sent_again() {
     fs::rename(cluster.path("fs/moved"), cluster.path("fs/last")).unwrap();
     wait();
     assert!(writer.bucket()["fs/last"] == large);
+
+    // A store that copies nothing is sent what workers have.
+    cluster.s3.add_fault(&json!({ "kind": "403", "operations": ["COPY"] }));
+    fs::rename(cluster.path("fs/last"), cluster.path("fs/sent")).unwrap();
+    wait();
+    let bucket = writer.bucket();
+    assert!(bucket["fs/sent"] == large && !bucket.contains_key("fs/last"));
 }
 
 #[test]

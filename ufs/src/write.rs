@@ -25,8 +25,7 @@ pub const PARTS_MAX: u64 = 10_000;
 const COPY_BYTES: u64 = 256 << 20;
 /// Parts of one copy on their way at a time.
 const COPIES_AT_A_TIME: usize = 8;
-/// Bytes that are read and written in one piece where the store does not copy, and how many pieces at a time: each is in
-/// memory.
+/// Bytes that are read and written in one piece where the store does not copy, and pieces at a time. Each is in memory.
 const PIECE_BYTES: u64 = 8 << 20;
 const PIECES_AT_A_TIME: usize = 2;
 
