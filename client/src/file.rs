@@ -191,10 +191,10 @@ impl File {
 
     /// Somebody opens the file to append to it. Whether its end is known, whoever else appends to it: then
     /// [`end`](Self::end) says where it is. It is of files of fs-mode mounts.
-    pub fn is_opened_to_append(&self) -> bool {
+    pub fn opened_to_append(&self) -> bool {
         match &self.backing {
             Backing::FsFile(file) => {
-                file.is_opened_to_append();
+                file.opened_to_append();
                 true
             }
             Backing::Object(_) | Backing::Staged(_) => false,

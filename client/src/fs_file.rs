@@ -363,6 +363,11 @@ impl FsFile {
         Some(UncommittedAttr { size, written_ns, allocated })
     }
 
+    /// Where the file ends, with what is on its way to workers.
+    fn end_in(&self, layout: &Layout) -> u64 {
+        layout.size().max(self.behind.end().unwrap_or(0))
+    }
+
     /// Whether the master knows all that was written here.
     pub fn is_committed(&self) -> bool {
         let state = self.state.lock();

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cavern_conf::process::ProcessError;
-use cavern_proto::{Gone, NotLeading, Unanswered};
+use cavern_proto::{NotLeading, StatusMark};
 use cavern_security::SecurityError;
 use cavern_ufs::UfsError;
 use thiserror::Error;
@@ -144,8 +144,8 @@ impl MasterError {
         let code = match self {
             Self::Shared(shared) => return shared.to_status(),
             Self::NotLeading(answer) => return answer.to_status(),
-            Self::Gone(_) => return Gone::to_status(self.to_string()),
-            Self::Consensus(_) => return Unanswered::to_status(self.to_string()),
+            Self::Gone(_) => return StatusMark::Gone.to_status(self.to_string()),
+            Self::Consensus(_) => return StatusMark::Unanswered.to_status(self.to_string()),
             Self::Ufs(error) => match error {
                 UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Code::PermissionDenied,
                 UfsError::NoBucket { .. } | UfsError::Rejected { .. } | UfsError::Oversized { .. } => {

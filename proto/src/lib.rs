@@ -49,21 +49,19 @@ pub mod bounded;
 pub mod chunk;
 mod client_rules;
 pub mod frame;
-mod gone;
 mod join;
 pub mod locks;
 mod mount;
 mod not_leading;
-mod unanswered;
+mod status_mark;
 mod users;
 
 pub use block_id::{BlockId, ContentId};
 pub use chunk::{CHUNK_BYTES, ChunkMap};
 pub use client_rules::ClientAccess;
-pub use gone::Gone;
 pub use mount::{HIDDEN, shown_option};
 pub use not_leading::NotLeading;
-pub use unanswered::Unanswered;
+pub use status_mark::StatusMark;
 pub use users::NOBODY;
 
 /// What the clients of commands call themselves to the master. They come and go with their commands, which is no news

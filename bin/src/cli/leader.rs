@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_conf::{Config, host};
 use cavern_net::master::Stubs;
-use cavern_proto::{NotLeading, Unanswered};
+use cavern_proto::{NotLeading, StatusMark};
 use tokio::time::Instant;
 use tonic::Status;
 
@@ -75,5 +75,7 @@ impl Leader {
 
 /// Whether it is not known what became of a request, or nothing did.
 pub fn is_unanswered(status: &Status) -> bool {
-    std::error::Error::source(status).is_some() || NotLeading::from_status(status).is_some() || Unanswered::is(status)
+    std::error::Error::source(status).is_some()
+        || NotLeading::from_status(status).is_some()
+        || StatusMark::Unanswered.is_on(status)
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use cavern_conf::Config;
-use cavern_proto::{Gone, NotLeading};
+use cavern_proto::{NotLeading, StatusMark};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -392,7 +392,7 @@ impl From<tonic::Status> for NetError {
             let masters = leader.unwrap_or_else(|| "this cluster".to_owned());
             return Self::MasterUnavailable { masters, cause: NO_LEADER.to_owned() };
         }
-        if Gone::is(&status) {
+        if StatusMark::Gone.is_on(&status) {
             return Self::Gone(status.message().to_owned());
         }
         Self::Master { code: status.code(), message: status.message().to_owned() }

@@ -22,7 +22,7 @@ impl FsFile {
     /// The end as it is known here; `None` when others may have moved it, or another is appending: use [`Self::end`].
     pub fn end_now(&self) -> Option<FileEnd> {
         let turn = Arc::clone(&self.appending).try_lock_owned().ok()?;
-        let offset = self.with_layout(|layout, _| layout.size().max(self.behind.end().unwrap_or(0)))?;
+        let offset = self.with_layout(|layout, _| self.end_in(layout))?;
         Some(FileEnd { offset, _turn: turn })
     }
 
@@ -32,14 +32,14 @@ impl FsFile {
         let turn = Arc::clone(&self.appending).lock_owned().await;
         let offset = match known {
             Some(known) => known,
-            None => self.use_layout(|layout, _| layout.size().max(self.behind.end().unwrap_or(0))).await?,
+            None => self.use_layout(|layout, _| self.end_in(layout)).await?,
         };
         Ok(FileEnd { offset, _turn: turn })
     }
 
     /// Somebody opens the file to append to it. What others have closed counts, whether this client was told of it or
     /// not: the master is asked, unless nobody else can have changed the file.
-    pub fn is_opened_to_append(&self) {
+    pub fn opened_to_append(&self) {
         if !self.shared.metadata.holds_place_of(self.inode) {
             self.state.lock().seen = u64::MAX;
         }

@@ -217,7 +217,7 @@ impl FsFile {
         let (Some(span), None) = (parts.next(), parts.next()) else { return WriteBehindOutcome::Refused };
         let is_fit = self.with_layout(|layout, blocks| {
             // What lies between the end and the offset may have to be zeroed.
-            let size = self.behind.end().unwrap_or(0).max(layout.size());
+            let size = self.end_in(layout);
             let has_room = blocks.get(&span.index).is_some_and(|open| {
                 open.has_room(&span.bytes) && !open.is_local() && layout.accepts_at(span.index, open)
             });

@@ -245,10 +245,11 @@ impl Core {
     }
 
     /// Memory for what is put together from several reads, which wait for theirs while this is held: it comes from a
-    /// part that is set apart, for which no such read waits.
+    /// part that is set apart, for which no such read waits. Bounded by `client.read_timeout`, too.
     pub(super) async fn charge_joined(&self, bytes: u64, deadline: Instant) -> Result<Charge, ClientError> {
         let _turn = Stage::Queue.begin();
-        self.joining.want(bytes).charge(deadline.saturating_duration_since(Instant::now())).await
+        let wait = deadline.saturating_duration_since(Instant::now()).min(self.read_timeout);
+        self.joining.want(bytes).charge(wait).await
     }
 
     /// Puts what was fetched where all who want it find it. While others wait for memory it does not stay longer than

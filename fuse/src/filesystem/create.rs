@@ -174,7 +174,7 @@ impl Inner {
         let entry = self.entry_of(&node);
         let open_flags = self.open_flags(&node, &file, flags);
         // What was made just now has its end here; of what others have made the kernel may believe another.
-        let appends = appends(flags) && file.is_opened_to_append();
+        let appends = appends(flags) && file.opened_to_append();
         let number = self.enter(file, appends, None, &reply);
         if reply.created(&entry, number, open_flags) == Delivery::Refused {
             self.closed(number);

@@ -152,7 +152,7 @@ impl Inner {
             self.open_inodes.opened(node, register)
         });
         let open_flags = self.open_flags(node, &file, flags);
-        let appends = appends(flags) && file.is_opened_to_append();
+        let appends = appends(flags) && file.opened_to_append();
         let number = self.enter(file, appends, backing.as_deref(), &reply);
         let delivery = match backing {
             Some(backing) => {
