@@ -229,6 +229,11 @@ impl Client {
         self.tables.mounts()
     }
 
+    /// Has the worker table tell how full the workers are now, or were a moment ago. Waits for no master that is away.
+    pub async fn renew_workers(&self) {
+        self.tables.renew_workers().await;
+    }
+
     /// The workers as of the last table; for `statfs` and placement.
     pub fn workers(&self) -> Arc<Placement> {
         self.pool.placement()

@@ -1,5 +1,6 @@
 //! The mount table and the worker table, kept current: fetched at the start, when the master announces another epoch,
-//! and when an entry names a mount that is not in the table.
+//! and when an entry names a mount that is not in the table. What workers say of themselves begins no epoch: whoever
+//! wants to know how full they are has their table renewed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,8 +11,9 @@ use cavern_net::WorkerPool;
 use cavern_net::master::{MasterChannel, Stubs};
 use cavern_proto::master::{ListMountsRequest, ListWorkersRequest};
 use cavern_security::Role;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::ClientError;
@@ -20,12 +22,17 @@ use crate::single_flight::SingleFlight;
 
 /// Pause after a table could not be fetched.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// How old the worker table may be where it is to be renewed, and how long that is waited for.
+const RENEW_AFTER: Duration = Duration::from_secs(1);
+const RENEW_WAIT: Duration = Duration::from_secs(1);
 
 pub(crate) struct Tables {
     master: MasterChannel,
     pool: Arc<WorkerPool>,
     ufs: schema::Ufs,
     mounts: RwLock<Arc<Mounts>>,
+    /// When the worker table was to be renewed last.
+    renewed: Mutex<Option<Instant>>,
     flights: SingleFlight<(), Result<(), ClientError>>,
     stale: Stale,
 }
@@ -45,6 +52,7 @@ impl Tables {
             pool,
             ufs: ufs.clone(),
             mounts: RwLock::default(),
+            renewed: Mutex::default(),
             flights: SingleFlight::default(),
             stale: Stale::default(),
         }
@@ -119,6 +127,18 @@ impl Tables {
         let table = self.master.call_patiently("ListWorkers", ask).await?;
         self.pool.set_workers(&table);
         Ok(())
+    }
+
+    /// Fetches the worker table, unless it is hardly older. When the master does not answer at once, the old one stays.
+    pub(crate) async fn renew_workers(&self) {
+        let before = self.renewed.lock().replace(Instant::now());
+        if before.is_some_and(|before| before.elapsed() < RENEW_AFTER) {
+            *self.renewed.lock() = before;
+            return;
+        }
+        if let Ok(Err(error)) = tokio::time::timeout(RENEW_WAIT, self.fetch_workers()).await {
+            tracing::debug!("the worker table is not renewed: {error}");
+        }
     }
 
     /// Fetches what was asked for until `stop`; `mounts_replaced` is called after every new mount table.

@@ -5,6 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -13,9 +14,11 @@ use cavern_tests::{Cluster, Options, eventually, within};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rustix::io::Errno;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::fs_mode_content::random_operations;
+use super::running::Running;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
@@ -183,6 +186,56 @@ fn workers_that_die_and_return_all_the_time_change_nothing_of_what_is_written() 
         let _done = Done(&is_done);
         random_operations(&cluster, 20..22);
     });
+}
+
+#[test]
+fn an_old_copy_of_a_workers_disk_takes_nothing_over() {
+    let cluster = mounted(Options { conf: CONF.to_owned(), ..Options::default() }, "1");
+    let (path, again) = (cluster.path("fs/file"), cluster.path("fs/again"));
+    fs::write(&path, "old").unwrap();
+    File::open(&path).unwrap().sync_all().unwrap();
+    cluster.stop("worker0");
+    let worker = cluster.at_start.workers[0].clone();
+    let place = tempfile::tempdir_in("/var/tmp").unwrap();
+    let copied = process::Command::new("cp").arg("-a").arg(&worker.dirs[0]).arg(place.path()).status().unwrap();
+    assert!(copied.success());
+    cluster.start("worker0");
+    let write = |text: &str| {
+        let mut file = OpenOptions::new().write(true).truncate(true).create(true).open(&path).unwrap();
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).unwrap();
+    };
+    write("new");
+
+    let conf = place.path().join("conf.toml");
+    let copy = place.path().join(worker.dirs[0].file_name().unwrap());
+    let masters = &cluster.at_start.masters[0].grpc;
+    let free = "127.0.0.1:0";
+    let text = format!(
+        "[cluster]\nmasters = [\"{masters}\"]\n[worker]\nlisten = \"{free}\"\nhttp_listen = \"{free}\"\n\
+         dirs = [\"[SSD]{}\"]\n",
+        copy.display()
+    );
+    fs::write(&conf, text).unwrap();
+    let running = Running::start(&cluster, &["worker", "--conf", conf.to_str().unwrap()]);
+    running.says("one has a copy of the other's directories");
+    // For longer than a worker may be silent, and over a start of the original.
+    let nodes = || cluster.cv(&["node", "list", "--json"]).json();
+    let heard = |node: &Value| (node["data"].clone(), node["state"].clone());
+    for round in 0..3 {
+        write(&format!("round {round}"));
+        forget(&cluster);
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("round {round}"));
+        fs::write(&again, [7; 100_000]).unwrap();
+        assert_eq!(fs::read(&again).unwrap(), [7; 100_000]);
+        let nodes = nodes();
+        let nodes: Vec<_> = nodes.as_array().unwrap().iter().map(heard).collect();
+        assert_eq!(nodes, [(worker.data.clone().into(), "live".into())]);
+        cluster.kill("worker0");
+        cluster.start("worker0");
+    }
+    running.signal(Signal::TERM);
+    let ended = running.finish();
+    assert_eq!((ended.code, ended.stderr.matches("one has a copy").count()), (0, 1), "{}", ended.stderr);
 }
 
 #[test]

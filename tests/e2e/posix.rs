@@ -8,9 +8,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use cavern_tests::{Cluster, Options};
+use cavern_tests::{Cluster, Options, eventually, within};
 use rustix::fs::{FlockOperation, XattrFlags};
 use rustix::io::Errno;
+
+use crate::fs_mode_lease::Stopped;
 
 #[track_caller]
 fn errno<T: std::fmt::Debug>(result: io::Result<T>) -> Errno {
@@ -48,6 +50,25 @@ fn attributes_are_those_of_the_object_and_of_the_configuration() {
     let space = rustix::fs::statvfs(cluster.mount_point()).unwrap();
     assert_eq!((space.f_namemax, space.f_files), (255, 0));
     assert!(space.f_blocks > 0 && space.f_bavail <= space.f_blocks);
+}
+
+#[test]
+fn the_size_of_the_file_system_follows_what_workers_have() {
+    let cluster = Cluster::up(Options { conf: "[master]\nheartbeat = \"200ms\"\n".to_owned(), ..Options::default() });
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    let used = || {
+        let space = rustix::fs::statvfs(cluster.mount_point()).unwrap();
+        (space.f_blocks - space.f_bfree) * space.f_frsize
+    };
+    assert!(used() < 1 << 20, "{}", used());
+    fs::write(cluster.path("fs/file"), vec![1; 8 << 20]).unwrap();
+    eventually("what was written counts", Duration::from_secs(60), || (used() >= 8 << 20).then_some(()));
+    // Nobody waits long for a master that stands still.
+    let masters = &cluster.status().masters[0];
+    let _stopped = Stopped::new(masters);
+    let path = cluster.mount_point().to_owned();
+    within("an answer", Duration::from_secs(30), move || rustix::fs::statvfs(path).unwrap());
 }
 
 #[test]

@@ -14,16 +14,15 @@ use crate::kernel::abi::StatfsOut;
 const BLOCK: u64 = 4096;
 
 impl Inner {
-    /// Capacity and use of all workers, as of their last table. In an fs-mode mount the master is asked for quotas;
+    /// Capacity and use of all workers, as they told them last. In an fs-mode mount the master is asked for quotas;
     /// while it does not answer, none is shown.
     pub(super) fn statfs(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
-        if !self.client.has_posix_mounts() {
-            return reply.statfs(&self.capacity());
-        }
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
+            this.client.renew_workers().await;
             let mut shown = this.capacity();
-            if let Ok(node) = this.node(kernel_node).await
+            if this.client.has_posix_mounts()
+                && let Ok(node) = this.node(kernel_node).await
                 && node.has_quotas()
             {
                 let directory = if node.is_directory() { node.inode } else { node.parent };
