@@ -10,6 +10,7 @@
 //!   only when the object under the new key has been confirmed.
 //! - [`origins`](self::origins): objects that have what no block of a file has. Nobody else writes over them.
 //! - [`expedite`](self::expedite): parts of the namespace that somebody waits for. Nothing of them waits for a delay.
+//! - [`lost`](self::lost): files that cannot be written, since their workers have lost blocks of them.
 //! - [`drop_clean_blocks`](self::drop_clean_blocks): blocks of files that the bucket has, dropped where a worker is
 //!   nearly full.
 //! - [`garbage_collection`](self::garbage_collection): blocks of workers that no file has any more.
@@ -28,6 +29,7 @@ mod expedite;
 mod fenced;
 mod garbage_collection;
 pub mod intents;
+mod lost;
 pub mod metadata;
 mod object_tag;
 mod origins;

@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::plan::{Step, plan};
+pub(crate) use self::unavailable::describe;
 use crate::MasterError;
 use crate::metrics::RepairMetrics;
 use crate::persist::ObjectWriter;

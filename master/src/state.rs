@@ -20,6 +20,7 @@ mod extent;
 pub mod held;
 mod intent;
 mod kept;
+mod lost;
 mod mount;
 pub mod namespace;
 mod origin;

@@ -1,5 +1,6 @@
 //! The bucket of an fs-mode mount follows the namespace: key by key, through everything that fails meanwhile.
 
+mod lost;
 mod writer;
 
 use std::fs;

@@ -97,6 +97,7 @@ not_asked! {
     list_jobs(ListJobsRequest) -> JobList;
     cancel_job(GetJobRequest) -> Job;
     get_persist_status(PersistStatusRequest) -> PersistStatus;
+    resolve_lost(ResolveLostRequest) -> ResolveLostReply;
     status(StatusRequest) -> ClusterStatus;
 }
 

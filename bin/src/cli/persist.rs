@@ -1,5 +1,6 @@
 //! `cv persist`: how far the buckets of fs-mode mounts are behind.
 
+mod lost;
 mod wait;
 
 use cavern_conf::{Interval, counted};
@@ -8,6 +9,7 @@ use cavern_proto::master::{PersistStatus, PersistStatusRequest};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
+use self::lost::{DropArgs, RetryArgs};
 use self::wait::Wait;
 use super::connect::ClusterArgs;
 use crate::console;
@@ -19,6 +21,10 @@ pub enum PersistCommand {
     Status(StatusArgs),
     /// Wait until the buckets have what is in the namespace now.
     Wait(WaitArgs),
+    /// Try files that have lost blocks once more.
+    Retry(RetryArgs),
+    /// Give up lost blocks: files go back to what the bucket has, or get zeros.
+    Drop(DropArgs),
 }
 
 impl PersistCommand {
@@ -26,6 +32,8 @@ impl PersistCommand {
         match self {
             Self::Status(args) => args.run().await,
             Self::Wait(args) => args.run().await,
+            Self::Retry(args) => args.run().await,
+            Self::Drop(args) => args.run().await,
         }
     }
 }
@@ -55,7 +63,8 @@ pub struct StatusArgs {
 
 Waits for the changes that were made before it began, not for those that come meanwhile. What fails is tried again for \
 ever, so without --timeout the wait for a bucket that is away has no end. Draws a bar on a terminal, prints lines \
-elsewhere and one JSON object per line with --json. Exit code 1 when the time is over.")]
+elsewhere and one JSON object per line with --json. Exit code 1 when the time is over, and when all that is left are \
+files that have lost blocks, which only `cv persist drop` or a removal ends.")]
 pub struct WaitArgs {
     /// File or directory of the namespace.
     #[arg(value_name = "PATH")]
@@ -81,6 +90,9 @@ struct BacklogView {
     files_per_second: u64,
     bytes_per_second: u64,
     last_error: String,
+    /// Of `files`, those that have lost blocks, and the paths of the first of them.
+    lost_files: u64,
+    lost: Vec<String>,
 }
 
 impl BacklogView {
@@ -94,6 +106,8 @@ impl BacklogView {
             files_per_second: status.files_per_second,
             bytes_per_second: status.bytes_per_second,
             last_error: status.last_error,
+            lost_files: status.lost_files,
+            lost: status.lost.into_iter().map(|file| file.path).collect(),
         }
     }
 
@@ -108,8 +122,12 @@ impl BacklogView {
         }
         let error =
             if self.last_error.is_empty() { String::new() } else { format!("; the last error: {}", self.last_error) };
+        let lost = match self.lost_files {
+            0 => String::new(),
+            files => format!("; {} with lost blocks", counted(files, "file")),
+        };
         format!(
-            "{}: {} ({}) to write, {} to delete, the oldest change {:.0} s ago; {} files/s, {}/s{error}",
+            "{}: {} ({}) to write, {} to delete, the oldest change {:.0} s ago; {} files/s, {}/s{lost}{error}",
             self.path,
             counted(self.files, "file"),
             console::size(self.bytes),

@@ -5,7 +5,8 @@ mod certificates;
 use cavern_conf::counted;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
-    ClusterStatus, ListUnavailableRequest, StatusRequest, UnavailableFiles, Worker, WorkerState, WorkerTable,
+    ClusterStatus, ListUnavailableRequest, PersistStatus, PersistStatusRequest, StatusRequest, UnavailableFiles,
+    Worker, WorkerState, WorkerTable,
 };
 use cavern_security::{Role, Transport};
 use clap::Args;
@@ -49,6 +50,7 @@ struct Report {
     mounts: Vec<MountView>,
     jobs: Vec<JobView>,
     unavailable: Unavailable,
+    lost: Lost,
     /// Where connections are secured.
     #[serde(skip_serializing_if = "Option::is_none")]
     certificates: Option<Vec<CertificateView>>,
@@ -59,6 +61,14 @@ struct Report {
 struct Unavailable {
     files: u64,
     blocks: u64,
+    /// The first of them.
+    paths: Vec<String>,
+}
+
+/// Files of fs-mode mounts that have lost blocks: their workers are live and do not have them, and no bucket does.
+#[derive(Serialize)]
+struct Lost {
+    files: u64,
     /// The first of them.
     paths: Vec<String>,
 }
@@ -119,7 +129,10 @@ impl ReportArgs {
         let request = ListUnavailableRequest { limit: UNAVAILABLE_SHOWN, ..ListUnavailableRequest::default() };
         let ask = async |mut master: Stubs| {
             let status = master.cluster.status(StatusRequest {}).await?.into_inner();
-            Ok(Report::new(status, master.cluster.list_unavailable(request).await?.into_inner()))
+            let unavailable = master.cluster.list_unavailable(request).await?.into_inner();
+            let persisted = PersistStatusRequest { path: "/".to_owned(), ..PersistStatusRequest::default() };
+            let persisted = master.cluster.get_persist_status(persisted).await?.into_inner();
+            Ok(Report::new(status, unavailable, persisted))
         };
         let mut report = self.cluster.leader().await?.ask(ask).await?;
         let config = self.cluster.config()?;
@@ -137,7 +150,7 @@ impl ReportArgs {
 }
 
 impl Report {
-    fn new(status: ClusterStatus, lost: UnavailableFiles) -> Self {
+    fn new(status: ClusterStatus, unavailable: UnavailableFiles, persisted: PersistStatus) -> Self {
         let workers = status.workers.unwrap_or_default();
         Self {
             cluster_id: status.cluster_id,
@@ -152,9 +165,13 @@ impl Report {
             mounts: MountView::all(&status.mounts.unwrap_or_default()),
             jobs: status.jobs.into_iter().map(JobView::from).collect(),
             unavailable: Unavailable {
-                files: lost.files,
-                blocks: lost.blocks,
-                paths: lost.listed.into_iter().map(|file| file.path).collect(),
+                files: unavailable.files,
+                blocks: unavailable.blocks,
+                paths: unavailable.listed.into_iter().map(|file| file.path).collect(),
+            },
+            lost: Lost {
+                files: persisted.lost_files,
+                paths: persisted.lost.into_iter().map(|file| file.path).collect(),
             },
             certificates: None,
         }
@@ -201,6 +218,7 @@ impl Report {
             ))?;
         }
         self.unavailable.print()?;
+        self.lost.print()?;
         let certificates = self.certificates.as_deref().unwrap_or_default();
         certificates::print_warning(certificates)?;
         console::line("")?;
@@ -229,12 +247,31 @@ impl Unavailable {
             counted(self.blocks, "block"),
             counted(self.files, "file")
         ))?;
-        for path in &self.paths {
-            console::line(format_args!("          {path}"))?;
-        }
-        let more = self.files.saturating_sub(self.paths.len() as u64);
-        if more > 0 { console::line(format_args!("          and {more} more")) } else { Ok(()) }
+        print_paths(self.files, &self.paths)
     }
+}
+
+impl Lost {
+    fn print(&self) -> Result<(), CliError> {
+        if self.files == 0 {
+            return Ok(());
+        }
+        console::line(format_args!(
+            "LOST      blocks of {}, which no bucket has and none of their workers has any more: see `cv persist drop \
+             --help`",
+            counted(self.files, "file")
+        ))?;
+        print_paths(self.files, &self.paths)
+    }
+}
+
+/// The first of so many files.
+fn print_paths(files: u64, paths: &[String]) -> Result<(), CliError> {
+    for path in paths {
+        console::line(format_args!("          {path}"))?;
+    }
+    let more = files.saturating_sub(paths.len() as u64);
+    if more > 0 { console::line(format_args!("          and {more} more")) } else { Ok(()) }
 }
 
 impl Cache {

@@ -646,6 +646,10 @@ impl Cluster for Service {
         Err(Status::unimplemented("not in these tests"))
     }
 
+    async fn resolve_lost(&self, _: Request<ResolveLostRequest>) -> Result<Response<ResolveLostReply>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
     async fn list_unavailable(&self, _: Request<ListUnavailableRequest>) -> Result<Response<UnavailableFiles>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }

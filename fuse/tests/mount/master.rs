@@ -548,6 +548,12 @@ impl Cluster for Master {
     ) -> Result<Response<wire::PersistStatus>, Status> {
         Err(Status::unimplemented("get_persist_status"))
     }
+    async fn resolve_lost(
+        &self,
+        _: Request<wire::ResolveLostRequest>,
+    ) -> Result<Response<wire::ResolveLostReply>, Status> {
+        Err(Status::unimplemented("resolve_lost"))
+    }
     async fn list_unavailable(
         &self,
         _: Request<wire::ListUnavailableRequest>,

@@ -49,6 +49,10 @@ impl ObjectWriter for Fenced {
         self.do_as_leader(|workers| workers.free(worker, blocks))
     }
 
+    fn has(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<bool>, String>> {
+        self.workers.has(worker, blocks)
+    }
+
     fn copy(&self, worker: u64, request: CopyRequest, within: Duration) -> BoxFuture<'_, Result<(), String>> {
         self.do_as_leader(|workers| workers.copy(worker, request, within))
     }

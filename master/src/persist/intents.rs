@@ -113,7 +113,7 @@ impl Persistence {
         u64::try_from(self.lookups.reader.clock().age_ns(ns)).map_or(true, |age| Duration::from_nanos(age) >= than)
     }
 
-    async fn process_intent(
+    pub(super) async fn process_intent(
         &self,
         inode: u64,
         mount_id: u32,
@@ -275,6 +275,7 @@ impl Persistence {
                 Status::VersionChanged => return Err(failed(FailureKind::Item)),
                 Status::Changed => return Err(PersistOutcome::Changing),
                 Status::NotFound => return Err(self.recognize_own_upload(mount, work, &reply.message).await),
+                Status::NoSuchBlock => return Err(self.recognize_lost(work, &reply.message).await),
                 status @ (Status::UfsUnavailable | Status::Denied) => {
                     mount.failed(&MasterError::Refused(reply.message.clone()));
                     return Err(failed(if status == Status::Denied {

@@ -35,6 +35,10 @@ pub(super) enum FailureKind {
     Item,
     /// The same, and a person has to mend it.
     NeedsOperator,
+    /// Of a file as it was after this change: blocks of it are lost, and a person has to give them up.
+    Lost {
+        change: u64,
+    },
     Bucket,
     /// The same, and a person has to mend it.
     Denied,
@@ -99,6 +103,9 @@ struct State {
     /// Inodes and keys that are being worked on.
     busy: HashSet<Item>,
     failures: HashMap<Item, Failure>,
+    /// Files that have lost blocks, each with its last change of then. All of them, as long as they are not written:
+    /// whoever waits must be told when nothing else is left.
+    lost: HashMap<u64, u64>,
     /// Buckets (by mount) that failed last.
     buckets: HashMap<u32, Failure>,
     /// Of these, those that are being asked whether they are back.
@@ -165,6 +172,11 @@ impl Ledger {
         self.0.lock().buckets.get(&mount_id).map(|failure| (failure.at, failure.error.clone()))
     }
 
+    /// Whether an inode is known to have lost blocks, and has not been changed since.
+    pub(super) fn is_lost(&self, inode: u64, change: u64) -> bool {
+        self.0.lock().lost.get(&inode) == Some(&change)
+    }
+
     /// Whether somebody who has been waiting for an item since then should not wait any longer, be it for what is wrong
     /// with the item or with its bucket.
     pub(super) fn is_given_up(&self, item: &Item, mount_id: u32, since: Instant) -> bool {
@@ -178,13 +190,13 @@ impl WorkPermit {
     /// The bucket did what it was asked to.
     pub(super) fn succeeded(&self) {
         let mut state = self.ledger.0.lock();
-        state.failures.remove(&self.item);
+        state.forget(&self.item);
         state.buckets.remove(&self.mount_id);
     }
 
     /// The item needs nothing, or its bucket was not asked.
     pub(super) fn ended(&self) {
-        self.ledger.0.lock().failures.remove(&self.item);
+        self.ledger.0.lock().forget(&self.item);
     }
 
     /// Nothing is wrong, but now is not the time.
@@ -203,6 +215,14 @@ impl WorkPermit {
         };
         let failure = Failure::new(state.failures.get(&self.item), kind, error, pauses);
         state.remember(&self.item, failure);
+        if let Item::Inode(inode) = &self.item {
+            match kind {
+                FailureKind::Lost { change } => drop(state.lost.insert(*inode, change)),
+                // Its blocks were not asked for.
+                FailureKind::Bucket | FailureKind::Denied => {}
+                FailureKind::Item | FailureKind::NeedsOperator => drop(state.lost.remove(inode)),
+            }
+        }
         if kind.is_of_bucket() {
             let known = state.buckets.get(&self.mount_id);
             // What was under way when it failed for the first time says nothing new.
@@ -223,6 +243,13 @@ impl State {
         // Whether it is back is still asked by one at a time.
         if let Some(bucket) = self.buckets.get_mut(&mount_id).filter(|bucket| bucket.first < since) {
             (bucket.count, bucket.first, bucket.until) = (0, Instant::now(), since);
+        }
+    }
+
+    fn forget(&mut self, item: &Item) {
+        self.failures.remove(item);
+        if let Item::Inode(inode) = item {
+            self.lost.remove(inode);
         }
     }
 
@@ -318,6 +345,24 @@ mod tests {
         assert!(ledger.error(&item).is_none() && ledger.begin(&item, 1, Priority::Normal).is_some());
         let pauses: Vec<u128> = [1, 2, 3, 40].map(|count| pause(PAUSE_FIRST, PAUSE_MAX, count).as_millis()).into();
         assert_eq!(pauses, [500, 1000, 2000, 30_000]);
+    }
+
+    #[test]
+    fn a_file_that_has_lost_blocks_is_known_until_it_is_changed_or_written() {
+        let ledger = Ledger::default();
+        let item = Item::Inode(1);
+        let fail = |kind| {
+            ledger.begin(&item, 1, Priority::Expedited(Instant::now())).unwrap().failed(kind, "no");
+        };
+        fail(FailureKind::Lost { change: 5 });
+        assert!(ledger.is_lost(1, 5) && !ledger.is_lost(1, 6) && !ledger.is_lost(2, 5));
+        fail(FailureKind::Bucket);
+        assert!(ledger.is_lost(1, 5), "its blocks were not asked for");
+        fail(FailureKind::Item);
+        assert!(!ledger.is_lost(1, 5), "a worker may be away");
+        fail(FailureKind::Lost { change: 6 });
+        ledger.begin(&item, 1, Priority::Expedited(Instant::now())).unwrap().succeeded();
+        assert!(!ledger.is_lost(1, 6));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_proto::master::{Kind, PersistStatus};
+use cavern_proto::master::{Kind, PersistStatus, UnavailableFile};
 use cavern_proto::record::InodeRecord;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -12,11 +12,13 @@ use tokio::time::Instant;
 use super::retry_tracker::Item;
 use super::scope::{Scope, ScopeFilter};
 use super::{PAGE, Persistence, REST};
-use crate::MasterError;
 use crate::state::{PendingDeletion, Tables, has_content};
+use crate::{MasterError, repair};
 
 /// The rate is that of so many seconds.
 const WINDOW: Duration = Duration::from_secs(10);
+/// Files with lost blocks that are listed.
+const LOST_LISTED: usize = 20;
 /// How often the gauges are set, at most.
 const MEASURE: Duration = Duration::from_secs(5);
 
@@ -75,6 +77,9 @@ pub struct Backlog {
     /// Of all these, those that nobody should wait for any longer: see
     /// [`Ledger::is_given_up`](super::retry_tracker::Ledger::is_given_up).
     pub given_up: u64,
+    /// Of the files, those that have lost blocks, and the first of them.
+    pub lost_files: u64,
+    pub lost: Vec<UnavailableFile>,
     oldest_ns: i64,
     error: Option<(Instant, String)>,
 }
@@ -128,6 +133,8 @@ impl Persistence {
             files_per_second,
             bytes_per_second,
             change,
+            lost_files: backlog.lost_files,
+            lost: backlog.lost,
         })
     }
 
@@ -191,6 +198,12 @@ impl Persistence {
                 backlog.files += 1;
                 backlog.bytes += unwritten_bytes(tables, inode)?;
                 backlog.older(intent.first_ns);
+                if self.ledger.is_lost(inode, intent.change) {
+                    backlog.lost_files += 1;
+                    if backlog.lost.len() < LOST_LISTED {
+                        backlog.lost.extend(repair::describe(tables, inode)?);
+                    }
+                }
                 add(&mut backlog, &Item::Inode(inode), intent.mount_id);
             }
         }

@@ -29,6 +29,9 @@ pub trait ObjectWriter: Send + Sync + 'static {
     /// Has a worker free blocks for good.
     fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>>;
 
+    /// Whether a worker has each of these blocks.
+    fn has(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<bool>, String>>;
+
     /// Has a worker make a copy of a block of another.
     fn copy(&self, worker: u64, request: CopyRequest, within: Duration) -> BoxFuture<'_, Result<(), String>>;
 }
@@ -52,6 +55,17 @@ impl ObjectWriter for PooledWorkers {
 
     fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async move { self.pool().free(worker, blocks).await.map(drop).map_err(|error| error.to_string()) })
+    }
+
+    fn has(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<bool>, String>> {
+        Box::pin(async move {
+            let count = blocks.len();
+            let reply = self.pool().query(worker, blocks).await.map_err(|error| error.to_string())?;
+            if reply.items.len() != count {
+                return Err(format!("worker {worker} answered another question"));
+            }
+            Ok(reply.items.into_iter().map(|item| item.known).collect())
+        })
     }
 
     fn copy(&self, worker: u64, request: CopyRequest, within: Duration) -> BoxFuture<'_, Result<(), String>> {

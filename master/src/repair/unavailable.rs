@@ -115,7 +115,7 @@ pub(super) fn is_in_bucket(tables: Tables<'_>, inode: u64) -> Result<bool, Maste
 }
 
 /// A file as it is listed; `None` when it is gone, or has no name any more.
-pub(super) fn describe(tables: Tables<'_>, inode: u64) -> Result<Option<UnavailableFile>, MasterError> {
+pub(crate) fn describe(tables: Tables<'_>, inode: u64) -> Result<Option<UnavailableFile>, MasterError> {
     let Some(record) = tables.inode(inode)? else { return Ok(None) };
     let Some((parent, name)) = tables.names(inode, &record).next().transpose()? else { return Ok(None) };
     let Some(directory) = tables.directory(parent)? else { return Ok(None) };

@@ -7,11 +7,11 @@ use cavern_proto::ClientAccess;
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
     AccessMode, ClaimList, ClusterStatus, DrainWorkerRequest, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job,
-    JobList, ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest, ListWorkersRequest, Mount,
-    MountReply, MountRequest, MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply,
-    RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest, StatusRequest, SubmitExportRequest,
-    SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest, WatchEvent, WatchRequest,
-    WorkerBlocks, WorkerBlocksRequest, WorkerTable,
+    JobList, ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest, ListWorkersRequest,
+    LostAction, Mount, MountReply, MountRequest, MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply,
+    RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest, ResolveLostReply, ResolveLostRequest, StatusRequest,
+    SubmitExportRequest, SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest,
+    WatchEvent, WatchRequest, WorkerBlocks, WorkerBlocksRequest, WorkerTable,
 };
 use futures::StreamExt;
 use tokio::sync::mpsc;
@@ -20,11 +20,11 @@ use tonic::{Response, Status, Streaming};
 
 use super::guard::is_about;
 use super::{Answers, Services, asker};
-use crate::MasterError;
 use crate::mounts::{DetachPolicy, redact};
 use crate::request::Request;
 use crate::sessions::{self, Before};
 use crate::state::Tables;
+use crate::{MasterError, level};
 
 /// Events handed to the transport before the client takes them; what waits longer stays in the session's queue.
 const EVENTS_AHEAD: usize = 64;
@@ -235,6 +235,23 @@ impl Cluster for Services {
         }
         let up_to = if up_to_change == 0 { u64::MAX } else { up_to_change };
         Ok(Response::new(self.persistence.status(&path, up_to).await?))
+    }
+
+    async fn resolve_lost(
+        &self,
+        request: tonic::Request<ResolveLostRequest>,
+    ) -> Result<Response<ResolveLostReply>, Status> {
+        is_about(&request, |asked| asked.path.clone());
+        self.asked_by(&request, 0)?.check_path(&request.get_ref().path)?;
+        let (action, path) = (request.get_ref().action(), request.into_inner().path);
+        if action == LostAction::Drop {
+            let what = "that blocks which all of their workers have lost can be given up";
+            level::require(&self.lookups.reader, level::LOST_DROPPED, what).await?;
+            // What clients have answered for these files is made first.
+            let scope = self.persistence.scope(&path).await?;
+            self.lookups.recall_mount_of(scope.inode).await?;
+        }
+        Ok(Response::new(self.persistence.resolve_lost(&path, action).await?))
     }
 
     async fn drain_worker(

@@ -67,6 +67,7 @@ const TABLE: &[(&str, Methods)] = &[
             ("CancelJob", OPERATORS),
             ("RetryJob", OPERATORS),
             ("GetPersistStatus", USERS),
+            ("ResolveLost", OPERATORS),
             ("DrainWorker", OPERATORS),
             ("GetWorkerBlocks", OPERATORS),
             ("RemoveWorker", OPERATORS),
@@ -97,13 +98,14 @@ const TABLE: &[(&str, Methods)] = &[
 ];
 
 /// Calls that the audit log has. What clients change in the namespace is not in it, but for quotas.
-const AUDITED: [&str; 16] = [
+const AUDITED: [&str; 17] = [
     "RegisterWorker",
     "Mount",
     "Unmount",
     "UpdateMount",
     "GetCredentials",
     "FreeContent",
+    "ResolveLost",
     "DrainWorker",
     "RemoveWorker",
     "Join",

@@ -10,7 +10,7 @@ use super::namespace::{ListingCounts, apply_listing, create_root};
 use super::orphans::{StepProgress, reap};
 use super::tables::{CLUSTER_KEY, index_key};
 use super::transaction::Transaction;
-use super::{Family, existing, extent, intent, kept, mount, origin, posix, registry, requests, restored, usage};
+use super::{Family, existing, extent, intent, kept, lost, mount, origin, posix, registry, requests, restored, usage};
 use crate::{MasterError, level};
 
 /// Instead of the number of a change: the answer was made before, and waits for all changes of strict mounts that are
@@ -54,6 +54,10 @@ pub enum Outcome {
         is_named: bool,
     },
     Freed(FreedContent),
+    /// Lost blocks of a file are given up. The file went back to what its bucket has; otherwise they are zeros.
+    LostDropped {
+        reverted: bool,
+    },
     /// What others changed, taken in or not.
     TakenIn(RefreshFate),
     /// It was done before, when it was asked for under the same id.
@@ -100,6 +104,7 @@ pub(super) fn apply_changes(transaction: &mut Transaction<'_>, command: Command)
         Some(Kind::JoinReplica(join)) => extent::join(transaction, &join),
         Some(Kind::SettleReplica(settle)) => extent::settle(transaction, &settle),
         Some(Kind::DropBlocks(step)) => extent::drop_truncated_step(transaction, &step),
+        Some(Kind::DropLost(lost)) => lost::drop_lost(transaction, lost),
         Some(Kind::StraysFreed(freed)) => Ok(extent::strays_freed(transaction, &freed)),
         Some(Kind::FreeContent(inode)) => origin::free(transaction, inode, 0),
         Some(Kind::FreeOwnContent(own)) => origin::free(transaction, own.inode, own.session),

@@ -249,7 +249,7 @@ fn find(
     Ok(Some((BlockOwner { inode, mount_id: record.mount_id, replicas }, known)))
 }
 
-fn is_as(known: &ExtentRecord, extent: &Extent) -> bool {
+pub(super) fn is_as(known: &ExtentRecord, extent: &Extent) -> bool {
     known.generation == extent.generation && known.workers == extent.workers && known.joined == extent.joined
 }
 

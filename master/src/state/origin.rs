@@ -24,7 +24,7 @@ use crate::MasterError;
 
 /// Objects of a file that are looked at in search of one that is whole, or that can take the place of another. Where a
 /// file has so many, nearly all are.
-const LOOKED_AT: usize = 256;
+pub(super) const LOOKED_AT: usize = 256;
 /// Blocks of a file that are counted one by one.
 const COUNTED: usize = 1000;
 
@@ -194,11 +194,12 @@ fn successor(
     Ok(None)
 }
 
-fn is_written(object: &ObjectRecord) -> bool {
+pub(super) fn is_written(object: &ObjectRecord) -> bool {
     !object.etag.is_empty()
 }
 
-fn at(key: String, object: &ObjectRecord, valid: u64) -> Origin {
+/// An object as an origin, valid so far.
+pub(super) fn at(key: String, object: &ObjectRecord, valid: u64) -> Origin {
     let ObjectRecord { etag, size: length, version, .. } = object.clone();
     Origin { key, etag, length, valid: valid.min(length), version }
 }
@@ -231,7 +232,8 @@ pub(super) fn follow(
 pub(super) fn move_to(transaction: &mut Transaction<'_>, moved: MoveOrigin) -> Result<Outcome, MasterError> {
     let Some(mut record) = transaction.inode(moved.inode)? else { return Ok(Outcome::Done) };
     let (Some(from), Some(mut to)) = (record.origin.clone(), moved.to) else { return Ok(Outcome::Done) };
-    if from.key == moved.key && from.etag == moved.etag {
+    // A copy that was made while less of it was valid does not do: see `lost`.
+    if from.key == moved.key && from.etag == moved.etag && from.valid <= to.length {
         to.valid = from.valid.min(to.length);
         set(transaction, moved.inode, &mut record, Some(to))?;
         transaction.put_inode(moved.inode, record);

@@ -66,6 +66,10 @@ impl ObjectWriter for NoWorkers {
         Box::pin(async { Err("there is no worker".to_owned()) })
     }
 
+    fn has(&self, _: u64, _: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<bool>, String>> {
+        Box::pin(async { Err("there is no worker".to_owned()) })
+    }
+
     fn copy(&self, _: u64, _: CopyRequest, _: Duration) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async { Err("there is no worker".to_owned()) })
     }

@@ -8,6 +8,7 @@ mod exports;
 mod external;
 mod fake;
 mod loads;
+mod lost;
 mod origins;
 mod random;
 

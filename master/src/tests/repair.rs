@@ -68,6 +68,10 @@ impl ObjectWriter for Fake {
         Box::pin(async { Ok(()) })
     }
 
+    fn has(&self, _: u64, _: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<bool>, String>> {
+        Box::pin(async { Err("not now".to_owned()) })
+    }
+
     fn copy(&self, worker: u64, request: CopyRequest, _: Duration) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async move {
             let index = request.block.unwrap_or_default().index;

@@ -32,7 +32,8 @@ impl Wait {
     /// Waits, for `timeout` at most.
     ///
     /// # Errors
-    /// The time is over, there is no such path, or no master answered for long.
+    /// The time is over, nothing is left but files that have lost blocks, there is no such path, or no master answered
+    /// for long.
     pub async fn run(mut self, timeout: Option<Duration>) -> Result<(), CliError> {
         let began = Instant::now();
         let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
@@ -51,6 +52,10 @@ impl Wait {
             if progress.is_hidden() && said.elapsed() >= LINE_PERIOD {
                 said = Instant::now();
                 self.say(&view)?;
+            }
+            if view.lost_files == view.left() {
+                drop(progress);
+                return Err(CliError::Failed(lost_only(&view)));
             }
             if timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
                 drop(progress);
@@ -105,6 +110,24 @@ impl Wait {
             }
         }
     }
+}
+
+/// Why waiting any longer makes no sense.
+fn lost_only(view: &BacklogView) -> String {
+    let files = match view.lost_files {
+        1 => "1 file has".to_owned(),
+        files => format!("{files} files have"),
+    };
+    let more = match view.lost_files.saturating_sub(view.lost.len() as u64) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!(
+        "{files} lost blocks before the bucket had them, and nothing else is left to be written: {}{more}. The workers \
+         of these blocks are there and have not got them. `cv persist retry PATH` tries once more; `cv persist drop \
+         PATH` takes the file back to the version that the bucket has, or fills the lost blocks with zeros",
+        view.lost.join(", ")
+    )
 }
 
 fn error_of(view: &BacklogView) -> String {

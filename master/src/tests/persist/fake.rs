@@ -37,6 +37,8 @@ pub struct Fake {
     pub written: Arc<Mutex<Vec<String>>>,
     pub freed: Arc<Mutex<Vec<(u64, u32)>>>,
     pub live: Arc<Mutex<Vec<(u64, WorkerState)>>>,
+    /// Workers, and indexes of blocks that they have lost.
+    pub lost: Arc<Mutex<Vec<(u64, u32)>>>,
     /// Bytes of a disk of worker 1, and of the blocks on it.
     pub disk: Arc<Mutex<(u64, u64)>>,
     /// Keys, indexes and lengths of blocks that were filled.
@@ -60,6 +62,7 @@ impl Fake {
             disk: Arc::default(),
             filled: Arc::default(),
             fills: Arc::default(),
+            lost: Arc::default(),
             live: Arc::new(Mutex::new(vec![(1, WorkerState::Live)])),
         }
     }
@@ -83,6 +86,16 @@ impl Fake {
             blocks[*index as usize] = written(request.inode, *generation);
         }
         Ok(blocks)
+    }
+
+    /// Whether the first worker of a block does not have it.
+    fn lacks_a_block(&self, request: &PersistRequest) -> bool {
+        let (lost, mut workers) = (self.lost.lock(), request.workers.iter());
+        let mut blocks = request.indexes.iter().zip(&request.copies);
+        blocks.any(|(index, copies)| {
+            let first = workers.by_ref().take(*copies as usize).copied().collect::<Vec<u64>>()[0];
+            lost.contains(&(first, *index))
+        })
     }
 
     /// The words for the blocks of an object in one version.
@@ -110,6 +123,9 @@ impl Fake {
             0 => return Err("the worker went away before".to_owned()),
             1 => return answer(Status::Changed, String::new()),
             _ => {}
+        }
+        if self.lacks_a_block(&request) {
+            return answer(Status::NoSuchBlock, String::new());
         }
         let blocks = match self.blocks(&request).await {
             Ok(blocks) => blocks,
@@ -198,6 +214,13 @@ impl ObjectWriter for Fake {
 
     fn persist(&self, _: u64, request: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>> {
         Box::pin(self.write(request))
+    }
+
+    fn has(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<bool>, String>> {
+        let lost = self.lost.lock();
+        let has = |block: &BlockRef| !lost.contains(&(worker, block.index));
+        let has = blocks.iter().map(has).collect();
+        Box::pin(async { Ok(has) })
     }
 
     fn copy(&self, _: u64, _: CopyRequest, _: Duration) -> BoxFuture<'_, Result<(), String>> {

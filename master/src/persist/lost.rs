@@ -1,0 +1,212 @@
+//! Files that cannot be written to the bucket, because their workers have lost blocks of them.
+//!
+//! A block is lost when each of its workers is live, with all of its disks, and says that it does not have it: a host
+//! that loses its power loses what it had not synced. As long as one of them is away, it may still have the block, and
+//! the file waits for it (see `crate::repair::unavailable`).
+//!
+//! Which files have lost blocks is known to the leader that has tried to write them, and to nobody else: the next one
+//! finds it out with its own attempts. They are tried again like everything else, until somebody gives them up.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_proto::data::BlockRef;
+use cavern_proto::master::{Extent, LostAction, ResolveLostReply};
+use cavern_proto::record::DropLost;
+use cavern_proto::record::command::Command;
+use tokio::time::Instant;
+
+use super::intents::PersistOutcome;
+use super::plan::Work;
+use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
+use super::scope::{Scope, ScopeFilter};
+use super::{PAGE, PAUSES, Persistence};
+use crate::MasterError;
+use crate::state::{AT_ONCE, Outcome};
+
+/// Blocks that a worker is asked about at a time.
+const ASKED: usize = 1000;
+/// How long an attempt that is under way is waited for, and a bucket that does not answer.
+const TURN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A file that has lost blocks.
+#[derive(Clone, Copy, Debug)]
+struct LostFile {
+    inode: u64,
+    mount_id: u32,
+}
+
+impl Persistence {
+    /// A worker has not found a block of a file that is to be written.
+    pub(super) async fn recognize_lost(&self, work: &Work, missing: &str) -> PersistOutcome {
+        match self.lost_blocks(work.inode, work.mount_id).await {
+            Ok(lost) if lost.is_empty() => PersistOutcome::Failed(FailureKind::Item, missing.to_owned()),
+            Ok(lost) => {
+                let workers: HashSet<u64> = lost.iter().flat_map(|extent| extent.workers.iter().copied()).collect();
+                let mut workers: Vec<String> = workers.into_iter().map(|worker| worker.to_string()).collect();
+                workers.sort();
+                let error = format!(
+                    "{} blocks of inode {} are lost: none of their workers ({}) has them; `cv persist drop` gives them \
+                     up",
+                    lost.len(),
+                    work.inode,
+                    workers.join(", ")
+                );
+                tracing::error!(inode = work.inode, mount = work.mount_id, "{error}");
+                PersistOutcome::Failed(FailureKind::Lost { change: work.change }, error)
+            }
+            Err(error) => PersistOutcome::Failed(FailureKind::Item, error.to_string()),
+        }
+    }
+
+    /// The blocks of a file that all of their workers have lost. A worker that is away, lacks a disk or does not answer
+    /// may have what it is to have.
+    async fn lost_blocks(&self, inode: u64, mount_id: u32) -> Result<Vec<Extent>, MasterError> {
+        let read = self.lookups.reader.read(move |tables| {
+            let block_size = tables.mount(mount_id)?.map_or(0, |mount| mount.block_size);
+            Ok((tables.extents(inode, 0)?, block_size))
+        });
+        let (mut extents, block_size) = read.await?;
+        let placement = self.writer.placement()?;
+        let reported = self.writer.reported()?;
+        let ails = |worker: u64| {
+            let disks = reported.iter().filter(|known| known.id == worker).flat_map(|known| &known.disks);
+            disks.into_iter().any(|disk| !disk.healthy)
+        };
+        let is_whole: HashMap<u64, bool> = extents
+            .iter()
+            .flat_map(|extent| extent.workers.iter().copied())
+            .map(|worker| (worker, placement.is_live(worker) && !ails(worker)))
+            .collect();
+        extents.retain(|extent| extent.joining == 0 && extent.workers.iter().all(|worker| is_whole[worker]));
+        let mut asked: BTreeMap<u64, Vec<&Extent>> = BTreeMap::new();
+        for extent in &extents {
+            extent.workers.iter().for_each(|worker| asked.entry(*worker).or_default().push(extent));
+        }
+        let mut there = HashSet::new();
+        for (worker, extents) in asked {
+            for extents in extents.chunks(ASKED) {
+                let name = |extent: &&Extent| {
+                    let Extent { generation, index, .. } = **extent;
+                    BlockRef::of_inode(&self.cluster_id, inode, generation, index, block_size, mount_id)
+                };
+                match self.writer.has(worker, extents.iter().map(name).collect()).await {
+                    Ok(has) => {
+                        there.extend(extents.iter().zip(has).filter(|(_, has)| *has).map(|(extent, _)| extent.index));
+                    }
+                    Err(_) => there.extend(extents.iter().map(|extent| extent.index)),
+                }
+            }
+        }
+        extents.retain(|extent| !there.contains(&extent.index));
+        Ok(extents)
+    }
+
+    /// Deals with the files of a path, and below it, that have lost blocks.
+    ///
+    /// # Errors
+    /// [`MasterError::Refused`] when no file there is known to have, or one of them cannot be dealt with now.
+    pub async fn resolve_lost(
+        self: &Arc<Self>,
+        path: &str,
+        action: LostAction,
+    ) -> Result<ResolveLostReply, MasterError> {
+        let scope = self.scope(path).await?;
+        let lost = self.lost_in(scope.clone()).await?;
+        if lost.is_empty() {
+            return Err(MasterError::Refused(format!(
+                "no file at {path} or below it is known to have lost blocks: `cv persist status {path}` tells what the \
+                 bucket lacks, and `cv report` which workers are away"
+            )));
+        }
+        let mut reply = ResolveLostReply { files: lost.len() as u64, ..ResolveLostReply::default() };
+        for file in lost {
+            match action {
+                LostAction::Retry => self.retry(file).await?,
+                LostAction::Drop => self.drop_lost(file, &mut reply).await?,
+                LostAction::Unspecified => return Err(MasterError::Invalid("nothing is to be done".into())),
+            }
+            let error = self.ledger.error(&Item::Inode(file.inode));
+            reply.last_error = error.map_or(reply.last_error, |(_, error)| error);
+        }
+        reply.still_lost = self.lost_in(scope).await?.len() as u64;
+        Ok(reply)
+    }
+
+    /// The files of a scope that are known to have lost blocks.
+    async fn lost_in(self: &Arc<Self>, scope: Scope) -> Result<Vec<LostFile>, MasterError> {
+        let persistence = self.clone();
+        let read = self.lookups.reader.read(move |tables| {
+            let (mut within, mut lost, mut after) = (ScopeFilter::new(&scope), Vec::new(), 0);
+            loop {
+                let page = tables.intents(after, PAGE)?;
+                let Some((last, _)) = page.last() else { return Ok(lost) };
+                after = *last;
+                for (inode, intent) in page {
+                    if persistence.ledger.is_lost(inode, intent.change) && within.has(tables, inode, &intent)? {
+                        lost.push(LostFile { inode, mount_id: intent.mount_id });
+                    }
+                }
+            }
+        });
+        read.await
+    }
+
+    /// The sole right to work on a file, whatever has failed before.
+    async fn turn(&self, LostFile { inode, mount_id }: LostFile) -> Result<WorkPermit, MasterError> {
+        let since = Instant::now();
+        while since.elapsed() < TURN_TIMEOUT {
+            if let Some(turn) = self.ledger.begin(&Item::Inode(inode), mount_id, Priority::Expedited(since)) {
+                return Ok(turn);
+            }
+            tokio::time::sleep(PAUSES.0).await;
+        }
+        let error = self.ledger.bucket_error(mount_id).map_or(String::new(), |(_, error)| format!(": {error}"));
+        Err(MasterError::Refused(format!("inode {inode} is being worked on, or its bucket does not answer{error}")))
+    }
+
+    async fn retry(self: &Arc<Self>, file: LostFile) -> Result<(), MasterError> {
+        let turn = self.turn(file).await?;
+        let Ok(permit) = self.permits.clone().acquire_owned().await else { return Ok(()) };
+        let (persistence, pace) = (self.clone(), Priority::Expedited(Instant::now()));
+        // It goes on when nobody waits for it any more.
+        let attempt = self.tasks.spawn(self.clone().run_until_stopped(async move |_: &Arc<Self>| {
+            persistence.process_intent(file.inode, file.mount_id, pace, &turn, permit).await;
+        }));
+        attempt.await.map_err(|_stopped| MasterError::Refused("the attempt was given up".into()))
+    }
+
+    /// Gives up what a file has lost, if it still has: nothing is under way for it meanwhile.
+    async fn drop_lost(&self, file: LostFile, reply: &mut ResolveLostReply) -> Result<(), MasterError> {
+        let LostFile { inode, mount_id } = file;
+        let turn = self.turn(file).await?;
+        let lost = self.lost_blocks(inode, mount_id).await?;
+        let (mut reverted, mut blocks) = (false, 0);
+        for portion in lost.chunks(AT_ONCE) {
+            let now_ns = self.lookups.reader.clock().now_ns();
+            let drop = DropLost { inode, blocks: portion.to_vec(), now_ns };
+            match self.proposer.propose(Command::DropLost(drop)).await? {
+                Outcome::LostDropped { reverted: is_reverted } => reverted = is_reverted,
+                Outcome::Refused(reason) => return Err(MasterError::Refused(format!("inode {inode}: {reason}"))),
+                Outcome::Held(_) => {
+                    let reason = format!("a client holds the directory of inode {inode} again: try once more");
+                    return Err(MasterError::Refused(reason));
+                }
+                other => return Err(MasterError::Refused(format!("lost blocks were answered by {other:?}"))),
+            }
+            blocks += portion.len() as u64;
+            if reverted {
+                blocks = lost.len() as u64;
+                break;
+            }
+        }
+        if blocks > 0 {
+            tracing::warn!(inode, mount = mount_id, blocks, reverted, "lost blocks of a file were given up");
+            reply.blocks += blocks;
+            *(if reverted { &mut reply.reverted } else { &mut reply.zeroed }) += 1;
+        }
+        turn.ended();
+        Ok(())
+    }
+}
