@@ -96,6 +96,12 @@ fn output(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Cl
     })
 }
 
+/// The text of a peer on one line: a terminal does not take its control characters for commands.
+pub fn escaped(text: &str) -> String {
+    let escape = |c: char| if c.is_control() { c.escape_default().collect() } else { String::from(c) };
+    text.chars().map(escape).collect()
+}
+
 /// `1.5 GiB`.
 pub fn size(bytes: u64) -> String {
     indicatif::BinaryBytes(bytes).to_string()

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_proto::master::{
-    DiskReport, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState, WorkerTable,
+    DiskReport, FetchFailure, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState, WorkerTable,
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{PutWorker, SetWorkerState, WorkerRecord};
@@ -27,6 +27,9 @@ use crate::{MasterError, level};
 /// Bytes of any text that a worker reports, at most.
 const TEXT_MAX: usize = 4096;
 const DISKS_MAX: usize = 256;
+/// Mounts that one worker may report as failing, and characters of what it says of each.
+const FETCH_FAILURES_MAX: usize = 64;
+const FETCH_FAILURE_CHARS: usize = 1000;
 
 /// Whether it is for `asker` to speak for a worker.
 ///
@@ -61,6 +64,7 @@ struct Report {
     blocks: u64,
     disks: Vec<DiskReport>,
     counters: WorkerCounters,
+    fetch_failures: Vec<FetchFailure>,
     /// Of which it knows the masters.
     group_epoch: u64,
 }
@@ -124,6 +128,7 @@ impl Workers {
                     blocks: worker.blocks,
                     disks,
                     counters: WorkerCounters::default(),
+                    fetch_failures: Vec::new(),
                     group_epoch: 0,
                 };
                 self.reports.lock().insert(id, report);
@@ -183,6 +188,7 @@ impl Workers {
             blocks: request.blocks,
             disks,
             counters: request.counters.unwrap_or_default(),
+            fetch_failures: bounded(id, request.fetch_failures),
             group_epoch: request.group_epoch,
         };
         let before = self.reports.lock().insert(id, report);
@@ -194,6 +200,16 @@ impl Workers {
             tracing::info!(worker = id, address = worker.data_address, "a worker is back");
         }
         Ok(true)
+    }
+
+    /// What live workers say that they cannot fetch, by worker.
+    pub fn fetch_failures(&self) -> Result<Vec<FetchFailure>, MasterError> {
+        let records = Tables::new(&self.database).workers()?;
+        let live = records.into_iter().filter_map(|record| record.worker);
+        let live = live.filter(|worker| worker.state() == WorkerState::Live);
+        let reports = self.reports.lock();
+        let failures = live.filter_map(|worker| reports.get(&worker.id)).flat_map(|report| &report.fetch_failures);
+        Ok(failures.cloned().collect())
     }
 
     /// Whether all masters know of owners.
@@ -300,4 +316,14 @@ impl Workers {
         });
         Ok(WorkerTable { epoch, workers: workers.collect() })
     }
+}
+
+/// What a worker reports, as far as it is taken in.
+fn bounded(worker_id: u64, mut reported: Vec<FetchFailure>) -> Vec<FetchFailure> {
+    reported.truncate(FETCH_FAILURES_MAX);
+    let cut = |text: String| match text.char_indices().nth(FETCH_FAILURE_CHARS) {
+        Some((end, _)) => text[..end].to_owned(),
+        None => text,
+    };
+    reported.into_iter().map(|failure| FetchFailure { worker_id, message: cut(failure.message), ..failure }).collect()
 }

@@ -22,6 +22,7 @@ mod data_set;
 mod deleted;
 mod epochs;
 mod exports;
+mod fetch_failures;
 mod file_trees;
 mod first_read;
 mod fs_changes;

@@ -78,6 +78,32 @@ impl fmt::Display for Request {
 /// The error underneath, kept for logs; shared, because one failed fetch may be answered to many who wait for it.
 pub type Cause = Arc<dyn Error + Send + Sync>;
 
+/// What a store denies a request for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denial {
+    /// The credentials, or what they allow.
+    Credentials,
+    /// Credentials that have expired.
+    Expired,
+    /// The time at which it was signed: the clock of this host is off.
+    Clock,
+    /// The region that it was signed for, or sent to.
+    Region,
+    /// The storage class of the object: it must be restored before it can be read.
+    Archived,
+}
+
+impl fmt::Display for Denial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Credentials | Self::Expired => "access denied",
+            Self::Clock => "the clocks of this host and of the store differ",
+            Self::Region => "the bucket is in another region",
+            Self::Archived => "the object is archived",
+        })
+    }
+}
+
 /// Every way in which a store can fail. Each names the request, the cause and what to do next; none ever contains a
 /// credential.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -90,14 +116,13 @@ pub enum UfsError {
     #[error("{request}: the version asked for is not there any more: {reason}")]
     VersionChanged { request: Request, etag: String, reason: String },
 
-    /// The store knows us or our key too little. Retrying does not help.
-    #[error("{request}: access denied: {reason}; {remedy}")]
+    /// The store does not let the request pass. Retrying does not help.
+    #[error("{request}: {denial}: {reason}; {remedy}")]
     Denied {
         request: Request,
+        denial: Denial,
         reason: String,
         remedy: Cow<'static, str>,
-        /// The store says that what was shown has ended.
-        has_expired: bool,
         #[source]
         source: Option<Cause>,
     },
@@ -163,12 +188,27 @@ const CHECK_KEY_PAIR: &str = "check s3.credentials.access and s3.credentials.sec
 impl UfsError {
     /// [`Self::Denied`], to credentials of which no more is known.
     pub(crate) fn denied(request: Request, reason: String) -> Self {
-        Self::Denied { request, reason, remedy: CHECK_KEY_PAIR.into(), has_expired: false, source: None }
+        Self::denied_for(Denial::Credentials, request, reason, CHECK_KEY_PAIR)
     }
 
-    /// The same, to some that have ended.
+    /// [`Self::Denied`], to credentials that have expired.
     pub(crate) fn expired(request: Request, reason: String) -> Self {
-        Self::Denied { request, reason, remedy: CHECK_KEY_PAIR.into(), has_expired: true, source: None }
+        Self::denied_for(Denial::Expired, request, reason, CHECK_KEY_PAIR)
+    }
+
+    /// [`Self::Denied`], with the next step for whoever runs the cluster.
+    pub(crate) fn denied_for(
+        denial: Denial,
+        request: Request,
+        reason: String,
+        remedy: impl Into<Cow<'static, str>>,
+    ) -> Self {
+        Self::Denied { request, denial, reason, remedy: remedy.into(), source: None }
+    }
+
+    /// True when the object is gone or replaced: the bucket is well, the caller's metadata is out of date.
+    pub fn is_metadata_outdated(&self) -> bool {
+        matches!(self, Self::NotFound { .. } | Self::VersionChanged { .. })
     }
 
     /// True when the same request may succeed if it is sent again.

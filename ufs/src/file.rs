@@ -25,7 +25,7 @@ use tokio::task::spawn_blocking;
 
 use self::tree::{Found, Tree};
 use crate::allowed::FileRoots;
-use crate::error::{Cause, Operation, Request, UfsError};
+use crate::error::{Cause, Denial, Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
 use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
@@ -62,7 +62,7 @@ impl FileStore {
             ErrorKind::PermissionDenied => {
                 let remedy = "check who this process runs as, and what owners and modes let him do there".into();
                 let (reason, source) = (error.to_string(), Some(Arc::new(error) as Cause));
-                UfsError::Denied { request, reason, remedy, has_expired: false, source }
+                UfsError::Denied { request, denial: Denial::Credentials, reason, remedy, source }
             }
             ErrorKind::Unsupported => UfsError::Rejected { request, reason: error.to_string(), source: None },
             _ => UfsError::Unavailable { request, reason: error.to_string(), source: Some(Arc::new(error)) },

@@ -43,7 +43,7 @@ mod window;
 mod write;
 
 pub use attributes::{ObjectAttributes, nanoseconds, seconds};
-pub use error::{Cause, Operation, Request, UfsError};
+pub use error::{Cause, Denial, Operation, Request, UfsError};
 pub use fault::Faults;
 pub use key_space::KeySpace;
 pub use lister::Lister;

@@ -28,7 +28,7 @@ use reqsign_aws_v4::Credential;
 use reqsign_core::{Context, Signer};
 
 use crate::allowed::Guard;
-use crate::error::{Operation, Request, UfsError};
+use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::ObjectMeta;
 use crate::s3::credentials::Provider;
 pub(crate) use crate::s3::credentials::SharedCredentials;
@@ -50,6 +50,8 @@ pub(crate) struct S3Store {
     /// `None` for unsigned requests.
     signer: Option<Signer<Credential>>,
     bucket: String,
+    /// That requests are signed for.
+    region: String,
     /// URL of the bucket, without a `/` at the end.
     bucket_url: String,
     label: Arc<str>,
@@ -87,7 +89,8 @@ pub(crate) fn open(
     let signer =
         credentials.clone().map(|provider| Signer::new(Context::new(), provider, DaySigner::new(&options.region)));
     let (label, bucket) = (shared.label.clone(), bucket.to_owned());
-    Ok((S3Store { transport, credentials, signer, bucket, bucket_url, label }, shared))
+    let region = options.region;
+    Ok((S3Store { transport, credentials, signer, bucket, region, bucket_url, label }, shared))
 }
 
 impl S3Store {
@@ -112,20 +115,27 @@ impl S3Store {
         listing::parse(&document.to_bytes()).map_err(senseless)
     }
 
-    /// An error of a request as it is for these credentials: where others can be had for some that have ended, it may
-    /// be sent again; and whoever gave them is named.
+    /// An error of a request as it is for these options. Where other credentials can be had for some that have
+    /// expired, it may be sent again. Whoever gave the credentials is named, and the region of the signature.
     fn denied(&self, error: UfsError) -> UfsError {
-        match (error, &self.credentials) {
-            (UfsError::Denied { request, reason, has_expired, source, .. }, Some(Provider::Renewing(renewing))) => {
-                if has_expired && renewing.give_up() {
+        let UfsError::Denied { request, denial, reason, remedy, source } = error else { return error };
+        match (denial, &self.credentials) {
+            (Denial::Credentials | Denial::Expired, Some(Provider::Renewing(renewing))) => {
+                if denial == Denial::Expired && renewing.give_up() {
                     let reason = format!("{reason}: others are fetched");
                     return UfsError::Unavailable { request, reason, source };
                 }
                 let remedy =
-                    format!("check what {} gives, and that it may list and read this bucket", renewing.giver());
-                UfsError::Denied { request, reason, remedy: remedy.into(), has_expired, source }
+                    format!("check what {} gives, and that it may list and read this bucket", renewing.giver()).into();
+                UfsError::Denied { request, denial, reason, remedy, source }
             }
-            (error, _) => error,
+            (Denial::Region, _) => {
+                let reason = format!("{reason}, and s3.region_name is {} here", self.region);
+                UfsError::Denied { request, denial, reason, remedy, source }
+            }
+            // Without a signature the time does not matter.
+            (Denial::Clock, None) => UfsError::denied(request, reason),
+            _ => UfsError::Denied { request, denial, reason, remedy, source },
         }
     }
 

@@ -6,7 +6,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use cavern_ufs::{ListMode, Ufs, UfsError};
+use cavern_ufs::{Denial, ListMode, Ufs, UfsError};
 use support::{conf, options};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -202,6 +202,60 @@ async fn what_is_no_s3_says_so() {
         let server = Server::answering(head, body.as_bytes()).await;
         let error = server.ufs().list("", ListMode::Directory).next_page().await.unwrap_err().to_string();
         assert!(error.contains(part), "{head}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_that_is_not_about_credentials_says_what_it_is_about() {
+    let skewed = "<Error><Code>RequestTimeTooSkewed</Code><Message>The difference is too\nlarge.</Message>\
+                  <ServerTime>2020-01-02T03:04:05Z</ServerTime></Error>";
+    let region = "<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>";
+    let moved = "HTTP/1.1 301 Moved Permanently\nx-amz-bucket-region: eu-west-1\n";
+    let long_ago = "HTTP/1.1 403 Forbidden\ndate: Thu, 02 Jan 2020 03:04:05 GMT\n";
+    let forbidden = "HTTP/1.1 403 Forbidden\n";
+    let (access_denied, archived) =
+        ("<Error><Code>AccessDenied</Code></Error>", "<Error><Code>InvalidObjectState</Code></Error>");
+    let unknown = "<Error><Code>AuthorizationHeaderMalformed</Code><Region>e u</Region></Error>";
+    for (head, body, expected, parts) in [
+        (forbidden, skewed, Denial::Clock, ["too large", "ahead of the store's", "NTP"]),
+        (long_ago, "<Error><Code>RequestTimeTooSkewed</Code></Error>", Denial::Clock, ["clock", "ahead of", "NTP"]),
+        (forbidden, "<Error><Code>RequestTimeTooSkewed</Code></Error>", Denial::Clock, ["403", "clocks", "NTP"]),
+        (long_ago, access_denied, Denial::Credentials, ["access denied", "AccessDenied", "s3.credentials"]),
+        (forbidden, archived, Denial::Archived, ["archived", "InvalidObjectState", "restore it"]),
+        (
+            "HTTP/1.1 400 Bad Request\n",
+            region,
+            Denial::Region,
+            ["is in eu-west-1", "s3.region_name is us-east-1", "set s3.region_name=eu-west-1 with `cv mount"],
+        ),
+        (moved, "", Denial::Region, ["another region", "is in eu-west-1", "s3.region_name is us-east-1"]),
+        ("HTTP/1.1 400 Bad Request\n", unknown, Denial::Credentials, ["400", "access denied", "s3.credentials"]),
+    ] {
+        let server = Server::answering(head, body.as_bytes()).await;
+        let options = options(&[
+            ("s3.endpoint_url", &server.url),
+            ("s3.region_name", "us-east-1"),
+            ("s3.credentials.access", "access"),
+            ("s3.credentials.secret", "secret"),
+        ]);
+        let signing = Ufs::open("s3://data", &options, &conf()).unwrap();
+        let error = signing.get_bytes("k", "e", 10..14).await.unwrap_err();
+        assert!(matches!(error, UfsError::Denied { denial, .. } if denial == expected), "{head}: {error}");
+        let text = error.to_string();
+        assert!(parts.iter().all(|part| text.contains(part)), "{head}: {text}");
+        assert!(expected == Denial::Credentials || !text.contains("credentials"), "{head}: {text}");
+        assert!(!text.contains('\n'), "{text}");
+        // A HEAD has no document: what it can tell is in its headers.
+        let Err(UfsError::Denied { denial, .. }) = signing.head("k").await else { continue };
+        let by_headers = match expected {
+            Denial::Credentials if head == long_ago => Denial::Clock,
+            Denial::Clock if head == forbidden => Denial::Credentials,
+            Denial::Archived => Denial::Credentials,
+            expected => expected,
+        };
+        assert_eq!(denial, by_headers, "HEAD: {head}");
+        let Err(UfsError::Denied { denial, .. }) = server.ufs().head("k").await else { continue };
+        assert_ne!(denial, Denial::Clock, "nothing is signed");
     }
 }
 

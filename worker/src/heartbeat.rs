@@ -153,6 +153,7 @@ impl Heartbeat {
             counters: Some(self.counters()),
             group_epoch: self.master.group_epoch(),
             data_address: self.addresses.data.clone(),
+            fetch_failures: self.mounts.fetch_failures(),
         };
         let ask = |mut stubs: Stubs| {
             let request = request.clone();

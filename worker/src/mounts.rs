@@ -3,6 +3,8 @@
 //! The table comes from the master, credentials included, and is kept in memory only. It stays in use while the master
 //! is away. A mount that is not in it makes the worker ask again, once a second at most.
 
+mod fetch_failures;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +15,9 @@ use cavern_net::master::Stubs;
 use cavern_net::{MasterChannel, NetError};
 use cavern_proto::ClientAccess;
 use cavern_proto::data::Status;
-use cavern_proto::master::{AccessMode, ListMountsRequest, Mount, MountTable, WriteType};
-use cavern_ufs::Ufs;
+use cavern_proto::master::{AccessMode, FetchFailure, ListMountsRequest, Mount, MountTable, WriteType};
+use cavern_ufs::{Ufs, UfsError};
+use fetch_failures::FetchFailures;
 use parking_lot::RwLock;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -51,11 +54,19 @@ pub struct Mounts {
     asked: Mutex<Option<Instant>>,
     master: MasterChannel,
     conf: schema::Ufs,
+    failures: FetchFailures,
 }
 
 impl Mounts {
     pub fn new(master: MasterChannel, conf: schema::Ufs) -> Self {
-        Self { table: RwLock::default(), version: AtomicU64::new(1), asked: Mutex::new(None), master, conf }
+        Self {
+            table: RwLock::default(),
+            version: AtomicU64::new(1),
+            asked: Mutex::new(None),
+            master,
+            conf,
+            failures: FetchFailures::default(),
+        }
     }
 
     /// The bucket of a mount.
@@ -154,6 +165,7 @@ impl Mounts {
             table.mounts.insert(mount.id, Arc::new(CachedMount { mount, ufs }));
         }
         table.epoch = Some(fresh.epoch);
+        self.failures.retain(|mount_id| table.mounts.contains_key(&mount_id));
         self.version.fetch_add(1, Ordering::Release);
     }
 
@@ -189,6 +201,26 @@ impl Mounts {
             Ok(Err(error)) => debug!(%error, "the mount table stays as it is"),
             Err(_elapsed) => debug!("the mount table stays as it is: no master has answered in time"),
         }
+    }
+
+    /// Notes that a fetch of an object of a mount failed. The log tells of the first of a mount, the heartbeat of all
+    /// mounts with failures. An object that is gone or replaced is no failure.
+    pub fn fetch_failed(&self, mount_id: u32, key: &str, error: &UfsError) {
+        if !error.is_metadata_outdated()
+            && let Some(known) = self.known(mount_id)
+        {
+            self.failures.failed(mount_id, &known.mount.path, key, &error.to_string());
+        }
+    }
+
+    /// Notes that a fetch of an object of a mount succeeded.
+    pub fn fetch_succeeded(&self, mount_id: u32, key: &str) {
+        self.failures.succeeded(mount_id, key);
+    }
+
+    /// The mounts that this worker cannot fetch from.
+    pub fn fetch_failures(&self) -> Vec<FetchFailure> {
+        self.failures.report()
     }
 
     /// Makes the bucket of a mount misbehave.

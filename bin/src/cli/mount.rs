@@ -11,8 +11,8 @@ use std::ops::RangeInclusive;
 use cavern_conf::{ByteSize, Interval, counted};
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
-    AccessMode, AttributePolicy, Consistency, Existing, ListMountsRequest, Mount, MountRequest, MountStatus,
-    MountTable, Names, UnmountRequest, WriteType,
+    AccessMode, AttributePolicy, Consistency, Existing, FetchFailure, ListMountsRequest, Mount, MountRequest,
+    MountStatus, MountTable, Names, UnmountRequest, WriteType,
 };
 use cavern_proto::{HIDDEN, REPLICAS_MAX, shown_option};
 use clap::{Args, Subcommand, ValueEnum};
@@ -362,6 +362,17 @@ pub struct StatusView {
     pub unlisted_directories: u64,
     pub incomplete_entries: u64,
     pub last_error: String,
+    /// Live workers that cannot fetch from the bucket.
+    pub failing_workers: u64,
+    /// What the first of them say.
+    pub fetch_failures: Vec<FetchFailureView>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct FetchFailureView {
+    pub worker: u64,
+    pub message: String,
+    pub age_ms: u64,
 }
 
 impl MountView {
@@ -406,6 +417,8 @@ impl MountView {
                 unlisted_directories: status.unlisted_directories,
                 incomplete_entries: status.incomplete_entries,
                 last_error: status.last_error.clone(),
+                failing_workers: status.failing_workers,
+                fetch_failures: status.fetch_failures.iter().map(FetchFailureView::new).collect(),
             }),
         }
     }
@@ -433,7 +446,11 @@ impl MountView {
             0 => String::new(),
             keys => format!(", {} hidden", counted(keys, "key")),
         };
-        format!("{state}{hidden}")
+        let failing = match status.failing_workers {
+            0 => String::new(),
+            workers => format!(", {} failing", counted(workers, "worker")),
+        };
+        format!("{state}{hidden}{failing}")
     }
 
     /// What there is to be said that a table has no room for.
@@ -455,7 +472,24 @@ impl MountView {
             remarks.push(format!("{entries} recovered without all of their attributes"));
         }
         remarks.extend(Some(status.last_error.clone()).filter(|error| !error.is_empty()));
+        remarks.extend(status.fetch_failures.iter().map(FetchFailureView::remark));
+        let unnamed = status.failing_workers.saturating_sub(status.fetch_failures.len() as u64);
+        if unnamed > 0 {
+            remarks.push(format!("{} cannot fetch from the bucket", counted(unnamed, "other worker")));
+        }
         remarks
+    }
+}
+
+impl FetchFailureView {
+    fn new(failure: &FetchFailure) -> Self {
+        Self { worker: failure.worker_id, message: failure.message.clone(), age_ms: failure.age_ms }
+    }
+
+    fn remark(&self) -> String {
+        let Self { worker, message, age_ms } = self;
+        let age = Interval::secs(age_ms / 1000);
+        format!("worker {worker} cannot fetch from the bucket ({age} ago): {}", console::escaped(message))
     }
 }
 
@@ -504,6 +538,17 @@ mod tests {
         let view = MountView::new(&Mount { options, ..Mount::default() }, None);
         let text = serde_json::to_string(&view).unwrap();
         assert!(!text.contains("hush") && text.contains("http://h") && !text.contains("AK"), "{text}");
+    }
+
+    #[test]
+    fn workers_that_cannot_fetch_are_named_and_what_they_say_is_shown_as_text() {
+        let failure =
+            FetchFailure { worker_id: 7, mount_id: 1, message: "clocks\n\u{1b}[2J differ".to_owned(), age_ms: 61_500 };
+        let status = MountStatus { failing_workers: 3, fetch_failures: vec![failure], ..MountStatus::default() };
+        let view = MountView::new(&Mount::default(), Some(&status));
+        assert_eq!(view.state(), "ok, 3 workers failing");
+        let named = r"worker 7 cannot fetch from the bucket (61s ago): clocks\n\u{1b}[2J differ";
+        assert_eq!(view.remarks(), [named, "2 other workers cannot fetch from the bucket"]);
     }
 
     #[test]

@@ -124,6 +124,7 @@ impl OpenMount {
             last_error: health.last_error.clone(),
             unlisted_directories: health.unlisted_directories,
             incomplete_entries: health.incomplete_entries,
+            ..MountStatus::default()
         }
     }
 }

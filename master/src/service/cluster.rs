@@ -8,10 +8,10 @@ use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
     AccessMode, ClaimList, ClusterStatus, DrainWorkerRequest, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job,
     JobList, ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest, ListWorkersRequest,
-    LostAction, Mount, MountReply, MountRequest, MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply,
-    RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest, ResolveLostReply, ResolveLostRequest, StatusRequest,
-    SubmitExportRequest, SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest,
-    WatchEvent, WatchRequest, WorkerBlocks, WorkerBlocksRequest, WorkerTable,
+    LostAction, Mount, MountReply, MountRequest, MountStatus, MountTable, PersistStatus, PersistStatusRequest,
+    RegisterWorkerReply, RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest, ResolveLostReply,
+    ResolveLostRequest, StatusRequest, SubmitExportRequest, SubmitLoadRequest, UnavailableFiles, UnmountReply,
+    UnmountRequest, UpdateMountRequest, WatchEvent, WatchRequest, WorkerBlocks, WorkerBlocksRequest, WorkerTable,
 };
 use futures::StreamExt;
 use tokio::sync::mpsc;
@@ -31,6 +31,9 @@ const EVENTS_AHEAD: usize = 64;
 
 /// Files that one answer lists at most.
 const LISTED_MAX: u32 = 1000;
+
+/// Failing workers that the status of a mount names at most.
+const FETCH_FAILURES_SHOWN: usize = 16;
 
 /// How long a new stream may take to say who it is.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
@@ -184,7 +187,8 @@ impl Cluster for Services {
     async fn list_mounts(&self, request: tonic::Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
         // Where nobody shows who he is, whoever runs the cluster still sees what is mounted.
         let client = asker(&request).and_then(|asker| self.client(Some(asker)));
-        let table = self.mount_table(client.as_deref())?;
+        let mut table = self.mount_table(client.as_deref())?;
+        self.add_fetch_failures(&mut table)?;
         let mounts = table.mounts.into_iter().map(Mount::without_secrets).collect();
         Ok(Response::new(MountTable { mounts, ..table }))
     }
@@ -295,8 +299,9 @@ impl Cluster for Services {
     async fn status(&self, _: tonic::Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {
         let (epoch, mounts) = self.mounts.table()?;
         let shown = |mount: Mount| Mount { options: redact(&mount.options), ..mount };
-        let mounts =
+        let mut mounts =
             MountTable { epoch, mounts: mounts.into_iter().map(shown).collect(), status: self.mounts.status() };
+        self.add_fetch_failures(&mut mounts)?;
         let (applied_index, leader, _) = self.consensus.progress();
         let inodes = self.lookups.reader.read(|tables: Tables<'_>| Ok(tables.counters()?.inodes)).await?;
         Ok(Response::new(ClusterStatus {
@@ -323,6 +328,27 @@ impl Services {
             status.retain(|status| mounts.iter().any(|mount| mount.id == status.mount_id));
         }
         Ok(MountTable { epoch, mounts, status })
+    }
+
+    /// Adds to the status of each mount of a table what workers cannot fetch from it.
+    fn add_fetch_failures(&self, table: &mut MountTable) -> Result<(), MasterError> {
+        let MountTable { mounts, status, .. } = table;
+        for failure in self.workers.fetch_failures()? {
+            let mount_id = failure.mount_id;
+            if !mounts.iter().any(|mount| mount.id == mount_id) {
+                continue;
+            }
+            let index = status.iter().position(|status| status.mount_id == mount_id).unwrap_or_else(|| {
+                status.push(MountStatus { mount_id, ..MountStatus::default() });
+                status.len() - 1
+            });
+            let status = &mut status[index];
+            status.failing_workers += 1;
+            if status.fetch_failures.len() < FETCH_FAILURES_SHOWN {
+                status.fetch_failures.push(failure);
+            }
+        }
+        Ok(())
     }
 }
 

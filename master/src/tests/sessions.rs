@@ -9,9 +9,9 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_client::NamespaceClient;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
-    HeartbeatRequest, Kind, ListClaimsRequest, ListWorkersRequest, LookupRequest, RefreshRequest,
-    RegisterWorkerRequest, RemoveName, Reset, ResolveRequest, StatusRequest, WatchRequest, Worker, WorkerState,
-    WorkerTable,
+    FetchFailure, HeartbeatRequest, Kind, ListClaimsRequest, ListMountsRequest, ListWorkersRequest, LookupRequest,
+    RefreshRequest, RegisterWorkerRequest, RemoveName, Reset, ResolveRequest, StatusRequest, WatchRequest, Worker,
+    WorkerState, WorkerTable,
 };
 use cavern_security::{Identity, Role};
 use futures::future::join_all;
@@ -116,6 +116,45 @@ async fn workers_come_and_go_and_come_back() {
     let replaced = cluster.register_worker(register(9, 3)).await.unwrap().into_inner();
     assert!(replaced.worker_id > second.worker_id);
     assert_eq!(state(cluster.clone(), first.worker_id).await, None, "its address belongs to another");
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mounts_show_what_live_workers_cannot_fetch() {
+    let master = TestMaster::new().await;
+    let (_bucket, uri) = new_bucket();
+    let mount = master.mount("/m", &uri).await;
+    let mut cluster = ClusterClient::connect(format!("http://{}", master.master.address)).await.unwrap();
+    let register = |number: u8| {
+        let worker = Some(Worker { data_address: format!("127.0.0.1:{number}"), ..Worker::default() });
+        let uuid = Bytes::copy_from_slice(&[number; 16]);
+        RegisterWorkerRequest { uuid, worker, ..RegisterWorkerRequest::default() }
+    };
+    let id = cluster.register_worker(register(1)).await.unwrap().into_inner().worker_id;
+    let failure = |mount_id| FetchFailure { worker_id: 99, mount_id, message: "é".repeat(5000), age_ms: 7 };
+    let beat = |fetch_failures| HeartbeatRequest { worker_id: id, fetch_failures, ..HeartbeatRequest::default() };
+    let shown = async |mut cluster: ClusterClient<tonic::transport::Channel>| {
+        let table = cluster.list_mounts(ListMountsRequest {}).await.unwrap().into_inner();
+        assert_eq!(table.mounts.len(), 1);
+        let status = table.status.into_iter().filter(|status| status.failing_workers > 0).collect::<Vec<_>>();
+        status.into_iter().map(|status| (status.mount_id, status.fetch_failures)).collect::<Vec<_>>()
+    };
+    cluster.heartbeat(beat(vec![failure(mount.id), failure(mount.id + 1)])).await.unwrap();
+    let status = shown(cluster.clone()).await;
+    assert_eq!((status.len(), status[0].0, status[0].1.len()), (1, mount.id, 1));
+    let FetchFailure { worker_id, message, age_ms, .. } = &status[0].1[0];
+    assert_eq!((*worker_id, message.chars().count(), *age_ms), (id, 1000, 7), "cut, and by who said it");
+    cluster.heartbeat(beat(vec![])).await.unwrap();
+    assert_eq!(shown(cluster.clone()).await, []);
+    // What a lost worker said last counts no more.
+    cluster.heartbeat(beat(vec![failure(mount.id)])).await.unwrap();
+    assert_eq!(shown(cluster.clone()).await.len(), 1);
+    master.services().workers.hear_nothing_of(id);
+    eventually(|| async {
+        master.services().workers.expire().await.unwrap();
+        shown(cluster.clone()).await.is_empty()
+    })
+    .await;
     master.stop().await;
 }
 

@@ -58,6 +58,7 @@ pub(crate) async fn answer(
         }
         Some(FaultKind::Unavailable) => refusal(S3ErrorCode::SlowDown),
         Some(FaultKind::Denied) => refusal(S3ErrorCode::AccessDenied),
+        Some(FaultKind::ClockOff) => refusal(S3ErrorCode::RequestTimeTooSkewed),
         Some(FaultKind::Hang) => {
             tokio::select! {
                 () = shared.faults.cleared_since(&verdict) => {}

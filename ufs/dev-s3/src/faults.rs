@@ -24,6 +24,9 @@ pub enum FaultKind {
     /// Answered with 403 `AccessDenied`, nothing is done.
     #[serde(rename = "403")]
     Denied,
+    /// Answered with 403 `RequestTimeTooSkewed`, nothing is done.
+    #[serde(rename = "RequestTimeTooSkewed")]
+    ClockOff,
     /// The connection is reset without an answer, nothing is done.
     Reset,
     /// The request is carried out, but half of the answer's body is sent, under the full Content-Length; then the

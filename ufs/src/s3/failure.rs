@@ -3,12 +3,24 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use http::StatusCode;
+use cavern_conf::{Interval, host};
+use http::header::DATE;
+use http::{HeaderMap, StatusCode};
+use reqsign_core::time::Timestamp;
 
 use crate::allowed::not_allowed;
-use crate::error::{Request, UfsError, chain};
+use crate::error::{Denial, Operation, Request, UfsError, chain};
 use crate::s3::credentials::CredentialError;
-use crate::s3::listing::error_document;
+use crate::s3::listing::{element, error_document};
+
+/// Characters of the code and of the message of a store that are shown.
+const SHOWN_MAX: usize = 500;
+/// A store takes no request that was signed so long ago, or for a time so far ahead.
+const CLOCK_TOLERANCE_S: u64 = 15 * 60;
+/// Longer names are no regions.
+const REGION_MAX: usize = 40;
+/// What to do about an object in an archive.
+const RESTORE: &str = "restore it in the bucket, or give it another storage class, and read it again";
 
 /// One failed exchange.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -20,6 +32,10 @@ pub(crate) enum Failure {
         /// `Code` and `Message` of the error document; empty where there is none, as after a HEAD.
         code: String,
         message: String,
+        /// Where the bucket is, if the answer says so.
+        region: Option<String>,
+        /// Seconds by which this host's clock is behind the store's; negative when it is ahead.
+        behind_s: Option<i64>,
     },
     /// No connection, or one that broke.
     #[error("{doing}")]
@@ -37,9 +53,10 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    pub(crate) fn status(status: StatusCode, body: &[u8]) -> Self {
+    pub(crate) fn status(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Self {
         let (code, message) = error_document(body);
-        Self::Status { status, code, message }
+        let (region, behind_s) = (region_of(headers, body), behind_s(headers, body));
+        Self::Status { status, code, message, region, behind_s }
     }
 
     pub(crate) fn broken(doing: &'static str, source: impl Error + Send + Sync + 'static) -> Self {
@@ -57,18 +74,71 @@ impl Failure {
                 UfsError::VersionChanged { request, etag: etag.to_owned(), reason: self.to_string() }
             }
             Self::MalformedReply(reason) => UfsError::Malformed { request, reason, source: None },
-            Self::Status { status, ref code, ref message } => {
+            Self::Status { status, ref code, ref message, ref region, behind_s } => {
                 let mut reason = self.to_string();
                 for part in [code, message] {
                     if !part.is_empty() {
                         reason.push_str(": ");
-                        reason.push_str(part);
+                        // The store's own words, on one line whatever they are.
+                        reason.extend(part.chars().take(SHOWN_MAX).map(|c| if c.is_control() { ' ' } else { c }));
                     }
                 }
-                classify(status, code, reason, request, etag)
+                let is_redirect = status.is_redirection();
+                match (status.as_u16(), code.as_str()) {
+                    (403, "RequestTimeTooSkewed") => clock_is_off(request, reason, behind_s),
+                    // The answer to a HEAD has no code.
+                    (403, "")
+                        if request.operation() == Operation::Head
+                            && behind_s.is_some_and(|behind| behind.unsigned_abs() > CLOCK_TOLERANCE_S) =>
+                    {
+                        clock_is_off(request, reason, behind_s)
+                    }
+                    (403, "InvalidObjectState") => UfsError::denied_for(Denial::Archived, request, reason, RESTORE),
+                    (_, code) if is_redirect || code == "AuthorizationHeaderMalformed" => match region {
+                        Some(region) => is_elsewhere(request, &reason, region),
+                        None => classify(status, code, reason, request, etag),
+                    },
+                    (_, code) => classify(status, code, reason, request, etag),
+                }
             }
         }
     }
+}
+
+/// Where an answer says that the bucket is. What can be no region counts as nothing.
+fn region_of(headers: &HeaderMap, body: &[u8]) -> Option<String> {
+    let header = headers.get("x-amz-bucket-region").and_then(|value| value.to_str().ok().map(str::to_owned));
+    let is_region = |region: &String| {
+        (1..=REGION_MAX).contains(&region.len()) && region.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+    };
+    header.or_else(|| element(body, &["Error", "Region"])).filter(is_region)
+}
+
+/// By how many seconds this host's clock is behind the store's, by what an answer tells.
+fn behind_s(headers: &HeaderMap, body: &[u8]) -> Option<i64> {
+    let in_body = element(body, &["Error", "ServerTime"]).and_then(|time| time.trim().parse::<Timestamp>().ok());
+    let date = || Timestamp::parse_rfc2822(headers.get(DATE)?.to_str().ok()?).ok();
+    let theirs = in_body.or_else(date)?.as_second();
+    Some(theirs - host::wall_ns() / 1_000_000_000)
+}
+
+fn clock_is_off(request: Request, mut reason: String, behind_s: Option<i64>) -> UfsError {
+    let minutes = behind_s.map_or(0, |seconds| seconds.unsigned_abs() / 60);
+    if minutes > 0 {
+        let off = Interval::millis(minutes * 60_000);
+        let side = if behind_s > Some(0) { "behind" } else { "ahead of" };
+        reason.push_str(&format!("; this host's clock is {off} {side} the store's"));
+    }
+    UfsError::denied_for(Denial::Clock, request, reason, "set the clock of this host, for instance with NTP")
+}
+
+fn is_elsewhere(request: Request, reason: &str, region: &str) -> UfsError {
+    let reason = format!("{reason}; the bucket is in {region}");
+    let remedy = format!(
+        "set s3.region_name={region} with `cv mount -c` or `cv mount update -c`, and check s3.endpoint_url if it names \
+         a region"
+    );
+    UfsError::denied_for(Denial::Region, request, reason, remedy)
 }
 
 fn classify(status: StatusCode, code: &str, reason: String, request: Request, etag: &str) -> UfsError {

@@ -91,8 +91,8 @@ impl Transport {
             Failure::broken(doing, error)
         })?;
         if !response.status().is_success() {
-            let status = response.status();
-            return Err(Failure::status(status, &read_error(response.into_body().into_data_stream()).await));
+            let (head, body) = response.into_parts();
+            return Err(Failure::status(head.status, &head.headers, &read_error(body.into_data_stream()).await));
         }
         Ok(response)
     }
@@ -106,8 +106,8 @@ impl Transport {
     ) -> Result<Response<DrivenBody>, Failure> {
         let response = self.gets.send(request.map(Full::new)).await?;
         if !response.status().is_success() {
-            let status = response.status();
-            return Err(Failure::status(status, &read_error(response.into_body()).await));
+            let (head, body) = response.into_parts();
+            return Err(Failure::status(head.status, &head.headers, &read_error(body).await));
         }
         check_range(range, response.status(), response.headers())?;
         Ok(response)

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use bytes::Bytes;
 use http::header::{ETAG, IF_MATCH, IF_NONE_MATCH};
-use http::{HeaderValue, Method, Request as HttpRequest, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request as HttpRequest, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use percent_encoding::utf8_percent_encode;
 
@@ -155,7 +155,7 @@ fn made(change: &Change<'_>, reply: WriteReply) -> Result<String, Failure> {
             // The store says 200 before it has made the object, so as to keep the connection alive.
             let (code, _) = error_document(&reply.document);
             if !code.is_empty() {
-                return Err(Failure::status(status_of(&code), &reply.document));
+                return Err(Failure::status(status_of(&code), &HeaderMap::new(), &reply.document));
             }
             let result = match change {
                 Change::Copy { .. } => "CopyObjectResult",

@@ -23,15 +23,17 @@ impl Fills {
         let Some(mut draft) = blocking(move || store.begin_draft(&target, bytes)).await? else { return Ok(()) };
         let ufs = self.mounts.ufs_for(origin.mount_id(), origin.key()).await?;
         let range = origin.start()..origin.start() + u64::from(bytes);
-        let mut pieces = ufs.get(origin.key(), origin.etag(), range).await?;
+        let noted = |error| self.noted(origin, error);
+        let mut pieces = ufs.get(origin.key(), origin.etag(), range).await.map_err(noted)?;
         let mut at = 0;
         while let Some(piece) = pieces.next().await {
-            let (piece, store) = (piece?, self.store.clone());
+            let (piece, store) = (piece.map_err(noted)?, self.store.clone());
             // What was asked for is what comes: see the promises of `cavern_ufs`.
             let length = piece.len() as u32;
             draft = blocking(move || write(&store, draft, at, &piece)).await?;
             at += length;
         }
+        self.mounts.fetch_succeeded(origin.mount_id(), origin.key());
         let store = self.store.clone();
         // Once it is written to, the bucket does not stand in for it any more.
         blocking(move || store.publish_draft_on_disk(&draft)).await

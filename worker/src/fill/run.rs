@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::chunk::chunk_range;
 use cavern_proto::data::Status;
-use cavern_ufs::Ufs;
+use cavern_ufs::{Ufs, UfsError};
 use futures::StreamExt;
 use tokio::time::Instant;
 use tracing::{debug, warn};
@@ -110,11 +110,12 @@ impl Fills {
 
         self.metrics.ufs_requests.inc();
         let start = source.start() + u64::from(chunk_range(run.chunks.start, source.length()).start);
-        let mut body = ufs.get(source.key(), source.etag(), start..start + bytes).await?;
+        let noted = |error| self.noted(source, error);
+        let mut body = ufs.get(source.key(), source.etag(), start..start + bytes).await.map_err(noted)?;
         let mut gathered = Gathered::default();
         let mut next = run.chunks.start;
         while let Some(piece) = body.next().await {
-            let piece = piece?;
+            let piece = piece.map_err(noted)?;
             self.metrics.ufs_bytes.inc_by(piece.len() as u64);
             gathered.push(piece);
             let mut chunks = Vec::new();
@@ -133,7 +134,14 @@ impl Fills {
         if next < run.chunks.end {
             return Err(Refusal::new(Status::UfsUnavailable, format!("the body of {} ended early", source.key())));
         }
+        self.mounts.fetch_succeeded(source.mount_id(), source.key());
         Ok(())
+    }
+
+    /// What a failure of the bucket is answered with, after it was noted.
+    pub(super) fn noted(&self, source: &BlockSource, error: UfsError) -> Refusal {
+        self.mounts.fetch_failed(source.mount_id(), source.key(), &error);
+        error.into()
     }
 
     /// Whether anybody still wants the run, and its bytes can still be kept.

@@ -24,7 +24,7 @@ impl CredentialError {
     /// What it means that `giver` was asked, and this came of it. `secrets` were sent, or belong to the two parties.
     pub(super) fn of(failure: &Failure, giver: &str, secrets: &[&str]) -> Self {
         match failure {
-            Failure::Status { status, code, message } => {
+            Failure::Status { status, code, message, .. } => {
                 let mut reason = format!("{giver} answers {failure}");
                 for part in [code, message].into_iter().filter(|part| !part.is_empty()) {
                     reason.push_str(": ");
@@ -82,7 +82,7 @@ fn without(text: &str, secrets: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use http::StatusCode;
+    use http::{HeaderMap, StatusCode};
 
     use super::*;
 
@@ -90,7 +90,7 @@ mod tests {
     fn what_a_server_repeats_is_not_shown() {
         let document = "<ErrorResponse><Error><Code>AccessDenied</Code><Message>not for hush\n you</Message></Error>\
                         </ErrorResponse>";
-        let refused = Failure::status(StatusCode::FORBIDDEN, document.as_bytes());
+        let refused = Failure::status(StatusCode::FORBIDDEN, &HeaderMap::new(), document.as_bytes());
         let error = CredentialError::of(&refused, "STS", &["", "hush"]).to_string();
         assert_eq!(error, "STS answers 403 Forbidden: AccessDenied: not for *** you");
     }
@@ -107,7 +107,8 @@ mod tests {
             (404, "", false),
         ] {
             let status = StatusCode::from_u16(status).unwrap();
-            let failure = Failure::Status { status, code: code.to_owned(), message: String::new() };
+            let document = format!("<Error><Code>{code}</Code></Error>");
+            let failure = Failure::status(status, &HeaderMap::new(), document.as_bytes());
             let error = CredentialError::of(&failure, "STS", &[]);
             assert_eq!(matches!(error, CredentialError::Unavailable(_)), passes, "{error}");
         }
