@@ -1,6 +1,7 @@
 //! What is done to the cluster.
 
 use std::fmt;
+use std::fs::File;
 use std::thread;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use rand::rngs::StdRng;
 
 use crate::delay::Delay;
 use crate::load::Load;
-use crate::site::{CLIENTS, MASTER_PORT, MASTERS, Site, WORKERS};
+use crate::site::{CLIENTS, FILES, MASTER_PORT, MASTERS, Site, WORKERS};
 
 const MASTER: &str = "cavern-master";
 const WORKER: &str = "cavern-worker";
@@ -129,6 +130,8 @@ impl Fault {
             }
             Self::LoseClient => {
                 load.may_fail(CUT, true);
+                // What was answered before is not lost.
+                File::open(site.mount(CUT).join(FILES)).unwrap().sync_all().unwrap();
                 cut(site, CLIENTS[CUT], [Some("oifname"), Some("iifname")]);
                 load.client_goes_on(1 - CUT);
                 load.wait("fail where they must", || load.journal.failed(CUT) > 0);

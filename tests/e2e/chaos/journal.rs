@@ -112,6 +112,14 @@ impl Caller {
         self.call_or(what, path, &[], call)?.ok()
     }
 
+    /// The same for a call that changes something. A client that is cut off for longer than its lease loses what it has
+    /// answered itself and not sent, and tells a later sync: `None` where it may.
+    pub fn change<T>(&self, what: &'static str, path: &Path, call: impl FnOnce() -> io::Result<T>) -> Option<T> {
+        let may_fail = self.may_fail.load(Ordering::SeqCst);
+        let done = self.call(what, path, call)?;
+        (!may_fail && !self.may_fail.load(Ordering::SeqCst)).then_some(done)
+    }
+
     /// The same for a call that may also answer some of these.
     pub fn call_or<T>(
         &self,

@@ -58,11 +58,11 @@ impl Names {
         let path = self.top.join(&name);
         let mut options = OpenOptions::new();
         options.write(true).create_new(true).mode(0o644);
-        let Some(file) = caller.call("create", &path, || options.open(&path)) else {
+        let Some(file) = caller.change("create", &path, || options.open(&path)) else {
             return self.model.doubt(&name);
         };
-        let written = caller.call("write", &path, || std::io::Write::write_all(&mut &file, &content));
-        let closed = caller.call("close", &path, || crate::close(file));
+        let written = caller.change("write", &path, || std::io::Write::write_all(&mut &file, &content));
+        let closed = caller.change("close", &path, || crate::close(file));
         if written.and(closed).is_none() {
             return self.model.doubt(&name);
         }
@@ -72,7 +72,7 @@ impl Names {
     fn mkdir(&mut self, caller: &Caller) {
         let name = self.new_name(|_| true);
         let path = self.top.join(&name);
-        match caller.call("mkdir", &path, || DirBuilder::new().mode(0o755).create(&path)) {
+        match caller.change("mkdir", &path, || DirBuilder::new().mode(0o755).create(&path)) {
             Some(()) => self.model.add(&name, Kind::Directory, 0o755),
             None => self.model.doubt(&name),
         }
@@ -81,7 +81,7 @@ impl Names {
     fn symlink(&mut self, caller: &Caller) {
         let name = self.new_name(|_| true);
         let (path, target) = (self.top.join(&name), format!("to/{}", self.next));
-        match caller.call("symlink", &path, || symlink(&target, &path)) {
+        match caller.change("symlink", &path, || symlink(&target, &path)) {
             Some(()) => self.model.add(&name, Kind::Symlink(target), 0o777),
             None => self.model.doubt(&name),
         }
@@ -95,7 +95,7 @@ impl Names {
         let over = over.filter(|_| !is_directory).filter(|_| self.random.random_bool(0.3));
         let to = over.unwrap_or_else(|| self.new_name(|directory| !is_below(directory, &from)));
         let (old, new) = (self.top.join(&from), self.top.join(&to));
-        match caller.call("rename", &old, || fs::rename(&old, &new)) {
+        match caller.change("rename", &old, || fs::rename(&old, &new)) {
             // Two names of one file stay both.
             Some(()) if self.model.is_same(&from, &to) => {}
             Some(()) => self.model.rename(&from, &to),
@@ -110,7 +110,7 @@ impl Names {
         let Some(from) = self.model.pick(&mut self.random, |kind| matches!(kind, Kind::File(_))) else { return };
         let to = self.new_name(|_| true);
         let (old, new) = (self.top.join(&from), self.top.join(&to));
-        match caller.call("link", &new, || fs::hard_link(&old, &new)) {
+        match caller.change("link", &new, || fs::hard_link(&old, &new)) {
             Some(()) => self.model.link(&from, &to),
             None => {
                 self.model.doubt(&from);
@@ -125,8 +125,8 @@ impl Names {
         let is_directory = self.model.node(&name).kind == Kind::Directory;
         let removed = match is_directory {
             true if !self.model.is_empty(&name) => return,
-            true => caller.call("rmdir", &path, || fs::remove_dir(&path)),
-            false => caller.call("unlink", &path, || fs::remove_file(&path)),
+            true => caller.change("rmdir", &path, || fs::remove_dir(&path)),
+            false => caller.change("unlink", &path, || fs::remove_file(&path)),
         };
         match removed {
             Some(()) => self.model.remove(&name),
@@ -137,7 +137,7 @@ impl Names {
     fn chmod(&mut self, caller: &Caller) {
         let Some(name) = self.model.pick(&mut self.random, |kind| !matches!(kind, Kind::Symlink(_))) else { return };
         let (path, mode) = (self.top.join(&name), 0o700 | self.random.random_range(0..0o100));
-        match caller.call("chmod", &path, || fs::set_permissions(&path, Permissions::from_mode(mode))) {
+        match caller.change("chmod", &path, || fs::set_permissions(&path, Permissions::from_mode(mode))) {
             Some(()) => self.model.node(&name).mode = mode,
             None => self.model.doubt(&name),
         }
