@@ -53,7 +53,9 @@ impl Persistence {
                     work.inode,
                     workers.join(", ")
                 );
-                tracing::error!(inode = work.inode, mount = work.mount_id, "{error}");
+                if !self.ledger.is_lost(work.inode, work.change) {
+                    tracing::error!(mount = work.mount_id, "{error}");
+                }
                 PersistOutcome::Failed(FailureKind::Lost { change: work.change }, error)
             }
             Err(error) => PersistOutcome::Failed(FailureKind::Item, error.to_string()),
