@@ -39,11 +39,13 @@ pub(super) fn drop_lost(transaction: &mut Transaction<'_>, lost: DropLost) -> Re
     let is_file = |record: &InodeRecord| record.kind() == Kind::File && !record.unlinked;
     let Some(mut record) = transaction.inode(inode)?.filter(is_file) else { return refused("the file is gone") };
     let tables = transaction.before();
+    let mut bytes = 0_u64;
     for block in &blocks {
         let known = tables.extent(inode, block.index)?;
-        if !known.is_some_and(|known| known.joining == 0 && extent::is_as(&known, block)) {
+        let Some(known) = known.filter(|known| known.joining == 0 && extent::is_as(known, block)) else {
             return refused("the file has been changed meanwhile");
-        }
+        };
+        bytes = bytes.saturating_add(known.allocated.unwrap_or_default());
     }
     if blocks.is_empty() {
         return refused("no block is named");
@@ -62,7 +64,6 @@ pub(super) fn drop_lost(transaction: &mut Transaction<'_>, lost: DropLost) -> Re
         }
         Some(there) => revert(transaction, inode, &mut record, there)?,
         None => {
-            let bytes: u64 = blocks.iter().map(|block| block.allocated.unwrap_or_default()).sum();
             record.allocated = record.allocated.map(|sum| sum.saturating_sub(bytes));
             // What is written in their place has other names.
             record.generation += 1;
