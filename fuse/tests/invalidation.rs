@@ -5,6 +5,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cavern_client::InvalidationSink;
@@ -174,14 +175,19 @@ fn a_flood_becomes_a_reset_and_loses_no_barrier() {
     assert!(entries < 200_000);
     let passed = async { tokio::time::timeout(Duration::from_secs(10), &mut barrier).await };
     kernel.runtime.block_on(passed).unwrap();
-    // Read on, so that the thread can reach the second barrier.
+    // Read on, so that the thread can reach the second barrier, of which no message tells.
+    set_socket_timeout(&kernel.socket, Timeout::Recv, Some(Duration::from_millis(50))).unwrap();
+    let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while kernel.sink.queued() > 0 {
-                kernel.receive();
+            while !is_done.load(Ordering::Acquire) {
+                let _none_for_now = recv(&kernel.socket, &mut [0; 4096][..], RecvFlags::empty());
             }
         });
-        kernel.runtime.block_on(async { tokio::time::timeout(Duration::from_secs(10), after).await.unwrap() });
+        let passed = async { tokio::time::timeout(Duration::from_secs(10), after).await };
+        let passed = kernel.runtime.block_on(passed);
+        is_done.store(true, Ordering::Release);
+        passed.unwrap();
     });
 }
 
