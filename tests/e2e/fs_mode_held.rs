@@ -327,6 +327,41 @@ fn a_client_that_is_away_for_too_long_is_told_what_is_lost_and_others_go_on() {
 }
 
 #[test]
+fn what_was_answered_outlives_a_lapsed_session_that_nobody_contradicts() {
+    let mounts = Mounts::up(Options { conf: "[master]\nsession_lease = \"2s\"\n".to_owned(), ..Options::default() });
+    let (held, other) = (mounts.held("held"), mounts.held("other"));
+    let file = File::create(held.join("open")).unwrap();
+    file.sync_all().unwrap();
+    let away = {
+        let stopped = mounts.stop_master();
+        for number in 0..20 {
+            fs::write(held.join(format!("{number}")), format!("{number}")).unwrap();
+            File::create(other.join(format!("{number}"))).unwrap();
+        }
+        fs::rename(held.join("open"), held.join("renamed")).unwrap();
+        let away = Stopped::new(&mounts.cluster.at_start.fuse[0]);
+        drop(stopped);
+        away
+    };
+    let log = &mounts.cluster.at_start.masters[0].log;
+    eventually("the session has lapsed", PATIENCE, || {
+        fs::read_to_string(log).unwrap().contains("a client's session has lapsed").then_some(())
+    });
+    // Others go on.
+    fs::write(mounts.there.join("theirs"), "theirs").unwrap();
+    drop(away);
+    file.sync_all().unwrap();
+    let (held_there, other_there) = (mounts.there.join("held"), mounts.there.join("other"));
+    assert_eq!(tree(&held_there), tree(&held));
+    assert_eq!(fs::read_dir(&held_there).unwrap().count(), 21);
+    assert_eq!(fs::read(held_there.join("19")).unwrap(), b"19");
+    assert!(held_there.join("renamed").exists());
+    assert_eq!(fs::read_dir(&other_there).unwrap().count(), 20);
+    assert_eq!(fs::read(mounts.here.join("theirs")).unwrap(), b"theirs");
+    assert_eq!(mounts.counter("cavern_client_lost_changes_total"), 0);
+}
+
+#[test]
 fn a_quota_holds_for_what_is_made_after_it() {
     let mounts = Mounts::up(Options::default());
     let held = mounts.held("held");

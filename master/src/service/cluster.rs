@@ -68,6 +68,7 @@ impl Cluster for Services {
             // What the one before had locked is free before the new one asks for it.
             if let Some(over) = self.watch.supersede_client(&place, id).await {
                 sessions::end(&self.proposer, &self.lookups.reader, over).await?;
+                self.watch.forget(over);
             }
         }
         let (answers, stream) = mpsc::channel(EVENTS_AHEAD);

@@ -90,6 +90,11 @@ impl HeldDirectories {
         self.holder(directory).filter(|holder| session == 0 || *holder != session)
     }
 
+    /// Whether a session holds any.
+    pub fn holds_any(&self, session: u64) -> bool {
+        !self.is_empty() && self.holders.lock().values().any(|held| held.session == session)
+    }
+
     /// The sessions that hold directories of a mount.
     pub fn holders_in(&self, mount_id: u32) -> HashSet<u64> {
         if self.is_empty() {
@@ -124,9 +129,11 @@ mod tests {
             (None, Some(1), Some(1))
         );
         assert_eq!((held.holders_in(3), held.holders_in(4)), (HashSet::from([1, 2]), HashSet::new()));
+        assert!(held.holds_any(1) && held.holds_any(2) && !held.holds_any(3));
         assert_eq!(held.moment(), moment, "nothing was let go of");
         held.let_go(&[HeldChange::LetGo(of(7, 1))]);
         assert_ne!(held.moment(), moment);
+        assert!(!held.holds_any(1));
         assert_eq!((held.holder(7), held.holders_in(3)), (None, HashSet::from([2])));
         held.replace(vec![of(9, 5)]);
         assert_eq!((held.holder(8), held.holder(9)), (None, Some(5)));

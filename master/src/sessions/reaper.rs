@@ -15,12 +15,20 @@ const REAP_MAX: usize = 1000;
 /// What one command takes from a session that is over: other commands wait meanwhile.
 pub const END_STEP: u32 = 256;
 
-/// Ends, in the log, the sessions whose lease is over.
+/// Ends, in the log, the sessions whose lease is over and that nothing keeps. Locks do not: others may ask for them once
+/// only.
 pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
-    let recorded = services.lookups.reader.read(|tables| tables.session_ids()).await?;
-    for session in recorded {
-        if services.watch.is_over(session) {
-            end(&services.proposer, &services.lookups.reader, session).await?;
+    let (watch, reader) = (&services.watch, &services.lookups.reader);
+    for session in reader.read(|tables| tables.session_ids()).await? {
+        if watch.outlives_lease(session) {
+            let locks = reader.read(move |tables| tables.locks_of(session, 1)).await?;
+            if !locks.is_empty() {
+                watch.end_with_lease(session);
+            }
+        }
+        if watch.is_over(session) {
+            end(&services.proposer, reader, session).await?;
+            watch.forget(session);
         }
     }
     Ok(())

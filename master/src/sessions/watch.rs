@@ -16,6 +16,7 @@
 //! Who is notified of what: [`notify`].
 
 mod group;
+mod lapsed;
 mod notify;
 
 use std::collections::{HashMap, VecDeque};
@@ -42,6 +43,7 @@ use crate::metrics::MasterMetrics;
 use crate::raft::LeaderLease;
 use crate::silence::{LastLook, excuse};
 use crate::state::{ALL_BEFORE, Change};
+use lapsed::Lapsed;
 use notify::payload;
 
 /// Events that a session may be behind; about 100 bytes each, which all sessions share.
@@ -72,6 +74,8 @@ struct State {
     /// Sessions whose stream broke, and when: for a lease they may be taken up again, and their clients believe what
     /// they have cached.
     broken: HashMap<u64, Instant>,
+    /// Sessions whose lease is over, and that are kept nevertheless.
+    lapsed: Lapsed,
     /// Who has opened a session, as long as it may come back: where connections are secured it is nobody else's.
     owners: Owners,
     /// The last session that began at a place that has room for one.
@@ -79,6 +83,7 @@ struct State {
     /// Sessions of before this master's start may be taken up for a lease, too.
     started: Instant,
     interest: Interest,
+    held: Arc<HeldDirectories>,
     let_go: PendingLetGo,
     last_look: LastLook,
     closed: bool,
@@ -98,9 +103,31 @@ impl State {
 
     /// Whether a session without a stream may get one.
     fn may_return(&self, session: u64, is_recorded: bool, lease: Duration) -> bool {
+        !self.has_lapsed(session, is_recorded, lease) || is_recorded && self.is_kept(session)
+    }
+
+    /// Whether the lease of a session without a stream is over.
+    fn has_lapsed(&self, session: u64, is_recorded: bool, lease: Duration) -> bool {
         match self.broken.get(&session) {
-            Some(since) => since.elapsed() < lease,
-            None => is_recorded && self.started.elapsed() < lease,
+            Some(since) => since.elapsed() >= lease,
+            None => !is_recorded || self.started.elapsed() >= lease,
+        }
+    }
+
+    /// Whether a session outlives its lease. Those of before this master's start have lapsed then, if they are not
+    /// back.
+    fn is_kept(&self, session: u64) -> bool {
+        self.lapsed.is_kept(session, self.started) && self.held.holds_any(session)
+    }
+
+    /// The lease of a session is over.
+    fn lapse(&mut self, session: u64) {
+        self.interest.end(session);
+        self.let_go.gone(session);
+        if self.is_kept(session) {
+            self.lapsed.add(session);
+        } else {
+            self.owners.remove(session);
         }
     }
 
@@ -165,10 +192,12 @@ impl WatchHub {
             seq: 0,
             sessions: HashMap::new(),
             broken: HashMap::new(),
+            lapsed: Lapsed::default(),
             owners: Owners::default(),
             places: HashMap::new(),
             started: Instant::now(),
             interest: Interest::default(),
+            held: changes.held(),
             let_go: PendingLetGo::default(),
             last_look: LastLook::now(),
             closed: false,
@@ -302,6 +331,7 @@ impl WatchHub {
         }
         let (id, seq) = (if goes_on { earlier } else { new_id()? }, state.seq);
         state.broken.remove(&id);
+        state.lapsed.forget(id);
         if let Some(owner) = owner {
             state.owners.set(id, owner);
         }
@@ -383,7 +413,11 @@ impl WatchHub {
                 if !has_stream || tokio::time::Instant::now() >= deadline {
                     state.places.insert(place.to_owned(), session);
                     let over = before.filter(|_| !has_stream)?;
-                    state.broken.remove(&over)?;
+                    let was_broken = state.broken.remove(&over).is_some();
+                    if !was_broken && !state.lapsed.contains(over) {
+                        return None;
+                    }
+                    state.lapsed.end(over);
                     state.over(over);
                     return Some(over);
                 }
@@ -413,11 +447,32 @@ impl WatchHub {
         self.looked().has_settled(self.lease)
     }
 
-    /// Whether a session is over: it has no stream, and may not have another. None is as long as this master does not
-    /// know that it leads.
+    /// Whether a recorded session is over: it has no stream, and gets none from now on. None is as long as this master
+    /// does not know that it leads.
     pub fn is_over(&self, session: u64) -> bool {
+        let mut state = self.looked();
+        let is_over =
+            self.lead.holds() && !state.sessions.contains_key(&session) && !state.may_return(session, true, self.lease);
+        if is_over {
+            state.lapsed.end(session);
+        }
+        is_over
+    }
+
+    /// Whether the lease of a recorded session is over, and it may have another stream nevertheless.
+    pub fn outlives_lease(&self, session: u64) -> bool {
         let state = self.looked();
-        self.lead.holds() && !state.sessions.contains_key(&session) && !state.may_return(session, true, self.lease)
+        !state.sessions.contains_key(&session) && state.has_lapsed(session, true, self.lease) && state.is_kept(session)
+    }
+
+    /// Somebody else wants what a session has, that has no stream: it does not outlive its lease.
+    pub fn end_with_lease(&self, session: u64) {
+        self.state.lock().lapsed.end(session);
+    }
+
+    /// Nothing is left of a session.
+    pub fn forget(&self, session: u64) {
+        self.state.lock().lapsed.forget(session);
     }
 
     /// The client of a session has taken in everything up to `seq`, and has let go of what the events up to `let_go`
@@ -440,6 +495,9 @@ impl WatchHub {
         {
             let mut state = self.state.lock();
             if let Some(ended) = state.sessions.remove(&session) {
+                if state.held.holds_any(session) {
+                    state.lapsed.end(session);
+                }
                 state.over(session);
                 log_session(session, &ended.client, "a client's session ends");
                 ended.wake.notify_one();
@@ -457,12 +515,12 @@ impl WatchHub {
         }
         let mut state = self.looked();
         let lease = self.lease;
-        let mut over = Vec::new();
+        let mut lapsed = Vec::new();
         state.sessions.retain(|id, session| {
             let is_alive = session.received_at.elapsed() < lease;
             if !is_alive {
                 log_session(*id, &session.client, "a client's session has lapsed");
-                over.push(*id);
+                lapsed.push(*id);
                 session.wake.notify_one();
             }
             is_alive
@@ -470,9 +528,12 @@ impl WatchHub {
         state.push_ticks();
         state.broken.retain(|id, since| {
             let may_return = since.elapsed() < lease;
-            over.extend((!may_return).then_some(*id));
+            lapsed.extend((!may_return).then_some(*id));
             may_return
         });
+        lapsed.into_iter().for_each(|session| state.lapse(session));
+        let State { lapsed, held, .. } = &mut *state;
+        let over = lapsed.take_over(|session| held.holds_any(session));
         over.into_iter().for_each(|session| state.over(session));
         let State { sessions, interest, .. } = &mut *state;
         for (id, session) in sessions {
@@ -480,8 +541,9 @@ impl WatchHub {
                 interest.settle(*id);
             }
         }
-        let State { sessions, broken, places, .. } = &mut *state;
-        places.retain(|_, session| sessions.contains_key(session) || broken.contains_key(session));
+        let State { sessions, broken, lapsed, places, .. } = &mut *state;
+        let may_return = |session| broken.contains_key(&session) || lapsed.contains(session);
+        places.retain(|_, session| sessions.contains_key(session) || may_return(*session));
         let after = state.sessions.len();
         drop(state);
         self.metrics.gauges.sessions.set(after as i64);
@@ -631,7 +693,8 @@ impl Before<'_> {
     }
 }
 
-/// The events of one session. After it is dropped the session may be taken up again for a lease.
+/// The events of one session. After it is dropped the session may be taken up again for a lease, and for longer as long
+/// as it holds directories that nobody else wants.
 pub struct SessionStream {
     hub: Arc<WatchHub>,
     id: u64,

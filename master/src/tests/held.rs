@@ -11,8 +11,8 @@ use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
     CommitContent, CreateInode, Extent, GetInodeRequest, GetLayoutRequest, GetLockRequest, GetXattrsRequest, Kind,
     LetGoDirectories, LinkInode, Lock, LockKind, LockType, LookupRequest, MutateRequest, Mutation, MutationResult,
-    ReadDirRequest, RecallRequest, RemoveName, RenameName, ResolveRequest, SetAttr, SetQuota, SetTtl, SetXattr,
-    TtlAction, UsageRequest,
+    ReadDirRequest, RecallRequest, RemoveName, RenameName, ResolveRequest, SetAttr, SetLock, SetQuota, SetTtl,
+    SetXattr, TtlAction, UsageRequest,
 };
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
@@ -472,6 +472,52 @@ async fn the_end_of_a_session_frees_whoever_waits() {
     assert!(matches!(error, MasterError::Deadline(_)) && error.to_string().contains("does not let go"), "{error}");
     assert!((3..=8).contains(&recalls), "it was asked {recalls} times, once a second");
     assert_eq!(holder(&master, directory), Some(own.id()));
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_outlives_its_lease_until_somebody_wants_what_it_holds() {
+    let mut master = with_lease(LEASE).await;
+    let root = mount(&master).await.root_inode;
+    let recorded = |master: &TestMaster| {
+        let reader = master.services().lookups.reader.clone();
+        async move { reader.read(|tables| tables.session_ids()).await.unwrap() }
+    };
+    let (mut id, mut directory, mut seq) = (0, 0, 0);
+    for is_restarted in [false, true] {
+        let mut own = Session::open(&master, Before::of(id, id != 0));
+        assert!(id == 0 || own.id() == id);
+        if id == 0 {
+            directory = own.hold(root, "d").await;
+        } else {
+            own.seq = seq;
+            own.let_go(directory, vec![create(directory, "f", Kind::File)]).await;
+            let found = master.services().lookups.lookup(directory, &name("f")).await;
+            found.expect("what it had answered is made");
+            directory = own.hold(root, "e").await;
+        }
+        (id, seq) = (own.id(), own.seq);
+        // One that has a lock, and one that holds nothing.
+        let mut locker = Session::open(&master, Before::default());
+        let inode = locker.hold(root, &format!("l{is_restarted}")).await;
+        let file = locker.done(create(inode, "locked", Kind::File)).await;
+        let lock = Lock { session: locker.id(), r#type: LockType::Exclusive as i32, end: 1, ..Lock::default() };
+        let lock = SetLock { inode: file, kind: LockKind::Posix as i32, lock: Some(lock), ..SetLock::default() };
+        locker.done(Change::SetLock(lock)).await;
+        let mut plain = Session::open(&master, Before::default());
+        plain.done(create(root, &format!("p{is_restarted}"), Kind::File)).await;
+        drop((own, locker, plain));
+        if is_restarted {
+            master = master.restart().await;
+        }
+        eventually(|| async { recorded(&master).await == [id] }).await;
+    }
+    let lookups = master.services().lookups.clone();
+    let looked = tokio::time::timeout(PATIENCE, lookups.lookup(directory, &name("f"))).await.unwrap();
+    assert!(looked.unwrap_err().is_not_found());
+    let own = Session::open(&master, Before::of(id, true));
+    assert_ne!(own.id(), id, "it is over");
+    eventually(|| async { recorded(&master).await.is_empty() }).await;
     master.stop().await;
 }
 

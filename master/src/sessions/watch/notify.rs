@@ -195,10 +195,12 @@ impl WatchHub {
     }
 
     /// Asks a session to let go of a directory, or of all (0), with an event that has the number of the last one, as a
-    /// tick has, and is sent after all that wait to be. Whether it has a stream on which to be asked.
+    /// tick has, and is sent after all that wait to be. Whether it has a stream on which to be asked: one that has none
+    /// ends with its lease.
     pub fn send_recall(&self, session: u64, directory: u64) -> bool {
         let mut state = self.state.lock();
         if !state.sessions.contains_key(&session) {
+            state.lapsed.end(session);
             return false;
         }
         let recall: Arc<[WatchEvent]> = Arc::new([event(state.seq, Event::Recall(directory))]);
