@@ -9,7 +9,7 @@ use cavern_proto::master::{PersistStatus, PersistStatusRequest};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use self::lost::{DropArgs, RetryArgs};
+use self::lost::LostArgs;
 use self::wait::Wait;
 use super::connect::ClusterArgs;
 use crate::console;
@@ -22,9 +22,23 @@ pub enum PersistCommand {
     /// Wait until the buckets have what is in the namespace now.
     Wait(WaitArgs),
     /// Try files that have lost blocks once more.
-    Retry(RetryArgs),
+    #[command(after_help = "Examples:
+  cv persist retry /work/run1/model   a file
+  cv persist retry /work              all files below that have lost blocks
+
+Tries at once to bring files to the bucket of which blocks are lost: all workers of these blocks are live, and none \
+has them (`cv report` and `cv persist wait` list such files). Exit code 1 when blocks are still lost.")]
+    Retry(LostArgs),
     /// Give up lost blocks: files go back to what the bucket has, or get zeros.
-    Drop(DropArgs),
+    #[command(after_help = "Examples:
+  cv persist drop /work/run1/model   a file
+  cv persist drop /work              all files below that have lost blocks
+
+Gives up blocks that are lost: all workers of these blocks are live, and none has them (`cv report` and `cv persist \
+wait` list such files). A file that the bucket has goes back, as a whole, to the version there. Of a file that the \
+bucket never had, the lost blocks become zeros, and the rest stays. Other files are left alone; exit code 1 when there \
+is nothing to give up.")]
+    Drop(LostArgs),
 }
 
 impl PersistCommand {
@@ -32,8 +46,8 @@ impl PersistCommand {
         match self {
             Self::Status(args) => args.run().await,
             Self::Wait(args) => args.run().await,
-            Self::Retry(args) => args.run().await,
-            Self::Drop(args) => args.run().await,
+            Self::Retry(args) => args.retry().await,
+            Self::Drop(args) => args.give_up().await,
         }
     }
 }

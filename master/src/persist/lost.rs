@@ -21,7 +21,7 @@ use super::intents::PersistOutcome;
 use super::plan::Work;
 use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
 use super::scope::{Scope, ScopeFilter};
-use super::{PAGE, PAUSES, Persistence};
+use super::{PAUSES, Persistence};
 use crate::MasterError;
 use crate::state::{AT_ONCE, Outcome};
 
@@ -137,20 +137,17 @@ impl Persistence {
     }
 
     /// The files of a scope that are known to have lost blocks.
-    async fn lost_in(self: &Arc<Self>, scope: Scope) -> Result<Vec<LostFile>, MasterError> {
-        let persistence = self.clone();
+    async fn lost_in(&self, scope: Scope) -> Result<Vec<LostFile>, MasterError> {
+        let known = self.ledger.lost();
         let read = self.lookups.reader.read(move |tables| {
-            let (mut within, mut lost, mut after) = (ScopeFilter::new(&scope), Vec::new(), 0);
-            loop {
-                let page = tables.intents(after, PAGE)?;
-                let Some((last, _)) = page.last() else { return Ok(lost) };
-                after = *last;
-                for (inode, intent) in page {
-                    if persistence.ledger.is_lost(inode, intent.change) && within.has(tables, inode, &intent)? {
-                        lost.push(LostFile { inode, mount_id: intent.mount_id });
-                    }
+            let (mut within, mut lost) = (ScopeFilter::new(&scope), Vec::new());
+            for (inode, change) in known {
+                let Some(intent) = tables.intent(inode)?.filter(|intent| intent.change == change) else { continue };
+                if within.has(tables, inode, &intent)? {
+                    lost.push(LostFile { inode, mount_id: intent.mount_id });
                 }
             }
+            Ok(lost)
         });
         read.await
     }

@@ -177,6 +177,11 @@ impl Ledger {
         self.0.lock().lost.get(&inode) == Some(&change)
     }
 
+    /// The inodes that have, each with its last change of then.
+    pub(super) fn lost(&self) -> Vec<(u64, u64)> {
+        self.0.lock().lost.iter().map(|(inode, change)| (*inode, *change)).collect()
+    }
+
     /// Whether somebody who has been waiting for an item since then should not wait any longer, be it for what is wrong
     /// with the item or with its bucket.
     pub(super) fn is_given_up(&self, item: &Item, mount_id: u32, since: Instant) -> bool {

@@ -11,33 +11,7 @@ use crate::console;
 use crate::error::CliError;
 
 #[derive(Args)]
-#[command(after_help = "Examples:
-  cv persist retry /work/run1/model   a file
-  cv persist retry /work              all files below that have lost blocks
-
-Tries at once to bring files to the bucket of which blocks are lost: all workers of these blocks are live, and none \
-has them (`cv report` and `cv persist wait` list such files). Exit code 1 when blocks are still lost.")]
-pub struct RetryArgs {
-    /// File or directory of the namespace.
-    #[arg(value_name = "PATH")]
-    path: String,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
-}
-
-#[derive(Args)]
-#[command(after_help = "Examples:
-  cv persist drop /work/run1/model   a file
-  cv persist drop /work              all files below that have lost blocks
-
-Gives up blocks that are lost: all workers of these blocks are live, and none has them (`cv report` and `cv persist \
-wait` list such files). A file that the bucket has goes back, as a whole, to the version there. Of a file that the \
-bucket never had, the lost blocks become zeros, and the rest stays. Other files are left alone; exit code 1 when there \
-is nothing to give up.")]
-pub struct DropArgs {
+pub struct LostArgs {
     /// File or directory of the namespace.
     #[arg(value_name = "PATH")]
     path: String,
@@ -69,8 +43,8 @@ impl ResolvedView {
     }
 }
 
-impl RetryArgs {
-    pub async fn run(self) -> Result<(), CliError> {
+impl LostArgs {
+    pub async fn retry(self) -> Result<(), CliError> {
         let view = ResolvedView::of(self.path, LostAction::Retry, &self.cluster).await?;
         if self.json {
             console::json(&view)?;
@@ -92,10 +66,8 @@ impl RetryArgs {
         };
         console::line(format_args!("{}: {} tried once more{error}", view.path, counted(view.files, "file")))
     }
-}
 
-impl DropArgs {
-    pub async fn run(self) -> Result<(), CliError> {
+    pub async fn give_up(self) -> Result<(), CliError> {
         let view = ResolvedView::of(self.path, LostAction::Drop, &self.cluster).await?;
         if self.json {
             return console::json(&view);
