@@ -131,10 +131,12 @@ impl Tables {
 
     /// Fetches the worker table, unless it is hardly older. When the master does not answer at once, the old one stays.
     pub(crate) async fn renew_workers(&self) {
-        let before = self.renewed.lock().replace(Instant::now());
-        if before.is_some_and(|before| before.elapsed() < RENEW_AFTER) {
-            *self.renewed.lock() = before;
-            return;
+        {
+            let mut renewed = self.renewed.lock();
+            if renewed.is_some_and(|renewed| renewed.elapsed() < RENEW_AFTER) {
+                return;
+            }
+            *renewed = Some(Instant::now());
         }
         if let Ok(Err(error)) = tokio::time::timeout(RENEW_WAIT, self.fetch_workers()).await {
             tracing::debug!("the worker table is not renewed: {error}");
