@@ -466,11 +466,14 @@ async fn a_slow_worker_is_overtaken_within_the_share_of_hedging() {
     for number in 0..40 {
         open(&client, &number.to_string()).await;
     }
+    let hedges = || (client.stats().hedges.get(), client.stats().hedges_won.get());
+    // On a machine that is busy one of those may have been slow, too.
+    let before = hedges();
     cluster.workers[0].set_mood(Mood::Slow(Duration::from_secs(5)));
     let started = Instant::now();
     assert!(open(&client, "41").await.read(0, MIB).await.unwrap() == bytes);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
-    assert_eq!((client.stats().hedges.get(), client.stats().hedges_won.get()), (1, 1));
+    assert_eq!(hedges(), (before.0 + 1, before.1 + 1));
     // The slow request goes on, so that the worker has the block the next time.
     assert_eq!(cluster.workers[0].count("Cancel"), 0);
     cluster.stop(client).await;

@@ -3,6 +3,9 @@
 // Helpers of tests report by panicking, where the test sees it.
 #![allow(clippy::unwrap_used)]
 
+#[path = "mount/stuck.rs"]
+mod stuck;
+
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +21,8 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 use tokio::runtime::Runtime;
 use zerocopy::{FromBytes, IntoBytes};
+
+use stuck::stick;
 
 /// Inode of the namespace that the mount shows as its root.
 const ROOT: u64 = 500;
@@ -195,15 +200,7 @@ fn a_flood_becomes_a_reset_and_loses_no_barrier() {
 #[test]
 fn whoever_locks_a_file_waits_for_what_it_is_about_and_for_nothing_else() {
     let kernel = Kernel::new();
-    // Nobody reads: one of them is stuck when no more of them go.
-    let mut before = usize::MAX;
-    while kernel.sink.queued() != before {
-        while kernel.sink.queued() < 1000 {
-            kernel.sink.inode(12);
-        }
-        before = kernel.sink.queued();
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    stick(&kernel.sink, 12);
     kernel.sink.inode(13);
     let _runtime = kernel.runtime.enter();
     assert!(kernel.sink.forgotten(14).now_or_never().is_some());

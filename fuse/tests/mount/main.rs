@@ -6,6 +6,7 @@
 
 mod master;
 mod played;
+mod stuck;
 
 use std::fs;
 use std::io::{self, Read};

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::master::Master;
+use crate::stuck::stick;
 use crate::{DEADLINE, put};
 
 struct Kernel {
@@ -172,15 +173,7 @@ fn an_object_that_is_replaced_before_it_is_opened_for_writing_costs_one_retry_an
 fn nobody_has_a_file_locked_before_the_kernel_has_forgotten_what_others_changed() {
     let kernel = Kernel::start("a", Master::fs_mode);
     let file = kernel.lookup(1, "a").unwrap().nodeid;
-    // Nobody takes the notifications: one of them is stuck when no more of them go.
-    let mut before = usize::MAX;
-    while kernel.invalidations.queued() != before {
-        while kernel.invalidations.queued() < 1000 {
-            kernel.invalidations.inode(file);
-        }
-        before = kernel.invalidations.queued();
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    stick(&kernel.invalidations, file);
     let begun = Instant::now();
     kernel.lock(opcode::SETLK, file, 1);
     assert_eq!(kernel.answer().0, libc::EAGAIN, "after {:?}", begun.elapsed());
