@@ -5,8 +5,7 @@ mod certificates;
 use cavern_conf::counted;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
-    ClusterStatus, ListUnavailableRequest, PersistStatus, PersistStatusRequest, StatusRequest, UnavailableFiles,
-    Worker, WorkerState, WorkerTable,
+    ClusterStatus, ListUnavailableRequest, StatusRequest, UnavailableFiles, Worker, WorkerState, WorkerTable,
 };
 use cavern_security::{Role, Transport};
 use clap::Args;
@@ -130,9 +129,7 @@ impl ReportArgs {
         let ask = async |mut master: Stubs| {
             let status = master.cluster.status(StatusRequest {}).await?.into_inner();
             let unavailable = master.cluster.list_unavailable(request).await?.into_inner();
-            let persisted = PersistStatusRequest { path: "/".to_owned(), ..PersistStatusRequest::default() };
-            let persisted = master.cluster.get_persist_status(persisted).await?.into_inner();
-            Ok(Report::new(status, unavailable, persisted))
+            Ok(Report::new(status, unavailable))
         };
         let mut report = self.cluster.leader().await?.ask(ask).await?;
         let config = self.cluster.config()?;
@@ -150,7 +147,7 @@ impl ReportArgs {
 }
 
 impl Report {
-    fn new(status: ClusterStatus, unavailable: UnavailableFiles, persisted: PersistStatus) -> Self {
+    fn new(status: ClusterStatus, unavailable: UnavailableFiles) -> Self {
         let workers = status.workers.unwrap_or_default();
         Self {
             cluster_id: status.cluster_id,
@@ -170,8 +167,8 @@ impl Report {
                 paths: unavailable.listed.into_iter().map(|file| file.path).collect(),
             },
             lost: Lost {
-                files: persisted.lost_files,
-                paths: persisted.lost.into_iter().map(|file| file.path).collect(),
+                files: unavailable.lost_files,
+                paths: unavailable.lost.into_iter().map(|file| file.path).collect(),
             },
             certificates: None,
         }

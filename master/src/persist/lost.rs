@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_proto::data::BlockRef;
-use cavern_proto::master::{Extent, LostAction, ResolveLostReply};
+use cavern_proto::master::{Extent, LostAction, ResolveLostReply, UnavailableFile};
 use cavern_proto::record::DropLost;
 use cavern_proto::record::command::Command;
 use tokio::time::Instant;
@@ -22,8 +22,8 @@ use super::plan::Work;
 use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
 use super::scope::{Scope, ScopeFilter};
 use super::{PAUSES, Persistence};
-use crate::MasterError;
 use crate::state::{AT_ONCE, Outcome};
+use crate::{MasterError, repair};
 
 /// Blocks that a worker is asked about at a time.
 const ASKED: usize = 1000;
@@ -103,6 +103,17 @@ impl Persistence {
         }
         extents.retain(|extent| !there.contains(&extent.index));
         Ok(extents)
+    }
+
+    /// How many files are known to have lost blocks, and up to `limit` of them.
+    pub async fn lost(&self, limit: usize) -> Result<(u64, Vec<UnavailableFile>), MasterError> {
+        let lost = self.lost_in(self.scope("/").await?).await?;
+        let files = lost.len() as u64;
+        let listed = self.lookups.reader.read(move |tables| {
+            let described = lost.into_iter().take(limit).map(|file| repair::describe(tables, file.inode).transpose());
+            described.flatten().collect()
+        });
+        Ok((files, listed.await?))
     }
 
     /// Deals with the files of a path, and below it, that have lost blocks.

@@ -294,7 +294,10 @@ impl Cluster for Services {
             let (files, blocks) = (u64::from(!extents.is_empty()), extents.len() as u64);
             return Ok(Response::new(UnavailableFiles { files, blocks, extents, ..UnavailableFiles::default() }));
         }
-        Ok(Response::new(self.repair.unavailable(limit.min(LISTED_MAX) as usize).await?))
+        let limit = limit.min(LISTED_MAX) as usize;
+        let unavailable = self.repair.unavailable(limit).await?;
+        let (lost_files, lost) = self.persistence.lost(limit).await?;
+        Ok(Response::new(UnavailableFiles { lost_files, lost, ..unavailable }))
     }
 
     async fn status(&self, _: tonic::Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {

@@ -15,8 +15,8 @@ const REAP_MAX: usize = 1000;
 /// What one command takes from a session that is over: other commands wait meanwhile.
 pub const END_STEP: u32 = 256;
 
-/// Ends, in the log, the sessions whose lease is over and that nothing keeps. Locks do not: others may ask for them once
-/// only.
+/// Ends, in the log, the sessions whose lease is over and that nothing keeps. Locks do not: others may ask for them
+/// once only.
 pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
     let (watch, reader) = (&services.watch, &services.lookups.reader);
     for session in reader.read(|tables| tables.session_ids()).await? {
