@@ -162,7 +162,7 @@ impl Pending {
         // What whoever waits asks for next is certain again.
         drop(self.asked_lock.take());
         if let (true, Some(subject), Err(error)) = (self.is_answered, &self.subject, &answer) {
-            subject.lose(&error.to_string());
+            subject.lose(&error.cause());
         }
         match self.asker {
             Some(asker) => asker.send(answer).err(),
