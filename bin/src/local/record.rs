@@ -32,6 +32,9 @@ pub struct Cluster {
     /// name none.
     #[serde(default)]
     pub made: Vec<PathBuf>,
+    /// The file that `--conf` named last, absolute: that of later starts as well.
+    #[serde(default)]
+    pub given_conf: Option<PathBuf>,
 }
 
 /// What becomes of a child that ends though nobody has stopped it.
@@ -103,6 +106,7 @@ impl Cluster {
             restart: Restart::default(),
             secure: false,
             made: vec![],
+            given_conf: None,
         }
     }
 
