@@ -578,6 +578,20 @@ fn forty_thousand_links_to_a_file_come_and_go_while_others_are_served() {
         });
         let ending = Ending(&is_over);
         in_each(&|path: &Path| fs::hard_link(top.join("file"), path));
+    // Times of more nanoseconds than are kept. Nothing of the call is done.
+    let set_times = |seconds: [i64; 2]| {
+        let [last_access, last_modification] = seconds.map(|tv_sec| Timespec { tv_sec, tv_nsec: 0 });
+        let times = Timestamps { last_access, last_modification };
+        rustix::fs::utimensat(CWD, at("fs/file"), &times, AtFlags::empty())
+    };
+    let last = 9_223_372_036;
+    set_times([-last, last]).unwrap();
+    for beyond in [last + 1, 10_413_792_000, -last - 2, i64::MAX, i64::MIN] {
+        assert_eq!(set_times([1, beyond]), Err(Errno::INVAL), "{beyond}");
+        assert_eq!(set_times([beyond, 1]), Err(Errno::INVAL), "{beyond}");
+    }
+    let kept = fs::metadata(at("fs/file")).unwrap();
+    assert_eq!((kept.atime(), kept.mtime()), (-last, last));
         assert_eq!(fs::metadata(top.join("file")).unwrap().nlink(), (DIRECTORIES * LINKS + 1) as u64);
         // The bucket is on its way to have them.
         eventually("some links are objects", PATIENCE * 6, || (cluster.s3.requests("PUT") > 1000).then_some(()));
