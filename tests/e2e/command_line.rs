@@ -236,6 +236,7 @@ fn a_process_that_cannot_start_says_what_is_in_its_way() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
     std::fs::write(&file, "").unwrap();
+    std::fs::create_dir(directory.path().join("w")).unwrap();
     let start = |role: &str, conf: &str, code: i32, fragments: &[&str]| {
         let path = directory.path().join(format!("{role}.toml"));
         std::fs::write(&path, conf).unwrap();

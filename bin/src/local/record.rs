@@ -172,6 +172,15 @@ impl Cluster {
         }
     }
 
+    /// Where a child keeps what it stores: directories of its own, which are to be there when it starts.
+    pub fn data_directories(&self, name: ChildName) -> Vec<&Path> {
+        match name.role {
+            Role::Master => vec![&self.masters[name.number].data_dir],
+            Role::Worker => self.workers[name.number].dirs.iter().map(|dir| dir.path.as_path()).collect(),
+            Role::S3 | Role::Fuse => Vec::new(),
+        }
+    }
+
     pub fn run_path(&self, name: ChildName) -> PathBuf {
         self.directory.join("run").join(format!("{name}.json"))
     }
