@@ -146,6 +146,7 @@ fn what_has_two_spellings_is_taken_in_both_and_what_is_good_is_named() {
     assert!(checked.contains(conf) && checked.contains("CV_LOG__LEVEL"), "{checked}");
 
     // Whose credentials count is said where this shell has some, and where the mount has none.
+    cluster.s3.put("bucket", "x/object", "object");
     let options = cluster.bucket_options();
     let mount = |options: &[String]| {
         let mut arguments = vec!["mount", "s3://bucket/x", "/x", "--write-type", "fs-mode", "--check"];
