@@ -136,6 +136,7 @@ class Bench:
         store = ("--root", self.cluster / "objects", "--listen", f"{SERVER}:9000")
         self.hosts.start("server", self.log, CV, "dev-s3", *store, env=dict(os.environ, **KEYS))
         for role in ("master", "worker"):
+            (self.cluster / role).mkdir()
             self.hosts.start("server", self.log, CV, role, "--conf", self.conf, env=self.identity(role))
         self.until("the worker is live", lambda: '"live"' in self.cv("node", "list", "--json"))
         self.until("the bucket is there", self.make_bucket)

@@ -126,6 +126,14 @@ impl ClientError {
         .raw_os_error()
     }
 
+    /// What happened, for another error that says what became of a change because of it.
+    pub(crate) fn cause(&self) -> String {
+        match self {
+            Self::OutcomeUnknown { cause } => cause.clone(),
+            error => error.to_string(),
+        }
+    }
+
     /// Whether the object has another version, or is gone: the metadata must be asked anew.
     pub fn is_version_gone(&self) -> bool {
         match self {
@@ -203,5 +211,14 @@ mod tests {
         ] {
             assert_eq!(error.errno(), errno.raw_os_error(), "{error}");
         }
+    }
+
+    #[test]
+    fn the_cause_of_an_error_that_is_told_again_is_said_once() {
+        let unknown = ClientError::OutcomeUnknown { cause: "the session has ended".to_owned() };
+        let again = ClientError::OutcomeUnknown { cause: unknown.cause() };
+        assert_eq!(again.to_string(), "a change may have been made or not: the session has ended");
+        let refused = ClientError::Refused { errno: 13, reason: "it is not yours".to_owned() };
+        assert_eq!(refused.cause(), "it is not yours");
     }
 }

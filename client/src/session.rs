@@ -349,7 +349,7 @@ fn changed_inode(change: &Change) -> Option<u64> {
         Change::Create(create) => Some(create.parent),
         Change::Link(link) => Some(link.parent),
         Change::Remove(remove) => Some(remove.parent),
-        Change::Rename(rename) => Some(rename.parent),
+        Change::Rename(rename) | Change::RenameWhiteout(rename) => Some(rename.parent),
         Change::SetAttr(set) => Some(set.inode),
         Change::SetXattr(set) => Some(set.inode),
         Change::RemoveXattr(remove) => Some(remove.inode),

@@ -4,6 +4,9 @@
 //! what it gets when the wait is over. One moment counts for one stage, so that the parts never exceed the whole:
 //! while several sources are asked at a time, as when a read is hedged, it counts for the farthest of them.
 //!
+//! What a worker has waited for the bucket, its answer says: so much of the wait for the worker was one for that
+//! ([`Stages::fetched`]).
+//!
 //! Work that several wait for is done by one of them, or by read-ahead. Its stages count for each of the others as
 //! well, as far as he has waited ([`Stages::join`]).
 
@@ -22,19 +25,22 @@ pub enum Stage {
     Queue,
     /// The master.
     Metadata,
-    /// A worker of this host that hands out a descriptor, with what it fetches for that.
+    /// A worker of this host that hands out a descriptor.
     Descriptor,
     /// A disk of this host.
     Disk,
-    /// A worker that sends bytes, with what it fetches for that.
+    /// A worker that sends bytes.
     Network,
+    /// The bucket, asked by a worker for either of these.
+    Fetch,
     /// The bucket, asked from here.
     Bucket,
 }
 
 impl Stage {
     /// All, in the order of their numbers.
-    pub const ALL: [Self; 6] = [Self::Queue, Self::Metadata, Self::Descriptor, Self::Disk, Self::Network, Self::Bucket];
+    pub const ALL: [Self; 7] =
+        [Self::Queue, Self::Metadata, Self::Descriptor, Self::Disk, Self::Network, Self::Fetch, Self::Bucket];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -43,6 +49,7 @@ impl Stage {
             Self::Descriptor => "descriptor",
             Self::Disk => "disk",
             Self::Network => "network",
+            Self::Fetch => "fetch",
             Self::Bucket => "bucket",
         }
     }
@@ -130,6 +137,22 @@ impl Stages {
         STAGES.sync_scope(this, work)
     }
 
+    /// So much of what the task that runs has waited for a worker, that one has waited for the bucket.
+    pub(crate) fn fetched(us: u32) {
+        if let Some(stages) = Self::current().filter(|_| us > 0) {
+            let mut state = stages.0.lock();
+            state.count(Instant::now());
+            let mut left = Duration::from_micros(us.into());
+            // Whichever way it is to the worker: that is known after the first answer.
+            for stage in [Stage::Descriptor, Stage::Network] {
+                let moved = left.min(state.times[stage as usize]);
+                state.times[stage as usize] -= moved;
+                state.times[Stage::Fetch as usize] += moved;
+                left -= moved;
+            }
+        }
+    }
+
     /// Those of the task that runs.
     pub(crate) fn current() -> Option<Arc<Self>> {
         STAGES.try_with(Clone::clone).ok().flatten()
@@ -176,9 +199,14 @@ impl Drop for Joined {
     fn drop(&mut self) {
         let after = self.other.times();
         let mut state = self.own.0.lock();
+        let mut fetched_before = Duration::ZERO;
         for ((own, before), after) in state.times.iter_mut().zip(self.before).zip(after) {
             *own += after.saturating_sub(before);
+            fetched_before += before.saturating_sub(after);
         }
+        // What was a wait for the worker until its answer said more: that part was over when this one began.
+        let fetch = &mut state.times[Stage::Fetch as usize];
+        *fetch = fetch.saturating_sub(fetched_before);
     }
 }
 
@@ -230,6 +258,36 @@ mod tests {
             assert_eq!(time(&stages, stage), ms(expected), "{}", stage.name());
         }
         assert_eq!(stages.times().iter().sum::<Duration>(), ms(65), "what is not waited for counts for nothing");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_worker_has_fetched_is_told_apart_for_all_who_waited() {
+        let (first, second) = (Stages::new(), Stages::new());
+        let fetch = Stages::scope(Some(Arc::clone(&first)), async {
+            let _worker = Stage::Network.begin();
+            sleep(ms(50)).await;
+            Stages::fetched(40_000);
+        });
+        let other = Some(Arc::clone(&first));
+        let wait = Stages::scope(Some(Arc::clone(&second)), async {
+            sleep(ms(20)).await;
+            let joined = Stages::join(other);
+            sleep(ms(40)).await;
+            drop(joined);
+        });
+        tokio::join!(fetch, wait);
+        assert_eq!((time(&first, Stage::Network), time(&first, Stage::Fetch)), (ms(10), ms(40)));
+        assert_eq!((time(&second, Stage::Network), time(&second, Stage::Fetch)), (ms(0), ms(30)));
+        // Never more than was waited for a worker, whatever it says.
+        let task = async {
+            let worker = Stage::Descriptor.begin();
+            sleep(ms(5)).await;
+            Stages::fetched(u32::MAX);
+            drop(worker);
+        };
+        let third = Stages::new();
+        Stages::scope(Some(Arc::clone(&third)), task).await;
+        assert_eq!((time(&third, Stage::Descriptor), time(&third, Stage::Fetch)), (ms(0), ms(5)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -82,6 +82,8 @@ pub struct Master {
     /// see [`Config::master_address`].
     pub advertise: String,
     pub data_dir: PathBuf,
+    /// `data_dir` is made if it is not there.
+    pub create_dir: bool,
     /// A file of 32 or more random bytes: what encrypts the keys of the secrets in `data_dir`. Empty for keys in clear.
     pub key_encryption_key: PathBuf,
     /// What encrypted them before that.
@@ -139,6 +141,8 @@ pub struct Worker {
     pub socket_group: String,
     /// `[TIER:CAPACITY]/path`; tiers MEM, SSD, HDD; without capacity: what the file system has.
     pub dirs: Vec<String>,
+    /// Those that are not there are made, and those that have lost what the worker had in them are begun anew.
+    pub create_dirs: bool,
     /// File with the key that the keys of the directories are encrypted with; with one, blocks are encrypted on disk.
     pub key_encryption_key: PathBuf,
     /// The one before, until all directories have been opened with the present one.
@@ -374,6 +378,7 @@ impl Default for Master {
             http_listen: text("127.0.0.1:7701"),
             advertise: String::new(),
             data_dir: PathBuf::from("/var/lib/cavern/master"),
+            create_dir: false,
             key_encryption_key: PathBuf::new(),
             former_key_encryption_key: PathBuf::new(),
             audit_log: String::new(),
@@ -408,6 +413,7 @@ impl Default for Worker {
             socket: PathBuf::new(),
             socket_group: String::new(),
             dirs: vec![text("[SSD]/var/lib/cavern/worker")],
+            create_dirs: false,
             key_encryption_key: PathBuf::new(),
             former_key_encryption_key: PathBuf::new(),
             audit_log: String::new(),

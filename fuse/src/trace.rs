@@ -260,13 +260,14 @@ mod tests {
         traced.ended(RequestKind::Read, received.elapsed(), libc::EIO);
         let text = text(&trace);
         let sums: Vec<_> =
-            text.lines().skip(2).take(8).map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
+            text.lines().skip(2).take(9).map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
         assert_eq!(sums[0], ["queue", "5.0", "25.0", "%"], "{text}");
-        assert_eq!(sums[6], ["other", "15.0", "75.0", "%"], "{text}");
-        assert_eq!(sums[7], ["total", "20.0"], "{text}");
+        assert_eq!(sums[7], ["other", "15.0", "75.0", "%"], "{text}");
+        assert_eq!(sums[8], ["total", "20.0"], "{text}");
         let lines = lines(&text);
         assert_eq!(lines.len(), 1, "{text}");
-        let expected = ["read", "20.0", "5.0", "0.0", "0.0", "0.0", "0.0", "0.0", "15.0", "4096+512", "5", "/of", "7"];
+        let expected =
+            ["read", "20.0", "5.0", "0.0", "0.0", "0.0", "0.0", "0.0", "0.0", "15.0", "4096+512", "5", "/of", "7"];
         assert_eq!(lines[0][1..], expected, "{text}");
     }
 

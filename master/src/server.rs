@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use cavern_conf::process::{bind_tcp, ensure_dir, raise_descriptor_limit, ready};
+use cavern_conf::process::{MissingDir, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
 use cavern_conf::{Config, host};
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
@@ -49,7 +49,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterEr
     let http = HttpServer::bind(&config.master.http_listen).await?;
     let http_address = http.local_addr().to_string();
     // The audit log may be in it.
-    ensure_dir(&config.master.data_dir, "master.data_dir")?;
+    let missing = MissingDir::of("master.create_dir", config.master.create_dir);
+    ensure_dir(&config.master.data_dir, "master.data_dir", missing)?;
     let audit = AuditLog::open(&config.master.audit_log)?;
     let access = HttpAccess::of(&config.security, &transport, &audit)?;
     let metrics = MasterMetrics::new();
@@ -127,7 +128,7 @@ impl Master {
         stop: CancellationToken,
     ) -> Result<Option<Self>, MasterError> {
         let conf = config.master.clone();
-        ensure_dir(&conf.data_dir, "master.data_dir")?;
+        ensure_dir(&conf.data_dir, "master.data_dir", MissingDir::Create)?;
         let address = grpc.local_addr().map_err(MasterError::io(PathBuf::from(&conf.listen)))?.to_string();
         metrics.registry.with_registry(cavern_ufs::register_metrics);
         let master = conf.clone();

@@ -163,3 +163,38 @@ fn a_listener_for_other_hosts_needs_certificates_or_says_that_it_needs_none() {
         assert_eq!(insecure.code, 0, "{insecure:?}");
     }
 }
+
+#[test]
+fn a_check_of_the_configuration_reads_the_files_of_this_host_and_names_each_that_cannot_be_used() {
+    let place = Place::new();
+    let authority = place.path("authority");
+    place.cert(&["init", "--dir", &authority]);
+    place.cert(&["issue", "worker", "node1", "--dir", &authority]);
+    place.cert(&["issue", "worker", "node2", "--dir", &authority]);
+    let token = place.path("token");
+    fs::write(&token, "0123456789abcdef").unwrap();
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+    let conf = place.path("node.toml");
+    let check = |[ca, certificate, key, token]: [&str; 4]| {
+        let [ca, certificate, key] = [ca, certificate, key].map(|name| format!("{authority}/{name}"));
+        let token = place.path(token);
+        let security = format!("ca = {ca:?}\ncertificate = {certificate:?}\nkey = {key:?}\nhttp_token = {token:?}\n");
+        fs::write(&conf, format!("{CONF}[security]\n{security}")).unwrap();
+        Cluster::alone(&["conf", "check", "--conf", &conf], &[])
+    };
+    let good = check(["ca.pem", "worker-node1.pem", "worker-node1-key.pem", "token"]);
+    assert_eq!(good.code, 0, "{good:?}");
+    // Each that is missing, in one run.
+    let missing = check(["none.pem", "worker-none.pem", "worker-none-key.pem", "no-token"]);
+    assert_eq!(missing.code, USAGE, "{missing:?}");
+    for named in ["/none.pem", "/worker-none.pem", "/worker-none-key.pem", "/no-token"] {
+        assert!(missing.stderr.contains(named), "{named}: {missing:?}");
+    }
+    for key in ["security.ca", "security.certificate", "security.key", "security.http_token"] {
+        assert!(missing.stderr.contains(key), "{key}: {missing:?}");
+    }
+    let of_another = check(["ca.pem", "worker-node1.pem", "worker-node2-key.pem", "token"]);
+    assert!(of_another.code == USAGE && of_another.stderr.contains("does not fit to security.key"), "{of_another:?}");
+    let no_certificate = check(["worker-node1-key.pem", "worker-node1.pem", "worker-node1-key.pem", "token"]);
+    assert!(no_certificate.code == USAGE && no_certificate.stderr.contains("no certificate"), "{no_certificate:?}");
+}

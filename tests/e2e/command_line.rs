@@ -146,6 +146,7 @@ fn what_has_two_spellings_is_taken_in_both_and_what_is_good_is_named() {
     assert!(checked.contains(conf) && checked.contains("CV_LOG__LEVEL"), "{checked}");
 
     // Whose credentials count is said where this shell has some, and where the mount has none.
+    cluster.s3.put("bucket", "x/object", "object");
     let options = cluster.bucket_options();
     let mount = |options: &[String]| {
         let mut arguments = vec!["mount", "s3://bucket/x", "/x", "--write-type", "fs-mode", "--check"];
@@ -236,6 +237,7 @@ fn a_process_that_cannot_start_says_what_is_in_its_way() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
     std::fs::write(&file, "").unwrap();
+    std::fs::create_dir(directory.path().join("w")).unwrap();
     let start = |role: &str, conf: &str, code: i32, fragments: &[&str]| {
         let path = directory.path().join(format!("{role}.toml"));
         std::fs::write(&path, conf).unwrap();

@@ -6,6 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -467,6 +468,77 @@ fn ten_thousand_directories_are_made_by_sixteen_threads() {
 
 // ------------------------------------------------------------------------------------------- the edges
 
+/// Undone, whatever became of the test.
+struct Overlay(PathBuf);
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[track_caller]
+fn assert_whiteout(path: &Path) {
+    let left = path.symlink_metadata().unwrap();
+    assert!(left.file_type().is_char_device() && left.rdev() == 0, "{left:?}");
+    assert_eq!(left.permissions().mode() & 0o7777, 0);
+}
+
+#[test]
+fn a_rename_may_leave_a_whiteout_and_the_upper_layer_of_an_overlay_may_be_here() {
+    let cluster = mounted(Options { more_mounts: vec!["second"], ..Options::default() });
+    let at = |path: &str| cluster.path("fs").join(path);
+    let rename =
+        |from: &str, to: &str, flags: RenameFlags| rustix::fs::renameat_with(CWD, at(from), CWD, at(to), flags);
+    fs::create_dir(at("held")).unwrap();
+    for directory in ["", "held/"] {
+        let [a, b] = ["a", "b"].map(|name| format!("{directory}{name}"));
+        fs::write(at(&a), "a").unwrap();
+        fs::write(at(&b), "b").unwrap();
+        assert_eq!(rename(&a, &b, RenameFlags::WHITEOUT | RenameFlags::NOREPLACE), Err(Errno::EXIST));
+        assert_eq!(rename(&a, &b, RenameFlags::WHITEOUT | RenameFlags::EXCHANGE), Err(Errno::INVAL));
+        rename(&a, &b, RenameFlags::WHITEOUT).unwrap();
+        assert_whiteout(&at(&a));
+        assert_eq!(fs::read(at(&b)).unwrap(), b"a");
+        let second = cluster.directory().join("second/fs");
+        assert_whiteout(&second.join(&a));
+        assert_eq!(fs::read(second.join(&b)).unwrap(), b"a");
+        // Over another whiteout.
+        rename(&b, &a, RenameFlags::WHITEOUT).unwrap();
+        assert_whiteout(&at(&b));
+        assert_eq!(fs::read(at(&a)).unwrap(), b"a");
+    }
+    cluster.cv(&["persist", "wait", "/fs"]);
+    let objects = ["fs/a", "fs/b"].map(|key| cluster.s3.get("bucket", key));
+    assert_eq!(objects, ["a", ""]);
+
+    let local = tempfile::tempdir().unwrap();
+    let [lower, merged] = ["lower", "merged"].map(|name| local.path().join(name));
+    for directory in [&lower, &lower.join("d"), &merged, &at("upper"), &at("work")] {
+        fs::create_dir(directory).unwrap();
+    }
+    for name in ["gone", "moved", "changed", "kept"] {
+        fs::write(lower.join(name), name).unwrap();
+    }
+    let [lower, upper, work] = [&lower, &at("upper"), &at("work")].map(|path| path.to_str().unwrap().to_owned());
+    let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
+    let mount = Command::new("mount").args(["-t", "overlay", "overlay", "-o", &options]).arg(&merged).output().unwrap();
+    assert!(mount.status.success(), "{mount:?}");
+    let overlay = Overlay(merged);
+    let merged = |name: &str| overlay.0.join(name);
+    fs::remove_file(merged("gone")).unwrap();
+    fs::rename(merged("moved"), merged("d/moved")).unwrap();
+    fs::write(merged("changed"), "anew").unwrap();
+    assert_eq!(names(&overlay.0).unwrap(), ["changed", "d", "kept"]);
+    assert_eq!(fs::read(merged("d/moved")).unwrap(), b"moved");
+    assert_eq!(fs::read(merged("changed")).unwrap(), b"anew");
+    assert_eq!(fs::read(merged("kept")).unwrap(), b"kept");
+    drop(overlay);
+    assert_whiteout(&at("upper/gone"));
+    assert_whiteout(&at("upper/moved"));
+    assert_eq!(fs::read(at("upper/changed")).unwrap(), b"anew");
+}
+
 #[test]
 fn what_cannot_be_done_says_so() {
     let cluster = mounted(Options::default());
@@ -506,6 +578,20 @@ fn what_cannot_be_done_says_so() {
         errno(rustix::fs::fallocate(&append, FallocateFlags::COLLAPSE_RANGE, 0, 4096).map_err(io::Error::from)),
         Errno::OPNOTSUPP
     );
+    // Times of more nanoseconds than are kept. Nothing of the call is done.
+    let set_times = |seconds: [i64; 2]| {
+        let [last_access, last_modification] = seconds.map(|tv_sec| Timespec { tv_sec, tv_nsec: 0 });
+        let times = Timestamps { last_access, last_modification };
+        rustix::fs::utimensat(CWD, at("fs/file"), &times, AtFlags::empty())
+    };
+    let last = 9_223_372_036;
+    set_times([-last, last]).unwrap();
+    for beyond in [last + 1, 10_413_792_000, -last - 2, i64::MAX, i64::MIN] {
+        assert_eq!(set_times([1, beyond]), Err(Errno::INVAL), "{beyond}");
+        assert_eq!(set_times([beyond, 1]), Err(Errno::INVAL), "{beyond}");
+    }
+    let kept = fs::metadata(at("fs/file")).unwrap();
+    assert_eq!((kept.atime(), kept.mtime()), (-last, last));
     // Names and targets.
     assert_eq!(errno(fs::create_dir(at(&format!("fs/{}", "n".repeat(256))))), Errno::NAMETOOLONG);
     fs::create_dir(at(&format!("fs/{}", "n".repeat(255)))).unwrap();

@@ -98,6 +98,36 @@ fn a_wrong_configuration_starts_nothing() {
 }
 
 #[test]
+fn a_configuration_that_was_named_holds_for_later_starts_and_what_runs_with_another_is_told() {
+    let cluster =
+        Cluster::up(Options { conf: "[client]\nreadahead_max = \"3MiB\"\n".to_owned(), ..Options::default() });
+    let place = cluster.directory().to_str().unwrap();
+    let up = |more: &[&str]| {
+        let mut command = cluster.command(&[&["local", "up", "--dir", place], more].concat());
+        let output = command.env_remove("CV_CONF").output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let holds = |line: &str| fs::read_to_string(cluster.directory().join("cluster.toml")).unwrap().contains(line);
+    cluster.cv(&["local", "down", "--dir", place]);
+    let (code, said) = up(&[]);
+    assert!(code == Some(0) && said.contains("conf.toml, as before"), "{code:?} {said}");
+    assert!(holds("readahead_max = \"3MiB\""));
+
+    let other = cluster.directory().with_file_name("other.toml");
+    fs::write(&other, "[client]\nreadahead_max = \"5MiB\"\n").unwrap();
+    let (code, said) = up(&["--conf", other.to_str().unwrap()]);
+    assert!(code == Some(0) && said.contains("master0, worker0, fuse0 go on"), "{code:?} {said}");
+    assert!(holds("readahead_max = \"5MiB\""));
+    let (code, said) = up(&["--workers", "2"]);
+    assert!(code == Some(0) && said.contains("other.toml, as before") && !said.contains("go on"), "{code:?} {said}");
+
+    fs::remove_file(&other).unwrap();
+    let (code, said) = up(&[]);
+    assert!(code == Some(2) && said.contains("other.toml") && said.contains("another with --conf"), "{code:?} {said}");
+    assert!(holds("readahead_max = \"5MiB\""));
+}
+
+#[test]
 fn what_ends_by_itself_is_started_again_and_what_was_stopped_is_not() {
     let cluster = Cluster::up(Options { restart: true, ..Options::default() });
     let seeded = cluster.seed("bucket", "", 5, 20_000);

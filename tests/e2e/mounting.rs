@@ -114,6 +114,34 @@ fn mount(cluster: &Cluster, endpoint: &str, uri: &str, path: &str, more: &[&str]
     cluster.try_cv(&arguments)
 }
 
+#[test]
+fn a_mount_of_a_prefix_without_objects_says_so() {
+    let cluster = Cluster::up(Options::default());
+    cluster.s3.create_bucket("bucket");
+    cluster.s3.put("bucket", "train/one", "one");
+    let endpoint = cluster.s3.endpoint.clone();
+    let mounted = |uri: &str, path: &str, mode: &[&str]| {
+        let mounted = mount(&cluster, &endpoint, uri, path, mode);
+        assert_eq!(mounted.code, 0, "{mounted:?}");
+        mounted
+    };
+    let says_so =
+        |mounted: &Finished, uri: &str| mounted.stderr.contains(&format!("nothing is there yet under {uri}:"));
+    for (number, mode) in [READ_ONLY, FS_MODE].into_iter().enumerate() {
+        // One that has been mistyped.
+        let uri = format!("s3://bucket/tain{number}");
+        let checked = mounted(&uri, "/mistyped", &[mode, &["--check"]].concat());
+        assert!(says_so(&checked, &uri), "{checked:?}");
+        let mistyped = mounted(&uri, &format!("/mistyped{number}"), &[mode, &["--json"]].concat());
+        assert!(says_so(&mistyped, &uri) && mistyped.json()["uri"] == json!(uri), "{mistyped:?}");
+        let right = mounted("s3://bucket/train", "/right", mode);
+        assert_eq!(right.stderr, "", "{right:?}");
+        cluster.cv(&["umount", "/right"]);
+    }
+    // It is there already.
+    assert_eq!(mounted("s3://bucket/tain0", "/mistyped0", READ_ONLY).stderr, "");
+}
+
 const FS_MODE: &[&str] = &["--write-type", "fs_mode"];
 const READ_ONLY: &[&str] = &["--write-type", "cache_mode"];
 const READ_WRITE: &[&str] = &["--write-type", "cache_mode", "--access-mode", "read_write"];

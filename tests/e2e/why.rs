@@ -57,7 +57,7 @@ fn it_says_where_the_bytes_of_an_object_are_and_what_that_costs() {
     assert_eq!(found["workers"][0]["chunks_present"], 0, "nothing of it was there before: {found}");
     assert_eq!((&found["workers"][0]["route"], &found["workers"][0]["chunks"]), (&json!("local"), &json!(24)));
     assert!(found["filled_bytes"].as_u64().unwrap() >= 1 << 20, "{found}");
-    assert!(waited(&found, "descriptor") >= 290.0 && waited(&found, "bucket") == 0.0, "{found}");
+    assert!(waited(&found, "fetch") >= 290.0 && waited(&found, "bucket") == 0.0, "{found}");
     assert!(waited(&found, "metadata") > 0.0, "{found}");
     says(&found, "`cv load /data/dir/cold.bin`");
     cluster.s3.clear_faults();

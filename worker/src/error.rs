@@ -23,6 +23,13 @@ pub enum WorkerError {
     /// A data directory that cannot be made, locked, read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Directory { action: &'static str, path: PathBuf, source: io::Error },
+    /// It was one of the worker, and has nothing of it any more.
+    #[error(
+        "{} is empty, and this worker had blocks there: mount its disk; where that was replaced, \
+         worker.create_dirs = true, for one start, has the directory begun anew",
+        .0.display()
+    )]
+    DirectoryEmptied(PathBuf),
     /// Another process works on the directory.
     #[error("{} is in use by another worker: give each worker its own worker.dirs", .0.display())]
     DirectoryInUse(PathBuf),

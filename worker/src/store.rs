@@ -33,6 +33,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
 
 pub use block::Block;
+use cavern_conf::process::MissingDir;
 use cavern_conf::{ByteSize, DirSpec, Tier};
 use cavern_proto::BlockId;
 use cavern_proto::chunk::chunk_range;
@@ -62,6 +63,8 @@ const STRIPES: usize = 64;
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
     pub directories: Vec<DirSpec>,
+    /// What becomes of those that are not there, or have lost what was in them; those in memory are made anew always.
+    pub missing: MissingDir,
     /// Fractions of a directory's capacity: 0 < low ≤ high ≤ 1.
     pub high_watermark: f64,
     pub low_watermark: f64,
@@ -184,9 +187,14 @@ pub fn open(
     evictions: mpsc::Sender<Eviction>,
 ) -> Result<(Arc<Store>, Cleanup), WorkerError> {
     let keys = &*options.keys;
+    if options.missing != MissingDir::Create {
+        directory::check_kept(&options.directories)?;
+    }
     let mut opened: Vec<recovery::Opened> = std::thread::scope(|scope| {
         let threads: Vec<_> = (options.directories.iter().cloned().zip(0u8..))
-            .map(|(spec, position)| scope.spawn(move || recovery::open(spec, position, options.index_cache, keys)))
+            .map(|(spec, position)| {
+                scope.spawn(move || recovery::open(spec, position, options.missing, options.index_cache, keys))
+            })
             .collect();
         // A panic in a scan is passed on, as if the scan had run here.
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| match thread.join() {
@@ -198,6 +206,7 @@ pub fn open(
 
     let mut identity = common_identity(&opened)?;
     identity.set_encrypted(keys.is_there());
+    identity.directories = options.directories.iter().map(|spec| spec.path.clone()).collect();
     for directory in &opened {
         identity.write(&directory.spec.path)?;
     }

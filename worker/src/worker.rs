@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_conf::process::{self, Metrics};
+use cavern_conf::process::{self, Metrics, MissingDir};
 use cavern_conf::{Config, DirSpec, schema};
 use cavern_net::{MasterChannel, WorkerPool};
 use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, TenantCollector, Transport};
@@ -230,6 +230,7 @@ fn store_options(worker: &schema::Worker, directories: Vec<DirSpec>, keys: Arc<K
     let open = (process::raise_descriptor_limit() / 4).min(MAX_OPEN_BLOCKS);
     StoreOptions {
         directories,
+        missing: MissingDir::of("worker.create_dirs", worker.create_dirs),
         high_watermark: worker.high_watermark,
         low_watermark: worker.low_watermark,
         index_cache: worker.index_cache,

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use cavern_conf::{Effective, Role};
+use cavern_security::check_files;
 use clap::{Args, Subcommand};
 
 use crate::console;
@@ -14,7 +15,8 @@ pub enum ConfCommand {
     #[command(after_help = "Examples:
   cv conf check --conf etc/cluster.toml
 
-Exit code 2 when the configuration is refused, with file, line and key on stderr.")]
+Exit code 2 when the configuration is refused, with file, line and key on stderr. The files of [security] are those of \
+this host: they are read, too.")]
     Check(ConfArgs),
     /// Print every key with its effective value and where that comes from, as a configuration file.
     #[command(after_help = "Examples:
@@ -49,8 +51,10 @@ impl ConfCommand {
                 let effective = file.load()?;
                 // One file serves all hosts, so it is to be good for whatever may run there.
                 let checked = Role::ALL.map(|role| effective.check_reach(role));
-                let problems: Vec<String> =
-                    checked.iter().filter_map(|checked| checked.as_ref().err()).map(ToString::to_string).collect();
+                let problems = checked.iter().filter_map(|checked| checked.as_ref().err()).map(ToString::to_string);
+                // A process of this host would read them.
+                let files = check_files(&effective.config);
+                let problems: Vec<String> = problems.chain(files.iter().map(ToString::to_string)).collect();
                 if !problems.is_empty() {
                     return Err(CliError::Usage(problems.join("\n")));
                 }

@@ -74,7 +74,8 @@ pub struct UpArgs {
     /// How many workers [default: as many as there were, or 1].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     workers: Option<u16>,
-    /// Configuration file for all processes; addresses and directories in it are replaced.
+    /// Configuration file for all processes; addresses and directories in it are replaced. Later starts use it as
+    /// well, unless they name another, or CV_CONF does.
     #[arg(long, value_name = "F")]
     conf: Option<PathBuf>,
     /// Mutual TLS between all processes of a new cluster, with an authority and certificates of its own in

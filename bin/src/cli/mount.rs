@@ -251,6 +251,12 @@ impl MountArgs {
         let mount = async |mut master: Stubs| master.cluster.mount(request.clone()).await;
         let reply = self.cluster.leader().await?.ask(mount).await?.into_inner();
         let view = MountView::new(&reply.mount.unwrap_or_default(), None);
+        if reply.is_empty {
+            console::remark(format_args!(
+                "nothing is there yet under {}: see that it is spelled right if there should be objects",
+                view.uri
+            ));
+        }
         if self.json {
             return console::json(&view);
         }

@@ -24,7 +24,11 @@ use crate::error::CliError;
 #[command(after_help = "Examples:
   cv report
   cv report --json | jq .cache.hit_ratio
-  cv report --json | jq '.certificates[] | select(.ends_soon)'")]
+  cv report --json | jq '.certificates[] | select(.ends_soon)'
+
+Hits are counted by the workers since they started, over what they were asked for. Programs receive more than that: \
+what a client has in buffers, reads through a descriptor that it has of a block, or has its kernel read or keep in its \
+pages, it asks no worker for. `cavern_client_` in the metrics of a client counts all but what its kernel does alone.")]
 pub struct ReportArgs {
     /// The result as JSON.
     #[arg(long)]
@@ -85,7 +89,7 @@ struct Cache {
     misses: u64,
     hit_bytes: u64,
     miss_bytes: u64,
-    /// Bytes served from the cache by bytes served; absent before the first read.
+    /// Bytes served from the cache by bytes that workers were asked for; absent before the first read.
     hit_ratio: Option<f64>,
     ufs_bytes: u64,
     ufs_requests: u64,
@@ -197,7 +201,7 @@ impl Report {
             cache.evicted_blocks
         ))?;
         console::line(format_args!(
-            "hits      {} of bytes ({} from the cache, {} fetched first), {} of requests",
+            "hits      {} of bytes that workers were asked for ({} from the cache, {} fetched first), {} of requests",
             console::share(cache.hit_bytes, cache.hit_bytes + cache.miss_bytes),
             console::size(cache.hit_bytes),
             console::size(cache.miss_bytes),

@@ -62,6 +62,7 @@ struct StepTime {
     descriptor: f64,
     disk: f64,
     network: f64,
+    fetch: f64,
     bucket: f64,
 }
 
@@ -104,6 +105,7 @@ impl StepTime {
             descriptor: of(Stage::Descriptor),
             disk: of(Stage::Disk),
             network: of(Stage::Network),
+            fetch: of(Stage::Fetch),
             bucket: of(Stage::Bucket),
         }
     }
@@ -116,6 +118,7 @@ impl StepTime {
             ("descriptor", self.descriptor),
             ("disk", self.disk),
             ("network", self.network),
+            ("fetch", self.fetch),
             ("bucket", self.bucket),
         ];
         let parts: Vec<String> =

@@ -32,6 +32,9 @@ pub struct Cluster {
     /// name none.
     #[serde(default)]
     pub made: Vec<PathBuf>,
+    /// The file that `--conf` named last, absolute: that of later starts as well.
+    #[serde(default)]
+    pub given_conf: Option<PathBuf>,
 }
 
 /// What becomes of a child that ends though nobody has stopped it.
@@ -103,6 +106,7 @@ impl Cluster {
             restart: Restart::default(),
             secure: false,
             made: vec![],
+            given_conf: None,
         }
     }
 
@@ -165,6 +169,15 @@ impl Cluster {
             Role::Master => self.masters.len(),
             Role::Worker => self.workers.len(),
             Role::Fuse => self.fuse.len(),
+        }
+    }
+
+    /// Where a child keeps what it stores: directories of its own, which are to be there when it starts.
+    pub fn data_directories(&self, name: ChildName) -> Vec<&Path> {
+        match name.role {
+            Role::Master => vec![&self.masters[name.number].data_dir],
+            Role::Worker => self.workers[name.number].dirs.iter().map(|dir| dir.path.as_path()).collect(),
+            Role::S3 | Role::Fuse => Vec::new(),
         }
     }
 

@@ -1,9 +1,10 @@
 //! One child on its way: its keeper is started, or another one for a child whose keeper is gone, and its ready line is
 //! waited for.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -98,6 +99,10 @@ fn within(what: &str, condition: impl Fn() -> Result<bool, CliError>) -> Result<
 }
 
 fn launch(cluster: &Cluster, name: ChildName) -> Result<Starting<'_>, CliError> {
+    for directory in cluster.data_directories(name) {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        made.context(format_args!("cannot create {}", directory.display()))?;
+    }
     let log_start = fs::metadata(cluster.log_path(name)).map_or(0, |metadata| metadata.len());
     let program = std::env::current_exe().context("cannot find this executable")?;
     let mut keeper = Command::new(program);

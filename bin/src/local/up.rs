@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use cavern_conf::schema::Security;
+use cavern_conf::schema::{self, Security};
 use cavern_conf::{Config, host};
 use cavern_net::journals;
 use rand::Rng;
@@ -56,6 +56,14 @@ pub struct UpOptions {
     pub patience: Duration,
 }
 
+/// The file of `--conf`.
+struct GivenConf {
+    /// Absolute.
+    path: PathBuf,
+    /// It was named by an earlier start.
+    is_former: bool,
+}
+
 /// Starts whatever is not running of the cluster in `directory`, making it first if it is new. Returns when every child
 /// is ready, the workers are known to the master and the mounts can be used. After a failure everything is stopped
 /// again that did not run before.
@@ -63,7 +71,8 @@ pub struct UpOptions {
 /// # Errors
 /// `Usage`, before anything is written, for a directory that holds something, but no cluster.
 pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
-    let config = Config::load(options.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
+    let given = given_conf(options, Cluster::find(&options.directory)?.as_ref())?;
+    let config = load_conf(given.as_ref())?;
     let name = options.directory.display();
     let is_new = make_directory(&options.directory)?;
     let directory = options.directory.canonicalize().context(format_args!("cannot use the directory {name}"))?;
@@ -72,7 +81,7 @@ pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
     }
     let _lock = lock(&directory)?;
     let mut ports = FreePorts::default();
-    let mut cluster = plan(&directory, options, &config, &mut ports)?;
+    let mut cluster = plan(&directory, options, (given, &config), &mut ports)?;
     if is_new {
         cluster.made.push(directory.clone());
     }
@@ -84,15 +93,60 @@ pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
     if cluster.secure {
         certificates::ensure(&cluster, &config.cluster.name)?;
     }
-    write_conf(&cluster, config)?;
+    let former = cluster.conf().ok();
+    let config = write_conf(&cluster, config)?;
     let is_running = |name: &ChildName| cluster.state(*name).is_ok_and(|state| matches!(state, State::Running(_)));
-    let (_, begun): (Vec<ChildName>, Vec<ChildName>) = cluster.children().into_iter().partition(is_running);
+    let (running, begun): (Vec<ChildName>, Vec<ChildName>) = cluster.children().into_iter().partition(is_running);
+    if former.is_some_and(|former| is_other(former, &config)) {
+        remark_unchanged(&running);
+    }
     let started = start_all(&cluster, options.patience);
     if started.is_err() {
         // The cause of the failure is what the person needs; what goes wrong while tidying is not.
         let _ = stop_all(&cluster, &begun, Duration::from_secs(5));
     }
     started.map(|()| cluster)
+}
+
+/// The file of `--conf`: of this start, or of the last one that named any, unless the environment names one now.
+fn given_conf(options: &UpOptions, known: Option<&Cluster>) -> Result<Option<GivenConf>, CliError> {
+    if let Some(path) = &options.conf {
+        let path = std::path::absolute(path).context(format_args!("cannot use {}", path.display()))?;
+        return Ok(Some(GivenConf { path, is_former: false }));
+    }
+    let former = known.and_then(|cluster| cluster.given_conf.clone()).filter(|_| std::env::var_os("CV_CONF").is_none());
+    Ok(former.map(|path| GivenConf { path, is_former: true }))
+}
+
+fn load_conf(given: Option<&GivenConf>) -> Result<Config, CliError> {
+    let loaded = Config::load(given.map(|given| given.path.as_path()));
+    let Some(GivenConf { path, .. }) = given.filter(|given| given.is_former) else {
+        return loaded.map_err(|error| CliError::Usage(error.to_string()));
+    };
+    let path = path.display();
+    let config = loaded.map_err(|error| {
+        CliError::Usage(format!("{error}\nThis cluster was started with --conf {path}: name another with --conf"))
+    })?;
+    console::remark(format_args!("with --conf {path}, as before"));
+    Ok(config)
+}
+
+/// Whether a configuration says something else than the one before, other than of masters that come or go.
+fn is_other(former: Config, config: &Config) -> bool {
+    let cluster = schema::Cluster { masters: config.cluster.masters.clone(), ..former.cluster };
+    Config { cluster, ..former } != *config
+}
+
+/// What runs has read the configuration as it was.
+fn remark_unchanged(running: &[ChildName]) {
+    let names: Vec<String> = running.iter().filter(|name| name.role != Role::S3).map(ToString::to_string).collect();
+    if !names.is_empty() {
+        console::remark(format_args!(
+            "the configuration is another one than before, with which {} go on: stop and start them, or all with \
+             `cv local down` and `cv local up`",
+            names.join(", ")
+        ));
+    }
 }
 
 /// Creates a folder that only its user may look into, and closes one of an earlier version.
@@ -161,7 +215,12 @@ fn refuse_foreign(directory: &Path) -> Result<(), CliError> {
 }
 
 /// The recorded cluster with what was asked for on top, or a new one.
-fn plan(directory: &Path, options: &UpOptions, config: &Config, ports: &mut FreePorts) -> Result<Cluster, CliError> {
+fn plan(
+    directory: &Path,
+    options: &UpOptions,
+    (given, config): (Option<GivenConf>, &Config),
+    ports: &mut FreePorts,
+) -> Result<Cluster, CliError> {
     let mut address = || ports.address().context("cannot find a port for a child");
     let mut cluster = match Cluster::find(directory)? {
         Some(cluster) if options.secure && !cluster.secure => {
@@ -201,6 +260,15 @@ fn plan(directory: &Path, options: &UpOptions, config: &Config, ports: &mut Free
     for number in cluster.masters.len()..masters {
         let data_dir = directory.join(format!("master{number}"));
         cluster.masters.push(Master { grpc: address()?, http: address()?, data_dir, joins });
+    }
+    if let Some(GivenConf { path, .. }) = given {
+        cluster.given_conf = Some(path);
+        for (number, worker) in cluster.workers.iter_mut().enumerate() {
+            let mut dirs = worker_dirs(directory, number, config);
+            // What is in others of the worker stays its own.
+            dirs.extend(worker.dirs.iter().skip(dirs.len()).cloned());
+            worker.dirs = dirs;
+        }
     }
     for number in cluster.workers.len()..workers {
         cluster.workers.push(Worker {
@@ -274,8 +342,8 @@ fn worker_dirs(directory: &Path, number: usize, config: &Config) -> Vec<WorkerDi
     tiers.enumerate().map(|(disk, tier)| WorkerDir { tier, path: base.join(format!("disk{disk}")) }).collect()
 }
 
-/// `D/cluster.toml`: what the user's file and environment say, with this cluster's addresses.
-fn write_conf(cluster: &Cluster, mut config: Config) -> Result<(), CliError> {
+/// `D/cluster.toml`: what the user's file and environment say, with this cluster's addresses. Returns that.
+fn write_conf(cluster: &Cluster, mut config: Config) -> Result<Config, CliError> {
     config.cluster.masters = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
     if let Some(master) = cluster.masters.first() {
         config.master.listen.clone_from(&master.grpc);
@@ -301,7 +369,8 @@ fn write_conf(cluster: &Cluster, mut config: Config) -> Result<(), CliError> {
     let head = "# Written by `cv local up` at every start; changes made here are lost.\n\n";
     let path = cluster.conf_path();
     write_whole(&path, format!("{head}{}", config.to_toml()).as_bytes())
-        .context(format_args!("cannot write {}", path.display()))
+        .context(format_args!("cannot write {}", path.display()))?;
+    Ok(config)
 }
 
 fn start_all(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
@@ -431,21 +500,58 @@ mod tests {
         let mut config = Config::default();
         config.worker.dirs = vec!["[MEM:1GiB]/dev/shm/x".into(), "[SSD]/nvme".into()];
         let mut ports = FreePorts::default();
-        let first = plan(&directory, &options(&directory, None, &[]), &config, &mut ports).unwrap();
+        let first = plan(&directory, &options(&directory, None, &[]), (None, &config), &mut ports).unwrap();
         assert_eq!((first.masters.len(), first.workers.len(), first.fuse.len()), (1, 1, 1));
         assert_eq!(first.fuse[0].mount_point, directory.join("mnt"));
         assert_eq!(first.workers[0].dirs[0].tier, "[MEM:1GiB]");
         assert_eq!(first.workers[0].dirs[1].path, directory.join("worker0/disk1"));
         first.store().unwrap();
         let more =
-            plan(&directory, &options(&directory, Some(3), &[directory.join("other")]), &config, &mut ports).unwrap();
+            plan(&directory, &options(&directory, Some(3), &[directory.join("other")]), (None, &config), &mut ports)
+                .unwrap();
         assert_eq!((more.workers.len(), more.fuse.len()), (3, 2));
         assert_eq!((&more.workers[0], &more.s3), (&first.workers[0], &first.s3));
         more.store().unwrap();
-        let fewer = plan(&directory, &options(&directory, Some(2), &[]), &config, &mut ports).unwrap_err();
+        let fewer = plan(&directory, &options(&directory, Some(2), &[]), (None, &config), &mut ports).unwrap_err();
         assert!(matches!(&fewer, CliError::Usage(text) if text.contains("has 3 workers")), "{fewer}");
-        let again = plan(&directory, &options(&directory, None, &[]), &config, &mut ports).unwrap();
+        let again = plan(&directory, &options(&directory, None, &[]), (None, &config), &mut ports).unwrap();
         assert_eq!(again, more);
+    }
+
+    #[test]
+    fn a_file_that_is_named_holds_for_the_workers_that_are_there_and_is_remembered() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().canonicalize().unwrap();
+        let (mut config, mut ports) = (Config::default(), FreePorts::default());
+        let mut planned = |config: &Config, named: Option<&str>| {
+            let given = named.map(|path| GivenConf { path: PathBuf::from(path), is_former: false });
+            let planned = plan(&directory, &options(&directory, Some(2), &[]), (given, config), &mut ports).unwrap();
+            planned.store().unwrap();
+            planned
+        };
+        let tiers = |cluster: &Cluster| -> Vec<Vec<String>> {
+            let of = |worker: &Worker| worker.dirs.iter().map(|dir| dir.tier.clone()).collect();
+            cluster.workers.iter().map(of).collect()
+        };
+        config.worker.dirs = vec!["[SSD:1GiB]/a".into(), "[HDD:1GiB]/b".into()];
+        let first = planned(&config, Some("/first.toml"));
+        assert_eq!(first.given_conf, Some(PathBuf::from("/first.toml")));
+        config.worker.dirs = vec!["[SSD:2GiB]/a".into()];
+        let none = planned(&config, None);
+        assert_eq!(none, first, "nobody has named it");
+        let second = planned(&config, Some("/second.toml"));
+        assert_eq!(tiers(&second), [["[SSD:2GiB]", "[HDD:1GiB]"]; 2]);
+        assert_eq!(second.given_conf, Some(PathBuf::from("/second.toml")));
+        assert_eq!(second.workers[1].dirs[0].path, first.workers[1].dirs[0].path);
+    }
+
+    #[test]
+    fn a_configuration_is_another_one_whatever_masters_there_are() {
+        let (former, mut config) = (Config::default(), Config::default());
+        config.cluster.masters.push("127.0.0.1:1".to_owned());
+        assert!(!is_other(former.clone(), &config));
+        config.fuse.threads += 1;
+        assert!(is_other(former, &config));
     }
 
     #[test]
@@ -455,7 +561,7 @@ mod tests {
         let (config, mut ports) = (Config::default(), FreePorts::default());
         let mut planned = |masters| {
             let options = UpOptions { masters, ..options(&directory, None, &[]) };
-            let planned = plan(&directory, &options, &config, &mut ports);
+            let planned = plan(&directory, &options, (None, &config), &mut ports);
             planned.inspect(|cluster| cluster.store().unwrap())
         };
         let joins = |cluster: &Cluster| cluster.masters.iter().map(|master| master.joins).collect::<Vec<_>>();
@@ -478,7 +584,7 @@ mod tests {
             let directory = directory.join(name);
             fs::create_dir_all(&directory).unwrap();
             let planned =
-                plan(&directory, &UpOptions { secure, ..options(&directory, None, &[]) }, &config, &mut ports);
+                plan(&directory, &UpOptions { secure, ..options(&directory, None, &[]) }, (None, &config), &mut ports);
             planned.inspect(|cluster| cluster.store().unwrap())
         };
         assert!(planned("secure", true).unwrap().secure);

@@ -132,6 +132,12 @@ fn dentry_updates(change: &Change, result: &MutationResult) -> Vec<DentryUpdate>
             };
             vec![place(rename.parent, &rename.name, left), place(rename.new_parent, &rename.new_name, result.inode)]
         }
+        Change::RenameWhiteout(rename) => {
+            // The newest of all inodes.
+            let whiteouts = result.attributes.iter().filter(|attr| attr.kind() == Kind::CharacterDevice);
+            let left = whiteouts.map(|attr| attr.inode).filter(|inode| *inode != result.inode).max().unwrap_or(0);
+            vec![place(rename.parent, &rename.name, left), place(rename.new_parent, &rename.new_name, result.inode)]
+        }
         _ => Vec::new(),
     }
 }

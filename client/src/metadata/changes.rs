@@ -162,7 +162,7 @@ impl Pending {
         // What whoever waits asks for next is certain again.
         drop(self.asked_lock.take());
         if let (true, Some(subject), Err(error)) = (self.is_answered, &self.subject, &answer) {
-            subject.lose(&error.to_string());
+            subject.lose(&error.cause());
         }
         match self.asker {
             Some(asker) => asker.send(answer).err(),
@@ -327,7 +327,7 @@ impl Inner {
             Change::Create(create) => create.parent,
             Change::Link(link) => link.parent,
             Change::Remove(remove) => remove.parent,
-            Change::Rename(rename) => rename.parent,
+            Change::Rename(rename) | Change::RenameWhiteout(rename) => rename.parent,
             Change::SetAttr(set) => set.inode,
             Change::SetXattr(set) => set.inode,
             Change::RemoveXattr(remove) => remove.inode,
@@ -348,7 +348,7 @@ impl Inner {
         let (parent, name) = match change {
             Change::Create(create) => (create.parent, &create.name),
             Change::Link(link) => (link.parent, &link.name),
-            Change::Rename(rename) => (rename.new_parent, &rename.new_name),
+            Change::Rename(rename) | Change::RenameWhiteout(rename) => (rename.new_parent, &rename.new_name),
             _ => return,
         };
         if matches!(self.cache.lookup(parent, name), Some(Found::Node(_))) {
@@ -412,7 +412,7 @@ impl Inner {
             Change::Create(create) if result.errno == 0 && is_named_file(create) => {
                 self.held.was_created(create.parent, result.inode, session);
             }
-            Change::Rename(_) | Change::Link(_) => {
+            Change::Rename(_) | Change::RenameWhiteout(_) | Change::Link(_) => {
                 let moved = result.attributes.iter().filter(|attr| attr.kind() != Kind::Directory);
                 moved.for_each(|attr| self.held.strayed(attr.inode));
             }

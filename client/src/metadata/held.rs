@@ -542,7 +542,7 @@ impl Inner {
             Change::Create(create) => vec![create.parent, create.inode.max(create.parent)],
             Change::Link(link) => [vec![link.parent], with_place(link.inode).to_vec()].concat(),
             Change::Remove(remove) => vec![remove.parent, at(remove.parent, &remove.name)],
-            Change::Rename(rename) => vec![
+            Change::Rename(rename) | Change::RenameWhiteout(rename) => vec![
                 rename.parent,
                 rename.new_parent,
                 at(rename.parent, &rename.name),
@@ -565,7 +565,8 @@ impl Inner {
 
     /// A change is asked for: what it is about.
     pub(super) fn ask(&self, change: &Change) -> Subject {
-        let is_moving = matches!(change, Change::Link(_) | Change::Remove(_) | Change::Rename(_));
+        let is_moving =
+            matches!(change, Change::Link(_) | Change::Remove(_) | Change::Rename(_) | Change::RenameWhiteout(_));
         self.held.ask(self.subject_of(change), is_moving)
     }
 

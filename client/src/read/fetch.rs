@@ -19,7 +19,7 @@ use super::span::bytes_of_chunks;
 use crate::error::ClientError;
 use crate::memory::Charge;
 use crate::mounts::ObjectVersion;
-use crate::stages::Stage;
+use crate::stages::{Stage, Stages};
 
 /// Chunks of one block that somebody needs.
 #[derive(Clone, Debug)]
@@ -132,6 +132,7 @@ impl Core {
             let reply = self.pool.fill(worker, vec![want.item()], wait).await?;
             let item = only_item(reply.items, worker)?;
             check_status(worker, item.status(), &item.message)?;
+            Stages::fetched(item.fetch_us);
             if item.incarnation == known.incarnation {
                 known.add(&ChunkMap::from_bytes(&item.present));
                 if known.contains_all(want.chunks.clone()) {
@@ -147,6 +148,7 @@ impl Core {
         let (reply, mut files) = self.pool.open(worker, vec![want.item()], wait).await?;
         let item = only_item(reply.items, worker)?;
         check_status(worker, item.status(), &item.message)?;
+        Stages::fetched(item.fetch_us);
         let refused = |message: &str| {
             ClientError::Net(NetError::WorkerStatus { worker, status: Status::IoError, message: message.to_owned() })
         };
@@ -180,6 +182,7 @@ impl Core {
         let (reply, payload) = self.pool.read(worker, vec![item], wait).await?;
         let item = only_item(reply.items, worker)?;
         check_status(worker, item.status(), &item.message)?;
+        Stages::fetched(item.fetch_us);
         let parts = want.parts_of(&item);
         if let Some(parts) = parts {
             range = wire_range(parts);

@@ -44,6 +44,7 @@ impl StagedFiles {
                 let to = self.shared.metadata.node(rename.new_parent).await?;
                 self.rename(&ufs, (on, &to), rename).await
             }
+            Change::RenameWhiteout(_) => refuse(Errno::INVAL, format!("{on}: a bucket has no whiteouts")),
             Change::SetAttr(set) if on.keeps_attributes() => self.set_attributes(&ufs, on, set).await,
             Change::SetAttr(set) if is_touch(set) && !on.is_directory() => self.touch(on).await,
             _ => refuse(Errno::OPNOTSUPP, format!("{on}: a bucket cannot keep this")),

@@ -33,6 +33,7 @@ use access::{Guard, Peer};
 use crate::places::Places;
 
 pub use access::HttpAccess;
+pub(crate) use token::TokenFile;
 
 /// The pages that every process has.
 const METRICS: &str = "/metrics";

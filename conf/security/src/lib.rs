@@ -11,6 +11,7 @@
 mod audit;
 mod authority;
 mod certificate;
+mod check;
 mod error;
 mod expiry;
 mod handshake;
@@ -26,6 +27,7 @@ mod verify;
 pub use audit::{AuditLog, Audited};
 pub use authority::{Authority, Issued};
 pub use certificate::CertificateInfo;
+pub use check::check_files;
 pub use error::SecurityError;
 pub use handshake::ClientStream;
 pub use http::{HttpAccess, HttpServer};

@@ -13,6 +13,11 @@ pub enum ProcessError {
     #[error("cannot use the directory {} ({source}): make it writable, or choose another with {key}", path.display())]
     Directory { path: PathBuf, key: String, source: io::Error },
     #[error(
+        "the directory {} ({key}) is not there: mount its disk, or make it; {setting} = true has it made",
+        path.display()
+    )]
+    MissingDirectory { path: PathBuf, key: String, setting: &'static str },
+    #[error(
         "log.level \"{level}\" is not a level or a list of directives ({reason}): write it as \"info\" or \
          \"info,cavern_worker=debug\""
     )]

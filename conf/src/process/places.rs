@@ -52,16 +52,36 @@ pub fn create_privately() {
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
 }
 
-/// Makes sure that `path` is a directory that this process can write to and nobody else can look into, creating it and
-/// its parents. One that was open to others is closed, with a line in the log; one that is meant to be shared (sticky,
-/// as `/tmp` is) stays as it is. `key` is the configuration key that the path came from, as `master.data_dir`. Blocks
-/// on the disk.
+/// What becomes of a directory that is not there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MissingDir {
+    /// It is made, with its parents.
+    Create,
+    /// It is an error that names the setting by which it would be made.
+    Refuse(&'static str),
+}
+
+impl MissingDir {
+    /// What a setting asks for.
+    pub fn of(setting: &'static str, is_set: bool) -> Self {
+        if is_set { Self::Create } else { Self::Refuse(setting) }
+    }
+}
+
+/// Makes sure that `path` is a directory that this process can write to and nobody else can look into. One that was
+/// open to others is closed, with a line in the log; one that is meant to be shared (sticky, as `/tmp` is) stays as it
+/// is. `key` is the configuration key that the path came from, as `master.data_dir`. Blocks on the disk.
 ///
 /// # Errors
-/// [`ProcessError::Directory`] with the system's reason.
-pub fn ensure_dir(path: &Path, key: &str) -> Result<(), ProcessError> {
+/// [`ProcessError::Directory`] with the system's reason, and [`ProcessError::MissingDirectory`].
+pub fn ensure_dir(path: &Path, key: &str, missing: MissingDir) -> Result<(), ProcessError> {
     let refuse = |source| ProcessError::Directory { path: path.to_owned(), key: key.to_owned(), source };
     let was_there = path.exists();
+    if let MissingDir::Refuse(setting) = missing
+        && std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    {
+        return Err(ProcessError::MissingDirectory { path: path.to_owned(), key: key.to_owned(), setting });
+    }
     std::fs::create_dir_all(path).map_err(refuse)?;
     close_to_others(path, was_there).map_err(refuse)?;
     // Asks the kernel rather than reading the mode bits: read-only file systems, ACLs and capabilities count too.
@@ -124,13 +144,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o7777;
         let fresh = dir.path().join("fresh");
-        ensure_dir(&fresh, "worker.dirs").unwrap();
+        ensure_dir(&fresh, "worker.dirs", MissingDir::Create).unwrap();
         assert_eq!(mode(&fresh), 0o700);
         for (before, after) in [(0o755, 0o700), (0o2770, 0o700), (0o700, 0o700), (0o1777, 0o1777)] {
             let path = dir.path().join(format!("{before:o}"));
             std::fs::create_dir(&path).unwrap();
             std::fs::set_permissions(&path, Permissions::from_mode(before)).unwrap();
-            ensure_dir(&path, "worker.dirs").unwrap();
+            ensure_dir(&path, "worker.dirs", MissingDir::Create).unwrap();
             assert_eq!(mode(&path), after, "{before:o}");
         }
     }
@@ -139,17 +159,28 @@ mod tests {
     fn directories_are_created_or_refused_in_one_sentence() {
         let dir = tempfile::tempdir().unwrap();
         let fresh = dir.path().join("a/b/c");
-        ensure_dir(&fresh, "master.data_dir").unwrap();
+        ensure_dir(&fresh, "master.data_dir", MissingDir::Create).unwrap();
         assert!(fresh.is_dir());
-        ensure_dir(&fresh, "master.data_dir").unwrap();
+        ensure_dir(&fresh, "master.data_dir", MissingDir::Create).unwrap();
 
         let file = dir.path().join("file");
         std::fs::write(&file, b"x").unwrap();
         for path in [file.clone(), file.join("below")] {
-            let text = ensure_dir(&path, "worker.dirs").unwrap_err().to_string();
+            let text = ensure_dir(&path, "worker.dirs", MissingDir::Create).unwrap_err().to_string();
             assert!(text.contains(&path.display().to_string()) && text.contains("worker.dirs"), "{text}");
         }
+        // One that is to be there is not made.
+        let refused = MissingDir::of("worker.create_dirs", false);
+        ensure_dir(&fresh, "worker.dirs", refused).unwrap();
+        let missing = dir.path().join("x/y");
+        let text = ensure_dir(&missing, "worker.dirs", refused).unwrap_err().to_string();
+        for part in [&missing.display().to_string(), "worker.dirs", "mount its disk", "worker.create_dirs = true"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(!dir.path().join("x").exists());
+        ensure_dir(&missing, "worker.dirs", MissingDir::of("worker.create_dirs", true)).unwrap();
+        assert!(missing.is_dir());
         // A file system that nobody can write to, not even root.
-        assert!(ensure_dir(Path::new("/proc/1"), "worker.dirs").is_err());
+        assert!(ensure_dir(Path::new("/proc/1"), "worker.dirs", MissingDir::Create).is_err());
     }
 }

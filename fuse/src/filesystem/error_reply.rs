@@ -28,7 +28,11 @@ impl Failures {
     /// Answers what failed in the metadata. Names that do not exist and versions that are gone are answers, not
     /// failures; reads are logged by the client, which knows what sources it tried.
     pub fn answer(&self, reply: Reply, operation: &str, error: &ClientError) {
-        let errno = error.errno();
+        let errno = match error.errno() {
+            // The kernel would never ask for the like again, for no file: a master of an earlier version has said so.
+            libc::ENOSYS => libc::EOPNOTSUPP,
+            errno => errno,
+        };
         if matches!(errno, libc::EIO | libc::EACCES)
             && let Some(unlogged) = self.turn(Instant::now())
         {

@@ -16,23 +16,29 @@ use super::changes::refusal;
 use super::privileges::{may_have_privileges, with_losses};
 use crate::kernel::{Caller, NewAttributes, NewTime, Reply};
 
-fn time(time: NewTime) -> Time {
+/// The errno, as POSIX has it, of a time that cannot be kept.
+fn time(time: NewTime) -> Result<Time, i32> {
     match time {
-        NewTime::Now => Time { now: true, ns: 0 },
-        NewTime::At(ns) => Time { now: false, ns },
+        NewTime::Now => Ok(Time { now: true, ns: 0 }),
+        NewTime::At(ns) => Ok(Time { now: false, ns }),
+        NewTime::OutOfRange => Err(libc::EINVAL),
     }
 }
 
 impl Inner {
     pub(super) fn setattr(self: &Arc<Self>, kernel_node: u64, caller: Caller, set: NewAttributes, reply: Reply) {
         let writer = set.writer;
+        let (atime, mtime) = match (set.atime.map(time).transpose(), set.mtime.map(time).transpose()) {
+            (Ok(atime), Ok(mtime)) => (atime, mtime),
+            (Err(errno), _) | (_, Err(errno)) => return reply.error(errno),
+        };
         let set = SetAttr {
             inode: self.root.to_namespace(kernel_node),
             mode: set.mode,
             uid: set.uid,
             gid: set.gid,
-            atime: set.atime.map(time),
-            mtime: set.mtime.map(time),
+            atime,
+            mtime,
             size: set.size,
             kill_privileges: set.kill_privileges,
             ..SetAttr::default()

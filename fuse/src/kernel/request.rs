@@ -268,14 +268,16 @@ pub enum NewTime {
     Now,
     /// Nanoseconds since the epoch.
     At(i64),
+    /// Before 1678 or after 2262: more nanoseconds than are kept.
+    OutOfRange,
 }
 
 impl NewAttributes {
     fn new(set: &abi::SetattrIn) -> Self {
         let has = |flag| set.valid & flag != 0;
         let time = |flag, now, seconds: u64, nanoseconds: u32| {
-            let at = || seconds.cast_signed().saturating_mul(SECOND_NS).saturating_add(i64::from(nanoseconds));
-            has(flag).then(|| if has(now) { NewTime::Now } else { NewTime::At(at()) })
+            let at = || seconds.cast_signed().checked_mul(SECOND_NS)?.checked_add(i64::from(nanoseconds));
+            has(flag).then(|| if has(now) { NewTime::Now } else { at().map_or(NewTime::OutOfRange, NewTime::At) })
         };
         Self {
             mode: has(fattr::MODE).then_some(set.mode & 0o7777),

@@ -30,10 +30,16 @@ const CLIENT_NAME_MAX: usize = 64;
 const RANGES_MAX: usize = 16;
 
 impl Services {
-    /// Verifies a mount request and its bucket, and records it, once. What is not given gets its default.
-    pub async fn mount_once(&self, request: &Request, wanted: Mount, check_only: bool) -> Result<Mount, MasterError> {
+    /// Verifies a mount request and its bucket, and records it, once. What is not given gets its default. Also says
+    /// what is under the prefix, unless the mount was there before.
+    pub async fn mount_once(
+        &self,
+        request: &Request,
+        wanted: Mount,
+        check_only: bool,
+    ) -> Result<(Mount, Option<Contents>), MasterError> {
         if let Some(answer) = request.answer(&self.lookups.reader).await? {
-            return self.mounted_before(answer);
+            return Ok((self.mounted_before(answer)?, None));
         }
         let wanted_existing = wanted.existing();
         let mut mount = complete(wanted)?;
@@ -48,7 +54,7 @@ impl Services {
         }
         self.check_clients(&mount).await?;
         if check_only {
-            return Ok(mount);
+            return Ok((mount, Some(contents)));
         }
         self.mounts.will_be(&mount);
         mount.created_ns = self.lookups.reader.clock().now_ns();
@@ -73,7 +79,7 @@ impl Services {
                     true => self.lookups.listings.start_existing(open),
                     false => self.lookups.listings.start_index(open),
                 }
-                Ok(recorded)
+                Ok((recorded, Some(contents)))
             }
             Outcome::MountExists(existing) => {
                 let existing = self.mounts.unseal(*existing)?;
@@ -91,7 +97,7 @@ impl Services {
                     ..mount.clone()
                 };
                 if same == existing {
-                    return Ok(existing);
+                    return Ok((existing, None));
                 }
                 let Mount { path, uri, .. } = &existing;
                 Err(MasterError::AlreadyExists(match *uri == mount.uri {
@@ -102,7 +108,7 @@ impl Services {
                     false => format!("{path} already carries {uri}: unmount it first, or choose another path"),
                 }))
             }
-            Outcome::Repeated(answer) => self.mounted_before(*answer),
+            Outcome::Repeated(answer) => Ok((self.mounted_before(*answer)?, None)),
             Outcome::Refused(reason) => Err(MasterError::Refused(reason)),
             other => Err(MasterError::Refused(format!("a mount was answered by {other:?}"))),
         }

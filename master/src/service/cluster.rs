@@ -13,6 +13,7 @@ use cavern_proto::master::{
     ResolveLostRequest, StatusRequest, SubmitExportRequest, SubmitLoadRequest, UnavailableFiles, UnmountReply,
     UnmountRequest, UpdateMountRequest, WatchEvent, WatchRequest, WorkerBlocks, WorkerBlocksRequest, WorkerTable,
 };
+use cavern_ufs::Contents;
 use futures::StreamExt;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -164,8 +165,9 @@ impl Cluster for Services {
         let MountRequest { mount, check_only, request_id } = request.into_inner();
         let mount = mount.unwrap_or_default();
         check_named(is_secured, mount.is_restricted())?;
-        let mount = self.mount_once(&Request::new(request_id)?, mount, check_only).await?;
-        Ok(Response::new(MountReply { mount: Some(mount.without_secrets()) }))
+        let (mount, contents) = self.mount_once(&Request::new(request_id)?, mount, check_only).await?;
+        let is_empty = contents == Some(Contents::Nothing);
+        Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), is_empty }))
     }
 
     async fn unmount(&self, request: tonic::Request<UnmountRequest>) -> Result<Response<UnmountReply>, Status> {
@@ -182,7 +184,7 @@ impl Cluster for Services {
         let request = request.into_inner();
         check_named(is_secured, request.clients.as_ref().is_some_and(|clients| !clients.rules.is_empty()))?;
         let mount = self.update_mount_at(request).await?;
-        Ok(Response::new(MountReply { mount: Some(mount.without_secrets()) }))
+        Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), ..MountReply::default() }))
     }
 
     async fn list_mounts(&self, request: tonic::Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {

@@ -197,7 +197,7 @@ fn see_result(
         Some(Kind::Create(create)) => transaction.seen.push((create.parent, create.name.clone())),
         Some(Kind::Link(link)) => transaction.seen.push((link.parent, link.name.clone())),
         Some(Kind::Remove(remove)) => transaction.seen.push((remove.parent, remove.name.clone())),
-        Some(Kind::Rename(rename)) => {
+        Some(Kind::Rename(rename) | Kind::RenameWhiteout(rename)) => {
             transaction.seen.push((rename.parent, rename.name.clone()));
             transaction.seen.push((rename.new_parent, rename.new_name.clone()));
         }
@@ -269,6 +269,7 @@ impl MutationContext<'_, '_> {
             Some(Kind::Link(link)) => self.link(&link),
             Some(Kind::Remove(remove)) => self.remove(&remove),
             Some(Kind::Rename(rename)) => self.rename(&rename),
+            Some(Kind::RenameWhiteout(rename)) => self.rename_whiteout(&rename),
             Some(Kind::SetAttr(set)) => self.set_attributes(&set),
             Some(Kind::SetXattr(set)) => self.set_xattr(&set),
             Some(Kind::RemoveXattr(remove)) => self.remove_xattr(&remove),

@@ -108,7 +108,7 @@ impl HostClock {
 /// Requests as they come from callers that know of no ids.
 impl Services {
     pub async fn mount_bucket(&self, wanted: Mount, check_only: bool) -> Result<Mount, MasterError> {
-        self.mount_once(&Request::default(), wanted, check_only).await
+        self.mount_once(&Request::default(), wanted, check_only).await.map(|(mount, _)| mount)
     }
 
     pub async fn unmount_bucket(&self, path: &str, unwritten: DetachPolicy) -> Result<Mount, MasterError> {

@@ -92,7 +92,15 @@ fn metrics_for_other_hosts_are_secured_or_said_to_be_open() {
         fs::write(&path, conf).unwrap();
         Cluster::alone(&["conf", "check", "--conf", path.to_str().unwrap()], &[])
     };
-    let files = "[security]\nca = \"/c/ca.pem\"\ncertificate = \"/c/c.pem\"\nkey = \"/c/c-key.pem\"\n";
+    let authority = directory.path().to_str().unwrap();
+    for arguments in [&["init"][..], &["issue", "worker", "w"]] {
+        let made = Cluster::alone(&[&["cert"], arguments, &["--dir", authority]].concat(), &[]);
+        assert_eq!(made.code, 0, "{made:?}");
+    }
+    let files = format!(
+        "[security]\nca = \"{authority}/ca.pem\"\ncertificate = \"{authority}/worker-w.pem\"\n\
+         key = \"{authority}/worker-w-key.pem\"\n"
+    );
     for section in ["master", "worker", "fuse"] {
         let open = format!("[{section}]\nhttp_listen = \"0.0.0.0:7799\"\n");
         let refused = check(&open);

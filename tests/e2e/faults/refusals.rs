@@ -51,6 +51,15 @@ fn what_keeps_a_process_from_starting_is_said_in_one_sentence() {
         refusal(&cluster, role, &environment, in_namespace)
     };
 
+    // Directories that are not there: their disks may not be mounted.
+    for (role, of, place) in [("master", &master[..], path("master")), ("worker", &worker, path("worker"))] {
+        let said = refused(role, with(of, "CV_FUSE__THREADS", "1"), None);
+        assert!(said.contains(&place) && said.contains("mount its disk"), "{role}: {said}");
+        assert!(!fs::exists(&place).unwrap(), "{role} has made {place}");
+    }
+    let master = [&master[..], &[("CV_MASTER__CREATE_DIR", "true")]].concat();
+    let worker = [&worker[..], &[("CV_WORKER__CREATE_DIRS", "true")]].concat();
+
     // Ports that another process has.
     for (role, of, key) in [
         ("master", &master[..], "CV_MASTER__LISTEN"),

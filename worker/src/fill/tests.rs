@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_conf::process::Metrics;
+use cavern_conf::process::{Metrics, MissingDir};
 use cavern_conf::{ByteSize, schema};
 use cavern_proto::ContentId;
 use cavern_proto::data::BlockRef;
@@ -31,6 +31,7 @@ struct Fixture {
 fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>, WorkerMetrics) {
     let metrics = WorkerMetrics::new(&Metrics::new("worker"));
     let options = StoreOptions {
+        missing: MissingDir::Refuse("worker.create_dirs"),
         directories: vec![format!("[SSD:{capacity}B]{}", home.display()).parse().unwrap()],
         high_watermark: 0.98,
         low_watermark: 0.96,

@@ -59,7 +59,16 @@ pub(super) struct Service {
 }
 
 /// A block whose wanted chunks can be read, and the bytes that had to be fetched for that.
-type Ready = Result<(Arc<Block>, u64), Refusal>;
+type Ready = Result<(Arc<Block>, Fetched), Refusal>;
+
+/// What had to be fetched from the bucket for an item.
+#[derive(Clone, Copy, Default)]
+struct Fetched {
+    /// By this item itself, and not by others that want the same.
+    bytes: u64,
+    /// How long it was waited for.
+    us: u32,
+}
 
 /// What has a checksum in the answer to a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,6 +84,7 @@ struct ReadItem {
     range: Range<u32>,
     unit: ChecksumUnit,
     block: Result<Arc<Block>, Refusal>,
+    fetch_us: u32,
 }
 
 /// One item after its preparation.
@@ -267,7 +277,7 @@ impl Service {
 
     /// The answer to an open or a fill whose blocks are at hand.
     pub(super) fn open_at_hand(&self, request: &ContentRequest, blocks: &[&Arc<Block>]) -> Segment {
-        let items = blocks.iter().map(|block| open_reply_item(block, 0)).collect();
+        let items = blocks.iter().map(|block| open_reply_item(block, Fetched::default())).collect();
         let descriptors = if request.kind == FrameKind::Open {
             blocks.iter().map(|block| PassedFile::Block((*block).clone())).collect()
         } else {
@@ -298,8 +308,8 @@ impl Service {
         let (mut items, mut descriptors) = (Vec::new(), Vec::new());
         for filled in filled {
             match filled {
-                Ok((block, fetched_bytes)) => {
-                    items.push(open_reply_item(&block, fetched_bytes));
+                Ok((block, fetched)) => {
+                    items.push(open_reply_item(&block, fetched));
                     if request.kind == FrameKind::Open {
                         descriptors.push(PassedFile::Block(block));
                     }
@@ -331,6 +341,7 @@ impl Service {
             .map(|(item, filled)| ReadItem {
                 range: item.range.clone(),
                 unit: item.unit,
+                fetch_us: filled.as_ref().map_or(0, |(_, fetched)| fetched.us),
                 block: filled.map(|(block, _)| block),
             })
             .collect();
@@ -365,7 +376,7 @@ impl Service {
         futures::stream::iter(items).buffered(ITEMS_AT_A_TIME).collect().await
     }
 
-    /// Makes the wanted chunks of one item readable; gives the block and the bytes that had to be fetched.
+    /// Makes the wanted chunks of one item readable; gives the block and what had to be fetched.
     async fn make_ready(&self, item: &Prepared, until: tokio::time::Instant) -> Ready {
         let source = item.source.as_ref().map_err(Clone::clone)?;
         let counted = item.touch != Touch::Refresh;
@@ -374,7 +385,7 @@ impl Service {
                 self.metrics.hits.inc();
                 self.metrics.hit_bytes.inc_by(item.wanted_bytes());
             }
-            return Ok((block.clone(), 0));
+            return Ok((block.clone(), Fetched::default()));
         }
         if let Some(target) = source.data() {
             let block = self.open_data(target, item.touch, until).await?;
@@ -382,8 +393,9 @@ impl Service {
                 self.metrics.hits.inc();
                 self.metrics.hit_bytes.inc_by(item.wanted_bytes());
             }
-            return Ok((block, 0));
+            return Ok((block, Fetched::default()));
         }
+        let began = tokio::time::Instant::now();
         let fill = self.fills.ensure(source, &item.wanted, item.touch);
         let filled =
             tokio::time::timeout_at(until, Box::pin(fill)).await.unwrap_or_else(|_| Err(Refusal::deadline()))?;
@@ -397,7 +409,8 @@ impl Service {
             self.metrics.miss_bytes.inc_by(missed);
             self.metrics.hit_bytes.inc_by(item.wanted_bytes() - missed);
         }
-        Ok((filled.block, filled.fetched_bytes))
+        let us = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
+        Ok((filled.block, Fetched { bytes: filled.fetched_bytes, us }))
     }
 
     /// Which chunks are here. *Blocking*.
@@ -510,14 +523,15 @@ fn read_reply_item(
     Ok(item)
 }
 
-fn open_reply_item(block: &Block, fetched_bytes: u64) -> open_reply::Item {
+fn open_reply_item(block: &Block, fetched: Fetched) -> open_reply::Item {
     open_reply::Item {
         status: Status::Ok.into(),
         message: String::new(),
         incarnation: block.incarnation(),
         present: block.verified_bytes().into(),
         length: block.length(),
-        fetched_bytes,
+        fetched_bytes: fetched.bytes,
+        fetch_us: fetched.us,
     }
 }
 
@@ -567,6 +581,7 @@ fn try_compose_read(
 ) -> Result<(), (usize, Refusal)> {
     let describe = |(position, item): (usize, &ReadItem)| match &item.block {
         Ok(block) => read_reply_item(store, block, &item.range, item.unit, ReadWait::Disk)
+            .map(|described| read_reply::Item { fetch_us: item.fetch_us, ..described })
             .map_err(|error| (position, without_checksums(store, block, &item.range, error))),
         Err(refusal) => Ok(refused_item(refusal)),
     };

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use bytes::{Buf, BytesMut};
-use cavern_conf::process::Metrics;
+use cavern_conf::process::{Metrics, MissingDir};
 use cavern_conf::{ByteSize, schema};
 use cavern_proto::chunk::{CHUNK_BYTES, ChunkMap};
 use cavern_proto::data::*;
@@ -66,6 +66,7 @@ impl Fixture {
         let home = tempfile::tempdir().unwrap();
         let metrics = WorkerMetrics::new(&Metrics::new("worker"));
         let options = StoreOptions {
+            missing: MissingDir::Refuse("worker.create_dirs"),
             directories: vec![format!("[SSD:256MiB]{}", home.path().display()).parse().unwrap()],
             high_watermark: 0.98,
             low_watermark: 0.96,

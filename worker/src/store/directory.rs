@@ -9,6 +9,7 @@
 //!   data/xx/CONTENT.BLOCK.INCARNATION.MOUNT    one plain file per block of an fs-mode file
 //! ```
 
+use std::collections::HashSet;
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -51,6 +52,9 @@ pub(super) struct Identity {
     pub cluster_id: String,
     /// Counted up at every start, so that no two starts hand out the same incarnation.
     pub starts: u64,
+    /// All directories that the worker had at its last start. Earlier versions name none.
+    #[serde(default)]
+    pub directories: Vec<PathBuf>,
 }
 
 impl Identity {
@@ -64,7 +68,7 @@ impl Identity {
     }
 
     pub(super) fn fresh() -> Self {
-        Self { format: FORMAT, uuid: host::unique_name(), cluster_id: String::new(), starts: 0 }
+        Self { format: FORMAT, uuid: host::unique_name(), cluster_id: String::new(), starts: 0, directories: vec![] }
     }
 
     /// That of a directory; `None` when it has none yet.
@@ -105,6 +109,25 @@ impl Identity {
     pub(super) fn uuid_bytes(&self) -> Option<[u8; 16]> {
         let well_formed = self.uuid.len() == 32 && self.uuid.bytes().all(|digit| digit.is_ascii_hexdigit());
         u128::from_str_radix(&self.uuid, 16).ok().filter(|_| well_formed).map(u128::to_be_bytes)
+    }
+}
+
+/// Refuses a directory that is empty, and was one of the worker as others of its directories know: its disk may not be
+/// mounted, and the one below would be filled. What is in memory is lost with every start of the host.
+pub(super) fn check_kept(directories: &[DirSpec]) -> Result<(), WorkerError> {
+    let mut known = HashSet::new();
+    let mut empty = Vec::new();
+    for spec in directories {
+        match Identity::read(&spec.path)? {
+            Some(identity) => known.extend(identity.directories),
+            // Somebody may have deleted the identity alone.
+            None if spec.tier != Tier::Mem && !spec.path.join("blocks").exists() => empty.push(&spec.path),
+            None => {}
+        }
+    }
+    match empty.into_iter().find(|path| known.contains(*path) && path.exists()) {
+        Some(path) => Err(WorkerError::DirectoryEmptied(path.clone())),
+        None => Ok(()),
     }
 }
 

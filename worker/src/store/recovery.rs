@@ -8,7 +8,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cavern_conf::{ByteSize, DirSpec};
+use cavern_conf::process::{MissingDir, ensure_dir};
+use cavern_conf::{ByteSize, DirSpec, Tier};
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::{chunk_count, chunk_range};
 use cavern_proto::record::BlockRecord;
@@ -48,6 +49,7 @@ pub(super) struct Opened {
 pub(super) fn open(
     spec: DirSpec,
     position: u8,
+    missing: MissingDir,
     index_cache: ByteSize,
     keys: &KeyWrapping,
 ) -> Result<Opened, WorkerError> {
@@ -56,7 +58,8 @@ pub(super) fn open(
         let path = path.clone();
         move |source| WorkerError::Directory { action, path, source }
     };
-    cavern_conf::process::ensure_dir(&path, "worker.dirs")?;
+    let missing = if spec.tier == Tier::Mem { MissingDir::Create } else { missing };
+    ensure_dir(&path, "worker.dirs", missing)?;
     let lock = directory::lock(&path)?;
     let identity = Identity::read(&path)?;
     let mut cipher = Cipher::read(&path, keys)?;

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use cavern_conf::process::Metrics;
+use cavern_conf::process::{Metrics, MissingDir};
 use cavern_proto::chunk::chunk_count;
 use cavern_proto::{CHUNK_BYTES, ContentId};
 use proptest::prelude::*;
@@ -39,6 +39,7 @@ pub(super) fn with_keys<T>(keys: Arc<KeyWrapping>, body: impl FnOnce() -> T) -> 
 
 pub(super) fn options(dirs: &[(&Path, u64)]) -> StoreOptions {
     StoreOptions {
+        missing: MissingDir::Create,
         directories: dirs
             .iter()
             .map(|(path, bytes)| format!("[SSD:{bytes}B]{}", path.display()).parse().unwrap())
@@ -426,6 +427,51 @@ fn clusters_are_kept_apart() {
     store.join_cluster("one").unwrap();
     let error = store.join_cluster("two").unwrap_err();
     assert!(matches!(error, WorkerError::ForeignCluster { .. }), "{error}");
+}
+
+#[test]
+fn a_directory_of_the_worker_that_is_missing_or_empty_is_begun_anew_on_request_alone() {
+    let home = tempfile::tempdir().unwrap();
+    let [one, other] = ["one", "other"].map(|name| home.path().join(name));
+    let start = |missing: MissingDir, dirs: &[&Path]| {
+        let dirs: Vec<_> = dirs.iter().map(|path| (*path, 8 * MIB)).collect();
+        let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+        open(StoreOptions { missing, ..options(&dirs) }, metrics, mpsc::channel(64).0).map(drop)
+    };
+    let refuse = MissingDir::Refuse("worker.create_dirs");
+    let refused = |dirs: &[&Path], parts: &[&str]| {
+        let said = start(refuse, dirs).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+    };
+    refused(&[&one], &[&one.display().to_string(), "mount its disk", "worker.create_dirs = true"]);
+    assert!(!one.exists());
+    fs::create_dir(&one).unwrap();
+    start(refuse, &[&one]).unwrap();
+    // A disk that comes beside it is empty, and one that goes is not missed.
+    refused(&[&one, &other], &[&other.display().to_string()]);
+    fs::create_dir(&other).unwrap();
+    start(refuse, &[&one, &other]).unwrap();
+    // Not mounted, with a mount point that is there.
+    fs::remove_dir_all(&other).unwrap();
+    fs::create_dir(&other).unwrap();
+    refused(&[&one, &other], &[&other.display().to_string(), "is empty", "worker.create_dirs = true"]);
+    assert_eq!(fs::read_dir(&other).unwrap().count(), 0, "nothing is left in it");
+    start(refuse, &[&one]).unwrap();
+    start(refuse, &[&one, &other]).unwrap();
+    fs::remove_dir_all(&other).unwrap();
+    refused(&[&one, &other], &[&other.display().to_string(), "is not there"]);
+    start(MissingDir::Create, &[&one, &other]).unwrap();
+    start(refuse, &[&one, &other]).unwrap();
+    // What was in memory is lost with the host.
+    let memory = home.path().join("memory");
+    let spec = |path: &Path| format!("[MEM:8MiB]{}", path.display()).parse().unwrap();
+    for _ in 0..2 {
+        let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+        let mut options = StoreOptions { missing: refuse, ..options(&[(&one, 8 * MIB)]) };
+        options.directories.push(spec(&memory));
+        drop(open(options, metrics, mpsc::channel(64).0).unwrap());
+        fs::remove_dir_all(&memory).unwrap();
+    }
 }
 
 #[test]

@@ -80,8 +80,16 @@ mod tests {
     }
 
     fn found(workers: Vec<WorkerView>) -> Found {
-        let time =
-            StepTime { ms: 10.0, queue: 0.0, metadata: 1.0, descriptor: 5.0, disk: 0.0, network: 0.0, bucket: 0.0 };
+        let time = StepTime {
+            ms: 10.0,
+            queue: 0.0,
+            metadata: 1.0,
+            descriptor: 5.0,
+            disk: 0.0,
+            network: 0.0,
+            fetch: 0.0,
+            bucket: 0.0,
+        };
         Found {
             path: "/t/a".to_owned(),
             mode: "cache-mode",

@@ -139,10 +139,11 @@ async fn ask(address: &str, connect_timeout: Duration, transport: &Transport) ->
         Ok(Ok(group)) => group.into_inner(),
         // A master of a version that has no groups is the only one.
         Ok(Err(status)) if status.code() == Code::Unimplemented => return Ok(Lead::Here(Box::new(stubs))),
-        Ok(Err(status)) => {
-            let is_answer = std::error::Error::source(&status).is_none();
-            return Ok(Lead::Nowhere(if is_answer { status.message().to_owned() } else { innermost(&status) }));
+        // Nobody that can be spoken to: one side speaks TLS and the other does not, or refuses a certificate.
+        Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
+            return Ok(Lead::Unreachable(innermost(&status)));
         }
+        Ok(Err(status)) => return Ok(Lead::Nowhere(status.message().to_owned())),
         Err(_elapsed) => return Ok(Lead::Nowhere(NO_ANSWER.to_owned())),
     };
     if group.leader == 0 {

@@ -13,13 +13,12 @@ use cavern_proto::frame::{FrameHeader, HEADER_BYTES};
 
 use super::receive_buffers::{ReceiveBuffer, ReceiveBuffers};
 use super::socket::Socket;
+use crate::TLS_ALERT;
 
 /// What is read at once while no payload is expected. Small: the part of a payload that lands here is copied.
 const READ_BYTES: usize = 16 * 1024;
 /// The rest of a payload that is shorter than this is copied, too: what follows it comes by the same system call.
 const SHORT_BYTES: usize = 8 * 1024;
-/// What the first answer begins with of a worker that wants its connections secured.
-const TLS_ALERT: u8 = 21;
 /// Descriptors that may have arrived without their frame being complete.
 const DESCRIPTORS_MAX: usize = 1024;
 

@@ -18,7 +18,7 @@ const LENGTH_MIN: usize = 16;
 const LENGTH_MAX: usize = 4096;
 
 /// Keeps no more of the token than its hash: that is compared in constant time, whatever the lengths are.
-pub(super) struct TokenFile {
+pub struct TokenFile {
     path: PathBuf,
     current: Mutex<Current>,
 }

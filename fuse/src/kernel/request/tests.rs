@@ -91,6 +91,22 @@ fn only_what_is_valid_of_attributes_is_set() {
 }
 
 #[test]
+fn times_that_cannot_be_kept_are_told_from_others() {
+    let time = |seconds: i64, mtimensec| {
+        let mtime = seconds.cast_unsigned();
+        let set = abi::SetattrIn { valid: fattr::MTIME, mtime, mtimensec, ..abi::SetattrIn::default() };
+        let bytes = message(opcode::SETATTR, set.as_bytes());
+        let Operation::Setattr(set) = Request::decode(&bytes).unwrap().operation else { panic!("not a setattr") };
+        set.mtime.unwrap()
+    };
+    let last = i64::MAX / 1_000_000_000;
+    assert_eq!(time(last, 854_775_807), NewTime::At(i64::MAX));
+    for (seconds, nanoseconds) in [(last, 854_775_808), (last + 1, 0), (-last - 2, 0), (i64::MAX, 0), (i64::MIN, 0)] {
+        assert_eq!(time(seconds, nanoseconds), NewTime::OutOfRange, "{seconds} s");
+    }
+}
+
+#[test]
 fn what_is_not_served_is_recognized_whatever_its_body() {
     for number in [37, 999] {
         let bytes = message(number, &[]);

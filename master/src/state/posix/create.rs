@@ -1,5 +1,6 @@
 //! mkdir, mknod, open with `O_CREAT` or `O_TMPFILE`, symlink.
 
+use bytes::Bytes;
 use cavern_proto::master::{CreateInode, Kind, Naming};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
@@ -16,11 +17,27 @@ const SET_GROUP_ID: u32 = 0o2000;
 
 impl MutationContext<'_, '_> {
     pub(super) fn create(&mut self, create: CreateInode, session: u64) -> Result<u64, MutationError> {
+        self.create_judged(create, session, Self::judge_kind)
+    }
+
+    /// A character device with the number 0, which hides a name of a lower layer of overlayfs. It takes no more rights
+    /// than a name does.
+    pub(super) fn create_whiteout(&mut self, parent: u64, name: Bytes) -> Result<u64, MutationError> {
+        let kind = Kind::CharacterDevice as i32;
+        self.create_judged(CreateInode { parent, name, kind, ..CreateInode::default() }, 0, |_, _| Ok(()))
+    }
+
+    fn create_judged(
+        &mut self,
+        create: CreateInode,
+        session: u64,
+        judge_kind: impl FnOnce(&mut Self, Kind) -> Result<(), MutationError>,
+    ) -> Result<u64, MutationError> {
         check(&create)?;
         let (kind, is_named) = (create.kind(), create.naming() == Naming::Named);
         let directory = if is_named { self.whole_directory(create.parent)? } else { self.directory(create.parent)? };
         self.judge_names(create.parent, &directory)?;
-        self.judge_kind(kind)?;
+        judge_kind(self, kind)?;
         if is_named && self.transaction.dentry(create.parent, &create.name)?.is_some() {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&create.name)));
         }

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
-use crate::level::USER_LIMITS;
+use crate::level::{USER_LIMITS, WHITEOUTS};
 use crate::state::Family;
 use crate::state::held::{self, HELD_MAX, HeldDirectory};
 
@@ -24,6 +24,9 @@ const LET_GO_MAX: usize = 10_000;
 
 /// A mutation as the masters of a level understand it: what is beyond it they have not seen.
 pub(super) fn as_of_level(mut mutation: Mutation, level: u32) -> Mutation {
+    if level < WHITEOUTS && matches!(mutation.change, Some(mutation::Change::RenameWhiteout(_))) {
+        mutation.change = None;
+    }
     if level < USER_LIMITS {
         mutation.user = None;
         if matches!(mutation.change, Some(mutation::Change::OpenToWrite(_))) {

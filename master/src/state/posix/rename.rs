@@ -1,4 +1,4 @@
-//! rename, with `RENAME_NOREPLACE` and `RENAME_EXCHANGE`: one step, whatever lies below a directory.
+//! rename, with `RENAME_NOREPLACE`, `RENAME_EXCHANGE` and `RENAME_WHITEOUT`: one step, whatever lies below a directory.
 
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Kind, RenameMode, RenameName};
@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use super::{EntriesChange, MutationContext, MutationError, check_name, refuse};
 use crate::state::records::is_directory;
 use crate::state::tables::DEPTH_MAX;
+use crate::state::usage::UsageDelta;
 
 impl MutationContext<'_, '_> {
     pub(super) fn rename(&mut self, rename: &RenameName) -> Result<u64, MutationError> {
@@ -51,6 +52,20 @@ impl MutationContext<'_, '_> {
             (RenameMode::Exchange, Some(target)) => self.exchange(rename, (dentry, moved), target),
             (_, target) => self.replace(rename, (dentry, moved), target),
         }
+    }
+
+    /// A rename that leaves a whiteout under the old name.
+    pub(super) fn rename_whiteout(&mut self, rename: &RenameName) -> Result<u64, MutationError> {
+        if rename.mode() == RenameMode::Exchange {
+            return refuse(Errno::INVAL, "two names that are exchanged leave no whiteout");
+        }
+        self.check_quotas(rename.parent, UsageDelta { bytes: 0, inodes: 1 })?;
+        let inode = self.rename(rename)?;
+        // Nothing has happened to two names of one inode.
+        if self.transaction.dentry(rename.parent, &rename.name)?.is_none() {
+            self.create_whiteout(rename.parent, rename.name.clone())?;
+        }
+        Ok(inode)
     }
 
     /// Whether a directory is another, or lies above it.

@@ -16,6 +16,7 @@ use proptest::prelude::*;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, XattrFlags};
 
 use super::*;
+use crate::level::{LEVEL, WHITEOUTS};
 use crate::state::{Database, Tables, apply};
 
 /// A name: a directory, by its number among those there are, and a letter.
@@ -42,7 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => place().prop_map(|at| Step::Symlink { at }),
         2 => (place(), place()).prop_map(|(from, to)| Step::Link { from, to }),
         3 => (place(), any::<bool>()).prop_map(|(at, directory)| Step::Remove { at, directory }),
-        4 => (place(), place(), 0u8..3).prop_map(|(from, to, mode)| Step::Rename { from, to, mode }),
+        4 => (place(), place(), 0u8..5).prop_map(|(from, to, mode)| Step::Rename { from, to, mode }),
         1 => (place(), 0u32..0o2000).prop_map(|(at, mode)| Step::Chmod { at, mode }),
         1 => (place(), 0u8..3, 0u8..3).prop_map(|(at, name, mode)| Step::SetXattr { at, name, mode }),
         1 => (place(), 0u8..3).prop_map(|(at, name)| Step::RemoveXattr { at, name }),
@@ -105,6 +106,7 @@ impl Fixture {
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
         run(&database, Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
+        run(&database, Kind::RaiseLevel(LEVEL));
         let write_type = WriteType::FsMode as i32;
         let mount =
             Mount { path: "/m".into(), uri: "memory://m".into(), write_type, block_size: 1 << 20, ..Mount::default() };
@@ -218,9 +220,13 @@ impl Fixture {
                     (RenameMode::Replace, RenameFlags::empty()),
                     (RenameMode::NoReplace, RenameFlags::NOREPLACE),
                     (RenameMode::Exchange, RenameFlags::EXCHANGE),
+                    (RenameMode::Replace, RenameFlags::WHITEOUT),
+                    (RenameMode::NoReplace, RenameFlags::WHITEOUT.union(RenameFlags::NOREPLACE)),
                 ][usize::from(*mode)];
                 let local = rustix::fs::renameat_with(CWD, &source, CWD, &path, flags);
-                (Change::Rename(RenameName { parent, name, new_parent, new_name, mode: mode as i32 }), local)
+                let rename = RenameName { parent, name, new_parent, new_name, mode: mode as i32 };
+                let leaves_whiteout = flags.contains(RenameFlags::WHITEOUT);
+                (if leaves_whiteout { Change::RenameWhiteout(rename) } else { Change::Rename(rename) }, local)
             }
             Step::Chmod { at, mode } => {
                 let (_, _, path) = self.place(*at);
@@ -338,6 +344,7 @@ fn shown_locally(top: &Path) -> BTreeMap<PathBuf, Shown> {
             kind if kind.is_dir() => InodeKind::Directory,
             kind if kind.is_symlink() => InodeKind::Symlink,
             kind if kind.is_fifo() => InodeKind::Fifo,
+            kind if kind.is_char_device() => InodeKind::CharacterDevice,
             _ => InodeKind::File,
         };
         let target = std::fs::read_link(&path)
@@ -383,6 +390,31 @@ proptest! {
             prop_assert_eq!(record.unlinked, !named.contains(&inode), "inode {}", inode);
         }
     }
+}
+
+#[test]
+fn a_whiteout_is_left_when_all_masters_know_it() {
+    let mut bench = Fixture::new();
+    let name = |text: &'static str| Bytes::from_static(text.as_bytes());
+    let create =
+        CreateInode { parent: bench.root, name: name("a"), kind: InodeKind::File as i32, ..CreateInode::default() };
+    let file = bench.change(Change::Create(create)).inode;
+    let rename =
+        RenameName { parent: bench.root, name: name("a"), new_parent: bench.root, new_name: name("b"), mode: 0 };
+    let left = bench.change(Change::RenameWhiteout(rename.clone()));
+    assert_eq!((left.errno, left.inode), (0, file));
+    let tree = bench.tree();
+    let whiteout = &tree[Path::new("a")].1;
+    assert_eq!((whiteout.kind(), whiteout.rdev, records::mode(whiteout)), (InodeKind::CharacterDevice, 0, 0));
+    assert!(left.attributes.iter().any(|attr| attr.inode == tree[Path::new("a")].0), "{left:?}");
+    let exchange = RenameName { mode: RenameMode::Exchange as i32, ..rename.clone() };
+    assert_eq!(bench.change(Change::RenameWhiteout(exchange)).errno, Errno::INVAL.raw_os_error());
+    assert_eq!(bench.tree(), tree);
+    let known = |level| {
+        let mutation = Mutation { change: Some(Change::RenameWhiteout(rename.clone())), ..Mutation::default() };
+        held::as_of_level(mutation, level).change.is_some()
+    };
+    assert!(known(WHITEOUTS) && !known(WHITEOUTS - 1));
 }
 
 #[test]
