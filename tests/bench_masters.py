@@ -5,15 +5,21 @@ Needs root and the release build of `cv`:
 
     tests/bench_masters.py --dir /data/bench --rounds 30             # all kinds
     tests/bench_masters.py --dir /data/bench --rounds 10 kill        # only: of kill, freeze, transfer, stop
+    tests/bench_masters.py --dir /data/bench --rounds 20 quiet       # kills, by kind of call
 
 Starts a cluster of its own with three masters. Two programs make files in an fs-mode mount (create, write, rename,
 read back), a third one walks a directory and looks at its files. A round does something to the leader, lets the group
 be whole again, and notes the longest single system call of any program. Any error ends the run; at its end every file
 that was made is there, in this mount and in one that knows nothing.
+
+`quiet` kills the leader beside three programs that pause between their calls: one writes and syncs files, one reads
+files that are cached, one looks up names that nobody has had. For each it notes the longest call of each kill, and how
+many calls failed.
 """
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -28,6 +34,9 @@ from bench import CV, run
 
 # A round goes on for this long after the group is whole again.
 SETTLE = 1.0
+# Of `quiet`: files that are read, and what a program does between two steps.
+CACHED = 50
+PAUSE = 0.005
 
 
 def content(number):
@@ -72,6 +81,50 @@ def look(directory, done, longest):
                 # Renamed since.
                 pass
         time.sleep(0.005)
+
+
+def write_one(directory, number):
+    path = directory / "written" / str(number)
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    try:
+        os.write(file, content(number))
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def read_one(directory, number):
+    number %= CACHED
+    if (directory / "cached" / str(number)).read_bytes() != content(number):
+        sys.exit(f"cached file {number} has another content")
+
+
+def look_up_one(directory, number):
+    try:
+        os.stat(directory / "names" / f"none-{number}")
+    except FileNotFoundError:
+        return
+    sys.exit(f"none-{number} is there")
+
+
+QUIET = {"writes a file and syncs it": write_one, "reads a cached file": read_one, "looks up a new name": look_up_one}
+
+
+def repeat(step, directory, done, longest, steps, failed, times):
+    """Notes the longest step, how many failed, and in the end the time of each."""
+    took = []
+    while not done.is_set():
+        begun = time.monotonic()
+        try:
+            step(directory, steps.value)
+        except OSError as error:
+            failed.value += 1
+            print(f"{step.__name__}: {error}", file=sys.stderr)
+        took.append(time.monotonic() - begun)
+        longest.value = max(longest.value, took[-1])
+        steps.value += 1
+        time.sleep(PAUSE)
+    times.put(took)
 
 
 class Group:
@@ -141,17 +194,22 @@ class Group:
 
 def main():
     kinds = ["kill", "freeze", "transfer", "stop"]
+    quiet = "quiet"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=10, help="of each kind")
-    parser.add_argument("kinds", nargs="*", help=f"of {', '.join(kinds)}; all when none is named")
+    parser.add_argument("kinds", nargs="*", help=f"of {', '.join(kinds)}; all these when none is named; or {quiet}")
     options = parser.parse_args()
-    if unknown := set(options.kinds) - set(kinds):
+    if unknown := set(options.kinds) - {*kinds, quiet}:
         parser.error(f"no such kind: {', '.join(unknown)}")
     options.dir.mkdir(parents=True, exist_ok=True)
     directory = options.dir / "masters"
     try:
-        measure(Group(directory), options.kinds or kinds, options.rounds)
+        group = Group(directory)
+        if chosen := [kind for kind in options.kinds or kinds if kind != quiet]:
+            measure(group, chosen, options.rounds)
+        if quiet in options.kinds:
+            measure_quiet(group, options.rounds)
     finally:
         subprocess.run([CV, "local", "down", "--purge", "--dir", directory],
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -209,6 +267,60 @@ def measure(group, kinds, rounds):
                 if (directory / str(name)).read_bytes() != content(name):
                     sys.exit(f"{directory / str(name)} has another content")
     print(f"\n{sum(made.value for _, _, _, made in programs[:2])} files were made, and all are there.")
+
+
+def p99(ordered):
+    return ordered[math.ceil(0.99 * len(ordered)) - 1]
+
+
+def measure_quiet(group, rounds):
+    directory = group.mount / "quiet"
+    for name in ("written", "cached", "names"):
+        # Not of this client, which would answer by itself what it has made.
+        group.cv("fs", "mkdir", "--parents", f"/files/quiet/{name}", "--local", group.directory)
+    for number in range(CACHED):
+        (directory / "cached" / str(number)).write_bytes(content(number))
+    done = multiprocessing.Event()
+    programs = {}
+    for said, step in QUIET.items():
+        longest, steps, failed = (multiprocessing.Value(kind, 0) for kind in "dqq")
+        shared = (longest, steps, failed, multiprocessing.Queue())
+        process = multiprocessing.Process(target=repeat, args=(step, directory, done, *shared))
+        programs[said] = (process, *shared)
+    for process, *_ in programs.values():
+        process.start()
+    waits = {said: [] for said in programs}
+    try:
+        for _ in range(rounds):
+            leader = group.leader()
+            for _, longest, *_ in programs.values():
+                longest.value = 0
+            group.kill(leader)
+            group.wait_whole()
+            time.sleep(SETTLE)
+            for said, (_, longest, *_) in programs.items():
+                waits[said].append(1000 * longest.value)
+        if not all(process.is_alive() for process, *_ in programs.values()):
+            sys.exit("a program got an answer that is not so")
+    finally:
+        done.set()
+        # A process ends when somebody has taken what it has put.
+        took = {said: times.get() for said, (process, *_, times) in programs.items() if process.is_alive()}
+        for process, *_ in programs.values():
+            process.join()
+    print(f"**The leader is killed {rounds} times: steps of three programs, milliseconds**\n")
+    print("| the program | longest of each kill: median | p99 | most | all steps: median | p99 | steps | failed |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for said, (_, _, steps, failed, _) in programs.items():
+        longest, every = sorted(waits[said]), sorted(1000 * step for step in took[said])
+        figures = (statistics.median(longest), p99(longest), longest[-1], statistics.median(every), p99(every))
+        print(f"| {said} | {' | '.join(f'{figure:.1f}' for figure in figures)} | {steps.value} | {failed.value} |")
+    if any(process.exitcode != 0 or failed.value for process, _, _, failed, _ in programs.values()):
+        sys.exit("a call failed, or answered what is not so")
+    made = sorted(int(name) for name in os.listdir(directory / "written"))
+    steps = programs["writes a file and syncs it"][2].value
+    if made != list(range(steps)):
+        sys.exit(f"{len(made)} files are there, and {steps} were made")
 
 
 if __name__ == "__main__":

@@ -124,7 +124,10 @@ impl Fault {
             }
             Self::CutClient => {
                 cut(site, CLIENTS[CUT], [Some("oifname"), Some("iifname")]);
-                load.client_goes_on(1 - CUT);
+                // Whoever waits for a lock of the other one goes on later.
+                if !load.shares_locks {
+                    load.client_goes_on(1 - CUT);
+                }
                 thread::sleep(SHORT_CUT);
                 heal(site);
             }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-/// What a client that was cut off for longer than its deadlines may answer.
-const CLEAN: [Errno; 4] = [Errno::IO, Errno::TIMEDOUT, Errno::AGAIN, Errno::HOSTUNREACH];
+/// What a client that was cut off for longer than its deadlines may answer; the last one of what others replaced.
+const CLEAN: [Errno; 5] = [Errno::IO, Errno::TIMEDOUT, Errno::AGAIN, Errno::HOSTUNREACH, Errno::STALE];
 
 /// What a call takes only if something is wrong.
 const SLOW: Duration = Duration::from_secs(3);
@@ -77,7 +77,12 @@ impl Journal {
 
     /// The call of a client that took longest.
     pub fn longest(&self, client: usize) -> Option<Call> {
-        self.with(|calls| calls.ended.iter().filter(|call| call.client == client).max_by_key(|call| call.took).cloned())
+        self.longest_of(|call| call.client == client)
+    }
+
+    /// The call of all that took longest among some.
+    pub fn longest_of(&self, wanted: impl Fn(&Call) -> bool) -> Option<Call> {
+        self.with(|calls| calls.ended.iter().filter(|call| wanted(call)).max_by_key(|call| call.took).cloned())
     }
 
     /// Calls that have not ended, and those that took long, for whoever waits for something in vain.
@@ -106,6 +111,11 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// Whether the client is cut off, or was a moment ago.
+    pub fn may_fail(&self) -> bool {
+        self.may_fail.load(Ordering::SeqCst)
+    }
+
     /// Makes a call that must succeed; `None` where it may fail, and did, in a clean way. Whether it has changed
     /// something is not known then.
     pub fn call<T>(&self, what: &'static str, path: &Path, call: impl FnOnce() -> io::Result<T>) -> Option<T> {
@@ -115,9 +125,9 @@ impl Caller {
     /// The same for a call that changes something. A client that is cut off for longer than its lease loses what it has
     /// answered itself and not sent, and tells a later sync: `None` where it may.
     pub fn change<T>(&self, what: &'static str, path: &Path, call: impl FnOnce() -> io::Result<T>) -> Option<T> {
-        let may_fail = self.may_fail.load(Ordering::SeqCst);
+        let may_fail = self.may_fail();
         let done = self.call(what, path, call)?;
-        (!may_fail && !self.may_fail.load(Ordering::SeqCst)).then_some(done)
+        (!may_fail && !self.may_fail()).then_some(done)
     }
 
     /// The same for a call that may also answer some of these.
@@ -129,7 +139,7 @@ impl Caller {
         call: impl FnOnce() -> io::Result<T>,
     ) -> Option<Result<T, Errno>> {
         // A call that began while it might fail may end later.
-        let may_fail = self.may_fail.load(Ordering::SeqCst);
+        let may_fail = self.may_fail();
         let (result, took) = self.journal.timed(self.client, what, path, call);
         let error = match result {
             Ok(value) => return Some(Ok(value)),
@@ -139,7 +149,7 @@ impl Caller {
         if let Some(errno) = errno.filter(|errno| allowed.contains(errno)) {
             return Some(Err(errno));
         }
-        let may_fail = may_fail || self.may_fail.load(Ordering::SeqCst);
+        let may_fail = may_fail || self.may_fail();
         let is_clean = errno.is_some_and(|errno| CLEAN.contains(&errno));
         assert!(may_fail && is_clean, "{what} {} on client {} after {took:.1?}: {error}", path.display(), self.client);
         self.journal.with(|calls| calls.failed.push(self.client));

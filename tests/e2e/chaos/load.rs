@@ -34,11 +34,13 @@ pub const SHARED: &str = "shared";
 pub type Contents = BTreeMap<String, Vec<u8>>;
 
 /// A program: it does one step after the other.
-trait Steps: Send {
+pub trait Steps: Send {
     fn step(&mut self, caller: &Caller);
 
     /// Ends it; answers what must be there.
-    fn finish(self: Box<Self>, caller: &Caller) -> Model;
+    fn finish(self: Box<Self>, _caller: &Caller) -> Model {
+        Model::default()
+    }
 }
 
 struct Program {
@@ -65,6 +67,8 @@ pub struct Load {
     may_fail: [Arc<AtomicBool>; CLIENTS.len()],
     programs: Vec<Program>,
     races: Arc<Races>,
+    /// Programs of one client wait for those of the other one.
+    pub shares_locks: bool,
 }
 
 impl Load {
@@ -76,27 +80,39 @@ impl Load {
         for own in own_directories() {
             fs::create_dir(tops[0].join(directory).join(own)).unwrap();
         }
-        let journal = Arc::new(Journal::default());
-        let done = Arc::new(AtomicBool::new(false));
-        let may_fail = [const { AtomicBool::new(false) }; CLIENTS.len()].map(Arc::new);
-        let races = Arc::new(Races::default());
-        let mut programs = Vec::new();
+        let mut load = Self { shares_locks: false, ..Self::new() };
         for (client, top) in tops.iter().enumerate() {
             let here = top.join(directory);
             eventually("the directories are there", PATIENCE, || here.join(SHARED).is_dir().then_some(()));
-            let caller = Caller { client, journal: Arc::clone(&journal), may_fail: Arc::clone(&may_fail[client]) };
             let random = |program: u64| StdRng::seed_from_u64(seed ^ (program * 2 + client as u64) << 32);
             let images = (site.mount(client).join(IMAGES), Arc::clone(images));
             let all: [Box<dyn Steps>; 3] = [
                 Box::new(Reader::new(images, (top.clone(), Arc::clone(kept)), random(1))),
-                Box::new(Names::new(here.clone(), client, Arc::clone(&races), random(2))),
+                Box::new(Names::new(here.clone(), client, Arc::clone(&load.races), random(2))),
                 Box::new(Writer::new(here, client, random(3))),
             ];
-            programs.extend(all.map(|program| Program::start(program, caller.clone(), Arc::clone(&done))));
+            all.into_iter().for_each(|program| load.add(client, program));
         }
-        let load = Self { journal, done, may_fail, programs, races };
         load.go_on();
         load
+    }
+
+    /// One without programs, and of programs that share locks.
+    pub fn new() -> Self {
+        Self {
+            journal: Arc::default(),
+            done: Arc::default(),
+            may_fail: Default::default(),
+            programs: Vec::new(),
+            races: Arc::default(),
+            shares_locks: true,
+        }
+    }
+
+    /// Has a program of a client begin.
+    pub fn add(&mut self, client: usize, program: Box<dyn Steps>) {
+        let (journal, may_fail) = (Arc::clone(&self.journal), Arc::clone(&self.may_fail[client]));
+        self.programs.push(Program::start(program, Caller { client, journal, may_fail }, Arc::clone(&self.done)));
     }
 
     /// Waits until each program of each client has gone on.

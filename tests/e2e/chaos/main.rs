@@ -20,6 +20,7 @@ mod fault;
 mod journal;
 mod load;
 mod model;
+mod shared;
 mod site;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -81,7 +82,7 @@ fn whatever_fails_no_call_does_and_nothing_is_lost() {
             trees.push((directory, tree));
             if trees.len() > KEPT_ROUNDS {
                 let (directory, _) = trees.remove(0);
-                remove(&site, &directory);
+                remove(&site, FILES, &directory);
             }
         }
     }
@@ -186,8 +187,8 @@ fn look_at_both(
 
 /// Removes a tree on one client; the other one sees it go.
 #[track_caller]
-fn remove(site: &Site, directory: &str) {
-    let [here, there] = [0, 1].map(|client| site.mount(client).join(FILES).join(directory));
+fn remove(site: &Site, mount: &str, directory: &str) {
+    let [here, there] = [0, 1].map(|client| site.mount(client).join(mount).join(directory));
     fs::remove_dir_all(here).unwrap();
     eventually("a removed tree is gone", PATIENCE, || (!there.exists()).then_some(()));
 }
@@ -200,7 +201,8 @@ fn note(pauses: &mut BTreeMap<String, Vec<Call>>, fault: Fault, journal: &Journa
     let cut = cut.into_iter().next();
     for (name, call) in [(format!("{fault}"), longest), (format!("{fault}: its calls"), cut)] {
         let Some(call) = call else { continue };
-        let place = call.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let last: PathBuf = call.path.components().rev().take(3).collect::<Vec<_>>().into_iter().rev().collect();
+        let place = last.display();
         let (what, client, took) = (call.what, call.client, call.took);
         eprintln!("  {name}: {} calls, the longest {took:.2?} ({what} {place} on client {client})", journal.ended());
         pauses.entry(name).or_default().push(call);

@@ -72,15 +72,21 @@ impl Site {
         for (path, options) in
             [(IMAGES, "--write-type cache-mode --metadata-ttl 1s"), (FILES, "--write-type fs-mode --replicas 2")]
         {
-            let store = format!("-c s3.endpoint_url=http://{}:9000 -c s3.region_name=us-east-1", STORE.1);
-            let command = format!("chmod 600 /root/keys && cv mount s3://{BUCKET}/{path} /{path} {options}");
-            site.on(CLIENTS[0], &format!("{command} --credentials-file /root/keys {store}"));
-            for client in 0..CLIENTS.len() {
-                let shown = site.mount(client).join(path);
-                eventually(&format!("{} appears", shown.display()), PATIENCE, || shown.is_dir().then_some(()));
-            }
+            site.attach(path, options);
         }
         site
+    }
+
+    /// Mounts a prefix of the bucket; both clients show it when this returns.
+    #[track_caller]
+    pub fn attach(&self, path: &str, options: &str) {
+        let store = format!("-c s3.endpoint_url=http://{}:9000 -c s3.region_name=us-east-1", STORE.1);
+        let command = format!("chmod 600 /root/keys && cv mount s3://{BUCKET}/{path} /{path} {options}");
+        self.on(CLIENTS[0], &format!("{command} --credentials-file /root/keys {store}"));
+        for client in 0..CLIENTS.len() {
+            let shown = self.mount(client).join(path);
+            eventually(&format!("{} appears", shown.display()), PATIENCE, || shown.is_dir().then_some(()));
+        }
     }
 
     /// Runs a line on a host, which must succeed.
