@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cavern_client::{Client, Identity, InvalidationSink};
+use cavern_client::{Client, Identity};
 use cavern_conf::{Config, Interval};
 use cavern_fuse::filesystem::Namespace;
 use cavern_fuse::invalidation::{Inodes, Invalidations, NotifierThread};
