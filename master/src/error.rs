@@ -148,9 +148,10 @@ impl MasterError {
             Self::Consensus(_) => return StatusMark::Unanswered.to_status(self.to_string()),
             Self::Ufs(error) => match error {
                 UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Code::PermissionDenied,
-                UfsError::NoBucket { .. } | UfsError::Rejected { .. } | UfsError::Oversized { .. } => {
-                    Code::FailedPrecondition
-                }
+                UfsError::NoBucket { .. }
+                | UfsError::Obstructed { .. }
+                | UfsError::Rejected { .. }
+                | UfsError::Oversized { .. } => Code::FailedPrecondition,
                 UfsError::Invalid { .. } => Code::InvalidArgument,
                 UfsError::Deadline { .. } => Code::DeadlineExceeded,
                 UfsError::NotFound { .. } => Code::NotFound,

@@ -8,6 +8,8 @@
 //!   change.
 //! - [`deletions`](self::deletions): objects that belong to no inode any more. Content comes first: a key is given up
 //!   only when the object under the new key has been confirmed.
+//! - [`obstructions`](self::obstructions): stores where of the keys `a` and `a/b` there can be one only. There the old
+//!   key is given up first.
 //! - [`origins`](self::origins): objects that have what no block of a file has. Nobody else writes over them.
 //! - [`expedite`](self::expedite): parts of the namespace that somebody waits for. Nothing of them waits for a delay.
 //! - [`lost`](self::lost): files that cannot be written, since their workers have lost blocks of them.
@@ -32,6 +34,7 @@ pub mod intents;
 mod lost;
 pub mod metadata;
 mod object_tag;
+mod obstructions;
 mod origins;
 pub mod plan;
 mod refresh;

@@ -1,6 +1,7 @@
 //! The bucket of an fs-mode mount follows the namespace: key by key, through everything that fails meanwhile.
 
 mod lost;
+mod tree_stores;
 mod writer;
 
 use std::fs;
@@ -19,9 +20,13 @@ use crate::bucket::Objects;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn mounted(workers: usize) -> Cluster {
+fn cluster(workers: usize) -> Cluster {
     let conf = format!("[master]\npersist_delay = \"100ms\"\n{COUNTED}");
-    let cluster = Cluster::up(Options { workers, conf, ..Options::default() });
+    Cluster::up(Options { workers, conf, ..Options::default() })
+}
+
+fn mounted(workers: usize) -> Cluster {
+    let cluster = cluster(workers);
     cluster.s3.create_bucket("bucket");
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
     cluster

@@ -159,6 +159,11 @@ pub enum UfsError {
         source: Option<Cause>,
     },
 
+    /// The store keeps no object whose key is the beginning of another's path, and has such a one. Retrying helps once
+    /// that is deleted.
+    #[error("{request}: an object above or below the key is in its way: {reason}; delete it, or choose another name")]
+    Obstructed { request: Request, reason: String },
+
     /// The store refused for another reason. Retrying does not help.
     #[error("{request}: the store refused: {reason}")]
     Rejected {
@@ -219,11 +224,18 @@ impl UfsError {
             | Self::VersionChanged { .. }
             | Self::Denied { .. }
             | Self::NoBucket { .. }
+            | Self::Obstructed { .. }
             | Self::Rejected { .. }
             | Self::Oversized { .. }
             | Self::Invalid { .. }
             | Self::NotAllowed { .. } => false,
         }
+    }
+
+    /// True when the store does not copy this, and will not.
+    pub fn refuses_copy(&self) -> bool {
+        let (Self::Denied { request, .. } | Self::Rejected { request, .. }) = self else { return false };
+        matches!(request.operation(), Operation::Copy | Operation::CopyPart)
     }
 
     /// True when the store could not be reached, or did not answer in time: the same request will do as soon as it can.
@@ -242,6 +254,7 @@ impl UfsError {
             Self::Deadline { .. } => "deadline",
             Self::ShortBody { .. } => "short_body",
             Self::Malformed { .. } => "malformed",
+            Self::Obstructed { .. } => "obstructed",
             Self::Rejected { .. } => "rejected",
             Self::Oversized { .. } => "oversized",
             Self::Invalid { .. } => "invalid",

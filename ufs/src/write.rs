@@ -40,12 +40,6 @@ fn is_refused(error: &UfsError) -> bool {
     matches!(error, UfsError::VersionChanged { .. } | UfsError::NotFound { .. })
 }
 
-/// The store does not copy this, and will not.
-fn refuses_copy(error: &UfsError) -> bool {
-    let (UfsError::Denied { request, .. } | UfsError::Rejected { request, .. }) = error else { return false };
-    matches!(request.operation(), Operation::Copy | Operation::CopyPart)
-}
-
 impl Ufs {
     /// Writes an object in one request; gives its ETag, without quotes.
     ///
@@ -94,7 +88,7 @@ impl Ufs {
 
     async fn copy_with(&self, from: &ObjectMeta, to: &str, metadata: Option<Metadata>) -> Result<String, UfsError> {
         match self.copy_there(from, to, metadata.as_ref()).await {
-            Err(refusal) if refuses_copy(&refusal) => {
+            Err(refusal) if refusal.refuses_copy() => {
                 if !self.shared().refuses_copies.swap(true, Ordering::Relaxed) {
                     tracing::warn!("what the store does not copy is read and written by this host: {refusal}");
                 }

@@ -85,7 +85,9 @@ impl From<Refusal> for UploadError {
 /// A condition that failed is the asker's business; all else is an error.
 fn stopped(error: UfsError) -> UploadError {
     match error {
-        UfsError::VersionChanged { .. } | UfsError::NotFound { .. } => UploadError::Occupied,
+        UfsError::VersionChanged { .. } | UfsError::NotFound { .. } | UfsError::Obstructed { .. } => {
+            UploadError::Occupied
+        }
         error => UploadError::Refused(error.into()),
     }
 }
@@ -168,7 +170,7 @@ impl Uploads {
             Failpoint::UploadPut.pass();
             return put.map_err(stopped);
         }
-        let upload = ufs.begin_multipart(&plan.key, &plan.metadata).await.map_err(Refusal::from)?;
+        let upload = ufs.begin_multipart(&plan.key, &plan.metadata).await.map_err(stopped)?;
         Failpoint::UploadBegun.pass();
         let mut guard = AbortUnlessDone { upload: Some(upload.clone()), tasks: self.tasks.clone() };
         let etags = self.send_parts(&upload, &source, plan.length).await?;
@@ -183,13 +185,13 @@ impl Uploads {
     /// Makes the object of one that has the same content; `None` when that is not there any more, or the store does not
     /// copy it.
     async fn copy_there(&self, ufs: &Ufs, plan: &Plan, same: &ObjectMeta) -> Result<Option<String>, UploadError> {
-        let upload = ufs.begin_multipart(&plan.key, &plan.metadata).await.map_err(Refusal::from)?;
+        let upload = ufs.begin_multipart(&plan.key, &plan.metadata).await.map_err(stopped)?;
         Failpoint::UploadBegun.pass();
         let mut guard = AbortUnlessDone { upload: Some(upload.clone()), tasks: self.tasks.clone() };
         let etags = match upload.copy(same).await {
             Ok(etags) => etags,
             Err(UfsError::VersionChanged { .. } | UfsError::NotFound { .. }) => return Ok(None),
-            Err(refusal @ (UfsError::Denied { .. } | UfsError::Rejected { .. })) => {
+            Err(refusal) if refusal.refuses_copy() => {
                 tracing::debug!("the store does not copy, so the blocks are sent: {refusal}");
                 return Ok(None);
             }

@@ -47,6 +47,7 @@ impl From<UfsError> for Refusal {
             | UfsError::Deadline { .. }
             | UfsError::ShortBody { .. }
             | UfsError::Malformed { .. }
+            | UfsError::Obstructed { .. }
             | UfsError::Rejected { .. }
             | UfsError::Oversized { .. }
             | UfsError::Invalid { .. } => Status::UfsUnavailable,

@@ -175,6 +175,11 @@ fn owner(tables: Tables<'_>, mount: &Mount, prefix: &str, key: &str) -> Result<K
     Ok(if origin_of.is_some() && owner == KeyOwner::Nobody { KeyOwner::Waited } else { owner })
 }
 
+/// Whether a name of the namespace has this key.
+pub(super) fn is_named(tables: Tables<'_>, mount: &Mount, prefix: &str, key: &str) -> Result<bool, MasterError> {
+    Ok(named_owner(tables, mount, prefix, key)? != KeyOwner::Nobody)
+}
+
 fn named_owner(tables: Tables<'_>, mount: &Mount, prefix: &str, key: &str) -> Result<KeyOwner, MasterError> {
     let Some(path) = key.strip_prefix(prefix) else { return Ok(KeyOwner::Nobody) };
     let (path, is_directory) = path.strip_suffix('/').map_or((path, false), |path| (path, true));

@@ -272,7 +272,9 @@ impl Persistence {
                 }
                 // The namespace says what is under the key: what is there goes.
                 Status::VersionChanged if write.replaces != reply.etag => write.replaces = reply.etag,
-                Status::VersionChanged => return Err(failed(FailureKind::Item)),
+                Status::VersionChanged => {
+                    return Err(self.clear_the_way(mount, work.inode, &write.key, &reply.message).await);
+                }
                 Status::Changed => return Err(PersistOutcome::Changing),
                 Status::NotFound => return Err(self.recognize_own_upload(mount, work, &reply.message).await),
                 Status::NoSuchBlock => return Err(self.recognize_lost(work, &reply.message).await),

@@ -37,6 +37,15 @@ struct LostFile {
     mount_id: u32,
 }
 
+/// What workers say of the blocks of a file, by their indexes.
+#[derive(Default)]
+struct Answers {
+    /// At one of them at least.
+    found: HashSet<u32>,
+    /// One of them does not answer.
+    unknown: HashSet<u32>,
+}
+
 impl Persistence {
     /// A worker has not found a block of a file that is to be written.
     pub(super) async fn recognize_lost(&self, work: &Work, missing: &str) -> PersistOutcome {
@@ -82,11 +91,28 @@ impl Persistence {
             .map(|worker| (worker, placement.is_live(worker) && !ails(worker)))
             .collect();
         extents.retain(|extent| extent.joining == 0 && extent.workers.iter().all(|worker| is_whole[worker]));
+        let answers = self.ask_for_blocks(inode, mount_id, block_size, &extents).await;
+        extents.retain(|extent| !answers.found.contains(&extent.index) && !answers.unknown.contains(&extent.index));
+        Ok(extents)
+    }
+
+    /// Whether each block of a file is at one of its workers, by that worker's own word.
+    pub(super) async fn has_all_blocks(&self, inode: u64, mount_id: u32) -> Result<bool, MasterError> {
+        let read = self.lookups.reader.read(move |tables| {
+            let block_size = tables.mount(mount_id)?.map_or(0, |mount| mount.block_size);
+            Ok((tables.extents(inode, 0)?, block_size))
+        });
+        let (extents, block_size) = read.await?;
+        let answers = self.ask_for_blocks(inode, mount_id, block_size, &extents).await;
+        Ok(extents.iter().all(|extent| answers.found.contains(&extent.index)))
+    }
+
+    async fn ask_for_blocks(&self, inode: u64, mount_id: u32, block_size: u64, extents: &[Extent]) -> Answers {
         let mut asked: BTreeMap<u64, Vec<&Extent>> = BTreeMap::new();
-        for extent in &extents {
+        for extent in extents {
             extent.workers.iter().for_each(|worker| asked.entry(*worker).or_default().push(extent));
         }
-        let mut there = HashSet::new();
+        let mut answers = Answers::default();
         for (worker, extents) in asked {
             for extents in extents.chunks(ASKED) {
                 let name = |extent: &&Extent| {
@@ -95,14 +121,14 @@ impl Persistence {
                 };
                 match self.writer.has(worker, extents.iter().map(name).collect()).await {
                     Ok(has) => {
-                        there.extend(extents.iter().zip(has).filter(|(_, has)| *has).map(|(extent, _)| extent.index));
+                        let found = extents.iter().zip(has).filter(|(_, has)| *has);
+                        answers.found.extend(found.map(|(extent, _)| extent.index));
                     }
-                    Err(_) => there.extend(extents.iter().map(|extent| extent.index)),
+                    Err(_) => answers.unknown.extend(extents.iter().map(|extent| extent.index)),
                 }
             }
         }
-        extents.retain(|extent| !there.contains(&extent.index));
-        Ok(extents)
+        answers
     }
 
     /// How many files are known to have lost blocks, and up to `limit` of them.

@@ -8,13 +8,14 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use hyper::header::{CONTENT_LENGTH, HeaderValue, RANGE};
-use hyper::{Method, Request, Response};
+use hyper::{Method, Request, Response, StatusCode};
 use s3s::{Body, S3Error, S3ErrorCode, StdError};
 use tokio_util::sync::CancellationToken;
 
 use crate::faults::FaultKind;
-use crate::operation::Target;
+use crate::operation::{Operation, Target};
 use crate::server::Shared;
+use crate::store::ListQuery;
 
 /// Why a connection was ended on purpose.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +49,11 @@ pub(crate) async fn answer(
     if !verdict.latency.is_zero() {
         tokio::time::sleep(verdict.latency).await;
     }
-    if verdict.failure.is_some() {
+    let obstructed = match verdict.failure {
+        Some(FaultKind::Tree) => obstruction(&shared, &entry.target),
+        _ => None,
+    };
+    if obstructed.is_some() || verdict.failure.is_some_and(|failure| failure != FaultKind::Tree) {
         shared.stats.fault();
     }
     let response = match verdict.failure {
@@ -66,7 +71,10 @@ pub(crate) async fn answer(
             }
             shared.s3.call(request.map(Body::from)).await.map_err(StdError::from)
         }
-        Some(FaultKind::ShortBody) | None => shared.s3.call(request.map(Body::from)).await.map_err(StdError::from),
+        Some(FaultKind::Tree | FaultKind::ShortBody) | None => match obstructed {
+            Some(code) => conflict(code),
+            None => shared.s3.call(request.map(Body::from)).await.map_err(StdError::from),
+        },
     };
     let mut response = response.map_err(Ended::Unanswerable)?;
 
@@ -89,6 +97,26 @@ pub(crate) async fn answer(
         entry.close();
     }
     Ok(response.map(|body| Answer { body, entry, remaining, cut, flushed: false }))
+}
+
+/// The code of the refusal, if a request would make an object above or below another one.
+fn obstruction(shared: &Shared, target: &Target) -> Option<&'static str> {
+    let makes_object =
+        matches!(target.operation, Operation::PutObject | Operation::CopyObject | Operation::CompleteMultipartUpload);
+    let bucket = shared.store.bucket(&target.bucket).ok().filter(|_| makes_object)?;
+    let key = target.key.trim_end_matches('/');
+    let mut above = key.match_indices('/').map(|(at, _)| &key[..at]).chain((key != target.key).then_some(key));
+    if above.any(|above| bucket.object(above).is_ok()) {
+        return Some("ObjectParentIsFile");
+    }
+    let below = ListQuery { prefix: &format!("{key}/"), limit: 1, ..ListQuery::default() };
+    (key == target.key && !bucket.list(&below).objects.is_empty()).then_some("ExistingObjectIsDirectory")
+}
+
+fn conflict(code: &'static str) -> Result<Response<Body>, StdError> {
+    let mut error = S3Error::with_message(S3ErrorCode::Custom(code.into()), "Another object is in the way.");
+    error.set_status_code(StatusCode::CONFLICT);
+    Ok(error.to_http_response()?)
 }
 
 fn refusal(code: S3ErrorCode) -> Result<Response<Body>, StdError> {

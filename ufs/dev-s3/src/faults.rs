@@ -34,6 +34,9 @@ pub enum FaultKind {
     ShortBody,
     /// No answer until the rules are cleared; then the request is carried out.
     Hang,
+    /// Refused as by a store that keeps objects in a tree of files, if it would make an object above or below another
+    /// one: of `a` and `a/b` there is one. Other requests are carried out.
+    Tree,
 }
 
 /// One rule. In JSON every key may be left out.

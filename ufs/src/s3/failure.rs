@@ -165,6 +165,14 @@ fn classify(status: StatusCode, code: &str, reason: String, request: Request, et
         (409, "ConditionalRequestConflict" | "OperationAborted")
         | (400, "RequestTimeout")
         | (408 | 429 | 499 | 500 | 502 | 503 | 504, _) => UfsError::Unavailable { request, reason, source: None },
+        // MinIO's words, and those of gateways to file systems.
+        (
+            400 | 409,
+            "XMinioParentIsObject"
+            | "XMinioObjectExistsAsDirectory"
+            | "ObjectParentIsFile"
+            | "ExistingObjectIsDirectory",
+        ) => UfsError::Obstructed { request, reason },
         (300..=399, _) => {
             let reason = format!("{reason}; the bucket lives elsewhere: check s3.region_name and s3.endpoint_url");
             UfsError::Rejected { request, reason, source: None }

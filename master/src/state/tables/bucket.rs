@@ -58,6 +58,20 @@ impl<'a> Tables<'a> {
         Ok(inode.and_then(|inode| leading_id(&inode)))
     }
 
+    /// Up to `limit` keys that begin so and of whose objects an inode has a note, each with the inode.
+    pub fn noted_below(&self, mount_id: u32, prefix: &str, limit: usize) -> Result<Vec<(String, u64)>, MasterError> {
+        let start = deletion_key(mount_id, prefix);
+        let mut noted = Vec::new();
+        for item in self.records_from(Family::Noted, &start).take(limit) {
+            let (key, inode) = item?;
+            if !key.starts_with(&start) {
+                break;
+            }
+            noted.push((text(key.get(4..).unwrap_or_default())?, leading_id(&inode).unwrap_or_default()));
+        }
+        Ok(noted)
+    }
+
     /// Keys and versions of up to `limit` objects that the bucket of a mount has of it.
     pub fn noted_objects(&self, mount_id: u32, limit: usize) -> Result<Vec<(String, String)>, MasterError> {
         let start = mount_id.to_be_bytes();
