@@ -63,7 +63,8 @@ macro_rules! not_asked {
                 let register = self.0.forget.swap(false, Ordering::Relaxed);
                 let mounts_epoch = self.0.mounts.lock().epoch;
                 let (workers_epoch, term) = (1, 0);
-                let reply = HeartbeatReply { workers_epoch, mounts_epoch, register, group_epoch, term, masters };
+                let reply = HeartbeatReply {
+ workers_epoch, mounts_epoch, register, group_epoch, term, masters, ..HeartbeatReply::default() };
                 Ok(Response::new(reply))
             }
 
