@@ -7,6 +7,7 @@ mod upkeep;
 
 use std::sync::Arc;
 
+use cavern_proto::record::BeginHistory;
 use cavern_proto::record::command::Command;
 use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio_util::sync::CancellationToken;
@@ -14,10 +15,14 @@ use tokio_util::task::TaskTracker;
 
 use crate::metrics::MasterMetrics;
 use crate::service::Services;
+use crate::state::apply::GENERATIONS_MAX;
 use crate::state::{Database, Tables};
 use crate::{MasterError, level};
 #[cfg(test)]
 pub use upkeep::{COUNT_STEP, REAP_STEP};
+
+/// A history leaves out at most this part of the generations that are left.
+const GENERATIONS_PART: u32 = 512;
 
 /// The work of one lead of this master.
 pub struct Leadership {
@@ -35,6 +40,7 @@ impl Leadership {
     /// Begins with everything that the state says is to be done.
     pub async fn begin(&self, database: &Arc<Database>, metrics: &MasterMetrics) -> Result<(), MasterError> {
         let Self { services, background, stop } = self;
+        begin_history(services).await?;
         leave_out_inodes(services).await?;
         services.jobs.resume().await?;
         services.persistence.start();
@@ -68,13 +74,33 @@ impl Leadership {
     }
 }
 
+/// Begins a history when this master may have been restored from a copy, with all others: when no master has begun one
+/// since this process was started. From then on blocks have names that were not given in a past that is not known here.
+async fn begin_history(services: &Services) -> Result<(), MasterError> {
+    let counters = services.lookups.reader.look(|tables| tables.counters()).await?;
+    let began_since_start = counters.history != 0 && counters.history_after >= services.consensus.log_at_start();
+    if counters.level < level::HISTORIES || began_since_start {
+        return Ok(());
+    }
+    let after = services.consensus.progress().0;
+    // A part of what is left, so that it is never all.
+    let most = (GENERATIONS_MAX.saturating_sub(counters.next_generation) / GENERATIONS_PART).max(1);
+    let generations = 1 + u32::from_le_bytes(random()?) % most;
+    let begin = BeginHistory { id: u64::from_le_bytes(random()?).max(1), after, generations };
+    services.proposer.propose(Command::BeginHistory(begin)).await.map(drop)
+}
+
 /// Has the inodes of this term have numbers that no other term has given, though this master may have been restored
 /// from a copy and know nothing of that term: workers keep blocks by the numbers of their files.
 async fn leave_out_inodes(services: &Services) -> Result<(), MasterError> {
     if level::agreed(&services.lookups.reader).await? >= level::INODES_SKIPPED {
-        let mut random = [0; 4];
-        SystemRandom::new().fill(&mut random).map_err(|_none| MasterError::Failed("no random numbers".to_owned()))?;
-        services.proposer.propose(Command::SkipInodes(u64::from(u32::from_le_bytes(random)))).await?;
+        services.proposer.propose(Command::SkipInodes(u64::from(u32::from_le_bytes(random()?)))).await?;
     }
     Ok(())
+}
+
+fn random<const BYTES: usize>() -> Result<[u8; BYTES], MasterError> {
+    let mut random = [0; BYTES];
+    SystemRandom::new().fill(&mut random).map_err(|_none| MasterError::Failed("no random numbers".to_owned()))?;
+    Ok(random)
 }

@@ -18,7 +18,7 @@
 //! | 8 | rates of `ClientRule` |
 //! | 9 | `SkipInodes` |
 //! | 10 | `DropLost` |
-//! | 11 | `Mutation.rename_whiteout` |
+//! | 11 | `Mutation.rename_whiteout`, `BeginHistory` |
 
 use std::time::Duration;
 
@@ -52,6 +52,8 @@ pub const INODES_SKIPPED: u32 = 9;
 pub const LOST_DROPPED: u32 = 10;
 /// The level from which on a rename may leave a whiteout.
 pub const WHITEOUTS: u32 = 11;
+/// The level from which on masters that were started begin a history.
+pub const HISTORIES: u32 = 11;
 /// Between two looks at the others, as long as one of them knows less.
 const PERIOD: Duration = Duration::from_secs(2);
 
@@ -157,7 +159,7 @@ mod tests {
     fn whoever_knows_less_is_refused_with_what_to_do() {
         assert!(check(LEVEL).is_ok());
         let refused = check(LEVEL + 1).unwrap_err().to_string();
-        assert!(refused.contains("level 10") && refused.contains("upgrade this master"), "{refused}");
+        assert!(refused.contains("level 11") && refused.contains("upgrade this master"), "{refused}");
         assert!(check_joining(&group(3), 3).is_ok());
         let refused = check_joining(&group(2), 3).unwrap_err().to_string();
         assert!(

@@ -31,6 +31,7 @@ mod lead;
 mod leader;
 mod level;
 mod listing;
+mod lost_pasts;
 mod metrics;
 mod mounts;
 mod namespace;

@@ -23,6 +23,7 @@ use tonic::Status;
 
 use crate::MasterError;
 use crate::jobs::Jobs;
+use crate::lost_pasts::LostPasts;
 use crate::mounts::Mounts;
 use crate::namespace::Lookups;
 use crate::persist::Persistence;
@@ -58,6 +59,7 @@ pub struct Services {
     pub mounts: Arc<Mounts>,
     pub watch: Arc<WatchHub>,
     pub workers: Arc<Workers>,
+    pub lost_pasts: Arc<LostPasts>,
     pub jobs: Arc<Jobs>,
     pub persistence: Arc<Persistence>,
     pub repair: Arc<Repair>,

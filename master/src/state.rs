@@ -39,7 +39,7 @@ pub mod usage;
 pub use apply::{ALL_BEFORE, Outcome, apply};
 pub use current::{CurrentDatabase, Lock};
 pub use database::{Database, Family};
-pub use extent::AT_ONCE;
+pub use extent::{AT_ONCE, next_generation};
 pub use held::{HeldChange, HeldDirectory};
 pub use origin::{has_content, is_clean};
 pub use orphans::StepProgress;

@@ -247,6 +247,7 @@ fn services(
         mounts,
         watch,
         workers,
+        lost_pasts: Arc::default(),
         jobs,
         persistence,
         repair,

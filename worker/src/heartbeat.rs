@@ -143,7 +143,7 @@ impl Heartbeat {
     }
 
     async fn beat(&self) -> Result<Beat, LinkError> {
-        let usage = self.store.usage();
+        let (usage, past) = (self.store.usage(), self.membership.past());
         let request = HeartbeatRequest {
             worker_id: self.membership.now().0,
             used_bytes: usage.iter().map(|disk| disk.used_bytes).sum(),
@@ -154,6 +154,9 @@ impl Heartbeat {
             group_epoch: self.master.group_epoch(),
             data_address: self.addresses.data.clone(),
             fetch_failures: self.mounts.fetch_failures(),
+            known: past.told,
+            kept_blocks: past.kept.0,
+            kept_bytes: past.kept.1,
         };
         let ask = |mut stubs: Stubs| {
             let request = request.clone();
@@ -166,6 +169,10 @@ impl Heartbeat {
             info!("the master does not know this worker: registering again");
             return Ok(Beat::Unknown);
         }
+        if reply.is_rolled_back && !past.is_lost {
+            warn!("the masters lack what they told before: blocks that no file has are kept until this worker ends");
+        }
+        self.membership.told(reply.term, reply.applied, reply.is_rolled_back);
         self.mounts.refresh_to(reply.mounts_epoch).await?;
         Ok(if reply.masters.is_empty() { Beat::Known } else { Beat::News })
     }

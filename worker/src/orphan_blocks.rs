@@ -4,6 +4,9 @@
 //! The master is asked which blocks are to be here. One that is not among them, twice, and was not written to all the
 //! while is nobody's: a client that lives commits every few seconds what it has made, and renews the room that it
 //! writes to.
+//!
+//! Masters that were restored from a copy do not know all files. Then what no file has is kept, and counted, until this
+//! worker is started again.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -64,7 +67,16 @@ impl Unclaimed {
         let claims = self.claims(worker_id, &cluster_id).await?;
         let (store, rest) = (self.store.clone(), self.rest);
         let found = tokio::task::spawn_blocking(move || store.unclaimed(&claims, rest)).await;
-        let found: HashSet<Suspect> = found?.into_iter().collect();
+        let found = found?;
+        if self.membership.past().is_lost {
+            let kept = (found.len() as u64, found.iter().map(|(_, bytes)| bytes).sum());
+            if kept != self.membership.past().kept {
+                info!(blocks = kept.0, bytes = kept.1, "blocks that no file has are kept: the masters were restored");
+                self.membership.keeps(kept.0, kept.1);
+            }
+            return Ok(HashSet::new());
+        }
+        let found: HashSet<Suspect> = found.into_iter().map(|(suspect, _)| suspect).collect();
         let due: Vec<Suspect> = found.intersection(suspects).copied().collect();
         if !due.is_empty() {
             let store = self.store.clone();

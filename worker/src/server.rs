@@ -26,6 +26,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::data::{Evicted, evicted};
 use cavern_proto::frame::{FrameKind, encode_frame};
+use cavern_proto::master::LogPast;
 use cavern_security::{AuditLog, Tenants, Transport};
 use parking_lot::RwLock;
 use tokio::net::{TcpListener, UnixListener};
@@ -62,9 +63,43 @@ pub struct Membership {
     place: RwLock<(u64, String)>,
     /// Of the masters that were heard of, the latest in which one led.
     term: AtomicU64,
+    past: RwLock<Past>,
+}
+
+/// What the masters have told of their log.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Past {
+    /// The latest that they told before they did not know it any more.
+    pub told: Option<LogPast>,
+    /// They do not know it any more: blocks that no file has are kept, since a file may have had them.
+    pub is_lost: bool,
+    /// So many are kept for that, with so many bytes.
+    pub kept: (u64, u64),
 }
 
 impl Membership {
+    pub fn past(&self) -> Past {
+        *self.past.read()
+    }
+
+    /// The master that leads in this term has answered what it has applied, and whether it lacks what was told before.
+    pub fn told(&self, term: u64, applied: Option<LogPast>, is_lost: bool) {
+        let mut past = self.past.write();
+        if is_lost && !past.is_lost {
+            past.is_lost = true;
+            // The terms that were heard of are none of these masters'.
+            self.term.store(term, Ordering::Release);
+        }
+        if !past.is_lost {
+            past.told = applied.or(past.told);
+        }
+    }
+
+    /// So many blocks are kept since the masters lack what was told, with so many bytes.
+    pub fn keeps(&self, blocks: u64, bytes: u64) {
+        self.past.write().kept = (blocks, bytes);
+    }
+
     /// Worker id (0 while unknown) and cluster id (empty while unknown).
     pub fn now(&self) -> (u64, String) {
         self.place.read().clone()

@@ -63,8 +63,15 @@ macro_rules! not_asked {
                 let register = self.0.forget.swap(false, Ordering::Relaxed);
                 let mounts_epoch = self.0.mounts.lock().epoch;
                 let (workers_epoch, term) = (1, 0);
-                let reply = HeartbeatReply { workers_epoch, mounts_epoch, register, group_epoch, term, masters };
-                Ok(Response::new(reply))
+                Ok(Response::new(HeartbeatReply {
+                    workers_epoch,
+                    mounts_epoch,
+                    register,
+                    group_epoch,
+                    term,
+                    masters,
+                    ..HeartbeatReply::default()
+                }))
             }
 
             async fn get_credentials(&self, _: Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {

@@ -5,7 +5,7 @@ mod certificates;
 use cavern_conf::counted;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
-    ClusterStatus, ListUnavailableRequest, StatusRequest, UnavailableFiles, Worker, WorkerState, WorkerTable,
+    ClusterStatus, ListUnavailableRequest, LostPast, StatusRequest, UnavailableFiles, Worker, WorkerState, WorkerTable,
 };
 use cavern_security::{Role, Transport};
 use clap::Args;
@@ -54,6 +54,7 @@ struct Report {
     jobs: Vec<JobView>,
     unavailable: Unavailable,
     lost: Lost,
+    lost_pasts: Vec<LostPastView>,
     /// Where connections are secured.
     #[serde(skip_serializing_if = "Option::is_none")]
     certificates: Option<Vec<CertificateView>>,
@@ -66,6 +67,16 @@ struct Unavailable {
     blocks: u64,
     /// The first of them.
     paths: Vec<String>,
+}
+
+/// Who says to have been told of later entries of the log than the masters have.
+#[derive(Serialize)]
+struct LostPastView {
+    who: String,
+    told: u64,
+    had: u64,
+    kept_blocks: u64,
+    kept_bytes: u64,
 }
 
 /// Files of fs-mode mounts that have lost blocks: their workers are live and do not have them, and no bucket does.
@@ -174,6 +185,7 @@ impl Report {
                 files: unavailable.lost_files,
                 paths: unavailable.lost.into_iter().map(|file| file.path).collect(),
             },
+            lost_pasts: status.lost_pasts.into_iter().map(LostPastView::from).collect(),
             certificates: None,
         }
     }
@@ -220,6 +232,7 @@ impl Report {
         }
         self.unavailable.print()?;
         self.lost.print()?;
+        self.lost_pasts.iter().try_for_each(LostPastView::print)?;
         let certificates = self.certificates.as_deref().unwrap_or_default();
         certificates::print_warning(certificates)?;
         console::line("")?;
@@ -263,6 +276,25 @@ impl Lost {
             counted(self.files, "file")
         ))?;
         print_paths(self.files, &self.paths)
+    }
+}
+
+impl From<LostPast> for LostPastView {
+    fn from(past: LostPast) -> Self {
+        let LostPast { who, told, had, kept_blocks, kept_bytes } = past;
+        Self { who, told, had, kept_blocks, kept_bytes }
+    }
+}
+
+impl LostPastView {
+    fn print(&self) -> Result<(), CliError> {
+        let Self { who, told, had, .. } = self;
+        console::line(format_args!(
+            "RESTORED  {who} was told of entry {told} of the log, and the masters have up to {had} of that time: they \
+             are older, and lack what came after it; {}, {}, that no file has are kept there",
+            counted(self.kept_blocks, "block"),
+            console::size(self.kept_bytes)
+        ))
     }
 }
 

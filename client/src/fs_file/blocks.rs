@@ -203,7 +203,7 @@ impl FsFile {
         }
         let (known, open, generation) = self
             .use_layout(|layout, blocks| {
-                (layout.block(index).cloned(), blocks.get(&index).cloned(), layout.generation())
+                (layout.block(index).cloned(), blocks.get(&index).cloned(), layout.next_generation())
             })
             .await?;
         if let Some(open) = open.as_ref().filter(|open| open.has_room(bytes)) {
@@ -246,8 +246,10 @@ impl FsFile {
         self.use_layout(|layout, blocks| {
             match known {
                 Some(known) => layout.gave_up(index, known.generation, &failed),
-                None if layout.block(index).is_none() => layout.made(index, made.workers()),
-                // Somebody else has made it meanwhile.
+                None if layout.block(index).is_none() && layout.takes(made.generation) => {
+                    layout.made(index, made.generation, made.workers());
+                }
+                // Somebody else has made it meanwhile, or has cut the file.
                 None => return,
             }
             if layout.block(index).is_some_and(|known| known.is_at(made.generation, &made.replicas)) {
@@ -270,7 +272,7 @@ impl FsFile {
             return None;
         }
         let granted = Arc::new(self.granted.lock().take_if(|granted| granted.has_room(bytes))?);
-        layout.made(0, granted.workers());
+        layout.made(0, 0, granted.workers());
         blocks.insert(0, granted.clone());
         self.shared.grants.used(self.mount.id());
         Failpoint::BlockReserved.pass();

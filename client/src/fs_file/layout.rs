@@ -116,8 +116,10 @@ pub(super) struct Layout {
     /// As the master has it.
     committed_size: u64,
     version: u64,
-    /// Of the blocks that are made next.
+    /// No block of an earlier one is the file's.
     generation: u32,
+    /// Of the blocks that are made next.
+    next_generation: u32,
     blocks: BTreeMap<u32, LocatedBlock>,
     /// The object that has what no block has.
     origin: Option<Origin>,
@@ -164,8 +166,19 @@ impl Layout {
         };
         let blocks = extents.into_iter().map(known).collect();
         let (size, version, generation) = (attr.size, attr.version, attr.generation);
-        let allocated = attr.allocated;
-        Self { size, committed_size: size, version, generation, blocks, origin, allocated, ..Self::default() }
+        let (next_generation, allocated) = (attr.next_generation.max(generation), attr.allocated);
+        let committed_size = size;
+        Self {
+            size,
+            committed_size,
+            version,
+            generation,
+            next_generation,
+            blocks,
+            origin,
+            allocated,
+            ..Self::default()
+        }
     }
 
     /// A number that differs whenever [`record`](Self::record) may.
@@ -184,6 +197,16 @@ impl Layout {
 
     pub(super) fn generation(&self) -> u32 {
         self.generation
+    }
+
+    /// Of the blocks that are made next.
+    pub(super) fn next_generation(&self) -> u32 {
+        self.next_generation
+    }
+
+    /// Whether a block of this generation that the master does not know can become the file's.
+    pub(super) fn takes(&self, generation: u32) -> bool {
+        (self.generation..=self.next_generation).contains(&generation)
     }
 
     pub(super) fn block(&self, index: u32) -> Option<&LocatedBlock> {
@@ -236,9 +259,9 @@ impl Layout {
         self.size.saturating_sub(self.committed_size)
     }
 
-    /// A block has been made at these workers.
-    pub(super) fn made(&mut self, index: u32, workers: Vec<u64>) {
-        let (generation, joined) = (self.generation, vec![0; workers.len()]);
+    /// A block of a generation that the file [`takes`](Self::takes) has been made at these workers.
+    pub(super) fn made(&mut self, index: u32, generation: u32, workers: Vec<u64>) {
+        let joined = vec![0; workers.len()];
         let (is_joined, is_committed, is_urgent) = (false, false, false);
         let known = LocatedBlock { generation, workers, joined, is_joined, is_committed, is_urgent, allocated: None };
         self.blocks.insert(index, known);
@@ -431,6 +454,7 @@ impl Layout {
             origin.valid = origin.valid.min(attr.size);
         }
         (self.size, self.version, self.generation) = (attr.size, attr.version, attr.generation);
+        self.next_generation = attr.next_generation.max(attr.generation);
         (self.committed_size, self.allocated) = (attr.size, attr.allocated);
         self.is_tracked &= is_next;
         self.revision += 1;
@@ -446,6 +470,7 @@ impl Layout {
         for index in made.union(&written).copied() {
             let Some(own) = self.blocks.get(&index) else { continue };
             let is_made = made.contains(&index);
+            let is_taken = is_made && fresh.takes(own.generation);
             match fresh.blocks.get_mut(&index) {
                 // A worker that has joined has all that was written before: see the decision.
                 Some(known) if known.generation == own.generation && !is_made && history == EventHistory::Complete => {}
@@ -461,7 +486,7 @@ impl Layout {
                         fresh.uncommitted.made.insert(index);
                     }
                 }
-                None if own.generation == fresh.generation && is_made => {
+                None if is_taken => {
                     fresh.blocks.insert(index, own.clone());
                     fresh.uncommitted.made.insert(index);
                 }
@@ -529,7 +554,7 @@ mod tests {
     fn what_is_written_is_committed_once() {
         let mut layout = Layout::new(&attr(0, 4, 2), vec![], None);
         assert!(layout.begin_commit().is_none());
-        layout.made(0, vec![7, 8]);
+        layout.made(0, layout.next_generation(), vec![7, 8]);
         layout.wrote(0, 100, 55);
         assert_eq!((layout.size(), layout.written_since(4)), (100, Some(55)));
         let (sent, made) = parts(layout.begin_commit().unwrap());
@@ -558,7 +583,7 @@ mod tests {
         let mut layout = Layout::new(&attr(35, 1, 1), vec![extent(0, 1), extent(3, 1)], None);
         assert!(layout.cut(&attr(15, 2, 2), 10));
         assert_eq!((layout.size(), layout.block(0).is_some(), layout.block(3)), (15, true, None));
-        layout.made(3, vec![2]);
+        layout.made(3, layout.next_generation(), vec![2]);
         assert_eq!(layout.block(3).unwrap().generation, 2);
     }
 
@@ -566,9 +591,9 @@ mod tests {
     fn what_a_cut_takes_away_need_not_be_told() {
         let mut layout = Layout::new(&attr(15, 1, 1), vec![extent(0, 1), extent(1, 1)], None);
         layout.wrote(1, 20, 1);
-        layout.made(2, vec![1]);
+        layout.made(2, layout.next_generation(), vec![1]);
         layout.wrote(2, 30, 2);
-        layout.made(3, vec![1]);
+        layout.made(3, layout.next_generation(), vec![1]);
         layout.wrote(3, 40, 3);
         assert_eq!(layout.growth(), 25);
         layout.give_up_beyond(22, 10);
@@ -585,7 +610,7 @@ mod tests {
     #[test]
     fn blocks_can_be_known_though_the_file_must_not_grow() {
         let mut layout = Layout::new(&attr(5, 1, 1), vec![extent(0, 1)], None);
-        layout.made(1, vec![1]);
+        layout.made(1, layout.next_generation(), vec![1]);
         layout.wrote(1, 20, 1);
         let (sent, _) = parts(layout.begin_commit().unwrap());
         layout.commit_failed(sent);
@@ -602,7 +627,7 @@ mod tests {
     fn what_somebody_else_cut_off_is_lost_and_the_rest_goes_on() {
         let mut layout = Layout::new(&attr(10, 1, 1), vec![extent(0, 1)], None);
         layout.wrote(0, 10, 1);
-        layout.made(1, vec![1]);
+        layout.made(1, layout.next_generation(), vec![1]);
         layout.wrote(1, 20, 2);
         let mut grown = layout.clone();
         assert!(
@@ -618,7 +643,7 @@ mod tests {
         assert!(layout.is_committed() && layout.block(0).is_some());
 
         // Two have made the same block, at different workers.
-        layout.made(1, vec![2]);
+        layout.made(1, layout.next_generation(), vec![2]);
         layout.wrote(1, 20, 3);
         let theirs = Layout::new(&attr(15, 3, 2), vec![extent(0, 1), extent(1, 2)], None);
         assert_eq!(layout.rebase(theirs, EventHistory::Complete), [1]);
@@ -704,7 +729,7 @@ mod tests {
         let mut layout = Layout::new(&attr(0, 0, 0), vec![], None);
         let half = COMMIT_BLOCKS / 2;
         for index in 0..(COMMIT_BLOCKS + half) as u32 {
-            layout.made(index, vec![1]);
+            layout.made(index, layout.next_generation(), vec![1]);
             layout.wrote(index, (u64::from(index) + 1) * 10, 1);
         }
         let (first, made) = parts(layout.begin_commit().unwrap());
@@ -734,7 +759,7 @@ mod tests {
         let origin = Origin { key: "k".into(), etag: "e".into(), length: 20, valid: 20, version: 2 };
         let mut layout = Layout::new(&attr(20, 1, 1), vec![extent(0, 1), extent(1, 1)], None);
         layout.wrote(1, 20, 1);
-        layout.made(2, vec![1]);
+        layout.made(2, layout.next_generation(), vec![1]);
         layout.wrote(2, 30, 1);
         let (sent, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(made, [extent(1, 1), extent(2, 1)]);

@@ -48,7 +48,7 @@ pub struct Posix {
     pub atime_ns: i64,
     /// Of files: grows with every change of the content.
     pub version: u64,
-    /// Of files: that of the blocks that are made next.
+    /// Of files: no block of an earlier one is the file's.
     pub generation: u32,
     /// Of devices, as the kernel encodes it.
     pub rdev: u32,
@@ -180,6 +180,7 @@ impl Node {
             has_capability: posix.is_some_and(|posix| posix.has_capability),
             allocated: posix.and_then(|posix| posix.allocated),
             btime_ns: posix.and_then(|posix| posix.btime_ns),
+            next_generation: 0,
         }
     }
 

@@ -234,7 +234,7 @@ fn meta<T: for<'a> serde::Deserialize<'a>>(database: &Database, key: &[u8]) -> R
 }
 
 /// What is on disk.
-fn log_state(database: &Database) -> Result<LogState<Types>, MasterError> {
+pub fn log_state(database: &Database) -> Result<LogState<Types>, MasterError> {
     let last_purged_log_id: Option<LogId> = meta(database, PURGED_KEY)?;
     let mut items = database.raw().iterator_cf(database.family(Family::RaftLog), IteratorMode::End);
     let last = items.next().transpose()?;

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::identity::Identity;
 use super::leader_lease::{self, ELECTION, GivenAway, LeaderLease, Promise};
 use super::log_keeper::{self, LogLimits};
-use super::log_store::{LogSize, LogStore, has_log};
+use super::log_store::{LogSize, LogStore, has_log, log_state};
 use super::network::{Network, Ways};
 use super::observe::{self, Observed};
 use super::proposer::Proposer;
@@ -63,6 +63,8 @@ pub struct Consensus {
     running: Mutex<Option<Running>>,
     pub(super) given_away: GivenAway,
     pub(super) promise: Promise,
+    /// Index of the last entry that the log had when this process was started.
+    log_at_start: u64,
 }
 
 /// What ends with it, beside what is on its threads only.
@@ -86,6 +88,7 @@ impl Consensus {
         finish_installation(&database, &snapshots)?;
         let (log, log_thread) = start_log(database.clone(), limits, &metrics)?;
         let is_alone = is_alone(&database.get(), identity.node_id)?;
+        let log_at_start = log_state(&database.get())?.last_log_id.map_or(0, |id| id.index);
         let promise = if has_log(&database.get())? && !is_alone { Promise::begin() } else { Promise::default() };
         let machine = StateMachine::open(database, snapshots.clone(), listener, metrics.clone())?;
         let raft_config = Config {
@@ -127,6 +130,7 @@ impl Consensus {
             running,
             given_away,
             promise,
+            log_at_start,
         };
         if is_alone {
             // There is nobody to wait for.
@@ -148,6 +152,11 @@ impl Consensus {
             Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
             Err(error) => Err(fatal(error)),
         }
+    }
+
+    /// Index of the last entry that the log had when this process was started; 0 for none.
+    pub fn log_at_start(&self) -> u64 {
+        self.log_at_start
     }
 
     pub fn identity(&self) -> &Identity {

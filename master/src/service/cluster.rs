@@ -8,7 +8,7 @@ use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
     AccessMode, ClaimList, ClusterStatus, DrainWorkerRequest, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job,
     JobList, ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest, ListWorkersRequest,
-    LostAction, Mount, MountReply, MountRequest, MountStatus, MountTable, PersistStatus, PersistStatusRequest,
+    LogPast, LostAction, Mount, MountReply, MountRequest, MountStatus, MountTable, PersistStatus, PersistStatusRequest,
     RegisterWorkerReply, RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest, ResolveLostReply,
     ResolveLostRequest, StatusRequest, SubmitExportRequest, SubmitLoadRequest, UnavailableFiles, UnmountReply,
     UnmountRequest, UpdateMountRequest, WatchEvent, WatchRequest, WorkerBlocks, WorkerBlocksRequest, WorkerTable,
@@ -64,6 +64,7 @@ impl Cluster for Services {
         let owner = owner.as_ref();
         let before = Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner };
         let mut session = self.watch.open(&client, before)?;
+        self.lost_pasts.heard_client(&client, applied_seq, self.consensus.progress().0);
         let id = session.id();
         if !place.is_empty() && place.len() <= PLACE_MAX {
             // What the one before had locked is free before the new one asks for it.
@@ -136,8 +137,10 @@ impl Cluster for Services {
         let asker = asker(&request).cloned();
         let request = request.into_inner();
         let (group_epoch, masters) = self.consensus.masters_unless_known(request.group_epoch);
-        let is_known = self.workers.heartbeat(request, asker.as_ref()).await?;
+        let is_known = self.workers.heartbeat(request.clone(), asker.as_ref()).await?;
+        let applied_index = self.consensus.progress().0;
         let counters = self.lookups.reader.read(|tables| tables.counters()).await?;
+        let is_rolled_back = is_known && self.lost_pasts.heard_worker(&request, &counters, applied_index);
         Ok(Response::new(HeartbeatReply {
             workers_epoch: counters.workers_epoch,
             mounts_epoch: counters.mounts_epoch,
@@ -145,6 +148,8 @@ impl Cluster for Services {
             group_epoch,
             term: self.term,
             masters,
+            applied: Some(LogPast { history: counters.history, applied_index }),
+            is_rolled_back,
         }))
     }
 
@@ -320,6 +325,7 @@ impl Cluster for Services {
             workers: Some(self.workers.table()?),
             mounts: Some(mounts),
             jobs: self.jobs.list().await?,
+            lost_pasts: self.lost_pasts.all(),
         }))
     }
 }

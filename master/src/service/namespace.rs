@@ -3,7 +3,7 @@
 use cavern_conf::host;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
-    CheckAccessReply, CheckAccessRequest, CheckHoldsReply, CheckHoldsRequest, Entry, Extent, FreeContentReply,
+    Attr, CheckAccessReply, CheckAccessRequest, CheckHoldsReply, CheckHoldsRequest, Entry, Extent, FreeContentReply,
     FreeContentRequest, GetInodeRequest, GetLayoutRequest, GetLockReply, GetLockRequest, GetQuotasRequest,
     GetTtlsRequest, GetXattrsRequest, Kind, Layout, LookupRequest, MakeListedReply, MakeListedRequest, MutateReply,
     MutateRequest, Quotas, ReadDirPage, ReadDirRequest, RecallReply, RecallRequest, RefreshProgress, RefreshRequest,
@@ -25,7 +25,7 @@ use crate::listing::Why;
 use crate::namespace::{Listing, Lookups};
 use crate::persist::RefreshMode;
 use crate::state::records::attributes;
-use crate::state::{Directory, Outcome, Tables, blocking_lock};
+use crate::state::{Directory, Outcome, Tables, blocking_lock, next_generation};
 use crate::{MasterError, level};
 
 /// Pages that wait for a slow reader.
@@ -428,12 +428,14 @@ fn layout_of(
     record: &InodeRecord,
     extents: Vec<Extent>,
 ) -> Result<Layout, MasterError> {
+    let counters = tables.counters()?;
+    let next_generation = next_generation(&counters, inode, record);
     Ok(Layout {
-        attr: Some(attributes(inode, record)),
+        attr: Some(Attr { next_generation, ..attributes(inode, record) }),
         block_size: tables.mount(record.mount_id)?.map_or(0, |mount| mount.block_size),
         extents,
         origin: record.origin.clone(),
-        ends_marked: tables.counters()?.level >= level::ENDS_MARKED,
+        ends_marked: counters.level >= level::ENDS_MARKED,
         beside: Vec::new(),
     })
 }

@@ -4,7 +4,7 @@
 
 use cavern_proto::master::{FreedContent, Mount, MutationResult, RefreshFate};
 use cavern_proto::record::command::Command as Kind;
-use cavern_proto::record::{Command, InitCluster, PutIndex, RequestRecord};
+use cavern_proto::record::{BeginHistory, Command, InitCluster, PutIndex, RequestRecord};
 
 use super::namespace::{ListingCounts, apply_listing, create_root};
 use super::orphans::{StepProgress, reap};
@@ -20,6 +20,8 @@ pub const ALL_BEFORE: u64 = u64::MAX;
 const INODES_SKIPPED_MAX: u64 = 1 << 40;
 /// From here on numbers are those that clients give.
 const INODES_MAX: u64 = 1 << 61;
+/// No history begins with later generations than this: each file has a quarter of all left.
+pub const GENERATIONS_MAX: u32 = 3 << 30;
 
 /// What a command did.
 #[derive(Clone, Debug, PartialEq)]
@@ -123,6 +125,7 @@ pub(super) fn apply_changes(transaction: &mut Transaction<'_>, command: Command)
         Some(Kind::ReserveMasterId(largest)) => Ok(registry::reserve_master_id(transaction, largest)),
         Some(Kind::RaiseLevel(level)) => raise_level(transaction, level),
         Some(Kind::SkipInodes(count)) => Ok(skip_inodes(transaction, count)),
+        Some(Kind::BeginHistory(begin)) => Ok(begin_history(transaction, begin)),
         Some(Kind::SealSecrets(seal)) => mount::seal(transaction, seal),
         Some(Kind::Once(once)) => requests::once(transaction, *once),
     }
@@ -142,6 +145,15 @@ fn skip_inodes(transaction: &mut Transaction<'_>, count: u64) -> Outcome {
     if count <= INODES_SKIPPED_MAX && counters.inode <= INODES_MAX - INODES_SKIPPED_MAX {
         counters.inode += count;
     }
+    Outcome::Done
+}
+
+/// Blocks that are made for what is there have other names from now on than any that may have been made before.
+fn begin_history(transaction: &mut Transaction<'_>, begin: BeginHistory) -> Outcome {
+    let counters = &mut transaction.counters;
+    let next_generation = counters.next_generation.saturating_add(begin.generations).min(GENERATIONS_MAX);
+    (counters.history, counters.history_after) = (begin.id, begin.after);
+    (counters.next_generation, counters.old_inodes) = (next_generation, counters.inode);
     Outcome::Done
 }
 

@@ -11,8 +11,8 @@
 
 use cavern_proto::master::Extent;
 use cavern_proto::record::{
-    BlockOf, Cut, DropBlocks, ExtentRecord, GarbageRecord, GiveUpReplicas, InodeRecord, JoinReplica, SettleReplica,
-    Stray, StraysFreed,
+    BlockOf, Counters, Cut, DropBlocks, ExtentRecord, GarbageRecord, GiveUpReplicas, InodeRecord, JoinReplica,
+    SettleReplica, Stray, StraysFreed,
 };
 
 use super::orphans::StepProgress;
@@ -123,6 +123,15 @@ pub fn is_truncated(cuts: &[Cut], index: u32, generation: u32) -> bool {
     cuts[..before].last().is_some_and(|cut| generation < cut.generation)
 }
 
+/// Of which generation the blocks are that are made next for a file: none that was there before this history has an
+/// earlier one (`BeginHistory`). Those who made blocks of the file's own meanwhile are right as well.
+pub fn next_generation(counters: &Counters, inode: u64, record: &InodeRecord) -> u32 {
+    match inode <= counters.old_inodes {
+        true => record.generation.max(counters.next_generation),
+        false => record.generation,
+    }
+}
+
 /// Takes the blocks from an index on off a file, and begins its next generation; the caller stores the record. Gives
 /// the index of each that was dropped at once, and the bytes that it took, and whether these are all.
 pub(super) fn cut(
@@ -136,7 +145,7 @@ pub(super) fn cut(
     let there = extents.iter().filter(was_there);
     let dropped = there.map(|extent| (extent.index, extent.allocated.unwrap_or_default())).collect();
     retire_extents(transaction, inode, record.mount_id, extents);
-    record.generation += 1;
+    record.generation = next_generation(&transaction.counters, inode, record) + 1;
     // What they were for is done, or to be done by this one.
     record.cuts.retain(|known| known.from < from);
     let Some(from) = next else { return Ok((dropped, DropProgress::All)) };

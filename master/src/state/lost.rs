@@ -66,7 +66,7 @@ pub(super) fn drop_lost(transaction: &mut Transaction<'_>, lost: DropLost) -> Re
         None => {
             record.allocated = record.allocated.map(|sum| sum.saturating_sub(bytes));
             // What is written in their place has other names.
-            record.generation += 1;
+            record.generation = extent::next_generation(&transaction.counters, inode, &record) + 1;
             extent::retire_extents(transaction, inode, record.mount_id, blocks);
         }
     }

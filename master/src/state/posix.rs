@@ -38,7 +38,7 @@ use super::existing;
 use super::intent::{self, Reach};
 use super::records::{attributes, inode_key, is_directory};
 use super::transaction::{Change, Transaction};
-use super::{ALL_BEFORE, Family, Outcome, records};
+use super::{ALL_BEFORE, Family, Outcome, next_generation, records};
 use crate::MasterError;
 use permission::JudgedUser;
 
@@ -153,11 +153,12 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         ..MutationContext::new(transaction, now_ns)
     };
     let seq = mutation.seq;
+    let sets_length = matches!(&mutation.change, Some(Kind::SetAttr(set)) if set.size.is_some());
     let done = mutating.check_session().and_then(|()| mutating.make(mutation));
     let result = match done {
         Ok(inode) => {
             mutating.note_intents()?;
-            let (attributes, gone) = (mutating.attributes(), std::mem::take(&mut mutating.gone));
+            let (attributes, gone) = (mutating.attributes(sets_length), std::mem::take(&mut mutating.gone));
             MutationResult { inode, attributes, gone, held: mutating.held, ..MutationResult::default() }
         }
         Err(MutationError::Refused(Refusal { errno, reason })) => {
@@ -399,8 +400,14 @@ impl MutationContext<'_, '_> {
         Ok(())
     }
 
-    fn attributes(&self) -> Vec<Attr> {
-        self.touched.iter().map(|(inode, record)| attributes(*inode, record)).collect()
+    /// Of what was changed. Who has set a length asks for no layout when nothing is left.
+    fn attributes(&self, sets_length: bool) -> Vec<Attr> {
+        let counters = sets_length.then_some(&self.transaction.counters);
+        let attr = |(inode, record): &(u64, InodeRecord)| {
+            let next_generation = counters.map_or(0, |counters| next_generation(counters, *inode, record));
+            Attr { next_generation, ..attributes(*inode, record) }
+        };
+        self.touched.iter().map(attr).collect()
     }
 
     /// A directory whose entries changed: its times, and how many there are.

@@ -248,6 +248,7 @@ pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
         has_capability: record.has_capability,
         allocated: record.allocated,
         btime_ns: record.btime_ns,
+        next_generation: 0,
     }
 }
 

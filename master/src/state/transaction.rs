@@ -97,6 +97,11 @@ impl Changes {
         (index << (COMMAND_BITS + CHANGE_BITS)) | (command.min((1 << COMMAND_BITS) - 1) << CHANGE_BITS)
     }
 
+    /// The index of the entry that a change of this number is of.
+    pub fn index_of(seq: u64) -> u64 {
+        seq >> (COMMAND_BITS + CHANGE_BITS)
+    }
+
     /// The changes with their numbers, which grow with the log and are the same on all masters. (Beyond 65,535 changes
     /// of one command they share the last.)
     pub fn numbered(&self) -> impl ExactSizeIterator<Item = (u64, &Change)> {

@@ -13,6 +13,7 @@ pub(in crate::fs_file) struct KnownLayout {
     size: u64,
     version: u64,
     generation: u32,
+    next_generation: u32,
     allocated: Option<u64>,
     origin: Option<Box<Origin>>,
     blocks: Box<[(u32, LocatedBlock)]>,
@@ -30,6 +31,7 @@ impl Layout {
             size: self.size,
             version: self.version,
             generation: self.generation,
+            next_generation: self.next_generation,
             allocated: self.allocated,
             origin: self.origin.clone().map(Box::new),
             blocks: self.blocks.iter().map(|(index, known)| (*index, known.clone())).collect(),
@@ -50,12 +52,13 @@ impl KnownLayout {
 
 impl From<KnownLayout> for Layout {
     fn from(known: KnownLayout) -> Self {
-        let KnownLayout { size, version, generation, allocated, origin, blocks, is_on_disks } = known;
+        let KnownLayout { size, version, generation, next_generation, allocated, origin, blocks, is_on_disks } = known;
         Self {
             size,
             committed_size: size,
             version,
             generation,
+            next_generation,
             allocated,
             origin: origin.map(|origin| *origin),
             blocks: blocks.into_iter().collect(),
@@ -85,7 +88,7 @@ mod tests {
     #[test]
     fn what_the_master_does_not_know_is_not_known_when_the_file_is_closed() {
         let mut layout = Layout::without_blocks(&attr(0, 1, 1));
-        layout.made(0, vec![1]);
+        layout.made(0, layout.next_generation(), vec![1]);
         layout.wrote(0, 10, 1);
         assert_eq!(layout.known(), None);
         let (sent, _) = parts(layout.begin_commit().unwrap());

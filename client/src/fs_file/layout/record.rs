@@ -87,7 +87,7 @@ mod tests {
         let mut layout = Layout::new(&attr(10, 4, 2), vec![extent(0, 1)], None);
         assert_eq!(layout.record(9), None);
         layout.wrote(0, 10, 54);
-        layout.made(1, vec![7, 8]);
+        layout.made(1, layout.next_generation(), vec![7, 8]);
         layout.wrote(1, 20, 55);
         let before = layout.revision();
         layout.wrote(1, 20, 56);

@@ -89,7 +89,7 @@ pub(super) fn attributes_set(attr: &Attr, set: &SetAttr, now_ns: i64) -> Option<
 pub(super) fn committed(attr: &Attr, commit: &CommitContent, block_size: u64, now_ns: i64) -> Option<Attr> {
     let size = attr.size.max(commit.grow_to);
     let changes = commit.grow_to > attr.size || commit.changed || !commit.made.is_empty();
-    let is_plain = commit.made.iter().all(|made| made.generation == attr.generation && made.joined.is_empty());
+    let is_plain = commit.made.iter().all(|made| made.generation >= attr.generation && made.joined.is_empty());
     if !changes || !is_plain || attr.kind() != Kind::File {
         return None;
     }

@@ -37,6 +37,7 @@ impl MutationContext<'_, '_> {
         }
         let tables = self.transaction.before();
         let size = record.size.max(commit.grow_to);
+        let next_generation = extent::next_generation(&self.transaction.counters, commit.inode, &record);
         let (mut blocks, mut cut_off) = (Vec::new(), Vec::new());
         for made in &commit.made {
             let recorded = tables.recorded_extent(commit.inode, made.index)?;
@@ -49,7 +50,7 @@ impl MutationContext<'_, '_> {
             cut_off.extend(old.map(|old| extent::at(made.index, old)));
             let after = match &known {
                 Some(known) => extent::after_commit(known, made),
-                None if record.generation == made.generation => {
+                None if (record.generation..=next_generation).contains(&made.generation) => {
                     let (generation, workers) = (made.generation, made.workers.clone());
                     Some(ExtentRecord { generation, workers, ..ExtentRecord::default() })
                 }

@@ -41,8 +41,9 @@ impl Store {
         }
     }
 
-    /// Data blocks that nobody has claimed, nor written to for `rest`, with their incarnations. *Blocking*.
-    pub fn unclaimed(&self, claims: &ReferencedBlocks, rest: Duration) -> Vec<(BlockId, u64)> {
+    /// Data blocks that nobody has claimed, nor written to for `rest`, with their incarnations, and the bytes that they
+    /// take. *Blocking*.
+    pub fn unclaimed(&self, claims: &ReferencedBlocks, rest: Duration) -> Vec<((BlockId, u64), u64)> {
         let (mut found, mut slot) = (Vec::new(), 0);
         loop {
             let places: Vec<_> = {
@@ -57,25 +58,30 @@ impl Store {
                 slot = end;
                 places
             };
-            let rests = places.into_iter().filter(|place| has_rested(&place.path, rest));
-            found.extend(rests.map(|place| (place.id, place.incarnation)));
+            for place in places {
+                if let Some(bytes) = bytes_at_rest(&place.path, rest) {
+                    found.push(((place.id, place.incarnation), bytes));
+                }
+            }
         }
     }
 
     /// Frees such a block, if it is still the same and still rests; gives its bytes. *Blocking*.
     pub fn free_unclaimed(&self, (id, incarnation): (BlockId, u64), rest: Duration) -> Option<u64> {
-        self.free_data_if(&id, |place| place.incarnation == incarnation && has_rested(&place.path, rest))
+        self.free_data_if(&id, |place| place.incarnation == incarnation && bytes_at_rest(&place.path, rest).is_some())
     }
 }
 
-/// Whether a file was neither written to nor put there for so long. What cannot be determined is no.
-fn has_rested(path: &Path, rest: Duration) -> bool {
+/// The bytes that a file takes which was neither written to nor put there for so long. What cannot be determined is
+/// none.
+fn bytes_at_rest(path: &Path, rest: Duration) -> Option<u64> {
     use std::os::unix::fs::MetadataExt as _;
 
-    let Ok(stat) = std::fs::symlink_metadata(path) else { return false };
+    let stat = std::fs::symlink_metadata(path).ok()?;
     let since = u64::try_from(stat.mtime().max(stat.ctime())).unwrap_or(u64::MAX);
     // A change of this very second counts as one of its end.
-    u64::try_from(host::wall_ns() / 1_000_000_000).is_ok_and(|now| now.saturating_sub(since) > rest.as_secs())
+    let now = u64::try_from(host::wall_ns() / 1_000_000_000).ok()?;
+    (now.saturating_sub(since) > rest.as_secs()).then(|| stat.blocks() * 512)
 }
 
 #[cfg(test)]
