@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use cavern_conf::host;
 use cavern_proto::BlockId;
-use cavern_proto::data::{BlockRef, Range as WireRange, Status};
+use cavern_proto::data::{BlockRef, Range as WireRange, Status, query_reply};
 use cavern_ufs::{Ufs, UfsError};
 
 use super::UploadParts;
@@ -51,9 +51,31 @@ pub(super) struct Source<'a> {
     object: Option<(&'a Ufs, &'a Origin)>,
 }
 
+/// Blocks of a worker that it says it has not, or of which it says nothing.
+struct Unseen {
+    worker: u64,
+    /// Their indexes.
+    blocks: Vec<u32>,
+    refusal: Refusal,
+}
+
+/// Why it is not known whether the blocks are at rest.
+enum LookError {
+    Refused(Refusal),
+    Unseen(Unseen),
+}
+
+impl From<LookError> for Refusal {
+    fn from(error: LookError) -> Self {
+        match error {
+            LookError::Refused(refusal) | LookError::Unseen(Unseen { refusal, .. }) => refusal,
+        }
+    }
+}
+
 impl<'a> Source<'a> {
-    /// Finds every block: here, or at the first worker that has it. One that is here but whose replica here was given
-    /// up is not what the file has.
+    /// Finds every block: here, or at the first of its workers that has it. One that is here but whose replica here was
+    /// given up is not what the file has.
     pub(super) async fn open(
         parts: &'a UploadParts,
         ufs: &'a Ufs,
@@ -77,7 +99,7 @@ impl<'a> Source<'a> {
         Self { parts, block_size: plan.block_size, blocks, stamps: Vec::new(), object }.settled().await
     }
 
-    /// Blocks as the first of their workers has them, whatever is here; what no block has is zeros.
+    /// Blocks as the first of their workers that has them does, whatever is here; what no block has is zeros.
     pub(super) async fn open_elsewhere(
         parts: &'a UploadParts,
         block_size: u64,
@@ -93,15 +115,37 @@ impl<'a> Source<'a> {
 
     /// Waits until the blocks are at rest.
     async fn settled(mut self) -> Result<Self, Refusal> {
-        let source = &mut self;
-        for _ in 0..ROUNDS {
-            source.stamps = source.look().await?;
-            if source.stamps.iter().all(is_settled) {
+        let mut rounds = 0;
+        while rounds < ROUNDS {
+            self.stamps = match self.look().await {
+                Ok(stamps) => stamps,
+                Err(LookError::Unseen(unseen)) => {
+                    self.try_next_workers(unseen)?;
+                    continue;
+                }
+                Err(LookError::Refused(refusal)) => return Err(refusal),
+            };
+            if self.stamps.iter().all(is_settled) {
                 return Ok(self);
             }
+            rounds += 1;
             tokio::time::sleep(SETTLED).await;
         }
         Err(changed())
+    }
+
+    /// Blocks that a worker has not are looked for at the next of their workers; where there is none, its answer stands.
+    fn try_next_workers(&mut self, unseen: Unseen) -> Result<(), Refusal> {
+        let own_id = self.parts.peers.own_id();
+        for index in &unseen.blocks {
+            let Some((block, place)) = self.blocks.get_mut(index) else { continue };
+            let mut rest = block.workers.iter().skip_while(|worker| **worker != unseen.worker).skip(1);
+            match rest.find(|worker| **worker != own_id) {
+                Some(next) => *place = BlockLocation::Remote(*next),
+                None => return Err(unseen.refusal),
+            }
+        }
+        Ok(())
     }
 
     /// Whether every block is the file that it was, and has not been written to.
@@ -131,7 +175,7 @@ impl<'a> Source<'a> {
     }
 
     /// The stamps of all blocks, in the order of their indexes.
-    async fn look(&self) -> Result<Vec<Stamp>, Refusal> {
+    async fn look(&self) -> Result<Vec<Stamp>, LookError> {
         let mut stamps = BTreeMap::new();
         let mut elsewhere: BTreeMap<u64, Vec<(u32, BlockRef)>> = BTreeMap::new();
         let mut here = Vec::new();
@@ -145,22 +189,31 @@ impl<'a> Source<'a> {
         }
         if !here.is_empty() {
             let store = self.parts.store.clone();
-            stamps.extend(blocking(move || look_here(&store, &here)).await?);
+            stamps.extend(blocking(move || look_here(&store, &here)).await.map_err(LookError::Refused)?);
         }
         for (worker, blocks) in elsewhere {
             for blocks in blocks.chunks(QUERY_BLOCKS) {
-                let asked = blocks.iter().map(|(_, block)| block.clone()).collect();
-                let items = self.parts.peers.query(worker, asked).await?;
-                for ((index, block), item) in blocks.iter().zip(items) {
-                    if !item.known {
-                        let id = BlockId::of(block);
-                        return Err(id.map_or_else(changed, |id| missing(&id)));
-                    }
-                    stamps.insert(*index, Stamp { incarnation: item.incarnation, modified_ns: item.modified_ns });
-                }
+                stamps.extend(self.look_there(worker, blocks).await.map_err(LookError::Unseen)?);
             }
         }
         Ok(stamps.into_values().collect())
+    }
+
+    async fn look_there(&self, worker: u64, blocks: &[(u32, BlockRef)]) -> Result<Vec<(u32, Stamp)>, Unseen> {
+        let asked = blocks.iter().map(|(_, block)| block.clone()).collect();
+        let answered = self.parts.peers.query(worker, asked).await;
+        let items = answered.map_err(|refusal| {
+            let blocks = blocks.iter().map(|(index, _)| *index).collect();
+            Unseen { worker, blocks, refusal }
+        })?;
+        let of_items = blocks.iter().zip(&items);
+        let lacked: Vec<&(u32, BlockRef)> = of_items.clone().filter(|(_, item)| !item.known).map(|(it, _)| it).collect();
+        if let Some((_, first)) = lacked.first() {
+            let refusal = BlockId::of(first).map_or_else(changed, |id| missing(&id));
+            return Err(Unseen { worker, blocks: lacked.iter().map(|(index, _)| *index).collect(), refusal });
+        }
+        let stamp = |item: &query_reply::Item| Stamp { incarnation: item.incarnation, modified_ns: item.modified_ns };
+        Ok(of_items.map(|((index, _), item)| (*index, stamp(item))).collect())
     }
 
     /// Ranges of a part of the file that no block has, and the origin does.
