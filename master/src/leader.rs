@@ -17,7 +17,7 @@ use crate::metrics::MasterMetrics;
 use crate::service::Services;
 use crate::state::apply::GENERATIONS_MAX;
 use crate::state::{Database, Tables};
-use crate::{MasterError, level};
+use crate::{MasterError, level, mounts};
 #[cfg(test)]
 pub use upkeep::{COUNT_STEP, REAP_STEP};
 
@@ -53,6 +53,7 @@ impl Leadership {
             }
         }
         background.spawn(level::keep_raising(services.clone(), stop.clone()));
+        background.spawn(mounts::keep_claims(services.clone(), stop.clone()));
         background.spawn(upkeep::keep_time(services.clone(), metrics.clone(), stop.clone()));
         background.spawn(upkeep::keep_ending_sessions(services.clone(), stop.clone()));
         background.spawn(upkeep::keep_reaping(services.clone(), database.clone(), stop.clone()));

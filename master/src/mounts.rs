@@ -1,11 +1,12 @@
 //! The mounts: buckets that the namespace shows.
 //!
 //! - [`attach`], [`update`], [`detach`]: how they come, change and go; [`overlap`] refuses two that have keys in
-//!   common.
+//!   common, and [`claim`] tells other clusters whose a prefix is.
 //! - [`open`]: their object stores, and how each of them fares.
 //! - [`secrets`]: their credentials at rest; [`keys`]: what these are encrypted with.
 
 mod attach;
+mod claim;
 mod detach;
 mod keys;
 mod open;
@@ -13,6 +14,8 @@ mod overlap;
 mod secrets;
 mod update;
 
+pub use attach::MountPolicy;
+pub use claim::{CLAIM, TakeOver, keep_claims};
 pub use detach::DetachPolicy;
 pub use keys::KeyDirectory;
 pub use open::{Mounts, OpenMount};

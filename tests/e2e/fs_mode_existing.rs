@@ -401,7 +401,11 @@ fn a_namespace_is_recovered_from_the_bucket_of_a_cluster_that_is_lost() {
         arguments.extend(more);
         new.try_cv(&arguments)
     };
-    assert_eq!(mount(&["--recover", "--block-size", "1MiB"]).code, 0);
+    // Nobody but who gives the command knows that the other cluster is no more.
+    let refused = mount(&["--recover", "--block-size", "1MiB"]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.stderr.contains("--take-over"), "{}", refused.stderr);
+    assert_eq!(mount(&["--recover", "--block-size", "1MiB", "--take-over"]).code, 0);
     let shown = new.path("again");
     eventually("the mount appears", PATIENCE, || shown.is_dir().then_some(()));
     // Right from the first look on.

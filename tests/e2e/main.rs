@@ -30,6 +30,7 @@ mod fs_commands;
 mod fs_mode_acls;
 mod fs_mode_appends;
 mod fs_mode_behind;
+mod fs_mode_claims;
 mod fs_mode_closed;
 mod fs_mode_contended;
 mod fs_mode_content;

@@ -73,6 +73,8 @@ Examples:
   cv mount s3://data/work /work --write-type fs-mode -c …
                                              files are as Cavern left them there
   cv mount s3://data/work /work --write-type fs-mode -c … \\
+      --take-over                            of a cluster that is no more
+  cv mount s3://data/work /work --write-type fs-mode -c … \\
       --client 'train-*' --client eval-1=ro      there for these clients only
   cv mount s3://data/home /home --write-type fs-mode -c … \\
       --client 'train-*=rw,root_squash'          whose root is nobody there
@@ -134,6 +136,10 @@ pub struct MountArgs {
     /// In fs-mode: take every object of the prefix for a plain file, whatever its metadata say.
     #[arg(long, requires = "uri")]
     no_recover: bool,
+    /// In fs-mode: take the prefix from a cluster that is no more. One that lives stops writing to the bucket within a
+    /// minute or two, and what it has not written by then is in its mount alone.
+    #[arg(long, requires = "uri")]
+    take_over: bool,
     #[command(flatten)]
     clients: ClientArgs,
     /// Verify bucket and credentials, record nothing.
@@ -247,7 +253,8 @@ impl MountArgs {
         let check_only = self.check;
         let mount = self.mount(uri, path, write_type)?;
         environment::warn_if_unused(&mount, |name| std::env::var_os(name).is_some());
-        let request = MountRequest { mount: Some(mount), check_only, request_id: new_request_id() };
+        let take_over = self.take_over;
+        let request = MountRequest { mount: Some(mount), check_only, request_id: new_request_id(), take_over };
         let mount = async |mut master: Stubs| master.cluster.mount(request.clone()).await;
         let reply = self.cluster.leader().await?.ask(mount).await?.into_inner();
         let view = MountView::new(&reply.mount.unwrap_or_default(), None);

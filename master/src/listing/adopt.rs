@@ -10,7 +10,7 @@ use cavern_ufs::{Listed, Window};
 use super::Listings;
 use super::diff::listed_entry;
 use crate::MasterError;
-use crate::mounts::OpenMount;
+use crate::mounts::{CLAIM, OpenMount};
 use crate::persist::PARKED;
 use crate::state::Directory;
 use crate::state::namespace::ListingCounts;
@@ -95,7 +95,7 @@ impl Listings {
         if directory.is_mount_root() {
             // What this cluster keeps there for itself goes by itself.
             let parked = format!("{PARKED}{}-", self.0.cluster_id);
-            names.retain(|(name, _)| !name.starts_with(parked.as_bytes()));
+            names.retain(|(name, _)| !name.starts_with(parked.as_bytes()) && &name[..] != CLAIM.as_bytes());
         }
         let Looks { uid, gid, file_mode, dir_mode } = self.0.looks;
         let (complete, hidden) = match rest {

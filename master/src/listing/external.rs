@@ -10,7 +10,7 @@ use super::Listings;
 use super::check::Why;
 use super::diff::{self, listed_entry};
 use crate::MasterError;
-use crate::mounts::OpenMount;
+use crate::mounts::{CLAIM, OpenMount};
 use crate::state::Directory;
 
 /// A name that may have been changed by others.
@@ -120,7 +120,10 @@ impl Comparison<'_> {
         let (step, window) = read.await?;
         self.window = step.next.map(|next| (window, Some(next)));
         let gone = step.remove.into_iter().map(|name| Difference { name, there: None });
-        let there = step.upsert.into_iter().map(|entry| Difference { name: entry.name.clone(), there: Some(entry) });
+        // What tells whose the prefix is is no file.
+        let is_claim = |entry: &ListedEntry| self.directory.is_mount_root() && entry.name[..] == *CLAIM.as_bytes();
+        let there = step.upsert.into_iter().filter(|entry| !is_claim(entry));
+        let there = there.map(|entry| Difference { name: entry.name.clone(), there: Some(entry) });
         Ok(gone.chain(there).collect())
     }
 }

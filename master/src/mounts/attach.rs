@@ -8,6 +8,7 @@ use cavern_proto::record::{AttachMount, RequestRecord};
 use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX};
 use cavern_ufs::Contents;
 
+use super::claim::{Claimed, TakeOver};
 use crate::namespace::components;
 use crate::request::Request;
 use crate::service::Services;
@@ -29,6 +30,14 @@ const CLIENT_NAME_MAX: usize = 64;
 /// Ranges of users in a rule, and of groups.
 const RANGES_MAX: usize = 16;
 
+/// What is to be done about a mount request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MountPolicy {
+    /// It is verified only.
+    Check(TakeOver),
+    Record(TakeOver),
+}
+
 impl Services {
     /// Verifies a mount request and its bucket, and records it, once. What is not given gets its default. Also says
     /// what is under the prefix, unless the mount was there before.
@@ -36,7 +45,7 @@ impl Services {
         &self,
         request: &Request,
         wanted: Mount,
-        check_only: bool,
+        policy: MountPolicy,
     ) -> Result<(Mount, Option<Contents>), MasterError> {
         if let Some(answer) = request.answer(&self.lookups.reader).await? {
             return Ok((self.mounted_before(answer)?, None));
@@ -53,9 +62,13 @@ impl Services {
             level::require(&self.lookups.reader, level::MOUNT_NAMES, "what --names synced is").await?;
         }
         self.check_clients(&mount).await?;
-        if check_only {
-            return Ok((mount, Some(contents)));
-        }
+        let claimed = match policy {
+            MountPolicy::Check(take_over) => {
+                self.check_claim(&ufs, &mount, take_over).await?;
+                return Ok((mount, Some(contents)));
+            }
+            MountPolicy::Record(take_over) => self.claim(&ufs, &mount, take_over).await?,
+        };
         self.mounts.will_be(&mount);
         mount.created_ns = self.lookups.reader.clock().now_ns();
         let outcome = loop {
@@ -83,6 +96,9 @@ impl Services {
             }
             Outcome::MountExists(existing) => {
                 let existing = self.mounts.unseal(*existing)?;
+                if claimed == Claimed::Now && existing.uri != mount.uri {
+                    self.release_claim(&ufs, &mount).await;
+                }
                 if wanted_existing == Existing::Recovered && existing.existing() == Existing::Indexed {
                     return Err(MasterError::AlreadyExists(format!(
                         "{} is mounted already, and was not recovered: unmount it first, or leave --recover out",
@@ -109,7 +125,12 @@ impl Services {
                 }))
             }
             Outcome::Repeated(answer) => Ok((self.mounted_before(*answer)?, None)),
-            Outcome::Refused(reason) => Err(MasterError::Refused(reason)),
+            Outcome::Refused(reason) => {
+                if claimed == Claimed::Now {
+                    self.release_claim(&ufs, &mount).await;
+                }
+                Err(MasterError::Refused(reason))
+            }
             other => Err(MasterError::Refused(format!("a mount was answered by {other:?}"))),
         }
     }

@@ -69,11 +69,15 @@ impl Services {
                 WriteType::FsMode if !discard => self.drained(&mount, began).await?,
                 _ => 0,
             };
+            let open = self.mounts.get(mount.id);
             let remove = Command::RemoveMount(RemoveMount { mount_id: mount.id, change, discard });
             let remove = request.command(&self.lookups.reader, remove).await?;
             match self.proposer.propose(remove).await? {
                 Outcome::Mount(removed) => {
                     self.mounts.forget(removed.id);
+                    if let Ok(open) = open {
+                        self.release_claim(&open.ufs, &open.mount).await;
+                    }
                     tracing::info!(mount = removed.path, "a bucket is unmounted");
                     // The answer goes to a person: without credentials.
                     return Ok(Mount { options: std::collections::HashMap::new(), ..*removed });

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::RwLock;
 use tokio::time::Instant;
 
+use super::claim::CLAIM;
 use super::secrets::Vault;
 use crate::MasterError;
 use crate::state::{Database, Tables};
@@ -55,6 +56,8 @@ struct Health {
     last_error: String,
     failed: Option<Instant>,
     logged: Option<Instant>,
+    /// Why nothing may be written under the prefix: another cluster does.
+    claimant: Option<String>,
 }
 
 impl OpenMount {
@@ -97,6 +100,32 @@ impl OpenMount {
             };
             tracing::warn!(mount = self.mount.path, "{what}: {error}");
         }
+    }
+
+    /// Notes that another cluster writes under the prefix, as this says, or that none does any more.
+    pub fn set_claimant(&self, claimant: Option<String>) {
+        let mut health = self.health.lock();
+        if health.claimant == claimant {
+            return;
+        }
+        match &claimant {
+            Some(reason) => tracing::error!(
+                mount = self.mount.path,
+                "nothing is written to the bucket any more: {reason}. Unmount it here or there; to take it back, \
+                 delete \"{}{CLAIM}\" from the bucket once it is unmounted there",
+                self.ufs.prefix()
+            ),
+            None => tracing::info!(mount = self.mount.path, "the bucket is this cluster's again"),
+        }
+        health.claimant = claimant;
+    }
+
+    /// Another cluster writes under the prefix: this one is not to.
+    ///
+    /// # Errors
+    /// [`MasterError::Refused`] says which one does.
+    pub fn check_claimant(&self) -> Result<(), MasterError> {
+        self.health.lock().claimant.clone().map_or(Ok(()), |reason| Err(MasterError::Refused(reason)))
     }
 
     /// Whether the bucket failed a moment ago.

@@ -90,6 +90,12 @@ impl Persistence {
                 return Ok(());
             }
             KeyOwner::Written => turn.ended(),
+            KeyOwner::Nobody if mount.check_claimant().is_err() => {
+                if let Err(refusal) = mount.check_claimant() {
+                    turn.failed(FailureKind::Denied, &refusal.to_string());
+                }
+                return Ok(());
+            }
             KeyOwner::Nobody => match delete_object(&mount.ufs, deletion, self.lookups.reader.lease()).await {
                 Ok(()) => {
                     Failpoint::ObjectDeleted.pass();

@@ -253,6 +253,10 @@ impl Persistence {
         work: &Work,
         mut write: Write,
     ) -> Result<String, PersistOutcome> {
+        if let Err(refusal) = mount.check_claimant() {
+            mount.failed(&refusal);
+            return Err(PersistOutcome::Failed(FailureKind::Denied, refusal.to_string()));
+        }
         let worker = self.choose(work, &write)?;
         for _ in 0..ROUNDS {
             let request = work.content.request(work, &write);

@@ -21,7 +21,7 @@ use tonic::{Response, Status, Streaming};
 
 use super::guard::is_about;
 use super::{Answers, Services, asker};
-use crate::mounts::{DetachPolicy, redact};
+use crate::mounts::{DetachPolicy, MountPolicy, TakeOver, redact};
 use crate::request::Request;
 use crate::sessions::{self, Before};
 use crate::state::Tables;
@@ -167,10 +167,12 @@ impl Cluster for Services {
             asked.mount.as_ref().map_or_else(String::new, |mount| format!("{} at {}", mount.uri, mount.path))
         });
         let is_secured = asker(&request).is_some();
-        let MountRequest { mount, check_only, request_id } = request.into_inner();
+        let MountRequest { mount, check_only, request_id, take_over } = request.into_inner();
         let mount = mount.unwrap_or_default();
         check_named(is_secured, mount.is_restricted())?;
-        let (mount, contents) = self.mount_once(&Request::new(request_id)?, mount, check_only).await?;
+        let take_over = if take_over { TakeOver::Always } else { TakeOver::Never };
+        let policy = if check_only { MountPolicy::Check(take_over) } else { MountPolicy::Record(take_over) };
+        let (mount, contents) = self.mount_once(&Request::new(request_id)?, mount, policy).await?;
         let is_empty = contents == Some(Contents::Nothing);
         Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), is_empty }))
     }

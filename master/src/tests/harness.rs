@@ -20,7 +20,7 @@ use crate::MasterError;
 use crate::clock::{Clock, Reading};
 use crate::jobs::{BlockFiller, Filled, Jobs};
 use crate::metrics::MasterMetrics;
-use crate::mounts::DetachPolicy;
+use crate::mounts::{DetachPolicy, MountPolicy, TakeOver};
 use crate::persist::ObjectWriter;
 use crate::repair::Repair;
 use crate::request::Request;
@@ -108,7 +108,8 @@ impl HostClock {
 /// Requests as they come from callers that know of no ids.
 impl Services {
     pub async fn mount_bucket(&self, wanted: Mount, check_only: bool) -> Result<Mount, MasterError> {
-        self.mount_once(&Request::default(), wanted, check_only).await.map(|(mount, _)| mount)
+        let policy = if check_only { MountPolicy::Check } else { MountPolicy::Record };
+        self.mount_once(&Request::default(), wanted, policy(TakeOver::Never)).await.map(|(mount, _)| mount)
     }
 
     pub async fn unmount_bucket(&self, path: &str, unwritten: DetachPolicy) -> Result<Mount, MasterError> {

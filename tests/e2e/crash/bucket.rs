@@ -7,6 +7,9 @@ use cavern_tests::Cluster;
 use cavern_ufs::{ListMode, Ufs, UfsError};
 use tokio::runtime::Runtime;
 
+/// Name of the object that says which cluster writes under a prefix in fs-mode.
+pub const CLAIM: &str = ".cavern-cluster";
+
 pub type Objects = BTreeMap<String, Bytes>;
 
 pub struct Bucket {
@@ -32,7 +35,7 @@ impl Bucket {
         Self { runtime, ufs }
     }
 
-    /// All objects, without those that are deleted meanwhile.
+    /// All objects, without those that are deleted meanwhile, and those that say whose a prefix is.
     pub fn objects(&self) -> Objects {
         self.objects_below("")
     }
@@ -44,7 +47,7 @@ impl Bucket {
                 let mut objects = Objects::new();
                 let mut lister = self.ufs.list(prefix, ListMode::Recursive);
                 while let Some(page) = lister.next_page().await.unwrap() {
-                    for object in page.objects {
+                    for object in page.objects.into_iter().filter(|object| !object.key.ends_with(CLAIM)) {
                         match self.ufs.get_bytes(&object.key, &object.etag, 0..object.size).await {
                             Ok(content) => drop(objects.insert(object.key, content)),
                             // It has been deleted since it was listed, or replaced.

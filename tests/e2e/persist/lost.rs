@@ -1,5 +1,6 @@
 //! Blocks that a host has lost with its power: the files are told of, and given up by name.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -86,6 +87,33 @@ fn files_with_lost_blocks_end_the_wait_are_listed_and_given_up_by_name() {
     fs::write(path("new"), &first).unwrap();
     cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
     assert!(fs::read(path("new")).unwrap() == first);
+}
+
+#[test]
+fn what_one_of_two_workers_has_lost_is_written_from_the_other() {
+    let conf = "[master]\npersist_delay = \"100ms\"\n".to_owned();
+    let cluster = Cluster::up(Options { workers: 3, conf, ..Options::default() });
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--replicas", "2", "--block-size", "1MiB"]);
+    cluster.s3.add_fault(&json!({"kind": "503"}));
+    let content = noise(1, 16 << 20);
+    fs::write(cluster.path("fs/file"), &content).unwrap();
+    // The first of the two that have each block: whoever has neither asks that one first.
+    let shown = cluster.cv(&["fs", "blocks", "/fs/file", "--json"]).json();
+    let mut first = BTreeMap::new();
+    for view in shown.as_array().unwrap() {
+        first.entry(view["index"].as_u64().unwrap()).or_insert_with(|| PathBuf::from(view["path"].as_str().unwrap()));
+    }
+    assert_eq!(first.len(), 16, "{shown}");
+    let workers = ["worker0", "worker1", "worker2"];
+    cluster.stop("fuse0");
+    workers.iter().for_each(|worker| cluster.kill(worker));
+    first.values().for_each(|block| fs::remove_file(block).unwrap());
+    workers.iter().for_each(|worker| cluster.start(worker));
+    cluster.start("fuse0");
+    cluster.s3.clear_faults();
+    cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
+    assert!(cluster.s3.get("bucket", "fs/file") == content);
 }
 
 #[test]

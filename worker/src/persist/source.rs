@@ -134,7 +134,8 @@ impl<'a> Source<'a> {
         Err(changed())
     }
 
-    /// Blocks that a worker has not are looked for at the next of their workers; where there is none, its answer stands.
+    /// Blocks that a worker has not are looked for at the next of their workers; where there is none, its answer
+    /// stands.
     fn try_next_workers(&mut self, unseen: Unseen) -> Result<(), Refusal> {
         let own_id = self.parts.peers.own_id();
         for index in &unseen.blocks {
@@ -207,7 +208,8 @@ impl<'a> Source<'a> {
             Unseen { worker, blocks, refusal }
         })?;
         let of_items = blocks.iter().zip(&items);
-        let lacked: Vec<&(u32, BlockRef)> = of_items.clone().filter(|(_, item)| !item.known).map(|(it, _)| it).collect();
+        let lacked: Vec<&(u32, BlockRef)> =
+            of_items.clone().filter(|(_, item)| !item.known).map(|(it, _)| it).collect();
         if let Some((_, first)) = lacked.first() {
             let refusal = BlockId::of(first).map_or_else(changed, |id| missing(&id));
             return Err(Unseen { worker, blocks: lacked.iter().map(|(index, _)| *index).collect(), refusal });
