@@ -5,9 +5,10 @@
 //! a clock of its own, above this one.
 
 use std::ops::Range;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rand::Rng;
+use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinHandle;
 
 /// Nanoseconds since the Unix epoch, as the host's clock has it: it can be set, forwards and back.
@@ -15,6 +16,16 @@ pub fn wall_ns() -> i64 {
     #[expect(clippy::disallowed_methods, reason = "the one place")]
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// How long the host has been up, the time included in which it slept. Nobody can set it.
+///
+/// For what somebody else measures meanwhile, as a lease: the clock of [`tokio::time::Instant`] stands still in a
+/// suspend.
+pub fn uptime() -> Duration {
+    let uptime = clock_gettime(ClockId::Boottime);
+    let (seconds, nanoseconds) = (u64::try_from(uptime.tv_sec), u32::try_from(uptime.tv_nsec));
+    Duration::new(seconds.unwrap_or_default(), nanoseconds.unwrap_or_default())
 }
 
 /// A source of numbers that nobody can foresee, of this thread.
@@ -54,5 +65,7 @@ mod tests {
         assert_eq!(unique_name().len(), 32);
         assert!((0..1000).map(|_| jitter(0.75..1.25)).all(|factor| (0.75..1.25).contains(&factor)));
         assert!(wall_ns() > 1_700_000_000_000_000_000);
+        let before = uptime();
+        assert!(before > Duration::ZERO && uptime() >= before);
     }
 }

@@ -13,7 +13,6 @@
 
 use cavern_conf::host;
 use parking_lot::Mutex;
-use rustix::time::{ClockId, clock_gettime};
 use std::collections::VecDeque;
 
 /// The host's clock may gain so much at once without that being called a step: it is slewed, and read at some distance.
@@ -36,11 +35,7 @@ pub struct Reading {
 impl Reading {
     /// That of now.
     pub fn now() -> Self {
-        let uptime = clock_gettime(ClockId::Boottime);
-        Self {
-            wall_ns: host::wall_ns(),
-            uptime_ns: uptime.tv_sec.saturating_mul(1_000_000_000).saturating_add(uptime.tv_nsec),
-        }
+        Self { wall_ns: host::wall_ns(), uptime_ns: i64::try_from(host::uptime().as_nanos()).unwrap_or(i64::MAX) }
     }
 }
 

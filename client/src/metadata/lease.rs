@@ -3,15 +3,15 @@
 //!
 //! The master counts a lease from the last message that it received from us, and says with every event how many
 //! messages of the stream it had received by then. Here the lease runs from when the last of those was sent, so it is
-//! never shorter there: not if this process is stopped, and goes on to find events of long ago.
+//! never shorter there: not if this process is stopped, and goes on to find events of long ago, nor if the host sleeps.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use cavern_conf::host;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
 use tonic::Status;
 
 /// Longest wait for an invalidation that the master says is on its way.
@@ -19,8 +19,7 @@ const CATCH_UP_WAIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct SessionLease {
-    start: Instant,
-    /// Milliseconds since `start` at which the lease ends; 0 before the first event.
+    /// Milliseconds of the host's uptime at which the lease ends; 0 before the first event.
     until_ms: AtomicU64,
     /// Milliseconds that it is extended by.
     length_ms: AtomicU64,
@@ -39,7 +38,6 @@ pub(super) struct SessionLease {
 impl SessionLease {
     pub(super) fn new() -> Self {
         Self {
-            start: Instant::now(),
             until_ms: AtomicU64::new(0),
             length_ms: AtomicU64::new(0),
             applied: watch::Sender::new(0),
@@ -51,10 +49,9 @@ impl SessionLease {
         }
     }
 
-    /// The lease runs anew, from a moment past.
-    pub(super) fn extend(&self, from: Instant, lease: Duration) {
-        let until = from.saturating_duration_since(self.start) + lease;
-        self.until_ms.store(until.as_millis() as u64, Ordering::Relaxed);
+    /// The lease runs anew, from a moment past of the host's uptime.
+    pub(super) fn extend(&self, from: Duration, lease: Duration) {
+        self.until_ms.store((from + lease).as_millis() as u64, Ordering::Relaxed);
         self.length_ms.store(lease.as_millis() as u64, Ordering::Relaxed);
     }
 
@@ -69,11 +66,7 @@ impl SessionLease {
 
     /// How long the lease lasts if no event extends it.
     pub(super) fn rest(&self) -> Duration {
-        Duration::from_millis(self.until_ms.load(Ordering::Relaxed).saturating_sub(self.now_ms()))
-    }
-
-    fn now_ms(&self) -> u64 {
-        self.start.elapsed().as_millis() as u64
+        Duration::from_millis(self.until_ms.load(Ordering::Relaxed)).saturating_sub(host::uptime())
     }
 
     /// Waits until there is a session; false when that takes too long.
@@ -197,23 +190,24 @@ impl SessionLease {
 }
 
 /// When the messages of one stream were sent that the master is not known to have, and the last that it is known to
-/// have.
+/// have: by the host's uptime.
 #[derive(Debug)]
 pub(super) struct SentMessages {
-    sent_at: Instant,
+    sent_at: Duration,
     received: u64,
-    waiting: VecDeque<Instant>,
+    waiting: VecDeque<Duration>,
 }
 
 impl SentMessages {
     /// The first is being sent.
     pub(super) fn new() -> Self {
-        Self { sent_at: Instant::now(), received: 0, waiting: VecDeque::from([Instant::now()]) }
+        let now = host::uptime();
+        Self { sent_at: now, received: 0, waiting: VecDeque::from([now]) }
     }
 
     /// Another is about to be sent.
     pub(super) fn push(&mut self) {
-        self.waiting.push_back(Instant::now());
+        self.waiting.push_back(host::uptime());
     }
 
     /// The last one was not sent.
@@ -222,7 +216,7 @@ impl SentMessages {
     }
 
     /// The master has received so many of them: when the last of those was sent.
-    pub(super) fn received(&mut self, received: u64) -> Instant {
+    pub(super) fn received(&mut self, received: u64) -> Duration {
         while self.received < received
             && let Some(sent) = self.waiting.pop_front()
         {
@@ -261,7 +255,7 @@ mod tests {
     async fn waits_for_the_event_that_an_answer_reflects() {
         let lease = SessionLease::new();
         assert!(!lease.is_live() && !lease.begins(Duration::ZERO).await);
-        lease.extend(Instant::now(), Duration::from_secs(60));
+        lease.extend(host::uptime(), Duration::from_secs(60));
         assert!(lease.is_live() && lease.rest() > Duration::from_secs(30));
         lease.applied(3);
         assert!(lease.catch_up(3).await);
