@@ -450,6 +450,9 @@ impl Connection {
             }
             FrameKind::Sync => {
                 let Some(request) = self.permitted::<SyncRequest>(&header, message)? else { return Ok(()) };
+                if let Err(refusal) = self.peer.check_sync(&request) {
+                    return self.deny(&header, refusal);
+                }
                 let answer = async move { Segment::of(FrameKind::SyncReply, id, &service.sync(request).await) };
                 self.begin(id, length, answer);
             }

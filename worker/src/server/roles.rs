@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use cavern_proto::data::{FreeRequest, Status};
+use cavern_proto::data::{FreeRequest, Status, SyncRequest};
 use cavern_proto::frame::FrameKind;
 use cavern_security::{Identity, Role};
 
@@ -111,6 +111,20 @@ impl Peer {
         Err(denied(format!("{self} may not free blocks of files: it takes a certificate of the role {Master}")))
     }
 
+    /// The same for the blocks that are to be synced: of those that could not be synced through a descriptor tells who
+    /// may have one.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub(super) fn check_sync(&self, request: &SyncRequest) -> Result<(), Refusal> {
+        match self {
+            Self::Known(identity) if identity.role == Worker && !request.failed.is_empty() => Err(denied(format!(
+                "{self} has no descriptors of another worker's blocks, and no failed syncs of them"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether what it says that an object of a bucket holds is taken for true, and shown to others. Nothing compares
     /// it with the bucket; whoever comes over the Unix socket could change the worker's files as well.
     pub(super) fn is_believed(&self) -> bool {
@@ -178,5 +192,14 @@ mod tests {
         let of = |data| FreeRequest { blocks: vec![BlockRef::default(), BlockRef { data, ..BlockRef::default() }] };
         assert!(known(Admin).check_free(&of(false)).is_ok() && known(Admin).check_free(&of(true)).is_err());
         assert!(known(Master).check_free(&of(true)).is_ok() && Peer::Anybody.check_free(&of(true)).is_ok());
+    }
+
+    #[test]
+    fn failed_syncs_are_told_by_those_who_have_descriptors() {
+        let failed = SyncRequest { failed: vec![BlockRef::default()], ..SyncRequest::default() };
+        assert!(known(Worker).check_sync(&failed).is_err());
+        assert!(known(Worker).check_sync(&SyncRequest::default()).is_ok());
+        assert!([Client, Admin].into_iter().all(|role| known(role).check_sync(&failed).is_ok()));
+        assert!(Peer::SameHost.check_sync(&failed).is_ok());
     }
 }

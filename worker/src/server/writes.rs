@@ -12,13 +12,14 @@ use cavern_proto::data::{
     BlockRef, Range as WireRange, ReserveReply, ReserveRequest, Status, SyncReply, SyncRequest, WriteReply,
     WriteRequest,
 };
+use tokio::task::JoinError;
 use tokio::time::Instant;
 
 use super::pressure;
 use super::requests::{Service, deadline_of};
 use crate::fill::BlockSource;
 use crate::request_error::Refusal;
-use crate::store::{Block, DataTarget, Touch};
+use crate::store::{Block, DataTarget, StoreError, Touch};
 
 /// Ranges of one reservation or write at most.
 const MAX_RANGES: usize = 1024;
@@ -234,17 +235,22 @@ impl Service {
             blocks.into_iter().map(BlockSource::parse_data).collect()
         };
         let (targets, failed) = (parse(request.blocks)?, parse(request.failed)?);
-        failed.iter().try_for_each(|target| self.store.sync_failed_elsewhere(target))?;
+        if !failed.is_empty() {
+            let store = self.store.clone();
+            let tell = move || failed.iter().try_for_each(|target| store.sync_failed_elsewhere(target));
+            synced(tokio::task::spawn_blocking(tell).await)?;
+        }
         let share = targets.len().div_ceil(SYNCS_AT_A_TIME).max(1);
         let syncs = targets.chunks(share).map(|targets| {
             let (store, targets) = (self.store.clone(), targets.to_vec());
             tokio::task::spawn_blocking(move || store.sync_data(&targets))
         });
-        for synced in futures::future::join_all(syncs).await {
-            synced.map_err(|_| Refusal::new(Status::IoError, "syncing the blocks failed"))??;
-        }
-        Ok(())
+        futures::future::join_all(syncs).await.into_iter().try_for_each(synced)
     }
+}
+
+fn synced(done: Result<Result<(), StoreError>, JoinError>) -> Result<(), Refusal> {
+    Ok(done.map_err(|_| Refusal::new(Status::IoError, "syncing the blocks failed"))??)
 }
 
 /// The answer to a reservation that is not made.

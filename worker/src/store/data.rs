@@ -240,8 +240,9 @@ fn chunks_with_data(file: &File, length: u32) -> io::Result<ChunkMap> {
 }
 
 impl DataState {
-    fn fail_syncs(&self) {
-        self.sync_failed.store(true, Ordering::Release);
+    /// Says whether they failed before.
+    fn fail_syncs(&self) -> bool {
+        self.sync_failed.swap(true, Ordering::AcqRel)
     }
 
     fn syncs_fail(&self) -> bool {

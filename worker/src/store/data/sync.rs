@@ -61,15 +61,23 @@ impl Store {
         Ok(())
     }
 
-    /// A client could not sync a block through the descriptor that it has of it: from now on it cannot be synced.
+    /// A client could not sync a block through the descriptor that it has of it: from now on it cannot be synced. The
+    /// word of a client is about this block. Whether its disk has failed is for this host's kernel to say, which is
+    /// asked once. *Blocking*.
     ///
     /// # Errors
     /// It is not here.
     pub fn sync_failed_elsewhere(&self, target: &DataTarget) -> Result<(), StoreError> {
         let block = self.find_data(target, Touch::None)?;
         let Some(data) = block.data() else { return Err(StoreError::NoSuchBlock) };
-        let error = io::Error::other("a client could not sync it");
-        self.note_failed_sync(&block, data, error);
+        if data.fail_syncs() {
+            return Ok(());
+        }
+        tracing::warn!(block = %block.id(), file = %block.path().display(),
+            "a client could not sync a block of an fs-mode file: what was written to it may be lost");
+        if let Err(source) = rustix::fs::fdatasync(block.descriptor()) {
+            self.disk_failed(&block, "syncing a data block", source.into());
+        }
         Ok(())
     }
 
