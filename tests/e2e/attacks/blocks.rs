@@ -109,3 +109,39 @@ fn blocks_are_neither_read_nor_written_by_clients_that_their_mount_is_not_there_
     attacker.runtime.block_on(evil.shutdown());
     worker.runtime.block_on(good.shutdown());
 }
+
+#[test]
+fn what_clients_and_workers_say_of_a_block_turns_off_no_disk() {
+    let cluster = up();
+    cluster.seed("bucket", "x/", 1, 1000);
+    cluster.mount_fs_mode("s3://bucket/work", "/work", &[]);
+    let [attacker, worker, admin] = [Role::Client, Role::Worker, Role::Admin].map(|role| Somebody::of(&cluster, role));
+    let mut calls = ClusterClient::new(admin.channel(&cluster));
+    let status = admin.answer(calls.status(StatusRequest {})).unwrap().into_inner();
+    let (cluster_id, workers, mount) = (status.cluster_id, status.workers.unwrap(), &status.mounts.unwrap().mounts[0]);
+    let [Worker { id, .. }] = workers.workers[..] else { panic!("{workers:?}") };
+    let [evil, other] = [&attacker, &worker].map(|somebody| pool_of(somebody, &cluster_id, &workers));
+    let made_up = BlockRef::of_inode(&cluster_id, 77_777, 0, 0, mount.block_size, mount.id);
+    let begin = WriteRequest { block: Some(made_up.clone()), ..WriteRequest::default() };
+    attacker.runtime.block_on(evil.write(id, begin, bytes::Bytes::from_static(b"x"), PATIENCE)).unwrap();
+    let lines = || fs::read_to_string(&cluster.at_start.workers[0].log).unwrap().lines().count();
+    let before = lines();
+    let failed = vec![made_up; 50];
+    for _ in 0..4 {
+        attacker.runtime.block_on(evil.sync_failed(id, failed.clone(), PATIENCE)).unwrap();
+    }
+    let refused = worker.runtime.block_on(other.sync_failed(id, failed, PATIENCE)).err();
+    let denied = BlockStatus::PermissionDenied;
+    assert!(matches!(&refused, Some(NetError::WorkerStatus { status, .. }) if *status == denied), "{refused:?}");
+    assert!(lines() - before < 5, "{}", cluster.logs());
+
+    // Files are made, read and synced as before.
+    let path = cluster.path("work/f");
+    fs::write(&path, "content").unwrap();
+    fs::File::open(&path).unwrap().sync_all().unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"content");
+    let report = cluster.cv(&["report", "--json"]).json();
+    assert_eq!(report["workers"][0]["disks"][0]["healthy"], true, "{report}");
+    attacker.runtime.block_on(evil.shutdown());
+    worker.runtime.block_on(other.shutdown());
+}
