@@ -22,6 +22,8 @@ use rustix::net::{
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Interest};
 use tokio::net::UnixStream;
 
+use crate::local_socket;
+
 /// The first word of a journal, with the version of its layout below [`VERSION_BITS`].
 pub const MAGIC: u64 = 0x6361_7665_726e_0001;
 pub const VERSION_BITS: u32 = 16;
@@ -120,7 +122,7 @@ pub async fn hand_over(
     journal: BorrowedFd<'_>,
     keeper: BorrowedFd<'_>,
 ) -> io::Result<Kept> {
-    let mut stream = UnixStream::connect(socket_path(worker)).await?;
+    let mut stream = local_socket::connect(&socket_path(worker)).await?;
     send(&stream, hello, &[journal, keeper]).await?;
     expect(&mut stream, KEPT).await?;
     Ok(Kept { stream })
@@ -131,7 +133,7 @@ pub async fn hand_over(
 /// # Errors
 /// There is none at this path, or it has ended meanwhile.
 pub async fn wait_for_replays(worker: &Path, place: &str) -> io::Result<()> {
-    let mut stream = UnixStream::connect(socket_path(worker)).await?;
+    let mut stream = local_socket::connect(&socket_path(worker)).await?;
     let hello = Hello { ask: Ask::Wait.into(), place: place.to_owned(), ..Hello::default() };
     send(&stream, &hello, &[]).await?;
     expect(&mut stream, DONE).await

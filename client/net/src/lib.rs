@@ -5,6 +5,7 @@
 
 pub mod error;
 pub mod journals;
+mod local_socket;
 pub mod master;
 pub mod placement;
 pub mod workers;

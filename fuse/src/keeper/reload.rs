@@ -35,6 +35,11 @@ pub enum ReloadError {
          version, or by another user", path.display()
     )]
     NoKeeper { path: PathBuf, cause: io::Error },
+    #[error(
+        "user {user} answers in the place of the cv fuse at {}, which is another's: see what processes he has",
+        path.display()
+    )]
+    AnotherUser { path: PathBuf, user: u32 },
     #[error("the cv fuse at {} was not replaced: {reason}", path.display())]
     Refused { path: PathBuf, reason: String },
 }
@@ -51,17 +56,21 @@ fn address(mount_point: &Path) -> io::Result<Option<SocketAddr>> {
 pub async fn reload(mount_point: &Path) -> Result<String, ReloadError> {
     let path = mount_point.to_owned();
     let address = address(mount_point).ok().flatten().ok_or_else(|| ReloadError::NoMount(path.clone()))?;
+    let no_keeper = |cause| ReloadError::NoKeeper { path: path.clone(), cause };
+    let mut stream = connect(&address).map_err(no_keeper)?;
+    // Anybody may have taken the name.
+    let user = stream.peer_cred().map_err(no_keeper)?.uid();
+    if Mount::owner_at(mount_point) != Some(user) {
+        return Err(ReloadError::AnotherUser { path, user });
+    }
     let asked = async {
-        let stream = StdStream::connect_addr(&address)?;
-        stream.set_nonblocking(true)?;
-        let mut stream = UnixStream::from_std(stream)?;
         stream.write_all(QUESTION).await?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await?;
         Ok(answer)
     };
     let answer = match timeout(ANSWER_WAIT, asked).await {
-        Ok(answer) => answer.map_err(|cause| ReloadError::NoKeeper { path: path.clone(), cause })?,
+        Ok(answer) => answer.map_err(no_keeper)?,
         Err(_late) => "its keeper does not answer; its log says why".to_owned(),
     };
     let answer = answer.trim_end();
@@ -69,6 +78,12 @@ pub async fn reload(mount_point: &Path) -> Result<String, ReloadError> {
         Some(process) => Ok(process.to_owned()),
         None => Err(ReloadError::Refused { path, reason: answer.to_owned() }),
     }
+}
+
+fn connect(address: &SocketAddr) -> io::Result<UnixStream> {
+    let stream = StdStream::connect_addr(address)?;
+    stream.set_nonblocking(true)?;
+    UnixStream::from_std(stream)
 }
 
 /// The keeper's end.

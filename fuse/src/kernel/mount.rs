@@ -122,6 +122,11 @@ impl Mount {
         mounts_at(path).pop().filter(MountEntry::is_ours).map(|mount| mount.device)
     }
 
+    /// The user who has made that mount.
+    pub fn owner_at(path: &Path) -> Option<u32> {
+        mounts_at(path).pop().filter(MountEntry::is_ours).and_then(|mount| mount.owner)
+    }
+
     /// It is left as it is.
     pub fn leave(mut self) {
         self.mounted = false;

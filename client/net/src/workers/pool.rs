@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use cavern_proto::{BlockId, ChunkMap, data};
 use cavern_security::{Role, TlsSocket, Transport};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OnceCell};
 use tokio::time::Instant;
@@ -28,6 +29,7 @@ use super::connection::{Answer, Connection, EvictionListener, greet};
 use super::receive_buffers::ReceiveBuffers;
 use super::socket::Socket;
 use crate::error::NetError;
+use crate::local_socket;
 use crate::placement::Placement;
 
 /// TCP connections to one worker: the first for small answers, so that they do not queue behind bulk.
@@ -542,7 +544,7 @@ impl WorkerPool {
         }
         let connect = || async {
             let connected = async {
-                let stream = UnixStream::connect(&link.socket_path).await?;
+                let stream = local_socket::connect(Path::new(&link.socket_path)).await?;
                 self.greet(link, Socket::Unix(stream)).await
             };
             match tokio::time::timeout(self.conf.connect_timeout.get(), connected).await {

@@ -14,6 +14,8 @@ pub struct MountEntry {
     pub device: String,
     pub path: PathBuf,
     pub filesystem: String,
+    /// The user who has mounted it, as FUSE says.
+    pub owner: Option<u32>,
 }
 
 impl MountEntry {
@@ -28,8 +30,11 @@ impl MountEntry {
         let mut fields = before.split(' ');
         let device = fields.nth(2)?.to_owned();
         let path = unescape(fields.nth(1)?);
-        let filesystem = after.split(' ').next()?.to_owned();
-        Some(Self { device, path, filesystem })
+        let mut fields = after.split(' ');
+        let filesystem = fields.next()?.to_owned();
+        let options = fields.nth(1).unwrap_or_default();
+        let owner = options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok());
+        Some(Self { device, path, filesystem, owner })
     }
 }
 
@@ -81,6 +86,7 @@ mod tests {
                 device: "0:52".to_owned(),
                 path: PathBuf::from("/mnt/my data"),
                 filesystem: "fuse.cv".to_owned(),
+                owner: Some(0),
             }
         );
         assert!(entry.is_ours());
