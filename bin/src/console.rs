@@ -1,9 +1,12 @@
 //! What goes to stdout: lines, tables, JSON. Errors and progress go to stderr, so that a pipe sees results only.
+//!
+//! Names, keys, hosts and errors are what others have chosen: no control character of theirs gets to a terminal, and
+//! into a pipe they go as they are.
 
 mod progress;
 
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal as _, Write};
 
 use serde::Serialize;
 use terminal_size::{Width, terminal_size_of};
@@ -16,7 +19,7 @@ const COLUMNS_MIN: u16 = 40;
 
 /// Writes one line.
 pub fn line(text: impl Display) -> Result<(), CliError> {
-    output(|out| writeln!(out, "{text}"))
+    output(|out| writeln!(out, "{}", harmless(text.to_string(), io::stdout().is_terminal())))
 }
 
 /// Writes bytes as they are.
@@ -41,7 +44,7 @@ pub fn json_line(value: &impl Serialize) -> Result<(), CliError> {
 /// One line to stderr: progress and remarks.
 pub fn remark(text: impl Display) {
     // Nobody listens on a closed stderr.
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let _ = writeln!(io::stderr().lock(), "{}", harmless(text.to_string(), io::stderr().is_terminal()));
 }
 
 /// Writes rows below a heading, columns aligned by their widest cell, the last one not padded.
@@ -59,6 +62,9 @@ pub fn table_cut<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> Re
 
 fn aligned<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> Vec<String> {
     let heading = heading.map(str::to_owned);
+    let is_terminal = io::stdout().is_terminal();
+    let cell = |cell: &String| if is_terminal { escaped(cell) } else { cell.clone() };
+    let rows: Vec<[String; N]> = rows.iter().map(|row| row.each_ref().map(cell)).collect();
     let mut widths = [0; N];
     for row in rows.iter().chain([&heading]) {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -69,7 +75,7 @@ fn aligned<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> Vec<Stri
         let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         cells.join("  ").trim_end().to_owned()
     };
-    [&heading].into_iter().chain(rows).map(line).collect()
+    [&heading].into_iter().chain(&rows).map(line).collect()
 }
 
 /// A line with no more than so many characters; one that has lost some says so by its last.
@@ -102,6 +108,16 @@ pub fn escaped(text: &str) -> String {
     text.chars().map(escape).collect()
 }
 
+/// Text as a terminal may have it: lines, and nothing that it would take for a command.
+fn harmless(text: String, is_terminal: bool) -> String {
+    let is_harmless = |c: char| !c.is_control() || matches!(c, '\n' | '\t');
+    if !is_terminal || text.chars().all(is_harmless) {
+        return text;
+    }
+    let escape = |c: char| if is_harmless(c) { String::from(c) } else { c.escape_default().collect() };
+    text.chars().map(escape).collect()
+}
+
 /// `1.5 GiB`.
 pub fn size(bytes: u64) -> String {
     indicatif::BinaryBytes(bytes).to_string()
@@ -115,6 +131,14 @@ pub fn share(part: u64, whole: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_terminal_gets_no_commands_of_others_and_a_pipe_gets_names_as_they_are() {
+        let name = "a\u{1b}[2J\u{9b}1m\tb\nc\u{7f}";
+        assert_eq!(harmless(name.to_owned(), false), name);
+        assert_eq!(harmless(name.to_owned(), true), "a\\u{1b}[2J\\u{9b}1m\tb\nc\\u{7f}");
+        assert_eq!(escaped("a\nb"), "a\\nb");
+    }
 
     #[test]
     fn a_table_is_aligned_and_ends_where_the_terminal_does() {

@@ -329,3 +329,23 @@ fn two_clusters_live_side_by_side() {
     drop(one);
     other.assert_tree("data", "", &other_tree);
 }
+
+#[test]
+fn names_give_a_terminal_no_commands_and_a_pipe_gets_them_as_they_are() {
+    let cluster = Cluster::up(Options::default());
+    cluster.s3.create_bucket("bucket");
+    cluster.s3.put("bucket", "data/\u{1b}[2Jcleared", "x");
+    cluster.mount("s3://bucket", "/m", &[]);
+    let list = ["fs", "ls", "/m/data"];
+    assert!(cluster.cv(&list).stdout.contains("\u{1b}[2Jcleared"));
+    let command = cluster.command(&list);
+    let words: Vec<&str> =
+        [command.get_program()].into_iter().chain(command.get_args()).flat_map(|it| it.to_str()).collect();
+    for words in [words.clone(), [&words[..], &["-l"]].concat()] {
+        let mut terminal = std::process::Command::new("script");
+        terminal.args(["-qec", &words.join(" "), "/dev/null"]).env("CV_CONF", cluster.status().conf);
+        let shown = terminal.stdin(std::process::Stdio::null()).output().unwrap();
+        let shown = String::from_utf8_lossy(&shown.stdout);
+        assert!(shown.contains("\\u{1b}[2Jcleared") && !shown.contains('\u{1b}'), "{shown:?}");
+    }
+}

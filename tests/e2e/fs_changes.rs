@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -158,6 +159,18 @@ fn files_go_in_and_come_out_as_they_are() {
     cluster.cv(&["fs", "put", &from("tree"), "/fs"]);
     shows("the tree", || at("tree/one").exists() && at("tree/nothing").exists() && at("tree/empty").is_dir());
     assert_eq!(fs::metadata(at("tree/one")).unwrap().permissions().mode() & 0o700, 0o700);
+
+    // Who may write there hands out nothing of others.
+    fs::write(from("secret"), "secret").unwrap();
+    fs::create_dir(from("links")).unwrap();
+    symlink(from("secret"), from("links/secret")).unwrap();
+    symlink("..", from("links/up")).unwrap();
+    for _ in 0..2 {
+        cluster.cv(&["fs", "put", &from("links"), "/fs"]);
+    }
+    shows("the links", || at("links/up").is_symlink());
+    assert_eq!(fs::read_link(at("links/secret")).unwrap(), Path::new(&from("secret")));
+    assert_eq!(fs::read_link(at("links/up")).unwrap(), Path::new(".."));
 
     // What is replaced keeps its owner and permissions, and whoever has it open reads on.
     rustix::fs::chown(at("tree/one"), Some(rustix::fs::Uid::from_raw(1000)), None).unwrap();

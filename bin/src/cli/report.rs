@@ -214,10 +214,10 @@ impl Report {
         ))?;
         console::line(format_args!(
             "hits      {} of bytes that workers were asked for ({} from the cache, {} fetched first), {} of requests",
-            console::share(cache.hit_bytes, cache.hit_bytes + cache.miss_bytes),
+            console::share(cache.hit_bytes, cache.hit_bytes.saturating_add(cache.miss_bytes)),
             console::size(cache.hit_bytes),
             console::size(cache.miss_bytes),
-            console::share(cache.hits, cache.hits + cache.misses)
+            console::share(cache.hits, cache.hits.saturating_add(cache.misses))
         ))?;
         console::line(format_args!(
             "buckets   {} read by workers in {}",
@@ -312,19 +312,21 @@ impl Cache {
         let mut cache = Self::default();
         for worker in table.workers.iter().filter(|worker| worker.state() == WorkerState::Live) {
             let counters = worker.counters.unwrap_or_default();
-            cache.capacity_bytes += worker.capacity_bytes;
-            cache.used_bytes += worker.used_bytes;
-            cache.blocks += worker.blocks;
-            cache.hits += counters.hits;
-            cache.misses += counters.misses;
-            cache.hit_bytes += counters.hit_bytes;
-            cache.miss_bytes += counters.miss_bytes;
-            cache.ufs_bytes += counters.ufs_bytes;
-            cache.ufs_requests += counters.ufs_requests;
-            cache.evicted_blocks += counters.evicted_blocks;
-            cache.corrupt_chunks += counters.corrupt_chunks;
+            // A worker may say any numbers.
+            let add = |sum: &mut u64, part: u64| *sum = sum.saturating_add(part);
+            add(&mut cache.capacity_bytes, worker.capacity_bytes);
+            add(&mut cache.used_bytes, worker.used_bytes);
+            add(&mut cache.blocks, worker.blocks);
+            add(&mut cache.hits, counters.hits);
+            add(&mut cache.misses, counters.misses);
+            add(&mut cache.hit_bytes, counters.hit_bytes);
+            add(&mut cache.miss_bytes, counters.miss_bytes);
+            add(&mut cache.ufs_bytes, counters.ufs_bytes);
+            add(&mut cache.ufs_requests, counters.ufs_requests);
+            add(&mut cache.evicted_blocks, counters.evicted_blocks);
+            add(&mut cache.corrupt_chunks, counters.corrupt_chunks);
         }
-        let served = cache.hit_bytes + cache.miss_bytes;
+        let served = cache.hit_bytes.saturating_add(cache.miss_bytes);
         cache.hit_ratio = (served > 0).then(|| cache.hit_bytes as f64 / served as f64);
         cache
     }
@@ -388,7 +390,7 @@ pub fn print_workers(workers: &[WorkerView]) -> Result<(), CliError> {
                 worker.data.clone(),
                 format!("{} of {}", console::size(worker.used_bytes), console::size(worker.capacity_bytes)),
                 worker.blocks.to_string(),
-                console::share(worker.hit_bytes, worker.hit_bytes + worker.miss_bytes),
+                console::share(worker.hit_bytes, worker.hit_bytes.saturating_add(worker.miss_bytes)),
                 disks,
             ]
         })

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -12,11 +13,13 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use cavern_client::{Client, NewFile};
 use cavern_conf::counted;
-use cavern_proto::master::Kind;
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{CreateInode, Kind};
 use clap::Args;
+use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde::Serialize;
 
-use super::change::{NameInDirectory, own_ids, own_umask, refused};
+use super::change::{NameInDirectory, make, own_ids, own_umask, refused};
 use super::list::join;
 use super::make::ensure_directory;
 use super::walk::with_client;
@@ -85,13 +88,29 @@ impl PutArgs {
             copied.files = 1;
             return Ok(copied);
         }
-        // Directories that are still to be copied: here and there.
-        let mut pending = vec![(self.source.clone(), target)];
-        while let Some((local, place)) = pending.pop() {
-            let kind = fs::metadata(&local).context(format_args!("cannot read {}", local.display()))?;
+        let what = self.source.display();
+        let kind = fs::metadata(&self.source).context(format_args!("cannot read {what}"))?;
+        if !kind.is_file() && !kind.is_dir() {
+            return Err(CliError::Failed(format!("{what} is neither a file nor a directory")));
+        }
+        let root = File::open(&self.source).context(format_args!("cannot read {what}"))?;
+        // What is still to be copied: below the source, and there.
+        let mut pending = vec![(PathBuf::new(), target)];
+        while let Some((below, place)) = pending.pop() {
+            let local = self.source.join(&below);
+            let cannot_read = || format!("cannot read {}", local.display());
+            let kind = open_below(&root, &below, OFlags::PATH).context(cannot_read())?;
+            let kind = kind.metadata().context(cannot_read())?;
             if kind.is_file() {
-                copied.bytes += put_file(client, Source::open(&local)?, &place).await?;
+                let file = open_below(&root, &below, OFlags::NONBLOCK).context(cannot_read())?;
+                copied.bytes += put_file(client, Source::of(file, &local)?, &place).await?;
                 copied.files += 1;
+                continue;
+            }
+            if kind.is_symlink() {
+                let link = open_below(&root, &below, OFlags::PATH).context(cannot_read())?;
+                let target = rustix::fs::readlinkat(&link, "", Vec::new()).context(cannot_read())?;
+                put_link(client, Bytes::from(target.into_bytes()), &place).await?;
                 continue;
             }
             if !kind.is_dir() {
@@ -99,28 +118,56 @@ impl PutArgs {
             }
             let above = place.path.rsplit_once('/').map_or("", |(above, _)| above);
             let directory = ensure_directory(client, &place.directory, above, &place.name).await?;
-            for entry in fs::read_dir(&local).context(format_args!("cannot read {}", local.display()))? {
-                let name = entry.context(format_args!("cannot read {}", local.display()))?.file_name();
+            let opened = open_below(&root, &below, OFlags::DIRECTORY).context(cannot_read())?;
+            let entries = fs::read_dir(format!("/proc/self/fd/{}", opened.as_raw_fd())).context(cannot_read())?;
+            for entry in entries {
+                let name = entry.context(cannot_read())?.file_name();
                 let path = join(&place.path, name.as_bytes());
-                let below = NameInDirectory {
+                let place = NameInDirectory {
                     path,
                     directory: directory.clone(),
                     name: Bytes::copy_from_slice(name.as_bytes()),
                 };
-                pending.push((local.join(&name), below));
+                pending.push((below.join(&name), place));
             }
         }
         Ok(copied)
     }
 }
 
+/// Opens what is below a directory that is open, or that itself. Symbolic links below it lead nowhere: whoever may
+/// write there would have others hand out what he may not read.
+fn open_below(root: &File, below: &Path, flags: OFlags) -> io::Result<File> {
+    if below.as_os_str().is_empty() {
+        return root.try_clone();
+    }
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat2(root, below, flags, Mode::empty(), resolve)?.into())
+}
+
 impl Source {
-    fn open(path: &Path) -> Result<Self, CliError> {
+    fn of(file: File, path: &Path) -> Result<Self, CliError> {
         let what = path.display().to_string();
-        let file = File::open(path).context(format_args!("cannot read {what}"))?;
         let mode = file.metadata().context(format_args!("cannot read {what}"))?.permissions().mode() & 0o777;
         Ok(Self { what, bytes: Box::new(file), mode })
     }
+}
+
+/// Puts a symbolic link, as it is.
+async fn put_link(client: &Client, target: Bytes, place: &NameInDirectory) -> Result<(), CliError> {
+    if !place.directory.is_fs_mode() {
+        console::remark(format_args!("left out, since a bucket has no symbolic links: {}", place.path));
+        return Ok(());
+    }
+    if let Some(node) = place.node(client).await?
+        && node.posix().is_some_and(|posix| posix.target[..] == target[..])
+    {
+        return Ok(());
+    }
+    let (parent, name) = (place.directory.inode, place.name.clone());
+    let create = CreateInode { parent, name, kind: Kind::Symlink.into(), target, ..CreateInode::default() };
+    make(client, &place.path, Change::Create(create)).await.map(drop)
 }
 
 /// Puts one file; its bytes.
