@@ -12,7 +12,7 @@ use cavern_conf::process::{MissingDir, bind_tcp, ensure_dir, raise_descriptor_li
 use cavern_conf::{Config, host};
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
-use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, TenantCollector, Transport};
+use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, TenantCollector, Transport};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -43,7 +43,7 @@ const READY_POLL: Duration = Duration::from_millis(5);
 /// Whatever keeps the master from serving: a taken port, a data directory that is in use or not writable, a broken
 /// database, a disk that is full or fails.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterError> {
-    let transport = Transport::of(&config)?;
+    let transport = Transport::of_server(&config, Role::Master)?;
     let workers = Arc::new(PooledClientFactory { transport: transport.clone() });
     let grpc = bind_tcp(&config.master.listen, "master.listen").await?;
     let http = HttpServer::bind(&config.master.http_listen).await?;
@@ -144,7 +144,7 @@ impl Master {
         let opened = blocking(move || recovery::open(&data_dir, cache_bytes)).await?;
         let (database, high_water) = (Arc::new(opened.0), opened.1);
         let closing = database.closed();
-        let transport = Transport::of(&config)?;
+        let transport = Transport::of_server(&config, Role::Master)?;
         transport.register_metrics(&metrics.registry);
         let ways = Ways(transport.clone());
         let own_address = advertised(&config, &address)?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use cavern_conf::process::{self, Metrics, MissingDir};
 use cavern_conf::{Config, DirSpec, schema};
 use cavern_net::{MasterChannel, WorkerPool};
-use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, TenantCollector, Transport};
+use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, TenantCollector, Transport};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -67,7 +67,7 @@ pub async fn run_with_replays(
     let registry = Metrics::new("worker");
     registry.with_registry(cavern_ufs::register_metrics);
     let metrics = WorkerMetrics::new(&registry);
-    let transport = Transport::of(&config)?;
+    let transport = Transport::of_server(&config, Role::Worker)?;
     let audit = AuditLog::open(&config.worker.audit_log)?;
     transport.register_metrics(&registry);
     let access = HttpAccess::of(&config.security, &transport, &audit)?;

@@ -25,6 +25,8 @@ pub struct CertificateInfo {
     pub common_name: Option<String>,
     /// Whether it signs others.
     pub is_authority: bool,
+    /// Whether it says what it is for (server, client): which of them, whoever is shown it looks at.
+    pub has_purpose: bool,
     /// When it begins and ends to hold, in seconds since the epoch.
     pub not_before: i64,
     pub not_after: i64,
@@ -52,6 +54,7 @@ impl CertificateInfo {
         Ok(Self {
             identity,
             common_name: common_name.map(str::to_owned),
+            has_purpose: parsed.extended_key_usage().map_err(|error| error.to_string())?.is_some(),
             is_authority: constraints.is_some_and(|constraints| constraints.value.ca),
             not_before: validity.not_before.timestamp(),
             not_after: validity.not_after.timestamp(),
@@ -88,9 +91,15 @@ impl CertificateInfo {
 /// # Errors
 /// A reason, for a person.
 pub(crate) fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, String> {
-    CertificateInfo::of(certificate)?
-        .identity
-        .ok_or_else(|| "it has no URI that says whose it is (cavern://CLUSTER/ROLE/NAME)".to_owned())
+    let CertificateInfo { identity, has_purpose, .. } = CertificateInfo::of(certificate)?;
+    let identity = identity.ok_or("it has no URI that says whose it is (cavern://CLUSTER/ROLE/NAME)")?;
+    if !has_purpose {
+        return Err(format!(
+            "{identity} has a certificate that does not say what it is for: its extended key usage has to be \
+             clientAuth, and serverAuth as well where others connect to"
+        ));
+    }
+    Ok(identity)
 }
 
 /// All certificates of a file: at least one.
@@ -123,4 +132,26 @@ pub(crate) fn read_secret(key: &'static str, path: &Path) -> Result<Vec<u8>, Sec
 
 fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, SecurityError> {
     fs::read(path).map_err(|source| SecurityError::Unreadable { key, path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, KeyPair, SanType};
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_says_whose_it_is_and_what_for() {
+        let key = KeyPair::generate().unwrap();
+        let certificate = |purposes: Vec<ExtendedKeyUsagePurpose>| {
+            let mut params = CertificateParams::new([]).unwrap();
+            params.subject_alt_names = vec![SanType::URI("cavern://lab/worker/node1".try_into().unwrap())];
+            params.extended_key_usages = purposes;
+            params.self_signed(&key).unwrap().der().clone()
+        };
+        let of_client = identity_of(&certificate(vec![ExtendedKeyUsagePurpose::ClientAuth]));
+        assert_eq!(of_client.unwrap().to_string(), "cavern://lab/worker/node1");
+        let of_anything = identity_of(&certificate(Vec::new())).unwrap_err();
+        assert!(of_anything.contains("extended key usage"), "{of_anything}");
+    }
 }

@@ -43,10 +43,22 @@ impl Transport {
     /// # Errors
     /// A file cannot be read, or is not what it is said to be.
     pub fn of(config: &Config) -> Result<Self, SecurityError> {
+        Self::with_role(config, None)
+    }
+
+    /// The same for a process that others connect to: its certificate is of this role.
+    ///
+    /// # Errors
+    /// As [`Self::of`], and where it is of another.
+    pub fn of_server(config: &Config, role: Role) -> Result<Self, SecurityError> {
+        Self::with_role(config, Some(role))
+    }
+
+    fn with_role(config: &Config, role: Option<Role>) -> Result<Self, SecurityError> {
         if !config.security.is_on() {
             return Ok(Self::Plain);
         }
-        Ok(Self::Tls(Arc::new(Tls::new(config.security.clone(), &config.cluster.name)?)))
+        Ok(Self::Tls(Arc::new(Tls::new(config.security.clone(), &config.cluster.name, role)?)))
     }
 }
 
@@ -54,6 +66,8 @@ impl Transport {
 pub struct Tls {
     files: schema::Security,
     cluster: String,
+    /// That the certificate must be of, if it matters.
+    role: Option<Role>,
     current: Mutex<Current>,
 }
 
@@ -89,11 +103,11 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    fn new(files: schema::Security, cluster: &str) -> Result<Self, SecurityError> {
+    fn new(files: schema::Security, cluster: &str, role: Option<Role>) -> Result<Self, SecurityError> {
         let stamps = stamps(&files);
-        let loaded = Arc::new(load(&files, cluster)?);
+        let loaded = Arc::new(load(&files, cluster, role)?);
         let current = Mutex::new(Current { loaded, stamps, looked: Instant::now() });
-        Ok(Self { files, cluster: cluster.to_owned(), current })
+        Ok(Self { files, cluster: cluster.to_owned(), role, current })
     }
 
     /// With the files as they are. What cannot be used leaves the last that could be in force, and is said in the log.
@@ -105,7 +119,7 @@ impl Tls {
             if stamps != current.stamps {
                 // A pair that is replaced file by file does not fit meanwhile: it is read again when it changes again.
                 current.stamps = stamps;
-                match load(&self.files, &self.cluster) {
+                match load(&self.files, &self.cluster, self.role) {
                     Ok(loaded) => {
                         tracing::info!(identity = %loaded.identity, "the certificate was replaced");
                         current.loaded = Arc::new(loaded);
@@ -184,7 +198,7 @@ pub(crate) fn stamp(path: &Path) -> io::Result<Stamp> {
     Ok(Stamp { inode: found.ino(), changed: (found.ctime(), found.ctime_nsec()), length: found.len() })
 }
 
-fn load(files: &schema::Security, cluster: &str) -> Result<Loaded, SecurityError> {
+fn load(files: &schema::Security, cluster: &str, role: Option<Role>) -> Result<Loaded, SecurityError> {
     let unusable = |reason: String| SecurityError::unusable("certificate", &files.certificate, reason);
     let mut roots = RootCertStore::empty();
     for authority in read_certificates("ca", &files.ca)? {
@@ -196,6 +210,9 @@ fn load(files: &schema::Security, cluster: &str) -> Result<Loaded, SecurityError
     let identity = identity_of(&chain[0]).map_err(unusable)?;
     if identity.cluster != cluster {
         return Err(unusable(format!("it is of {identity}, and cluster.name is \"{cluster}\"")));
+    }
+    if let Some(role) = role.filter(|role| identity.role != *role) {
+        return Err(unusable(format!("it is of {identity}, and nobody takes this process for a {role} with it")));
     }
     let provider = Arc::new(ring::default_provider());
     let server = |wanted: Wanted| {

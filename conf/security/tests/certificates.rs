@@ -133,6 +133,11 @@ fn files_that_are_none_are_named_with_the_cause_and_shown_nowhere() {
     }
     fs::set_permissions(&issued.key, fs::Permissions::from_mode(0o640)).unwrap();
     Transport::of(&config(ca, &issued.certificate, &issued.key)).unwrap();
+    // Those whom others connect to are what their certificate says.
+    let of_worker = config(ca, &issued.certificate, &issued.key);
+    Transport::of_server(&of_worker, Role::Worker).unwrap();
+    let error = Transport::of_server(&of_worker, Role::Master).unwrap_err().to_string();
+    assert!(error.contains("cavern://lab/worker/node1") && error.contains("for a master"), "{error}");
     // A configuration of another cluster.
     let mut elsewhere = config(ca, &issued.certificate, &issued.key);
     elsewhere.cluster.name = "other".to_owned();

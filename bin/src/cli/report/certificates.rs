@@ -131,6 +131,7 @@ mod tests {
     fn view(days: i64) -> CertificateView {
         let now = cavern_conf::host::wall_ns().div_euclid(1_000_000_000);
         let info = CertificateInfo {
+            has_purpose: true,
             identity: Some(Identity::new("lab", Role::Worker, "node1").unwrap()),
             common_name: None,
             is_authority: false,
