@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use cavern_proto::master::Mount;
+use cavern_proto::ClientAccess;
+use cavern_proto::master::{Mount, WriteType};
 
 use super::{Lookups, components};
 use crate::MasterError;
@@ -87,12 +88,53 @@ impl Lookups {
     /// # Errors
     /// [`MasterError::NotFound`] and [`MasterError::Denied`].
     pub fn check_path(&self, path: &str) -> Result<(), MasterError> {
-        let Some(client) = &self.client else { return Ok(()) };
+        self.mount_around(path).map(drop)
+    }
+
+    /// The same for a path below which a refresh may change something: of fs-mode mounts it takes in what others have
+    /// put into the bucket, and takes out what they have deleted there.
+    ///
+    /// # Errors
+    /// As [`Self::check_path`].
+    pub fn check_path_to_refresh(&self, path: &str) -> Result<(), MasterError> {
+        match self.mount_around(path)? {
+            Some(mount) if mount.write_type() == WriteType::FsMode => self.check_full(&mount),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses what would drop, recall or change something of these inodes, if the client may only read their mounts.
+    ///
+    /// # Errors
+    /// [`MasterError::Denied`].
+    pub async fn check_not_read_only(&self, inodes: &[u64]) -> Result<(), MasterError> {
+        if self.client.is_none() {
+            return Ok(());
+        }
+        let mounts: HashSet<u32> = self.mounts_of(inodes.to_vec()).await?.into_iter().collect();
+        mounts.into_iter().try_for_each(|mount_id| match self.seen(mount_id) {
+            Ok(Some(mount)) => self.check_full(&mount),
+            _ => Ok(()),
+        })
+    }
+
+    fn check_full(&self, mount: &Mount) -> Result<(), MasterError> {
+        match self.client.as_ref().map(|client| (client, mount.access_of(client))) {
+            None | Some((_, ClientAccess::Full)) => Ok(()),
+            Some((client, _)) => {
+                Err(MasterError::Denied(format!("{} is there for the client \"{client}\" to be read", mount.path)))
+            }
+        }
+    }
+
+    /// The mount that a path is in, if the client has to be judged.
+    fn mount_around(&self, path: &str) -> Result<Option<Mount>, MasterError> {
+        let Some(client) = &self.client else { return Ok(None) };
         let names = components(path)?;
         for mount in self.mounts.all_recorded()? {
             if names.starts_with(&components(&mount.path)?) {
                 return match mount.access_of(client).can_see() {
-                    true => Ok(()),
+                    true => Ok(Some(mount)),
                     false => Err(MasterError::NotFound(format!("{path} is not there"))),
                 };
             }

@@ -127,8 +127,9 @@ impl Namespace for Services {
     type RefreshStream = Answers<RefreshProgress>;
 
     async fn refresh(&self, request: Request<RefreshRequest>) -> Result<Response<Self::RefreshStream>, Status> {
-        self.asked_by(&request, 0)?.check_path(&request.get_ref().path)?;
+        let lookups = self.asked_by(&request, 0)?;
         let RefreshRequest { path, recursive, dry_run } = request.into_inner();
+        if dry_run { lookups.check_path(&path) } else { lookups.check_path_to_refresh(&path) }?;
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
         self.tasks.spawn(async move {
@@ -224,6 +225,7 @@ impl Namespace for Services {
         if !lookups.hidden(&inodes).await?.is_empty() {
             return Err(MasterError::NotFound("one of these files is not there".into()).into());
         }
+        lookups.check_not_read_only(&inodes).await?;
         let free = |inode| match session {
             0 => Command::FreeContent(inode),
             session => Command::FreeOwnContent(FreeOwnContent { inode, session }),
@@ -306,6 +308,7 @@ impl Namespace for Services {
         let RecallRequest { inode, whole_mount, session } = request.into_inner();
         lookups.check_visible(inode).await?;
         if whole_mount {
+            lookups.check_not_read_only(&[inode]).await?;
             let mount_id = lookups.reader.read(move |tables| Ok(tables.inode(inode)?.map(|record| record.mount_id)));
             let mount_id = mount_id.await?.ok_or(MasterError::Gone(inode))?;
             lookups.recalls.recall_mount(mount_id).await?;

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use cavern_proto::master::GetInodeRequest;
+use cavern_proto::master::{FreeContentRequest, GetInodeRequest, RecallRequest, RefreshRequest};
 use rustix::io::Errno;
 
 use super::*;
@@ -67,6 +67,23 @@ fn a_mount_is_there_for_those_clients_that_it_is_for() {
     };
     cluster.cv(&["mount", "update", "/work", "--client", "fuse0", "--client", "attacker=ro"]);
     assert!(!has_secret());
+    // Nor has it others lose what they have: blocks at workers, names in directories that they hold, and whatever the
+    // bucket has not got.
+    let reading = Somebody::of(&cluster, Role::Client);
+    let mut names = NamespaceClient::new(reading.channel(&cluster));
+    let denied = |what: &str, refused: Option<Status>| {
+        let refused = refused.unwrap_or_else(|| panic!("{what} is done"));
+        assert_eq!(refused.code(), Code::PermissionDenied, "{what}: {refused}");
+        assert!(refused.message().contains("to be read"), "{what}: {refused}");
+    };
+    let free = FreeContentRequest { inodes: vec![inode], session: 0 };
+    denied("FreeContent", reading.answer(names.free_content(free)).err());
+    let recall = RecallRequest { inode, whole_mount: true, session: 0 };
+    denied("Recall", reading.answer(names.recall(recall)).err());
+    reading.answer(names.recall(RecallRequest { inode, whole_mount: false, session: 0 })).unwrap();
+    let refresh = RefreshRequest { path: "/work".to_owned(), recursive: true, dry_run: false };
+    denied("Refresh", reading.answer(names.refresh(refresh.clone())).err());
+    reading.answer(names.refresh(RefreshRequest { dry_run: true, ..refresh })).unwrap();
     cluster.cv(&["mount", "update", "/work", "--client", "fuse0", "--client", "attacker"]);
     assert!(has_secret());
 
