@@ -76,6 +76,16 @@ impl Repair {
         Ok(found)
     }
 
+    /// Whether a block of a file is at workers only that are away, whatever its bucket has.
+    pub async fn has_unreachable_blocks(&self, inode: u64) -> Result<bool, MasterError> {
+        let availability = self.availability()?;
+        let read = self.reader.read(move |tables| {
+            let is_away = |extent: &Extent| !extent.workers.iter().any(|worker| availability.is_there(*worker));
+            Ok(tables.extents(inode, 0)?.iter().any(is_away))
+        });
+        read.await
+    }
+
     /// Which blocks of a file are at workers only that are away, and what its bucket has is something else.
     pub async fn unavailable_blocks(&self, inode: u64) -> Result<Vec<Extent>, MasterError> {
         let availability = self.availability()?;

@@ -41,6 +41,23 @@ const BESIDE_MAX: usize = 256;
 /// Inodes of one `CheckHolds`, and places of one `Remember`.
 const HOLDS_MAX: usize = 10_000;
 
+impl Services {
+    /// Refuses to drop blocks for a client that may only read. What no worker that is there has any more it may let go
+    /// of, to read it in the bucket.
+    async fn check_free(&self, lookups: &Lookups, inodes: &[u64], session: u64) -> Result<(), MasterError> {
+        let judged = lookups.check_not_read_only(inodes).await;
+        if session == 0 || judged.is_ok() {
+            return judged;
+        }
+        for inode in inodes {
+            if !self.repair.has_unreachable_blocks(*inode).await? {
+                return judged;
+            }
+        }
+        Ok(())
+    }
+}
+
 #[tonic::async_trait]
 impl Namespace for Services {
     async fn resolve(&self, request: Request<ResolveRequest>) -> Result<Response<Entry>, Status> {
@@ -225,7 +242,7 @@ impl Namespace for Services {
         if !lookups.hidden(&inodes).await?.is_empty() {
             return Err(MasterError::NotFound("one of these files is not there".into()).into());
         }
-        lookups.check_not_read_only(&inodes).await?;
+        self.check_free(&lookups, &inodes, session).await?;
         let free = |inode| match session {
             0 => Command::FreeContent(inode),
             session => Command::FreeOwnContent(FreeOwnContent { inode, session }),
