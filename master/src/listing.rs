@@ -223,7 +223,13 @@ impl Listings {
     ) -> Result<T, MasterError> {
         let turn = self.0.requests.acquire().await;
         let _turn = turn.map_err(|_| MasterError::Consensus("the master is stopping".into()))?;
-        match send.await {
+        let answered = tokio::select! {
+            answered = send => answered,
+            () = mount.detached() => {
+                return Err(MasterError::NotFound(format!("{} is unmounted", mount.mount.path)));
+            }
+        };
+        match answered {
             Err(error) if !matches!(error, cavern_ufs::UfsError::NotFound { .. }) => {
                 self.0.metrics.failures.inc();
                 let error = MasterError::Ufs(error);

@@ -147,6 +147,23 @@ const READ_ONLY: &[&str] = &["--write-type", "cache_mode"];
 const READ_WRITE: &[&str] = &["--write-type", "cache_mode", "--access-mode", "read_write"];
 
 #[test]
+fn a_listing_ends_with_its_mount() {
+    let conf = "[ufs]\nrequest_timeout = \"300s\"\n".to_owned();
+    let cluster = Cluster::up(Options { conf, ..Options::default() });
+    cluster.seed("bucket", "", 3, 100);
+    cluster.mount("s3://bucket", "/m", &[]);
+    let listings = || cluster.status().masters[0].metric("cavern_master_listings").unwrap();
+    eventually("the index is complete", PATIENCE, || (listings() == 0).then_some(()));
+    cluster.s3.add_fault(&json!({ "latency_ms": 300_000, "operations": ["LIST"] }));
+    let mut refresh = cluster.command(&["refresh", "/m"]).spawn().unwrap();
+    eventually("it is listed", PATIENCE, || (listings() == 1).then_some(()));
+    cluster.cv(&["umount", "/m"]);
+    eventually("nothing is listed any more", PATIENCE, || (listings() == 0).then_some(()));
+    assert!(!refresh.wait().unwrap().success());
+    cluster.s3.clear_faults();
+}
+
+#[test]
 fn mounts_with_keys_in_common_are_refused_unless_both_only_read() {
     let cluster = Cluster::up(Options::default());
     cluster.s3.create_bucket("bucket");

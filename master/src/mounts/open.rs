@@ -11,6 +11,7 @@ use cavern_ufs::Ufs;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::claim::CLAIM;
 use super::secrets::Vault;
@@ -44,6 +45,8 @@ pub struct OpenMount {
     /// later.
     pub gate: Arc<RwLock<()>>,
     health: Arc<Mutex<Health>>,
+    /// Cancelled when it is unmounted.
+    detached: CancellationToken,
 }
 
 #[derive(Default)]
@@ -78,6 +81,11 @@ impl OpenMount {
     /// How long a listing is fresh; `None` when it is trusted until a refresh.
     pub fn ttl(&self) -> Option<Duration> {
         self.mount.listing_ttl()
+    }
+
+    /// Completes when the mount is gone: nothing is to be done with its credentials any more.
+    pub async fn detached(&self) {
+        self.detached.cancelled().await;
     }
 
     pub fn succeeded(&self) {
@@ -214,7 +222,8 @@ impl Mounts {
         }
         let (_, mount) = self.readable(id)?;
         let ufs = self.open_ufs(&mount)?;
-        let open = OpenMount { mount, ufs, gate: Arc::default(), health: Arc::default() };
+        let detached = CancellationToken::new();
+        let open = OpenMount { mount, ufs, gate: Arc::default(), health: Arc::default(), detached };
         Ok(self.opened.lock().entry(id).or_insert_with(|| Arc::new(open)).clone())
     }
 
@@ -246,8 +255,8 @@ impl Mounts {
         loop {
             let (recorded, mount) = self.readable(id)?;
             let ufs = self.open_ufs(&mount)?;
-            let (gate, health) = (before.gate.clone(), before.health.clone());
-            self.opened.lock().insert(id, Arc::new(OpenMount { mount, ufs, gate, health }));
+            let (gate, health, detached) = (before.gate.clone(), before.health.clone(), before.detached.clone());
+            self.opened.lock().insert(id, Arc::new(OpenMount { mount, ufs, gate, health, detached }));
             // Another change may have come in between, and have been opened before this one.
             if self.recorded(id)? == recorded {
                 return Ok(());
@@ -260,9 +269,11 @@ impl Mounts {
         self.get(id).map_or_else(|_| String::new(), |mount| mount.ufs.prefix().to_owned())
     }
 
-    /// Drops what is held of a mount that was removed.
+    /// Drops what is held of a mount that was removed, and ends what is asked of its bucket.
     pub fn forget(&self, id: u32) {
-        self.opened.lock().remove(&id);
+        if let Some(open) = self.opened.lock().remove(&id) {
+            open.detached.cancel();
+        }
     }
 
     /// The mount table's epoch and its mounts, with the options in clear. A mount whose options cannot be read is left
