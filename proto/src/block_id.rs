@@ -27,12 +27,13 @@ impl ContentId {
     }
 
     /// The content id of one generation of a file of an fs-mode mount: a new generation begins when a file is cut to
-    /// nothing.
-    pub fn of_inode(cluster_id: &str, inode: u64, generation: u32) -> Self {
+    /// nothing. The mount is part of the name: whoever may use the blocks of one mount can name none of another.
+    pub fn of_inode(cluster_id: &str, mount_id: u32, inode: u64, generation: u32) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(b"fs-mode");
         hasher.update(&(cluster_id.len() as u64).to_le_bytes());
         hasher.update(cluster_id.as_bytes());
+        hasher.update(&mount_id.to_le_bytes());
         hasher.update(&inode.to_le_bytes());
         hasher.update(&generation.to_le_bytes());
         let mut id = [0; 16];
@@ -61,15 +62,23 @@ impl ContentId {
 impl BlockRef {
     /// Names a block of a file of an fs-mode mount at the workers.
     pub fn of_inode(cluster_id: &str, inode: u64, generation: u32, index: u32, block_size: u64, mount_id: u32) -> Self {
-        let content = ContentId::of_inode(cluster_id, inode, generation);
+        let content = ContentId::of_inode(cluster_id, mount_id, inode, generation);
         Self {
             content_id: bytes::Bytes::copy_from_slice(content.as_bytes()),
             index,
             block_size,
             mount_id,
             data: true,
+            inode,
+            generation,
             ..Self::default()
         }
+    }
+
+    /// Whether the content id is that of the file, generation and mount that the reference names beside it.
+    pub fn is_of_inode(&self, cluster_id: &str) -> bool {
+        let content = ContentId::of_inode(cluster_id, self.mount_id, self.inode, self.generation);
+        content.as_bytes()[..] == self.content_id[..]
     }
 }
 
@@ -144,6 +153,23 @@ mod tests {
             assert_ne!(base, other);
         }
         assert_eq!(base, ContentId::of_object("http://h/b", "k", "e", 1, 64));
+    }
+
+    #[test]
+    fn a_block_of_a_file_is_of_one_mount_only() {
+        let block = BlockRef::of_inode("c", 5, 1, 0, 64, 7);
+        assert!(block.is_of_inode("c") && !block.is_of_inode("d"));
+        let others: [fn(&mut BlockRef); 4] = [
+            |block| block.mount_id = 8,
+            |block| block.inode = 6,
+            |block| block.generation = 2,
+            |block| block.content_id = vec![0; 16].into(),
+        ];
+        for change in others {
+            let mut other = block.clone();
+            change(&mut other);
+            assert!(!other.is_of_inode("c"), "{other:?}");
+        }
     }
 
     #[test]

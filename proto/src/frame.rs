@@ -20,7 +20,7 @@ pub const MAX_PAYLOAD_BYTES: u32 = 64 << 20;
 /// Longest payload of a write, the one request that has a payload.
 pub const MAX_WRITE_BYTES: u32 = 8 << 20;
 /// Version of the frames and messages, exchanged in `Hello`.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 const MAGIC: [u8; 4] = *b"CVD1";
 

@@ -101,7 +101,7 @@ impl Unclaimed {
             };
             let list = self.master.try_call("ListClaims", ask).await?;
             let blocks = list.claims.iter().map(|claim| BlockId {
-                content: ContentId::of_inode(cluster_id, claim.inode, claim.generation),
+                content: ContentId::of_inode(cluster_id, claim.mount_id, claim.inode, claim.generation),
                 index: claim.index,
             });
             self.store.claim(&mut claims, blocks);

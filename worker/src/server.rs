@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_proto::data::{Evicted, evicted};
+use cavern_proto::data::{BlockRef, Evicted, evicted};
 use cavern_proto::frame::{FrameKind, encode_frame};
 use cavern_proto::master::LogPast;
 use cavern_security::{AuditLog, Tenants, Transport};
@@ -98,6 +98,11 @@ impl Membership {
     /// So many blocks are kept since the masters lack what was told, with so many bytes.
     pub fn keeps(&self, blocks: u64, bytes: u64) {
         self.past.write().kept = (blocks, bytes);
+    }
+
+    /// Whether a block is one of the file that its reference names, in this cluster.
+    pub fn is_of_cluster(&self, block: &BlockRef) -> bool {
+        block.is_of_inode(&self.place.read().1)
     }
 
     /// Worker id (0 while unknown) and cluster id (empty while unknown).

@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use cavern_conf::Config;
 use cavern_net::{NetError, WorkerPool};
-use cavern_proto::ContentId;
 use cavern_proto::data::{self, BlockRef, Range, Status, WriteRequest, read_request};
 use cavern_proto::frame::MAX_WRITE_BYTES;
 use cavern_proto::master::{Worker, WorkerTable};
@@ -75,14 +74,7 @@ async fn connect(home: &Path, port: u16, way: Way) -> Arc<WorkerPool> {
 }
 
 fn block(inode: u64, block_size: u64) -> BlockRef {
-    let content = ContentId::of_inode("cluster", inode, 1);
-    BlockRef {
-        content_id: content.as_bytes().to_vec().into(),
-        block_size,
-        mount_id: 1,
-        data: true,
-        ..Default::default()
-    }
+    BlockRef::of_inode("cluster", inode, 1, 0, block_size, 1)
 }
 
 fn write_at(block: BlockRef, offset: u32) -> WriteRequest {

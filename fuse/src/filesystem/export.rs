@@ -29,7 +29,7 @@ pub(super) struct Generations {
 
 impl Generations {
     pub(super) fn new(cluster_id: &str) -> Self {
-        let [a, b, c, d, ..] = *ContentId::of_inode(cluster_id, 0, 0).as_bytes();
+        let [a, b, c, d, ..] = *ContentId::of_inode(cluster_id, 0, 0, 0).as_bytes();
         let of_process = RandomState::new().build_hasher().finish() as u32;
         Self { of_cluster: u32::from_be_bytes([a, b, c, d]), of_process }
     }

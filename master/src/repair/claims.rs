@@ -53,6 +53,8 @@ pub(crate) fn page(
     }
     owners.sort_unstable();
     let mut list = ClaimList { claims: Vec::new(), is_last: true };
+    // Of the last file, which has the blocks that follow as a rule.
+    let mut mount: Option<(u64, u32)> = None;
     for owner in owners.into_iter().filter(|owner| after.is_none_or(|after| *owner >= after.worker_id)) {
         let from = after.filter(|after| after.worker_id == owner).map(|after| (after.inode, after.index));
         let room = limit - list.claims.len();
@@ -61,7 +63,11 @@ pub(crate) fn page(
         for (inode, index) in blocks {
             // It may have been dropped since the index was read.
             if let Some(extent) = tables.extent(inode, index)? {
-                list.claims.push(Claim { worker_id: owner, inode, generation: extent.generation, index });
+                if mount.is_none_or(|(of, _)| of != inode) {
+                    mount = Some((inode, tables.inode(inode)?.map_or(0, |record| record.mount_id)));
+                }
+                let (generation, mount_id) = (extent.generation, mount.map_or(0, |(_, mount_id)| mount_id));
+                list.claims.push(Claim { worker_id: owner, inode, generation, index, mount_id });
             }
         }
         if !list.is_last {

@@ -292,7 +292,8 @@ async fn a_worker_is_to_keep_its_own_and_what_those_had_that_are_gone() {
         assert_eq!(claimed, [(1, 0), (1, 1), (1, 3), (1, 4), (9, 2), (9, 3)], "{limit} at a time");
     }
     let first = page(2, None, 1).await.claims;
-    assert_eq!(first, [Claim { worker_id: 2, inode: bench.file, generation: 0, index: 0 }]);
+    let mount_id = bench.master().services().mounts.all_recorded().unwrap()[0].id;
+    assert_eq!(first, [Claim { worker_id: 2, inode: bench.file, generation: 0, index: 0, mount_id }]);
 
     let repair = bench.master().services().repair.clone();
     let cluster_id = bench.master().services().cluster_id.to_string();

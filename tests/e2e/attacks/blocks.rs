@@ -145,3 +145,46 @@ fn what_clients_and_workers_say_of_a_block_turns_off_no_disk() {
     attacker.runtime.block_on(evil.shutdown());
     worker.runtime.block_on(other.shutdown());
 }
+
+#[test]
+fn names_of_blocks_of_other_mounts_cannot_be_taken() {
+    let cluster = up();
+    cluster.seed("bucket", "x/", 1, 1000);
+    cluster.mount_fs_mode("s3://bucket/a", "/a", &[]);
+    cluster.mount_fs_mode("s3://bucket/b", "/b", &[]);
+    let rules = ["mount", "update", "/b", "--client", "fuse0"];
+    eventually("the rules are taken", PATIENCE, || (cluster.try_cv(&rules).code == 0).then_some(()));
+    fs::write(cluster.path("b/first"), "first").unwrap();
+    let first = fs::metadata(cluster.path("b/first")).unwrap().ino();
+    let [attacker, admin] = [Role::Client, Role::Admin].map(|role| Somebody::of(&cluster, role));
+    let mut calls = ClusterClient::new(admin.channel(&cluster));
+    let status = admin.answer(calls.status(StatusRequest {})).unwrap().into_inner();
+    let (cluster_id, workers, mounts) = (status.cluster_id, status.workers.unwrap(), status.mounts.unwrap().mounts);
+    let [Worker { id, .. }] = workers.workers[..] else { panic!("{workers:?}") };
+    let mount = |path: &str| mounts.iter().find(|mount| mount.path == path).unwrap();
+    let (own, other) = (mount("/a"), mount("/b"));
+    let pool = pool_of(&attacker, &cluster_id, &workers);
+    let write = |block: BlockRef| {
+        let request = WriteRequest { block: Some(block), ..WriteRequest::default() };
+        attacker.runtime.block_on(pool.write(id, request, bytes::Bytes::from_static(b"evil"), PATIENCE))
+    };
+    // Whatever inode comes next: as it is, said to be of the own mount, and as one of that.
+    for inode in first + 1..first + 40 {
+        let theirs = BlockRef::of_inode(&cluster_id, inode, 0, 0, other.block_size, other.id);
+        let refused = write(theirs.clone());
+        let status = |refused| match refused {
+            Err(NetError::WorkerStatus { status, .. }) => status,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(status(refused), BlockStatus::PermissionDenied);
+        assert_eq!(status(write(BlockRef { mount_id: own.id, ..theirs })), BlockStatus::BadRequest);
+        write(BlockRef::of_inode(&cluster_id, inode, 0, 0, own.block_size, own.id)).unwrap();
+    }
+    for number in 0..40 {
+        let path = cluster.path(format!("b/{number}"));
+        fs::write(&path, "content").unwrap();
+        fs::File::open(&path).unwrap().sync_all().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"content");
+    }
+    attacker.runtime.block_on(pool.shutdown());
+}

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_net::WorkerPool;
-use cavern_proto::ContentId;
 use cavern_proto::data::{BlockRef, WriteRequest};
 use cavern_proto::frame::MAX_WRITE_BYTES;
 use cavern_proto::master::cluster_client::ClusterClient;
@@ -114,15 +113,7 @@ impl Writer {
         let mut made = Vec::new();
         for (index, bytes) in (0..).zip(content.chunks(layout.block_size as usize)) {
             let worker = self.workers.workers[index as usize % self.workers.workers.len()].id;
-            let id = ContentId::of_inode(&self.cluster_id, inode, generation);
-            let block = BlockRef {
-                content_id: Bytes::copy_from_slice(id.as_bytes()),
-                index,
-                block_size: layout.block_size,
-                mount_id: 1,
-                data: true,
-                ..BlockRef::default()
-            };
+            let block = BlockRef::of_inode(&self.cluster_id, inode, generation, index, layout.block_size, 1);
             for (number, piece) in (0..).zip(bytes.chunks(MAX_WRITE_BYTES as usize)) {
                 let offset = number * MAX_WRITE_BYTES;
                 let request =

@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_block_is_copied_once_at_a_time() {
         let copies = Copies::default();
-        let id = BlockId { content: cavern_proto::ContentId::of_inode("c", 1, 0), index: 0 };
+        let id = BlockId { content: cavern_proto::ContentId::of_inode("c", 1, 1, 0), index: 0 };
         let first = copies.begin(id);
         let writing = first.clone();
         assert!(first.is_some() && copies.begin(id).is_none());

@@ -3,7 +3,6 @@
 use bytes::Bytes;
 use cavern_proto::block_id::block_length;
 use cavern_proto::data::{BlockRef, MetadataItem, PersistRequest};
-use cavern_proto::{ContentId, data};
 use cavern_ufs::{Metadata, ObjectMeta};
 
 use crate::mounts::check_key;
@@ -137,15 +136,8 @@ fn blocks(request: &PersistRequest, cluster_id: &str) -> Result<Vec<PlannedBlock
     let mut workers = request.workers.iter().copied();
     let lists = request.indexes.iter().zip(&request.generations).zip(&request.copies);
     let block = |((index, generation), copies): ((&u32, &u32), &u32)| {
-        let content = ContentId::of_inode(cluster_id, request.inode, *generation);
-        let block = data::BlockRef {
-            content_id: Bytes::copy_from_slice(content.as_bytes()),
-            index: *index,
-            block_size: request.block_size,
-            mount_id: request.mount_id,
-            data: true,
-            ..BlockRef::default()
-        };
+        let PersistRequest { inode, block_size, mount_id, .. } = *request;
+        let block = BlockRef::of_inode(cluster_id, inode, *generation, *index, block_size, mount_id);
         PlannedBlock { block, workers: workers.by_ref().take(*copies as usize).collect() }
     };
     Ok(lists.map(block).collect())
@@ -153,6 +145,8 @@ fn blocks(request: &PersistRequest, cluster_id: &str) -> Result<Vec<PlannedBlock
 
 #[cfg(test)]
 mod tests {
+    use cavern_proto::ContentId;
+
     use super::*;
 
     fn request() -> PersistRequest {
@@ -176,7 +170,7 @@ mod tests {
         let plan = Plan::parse(request(), "c").unwrap();
         let Content::Blocks(blocks) = plan.content else { panic!("{:?}", plan.content) };
         assert_eq!(blocks.iter().map(|block| &block.workers[..]).collect::<Vec<_>>(), [&[7][..], &[8, 9]]);
-        assert_eq!(blocks[1].block.content_id, ContentId::of_inode("c", 5, 3).as_bytes()[..]);
+        assert_eq!(blocks[1].block.content_id, ContentId::of_inode("c", 1, 5, 3).as_bytes()[..]);
         assert_eq!(plan.metadata["mode"], "33188");
         let hole =
             PersistRequest { indexes: vec![], generations: vec![], copies: vec![], workers: vec![], ..request() };

@@ -141,7 +141,7 @@ impl Connection {
         seat: Seat,
     ) -> Self {
         let outgoing = Outgoing::new(shared.service.spares.clone());
-        let rights = Rights::of(&peer, shared.mounts.clone());
+        let rights = Rights::of(&peer, shared.mounts.clone(), shared.membership.clone());
         let budget = shared.service.budget(pacing.tenant().map(|tenant| &**tenant));
         Self {
             socket,

@@ -16,6 +16,7 @@ use cavern_security::Role;
 use cavern_ufs::Ufs;
 use tokio::time::Instant;
 
+use super::Membership;
 use super::roles::Peer;
 use crate::mounts::{Mounts, check_key};
 use crate::request_error::Refusal;
@@ -122,6 +123,7 @@ pub(super) struct Rights {
     /// could open the files of the blocks.
     client: Option<Arc<str>>,
     mounts: Arc<Mounts>,
+    membership: Arc<Membership>,
     /// What `known` was taken from.
     version: u64,
     known: Vec<(u32, Option<Known>)>,
@@ -130,10 +132,10 @@ pub(super) struct Rights {
 }
 
 impl Rights {
-    pub(super) fn of(peer: &Peer, mounts: Arc<Mounts>) -> Self {
+    pub(super) fn of(peer: &Peer, mounts: Arc<Mounts>, membership: Arc<Membership>) -> Self {
         let client = peer.identity().filter(|identity| identity.role == Role::Client);
         let client = client.map(|identity| identity.name.as_str().into());
-        Self { client, mounts, version: 0, known: Vec::new(), renewed: None }
+        Self { client, mounts, membership, version: 0, known: Vec::new(), renewed: None }
     }
 
     /// Whether there is anything that the peer may not do with blocks.
@@ -164,8 +166,9 @@ impl Rights {
             ClientAccess::None => refused(Status::PermissionDenied, "not there for"),
             ClientAccess::ReadOnly if is_change => refused(Status::PermissionDenied, "only read by"),
             ClientAccess::ReadOnly | ClientAccess::Full => match &known.ufs {
-                Some(ufs) if !block.data => check_object(block, ufs),
-                _ => Ok(()),
+                _ if block.data => check_file(block, &self.membership),
+                Some(ufs) => check_object(block, ufs),
+                None => Ok(()),
             },
         }
     }
@@ -211,6 +214,15 @@ impl Rights {
     }
 }
 
+/// Whether the name of a block is that of a file of the mount. Those of files of other mounts, whose numbers anybody
+/// can count up to, are neither looked at nor made under the name of this one.
+fn check_file(block: &BlockRef, membership: &Membership) -> Result<(), Refusal> {
+    if membership.is_of_cluster(block) {
+        return Ok(());
+    }
+    Err(Refusal::bad_request("the content id is not that of the file, generation and mount named"))
+}
+
 /// Whether the name of a block is that of an object of the mount. The names of those of others, also in the same
 /// bucket, open nothing.
 fn check_object(block: &BlockRef, ufs: &Ufs) -> Result<(), Refusal> {
@@ -245,16 +257,18 @@ mod tests {
         Peer::Known(Identity::new("c", role, name).unwrap())
     }
 
+    /// In a cluster that the worker does not know the name of.
+    fn of_file(mount_id: u32) -> BlockRef {
+        BlockRef::of_inode("", 77, 1, 0, 64, mount_id)
+    }
+
     fn query(mounts: &[u32]) -> QueryRequest {
-        let block = |mount_id: &u32| BlockRef { mount_id: *mount_id, data: true, ..BlockRef::default() };
+        let block = |mount_id: &u32| of_file(*mount_id);
         QueryRequest { blocks: mounts.iter().map(block).collect(), held: None }
     }
 
     fn write(mount_id: u32) -> WriteRequest {
-        WriteRequest {
-            block: Some(BlockRef { mount_id, data: true, ..BlockRef::default() }),
-            ..WriteRequest::default()
-        }
+        WriteRequest { block: Some(of_file(mount_id)), ..WriteRequest::default() }
     }
 
     fn open(mount_id: u32, key: &str, store: &str) -> OpenRequest {
@@ -282,7 +296,7 @@ mod tests {
     async fn a_client_is_judged_by_the_rules_that_are_known_and_once_more_by_later_ones() {
         let mounts = Arc::new(Mounts::new(no_master(), schema::Ufs::default()));
         mounts.apply(table(1, vec![rule("reader", true), rule("writer", false)]));
-        let rights = |peer: &Peer| Rights::of(peer, mounts.clone());
+        let rights = |peer: &Peer| Rights::of(peer, mounts.clone(), Arc::default());
         let mut writer = rights(&named(Role::Client, "writer"));
         assert!(matches!(writer.judge(&write(2)), Verdict::Allowed));
         let mut reader = rights(&named(Role::Client, "reader"));
@@ -304,12 +318,27 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn blocks_of_files_are_those_of_the_mount() {
+        let mounts = Arc::new(Mounts::new(no_master(), schema::Ufs::default()));
+        mounts.apply(table(1, vec![rule("somebody-else", false)]));
+        let mut rights = Rights::of(&named(Role::Client, "writer"), mounts, Arc::default());
+        rights.renew().await;
+        assert!(matches!(rights.judge(&write(1)), Verdict::Allowed));
+        // Those of another mount, said to be of one's own.
+        let squatted = BlockRef { mount_id: 1, ..of_file(2) };
+        let request = WriteRequest { block: Some(squatted.clone()), ..WriteRequest::default() };
+        refused(rights.judge(&request), Status::BadRequest, "not that of the file");
+        let request = QueryRequest { blocks: vec![squatted], held: None };
+        refused(rights.judge(&request), Status::BadRequest, "not that of the file");
+    }
+
+    #[tokio::test]
     async fn objects_are_those_of_the_mount() {
         let mounts = Arc::new(Mounts::new(no_master(), schema::Ufs::default()));
         let mount = Mount { id: 1, uri: "memory://rights/a".into(), ..Mount::default() };
         mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: Vec::new() });
         let store = mounts.ufs(1).await.unwrap().store_id().to_owned();
-        let mut rights = Rights::of(&named(Role::Client, "reader"), mounts);
+        let mut rights = Rights::of(&named(Role::Client, "reader"), mounts, Arc::default());
         rights.renew().await;
         assert!(matches!(rights.judge(&open(1, "a/k", &store)), Verdict::Allowed));
         refused(rights.judge(&open(1, "b/k", &store)), Status::PermissionDenied, "\"b/k\" is not within \"a/\"");
@@ -326,9 +355,9 @@ mod tests {
         mounts.apply(table(1, vec![rule("writer", false)]));
         let others = [Role::Master, Role::Worker, Role::Admin].map(|role| named(role, "stranger"));
         for peer in others.into_iter().chain([Peer::Anybody, Peer::SameHost]) {
-            let mut rights = Rights::of(&peer, mounts.clone());
+            let mut rights = Rights::of(&peer, mounts.clone(), Arc::default());
             assert!(!rights.are_limited() && matches!(rights.judge(&write(2)), Verdict::Allowed), "{peer}");
         }
-        assert!(Rights::of(&named(Role::Client, "stranger"), mounts).are_limited());
+        assert!(Rights::of(&named(Role::Client, "stranger"), mounts, Arc::default()).are_limited());
     }
 }

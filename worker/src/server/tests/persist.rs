@@ -14,9 +14,7 @@ use super::*;
 pub(super) const BLOCK: u64 = 8 * MIB;
 
 pub(super) fn block(inode: u64, index: u32) -> BlockRef {
-    let content = ContentId::of_inode("cluster-1", inode, 0);
-    let content_id = content.as_bytes().to_vec().into();
-    BlockRef { content_id, index, block_size: BLOCK, mount_id: 1, data: true, ..Default::default() }
+    BlockRef::of_inode("cluster-1", inode, 0, index, BLOCK, 1)
 }
 
 /// Writes a piece of a block, over as many requests as it takes.

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use cavern_proto::ContentId;
 use cavern_proto::data::*;
 use cavern_proto::frame::{FrameKind, MAX_WRITE_BYTES, encode_frame};
 
@@ -13,15 +12,7 @@ use crate::server::tests::{Client, Fixture, noise};
 const BLOCK_BYTES: u32 = 1 << 20;
 
 fn block(inode: u64, index: u32) -> BlockRef {
-    let content = ContentId::of_inode("cluster-1", inode, 1);
-    BlockRef {
-        content_id: content.as_bytes().to_vec().into(),
-        index,
-        block_size: u64::from(BLOCK_BYTES),
-        mount_id: 3,
-        data: true,
-        ..Default::default()
-    }
+    BlockRef::of_inode("cluster-1", inode, 1, index, u64::from(BLOCK_BYTES), 3)
 }
 
 fn write_of(block: BlockRef, offset: u32) -> WriteRequest {

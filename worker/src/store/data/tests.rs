@@ -16,7 +16,7 @@ use crate::store::{Lookup, Store, StoreError, Touch};
 const LENGTH: u32 = 2 * CHUNK_BYTES + 5008;
 
 fn target(value: u64) -> DataTarget {
-    let content = ContentId::of_inode("cluster", value, 1);
+    let content = ContentId::of_inode("cluster", 7, value, 1);
     DataTarget { id: BlockId { content, index: value as u32 % 3 }, length: LENGTH, mount_id: 7 }
 }
 
