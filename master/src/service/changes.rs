@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use cavern_proto::bounded::MAX_CHANGES;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{MutateReply, MutateRequest, Mutation, SetQuota};
+use cavern_proto::master::{MutateReply, MutateRequest, Mutation, SetQuota, SetTtl, TtlAction};
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
-use cavern_security::{Identity, Tenant};
+use cavern_security::{Identity, Role, Tenant};
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 use tokio::sync::mpsc;
@@ -65,9 +65,16 @@ impl Services {
                 }
                 break Some(error.into());
             }
-            let quotas = audited.map(|audited| (audited.clone(), quotas(&call)));
+            let rules = rules(&call);
+            if let Some(refusal) = refuse_rules(&rules, asker) {
+                if let Some(audited) = audited {
+                    rules.iter().for_each(|rule| audited.record_as(rule.operation, &rule.subject, Err(&refusal)));
+                }
+                break Some(MasterError::Denied(refusal).into());
+            }
+            let audited = audited.filter(|_| !rules.is_empty()).cloned();
             match self.begin_changes(call, self.client(asker), room).await {
-                Ok(answer) => under_way.push_back(and_audit(answer, quotas)),
+                Ok(answer) => under_way.push_back(and_audit(answer, audited.map(|audited| (audited, rules)))),
                 Err(error) => break Some(error.into()),
             }
         };
@@ -129,27 +136,49 @@ impl Services {
     }
 }
 
-/// The places, among the changes of a call, of those of quotas, and what they are about.
-fn quotas(call: &MutateRequest) -> Vec<(usize, String)> {
+/// A change that sets a rule for others: a quota, or how long files are kept.
+struct RuleChange {
+    /// Among the changes of its call.
+    place: usize,
+    operation: &'static str,
+    subject: String,
+}
+
+fn rules(call: &MutateRequest) -> Vec<RuleChange> {
     let shown = |limit: Option<u64>| limit.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
-    let places = call.mutations.iter().enumerate().filter_map(|(place, mutation)| match &mutation.change {
+    let rules = call.mutations.iter().enumerate().filter_map(|(place, mutation)| match &mutation.change {
         Some(Change::SetQuota(SetQuota { inode, max_bytes, max_inodes })) => {
-            let limits = (shown(*max_bytes), shown(*max_inodes));
-            Some((place, format!("inode {inode}: bytes: {}, inodes: {}", limits.0, limits.1)))
+            let subject = format!("inode {inode}: bytes: {}, inodes: {}", shown(*max_bytes), shown(*max_inodes));
+            Some(RuleChange { place, operation: "SetQuota", subject })
+        }
+        Some(Change::SetTtl(set @ SetTtl { inode, seconds, .. })) => {
+            let action = match set.action() {
+                TtlAction::None => "nothing",
+                TtlAction::Free => "free",
+                TtlAction::Delete => "delete",
+            };
+            let subject = format!("inode {inode}: after {seconds} s: {action}");
+            Some(RuleChange { place, operation: "SetTtl", subject })
         }
         _ => None,
     });
-    places.collect()
+    rules.collect()
 }
 
-/// What `answer` gives, when the audit log has what became of changes of quotas.
+/// Why the asker may not set these, if that is so: one whose space is bounded does not say by how much.
+fn refuse_rules(rules: &[RuleChange], asker: Option<&Identity>) -> Option<String> {
+    let asker = asker.filter(|asker| !rules.is_empty() && asker.role != Role::Admin)?;
+    Some(format!("{asker} may not set quotas and times to live: it takes a certificate of the role {}", Role::Admin))
+}
+
+/// What `answer` gives, when the audit log has what became of changes of rules.
 async fn and_audit(
     answer: impl Future<Output = Result<MutateReply, MasterError>>,
-    quotas: Option<(AuditedCall, Vec<(usize, String)>)>,
+    rules: Option<(AuditedCall, Vec<RuleChange>)>,
 ) -> Result<MutateReply, MasterError> {
     let answer = answer.await;
-    if let Some((audited, quotas)) = quotas {
-        for (place, quota) in quotas {
+    if let Some((audited, rules)) = rules {
+        for RuleChange { place, operation, subject } in rules {
             let result = match &answer {
                 Ok(reply) => match reply.results.get(place).map_or(0, |result| result.errno) {
                     0 => Ok(()),
@@ -157,7 +186,7 @@ async fn and_audit(
                 },
                 Err(error) => Err(error.to_string()),
             };
-            audited.record_as("SetQuota", &quota, result.as_ref().map(|&()| ()).map_err(String::as_str));
+            audited.record_as(operation, &subject, result.as_ref().map(|&()| ()).map_err(String::as_str));
         }
     }
     answer

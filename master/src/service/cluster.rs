@@ -211,11 +211,13 @@ impl Cluster for Services {
     }
 
     async fn submit_load(&self, request: tonic::Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
+        is_about(&request, |asked| asked.path.clone());
         let SubmitLoadRequest { path, request_id } = request.into_inner();
         Ok(Response::new(self.jobs.load_once(&Request::new(request_id)?, &path).await?))
     }
 
     async fn submit_export(&self, request: tonic::Request<SubmitExportRequest>) -> Result<Response<Job>, Status> {
+        is_about(&request, |asked| asked.path.clone());
         let SubmitExportRequest { path, request_id } = request.into_inner();
         Ok(Response::new(self.jobs.export_once(&Request::new(request_id)?, &path).await?))
     }

@@ -145,6 +145,7 @@ impl Namespace for Services {
 
     async fn refresh(&self, request: Request<RefreshRequest>) -> Result<Response<Self::RefreshStream>, Status> {
         let lookups = self.asked_by(&request, 0)?;
+        is_about(&request, |asked| asked.path.clone());
         let RefreshRequest { path, recursive, dry_run } = request.into_inner();
         if dry_run { lookups.check_path(&path) } else { lookups.check_path_to_refresh(&path) }?;
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);

@@ -97,14 +97,17 @@ const TABLE: &[(&str, Methods)] = &[
     ),
 ];
 
-/// Calls that the audit log has. What clients change in the namespace is not in it, but for quotas.
-const AUDITED: [&str; 17] = [
+/// Calls that the audit log has. What clients change in the namespace is not in it, but for quotas and times to live.
+const AUDITED: [&str; 20] = [
     "RegisterWorker",
     "Mount",
     "Unmount",
     "UpdateMount",
     "GetCredentials",
     "FreeContent",
+    "Refresh",
+    "SubmitLoad",
+    "SubmitExport",
     "ResolveLost",
     "DrainWorker",
     "RemoveWorker",
