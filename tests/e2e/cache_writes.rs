@@ -572,6 +572,88 @@ fn renames_copy_first_and_delete_then() {
     }
 }
 
+/// Renames a directory of some forty objects at a store that is slow with requests of one kind. Kills the client when
+/// half of them are answered.
+fn interrupt_rename(cluster: &Cluster, from: &Path, to: &Path, kind: &str) {
+    cluster.s3.reset_stats();
+    cluster.s3.add_fault(&json!({ "latency_ms": 1000, "operations": [kind] }));
+    let (old, new) = (from.to_owned(), to.to_owned());
+    let renaming = std::thread::spawn(move || fs::rename(old, new));
+    eventually("the rename is under way", PATIENCE, || (cluster.s3.requests(kind) > 20).then_some(()));
+    cluster.kill("fuse");
+    assert!(renaming.join().unwrap().is_err());
+    cluster.s3.clear_faults();
+    cluster.start("fuse");
+    eventually("the mount is back", PATIENCE, || from.is_dir().then_some(()));
+    // What is known of both directories is what the interrupted rename has left.
+    cluster.cv(&["refresh", "/data"]);
+    assert!(fs::read_dir(to).unwrap().next().is_some());
+}
+
+#[test]
+fn an_interrupted_rename_of_a_directory_is_made_again() {
+    let cluster = mounted();
+    let at = |path: &str| cluster.path("data").join(path);
+    let bucket = Bucket::of(&cluster, "bucket");
+    let below = |directory: &str| bucket.objects_below(&format!("top/{directory}/"));
+    let tree = |directory: &str| -> Objects {
+        let files = (0..40).map(|number| (number.to_string(), number.to_string()));
+        let others = [("", ""), ("deep/", ""), ("deep/file", "deep")];
+        let others = others.map(|(name, content)| (name.to_owned(), content.to_owned()));
+        files.chain(others).map(|(name, content)| (format!("top/{directory}/{name}"), content.into())).collect()
+    };
+    let assert_renamed = |from: &str, to: &str| {
+        assert_same(&format!("the new name {to}"), &below(to), &tree(to));
+        assert_same(&format!("the old name {from}"), &below(from), &Objects::new());
+        assert!(!at(from).exists());
+        assert_eq!(fs::read_dir(at(to)).unwrap().count(), 41);
+        assert_eq!(fs::read(at(to).join("deep/file")).unwrap(), b"deep");
+        let marker = bucket.runtime.block_on(bucket.ufs.head(&format!("top/{to}/"))).unwrap();
+        assert_eq!(marker.metadata.keys().collect::<Vec<_>>(), ["cavern-write"], "as mkdir has made it");
+    };
+    fs::create_dir_all(at("a/deep")).unwrap();
+    fs::write(at("a/deep/file"), "deep").unwrap();
+    (0..40).for_each(|number| fs::write(at(&format!("a/{number}")), number.to_string()).unwrap());
+    fs::create_dir(at("unrelated")).unwrap();
+    fs::write(at("unrelated/file"), "unrelated").unwrap();
+
+    // While it copied.
+    interrupt_rename(&cluster, &at("a"), &at("b"), "COPY");
+    assert_same("nothing is deleted yet", &below("a"), &tree("a"));
+    assert!(below("b").len() < tree("b").len());
+    assert_eq!(errno(fs::rename(at("unrelated"), at("b"))), Errno::NOTEMPTY);
+    let (cwd, no_replace) = (rustix::fs::CWD, rustix::fs::RenameFlags::NOREPLACE);
+    assert_eq!(rustix::fs::renameat_with(cwd, at("a"), cwd, at("b"), no_replace), Err(Errno::EXIST));
+    fs::rename(at("a"), at("b")).unwrap();
+    assert_renamed("a", "b");
+
+    // While it deleted.
+    interrupt_rename(&cluster, &at("b"), &at("c"), "DELETE");
+    assert_same("all is copied", &below("c"), &tree("c"));
+    let left = below("b");
+    assert!(left.contains_key("top/b/") && left.len() < tree("b").len(), "{} objects are left", left.len());
+    fs::rename(at("b"), at("c")).unwrap();
+    assert_renamed("b", "c");
+
+    // Somebody has changed meanwhile what was copied: both are kept.
+    interrupt_rename(&cluster, &at("c"), &at("d"), "COPY");
+    cluster.s3.put("bucket", "top/d/0", "changed");
+    assert_eq!(errno(fs::rename(at("c"), at("d"))), Errno::NOTEMPTY);
+    assert_same("nothing is lost", &below("c"), &tree("c"));
+    assert_object(&cluster, "top/d/0", b"changed");
+    // Until somebody has decided which one is wanted.
+    cluster.s3.delete("bucket", "top/d/0");
+    fs::rename(at("c"), at("d")).unwrap();
+    assert_renamed("c", "d");
+
+    // Between its last two requests: the marker was copied, and is all that is left of the old directory.
+    let marker = bucket.runtime.block_on(bucket.ufs.head("top/d/")).unwrap();
+    bucket.runtime.block_on(bucket.ufs.copy(&marker, "top/e/")).unwrap();
+    cluster.cv(&["refresh", "/data"]);
+    fs::rename(at("e"), at("d")).unwrap();
+    assert_renamed("e", "d");
+}
+
 #[test]
 fn what_the_store_does_not_copy_is_renamed_too() {
     let cluster = mounted();

@@ -28,6 +28,13 @@ use crate::stages::Stage;
 /// Longest pause between two pages of a listing, which the master may have to fetch from the bucket.
 const PAGE_WAIT: Duration = Duration::from_secs(10);
 
+/// What was changed in a bucket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Written {
+    Name,
+    NameAndBelow,
+}
+
 /// Files that may be opened next.
 pub(crate) struct FilesAfter {
     pub inodes: Vec<u64>,
@@ -150,7 +157,7 @@ impl Metadata {
         let mark = self.inner.recent.mark();
         let answer = self.inner.master.call_patiently("Revalidate", |mut stubs: Stubs| {
             let (name, session) = (node.name_bytes(), self.inner.lease.session());
-            let request = RevalidateRequest { parent, name, written: false, session };
+            let request = RevalidateRequest { parent, name, session, ..RevalidateRequest::default() };
             async move { stubs.namespace.revalidate(request).await }
         });
         self.take_in(answer.await?, mark).await
@@ -159,12 +166,26 @@ impl Metadata {
     /// Has the master look what the bucket has under a name that was changed there, and notify all clients; gives what
     /// the name leads to then, `None` for nothing.
     pub(crate) async fn written(&self, parent: u64, name: &[u8]) -> Result<Option<Arc<Node>>, ClientError> {
+        self.look_at_written(parent, name, Written::Name).await
+    }
+
+    /// As `written`, where all that is below the name has changed, too: nothing that is known of a directory holds.
+    pub(crate) async fn written_below(&self, parent: u64, name: &[u8]) -> Result<Option<Arc<Node>>, ClientError> {
+        self.look_at_written(parent, name, Written::NameAndBelow).await
+    }
+
+    async fn look_at_written(
+        &self,
+        parent: u64,
+        name: &[u8],
+        written: Written,
+    ) -> Result<Option<Arc<Node>>, ClientError> {
         let parent = self.inode_of_master(parent).await?;
         let mark = self.inner.recent.mark();
         let name = bytes::Bytes::copy_from_slice(name);
         let answer = self.inner.master.call_patiently("Revalidate", |mut stubs: Stubs| {
-            let session = self.inner.lease.session();
-            let request = RevalidateRequest { parent, name: name.clone(), written: true, session };
+            let (session, below) = (self.inner.lease.session(), written == Written::NameAndBelow);
+            let request = RevalidateRequest { parent, name: name.clone(), written: true, session, below };
             async move { stubs.namespace.revalidate(request).await }
         });
         let current = match answer.await.map_err(ClientError::from) {

@@ -1,36 +1,34 @@
 //! Renaming in a bucket: objects are copied there, all of them, and only then deleted under the old keys. So whatever
-//! ends a rename in the middle, each object is under one of its keys at least, and the rename can be made again.
+//! ends a rename in the middle, each object is under one of its keys at least, and the rename can be made again:
+//! `directory` has the order of the requests, and `leftover` finds out what an earlier attempt has done.
 //!
 //! The bytes do not come here. Of a directory, which may have any number of objects, the log says how far it is, and so
 //! do the counters `client_renamed_copies` and `client_renamed_deletions`.
 
-use std::collections::HashSet;
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher as _;
+mod directory;
+mod leftover;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_proto::master::{RenameMode, RenameName};
-use cavern_ufs::{ListMode, Metadata, ObjectMeta, Precondition, Ufs, UfsError};
-use futures::stream::{self, StreamExt, TryStreamExt};
+use cavern_ufs::{Metadata, ObjectMeta, Precondition, Ufs, UfsError};
 use rustix::io::Errno;
 use tokio::time::Instant;
 
+use self::directory::DirectoryRename;
+use self::leftover::Leftover;
 use super::file::{StagedFile, StagedLocation};
 use super::names::{changed, is_empty, refuse};
-use super::{KEY_BYTES_MAX, StagedFiles, location_in};
+use super::{StagedFiles, location_in};
 use crate::error::ClientError;
 use crate::metadata::{Changed, Node};
 use crate::mounts::ObjectVersion;
 use crate::stats::InFlightGauge;
 
-/// Objects of a directory that are copied or deleted at a time.
-const OBJECTS_AT_A_TIME: usize = 16;
 /// For so long after its close a file may still look open, and how often it is looked.
 const RELEASE_LAG: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
-/// A rename that takes longer is logged this often.
-const LOG_EVERY: Duration = Duration::from_secs(10);
 
 impl StagedFiles {
     /// Renames a file or a directory; `to` is the directory of the new name.
@@ -78,8 +76,13 @@ impl StagedFiles {
             self.keep_directory(ufs, from, &rename.name).await?;
             ufs.delete(&object.key, Precondition::Version(&object.etag)).await?;
         }
+        let metadata = &self.shared.metadata;
         for (directory, name) in [(to, &rename.new_name), (from, &rename.name)] {
-            self.shared.metadata.written(directory.inode, name).await?;
+            match source.is_directory() {
+                // Who has looked into it meanwhile has seen a part of what is there.
+                true => metadata.written_below(directory.inode, name).await?,
+                false => metadata.written(directory.inode, name).await?,
+            };
         }
         Ok(changed(None))
     }
@@ -139,51 +142,42 @@ impl StagedFiles {
             }
             tokio::time::sleep(PAUSE).await;
         }
-        if let Some(target) = target {
-            if self.is_open_under(target, to) || !is_empty(ufs, to).await? {
-                return refuse(Errno::NOTEMPTY, format!("{to} is not empty"));
-            }
-            // What is known of it is that it has nothing.
-            ufs.delete(to, Precondition::Anything).await?;
-            self.shared.metadata.written(target.parent, &target.name).await?;
-        }
+        let left = match target {
+            Some(target) => self.make_way(ufs, &from, target, to).await?,
+            None => None,
+        };
         let stats = &self.shared.stats;
         let _under_way = InFlightGauge::new(&stats.directory_renames);
-        let mut progress = Progress::new(format!("{from} → {to}"));
-        // What was copied, by hashes of key and version: so many objects as one likes take little memory.
-        let (hasher, mut copied) = (RandomState::new(), HashSet::new());
-        let mut lister = ufs.list(&from, ListMode::Recursive);
-        while let Some(page) = lister.next_page().await? {
-            if page.hidden > 0 {
-                return refuse(Errno::IO, format!("{from} has keys that are not UTF-8, which cannot be copied"));
-            }
-            let copies = page.objects.into_iter().map(|object| {
-                let hash = hasher.hash_one((&object.key, &object.etag));
-                let copied = copy_below(ufs.clone(), object, from.len(), to.to_owned());
-                async move { copied.await.map(|()| hash) }
-            });
-            let mut copies = stream::iter(copies).buffer_unordered(OBJECTS_AT_A_TIME);
-            while let Some(hash) = copies.try_next().await? {
-                copied.insert(hash);
-                stats.renamed_copies.inc();
-                progress.step("objects are copied");
-            }
-        }
+        let mut rename = DirectoryRename::new(ufs, stats, &from, to, left);
+        rename.copy().await?;
         self.keep_above(ufs, source).await?;
-        let mut lister = ufs.list(&from, ListMode::Recursive);
-        while let Some(page) = lister.next_page().await? {
-            // What somebody else has written there meanwhile stays.
-            let known = page.objects.into_iter();
-            let known = known.filter(|object| copied.contains(&hasher.hash_one((&object.key, &object.etag))));
-            let deletions = known.map(|object| delete_version(ufs.clone(), object));
-            let mut deletions = stream::iter(deletions).buffer_unordered(OBJECTS_AT_A_TIME);
-            while deletions.try_next().await?.is_some() {
-                stats.renamed_deletions.inc();
-                progress.step("copied objects are deleted");
-            }
+        rename.delete_copied().await?;
+        rename.end().await
+    }
+
+    /// An empty directory makes way for another that gets its name. Gives what an earlier attempt of the same rename
+    /// has left there; `ENOTEMPTY` for whatever else is there.
+    async fn make_way(
+        &self,
+        ufs: &Ufs,
+        from: &str,
+        target: &Arc<Node>,
+        to: &str,
+    ) -> Result<Option<Leftover>, ClientError> {
+        let not_empty = || refuse(Errno::NOTEMPTY, format!("{to} is not empty"));
+        if self.is_open_under(target, to) {
+            return not_empty();
         }
-        progress.end();
-        Ok(())
+        if !is_empty(ufs, to).await? {
+            return match Leftover::find(ufs, from, to).await? {
+                None => not_empty(),
+                left => Ok(left),
+            };
+        }
+        // What is known of it is that it has nothing.
+        ufs.delete(to, Precondition::Anything).await?;
+        self.shared.metadata.written(target.parent, &target.name).await?;
+        Ok(None)
     }
 
     /// Makes the directory stay that a directory is moved out of.
@@ -201,52 +195,5 @@ impl StagedFiles {
             let is_of_mount = directory.mount.as_ref().is_some_and(|mount| mount.id() == file.mount.id());
             is_of_mount && file.state.lock().place.location.starts_with(prefix)
         })
-    }
-}
-
-/// Copies an object to the same place below another prefix: that of its own has so many bytes.
-async fn copy_below(ufs: Ufs, object: ObjectMeta, prefix_bytes: usize, to: String) -> Result<(), ClientError> {
-    let key = format!("{to}{}", &object.key[prefix_bytes..]);
-    if key.len() > KEY_BYTES_MAX {
-        return refuse(Errno::NAMETOOLONG, format!("a key of more than {KEY_BYTES_MAX} bytes: {key}"));
-    }
-    ufs.copy(&object, &key).await?;
-    Ok(())
-}
-
-/// Deletes an object, unless it is another by now.
-async fn delete_version(ufs: Ufs, object: ObjectMeta) -> Result<(), ClientError> {
-    match ufs.delete(&object.key, Precondition::Version(&object.etag)).await {
-        Ok(()) | Err(UfsError::VersionChanged { .. }) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// How far a rename is, for the log.
-struct Progress {
-    what: String,
-    steps: u64,
-    began: Instant,
-    logged: Instant,
-}
-
-impl Progress {
-    fn new(what: String) -> Self {
-        let now = Instant::now();
-        Self { what, steps: 0, began: now, logged: now }
-    }
-
-    fn step(&mut self, what: &str) {
-        self.steps += 1;
-        if self.logged.elapsed() >= LOG_EVERY {
-            self.logged = Instant::now();
-            tracing::info!(rename = self.what, requests = self.steps, "a directory is being renamed: {what}");
-        }
-    }
-
-    fn end(&self) {
-        if self.began.elapsed() >= LOG_EVERY {
-            tracing::info!(rename = self.what, requests = self.steps, "a directory was renamed");
-        }
     }
 }

@@ -30,6 +30,8 @@ pub enum Why {
     /// A client has just changed the bucket under it: an object that is found need not be compared with what lies below
     /// it.
     Written,
+    /// The same of all that is below the name: what is known of a directory does not hold any more.
+    WrittenBelow,
 }
 
 impl Listings {
@@ -59,8 +61,14 @@ impl Listings {
             let check = self.0.checks.begin(directory, name);
             let asked_ns = self.0.reader.clock().now_ns();
             let listed = self.ask(&mount, &place, name, why).await?;
-            let Some(turn) = check.turn().await else { return Ok(()) };
-            if self.record(&mount, &place, name, listed, asked_ns).await? {
+            let Some(turn) = check.turn().await else {
+                // A later answer about the name says nothing of what is below it.
+                if why == Why::WrittenBelow {
+                    continue;
+                }
+                return Ok(());
+            };
+            if self.record(&mount, &place, name, listed, (asked_ns, why)).await? {
                 turn.done();
                 return Ok(());
             }
@@ -101,7 +109,7 @@ impl Listings {
         };
         // A directory wins over an object of the same name.
         match known {
-            KnownKind::Nothing if why == Why::Written => match head.await? {
+            KnownKind::Nothing if why != Why::Unknown => match head.await? {
                 Some(file) => Ok(Some(file)),
                 None => list.await,
             },
@@ -128,7 +136,7 @@ impl Listings {
         place: &Directory,
         name: &Bytes,
         listed: Option<Listed>,
-        asked_ns: i64,
+        (asked_ns, why): (i64, Why),
     ) -> Result<bool, MasterError> {
         let _gate = mount.gate.read().await;
         let flight = self.flight(place.inode);
@@ -146,7 +154,7 @@ impl Listings {
             let Some(dentry) = tables.dentry(directory, &looked_up)? else { return Ok(wanted.is_none()) };
             Ok(match wanted {
                 None => false,
-                Some(Listed::Directory) => dentry.kind() == Kind::Directory,
+                Some(Listed::Directory) => dentry.kind() == Kind::Directory && why != Why::WrittenBelow,
                 Some(Listed::File { size, mtime_ns, etag }) => tables.inode(dentry.inode)?.is_some_and(|record| {
                     record.kind() == Kind::File
                         && record.mtime_ns == mtime_ns
@@ -157,10 +165,10 @@ impl Listings {
         if is_known.await? {
             return Ok(true);
         }
-        let (remove, upsert) = match listed {
-            None => (vec![name.clone()], Vec::new()),
-            Some(listed) => (Vec::new(), vec![listed_entry(name.clone(), listed)]),
-        };
+        // A directory that is made anew is one that was never listed.
+        let is_removed = listed.is_none() || why == Why::WrittenBelow;
+        let remove = if is_removed { vec![name.clone()] } else { Vec::new() };
+        let upsert = listed.map(|listed| listed_entry(name.clone(), listed)).into_iter().collect();
         let group = ListingGroup {
             directory: place.path.clone(),
             remove,

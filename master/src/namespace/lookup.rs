@@ -269,7 +269,7 @@ impl Lookups {
             let entry = self.absent_or_entry(parent, name).await?;
             match why {
                 // Times of objects are too coarse to show whether what is kept with one has changed.
-                Why::Written => self.look_at(entry).await,
+                Why::Written | Why::WrittenBelow => self.look_at(entry).await,
                 Why::Unknown => self.looked_at(entry).await,
             }
         };

@@ -136,8 +136,12 @@ impl Namespace for Services {
 
     async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
-        let RevalidateRequest { parent, name, written, .. } = request.into_inner();
-        let why = if written { Why::Written } else { Why::Unknown };
+        let RevalidateRequest { parent, name, written, below, .. } = request.into_inner();
+        let why = match (written, below) {
+            (false, _) => Why::Unknown,
+            (true, false) => Why::Written,
+            (true, true) => Why::WrittenBelow,
+        };
         Ok(Response::new(lookups.revalidate(parent, &name, why).await?))
     }
 

@@ -169,6 +169,32 @@ async fn what_a_client_wrote_is_known_after_one_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_was_written_below_is_listed_anew() {
+    let master = TestMaster::new().await;
+    let (bucket, uri) = new_bucket();
+    bucket.put("d/deep/a", "1");
+    let mount = master.mount("/m", &uri).await;
+    master.indexed(&mount).await;
+    let lookups = &master.services().lookups;
+    let known = lookups.resolve("/m/d").await.unwrap().attr.unwrap().inode;
+    assert!(lookups.resolve("/m/d/deep/a").await.is_ok());
+    bucket.put("d/deep/b", "1");
+    let directory = name("d");
+    let written = |why| lookups.revalidate(mount.root_inode, &directory, why);
+    assert_eq!(written(Why::Written).await.unwrap().attr.unwrap().inode, known);
+    let listed_anew = written(Why::WrittenBelow).await.unwrap().attr.unwrap();
+    assert!(listed_anew.inode != known && listed_anew.kind() == Kind::Directory);
+    for path in ["/m/d/deep/a", "/m/d/deep/b"] {
+        assert!(lookups.resolve(path).await.is_ok(), "{path}");
+    }
+    for key in ["d/deep/a", "d/deep/b"] {
+        bucket.delete(key);
+    }
+    assert!(written(Why::WrittenBelow).await.unwrap_err().is_not_found());
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_absence_is_proven_again_when_the_listing_is_old() {
     let mut config = Config::default();
     config.master.refresh_wait = Interval::millis(30_000);
