@@ -151,7 +151,10 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, 0)?;
         is_about(&request, |asked| asked.path.clone());
         let RefreshRequest { path, recursive, dry_run } = request.into_inner();
-        if dry_run { lookups.check_path(&path) } else { lookups.check_path_to_refresh(&path) }?;
+        match dry_run {
+            true => lookups.check_path(&path)?,
+            false => lookups.check_path_to_refresh(&path)?,
+        }
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
         self.tasks.spawn(async move {

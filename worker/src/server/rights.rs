@@ -159,16 +159,17 @@ impl Rights {
         let refused = |status, what: &str| {
             Err(Refusal::new(status, format!("mount {} is {what} the client \"{client}\"", block.mount_id)))
         };
+        let of_file = block.data.then(|| check_file(block, &self.membership));
         let Some(known) = self.known(block.mount_id, client) else {
             return refused(Status::UnknownMount, "not known to this worker, which cannot judge");
         };
         match known.access {
             ClientAccess::None => refused(Status::PermissionDenied, "not there for"),
             ClientAccess::ReadOnly if is_change => refused(Status::PermissionDenied, "only read by"),
-            ClientAccess::ReadOnly | ClientAccess::Full => match &known.ufs {
-                _ if block.data => check_file(block, &self.membership),
-                Some(ufs) => check_object(block, ufs),
-                None => Ok(()),
+            ClientAccess::ReadOnly | ClientAccess::Full => match (of_file, &known.ufs) {
+                (Some(checked), _) => checked,
+                (None, Some(ufs)) => check_object(block, ufs),
+                (None, None) => Ok(()),
             },
         }
     }
