@@ -71,8 +71,10 @@ pub(crate) fn parse(document: &[u8]) -> Result<StorePage, String> {
     }
     let mut answer = StorePage::default();
     for object in objects {
-        match decoded(object.key, is_encoded) {
-            Some(key) => answer.page.objects.push(described(key, object.size, object.modified, object.etag)?),
+        let described = decoded(object.key, is_encoded)
+            .and_then(|key| described(key, object.size.as_deref(), object.modified, object.etag));
+        match described {
+            Some(object) => answer.page.objects.push(object),
             None => answer.page.hidden += 1,
         }
     }
@@ -101,12 +103,16 @@ fn decoded(text: Text, is_encoded: bool) -> Option<String> {
     percent_decode_str(&text).decode_utf8().ok().map(Cow::into_owned)
 }
 
-fn described(key: String, size: Text, modified: Text, etag: Text) -> Result<ObjectMeta, String> {
-    let size = size.and_then(|size| size.trim().parse().ok());
-    let size = size.ok_or_else(|| format!("no usable Size for key {key:?}"))?;
+/// `None` where the size is none that a file can have: such an object hides only itself.
+fn described(key: String, size: Option<&str>, modified: Text, etag: Text) -> Option<ObjectMeta> {
+    let size = size.and_then(|size| size.trim().parse::<i64>().ok()).and_then(|size| u64::try_from(size).ok());
+    let Some(size) = size else {
+        tracing::warn!("an object is not shown, since the store does not say how long it is: {key:?}");
+        return None;
+    };
     let mtime_ns = modified.and_then(|modified| modified.trim().parse().ok()).map_or(0, nanoseconds);
     let etag = unquoted(etag.as_deref().unwrap_or_default()).to_owned();
-    Ok(ObjectMeta { key, size, etag, mtime_ns, metadata: Default::default() })
+    Some(ObjectMeta { key, size, etag, mtime_ns, metadata: Default::default() })
 }
 
 /// Nanoseconds since the Unix epoch, clamped to what 64 bits hold (the years 1678 to 2262).
@@ -276,6 +282,16 @@ mod tests {
     }
 
     #[test]
+    fn an_object_of_an_impossible_size_hides_only_itself() {
+        let sizes = ["-1", "x", "", "9223372036854775808", "18446744073709551616"];
+        let odd = sizes.map(|size| format!("<Contents><Key>odd</Key><Size>{size}</Size></Contents>")).concat();
+        let contents = [object("a"), odd, "<Contents><Key>none</Key></Contents>".to_owned(), object("b")].concat();
+        let page = parse(document("", &contents).as_bytes()).unwrap().page;
+        assert_eq!(page.objects.iter().map(|object| object.key.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(page.hidden, sizes.len() as u64 + 1);
+    }
+
+    #[test]
     fn a_listing_that_goes_on_needs_its_token() {
         let more = "<ListBucketResult><IsTruncated>true</IsTruncated>{}</ListBucketResult>";
         let token = "<NextContinuationToken>a+/=</NextContinuationToken>";
@@ -293,7 +309,6 @@ mod tests {
         {
             assert!(parse(text.as_bytes()).is_err(), "{text:?}");
         }
-        assert!(parse(document(URL, "<Contents><Key>a</Key></Contents>").as_bytes()).unwrap_err().contains("Size"));
         assert!(parse("<a>".repeat(1000).as_bytes()).unwrap_err().contains("deeply"));
     }
 
