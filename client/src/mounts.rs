@@ -212,7 +212,7 @@ impl ObjectVersion {
             key: self.key.to_string(),
             etag: self.etag.to_string(),
             object_length: self.length,
-            data: false,
+            ..BlockRef::default()
         }
     }
 }

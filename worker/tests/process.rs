@@ -199,7 +199,7 @@ fn put(bucket: &str, key: &str, bytes: &[u8], config: &Config) -> BlockRef {
         key: key.to_owned(),
         etag,
         object_length: bytes.len() as u64,
-        data: false,
+        ..BlockRef::default()
     }
 }
 

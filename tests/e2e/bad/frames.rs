@@ -83,7 +83,7 @@ fn good(entry: &Entry) -> BlockRef {
         key: entry.key.clone(),
         etag: entry.etag.clone(),
         object_length: size,
-        data: false,
+        ..BlockRef::default()
     }
 }
 

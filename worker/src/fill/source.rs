@@ -132,7 +132,7 @@ mod tests {
             key: "k".into(),
             etag: "e".into(),
             object_length: 100,
-            data: false,
+            ..BlockRef::default()
         }
     }
 

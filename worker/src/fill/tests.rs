@@ -79,7 +79,7 @@ impl Fixture {
             key: key.to_owned(),
             etag: etag.to_owned(),
             object_length: length,
-            data: false,
+            ..BlockRef::default()
         };
         Arc::new(BlockSource::parse(reference).unwrap())
     }
@@ -213,7 +213,7 @@ async fn a_content_id_that_is_not_the_keys_is_refused() {
         key: "a".into(),
         etag,
         object_length: 1000,
-        data: false,
+        ..BlockRef::default()
     };
     let source = Arc::new(BlockSource::parse(reference).unwrap());
     assert_eq!(bench.ensure(&source, 0..1).await.unwrap_err().status, Status::BadRequest);

@@ -147,7 +147,7 @@ impl Fixture {
             key: key.to_owned(),
             etag,
             object_length: bytes.len() as u64,
-            data: false,
+            ..BlockRef::default()
         }
     }
 

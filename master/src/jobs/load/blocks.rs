@@ -77,7 +77,7 @@ fn wanted(mount: &OpenMount, inode: u64, source: &Origin, content: ContentId, in
         key: source.key.clone(),
         etag: source.etag.clone(),
         object_length: source.length,
-        data: false,
+        ..BlockRef::default()
     };
     // What a file has been cut to.
     let bytes = block_length(source.valid.min(source.length), block_size, index);

@@ -14,7 +14,7 @@ fn of_object(key: &str, etag: &str, length: u64, index: u32) -> BlockRef {
         key: key.into(),
         etag: etag.into(),
         object_length: length,
-        data: false,
+        ..BlockRef::default()
     }
 }
 
