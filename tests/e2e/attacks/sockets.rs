@@ -43,7 +43,18 @@ struct Posing(Child);
 impl Posing {
     fn begin(above: &Path, directory: &str, socket: &str) -> Self {
         let mut command = Command::new("setpriv");
-        command.args(["--reuid", USER, "--regid", USER, "--clear-groups", "python3", "-c", POSE, directory, socket]);
+        command.args([
+            "--reuid",
+            USER,
+            "--regid",
+            USER,
+            "--clear-groups",
+            "/usr/bin/python3",
+            "-c",
+            POSE,
+            directory,
+            socket,
+        ]);
         // He could not find it by its path.
         let above = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(above).unwrap();
         let mut posing = Self(command.stdin(above).stdout(Stdio::piped()).spawn().unwrap());
