@@ -8,11 +8,12 @@ use std::process::{Child, Command, Stdio};
 use super::*;
 
 const USER: &str = "1000";
-/// Makes a directory below the one that it gets, listens there as a worker does, and notes who comes and what is said.
+/// Runs a program of Python in the directory that stdin is.
+const BELOW_STDIN: &str = r#"cd /proc/self/fd/0/.; exec /usr/bin/python3 -c "$0" "$@" </dev/null"#;
+/// Makes a directory below the one that it is in, listens there as a worker does, and notes who comes and what is said.
 const POSE: &str = r#"
 import os, socket, sys, threading
 
-os.chdir("/proc/self/fd/0/.")
 os.mkdir(sys.argv[1], 0o755)
 os.chdir(sys.argv[1])
 came, said = open("came", "ab", 0), open("said", "ab", 0)
@@ -43,18 +44,8 @@ struct Posing(Child);
 impl Posing {
     fn begin(above: &Path, directory: &str, socket: &str) -> Self {
         let mut command = Command::new("setpriv");
-        command.args([
-            "--reuid",
-            USER,
-            "--regid",
-            USER,
-            "--clear-groups",
-            "/usr/bin/python3",
-            "-c",
-            POSE,
-            directory,
-            socket,
-        ]);
+        command.args(["--reuid", USER, "--regid", USER, "--clear-groups", "sh", "-ec", BELOW_STDIN, POSE]);
+        command.args([directory, socket]);
         // He could not find it by its path.
         let above = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(above).unwrap();
         let mut posing = Self(command.stdin(above).stdout(Stdio::piped()).spawn().unwrap());
