@@ -85,7 +85,9 @@ impl Term {
         let (proposer, proposals) = opened.ok_or_else(|| MasterError::Consensus("the master is stopping".into()))??;
         let (services, pool) = services(context, database, lead, proposer, sessions)?;
         let leadership = Leadership::new(&services);
-        let begun = leadership.begin(database, &context.metrics).await;
+        // What it puts into the log may wait for a majority that is not there any more.
+        let begun = stop.run_until_cancelled(leadership.begin(database, &context.metrics)).await;
+        let begun = begun.unwrap_or_else(|| Err(MasterError::Consensus("the master is stopping".into())));
         let term = Self { services, running: Mutex::new(Some(Running { leadership, pool, proposals })) };
         if let Err(error) = begun {
             term.end().await;

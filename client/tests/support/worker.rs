@@ -187,7 +187,11 @@ impl FakeWorker {
     }
 
     fn hello(&self) -> Vec<u8> {
-        let hello = data::Hello { protocol: 1, worker_id: self.id, ..data::Hello::default() };
+        let hello = data::Hello {
+            protocol: cavern_proto::frame::PROTOCOL_VERSION,
+            worker_id: self.id,
+            ..data::Hello::default()
+        };
         encode_frame(FrameKind::Hello, 0, &hello, 0)
     }
 

@@ -170,7 +170,7 @@ mod tests {
         let refused = [
             (known, wrote(BLOCK + 1, &[(0, 0, Some(4096))]), "several blocks"),
             (known, wrote(200, &[(1, 0, Some(4096))]), "a block behind the end"),
-            (known, wrote(200, &[(0, 3, Some(4096))]), "a block of another generation"),
+            (Attr { generation: 4, ..known }, wrote(200, &[(0, 3, Some(4096))]), "a block of an earlier generation"),
             (known, wrote(200, &[(0, 0, None)]), "nobody says what it takes"),
             (Attr { allocated: None, ..known }, wrote(200, &[(0, 0, Some(1))]), "nor what it took"),
             (Attr { kind: Kind::Directory.into(), ..known }, wrote(200, &[]), "no file"),

@@ -301,7 +301,7 @@ async fn what_is_written_and_read_in_a_mount_waits_for_its_rate() {
         Mount { id, uri, write_type: WriteType::FsMode as i32, clients: vec![rule], ..Default::default() }
     };
     bench.mounts.apply(MountTable { epoch: 2, mounts: vec![mount(1, 2 << 20), mount(2, 0)], status: vec![] });
-    let in_other = |number| BlockRef { mount_id: 2, ..block(number, 0) };
+    let in_other = |number| BlockRef::of_inode("cluster-1", number, 0, 0, BLOCK, 2);
     let bytes = noise(1 << 20);
     let client = bench.pool_of(certificates.transport(Role::Client));
     write_block(&client, &in_other(9), &bytes).await.unwrap();
