@@ -278,13 +278,16 @@ fn a_master_dies_in_the_middle_of_the_end_of_a_session_and_lets_go_of_the_rest()
     daemon.signal(Signal::STOP);
     cluster.kill("fuse1");
     daemon.signal(Signal::KILL);
+    // It is kept until somebody wants what it holds.
+    let here = mounts.here.join("directories");
+    let wanted = here.clone();
+    let listing = thread::spawn(move || fs::read_dir(wanted).unwrap().count());
     eventually("the master dies", PATIENCE, || cluster.has_died_at(Failpoint::SessionEnding).then_some(()));
     eventually("its end is known", PATIENCE, || (cluster.status().masters[0].state == "crashed").then_some(()));
     cluster.start("master");
     cluster.start("worker0");
     let began = Instant::now();
-    let here = mounts.here.join("directories");
-    assert_eq!(fs::read_dir(&here).unwrap().count(), 601);
+    assert_eq!(listing.join().unwrap(), 601);
     assert_eq!(fs::read(here.join("last")).unwrap(), b"last");
     for number in 0..600 {
         fs::write(here.join(format!("{number}/theirs")), "").unwrap();
