@@ -51,10 +51,10 @@ async fn a_request_is_done_once_whichever_masters_it_is_sent_to() {
         request_id: id(number),
         ..MountRequest::default()
     };
-    let mounted = calls.mount(request(1)).await.unwrap().into_inner();
-    assert_eq!(calls.mount(request(1)).await.unwrap().into_inner(), mounted);
+    let mounted = calls.mount(request(1)).await.unwrap().into_inner().mount;
+    assert_eq!(calls.mount(request(1)).await.unwrap().into_inner().mount, mounted);
     let mut calls = next_leader(&members).await;
-    assert_eq!(calls.mount(request(1)).await.unwrap().into_inner(), mounted);
+    assert_eq!(calls.mount(request(1)).await.unwrap().into_inner().mount, mounted);
     let worker = Worker { data_address: "w:1".into(), ..Worker::default() };
     let register = RegisterWorkerRequest { uuid: id(99), cluster_id: String::new(), worker: Some(worker.clone()) };
     let worker_id = calls.register_worker(register.clone()).await.unwrap().into_inner().worker_id;
@@ -110,7 +110,7 @@ async fn a_request_is_done_once_whichever_masters_it_is_sent_to() {
     assert_eq!(mounts, [second.mount.unwrap()]);
     // It was mounted; that it is gone is another story.
     let before = calls.mount(request(1)).await.unwrap().into_inner().mount.unwrap();
-    assert_eq!((before.uri, before.id), (uri.clone(), mounted.mount.unwrap().id));
+    assert_eq!((before.uri, before.id), (uri.clone(), mounted.unwrap().id));
     // An id is that of one request.
     let confused = calls.mount(MountRequest { request_id: id(4), ..request(1) }).await.unwrap_err();
     assert_eq!(confused.code(), Code::InvalidArgument);

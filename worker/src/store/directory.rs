@@ -76,7 +76,10 @@ impl Identity {
         let path = directory.join("worker.json");
         let text = match std::fs::read(&path) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            // What is no directory is refused as such.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Ok(None);
+            }
             Err(source) => return Err(WorkerError::Directory { action: "read", path, source }),
         };
         // The format is looked at first: a later one may have changed everything else.
