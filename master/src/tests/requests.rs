@@ -6,8 +6,8 @@ use bytes::Bytes;
 use cavern_conf::Config;
 use cavern_proto::master::cluster_client::ClusterClient;
 use cavern_proto::master::{
-    DrainWorkerRequest, GetJobRequest, JobState, Mount, MountRequest, RegisterWorkerRequest, RemoveWorkerRequest,
-    SubmitExportRequest, SubmitLoadRequest, UnmountRequest, UpdateMountRequest, Worker, WriteType,
+    DrainWorkerRequest, GetJobRequest, JobState, Mount, MountReply, MountRequest, RegisterWorkerRequest,
+    RemoveWorkerRequest, SubmitExportRequest, SubmitLoadRequest, UnmountRequest, UpdateMountReply, Worker, WriteType,
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, Once};
@@ -51,10 +51,13 @@ async fn a_request_is_done_once_whichever_masters_it_is_sent_to() {
         request_id: id(number),
         ..MountRequest::default()
     };
-    let mounted = calls.mount(request(1)).await.unwrap().into_inner().mount;
-    assert_eq!(calls.mount(request(1)).await.unwrap().into_inner().mount, mounted);
+    let mounted = calls.mount(request(1)).await.unwrap().into_inner();
+    assert!(mounted.is_empty, "{mounted:?}");
+    // What was found under the prefix is told once.
+    let again = MountReply { is_empty: false, ..mounted.clone() };
+    assert_eq!(calls.mount(request(1)).await.unwrap().into_inner(), again);
     let mut calls = next_leader(&members).await;
-    assert_eq!(calls.mount(request(1)).await.unwrap().into_inner().mount, mounted);
+    assert_eq!(calls.mount(request(1)).await.unwrap().into_inner(), again);
     let worker = Worker { data_address: "w:1".into(), ..Worker::default() };
     let register = RegisterWorkerRequest { uuid: id(99), cluster_id: String::new(), worker: Some(worker.clone()) };
     let worker_id = calls.register_worker(register.clone()).await.unwrap().into_inner().worker_id;
@@ -110,7 +113,7 @@ async fn a_request_is_done_once_whichever_masters_it_is_sent_to() {
     assert_eq!(mounts, [second.mount.unwrap()]);
     // It was mounted; that it is gone is another story.
     let before = calls.mount(request(1)).await.unwrap().into_inner().mount.unwrap();
-    assert_eq!((before.uri, before.id), (uri.clone(), mounted.unwrap().id));
+    assert_eq!((before.uri, before.id), (uri.clone(), mounted.mount.unwrap().id));
     // An id is that of one request.
     let confused = calls.mount(MountRequest { request_id: id(4), ..request(1) }).await.unwrap_err();
     assert_eq!(confused.code(), Code::InvalidArgument);

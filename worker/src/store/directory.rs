@@ -76,7 +76,7 @@ impl Identity {
         let path = directory.join("worker.json");
         let text = match std::fs::read(&path) {
             Ok(text) => text,
-            // What is no directory is refused as such.
+            // What is no directory is refused by `ensure_dir`, which names the setting.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 return Ok(None);
             }
