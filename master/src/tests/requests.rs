@@ -7,7 +7,7 @@ use cavern_conf::Config;
 use cavern_proto::master::cluster_client::ClusterClient;
 use cavern_proto::master::{
     DrainWorkerRequest, GetJobRequest, JobState, Mount, MountReply, MountRequest, RegisterWorkerRequest,
-    RemoveWorkerRequest, SubmitExportRequest, SubmitLoadRequest, UnmountRequest, UpdateMountReply, Worker, WriteType,
+    RemoveWorkerRequest, SubmitExportRequest, SubmitLoadRequest, UnmountRequest, UpdateMountRequest, Worker, WriteType,
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, Once};

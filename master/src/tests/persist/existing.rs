@@ -18,7 +18,7 @@ use super::bench::{BLOCK, Fixture};
 use super::fake::{body, written};
 use crate::namespace::Lookups;
 use crate::raft::simulation::number_from_environment;
-use crate::tests::harness::{eventually, name};
+use crate::tests::harness::{PATIENCE, eventually, name};
 
 /// What is under a path: the words of a file, or a directory.
 pub(super) type Model = BTreeMap<String, Option<Vec<String>>>;
@@ -91,12 +91,15 @@ impl Fixture {
     /// What a file has, also while it is on its way to the bucket.
     async fn words(&self, path: &str) -> Vec<String> {
         let inode = self.find(path).await.unwrap();
-        loop {
-            if let Some(words) = self.read(inode).await {
-                return words;
+        let read = async {
+            loop {
+                if let Some(words) = self.read(inode).await {
+                    return words;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        };
+        tokio::time::timeout(PATIENCE, read).await.unwrap_or_else(|_| panic!("{path} ({inode}) is not to be read"))
     }
 
     /// The whole namespace below the mount, listing what was not listed.
