@@ -14,8 +14,8 @@ use cavern_proto::master::{
     GetLayoutRequest, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, ListMountsRequest,
     Lock, LockKind, LockType, LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest, Mutation,
     PersistStatusRequest, ReadDirRequest, RecallRequest, RefreshRequest, RememberRequest, ResolveRequest,
-    RevalidateRequest, SetAttr, SetLock, TouchRequest, UnmountRequest, UpdateMountRequest, UsageRequest, User,
-    UserLimits, WriteType,
+    RevalidateRequest, SetAttr, SetLock, SetQuota, SetTtl, TouchRequest, TtlAction, UnmountRequest, UpdateMountRequest,
+    UsageRequest, User, UserLimits, WriteType,
 };
 use cavern_security::{Identity, MountDebt, Role, Tenant};
 use futures::StreamExt;
@@ -240,7 +240,8 @@ async fn change(master: &TestMaster, client_name: &str, change: Change) -> i32 {
     let session = services.watch.open(client_name, before).unwrap();
     let mutations = vec![Mutation { seq: 1, change: Some(change), ..Mutation::default() }];
     let call = MutateRequest { session: session.id(), mutations, answered: 0 };
-    let made = services.begin_changes(call, services.client(Some(&identity)), None).await.unwrap().await.unwrap();
+    let asker = (services.client(Some(&identity)), Some(&identity));
+    let made = services.begin_changes(call, asker, None).await.unwrap().await.unwrap();
     made.results[0].errno
 }
 
@@ -264,6 +265,24 @@ async fn only_whoever_may_changes_a_mount_and_whoever_reads_may_lock() {
     assert_eq!(change(&master, "r", Change::Hold(file)).await, 0);
     assert_eq!(change(&master, "a", create(root, "g", Kind::File)).await, 0);
     assert_eq!(master.tree("/m").await.len(), before.len() + 1);
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_no_rule_lets_set_quotas_does_not_also_where_there_are_no_rules() {
+    let master = ready(TestMaster::new().await).await;
+    let mount = mutations::mount(&master).await;
+    let quota = || Change::SetQuota(SetQuota { inode: mount.root_inode, max_bytes: Some(0), max_inodes: Some(9) });
+    assert!(master.services().client(Some(&Identity::new("c", Role::Client, "a").unwrap())).is_none());
+    assert_eq!(change(&master, "a", quota()).await, Errno::PERM.raw_os_error());
+    assert_eq!(change(&master, "a", create(mount.root_inode, "f", Kind::File)).await, 0, "all else goes on");
+    let with_quotas = ClientRule { name: "a".into(), sets_quotas: true, ..ClientRule::default() };
+    let clients = cavern_proto::master::ClientRules { rules: vec![with_quotas] };
+    let update = UpdateMountRequest { path: "/m".into(), clients: Some(clients), ..UpdateMountRequest::default() };
+    master.services().update_mount(of(Role::Admin, "x", update)).await.unwrap();
+    assert_eq!(change(&master, "a", quota()).await, 0);
+    let ttl = SetTtl { inode: mount.root_inode, seconds: 9, action: TtlAction::Delete as i32 };
+    assert_eq!(change(&master, "a", Change::SetTtl(ttl)).await, Errno::PERM.raw_os_error());
     master.stop().await;
 }
 
