@@ -6,15 +6,20 @@
 use cavern_security::{Identity, Role};
 use tonic::Status;
 
-use Role::{Admin, Client, Master, Worker};
+use Role::{Admin, Client, Master, Operator, Viewer, Worker};
 
 /// Whoever reads and writes.
 const USERS: &[Role] = &[Client, Admin];
-const OPERATORS: &[Role] = &[Admin];
+/// Whoever looks at the cluster, and changes nothing.
+const VIEWERS: &[Role] = &[Viewer, Operator, Admin];
+/// Whoever operates it.
+const OPERATORS: &[Role] = &[Operator, Admin];
+/// Whoever says which masters there are, and with which keys.
+const ADMINS: &[Role] = &[Admin];
 const MASTERS: &[Role] = &[Master];
 const WORKERS: &[Role] = &[Worker];
 /// Whoever needs to know where the others are.
-const EVERYBODY: &[Role] = &[Master, Worker, Client, Admin];
+const EVERYBODY: &[Role] = &[Master, Worker, Client, Viewer, Operator, Admin];
 
 /// Methods of a service, and the roles that may call them.
 type Methods = &'static [(&'static str, &'static [Role])];
@@ -30,7 +35,7 @@ const TABLE: &[(&str, Methods)] = &[
             ("ReadDir", USERS),
             ("Touch", USERS),
             ("Revalidate", USERS),
-            ("Refresh", USERS),
+            ("Refresh", &[Client, Operator, Admin]),
             ("Usage", USERS),
             ("Mutate", USERS),
             ("CheckHolds", USERS),
@@ -57,22 +62,22 @@ const TABLE: &[(&str, Methods)] = &[
             ("Mount", OPERATORS),
             ("Unmount", OPERATORS),
             ("UpdateMount", OPERATORS),
-            ("ListMounts", &[Worker, Client, Admin]),
+            ("ListMounts", &[Worker, Client, Viewer, Operator, Admin]),
             // Workers fetch from buckets, and clients where no worker does.
             ("GetCredentials", &[Worker, Client]),
             ("SubmitLoad", OPERATORS),
             ("SubmitExport", OPERATORS),
-            ("GetJob", OPERATORS),
-            ("ListJobs", OPERATORS),
+            ("GetJob", VIEWERS),
+            ("ListJobs", VIEWERS),
             ("CancelJob", OPERATORS),
             ("RetryJob", OPERATORS),
-            ("GetPersistStatus", USERS),
+            ("GetPersistStatus", &[Client, Viewer, Operator, Admin]),
             ("ResolveLost", OPERATORS),
             ("DrainWorker", OPERATORS),
-            ("GetWorkerBlocks", OPERATORS),
+            ("GetWorkerBlocks", VIEWERS),
             ("RemoveWorker", OPERATORS),
-            ("ListUnavailable", OPERATORS),
-            ("Status", OPERATORS),
+            ("ListUnavailable", VIEWERS),
+            ("Status", VIEWERS),
         ],
     ),
     (
@@ -88,10 +93,10 @@ const TABLE: &[(&str, Methods)] = &[
             ("Join", MASTERS),
             ("TakeKey", MASTERS),
             ("SettleKeys", MASTERS),
-            ("AddMaster", OPERATORS),
-            ("RemoveMaster", OPERATORS),
+            ("AddMaster", ADMINS),
+            ("RemoveMaster", ADMINS),
             ("TransferLead", OPERATORS),
-            ("RotateSecrets", OPERATORS),
+            ("RotateSecrets", ADMINS),
             ("MakeSnapshot", OPERATORS),
         ],
     ),
@@ -245,8 +250,16 @@ mod tests {
         let may = |role, path: &str| check(path, &Identity::new("c", role, "n").unwrap());
         assert!(may(Client, "/cavern.master.v1.Namespace/Mutate").is_ok());
         assert!(may(Worker, "/cavern.master.v1.Cluster/Heartbeat").is_ok());
+        assert!(may(Viewer, "/cavern.master.v1.Cluster/Status").is_ok());
+        assert!(may(Operator, "/cavern.master.v1.Cluster/Mount").is_ok());
         for (role, path, needed) in [
-            (Client, "/cavern.master.v1.Cluster/Mount", "admin"),
+            (Client, "/cavern.master.v1.Cluster/Mount", "operator or admin"),
+            (Viewer, "/cavern.master.v1.Cluster/Unmount", "operator or admin"),
+            (Viewer, "/cavern.master.v1.Namespace/Resolve", "client or admin"),
+            (Operator, "/cavern.master.v1.Namespace/Mutate", "client or admin"),
+            (Operator, "/cavern.raft.v1.Raft/AddMaster", "admin"),
+            (Operator, "/cavern.raft.v1.Raft/RotateSecrets", "admin"),
+            (Operator, "/cavern.master.v1.Cluster/GetCredentials", "worker or client"),
             (Client, "/cavern.master.v1.Cluster/RegisterWorker", "worker"),
             (Worker, "/cavern.master.v1.Namespace/Mutate", "client or admin"),
             (Admin, "/cavern.raft.v1.Raft/TakeKey", "master"),
