@@ -28,6 +28,8 @@ const SHORTEST_HEARTBEAT: Interval = Interval::millis(10);
 /// time within the patience of its readers.
 const SLOWEST_OPERATIONS: usize = 1000;
 const SLOWEST_BYTES: ByteSize = ByteSize::mib(8);
+/// What a page of a listing has.
+const FEWEST_ENTRIES: u64 = 1000;
 /// Of so many masters a group can be made.
 const MASTERS: [usize; 3] = [1, 3, 5];
 /// The journal of a mount has room for little more.
@@ -167,6 +169,13 @@ fn master(config: &Config, rules: &mut Rules<'_>) {
     });
     rules.at_most_ten_years("master.refresh_wait", master.refresh_wait);
     rules.count("master.list_concurrency", master.list_concurrency);
+    for (key, most) in
+        [("master.listing_entries", master.listing_entries), ("master.index_entries", master.index_entries)]
+    {
+        rules.require(most >= FEWEST_ENTRIES, &[key], || {
+            format!("{most} must be at least {FEWEST_ENTRIES}: a page of a listing has as many")
+        });
+    }
     rules.count("master.load_concurrency", master.load_concurrency);
     rules.at_most_ten_years("master.persist_delay", master.persist_delay);
     rules.count("master.persist_concurrency", master.persist_concurrency);

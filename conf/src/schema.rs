@@ -107,6 +107,10 @@ pub struct Master {
     pub refresh_wait: Interval,
     /// LIST requests in flight at most.
     pub list_concurrency: usize,
+    /// Entries that the listing of one directory of a bucket may have,
+    pub listing_entries: u64,
+    /// and the index of a whole mount.
+    pub index_entries: u64,
     /// Blocks of all loads together in flight at most.
     pub load_concurrency: usize,
     /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket; up
@@ -391,6 +395,8 @@ impl Default for Master {
             session_lease: Interval::millis(5000),
             refresh_wait: Interval::millis(1000),
             list_concurrency: 32,
+            listing_entries: 50_000_000,
+            index_entries: 1_000_000_000,
             load_concurrency: 32,
             persist_delay: Interval::millis(5000),
             persist_concurrency: 64,

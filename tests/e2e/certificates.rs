@@ -122,7 +122,11 @@ fn what_makes_no_sense_is_refused_and_nothing_is_overwritten() {
 
     place.refused(&["init", "--dir", &authority], FAILED, &["ca.pem", "is there already"]);
     place.refused(&["issue", "worker", "w", "--dir", &authority], FAILED, &["worker-w.pem", "is there already"]);
-    place.refused(&["issue", "root", "w", "--dir", &authority], USAGE, &["master, worker, client, viewer, operator or admin"]);
+    place.refused(
+        &["issue", "root", "w", "--dir", &authority],
+        USAGE,
+        &["master, worker, client, viewer, operator or admin"],
+    );
     for name in ["a b", "../w", "", "é"] {
         place.refused(&["issue", "worker", name, "--dir", &authority], USAGE, &["cavern://CLUSTER/ROLE/NAME"]);
     }

@@ -25,8 +25,7 @@ pub enum Role {
 }
 
 impl Role {
-    pub const ALL: [Self; 6] =
-        [Self::Master, Self::Worker, Self::Client, Self::Viewer, Self::Operator, Self::Admin];
+    pub const ALL: [Self; 6] = [Self::Master, Self::Worker, Self::Client, Self::Viewer, Self::Operator, Self::Admin];
 
     /// As it stands in a certificate.
     pub fn name(self) -> &'static str {
@@ -106,7 +105,8 @@ impl FromStr for Identity {
         if !is_plain(cluster) || !is_plain(name) {
             return Err(refused("names have 1 to 64 letters, digits, \"-\", \"_\" or \".\""));
         }
-        let role = role.parse().map_err(|_| refused("the roles are master, worker, client, viewer, operator and admin"))?;
+        let role =
+            role.parse().map_err(|_| refused("the roles are master, worker, client, viewer, operator and admin"))?;
         Ok(Self { cluster: cluster.to_owned(), role, name: name.to_owned() })
     }
 }
