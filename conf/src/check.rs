@@ -28,6 +28,8 @@ const SHORTEST_HEARTBEAT: Interval = Interval::millis(10);
 /// time within the patience of its readers.
 const SLOWEST_OPERATIONS: usize = 1000;
 const SLOWEST_BYTES: ByteSize = ByteSize::mib(8);
+/// What clients may have made and not committed, at least.
+const LEAST_RESERVED: ByteSize = ByteSize::mib(16);
 /// What a page of a listing has.
 const FEWEST_ENTRIES: u64 = 1000;
 /// Of so many masters a group can be made.
@@ -253,6 +255,19 @@ fn worker(config: &Config, rules: &mut Rules<'_>) {
         &["worker.unclaimed_after"],
         || format!("\"{}\" must be at least \"{SHORTEST_UNCLAIMED}\", as \"1h\"", worker.unclaimed_after),
     );
+    rules.require((SHORTEST_UNCLAIMED..=LONGEST).contains(&worker.reserved_after), &["worker.reserved_after"], || {
+        format!("\"{}\" must be at least \"{SHORTEST_UNCLAIMED}\", as \"10m\"", worker.reserved_after)
+    });
+    for (key, most) in
+        [("worker.client_reserved", worker.client_reserved), ("worker.mount_reserved", worker.mount_reserved)]
+    {
+        rules.require(most.bytes() == 0 || most >= LEAST_RESERVED, &[key], || {
+            format!(
+                "\"{most}\" must be \"0B\", for a share of the capacity, or at least \"{LEAST_RESERVED}\": a writer \
+                 has made a few blocks before it commits the first of them"
+            )
+        });
+    }
     rules.count("worker.fill_concurrency", worker.fill_concurrency);
     rules.at_least("worker.fill_size_max", worker.fill_size_max, CHUNK);
     rules.ordered(("worker.fill_size_max", worker.fill_size_max), ("worker.memory_budget", worker.memory_budget));

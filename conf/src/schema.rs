@@ -168,6 +168,13 @@ pub struct Worker {
     pub scrub_rate: ByteSize,
     /// Blocks of fs-mode mounts that no file has are freed when nobody has written to them for so long.
     pub unclaimed_after: Interval,
+    /// Blocks that one client has made over the network, by the identity in its certificate, and that no file has yet
+    /// take so much at most; 0 for a quarter of the capacity.
+    pub client_reserved: ByteSize,
+    /// The same of all clients in one mount; 0 for half of the capacity.
+    pub mount_reserved: ByteSize,
+    /// Such blocks are freed when no file has them after so long.
+    pub reserved_after: Interval,
     /// Connections that one client may have at once, by the identity in its certificate,
     pub client_connections: usize,
     /// and what it may read and write over them in a second; 0 for any number.
@@ -431,6 +438,9 @@ impl Default for Worker {
             fill_size_max: ByteSize::mib(8),
             scrub_rate: ByteSize::mib(10),
             unclaimed_after: Interval::millis(3_600_000),
+            client_reserved: ByteSize::mib(0),
+            mount_reserved: ByteSize::mib(0),
+            reserved_after: Interval::secs(600),
             client_connections: 512,
             client_bytes_per_second: ByteSize::mib(0),
         }

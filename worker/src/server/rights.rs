@@ -138,6 +138,11 @@ impl Rights {
         Self { client, mounts, membership, version: 0, known: Vec::new(), renewed: None }
     }
 
+    /// The client's name, if it is judged.
+    pub(super) fn client(&self) -> Option<&Arc<str>> {
+        self.client.as_ref()
+    }
+
     /// Whether there is anything that the peer may not do with blocks.
     pub(super) fn are_limited(&self) -> bool {
         self.client.is_some()
