@@ -38,8 +38,9 @@ const ASK_INTERVAL: Duration = Duration::from_secs(1);
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pages of claims that one question takes at most: the numbers of made-up files may lie anywhere.
 const PAGES_MAX: usize = 256;
-/// A request that meets a bound waits for commits this long, less than clients wait for a worker.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// A request that meets a bound waits for commits this long: clients commit every three seconds at least, and wait for
+/// a worker for five.
+const PATIENCE: Duration = Duration::from_millis(3500);
 /// Between two looks for what is to be freed, at least.
 const SHORTEST_LOOK: Duration = Duration::from_millis(500);
 /// A block counts with as much at least: there is a file of it, and an entry in memory.

@@ -38,8 +38,9 @@ alternative names, cavern://CLUSTER/ROLE/NAME.")]
 
 The roles: master and worker are `cv master` and `cv worker`; client is `cv fuse` and whatever else reads and writes. \
 The others are command lines of people: viewer looks (reports, lists, status, metrics), operator also changes mounts, \
-jobs and workers, and admin may do everything, also with masters, their keys, and files. The files are called ROLE-NAME.pem and ROLE-NAME-key.pem. \
-Processes read files that are replaced for their next connection, without a restart.")]
+jobs and workers, and admin may do everything, also with masters, their keys, and files. The files are called \
+ROLE-NAME.pem and ROLE-NAME-key.pem. Processes read files that are replaced for their next connection, without a \
+restart.")]
     Issue(IssueArgs),
     /// Say whose certificates these are, and until when they hold.
     #[command(after_help = "Examples:

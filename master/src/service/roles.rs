@@ -165,6 +165,19 @@ pub(super) fn check(path: &str, identity: &Identity) -> Result<(), Status> {
     }))
 }
 
+/// What docs/decisions/0039-calls-and-frames.md says of calls: method, roles, what they are judged by, and where.
+#[cfg(test)]
+pub fn documented() -> Vec<[&'static str; 4]> {
+    let text = include_str!("../../../docs/decisions/0039-calls-and-frames.md");
+    let section = text.split("\n## ").find(|section| section.starts_with("Calls")).unwrap_or_default();
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    rows.map(|line| {
+        let mut cells = line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`'));
+        [(); 4].map(|()| cells.next().unwrap_or_default())
+    })
+    .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use prost::Message as _;
@@ -192,6 +205,32 @@ mod tests {
         }
         let entries: usize = TABLE.iter().map(|(_, methods)| methods.len()).sum();
         assert_eq!(entries, methods.len());
+    }
+
+    #[test]
+    fn each_call_is_documented_with_who_may_and_by_what_it_is_judged() {
+        let files = FileDescriptorSet::decode(cavern_proto::FILE_DESCRIPTORS).unwrap().file;
+        let rows = documented();
+        let mut methods = 0;
+        for file in &files {
+            for service in &file.service {
+                for method in &service.method {
+                    methods += 1;
+                    let path = format!("/{}.{}/{}", file.package(), service.name(), method.name());
+                    let row = rows.iter().find(|row| row[0] == method.name());
+                    let row = row.unwrap_or_else(|| panic!("{path} has no row in docs/decisions/0039"));
+                    let may = |role: &Role| check(&path, &Identity::new("c", *role, "n").unwrap()).is_ok();
+                    let may: Vec<&str> = Role::ALL.into_iter().filter(may).map(Role::name).collect();
+                    assert_eq!(row[1], may.join(", "), "{path}");
+                    assert!(["mount", "session", "worker", "role"].contains(&row[2]), "{row:?}");
+                    assert!(!row[3].is_empty(), "{row:?}");
+                }
+            }
+        }
+        assert_eq!(rows.len(), methods, "there are rows of what is no call");
+        // Of what clients ask for, nothing else is the same for all.
+        let of_role = rows.iter().filter(|row| row[2] == "role" && row[1].contains("client")).map(|row| row[0]);
+        assert_eq!(of_role.collect::<Vec<_>>(), ["ListWorkers", "GetGroup"]);
     }
 
     /// Each element of a list of messages, which takes two bytes on the wire, may take hundreds in memory.

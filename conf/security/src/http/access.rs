@@ -2,8 +2,8 @@
 //!
 //! Where connections are secured the port speaks TLS, and nothing else. `/healthz` is for everybody, since supervisors
 //! and load balancers have nothing to show; with `security.open_metrics` so is `/metrics`. Everything else, also what
-//! is not there, is for whoever brings the token of `security.http_token`, or the certificate of a viewer, an operator or
-//! an admin.
+//! is not there, is for whoever brings the token of `security.http_token`, or the certificate of a viewer, an operator
+//! or an admin.
 
 use std::fmt::{self, Display};
 use std::io;
