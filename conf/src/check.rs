@@ -28,6 +28,10 @@ const SHORTEST_HEARTBEAT: Interval = Interval::millis(10);
 /// time within the patience of its readers.
 const SLOWEST_OPERATIONS: usize = 1000;
 const SLOWEST_BYTES: ByteSize = ByteSize::mib(8);
+/// What clients may have made and not committed, at least.
+const LEAST_RESERVED: ByteSize = ByteSize::mib(16);
+/// What a page of a listing has.
+const FEWEST_ENTRIES: u64 = 1000;
 /// Of so many masters a group can be made.
 const MASTERS: [usize; 3] = [1, 3, 5];
 /// The journal of a mount has room for little more.
@@ -167,6 +171,13 @@ fn master(config: &Config, rules: &mut Rules<'_>) {
     });
     rules.at_most_ten_years("master.refresh_wait", master.refresh_wait);
     rules.count("master.list_concurrency", master.list_concurrency);
+    for (key, most) in
+        [("master.listing_entries", master.listing_entries), ("master.index_entries", master.index_entries)]
+    {
+        rules.require(most >= FEWEST_ENTRIES, &[key], || {
+            format!("{most} must be at least {FEWEST_ENTRIES}: a page of a listing has as many")
+        });
+    }
     rules.count("master.load_concurrency", master.load_concurrency);
     rules.at_most_ten_years("master.persist_delay", master.persist_delay);
     rules.count("master.persist_concurrency", master.persist_concurrency);
@@ -244,6 +255,19 @@ fn worker(config: &Config, rules: &mut Rules<'_>) {
         &["worker.unclaimed_after"],
         || format!("\"{}\" must be at least \"{SHORTEST_UNCLAIMED}\", as \"1h\"", worker.unclaimed_after),
     );
+    rules.require((SHORTEST_UNCLAIMED..=LONGEST).contains(&worker.reserved_after), &["worker.reserved_after"], || {
+        format!("\"{}\" must be at least \"{SHORTEST_UNCLAIMED}\", as \"10m\"", worker.reserved_after)
+    });
+    for (key, most) in
+        [("worker.client_reserved", worker.client_reserved), ("worker.mount_reserved", worker.mount_reserved)]
+    {
+        rules.require(most.bytes() == 0 || most >= LEAST_RESERVED, &[key], || {
+            format!(
+                "\"{most}\" must be \"0B\", for a share of the capacity, or at least \"{LEAST_RESERVED}\": a writer \
+                 has made a few blocks before it commits the first of them"
+            )
+        });
+    }
     rules.count("worker.fill_concurrency", worker.fill_concurrency);
     rules.at_least("worker.fill_size_max", worker.fill_size_max, CHUNK);
     rules.ordered(("worker.fill_size_max", worker.fill_size_max), ("worker.memory_budget", worker.memory_budget));

@@ -107,6 +107,10 @@ pub struct Master {
     pub refresh_wait: Interval,
     /// LIST requests in flight at most.
     pub list_concurrency: usize,
+    /// Entries that the listing of one directory of a bucket may have,
+    pub listing_entries: u64,
+    /// and the index of a whole mount.
+    pub index_entries: u64,
     /// Blocks of all loads together in flight at most.
     pub load_concurrency: usize,
     /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket; up
@@ -164,6 +168,13 @@ pub struct Worker {
     pub scrub_rate: ByteSize,
     /// Blocks of fs-mode mounts that no file has are freed when nobody has written to them for so long.
     pub unclaimed_after: Interval,
+    /// Blocks that one client has made over the network, by the identity in its certificate, and that no file has yet
+    /// take so much at most; 0 for a quarter of the capacity.
+    pub client_reserved: ByteSize,
+    /// The same of all clients in one mount; 0 for half of the capacity.
+    pub mount_reserved: ByteSize,
+    /// Such blocks are freed when no file has them after so long.
+    pub reserved_after: Interval,
     /// Connections that one client may have at once, by the identity in its certificate,
     pub client_connections: usize,
     /// and what it may read and write over them in a second; 0 for any number.
@@ -391,6 +402,8 @@ impl Default for Master {
             session_lease: Interval::millis(5000),
             refresh_wait: Interval::millis(1000),
             list_concurrency: 32,
+            listing_entries: 50_000_000,
+            index_entries: 1_000_000_000,
             load_concurrency: 32,
             persist_delay: Interval::millis(5000),
             persist_concurrency: 64,
@@ -425,6 +438,9 @@ impl Default for Worker {
             fill_size_max: ByteSize::mib(8),
             scrub_rate: ByteSize::mib(10),
             unclaimed_after: Interval::millis(3_600_000),
+            client_reserved: ByteSize::mib(0),
+            mount_reserved: ByteSize::mib(0),
+            reserved_after: Interval::secs(600),
             client_connections: 512,
             client_bytes_per_second: ByteSize::mib(0),
         }

@@ -37,7 +37,7 @@ use std::sync::Arc;
 
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{ApplyListing, ListingGroup};
-use cavern_ufs::{ListPage, Lister};
+use cavern_ufs::{ListMode, ListPage, Lister};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -64,6 +64,9 @@ use crate::state::{Outcome, StateReader};
 const PORTION: usize = 500;
 /// Directories that are being listed or wait for it, at most.
 const FLIGHTS_MAX: usize = 16_384;
+/// What to do about a directory, or a mount, that the bucket has too much in.
+const ENTRIES_REMEDY: &str = "split the directory, or raise master.listing_entries if there are so many objects";
+const INDEX_REMEDY: &str = "mount a part of it, or raise master.index_entries if there are so many objects";
 
 /// Everything that lists. Cheap to clone.
 #[derive(Clone)]
@@ -77,6 +80,8 @@ struct Inner {
     /// LIST and HEAD requests in flight.
     requests: Semaphore,
     concurrency: usize,
+    entries: u64,
+    index_entries: u64,
     looks: Looks,
     cluster_id: Arc<str>,
     flights: Mutex<HashMap<u64, Arc<Flight>>>,
@@ -89,6 +94,9 @@ struct Inner {
 pub struct ListingOptions {
     /// LIST and HEAD requests in flight.
     pub concurrency: usize,
+    /// Entries of one directory, and of the index of a mount, at most.
+    pub entries: u64,
+    pub index_entries: u64,
     pub looks: Looks,
     pub cluster_id: Arc<str>,
 }
@@ -101,7 +109,7 @@ impl Listings {
         metrics: ListingMetrics,
         options: ListingOptions,
     ) -> Self {
-        let ListingOptions { concurrency, looks, cluster_id } = options;
+        let ListingOptions { concurrency, entries, index_entries, looks, cluster_id } = options;
         let concurrency = concurrency.max(1);
         Self(Arc::new(Inner {
             reader,
@@ -110,6 +118,8 @@ impl Listings {
             metrics,
             requests: Semaphore::new(concurrency),
             concurrency,
+            entries,
+            index_entries,
             looks,
             cluster_id,
             flights: Mutex::default(),
@@ -202,6 +212,16 @@ impl Listings {
             }
         }
         Ok(counts)
+    }
+
+    /// A listing of a directory of a mount, as far as `master.listing_entries` goes.
+    fn list(&self, mount: &OpenMount, prefix: &str) -> Lister {
+        mount.ufs.list(prefix, ListMode::Directory).at_most(self.0.entries, ENTRIES_REMEDY)
+    }
+
+    /// One of all that is in a mount, as far as `master.index_entries` goes.
+    fn list_all(&self, mount: &OpenMount) -> Lister {
+        mount.ufs.list(mount.ufs.prefix(), ListMode::Recursive).at_most(self.0.index_entries, INDEX_REMEDY)
     }
 
     /// The next page of a listing, when its turn has come. At once `None` after the last.

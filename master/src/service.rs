@@ -37,6 +37,8 @@ pub use guard::{Guarded, is_about};
 pub use lanes::{Lane, Lanes, SlowThreads};
 pub use limits::tenants;
 pub use peer::{Peer, PeerAddress};
+#[cfg(test)]
+pub use roles::documented;
 
 /// Longest request. What is longest is a mount with all its options; and what is decoded may take a hundred times the
 /// bytes that it had on the wire.

@@ -193,6 +193,8 @@ fn services(
         metrics.listing.clone(),
         ListingOptions {
             concurrency: conf.list_concurrency,
+            entries: conf.listing_entries,
+            index_entries: conf.index_entries,
             looks: Looks::new(&config.fuse),
             cluster_id: cluster_id.as_str().into(),
         },

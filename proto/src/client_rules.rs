@@ -51,6 +51,21 @@ impl Mount {
         self.rule_of(client).map_or((0, 0), |rule| (rule.operations_per_second, rule.bytes_per_second))
     }
 
+    /// Whether a client may set quotas in it.
+    pub fn may_set_quotas(&self, client: &str) -> bool {
+        self.rule_of(client).is_some_and(|rule| rule.sets_quotas)
+    }
+
+    /// Whether a client may set how long files in it live.
+    pub fn may_set_ttls(&self, client: &str) -> bool {
+        self.rule_of(client).is_some_and(|rule| rule.sets_ttls)
+    }
+
+    /// Whether there are clients that may set either.
+    pub fn grants_settings(&self) -> bool {
+        self.clients.iter().any(ClientRule::grants_settings)
+    }
+
     /// Whether there are clients that go on no faster than at a rate.
     pub fn has_rates(&self) -> bool {
         self.clients.iter().any(ClientRule::has_rates)
@@ -62,6 +77,11 @@ impl Mount {
 }
 
 impl ClientRule {
+    /// Whether a client that it fits may set quotas, or how long files live.
+    pub fn grants_settings(&self) -> bool {
+        self.sets_quotas || self.sets_ttls
+    }
+
     pub fn has_rates(&self) -> bool {
         self.operations_per_second != 0 || self.bytes_per_second != 0
     }
@@ -143,6 +163,17 @@ mod tests {
         assert!(mount.has_rates());
         mount.clients[0].operations_per_second = 5;
         assert_eq!(["a-1", "a-2", "b"].map(|client| mount.rates_of(client)), [(5, 0), (0, 7), (0, 0)]);
+    }
+
+    #[test]
+    fn quotas_and_times_to_live_are_set_by_whom_the_rule_that_fits_lets_do_so() {
+        let mut mount = mount(&[("a-1", false), ("a-*", false)]);
+        assert!(!mount.grants_settings() && !mount.may_set_quotas("a-2"));
+        (mount.clients[1].sets_quotas, mount.clients[0].sets_ttls) = (true, true);
+        assert!(mount.grants_settings());
+        assert_eq!(["a-1", "a-2", "b", ""].map(|client| mount.may_set_quotas(client)), [false, true, false, false]);
+        assert_eq!(["a-1", "a-2", "b", ""].map(|client| mount.may_set_ttls(client)), [true, false, false, false]);
+        assert!(!Mount::default().may_set_quotas("a-1"));
     }
 
     #[test]

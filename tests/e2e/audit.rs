@@ -55,15 +55,36 @@ fn whatever_is_done_to_a_cluster_has_a_line_with_who_did_it() {
     cluster.cv(&["refresh", "/fs"]);
     assert_eq!((&line("Refresh")["subject"], &line("Refresh")["result"]), (&"/fs".into(), &"ok".into()));
 
-    // By one that may not.
+    // By one that may not, whose mount goes on.
     let certificates = cluster.directory().join("certificates");
-    let mut refused = cluster.command(&["umount", "/fs"]);
-    refused.env("CV_SECURITY__CERTIFICATE", certificates.join("client-fuse0.pem"));
-    refused.env("CV_SECURITY__KEY", certificates.join("client-fuse0-key.pem"));
-    assert!(!refused.output().unwrap().status.success());
-    let refusal = line("Unmount");
-    assert_eq!(role(&refusal), "client");
-    assert!(refusal["result"].as_str().unwrap().contains("it takes a certificate of the role admin"), "{refusal}");
+    let as_client = |arguments: &[&str]| {
+        let mut command = cluster.command(arguments);
+        command.env("CV_SECURITY__CERTIFICATE", certificates.join("client-fuse0.pem"));
+        command.env("CV_SECURITY__KEY", certificates.join("client-fuse0-key.pem"));
+        command.output().unwrap()
+    };
+    let lift = ["fs", "quota", "set", "/fs", "--bytes", "9GiB"];
+    let attempts: [(&[&str], &str); 3] = [
+        (&["umount", "/fs"], "Unmount"),
+        (&lift, "SetQuota"),
+        (&["fs", "ttl", "set", "/fs", "1s", "--action", "delete"], "SetTtl"),
+    ];
+    for (arguments, operation) in attempts {
+        assert!(!as_client(arguments).status.success(), "{operation}");
+        let refusal = line(operation);
+        assert_eq!(role(&refusal), "client");
+        let result = refusal["result"].as_str().unwrap();
+        assert!(result.contains("it takes a certificate of the role"), "{refusal}");
+        assert!(result.contains("admin"), "{refusal}");
+    }
+    let quota = cluster.cv(&["fs", "quota", "get", "/fs", "--json"]).json();
+    assert_eq!(quota[0]["max_bytes"], 1 << 30, "{quota}");
+    // With a rule that lets it, it may.
+    let rules = ["mount", "update", "/fs", "--client", "fuse0=rw,quotas"];
+    eventually("the rules are taken", PATIENCE, || (cluster.try_cv(&rules).code == 0).then_some(()));
+    let lifted = as_client(&lift);
+    assert!(lifted.status.success(), "{}", String::from_utf8_lossy(&lifted.stderr));
+    assert_eq!((role(&line("SetQuota")).as_str(), &line("SetQuota")["result"]), ("client", &"ok".into()));
     fs::write(cluster.path("fs/file"), [7; 10_000]).unwrap();
     fs::remove_file(cluster.path("fs/file")).unwrap();
     let freed = eventually("the worker has freed the block", PATIENCE * 6, || lines(&worker_log, "Free").pop());

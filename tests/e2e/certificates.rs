@@ -74,7 +74,7 @@ fn an_authority_signs_for_each_role_and_what_is_printed_is_a_configuration() {
     let made = place.cert(&["init", "--dir", &authority]);
     assert!(made.stdout.contains("\"lab\"") && made.stdout.contains("cv cert issue"), "{made:?}");
     let out = place.path("out");
-    for role in ["master", "worker", "client", "admin"] {
+    for role in ["master", "worker", "client", "viewer", "operator", "admin"] {
         let issued = place.cert(&["issue", role, "node1", "--dir", &authority, "--out", &out]);
         let printed = issued.stdout.split_once('\n').unwrap().1;
         assert!(printed.starts_with("[security]\n"), "{issued:?}");
@@ -85,7 +85,7 @@ fn an_authority_signs_for_each_role_and_what_is_printed_is_a_configuration() {
         assert!(printed.contains(&format!("/{role}-node1.pem\"")) && printed.contains("/ca.pem\""), "{printed}");
     }
     let files = place.files("out");
-    assert_eq!(files.len(), 8);
+    assert_eq!(files.len(), 12);
     for (name, mode, _) in &files {
         assert_eq!(*mode, if name.ends_with("-key.pem") { 0o600 } else { 0o644 }, "{name}");
     }
@@ -122,7 +122,11 @@ fn what_makes_no_sense_is_refused_and_nothing_is_overwritten() {
 
     place.refused(&["init", "--dir", &authority], FAILED, &["ca.pem", "is there already"]);
     place.refused(&["issue", "worker", "w", "--dir", &authority], FAILED, &["worker-w.pem", "is there already"]);
-    place.refused(&["issue", "root", "w", "--dir", &authority], USAGE, &["master, worker, client or admin"]);
+    place.refused(
+        &["issue", "root", "w", "--dir", &authority],
+        USAGE,
+        &["master, worker, client, viewer, operator or admin"],
+    );
     for name in ["a b", "../w", "", "é"] {
         place.refused(&["issue", "worker", name, "--dir", &authority], USAGE, &["cavern://CLUSTER/ROLE/NAME"]);
     }

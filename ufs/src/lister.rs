@@ -6,7 +6,8 @@
 //! sorted, and then handed out. Where pages were handed out before, it begins anew, and says so
 //! ([`ListPage::restarts`]).
 //!
-//! What is collected takes memory, and has a limit for that reason. A listing in order has none.
+//! What is collected takes memory, and has a limit for that reason. A listing in order has that of who lists
+//! ([`Lister::at_most`]): a store may answer for ever.
 
 use std::sync::Arc;
 
@@ -31,6 +32,9 @@ pub struct Lister {
     /// Empty pages in a row.
     empty_pages: u32,
     collected_max: usize,
+    /// Entries so far, and how many there may be, with what to do about more.
+    entries: u64,
+    most: Option<(u64, &'static str)>,
 }
 
 #[derive(Clone, Debug)]
@@ -53,14 +57,22 @@ impl Lister {
     pub(crate) fn new(ufs: Ufs, prefix: &str, mode: ListMode) -> Self {
         let (position, order) = (Position::Start, Order::AsListed(String::new()));
         let collected_max = COLLECTED_BYTES;
-        Self { ufs, prefix: prefix.to_owned(), mode, position, order, empty_pages: 0, collected_max }
+        let (prefix, entries, most) = (prefix.to_owned(), 0, None);
+        Self { ufs, prefix, mode, position, order, empty_pages: 0, collected_max, entries, most }
+    }
+
+    /// The same with so many entries at most, where a page counts as one that has none. `remedy` says what to do about
+    /// more.
+    pub fn at_most(self, entries: u64, remedy: &'static str) -> Self {
+        Self { most: Some((entries, remedy)), ..self }
     }
 
     /// The next page, up to 1,000 objects and prefixes; `None` after the last. A page can be empty, as all are of what
     /// is being collected. After an error, or when a call was given up, the same page can be asked for again.
     ///
     /// # Errors
-    /// [`UfsError::Oversized`] for a listing that is in no order and too long to be sorted here.
+    /// [`UfsError::Oversized`] for a listing that is in no order and too long to be sorted here, or has more entries
+    /// than it may have.
     pub async fn next_page(&mut self) -> Result<Option<ListPage>, UfsError> {
         match &mut self.order {
             Order::Sorted(collected) => return Ok((!collected.is_empty()).then(|| collected.take_page())),
@@ -81,6 +93,13 @@ impl Lister {
             let reason = "the listing goes on for ever, but gets no further".to_owned();
             return Err(UfsError::Malformed { request: self.request(), reason, source: None });
         }
+        self.entries += (answer.page.objects.len() + answer.page.prefixes.len()).max(1) as u64 + answer.page.hidden;
+        if let Some((most, remedy)) = self.most.filter(|(most, _)| self.entries > *most) {
+            let reason = format!("the store lists more than {most} entries there");
+            let error = UfsError::Oversized { request: self.request(), reason, remedy };
+            self.order = Order::TooMuch(error.clone());
+            return Err(error);
+        }
         self.position = answer.next.map_or(Position::End, Position::After);
         self.in_order(answer.page).map(Some)
     }
@@ -100,7 +119,7 @@ impl Lister {
             let is_handed_out = !last.is_empty();
             self.order = Order::Collecting(Collected::default());
             if is_handed_out {
-                (self.position, self.empty_pages) = (Position::Start, 0);
+                (self.position, self.empty_pages, self.entries) = (Position::Start, 0, 0);
                 return Ok(ListPage { restarts: true, ..ListPage::default() });
             }
         }
@@ -287,6 +306,35 @@ mod tests {
         let lists = ufs.stats().lists;
         assert!(lister.next_page().await.is_err());
         assert_eq!(ufs.stats().lists, lists, "the store is not asked in vain");
+    }
+
+    #[tokio::test]
+    async fn a_listing_ends_where_it_may_have_no_more_entries() {
+        let (bucket, ufs, keys) = bucket("lister-most");
+        for (mode, there) in [(ListMode::Recursive, 2900), (ListMode::Directory, 2900)] {
+            assert_eq!(model::entries(&keys, "d/", mode).len(), there);
+            let mut whole = ufs.list("d/", mode).at_most(there as u64, "raise it");
+            assert_eq!(listed(&mut whole).await.0.len(), there);
+            let mut cut = ufs.list("d/", mode).at_most(there as u64 - 1, "raise it");
+            let mut pages = 0;
+            let error = loop {
+                match cut.next_page().await {
+                    Ok(page) => pages += u64::from(page.is_some()),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!(pages, 2);
+            assert!(matches!(error, UfsError::Oversized { .. }) && !error.is_temporary(), "{error:?}");
+            for part in ["LIST \"d/\" in memory://lister-most", "more than 2899 entries", "raise it"] {
+                assert!(error.to_string().contains(part), "{error}");
+            }
+            let lists = ufs.stats().lists;
+            assert!(cut.next_page().await.is_err());
+            assert_eq!(ufs.stats().lists, lists, "the store is not asked in vain");
+        }
+        // One that begins anew counts anew.
+        bucket.list_in_shards(2, 100);
+        assert_eq!(listed(&mut ufs.list("d/", ListMode::Recursive).at_most(2900, "")).await.1, 1);
     }
 
     #[tokio::test]

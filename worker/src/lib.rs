@@ -22,6 +22,7 @@ mod mounts;
 mod orphan_blocks;
 mod persist;
 mod request_error;
+mod reserved;
 mod server;
 mod store;
 mod worker;

@@ -44,6 +44,7 @@ use crate::fill::Fills;
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::persist::Uploads;
+use crate::reserved::ReservedBlocks;
 use crate::store::{Eviction, Store};
 
 /// Bytes that one connection may have in flight: asked for and not yet sent. Announced to clients in the hello.
@@ -148,6 +149,8 @@ pub struct Serving {
     pub audit: AuditLog,
     /// Clients, where connections are secured.
     pub tenants: Tenants,
+    /// What they have made and not committed.
+    pub reserved: Arc<ReservedBlocks>,
     pub metrics: WorkerMetrics,
     /// Budget for buffers, and its size, in KiB.
     pub memory: Arc<Semaphore>,
@@ -198,6 +201,7 @@ impl Server {
             transport,
             audit,
             tenants,
+            reserved,
             metrics,
             memory,
             memory_kib,
@@ -214,6 +218,7 @@ impl Server {
             transport,
             audit,
             tenants,
+            reserved,
             evictions: frames.clone(),
             stop: stop.clone(),
         });

@@ -384,6 +384,11 @@ impl Store {
         healthy.fold((0, 0), |(data, capacity), (space, _)| (data + space.data(), capacity + space.capacity()))
     }
 
+    /// Bytes that the healthy directories may take.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.data_share().1 * u64::from(UNIT_BYTES)
+    }
+
     fn directory_count(&self) -> usize {
         self.directories.len()
     }

@@ -21,6 +21,7 @@ use crate::metrics::{StoreCollector, WorkerMetrics};
 use crate::mounts::Mounts;
 use crate::orphan_blocks::Unclaimed;
 use crate::persist::{Peers, UploadParts, Uploads};
+use crate::reserved::{ReservedBlocks, ReservedLimits};
 use crate::server::{self, Cores, LocalPeers, Membership, Server, Serving};
 use crate::store::{self, Store, StoreOptions};
 
@@ -141,6 +142,14 @@ pub async fn run_with_replays(
         metrics: metrics.clone(),
         rest: config.worker.unclaimed_after.get(),
     };
+    let reserved = Arc::new(ReservedBlocks::new(
+        store.clone(),
+        master.clone(),
+        membership.clone(),
+        metrics.clone(),
+        ReservedLimits::of(&config.worker),
+    ));
+    let reclaiming = reserved.clone().run(journals.clone(), stop.clone());
     let heartbeat = Heartbeat {
         store: store.clone(),
         mounts: mounts.clone(),
@@ -180,13 +189,14 @@ pub async fn run_with_replays(
         transport,
         audit,
         tenants,
+        reserved,
         metrics,
         memory,
         memory_kib,
         evictions,
         cores: cores.clone(),
     };
-    let (result, cleaned, (), (), (), (), (), (), (), ()) = tokio::join!(
+    let (result, cleaned, (), (), (), (), (), (), (), (), ()) = tokio::join!(
         link,
         cleaning,
         server.serve(serving, stop.clone()),
@@ -196,6 +206,7 @@ pub async fn run_with_replays(
         keep_space(store.clone(), stop.clone()),
         expire(store.clone(), mounts, stop.clone()),
         unclaimed.run(stop.clone()),
+        reclaiming,
         keeping,
     );
     if tokio::time::timeout(FILL_DRAIN, fills.finish()).await.is_err() {

@@ -34,10 +34,13 @@ alternative names, cavern://CLUSTER/ROLE/NAME.")]
   cv cert issue worker node1 --dir /root/authority --out /root/node1
   cv cert issue client node1 --dir /root/authority --days 90
   cv cert issue admin alice --dir /root/authority
+  cv cert issue viewer bob --dir /root/authority
 
-The roles: master and worker are `cv master` and `cv worker`; client is `cv fuse` and whatever else reads and writes; \
-admin is the command line of whoever runs the cluster. The files are called ROLE-NAME.pem and ROLE-NAME-key.pem. \
-Processes read files that are replaced for their next connection, without a restart.")]
+The roles: master and worker are `cv master` and `cv worker`; client is `cv fuse` and whatever else reads and writes. \
+The others are command lines of people: viewer looks (reports, lists, status, metrics), operator also changes mounts, \
+jobs and workers, and admin may do everything, also with masters, their keys, and files. The files are called \
+ROLE-NAME.pem and ROLE-NAME-key.pem. Processes read files that are replaced for their next connection, without a \
+restart.")]
     Issue(IssueArgs),
     /// Say whose certificates these are, and until when they hold.
     #[command(after_help = "Examples:
@@ -57,7 +60,7 @@ pub struct InitArgs {
 
 #[derive(Args)]
 pub struct IssueArgs {
-    /// master, worker, client or admin.
+    /// master, worker, client, viewer, operator or admin.
     role: Role,
     /// Name of the process, as that of its host: 1 to 64 letters, digits, "-", "_" or ".".
     name: String,

@@ -16,12 +16,16 @@ pub enum Role {
     Worker,
     /// `cv fuse`, and programs that read and write.
     Client,
-    /// The command line of whoever runs the cluster.
+    /// The command line of whoever looks at the cluster.
+    Viewer,
+    /// That of whoever operates it: mounts, jobs, workers.
+    Operator,
+    /// That of whoever runs it: all that people do, also with its masters and their keys.
     Admin,
 }
 
 impl Role {
-    pub const ALL: [Self; 4] = [Self::Master, Self::Worker, Self::Client, Self::Admin];
+    pub const ALL: [Self; 6] = [Self::Master, Self::Worker, Self::Client, Self::Viewer, Self::Operator, Self::Admin];
 
     /// As it stands in a certificate.
     pub fn name(self) -> &'static str {
@@ -29,13 +33,20 @@ impl Role {
             Self::Master => "master",
             Self::Worker => "worker",
             Self::Client => "client",
+            Self::Viewer => "viewer",
+            Self::Operator => "operator",
             Self::Admin => "admin",
         }
     }
 
+    /// Whether it is the command line of somebody, and no process that serves.
+    pub fn is_of_person(self) -> bool {
+        matches!(self, Self::Viewer | Self::Operator | Self::Admin)
+    }
+
     /// Whether others connect to it, if only to its HTTP port.
     pub fn listens(self) -> bool {
-        self != Self::Admin
+        !self.is_of_person()
     }
 }
 
@@ -50,7 +61,7 @@ impl FromStr for Role {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|role| role.name() == text);
-        found.ok_or_else(|| format!("\"{text}\" is no role: master, worker, client or admin"))
+        found.ok_or_else(|| format!("\"{text}\" is no role: master, worker, client, viewer, operator or admin"))
     }
 }
 
@@ -94,7 +105,8 @@ impl FromStr for Identity {
         if !is_plain(cluster) || !is_plain(name) {
             return Err(refused("names have 1 to 64 letters, digits, \"-\", \"_\" or \".\""));
         }
-        let role = role.parse().map_err(|_| refused("the roles are master, worker, client and admin"))?;
+        let role =
+            role.parse().map_err(|_| refused("the roles are master, worker, client, viewer, operator and admin"))?;
         Ok(Self { cluster: cluster.to_owned(), role, name: name.to_owned() })
     }
 }

@@ -149,6 +149,9 @@ async fn pages_take_the_token_or_the_certificate_of_an_admin() {
 
         let (admin, worker) = (process.certificate(Role::Admin), process.certificate(Role::Worker));
         assert_eq!(process.status("/metrics", "", Some(&admin)).await, 200);
+        for person in [Role::Viewer, Role::Operator] {
+            assert_eq!(process.status("/metrics", "", Some(&process.certificate(person))).await, 200, "{person}");
+        }
         let answer = process.ask("/metrics", "", Some(&worker)).await;
         assert!(answer.starts_with("HTTP/1.1 403") && answer.contains("cavern://lab/worker/x may not"), "{answer}");
         assert_eq!(process.status("/metrics", &right, Some(&worker)).await, 200);

@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::ListingGroup;
-use cavern_ufs::{ListMode, Listed, UfsError, is_name};
+use cavern_ufs::{Listed, UfsError, is_name};
 
 use super::Listings;
 use super::diff::listed_entry;
@@ -99,7 +99,7 @@ impl Listings {
         };
         let below = format!("{key}/");
         let list = async {
-            let mut lister = mount.ufs.list(&below, ListMode::Directory);
+            let mut lister = self.list(mount, &below);
             while let Some(page) = self.next_page(mount, &mut lister).await? {
                 if !page.objects.is_empty() || !page.prefixes.is_empty() || page.hidden > 0 {
                     return Ok(Some(Listed::Directory));

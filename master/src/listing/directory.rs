@@ -7,7 +7,7 @@ use std::pin::pin;
 
 use bytes::Bytes;
 use cavern_proto::record::{ListedEntry, ListingGroup};
-use cavern_ufs::{ListMode, Window, Windows};
+use cavern_ufs::{Window, Windows};
 use futures::FutureExt;
 
 use super::adopt::WindowTail;
@@ -87,7 +87,7 @@ impl Listings {
         drop(mount.gate.write().await);
         let began_ns = self.0.reader.clock().now_ns();
         flight.begin(began_ns);
-        let mut lister = mount.ufs.list(&prefix, ListMode::Directory);
+        let mut lister = self.list(mount, &prefix);
         let (mut windows, mut absent) = (Windows::new(prefix), Absent::default());
         let mut page = self.next_page(mount, &mut lister).await?;
         let is_complete = loop {

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::ListedEntry;
-use cavern_ufs::{ListMode, Listed, Lister, Window, Windows, is_name};
+use cavern_ufs::{Listed, Lister, Window, Windows, is_name};
 
 use super::Listings;
 use super::check::Why;
@@ -43,7 +43,7 @@ impl Listings {
             listings: self,
             mount,
             directory,
-            lister: mount.ufs.list(&prefix, ListMode::Directory),
+            lister: self.list(mount, &prefix),
             windows: Windows::new(prefix.clone()),
             prefix,
             window: None,

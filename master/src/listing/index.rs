@@ -19,7 +19,7 @@ use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{IndexRecord, InodeRecord, ListingGroup, PutIndex};
-use cavern_ufs::{ListMode, ListPage, Listed, is_name};
+use cavern_ufs::{ListPage, Listed, is_name};
 
 use super::Listings;
 use super::diff::listed_entry;
@@ -95,7 +95,7 @@ impl Listings {
             return Ok(IndexOutcome::Done);
         }
         mount.set_index(true, 0, 0, 0);
-        let mut lister = mount.ufs.list(mount.ufs.prefix(), ListMode::Recursive);
+        let mut lister = self.list_all(mount);
         let root = mount.mount.root_inode;
         let mut run = Run { frames: Vec::new(), root, began_ns: self.0.reader.clock().now_ns(), entries: 0, hidden: 0 };
         let mut pause = RETRY_FIRST;

@@ -147,6 +147,10 @@ impl Services {
         if mount.has_rates() {
             level::require(reader, level::CLIENT_RATES, "that a mount may have rates for a client").await?;
         }
+        if mount.grants_settings() {
+            let what = "that a rule may let a client set quotas and times to live";
+            level::require(reader, level::CLIENT_SETTINGS, what).await?;
+        }
         Ok(())
     }
 
@@ -201,12 +205,18 @@ fn check_rules(rules: &[ClientRule]) -> Result<(), String> {
         return Err(format!("{} rules about clients: a mount has at most {CLIENT_RULES_MAX}", rules.len()));
     }
     let is_known = |character: char| character.is_ascii_alphanumeric() || "-_.*".contains(character);
-    for ClientRule { name, users, .. } in rules {
+    for rule in rules {
+        let ClientRule { name, users, read_only, .. } = rule;
         if name.is_empty() || name.len() > CLIENT_NAME_MAX || !name.chars().all(is_known) {
             let shown: String = name.chars().take(CLIENT_NAME_MAX).collect();
             return Err(format!(
                 "{shown:?} is no name of a client: 1 to {CLIENT_NAME_MAX} letters, digits, -, _ or ., as certificates \
                  have them, and * for any characters"
+            ));
+        }
+        if *read_only && rule.grants_settings() {
+            return Err(format!(
+                "by its rule {name} only reads, and sets quotas or times to live: leave ro out, or quotas and ttl"
             ));
         }
         if let Some(users) = users {
@@ -287,6 +297,13 @@ pub(super) fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
                 .into(),
         );
     }
+    if mount.grants_settings() && mount.write_type() != WriteType::FsMode {
+        return invalid(
+            "only directories of fs-mode mounts have quotas and times to live: leave quotas and ttl out of the rules \
+             about clients"
+                .into(),
+        );
+    }
     if mount.options.len() > OPTIONS_MAX
         || mount.options.iter().any(|(name, value)| name.len() + value.len() > OPTION_BYTES_MAX)
     {
@@ -355,7 +372,15 @@ mod tests {
 
     #[test]
     fn impossible_requests_are_refused() {
-        let broken: [fn(&mut Mount); 26] = [
+        let broken: [fn(&mut Mount); 28] = [
+            |mount| {
+                mount.clients = vec![ClientRule { name: "a".into(), sets_quotas: true, ..ClientRule::default() }];
+            },
+            |mount| {
+                let (name, read_only, sets_ttls) = ("a".into(), true, true);
+                mount.write_type = WriteType::FsMode as i32;
+                mount.clients = vec![ClientRule { name, read_only, sets_ttls, ..ClientRule::default() }];
+            },
             |mount| mount.clients = vec![ClientRule::default()],
             |mount| mount.clients = vec![ClientRule { name: "a/b".into(), ..ClientRule::default() }],
             |mount| mount.clients = vec![ClientRule { name: "*".into(), ..ClientRule::default() }; 65],

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use cavern_proto::bounded::MAX_CHANGES;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{MutateReply, MutateRequest, Mutation, SetQuota, SetTtl, TtlAction};
+use cavern_proto::master::{MutateReply, MutateRequest, Mutation, MutationResult, SetQuota, SetTtl, TtlAction};
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
-use cavern_security::{Identity, Tenant};
+use cavern_security::{Identity, Role, Tenant};
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 use tokio::sync::mpsc;
@@ -67,7 +67,7 @@ impl Services {
             }
             let rules = rules(&call);
             let audited = audited.filter(|_| !rules.is_empty()).cloned();
-            match self.begin_changes(call, self.client(asker), room).await {
+            match self.begin_changes(call, (self.client(asker), asker), room).await {
                 Ok(answer) => under_way.push_back(and_audit(answer, audited.map(|audited| (audited, rules)))),
                 Err(error) => break Some(error.into()),
             }
@@ -88,7 +88,7 @@ impl Services {
     pub(crate) async fn begin_changes(
         &self,
         call: MutateRequest,
-        client: Option<Arc<str>>,
+        (client, asker): (Option<Arc<str>>, Option<&Identity>),
         room: Option<Room>,
     ) -> Result<impl Future<Output = Result<MutateReply, MasterError>> + Send + use<>, MasterError> {
         let MutateRequest { session, mutations, answered } = call;
@@ -105,11 +105,15 @@ impl Services {
         self.persistence.clients_changed(mutations.len());
         let now_ns = self.lookups.reader.clock().now_ns();
         let allow_holding = self.lookups.recalls.allow_holding();
+        let name = asker.filter(|asker| asker.role == Role::Client).map(|asker| asker.name.clone());
         let commands = mutations
             .into_iter()
             .map(|mutation| if allow_holding { mutation } else { without_holding(mutation) })
             .map(|mutation| {
-                let client = client.as_deref().map(str::to_owned);
+                // Who may set what holds for others is asked also where all mounts are there for all clients.
+                let is_setting = matches!(mutation.change, Some(Change::SetQuota(_) | Change::SetTtl(_)));
+                let name = name.as_deref().filter(|_| is_setting);
+                let client = name.or(client.as_deref()).map(str::to_owned);
                 Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation), client })
             });
         let made = self.proposer.begin_all(commands.collect(), room).await?;
@@ -168,9 +172,12 @@ async fn and_audit(
     if let Some((audited, rules)) = rules {
         for RuleChange { place, operation, subject } in rules {
             let result = match &answer {
-                Ok(reply) => match reply.results.get(place).map_or(0, |result| result.errno) {
-                    0 => Ok(()),
-                    errno => Err(io::Error::from_raw_os_error(errno).to_string()),
+                Ok(reply) => match reply.results.get(place) {
+                    None | Some(MutationResult { errno: 0, .. }) => Ok(()),
+                    Some(MutationResult { errno, reason, .. }) if reason.is_empty() => {
+                        Err(io::Error::from_raw_os_error(*errno).to_string())
+                    }
+                    Some(MutationResult { reason, .. }) => Err(reason.clone()),
                 },
                 Err(error) => Err(error.to_string()),
             };

@@ -243,9 +243,11 @@ impl Cluster for Services {
         &self,
         request: tonic::Request<PersistStatusRequest>,
     ) -> Result<Response<PersistStatus>, Status> {
-        self.asked_by(&request, 0)?.check_path(&request.get_ref().path)?;
+        let lookups = self.asked_by(&request, 0)?;
         let PersistStatusRequest { path, up_to_change, settle } = request.into_inner();
-        if settle {
+        lookups.check_path(&path)?;
+        // Nobody lets go of anything for whoever may not change it.
+        if settle && lookups.check_path_to_refresh(&path).is_ok() {
             let scope = self.persistence.scope(&path).await?;
             self.lookups.recall_mount_of(scope.inode).await?;
         }

@@ -155,11 +155,13 @@ impl Namespace for Services {
             true => lookups.check_path(&path)?,
             false => lookups.check_path_to_refresh(&path)?,
         }
+        // Nobody lets go of anything for whoever may not change it.
+        let may_recall = lookups.check_path_to_refresh(&path).is_ok();
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
         self.tasks.spawn(async move {
             let result = tokio::select! {
-                result = services.run_refresh(&path, (recursive, dry_run), &answers) => result,
+                result = services.run_refresh(&path, (recursive, dry_run), may_recall, &answers) => result,
                 () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
                 () = answers.closed() => return,
             };
@@ -383,10 +385,13 @@ impl Services {
         &self,
         path: &str,
         (recursive, dry_run): (bool, bool),
+        may_recall: bool,
         answers: &mpsc::Sender<Result<RefreshProgress, Status>>,
     ) -> Result<RefreshProgress, MasterError> {
         if let Some((directory, name)) = self.lookups.fs_mode_target(path).await? {
-            self.lookups.recall_mount_of(directory).await?;
+            if may_recall {
+                self.lookups.recall_mount_of(directory).await?;
+            }
             let run = if dry_run { RefreshMode::DryRun } else { RefreshMode::Apply };
             let progress = self.persistence.refresh(directory, name.clone(), recursive, run, answers).await?;
             if name.is_some() && progress.added + progress.pending + progress.conflicts == 0 {

@@ -6,15 +6,20 @@
 use cavern_security::{Identity, Role};
 use tonic::Status;
 
-use Role::{Admin, Client, Master, Worker};
+use Role::{Admin, Client, Master, Operator, Viewer, Worker};
 
 /// Whoever reads and writes.
 const USERS: &[Role] = &[Client, Admin];
-const OPERATORS: &[Role] = &[Admin];
+/// Whoever looks at the cluster, and changes nothing.
+const VIEWERS: &[Role] = &[Viewer, Operator, Admin];
+/// Whoever operates it.
+const OPERATORS: &[Role] = &[Operator, Admin];
+/// Whoever says which masters there are, and with which keys.
+const ADMINS: &[Role] = &[Admin];
 const MASTERS: &[Role] = &[Master];
 const WORKERS: &[Role] = &[Worker];
 /// Whoever needs to know where the others are.
-const EVERYBODY: &[Role] = &[Master, Worker, Client, Admin];
+const EVERYBODY: &[Role] = &[Master, Worker, Client, Viewer, Operator, Admin];
 
 /// Methods of a service, and the roles that may call them.
 type Methods = &'static [(&'static str, &'static [Role])];
@@ -30,7 +35,7 @@ const TABLE: &[(&str, Methods)] = &[
             ("ReadDir", USERS),
             ("Touch", USERS),
             ("Revalidate", USERS),
-            ("Refresh", USERS),
+            ("Refresh", &[Client, Operator, Admin]),
             ("Usage", USERS),
             ("Mutate", USERS),
             ("CheckHolds", USERS),
@@ -57,22 +62,22 @@ const TABLE: &[(&str, Methods)] = &[
             ("Mount", OPERATORS),
             ("Unmount", OPERATORS),
             ("UpdateMount", OPERATORS),
-            ("ListMounts", &[Worker, Client, Admin]),
+            ("ListMounts", &[Worker, Client, Viewer, Operator, Admin]),
             // Workers fetch from buckets, and clients where no worker does.
             ("GetCredentials", &[Worker, Client]),
             ("SubmitLoad", OPERATORS),
             ("SubmitExport", OPERATORS),
-            ("GetJob", OPERATORS),
-            ("ListJobs", OPERATORS),
+            ("GetJob", VIEWERS),
+            ("ListJobs", VIEWERS),
             ("CancelJob", OPERATORS),
             ("RetryJob", OPERATORS),
-            ("GetPersistStatus", USERS),
+            ("GetPersistStatus", &[Client, Viewer, Operator, Admin]),
             ("ResolveLost", OPERATORS),
             ("DrainWorker", OPERATORS),
-            ("GetWorkerBlocks", OPERATORS),
+            ("GetWorkerBlocks", VIEWERS),
             ("RemoveWorker", OPERATORS),
-            ("ListUnavailable", OPERATORS),
-            ("Status", OPERATORS),
+            ("ListUnavailable", VIEWERS),
+            ("Status", VIEWERS),
         ],
     ),
     (
@@ -88,10 +93,10 @@ const TABLE: &[(&str, Methods)] = &[
             ("Join", MASTERS),
             ("TakeKey", MASTERS),
             ("SettleKeys", MASTERS),
-            ("AddMaster", OPERATORS),
-            ("RemoveMaster", OPERATORS),
+            ("AddMaster", ADMINS),
+            ("RemoveMaster", ADMINS),
             ("TransferLead", OPERATORS),
-            ("RotateSecrets", OPERATORS),
+            ("RotateSecrets", ADMINS),
             ("MakeSnapshot", OPERATORS),
         ],
     ),
@@ -160,6 +165,19 @@ pub(super) fn check(path: &str, identity: &Identity) -> Result<(), Status> {
     }))
 }
 
+/// What docs/decisions/0039-calls-and-frames.md says of calls: method, roles, what they are judged by, and where.
+#[cfg(test)]
+pub fn documented() -> Vec<[&'static str; 4]> {
+    let text = include_str!("../../../docs/decisions/0039-calls-and-frames.md");
+    let section = text.split("\n## ").find(|section| section.starts_with("Calls")).unwrap_or_default();
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    rows.map(|line| {
+        let mut cells = line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`'));
+        [(); 4].map(|()| cells.next().unwrap_or_default())
+    })
+    .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use prost::Message as _;
@@ -187,6 +205,32 @@ mod tests {
         }
         let entries: usize = TABLE.iter().map(|(_, methods)| methods.len()).sum();
         assert_eq!(entries, methods.len());
+    }
+
+    #[test]
+    fn each_call_is_documented_with_who_may_and_by_what_it_is_judged() {
+        let files = FileDescriptorSet::decode(cavern_proto::FILE_DESCRIPTORS).unwrap().file;
+        let rows = documented();
+        let mut methods = 0;
+        for file in &files {
+            for service in &file.service {
+                for method in &service.method {
+                    methods += 1;
+                    let path = format!("/{}.{}/{}", file.package(), service.name(), method.name());
+                    let row = rows.iter().find(|row| row[0] == method.name());
+                    let row = row.unwrap_or_else(|| panic!("{path} has no row in docs/decisions/0039"));
+                    let may = |role: &Role| check(&path, &Identity::new("c", *role, "n").unwrap()).is_ok();
+                    let may: Vec<&str> = Role::ALL.into_iter().filter(may).map(Role::name).collect();
+                    assert_eq!(row[1], may.join(", "), "{path}");
+                    assert!(["mount", "session", "worker", "role"].contains(&row[2]), "{row:?}");
+                    assert!(!row[3].is_empty(), "{row:?}");
+                }
+            }
+        }
+        assert_eq!(rows.len(), methods, "there are rows of what is no call");
+        // Of what clients ask for, nothing else is the same for all.
+        let of_role = rows.iter().filter(|row| row[2] == "role" && row[1].contains("client")).map(|row| row[0]);
+        assert_eq!(of_role.collect::<Vec<_>>(), ["ListWorkers", "GetGroup"]);
     }
 
     /// Each element of a list of messages, which takes two bytes on the wire, may take hundreds in memory.
@@ -245,8 +289,16 @@ mod tests {
         let may = |role, path: &str| check(path, &Identity::new("c", role, "n").unwrap());
         assert!(may(Client, "/cavern.master.v1.Namespace/Mutate").is_ok());
         assert!(may(Worker, "/cavern.master.v1.Cluster/Heartbeat").is_ok());
+        assert!(may(Viewer, "/cavern.master.v1.Cluster/Status").is_ok());
+        assert!(may(Operator, "/cavern.master.v1.Cluster/Mount").is_ok());
         for (role, path, needed) in [
-            (Client, "/cavern.master.v1.Cluster/Mount", "admin"),
+            (Client, "/cavern.master.v1.Cluster/Mount", "operator or admin"),
+            (Viewer, "/cavern.master.v1.Cluster/Unmount", "operator or admin"),
+            (Viewer, "/cavern.master.v1.Namespace/Resolve", "client or admin"),
+            (Operator, "/cavern.master.v1.Namespace/Mutate", "client or admin"),
+            (Operator, "/cavern.raft.v1.Raft/AddMaster", "admin"),
+            (Operator, "/cavern.raft.v1.Raft/RotateSecrets", "admin"),
+            (Operator, "/cavern.master.v1.Cluster/GetCredentials", "worker or client"),
             (Client, "/cavern.master.v1.Cluster/RegisterWorker", "worker"),
             (Worker, "/cavern.master.v1.Namespace/Mutate", "client or admin"),
             (Admin, "/cavern.raft.v1.Raft/TakeKey", "master"),

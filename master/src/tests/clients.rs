@@ -1,5 +1,7 @@
 //! Mounts that are not there for all clients, as each of them is answered.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -10,12 +12,12 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
-    AccessMode, CheckAccessRequest, CheckHoldsRequest, ClientRule, FreeContentRequest, GetInodeRequest,
+    AccessMode, CheckAccessRequest, CheckHoldsRequest, ClientRule, CreateInode, FreeContentRequest, GetInodeRequest,
     GetLayoutRequest, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, ListMountsRequest,
     Lock, LockKind, LockType, LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest, Mutation,
     PersistStatusRequest, ReadDirRequest, RecallRequest, RefreshRequest, RememberRequest, ResolveRequest,
-    RevalidateRequest, SetAttr, SetLock, TouchRequest, UnmountRequest, UpdateMountRequest, UsageRequest, User,
-    UserLimits, WriteType,
+    RevalidateRequest, SetAttr, SetLock, SetQuota, SetTtl, TouchRequest, TtlAction, UnmountRequest, UpdateMountRequest,
+    UsageRequest, User, UserLimits, WriteType,
 };
 use cavern_security::{Identity, MountDebt, Role, Tenant};
 use futures::StreamExt;
@@ -133,7 +135,12 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
     let services = master.services();
     let root = mount.root_inode;
     let file = services.lookups.resolve("/m/f").await.unwrap().attr.unwrap().inode;
+    let asked = RefCell::new(BTreeSet::new());
+    let is_asked = |what: &str| {
+        asked.borrow_mut().insert(what.split(' ').next().unwrap_or_default().to_owned());
+    };
     let not_found = |what: &str, answered: Option<Status>| {
+        is_asked(what);
         let status = answered.unwrap_or_else(|| panic!("{what} was answered"));
         assert_eq!(status.code(), Code::NotFound, "{what}: {status}");
     };
@@ -149,6 +156,8 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         not_found(&of("GetLayout"), services.get_layout(client("b", layout)).await.err());
         let xattrs = GetXattrsRequest { inode, session: 0 };
         not_found(&of("GetXattrs"), services.get_xattrs(client("b", xattrs)).await.err());
+        let access = CheckAccessRequest { inode, wanted: 4, ..CheckAccessRequest::default() };
+        not_found(&of("CheckAccess"), services.check_access(client("b", access)).await.err());
         let free = FreeContentRequest { inodes: vec![inode], session: 0 };
         not_found(&of("FreeContent"), services.free_content(client("b", free)).await.err());
         let lock = GetLockRequest { inode, kind: LockKind::Flock as i32, lock: Some(Lock::default()) };
@@ -174,6 +183,10 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         assert_eq!((holds.hold, holds.gone), (vec![], vec![inode]));
         let remember = RememberRequest { inodes: vec![inode], directories: vec![inode], ..RememberRequest::default() };
         services.remember(client("b", remember)).await.unwrap();
+        ["Touch", "CheckHolds", "Remember"].into_iter().for_each(is_asked);
+        let removal = Change::SetAttr(SetAttr { inode, mode: Some(0o700), ..SetAttr::default() });
+        assert_eq!(change(&master, "b", removal).await, Errno::STALE.raw_os_error());
+        is_asked("Mutate");
     }
     for (parent, text) in [(root, "f"), (ROOT_INODE, "m")] {
         let lookup = LookupRequest { parent, name: name(text), session: 0 };
@@ -196,6 +209,11 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         assert_eq!(table.mounts.iter().map(|mount| mount.path.as_str()).collect::<Vec<_>>(), ["/open"]);
         assert!(table.status.iter().all(|status| status.mount_id != mount.id));
     }
+    ["ListMounts", "GetCredentials"].into_iter().for_each(is_asked);
+    // These are all that are said to be judged so.
+    let by_mount =
+        crate::service::documented().into_iter().filter(|row| row[2] == "mount").map(|row| row[0].to_owned());
+    assert_eq!(*asked.borrow(), by_mount.collect::<BTreeSet<_>>());
     // Those who may see it do, as does whoever runs the cluster.
     for request in [client("a", ()), client("r", ()), of(Role::Admin, "b", ())] {
         let resolve = request.extensions().clone();
@@ -204,6 +222,25 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         assert_eq!(services.resolve(asked).await.unwrap().into_inner().attr.unwrap().inode, file);
     }
     assert_eq!(names_in(&master, "r", ROOT_INODE).await.unwrap(), [name("m"), name("open")]);
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_only_reads_has_nobody_let_go_of_what_he_holds() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let (parent, kind) = (mount.root_inode, Kind::Directory as i32);
+    let made = CreateInode { parent, name: name("held"), kind, mode: 0o755, hold: true, ..CreateInode::default() };
+    assert_eq!(change(&master, "a", Change::Create(made)).await, 0);
+    assert!(!services.watch.held().is_empty());
+    let dry = RefreshRequest { path: "/m".into(), recursive: true, dry_run: true };
+    let mut progress = services.refresh(client("r", dry)).await.unwrap().into_inner();
+    while let Some(progress) = progress.next().await {
+        progress.unwrap();
+    }
+    let status = PersistStatusRequest { path: "/m".into(), settle: true, ..PersistStatusRequest::default() };
+    services.get_persist_status(client("r", status)).await.unwrap();
+    assert!(!services.watch.held().is_empty());
     master.stop().await;
 }
 
@@ -240,7 +277,8 @@ async fn change(master: &TestMaster, client_name: &str, change: Change) -> i32 {
     let session = services.watch.open(client_name, before).unwrap();
     let mutations = vec![Mutation { seq: 1, change: Some(change), ..Mutation::default() }];
     let call = MutateRequest { session: session.id(), mutations, answered: 0 };
-    let made = services.begin_changes(call, services.client(Some(&identity)), None).await.unwrap().await.unwrap();
+    let asker = (services.client(Some(&identity)), Some(&identity));
+    let made = services.begin_changes(call, asker, None).await.unwrap().await.unwrap();
     made.results[0].errno
 }
 
@@ -264,6 +302,24 @@ async fn only_whoever_may_changes_a_mount_and_whoever_reads_may_lock() {
     assert_eq!(change(&master, "r", Change::Hold(file)).await, 0);
     assert_eq!(change(&master, "a", create(root, "g", Kind::File)).await, 0);
     assert_eq!(master.tree("/m").await.len(), before.len() + 1);
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_no_rule_lets_set_quotas_does_not_also_where_there_are_no_rules() {
+    let master = ready(TestMaster::new().await).await;
+    let mount = mutations::mount(&master).await;
+    let quota = || Change::SetQuota(SetQuota { inode: mount.root_inode, max_bytes: Some(0), max_inodes: Some(9) });
+    assert!(master.services().client(Some(&Identity::new("c", Role::Client, "a").unwrap())).is_none());
+    assert_eq!(change(&master, "a", quota()).await, Errno::PERM.raw_os_error());
+    assert_eq!(change(&master, "a", create(mount.root_inode, "f", Kind::File)).await, 0, "all else goes on");
+    let with_quotas = ClientRule { name: "a".into(), sets_quotas: true, ..ClientRule::default() };
+    let clients = cavern_proto::master::ClientRules { rules: vec![with_quotas] };
+    let update = UpdateMountRequest { path: "/m".into(), clients: Some(clients), ..UpdateMountRequest::default() };
+    master.services().update_mount(of(Role::Admin, "x", update)).await.unwrap();
+    assert_eq!(change(&master, "a", quota()).await, 0);
+    let ttl = SetTtl { inode: mount.root_inode, seconds: 9, action: TtlAction::Delete as i32 };
+    assert_eq!(change(&master, "a", Change::SetTtl(ttl)).await, Errno::PERM.raw_os_error());
     master.stop().await;
 }
 

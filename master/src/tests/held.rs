@@ -74,7 +74,7 @@ impl Session {
         let answered = self.seq;
         self.seq += mutations.len() as u64;
         let request = MutateRequest { session: self.id(), mutations, answered };
-        self.services.begin_changes(request, None, None).await.unwrap().await.unwrap().results
+        self.services.begin_changes(request, (None, None), None).await.unwrap().await.unwrap().results
     }
 
     async fn change(&mut self, change: Change) -> MutationResult {

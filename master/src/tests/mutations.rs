@@ -46,7 +46,7 @@ pub(super) async fn mutate(
         .map(|(change, seq)| Mutation { seq, uid: 1, gid: 2, change: Some(change), ..Mutation::default() })
         .collect();
     let request = MutateRequest { session, mutations, answered: first - 1 };
-    Ok(master.services().begin_changes(request, None, None).await?.await?.results)
+    Ok(master.services().begin_changes(request, (None, None), None).await?.await?.results)
 }
 
 pub(super) fn create(parent: u64, text: &str, kind: Kind) -> Change {

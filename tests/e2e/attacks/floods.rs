@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use bytes::{BufMut as _, Bytes};
 use cavern_conf::process::raise_descriptor_limit;
-use cavern_net::WorkerPool;
+use cavern_net::{NetError, WorkerPool};
 use cavern_proto::ContentId;
-use cavern_proto::data::{BlockRef, Range, ReadRequest, read_request};
-use cavern_proto::master::{Entry, MutateReply, ReadDirRequest, Worker, WorkerTable};
+use cavern_proto::data::{
+    BlockRef, Range, ReadRequest, ReserveRequest, Status as BlockStatus, WriteRequest, read_request,
+};
+use cavern_proto::master::{Entry, MutateReply, ReadDirRequest, StatusRequest, Worker, WorkerTable};
 use cavern_tests::{Child, Process};
 use futures::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
@@ -497,4 +499,60 @@ fn a_mount_has_a_rate_for_each_client_and_others_go_on_beside_it() {
         }
         assert!(Instant::now() < until, "it still waits");
     }
+}
+
+#[test]
+fn who_makes_blocks_that_no_file_has_is_refused_at_a_bound_and_others_write_on() {
+    const BLOCK: u32 = 1 << 20;
+    // The mount is one of another host, as far as its worker knows.
+    let conf = "[client]\nlocal_descriptors = false\n[worker]\nclient_reserved = \"64MiB\"\nreserved_after = \"10s\"\n";
+    let cluster = up_with(conf);
+    cluster.seed("bucket", "x/", 1, 1000);
+    cluster.mount_fs_mode("s3://bucket/work", "/work", &["--block-size", "1MiB"]);
+    let admin = Somebody::of(&cluster, Role::Admin);
+    let mut calls = ClusterClient::new(admin.channel(&cluster));
+    let status = admin.answer(calls.status(StatusRequest {})).unwrap().into_inner();
+    let (cluster_id, mount) = (status.cluster_id, &status.mounts.unwrap().mounts[0]);
+    let [attacker, victim] = ["attacker", "victim"].map(|name| Somebody::client(&cluster, name));
+    let workers = attacker.workers(&cluster);
+    let [Worker { id, .. }] = workers.workers[..] else { panic!("{workers:?}") };
+    let [evil, good] = [&attacker, &victim].map(|somebody| somebody.pool(&workers));
+    let take = |somebody: &Somebody, pool: &WorkerPool, inode: u64| {
+        let block = Some(BlockRef::of_inode(&cluster_id, inode, 0, 0, mount.block_size, mount.id));
+        let ranges = vec![Range { offset: 0, length: BLOCK }];
+        let request = ReserveRequest { block, ranges, allocate: true, ..ReserveRequest::default() };
+        somebody.runtime.block_on(pool.reserve(id, request, PATIENCE)).map(drop)
+    };
+    let made_up = 1 << 40;
+    let mut made = 0;
+    let refusal = loop {
+        match take(&attacker, &evil, made_up + made) {
+            Ok(()) => made += 1,
+            Err(refusal) => break refusal,
+        }
+        assert!(made <= 64, "{made} blocks");
+    };
+    assert_eq!(made, 64);
+    let NetError::WorkerStatus { status, message, .. } = &refusal else { panic!("{refusal:?}") };
+    assert_eq!(*status, BlockStatus::NoSpace);
+    assert!(message.contains("the client \"attacker\" has 64MiB") && message.contains("raise worker"), "{message}");
+    // By writes as well.
+    let block = Some(BlockRef::of_inode(&cluster_id, made_up + made, 0, 0, mount.block_size, mount.id));
+    let request = WriteRequest { block, ..WriteRequest::default() };
+    let payload = Bytes::from(vec![1; BLOCK as usize]);
+    assert!(attacker.runtime.block_on(evil.write(id, request, payload, PATIENCE)).is_err());
+
+    // Others go on, and whoever commits what it writes has no bound.
+    take(&victim, &good, 2 * made_up).unwrap();
+    let content: Vec<u8> = (0..160 * MIB).map(|at| (at >> 12) as u8).collect();
+    let path = cluster.path("work/f");
+    fs::write(&path, &content).unwrap();
+    fs::File::open(&path).unwrap().sync_all().unwrap();
+    // What no file has makes room again, and all that files have stays.
+    let freed = || cluster.status().workers[0].metric("cavern_worker_unclaimed_blocks_total").unwrap();
+    eventually("what no file has is freed", 6 * PATIENCE, || (freed() >= made).then_some(()));
+    take(&attacker, &evil, made_up).unwrap();
+    assert!(fs::read(&path).unwrap() == content);
+    attacker.runtime.block_on(evil.shutdown());
+    victim.runtime.block_on(good.shutdown());
 }

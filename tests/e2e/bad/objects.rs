@@ -4,12 +4,13 @@
 //! The store behind the cluster: a body cut short once, again and again; answers of 503; connections reset; an object
 //! replaced by a shorter one, by a longer one, and deleted, between its listing and the read. A store that lies by
 //! itself: an object shorter and longer than listed, one without a version, one that is another version than asked for,
-//! bytes of another range; listings that are garbage, that never end, that name sizes that are none; an error page.
+//! bytes of another range; listings that are garbage, that never end, that name sizes that are none; an error page. A
+//! store that has one more page for each that is taken.
 
 use std::fs;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -215,4 +216,47 @@ fn a_store_that_lies_is_not_believed() {
         assert!(!log.contains("panicked"), "{log}");
     }
     assert_eq!(cluster.status().masters[0].state, "running");
+}
+
+/// Keys of a page of the store that has always one more.
+const PAGE: u64 = 500;
+
+fn next_of_many(head: &str) -> (String, Vec<u8>) {
+    let line = head.lines().next().unwrap_or_default();
+    let token = line.split("continuation-token=").nth(1).and_then(|rest| rest.split(['&', ' ']).next());
+    let first: u64 = token.and_then(|token| token.parse().ok()).unwrap_or_default();
+    let keys: Vec<String> = (first..first + PAGE).map(|number| format!("k{number:012}")).collect();
+    let entries: Vec<_> = keys.iter().map(|key| (key.as_str(), "1", TAGGED)).collect();
+    let next = first + PAGE;
+    let more = format!("<IsTruncated>true</IsTruncated><NextContinuationToken>{next}</NextContinuationToken>");
+    let body = listing(&entries, &more);
+    (format!("HTTP/1.1 200 OK\ncontent-type: application/xml\ncontent-length: {}\n", body.len()), body)
+}
+
+#[test]
+fn a_store_that_lists_for_ever_has_an_end() {
+    let conf = format!("{CONF}[master]\nlisting_entries = 5000\nindex_entries = 8000\n");
+    let cluster = Cluster::up(Options { conf, ..Options::default() });
+    let asked = Arc::new(AtomicU64::new(0));
+    let count = asked.clone();
+    let server = Server::http(move |head| {
+        count.fetch_add(1, Ordering::Relaxed);
+        next_of_many(head)
+    });
+    let endpoint = format!("s3.endpoint_url={}", server.url());
+    let options = ["--write-type", "cache-mode", "-c", &endpoint, "-c", "s3.anonymous=true"];
+    cluster.cv(&[&["mount", "s3://bottomless", "/bottomless"], &options[..]].concat());
+    let shown = || cluster.cv(&["mount", "--json"]).stdout;
+    eventually("the index has come to its end", Duration::from_secs(30), || {
+        let shown = shown();
+        (shown.contains("more than 8000 entries") && shown.contains("raise master.index_entries")).then_some(())
+    });
+    let refresh = cluster.try_cv(&["refresh", "/bottomless"]);
+    assert_ne!(refresh.code, 0, "{refresh:?}");
+    for part in ["bottomless", "more than 5000 entries", "raise master.listing_entries"] {
+        assert!(refresh.stderr.contains(part), "{part}: {refresh:?}");
+    }
+    // One page each more than there may be, and what a mount and a client ask for by themselves.
+    let asked = asked.load(Ordering::Relaxed);
+    assert!(asked < 4 * (8000 + 5000) / PAGE, "{asked} requests");
 }

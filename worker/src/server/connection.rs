@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use cavern_proto::data::{
-    Cancel, CopyRequest, CorruptRequest, Failure, FillRequest, FreeRequest, Hello, OpenRequest, PersistRequest,
-    QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteRequest,
+    BlockRef, Cancel, CopyRequest, CorruptRequest, Failure, FillRequest, FreeRequest, Hello, OpenRequest,
+    PersistRequest, QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteRequest,
 };
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, MAX_WRITE_BYTES, PROTOCOL_VERSION};
 use cavern_security::{AuditLog, Audited, Tenants, Transport};
@@ -46,6 +46,7 @@ use super::writes::{PeerLocality, Write, not_kept, refused_reserve, refused_writ
 use super::{MAX_INFLIGHT_BYTES, Membership};
 use crate::mounts::Mounts;
 use crate::request_error::Refusal;
+use crate::reserved::{ReservedBlocks, Room, Taken};
 
 /// A client must say hello within this time, and finish a frame that it began. Securing the connection takes as long at
 /// most.
@@ -78,6 +79,7 @@ pub(super) struct Shared {
     pub transport: Transport,
     pub audit: AuditLog,
     pub tenants: Tenants,
+    pub reserved: Arc<ReservedBlocks>,
     /// Frames for clients that hold descriptors.
     pub evictions: broadcast::Sender<Bytes>,
     pub stop: CancellationToken,
@@ -416,36 +418,45 @@ impl Connection {
                 let Some(request) = self.permitted::<ReserveRequest>(&header, message)? else { return Ok(()) };
                 let asker =
                     if self.socket.passes_descriptors() { PeerLocality::SameHost } else { PeerLocality::Elsewhere };
-                let reserve = move |service: &Service, request: ReserveRequest| {
+                let wanted = request.ranges.iter().map(|range| u64::from(range.length)).sum::<u64>();
+                let room = self.room(request.block.as_ref(), wanted + u64::from(request.origin_bytes));
+                let reserve = move |service: &Service, request: ReserveRequest, taken: Option<Taken>| {
                     let (reply, file) = service.reserve(request, asker);
+                    drop(taken);
                     let mut segment = Segment::of(FrameKind::ReserveReply, id, &reply);
                     segment.descriptors.extend(file.map(PassedFile::File));
                     segment
                 };
                 let pause = service.pressure();
-                if request.origin.is_none() && pause.is_zero() {
-                    self.wait_for(id, length, move || reserve(&service, request));
-                } else {
-                    self.begin(id, length, async move {
+                match room {
+                    Ok(taken) if request.origin.is_none() && pause.is_zero() => {
+                        self.wait_for(id, length, move || reserve(&service, request, taken));
+                    }
+                    room => self.begin(id, length, async move {
                         if !pause.is_zero() {
                             service.metrics.slowed_reservations.inc();
                             tokio::time::sleep(pause).await;
                         }
                         let refused = |refusal| Segment::of(FrameKind::ReserveReply, id, &refused_reserve(refusal));
+                        let taken = match given(room).await {
+                            Ok(taken) => taken,
+                            Err(refusal) => return refused(refusal),
+                        };
                         match service.begin_with_origin(&request).await {
                             Err(refusal) => refused(refusal),
                             Ok(()) => {
-                                let reserved = tokio::task::spawn_blocking(move || reserve(&service, request)).await;
+                                let reserve = move || reserve(&service, request, taken);
                                 let failed = |_| refused(Refusal::new(Status::IoError, "the request failed"));
-                                reserved.unwrap_or_else(failed)
+                                tokio::task::spawn_blocking(reserve).await.unwrap_or_else(failed)
                             }
                         }
-                    });
+                    }),
                 }
             }
             FrameKind::Write => {
                 let Some(request) = self.permitted::<WriteRequest>(&header, message)? else { return Ok(()) };
-                let write = Write::parse(request, header.payload_bytes);
+                let room = self.room(request.block.as_ref(), u64::from(header.payload_bytes));
+                let write = Write::parse(request, header.payload_bytes).map(|write| write.within(room));
                 self.upload(id, header.payload_bytes, write);
             }
             FrameKind::Sync => {
@@ -583,7 +594,7 @@ impl Connection {
 
     /// Carries out a write whose payload is here.
     fn uploaded(&mut self) {
-        let Some(Upload { request_id, fate: PayloadState::Buffered { write, payload, memory }, .. }) =
+        let Some(Upload { request_id, fate: PayloadState::Buffered { mut write, payload, memory }, .. }) =
             self.upload.take()
         else {
             return;
@@ -596,11 +607,30 @@ impl Connection {
                 Segment::of(FrameKind::WriteReply, request_id, &reply)
             });
         }
-        self.wait_for(request_id, payload.len(), move || {
+        let (room, length) = (std::mem::replace(&mut write.room, Ok(None)), payload.len());
+        let write = move |taken: Option<Taken>| {
             let reply = service.write(&write, &payload);
-            drop((payload, memory));
+            drop((payload, memory, taken));
             Segment::of(FrameKind::WriteReply, request_id, &reply)
-        });
+        };
+        match room {
+            Ok(taken) => self.wait_for(request_id, length, move || write(taken)),
+            room => self.begin(request_id, length, async move {
+                let refused = |refusal| Segment::of(FrameKind::WriteReply, request_id, &refused_write(refusal));
+                match given(room).await {
+                    Ok(taken) => {
+                        let failed = |_| refused(Refusal::new(Status::IoError, "the request failed"));
+                        tokio::task::spawn_blocking(move || write(taken)).await.unwrap_or_else(failed)
+                    }
+                    Err(refusal) => refused(refusal),
+                }
+            }),
+        }
+    }
+
+    /// Room for what a request may take of the disks for a block that no file has yet.
+    fn room(&self, block: Option<&BlockRef>, bytes: u64) -> Room {
+        block.map_or(Ok(None), |block| self.shared.reserved.take(self.rights.client(), block, bytes))
     }
 
     /// Refuses a write for which there was no memory in time.
@@ -739,6 +769,14 @@ impl Connection {
 
 fn decode<M: Message + Default>(message: Bytes) -> Result<M, Refusal> {
     cavern_proto::bounded::decode(message).map_err(|error| Refusal::bad_request(error.to_string()))
+}
+
+/// The room of a request, at once or when enough has been committed.
+async fn given(room: Room) -> Result<Option<Taken>, Refusal> {
+    match room {
+        Ok(taken) => Ok(taken),
+        Err(wanted) => wanted.wait().await,
+    }
 }
 
 /// The frame that was postponed, when it can be judged; waits for ever when there is none.

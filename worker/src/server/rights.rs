@@ -112,7 +112,7 @@ struct Known {
     access: ClientAccess,
     /// 0 for any number.
     bytes_per_second: u64,
-    /// `None` when it cannot be opened: what is cached of its objects is taken for its own then.
+    /// `None` when it cannot be opened: nothing tells then which objects are its own.
     ufs: Option<Ufs>,
 }
 
@@ -136,6 +136,11 @@ impl Rights {
         let client = peer.identity().filter(|identity| identity.role == Role::Client);
         let client = client.map(|identity| identity.name.as_str().into());
         Self { client, mounts, membership, version: 0, known: Vec::new(), renewed: None }
+    }
+
+    /// The client's name, if it is judged.
+    pub(super) fn client(&self) -> Option<&Arc<str>> {
+        self.client.as_ref()
     }
 
     /// Whether there is anything that the peer may not do with blocks.
@@ -169,7 +174,10 @@ impl Rights {
             ClientAccess::ReadOnly | ClientAccess::Full => match (of_file, &known.ufs) {
                 (Some(checked), _) => checked,
                 (None, Some(ufs)) => check_object(block, ufs),
-                (None, None) => Ok(()),
+                (None, None) => refused(
+                    Status::UnknownMount,
+                    "not usable by this worker (see its log), which cannot tell its objects from others for",
+                ),
             },
         }
     }
@@ -348,6 +356,18 @@ mod tests {
         let mut disguised = open(1, "b/k", &store);
         disguised.items[0].block.as_mut().unwrap().key = "a/k".into();
         refused(rights.judge(&disguised), Status::BadRequest, "not that of the key");
+    }
+
+    #[tokio::test]
+    async fn of_a_mount_that_cannot_be_opened_no_object_is_anybodys() {
+        let mounts = Arc::new(Mounts::new(no_master(), schema::Ufs::default()));
+        let mount = Mount { id: 1, uri: "nothing://rights".into(), ..Mount::default() };
+        mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: Vec::new() });
+        let mut rights = Rights::of(&named(Role::Client, "reader"), mounts, Arc::default());
+        rights.renew().await;
+        let another = open(1, "a/k", "memory://another");
+        refused(rights.judge(&another), Status::UnknownMount, "mount 1 is not usable by this worker");
+        assert!(matches!(rights.judge(&write(1)), Verdict::Allowed), "files are known by their names");
     }
 
     #[tokio::test]

@@ -149,6 +149,19 @@ fn names(roles: &[Role]) -> String {
     roles.iter().map(|role| role.name()).collect::<Vec<_>>().join(" or ")
 }
 
+/// What docs/decisions/0039-calls-and-frames.md says of frames: kind, roles, what they are judged by, and where.
+#[cfg(test)]
+pub(super) fn documented() -> Vec<[&'static str; 4]> {
+    let text = include_str!("../../../docs/decisions/0039-calls-and-frames.md");
+    let section = text.split("\n## ").find(|section| section.starts_with("Frames")).unwrap_or_default();
+    let rows = section.lines().filter(|line| line.starts_with("| `"));
+    rows.map(|line| {
+        let mut cells = line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`'));
+        [(); 4].map(|()| cells.next().unwrap_or_default())
+    })
+    .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use cavern_proto::data::BlockRef;
@@ -171,6 +184,25 @@ mod tests {
             assert!(Peer::Anybody.check(kind).is_ok());
             assert_eq!(Peer::SameHost.check(kind).is_err(), is_order(kind), "{name}");
         }
+    }
+
+    #[test]
+    fn each_frame_is_documented_with_who_may_send_it() {
+        let rows = documented();
+        assert_eq!(rows.len(), FrameKind::ALL.len());
+        for kind in FrameKind::ALL {
+            let row = rows.iter().find(|row| row[0] == format!("{kind:?}"));
+            let row = row.unwrap_or_else(|| panic!("{kind:?} has no row in docs/decisions/0039"));
+            let may: Vec<_> = Role::ALL.into_iter().filter(|role| known(*role).check(kind).is_ok()).collect();
+            assert_eq!(row[1], if may.is_empty() { "—".to_owned() } else { names_in(&may) }, "{kind:?}");
+            assert_eq!(row[2] == "term", is_order(kind), "{kind:?}");
+            assert_eq!(row[2] == "nobody", may.is_empty(), "{kind:?}");
+            assert!(["mount", "role", "term", "nobody"].contains(&row[2]) && !row[3].is_empty(), "{row:?}");
+        }
+    }
+
+    fn names_in(roles: &[Role]) -> String {
+        roles.iter().map(|role| role.name()).collect::<Vec<_>>().join(", ")
     }
 
     #[test]

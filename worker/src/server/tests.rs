@@ -27,6 +27,7 @@ use crate::fill::FillLimits;
 use crate::mounts::Mounts;
 use crate::mounts::tests::no_master;
 use crate::persist::{Peers, UploadParts};
+use crate::reserved::ReservedLimits;
 use crate::store::StoreOptions;
 
 mod copy;
@@ -100,6 +101,8 @@ impl Fixture {
             memory_kib: 64 << 10,
             metrics: metrics.clone(),
         }));
+        let limits = ReservedLimits::of(&schema::Worker::default());
+        let reserved = ReservedBlocks::new(store.clone(), no_master(), membership.clone(), metrics.clone(), limits);
         let serving = Serving {
             store: store.clone(),
             fills,
@@ -109,6 +112,7 @@ impl Fixture {
             transport,
             audit: AuditLog::default(),
             tenants: super::tenants(&schema::Worker::default(), 64 << 10),
+            reserved: Arc::new(reserved),
             metrics: metrics.clone(),
             memory: memory.clone(),
             memory_kib: 64 << 10,

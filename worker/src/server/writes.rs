@@ -19,6 +19,7 @@ use super::pressure;
 use super::requests::{Service, deadline_of};
 use crate::fill::BlockSource;
 use crate::request_error::Refusal;
+use crate::reserved::Room;
 use crate::store::{Block, DataTarget, StoreError, Touch};
 
 /// Ranges of one reservation or write at most.
@@ -43,6 +44,8 @@ pub(super) struct Write {
     begins: bool,
     sync: bool,
     until: Instant,
+    /// For what it takes of the disks.
+    pub(super) room: Room,
 }
 
 /// What is written to.
@@ -55,6 +58,11 @@ enum Target {
 }
 
 impl Write {
+    /// The same with room for what it takes of the disks.
+    pub(super) fn within(self, room: Room) -> Self {
+        Self { room, ..self }
+    }
+
     /// Whether the bytes are to be kept in the cache.
     pub(super) fn is_of_object(&self) -> bool {
         matches!(self.target, Target::Cached(_))
@@ -87,7 +95,8 @@ impl Write {
             }
         };
         let until = Instant::now() + deadline_of(request.deadline_ms);
-        Ok(Self { target, offset: request.offset, zero, begins: request.begins, sync: request.sync, until })
+        let WriteRequest { offset, begins, sync, .. } = request;
+        Ok(Self { target, offset, zero, begins, sync, until, room: Ok(None) })
     }
 }
 

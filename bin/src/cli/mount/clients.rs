@@ -8,7 +8,7 @@ use clap::Args;
 
 /// Between the ranges of one option.
 const AND: char = '+';
-const HOW: &str = "write it as NAME, or as NAME=OPTION,… with ro, rw, operations=N, bytes=SIZE, \
+const HOW: &str = "write it as NAME, or as NAME=OPTION,… with ro, rw, quotas, ttl, operations=N, bytes=SIZE, \
     root_squash, all_squash, anonuid=N, anongid=N, uids=LOW-HIGH or gids=LOW-HIGH (several with + between them)";
 
 #[derive(Args)]
@@ -18,10 +18,11 @@ pub(super) struct ClientArgs {
     ///
     /// Behind = there may be options, as exports of NFS have them: ro (to be read only, and without the keys of the
     /// bucket) or rw; operations=N and bytes=SIZE (as many in a second for each client, what is more waits: operations
-    /// in the namespace, and what workers are read and written); and in fs-mode root_squash (root is nobody),
+    /// in the namespace, and what workers are read and written); and in fs-mode quotas (it may set quotas, which
+    /// otherwise admins do) and ttl (the same of how long files live), root_squash (root is nobody),
     /// all_squash (everybody is), uids=LOW-HIGH and gids=LOW-HIGH (whoever is in none of these is nobody; several have
-    /// a + in between), anonuid=N and anongid=N (who nobody is, 65534 otherwise). With any of the latter the users of
-    /// the client are judged by the master.
+    /// a + in between), anonuid=N and anongid=N (who nobody is, 65534 otherwise). With root_squash or any behind it the
+    /// users of the client are judged by the master.
     #[arg(long, value_name = "NAME[=OPTION,…]", value_parser = rule)]
     client: Vec<ClientRule>,
 }
@@ -49,12 +50,26 @@ fn rule(text: &str) -> Result<ClientRule, String> {
             }
             continue;
         }
-        if take_rate(&mut rule, option)? {
+        if take_setting(&mut rule, option)? || take_rate(&mut rule, option)? {
             continue;
         }
         limit(users.get_or_insert_default(), option)?;
     }
-    Ok(ClientRule { read_only: is_read_only.unwrap_or(false), users, ..rule })
+    let read_only = is_read_only.unwrap_or(false);
+    if read_only && rule.grants_settings() {
+        return Err("a client that only reads sets neither quotas nor ttl: leave these out, or ro".to_owned());
+    }
+    Ok(ClientRule { read_only, users, ..rule })
+}
+
+/// Takes an option into what a client may set for others, if it is one of these.
+fn take_setting(rule: &mut ClientRule, option: &str) -> Result<bool, String> {
+    let is_granted = match option {
+        "quotas" => &mut rule.sets_quotas,
+        "ttl" => &mut rule.sets_ttls,
+        _ => return Ok(false),
+    };
+    if std::mem::replace(is_granted, true) { Err(format!("{option}: once")) } else { Ok(true) }
 }
 
 /// Takes an option into the rates of a rule, if it is one of these.
@@ -108,9 +123,11 @@ pub(super) fn shown_rules(rules: &[ClientRule]) -> Vec<String> {
 fn shown_rule(rule: &ClientRule) -> String {
     let mut options = Vec::new();
     options.extend(rule.read_only.then(|| "ro".to_owned()));
-    if !rule.read_only && (rule.users.is_some() || rule.has_rates()) {
+    if !rule.read_only && (rule.users.is_some() || rule.has_rates() || rule.grants_settings()) {
         options.push("rw".to_owned());
     }
+    options.extend(rule.sets_quotas.then(|| "quotas".to_owned()));
+    options.extend(rule.sets_ttls.then(|| "ttl".to_owned()));
     let ClientRule { operations_per_second, bytes_per_second, .. } = *rule;
     options.extend((operations_per_second != 0).then(|| format!("operations={operations_per_second}")));
     options.extend((bytes_per_second != 0).then(|| format!("bytes={}", ByteSize::from_bytes(bytes_per_second))));
@@ -152,6 +169,8 @@ mod tests {
             "*=ro",
             "a=rw,root_squash",
             "a=rw,operations=2000",
+            "a=rw,quotas",
+            "a=rw,quotas,ttl,operations=7,root_squash",
             "a=ro,operations=1,bytes=64MiB",
             "a-*=rw,bytes=1500B,all_squash",
             "a=ro,all_squash,anonuid=7,anongid=8",
@@ -179,6 +198,10 @@ mod tests {
             "a=ro,rw",
             "a=ro,",
             "a=no_root_squash",
+            "a=ro,quotas",
+            "a=ttl,ro",
+            "a=quotas,quotas",
+            "a=quotas=1",
             "a=operations",
             "a=operations=0",
             "a=operations=-1",

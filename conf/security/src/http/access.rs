@@ -2,7 +2,8 @@
 //!
 //! Where connections are secured the port speaks TLS, and nothing else. `/healthz` is for everybody, since supervisors
 //! and load balancers have nothing to show; with `security.open_metrics` so is `/metrics`. Everything else, also what
-//! is not there, is for whoever brings the token of `security.http_token`, or the certificate of an admin.
+//! is not there, is for whoever brings the token of `security.http_token`, or the certificate of a viewer, an operator
+//! or an admin.
 
 use std::fmt::{self, Display};
 use std::io;
@@ -23,7 +24,7 @@ use super::{HEALTH, METRICS};
 use crate::audit::{AuditLog, Audited};
 use crate::error::SecurityError;
 use crate::handshake::take_leave;
-use crate::identity::{Identity, Role};
+use crate::identity::Identity;
 use crate::transport::{Tls, Transport};
 
 /// The first byte of a connection of TLS: a record of a handshake.
@@ -61,7 +62,7 @@ pub(super) struct Peer {
 enum Denial {
     Nothing,
     WrongToken,
-    NotAdmin(Identity),
+    OtherRole(Identity),
 }
 
 impl HttpAccess {
@@ -147,13 +148,13 @@ impl Guard {
         if path == HEALTH || path == METRICS && self.open_metrics {
             return Ok(());
         }
-        if identity.is_some_and(|identity| identity.role == Role::Admin) {
+        if identity.is_some_and(|identity| identity.role.is_of_person()) {
             return Ok(());
         }
         match (presented(headers), identity) {
             (Some(given), _) if self.token.as_ref().is_some_and(|token| token.is(given)) => Ok(()),
             (Some(_), _) => Err(Denial::WrongToken),
-            (None, Some(identity)) => Err(Denial::NotAdmin(identity.clone())),
+            (None, Some(identity)) => Err(Denial::OtherRole(identity.clone())),
             (None, None) => Err(Denial::Nothing),
         }
     }
@@ -172,14 +173,14 @@ impl Display for Denial {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nothing => out.write_str(
-                "this page takes the token of security.http_token (Authorization: Bearer), or the certificate of an \
-                 admin",
+                "this page takes the token of security.http_token (Authorization: Bearer), or the certificate of a \
+                 viewer, an operator or an admin",
             ),
             Self::WrongToken => out.write_str("the token is not that of security.http_token"),
-            Self::NotAdmin(identity) => write!(
+            Self::OtherRole(identity) => write!(
                 out,
-                "{identity} may not see this page: it takes a certificate of the role admin, or the token of \
-                 security.http_token"
+                "{identity} may not see this page: it takes a certificate of the role viewer, operator or admin, or \
+                 the token of security.http_token"
             ),
         }
     }
@@ -195,7 +196,7 @@ impl IntoResponse for Denial {
                 let challenge = "Bearer realm=\"cavern\", error=\"invalid_token\"";
                 (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, challenge)], text).into_response()
             }
-            Self::NotAdmin(_) => (StatusCode::FORBIDDEN, text).into_response(),
+            Self::OtherRole(_) => (StatusCode::FORBIDDEN, text).into_response(),
         }
     }
 }

@@ -20,6 +20,7 @@ use super::hold::MAY_WRITE;
 use super::xattr::CAPABILITY;
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
+use crate::level::CLIENT_SETTINGS;
 use crate::state::records::{is_directory, links, mode};
 use crate::state::tables::{DEPTH_MAX, Tables};
 
@@ -165,6 +166,30 @@ impl MutationContext<'_, '_> {
 
     pub(super) fn judge_root(&mut self, what: &str) -> Result<(), MutationError> {
         if self.judged_user().is_none() { Ok(()) } else { self.refuse_other(what) }
+    }
+
+    /// A client may set what holds for others in the mount that was found, as `is_granted` by its rule: whose space is
+    /// bounded does not say by how much. Of whoever has no name nothing is known (no `[security]`).
+    pub(super) fn judge_setting(
+        &self,
+        is_granted: fn(&Mount, &str) -> bool,
+        what: &str,
+        option: &str,
+    ) -> Result<(), MutationError> {
+        let Some(client) = self.client.clone().filter(|client| !client.is_empty()) else { return Ok(()) };
+        if self.transaction.counters.level < CLIENT_SETTINGS {
+            return Ok(());
+        }
+        match self.transaction.before().mount(self.mount)? {
+            Some(mount) if is_granted(&mount, &client) => Ok(()),
+            _ => refuse(
+                Errno::PERM,
+                format!(
+                    "the client \"{client}\" may not {what}: it takes a certificate of the role admin, or the option \
+                     {option} in the rule of the mount that fits the client (cv mount update --client)"
+                ),
+            ),
+        }
     }
 
     /// A file may be opened to be written.

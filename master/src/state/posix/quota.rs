@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use cavern_proto::master::{RenameMode, RenameName, SetQuota};
+use cavern_proto::master::{Mount, RenameMode, RenameName, SetQuota};
 use cavern_proto::record::{InodeRecord, QuotaRecord};
 use rustix::io::Errno;
 
@@ -22,6 +22,7 @@ impl MutationContext<'_, '_> {
     pub(super) fn set_quota(&mut self, set: &SetQuota) -> Result<u64, MutationError> {
         self.directory(set.inode)?;
         self.judge_root("sets how much may be in a directory")?;
+        self.judge_setting(Mount::may_set_quotas, "set quotas", "quotas")?;
         self.check_nothing_held()?;
         let known = self.transaction.before().quota(set.inode)?;
         let mut quota = known.unwrap_or_default();

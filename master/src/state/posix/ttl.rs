@@ -1,6 +1,6 @@
 //! How long files live: rules of directories, and the removal of a file whose time is over.
 
-use cavern_proto::master::{RemoveName, SetTtl, TtlAction};
+use cavern_proto::master::{Mount, RemoveName, SetTtl, TtlAction};
 use cavern_proto::record::{Expire, InodeRecord, TtlRecord};
 use rustix::io::Errno;
 
@@ -14,6 +14,7 @@ impl MutationContext<'_, '_> {
     pub(super) fn set_ttl(&mut self, set: &SetTtl) -> Result<u64, MutationError> {
         self.directory(set.inode)?;
         self.judge_root("sets how long files live")?;
+        self.judge_setting(Mount::may_set_ttls, "set how long files live", "ttl")?;
         self.check_nothing_held()?;
         let Ok(action) = TtlAction::try_from(set.action) else {
             return refuse(Errno::INVAL, "an action that this master does not know");

@@ -291,6 +291,79 @@ async fn blocks_are_for_the_clients_that_their_mount_is_there_for() {
     bench.end().await;
 }
 
+/// A frame about a block; `None` for one that is about none, or no request of a client.
+fn about(kind: FrameKind, name: &BlockRef) -> Option<Vec<u8>> {
+    let (block, blocks) = (Some(name.clone()), vec![name.clone()]);
+    let items = vec![open_request::Item { block: block.clone(), want: Vec::new() }];
+    let items_to_read = read_items(name, 1);
+    Some(match kind {
+        FrameKind::Read => encode_frame(kind, 1, &ReadRequest { items: items_to_read, deadline_ms: 0 }, 0),
+        FrameKind::Open => encode_frame(kind, 1, &OpenRequest { items, deadline_ms: 0 }, 0),
+        FrameKind::Fill => encode_frame(kind, 1, &FillRequest { items, deadline_ms: 0 }, 0),
+        FrameKind::Query => encode_frame(kind, 1, &QueryRequest { blocks, held: None }, 0),
+        FrameKind::Corrupt => encode_frame(kind, 1, &CorruptRequest { block, ..Default::default() }, 0),
+        FrameKind::Reserve => encode_frame(kind, 1, &ReserveRequest { block, ..Default::default() }, 0),
+        FrameKind::Write => encode_frame(kind, 1, &WriteRequest { block, ..Default::default() }, 0),
+        FrameKind::Sync => encode_frame(kind, 1, &SyncRequest { blocks, ..Default::default() }, 0),
+        FrameKind::Hello | FrameKind::Cancel | FrameKind::Free | FrameKind::Persist | FrameKind::Copy => return None,
+        FrameKind::ReadReply
+        | FrameKind::OpenReply
+        | FrameKind::FillReply
+        | FrameKind::QueryReply
+        | FrameKind::FreeReply
+        | FrameKind::CorruptReply
+        | FrameKind::ReserveReply
+        | FrameKind::WriteReply
+        | FrameKind::SyncReply
+        | FrameKind::PersistReply
+        | FrameKind::CopyReply
+        | FrameKind::Evicted
+        | FrameKind::Failure => return None,
+    })
+}
+
+/// The text of the next frame.
+async fn next_text(stream: &mut (impl AsyncReadExt + Unpin)) -> String {
+    let mut head = [0; HEADER_BYTES];
+    tokio::time::timeout(PATIENCE, stream.read_exact(&mut head)).await.unwrap().unwrap();
+    let header = FrameHeader::decode(&head).unwrap();
+    let mut message = vec![0; header.message_bytes as usize + header.payload_bytes as usize];
+    stream.read_exact(&mut message).await.unwrap();
+    String::from_utf8_lossy(&message).into_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_frame_about_blocks_is_judged_by_the_mount_that_it_names() {
+    let certificates = Certificates::new();
+    let bench = Fixture::secured("walk", certificates.transport(Role::Worker)).await;
+    let clients = vec![ClientRule { name: "somebody".to_owned(), ..ClientRule::default() }];
+    let (uri, write_type) = ("memory://server-walk".to_owned(), WriteType::FsMode as i32);
+    let mount = Mount { id: 1, uri, write_type, clients, ..Default::default() };
+    bench.mounts.apply(MountTable { epoch: 2, mounts: vec![mount], status: vec![] });
+    let transport = certificates.transport(Role::Client);
+    let Transport::Tls(tls) = &transport else { panic!("{transport:?}") };
+    let stream = TcpStream::connect(bench.address()).await.unwrap();
+    let mut stream = tls.connect(stream, Role::Worker).await.unwrap();
+    let hello = Hello { protocol: PROTOCOL_VERSION, peer: "test".to_owned(), ..Default::default() };
+    stream.write_all(&encode_frame(FrameKind::Hello, 0, &hello, 0)).await.unwrap();
+    stream.flush().await.unwrap();
+    next_text(&mut stream).await;
+    for [name, roles, judged_by, _] in crate::server::roles::documented() {
+        let kind = FrameKind::ALL.into_iter().find(|kind| format!("{kind:?}") == name).unwrap();
+        let frame = about(kind, &block(1, 0));
+        assert_eq!(judged_by == "mount", frame.is_some(), "{name}");
+        assert!(frame.is_none() || roles.contains("client"), "{name}");
+        let Some(frame) = frame else { continue };
+        stream.write_all(&frame).await.unwrap();
+        stream.flush().await.unwrap();
+        let answer = next_text(&mut stream).await;
+        assert!(answer.contains("mount 1 is not there for the client \"here\""), "{name}: {answer}");
+    }
+    assert_eq!(bench.store.usage()[0].data_bytes, 0);
+    drop(stream);
+    bench.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_written_and_read_in_a_mount_waits_for_its_rate() {
     let certificates = Certificates::new();

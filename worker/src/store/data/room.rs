@@ -88,6 +88,14 @@ impl Store {
         Err(StoreError::Dropped)
     }
 
+    /// Which of those that ever had its name a data block is, and the bytes that it takes; `None` when it is not here.
+    pub fn data_use(&self, id: &BlockId) -> Option<(u64, u64)> {
+        let residents = self.residents.lock();
+        let table = &residents.cache.table;
+        let entry = table.find(id).and_then(|slot| table.at(slot)).filter(|entry| entry.is_data())?;
+        Some((entry.incarnation, u64::from(entry.units) * u64::from(UNIT_BYTES)))
+    }
+
     fn is_resident(&self, id: &BlockId, incarnation: u64) -> bool {
         let residents = self.residents.lock();
         let table = &residents.cache.table;

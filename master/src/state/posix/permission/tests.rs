@@ -25,6 +25,8 @@ const OTHER: u64 = 8;
 const SQUASHED: &str = "squashed";
 const RANGED: &str = "ranged";
 const UNLIMITED: &str = "unlimited";
+/// One that is not limited, and sets neither quotas nor times to live, as the others do.
+const PLAIN: &str = "plain";
 
 fn owner() -> User {
     User { uid: 1000, gid: 100, groups: vec![100, 150] }
@@ -137,8 +139,13 @@ impl Fixture {
         let squashed = UserLimits { root_squash: true, uids: vec![range(1000, 4000)], ..UserLimits::default() };
         let uids = vec![range(0, 0), range(1000, 1999)];
         let ranged = UserLimits { uids, gids: vec![range(0, 199)], ..UserLimits::default() };
-        let rule = |name: &str, users| ClientRule { name: name.into(), users, ..ClientRule::default() };
-        let clients = vec![rule(SQUASHED, Some(squashed)), rule(RANGED, Some(ranged)), rule(UNLIMITED, None)];
+        let rule = |name: &str, users| {
+            let is_granted = name != PLAIN;
+            let (sets_quotas, sets_ttls) = (is_granted, is_granted);
+            ClientRule { name: name.into(), users, sets_quotas, sets_ttls, ..ClientRule::default() }
+        };
+        let (squashed, ranged) = (rule(SQUASHED, Some(squashed)), rule(RANGED, Some(ranged)));
+        let clients = vec![squashed, ranged, rule(UNLIMITED, None), rule(PLAIN, None)];
         let (uri, write_type) = ("memory://m".to_owned(), WriteType::FsMode as i32);
         let mount = Mount { path: "/m".into(), uri, write_type, block_size: 1 << 20, clients, ..Mount::default() };
         let Outcome::Mount(mount) = bench.run(Kinds::Mount(mount)) else { panic!("no mount") };
@@ -400,6 +407,28 @@ fn root_that_is_root_is_it_within_the_ranges() {
     bench.done(set(shared, |set| set.gid = Some(150)));
     let user = User { groups: vec![150], ..user };
     assert_eq!(bench.ask(ranged, Some(user), create(shared, "f", Kind::File)).errno, 0);
+}
+
+#[test]
+fn quotas_and_times_to_live_are_set_by_clients_whose_rule_says_so() {
+    for (level, refused) in [(LEVEL, PERM), (crate::level::CLIENT_SETTINGS - 1, 0)] {
+        let mut bench = Fixture::of_level(level);
+        let directory = bench.make(bench.root, "d", Kind::Directory, (1000, 0o755));
+        let quota = Change::SetQuota(SetQuota { inode: directory, max_inodes: Some(9), ..SetQuota::default() });
+        let ttl = Change::SetTtl(SetTtl { inode: directory, seconds: 9, action: 1 });
+        for (change, option) in [(quota, "option quotas"), (ttl, "option ttl")] {
+            let before = bench.dump();
+            let result = bench.ask((Some(PLAIN), SESSION), Some(root()), change.clone());
+            assert_eq!(result.errno, refused, "{}", result.reason);
+            if refused != 0 {
+                assert!(result.reason.contains("\"plain\"") && result.reason.contains(option), "{}", result.reason);
+                assert_eq!(bench.dump(), before);
+            }
+            assert_eq!(bench.ask((Some(UNLIMITED), SESSION), None, change.clone()).errno, 0);
+            // Whoever runs the cluster, and whoever has no name, where connections are not secured.
+            assert_eq!(bench.ask((None, SESSION), None, change).errno, 0);
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,451 @@
+//! What clients have taken of the disks for blocks of fs-mode files that no file is known to have yet.
+//!
+//! A client makes blocks first, and commits them to a file a moment later. One that makes blocks and commits none would
+//! take all that there is. So what a client of another host makes is noted until the masters say that a file has it,
+//! and there is a bound for each client (`worker.client_reserved`) and for all of them in a mount
+//! (`worker.mount_reserved`). The masters are asked when a bound is met, for a moment again and again: whoever writes
+//! goes on as soon as it has committed. What no file has after `worker.reserved_after` is freed.
+//!
+//! Not noted are blocks that were here before (of a start, all of them), and those of processes of this host. Of these
+//! `orphan_blocks` frees what no file has.
+
+use std::collections::HashMap;
+use std::collections::hash_map;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_conf::{ByteSize, schema};
+use cavern_net::master::Stubs;
+use cavern_net::{MasterChannel, NetError};
+use cavern_proto::chunk::CHUNK_BYTES;
+use cavern_proto::data::{BlockRef, Status};
+use cavern_proto::master::{Claim, ListClaimsRequest};
+use cavern_proto::{BlockId, ContentId};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info};
+
+use crate::journals::Journals;
+use crate::metrics::WorkerMetrics;
+use crate::request_error::Refusal;
+use crate::server::Membership;
+use crate::store::Store;
+
+/// Between two questions to the masters.
+const ASK_INTERVAL: Duration = Duration::from_secs(1);
+/// One of them takes so long at most.
+const ASK_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pages of claims that one question takes at most: the numbers of made-up files may lie anywhere.
+const PAGES_MAX: usize = 256;
+/// A request that meets a bound waits for commits this long: clients commit every three seconds at least, and wait for
+/// a worker for five.
+const PATIENCE: Duration = Duration::from_millis(3500);
+/// Between two looks for what is to be freed, at least.
+const SHORTEST_LOOK: Duration = Duration::from_millis(500);
+/// A block counts with as much at least: there is a file of it, and an entry in memory.
+const LEAST_BYTES: u64 = CHUNK_BYTES as u64;
+/// Bounds that follow the capacity are no less, so that blocks of any usual size are written.
+const LEAST_BOUND: u64 = 256 << 20;
+
+/// How much may be noted, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct ReservedLimits {
+    /// Bytes of one client; 0 for a quarter of the capacity.
+    pub client: u64,
+    /// Bytes of all clients in one mount; 0 for half of the capacity.
+    pub mount: u64,
+    pub after: Duration,
+}
+
+impl ReservedLimits {
+    pub fn of(conf: &schema::Worker) -> Self {
+        let (client, mount) = (conf.client_reserved.bytes(), conf.mount_reserved.bytes());
+        Self { client, mount, after: conf.reserved_after.get() }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct ReservedBlocks {
+    store: Arc<Store>,
+    master: MasterChannel,
+    membership: Arc<Membership>,
+    metrics: WorkerMetrics,
+    limits: ReservedLimits,
+    noted: Mutex<Noted>,
+    /// Of what the masters were asked last, and when. Held while they are, so that one asks for all.
+    asked: tokio::sync::Mutex<Option<(Scope, Instant)>>,
+}
+
+#[derive(Debug, Default)]
+struct Noted {
+    /// Under which the blocks were made.
+    worker_id: u64,
+    blocks: HashMap<BlockId, NotedBlock>,
+    /// Bytes of their blocks.
+    clients: HashMap<Arc<str>, u64>,
+    mounts: HashMap<u32, u64>,
+}
+
+#[derive(Debug)]
+struct NotedBlock {
+    client: Arc<str>,
+    mount_id: u32,
+    inode: u64,
+    /// 0 as long as it is being made.
+    incarnation: u64,
+    bytes: u64,
+    /// When more was asked for last.
+    since: Instant,
+}
+
+/// Of which blocks the masters are asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Scope {
+    Client(Arc<str>),
+    Mount(u32),
+    All,
+}
+
+/// Room for a request, which is carried out while this is there.
+#[derive(Debug)]
+pub struct Taken {
+    reserved: Arc<ReservedBlocks>,
+    id: BlockId,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.reserved.settle(&self.id);
+    }
+}
+
+/// A request that would exceed a bound, as far as it is known.
+#[derive(Debug)]
+pub struct Wanted {
+    reserved: Arc<ReservedBlocks>,
+    client: Arc<str>,
+    block: BlockRef,
+    bytes: u64,
+    /// What is exceeded.
+    scope: Scope,
+    most: u64,
+}
+
+/// What a request that takes room may do: nothing is noted of some.
+pub type Room = Result<Option<Taken>, Box<Wanted>>;
+
+impl ReservedBlocks {
+    pub fn new(
+        store: Arc<Store>,
+        master: MasterChannel,
+        membership: Arc<Membership>,
+        metrics: WorkerMetrics,
+        limits: ReservedLimits,
+    ) -> Self {
+        let (noted, asked) = (Mutex::default(), tokio::sync::Mutex::default());
+        Self { store, master, membership, metrics, limits, noted, asked }
+    }
+
+    /// Room for up to so many bytes more of a block, if the client may have as much.
+    pub fn take(self: &Arc<Self>, client: Option<&Arc<str>>, block: &BlockRef, bytes: u64) -> Room {
+        let (Some(client), Some(id), true) = (client, BlockId::of(block), block.data) else { return Ok(None) };
+        let (worker_id, _) = self.membership.now();
+        let capacity = self.store.capacity_bytes();
+        let mut noted = self.noted.lock();
+        noted.begin_as(worker_id);
+        let (owner, more) = match noted.blocks.get(&id) {
+            Some(known) => (known.client.clone(), bytes),
+            None if self.store.data_use(&id).is_some() => return Ok(None),
+            None => (client.clone(), bytes.max(LEAST_BYTES)),
+        };
+        for (scope, has, most) in [
+            (Scope::Client(owner.clone()), noted.clients.get(&owner), bound(self.limits.client, capacity / 4)),
+            (Scope::Mount(block.mount_id), noted.mounts.get(&block.mount_id), bound(self.limits.mount, capacity / 2)),
+        ] {
+            if has.copied().unwrap_or_default().saturating_add(more) > most {
+                let (reserved, client, block) = (self.clone(), client.clone(), block.clone());
+                return Err(Box::new(Wanted { reserved, client, block, bytes, scope, most }));
+            }
+        }
+        noted.add(id, more, || NotedBlock {
+            client: owner,
+            mount_id: block.mount_id,
+            inode: block.inode,
+            incarnation: 0,
+            bytes: 0,
+            since: Instant::now(),
+        });
+        Ok(Some(Taken { reserved: self.clone(), id }))
+    }
+
+    /// A request has been carried out: what is noted of its block is what that takes.
+    fn settle(&self, id: &BlockId) {
+        let used = self.store.data_use(id);
+        self.noted.lock().settle(id, used, Some(Instant::now()));
+    }
+
+    /// Frees what no file has, until `stop`.
+    pub async fn run(self: Arc<Self>, journals: Arc<Journals>, stop: CancellationToken) {
+        let pause = (self.limits.after / 4).max(SHORTEST_LOOK);
+        while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+            // What a dead mount has written is about to be some file's; masters that were restored do not know all.
+            if journals.are_replayed() || self.membership.past().is_lost {
+                continue;
+            }
+            match stop.run_until_cancelled(self.reclaim()).await {
+                Some(Ok(())) => {}
+                Some(Err(error)) => debug!(%error, "cannot look for reserved blocks that no file has"),
+                None => return,
+            }
+        }
+    }
+
+    async fn reclaim(&self) -> Result<(), NetError> {
+        let after = self.limits.after;
+        if !self.noted.lock().blocks.values().any(|block| block.since.elapsed() > after) {
+            return Ok(());
+        }
+        let unclaimed = self.confirm(&Scope::All).await?;
+        let due: Vec<(BlockId, u64)> = {
+            let noted = self.noted.lock();
+            let block = |id: BlockId| noted.blocks.get(&id).map(|block| (id, block));
+            let due = unclaimed.into_iter().filter_map(block).filter(|(_, block)| block.since.elapsed() > after);
+            due.map(|(id, block)| (id, block.incarnation)).collect()
+        };
+        if due.is_empty() {
+            return Ok(());
+        }
+        let store = self.store.clone();
+        let free = move || -> Vec<(BlockId, u64)> {
+            let free = |block: (BlockId, u64)| Some((block.0, store.free_unclaimed(block, after)?));
+            due.into_iter().filter_map(free).collect()
+        };
+        let freed = tokio::task::spawn_blocking(free).await.unwrap_or_default();
+        freed.iter().for_each(|(id, _)| self.noted.lock().settle(id, None, None));
+        if !freed.is_empty() {
+            self.metrics.unclaimed_blocks.inc_by(freed.len() as u64);
+            let bytes = freed.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            info!(blocks = freed.len(), bytes, "freed blocks that clients have made and no file has");
+        }
+        Ok(())
+    }
+
+    /// Asks the masters about blocks, unless they have been asked since `since`. Without an answer all is as it was.
+    async fn ask(&self, scope: &Scope, since: Instant) {
+        let mut asked = self.asked.lock().await;
+        if let Some((of, at)) = &*asked {
+            if of == scope && *at >= since {
+                return;
+            }
+            tokio::time::sleep_until(*at + ASK_INTERVAL).await;
+        }
+        let began = Instant::now();
+        match tokio::time::timeout(ASK_TIMEOUT, self.confirm(scope)).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => debug!(%error, "cannot ask which blocks files have"),
+            Err(_) => debug!("the masters do not say in time which blocks files have"),
+        }
+        *asked = Some((scope.clone(), began));
+    }
+
+    /// Forgets blocks that files have, and gives those that were asked about and that no file has.
+    async fn confirm(&self, scope: &Scope) -> Result<Vec<BlockId>, NetError> {
+        let (worker_id, cluster_id) = self.membership.now();
+        if worker_id == 0 {
+            return Ok(Vec::new());
+        }
+        let pending = self.pending(scope, worker_id);
+        let mut at = 0;
+        for _ in 0..PAGES_MAX {
+            let Some(((inode, index), _)) = pending.get(at) else { break };
+            let after = Some(before(worker_id, *inode, *index));
+            let request = ListClaimsRequest { worker_id, cluster_id: cluster_id.clone(), after };
+            let ask = |mut stubs: Stubs| {
+                let request = request.clone();
+                async move { stubs.cluster.list_claims(request).await }
+            };
+            let list = self.master.try_call("ListClaims", ask).await?;
+            self.forget(&cluster_id, &list.claims);
+            at = match list.claims.last() {
+                Some(last) if !list.is_last && last.worker_id == worker_id => {
+                    pending.partition_point(|(place, _)| *place <= (last.inode, last.index)).max(at + 1)
+                }
+                _ => pending.len(),
+            };
+        }
+        let noted = self.noted.lock();
+        let asked = pending.into_iter().take(at).map(|(_, id)| id);
+        Ok(asked.filter(|id| noted.blocks.contains_key(id)).collect())
+    }
+
+    /// Files have these.
+    fn forget(&self, cluster_id: &str, claims: &[Claim]) {
+        let mut noted = self.noted.lock();
+        for claim in claims {
+            let content = ContentId::of_inode(cluster_id, claim.mount_id, claim.inode, claim.generation);
+            noted.settle(&BlockId { content, index: claim.index }, None, None);
+        }
+    }
+
+    /// The noted blocks of a scope in the order of claims, by inode and index, with what they take by now.
+    fn pending(&self, scope: &Scope, worker_id: u64) -> Vec<((u64, u32), BlockId)> {
+        let mut noted = self.noted.lock();
+        noted.begin_as(worker_id);
+        let is_meant = |block: &NotedBlock| match scope {
+            Scope::Client(client) => block.client == *client,
+            Scope::Mount(mount_id) => block.mount_id == *mount_id,
+            Scope::All => true,
+        };
+        // Those that are being made have their turn with the request that makes them.
+        let meant = noted.blocks.iter().filter(|(_, block)| is_meant(block) && block.incarnation != 0);
+        let mut pending: Vec<_> = meant.map(|(id, block)| ((block.inode, id.index), *id)).collect();
+        for (_, id) in &pending {
+            let used = self.store.data_use(id);
+            noted.settle(id, used, None);
+        }
+        drop(noted);
+        pending.sort_unstable();
+        pending
+    }
+}
+
+impl Wanted {
+    /// Room for the request, as soon as files have enough of what is noted.
+    ///
+    /// # Errors
+    /// `NO_SPACE` when that does not come to be soon: nothing was changed.
+    pub async fn wait(self: Box<Self>) -> Result<Option<Taken>, Refusal> {
+        let until = Instant::now() + PATIENCE;
+        let mut wanted = self;
+        loop {
+            let reserved = wanted.reserved.clone();
+            reserved.ask(&wanted.scope, Instant::now()).await;
+            wanted = match reserved.take(Some(&wanted.client), &wanted.block, wanted.bytes) {
+                Ok(taken) => return Ok(taken),
+                Err(over) if Instant::now() >= until => return Err(over.refusal()),
+                Err(over) => over,
+            };
+        }
+    }
+
+    fn refusal(&self) -> Refusal {
+        let most = ByteSize::from_bytes(self.most);
+        let (who, setting) = match &self.scope {
+            Scope::Client(client) => (format!("the client \"{client}\" has"), "worker.client_reserved"),
+            Scope::Mount(_) | Scope::All => {
+                (format!("clients have in mount {}", self.block.mount_id), "worker.mount_reserved")
+            }
+        };
+        let message = format!(
+            "{who} {most} of blocks at this worker that no file has yet, as much as {setting} allows: what is written \
+             has to be committed first, or raise {setting}"
+        );
+        Refusal::new(Status::NoSpace, message)
+    }
+}
+
+impl Noted {
+    /// A worker that has got another number is asked about other blocks.
+    fn begin_as(&mut self, worker_id: u64) {
+        if self.worker_id != worker_id {
+            *self = Self { worker_id, ..Self::default() };
+        }
+    }
+
+    fn add(&mut self, id: BlockId, bytes: u64, new: impl FnOnce() -> NotedBlock) {
+        let block = self.blocks.entry(id).or_insert_with(new);
+        block.bytes += bytes;
+        *self.clients.entry(block.client.clone()).or_default() += bytes;
+        *self.mounts.entry(block.mount_id).or_default() += bytes;
+    }
+
+    /// Notes what a block takes, by its incarnation and bytes; `None` forgets it.
+    fn settle(&mut self, id: &BlockId, used: Option<(u64, u64)>, since: Option<Instant>) {
+        let Some(block) = self.blocks.get_mut(id) else { return };
+        let before = block.bytes;
+        let (incarnation, bytes) = used.map_or((0, 0), |(incarnation, bytes)| (incarnation, bytes.max(LEAST_BYTES)));
+        (block.incarnation, block.bytes) = (incarnation, bytes);
+        block.since = since.unwrap_or(block.since);
+        let (client, mount_id) = (block.client.clone(), block.mount_id);
+        if used.is_none() {
+            self.blocks.remove(id);
+        }
+        change(&mut self.clients, client, before, bytes);
+        change(&mut self.mounts, mount_id, before, bytes);
+    }
+}
+
+/// What has nothing left is forgotten.
+fn change<K: std::hash::Hash + Eq>(sums: &mut HashMap<K, u64>, of: K, before: u64, after: u64) {
+    if let hash_map::Entry::Occupied(mut sum) = sums.entry(of) {
+        *sum.get_mut() = sum.get().saturating_sub(before) + after;
+        if *sum.get() == 0 {
+            sum.remove();
+        }
+    }
+}
+
+/// A bound as it is set, or a share of the capacity.
+fn bound(set: u64, share: u64) -> u64 {
+    if set == 0 { share.max(LEAST_BOUND) } else { set }
+}
+
+/// The last place before that of a block.
+fn before(worker_id: u64, inode: u64, index: u32) -> Claim {
+    let (inode, index) = match index.checked_sub(1) {
+        Some(index) => (inode, index),
+        None => (inode.saturating_sub(1), u32::MAX),
+    };
+    Claim { worker_id, inode, index, ..Claim::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(index: u32) -> BlockId {
+        BlockId { content: ContentId::of_inode("c", 1, 7, 1), index }
+    }
+
+    #[test]
+    fn sums_are_those_of_the_blocks() {
+        let mut noted = Noted::default();
+        let of = |client: &str| {
+            let client: Arc<str> = client.into();
+            move || NotedBlock { client, mount_id: 1, inode: 7, incarnation: 0, bytes: 0, since: Instant::now() }
+        };
+        noted.add(id(0), 5 << 20, of("a"));
+        noted.add(id(1), 1 << 20, of("b"));
+        // Another client's request counts with whoever has made the block.
+        noted.add(id(0), 1 << 20, of("b"));
+        let sums = |noted: &Noted| {
+            (noted.clients.get("a").copied(), noted.clients.get("b").copied(), noted.mounts.get(&1).copied())
+        };
+        assert_eq!(sums(&noted), (Some(6 << 20), Some(1 << 20), Some(7 << 20)));
+        noted.settle(&id(0), Some((3, 2 << 20)), None);
+        noted.settle(&id(1), Some((4, 0)), None);
+        assert_eq!(sums(&noted), (Some(2 << 20), Some(LEAST_BYTES), Some((2 << 20) + LEAST_BYTES)));
+        noted.settle(&id(0), None, None);
+        noted.settle(&id(0), None, None);
+        noted.settle(&id(9), Some((1, 1)), None);
+        assert_eq!(sums(&noted), (None, Some(LEAST_BYTES), Some(LEAST_BYTES)));
+        noted.begin_as(8);
+        assert_eq!(sums(&noted), (None, None, None));
+    }
+
+    #[test]
+    fn the_place_before_a_block_is_that_of_no_other() {
+        let place = |inode, index| {
+            let Claim { inode, index, .. } = before(3, inode, index);
+            (inode, index)
+        };
+        assert_eq!([place(7, 2), place(7, 0), place(0, 0)], [(7, 1), (6, u32::MAX), (0, u32::MAX)]);
+    }
+
+    #[test]
+    fn bounds_follow_the_capacity_where_none_is_set() {
+        assert_eq!([bound(5, 1 << 40), bound(0, 1 << 40), bound(0, 1 << 20)], [5, 1 << 40, LEAST_BOUND]);
+    }
+}
