@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use cavern_security::{Place, Places, Tenants, Tls, Transport};
+use cavern_security::{Place, Places, Protocol, Tenants, Tls, Transport};
 use futures::{Stream, stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -121,7 +121,7 @@ impl Incoming {
             Transport::Plain => Wire::Plain(stream),
             Transport::Tls(tls) => {
                 let tls = tls.clone();
-                Wire::Accepting(Box::pin(async move { tls.accept(stream).await }))
+                Wire::Accepting(Box::pin(async move { tls.accept(stream, Protocol::Grpc).await }))
             }
         };
         let peer = Peer { address, secured, identity: Arc::default(), tenant: Arc::default() };
