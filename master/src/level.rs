@@ -18,7 +18,7 @@
 //! | 8 | rates of `ClientRule` |
 //! | 9 | `SkipInodes` |
 //! | 10 | `DropLost` |
-//! | 11 | `Mutation.rename_whiteout`, `BeginHistory` |
+//! | 11 | `Mutation.rename_whiteout`, `BeginHistory`, bare prefixes refused as names of `SetXattr` |
 
 use std::time::Duration;
 
@@ -54,6 +54,8 @@ pub const LOST_DROPPED: u32 = 10;
 pub const WHITEOUTS: u32 = 11;
 /// The level from which on masters that were started begin a history.
 pub const HISTORIES: u32 = 11;
+/// The level from which on no attribute is called as its prefix alone.
+pub const XATTR_NAMES: u32 = 11;
 /// Between two looks at the others, as long as one of them knows less.
 const PERIOD: Duration = Duration::from_secs(2);
 
