@@ -59,6 +59,13 @@ pub struct S3 {
     pub root: PathBuf,
 }
 
+impl S3 {
+    /// The file of the token of its second port, if it has one.
+    pub fn token(&self) -> Option<PathBuf> {
+        self.admin.as_ref().map(|_| self.root.join("admin-token"))
+    }
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Master {
     pub grpc: String,

@@ -114,7 +114,7 @@ pub fn status(cluster: &Cluster) -> Result<ClusterStatus, CliError> {
             child: child(Role::S3, 0)?,
             endpoint: format!("http://{}", cluster.s3.listen),
             admin: cluster.s3.admin.as_ref().map(|admin| format!("http://{admin}")),
-            admin_token: cluster.s3.admin.as_ref().map(|_| cluster.s3.root.join("admin-token")),
+            admin_token: cluster.s3.token(),
             access_key: cluster.s3.access_key.clone(),
             secret_key: cluster.s3.secret_key.clone(),
             root: cluster.s3.root.clone(),
