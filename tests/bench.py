@@ -142,8 +142,8 @@ class Bench:
 
     def up(self):
         self.mount.mkdir(exist_ok=True)
-        secure = ("--secure",) if self.secure else ()
-        seconds = timed(self.cv, "local", "up", "--dir", self.cluster, "--mount-point", self.mount, *secure)
+        more = ("--s3-admin", "--secure") if self.secure else ("--s3-admin",)
+        seconds = timed(self.cv, "local", "up", "--dir", self.cluster, "--mount-point", self.mount, *more)
         self.status = json.loads(self.cv("local", "status", "--dir", self.cluster, "--json"))
         if self.secure:
             os.environ["CV_CONF"] = self.status["conf"]
@@ -209,7 +209,10 @@ class Bench:
 
     def fetched(self):
         """How many GETs the store has got."""
-        with urllib.request.urlopen(f"{self.status['s3']['admin']}/_dev/stats") as page:
+        s3 = self.status["s3"]
+        token = Path(s3["admin_token"]).read_text().strip()
+        asked = urllib.request.Request(f"{s3['admin']}/_dev/stats", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(asked) as page:
             return json.load(page)["kinds"]["GET"]
 
     def cold_again(self, name):

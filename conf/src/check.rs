@@ -147,6 +147,10 @@ fn master(config: &Config, rules: &mut Rules<'_>) {
     let keys = ["master.key_encryption_key", "master.former_key_encryption_key"];
     key_encryption(keys, &master.key_encryption_key, &master.former_key_encryption_key, rules);
     rules.audit_log("master.audit_log", &master.audit_log);
+    let has_log = !master.audit_deletes || !master.audit_log.is_empty();
+    rules.require(has_log, &["master.audit_deletes", "master.audit_log"], || {
+        "there is no audit log that names could be in: set master.audit_log as well".to_owned()
+    });
     rules.at_least("master.metadata_cache", master.metadata_cache, ByteSize::mib(1));
     rules.at_least("master.snapshot_after", master.snapshot_after, SHORTEST_LOG);
     rules.ordered(("master.snapshot_after", master.snapshot_after), ("master.log_size_max", master.log_size_max));

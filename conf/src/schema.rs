@@ -90,6 +90,8 @@ pub struct Master {
     pub former_key_encryption_key: PathBuf,
     /// The file of the audit log; `log` for the process's log, empty for none.
     pub audit_log: String,
+    /// It has each name that a client removes or moves in an fs-mode mount.
+    pub audit_deletes: bool,
     /// RocksDB's block cache, shared by all column families.
     pub metadata_cache: ByteSize,
     /// A snapshot is made when the log has grown by this much since the last one.
@@ -393,6 +395,7 @@ impl Default for Master {
             key_encryption_key: PathBuf::new(),
             former_key_encryption_key: PathBuf::new(),
             audit_log: String::new(),
+            audit_deletes: false,
             metadata_cache: ByteSize::mib(256),
             snapshot_after: ByteSize::mib(256),
             log_keep: Interval::secs(600),

@@ -51,6 +51,7 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
         "security.certificate",
         &["absolute path"],
     ),
+    ("[master]\naudit_deletes = true\n", 2, "master.audit_deletes", &["set master.audit_log"]),
     // Wrong types and units.
     ("[fuse]\nthreads = \"two\"\n", 2, "fuse.threads", &["string \"two\"", "(default: threads = 2)"]),
     ("[fuse]\nthreads = -1\n", 2, "fuse.threads", &["`-1`", "(default: threads = 2)"]),

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use cavern_conf::{Config, Effective, SettingSource};
 
@@ -105,5 +106,54 @@ fn units_start_each_process_with_the_installed_file() {
     assert!(text.contains("\nExecStart=/usr/bin/cv fuse --conf /etc/cavern/cluster.toml\n"));
     for (key, value) in [("PATH", "%f"), ("MOUNT_POINT", "/data%f"), ("HTTP_LISTEN", "127.0.0.1:0")] {
         assert!(text.contains(&format!("\nEnvironment=CV_FUSE__{key}={value}\n")), "{key}");
+    }
+}
+
+fn units() -> Vec<(String, String)> {
+    let names = ["cavern-master", "cavern-worker", "cavern-fuse", "cavern-fuse@"];
+    names.map(|name| (name.to_owned(), shipped(&format!("systemd/{name}.service")).1)).into()
+}
+
+#[test]
+fn units_give_processes_no_more_rights_than_they_need() {
+    for (name, text) in units() {
+        let has = |line: &str| text.lines().any(|found| found == line);
+        for line in ["LimitCORE=0", "NoNewPrivileges=yes", "MemoryDenyWriteExecute=yes", "RestrictNamespaces=yes"] {
+            assert!(has(line), "{name}: {line}");
+        }
+        // The mount of a client is for everybody, so that it has no file systems of its own.
+        let is_client = name.starts_with("cavern-fuse");
+        let own =
+            ["ProtectHome=yes", "ProtectSystem=full", "PrivateTmp=yes", "PrivateDevices=yes", "ProtectProc=invisible"];
+        for line in own.into_iter().chain(["User=cavern", "CapabilityBoundingSet=", "SystemCallFilter=@system-service"])
+        {
+            assert_eq!(has(line), !is_client, "{name}: {line}");
+        }
+    }
+}
+
+/// As `systemd-analyze` judges units, where there is one that does so without a running systemd (250 and later).
+#[test]
+fn units_leave_little_to_attack() {
+    let analyze = |arguments: &[&str]| {
+        let said = Command::new("systemd-analyze").args(arguments).output().ok()?;
+        Some((said.status.success(), String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).into_owned()))
+    };
+    if !analyze(&["--help"]).is_some_and(|(_, help)| help.contains("--offline")) {
+        eprintln!("there is no systemd-analyze that judges files");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    for (name, text) in units() {
+        let path = directory.path().join(format!("{name}.service"));
+        // What is not installed here cannot be started, which is not the question.
+        std::fs::write(&path, text.replace("/usr/bin/cv", "/bin/sh").replace("%f", "/a")).unwrap();
+        let path = path.to_str().unwrap();
+        let (is_sound, said) = analyze(&["verify", "--man=no", path]).unwrap();
+        assert!(is_sound, "{name}: {said}");
+        // Tenths.
+        let threshold = if name.starts_with("cavern-fuse") { "--threshold=65" } else { "--threshold=40" };
+        let (is_below, said) = analyze(&["security", "--offline=yes", "--no-pager", threshold, path]).unwrap();
+        assert!(is_below, "{name}: {said}");
     }
 }

@@ -18,8 +18,8 @@
 //! | 8 | rates of `ClientRule` |
 //! | 9 | `SkipInodes` |
 //! | 10 | `DropLost` |
-//! | 11 | `Mutation.rename_whiteout`, `BeginHistory` |
-//! | 12 | `ClientRule.sets_quotas` and `sets_ttls`, and who may do so without them |
+//! | 11 | `Mutation.rename_whiteout` |
+//! | 12 | `BeginHistory`; `ClientRule.sets_quotas` and `sets_ttls`, and who may do so without them; names of `SetXattr` |
 
 use std::time::Duration;
 
@@ -54,9 +54,11 @@ pub const LOST_DROPPED: u32 = 10;
 /// The level from which on a rename may leave a whiteout.
 pub const WHITEOUTS: u32 = 11;
 /// The level from which on masters that were started begin a history.
-pub const HISTORIES: u32 = 11;
+pub const HISTORIES: u32 = 12;
 /// The level from which on clients set quotas and times to live where their rule says so, and nowhere else.
 pub const CLIENT_SETTINGS: u32 = 12;
+/// The level from which on no attribute is called as its prefix alone.
+pub const XATTR_NAMES: u32 = 12;
 /// Between two looks at the others, as long as one of them knows less.
 const PERIOD: Duration = Duration::from_secs(2);
 

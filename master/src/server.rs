@@ -51,7 +51,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterEr
     // The audit log may be in it.
     let missing = MissingDir::of("master.create_dir", config.master.create_dir);
     ensure_dir(&config.master.data_dir, "master.data_dir", missing)?;
-    let audit = AuditLog::open(&config.master.audit_log)?;
+    let audit = AuditLog::open(&config.master.audit_log)?.with_deletes(config.master.audit_deletes);
     let access = HttpAccess::of(&config.security, &transport, &audit)?;
     let metrics = MasterMetrics::new();
     let running: Arc<OnceLock<Arc<Consensus>>> = Arc::default();

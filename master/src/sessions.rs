@@ -16,6 +16,7 @@ mod owners;
 mod reaper;
 mod recall;
 mod recent;
+mod session_log;
 mod visible;
 mod watch;
 

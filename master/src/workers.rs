@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_conf::process::LogLimit;
 use cavern_proto::master::{
     DiskReport, FetchFailure, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState, WorkerTable,
 };
@@ -52,6 +53,8 @@ pub struct Workers {
     reports: Mutex<HashMap<u64, Report>>,
     /// Some worker knows other masters than before, or is lost.
     progress: Notify,
+    /// Who has registered a worker.
+    registrations: LogLimit<Option<Identity>>,
     metrics: MasterMetrics,
 }
 
@@ -78,8 +81,8 @@ impl Workers {
         metrics: MasterMetrics,
     ) -> Self {
         let (started, last_look) = (Mutex::new(Instant::now()), Mutex::new(LastLook::now()));
-        let (reports, progress) = (Mutex::default(), Notify::new());
-        Self { database, proposer, timeout, cluster_id, started, last_look, reports, progress, metrics }
+        let (reports, progress, registrations) = (Mutex::default(), Notify::new(), LogLimit::default());
+        Self { database, proposer, timeout, cluster_id, started, last_look, reports, progress, registrations, metrics }
     }
 
     /// Registers a worker, or renews what is known of it; returns its id and the table's epoch. `asker` says whose
@@ -132,7 +135,9 @@ impl Workers {
                     group_epoch: 0,
                 };
                 self.reports.lock().insert(id, report);
-                tracing::info!(worker = id, address = logged.data_address, "a worker has registered");
+                if let Some(suppressed) = self.registrations.admit(asker.cloned()) {
+                    tracing::info!(worker = id, address = logged.data_address, suppressed, "a worker has registered");
+                }
                 Ok((id, epoch))
             }
             Outcome::Refused(reason) => Err(MasterError::Refused(reason)),

@@ -1,6 +1,8 @@
 //! The audit log of a master: whoever does something to the cluster, and whoever is refused it, has a line in it.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -98,7 +100,47 @@ fn whatever_is_done_to_a_cluster_has_a_line_with_who_did_it() {
     assert_eq!((role(&unmounted).as_str(), &unmounted["subject"]), ("admin", &"/fs".into()));
 
     // What clients do in the namespace is not in it, nor anything that is secret.
-    assert!(lines(&log, "Resolve").is_empty() && lines(&log, "Mutate").is_empty());
+    assert!(["Resolve", "Mutate", "Unlink"].iter().all(|operation| lines(&log, operation).is_empty()));
     let text = fs::read_to_string(&log).unwrap();
     assert!(!text.contains(&cluster.s3.secret_key), "a secret");
+}
+
+#[test]
+fn names_that_clients_take_away_have_lines_if_that_is_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("audit-master");
+    let conf = format!("[master]\naudit_log = \"{}\"\naudit_deletes = true\n", log.display());
+    let cluster = Cluster::up(Options { secure: true, conf, ..Options::default() });
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    let at = |path: &str| cluster.path("fs").join(path);
+    fs::create_dir_all(at("d/e")).unwrap();
+    let inode = |path: &str| fs::metadata(at(path)).unwrap().ino();
+    let (top, below) = (inode(""), inode("d"));
+    for number in 0..20 {
+        fs::write(at(&format!("d/f{number}")), "x").unwrap();
+    }
+    fs::write(at("d/\"quoted\""), "x").unwrap();
+    fs::rename(at("d/f0"), at("moved")).unwrap();
+    for number in 1..20 {
+        fs::remove_file(at(&format!("d/f{number}"))).unwrap();
+    }
+    fs::remove_file(at("d/\"quoted\"")).unwrap();
+    assert!(fs::remove_file(at("d/f1")).is_err() && fs::remove_dir(at("d")).is_err());
+    fs::remove_dir(at("d/e")).unwrap();
+    let subjects = |operation: &str| -> BTreeSet<String> {
+        let lines = lines(&log, operation);
+        for line in &lines {
+            let client = line["identity"].as_str().unwrap().contains("/client/fuse0");
+            assert!(client && line["result"] == "ok" && !line["peer"].as_str().unwrap().is_empty(), "{line}");
+        }
+        lines.iter().map(|line| line["subject"].as_str().unwrap().to_owned()).collect()
+    };
+    // Names may be answered before the master has them.
+    eventually("the last change has its line", PATIENCE, || (!subjects("Rmdir").is_empty()).then_some(()));
+    let mut removed: BTreeSet<String> = (1..20).map(|number| format!("inode {below}: f{number}")).collect();
+    removed.insert(format!("inode {below}: \"quoted\""));
+    assert_eq!(subjects("Unlink"), removed);
+    assert_eq!(subjects("Rmdir"), [format!("inode {below}: e")].into());
+    assert_eq!(subjects("Rename"), [format!("inode {below}: f0 to inode {top}: moved")].into());
 }

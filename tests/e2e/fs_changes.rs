@@ -138,6 +138,21 @@ fn attributes_are_set_as_the_tools_set_them() {
     refused(&cluster, &["fs", "setfattr", "-x", "user.step", "/fs/d"], FAILED, &["/fs/d", "not there"]);
     refused(&cluster, &["fs", "getfattr", "-n", "user.step", "/fs/d"], NOT_FOUND, &["user.step"]);
     refused(&cluster, &["fs", "setfattr", "-n", "user.x", "-v", "0x1", "/fs/d"], USAGE, &["hexadecimal"]);
+    for (name, reason) in
+        [("user.", "follows the prefix"), ("x", "user.x"), ("user.x".repeat(50).as_str(), "255 bytes")]
+    {
+        refused(&cluster, &["fs", "setfattr", "-n", name, "-v", "1", "/fs/d"], USAGE, &["no name of", reason]);
+    }
+    // As on local file systems.
+    for name in ["user.", "trusted.", "security."] {
+        let set = rustix::fs::setxattr(at("d/f"), name, b"1", rustix::fs::XattrFlags::empty());
+        let got = rustix::fs::getxattr(at("d/f"), name, &mut value[..]);
+        let removed = rustix::fs::removexattr(at("d/f"), name);
+        let invalid = rustix::io::Errno::INVAL;
+        assert_eq!((set, got, removed), (Err(invalid), Err(invalid), Err(invalid)), "{name}");
+    }
+    let foreign = rustix::fs::setxattr(at("d/f"), "system.", b"1", rustix::fs::XattrFlags::empty());
+    assert_eq!(foreign, Err(rustix::io::Errno::OPNOTSUPP));
 }
 
 #[test]

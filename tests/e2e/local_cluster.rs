@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileTypeExt as _, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -64,9 +64,44 @@ fn down_leaves_nothing_behind_and_up_goes_on_where_it_was() {
     for child in [&after.masters[0], &after.workers[0], &after.fuse[0], &after.s3.child] {
         assert_eq!((child.state.as_str(), child.pid), ("stopped", None));
     }
+    assert_eq!(left_behind(&cluster), [""; 0]);
     cluster.cv(&["local", "down", "--dir", directory]);
     cluster.cv(&["local", "up", "--dir", directory]);
     cluster.assert_tree("data", "", &tree);
+}
+
+/// Processes, mounts, sockets and tokens of a cluster.
+fn left_behind(cluster: &Cluster) -> Vec<String> {
+    let place = cluster.directory().to_str().unwrap();
+    let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let line = fs::read_to_string(entry.ok()?.path().join("cmdline")).ok()?.replace('\0', " ");
+        line.contains(place).then_some(line)
+    });
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let mounts = mounts.lines().filter(|line| line.contains(place)).map(str::to_owned);
+    let files = ["run", "worker0/disk0", "s3"]
+        .into_iter()
+        .flat_map(|folder| fs::read_dir(cluster.directory().join(folder)).unwrap().map(|entry| entry.unwrap()));
+    let files = files.filter(|entry| entry.file_type().unwrap().is_socket() || entry.file_name() == "admin-token");
+    processes.chain(mounts).chain(files.map(|entry| entry.path().display().to_string())).collect()
+}
+
+/// Not even what serves a mount, or replays what one has left, when those that it belongs to were killed.
+#[test]
+fn down_ends_what_was_left_by_children_that_were_killed() {
+    let cluster = Cluster::up(Options::default());
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    cluster.kill("master");
+    let path = cluster.path("fs/file");
+    // It may wait for a master that does not come.
+    let writer = std::thread::spawn(move || drop(fs::write(path, "x")));
+    cluster.kill("fuse");
+    cluster.kill("worker");
+    cluster.kill("s3");
+    cluster.cv(&["local", "down", "--dir", cluster.directory().to_str().unwrap()]);
+    assert_eq!(left_behind(&cluster), [""; 0]);
+    writer.join().unwrap();
 }
 
 #[test]

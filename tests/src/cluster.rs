@@ -19,7 +19,7 @@ use serde::Deserialize;
 
 use crate::http::{HttpAnswer, Https, http_get};
 use crate::process::send;
-use crate::s3::S3;
+use crate::s3::{S3, S3Admin};
 use crate::wait::{eventually, within};
 
 /// The line of [`COUNTED`] that counts; other configurations have it with more below `[client]`.
@@ -88,7 +88,10 @@ pub struct S3Status {
     #[serde(flatten)]
     pub child: Child,
     pub endpoint: String,
+    /// Empty where it has no port for statistics and faults.
+    #[serde(default)]
     pub admin: String,
+    pub admin_token: Option<PathBuf>,
     pub access_key: String,
     pub secret_key: String,
     pub root: PathBuf,
@@ -203,6 +206,7 @@ impl Cluster {
         if options.program.is_none() {
             command.env("CV_FUSE__KEEP_MOUNT", options.keep_mount.to_string());
             command.env("CV_UFS__ENDPOINTS", format!("{:?}", options.endpoints));
+            command.arg("--s3-admin");
         }
         command.arg("--dir").arg(&directory).arg("--conf").arg(&conf);
         command.arg("--masters").arg(options.masters.to_string()).arg("--workers").arg(options.workers.to_string());
@@ -217,7 +221,8 @@ impl Cluster {
         assert_eq!(up.code, 0, "cv local up: {}{}", up.stdout, up.stderr);
         let status: Status =
             serde_json::from_str(&up.stdout).unwrap_or_else(|error| panic!("{error} in {}", up.stdout));
-        let S3Status { endpoint, admin, access_key, secret_key, .. } = &status.s3;
+        let S3Status { endpoint, access_key, secret_key, .. } = &status.s3;
+        let admin = S3Admin { url: status.s3.admin.clone(), token: status.s3.admin_token.clone() };
         let s3 = S3::new(endpoint, admin, access_key, secret_key, !options.conf.contains(HEDGED_NEVER));
         std::mem::forget(guard);
         Self { s3, at_start: status, directory, failpoints }

@@ -29,9 +29,14 @@ pub fn http_get(url: &str) -> io::Result<HttpAnswer> {
 
 /// One request on a connection of its own; a body is sent as JSON.
 pub fn http_request(method: &str, url: &str, body: &str) -> io::Result<HttpAnswer> {
+    http_request_with(method, url, "", body)
+}
+
+/// The same with further headers, each with its end of line.
+pub fn http_request_with(method: &str, url: &str, more: &str, body: &str) -> io::Result<HttpAnswer> {
     let rest = url.strip_prefix("http://").ok_or(io::ErrorKind::InvalidInput)?;
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
-    exchange(connect(host)?, method, host, path, "", body)
+    exchange(connect(host)?, method, host, path, more, body)
 }
 
 fn connect(host: &str) -> io::Result<TcpStream> {

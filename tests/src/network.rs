@@ -19,7 +19,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tempfile::TempDir;
 
 use crate::cluster::cv_path;
-use crate::s3::S3;
+use crate::s3::{S3, S3Admin};
 use crate::wait::eventually;
 use console::{Console, quoted};
 
@@ -129,7 +129,8 @@ impl Network {
         let mut ready = String::new();
         BufReader::new(here.stdout.take().unwrap()).read_line(&mut ready).unwrap();
         let endpoint = ready.split_whitespace().find_map(|word| word.strip_prefix("s3=")).map(str::to_owned);
-        let made = endpoint.map(|endpoint| S3::new(&endpoint, "", KEYS.0, KEYS.1, true).create_bucket(bucket));
+        let made =
+            endpoint.map(|endpoint| S3::new(&endpoint, S3Admin::default(), KEYS.0, KEYS.1, true).create_bucket(bucket));
         kill_process(pid_of(&here), Signal::TERM).unwrap();
         here.wait().unwrap();
         assert!(made.is_some(), "the object store said {ready}");
@@ -188,7 +189,7 @@ impl Network {
 
     /// The client of the object store, for [`Namespace::inside`].
     pub fn s3(address: &str) -> S3 {
-        S3::new(&format!("http://{address}:9000"), "", KEYS.0, KEYS.1, true)
+        S3::new(&format!("http://{address}:9000"), S3Admin::default(), KEYS.0, KEYS.1, true)
     }
 
     /// The keys of the object store: access and secret.

@@ -1,5 +1,7 @@
 //! The bucket behind a cluster: objects, request counters, faults.
 
+use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,7 +10,7 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-use crate::http::{http_get, http_request};
+use crate::http::{HttpAnswer, http_request_with};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -17,22 +19,31 @@ pub struct S3 {
     pub endpoint: String,
     pub access_key: String,
     pub secret_key: String,
-    admin: String,
+    admin: S3Admin,
     /// Whether clients ask twice for what is slow to come.
     hedged: bool,
     client: PlainS3,
     runtime: Runtime,
 }
 
+/// The port for statistics and faults, if the store has one.
+#[derive(Clone, Debug, Default)]
+pub struct S3Admin {
+    /// `http://host:port`, or empty.
+    pub url: String,
+    /// The file of its token, a new one after each start; stores of earlier versions take none.
+    pub token: Option<PathBuf>,
+}
+
 impl S3 {
     /// `hedged` unless clients never ask twice: then requests cannot be counted.
-    pub fn new(endpoint: &str, admin: &str, access_key: &str, secret_key: &str, hedged: bool) -> Self {
+    pub fn new(endpoint: &str, admin: S3Admin, access_key: &str, secret_key: &str, hedged: bool) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         Self {
             endpoint: endpoint.to_owned(),
             access_key: access_key.to_owned(),
             secret_key: secret_key.to_owned(),
-            admin: admin.to_owned(),
+            admin,
             hedged,
             client: PlainS3::new(endpoint, access_key, secret_key).unwrap(),
             runtime,
@@ -41,7 +52,7 @@ impl S3 {
 
     /// The same store with another secret key.
     pub(crate) fn with_secret_key(&self, secret_key: &str) -> Self {
-        Self::new(&self.endpoint, &self.admin, &self.access_key, secret_key, self.hedged)
+        Self::new(&self.endpoint, self.admin.clone(), &self.access_key, secret_key, self.hedged)
     }
 
     /// The client, for requests that have no method here.
@@ -79,13 +90,13 @@ impl S3 {
     /// An object of `size` zero bytes that takes no room.
     #[track_caller]
     pub fn put_sparse(&self, bucket: &str, key: &str, size: u64) {
-        self.admin("POST", &format!("sparse?bucket={bucket}&key={key}&size={size}"), "");
+        self.change("POST", &format!("sparse?bucket={bucket}&key={key}&size={size}"), "");
     }
 
     /// What the store has counted since its start or the last reset, as its admin port gives it.
     #[track_caller]
     pub fn stats(&self) -> Value {
-        let answer = http_get(&format!("{}/_dev/stats", self.admin)).unwrap();
+        let answer = self.ask("GET", "stats", "");
         assert_eq!(answer.status, 200, "{}", answer.body);
         serde_json::from_str(&answer.body).unwrap()
     }
@@ -113,23 +124,30 @@ impl S3 {
 
     #[track_caller]
     pub fn reset_stats(&self) {
-        self.admin("POST", "stats/reset", "");
+        self.change("POST", "stats/reset", "");
     }
 
     /// Adds a fault rule: a JSON object as `POST /_dev/faults` takes it.
     #[track_caller]
     pub fn add_fault(&self, rule: &Value) {
-        self.admin("POST", "faults", &rule.to_string());
+        self.change("POST", "faults", &rule.to_string());
     }
 
     #[track_caller]
     pub fn clear_faults(&self) {
-        self.admin("DELETE", "faults", "");
+        self.change("DELETE", "faults", "");
     }
 
     #[track_caller]
-    fn admin(&self, method: &str, path: &str, body: &str) {
-        let answer = http_request(method, &format!("{}/_dev/{path}", self.admin), body).unwrap();
+    fn ask(&self, method: &str, path: &str, body: &str) -> HttpAnswer {
+        let token = self.admin.token.as_ref().map(|token| fs::read_to_string(token).unwrap());
+        let header = token.map(|token| format!("Authorization: Bearer {}\r\n", token.trim())).unwrap_or_default();
+        http_request_with(method, &format!("{}/_dev/{path}", self.admin.url), &header, body).unwrap()
+    }
+
+    #[track_caller]
+    fn change(&self, method: &str, path: &str, body: &str) {
+        let answer = self.ask(method, path, body);
         assert!((200..300).contains(&answer.status), "{method} {path}: {} {}", answer.status, answer.body);
     }
 }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use cavern_conf::process::LogLimit;
 use cavern_net::journals::{self, Ask, Hello};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -72,6 +73,9 @@ pub struct Journals {
     metrics: WorkerMetrics,
     /// Journals of mounts whose processes are dead.
     orphaned: AtomicUsize,
+    /// Lines of the log about them: whoever is let at the socket hands over journals, and dies.
+    deaths: LogLimit<()>,
+    retries: LogLimit<()>,
     running: Semaphore,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -132,6 +136,8 @@ impl Journals {
             membership,
             metrics,
             orphaned: AtomicUsize::new(0),
+            deaths: LogLimit::default(),
+            retries: LogLimit::default(),
             running: Semaphore::new(REPLAYS),
             tasks: TaskTracker::new(),
             stop,
@@ -286,7 +292,9 @@ impl Journals {
 
     async fn replay(&self, journal: &Journal) {
         let mount = &journal.name;
-        warn!(mount, "all processes of a mount are dead: what it had answered is made");
+        if let Some(suppressed) = self.deaths.admit(()) {
+            warn!(mount, suppressed, "all processes of a mount are dead: what it had answered is made");
+        }
         let (begun, mut pause) = (Instant::now(), PAUSE_FIRST);
         loop {
             let how = match self.replay_once(journal).await {
@@ -298,7 +306,9 @@ impl Journals {
                 error!(mount, how, "what the mount had answered last cannot be made, and is lost");
                 return;
             }
-            warn!(mount, how, "what the mount had answered is not all made: once more");
+            if let Some(suppressed) = self.retries.admit(()) {
+                warn!(mount, how, suppressed, "what the mount had answered is not all made: once more");
+            }
             if self.stop.run_until_cancelled(sleep(pause)).await.is_none() {
                 warn!(mount, "the worker stops: what the mount had answered last is lost, unless it is being made");
                 return;

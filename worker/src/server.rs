@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_conf::process::LogLimit;
 use cavern_proto::data::{BlockRef, Evicted, evicted};
 use cavern_proto::frame::{FrameKind, encode_frame};
 use cavern_proto::master::LogPast;
@@ -210,13 +211,16 @@ impl Server {
         } = serving;
         let (frames, _) = broadcast::channel(EVICTION_FRAMES);
         let spares = Arc::new(Semaphore::new(SPARES_KIB));
-        let service = Service { store, fills, uploads, metrics, memory, memory_kib, spares };
+        let service =
+            Service { store, fills, uploads, metrics, memory, memory_kib, spares, unchecked: LogLimit::default() };
         let shared = Arc::new(Shared {
             service: Arc::new(service),
             membership,
             mounts,
             transport,
             audit,
+            refusals: LogLimit::default(),
+            refused_connections: LogLimit::default(),
             tenants,
             reserved,
             evictions: frames.clone(),

@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::time::Instant;
 
 pub use block::Block;
-use cavern_conf::process::MissingDir;
+use cavern_conf::process::{LogLimit, MissingDir};
 use cavern_conf::{ByteSize, DirSpec, Tier};
 use cavern_proto::BlockId;
 use cavern_proto::chunk::chunk_range;
@@ -169,6 +169,8 @@ pub struct Store {
     next_incarnation: AtomicU64,
     started: Instant,
     metrics: WorkerMetrics,
+    /// Blocks that clients say they could not sync.
+    unsynced: LogLimit<()>,
     evictions: mpsc::Sender<Eviction>,
 }
 
@@ -243,6 +245,7 @@ pub fn open(
         next_incarnation: AtomicU64::new(first_incarnation),
         started: Instant::now(),
         metrics,
+        unsynced: LogLimit::default(),
         evictions,
     });
     store.fit_capacity();

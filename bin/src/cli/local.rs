@@ -82,6 +82,10 @@ pub struct UpArgs {
     /// D/certificates. A cluster stays as it was made.
     #[arg(long)]
     secure: bool,
+    /// The object store shows its statistics, and takes faults, at a port of its own, for whoever has the token that
+    /// `status --json` names the file of. Later starts have it as well.
+    #[arg(long)]
+    s3_admin: bool,
     /// What becomes of a child that ends though nobody has stopped it [default: as it was, or on-failure].
     #[arg(long, value_name = "WHEN", value_enum)]
     restart: Option<Restart>,
@@ -193,6 +197,7 @@ impl UpArgs {
             conf: self.conf,
             restart: self.restart,
             secure: self.secure,
+            s3_admin: self.s3_admin,
             patience: Duration::from_secs(self.timeout),
         })?;
         let status = local::status(&cluster)?;

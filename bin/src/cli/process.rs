@@ -98,8 +98,10 @@ impl ProcessArgs {
   cv dev-s3 --root /tmp/objects --request-log /tmp/requests.jsonl
 
 For laptops and tests: one pair of keys, no TLS, nothing is synced to disk. Objects are files below --root whose names \
-are numbers; keys and attributes stand at their ends. The admin port has no authentication: GET /_dev/stats counts \
-requests by kind, POST /_dev/faults takes rules that delay or fail them, GET /metrics is for Prometheus.")]
+are numbers; keys and attributes stand at their ends. At the admin port, GET /_dev/stats counts requests by \
+kind, POST /_dev/faults takes rules that delay or fail them, GET /metrics is for Prometheus. It is for this host, and \
+takes the token in the file admin-token below --root, which is a new one after each start:
+  curl -H \"Authorization: Bearer $(cat /tmp/objects/admin-token)\" http://127.0.0.1:9001/_dev/stats")]
 pub struct DevS3Args {
     /// Where objects are kept; created if it does not exist.
     #[arg(long, value_name = "DIR")]
@@ -107,7 +109,7 @@ pub struct DevS3Args {
     /// Address of the S3 port; port 0 takes a free one.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9000")]
     listen: String,
-    /// Address of the port for statistics and injected faults; none without.
+    /// Address of the port for statistics and injected faults, of the loopback interface; none without.
     #[arg(long, value_name = "HOST:PORT")]
     admin_listen: Option<String>,
     /// Access key that clients must sign with.

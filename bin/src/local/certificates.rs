@@ -128,7 +128,7 @@ mod tests {
     fn cluster(directory: &Path, workers: usize) -> Cluster {
         let address = || "127.0.0.1:1".to_owned();
         let (access_key, secret_key) = (String::new(), String::new());
-        let s3 = S3 { listen: address(), admin: address(), access_key, secret_key, root: directory.join("s3") };
+        let s3 = S3 { listen: address(), admin: None, access_key, secret_key, root: directory.join("s3") };
         let mut cluster = Cluster::new(directory.to_owned(), s3);
         cluster.secure = true;
         let data_dir = directory.join("master0");

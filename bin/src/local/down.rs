@@ -1,15 +1,18 @@
 //! Stopping: one child, or all of them in order with their mounts undone.
 
 use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use cavern_net::journals;
-use rustix::process::Signal;
+use rustix::process::{Signal, geteuid};
 use tokio::time::Instant;
 
-use super::child::{ChildName, Role, State};
+use super::child::{ChildName, ProcessId, Role, State};
 use super::mounted::{detach, is_mounted};
 use super::record::Cluster;
 use super::supervisor::want_not;
@@ -99,7 +102,54 @@ pub fn stop_all(cluster: &Cluster, children: &[ChildName], patience: Duration) -
         let _ = fs::remove_file(&worker.socket);
         let _ = fs::remove_file(journals::socket_path(&worker.socket));
     }
+    if children.iter().any(|name| name.role == Role::Fuse) {
+        note(end_helpers(&cluster.conf_path()));
+    }
+    if let Some(token) = cluster.s3.token().filter(|_| children.iter().any(|name| name.role == Role::S3)) {
+        // It was good as long as the store ran.
+        let _ = fs::remove_file(token);
+    }
     outcome
+}
+
+/// Kills what serves a mount beside the child itself, or replays what one has left: with nobody there to answer, it
+/// would go on for a while.
+fn end_helpers(conf: &Path) -> Result<(), CliError> {
+    let deadline = Instant::now() + KILL_DEADLINE;
+    loop {
+        let helpers = helpers(conf).context("cannot list the processes of this host")?;
+        if helpers.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let pids: Vec<String> = helpers.iter().map(|helper| helper.pid.to_string()).collect();
+            return Err(CliError::Failed(format!("processes are still there after SIGKILL: {}", pids.join(", "))));
+        }
+        for helper in helpers {
+            helper.signal(Signal::KILL).context(format_args!("cannot kill the process {}", helper.pid))?;
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// The processes of this user that serve or replay mounts with this configuration, and belong to a child.
+fn helpers(conf: &Path) -> io::Result<Vec<ProcessId>> {
+    let mut helpers = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let entry = entry?;
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        // One that is gone is none.
+        let Ok(line) = fs::read(entry.path().join("cmdline")) else { continue };
+        let arguments: Vec<&[u8]> = line.split(|byte| *byte == 0).skip(1).collect();
+        let is_helper = arguments.first() == Some(&&b"fuse"[..])
+            && arguments.iter().any(|argument| [&b"--kept"[..], b"--replay"].contains(argument))
+            && arguments.contains(&conf.as_os_str().as_bytes());
+        let is_own = || entry.metadata().is_ok_and(|metadata| metadata.uid() == geteuid().as_raw());
+        if is_helper && is_own() {
+            helpers.extend(ProcessId::of(pid).ok());
+        }
+    }
+    Ok(helpers)
 }
 
 fn undo_mount(mount_point: &Path) -> Result<(), CliError> {

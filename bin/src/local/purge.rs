@@ -150,7 +150,7 @@ mod tests {
     fn cluster(directory: &Path) -> Cluster {
         let address = || "127.0.0.1:1".to_owned();
         let root = directory.join("s3");
-        let s3 = S3 { listen: address(), admin: address(), access_key: String::new(), secret_key: String::new(), root };
+        let s3 = S3 { listen: address(), admin: None, access_key: String::new(), secret_key: String::new(), root };
         let mut cluster = Cluster::new(directory.to_owned(), s3);
         cluster.masters =
             vec![Master { grpc: address(), http: address(), data_dir: directory.join("master0"), joins: false }];

@@ -51,10 +51,19 @@ pub enum Restart {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct S3 {
     pub listen: String,
-    pub admin: String,
+    /// Of the port for statistics and injected faults, if it has one.
+    #[serde(default)]
+    pub admin: Option<String>,
     pub access_key: String,
     pub secret_key: String,
     pub root: PathBuf,
+}
+
+impl S3 {
+    /// The file of the token of its second port, if it has one.
+    pub fn token(&self) -> Option<PathBuf> {
+        self.admin.as_ref().map(|_| self.root.join("admin-token"))
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -246,17 +255,11 @@ impl Cluster {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         match name.role {
             Role::S3 => Launch {
-                arguments: [
-                    role.as_str(),
-                    "--root",
-                    &text(&self.s3.root),
-                    "--listen",
-                    &self.s3.listen,
-                    "--admin-listen",
-                    &self.s3.admin,
-                ]
-                .map(str::to_owned)
-                .into(),
+                arguments: [role.as_str(), "--root", &text(&self.s3.root), "--listen", &self.s3.listen]
+                    .into_iter()
+                    .chain(self.s3.admin.iter().flat_map(|admin| ["--admin-listen", admin.as_str()]))
+                    .map(str::to_owned)
+                    .collect(),
                 environment: vec![
                     ("CV_DEV_S3_ACCESS_KEY", self.s3.access_key.clone()),
                     ("CV_DEV_S3_SECRET_KEY", self.s3.secret_key.clone()),

@@ -58,7 +58,11 @@ pub struct S3Status {
     #[serde(flatten)]
     pub child: ChildStatus,
     pub endpoint: String,
-    pub admin: String,
+    /// The port for statistics and injected faults, if it has one, and the file with its token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admin_token: Option<PathBuf>,
     pub access_key: String,
     pub secret_key: String,
     pub root: PathBuf,
@@ -109,7 +113,8 @@ pub fn status(cluster: &Cluster) -> Result<ClusterStatus, CliError> {
         s3: S3Status {
             child: child(Role::S3, 0)?,
             endpoint: format!("http://{}", cluster.s3.listen),
-            admin: format!("http://{}", cluster.s3.admin),
+            admin: cluster.s3.admin.as_ref().map(|admin| format!("http://{admin}")),
+            admin_token: cluster.s3.token(),
             access_key: cluster.s3.access_key.clone(),
             secret_key: cluster.s3.secret_key.clone(),
             root: cluster.s3.root.clone(),
@@ -185,7 +190,8 @@ impl ClusterStatus {
 
     /// For people.
     pub fn print(&self) -> Result<(), CliError> {
-        let mut rows = vec![row("s3", &self.s3.child, format!("{} admin={}", self.s3.endpoint, self.s3.admin))];
+        let admin = self.s3.admin.as_ref().map_or_else(String::new, |admin| format!(" admin={admin}"));
+        let mut rows = vec![row("s3", &self.s3.child, format!("{}{admin}", self.s3.endpoint))];
         for (number, master) in self.masters.iter().enumerate() {
             let endpoints = format!("grpc={} http={}", master.grpc, master.http);
             let mut row = row(&format!("master{number}"), &master.child, endpoints);

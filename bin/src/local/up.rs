@@ -52,6 +52,8 @@ pub struct UpOptions {
     pub restart: Option<Restart>,
     /// A new cluster has certificates. One that is there stays as it was made.
     pub secure: bool,
+    /// The object store has its second port. One that is there and has none must not run.
+    pub s3_admin: bool,
     /// For each child to become ready.
     pub patience: Duration,
 }
@@ -234,7 +236,7 @@ fn plan(
         None => {
             let s3 = S3 {
                 listen: address()?,
-                admin: address()?,
+                admin: None,
                 access_key: format!("cavern{}", random_text(14)),
                 secret_key: random_text(40),
                 root: directory.join("s3"),
@@ -242,6 +244,15 @@ fn plan(
             Cluster { secure: options.secure, ..Cluster::new(directory.to_owned(), s3) }
         }
     };
+    if options.s3_admin && cluster.s3.admin.is_none() {
+        if matches!(cluster.state(ChildName { role: Role::S3, number: 0 })?, State::Running(_)) {
+            return Err(CliError::Usage(format!(
+                "the object store of the cluster in {} runs without --s3-admin: `cv local stop s3` first",
+                directory.display()
+            )));
+        }
+        cluster.s3.admin = Some(address()?);
+    }
     let number_of = |role: &str, there: usize, wanted: Option<usize>| {
         let wanted = wanted.unwrap_or(there.max(1));
         let directory = directory.display();
@@ -489,6 +500,7 @@ mod tests {
             conf: None,
             restart: None,
             secure: false,
+            s3_admin: false,
             patience: Duration::from_secs(1),
         }
     }
@@ -592,6 +604,24 @@ mod tests {
         assert!(!planned("plain", false).unwrap().secure);
         let changed = planned("plain", true).unwrap_err();
         assert!(matches!(&changed, CliError::Usage(text) if text.contains("made without --secure")), "{changed}");
+    }
+
+    #[test]
+    fn the_object_store_has_its_second_port_once_it_was_asked_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().canonicalize().unwrap();
+        let (config, mut ports) = (Config::default(), FreePorts::default());
+        let mut planned = |s3_admin| {
+            let options = UpOptions { s3_admin, ..options(&directory, None, &[]) };
+            let planned = plan(&directory, &options, (None, &config), &mut ports).unwrap();
+            planned.store().unwrap();
+            let arguments = planned.launch(ChildName { role: Role::S3, number: 0 }).arguments;
+            (planned.s3.admin, arguments.iter().any(|argument| argument == "--admin-listen"))
+        };
+        assert_eq!(planned(false), (None, false));
+        let (admin, is_asked_for) = planned(true);
+        assert!(admin.is_some() && is_asked_for);
+        assert_eq!(planned(false), (admin, true));
     }
 
     #[test]

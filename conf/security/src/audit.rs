@@ -38,7 +38,10 @@ pub struct Audited<'a> {
 
 /// Cheap to clone. Writes nothing where none is configured.
 #[derive(Clone, Debug, Default)]
-pub struct AuditLog(Option<Arc<Sink>>);
+pub struct AuditLog {
+    sink: Option<Arc<Sink>>,
+    has_deletes: bool,
+}
 
 #[derive(Debug)]
 enum Sink {
@@ -54,7 +57,7 @@ impl AuditLog {
     /// [`SecurityError::Unwritable`] when the file cannot be opened, or is that of another process.
     pub fn open(target: &str) -> Result<Self, SecurityError> {
         let sink = match target {
-            "" => return Ok(Self(None)),
+            "" => return Ok(Self::default()),
             "log" => Sink::Log,
             path => {
                 let path = PathBuf::from(path);
@@ -63,25 +66,42 @@ impl AuditLog {
                 Sink::File { file: Mutex::new(file), failures: LogLimit::default() }
             }
         };
-        Ok(Self(Some(Arc::new(sink))))
+        Ok(Self { sink: Some(Arc::new(sink)), has_deletes: false })
+    }
+
+    /// Whether it is to have names that clients remove, too.
+    #[must_use]
+    pub fn with_deletes(self, has_deletes: bool) -> Self {
+        Self { has_deletes, ..self }
     }
 
     pub fn is_on(&self) -> bool {
-        self.0.is_some()
+        self.sink.is_some()
+    }
+
+    pub fn has_deletes(&self) -> bool {
+        self.has_deletes
     }
 
     /// Writes a line. It is with the operating system when this returns; one that cannot be written is in the log with
     /// the reason, and what it is about goes on.
     pub fn record(&self, audited: Audited<'_>) {
-        let Some(sink) = &self.0 else { return };
-        let line = Line::of(&audited);
+        self.record_all([audited]);
+    }
+
+    /// Writes lines, all at once, as [`Self::record`] does one.
+    pub fn record_all<'a>(&self, audited: impl IntoIterator<Item = Audited<'a>>) {
+        let Some(sink) = &self.sink else { return };
+        let lines = audited.into_iter().map(|audited| Line::of(&audited).to_string());
         match &**sink {
-            Sink::Log => tracing::info!(target: "audit", "{line}"),
+            Sink::Log => lines.for_each(|line| tracing::info!(target: "audit", "{line}")),
             Sink::File { file, failures } => {
-                if let Err(error) = file.lock().append(&format!("{line}\n"))
+                let lines = lines.fold(String::new(), |lines, line| lines + &line + "\n");
+                if !lines.is_empty()
+                    && let Err(error) = file.lock().append(&lines)
                     && let Some(suppressed) = failures.admit(())
                 {
-                    tracing::error!(suppressed, "cannot write to the audit log: {error}: {line}");
+                    tracing::error!(suppressed, "cannot write to the audit log: {error}: {}", lines.trim_end());
                 }
             }
         }
@@ -189,14 +209,16 @@ mod tests {
             subject: "/a \"b\"\n",
             result: Ok(()),
         };
+        assert!(!AuditLog::default().has_deletes() && AuditLog::default().with_deletes(true).has_deletes());
         for _process in 0..2 {
             let audit = AuditLog::open(path.to_str().unwrap()).unwrap();
             assert!(AuditLog::open(path.to_str().unwrap()).unwrap_err().to_string().contains("another process"));
             audit.record(mount);
-            audit.record(Audited { identity: None, result: Err("no\nsuch"), ..mount });
+            audit.record_all([Audited { identity: None, result: Err("no\nsuch"), ..mount }, mount]);
+            audit.record_all([]);
         }
         let lines = lines(&path);
-        assert_eq!(lines.len(), 4, "a later process appends");
+        assert_eq!(lines.len(), 6, "a later process appends");
         assert_eq!(lines[0]["identity"], "cavern://c/admin/alice");
         assert_eq!(lines[0]["subject"], "/a \"b\"\n");
         assert_eq!((&lines[0]["result"], &lines[1]["result"]), (&"ok".into(), &"no\nsuch".into()));

@@ -118,6 +118,10 @@ pub(crate) fn failure(error: &Error) -> io::Error {
             "the other side refuses the certificate of this process ({alert:?}): see what `cv cert show` says of \
              security.certificate, and the log of the other side"
         ),
+        Error::AlertReceived(Alert::NoApplicationProtocol) | Error::NoApplicationProtocol => {
+            "the other side speaks another protocol (ALPN): is it the port that was meant, of the same version of cv?"
+                .to_owned()
+        }
         Error::AlertReceived(alert) => format!("the other side ended the connection ({alert:?})"),
         Error::InvalidCertificate(CertificateError::Other(OtherError(reason))) => {
             format!("the certificate of the other side is refused: {reason}")

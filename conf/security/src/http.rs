@@ -6,6 +6,7 @@
 //! health check out.
 
 mod access;
+mod local;
 mod token;
 
 use std::net::SocketAddr;
@@ -28,7 +29,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use access::{Guard, Peer};
+use access::Access;
 
 use crate::places::Places;
 
@@ -106,7 +107,7 @@ impl HttpServer {
         health: impl Fn() -> Result<(), String> + Send + Sync + 'static,
         stop: CancellationToken,
     ) {
-        if access.guard().is_none() {
+        if matches!(access.0, Access::Everybody) {
             warn_if_others_reach(self.address, KEY);
         }
         access.register_metrics(&metrics);
@@ -123,10 +124,10 @@ impl HttpServer {
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, peer)) => {
                         let (router, stop) = (router.clone(), stop.clone());
-                        let (mut place, guard) = (places.take(peer.ip()), access.guard());
+                        let (mut place, access) = (places.take(peer.ip()), access.0.clone());
                         connections.spawn(async move {
                             tokio::select! {
-                                () = serve_connection(stream, peer, guard, router, stop) => {}
+                                () = serve_connection(stream, peer, access, router, stop) => {}
                                 () = place.displaced() => tracing::debug!(%peer, "an HTTP connection makes way"),
                             }
                         });
@@ -148,32 +149,43 @@ impl HttpServer {
 async fn serve_connection(
     stream: TcpStream,
     address: SocketAddr,
-    guard: Option<Arc<Guard>>,
+    access: Access,
     router: Router,
     stop: CancellationToken,
 ) {
-    let Some(guard) = guard else { return exchange(stream, None, router, stop).await };
+    let guard = match access {
+        Access::Everybody => return exchange(stream, |_| None, router, stop).await,
+        Access::Local(guard) => {
+            let port = stream.local_addr().map_or(0, |address| address.port());
+            let refuse = move |request: &Request<Incoming>| guard.refuse(port, request.uri().path(), request.headers());
+            return exchange(stream, refuse, router, stop).await;
+        }
+        Access::Secured(guard) => guard,
+    };
     let late = |_| std::io::Error::new(std::io::ErrorKind::TimedOut, "it has not been secured in time");
     let accept = async { tokio::time::timeout(HEADER_TIMEOUT, guard.accept(stream, address)).await.map_err(late)? };
     match stop.run_until_cancelled(accept).await {
-        Some(Ok((stream, peer))) => exchange(stream, Some((guard, peer)), router, stop).await,
+        Some(Ok((stream, peer))) => {
+            let refuse = move |request: &Request<Incoming>| {
+                guard.refuse(&peer, request.method(), request.uri().path(), request.headers())
+            };
+            exchange(stream, refuse, router, stop).await;
+        }
         Some(Err(error)) => guard.count_connection(address, &error),
         None => {}
     }
 }
 
-/// Answers the requests of a connection.
+/// Answers the requests of a connection. `refuse` has the answer to one whose page is not shown.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin,
-    guarded: Option<(Arc<Guard>, Peer)>,
+    refuse: impl Fn(&Request<Incoming>) -> Option<Response>,
     router: Router,
     stop: CancellationToken,
 ) {
     let pages = TowerToHyperService::new(router);
-    let service = service_fn(|request: Request<Incoming>| {
-        let refusal = guarded
-            .as_ref()
-            .and_then(|(guard, peer)| guard.refuse(peer, request.method(), request.uri().path(), request.headers()));
+    let service = service_fn(move |request: Request<Incoming>| {
+        let refusal = refuse(&request);
         let pages = pages.clone();
         async move {
             match refusal {

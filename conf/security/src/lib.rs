@@ -39,4 +39,4 @@ pub use tenants::{
     Counts, Limit, MountDebt, MountRates, OverLimit, Rate, Tenant, TenantCall, TenantCollector, TenantConnection,
     TenantLimits, Tenants,
 };
-pub use transport::{Tls, Transport};
+pub use transport::{Protocol, Tls, Transport};

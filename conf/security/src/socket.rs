@@ -26,7 +26,7 @@ use tokio::net::TcpStream;
 
 use crate::handshake::failure;
 use crate::identity::{Identity, Role};
-use crate::transport::Tls;
+use crate::transport::{Protocol, Tls};
 
 /// Ciphertext that is read by one system call, at most.
 const READ_BYTES: usize = 256 << 10;
@@ -91,7 +91,7 @@ impl TlsSocket {
     /// # Errors
     /// As [`Self::connect`].
     pub async fn accept(tls: &Tls, stream: TcpStream) -> io::Result<Self> {
-        let (stream, connection) = tls.accept(stream).await?.into_inner();
+        let (stream, connection) = tls.accept(stream, Protocol::Data).await?.into_inner();
         Ok(Self::new(stream, connection.into()))
     }
 

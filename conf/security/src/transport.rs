@@ -13,6 +13,7 @@ use rustls::client::Resumption;
 use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, CommonState, RootCertStore, ServerConfig, version};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::{TlsAcceptor, TlsConnector, server};
@@ -28,6 +29,8 @@ pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// A server's name must be one; which one, no process of a cluster looks at. Certificates of an
 /// [`Authority`](crate::Authority) have it for others who do.
 pub(crate) const SERVER_NAME: &str = "cavern";
+/// What HTTP ports speak, as [`Protocol::name`].
+const HTTP: &[u8] = b"http/1.1";
 
 /// How the processes of a cluster speak to each other.
 #[derive(Clone, Debug)]
@@ -62,6 +65,31 @@ impl Transport {
     }
 }
 
+/// What is spoken between processes. Both sides of a connection name it (ALPN), so that nobody leads a client of one
+/// port to another, although the ports of a process show the same certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// With a master.
+    Grpc,
+    /// Frames, with a worker.
+    Data,
+}
+
+impl Protocol {
+    /// As TLS has it. That of frames has the version of these.
+    fn name(self) -> &'static [u8] {
+        match self {
+            Self::Grpc => b"h2",
+            Self::Data => b"cavern-data/2",
+        }
+    }
+
+    /// What a server of this role is spoken to in.
+    fn with(role: Role) -> Self {
+        if role == Role::Worker { Self::Data } else { Self::Grpc }
+    }
+}
+
 /// TLS 1.3 in both directions, with the certificate of this process.
 pub struct Tls {
     files: schema::Security,
@@ -89,8 +117,9 @@ pub(crate) struct Stamp {
 struct Loaded {
     info: CertificateInfo,
     identity: Identity,
-    server: Arc<ServerConfig>,
-    /// For clients that need not have a certificate.
+    grpc: Arc<ServerConfig>,
+    data: Arc<ServerConfig>,
+    /// For clients of HTTP ports, which need not have a certificate.
     to_anybody: Arc<ServerConfig>,
     to_master: Arc<ClientConfig>,
     to_worker: Arc<ClientConfig>,
@@ -160,23 +189,46 @@ impl Tls {
         let loaded = self.loaded();
         let config = if to == Role::Worker { &loaded.to_worker } else { &loaded.to_master };
         let name = ServerName::try_from(SERVER_NAME).map_err(io::Error::other)?;
-        let connected = TlsConnector::from(config.clone()).connect(name, stream).await;
-        connected.map(ClientStream).map_err(explained)
+        let connected = TlsConnector::from(config.clone()).connect(name, stream).await.map_err(explained)?;
+        // What it names is among what was offered: the handshake looks at that.
+        if connected.get_ref().1.alpn_protocol().is_none() {
+            return Err(nameless(Protocol::with(to)));
+        }
+        Ok(ClientStream(connected))
     }
 
-    /// Shakes hands with a client, of whatever role. The caller bounds the time.
+    /// Shakes hands with a client, of whatever role, that offers to speak this protocol. The caller bounds the time.
     ///
     /// # Errors
-    /// Those of the connection, and what either side finds wrong with the other's certificate; the other side has been
-    /// told then.
-    pub async fn accept(&self, stream: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
-        accept(self.loaded().server.clone(), stream).await
+    /// Those of the connection, what either side finds wrong with the other's certificate, and a client that offers
+    /// another protocol, or none; the other side has been told then.
+    pub async fn accept(&self, stream: TcpStream, protocol: Protocol) -> io::Result<server::TlsStream<TcpStream>> {
+        let loaded = self.loaded();
+        let config = if protocol == Protocol::Data { &loaded.data } else { &loaded.grpc };
+        let mut accepted = accept(config.clone(), stream).await?;
+        if accepted.get_ref().1.alpn_protocol().is_none() {
+            // A handshake in which the client offers nothing succeeds.
+            let _ = accepted.shutdown().await;
+            take_leave(accepted.into_inner().0).await;
+            return Err(nameless(protocol));
+        }
+        Ok(accepted)
     }
 
-    /// The same with a client that need not show a certificate. One that it shows is as right as those of others.
+    /// Shakes hands with a client of an HTTP port. It need not show a certificate; one that it shows is as right as
+    /// those of others. Nor need it name HTTP, as many health checks do not, but it offers nothing else.
     pub(crate) async fn accept_anybody(&self, stream: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
         accept(self.loaded().to_anybody.clone(), stream).await
     }
+}
+
+/// Why a connection is closed on which the other side has named no protocol.
+fn nameless(wanted: Protocol) -> io::Error {
+    let wanted = String::from_utf8_lossy(wanted.name());
+    let text = format!(
+        "the other side names no protocol (ALPN), and {wanted} is spoken here: use the same version of cv on both sides"
+    );
+    io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
 async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
@@ -215,7 +267,7 @@ fn load(files: &schema::Security, cluster: &str, role: Option<Role>) -> Result<L
         return Err(unusable(format!("it is of {identity}, and nobody takes this process for a {role} with it")));
     }
     let provider = Arc::new(ring::default_provider());
-    let server = |wanted: Wanted| {
+    let server = |wanted: Wanted, protocol: &[u8]| {
         let clients = Clients::new(roots.clone(), provider.clone(), cluster, wanted)
             .map_err(|reason| SecurityError::unusable("ca", &files.ca, reason))?;
         let mut server = ServerConfig::builder_with_provider(provider.clone())
@@ -226,9 +278,11 @@ fn load(files: &schema::Security, cluster: &str, role: Option<Role>) -> Result<L
             .map_err(|error| unusable(format!("it does not fit to security.key: {error}")))?;
         // Whoever comes back shows its certificate again.
         server.send_tls13_tickets = 0;
+        server.alpn_protocols = vec![protocol.to_vec()];
         Ok::<_, SecurityError>(Arc::new(server))
     };
-    let (server, to_anybody) = (server(Wanted::Always)?, server(Wanted::IfThereIsOne)?);
+    let [grpc, data] = [Protocol::Grpc, Protocol::Data].map(|protocol| server(Wanted::Always, protocol.name()));
+    let (grpc, data, to_anybody) = (grpc?, data?, server(Wanted::IfThereIsOne, HTTP)?);
     let client = |role: Role| {
         let servers = Servers {
             roots: roots.clone(),
@@ -244,8 +298,9 @@ fn load(files: &schema::Security, cluster: &str, role: Option<Role>) -> Result<L
             .with_client_auth_cert(chain.clone(), read_key(&files.key)?)
             .map_err(|error| unusable(format!("it does not fit to security.key: {error}")))?;
         client.resumption = Resumption::disabled();
+        client.alpn_protocols = vec![Protocol::with(role).name().to_vec()];
         Ok(Arc::new(client))
     };
     let (to_master, to_worker) = (client(Role::Master)?, client(Role::Worker)?);
-    Ok(Loaded { info, identity, server, to_anybody, to_master, to_worker })
+    Ok(Loaded { info, identity, grpc, data, to_anybody, to_master, to_worker })
 }

@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::Config;
-use cavern_security::{Authority, Identity, Issued, Role, Tls, Transport};
+use cavern_security::{Authority, Identity, Issued, Protocol, Role, Tls, Transport};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::{ClientConfig, DigitallySignedStruct, ServerConfig, SignatureScheme};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 const DAY: Duration = Duration::from_secs(86_400);
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -78,8 +78,9 @@ async fn pair() -> (TcpStream, TcpStream) {
 /// before the server has looked at its certificate.
 async fn meet(server: &Tls, client: &Tls, to: Role) -> (io::Result<Identity>, io::Result<Identity>) {
     let (accepted, connected) = pair().await;
+    let protocol = if to == Role::Worker { Protocol::Data } else { Protocol::Grpc };
     let serve = async {
-        let mut stream = server.accept(accepted).await?;
+        let mut stream = server.accept(accepted, protocol).await?;
         let mut byte = [0];
         stream.read_exact(&mut byte).await?;
         stream.write_all(&byte).await?;
@@ -235,7 +236,7 @@ async fn refuses_stranger(server: &Tls, shown: Option<&Issued>) -> String {
             assert!(stream.read_u8().await.is_err());
         }
     };
-    let both = async { tokio::join!(server.accept(accepted), ask) };
+    let both = async { tokio::join!(server.accept(accepted, Protocol::Grpc), ask) };
     let (served, ()) = tokio::time::timeout(PATIENCE, both).await.expect("a handshake ends");
     served.expect_err("the server refuses").to_string()
 }
@@ -262,9 +263,46 @@ async fn who_has_no_certificate_or_speaks_something_else_is_refused_and_others_a
         let (accepted, mut connected) = pair().await;
         connected.write_all(said).await.unwrap();
         connected.shutdown().await.unwrap();
-        assert!(tokio::time::timeout(PATIENCE, master.accept(accepted)).await.unwrap().is_err(), "{said:?}");
+        let accepted = tokio::time::timeout(PATIENCE, master.accept(accepted, Protocol::Grpc)).await.unwrap();
+        assert!(accepted.is_err(), "{said:?}");
     }
     meets(&master, &client, Role::Master).await;
+}
+
+#[tokio::test]
+async fn who_means_another_port_or_names_no_protocol_is_refused() {
+    let place = Place::of("lab");
+    let (master, worker, client) =
+        (place.tls(Role::Master, "m"), place.tls(Role::Worker, "w"), place.tls(Role::Client, "c"));
+    for (server, protocol, to) in [(&master, Protocol::Data, Role::Master), (&worker, Protocol::Grpc, Role::Worker)] {
+        let (accepted, connected) = pair().await;
+        let both = async { tokio::join!(server.accept(accepted, protocol), client.connect(connected, to)) };
+        let (served, asked) = tokio::time::timeout(PATIENCE, both).await.expect("a handshake ends");
+        for refused in [served.unwrap_err(), asked.unwrap_err()] {
+            assert!(refused.to_string().contains("another protocol (ALPN)"), "{refused}");
+        }
+    }
+    // With a right certificate.
+    let config = place.config(Role::Client, "old", DAY).security;
+    let issued = Issued { certificate: config.certificate, key: config.key };
+    let seen = refuses_stranger(&master, Some(&issued)).await;
+    assert!(seen.contains("names no protocol (ALPN), and h2 is spoken here"), "{seen}");
+
+    // A server that chooses none.
+    let chain = vec![CertificateDer::from_pem_file(place.path("master-m.pem")).unwrap()];
+    let key = PrivateKeyDer::from_pem_file(place.path("master-m-key.pem")).unwrap();
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .unwrap();
+    let (accepted, connected) = pair().await;
+    let accept = TlsAcceptor::from(Arc::new(config)).accept(accepted);
+    let both = async { tokio::join!(accept, client.connect(connected, Role::Master)) };
+    let (_, refused) = tokio::time::timeout(PATIENCE, both).await.expect("a handshake ends");
+    let refused = refused.unwrap_err();
+    assert!(refused.to_string().contains("names no protocol (ALPN)"), "{refused}");
 }
 
 /// Puts the files of one process into the place of those of another.

@@ -168,6 +168,24 @@ async fn pages_take_the_token_or_the_certificate_of_an_admin() {
     }
 }
 
+/// As a client of the gRPC port of the same process, and as browsers and Prometheus do.
+#[tokio::test]
+async fn whoever_means_another_port_is_refused() {
+    let process = Process::start(Role::Master, |_| {}).await;
+    for (offered, is_taken) in [(vec!["h2"], false), (vec!["cavern-data/2"], false), (vec!["h2", "http/1.1"], true)] {
+        let mut config = client(process.authority.certificate(), None);
+        config.alpn_protocols = offered.iter().map(|name| name.as_bytes().to_vec()).collect();
+        let stream = TcpStream::connect(process.address).await.unwrap();
+        let connecting = TlsConnector::from(Arc::new(config)).connect("cavern".try_into().unwrap(), stream);
+        let connected = tokio::time::timeout(PATIENCE, connecting).await.unwrap();
+        let chosen = connected.map(|stream| stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec));
+        match chosen {
+            Ok(chosen) => assert!(is_taken && chosen.as_deref() == Some(&b"http/1.1"[..]), "{offered:?} {chosen:?}"),
+            Err(error) => assert!(!is_taken && error.to_string().contains("NoApplicationProtocol"), "{error}"),
+        }
+    }
+}
+
 #[tokio::test]
 async fn metrics_may_be_open_and_a_token_need_not_be_there() {
     let process = Process::start(Role::Master, |config| {

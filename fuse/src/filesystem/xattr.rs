@@ -10,6 +10,7 @@ use bytes::Bytes;
 use cavern_client::Node;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveXattr, SetXattr, Xattr, XattrMode};
+use cavern_proto::xattr::{has_kept_prefix, is_bare_prefix};
 
 use super::Inner;
 use super::changes::{ChangeRequest, refusal};
@@ -72,7 +73,7 @@ fn names(node: &Node) -> Vec<u8> {
 fn is_kept(name: &[u8], posix_acl: bool) -> bool {
     match name {
         b"system.posix_acl_access" | b"system.posix_acl_default" => posix_acl,
-        _ => [&b"user."[..], b"trusted.", b"security."].iter().any(|prefix| name.starts_with(prefix)),
+        _ => has_kept_prefix(name) && !is_bare_prefix(name),
     }
 }
 
@@ -88,6 +89,9 @@ fn mode_of(flags: u32) -> Option<XattrMode> {
 
 impl Inner {
     pub(super) fn getxattr(self: &Arc<Self>, kernel_node: u64, name: &[u8], size: u32, reply: Reply) {
+        if is_bare_prefix(name) {
+            return reply.error(libc::EINVAL);
+        }
         // Programs ask for labels and access lists all the time: of objects those need no node to be answered.
         if Attribute::named(name).is_none() && !self.client.has_posix_mounts() {
             return reply.error(libc::ENODATA);
@@ -146,7 +150,7 @@ impl Inner {
         (flags, clear_set_group_id): (u32, bool),
         reply: Reply,
     ) {
-        let Some(mode) = mode_of(flags) else { return reply.error(libc::EINVAL) };
+        let Some(mode) = mode_of(flags).filter(|_| !is_bare_prefix(name)) else { return reply.error(libc::EINVAL) };
         let set = SetXattr {
             inode: self.root.to_namespace(kernel_node),
             name: Bytes::copy_from_slice(name),
@@ -159,6 +163,9 @@ impl Inner {
     }
 
     pub(super) fn removexattr(self: &Arc<Self>, kernel_node: u64, caller: Caller, name: &[u8], reply: Reply) {
+        if is_bare_prefix(name) {
+            return reply.error(libc::EINVAL);
+        }
         let remove = RemoveXattr { inode: self.root.to_namespace(kernel_node), name: Bytes::copy_from_slice(name) };
         let kept = is_kept(name, self.posix_acl);
         self.change_xattr("removexattr", kernel_node, caller, Change::RemoveXattr(remove), kept, reply);
@@ -231,6 +238,7 @@ mod tests {
         assert!(kept("system.posix_acl_access") && kept("system.posix_acl_default"));
         assert!(!is_kept(b"system.posix_acl_access", false) && is_kept(b"user.a", false));
         assert!(!kept("system.other") && !kept("users.a") && !kept(""));
+        assert!(!kept("user.") && !kept("trusted.") && !kept("security.") && !kept("system.") && !kept("user"));
         assert_eq!(
             (mode_of(0), mode_of(1), mode_of(2)),
             (Some(XattrMode::Any), Some(XattrMode::Create), Some(XattrMode::Replace))

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use cavern_proto::data::MetadataItem;
 use cavern_proto::master::{Kind, Xattr};
 use cavern_proto::record::{InodeRecord, Restored};
+use cavern_proto::xattr::{has_length, is_bare_prefix};
 use cavern_ufs::{ObjectMeta, nanoseconds, seconds};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
@@ -43,7 +44,6 @@ pub(super) fn of_inode(record: &InodeRecord, xattrs: &[(Bytes, Bytes)]) -> Vec<M
 const NAMES: [&str; 8] = ["atime", "gid", "mode", "mtime", "rdev", "uid", "xattr", LEFT_OUT];
 const LEFT_OUT: &str = "xattr-left-out";
 /// Bounds of what is believed of an object: those that hold for changes by programs.
-const XATTR_NAME_MAX: usize = 255;
 const XATTR_VALUE_MAX: usize = 65_536;
 
 /// What the metadata of an object say of it; `None` when they say nothing. The target of a symbolic link is its
@@ -134,8 +134,8 @@ fn decoded(text: &str) -> Option<Vec<Xattr>> {
     let map: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&json).ok()?;
     let xattr = |(name, value): (String, serde_json::Value)| {
         let value = BASE64_STANDARD.decode(value.as_str()?).ok()?;
-        let is_sound =
-            (1..=XATTR_NAME_MAX).contains(&name.len()) && !name.contains('\0') && value.len() <= XATTR_VALUE_MAX;
+        let is_name = has_length(name.as_bytes()) && !is_bare_prefix(name.as_bytes());
+        let is_sound = is_name && value.len() <= XATTR_VALUE_MAX;
         is_sound.then(|| Xattr { name: name.into(), value: value.into() })
     };
     map.into_iter().map(xattr).collect()
@@ -180,7 +180,15 @@ mod tests {
             let restored = read(&object(&[item("mode", "33188"), item("mtime", time)])).unwrap();
             assert_eq!(restored.mtime_ns, 5, "{time}");
         }
-        for xattr in ["%", "%7B%7D%", "[]", "%7B%22a%22%3A1%7D", "%7B%22%22%3A%22%22%7D", "%7B%22a%22%3A%22%2A%22%7D"] {
+        for xattr in [
+            "%",
+            "%7B%7D%",
+            "[]",
+            "%7B%22a%22%3A1%7D",
+            "%7B%22user.%22%3A%22%22%7D",
+            "%7B%22%22%3A%22%22%7D",
+            "%7B%22a%22%3A%22%2A%22%7D",
+        ] {
             let restored = read(&object(&[item("mode", "33188"), item("xattr", xattr)])).unwrap();
             assert!(restored.incomplete && restored.xattrs.is_empty(), "{xattr}");
         }

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use cavern_security::{Place, Places, Tenants, Tls, Transport};
+use cavern_conf::process::LogLimit;
+use cavern_security::{Place, Places, Protocol, Tenants, Tls, Transport};
 use futures::{Stream, stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -45,7 +46,14 @@ pub fn incoming(
 ) -> impl Stream<Item = Incoming> {
     let places = usize::try_from((descriptor_limit / 2).clamp(1, CONNECTIONS_MAX)).unwrap_or(1);
     let unknown = Places::new(UNKNOWN_MAX.min(places.div_ceil(4)));
-    let door = Door { listener, transport, tenants, places: Arc::new(Semaphore::new(places)), unknown };
+    let door = Door {
+        listener,
+        transport,
+        tenants,
+        places: Arc::new(Semaphore::new(places)),
+        unknown,
+        refusals: Arc::default(),
+    };
     stream::unfold(door, |door| async move {
         let next = accept(&door).await;
         Some((next, door))
@@ -59,6 +67,7 @@ struct Door {
     tenants: Tenants,
     places: Arc<Semaphore>,
     unknown: Places,
+    refusals: Arc<LogLimit<()>>,
 }
 
 async fn accept(door: &Door) -> Incoming {
@@ -93,6 +102,7 @@ pub struct Incoming {
     tenants: Tenants,
     /// Until it is known who it is.
     unknown: Option<Place>,
+    refusals: Arc<LogLimit<()>>,
     _place: OwnedSemaphorePermit,
 }
 
@@ -114,19 +124,27 @@ impl Incoming {
         (place, unknown): (OwnedSemaphorePermit, Place),
         patience: Duration,
     ) -> Self {
-        let Door { transport, tenants, .. } = door;
+        let Door { transport, tenants, refusals, .. } = door;
         let secured = matches!(transport, Transport::Tls(_));
         let address = PeerAddress(stream.peer_addr().ok());
         let wire = match transport {
             Transport::Plain => Wire::Plain(stream),
             Transport::Tls(tls) => {
                 let tls = tls.clone();
-                Wire::Accepting(Box::pin(async move { tls.accept(stream).await }))
+                Wire::Accepting(Box::pin(async move { tls.accept(stream, Protocol::Grpc).await }))
             }
         };
         let peer = Peer { address, secured, identity: Arc::default(), tenant: Arc::default() };
         let silence = Some((0, Box::pin(tokio::time::sleep(patience))));
-        Self { wire, peer, silence, tenants: tenants.clone(), unknown: Some(unknown), _place: place }
+        Self {
+            wire,
+            peer,
+            silence,
+            tenants: tenants.clone(),
+            unknown: Some(unknown),
+            refusals: refusals.clone(),
+            _place: place,
+        }
     }
 
     /// Where it comes from.
@@ -155,7 +173,9 @@ impl Incoming {
                     Wire::Tls(Box::new(stream))
                 }
                 Err(error) => {
-                    tracing::info!(peer = %self.peer.address, "a connection is refused: {error}");
+                    if let Some(suppressed) = self.refusals.admit(()) {
+                        tracing::info!(peer = %self.peer.address, suppressed, "a connection is refused: {error}");
+                    }
                     self.wire = Wire::Refused;
                     return Poll::Ready(Err(error));
                 }
@@ -283,6 +303,7 @@ mod tests {
                 tenants: nobody(),
                 places: Arc::new(Semaphore::new(1)),
                 unknown: Places::new(1),
+                refusals: Arc::default(),
             };
             let patience = Duration::from_millis(200);
             let (stream, address) = door.listener.accept().await.unwrap();

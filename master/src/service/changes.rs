@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use cavern_proto::bounded::MAX_CHANGES;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{MutateReply, MutateRequest, Mutation, MutationResult, SetQuota, SetTtl, TtlAction};
+use cavern_proto::master::{
+    MutateReply, MutateRequest, Mutation, MutationResult, RemoveName, RenameName, SetQuota, SetTtl, TtlAction,
+};
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
 use cavern_security::{Identity, Role, Tenant};
@@ -65,10 +67,10 @@ impl Services {
                 }
                 break Some(error.into());
             }
-            let rules = rules(&call);
-            let audited = audited.filter(|_| !rules.is_empty()).cloned();
+            let audited = audited.map(|audited| (audited.clone(), audited_changes(&call, audited.has_deletes())));
+            let audited = audited.filter(|(_, changes)| !changes.is_empty());
             match self.begin_changes(call, (self.client(asker), asker), room).await {
-                Ok(answer) => under_way.push_back(and_audit(answer, audited.map(|audited| (audited, rules)))),
+                Ok(answer) => under_way.push_back(and_audit(answer, audited)),
                 Err(error) => break Some(error.into()),
             }
         };
@@ -134,20 +136,23 @@ impl Services {
     }
 }
 
-/// A change that sets a rule for others: a quota, or how long files are kept.
-struct RuleChange {
+/// A change that the audit log has: one that sets a rule for others, a quota, say, or how long files are kept, and with
+/// `master.audit_deletes` one that takes a name away.
+struct AuditedChange {
     /// Among the changes of its call.
     place: usize,
     operation: &'static str,
     subject: String,
+    /// What was not done changes nothing, and has no line.
+    only_done: bool,
 }
 
-fn rules(call: &MutateRequest) -> Vec<RuleChange> {
+fn audited_changes(call: &MutateRequest, has_deletes: bool) -> Vec<AuditedChange> {
     let shown = |limit: Option<u64>| limit.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
-    let rules = call.mutations.iter().enumerate().filter_map(|(place, mutation)| match &mutation.change {
+    let changes = call.mutations.iter().enumerate().filter_map(|(place, mutation)| match &mutation.change {
         Some(Change::SetQuota(SetQuota { inode, max_bytes, max_inodes })) => {
             let subject = format!("inode {inode}: bytes: {}, inodes: {}", shown(*max_bytes), shown(*max_inodes));
-            Some(RuleChange { place, operation: "SetQuota", subject })
+            Some(AuditedChange { place, operation: "SetQuota", subject, only_done: false })
         }
         Some(Change::SetTtl(set @ SetTtl { inode, seconds, .. })) => {
             let action = match set.action() {
@@ -156,23 +161,38 @@ fn rules(call: &MutateRequest) -> Vec<RuleChange> {
                 TtlAction::Delete => "delete",
             };
             let subject = format!("inode {inode}: after {seconds} s: {action}");
-            Some(RuleChange { place, operation: "SetTtl", subject })
+            Some(AuditedChange { place, operation: "SetTtl", subject, only_done: false })
+        }
+        Some(Change::Remove(RemoveName { parent, name, directory })) if has_deletes => {
+            let operation = if *directory { "Rmdir" } else { "Unlink" };
+            Some(AuditedChange { place, operation, subject: named(*parent, name), only_done: true })
+        }
+        Some(Change::Rename(rename) | Change::RenameWhiteout(rename)) if has_deletes => {
+            let RenameName { parent, name, new_parent, new_name, .. } = rename;
+            let subject = format!("{} to {}", named(*parent, name), named(*new_parent, new_name));
+            Some(AuditedChange { place, operation: "Rename", subject, only_done: true })
         }
         _ => None,
     });
-    rules.collect()
+    changes.collect()
 }
 
-/// What `answer` gives, when the audit log has what became of changes of rules.
+/// A name in a directory, as the audit log has it.
+fn named(parent: u64, name: &[u8]) -> String {
+    let shown = std::str::from_utf8(name).map_or_else(|_| name.escape_ascii().to_string(), str::to_owned);
+    format!("inode {parent}: {shown}")
+}
+
+/// What `answer` gives, when the audit log has what became of changes.
 async fn and_audit(
     answer: impl Future<Output = Result<MutateReply, MasterError>>,
-    rules: Option<(AuditedCall, Vec<RuleChange>)>,
+    audited: Option<(AuditedCall, Vec<AuditedChange>)>,
 ) -> Result<MutateReply, MasterError> {
     let answer = answer.await;
-    if let Some((audited, rules)) = rules {
-        for RuleChange { place, operation, subject } in rules {
-            let result = match &answer {
-                Ok(reply) => match reply.results.get(place) {
+    if let Some((audited, changes)) = audited {
+        let results: Vec<Result<(), String>> = (changes.iter())
+            .map(|change| match &answer {
+                Ok(reply) => match reply.results.get(change.place) {
                     None | Some(MutationResult { errno: 0, .. }) => Ok(()),
                     Some(MutationResult { errno, reason, .. }) if reason.is_empty() => {
                         Err(io::Error::from_raw_os_error(*errno).to_string())
@@ -180,9 +200,12 @@ async fn and_audit(
                     Some(MutationResult { reason, .. }) => Err(reason.clone()),
                 },
                 Err(error) => Err(error.to_string()),
-            };
-            audited.record_as(operation, &subject, result.as_ref().map(|&()| ()).map_err(String::as_str));
-        }
+            })
+            .collect();
+        let done = changes.iter().zip(&results).filter(|(change, result)| result.is_ok() || !change.only_done);
+        audited.record_all(done.map(|(change, result)| {
+            (change.operation, change.subject.as_str(), result.as_ref().map(|&()| ()).map_err(String::as_str))
+        }));
     }
     answer
 }

@@ -149,8 +149,25 @@ impl AuditedCall {
 
     /// Something that was done by the call, and is no call of its own.
     pub fn record_as(&self, operation: &str, subject: &str, result: Result<(), &str>) {
+        self.record_all([(operation, subject, result)]);
+    }
+
+    /// Several of that: operation, subject and result of each.
+    pub fn record_all<'a>(&self, done: impl IntoIterator<Item = (&'a str, &'a str, Result<(), &'a str>)>) {
         let (identity, peer) = (self.identity(), &self.peer.address);
-        self.audit.record(Audited { identity, peer, operation, subject, result });
+        let audited = done.into_iter();
+        self.audit.record_all(audited.map(|(operation, subject, result)| Audited {
+            identity,
+            peer,
+            operation,
+            subject,
+            result,
+        }));
+    }
+
+    /// Whether names that are removed have a line.
+    pub fn has_deletes(&self) -> bool {
+        self.audit.has_deletes()
     }
 }
 

@@ -23,7 +23,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_proto::COMMAND_CLIENT;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{Reset, Resumed, WatchEvent};
 use cavern_security::{Identity, Role};
@@ -38,6 +37,7 @@ use super::interest::Interest;
 use super::let_go::PendingLetGo;
 use super::owners::Owners;
 use super::recent::Recent;
+use super::session_log::SessionLog;
 use crate::MasterError;
 use crate::metrics::MasterMetrics;
 use crate::raft::LeaderLease;
@@ -64,6 +64,7 @@ pub struct WatchHub {
     lead: LeaderLease,
     cluster_id: Mutex<String>,
     metrics: MasterMetrics,
+    log: SessionLog,
     /// Who remembers the last changes. Locked before `state`.
     changes: Arc<CurrentSessions>,
 }
@@ -211,6 +212,7 @@ impl WatchHub {
             lead,
             cluster_id: Mutex::default(),
             metrics,
+            log: SessionLog::default(),
             changes,
         }
     }
@@ -380,11 +382,8 @@ impl WatchHub {
             group_epoch: 0,
             settles_at: None,
         };
-        log_session(
-            id,
-            &session.client,
-            if goes_on { "a client's session goes on" } else { "a client's session begins" },
-        );
+        let what = if goes_on { "a client's session goes on" } else { "a client's session begins" };
+        self.log.life(owner, id, &session.client, what);
         if let Some(older) = state.sessions.insert(id, session) {
             older.wake.notify_one();
         }
@@ -498,8 +497,8 @@ impl WatchHub {
                 if state.held.holds_any(session) {
                     state.lapsed.end(session);
                 }
+                self.log.life(state.owners.get(session), session, &ended.client, "a client's session ends");
                 state.over(session);
-                log_session(session, &ended.client, "a client's session ends");
                 ended.wake.notify_one();
             }
         }
@@ -516,10 +515,11 @@ impl WatchHub {
         let mut state = self.looked();
         let lease = self.lease;
         let mut lapsed = Vec::new();
-        state.sessions.retain(|id, session| {
+        let State { sessions, owners, .. } = &mut *state;
+        sessions.retain(|id, session| {
             let is_alive = session.received_at.elapsed() < lease;
             if !is_alive {
-                log_session(*id, &session.client, "a client's session has lapsed");
+                self.log.life(owners.get(*id), *id, &session.client, "a client's session has lapsed");
                 lapsed.push(*id);
                 session.wake.notify_one();
             }
@@ -610,7 +610,7 @@ impl WatchHub {
             let pending = self.state.lock().let_go.ask(*change);
             let Some(pending) = pending else { continue };
             if tokio::time::timeout_at(deadline, pending).await.is_err() {
-                tracing::warn!("a client has not let go of what a change made untrue: it is answered nevertheless");
+                self.log.stuck();
             }
         }
     }
@@ -737,14 +737,6 @@ fn new_id() -> Result<u64, MasterError> {
 /// when it is.
 fn event(seq: u64, event: Event) -> WatchEvent {
     WatchEvent { seq, event: Some(event), ..WatchEvent::default() }
-}
-
-/// Writes down what becomes of a session. Those of commands would fill the log, and say nothing.
-fn log_session(session: u64, client: &str, what: &str) {
-    match client == COMMAND_CLIENT {
-        true => tracing::debug!(session, client, "{what}"),
-        false => tracing::info!(session, client, "{what}"),
-    }
 }
 
 impl Drop for SessionStream {

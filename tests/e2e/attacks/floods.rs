@@ -556,3 +556,60 @@ fn who_makes_blocks_that_no_file_has_is_refused_at_a_bound_and_others_write_on()
     attacker.runtime.block_on(evil.shutdown());
     victim.runtime.block_on(good.shutdown());
 }
+
+/// Lines of a log with these words, and how many more they say were left out.
+fn told(child: &Child, words: &str) -> (usize, u64) {
+    let log = fs::read_to_string(&child.log).unwrap();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains(words)).collect();
+    let left_out = lines.iter().filter_map(|line| {
+        let (_, rest) = line.split_once("suppressed=")?;
+        rest.split(|character: char| !character.is_ascii_digit()).next()?.parse::<u64>().ok()
+    });
+    (lines.len(), left_out.sum())
+}
+
+/// Does something `COUNT` times, and then until the log has a line that counts the others. There are no more lines than
+/// ten in a second.
+#[track_caller]
+fn assert_throttled(child: &Child, words: &str, mut does: impl FnMut()) {
+    const COUNT: usize = 60;
+    let (begun, (before, left_out_before)) = (Instant::now(), told(child, words));
+    (0..COUNT).for_each(|_| does());
+    eventually(&format!("{words}: the rest is counted"), PATIENCE, || {
+        does();
+        (told(child, words).1 > left_out_before).then_some(())
+    });
+    let lines = told(child, words).0 - before;
+    let most = 10 * (begun.elapsed().as_secs() as usize + 2);
+    assert!((1..=most).contains(&lines), "{lines} lines \"{words}\" in {:?}", begun.elapsed());
+}
+
+#[test]
+fn peers_do_not_flood_the_logs() {
+    let cluster = up_with("");
+    let (master, worker) = (&cluster.at_start.masters[0], &cluster.at_start.workers[0]);
+    let garbage = |address: &str| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let _ = stream.shutdown(Shutdown::Write);
+        let _ = stream.read_to_end(&mut Vec::new());
+    };
+    assert_throttled(master, "a connection is refused", || garbage(&master.grpc));
+    assert_throttled(worker, "a connection is refused", || garbage(&worker.data));
+
+    // A client that comes and goes.
+    let attacker = Somebody::of(&cluster, Role::Client);
+    let mut calls = ClusterClient::new(attacker.channel(&cluster));
+    assert_throttled(master, "a client's session begins", || {
+        let first = WatchRequest { client: "flood".to_owned(), ..WatchRequest::default() };
+        attacker.answer(calls.watch(tokio_stream::iter([first]))).unwrap();
+    });
+    // Others are told of at once.
+    let other = Somebody::client(&cluster, "other");
+    let mut calls = ClusterClient::new(other.channel(&cluster));
+    let first = WatchRequest { client: "somebody-else".to_owned(), ..WatchRequest::default() };
+    other.answer(calls.watch(tokio_stream::iter([first]))).unwrap();
+    eventually("the session of another client is in the log", PATIENCE, || {
+        fs::read_to_string(&master.log).unwrap().contains("client=\"somebody-else\"").then_some(())
+    });
+}

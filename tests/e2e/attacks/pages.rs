@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use cavern_tests::{Child, Cluster, Https, Options, eventually, http_get};
+use cavern_tests::{Child, Cluster, Https, Options, eventually, http_get, http_request_with};
 use serde_json::Value;
 
 use super::PATIENCE;
@@ -112,4 +112,32 @@ fn metrics_for_other_hosts_are_secured_or_said_to_be_open() {
     }
     let alone = check("[security]\nhttp_token = \"/c/token\"\n");
     assert!(alone.code == 2 && alone.stderr.contains("security.http_token"), "{alone:?}");
+}
+
+#[test]
+fn the_admin_port_of_the_object_store_takes_its_token() {
+    let cluster = Cluster::up(Options { secure: true, ..Options::default() });
+    let s3 = cluster.status().s3;
+    let token = s3.admin_token.unwrap();
+    assert_eq!(fs::metadata(&token).unwrap().permissions().mode() & 0o777, 0o600);
+    let bearer = format!("Authorization: Bearer {}\r\n", fs::read_to_string(&token).unwrap().trim());
+    cluster.s3.create_bucket("bucket");
+    cluster.s3.put("bucket", "key", "kept");
+    let overwrite = format!("{}/_dev/sparse?bucket=bucket&key=key&size=1000", s3.admin);
+    let status = |more: &str| http_request_with("POST", &overwrite, more, "").unwrap().status;
+    assert_eq!(status(""), 401);
+    assert_eq!(status("Authorization: Bearer 0123456789abcdef\r\n"), 401);
+    // A page of a browser that has got the token.
+    assert_eq!(status(&format!("Origin: http://localhost\r\n{bearer}")), 403);
+    // Of a name that leads here, as well as this host's own.
+    assert_eq!(status(&format!("Host: evil.example\r\n{bearer}")), 403);
+    assert_eq!(cluster.s3.get("bucket", "key"), "kept");
+    assert!((200..300).contains(&status(&bearer)));
+    assert_eq!(cluster.s3.get("bucket", "key").len(), 1000);
+
+    // A token holds until the next start.
+    cluster.stop("s3");
+    cluster.start("s3");
+    assert_eq!(status(&bearer), 401);
+    assert!(cluster.s3.stats()["requests"].is_u64());
 }

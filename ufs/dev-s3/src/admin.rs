@@ -9,7 +9,8 @@
 //! | `DELETE /_dev/faults` | removes all rules |
 //! | `POST /_dev/sparse?bucket=&key=&size=` | an object of `size` zero bytes that takes no room |
 //!
-//! It has no authentication: it is meant for the loopback interface.
+//! It is for the loopback interface, and for whoever can read the token in the file [`TOKEN`] below the root, which is
+//! a new one after each start: [`HttpAccess::local`](cavern_security::HttpAccess::local) says what is refused.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,6 +32,9 @@ use crate::error::DevS3Error;
 use crate::faults::FaultRule;
 use crate::server::Shared;
 use crate::stats::StatsSnapshot;
+
+/// The file of the token.
+pub(crate) const TOKEN: &str = "admin-token";
 
 /// The routes.
 pub(crate) fn router(shared: Arc<Shared>) -> Router {

@@ -10,6 +10,12 @@ pub enum DevS3Error {
     #[error(transparent)]
     Process(#[from] cavern_conf::process::ProcessError),
 
+    #[error(transparent)]
+    Security(#[from] cavern_security::SecurityError),
+
+    #[error("--admin-listen {0} is for other hosts, and the port is for this one alone: use 127.0.0.1 or [::1]")]
+    AdminReach(String),
+
     #[error("{} is in use by another object store; stop that one or choose another --root", root.display())]
     RootInUse { root: PathBuf },
 

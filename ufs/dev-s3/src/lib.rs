@@ -3,7 +3,8 @@
 //! It speaks the S3 protocol over objects kept as files, for laptops (`cv local` without a bucket), for tests and as
 //! the benchmarks' plain object store. It is exact where clients rely on S3: order and paging of listings, ETags,
 //! ranges, conditions, multipart uploads, signatures. A second port, off unless asked for, shows counters and takes
-//! fault rules. It is no store for data that matters: nothing is synced to disk, and there is one pair of keys.
+//! fault rules from whoever has its token. It is no store for data that matters: nothing is synced to disk, and there
+//! is one pair of keys.
 //!
 //! Where it differs from S3:
 //! - no versions, ACLs, tags, policies, lifecycle rules: such requests are answered `NotImplemented`;
@@ -65,7 +66,8 @@ pub struct DevS3Config {
     pub root: PathBuf,
     /// S3 port, host:port; port 0 takes a free one.
     pub listen: String,
-    /// Counters, metrics and fault rules, host:port; without it there is no such port.
+    /// Counters, metrics and fault rules, host:port of the loopback interface; without it there is no such port. Its
+    /// token is in the file `admin-token` below the root, a new one for each start.
     pub admin_listen: Option<String>,
     pub access_key: String,
     pub secret_key: String,
@@ -76,12 +78,12 @@ pub struct DevS3Config {
 }
 
 impl DevS3Config {
-    /// A store under `root` on free ports of the loopback interface, with the default keys.
+    /// A store under `root` on a free port of the loopback interface, with the default keys and no second port.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self {
             root: root.into(),
             listen: "127.0.0.1:0".to_owned(),
-            admin_listen: Some("127.0.0.1:0".to_owned()),
+            admin_listen: None,
             access_key: DEFAULT_ACCESS_KEY.to_owned(),
             secret_key: DEFAULT_SECRET_KEY.to_owned(),
             faults: Faults::default(),

@@ -58,18 +58,30 @@ impl DevS3 {
     /// Reads what is under the root, binds the ports and serves.
     ///
     /// # Errors
-    /// [`DevS3Error::Process`] where a port is taken, [`DevS3Error::RootInUse`], [`DevS3Error::InvalidFault`],
-    /// [`DevS3Error::Io`].
+    /// [`DevS3Error::Process`] where a port is taken, [`DevS3Error::AdminReach`], [`DevS3Error::RootInUse`],
+    /// [`DevS3Error::InvalidFault`], [`DevS3Error::Security`], [`DevS3Error::Io`].
     pub async fn start(config: DevS3Config) -> Result<Running, DevS3Error> {
         let listener = bind_open_tcp(&config.listen, "--listen").await?;
         let addr = listener.local_addr().map_err(DevS3Error::io("bind", config.listen.as_ref()))?;
         let admin = match &config.admin_listen {
-            Some(listen) => Some(HttpServer::bind(listen).await?),
+            Some(listen) => {
+                let server = HttpServer::bind(listen).await?;
+                if !server.local_addr().ip().is_loopback() {
+                    return Err(DevS3Error::AdminReach(listen.clone()));
+                }
+                Some(server)
+            }
             None => None,
         };
-        let root = config.root;
-        let opened = tokio::task::spawn_blocking(move || Store::open(&root)).await;
-        let store = Arc::new(opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?);
+        let (root, has_admin) = (config.root, admin.is_some());
+        let opened = tokio::task::spawn_blocking(move || {
+            let store = Store::open(&root)?;
+            let access = has_admin.then(|| HttpAccess::local(&root.join(admin::TOKEN))).transpose()?;
+            Ok::<_, DevS3Error>((store, access))
+        })
+        .await;
+        let (store, access) = opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        let store = Arc::new(store);
         let mut builder = S3ServiceBuilder::new(Backend::new(Arc::clone(&store)));
         builder.set_auth(KeyPair::new(config.access_key, config.secret_key));
         let shared = Arc::new(Shared {
@@ -82,11 +94,11 @@ impl DevS3 {
         let stop = CancellationToken::new();
         let mut tasks = vec![tokio::spawn(accept(listener, Arc::clone(&shared), stop.clone()))];
         let admin_addr = admin.as_ref().map(HttpServer::local_addr);
-        if let Some(admin) = admin {
+        if let Some((admin, access)) = admin.zip(access) {
             let metrics = Metrics::new("dev-s3");
             admin::register(&metrics, &shared);
             let router = admin::router(Arc::clone(&shared));
-            tasks.push(tokio::spawn(admin.serve(HttpAccess::open(), router, metrics, || Ok(()), stop.clone())));
+            tasks.push(tokio::spawn(admin.serve(access, router, metrics, || Ok(()), stop.clone())));
         }
         Ok(Running { addr, admin_addr, shared, stop: stop.drop_guard(), tasks })
     }

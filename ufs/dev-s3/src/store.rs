@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! ROOT/lock                                   held by the running store
+//! ROOT/admin-token                            token of the second port, if there is one
 //! ROOT/tmp/                                   drafts; emptied at start
 //! ROOT/buckets/NAME/bucket                    record: creation time
 //! ROOT/buckets/NAME/objects/XX/SEQUENCE       one version of one object: data from byte 0, then its record

@@ -27,6 +27,7 @@ impl Fixture {
         let root = tempfile::tempdir().unwrap();
         let mut config = DevS3Config::new(root.path().join("root"));
         config.request_log = Some(root.path().join("log"));
+        config.admin_listen = Some("127.0.0.1:0".to_owned());
         let s3 = DevS3::start(config).await.unwrap();
         s3.store().create_bucket("bucket").unwrap();
         Self { root, s3 }
@@ -53,6 +54,18 @@ impl Fixture {
     async fn get(&self, key: &str, headers: &str) -> Result<(String, Vec<u8>), std::io::Error> {
         let signed = self.client().presign_read(key, PATIENCE).await.unwrap();
         exchange(self.s3.addr(), "GET", &signed.uri().to_string(), headers).await
+    }
+
+    /// The header with the token of the second port.
+    fn authorization(&self) -> String {
+        let token = std::fs::read_to_string(self.root.path().join("root/admin-token")).unwrap();
+        format!("Authorization: Bearer {}\r\n", token.trim())
+    }
+
+    /// Asks the second port.
+    async fn admin(&self, method: &str, path: &str, headers: &str) -> (String, Vec<u8>) {
+        let headers = format!("{}{headers}", self.authorization());
+        exchange(self.s3.admin_addr().unwrap(), method, path, &headers).await.unwrap()
     }
 
     fn log(&self) -> String {
@@ -298,13 +311,49 @@ async fn the_log_has_a_line_for_every_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_second_port_is_for_who_has_its_token_and_is_no_page() {
+    let fixture = Fixture::start().await;
+    fixture.s3.store().put("bucket", "key", b"kept").unwrap();
+    let admin = fixture.s3.admin_addr().unwrap();
+    let authorization = fixture.authorization();
+    let sparse = "/_dev/sparse?bucket=bucket&key=key&size=1000";
+    for (headers, status) in [
+        (String::new(), "401"),
+        ("Authorization: Bearer 0123456789abcdef\r\n".to_owned(), "401"),
+        // As a page sends it that a browser shows, and one whose name leads here.
+        (format!("Origin: http://{admin}\r\n{authorization}"), "403"),
+        (format!("Host: evil.example\r\n{authorization}"), "4"),
+    ] {
+        for (method, path) in [("POST", sparse), ("DELETE", "/_dev/faults"), ("GET", "/metrics"), ("GET", "/healthz")] {
+            let (head, _) = exchange(admin, method, path, &headers).await.unwrap();
+            assert!(head.starts_with(&format!("http/1.1 {status}")), "{method} {path} {headers}: {head}");
+        }
+    }
+    let named = format!("POST {sparse} HTTP/1.1\r\nHost: evil.example:{}\r\n{authorization}\r\n", admin.port());
+    let mut stream = TcpStream::connect(admin).await.unwrap();
+    stream.write_all(named.as_bytes()).await.unwrap();
+    let mut answer = [0; 12];
+    tokio::time::timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 403");
+    assert_eq!(fixture.client().read("key").await.unwrap().to_vec(), b"kept");
+    assert!(fixture.admin("POST", sparse, "").await.0.starts_with("http/1.1 200"));
+
+    let other = tempfile::tempdir().unwrap();
+    let mut config = DevS3Config::new(other.path());
+    assert_eq!(config.admin_listen, None, "it is off unless it is asked for");
+    config.admin_listen = Some("0.0.0.0:0".to_owned());
+    let refused = DevS3::start(config).await.err().unwrap();
+    assert!(refused.to_string().contains("--admin-listen 0.0.0.0:0"), "{refused}");
+    fixture.s3.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_second_port_takes_faults_and_shows_counters() {
     let fixture = Fixture::start().await;
-    let admin = fixture.s3.admin_addr().unwrap();
     let post = async |path: &str, body: &str| {
         let headers = format!("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len());
         // The blank line ends the header; the helper's own one follows the body and is not read.
-        exchange(admin, "POST", path, &headers).await.unwrap()
+        fixture.admin("POST", path, &headers).await
     };
     assert!(
         post("/_dev/faults", r#"{"kind":"503","operations":["LIST"],"count":1}"#).await.0.starts_with("http/1.1 204")
@@ -312,36 +361,30 @@ async fn the_second_port_takes_faults_and_shows_counters() {
     for nonsense in [r#"{"kind":"504"}"#, r#"{"colour":1}"#, r#"{"error_rate":2}"#, "{", ""] {
         assert!(post("/_dev/faults", nonsense).await.0.starts_with("http/1.1 4"), "{nonsense}");
     }
-    let (_, body) = exchange(admin, "GET", "/_dev/faults", "").await.unwrap();
+    let (_, body) = fixture.admin("GET", "/_dev/faults", "").await;
     assert!(String::from_utf8(body).unwrap().contains(r#""kind":"503""#));
     fixture.client().list("").await.unwrap_err();
     fixture.client().list("").await.unwrap();
-    assert!(exchange(admin, "DELETE", "/_dev/faults", "").await.unwrap().0.starts_with("http/1.1 204"));
+    assert!(fixture.admin("DELETE", "/_dev/faults", "").await.0.starts_with("http/1.1 204"));
 
-    let (head, body) = exchange(admin, "POST", "/_dev/sparse?bucket=bucket&key=big&size=5368709120", "").await.unwrap();
+    let (head, body) = fixture.admin("POST", "/_dev/sparse?bucket=bucket&key=big&size=5368709120", "").await;
     assert!(head.starts_with("http/1.1 200"), "{head}");
     assert!(String::from_utf8(body).unwrap().contains("-1\""));
     assert_eq!(fixture.client().stat("big").await.unwrap().content_length(), 5 << 30);
     let tail = fixture.client().read_with("big").range((5 << 30) - 4..5 << 30).await.unwrap();
     assert_eq!(tail.to_vec(), [0; 4]);
-    assert!(
-        exchange(admin, "POST", "/_dev/sparse?bucket=none&key=k&size=1", "")
-            .await
-            .unwrap()
-            .0
-            .starts_with("http/1.1 400")
-    );
+    assert!(fixture.admin("POST", "/_dev/sparse?bucket=none&key=k&size=1", "").await.0.starts_with("http/1.1 400"));
 
-    let (_, stats) = exchange(admin, "GET", "/_dev/stats", "").await.unwrap();
+    let (_, stats) = fixture.admin("GET", "/_dev/stats", "").await;
     let stats = String::from_utf8(stats).unwrap();
     assert!(
         stats.contains(r#""LIST":2"#) && stats.contains(r#""HEAD":1"#) && stats.contains(r#""faults":1"#),
         "{stats}"
     );
-    let (_, metrics) = exchange(admin, "GET", "/metrics", "").await.unwrap();
+    let (_, metrics) = fixture.admin("GET", "/metrics", "").await;
     let metrics = String::from_utf8(metrics).unwrap();
     assert!(metrics.contains(r#"cavern_dev_s3_requests_total{operation="ListObjectsV2"} 2"#), "{metrics}");
-    assert!(exchange(admin, "POST", "/_dev/stats/reset", "").await.unwrap().0.starts_with("http/1.1 204"));
+    assert!(fixture.admin("POST", "/_dev/stats/reset", "").await.0.starts_with("http/1.1 204"));
     assert_eq!(fixture.s3.stats().requests, 0);
     fixture.s3.stop().await;
 }

@@ -17,12 +17,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
+use cavern_conf::process::LogLimit;
 use cavern_proto::data::{
     BlockRef, Cancel, CopyRequest, CorruptRequest, Failure, FillRequest, FreeRequest, Hello, OpenRequest,
     PersistRequest, QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteRequest,
 };
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, MAX_WRITE_BYTES, PROTOCOL_VERSION};
-use cavern_security::{AuditLog, Audited, Tenants, Transport};
+use cavern_security::{AuditLog, Audited, Identity, Tenants, Transport};
 use futures::future::BoxFuture;
 use prost::Message;
 use tokio::io::Interest;
@@ -78,6 +79,10 @@ pub(super) struct Shared {
     pub mounts: Arc<Mounts>,
     pub transport: Transport,
     pub audit: AuditLog,
+    /// Whose requests were refused.
+    pub refusals: LogLimit<Option<Identity>>,
+    /// Connections that were.
+    pub refused_connections: LogLimit<()>,
     pub tenants: Tenants,
     pub reserved: Arc<ReservedBlocks>,
     /// Frames for clients that hold descriptors.
@@ -742,8 +747,10 @@ impl Connection {
     /// # Errors
     /// The frame is no request.
     fn deny(&mut self, header: &FrameHeader, refusal: Refusal) -> Result<(), Refusal> {
-        if !std::mem::replace(&mut self.refusal_told, true) {
-            warn!(peer = %self.peer, "a request is refused: {}", refusal.message);
+        if !std::mem::replace(&mut self.refusal_told, true)
+            && let Some(suppressed) = self.shared.refusals.admit(self.peer.identity().cloned())
+        {
+            warn!(peer = %self.peer, suppressed, "a request is refused: {}", refusal.message);
             self.audit(header.kind, "", Err(&refusal.message));
         }
         if roles::senders(header.kind).is_empty() {

@@ -7,11 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_security::{Place, Places, TenantConnection, TlsSocket, Transport};
-use parking_lot::Mutex;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::connection::{Connection, FRAME_TIMEOUT, Shared};
 use super::cores::{Cores, Seat};
@@ -31,9 +29,6 @@ const MAX_HANDSHAKES: usize = 512;
 const MAX_SOCKET_PATH: usize = 107;
 /// After a failed accept, which is mostly a lack of descriptors that a moment may mend.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Connections that could not be secured are told of in the log so often at most: whoever reaches the port can make
-/// some.
-const REFUSAL_INTERVAL: Duration = Duration::from_secs(1);
 /// What connections get to end in when the worker stops, beyond their own patience.
 const END_TIMEOUT: Duration = Duration::from_secs(6);
 
@@ -69,7 +64,6 @@ pub(super) async fn accept(
 ) {
     let mut connections = JoinSet::new();
     let metrics = shared.service.metrics.clone();
-    let told = Arc::new(Mutex::new(None));
     let handshakes = Places::new(MAX_HANDSHAKES);
     let is_secured = matches!(shared.transport, Transport::Tls(_));
     loop {
@@ -94,7 +88,7 @@ pub(super) async fn accept(
                 let place = unknown.map(|address| handshakes.take(address));
                 let seat = cores.seat();
                 let runtime = seat.runtime();
-                connections.spawn_on(serve(socket, place, shared.clone(), seat, told.clone()), &runtime);
+                connections.spawn_on(serve(socket, place, shared.clone(), seat), &runtime);
                 metrics.connections.set(connections.len() as i64);
                 continue;
             }
@@ -121,13 +115,7 @@ async fn accept_local(unix: Option<&(UnixListener, LocalPeers)>) -> io::Result<S
 }
 
 /// Serves a connection on the thread of its seat, once it is known who is at the other end.
-async fn serve(
-    socket: Socket,
-    place: Option<Place>,
-    shared: Arc<Shared>,
-    seat: Seat,
-    told: Arc<Mutex<Option<Instant>>>,
-) {
+async fn serve(socket: Socket, place: Option<Place>, shared: Arc<Shared>, seat: Seat) {
     let from = socket.peer();
     match shared.stop.run_until_cancelled(admitted(socket, place, &shared)).await {
         Some(Ok((socket, peer, tenant))) => {
@@ -135,11 +123,8 @@ async fn serve(
         }
         Some(Err(error)) => {
             shared.service.metrics.connections_refused.inc();
-            let last = told.lock().replace(Instant::now());
-            if last.is_none_or(|last| last.elapsed() >= REFUSAL_INTERVAL) {
-                warn!(from, "a connection is refused: {error}");
-            } else {
-                debug!(from, "a connection is refused: {error}");
+            if let Some(suppressed) = shared.refused_connections.admit(()) {
+                warn!(from, suppressed, "a connection is refused: {error}");
             }
         }
         None => {}

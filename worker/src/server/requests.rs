@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_conf::process::LogLimit;
 use cavern_proto::bounded::MAX_ITEMS;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching, is_whole_parts, part_count};
 use cavern_proto::data::{
@@ -56,6 +57,8 @@ pub(super) struct Service {
     pub memory_kib: u32,
     /// For buffers that connections keep for their next answers; in KiB.
     pub spares: Arc<Semaphore>,
+    /// Chunks that were reported as corrupt and cannot be checked.
+    pub unchecked: LogLimit<()>,
 }
 
 /// A block whose wanted chunks can be read, and the bytes that had to be fetched for that.
@@ -477,8 +480,11 @@ impl Service {
         if let Some(block) = block {
             let count = chunk_count(block.length());
             let chunks: Vec<u32> = request.chunks.into_iter().filter(|index| *index < count).collect();
-            if let Err(error) = self.store.recheck(&block, &chunks) {
-                tracing::warn!(block = %block.id(), %error, "cannot check chunks that a client reported as corrupt");
+            if let Err(error) = self.store.recheck(&block, &chunks)
+                && let Some(suppressed) = self.unchecked.admit(())
+            {
+                tracing::warn!(block = %block.id(), suppressed, %error,
+                    "cannot check chunks that a client reported as corrupt");
             }
         }
         CorruptReply {}

@@ -5,6 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveXattr, SetXattr, XattrMode};
+use cavern_proto::xattr::{NAME_BYTES_MAX, has_kept_prefix, has_length, is_bare_prefix};
 use clap::Args;
 use serde::Serialize;
 
@@ -65,6 +66,8 @@ struct XattrsView<'a> {
 impl SetfattrArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let value = decode(self.value.as_deref().unwrap_or_default())?;
+        // What is there already can be removed, whatever it is called.
+        self.name.as_deref().map_or(Ok(()), check_name)?;
         with_client(&self.cluster, async |client| {
             for path in &self.paths {
                 let inode = in_fs_mode(client, path, WHAT).await?.inode;
@@ -134,6 +137,20 @@ impl GetfattrArgs {
         })
         .await
     }
+}
+
+/// Whether an attribute can be called so.
+fn check_name(name: &str) -> Result<(), CliError> {
+    let reason = if !has_length(name.as_bytes()) {
+        format!("it has 1 to {NAME_BYTES_MAX} bytes, none of them 0")
+    } else if is_bare_prefix(name.as_bytes()) {
+        format!("something follows the prefix, as in {name}colour")
+    } else if !has_kept_prefix(name.as_bytes()) && !name.starts_with("system.posix_acl_") {
+        format!("it begins with user., trusted. or security., as in user.{name}")
+    } else {
+        return Ok(());
+    };
+    Err(CliError::Usage(format!("\"{name}\" is no name of an attribute: {reason}")))
 }
 
 /// A value as it is given: `0x…`, `0s…`, text in quotes, or text.

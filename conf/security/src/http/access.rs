@@ -8,6 +8,7 @@
 use std::fmt::{self, Display};
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use axum::http::{HeaderMap, Method, StatusCode, header};
@@ -19,6 +20,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
+use super::local::LocalGuard;
 use super::token::TokenFile;
 use super::{HEALTH, METRICS};
 use crate::audit::{AuditLog, Audited};
@@ -36,7 +38,14 @@ const PATH_SHOWN: usize = 200;
 
 /// Who may see the pages of an HTTP port. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct HttpAccess(Option<Arc<Guard>>);
+pub struct HttpAccess(pub(super) Access);
+
+#[derive(Clone, Debug)]
+pub(super) enum Access {
+    Everybody,
+    Local(Arc<LocalGuard>),
+    Secured(Arc<Guard>),
+}
 
 #[derive(Debug)]
 pub(super) struct Guard {
@@ -68,7 +77,16 @@ enum Denial {
 impl HttpAccess {
     /// Everybody, in clear.
     pub fn open() -> Self {
-        Self(None)
+        Self(Access::Everybody)
+    }
+
+    /// Programs of this host, in clear, that bring the token of a file (`Authorization: Bearer`) and are no page of a
+    /// browser. The token is a new one, which only the owner of the file can read. *Blocking*.
+    ///
+    /// # Errors
+    /// [`SecurityError::Unwritable`]
+    pub fn local(token: &Path) -> Result<Self, SecurityError> {
+        Ok(Self(Access::Local(Arc::new(LocalGuard::create(token)?))))
     }
 
     /// What `[security]` asks for. Refusals are in the audit log.
@@ -78,7 +96,7 @@ impl HttpAccess {
     pub fn of(security: &schema::Security, transport: &Transport, audit: &AuditLog) -> Result<Self, SecurityError> {
         let Transport::Tls(tls) = transport else { return Ok(Self::open()) };
         let path = Some(&security.http_token).filter(|path| !path.as_os_str().is_empty());
-        Ok(Self(Some(Arc::new(Guard {
+        Ok(Self(Access::Secured(Arc::new(Guard {
             tls: tls.clone(),
             token: path.map(|path| TokenFile::open(path)).transpose()?,
             open_metrics: security.open_metrics,
@@ -89,14 +107,13 @@ impl HttpAccess {
     }
 
     pub(super) fn register_metrics(&self, metrics: &Metrics) {
-        if let Some(guard) = &self.0 {
-            let help = "Requests at the HTTP port that were refused, and connections";
-            metrics.register("http_requests_refused", help, guard.refused.clone());
-        }
-    }
-
-    pub(super) fn guard(&self) -> Option<Arc<Guard>> {
-        self.0.clone()
+        let refused = match &self.0 {
+            Access::Everybody => return,
+            Access::Local(guard) => &guard.refused,
+            Access::Secured(guard) => &guard.refused,
+        };
+        let help = "Requests at the HTTP port that were refused, and connections";
+        metrics.register("http_requests_refused", help, refused.clone());
     }
 }
 
@@ -161,7 +178,7 @@ impl Guard {
 }
 
 /// The token of a request. What is said in another way is a wrong one.
-fn presented(headers: &HeaderMap) -> Option<&[u8]> {
+pub(super) fn presented(headers: &HeaderMap) -> Option<&[u8]> {
     const SCHEME: &[u8] = b"bearer ";
     let mut said = headers.get_all(header::AUTHORIZATION).iter();
     let first = said.next()?.as_bytes();

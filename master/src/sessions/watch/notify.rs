@@ -222,7 +222,7 @@ impl WatchHub {
         if session.waiting + events.len() <= QUEUE_EVENTS {
             return session.push(events);
         }
-        tracing::warn!(session = id, client = session.client, "too far behind: it is to forget everything");
+        self.log.behind(id, &session.client);
         let seq = events.last().map_or(session.last_queued, |event| event.seq);
         state.interest.begin(id);
         session.knows_earlier = true;

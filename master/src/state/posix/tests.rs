@@ -418,6 +418,27 @@ fn a_whiteout_is_left_when_all_masters_know_it() {
 }
 
 #[test]
+fn attributes_have_names_as_local_ones() {
+    let mut bench = Fixture::new();
+    std::fs::write(bench.local.join("file"), "").unwrap();
+    let create =
+        CreateInode { parent: bench.root, name: "file".into(), kind: InodeKind::File as i32, ..CreateInode::default() };
+    let inode = bench.change(Change::Create(create)).inode;
+    let long = format!("user.{}", "x".repeat(251));
+    for name in ["user.", "system.", "user", "users.x", "", &long, &long[..255], "user.x"] {
+        let local = rustix::fs::setxattr(bench.local.join("file"), name, b"v", XattrFlags::empty());
+        let set = SetXattr { inode, name: name.to_owned().into(), value: "v".into(), ..SetXattr::default() };
+        let errno = local.map_or_else(Errno::raw_os_error, |()| 0);
+        assert_eq!(bench.change(Change::SetXattr(set)).errno, errno, "{name}");
+    }
+    for (name, errno) in [("trusted.", Errno::INVAL), ("security.", Errno::INVAL), ("user.a\0b", Errno::RANGE)] {
+        let set = SetXattr { inode, name: name.into(), value: "v".into(), ..SetXattr::default() };
+        assert_eq!(bench.change(Change::SetXattr(set)).errno, errno.raw_os_error(), "{name}");
+    }
+    assert_eq!(Tables::new(&bench.database).xattrs(inode).unwrap().len(), 2);
+}
+
+#[test]
 fn only_fs_mode_mounts_can_be_changed() {
     let mut bench = Fixture::new();
     let write_type = WriteType::CacheMode as i32;

@@ -2,20 +2,21 @@
 
 use cavern_proto::master::{Kind, RemoveXattr, SetXattr, XattrMode};
 use cavern_proto::record::InodeRecord;
+use cavern_proto::xattr::{has_kept_prefix, has_length, is_bare_prefix};
 use rustix::io::Errno;
 
 use super::acl::is_acl;
 use super::permission::XattrChange;
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
+use crate::level::XATTR_NAMES;
 use crate::state::Family;
 use crate::state::records::xattr_key;
 
 /// What lets a program run with more rights than its caller has.
 pub const CAPABILITY: &[u8] = b"security.capability";
 
-/// As the kernel has them: bytes of a name, of a value, and of all names of an inode with their NULs.
-const NAME_BYTES_MAX: usize = 255;
+/// As the kernel has them: bytes of a value, and of all names of an inode with their NULs.
 const VALUE_BYTES_MAX: usize = 65_536;
 const NAMES_BYTES_MAX: usize = 65_536;
 /// Bytes of all names and values of an inode: they are one scan.
@@ -23,7 +24,7 @@ const TOTAL_BYTES_MAX: usize = 1 << 20;
 
 impl MutationContext<'_, '_> {
     pub(super) fn set_xattr(&mut self, set: &SetXattr) -> Result<u64, MutationError> {
-        if set.name.is_empty() || set.name.len() > NAME_BYTES_MAX || set.name.contains(&0) {
+        if !has_length(&set.name) {
             return refuse(Errno::RANGE, format!("an attribute's name of {} bytes", set.name.len()));
         }
         if set.value.len() > VALUE_BYTES_MAX {
@@ -32,6 +33,10 @@ impl MutationContext<'_, '_> {
         if !is_kept(&set.name) {
             let name = String::from_utf8_lossy(&set.name);
             return refuse(Errno::OPNOTSUPP, format!("{name} is no attribute that is kept: use user.{name}, say"));
+        }
+        if is_bare_prefix(&set.name) && self.transaction.counters.level >= XATTR_NAMES {
+            let prefix = String::from_utf8_lossy(&set.name);
+            return refuse(Errno::INVAL, format!("{prefix} is no whole name of an attribute: {prefix}NAME is"));
         }
         let mut record = self.inode(set.inode)?;
         self.judge_xattr(set.inode, &record, &set.name, XattrChange::Set)?;
@@ -123,5 +128,5 @@ impl MutationContext<'_, '_> {
 
 /// Names that are kept: those of `system.` are the kernel's, and only access lists among them are ours.
 fn is_kept(name: &[u8]) -> bool {
-    is_acl(name) || [&b"user."[..], b"trusted.", b"security."].iter().any(|prefix| name.starts_with(prefix))
+    is_acl(name) || has_kept_prefix(name)
 }

@@ -23,6 +23,8 @@ impl From<DevS3Error> for S3Error {
             DevS3Error::Precondition(_) => S3ErrorCode::PreconditionFailed,
             DevS3Error::BadDigest(_) => S3ErrorCode::BadDigest,
             DevS3Error::Process(_)
+            | DevS3Error::Security(_)
+            | DevS3Error::AdminReach(_)
             | DevS3Error::RootInUse { .. }
             | DevS3Error::Io { .. }
             | DevS3Error::InvalidFault(_) => {

@@ -73,8 +73,10 @@ impl Store {
         if data.fail_syncs() {
             return Ok(());
         }
-        tracing::warn!(block = %block.id(), file = %block.path().display(),
-            "a client could not sync a block of an fs-mode file: what was written to it may be lost");
+        if let Some(suppressed) = self.unsynced.admit(()) {
+            tracing::warn!(block = %block.id(), file = %block.path().display(), suppressed,
+                "a client could not sync a block of an fs-mode file: what was written to it may be lost");
+        }
         if let Err(source) = rustix::fs::fdatasync(block.descriptor()) {
             self.disk_failed(&block, "syncing a data block", source.into());
         }
