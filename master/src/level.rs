@@ -19,7 +19,7 @@
 //! | 9 | `SkipInodes` |
 //! | 10 | `DropLost` |
 //! | 11 | `Mutation.rename_whiteout` |
-//! | 12 | `BeginHistory`; `ClientRule.sets_quotas` and `sets_ttls`, and who may do so without them; names of `SetXattr` |
+//! | 12 | `BeginHistory`; `ClientRule.sets_quotas` and `sets_ttls`, and who may without them; names of `SetXattr` |
 
 use std::time::Duration;
 
