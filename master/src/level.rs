@@ -19,6 +19,7 @@
 //! | 9 | `SkipInodes` |
 //! | 10 | `DropLost` |
 //! | 11 | `Mutation.rename_whiteout`, `BeginHistory` |
+//! | 12 | mounts whose keys are vended |
 
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ use crate::service::Services;
 use crate::state::{Database, StateReader, Tables};
 
 /// What this version knows. One more with each command that is new, or means something else, and its line above.
-pub const LEVEL: u32 = 11;
+pub const LEVEL: u32 = 12;
 /// The level from which on files that a session held count as changed when it ends.
 pub const ENDS_MARKED: u32 = 4;
 /// The level from which on a mount says when changes of names are answered.
@@ -54,6 +55,9 @@ pub const LOST_DROPPED: u32 = 10;
 pub const WHITEOUTS: u32 = 11;
 /// The level from which on masters that were started begin a history.
 pub const HISTORIES: u32 = 11;
+/// The level from which on keys of a mount may be vended: a leader that knew nothing of it would give out those that
+/// the mount has.
+pub const VENDED_KEYS: u32 = 12;
 /// Between two looks at the others, as long as one of them knows less.
 const PERIOD: Duration = Duration::from_secs(2);
 
@@ -159,7 +163,7 @@ mod tests {
     fn whoever_knows_less_is_refused_with_what_to_do() {
         assert!(check(LEVEL).is_ok());
         let refused = check(LEVEL + 1).unwrap_err().to_string();
-        assert!(refused.contains("level 11") && refused.contains("upgrade this master"), "{refused}");
+        assert!(refused.contains("level 12") && refused.contains("upgrade this master"), "{refused}");
         assert!(check_joining(&group(3), 3).is_ok());
         let refused = check_joining(&group(2), 3).unwrap_err().to_string();
         assert!(
