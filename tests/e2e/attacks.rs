@@ -33,6 +33,7 @@ mod floods;
 mod pages;
 mod sockets;
 mod users;
+mod vended;
 mod workers;
 
 const PATIENCE: Duration = Duration::from_secs(10);
