@@ -197,12 +197,12 @@ impl ObjectStore for S3Store {
     }
 
     fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
-        let explain = |error| async move { Err(self.denied(self.explained(error, key).await)) };
+        let explain = move |error| async move { Err(self.denied(self.explained(error, key).await)) };
         self.stat(key).or_else(explain).boxed()
     }
 
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
-        let explain = |error| async move { Err(self.denied(self.explained(error, key).await)) };
+        let explain = move |error| async move { Err(self.denied(self.explained(error, key).await)) };
         self.open(key, etag, range).or_else(explain).boxed()
     }
 
