@@ -13,6 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     config.skip_debug([
         ".cavern.master.v1.Mount",
         ".cavern.master.v1.UpdateMountRequest",
+        ".cavern.master.v1.VendedKeys",
         ".cavern.raft.v1.JoinRequest",
         ".cavern.raft.v1.TakeKeyRequest",
     ]);

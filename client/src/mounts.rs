@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_conf::schema::OutageLookups;
+use cavern_net::{MasterChannel, key_lender};
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Mount, MountTable, Names, User, WriteType};
 use cavern_proto::{ContentId, HIDDEN};
-use cavern_ufs::Ufs;
+use cavern_ufs::{KeyRight, Ufs};
 use parking_lot::RwLock;
 
 use crate::error::ClientError;
@@ -36,11 +37,19 @@ struct Current {
 
 impl Current {
     /// Opens the mount's object store (no I/O). A store that cannot be opened makes reads fail, not the mount table.
-    fn open(mount: Mount, conf: &schema::Ufs) -> Self {
+    fn open(mount: Mount, conf: &schema::Ufs, master: Option<&MasterChannel>) -> Self {
         // Whoever runs the cluster gets no credentials, and speaks to buckets with those of the environment, if at all.
         let mut options = mount.options.clone();
         options.retain(|_, value| value != HIDDEN);
-        let ufs = Ufs::open(&mount.uri, &options, conf).map_err(|error| error.to_string());
+        let ufs = match master {
+            Some(master) => {
+                let changes_objects = mount.write_type() != WriteType::FsMode && is_changeable(&mount);
+                let right = if changes_objects { KeyRight::Write } else { KeyRight::Read };
+                Ufs::open_lent(&mount.uri, &options, conf, &key_lender(master, mount.id, &mount.path, right))
+            }
+            None => Ufs::open(&mount.uri, &options, conf),
+        };
+        let ufs = ufs.map_err(|error| error.to_string());
         if let Err(cause) = &ufs {
             tracing::warn!(path = mount.path, "the bucket of this mount cannot be used: {cause}");
         }
@@ -49,19 +58,19 @@ impl Current {
 }
 
 impl MountView {
-    /// Opens the mount's object store, without I/O.
-    pub fn new(mount: Mount, conf: &schema::Ufs) -> Self {
+    /// Opens the mount's object store, without I/O. Where its keys are vended, `master` gives them.
+    pub fn new(mount: Mount, conf: &schema::Ufs, master: Option<&MasterChannel>) -> Self {
         let is_changeable = AtomicBool::new(is_changeable(&mount));
         let limits_users = AtomicBool::new(mount.users.is_some());
-        Self { current: RwLock::new(Current::open(mount.clone(), conf)), mount, is_changeable, limits_users }
+        Self { current: RwLock::new(Current::open(mount.clone(), conf, master)), mount, is_changeable, limits_users }
     }
 
     /// Takes on what the mount table has of the same mount by now.
-    fn update(&self, mount: Mount, conf: &schema::Ufs) {
+    fn update(&self, mount: Mount, conf: &schema::Ufs, master: Option<&MasterChannel>) {
         if self.current.read().mount != mount {
             self.is_changeable.store(is_changeable(&mount), Ordering::Relaxed);
             self.limits_users.store(mount.users.is_some(), Ordering::Relaxed);
-            let current = Current::open(mount, conf);
+            let current = Current::open(mount, conf, master);
             *self.current.write() = current;
         }
     }
@@ -226,13 +235,13 @@ pub struct Mounts {
 
 impl Mounts {
     /// The table's mounts. Those of `known` are taken over, and take on what has become another.
-    pub fn new(table: MountTable, known: &Self, conf: &schema::Ufs) -> Self {
+    pub fn new(table: MountTable, known: &Self, conf: &schema::Ufs, master: Option<&MasterChannel>) -> Self {
         let view = |mount: Mount| match known.by_id.get(&mount.id) {
             Some(view) => {
-                view.update(mount, conf);
+                view.update(mount, conf, master);
                 view.clone()
             }
-            None => Arc::new(MountView::new(mount, conf)),
+            None => Arc::new(MountView::new(mount, conf, master)),
         };
         Self { epoch: table.epoch, by_id: table.mounts.into_iter().map(|mount| (mount.id, view(mount))).collect() }
     }

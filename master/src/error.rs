@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cavern_conf::process::ProcessError;
 use cavern_proto::{NotLeading, StatusMark};
 use cavern_security::SecurityError;
-use cavern_ufs::UfsError;
+use cavern_ufs::{KeyError, UfsError};
 use thiserror::Error;
 use tonic::{Code, Status};
 
@@ -109,6 +109,9 @@ pub enum MasterError {
     Deadline(String),
     #[error(transparent)]
     Ufs(#[from] UfsError),
+    /// STS gives no keys for a mount that vends them.
+    #[error("no keys of {path} can be had: {source}")]
+    Keys { path: String, source: KeyError },
     /// One failure, answered to all who waited for the same thing.
     #[error(transparent)]
     Shared(#[from] Arc<MasterError>),
@@ -137,7 +140,7 @@ impl MasterError {
 
     /// The gRPC status that says what a caller is to do: NOT_FOUND ([`Gone`] when it is what was asked by) and
     /// ALREADY_EXISTS as they say, INVALID_ARGUMENT for a request that can never work, FAILED_PRECONDITION for one that
-    /// the present state refuses, PERMISSION_DENIED when the bucket refused, or may not be reached from here,
+    /// the present state refuses, PERMISSION_DENIED when the bucket or STS refused, or may not be reached from here,
     /// UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED for what may work later, UNKNOWN for an answer of the
     /// bucket that makes no sense, INTERNAL for damage.
     pub(crate) fn to_status(&self) -> Status {
@@ -158,6 +161,8 @@ impl MasterError {
                 UfsError::Malformed { .. } => Code::Unknown,
                 _ => Code::Unavailable,
             },
+            Self::Keys { source: KeyError::Unavailable(_), .. } => Code::Unavailable,
+            Self::Keys { .. } => Code::PermissionDenied,
             Self::NotFound(_) => Code::NotFound,
             Self::Denied(_) => Code::PermissionDenied,
             Self::AlreadyExists(_) => Code::AlreadyExists,

@@ -19,7 +19,7 @@
 //! | 9 | `SkipInodes` |
 //! | 10 | `DropLost` |
 //! | 11 | `Mutation.rename_whiteout` |
-//! | 12 | `BeginHistory`; `ClientRule.sets_quotas` and `sets_ttls`, and who may without them; names of `SetXattr` |
+//! | 12 | `BeginHistory`; who sets quotas and times to live; names of `SetXattr`; mounts whose keys are vended |
 
 use std::time::Duration;
 
@@ -59,6 +59,9 @@ pub const HISTORIES: u32 = 12;
 pub const CLIENT_SETTINGS: u32 = 12;
 /// The level from which on no attribute is called as its prefix alone.
 pub const XATTR_NAMES: u32 = 12;
+/// The level from which on keys of a mount may be vended: a leader that knew nothing of it would give out those that
+/// the mount has.
+pub const VENDED_KEYS: u32 = 12;
 /// Between two looks at the others, as long as one of them knows less.
 const PERIOD: Duration = Duration::from_secs(2);
 

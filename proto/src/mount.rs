@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::master::{Consistency, Mount, UpdateMountRequest};
+use crate::master::{Consistency, Mount, UpdateMountRequest, VendedKeys};
 
 /// In place of an option's value that is not for everybody.
 pub const HIDDEN: &str = "***";
@@ -21,6 +21,8 @@ pub fn shown_option(name: &str, value: &str) -> String {
         | "s3.credentials.source"
         | "s3.credentials.role"
         | "s3.credentials.role_session"
+        | "s3.credentials.vended_role"
+        | "s3.credentials.vended_duration"
         | "s3.sts_endpoint_url" => value.to_owned(),
         _ => HIDDEN.to_owned(),
     }
@@ -81,6 +83,15 @@ impl fmt::Debug for UpdateMountRequest {
     }
 }
 
+impl fmt::Debug for VendedKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VendedKeys")
+            .field("expires_ns", &self.expires_ns)
+            .field("read_only", &self.read_only)
+            .finish_non_exhaustive()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,6 +115,10 @@ mod tests {
         let mount = Mount { path: "/train".to_owned(), options, ..Mount::default() };
         let table = MountTable { mounts: vec![mount.clone()], ..MountTable::default() };
         let request = MountRequest { mount: Some(mount), ..MountRequest::default() };
+        let hush = || "hush".to_owned();
+        let keys =
+            VendedKeys { access_key: hush(), secret_key: hush(), session_token: hush(), ..VendedKeys::default() };
+        assert!(!format!("{keys:?}").contains("hush"));
         for described in [format!("{table:?}"), format!("{request:?}"), format!("{update:?}")] {
             assert!(!described.contains("hush") && described.contains("s3.credentials.secret"), "{described}");
         }

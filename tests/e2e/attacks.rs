@@ -34,6 +34,7 @@ mod pages;
 mod people;
 mod sockets;
 mod users;
+mod vended;
 mod workers;
 
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -133,6 +133,18 @@ impl S3 {
         self.change("POST", "faults", &rule.to_string());
     }
 
+    /// Sessions of its STS that begin from now on live for so many seconds at most, whatever they are asked for.
+    #[track_caller]
+    pub fn limit_sessions(&self, seconds: u64) {
+        self.admin("POST", &format!("sessions?seconds={seconds}"), "");
+    }
+
+    /// How often a role was asked for.
+    #[track_caller]
+    pub fn assumed_roles(&self) -> u64 {
+        self.stats()["operations"]["AssumeRole"].as_u64().unwrap()
+    }
+
     #[track_caller]
     pub fn clear_faults(&self) {
         self.change("DELETE", "faults", "");

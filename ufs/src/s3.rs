@@ -3,6 +3,7 @@
 //! Requests are spoken by us, so that every key reaches the store byte for byte, spelt as it is signed
 //! ([`signing::spelled`]): listings in [`listing`], HEADs in [`head`], GETs in [`read`], all changes in [`write`]. All
 //! are signed with the same credentials and travel over the same [`transport`]; GETs have connections of their own.
+//! [`vending`] is about keys that masters get for others.
 
 mod connections;
 mod credentials;
@@ -13,6 +14,7 @@ mod options;
 mod read;
 mod signing;
 mod transport;
+mod vending;
 mod write;
 
 use std::collections::HashMap;
@@ -29,14 +31,15 @@ use reqsign_core::{Context, Signer};
 
 use crate::allowed::Guard;
 use crate::error::{Denial, Operation, Request, UfsError};
-use crate::object::ObjectMeta;
+use crate::object::{ListMode, ObjectMeta};
 use crate::s3::credentials::Provider;
 pub(crate) use crate::s3::credentials::SharedCredentials;
 use crate::s3::failure::{Failure, from_signer};
 pub(crate) use crate::s3::options::S3Options;
-pub use crate::s3::options::changed_options;
+pub use crate::s3::options::{changed_options, is_vended, lent_options};
 use crate::s3::signing::{DaySigner, spelled};
 pub(crate) use crate::s3::transport::Transport;
+pub use crate::s3::vending::{KeyError, KeyLender, KeyRight, KeyStatus, KeyVendor, VendedKeys};
 use crate::shared_store::SharedStore;
 use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
@@ -49,6 +52,8 @@ pub(crate) struct S3Store {
     credentials: Option<Provider>,
     /// `None` for unsigned requests.
     signer: Option<Signer<Credential>>,
+    /// The credentials are lent, and may list below a prefix only.
+    is_lent: bool,
     bucket: String,
     /// That requests are signed for.
     region: String,
@@ -57,17 +62,24 @@ pub(crate) struct S3Store {
     label: Arc<str>,
 }
 
-/// The store of this bucket, and what it shares with other handles on it.
+/// What all handles of a bucket share.
+fn shared_store(bucket: &str, options: &S3Options, conf: &schema::Ufs) -> Arc<SharedStore> {
+    // AWS names are unique across its regions, so the region is no part of the identity.
+    let identity = options.endpoint.as_deref().unwrap_or("https://s3.amazonaws.com");
+    let label = format!("s3://{bucket} at {identity}");
+    SharedStore::of(&format!("{identity}/{bucket}"), &label, conf.concurrency)
+}
+
+/// The store of this bucket, and what it shares with other handles on it. Where the keys of its mount are vended,
+/// requests are signed with those of the lender, if there is one.
 pub(crate) fn open(
     bucket: &str,
     options: &HashMap<String, String>,
     conf: &schema::Ufs,
+    lender: Option<&KeyLender>,
 ) -> Result<(S3Store, Arc<SharedStore>), UfsError> {
     let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
-    // AWS names are unique across its regions, so the region is no part of the identity.
-    let identity = options.endpoint.as_deref().unwrap_or("https://s3.amazonaws.com");
-    let label = format!("s3://{bucket} at {identity}");
-    let shared = SharedStore::of(&format!("{identity}/{bucket}"), &label, conf.concurrency);
+    let shared = shared_store(bucket, &options, conf);
     let endpoint = options.endpoint.clone();
     let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{}.amazonaws.com", options.region));
     // A certificate's wildcard covers one label, so such a bucket cannot be in the host name.
@@ -85,12 +97,17 @@ pub(crate) fn open(
             shared.transport.get_or_init(|| transport).clone()
         }
     };
-    let credentials = Provider::new(&options, conf, &shared)?;
+    let lender = lender.filter(|_| options.vended.is_some());
+    let credentials = match lender {
+        Some(lender) => Some(Provider::lent(lender, conf)),
+        None => Provider::new(&options, conf, &shared)?,
+    };
+    let is_lent = lender.is_some();
     let signer =
         credentials.clone().map(|provider| Signer::new(Context::new(), provider, DaySigner::new(&options.region)));
     let (label, bucket) = (shared.label.clone(), bucket.to_owned());
     let region = options.region;
-    Ok((S3Store { transport, credentials, signer, bucket, region, bucket_url, label }, shared))
+    Ok((S3Store { transport, credentials, signer, is_lent, bucket, region, bucket_url, label }, shared))
 }
 
 impl S3Store {
@@ -139,6 +156,23 @@ impl S3Store {
         }
     }
 
+    /// What a refused request for an object means: keys that are lent are refused one that is not there as well.
+    async fn explained(&self, error: UfsError, key: &str) -> UfsError {
+        let UfsError::Denied { denial: Denial::Credentials, request, .. } = &error else { return error };
+        if !self.is_lent {
+            return error;
+        }
+        let asked = ListRequest { prefix: key, mode: ListMode::Recursive, token: None, limit: 1 };
+        match self.list_page(asked).await {
+            Ok(StorePage { page, .. })
+                if page.hidden == 0 && page.objects.first().is_none_or(|object| object.key != key) =>
+            {
+                UfsError::NotFound { request: request.clone() }
+            }
+            _ => error,
+        }
+    }
+
     /// The URL that lists: a path-style bucket as it is, a host of its own with the root path.
     fn list_url(&self) -> String {
         match self.bucket_url.split_once("://") {
@@ -163,11 +197,13 @@ impl ObjectStore for S3Store {
     }
 
     fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
-        self.stat(key).map_err(|error| self.denied(error)).boxed()
+        let explain = move |error| async move { Err(self.denied(self.explained(error, key).await)) };
+        self.stat(key).or_else(explain).boxed()
     }
 
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
-        self.open(key, etag, range).map_err(|error| self.denied(error)).boxed()
+        let explain = move |error| async move { Err(self.denied(self.explained(error, key).await)) };
+        self.open(key, etag, range).or_else(explain).boxed()
     }
 
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {

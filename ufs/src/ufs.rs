@@ -23,7 +23,7 @@ use crate::memory::MemoryBucket;
 use crate::metrics::{Instrumented, UfsStats};
 use crate::object::{ListMode, ObjectMeta};
 use crate::retry::{Backoff, Retrying};
-use crate::s3;
+use crate::s3::{self, KeyLender};
 use crate::shared_store::SharedStore;
 use crate::store::{ByteStream, ListRequest, ObjectStore};
 use crate::uri::Location;
@@ -63,9 +63,32 @@ impl Ufs {
     /// # Errors
     /// [`UfsError::Invalid`] for a URI or an option that is wrong.
     pub fn open(uri: &str, options: &HashMap<String, String>, conf: &schema::Ufs) -> Result<Self, UfsError> {
+        Self::open_with(uri, options, conf, None)
+    }
+
+    /// The same for a process that has no credentials of its own of a mount whose keys are vended: it gets them of
+    /// `lender`, and renews them there. Other mounts are opened as they are.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub fn open_lent(
+        uri: &str,
+        options: &HashMap<String, String>,
+        conf: &schema::Ufs,
+        lender: &KeyLender,
+    ) -> Result<Self, UfsError> {
+        Self::open_with(uri, options, conf, Some(lender))
+    }
+
+    fn open_with(
+        uri: &str,
+        options: &HashMap<String, String>,
+        conf: &schema::Ufs,
+        lender: Option<&KeyLender>,
+    ) -> Result<Self, UfsError> {
         let (raw, shared, prefix): (Arc<dyn ObjectStore>, Arc<SharedStore>, String) = match Location::parse(uri)? {
             Location::S3 { bucket, prefix } => {
-                let (store, shared) = s3::open(&bucket, options, conf)?;
+                let (store, shared) = s3::open(&bucket, options, conf, lender)?;
                 (Arc::new(store), shared, prefix)
             }
             Location::File { directory } => {

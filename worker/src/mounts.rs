@@ -1,7 +1,8 @@
 //! The mounts as this worker knows them: how to reach the bucket that a block comes from.
 //!
-//! The table comes from the master, credentials included, and is kept in memory only. It stays in use while the master
-//! is away. A mount that is not in it makes the worker ask again, once a second at most.
+//! The table comes from the master, credentials included, and is kept in memory only. Of mounts whose keys are vended
+//! it has none: keys come from the master as requests need them, and end soon. It stays in use while the master is
+//! away. A mount that is not in it makes the worker ask again, once a second at most.
 
 mod fetch_failures;
 
@@ -12,11 +13,11 @@ use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_net::master::Stubs;
-use cavern_net::{MasterChannel, NetError};
+use cavern_net::{MasterChannel, NetError, key_lender};
 use cavern_proto::ClientAccess;
 use cavern_proto::data::Status;
 use cavern_proto::master::{AccessMode, FetchFailure, ListMountsRequest, Mount, MountTable, WriteType};
-use cavern_ufs::{Ufs, UfsError};
+use cavern_ufs::{KeyRight, Ufs, UfsError};
 use fetch_failures::FetchFailures;
 use parking_lot::RwLock;
 use tokio::sync::Mutex;
@@ -154,7 +155,7 @@ impl Mounts {
             });
             let ufs = match same {
                 Some(known) => known.ufs.clone(),
-                None => Ufs::open(&mount.uri, &mount.options, &self.conf).map_err(|error| {
+                None => self.open(&mount).map_err(|error| {
                     warn!(mount = mount.id, path = mount.path, %error, "cannot use a mount");
                     Refusal::from(error)
                 }),
@@ -167,6 +168,13 @@ impl Mounts {
         table.epoch = Some(fresh.epoch);
         self.failures.retain(|mount_id| table.mounts.contains_key(&mount_id));
         self.version.fetch_add(1, Ordering::Release);
+    }
+
+    fn open(&self, mount: &Mount) -> Result<Ufs, UfsError> {
+        // Clients of other mounts write to the bucket by themselves.
+        let right = if mount.write_type() == WriteType::FsMode { KeyRight::Write } else { KeyRight::Read };
+        let lender = key_lender(&self.master, mount.id, &mount.path, right);
+        Ufs::open_lent(&mount.uri, &mount.options, &self.conf, &lender)
     }
 
     /// Of the table as it is: what was taken from it holds for as long as this is the same. At least 1.

@@ -89,6 +89,7 @@ not_asked! {
     watch(tonic::Streaming<WatchRequest>) -> Self::WatchStream;
     list_workers(ListWorkersRequest) -> WorkerTable;
     list_mounts(ListMountsRequest) -> MountTable;
+    vend_keys(VendKeysRequest) -> VendedKeys;
     list_claims(ListClaimsRequest) -> ClaimList;
     list_unavailable(ListUnavailableRequest) -> UnavailableFiles;
     drain_worker(DrainWorkerRequest) -> WorkerBlocks;

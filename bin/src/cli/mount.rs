@@ -3,6 +3,7 @@
 mod clients;
 mod credentials;
 mod environment;
+mod keys;
 mod update;
 
 use std::collections::{BTreeMap, HashMap};
@@ -11,8 +12,8 @@ use std::ops::RangeInclusive;
 use cavern_conf::{ByteSize, Interval, counted};
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
-    AccessMode, AttributePolicy, Consistency, Existing, FetchFailure, ListMountsRequest, Mount, MountRequest,
-    MountStatus, MountTable, Names, UnmountRequest, WriteType,
+    AccessMode, AttributePolicy, Consistency, Existing, FetchFailure, ListMountsRequest, Mount, MountReply,
+    MountRequest, MountStatus, MountTable, Names, UnmountRequest, WriteType,
 };
 use cavern_proto::{HIDDEN, REPLICAS_MAX, shown_option};
 use clap::{Args, Subcommand, ValueEnum};
@@ -20,6 +21,7 @@ use serde::Serialize;
 
 use self::clients::{ClientArgs, shown_rules};
 use self::credentials::CredentialArgs;
+use self::keys::KeysView;
 use self::update::UpdateArgs;
 use super::connect::ClusterArgs;
 use super::leader::new_request_id;
@@ -47,7 +49,13 @@ const REPLICAS: RangeInclusive<i64> = 1..=REPLICAS_MAX as i64;
                            what the role's owner has agreed on
   s3.credentials.role_session
                            name of its sessions: cavern
-  s3.sts_endpoint_url      http://host:port of the STS that gives it out
+  s3.credentials.vended_role
+                           ARN of a role: workers and clients get keys of
+                           it that end, for the prefix of the mount only,
+                           and the credentials stay with the masters
+  s3.credentials.vended_duration
+                           how long such keys live, 15m to 12h: 1h
+  s3.sts_endpoint_url      http://host:port of the STS that gives these out
   s3.anonymous             true: requests are not signed
   s3.force.path.style      true: http://host/BUCKET/KEY,
                            false: http://BUCKET.host/KEY
@@ -78,6 +86,9 @@ Examples:
       --client 'train-*' --client eval-1=ro      there for these clients only
   cv mount s3://data/home /home --write-type fs-mode -c … \\
       --client 'train-*=rw,root_squash'          whose root is nobody there
+  cv mount s3://data/train /train --write-type cache-mode -c … \\
+      -c s3.credentials.vended_role=arn:aws:iam::123456789012:role/train
+                                             no keys but such as end soon
   cv mount update /work --client '*=rw,operations=2000'
                                              each goes on no faster there
   cv mount update /train --credentials-file ~/.cavern-keys
@@ -257,7 +268,7 @@ impl MountArgs {
         let request = MountRequest { mount: Some(mount), check_only, request_id: new_request_id(), take_over };
         let mount = async |mut master: Stubs| master.cluster.mount(request.clone()).await;
         let reply = self.cluster.leader().await?.ask(mount).await?.into_inner();
-        let view = MountView::new(&reply.mount.unwrap_or_default(), None);
+        let view = MountView::answered(&reply);
         if reply.is_empty {
             console::remark(format_args!(
                 "nothing is there yet under {}: see that it is spelled right if there should be objects",
@@ -268,7 +279,8 @@ impl MountArgs {
             return console::json(&view);
         }
         let done = if check_only { "can be mounted at" } else { "is mounted at" };
-        console::line(format_args!("{} {done} {}", view.uri, view.path))
+        console::line(format_args!("{} {done} {}", view.uri, view.path))?;
+        view.keys.iter().flat_map(KeysView::remarks).try_for_each(console::line)
     }
 
     fn mount(&self, uri: String, path: String, write_type: WriteTypeArg) -> Result<Mount, CliError> {
@@ -363,6 +375,9 @@ pub struct MountView {
     /// Which clients it is there for, as `--client` has them; all of them where there are none.
     pub clients: Vec<String>,
     pub options: BTreeMap<String, String>,
+    /// Where keys are vended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys: Option<KeysView>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<StatusView>,
 }
@@ -423,6 +438,7 @@ impl MountView {
             replicas: mount.replicas,
             clients: shown_rules(&mount.clients),
             options: mount.options.iter().map(|(key, value)| (key.clone(), shown_option(key, value))).collect(),
+            keys: KeysView::of(mount, status.and_then(|status| status.keys.as_ref())),
             status: status.map(|status| StatusView {
                 indexing: status.indexing,
                 indexed_entries: status.indexed_entries,
@@ -434,6 +450,12 @@ impl MountView {
                 fetch_failures: status.fetch_failures.iter().map(FetchFailureView::new).collect(),
             }),
         }
+    }
+
+    /// The mount that an answer is about.
+    fn answered(reply: &MountReply) -> Self {
+        let mount = reply.mount.clone().unwrap_or_default();
+        Self { keys: KeysView::of(&mount, reply.keys.as_ref()), ..Self::new(&mount, None) }
     }
 
     /// All mounts, by path.
@@ -463,7 +485,8 @@ impl MountView {
             0 => String::new(),
             workers => format!(", {} failing", counted(workers, "worker")),
         };
-        format!("{state}{hidden}{failing}")
+        let keys = if self.keys.as_ref().is_some_and(KeysView::is_failing) { ", keys failing" } else { "" };
+        format!("{state}{hidden}{failing}{keys}")
     }
 
     /// What there is to be said that a table has no room for.
@@ -472,6 +495,7 @@ impl MountView {
         if !self.clients.is_empty() {
             remarks.push(format!("there for {} only", self.clients.join(", ")));
         }
+        remarks.extend(self.keys.iter().flat_map(KeysView::remarks));
         let Some(status) = &self.status else { return remarks };
         if status.indexing {
             let left = match status.unlisted_directories {

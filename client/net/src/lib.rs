@@ -5,12 +5,14 @@
 
 pub mod error;
 pub mod journals;
+mod keys;
 mod local_socket;
 pub mod master;
 pub mod placement;
 pub mod workers;
 
 pub use error::NetError;
+pub use keys::key_lender;
 pub use master::MasterChannel;
 pub use placement::Placement;
 pub use workers::{Reserved, Route, WorkerPool, Written};

@@ -603,6 +603,10 @@ impl Cluster for Service {
         Ok(Response::new(MountTable { epoch: 1, mounts, status: vec![] }))
     }
 
+    async fn vend_keys(&self, _: Request<VendKeysRequest>) -> Result<Response<VendedKeys>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
     async fn register_worker(
         &self,
         _: Request<RegisterWorkerRequest>,

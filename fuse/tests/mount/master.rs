@@ -506,6 +506,10 @@ impl Cluster for Master {
         Ok(Response::new(wire::MountTable { epoch: 1, mounts: vec![mount], status: Vec::new() }))
     }
 
+    async fn vend_keys(&self, _: Request<wire::VendKeysRequest>) -> Result<Response<wire::VendedKeys>, Status> {
+        Err(Status::unimplemented("vend_keys"))
+    }
+
     async fn list_workers(&self, _: Request<wire::ListWorkersRequest>) -> Result<Response<wire::WorkerTable>, Status> {
         // None: every read goes to the bucket.
         Ok(Response::new(wire::WorkerTable { epoch: 1, workers: Vec::new() }))

@@ -62,6 +62,7 @@ impl Services {
             level::require(&self.lookups.reader, level::MOUNT_NAMES, "what --names synced is").await?;
         }
         self.check_clients(&mount).await?;
+        let _vendor = self.check_vending(&mount).await?;
         let claimed = match policy {
             MountPolicy::Check(take_over) => {
                 self.check_claim(&ufs, &mount, take_over).await?;

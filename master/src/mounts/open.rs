@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cavern_conf::schema;
-use cavern_proto::master::{AttributePolicy, Mount, MountStatus, WriteType};
-use cavern_ufs::Ufs;
+use cavern_proto::master::{self, AttributePolicy, Mount, MountStatus, WriteType};
+use cavern_ufs::{KeyLender, KeyStatus, KeyVendor, Ufs};
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
 use tokio::time::Instant;
@@ -40,6 +40,8 @@ pub struct OpenMount {
     /// As recorded, with the options in clear: never to be printed.
     pub mount: Mount,
     pub ufs: Ufs,
+    /// Where its keys are vended.
+    pub vendor: Option<KeyVendor>,
     /// Held for reading by whoever puts what it knows of some directory into the log without being that directory's
     /// listing; a listing takes it for writing for a moment before it begins, so that older knowledge cannot come
     /// later.
@@ -151,6 +153,16 @@ impl OpenMount {
         self.health.lock().incomplete_entries = entries;
     }
 
+    /// How the keys fare, where they are vended.
+    pub fn key_status(&self) -> Option<master::KeyStatus> {
+        let KeyStatus { read_until_ns, write_until_ns, last_error } = self.vendor.as_ref()?.status();
+        Some(master::KeyStatus {
+            read_until_ns: read_until_ns.unwrap_or(0),
+            write_until_ns: write_until_ns.unwrap_or(0),
+            last_error: last_error.unwrap_or_default(),
+        })
+    }
+
     pub fn status(&self) -> MountStatus {
         let health = self.health.lock();
         MountStatus {
@@ -161,6 +173,7 @@ impl OpenMount {
             last_error: health.last_error.clone(),
             unlisted_directories: health.unlisted_directories,
             incomplete_entries: health.incomplete_entries,
+            keys: self.key_status(),
             ..MountStatus::default()
         }
     }
@@ -202,6 +215,16 @@ impl Mounts {
         Ok(Ufs::open(&mount.uri, &mount.options, &self.conf)?)
     }
 
+    /// Who gets the keys of a mount that vends them; nothing is sent.
+    pub fn vendor(&self, mount: &Mount) -> Result<Option<KeyVendor>, MasterError> {
+        Ok(KeyVendor::open(&mount.uri, &mount.options, &self.conf)?)
+    }
+
+    /// A handle on what a mount request names, with keys that are vended.
+    pub fn open_lent(&self, mount: &Mount, lender: &KeyLender) -> Result<Ufs, MasterError> {
+        Ok(Ufs::open_lent(&mount.uri, &mount.options, &self.conf, lender)?)
+    }
+
     /// The mount as it may be proposed. Call it after the epoch of the mount table was read that the command names: if
     /// the key is changed meanwhile, that is another one.
     pub fn seal(&self, mount: Mount) -> Result<Mount, MasterError> {
@@ -221,9 +244,9 @@ impl Mounts {
             return Ok(open.clone());
         }
         let (_, mount) = self.readable(id)?;
-        let ufs = self.open_ufs(&mount)?;
+        let (ufs, vendor) = (self.open_ufs(&mount)?, self.vendor(&mount)?);
         let detached = CancellationToken::new();
-        let open = OpenMount { mount, ufs, gate: Arc::default(), health: Arc::default(), detached };
+        let open = OpenMount { mount, ufs, vendor, gate: Arc::default(), health: Arc::default(), detached };
         Ok(self.opened.lock().entry(id).or_insert_with(|| Arc::new(open)).clone())
     }
 
@@ -254,9 +277,9 @@ impl Mounts {
         let before = self.get(id)?;
         loop {
             let (recorded, mount) = self.readable(id)?;
-            let ufs = self.open_ufs(&mount)?;
+            let (ufs, vendor) = (self.open_ufs(&mount)?, self.vendor(&mount)?);
             let (gate, health, detached) = (before.gate.clone(), before.health.clone(), before.detached.clone());
-            self.opened.lock().insert(id, Arc::new(OpenMount { mount, ufs, gate, health, detached }));
+            self.opened.lock().insert(id, Arc::new(OpenMount { mount, ufs, vendor, gate, health, detached }));
             // Another change may have come in between, and have been opened before this one.
             if self.recorded(id)? == recorded {
                 return Ok(());

@@ -37,6 +37,10 @@ impl Services {
             }
             self.check_options(before, &wanted, &mounts).await?;
             self.check_clients(&wanted).await?;
+            let _vendor = match wanted.options == before.options {
+                true => None,
+                false => self.check_vending(&wanted).await?,
+            };
             self.mounts.will_be(&wanted);
             self.lookups.recalls.recall_mount(before.id).await?;
             let update = UpdateMount { mount: Some(self.mounts.seal(wanted.clone())?), mounts_epoch };

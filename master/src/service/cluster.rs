@@ -7,11 +7,12 @@ use cavern_proto::ClientAccess;
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
     AccessMode, ClaimList, ClusterStatus, DrainWorkerRequest, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job,
-    JobList, ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest, ListWorkersRequest,
-    LogPast, LostAction, Mount, MountReply, MountRequest, MountStatus, MountTable, PersistStatus, PersistStatusRequest,
-    RegisterWorkerReply, RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest, ResolveLostReply,
-    ResolveLostRequest, StatusRequest, SubmitExportRequest, SubmitLoadRequest, UnavailableFiles, UnmountReply,
-    UnmountRequest, UpdateMountRequest, WatchEvent, WatchRequest, WorkerBlocks, WorkerBlocksRequest, WorkerTable,
+    JobList, KeyStatus, ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest,
+    ListWorkersRequest, LogPast, LostAction, Mount, MountReply, MountRequest, MountStatus, MountTable, PersistStatus,
+    PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest,
+    ResolveLostReply, ResolveLostRequest, StatusRequest, SubmitExportRequest, SubmitLoadRequest, UnavailableFiles,
+    UnmountReply, UnmountRequest, UpdateMountRequest, VendKeysRequest, VendedKeys, WatchEvent, WatchRequest,
+    WorkerBlocks, WorkerBlocksRequest, WorkerTable,
 };
 use cavern_ufs::Contents;
 use futures::StreamExt;
@@ -21,7 +22,7 @@ use tonic::{Response, Status, Streaming};
 
 use super::guard::is_about;
 use super::{Answers, Services, asker};
-use crate::mounts::{DetachPolicy, MountPolicy, TakeOver, redact};
+use crate::mounts::{DetachPolicy, MountPolicy, TakeOver, redact, told};
 use crate::request::Request;
 use crate::sessions::{self, Before};
 use crate::state::Tables;
@@ -174,7 +175,8 @@ impl Cluster for Services {
         let policy = if check_only { MountPolicy::Check(take_over) } else { MountPolicy::Record(take_over) };
         let (mount, contents) = self.mount_once(&Request::new(request_id)?, mount, policy).await?;
         let is_empty = contents == Some(Contents::Nothing);
-        Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), is_empty }))
+        let keys = self.key_status(&mount);
+        Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), is_empty, keys }))
     }
 
     async fn unmount(&self, request: tonic::Request<UnmountRequest>) -> Result<Response<UnmountReply>, Status> {
@@ -191,7 +193,8 @@ impl Cluster for Services {
         let request = request.into_inner();
         check_named(is_secured, request.clients.as_ref().is_some_and(|clients| !clients.rules.is_empty()))?;
         let mount = self.update_mount_at(request).await?;
-        Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), ..MountReply::default() }))
+        let keys = self.key_status(&mount);
+        Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), keys, ..MountReply::default() }))
     }
 
     async fn list_mounts(&self, request: tonic::Request<ListMountsRequest>) -> Result<Response<MountTable>, Status> {
@@ -207,7 +210,17 @@ impl Cluster for Services {
         &self,
         request: tonic::Request<ListMountsRequest>,
     ) -> Result<Response<MountTable>, Status> {
-        Ok(Response::new(self.mount_table(self.client(asker(&request)).as_deref())?))
+        let table = self.mount_table(self.client(asker(&request)).as_deref())?;
+        Ok(Response::new(MountTable { mounts: table.mounts.into_iter().map(told).collect(), ..table }))
+    }
+
+    async fn vend_keys(&self, request: tonic::Request<VendKeysRequest>) -> Result<Response<VendedKeys>, Status> {
+        let asker = asker(&request).cloned();
+        let VendKeysRequest { mount_id, to_write } = *request.get_ref();
+        let open = self.mounts.get(mount_id)?;
+        let what = if to_write { "write" } else { "read" };
+        is_about(&request, |_| format!("keys to {what} {}", open.mount.path));
+        Ok(Response::new(open.vend(asker.as_ref(), to_write).await?))
     }
 
     async fn submit_load(&self, request: tonic::Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
@@ -337,6 +350,12 @@ impl Cluster for Services {
 }
 
 impl Services {
+    /// How the keys of a mount that is recorded fare, where they are vended.
+    fn key_status(&self, mount: &Mount) -> Option<KeyStatus> {
+        // One that was only checked has no number.
+        self.mounts.get(mount.id).ok()?.key_status()
+    }
+
     /// The mounts, with credentials, as they are there for a client; all of them for `None`.
     fn mount_table(&self, client: Option<&str>) -> Result<MountTable, MasterError> {
         let (epoch, mut mounts) = self.mounts.table()?;
@@ -371,7 +390,7 @@ impl Services {
 }
 
 /// A mount as it is there for a client, if it is: one that is only read, or of which users are judged, gets no
-/// credentials, with which it could do more in the bucket.
+/// credentials, with which it could do more in the bucket. Keys that are vended are asked for by themselves.
 fn as_seen_by(client: &str, mount: Mount) -> Option<Mount> {
     let access = mount.access_of(client);
     let users = mount.limits_of(client).cloned();

@@ -65,6 +65,7 @@ const TABLE: &[(&str, Methods)] = &[
             ("ListMounts", &[Worker, Client, Viewer, Operator, Admin]),
             // Workers fetch from buckets, and clients where no worker does.
             ("GetCredentials", &[Worker, Client]),
+            ("VendKeys", &[Worker, Client]),
             ("SubmitLoad", OPERATORS),
             ("SubmitExport", OPERATORS),
             ("GetJob", VIEWERS),
@@ -103,12 +104,13 @@ const TABLE: &[(&str, Methods)] = &[
 ];
 
 /// Calls that the audit log has. What clients change in the namespace is not in it, but for quotas and times to live.
-const AUDITED: [&str; 20] = [
+const AUDITED: [&str; 21] = [
     "RegisterWorker",
     "Mount",
     "Unmount",
     "UpdateMount",
     "GetCredentials",
+    "VendKeys",
     "FreeContent",
     "Refresh",
     "SubmitLoad",

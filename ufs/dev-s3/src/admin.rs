@@ -7,6 +7,7 @@
 //! | `GET /_dev/faults` | the rules in force |
 //! | `POST /_dev/faults` | adds a rule (JSON object, see [`FaultRule`]) |
 //! | `DELETE /_dev/faults` | removes all rules |
+//! | `POST /_dev/sessions?seconds=` | how long sessions of STS that begin from now on live at most |
 //! | `POST /_dev/sparse?bucket=&key=&size=` | an object of `size` zero bytes that takes no room |
 //!
 //! It is for the loopback interface, and for whoever can read the token in the file [`TOKEN`] below the root, which is
@@ -42,6 +43,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/_dev/stats", get(stats))
         .route("/_dev/stats/reset", post(reset_stats))
         .route("/_dev/faults", get(faults).post(add_fault).delete(clear_faults))
+        .route("/_dev/sessions", post(limit_sessions))
         .route("/_dev/sparse", post(put_sparse))
         .with_state(shared)
 }
@@ -68,6 +70,16 @@ async fn add_fault(State(shared): State<Arc<Shared>>, Json(rule): Json<FaultRule
 
 async fn clear_faults(State(shared): State<Arc<Shared>>) -> StatusCode {
     shared.faults.clear();
+    StatusCode::NO_CONTENT
+}
+
+#[derive(Deserialize)]
+struct SessionLife {
+    seconds: u64,
+}
+
+async fn limit_sessions(State(shared): State<Arc<Shared>>, Query(life): Query<SessionLife>) -> StatusCode {
+    shared.keys.set_life_max(life.seconds);
     StatusCode::NO_CONTENT
 }
 

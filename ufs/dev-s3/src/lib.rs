@@ -2,9 +2,9 @@
 //!
 //! It speaks the S3 protocol over objects kept as files, for laptops (`cv local` without a bucket), for tests and as
 //! the benchmarks' plain object store. It is exact where clients rely on S3: order and paging of listings, ETags,
-//! ranges, conditions, multipart uploads, signatures. A second port, off unless asked for, shows counters and takes
-//! fault rules from whoever has its token. It is no store for data that matters: nothing is synced to disk, and there
-//! is one pair of keys.
+//! ranges, conditions, multipart uploads, signatures, and sessions of STS (`AssumeRole`) with their policies. A second
+//! port, off unless asked for, shows counters and takes fault rules from whoever has its token. It is no store for data
+//! that matters: nothing is synced to disk, and there is one pair of keys, which takes on any role.
 //!
 //! Where it differs from S3:
 //! - no versions, ACLs, tags, policies, lifecycle rules: such requests are answered `NotImplemented`;
@@ -18,7 +18,7 @@
 //! its log directives. Failures of the store itself are logged under this crate's name.
 //!
 //! One request goes through these rooms: `server` (connections) → `exchange` (faults, counters, log) → the `s3s` crate
-//! (signature, XML) → `service` (the S3 operations) → `store` (files and index).
+//! (signature, XML) → `sts` (what a session may do) → `service` (the S3 operations) → `store` (files and index).
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), cavern_dev_s3::DevS3Error> {
@@ -37,11 +37,13 @@ mod error;
 mod exchange;
 mod faults;
 mod operation;
+mod policy;
 mod request_log;
 mod server;
 mod service;
 mod stats;
 pub mod store;
+mod sts;
 
 use std::path::PathBuf;
 

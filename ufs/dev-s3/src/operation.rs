@@ -48,6 +48,7 @@ operations! {
     HeadBucket => Bucket,
     DeleteBucket => Bucket,
     GetBucketLocation => Bucket,
+    AssumeRole => Other,
     Other => Other,
 }
 
@@ -103,6 +104,7 @@ impl Target {
         };
         let operation = match (bucket.is_empty(), key.is_empty()) {
             (true, _) if method == Method::GET => Operation::ListBuckets,
+            (true, _) if method == Method::POST => Operation::AssumeRole,
             (true, _) => Operation::Other,
             (false, true) => bucket_operation(method, &has),
             (false, false) => object_operation(method, &has, is_copy),
@@ -157,6 +159,7 @@ mod tests {
     #[test]
     fn requests_are_told_apart() {
         assert_eq!(operation(Method::GET, "/", ""), Operation::ListBuckets);
+        assert_eq!(operation(Method::POST, "/", ""), Operation::AssumeRole);
         assert_eq!(operation(Method::GET, "/b", "list-type=2&prefix=x"), Operation::ListObjectsV2);
         assert_eq!(operation(Method::GET, "/b/", "prefix=uploads"), Operation::ListObjects);
         assert_eq!(operation(Method::GET, "/b?", "uploads"), Operation::ListMultipartUploads);

@@ -19,9 +19,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::faults::FaultPlane;
 use crate::request_log::RequestLog;
-use crate::service::{Backend, KeyPair};
+use crate::service::Backend;
 use crate::stats::{Stats, StatsSnapshot};
 use crate::store::Store;
+use crate::sts::Keys;
 use crate::{DevS3Config, DevS3Error, admin, exchange};
 
 /// Connections at a time; more wait in the kernel's queue.
@@ -40,6 +41,7 @@ pub(crate) struct Shared {
     pub faults: FaultPlane,
     pub log: Option<RequestLog>,
     pub s3: S3Service,
+    pub keys: Keys,
 }
 
 /// Starts stores.
@@ -83,13 +85,17 @@ impl DevS3 {
         let (store, access) = opened.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
         let store = Arc::new(store);
         let mut builder = S3ServiceBuilder::new(Backend::new(Arc::clone(&store)));
-        builder.set_auth(KeyPair::new(config.access_key, config.secret_key));
+        let keys = Keys::new(config.access_key, config.secret_key, Arc::clone(&store));
+        builder.set_auth(keys.clone());
+        builder.set_access(keys.clone());
+        builder.set_route(keys.clone());
         let shared = Arc::new(Shared {
             store,
             stats: Stats::default(),
             faults: FaultPlane::new(config.faults)?,
             log: config.request_log.as_deref().map(RequestLog::open).transpose()?,
             s3: builder.build(),
+            keys,
         });
         let stop = CancellationToken::new();
         let mut tasks = vec![tokio::spawn(accept(listener, Arc::clone(&shared), stop.clone()))];
@@ -128,6 +134,11 @@ impl Running {
     /// Fault rules.
     pub fn faults(&self) -> &FaultPlane {
         &self.shared.faults
+    }
+
+    /// Sessions that begin from now on live for so many seconds at most, whatever they are asked for.
+    pub fn set_session_life(&self, seconds: u64) {
+        self.shared.keys.set_life_max(seconds);
     }
 
     /// Requests and bytes so far.

@@ -12,34 +12,12 @@ mod upload;
 
 use std::sync::Arc;
 
-use s3s::auth::{S3Auth, SecretKey};
 use s3s::dto::*;
-use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
+use s3s::{S3, S3Request, S3Response, S3Result};
 
+pub(crate) use self::reply::timestamp;
 use crate::error::DevS3Error;
 use crate::store::{Bucket, Store};
-
-/// The one pair of keys that the store takes.
-pub(crate) struct KeyPair {
-    access_key: String,
-    secret_key: SecretKey,
-}
-
-impl KeyPair {
-    pub fn new(access_key: String, secret_key: String) -> Self {
-        Self { access_key, secret_key: secret_key.into() }
-    }
-}
-
-#[async_trait::async_trait]
-impl S3Auth for KeyPair {
-    async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
-        if access_key != self.access_key {
-            return Err(s3_error!(InvalidAccessKeyId, "The access key is not the one this store was started with."));
-        }
-        Ok(self.secret_key.clone())
-    }
-}
 
 /// The store behind the S3 operations.
 pub(crate) struct Backend {

@@ -1,7 +1,8 @@
 //! Where the credentials of requests come from.
 //!
 //! A key pair is as it was given. All others are fetched and kept once for all requests of a bucket ([`renewal`]), and
-//! a role is taken on with what was fetched ([`sts`]).
+//! a role is taken on with what was fetched ([`sts`]). So are keys that are vended, and those that another process
+//! lends this one ([`super::vending`]).
 
 mod exchange;
 mod failure;
@@ -16,13 +17,17 @@ use std::time::Duration;
 use cavern_conf::schema;
 use futures::FutureExt;
 use reqsign_aws_v4::{Credential, EnvCredentialProvider, ProfileCredentialProvider};
+use reqsign_core::time::Timestamp;
 use reqsign_core::{Context, OsEnv, ProvideCredential, ProvideCredentialChain, Result};
 use reqsign_file_read_tokio::TokioFileRead;
 
 pub(super) use self::failure::CredentialError;
-use self::renewal::{Fetch, Renewing, WeakRenewing};
+pub(super) use self::renewal::Renewing;
+use self::renewal::{Due, Fetch, WeakRenewing};
+pub(super) use self::sts::Scope;
 use self::sts::{Sts, WebIdentity};
 use super::options::{Credentials, Role, S3Options, Source};
+use super::vending::{KeyLender, VendedKeys};
 use crate::error::UfsError;
 use crate::shared_store::SharedStore;
 
@@ -67,6 +72,8 @@ pub(crate) struct SharedCredentials {
 struct Wanted {
     source: Source,
     role: Option<(Role, Sts)>,
+    /// Taken on with all that, to be handed on.
+    vended: Option<(Role, Sts, Scope)>,
     /// Who exchanges web identity tokens: the environment says so, and no option.
     token_sts: Sts,
     conf: schema::Ufs,
@@ -86,42 +93,87 @@ impl Provider {
         if let (Source::KeyPair { access, secret, session_token }, None) = (source, role) {
             return Ok(Some(Self::KeyPair(Arc::new(KeyPair(key_pair(access, secret, session_token.as_ref()))))));
         }
-        let own_sts = variable(sts::VARIABLE).map(|url| Sts {
-            setting: sts::VARIABLE,
-            url: url.trim_end_matches('/').to_owned(),
-            region: options.region.clone(),
-        });
-        let token_sts = own_sts.clone().unwrap_or_else(|| Sts::of_region(&options.region));
-        let role = role.as_ref().map(|role| Ok((role.clone(), sts_of_roles(options, own_sts)?))).transpose()?;
-        let wanted = Wanted { source: source.clone(), role, token_sts, conf: conf.clone() };
+        Ok(Some(Self::Renewing(Wanted::new(options, source, role.as_ref(), conf)?.shared(shared))))
+    }
 
-        let mut all = shared.credentials.lock();
-        all.retain(|shared| shared.renewing.upgrade().is_some());
-        let same = all.iter().find(|shared| shared.wanted == wanted);
-        if let Some(renewing) = same.and_then(|same| same.renewing.upgrade()) {
-            return Ok(Some(Self::Renewing(renewing)));
-        }
-        let renewing = wanted.renewing();
-        all.push(SharedCredentials { wanted, renewing: renewing.downgrade() });
-        Ok(Some(Self::Renewing(renewing)))
+    /// Keys of a role within a scope, which are got with the credentials that the options give.
+    ///
+    /// # Errors
+    /// [`UfsError::Invalid`] where nothing says who gives out the role.
+    pub(super) fn vended(
+        options: &S3Options,
+        role: &Role,
+        scope: Scope,
+        conf: &schema::Ufs,
+        shared: &SharedStore,
+    ) -> std::result::Result<Renewing, UfsError> {
+        let Credentials::Signed { source, role: first } = &options.credentials else {
+            let reason = "the requests of the mount are not signed";
+            return Err(UfsError::invalid("s3.credentials.vended_role", reason, "leave s3.anonymous out"));
+        };
+        let wanted = Wanted::new(options, source, first.as_ref(), conf)?;
+        let sts = sts_of_roles("s3.credentials.vended_role", options)?;
+        Ok(Wanted { vended: Some((role.clone(), sts, scope)), ..wanted }.shared(shared))
+    }
+
+    /// Keys that are lent to this process.
+    pub(super) fn lent(lender: &KeyLender, conf: &schema::Ufs) -> Self {
+        let (name, lender) = (lender.name().to_owned(), lender.clone());
+        let fetch: Fetch = Arc::new(move || {
+            let asked = lender.ask();
+            async move { credential(asked.await?) }.boxed()
+        });
+        Self::Renewing(Renewing::new(name, patience(conf), Due::Late, fetch))
     }
 }
 
-/// Who gives out the role of a mount.
-fn sts_of_roles(options: &S3Options, own: Option<Sts>) -> std::result::Result<Sts, UfsError> {
+impl Wanted {
+    fn new(
+        options: &S3Options,
+        source: &Source,
+        role: Option<&Role>,
+        conf: &schema::Ufs,
+    ) -> std::result::Result<Self, UfsError> {
+        let token_sts = sts_of_process(options).unwrap_or_else(|| Sts::of_region(&options.region));
+        let role = role.map(|role| Ok((role.clone(), sts_of_roles("s3.credentials.role", options)?))).transpose()?;
+        Ok(Self { source: source.clone(), role, vended: None, token_sts, conf: conf.clone() })
+    }
+
+    /// What is fetched of this for all handles of a store.
+    fn shared(self, shared: &SharedStore) -> Renewing {
+        let mut all = shared.credentials.lock();
+        all.retain(|shared| shared.renewing.upgrade().is_some());
+        let same = all.iter().find(|shared| shared.wanted == self);
+        if let Some(renewing) = same.and_then(|same| same.renewing.upgrade()) {
+            return renewing;
+        }
+        let renewing = self.renewing();
+        all.push(SharedCredentials { wanted: self, renewing: renewing.downgrade() });
+        renewing
+    }
+}
+
+/// The STS that the environment names.
+fn sts_of_process(options: &S3Options) -> Option<Sts> {
+    let url = variable(sts::VARIABLE)?.trim_end_matches('/').to_owned();
+    Some(Sts { setting: sts::VARIABLE, url, region: options.region.clone() })
+}
+
+/// Who gives out the role that an option of a mount names.
+fn sts_of_roles(option: &str, options: &S3Options) -> std::result::Result<Sts, UfsError> {
     if let Some(url) = &options.sts_endpoint {
         let (url, region) = (url.clone(), options.region.clone());
         return Ok(Sts { setting: "s3.sts_endpoint_url", url, region });
     }
     let is_aws =
         |endpoint: &String| [".amazonaws.com", ".amazonaws.com.cn"].iter().any(|suffix| endpoint.ends_with(suffix));
-    match own {
+    match sts_of_process(options) {
         Some(own) => Ok(own),
         None if options.endpoint.as_ref().is_none_or(is_aws) => Ok(Sts::of_region(&options.region)),
         None => {
             let reason = "nothing says who gives it out, and the bucket is not at AWS";
             let remedy = format!("give s3.sts_endpoint_url, or set {} where all processes run", sts::VARIABLE);
-            Err(UfsError::invalid("s3.credentials.role", reason, remedy))
+            Err(UfsError::invalid(option, reason, remedy))
         }
     }
 }
@@ -139,20 +191,35 @@ fn key_pair(access: &str, secret: &str, session_token: Option<&String>) -> Crede
     }
 }
 
+/// How long a request waits for credentials.
+fn patience(conf: &schema::Ufs) -> Duration {
+    PATIENCE.min(conf.request_timeout.get()).mul_f64(0.8)
+}
+
+/// Keys that were lent, as requests are signed with them.
+fn credential(keys: VendedKeys) -> std::result::Result<Credential, CredentialError> {
+    let VendedKeys { access, secret, session_token, expires_ns } = keys;
+    let end = Timestamp::from_millisecond(expires_ns / 1_000_000);
+    let end = end.map_err(|_| CredentialError::Refused("the keys that were lent end at no time".to_owned()))?;
+    Ok(Credential { expires_in: Some(end), ..key_pair(&access, &secret, Some(&session_token)) })
+}
+
 impl Wanted {
     fn renewing(&self) -> Renewing {
-        let patience = PATIENCE.min(self.conf.request_timeout.get()).mul_f64(0.8);
+        // What is handed on has to be worth it.
+        let due = if self.vended.is_some() { Due::HalfLife } else { Due::Late };
         let wanted = self.clone();
         let fetch: Fetch = Arc::new(move || {
             let wanted = wanted.clone();
             async move { wanted.fetch().await }.boxed()
         });
-        Renewing::new(self.giver(), patience, fetch)
+        Renewing::new(self.giver(), patience(&self.conf), due, fetch)
     }
 
     /// Whoever has the last word.
     fn giver(&self) -> String {
-        match (&self.role, &self.source) {
+        let role = self.vended.as_ref().map(|(role, sts, _)| (role, sts));
+        match (role.or(self.role.as_ref().map(|(role, sts)| (role, sts))), &self.source) {
             (Some((role, sts)), _) => format!("STS at {}, asked for {},", sts.url, role.arn),
             (None, Source::Instance) => "the metadata of the instance".to_owned(),
             (None, Source::Container) => "the credentials endpoint of the container".to_owned(),
@@ -162,11 +229,14 @@ impl Wanted {
     }
 
     async fn fetch(&self) -> std::result::Result<Credential, CredentialError> {
-        let source = self.of_source().await?;
-        match &self.role {
-            Some((role, sts)) => sts.assume(role, &source, &self.conf).await,
-            None => Ok(source),
+        let mut credential = self.of_source().await?;
+        if let Some((role, sts)) = &self.role {
+            credential = sts.assume(role, None, &credential, &self.conf).await?;
         }
+        if let Some((role, sts, scope)) = &self.vended {
+            credential = sts.assume(role, Some(scope), &credential, &self.conf).await?;
+        }
+        Ok(credential)
     }
 
     async fn of_source(&self) -> std::result::Result<Credential, CredentialError> {

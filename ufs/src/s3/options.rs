@@ -11,7 +11,9 @@
 //! | `s3.credentials.role` | ARN of a role that is taken on with these credentials (STS `AssumeRole`) | none |
 //! | `s3.credentials.external_id` | what the owner of the role wants to hear | none |
 //! | `s3.credentials.role_session` | name of the role's sessions, as logs of the cloud have it | `cavern` |
-//! | `s3.sts_endpoint_url` | `http[s]://HOST[:PORT]` that gives out the role | see below |
+//! | `s3.credentials.vended_role` | ARN of the role whose keys workers and clients get in the place of these | none |
+//! | `s3.credentials.vended_duration` | how long such keys live, 15 minutes to 12 hours | `1h` |
+//! | `s3.sts_endpoint_url` | `http[s]://HOST[:PORT]` that gives out the roles | see below |
 //! | `s3.force.path.style` | the bucket is in the path, not in the host name | `true` with an endpoint, else `false` |
 //! | `s3.anonymous` | `true`: unsigned requests | `false` |
 //!
@@ -28,6 +30,8 @@
 //! two sources need `ufs.instance_credentials`. Finding none is an error at the first request. Those that end are
 //! renewed before they do, and the shared files are read again every few minutes.
 //!
+//! Where keys are vended, masters alone have the mount's own credentials: [`super::vending`].
+//!
 //! A role comes from `s3.sts_endpoint_url`, or else from `AWS_ENDPOINT_URL_STS`, or else, for buckets of AWS, from STS
 //! in the region. Web identity tokens, which whoever sees them can use, go nowhere that an option names.
 //!
@@ -39,16 +43,17 @@ mod credentials;
 use std::collections::HashMap;
 
 use self::credentials::{
-    ACCESS, ANONYMOUS, EXTERNAL_ID, PROFILE, ROLE, ROLE_SESSION, SECRET, SOURCE, STS_ENDPOINT, TOKEN,
+    ACCESS, ANONYMOUS, EXTERNAL_ID, OF_ROLES, PROFILE, ROLE, ROLE_SESSION, SECRET, SOURCE, STS_ENDPOINT, TOKEN,
+    VENDED_DURATION, VENDED_ROLE,
 };
-pub(crate) use self::credentials::{Credentials, Role, Source};
+pub(crate) use self::credentials::{Credentials, Role, Source, Vended};
 use crate::error::UfsError;
 
 const ENDPOINT: &str = "s3.endpoint_url";
 const REGION: &str = "s3.region_name";
 const PATH_STYLE: &str = "s3.force.path.style";
 
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 15] = [
     ENDPOINT,
     REGION,
     PATH_STYLE,
@@ -60,11 +65,13 @@ const NAMES: [&str; 13] = [
     ROLE,
     EXTERNAL_ID,
     ROLE_SESSION,
+    VENDED_ROLE,
+    VENDED_DURATION,
     STS_ENDPOINT,
     ANONYMOUS,
 ];
 
-/// All that say whose the requests are.
+/// All that say whose the requests are of whoever has a mount's own credentials.
 const CREDENTIALS: [&str; 10] =
     [ACCESS, SECRET, TOKEN, PROFILE, SOURCE, ROLE, EXTERNAL_ID, ROLE_SESSION, STS_ENDPOINT, ANONYMOUS];
 
@@ -75,6 +82,8 @@ pub(crate) struct S3Options {
     pub region: String,
     pub path_style: bool,
     pub credentials: Credentials,
+    /// Whose keys workers and clients get.
+    pub vended: Option<Vended>,
     /// As `endpoint`; `None` without a role, and where others say it.
     pub sts_endpoint: Option<String>,
 }
@@ -105,26 +114,48 @@ impl S3Options {
         }
         let path_style = given(PATH_STYLE).map(|value| boolean(PATH_STYLE, value)).transpose()?;
         let path_style = path_style.unwrap_or(endpoint.is_some());
-        Ok(Self { region, path_style, credentials: credentials::parse(given)?, endpoint, sts_endpoint })
+        let (credentials, vended) = credentials::parse(given)?;
+        Ok(Self { region, path_style, credentials, vended, endpoint, sts_endpoint })
     }
 }
 
 /// The options of a mount after a change of some. Those that are given take the place of those of their names, and an
 /// empty value takes one away. Credentials do not mix: with another key pair, profile or source all those of before go,
-/// the role as well; with another role, or none, what belongs to the one of before.
+/// the role as well; with another role, or none, what belongs to the one of before. That keys are vended stays until it
+/// is taken away by its own name: nobody gets the mount's own by a change of these.
 pub fn changed_options(before: &HashMap<String, String>, given: &HashMap<String, String>) -> HashMap<String, String> {
     let has = |name: &str| given.get(name).is_some_and(|value| !value.is_empty() && value != "false");
+    let stays = |name: &str| given.get(name).map_or(before.contains_key(name), |value| !value.is_empty());
     let outdated: &[&str] = match () {
         () if [ACCESS, PROFILE, SOURCE, ANONYMOUS].into_iter().any(has) => &CREDENTIALS,
         () if has(ROLE) => &[EXTERNAL_ID, ROLE_SESSION, STS_ENDPOINT, ANONYMOUS],
-        () if given.contains_key(ROLE) => &[EXTERNAL_ID, ROLE_SESSION, STS_ENDPOINT],
+        () if given.contains_key(ROLE) => &OF_ROLES,
+        () if given.contains_key(VENDED_ROLE) && !stays(ROLE) => &OF_ROLES,
         () => &[],
     };
+    let is_vended = stays(VENDED_ROLE);
+    let is_outdated = |name: &str| match is_vended {
+        true => outdated.contains(&name) && !OF_ROLES.contains(&name),
+        false => outdated.contains(&name) || name == VENDED_DURATION,
+    };
     let mut options = before.clone();
-    options.retain(|name, _| !outdated.contains(&name.as_str()));
+    options.retain(|name, _| !is_outdated(name));
     options.extend(given.clone());
     options.retain(|name, value| !(value.is_empty() && given.contains_key(name)));
     options
+}
+
+/// Whether workers and clients get keys that are vended, in the place of a mount's own.
+pub fn is_vended(options: &HashMap<String, String>) -> bool {
+    options.get(VENDED_ROLE).is_some_and(|role| !role.is_empty())
+}
+
+/// The options of a mount whose keys are vended, as those are told who get such keys: without credentials. `None` for
+/// other mounts.
+pub fn lent_options(options: &HashMap<String, String>) -> Option<HashMap<String, String>> {
+    let is_told = |(name, _): &(&String, &String)| !CREDENTIALS.contains(&name.as_str());
+    let told = || options.iter().filter(is_told).map(|(name, value)| (name.clone(), value.clone())).collect();
+    is_vended(options).then(told)
 }
 
 fn boolean(name: &str, value: &str) -> Result<bool, UfsError> {
@@ -173,6 +204,8 @@ fn normalize_endpoint(name: &str, value: &str) -> Result<String, UfsError> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const ARN: &str = "arn:aws:iam::123456789012:role/train";
@@ -201,6 +234,8 @@ mod tests {
         };
         let keys = [(ACCESS, "a"), (SECRET, "s")];
         let of_role = [keys[0], keys[1], (ROLE, "r"), (EXTERNAL_ID, "e")];
+        let vended = [(VENDED_ROLE, "v"), (VENDED_DURATION, "2h")];
+        let of_vended = [keys[0], keys[1], vended[0], vended[1], (STS_ENDPOINT, "http://s")];
         let session = [(ENDPOINT, "http://h"), (ACCESS, "b"), (SECRET, "t"), (TOKEN, "u")];
         for (before, given, after) in [
             (&session[..], &keys[..], &[(ENDPOINT, "http://h"), (ACCESS, "a"), (SECRET, "s")][..]),
@@ -223,6 +258,10 @@ mod tests {
                 &[keys[0], keys[1], (ROLE, "r"), (ROLE_SESSION, "s")],
             ),
             (&[(ANONYMOUS, "true")], &[(ROLE, "r")], &[(ROLE, "r")]),
+            (&of_vended, &[(PROFILE, "p")], &[(PROFILE, "p"), vended[0], vended[1], (STS_ENDPOINT, "http://s")]),
+            (&of_vended, &[(VENDED_ROLE, "")], &keys),
+            (&[keys[0], keys[1], (ROLE, "r"), vended[0], (EXTERNAL_ID, "e")], &[(VENDED_ROLE, "")], &of_role),
+            (&keys, &vended, &[keys[0], keys[1], vended[0], vended[1]]),
         ] {
             assert_eq!(changed_options(&of(before), &of(given)), of(after), "{before:?} {given:?}");
         }
@@ -267,6 +306,12 @@ mod tests {
             (vec![(ROLE_SESSION, "s1")], ["without a role", ROLE]),
             (vec![(STS_ENDPOINT, "http://h")], ["without a role", ROLE]),
             (vec![(ROLE, "train")], ["no ARN", "arn:aws:iam::"]),
+            (vec![(VENDED_ROLE, "train")], [VENDED_ROLE, "no ARN"]),
+            (vec![(VENDED_ROLE, ARN), (ANONYMOUS, "true")], ["credentials are given too", "leave one"]),
+            (vec![(VENDED_DURATION, "1h")], ["without a role", VENDED_ROLE]),
+            (vec![(VENDED_ROLE, ARN), (VENDED_DURATION, "14m")], ["15 minutes to 12 hours", VENDED_DURATION]),
+            (vec![(VENDED_ROLE, ARN), (VENDED_DURATION, "13h")], ["15 minutes to 12 hours", VENDED_DURATION]),
+            (vec![(VENDED_ROLE, ARN), (VENDED_DURATION, "soon")], ["15 minutes to 12 hours", "write for instance 1h"]),
             (vec![(ROLE, ARN), (EXTERNAL_ID, "hush hush")], ["2 to 1224", EXTERNAL_ID]),
             (vec![(ROLE, ARN), (ROLE_SESSION, "a b")], ["2 to 64", ROLE_SESSION]),
             (vec![(ROLE, ARN), (STS_ENDPOINT, "http://u:hush@h")], ["a user or a password", STS_ENDPOINT]),
@@ -281,6 +326,17 @@ mod tests {
             assert!(parts.iter().all(|part| message.contains(part)), "{options:?}: {message}");
             assert!(!message.contains("hush"), "{message}");
         }
+    }
+
+    #[test]
+    fn whoever_gets_vended_keys_is_told_no_others() {
+        let given = [(ACCESS, "hush"), (SECRET, "hush"), (VENDED_ROLE, ARN), (EXTERNAL_ID, "hush"), (REGION, "r")];
+        let given: HashMap<_, _> = given.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let told = lent_options(&given).unwrap();
+        let names: std::collections::BTreeSet<&str> = told.keys().map(String::as_str).collect();
+        assert_eq!(names, [VENDED_ROLE, REGION].into());
+        assert_eq!(S3Options::parse(&told, |_| None).unwrap().vended.unwrap().life, Duration::from_secs(3600));
+        assert_eq!(lent_options(&[(ACCESS.to_owned(), "hush".to_owned())].into()), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::clients::ClientArgs;
 use super::credentials::CredentialArgs;
-use super::{ConsistencyArg, MountView, key_value, options};
+use super::{ConsistencyArg, KeysView, MountView, key_value, options};
 use crate::cli::connect::ClusterArgs;
 use crate::console;
 use crate::error::CliError;
@@ -17,6 +17,8 @@ use crate::error::CliError;
   cv mount update /train --credentials-file ~/.cavern-keys
   cv mount update /train --metadata-ttl 5m
   cv mount update /train -c s3.region_name=  take an option away
+  cv mount update /train -c s3.credentials.vended_role=arn:…
+                                             no keys but such as end soon
   cv mount update /work --client 'train-*'   there for these clients, in the
                                              place of those of before
 
@@ -120,10 +122,11 @@ impl UpdateArgs {
         }
         let update = async |mut master: Stubs| master.cluster.update_mount(request.clone()).await;
         let reply = self.cluster.leader().await?.ask(update).await?.into_inner();
-        let view = MountView::new(&reply.mount.unwrap_or_default(), None);
+        let view = MountView::answered(&reply);
         if self.json {
             return console::json(&view);
         }
-        console::line(format_args!("{} at {} has the new options", view.uri, view.path))
+        console::line(format_args!("{} at {} has the new options", view.uri, view.path))?;
+        view.keys.iter().flat_map(KeysView::remarks).try_for_each(console::line)
     }
 }

@@ -105,7 +105,7 @@ mod tests {
 
     fn mount(id: u32) -> Arc<MountView> {
         let mount = Mount { id, uri: "memory://outage-inodes".into(), root_inode: 7, ..Mount::default() };
-        Arc::new(MountView::new(mount, &schema::Ufs::default()))
+        Arc::new(MountView::new(mount, &schema::Ufs::default(), None))
     }
 
     fn enter(inodes: &OutageInodes, mount: &Arc<MountView>, name: &str, etag: &str, parent: u64) -> u64 {

@@ -42,6 +42,6 @@ pub(super) fn etag(value: &str) -> ETag {
 }
 
 /// Seconds since the epoch as S3's time.
-pub(super) fn timestamp(seconds: i64) -> Timestamp {
+pub(crate) fn timestamp(seconds: i64) -> Timestamp {
     Timestamp::from(UNIX_EPOCH + Duration::from_secs(seconds.max(0) as u64))
 }

@@ -5,6 +5,7 @@ use std::error::Error;
 use crate::allowed::not_allowed;
 use crate::error::{Request, UfsError, chain};
 use crate::s3::failure::Failure;
+use crate::s3::vending::KeyError;
 
 /// None of them quotes an answer that could hold credentials, or what was sent with a request for some.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -45,6 +46,16 @@ impl CredentialError {
         }
     }
 
+    /// The same, where there were some before, which have ended.
+    pub(super) fn after_the_end(self) -> Self {
+        let late = |reason| format!("those of before have ended, and there are no others: {reason}");
+        match self {
+            Self::Unavailable(reason) => Self::Unavailable(late(reason)),
+            Self::Refused(reason) => Self::Refused(late(reason)),
+            Self::NotAllowed(error) => Self::NotAllowed(error),
+        }
+    }
+
     /// An answer that cannot be used, which may be that of something else at this address.
     pub(super) fn senseless(giver: &str) -> Self {
         Self::Refused(format!("the answer of {giver} has no credentials that can be used"))
@@ -69,6 +80,15 @@ impl CredentialError {
             Self::Unavailable(_) => UfsError::Unavailable { request, reason, source: None },
             Self::Refused(_) => UfsError::denied(request, reason),
             Self::NotAllowed(error) => error,
+        }
+    }
+}
+
+impl From<KeyError> for CredentialError {
+    fn from(error: KeyError) -> Self {
+        match error {
+            KeyError::Unavailable(reason) => Self::Unavailable(reason),
+            KeyError::Refused(reason) => Self::Refused(reason),
         }
     }
 }

@@ -19,6 +19,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use super::failure::CredentialError;
+use crate::s3::listing::nanoseconds;
+use crate::s3::vending::VendedKeys;
 
 /// Longest time that fetching may take, all its requests together.
 const FETCH: Duration = Duration::from_secs(10);
@@ -49,6 +51,15 @@ const LONGEST_PAUSE_WHILE_GOOD: Duration = Duration::from_secs(30);
 const LIBRARY_EARLY: Duration = Duration::from_secs(120);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
+/// When credentials are renewed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// [`EARLY`].
+    Late,
+    /// In the middle of their life: whoever gets them has to renew them in turn.
+    HalfLife,
+}
+
 pub(super) type Fetch =
     Arc<dyn Fn() -> BoxFuture<'static, Result<Credential, CredentialError>> + Send + Sync + 'static>;
 
@@ -60,6 +71,7 @@ struct Inner {
     /// Where they come from, as messages name it.
     giver: String,
     fetch: Fetch,
+    due: Due,
     /// Longest wait of one request for credentials to be there.
     patience: Duration,
     state: Mutex<State>,
@@ -103,18 +115,29 @@ impl fmt::Debug for Renewing {
 }
 
 impl Held {
-    fn new(credential: Credential, now: Instant) -> Option<Self> {
+    fn new(credential: Credential, due: Due, now: Instant) -> Option<Self> {
         let Some(end) = credential.expires_in else {
             return Some(Self { credential, fetched_at: now, renew_at: now + REREAD, usable_until: None });
         };
         let left = end.as_system_time().duration_since(Timestamp::now().as_system_time()).ok()?;
-        let early = EARLY.min(left / 2).mul_f64(host::jitter(0.8..1.0));
+        let early = match due {
+            Due::Late => EARLY.min(left / 2).mul_f64(host::jitter(0.8..1.0)),
+            Due::HalfLife => left / 2,
+        };
         let usable_until = Some(now + left.saturating_sub(MARGIN.min(left / 20)));
         Some(Self { credential, fetched_at: now, renew_at: now + left.saturating_sub(early), usable_until })
     }
 
     fn is_usable(&self, now: Instant) -> bool {
         self.usable_until.is_none_or(|until| now < until)
+    }
+
+    /// As another process gets them; `None` for those without an end.
+    fn keys(&self) -> Option<VendedKeys> {
+        let Credential { access_key_id, secret_access_key, session_token, expires_in } = self.credential.clone();
+        let expires_ns = nanoseconds(expires_in?);
+        let session_token = session_token.unwrap_or_default();
+        Some(VendedKeys { access: access_key_id, secret: secret_access_key, session_token, expires_ns })
     }
 
     /// As the signing library gets them.
@@ -125,9 +148,9 @@ impl Held {
 }
 
 impl Renewing {
-    pub(super) fn new(giver: String, patience: Duration, fetch: Fetch) -> Self {
+    pub(super) fn new(giver: String, patience: Duration, due: Due, fetch: Fetch) -> Self {
         let (state, rounds) = (Mutex::default(), watch::Sender::new(0));
-        Self(Arc::new(Inner { giver, fetch, patience, state, rounds }))
+        Self(Arc::new(Inner { giver, fetch, due, patience, state, rounds }))
     }
 
     pub(super) fn downgrade(&self) -> WeakRenewing {
@@ -157,8 +180,34 @@ impl Renewing {
         }
     }
 
+    /// Those that there are, to be handed on. A renewal that is due is waited for; where it fails, or takes long, those
+    /// of before do as long as they are good.
+    pub(in crate::s3) async fn lasting(&self) -> Result<VendedKeys, CredentialError> {
+        let renewing = {
+            let mut state = self.0.state.lock();
+            let now = Instant::now();
+            let is_due = state.held.as_ref().is_some_and(|held| held.renew_at <= now);
+            if is_due && state.next_attempt.is_none_or(|next| next <= now) {
+                self.begin(&mut state);
+            }
+            (is_due && state.is_running()).then(|| self.0.rounds.subscribe())
+        };
+        if let Some(mut rounds) = renewing {
+            let _late = timeout(self.0.patience, rounds.changed()).await;
+        }
+        let endless = || CredentialError::Refused(format!("the credentials of {} have no end", self.0.giver));
+        self.get(|held, _| held.keys()).await?.ok_or_else(endless)
+    }
+
+    /// Until when those last that there are, in nanoseconds since the Unix epoch, and why there are no newer ones.
+    pub(in crate::s3) fn status(&self) -> (Option<i64>, Option<String>) {
+        let state = self.0.state.lock();
+        let keys = state.held.as_ref().and_then(Held::keys);
+        (keys.map(|keys| keys.expires_ns), state.error.as_ref().map(ToString::to_string))
+    }
+
     async fn get<T>(&self, take: impl Fn(&Held, Instant) -> T) -> Result<T, CredentialError> {
-        let mut rounds = {
+        let (mut rounds, has_ended) = {
             let mut state = self.0.state.lock();
             let now = Instant::now();
             let may_begin = state.next_attempt.is_none_or(|next| next <= now);
@@ -171,22 +220,23 @@ impl Renewing {
             }
             if !state.is_running() {
                 match &state.error {
-                    Some(error) if !may_begin => return Err(error.clone()),
+                    Some(error) if !may_begin => return Err(state.named(error.clone())),
                     _ => self.begin(&mut state),
                 }
             }
-            self.0.rounds.subscribe()
+            (self.0.rounds.subscribe(), state.held.is_some())
         };
         let late = || {
             let (giver, patience) = (&self.0.giver, self.0.patience);
-            CredentialError::Unavailable(format!("{giver} has not answered for {patience:?}"))
+            let error = CredentialError::Unavailable(format!("{giver} has not answered for {patience:?}"));
+            if has_ended { error.after_the_end() } else { error }
         };
         timeout(self.0.patience, rounds.changed()).await.ok().and_then(Result::ok).ok_or_else(late)?;
         let state = self.0.state.lock();
         let now = Instant::now();
         match (state.held.as_ref().filter(|held| held.is_usable(now)), &state.error) {
             (Some(held), _) => Ok(take(held, now)),
-            (None, Some(error)) => Err(error.clone()),
+            (None, Some(error)) => Err(state.named(error.clone())),
             (None, None) => Err(late()),
         }
     }
@@ -212,13 +262,18 @@ impl State {
     fn is_running(&self) -> bool {
         self.running.as_ref().is_some_and(|running| !running.0.is_finished())
     }
+
+    /// An error of a request that finds none that are good.
+    fn named(&self, error: CredentialError) -> CredentialError {
+        if self.held.is_some() { error.after_the_end() } else { error }
+    }
 }
 
 impl Inner {
     fn finish(&self, fetched: Result<Credential, CredentialError>) {
         let now = Instant::now();
         let ended = || CredentialError::Refused(format!("the credentials of {} have ended already", self.giver));
-        let fetched = fetched.and_then(|credential| Held::new(credential, now).ok_or_else(ended));
+        let fetched = fetched.and_then(|credential| Held::new(credential, self.due, now).ok_or_else(ended));
         let mut state = self.state.lock();
         match fetched {
             Ok(held) => *state = State { held: Some(held), given_up: state.given_up, ..State::default() },
@@ -282,6 +337,10 @@ mod tests {
 
     /// Renews from answers that each come after a time and live for one, and counts how many were asked for.
     fn renewing(answers: Vec<Answer>) -> (Renewing, Arc<Mutex<usize>>) {
+        renewing_when(Due::Late, answers)
+    }
+
+    fn renewing_when(due: Due, answers: Vec<Answer>) -> (Renewing, Arc<Mutex<usize>>) {
         let asked = Arc::new(Mutex::new(0));
         let answers = Arc::new(Mutex::new(VecDeque::from(answers)));
         let count = asked.clone();
@@ -299,7 +358,7 @@ mod tests {
                 })
             })
         });
-        (Renewing::new("STS".to_owned(), PATIENCE, fetch), asked)
+        (Renewing::new("STS".to_owned(), PATIENCE, due, fetch), asked)
     }
 
     async fn key(renewing: &Renewing) -> Result<String, CredentialError> {
@@ -356,7 +415,10 @@ mod tests {
         let key = loop {
             match key(&renewing).await {
                 Ok(key) => break key,
-                Err(error) => assert!(error.to_string().contains("STS is down"), "{error}"),
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(text.contains("have ended") && text.contains("STS is down"), "{text}");
+                }
             }
             errors += 1;
             sleep(Duration::from_millis(50)).await;
@@ -392,6 +454,37 @@ mod tests {
         advance(UNDER_WAY).await;
         assert!(!renewing.give_up(), "the new ones are no better");
         assert_eq!((key(&renewing).await.unwrap(), *asked.lock()), ("key-2".to_owned(), 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_that_are_handed_on_have_half_of_their_life_before_them_or_what_there_is() {
+        let answers = vec![
+            (Duration::from_secs(1), Ok(HOUR)),
+            (Duration::from_secs(1), Ok(HOUR)),
+            (Duration::ZERO, Err(down())),
+            (HOUR, Ok(HOUR)),
+        ];
+        let (renewing, asked) = renewing_when(Due::HalfLife, answers);
+        let access = async || renewing.lasting().await.map(|keys| keys.access);
+        for access in futures::future::join_all((0..10).map(|_| access())).await {
+            assert_eq!(access.unwrap(), "key-1");
+        }
+        advance(HOUR / 2 - Duration::from_secs(5)).await;
+        assert_eq!((access().await.unwrap().as_str(), *asked.lock()), ("key-1", 1));
+        advance(Duration::from_secs(10)).await;
+        for access in futures::future::join_all((0..10).map(|_| access())).await {
+            assert_eq!(access.unwrap(), "key-2");
+        }
+        assert_eq!((*asked.lock(), renewing.status().1), (2, None));
+        // One that fails, and one that takes long, leave those of before.
+        advance(HOUR / 2).await;
+        assert_eq!(access().await.unwrap(), "key-2");
+        let (until, error) = renewing.status();
+        assert!(until.is_some() && error.unwrap().contains("STS is down"));
+        advance(LONGEST_PAUSE).await;
+        let began = Instant::now();
+        assert_eq!(access().await.unwrap(), "key-2");
+        assert_eq!((began.elapsed(), *asked.lock()), (PATIENCE, 4));
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,6 +3,8 @@
 //!
 //! The library's own requests go to AWS alone; these go to any STS, as Ceph and MinIO have one.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use cavern_conf::schema;
 use http::header::{CONTENT_TYPE, HOST};
@@ -25,6 +27,14 @@ const VERSION: &str = "2011-06-15";
 
 /// The variable of the environment that names an STS.
 pub(super) const VARIABLE: &str = "AWS_ENDPOINT_URL_STS";
+
+/// What a session is for, and for how long: less than its role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::s3) struct Scope {
+    /// JSON, as IAM has it.
+    pub policy: String,
+    pub life: Duration,
+}
 
 /// Where an STS is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,16 +63,20 @@ impl Sts {
         if self.url == "https://sts.amazonaws.com" { "us-east-1" } else { &self.region }
     }
 
-    /// Takes a role on with the credentials of somebody.
+    /// Takes a role on, or what a scope leaves of it, with the credentials of somebody.
     pub(super) async fn assume(
         &self,
         role: &Role,
+        scope: Option<&Scope>,
         source: &Credential,
         conf: &schema::Ufs,
     ) -> Result<Credential, CredentialError> {
         let giver = self.giver(&role.arn, conf)?;
         let mut fields = vec![("Action", "AssumeRole"), ("RoleArn", &role.arn), ("RoleSessionName", &role.session)];
         fields.extend(role.external_id.as_ref().map(|id| ("ExternalId", id.as_str())));
+        let life = scope.map(|scope| scope.life.as_secs().to_string());
+        fields.extend(life.as_ref().map(|life| ("DurationSeconds", life.as_str())));
+        fields.extend(scope.map(|scope| ("Policy", scope.policy.as_str())));
         let (mut parts, body) = self.request(&fields)?.into_parts();
         // A source whose end is near is renewed by itself; what counts is whether STS takes it.
         let source = Credential { expires_in: None, ..source.clone() };

@@ -1,6 +1,10 @@
 //! The options that say whose requests those of a mount are.
 
 use std::fmt;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use cavern_conf::Interval;
 
 use super::boolean;
 use crate::error::UfsError;
@@ -13,11 +17,20 @@ pub(super) const SOURCE: &str = "s3.credentials.source";
 pub(super) const ROLE: &str = "s3.credentials.role";
 pub(super) const EXTERNAL_ID: &str = "s3.credentials.external_id";
 pub(super) const ROLE_SESSION: &str = "s3.credentials.role_session";
+pub(super) const VENDED_ROLE: &str = "s3.credentials.vended_role";
+pub(super) const VENDED_DURATION: &str = "s3.credentials.vended_duration";
 pub(super) const STS_ENDPOINT: &str = "s3.sts_endpoint_url";
 pub(super) const ANONYMOUS: &str = "s3.anonymous";
 
+/// What is said of all roles of a mount.
+pub(super) const OF_ROLES: [&str; 3] = [EXTERNAL_ID, ROLE_SESSION, STS_ENDPOINT];
+
 /// What the sessions of roles are called where nobody says so: logs of the cloud have it.
 const SESSION: &str = "cavern";
+
+/// How long keys that are vended live where nobody says so, and as AWS limits it.
+const LIFE: Duration = Duration::from_secs(3600);
+const LIVES: RangeInclusive<Duration> = Duration::from_secs(15 * 60)..=Duration::from_secs(12 * 3600);
 
 /// Whose requests those of a mount are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,18 +81,32 @@ impl fmt::Debug for Role {
     }
 }
 
+/// The role whose keys workers and clients get, in the place of the mount's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Vended {
+    pub role: Role,
+    /// How long its keys live.
+    pub life: Duration,
+}
+
 /// Reads them; `given` has the values that are not empty.
-pub(super) fn parse<'a>(given: impl Fn(&str) -> Option<&'a str>) -> Result<Credentials, UfsError> {
+pub(super) fn parse<'a>(given: impl Fn(&str) -> Option<&'a str>) -> Result<(Credentials, Option<Vended>), UfsError> {
     let anonymous = given(ANONYMOUS).map(|value| boolean(ANONYMOUS, value)).transpose()?.unwrap_or(false);
-    let (source, role) = (source(&given)?, role(&given)?);
-    if !anonymous {
-        return Ok(Credentials::Signed { source: source.unwrap_or(Source::Environment), role });
+    let (source, role, vended) = (source(&given)?, role(ROLE, &given)?, vended(&given)?);
+    if role.is_none()
+        && vended.is_none()
+        && let Some(name) = OF_ROLES.into_iter().find(|name| given(name).is_some())
+    {
+        return Err(UfsError::invalid(name, "it is given without a role", format!("give {ROLE} too")));
     }
-    if source.is_some() || role.is_some() {
+    if !anonymous {
+        return Ok((Credentials::Signed { source: source.unwrap_or(Source::Environment), role }, vended));
+    }
+    if source.is_some() || role.is_some() || vended.is_some() {
         let reason = "it is true, and credentials are given too";
         return Err(UfsError::invalid(ANONYMOUS, reason, "leave one of the two out"));
     }
-    Ok(Credentials::Anonymous)
+    Ok((Credentials::Anonymous, None))
 }
 
 fn source<'a>(given: impl Fn(&str) -> Option<&'a str>) -> Result<Option<Source>, UfsError> {
@@ -120,19 +147,37 @@ fn named(name: &str) -> Result<Source, UfsError> {
     }
 }
 
-fn role<'a>(given: impl Fn(&str) -> Option<&'a str>) -> Result<Option<Role>, UfsError> {
-    let Some(arn) = given(ROLE) else {
-        return match [EXTERNAL_ID, ROLE_SESSION, STS_ENDPOINT].into_iter().find(|name| given(name).is_some()) {
-            Some(name) => Err(UfsError::invalid(name, "it is given without a role", format!("give {ROLE} too"))),
+fn vended<'a>(given: impl Fn(&str) -> Option<&'a str>) -> Result<Option<Vended>, UfsError> {
+    let (role, life) = (role(VENDED_ROLE, &given)?, given(VENDED_DURATION));
+    let Some(role) = role else {
+        return match life {
+            Some(_) => {
+                let remedy = format!("give {VENDED_ROLE} too");
+                Err(UfsError::invalid(VENDED_DURATION, "it is given without a role", remedy))
+            }
             None => Ok(None),
         };
     };
+    let life = match life.map(|text| (text, text.parse::<Interval>())) {
+        None => LIFE,
+        Some((_, Ok(life))) if LIVES.contains(&life.get()) => life.get(),
+        Some((text, _)) => {
+            let reason = "keys that are vended live for 15 minutes to 12 hours";
+            return Err(UfsError::invalid(format!("{VENDED_DURATION}={text:?}"), reason, "write for instance 1h"));
+        }
+    };
+    Ok(Some(Vended { role, life }))
+}
+
+/// The role that an option names, if it does.
+fn role<'a>(option: &'static str, given: impl Fn(&str) -> Option<&'a str>) -> Result<Option<Role>, UfsError> {
+    let Some(arn) = given(option) else { return Ok(None) };
     // As AWS limits them.
     let is_word = |c: char| c.is_ascii_alphanumeric() || "_+=,.@-".contains(c);
     if !arn.starts_with("arn:") || !(20..=2048).contains(&arn.len()) || !arn.bytes().all(|byte| byte.is_ascii_graphic())
     {
         let remedy = "write for instance arn:aws:iam::123456789012:role/NAME";
-        return Err(UfsError::invalid(format!("{ROLE}={arn:?}"), "it is no ARN of a role", remedy));
+        return Err(UfsError::invalid(format!("{option}={arn:?}"), "it is no ARN of a role", remedy));
     }
     let external_id = given(EXTERNAL_ID).map(str::to_owned);
     let is_id = |id: &String| (2..=1224).contains(&id.len()) && id.chars().all(|c| is_word(c) || c == ':' || c == '/');
