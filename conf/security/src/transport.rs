@@ -2,29 +2,22 @@
 
 use std::fmt;
 use std::io;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use cavern_conf::{Config, schema};
-use parking_lot::Mutex;
-use rustls::client::Resumption;
-use rustls::crypto::ring;
+use rustls::ServerConfig;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, CommonState, RootCertStore, ServerConfig, version};
 use tokio::net::TcpStream;
-use tokio::time::Instant;
-use tokio_rustls::{TlsAcceptor, TlsConnector, server};
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream, server};
 
-use crate::certificate::{CertificateInfo, identity_of, read_certificates, read_key};
+use crate::certificate::CertificateInfo;
 use crate::error::SecurityError;
-use crate::handshake::{ClientStream, explained, take_leave};
+use crate::files::Files;
+use crate::handshake::{PeerStream, explained, take_leave};
 use crate::identity::{Identity, Role};
-use crate::verify::{Clients, Servers, Wanted};
+use crate::peers::Peers;
+use crate::trust::Side;
 
-/// The files are looked at again for a connection that is made so long after the last time.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// A server's name must be one; which one, no process of a cluster looks at. Certificates of an
 /// [`Authority`](crate::Authority) have it for others who do.
 pub(crate) const SERVER_NAME: &str = "cavern";
@@ -64,36 +57,8 @@ impl Transport {
 
 /// TLS 1.3 in both directions, with the certificate of this process.
 pub struct Tls {
-    files: schema::Security,
-    cluster: String,
-    /// That the certificate must be of, if it matters.
-    role: Option<Role>,
-    current: Mutex<Current>,
-}
-
-struct Current {
-    loaded: Arc<Loaded>,
-    /// Of the three files when they were last read, whether they could be used or not.
-    stamps: [Stamp; 3],
-    looked: Instant,
-}
-
-/// What tells one file from its successor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stamp {
-    inode: u64,
-    changed: (i64, i64),
-    length: u64,
-}
-
-struct Loaded {
-    info: CertificateInfo,
-    identity: Identity,
-    server: Arc<ServerConfig>,
-    /// For clients that need not have a certificate.
-    to_anybody: Arc<ServerConfig>,
-    to_master: Arc<ClientConfig>,
-    to_worker: Arc<ClientConfig>,
+    files: Arc<Files>,
+    peers: Arc<Peers>,
 }
 
 impl fmt::Debug for Tls {
@@ -104,51 +69,24 @@ impl fmt::Debug for Tls {
 
 impl Tls {
     fn new(files: schema::Security, cluster: &str, role: Option<Role>) -> Result<Self, SecurityError> {
-        let stamps = stamps(&files);
-        let loaded = Arc::new(load(&files, cluster, role)?);
-        let current = Mutex::new(Current { loaded, stamps, looked: Instant::now() });
-        Ok(Self { files, cluster: cluster.to_owned(), role, current })
-    }
-
-    /// With the files as they are. What cannot be used leaves the last that could be in force, and is said in the log.
-    fn loaded(&self) -> Arc<Loaded> {
-        let mut current = self.current.lock();
-        if current.looked.elapsed() >= LOOK_AGAIN {
-            current.looked = Instant::now();
-            let stamps = stamps(&self.files);
-            if stamps != current.stamps {
-                // A pair that is replaced file by file does not fit meanwhile: it is read again when it changes again.
-                current.stamps = stamps;
-                match load(&self.files, &self.cluster, self.role) {
-                    Ok(loaded) => {
-                        tracing::info!(identity = %loaded.identity, "the certificate was replaced");
-                        current.loaded = Arc::new(loaded);
-                    }
-                    Err(error) => tracing::warn!("the former certificate stays in force: {error}"),
-                }
-            }
-        }
-        current.loaded.clone()
+        let files = Arc::new(Files::open(files, cluster, role)?);
+        Ok(Self { peers: Arc::new(Peers::new(files.clone())), files })
     }
 
     /// Who this process is.
     pub fn identity(&self) -> Identity {
-        self.loaded().identity.clone()
+        self.files.loaded().own.identity.clone()
     }
 
     /// What the certificate says that new connections have.
     pub fn certificate(&self) -> CertificateInfo {
-        self.loaded().info.clone()
+        self.files.loaded().own.info.clone()
     }
 
-    /// Who is on the other side of a connection whose handshake is done.
-    ///
-    /// # Errors
-    /// It has shown nothing that says so.
-    pub fn peer(connection: &CommonState) -> io::Result<Identity> {
-        let first = connection.peer_certificates().and_then(|certificates| certificates.first());
-        let first = first.ok_or_else(|| io::Error::other("the other side has shown no certificate"))?;
-        identity_of(first).map_err(io::Error::other)
+    /// When the first of the lists of revoked certificates was to be replaced, in seconds since the epoch; `None` where
+    /// there is no list.
+    pub(crate) fn next_update(&self) -> Option<i64> {
+        self.files.loaded().trust.next_update
     }
 
     /// Shakes hands with a server that must be of this role (a master or a worker). The caller bounds the time.
@@ -156,12 +94,12 @@ impl Tls {
     /// # Errors
     /// Those of the connection, and what this side finds wrong with the other's certificate. What the other finds wrong
     /// with that of this process is told by the first read.
-    pub async fn connect(&self, stream: TcpStream, to: Role) -> io::Result<ClientStream> {
-        let loaded = self.loaded();
+    pub async fn connect(&self, stream: TcpStream, to: Role) -> io::Result<PeerStream> {
+        let loaded = self.files.loaded();
         let config = if to == Role::Worker { &loaded.to_worker } else { &loaded.to_master };
         let name = ServerName::try_from(SERVER_NAME).map_err(io::Error::other)?;
-        let connected = TlsConnector::from(config.clone()).connect(name, stream).await;
-        connected.map(ClientStream).map_err(explained)
+        let connected = TlsConnector::from(config.clone()).connect(name, stream).await.map_err(explained)?;
+        self.known(connected.into(), Side::Server, loaded.epoch)
     }
 
     /// Shakes hands with a client, of whatever role. The caller bounds the time.
@@ -169,13 +107,26 @@ impl Tls {
     /// # Errors
     /// Those of the connection, and what either side finds wrong with the other's certificate; the other side has been
     /// told then.
-    pub async fn accept(&self, stream: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
-        accept(self.loaded().server.clone(), stream).await
+    pub async fn accept(&self, stream: TcpStream) -> io::Result<PeerStream> {
+        let loaded = self.files.loaded();
+        let accepted = accept(loaded.server.clone(), stream).await?;
+        self.known(accepted.into(), Side::Client, loaded.epoch)
     }
 
     /// The same with a client that need not show a certificate. One that it shows is as right as those of others.
-    pub(crate) async fn accept_anybody(&self, stream: TcpStream) -> io::Result<server::TlsStream<TcpStream>> {
-        accept(self.loaded().to_anybody.clone(), stream).await
+    pub(crate) async fn accept_anybody(&self, stream: TcpStream) -> io::Result<PeerStream> {
+        let loaded = self.files.loaded();
+        let accepted = accept(loaded.to_anybody.clone(), stream).await?;
+        self.known(accepted.into(), Side::Client, loaded.epoch)
+    }
+
+    /// A connection whose handshake is done, with what was trusted in that epoch.
+    fn known(&self, stream: TlsStream<TcpStream>, side: Side, epoch: u64) -> io::Result<PeerStream> {
+        let (socket, connection) = stream.get_ref();
+        let chain = connection.peer_certificates().unwrap_or_default();
+        let address = socket.peer_addr().ok();
+        let shown = (!chain.is_empty()).then(|| self.peers.add(chain, side, epoch, address)).transpose()?;
+        Ok(PeerStream::new(stream, shown))
     }
 }
 
@@ -187,65 +138,4 @@ async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<serv
             Err(explained(error))
         }
     }
-}
-
-fn stamps(files: &schema::Security) -> [Stamp; 3] {
-    [&files.ca, &files.certificate, &files.key].map(|path| stamp(path).unwrap_or_default())
-}
-
-pub(crate) fn stamp(path: &Path) -> io::Result<Stamp> {
-    let found = std::fs::metadata(path)?;
-    Ok(Stamp { inode: found.ino(), changed: (found.ctime(), found.ctime_nsec()), length: found.len() })
-}
-
-fn load(files: &schema::Security, cluster: &str, role: Option<Role>) -> Result<Loaded, SecurityError> {
-    let unusable = |reason: String| SecurityError::unusable("certificate", &files.certificate, reason);
-    let mut roots = RootCertStore::empty();
-    for authority in read_certificates("ca", &files.ca)? {
-        roots.add(authority).map_err(|error| SecurityError::unusable("ca", &files.ca, error))?;
-    }
-    let roots = Arc::new(roots);
-    let chain = read_certificates("certificate", &files.certificate)?;
-    let info = CertificateInfo::of(&chain[0]).map_err(unusable)?;
-    let identity = identity_of(&chain[0]).map_err(unusable)?;
-    if identity.cluster != cluster {
-        return Err(unusable(format!("it is of {identity}, and cluster.name is \"{cluster}\"")));
-    }
-    if let Some(role) = role.filter(|role| identity.role != *role) {
-        return Err(unusable(format!("it is of {identity}, and nobody takes this process for a {role} with it")));
-    }
-    let provider = Arc::new(ring::default_provider());
-    let server = |wanted: Wanted| {
-        let clients = Clients::new(roots.clone(), provider.clone(), cluster, wanted)
-            .map_err(|reason| SecurityError::unusable("ca", &files.ca, reason))?;
-        let mut server = ServerConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(&[&version::TLS13])
-            .map_err(|error| unusable(error.to_string()))?
-            .with_client_cert_verifier(Arc::new(clients))
-            .with_single_cert(chain.clone(), read_key(&files.key)?)
-            .map_err(|error| unusable(format!("it does not fit to security.key: {error}")))?;
-        // Whoever comes back shows its certificate again.
-        server.send_tls13_tickets = 0;
-        Ok::<_, SecurityError>(Arc::new(server))
-    };
-    let (server, to_anybody) = (server(Wanted::Always)?, server(Wanted::IfThereIsOne)?);
-    let client = |role: Role| {
-        let servers = Servers {
-            roots: roots.clone(),
-            algorithms: provider.signature_verification_algorithms,
-            cluster: cluster.to_owned(),
-            role,
-        };
-        let mut client = ClientConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(&[&version::TLS13])
-            .map_err(|error| unusable(error.to_string()))?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(servers))
-            .with_client_auth_cert(chain.clone(), read_key(&files.key)?)
-            .map_err(|error| unusable(format!("it does not fit to security.key: {error}")))?;
-        client.resumption = Resumption::disabled();
-        Ok(Arc::new(client))
-    };
-    let (to_master, to_worker) = (client(Role::Master)?, client(Role::Worker)?);
-    Ok(Loaded { info, identity, server, to_anybody, to_master, to_worker })
 }
