@@ -31,6 +31,7 @@ mod blocks;
 mod clients;
 mod floods;
 mod pages;
+mod revoked;
 mod sockets;
 mod users;
 mod workers;

@@ -10,7 +10,7 @@
 //! [`TlsSocket::has_unsent`] tells. Who uses one waits for it to be writable while there is some, and calls
 //! [`TlsSocket::flush`] then.
 //!
-//! Nothing is read or written any more, and nobody waits, when the certificate of the other side does not hold any more.
+//! When the certificate of the other side does not hold any more, nothing is read or written, and nobody waits.
 //!
 //! A stream that ends without a farewell of TLS has ended: the frames that it carries tell how long they are, so that
 //! none of them is taken for whole that is not.

@@ -131,8 +131,8 @@ impl State {
         }
     }
 
-    /// Sessions without a stream do not outlive their lease where the certificate is revoked that they were opened with:
-    /// nobody comes back for what they hold. Whoever has another one has a lease to come back with it.
+    /// Sessions without a stream do not outlive their lease where the certificate is revoked that they were opened
+    /// with: nobody comes back for what they hold. Whoever has another one has a lease to come back with it.
     fn end_revoked(&mut self) {
         for session in self.owners.revoked() {
             if !self.sessions.contains_key(&session) && self.held.holds_any(session) {
