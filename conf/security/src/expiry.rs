@@ -24,14 +24,14 @@ impl Collector for Expiry {
         let Some(next_update) = self.0.next_update() else { return Ok(()) };
         let next_update = ConstGauge::new(next_update);
         let help = "When the list of revoked certificates was to be replaced, since 1970";
-        let name = "cavern_revocation_list_next_update_seconds";
+        let name = "cavern_revocations_due_seconds";
         let metric = encoder.encode_descriptor(name, help, None, next_update.metric_type())?;
         next_update.encode(metric)
     }
 }
 
 impl Transport {
-    /// Adds `cavern_certificate_expires_seconds`, `cavern_revocation_list_next_update_seconds` and
+    /// Adds `cavern_certificate_expires_seconds`, `cavern_revocations_due_seconds` and
     /// `cavern_peer_connections_closed` to the metrics of a process that has a certificate: once for each.
     pub fn register_metrics(&self, metrics: &Metrics) {
         if let Self::Tls(tls) = self {
