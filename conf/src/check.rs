@@ -115,6 +115,12 @@ fn security(security: &Security, rules: &mut Rules<'_>) {
             rules.absolute(key, path);
         }
     }
+    if is_set(&security.revoked) {
+        rules.absolute("security.revoked", &security.revoked);
+        rules.require(any, &["security.revoked"], || {
+            "needs the three files of [security]: without them nobody shows a certificate".to_owned()
+        });
+    }
     if is_set(&security.http_token) {
         rules.absolute("security.http_token", &security.http_token);
         rules.require(any, &["security.http_token"], || {

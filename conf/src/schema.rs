@@ -40,6 +40,8 @@ pub struct Security {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
+    /// Lists of certificates that the authorities have revoked; none if empty.
+    pub revoked: PathBuf,
     /// The token that shows the pages of the HTTP ports, beside the certificate of an admin; none if empty.
     pub http_token: PathBuf,
     /// Metrics are shown to everybody.

@@ -354,6 +354,13 @@ fn the_three_files_of_security_come_together() {
     compose(&format!("{}{token}", written("")), &[]).unwrap();
     let error = refusal(&format!("[security]\n{token}"));
     assert!(error.contains("security.http_token: ") && error.contains("three files"), "{error}");
+    // So does a list of revoked certificates.
+    let list = "revoked = \"/c/crl.pem\"\n";
+    compose(&format!("{}{list}", written("")), &[]).unwrap();
+    let error = refusal(&format!("[security]\n{list}"));
+    assert!(error.contains("security.revoked: ") && error.contains("three files"), "{error}");
+    let error = refusal(&format!("{}revoked = \"crl.pem\"\n", written("")));
+    assert!(error.contains("security.revoked: ") && error.contains("absolute path"), "{error}");
     // The environment takes them all away.
     let none = ["CA", "CERTIFICATE", "KEY"].map(|key| format!("CV_SECURITY__{key}"));
     let none: Vec<(&str, &str)> = none.iter().map(|name| (name.as_str(), "")).collect();

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use cavern_proto::master::cluster_server::ClusterServer;
 use cavern_proto::master::namespace_server::NamespaceServer;
-use cavern_security::{Identity, MountDebt, Role};
+use cavern_security::{Identity, MountDebt, PeerCertificate, Role};
 use futures::Stream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -49,6 +49,11 @@ const ANSWER_MAX: usize = 16 << 20;
 /// Who asks, where connections are secured.
 fn asker<T>(request: &tonic::Request<T>) -> Option<&Identity> {
     request.extensions().get::<Peer>()?.identity.get()
+}
+
+/// The certificate of whoever asks, where connections are secured.
+fn shown<T>(request: &tonic::Request<T>) -> Option<&PeerCertificate> {
+    request.extensions().get::<Peer>()?.certificate.get()
 }
 
 /// A stream of answers.

@@ -32,6 +32,7 @@ mod clients;
 mod floods;
 mod pages;
 mod people;
+mod revoked;
 mod sockets;
 mod users;
 mod vended;

@@ -151,6 +151,59 @@ fn what_makes_no_sense_is_refused_and_nothing_is_overwritten() {
 }
 
 #[test]
+fn what_is_revoked_is_on_a_list_that_a_configuration_takes_and_that_is_shown() {
+    let place = Place::new();
+    let (authority, other) = (place.path("authority"), place.path("other"));
+    for directory in [&authority, &other] {
+        place.cert(&["init", "--dir", directory]);
+    }
+    for name in ["node1", "node2"] {
+        place.cert(&["issue", "worker", name, "--dir", &authority]);
+    }
+    let [node1, node2, list] =
+        ["worker-node1.pem", "worker-node2.pem", "crl.pem"].map(|name| format!("{authority}/{name}"));
+    // From the start, with nothing on it.
+    let made = place.cert(&["revoke", "--dir", &authority]);
+    let line = made.stdout.lines().last().unwrap();
+    assert!(line.starts_with("revoked = ") && line.contains("/crl.pem"), "{made:?}");
+    let conf = place.path("node.toml");
+    let files =
+        format!("ca = \"{authority}/ca.pem\"\ncertificate = {node1:?}\nkey = \"{authority}/worker-node1-key.pem\"\n");
+    let check = |revoked: &str| {
+        fs::write(&conf, format!("{CONF}[security]\n{files}{revoked}\n")).unwrap();
+        Cluster::alone(&["conf", "check", "--conf", &conf], &[])
+    };
+    assert_eq!(check(line).code, 0);
+    let missing = check(&format!("revoked = \"{authority}/none.pem\""));
+    assert!(missing.code == USAGE && missing.stderr.contains("security.revoked"), "{missing:?}");
+    place.cert(&["revoke", "--dir", &other]);
+    let foreign = check(&format!("revoked = \"{other}/crl.pem\""));
+    assert!(foreign.code == USAGE && foreign.stderr.contains("no authority of security.ca"), "{foreign:?}");
+
+    let out = place.path("copy.pem");
+    let revoked = place.cert(&["revoke", &node1, "--dir", &authority, "--out", &out, "--json"]).json();
+    assert_eq!((&revoked["number"], &revoked["revoked"], &revoked["added"]), (&"2".into(), &1.into(), &1.into()));
+    assert_eq!(fs::read(&out).unwrap(), fs::read(&list).unwrap());
+    for named in [["--dir", &authority], ["--revoked", &out]] {
+        let views = place.cert(&[&["show", &node1, &node2, "--json"][..], &named].concat()).json();
+        assert_eq!((&views[0]["revoked"], &views[1]["revoked"]), (&true.into(), &false.into()), "{views}");
+        assert!(views[0]["revoked_since"].as_str().unwrap().ends_with('Z'), "{views}");
+    }
+    let views = place.cert(&["show", &node1, &list, "--json"]).json();
+    assert!(views[0].get("revoked").is_none(), "{views}");
+    assert_eq!(views[1]["revokes"][0]["serial"], views[0]["serial"], "{views}");
+    let table = place.cert(&["show", &list]).stdout;
+    assert!(table.contains("1 certificate") && table.contains(views[0]["serial"].as_str().unwrap()), "{table}");
+
+    let before = place.files("authority");
+    let foreign = format!("{other}/ca.pem");
+    place.refused(&["revoke", &foreign, "--dir", &authority], FAILED, &["other/ca.pem", "has not signed it"]);
+    place.refused(&["revoke", &list, "--dir", &authority], FAILED, &["crl.pem", "no certificate"]);
+    place.refused(&["revoke", &place.path("none.pem"), "--dir", &authority], NOT_FOUND, &["none.pem"]);
+    assert_eq!(place.files("authority"), before);
+}
+
+#[test]
 fn a_listener_for_other_hosts_needs_certificates_or_says_that_it_needs_none() {
     let place = Place::new();
     for (role, port) in [("master", 7700), ("worker", 7710)] {

@@ -8,11 +8,12 @@ use cavern_tests::{Cluster, Options, eventually, within};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// No files of `[security]`, whatever the configuration has.
-const PLAIN: [(&str, &str); 4] = [
+const PLAIN: [(&str, &str); 5] = [
     ("CV_SECURITY__CA", ""),
     ("CV_SECURITY__CERTIFICATE", ""),
     ("CV_SECURITY__KEY", ""),
-    // It goes with them.
+    // These go with them.
+    ("CV_SECURITY__REVOKED", ""),
     ("CV_SECURITY__HTTP_TOKEN", ""),
 ];
 /// As from a worker on another host.
@@ -141,11 +142,13 @@ fn who_has_no_certificate_or_one_of_another_role_is_refused_in_a_sentence() {
     cluster.cv(&["cert", "issue", "admin", "x", "--dir", foreign]);
     let files = ["ca.pem", "admin-x.pem", "admin-x-key.pem"].map(|name| format!("{foreign}/{name}"));
     let names = ["CV_SECURITY__CA", "CV_SECURITY__CERTIFICATE", "CV_SECURITY__KEY"];
-    let foreign: Vec<(&str, &str)> = names.into_iter().zip(files.iter().map(String::as_str)).collect();
+    let foreign = names.into_iter().zip(files.iter().map(String::as_str));
+    // The list of the cluster is none of this authority.
+    let foreign: Vec<(&str, &str)> = [("CV_SECURITY__REVOKED", "")].into_iter().chain(foreign).collect();
     let (code, said) = with(&cluster, &foreign, &["node", "list"]);
     assert!(code == Some(3) && said.contains("certificate") && !said.contains("a majority"), "{code:?} {said}");
     // A right one, with an authority that does not know the master.
-    let (code, said) = with(&cluster, &foreign[..1], &["node", "list"]);
+    let (code, said) = with(&cluster, &foreign[..2], &["node", "list"]);
     assert!(code == Some(3) && said.contains("certificate"), "{code:?} {said}");
     // It goes on for everybody else.
     cluster.cv(&["node", "list"]);

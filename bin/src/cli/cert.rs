@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cavern_conf::{Config, counted};
-use cavern_security::{Authority, CertificateInfo, Identity, Issued, Role, SecurityError};
+use cavern_security::{Authority, CertificateInfo, Identity, Issued, RevocationList, Role, SecurityError};
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -42,9 +42,21 @@ jobs and workers, and admin may do everything, also with masters, their keys, an
 ROLE-NAME.pem and ROLE-NAME-key.pem. Processes read files that are replaced for their next connection, without a \
 restart.")]
     Issue(IssueArgs),
-    /// Say whose certificates these are, and until when they hold.
+    /// Put certificates that somebody else may have on the list of those that nobody takes any more.
+    #[command(after_help = "Examples:
+  cv cert revoke --dir /root/authority
+  cv cert revoke /root/node1/client-node1.pem --dir /root/authority --out /root/crl.pem
+
+The list is crl.pem in the directory of the authority, and keeps what was revoked before; without a certificate it is \
+made where there is none, so that all hosts have one from the start. Each host gets it as the file that \
+security.revoked names, by a rename: a second later nobody with one of these certificates is let in, and connections \
+that are open with one are closed. Whoever is to go on needs another certificate before: `cv cert issue`.")]
+    Revoke(RevokeArgs),
+    /// Say whose certificates these are, until when they hold, and what lists of revoked ones have.
     #[command(after_help = "Examples:
   cv cert show /etc/cavern/certificates/*.pem
+  cv cert show client-node1.pem --revoked /etc/cavern/certificates/crl.pem
+  cv cert show /root/authority/crl.pem
   cv cert show worker-node1.pem --json | jq '.[0].days_left'")]
     Show(ShowArgs),
 }
@@ -78,10 +90,31 @@ pub struct IssueArgs {
 }
 
 #[derive(Args)]
+pub struct RevokeArgs {
+    /// Certificates that the authority has signed (PEM): the first one of each file.
+    #[arg(value_name = "CERT")]
+    certificates: Vec<PathBuf>,
+    /// Directory of the authority.
+    #[arg(long, value_name = "DIR")]
+    dir: PathBuf,
+    /// A copy of the list.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    #[command(flatten)]
+    common: CommonArgs,
+}
+
+#[derive(Args)]
 pub struct ShowArgs {
-    /// Files with certificates (PEM).
+    /// Files with certificates, or with lists of revoked ones (PEM).
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
+    /// Directory of an authority: says which of the certificates it has revoked.
+    #[arg(long, value_name = "DIR", conflicts_with = "revoked")]
+    dir: Option<PathBuf>,
+    /// A list of revoked certificates (PEM): says which of these are on it.
+    #[arg(long, value_name = "FILE")]
+    revoked: Option<PathBuf>,
     /// As JSON.
     #[arg(long)]
     json: bool,
@@ -116,7 +149,25 @@ struct IssuedView {
     not_after: Option<String>,
 }
 
-/// One certificate of `cv cert show --json`.
+/// `cv cert revoke --json`.
+#[derive(Serialize)]
+struct RevocationsView {
+    list: PathBuf,
+    number: Option<String>,
+    /// Certificates that are on the list, and those that were not before.
+    revoked: usize,
+    added: usize,
+}
+
+/// One entry of `cv cert show --json`.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum View {
+    Certificate(CertificateView),
+    List(ListView),
+}
+
+/// A certificate.
 #[derive(Serialize)]
 struct CertificateView {
     file: PathBuf,
@@ -124,10 +175,36 @@ struct CertificateView {
     identity: Option<String>,
     authority: bool,
     common_name: Option<String>,
+    /// Bytes in hexadecimal, with colons.
+    serial: String,
     not_before: Option<String>,
     not_after: Option<String>,
     /// Whole days; negative where it has ended.
     days_left: i64,
+    /// Whether it is revoked, where a list was named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revoked: Option<bool>,
+    /// Since when.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    revoked_since: Option<String>,
+}
+
+/// A list of revoked certificates.
+#[derive(Serialize)]
+struct ListView {
+    file: PathBuf,
+    /// Of its authority.
+    common_name: Option<String>,
+    number: Option<String>,
+    this_update: Option<String>,
+    next_update: Option<String>,
+    revokes: Vec<EntryView>,
+}
+
+#[derive(Serialize)]
+struct EntryView {
+    serial: String,
+    since: Option<String>,
 }
 
 impl CertCommand {
@@ -135,6 +212,7 @@ impl CertCommand {
         match self {
             Self::Init(args) => args.run(),
             Self::Issue(args) => args.run(),
+            Self::Revoke(args) => args.run(),
             Self::Show(args) => args.run(),
         }
     }
@@ -212,12 +290,49 @@ pub fn issue(
     Ok(authority.issue(identity, holds, directory, &identity.file_name())?)
 }
 
+impl RevokeArgs {
+    fn run(self) -> Result<(), CliError> {
+        let authority = authority(&self.dir, &self.common.cluster_name()?)?;
+        let revoked = authority.revoke(&self.certificates, self.out.as_deref()).map_err(unrevoked)?;
+        let view = RevocationsView {
+            list: absolute(&revoked.path)?,
+            number: revoked.list.number,
+            revoked: revoked.list.revoked.len(),
+            added: revoked.added,
+        };
+        if self.common.json {
+            return console::json(&view);
+        }
+        let (all, added) = (counted(view.revoked as u64, "certificate"), view.added);
+        console::line(format_args!("the list has {all}, {added} of them new: put it on all hosts, by a rename"))?;
+        let path = toml::Value::from(view.list.to_string_lossy().into_owned());
+        console::line("[security]")?;
+        console::line(format_args!("revoked = {path}"))
+    }
+}
+
+/// The files need not be those of a configuration, as those of a list.
+fn unrevoked(error: SecurityError) -> CliError {
+    let is_of_file = matches!(error, SecurityError::Unreadable { .. } | SecurityError::Unusable { .. });
+    match (is_missing(&error), is_of_file) {
+        (true, _) => CliError::NotFound(unshown(error)),
+        (false, true) => CliError::Failed(unshown(error)),
+        (false, false) => error.into(),
+    }
+}
+
 impl ShowArgs {
     fn run(self) -> Result<(), CliError> {
         let (mut views, mut refused) = (Vec::new(), Vec::new());
+        let named = self.dir.as_deref().map(Authority::list_in).or(self.revoked);
+        let lists = named.map(|file| RevocationList::read_all(&file)).transpose();
+        let lists = lists.unwrap_or_else(|error| {
+            refused.push(error);
+            None
+        });
         for file in self.files {
-            match CertificateInfo::read_all(&file) {
-                Ok(infos) => views.extend(infos.into_iter().map(|info| CertificateView::new(&file, info))),
+            match read(&file, lists.as_deref()) {
+                Ok(read) => views.extend(read),
                 Err(error) => refused.push(error),
             }
         }
@@ -225,8 +340,8 @@ impl ShowArgs {
         if self.json {
             console::json(&views)?;
         } else if !views.is_empty() {
-            let rows: Vec<[String; 5]> = views.iter().map(CertificateView::row).collect();
-            console::table(["FILE", "WHOSE", "FROM", "UNTIL", "LEFT"], &rows)?;
+            let rows: Vec<[String; 6]> = views.iter().flat_map(View::rows).collect();
+            console::table(["FILE", "WHOSE", "FROM", "UNTIL", "LEFT", "REVOKED"], &rows)?;
         }
         if refused.is_empty() {
             return Ok(());
@@ -234,6 +349,21 @@ impl ShowArgs {
         let all_missing = refused.iter().all(is_missing);
         let text = refused.into_iter().map(unshown).collect::<Vec<_>>().join("\n");
         Err(if all_missing { CliError::NotFound(text) } else { CliError::Failed(text) })
+    }
+}
+
+/// The certificates of a file, or else its lists of revoked ones.
+fn read(file: &Path, lists: Option<&[RevocationList]>) -> Result<Vec<View>, SecurityError> {
+    let error = match CertificateInfo::read_all(file) {
+        Ok(infos) => {
+            let views = infos.into_iter().map(|info| CertificateView::new(file, info, lists));
+            return Ok(views.map(View::Certificate).collect());
+        }
+        Err(error) => error,
+    };
+    match RevocationList::read_all(file) {
+        Ok(found) => Ok(found.into_iter().map(|list| View::List(ListView::new(file, list))).collect()),
+        Err(_) => Err(error),
     }
 }
 
@@ -253,8 +383,18 @@ fn unshown(error: SecurityError) -> String {
     }
 }
 
+impl View {
+    fn rows(&self) -> Vec<[String; 6]> {
+        match self {
+            Self::Certificate(view) => vec![view.row()],
+            Self::List(view) => view.rows(),
+        }
+    }
+}
+
 impl CertificateView {
-    fn new(file: &Path, info: CertificateInfo) -> Self {
+    fn new(file: &Path, info: CertificateInfo, lists: Option<&[RevocationList]>) -> Self {
+        let entry = lists.and_then(|lists| lists.iter().find_map(|list| list.find(&info)));
         Self {
             file: file.to_owned(),
             identity: info.identity.as_ref().map(ToString::to_string),
@@ -262,11 +402,14 @@ impl CertificateView {
             not_before: timestamp(info.not_before),
             not_after: timestamp(info.not_after),
             days_left: info.remaining_secs().div_euclid(DAY_SECS as i64),
+            revoked: lists.map(|_| entry.is_some()),
+            revoked_since: entry.and_then(|entry| timestamp(entry.since)),
             common_name: info.common_name,
+            serial: info.serial,
         }
     }
 
-    fn row(&self) -> [String; 5] {
+    fn row(&self) -> [String; 6] {
         let whose = match (&self.identity, self.authority) {
             (Some(identity), false) => identity.clone(),
             (_, true) => format!("authority: {}", self.common_name.as_deref().unwrap_or("without a name")),
@@ -276,7 +419,44 @@ impl CertificateView {
             Ok(days) => counted(days, "day"),
             Err(_) => "expired".to_owned(),
         };
-        [self.file.display().to_string(), whose, shown(self.not_before.as_ref()), shown(self.not_after.as_ref()), left]
+        let revoked = match self.revoked {
+            Some(true) => shown(self.revoked_since.as_ref()),
+            Some(false) => "no".to_owned(),
+            None => shown(None),
+        };
+        let (from, until) = (shown(self.not_before.as_ref()), shown(self.not_after.as_ref()));
+        [self.file.display().to_string(), whose, from, until, left, revoked]
+    }
+}
+
+impl ListView {
+    fn new(file: &Path, list: RevocationList) -> Self {
+        let entries = list.revoked.into_iter();
+        Self {
+            file: file.to_owned(),
+            common_name: list.common_name,
+            number: list.number,
+            this_update: timestamp(list.this_update),
+            next_update: list.next_update.and_then(timestamp),
+            revokes: entries.map(|entry| EntryView { serial: entry.serial, since: timestamp(entry.since) }).collect(),
+        }
+    }
+
+    /// One of the list, and one of each certificate on it.
+    fn rows(&self) -> Vec<[String; 6]> {
+        let file = self.file.display().to_string();
+        let name = self.common_name.as_deref().unwrap_or("without a name");
+        let number = self.number.as_ref().map_or_else(String::new, |number| format!(" {number}"));
+        let whose = format!("list{number} of authority: {name}");
+        let (from, until) = (shown(self.this_update.as_ref()), shown(self.next_update.as_ref()));
+        let count = counted(self.revokes.len() as u64, "certificate");
+        let entry = |entry: &EntryView| {
+            let serial = format!("serial {}", entry.serial);
+            let [from, until, left] = [(); 3].map(|()| shown(None));
+            [file.clone(), serial, from, until, left, shown(entry.since.as_ref())]
+        };
+        let entries: Vec<_> = self.revokes.iter().map(entry).collect();
+        [vec![[file.clone(), whose, from, until, shown(None), count]], entries].concat()
     }
 }
 

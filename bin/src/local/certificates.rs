@@ -1,6 +1,6 @@
 //! Certificates of a cluster that was made with `cv local up --secure`: an authority of its own in `D/certificates`,
-//! one for each process, and one for whoever runs the cluster, which is that of `D/cluster.toml`. Beside them is the
-//! token of their HTTP ports.
+//! one for each process, and one for whoever runs the cluster, which is that of `D/cluster.toml`. Beside them are the
+//! list of those that are revoked, and the token of the HTTP ports.
 
 use std::fs;
 use std::io;
@@ -21,6 +21,7 @@ const HOLD: Duration = Duration::from_secs(3650 * 86_400);
 /// The name of whoever runs the cluster.
 const ADMIN: &str = "local";
 const AUTHORITY_FILES: [&str; 2] = ["ca.pem", "ca-key.pem"];
+const REVOKED: &str = "crl.pem";
 const TOKEN: &str = "http-token";
 const TOKEN_LENGTH: usize = 40;
 
@@ -33,7 +34,8 @@ pub fn ensure(cluster: &Cluster, name: &str) -> Result<(), CliError> {
     let authority = if Authority::is_in(&directory) {
         cert::authority(&directory, name)?
     } else {
-        remove(&directory, AUTHORITY_FILES.into_iter())?;
+        // The list of another one would not be its own.
+        remove(&directory, AUTHORITY_FILES.into_iter().chain([REVOKED]))?;
         Authority::create(&directory, name)?
     };
     let hold = HOLD.min(authority.remaining());
@@ -46,6 +48,9 @@ pub fn ensure(cluster: &Cluster, name: &str) -> Result<(), CliError> {
         // An `up` that was interrupted has left one of the two.
         remove(&directory, files.iter().map(String::as_str))?;
         cert::issue(&authority, &identity, hold, &directory)?;
+    }
+    if !directory.join(REVOKED).exists() {
+        authority.revoke(&[], None)?;
     }
     make_token(&directory.join(TOKEN))
 }
@@ -87,8 +92,9 @@ fn pair(cluster: &Cluster, part: Part, process: &str) -> [PathBuf; 2] {
 /// `[security]` of the command line.
 pub fn of_admin(cluster: &Cluster) -> Security {
     let [certificate, key] = pair(cluster, Part::Admin, ADMIN);
-    let [ca, http_token] = [AUTHORITY_FILES[0], TOKEN].map(|file| cluster.certificates().join(file));
-    Security { ca, certificate, key, http_token, ..Security::default() }
+    let files = [AUTHORITY_FILES[0], REVOKED, TOKEN].map(|file| cluster.certificates().join(file));
+    let [ca, revoked, http_token] = files;
+    Security { ca, certificate, key, revoked, http_token, ..Security::default() }
 }
 
 /// What the environment of a child has in the place of the files of the configuration.
@@ -101,7 +107,7 @@ pub fn environment(cluster: &Cluster, name: ChildName) -> Vec<(&'static str, Str
 /// The names of all files that the cluster has made in its directory of certificates.
 pub fn names(cluster: &Cluster) -> Vec<String> {
     let holders = holders(cluster).into_iter().flat_map(|(part, process)| files(&format!("{part}-{process}")));
-    AUTHORITY_FILES.into_iter().chain([TOKEN]).map(str::to_owned).chain(holders).collect()
+    AUTHORITY_FILES.into_iter().chain([REVOKED, TOKEN]).map(str::to_owned).chain(holders).collect()
 }
 
 fn remove<'a>(directory: &Path, names: impl Iterator<Item = &'a str>) -> Result<(), CliError> {

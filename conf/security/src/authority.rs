@@ -1,4 +1,7 @@
-//! A certificate authority for clusters that have none: a key and a certificate in one directory.
+//! A certificate authority for clusters that have none: a key and a certificate in one directory, with the list of what
+//! it has revoked.
+
+mod revoke;
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -17,6 +20,8 @@ use crate::error::SecurityError;
 use crate::identity::Identity;
 use crate::transport::SERVER_NAME;
 
+pub use revoke::Revocations;
+
 /// The files of an authority. Only the certificate leaves the host that has it.
 const CERTIFICATE: &str = "ca.pem";
 const KEY: &str = "ca-key.pem";
@@ -28,7 +33,7 @@ const COMMON_NAME: &str = "Cavern cluster ";
 /// Clocks of a cluster may differ by as much.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(300);
 
-/// Signs certificates.
+/// Signs certificates, and revokes them.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: PathBuf,
@@ -150,6 +155,7 @@ impl Authority {
             params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
         }
         params.use_authority_key_identifier_extension = true;
+        // Its number is 159 bits of the hash of its key, which is new: another one for each, and nobody knows the next.
         let signed = params.signed_by(&key, &self.issuer).map_err(making)?;
         write_new(&issued.key, key.serialize_pem().as_bytes(), 0o600)?;
         write_new(&issued.certificate, signed.pem().as_bytes(), 0o644)?;

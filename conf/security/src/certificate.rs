@@ -23,6 +23,10 @@ pub struct CertificateInfo {
     pub identity: Option<Identity>,
     /// Of its subject.
     pub common_name: Option<String>,
+    /// The name of whoever has signed it (DER).
+    pub issuer: Vec<u8>,
+    /// Its number among those of its issuer: bytes in hexadecimal, with colons.
+    pub serial: String,
     /// Whether it signs others.
     pub is_authority: bool,
     /// Whether it says what it is for (server, client): which of them, whoever is shown it looks at.
@@ -54,6 +58,8 @@ impl CertificateInfo {
         Ok(Self {
             identity,
             common_name: common_name.map(str::to_owned),
+            issuer: parsed.issuer().as_raw().to_vec(),
+            serial: parsed.raw_serial_as_string(),
             has_purpose: parsed.extended_key_usage().map_err(|error| error.to_string())?.is_some(),
             is_authority: constraints.is_some_and(|constraints| constraints.value.ca),
             not_before: validity.not_before.timestamp(),
@@ -102,6 +108,11 @@ pub(crate) fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, 
     Ok(identity)
 }
 
+/// When a certificate ends to hold, in seconds since the epoch; never, for what is none.
+pub(crate) fn end_of(certificate: &CertificateDer<'_>) -> i64 {
+    X509Certificate::from_der(certificate).map_or(i64::MAX, |(_, parsed)| parsed.validity().not_after.timestamp())
+}
+
 /// All certificates of a file: at least one.
 pub(crate) fn read_certificates(key: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, SecurityError> {
     let text = read(key, path)?;
@@ -130,7 +141,7 @@ pub(crate) fn read_secret(key: &'static str, path: &Path) -> Result<Vec<u8>, Sec
     read(key, path)
 }
 
-fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, SecurityError> {
+pub(crate) fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, SecurityError> {
     fs::read(path).map_err(|source| SecurityError::Unreadable { key, path: path.to_owned(), source })
 }
 

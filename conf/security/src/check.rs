@@ -5,6 +5,7 @@ use cavern_conf::Config;
 use crate::certificate::{read_certificates, read_key};
 use crate::error::SecurityError;
 use crate::http::TokenFile;
+use crate::revocation::read_lists;
 use crate::transport::Transport;
 
 /// All that a process of this host would refuse of the files that `[security]` names: each by itself, or one beside
@@ -18,6 +19,7 @@ pub fn check_files(config: &Config) -> Vec<SecurityError> {
         read_certificates("ca", &files.ca).err(),
         read_certificates("certificate", &files.certificate).err(),
         read_key(&files.key).err(),
+        (!files.revoked.as_os_str().is_empty()).then(|| read_lists(&files.revoked).err()).flatten(),
     ];
     let mut problems: Vec<_> = each.into_iter().flatten().collect();
     if problems.is_empty() {

@@ -26,6 +26,8 @@ pub enum SecurityError {
         authority.display()
     )]
     Outlives { authority: PathBuf, days: u64 },
+    #[error("{}: {reason}", path.display())]
+    Unrevoked { path: PathBuf, reason: String },
     #[error("{setting}: cannot use {} as a key: {reason}", path.display())]
     KeyEncryption { setting: &'static str, path: PathBuf, reason: String },
     #[error("the certificate cannot be made: {0}")]

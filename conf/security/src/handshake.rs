@@ -5,76 +5,127 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::certificate::CertificateInfo;
-use crate::identity::Identity;
-use crate::transport::Tls;
-use rustls::{AlertDescription, CertificateError, ClientConnection, Error, OtherError};
+use rustls::{AlertDescription, CertificateError, Connection, Error, OtherError};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
-use tokio_rustls::client::TlsStream;
+use tokio_rustls::TlsStream;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+
+use crate::peers::PeerCertificate;
 
 /// Whoever is refused gets so long to read why, and may send so much meanwhile.
 const FAREWELL: Duration = Duration::from_secs(1);
 const FAREWELL_BYTES: u64 = 256 << 10;
 
-/// The connection of a client. That the server refuses its certificate it is told by the first read, in words.
+/// A connection over TLS, of either side, that ends when the certificate of the other one does not hold any more. That
+/// the server refuses its certificate a client is told by the first read, in words.
 #[derive(Debug)]
-pub struct ClientStream(pub(crate) TlsStream<TcpStream>);
+pub struct PeerStream {
+    stream: TlsStream<TcpStream>,
+    /// `None` where the other side has shown no certificate.
+    shown: Option<Shown>,
+}
 
-impl ClientStream {
-    /// Who the server is.
-    ///
-    /// # Errors
-    /// As [`Tls::peer`].
-    pub fn peer(&self) -> io::Result<Identity> {
-        Tls::peer(self.0.get_ref().1)
+#[derive(Debug)]
+struct Shown {
+    certificate: PeerCertificate,
+    refused: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+impl PeerStream {
+    pub(crate) fn new(stream: TlsStream<TcpStream>, certificate: Option<PeerCertificate>) -> Self {
+        let shown = certificate.map(|certificate| Shown { refused: Box::pin(certificate.refusal()), certificate });
+        Self { stream, shown }
     }
 
-    /// What the certificate of the server says.
+    /// What the other side has shown.
     ///
     /// # Errors
-    /// It has shown none that can be read.
-    pub fn certificate(&self) -> io::Result<CertificateInfo> {
-        let certificates = self.0.get_ref().1.peer_certificates();
-        let first = certificates.and_then(|certificates| certificates.first());
-        let first = first.ok_or_else(|| io::Error::other("the server has shown no certificate"))?;
-        CertificateInfo::of(first).map_err(io::Error::other)
+    /// It has shown nothing.
+    pub fn certificate(&self) -> io::Result<&PeerCertificate> {
+        let shown = self.shown.as_ref().map(|shown| &shown.certificate);
+        shown.ok_or_else(|| io::Error::other("the other side has shown no certificate"))
     }
 
-    pub(crate) fn into_inner(self) -> (TcpStream, ClientConnection) {
-        self.0.into_inner()
+    /// The socket, and what is secured over it.
+    ///
+    /// # Errors
+    /// As [`Self::certificate`].
+    pub(crate) fn into_parts(self) -> io::Result<(TcpStream, Connection, PeerCertificate)> {
+        let certificate = self.certificate()?.clone();
+        let (stream, connection) = match self.stream {
+            TlsStream::Client(stream) => {
+                let (stream, connection) = stream.into_inner();
+                (stream, connection.into())
+            }
+            TlsStream::Server(stream) => {
+                let (stream, connection) = stream.into_inner();
+                (stream, connection.into())
+            }
+        };
+        Ok((stream, connection, certificate))
+    }
+
+    /// # Errors
+    /// The certificate of the other side does not hold any more.
+    fn check(&self) -> io::Result<()> {
+        self.shown.as_ref().map_or(Ok(()), |shown| shown.certificate.check())
+    }
+
+    /// What waits for the socket waits for the end of the certificate as well.
+    fn or_refused<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if outcome.is_pending()
+            && let Some(shown) = &mut self.shown
+            && shown.refused.as_mut().poll(cx).is_ready()
+        {
+            shown.certificate.check()?;
+        }
+        outcome
     }
 }
 
-impl AsyncRead for ClientStream {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buffer).map_err(explained)
+impl AsyncRead for PeerStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.check()?;
+        let read = Pin::new(&mut this.stream).poll_read(cx, buffer);
+        let read = if matches!(this.stream, TlsStream::Client(_)) { read.map_err(explained) } else { read };
+        this.or_refused(cx, read)
     }
 }
 
-impl AsyncWrite for ClientStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, bytes)
+impl AsyncWrite for PeerStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.check()?;
+        let written = Pin::new(&mut this.stream).poll_write(cx, bytes);
+        this.or_refused(cx, written)
     }
 
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write_vectored(cx, slices)
+        let this = self.get_mut();
+        this.check()?;
+        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, slices);
+        this.or_refused(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
+        self.stream.is_write_vectored()
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.check()?;
+        let flushed = Pin::new(&mut this.stream).poll_flush(cx);
+        this.or_refused(cx, flushed)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

@@ -10,6 +10,8 @@
 //! [`TlsSocket::has_unsent`] tells. Who uses one waits for it to be writable while there is some, and calls
 //! [`TlsSocket::flush`] then.
 //!
+//! When the certificate of the other side does not hold any more, nothing is read or written, and nobody waits.
+//!
 //! A stream that ends without a farewell of TLS has ended: the frames that it carries tell how long they are, so that
 //! none of them is taken for whole that is not.
 
@@ -24,8 +26,9 @@ use rustls::Connection;
 use tokio::io::{Interest, Ready};
 use tokio::net::TcpStream;
 
-use crate::handshake::failure;
+use crate::handshake::{PeerStream, failure};
 use crate::identity::{Identity, Role};
+use crate::peers::PeerCertificate;
 use crate::transport::{Protocol, Tls};
 
 /// Ciphertext that is read by one system call, at most.
@@ -50,6 +53,7 @@ pub struct TlsSocket {
     /// `try_read` has something to say, whatever the socket does.
     has_input: AtomicBool,
     has_unsent: AtomicBool,
+    certificate: PeerCertificate,
 }
 
 #[derive(Default)]
@@ -82,8 +86,7 @@ impl TlsSocket {
     /// Those of the connection, and what this side finds wrong with the other's certificate. What the other finds wrong
     /// with that of this process is told by the first read.
     pub async fn connect(tls: &Tls, stream: TcpStream, to: Role) -> io::Result<Self> {
-        let (stream, connection) = tls.connect(stream, to).await?.into_inner();
-        Ok(Self::new(stream, connection.into()))
+        Self::of(tls.connect(stream, to).await?)
     }
 
     /// Shakes hands with a client, of whatever role. The caller bounds the time.
@@ -91,27 +94,33 @@ impl TlsSocket {
     /// # Errors
     /// As [`Self::connect`].
     pub async fn accept(tls: &Tls, stream: TcpStream) -> io::Result<Self> {
-        let (stream, connection) = tls.accept(stream, Protocol::Data).await?.into_inner();
-        Ok(Self::new(stream, connection.into()))
+        Self::of(tls.accept(stream, Protocol::Data).await?)
     }
 
-    fn new(stream: TcpStream, mut connection: Connection) -> Self {
+    fn of(stream: PeerStream) -> io::Result<Self> {
+        let (stream, mut connection, certificate) = stream.into_parts()?;
         connection.set_buffer_limit(Some(UNSENT_BYTES));
-        Self {
+        Ok(Self {
             has_input: AtomicBool::new(connection.reader().into_first_chunk().is_ok()),
             has_unsent: AtomicBool::new(connection.wants_write()),
             stream,
             connection: Mutex::new(connection),
             incoming: Mutex::default(),
-        }
+            certificate,
+        })
     }
 
     /// Who is on the other side.
+    pub fn peer(&self) -> &Identity {
+        self.certificate.identity()
+    }
+
+    /// For whoever waits for something else than the socket.
     ///
     /// # Errors
-    /// As [`Tls::peer`].
-    pub fn peer(&self) -> io::Result<Identity> {
-        Tls::peer(&self.connection.lock())
+    /// The certificate of the other side does not hold any more.
+    pub fn check(&self) -> io::Result<()> {
+        self.certificate.check()
     }
 
     /// The same connection, whose events come to the runtime of the caller.
@@ -125,19 +134,28 @@ impl TlsSocket {
     /// Waits until a read or a write may do something.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Those of the system, and as [`Self::check`].
     pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
         if interest.is_readable() && self.has_input.load(Ordering::Acquire) {
             return Ok(Ready::READABLE);
         }
-        self.stream.ready(interest).await
+        tokio::select! {
+            biased;
+            ready = self.stream.ready(interest) => ready,
+            () = self.certificate.refused() => {
+                self.check()?;
+                Ok(Ready::EMPTY)
+            }
+        }
     }
 
     /// Appends what has arrived, as much as the buffer has room for without growing; `Ok(0)` is the end of the stream.
     ///
     /// # Errors
-    /// `WouldBlock` when nothing has. What was changed on its way, or came from somebody else, ends the connection.
+    /// `WouldBlock` when nothing has. What was changed on its way, or came from somebody else, ends the connection. As
+    /// [`Self::check`].
     pub fn try_read(&self, buffer: &mut impl BufMut) -> io::Result<usize> {
+        self.check()?;
         let room = buffer.chunk_mut().len();
         let mut incoming = self.incoming.lock();
         let Incoming { ciphertext, has_ended } = &mut *incoming;
@@ -176,8 +194,9 @@ impl TlsSocket {
     /// Writes as much as is encrypted and kept until the socket takes it: less than there is, mostly.
     ///
     /// # Errors
-    /// `WouldBlock` when nothing is taken.
+    /// `WouldBlock` when nothing is taken. As [`Self::check`].
     pub fn try_write_vectored(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.check()?;
         let mut connection = self.connection.lock();
         self.send(&mut connection)?;
         if connection.wants_write() {

@@ -1,29 +1,25 @@
 //! Whom the other side of a connection has to be.
 //!
-//! A certificate is taken if an authority of the cluster has signed it for its use (server, client), it holds now, and
-//! its identity is of this cluster; that of a server must also be of the role that the connection is for. Host names
-//! are not looked at: a process is who it is, wherever it runs.
+//! A certificate is taken if an authority of the cluster has signed it for its use (server, client) and has not revoked
+//! it, it holds now, and its identity is of this cluster; that of a server must also be of the role that the connection
+//! is for. Host names are not looked at: a process is who it is, wherever it runs.
 
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::verify_server_cert_signed_by_trust_anchor;
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, RootCertStore, SignatureScheme,
-};
+use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, OtherError, SignatureScheme};
 
 use crate::certificate::identity_of;
 use crate::identity::Role;
+use crate::trust::{Side, Trust};
 
 /// Of clients.
 #[derive(Debug)]
 pub(crate) struct Servers {
-    pub roots: Arc<RootCertStore>,
-    pub algorithms: WebPkiSupportedAlgorithms,
+    pub trust: Arc<Trust>,
     pub cluster: String,
     pub role: Role,
 }
@@ -31,9 +27,9 @@ pub(crate) struct Servers {
 /// Of servers.
 #[derive(Debug)]
 pub(crate) struct Clients {
-    chain: Arc<dyn ClientCertVerifier>,
-    cluster: String,
-    wanted: Wanted,
+    pub trust: Arc<Trust>,
+    pub cluster: String,
+    pub wanted: Wanted,
 }
 
 /// Whether a client has to show a certificate. One that it shows has to be right.
@@ -41,18 +37,6 @@ pub(crate) struct Clients {
 pub(crate) enum Wanted {
     Always,
     IfThereIsOne,
-}
-
-impl Clients {
-    pub fn new(
-        roots: Arc<RootCertStore>,
-        provider: Arc<CryptoProvider>,
-        cluster: &str,
-        wanted: Wanted,
-    ) -> Result<Self, String> {
-        let chain = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
-        Ok(Self { chain: chain.map_err(|error| error.to_string())?, cluster: cluster.to_owned(), wanted })
-    }
 }
 
 /// Refuses a certificate with a reason that the log of this side has.
@@ -88,8 +72,7 @@ impl ServerCertVerifier for Servers {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let parsed = ParsedCertificate::try_from(end_entity)?;
-        verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, self.algorithms.all)?;
+        self.trust.verify(Side::Server, end_entity, intermediates, now)?;
         check_identity(end_entity, &self.cluster, Some(self.role))?;
         Ok(ServerCertVerified::assertion())
     }
@@ -100,7 +83,7 @@ impl ServerCertVerifier for Servers {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signature, &self.algorithms)
+        verify_tls12_signature(message, certificate, signature, &self.trust.algorithms)
     }
 
     fn verify_tls13_signature(
@@ -109,11 +92,11 @@ impl ServerCertVerifier for Servers {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+        verify_tls13_signature(message, certificate, signature, &self.trust.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
+        self.trust.algorithms.supported_schemes()
     }
 }
 
@@ -123,7 +106,7 @@ impl ClientCertVerifier for Clients {
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.chain.root_hint_subjects()
+        &self.trust.names
     }
 
     fn verify_client_cert(
@@ -132,9 +115,9 @@ impl ClientCertVerifier for Clients {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let verified = self.chain.verify_client_cert(end_entity, intermediates, now)?;
+        self.trust.verify(Side::Client, end_entity, intermediates, now)?;
         check_identity(end_entity, &self.cluster, None)?;
-        Ok(verified)
+        Ok(ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -143,7 +126,7 @@ impl ClientCertVerifier for Clients {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.chain.verify_tls12_signature(message, certificate, signature)
+        verify_tls12_signature(message, certificate, signature, &self.trust.algorithms)
     }
 
     fn verify_tls13_signature(
@@ -152,10 +135,10 @@ impl ClientCertVerifier for Clients {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.chain.verify_tls13_signature(message, certificate, signature)
+        verify_tls13_signature(message, certificate, signature, &self.trust.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.chain.supported_verify_schemes()
+        self.trust.algorithms.supported_schemes()
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::Config;
-use cavern_security::{Authority, Identity, Issued, Protocol, Role, Tls, Transport};
+use cavern_security::{Authority, Identity, Issued, PeerStream, Protocol, Role, Tls, Transport};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
@@ -85,7 +85,7 @@ async fn meet(server: &Tls, client: &Tls, to: Role) -> (io::Result<Identity>, io
         stream.read_exact(&mut byte).await?;
         stream.write_all(&byte).await?;
         stream.shutdown().await?;
-        Tls::peer(stream.get_ref().1)
+        Ok(stream.certificate()?.identity().clone())
     };
     let ask = async {
         let mut stream = client.connect(connected, to).await?;
@@ -93,7 +93,7 @@ async fn meet(server: &Tls, client: &Tls, to: Role) -> (io::Result<Identity>, io
         let mut byte = [0];
         stream.read_exact(&mut byte).await?;
         assert_eq!(&byte, b"x");
-        stream.peer()
+        Ok(stream.certificate()?.identity().clone())
     };
     let both = async { tokio::join!(serve, ask) };
     tokio::time::timeout(PATIENCE, both).await.expect("a handshake ends")
@@ -370,4 +370,159 @@ async fn an_authority_is_replaced_while_both_are_known() {
         let client = tls(&with_bundle(place.config(Role::Client, name, DAY)));
         assert_eq!(meets(&master, &client, Role::Master).await.0, format!("cavern://lab/client/{name}"));
     }
+}
+
+/// Both ends of a connection to a master: its own first.
+async fn connected(master: &Tls, client: &Tls) -> (PeerStream, PeerStream) {
+    let (accepted, connected) = pair().await;
+    let both = async { tokio::join!(master.accept(accepted, Protocol::Grpc), client.connect(connected, Role::Master)) };
+    let (own, other) = tokio::time::timeout(PATIENCE, both).await.expect("a handshake ends");
+    (own.unwrap(), other.unwrap())
+}
+
+/// Why a connection ends on which nobody says anything.
+async fn ends(stream: &mut PeerStream) -> String {
+    let read = tokio::time::timeout(PATIENCE, stream.read_u8()).await.expect("it is not closed");
+    read.expect_err("nobody says anything").to_string()
+}
+
+async fn goes_on((own, other): &mut (PeerStream, PeerStream)) {
+    own.write_u8(7).await.unwrap();
+    own.flush().await.unwrap();
+    assert_eq!(tokio::time::timeout(PATIENCE, other.read_u8()).await.unwrap().unwrap(), 7);
+}
+
+fn issued(place: &Place, name: &str) -> PathBuf {
+    place.path(&format!("{name}.pem"))
+}
+
+#[tokio::test]
+async fn who_is_on_the_list_is_refused_by_both_sides_and_open_connections_end() {
+    let place = Place::of("lab");
+    let list = place.authority.revoke(&[], None).unwrap().path;
+    let with_list = |role, name| {
+        let mut config = place.config(role, name, DAY);
+        config.security.revoked.clone_from(&list);
+        tls(&config)
+    };
+    let (master, stolen, other) =
+        (with_list(Role::Master, "m"), with_list(Role::Client, "stolen"), with_list(Role::Client, "other"));
+    let (mut own, _far) = connected(&master, &stolen).await;
+    let mut others = connected(&master, &other).await;
+    place.authority.revoke(&[issued(&place, "client-stolen")], None).unwrap();
+    let why = ends(&mut own).await;
+    assert!(why.contains("cavern://lab/client/stolen") && why.contains("is revoked"), "{why}");
+    let certificate = own.certificate().unwrap();
+    assert!(certificate.is_revoked() && !others.0.certificate().unwrap().is_revoked());
+    assert!(own.write_u8(1).await.is_err(), "nothing is written to it either");
+    let (seen, told) = refused(&master, &stolen, Role::Master).await;
+    assert!(seen.contains("Revoked") && told.contains("CertificateRevoked"), "{seen}; {told}");
+    goes_on(&mut others).await;
+    // Another certificate of the same name is another one.
+    let renewed = place.authority.issue(
+        &Identity::new("lab", Role::Client, "stolen").unwrap(),
+        DAY,
+        place.directory.path(),
+        "renewed",
+    );
+    let mut config = place.config(Role::Client, "unused", DAY);
+    let Issued { certificate, key } = renewed.unwrap();
+    (config.security.certificate, config.security.key) = (certificate, key);
+    assert_eq!(meets(&master, &tls(&config), Role::Master).await.0, "cavern://lab/client/stolen");
+
+    // A server is revoked as clients are.
+    place.authority.revoke(&[issued(&place, "master-m")], None).unwrap();
+    let why = ends(&mut others.1).await;
+    assert!(why.contains("cavern://lab/master/m") && why.contains("is revoked"), "{why}");
+    let (_, seen) = refused(&master, &other, Role::Master).await;
+    assert!(seen.contains("Revoked"), "{seen}");
+}
+
+#[tokio::test]
+async fn a_list_that_cannot_be_used_is_refused_at_the_start_and_leaves_the_former_in_force() {
+    let (place, foreign) = (Place::of("lab"), Place::of("lab"));
+    let mut config = place.config(Role::Master, "m", DAY);
+    config.security.revoked = place.path("crl.pem");
+    let refused_at_start = |expected: &str| {
+        let error = Transport::of(&config).unwrap_err().to_string();
+        assert!(error.contains("security.revoked") && error.contains(expected), "{error}");
+    };
+    refused_at_start("cannot read");
+    place.authority.revoke(&[], None).unwrap();
+    let master = tls(&config);
+    let (stolen, other) = (place.tls(Role::Client, "stolen"), place.tls(Role::Client, "other"));
+    place.authority.revoke(&[issued(&place, "client-stolen")], None).unwrap();
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while meet(&master, &stolen, Role::Master).await.0.is_ok() {
+        assert!(tokio::time::Instant::now() < deadline, "the list is not read");
+    }
+
+    let good = fs::read(&config.security.revoked).unwrap();
+    // By an authority of the same name.
+    let foreign_list = fs::read(foreign.authority.revoke(&[], None).unwrap().path).unwrap();
+    let certificate = fs::read(place.authority.certificate()).unwrap();
+    let mut broken = good.clone();
+    broken.truncate(good.len() / 2);
+    let unusable = [
+        (&certificate, "no certificate revocation list"),
+        (&foreign_list, "no authority of security.ca has signed"),
+        (&broken, ""),
+    ];
+    for (content, expected) in unusable {
+        let beside = place.path("beside");
+        fs::write(&beside, content).unwrap();
+        fs::rename(&beside, &config.security.revoked).unwrap();
+        refused_at_start(expected);
+        // It is looked at meanwhile.
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        refused(&master, &stolen, Role::Master).await;
+        meets(&master, &other, Role::Master).await;
+    }
+    fs::remove_file(&config.security.revoked).unwrap();
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    refused(&master, &stolen, Role::Master).await;
+}
+
+#[tokio::test]
+async fn an_open_connection_ends_with_the_certificate_of_the_other_side() {
+    let place = Place::of("lab");
+    let short = Duration::from_secs(3);
+    let (master, client) = (place.tls(Role::Master, "m"), place.tls(Role::Client, "c"));
+    let old_master = tls(&place.config(Role::Master, "old", short));
+    let old_client = tls(&place.config(Role::Client, "old", short));
+    let mut others = connected(&master, &client).await;
+    let (mut own, _far) = connected(&master, &old_client).await;
+    let (_own, mut far) = connected(&old_master, &client).await;
+    for (stream, whose) in [(&mut own, "cavern://lab/client/old"), (&mut far, "cavern://lab/master/old")] {
+        let why = ends(stream).await;
+        assert!(why.contains(whose) && why.contains("has expired"), "{why}");
+        assert!(!stream.certificate().unwrap().is_revoked());
+    }
+    goes_on(&mut others).await;
+}
+
+#[tokio::test]
+async fn an_open_connection_ends_with_its_authority_and_lists_are_about_their_own_only() {
+    // Both have one name.
+    let (old, new) = (Place::of("lab"), Place::of("lab"));
+    let bundle = new.path("bundle.pem");
+    let texts = [&old, &new].map(|place| fs::read_to_string(place.authority.certificate()).unwrap());
+    fs::write(&bundle, texts.concat()).unwrap();
+    let list = old.authority.revoke(&[], None).unwrap().path;
+    let with_both = |place: &Place, role, name| {
+        let mut config = place.config(role, name, DAY);
+        (config.security.ca, config.security.revoked) = (bundle.clone(), list.clone());
+        tls(&config)
+    };
+    let master = with_both(&new, Role::Master, "m");
+    let (old_client, new_client) = (with_both(&old, Role::Client, "old"), with_both(&new, Role::Client, "new"));
+    let (mut own, _far) = connected(&master, &old_client).await;
+    let mut others = connected(&master, &new_client).await;
+    let beside = new.path("beside");
+    fs::write(&beside, &texts[1]).unwrap();
+    fs::rename(&beside, &bundle).unwrap();
+    let why = ends(&mut own).await;
+    assert!(why.contains("cavern://lab/client/old") && why.contains("no authority"), "{why}");
+    refused(&master, &old_client, Role::Master).await;
+    goes_on(&mut others).await;
 }

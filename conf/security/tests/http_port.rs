@@ -57,6 +57,7 @@ impl Process {
         config.security.ca = authority.certificate().to_owned();
         (config.security.certificate, config.security.key) = (issued.certificate, issued.key);
         config.security.http_token = token;
+        config.security.revoked = authority.revoke(&[], None).unwrap().path;
         change(&mut config);
         let audit = AuditLog::open(directory.path().join("audit").to_str().unwrap()).unwrap();
         let access = HttpAccess::of(&config.security, &Transport::of(&config).unwrap(), &audit).unwrap();
@@ -230,4 +231,35 @@ async fn who_speaks_no_tls_or_has_the_certificate_of_somebody_else_gets_no_page(
     };
     tokio::time::timeout(PATIENCE, counted).await.unwrap();
     assert_eq!(process.status("/healthz", "", None).await, 200);
+}
+
+#[tokio::test]
+async fn a_connection_over_which_pages_are_asked_for_ends_when_its_certificate_is_revoked() {
+    let process = Process::start(Role::Worker, |_| {}).await;
+    let admin = process.certificate(Role::Admin);
+    let config = client(process.authority.certificate(), Some(&admin));
+    let stream = TcpStream::connect(process.address).await.unwrap();
+    let mut stream = TlsConnector::from(Arc::new(config)).connect("cavern".try_into().unwrap(), stream).await.unwrap();
+    process.authority.revoke(&admin[..1], None).unwrap();
+    let ask = async {
+        loop {
+            stream.write_all(b"GET /debug HTTP/1.1\r\nHost: x\r\n\r\n").await?;
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"inside") {
+                if stream.read_buf(&mut answer).await? == 0 {
+                    return Ok::<_, std::io::Error>(());
+                }
+            }
+        }
+    };
+    let _ended = tokio::time::timeout(PATIENCE, ask).await.expect("pages are shown for ever");
+    let config = client(process.authority.certificate(), Some(&admin));
+    let stream = TcpStream::connect(process.address).await.unwrap();
+    let connected = TlsConnector::from(Arc::new(config)).connect("cavern".try_into().unwrap(), stream).await;
+    let read = match connected {
+        Ok(mut stream) => tokio::time::timeout(PATIENCE, stream.read_u8()).await.unwrap().map(drop),
+        Err(error) => Err(error),
+    };
+    assert!(read.unwrap_err().to_string().contains("CertificateRevoked"));
+    assert_eq!(process.status("/metrics", &bearer(TOKEN), None).await, 200);
 }

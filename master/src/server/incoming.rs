@@ -14,13 +14,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use cavern_conf::process::LogLimit;
-use cavern_security::{Place, Places, Protocol, Tenants, Tls, Transport};
+use cavern_security::{PeerStream, Place, Places, Protocol, Tenants, Transport};
 use futures::{Stream, stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
-use tokio_rustls::server::TlsStream;
 
 use crate::service::{Peer, PeerAddress};
 
@@ -106,13 +105,13 @@ pub struct Incoming {
     _place: OwnedSemaphorePermit,
 }
 
-type Handshake = Pin<Box<dyn Future<Output = io::Result<TlsStream<TcpStream>>> + Send>>;
+type Handshake = Pin<Box<dyn Future<Output = io::Result<PeerStream>> + Send>>;
 
 enum Wire {
     Plain(TcpStream),
     /// The handshake is not done.
     Accepting(Handshake),
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<PeerStream>),
     /// It has failed.
     Refused,
 }
@@ -134,7 +133,7 @@ impl Incoming {
                 Wire::Accepting(Box::pin(async move { tls.accept(stream, Protocol::Grpc).await }))
             }
         };
-        let peer = Peer { address, secured, identity: Arc::default(), tenant: Arc::default() };
+        let peer = Peer { address, secured, ..Peer::default() };
         let silence = Some((0, Box::pin(tokio::time::sleep(patience))));
         Self {
             wire,
@@ -156,9 +155,10 @@ impl Incoming {
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Pin<&mut (dyn Duplex + Unpin)>>> {
         if let Wire::Accepting(accept) = &mut self.wire {
             let Poll::Ready(shaken) = accept.as_mut().poll(cx) else { return self.poll_end(cx).map(Err) };
-            let identified = shaken.and_then(|stream| Ok((Tls::peer(stream.get_ref().1)?, stream)));
+            let identified = shaken.and_then(|stream| Ok((stream.certificate()?.clone(), stream)));
             self.wire = match identified {
-                Ok((identity, stream)) => {
+                Ok((certificate, stream)) => {
+                    let identity = certificate.identity().clone();
                     // It is done once.
                     if let Some(tenant) = self.tenants.admit(&identity) {
                         match &tenant {
@@ -170,6 +170,7 @@ impl Incoming {
                         self.unknown = None;
                     }
                     let _ = self.peer.identity.set(identity);
+                    let _ = self.peer.certificate.set(certificate);
                     Wire::Tls(Box::new(stream))
                 }
                 Err(error) => {

@@ -21,7 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
 
 use super::guard::is_about;
-use super::{Answers, Services, asker};
+use super::{Answers, Services, asker, shown};
 use crate::mounts::{DetachPolicy, MountPolicy, TakeOver, redact, told};
 use crate::request::Request;
 use crate::sessions::{self, Before};
@@ -51,6 +51,7 @@ impl Cluster for Services {
         request: tonic::Request<Streaming<WatchRequest>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let owner = asker(&request).cloned();
+        let certificate = shown(&request).cloned();
         let mut incoming = request.into_inner();
         let first = tokio::time::timeout(FIRST_MESSAGE, incoming.next()).await;
         let WatchRequest { client, session: earlier, place, knows_inodes, applied_seq, has_changed, .. } = match first
@@ -62,8 +63,9 @@ impl Cluster for Services {
         };
         let recorded = self.lookups.reader.read(move |tables| tables.session(earlier)).await?;
         let is_recorded = recorded.is_some_and(|record| !record.is_ending);
-        let owner = owner.as_ref();
-        let before = Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner };
+        let (owner, certificate) = (owner.as_ref(), certificate.as_ref());
+        let before =
+            Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner, certificate };
         let mut session = self.watch.open(&client, before)?;
         self.lost_pasts.heard_client(&client, applied_seq, self.consensus.progress().0);
         let id = session.id();

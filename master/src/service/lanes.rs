@@ -130,12 +130,12 @@ mod tests {
     use cavern_security::{Identity, Role, Tenants};
 
     use super::*;
-    use crate::service::{PeerAddress, tenants};
+    use crate::service::tenants;
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
     fn peer(tenants: &Tenants, name: &str) -> Peer {
-        let peer = Peer { address: PeerAddress(None), secured: true, identity: Arc::default(), tenant: Arc::default() };
+        let peer = Peer { secured: true, ..Peer::default() };
         let tenant = tenants.admit(&Identity::new("c", Role::Client, name).unwrap()).unwrap();
         assert!(peer.tenant.set(tenant).is_ok());
         peer

@@ -2,15 +2,17 @@ use std::fmt::{self, Display};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
-use cavern_security::{Identity, OverLimit, Tenant, TenantConnection};
+use cavern_security::{Identity, OverLimit, PeerCertificate, Tenant, TenantConnection};
 
 /// Where a connection comes from, and, when its handshake is done, from whom.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Peer {
     pub address: PeerAddress,
     /// Whether the other side must show who it is.
     pub secured: bool,
     pub identity: Arc<OnceLock<Identity>>,
+    /// The certificate that says so.
+    pub certificate: Arc<OnceLock<PeerCertificate>>,
     /// Its place among the connections of a client that has shown its identity; or why it has none, which all of its
     /// calls are answered.
     pub tenant: Arc<OnceLock<Result<TenantConnection, OverLimit>>>,
@@ -36,7 +38,7 @@ impl Peer {
 }
 
 /// `None` where the connection has ended meanwhile.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct PeerAddress(pub Option<SocketAddr>);
 
 impl Display for PeerAddress {

@@ -1,13 +1,16 @@
-//! Who has opened which session, where connections are secured, and how many each of them has.
+//! Who has opened which session, where connections are secured, and how many each of them has; and the certificates
+//! with which their streams were opened.
 
 use std::collections::HashMap;
 
-use cavern_security::Identity;
+use cavern_security::{Identity, PeerCertificate};
 
 /// See the module.
 #[derive(Default)]
 pub struct Owners {
     of: HashMap<u64, Identity>,
+    /// What was shown for the last stream of each. The owner may have another certificate by now.
+    certificates: HashMap<u64, PeerCertificate>,
     /// Sessions of each that has one.
     counts: HashMap<Identity, usize>,
 }
@@ -26,7 +29,19 @@ impl Owners {
         *self.counts.entry(owner.clone()).or_default() += 1;
     }
 
+    /// A stream of a session begins, with this certificate.
+    pub fn show(&mut self, session: u64, certificate: &PeerCertificate) {
+        self.certificates.insert(session, certificate.clone());
+    }
+
+    /// Sessions whose last stream was opened with a certificate that is revoked now.
+    pub fn revoked(&self) -> Vec<u64> {
+        let revoked = self.certificates.iter().filter(|(_, certificate)| certificate.is_revoked());
+        revoked.map(|(session, _)| *session).collect()
+    }
+
     pub fn remove(&mut self, session: u64) {
+        self.certificates.remove(&session);
         let Some(owner) = self.of.remove(&session) else { return };
         if let Some(count) = self.counts.get_mut(&owner) {
             *count -= 1;

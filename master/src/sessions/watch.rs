@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{Reset, Resumed, WatchEvent};
-use cavern_security::{Identity, Role};
+use cavern_security::{Identity, PeerCertificate, Role};
 use parking_lot::{Mutex, MutexGuard};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::Notify;
@@ -129,6 +129,16 @@ impl State {
             self.lapsed.add(session);
         } else {
             self.owners.remove(session);
+        }
+    }
+
+    /// Sessions without a stream do not outlive their lease where the certificate is revoked that they were opened
+    /// with: nobody comes back for what they hold. Whoever has another one has a lease to come back with it.
+    fn end_revoked(&mut self) {
+        for session in self.owners.revoked() {
+            if !self.sessions.contains_key(&session) && self.held.holds_any(session) {
+                self.lapsed.end(session);
+            }
         }
     }
 
@@ -306,7 +316,8 @@ impl WatchHub {
     /// [`MasterError::Denied`] for a session that somebody else has opened, [`MasterError::Overloaded`] when there are
     /// too many, or too many of this client.
     pub fn open(self: &Arc<Self>, client: &str, before: Before<'_>) -> Result<SessionStream, MasterError> {
-        let Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner } = before;
+        let Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner, certificate } =
+            before;
         let remembered = self.changes.remembered();
         let cluster_id = self.cluster_id.lock().clone();
         let wake = Arc::new(Notify::new());
@@ -336,6 +347,9 @@ impl WatchHub {
         state.lapsed.forget(id);
         if let Some(owner) = owner {
             state.owners.set(id, owner);
+        }
+        if let Some(certificate) = certificate {
+            state.owners.show(id, certificate);
         }
         // Of changes that had no answer when a session ended nobody can be sure.
         let missed = (applied_seq != 0 && (goes_on || !has_changed)).then(|| remembered.changes().since(applied_seq));
@@ -531,6 +545,7 @@ impl WatchHub {
             lapsed.extend((!may_return).then_some(*id));
             may_return
         });
+        state.end_revoked();
         lapsed.into_iter().for_each(|session| state.lapse(session));
         let State { lapsed, held, .. } = &mut *state;
         let over = lapsed.take_over(|session| held.holds_any(session));
@@ -664,6 +679,8 @@ pub struct Before<'a> {
     pub has_changed: bool,
     /// Who it is, where connections are secured.
     pub owner: Option<&'a Identity>,
+    /// What it has shown for that.
+    pub certificate: Option<&'a PeerCertificate>,
 }
 
 impl State {

@@ -28,19 +28,14 @@ use super::harness::{TestMaster, mount_request, name, new_bucket};
 use super::held::ready;
 use super::mutations::{self, create};
 use crate::mounts::DetachPolicy;
-use crate::service::{Peer, PeerAddress};
+use crate::service::Peer;
 use crate::sessions::{Before, SessionStream, WatchHub};
 
 /// A call of somebody.
 fn of<T>(role: Role, name: &str, message: T) -> Request<T> {
     let identity = Arc::new(OnceLock::from(Identity::new("c", role, name).unwrap()));
     let mut request = Request::new(message);
-    request.extensions_mut().insert(Peer {
-        address: PeerAddress(None),
-        secured: true,
-        identity,
-        tenant: Arc::default(),
-    });
+    request.extensions_mut().insert(Peer { secured: true, identity, ..Peer::default() });
     request
 }
 
@@ -266,14 +261,7 @@ async fn what_is_of_a_mount_that_is_gone_keeps_nobody_from_the_rest() {
 async fn change(master: &TestMaster, client_name: &str, change: Change) -> i32 {
     let services = master.services();
     let identity = Identity::new("c", Role::Client, client_name).unwrap();
-    let before = Before {
-        session: 0,
-        is_recorded: false,
-        knows_inodes: false,
-        applied_seq: 0,
-        has_changed: false,
-        owner: Some(&identity),
-    };
+    let before = Before { owner: Some(&identity), ..Before::default() };
     let session = services.watch.open(client_name, before).unwrap();
     let mutations = vec![Mutation { seq: 1, change: Some(change), ..Mutation::default() }];
     let call = MutateRequest { session: session.id(), mutations, answered: 0 };

@@ -16,8 +16,10 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
+use cavern_security::{Authority, Identity, PeerStream, Role, Tls, Transport};
 use futures::StreamExt;
 use rustix::io::Errno;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tonic::{Code, Request};
 
@@ -518,6 +520,75 @@ async fn a_session_outlives_its_lease_until_somebody_wants_what_it_holds() {
     let own = Session::open(&master, Before::of(id, true));
     assert_ne!(own.id(), id, "it is over");
     eventually(|| async { recorded(&master).await.is_empty() }).await;
+    master.stop().await;
+}
+
+/// What a process with a certificate of its own speaks with.
+fn tls(authority: &Authority, identity: &Identity, file: &str) -> Arc<Tls> {
+    let directory = authority.certificate().parent().unwrap();
+    let issued = authority.issue(identity, Duration::from_secs(3600), directory, file).unwrap();
+    let mut config = Config::default();
+    config.cluster.name.clone_from(&identity.cluster);
+    config.security.ca = authority.certificate().to_owned();
+    (config.security.certificate, config.security.key) = (issued.certificate, issued.key);
+    config.security.revoked = authority.revoke(&[], None).unwrap().path;
+    let Transport::Tls(tls) = Transport::of(&config).unwrap() else { panic!("it is configured") };
+    tls
+}
+
+/// The master's end of a connection of a client, and the client's.
+async fn connection(master: &Tls, client: &Tls) -> (PeerStream, PeerStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (far, _) = listener.accept().await.unwrap();
+    let (own, other) = tokio::join!(master.accept(far), client.connect(near, Role::Master));
+    (own.unwrap(), other.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_session_holds_whose_certificate_is_revoked_is_kept_for_no_longer_than_its_lease() {
+    let directory = tempfile::tempdir().unwrap();
+    let authority = Authority::create(directory.path(), "c").unwrap();
+    let [master, client] = [Role::Master, Role::Client].map(|role| Identity::new("c", role, "a").unwrap());
+    let speaks = tls(&authority, &master, "master");
+    let (stolen, _stolen) = connection(&speaks, &tls(&authority, &client, "stolen")).await;
+    let (renewed, _renewed) = connection(&speaks, &tls(&authority, &client, "renewed")).await;
+    let [stolen, renewed] = [&stolen, &renewed].map(|stream| stream.certificate().unwrap().clone());
+
+    let master = with_lease(LEASE).await;
+    let root = mount(&master).await.root_inode;
+    let before = |certificate, id| Before { owner: Some(&client), certificate, ..Before::of(id, id != 0) };
+    let [mut taken, mut good, mut back] =
+        [&stolen, &renewed, &stolen].map(|certificate| Session::open(&master, before(Some(certificate), 0)));
+    for (session, name) in [(&mut taken, "taken"), (&mut good, "good"), (&mut back, "back")] {
+        session.hold(root, name).await;
+    }
+    let (taken_id, good_id, back_id) = (taken.id(), good.id(), back.id());
+    let watch = &master.services().watch;
+    authority.revoke(&[directory.path().join("stolen.pem")], None).unwrap();
+    eventually(|| async {
+        // Their streams are not those of the connections here.
+        assert!([taken_id, good_id, back_id].iter().all(|id| watch.acknowledge(*id, 0, 0)));
+        stolen.is_revoked()
+    })
+    .await;
+    assert!(!renewed.is_revoked());
+    drop((taken, good, back));
+    // Whoever is back with another certificate before its lease is over goes on.
+    let back = Session::open(&master, before(Some(&renewed), back_id));
+    assert_eq!(back.id(), back_id);
+    drop(back);
+    let mut expected = [good_id, back_id];
+    expected.sort_unstable();
+    eventually(|| async {
+        let reader = &master.services().lookups.reader;
+        let mut recorded = reader.read(|tables| tables.session_ids()).await.unwrap();
+        recorded.sort_unstable();
+        recorded == expected
+    })
+    .await;
+    // Those that are left outlive their leases, as ever.
+    eventually(|| async { watch.outlives_lease(good_id) && watch.outlives_lease(back_id) }).await;
     master.stop().await;
 }
 

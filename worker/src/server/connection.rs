@@ -243,6 +243,7 @@ impl Connection {
                     self.frame_began = Instant::now();
                 }
                 _ = watch.tick() => {
+                    self.socket.check()?;
                     self.check_patience()?;
                     self.give_up_upload();
                     self.outgoing.rest();

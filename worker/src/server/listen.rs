@@ -167,7 +167,7 @@ async fn secured(socket: Socket, transport: &Transport) -> io::Result<(Socket, P
         (Socket::Tcp(stream), Transport::Tls(tls)) => {
             let late = |_| io::Error::new(io::ErrorKind::TimedOut, "it has not been secured in time");
             let socket = tokio::time::timeout(FRAME_TIMEOUT, TlsSocket::accept(tls, stream)).await.map_err(late)??;
-            let peer = Peer::Known(socket.peer()?);
+            let peer = Peer::Known(socket.peer().clone());
             Ok((Socket::Tls(Box::new(socket)), peer))
         }
         (socket, Transport::Tls(_)) => Ok((socket, Peer::SameHost)),

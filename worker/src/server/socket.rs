@@ -55,6 +55,17 @@ impl Socket {
         }
     }
 
+    /// For whoever waits for something else than the socket.
+    ///
+    /// # Errors
+    /// The certificate of the other side does not hold any more.
+    pub(super) fn check(&self) -> io::Result<()> {
+        match self {
+            Self::Tls(socket) => socket.check(),
+            Self::Tcp(_) | Self::Unix(_) => Ok(()),
+        }
+    }
+
     /// Appends what has arrived; `Ok(0)` is the end of the stream.
     ///
     /// # Errors

@@ -54,7 +54,7 @@ pub async fn survey(tls: &Tls, processes: Vec<(Role, String)>, wait: Duration) -
 async fn shown(tls: &Tls, role: Role, address: &str, wait: Duration) -> Result<CertificateInfo, String> {
     let connect = async {
         let stream = TcpStream::connect(address).await?;
-        tls.connect(stream, role).await?.certificate()
+        tls.connect(stream, role).await?.certificate()?.info()
     };
     match tokio::time::timeout(wait, connect).await {
         Ok(shown) => shown.map_err(|error| error.to_string()),
@@ -134,6 +134,8 @@ mod tests {
             has_purpose: true,
             identity: Some(Identity::new("lab", Role::Worker, "node1").unwrap()),
             common_name: None,
+            issuer: Vec::new(),
+            serial: String::new(),
             is_authority: false,
             not_before: 0,
             // So that the test may take a while.

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use cavern_security::{ClientStream, Role, Tls, Transport};
+use cavern_security::{PeerStream, Role, Tls, Transport};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -39,7 +39,7 @@ pub async fn connected(endpoint: &Endpoint, transport: &Transport) -> Result<Cha
     }
 }
 
-async fn connect(tls: Arc<Tls>, uri: Uri) -> io::Result<TokioIo<ClientStream>> {
+async fn connect(tls: Arc<Tls>, uri: Uri) -> io::Result<TokioIo<PeerStream>> {
     Ok(TokioIo::new(tls.connect(dial(&uri).await?, Role::Master).await?))
 }
 

@@ -18,14 +18,13 @@ use cavern_conf::schema;
 use prometheus_client::metrics::counter::Counter;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
-use tokio_rustls::server::TlsStream;
 
 use super::local::LocalGuard;
 use super::token::TokenFile;
 use super::{HEALTH, METRICS};
 use crate::audit::{AuditLog, Audited};
 use crate::error::SecurityError;
-use crate::handshake::take_leave;
+use crate::handshake::{PeerStream, take_leave};
 use crate::identity::Identity;
 use crate::transport::{Tls, Transport};
 
@@ -119,7 +118,7 @@ impl HttpAccess {
 
 impl Guard {
     /// Shakes hands. The caller bounds the time.
-    pub async fn accept(&self, mut stream: TcpStream, address: SocketAddr) -> io::Result<(TlsStream<TcpStream>, Peer)> {
+    pub async fn accept(&self, mut stream: TcpStream, address: SocketAddr) -> io::Result<(PeerStream, Peer)> {
         let mut first = [0];
         if stream.peek(&mut first).await? == 1 && first[0] != HANDSHAKE {
             let length = IN_CLEAR.len();
@@ -129,9 +128,7 @@ impl Guard {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak TLS"));
         }
         let stream = self.tls.accept_anybody(stream).await?;
-        let connection = stream.get_ref().1;
-        let has_certificate = connection.peer_certificates().is_some_and(|certificates| !certificates.is_empty());
-        let identity = has_certificate.then(|| Tls::peer(connection)).transpose()?;
+        let identity = stream.certificate().ok().map(|certificate| certificate.identity().clone());
         Ok((stream, Peer { address, identity }))
     }
 

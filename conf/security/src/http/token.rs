@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::certificate::read_secret;
 use crate::error::SecurityError;
-use crate::transport::{LOOK_AGAIN, Stamp, stamp};
+use crate::files::{LOOK_AGAIN, Stamp, stamp};
 
 /// The setting that names the file.
 const KEY: &str = "http_token";

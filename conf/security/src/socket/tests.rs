@@ -5,7 +5,7 @@ use std::time::Duration;
 use cavern_conf::Config;
 use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore, version};
+use rustls::{ClientConfig, version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::time::timeout;
@@ -15,6 +15,7 @@ use super::*;
 use crate::authority::{Authority, Issued};
 use crate::certificate::{read_certificates, read_key};
 use crate::transport::Transport;
+use crate::trust::Trust;
 use crate::verify::Servers;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -29,6 +30,7 @@ fn tls(authority: &Authority, home: &Path, role: Role) -> Arc<Tls> {
     config.security.ca = authority.certificate().to_owned();
     config.security.certificate = issued.certificate;
     config.security.key = issued.key;
+    config.security.revoked = authority.revoke(&[], None).unwrap().path;
     match Transport::of(&config).unwrap() {
         Transport::Tls(tls) => tls,
         Transport::Plain => panic!("it is configured"),
@@ -127,7 +129,7 @@ async fn what_is_sent_both_ways_in_any_pieces_arrives() {
             exchange(&far, &back, there.len(), piece, seed + 20)
         );
         assert!(came == there && came_back == back, "{buffer} {piece}");
-        assert_eq!((near.peer().unwrap().role, far.peer().unwrap().role), (Role::Worker, Role::Client));
+        assert_eq!((near.peer().role, far.peer().role), (Role::Worker, Role::Client));
     }
 }
 
@@ -232,17 +234,48 @@ async fn who_does_not_speak_tls_is_refused_and_told_of() {
     assert!(refused.to_string().contains("does not speak TLS"), "{refused}");
 }
 
+#[tokio::test]
+async fn a_socket_ends_when_the_certificate_of_the_other_side_is_revoked() {
+    let home = tempfile::tempdir().unwrap();
+    let authority = Authority::create(home.path(), CLUSTER).unwrap();
+    let (client, worker) = (tls(&authority, home.path(), Role::Client), tls(&authority, home.path(), Role::Worker));
+    let connect = || async {
+        let (near, far) = stream_pair(64 << 10).await;
+        let both =
+            async { tokio::join!(TlsSocket::connect(&client, near, Role::Worker), TlsSocket::accept(&worker, far)) };
+        let (near, far) = both.await;
+        (near.unwrap(), far.unwrap())
+    };
+    // One that waits, and one whose client says something all the time.
+    let ((_silent, waiting), (near, busy)) = (connect().await, connect().await);
+    authority.revoke(&[home.path().join("client.pem")], None).unwrap();
+    let serve = async {
+        let mut received = BytesMut::new();
+        loop {
+            now(near.try_write_vectored(&[IoSlice::new(b"more")]));
+            received.clear();
+            received.reserve(1000);
+            match busy.try_read(&mut received) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::task::yield_now().await,
+                Err(error) => return error,
+                Ok(_) => {}
+            }
+        }
+    };
+    let both = async { tokio::join!(waiting.ready(Interest::READABLE), serve) };
+    let (waited, read) = timeout(PATIENCE, both).await.expect("it goes on");
+    for error in [waited.unwrap_err(), read, busy.try_write_vectored(&[IoSlice::new(b"x")]).unwrap_err()] {
+        assert!(error.to_string().contains("is revoked"), "{error}");
+    }
+    assert!(waiting.check().is_err());
+}
+
 /// A client of another make, which does not look at whether its own certificate is of this cluster, or has none.
 async fn connect_as(authority: &Authority, issued: Option<&Issued>, stream: TcpStream) {
-    let mut roots = RootCertStore::empty();
-    roots.add(read_certificates("ca", authority.certificate()).unwrap().remove(0)).unwrap();
+    let authorities = read_certificates("ca", authority.certificate()).unwrap();
     let provider = Arc::new(ring::default_provider());
-    let servers = Servers {
-        roots: Arc::new(roots),
-        algorithms: provider.signature_verification_algorithms,
-        cluster: CLUSTER.to_owned(),
-        role: Role::Worker,
-    };
+    let trust = Arc::new(Trust::new(authorities, Vec::new(), &provider).unwrap());
+    let servers = Servers { trust, cluster: CLUSTER.to_owned(), role: Role::Worker };
     let client = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&version::TLS13]).unwrap();
     let client = client.dangerous().with_custom_certificate_verifier(Arc::new(servers));
     let client = match issued {
