@@ -117,7 +117,7 @@ impl Tables {
             self.master.call_patiently("GetCredentials", ask).await?
         };
         let known = self.mounts();
-        let mounts = Arc::new(Mounts::new(table, &known, &self.ufs, (!is_admin).then_some(&self.master)));
+        let mounts = Arc::new(Mounts::new(table, &known, &self.ufs, (!is_of_person).then_some(&self.master)));
         *self.mounts.write() = mounts;
         Ok(())
     }

@@ -136,7 +136,7 @@ impl S3 {
     /// Sessions of its STS that begin from now on live for so many seconds at most, whatever they are asked for.
     #[track_caller]
     pub fn limit_sessions(&self, seconds: u64) {
-        self.admin("POST", &format!("sessions?seconds={seconds}"), "");
+        self.change("POST", &format!("sessions?seconds={seconds}"), "");
     }
 
     /// How often a role was asked for.

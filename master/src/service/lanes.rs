@@ -123,7 +123,7 @@ impl<W: Future<Output = ()> + Send + 'static> Future for InLane<W> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, mpsc};
+    use std::sync::mpsc;
     use std::time::Duration;
 
     use cavern_conf::schema;

@@ -761,7 +761,12 @@ impl Drop for SessionStream {
         let mut state = self.hub.state.lock();
         let own = state.sessions.get(&self.id).filter(|session| session.stream == self.stream);
         if let Some(session) = own {
-            log_session(self.id, &session.client, "the stream of a client's session ends");
+            self.hub.log.life(
+                state.owners.get(self.id),
+                self.id,
+                &session.client,
+                "the stream of a client's session ends",
+            );
             state.sessions.remove(&self.id);
             state.broken.insert(self.id, Instant::now());
         }

@@ -16,7 +16,7 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
-use cavern_security::{Authority, Identity, PeerStream, Role, Tls, Transport};
+use cavern_security::{Authority, Identity, PeerStream, Protocol, Role, Tls, Transport};
 use futures::StreamExt;
 use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpStream};
@@ -541,7 +541,7 @@ async fn connection(master: &Tls, client: &Tls) -> (PeerStream, PeerStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     let (far, _) = listener.accept().await.unwrap();
-    let (own, other) = tokio::join!(master.accept(far), client.connect(near, Role::Master));
+    let (own, other) = tokio::join!(master.accept(far, Protocol::Grpc), client.connect(near, Role::Master));
     (own.unwrap(), other.unwrap())
 }
 
