@@ -20,6 +20,8 @@ const CHUNK: ByteSize = ByteSize::kib(128);
 const SHORTEST_LEASE: Interval = Interval::millis(500);
 /// Clients say every few seconds what they have made.
 const SHORTEST_UNCLAIMED: Interval = Interval::secs(1);
+/// Clients commit every three seconds, and wait for a worker for five.
+const SHORTEST_RESERVED: Interval = Interval::secs(10);
 /// With less there would be a snapshot for every few changes.
 const SHORTEST_LOG: ByteSize = ByteSize::kib(64);
 /// A heartbeat more often than this is a load, not a sign of life.
@@ -265,8 +267,8 @@ fn worker(config: &Config, rules: &mut Rules<'_>) {
         &["worker.unclaimed_after"],
         || format!("\"{}\" must be at least \"{SHORTEST_UNCLAIMED}\", as \"1h\"", worker.unclaimed_after),
     );
-    rules.require((SHORTEST_UNCLAIMED..=LONGEST).contains(&worker.reserved_after), &["worker.reserved_after"], || {
-        format!("\"{}\" must be at least \"{SHORTEST_UNCLAIMED}\", as \"10m\"", worker.reserved_after)
+    rules.require((SHORTEST_RESERVED..=LONGEST).contains(&worker.reserved_after), &["worker.reserved_after"], || {
+        format!("\"{}\" must be at least \"{SHORTEST_RESERVED}\", as \"10m\"", worker.reserved_after)
     });
     for (key, most) in
         [("worker.client_reserved", worker.client_reserved), ("worker.mount_reserved", worker.mount_reserved)]

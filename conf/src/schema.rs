@@ -42,7 +42,7 @@ pub struct Security {
     pub key: PathBuf,
     /// Lists of certificates that the authorities have revoked; none if empty.
     pub revoked: PathBuf,
-    /// The token that shows the pages of the HTTP ports, beside the certificate of an admin; none if empty.
+    /// The token that shows the pages of the HTTP ports, beside the certificate of a person; none if empty.
     pub http_token: PathBuf,
     /// Metrics are shown to everybody.
     pub open_metrics: bool,

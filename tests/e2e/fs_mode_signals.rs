@@ -28,7 +28,9 @@ def call(name, *arguments, failure=-1):
     return result
 buffer = ctypes.create_string_buffer(65536)
 signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
-for number in range(100):
+number = 0
+while number < 100 or signals <= 100:
+    number += 1
     a, b, c = (b"%s%d" % (name, number) for name in (b"a", b"b", b"c"))
     file = call("open", a, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
     call("write", file, buffer, 65536)

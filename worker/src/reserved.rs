@@ -47,6 +47,8 @@ const SHORTEST_LOOK: Duration = Duration::from_millis(500);
 const LEAST_BYTES: u64 = CHUNK_BYTES as u64;
 /// Bounds that follow the capacity are no less, so that blocks of any usual size are written.
 const LEAST_BOUND: u64 = 256 << 20;
+/// What a request was to make is there after so long, or is not made any more.
+const MAKING: Duration = Duration::from_secs(60);
 
 /// How much may be noted, and for how long.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +100,8 @@ struct NotedBlock {
     bytes: u64,
     /// When more was asked for last.
     since: Instant,
+    /// An earlier look has found that no file has it, and nothing was asked for since.
+    is_suspect: bool,
 }
 
 /// Of which blocks the masters are asked.
@@ -151,7 +155,7 @@ impl ReservedBlocks {
     /// Room for up to so many bytes more of a block, if the client may have as much.
     pub fn take(self: &Arc<Self>, client: Option<&Arc<str>>, block: &BlockRef, bytes: u64) -> Room {
         let (Some(client), Some(id), true) = (client, BlockId::of(block), block.data) else { return Ok(None) };
-        let (worker_id, _) = self.membership.now();
+        let worker_id = self.membership.worker_id();
         let capacity = self.store.capacity_bytes();
         let mut noted = self.noted.lock();
         noted.begin_as(worker_id);
@@ -176,6 +180,7 @@ impl ReservedBlocks {
             incarnation: 0,
             bytes: 0,
             since: Instant::now(),
+            is_suspect: false,
         });
         Ok(Some(Taken { reserved: self.clone(), id }))
     }
@@ -183,7 +188,7 @@ impl ReservedBlocks {
     /// A request has been carried out: what is noted of its block is what that takes.
     fn settle(&self, id: &BlockId) {
         let used = self.store.data_use(id);
-        self.noted.lock().settle(id, used, Some(Instant::now()));
+        self.noted.lock().done(id, used);
     }
 
     /// Frees what no file has, until `stop`.
@@ -196,7 +201,11 @@ impl ReservedBlocks {
             }
             match stop.run_until_cancelled(self.reclaim()).await {
                 Some(Ok(())) => {}
-                Some(Err(error)) => debug!(%error, "cannot look for reserved blocks that no file has"),
+                Some(Err(error)) => {
+                    // Clients could not commit either: they have until the look after the next.
+                    self.noted.lock().blocks.values_mut().for_each(|block| block.is_suspect = false);
+                    debug!(%error, "cannot look for reserved blocks that no file has");
+                }
                 None => return,
             }
         }
@@ -209,10 +218,16 @@ impl ReservedBlocks {
         }
         let unclaimed = self.confirm(&Scope::All).await?;
         let due: Vec<(BlockId, u64)> = {
-            let noted = self.noted.lock();
-            let block = |id: BlockId| noted.blocks.get(&id).map(|block| (id, block));
-            let due = unclaimed.into_iter().filter_map(block).filter(|(_, block)| block.since.elapsed() > after);
-            due.map(|(id, block)| (id, block.incarnation)).collect()
+            let mut noted = self.noted.lock();
+            let mut due = Vec::new();
+            for id in unclaimed {
+                let block = noted.blocks.get_mut(&id).filter(|block| block.since.elapsed() > after);
+                let Some(block) = block else { continue };
+                if std::mem::replace(&mut block.is_suspect, true) {
+                    due.push((id, block.incarnation));
+                }
+            }
+            due
         };
         if due.is_empty() {
             return Ok(());
@@ -235,19 +250,24 @@ impl ReservedBlocks {
     /// Asks the masters about blocks, unless they have been asked since `since`. Without an answer all is as it was.
     async fn ask(&self, scope: &Scope, since: Instant) {
         let mut asked = self.asked.lock().await;
+        let mut scope = scope.clone();
         if let Some((of, at)) = &*asked {
-            if of == scope && *at >= since {
+            if (*of == scope || *of == Scope::All) && *at >= since {
                 return;
+            }
+            // Several wait: one question does for all of them.
+            if *of != scope && at.elapsed() < ASK_INTERVAL {
+                scope = Scope::All;
             }
             tokio::time::sleep_until(*at + ASK_INTERVAL).await;
         }
-        let began = Instant::now();
-        match tokio::time::timeout(ASK_TIMEOUT, self.confirm(scope)).await {
+        // Before the question: one that is given up counts as well.
+        *asked = Some((scope.clone(), Instant::now()));
+        match tokio::time::timeout(ASK_TIMEOUT, self.confirm(&scope)).await {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => debug!(%error, "cannot ask which blocks files have"),
             Err(_) => debug!("the masters do not say in time which blocks files have"),
         }
-        *asked = Some((scope.clone(), began));
     }
 
     /// Forgets blocks that files have, and gives those that were asked about and that no file has.
@@ -272,6 +292,8 @@ impl ReservedBlocks {
                 Some(last) if !list.is_last && last.worker_id == worker_id => {
                     pending.partition_point(|(place, _)| *place <= (last.inode, last.index)).max(at + 1)
                 }
+                // There are more, and none is told: nothing is known of the rest.
+                None if !list.is_last => break,
                 _ => pending.len(),
             };
         }
@@ -298,8 +320,9 @@ impl ReservedBlocks {
             Scope::Mount(mount_id) => block.mount_id == *mount_id,
             Scope::All => true,
         };
-        // Those that are being made have their turn with the request that makes them.
-        let meant = noted.blocks.iter().filter(|(_, block)| is_meant(block) && block.incarnation != 0);
+        // Those that are being made have their turn with the request that makes them, or when it must have ended.
+        let is_made = |block: &NotedBlock| block.incarnation != 0 || block.since.elapsed() > MAKING;
+        let meant = noted.blocks.iter().filter(|(_, block)| is_meant(block) && is_made(block));
         let mut pending: Vec<_> = meant.map(|(id, block)| ((block.inode, id.index), *id)).collect();
         for (_, id) in &pending {
             let used = self.store.data_use(id);
@@ -321,7 +344,8 @@ impl Wanted {
         let mut wanted = self;
         loop {
             let reserved = wanted.reserved.clone();
-            reserved.ask(&wanted.scope, Instant::now()).await;
+            // A client waits for no longer, whoever is asked before, and however long the masters take.
+            let _late = tokio::time::timeout_at(until, reserved.ask(&wanted.scope, Instant::now())).await;
             wanted = match reserved.take(Some(&wanted.client), &wanted.block, wanted.bytes) {
                 Ok(taken) => return Ok(taken),
                 Err(over) if Instant::now() >= until => return Err(over.refusal()),
@@ -357,8 +381,15 @@ impl Noted {
     fn add(&mut self, id: BlockId, bytes: u64, new: impl FnOnce() -> NotedBlock) {
         let block = self.blocks.entry(id).or_insert_with(new);
         block.bytes += bytes;
+        (block.since, block.is_suspect) = (Instant::now(), false);
         *self.clients.entry(block.client.clone()).or_default() += bytes;
         *self.mounts.entry(block.mount_id).or_default() += bytes;
+    }
+
+    /// A request for a block has ended. What is not there may be about to be made by another one, or by what goes on of
+    /// this one: it stays noted.
+    fn done(&mut self, id: &BlockId, used: Option<(u64, u64)>) {
+        self.settle(id, Some(used.unwrap_or((0, LEAST_BYTES))), Some(Instant::now()));
     }
 
     /// Notes what a block takes, by its incarnation and bytes; `None` forgets it.
@@ -368,6 +399,7 @@ impl Noted {
         let (incarnation, bytes) = used.map_or((0, 0), |(incarnation, bytes)| (incarnation, bytes.max(LEAST_BYTES)));
         (block.incarnation, block.bytes) = (incarnation, bytes);
         block.since = since.unwrap_or(block.since);
+        block.is_suspect &= since.is_none();
         let (client, mount_id) = (block.client.clone(), block.mount_id);
         if used.is_none() {
             self.blocks.remove(id);
@@ -414,7 +446,15 @@ mod tests {
         let mut noted = Noted::default();
         let of = |client: &str| {
             let client: Arc<str> = client.into();
-            move || NotedBlock { client, mount_id: 1, inode: 7, incarnation: 0, bytes: 0, since: Instant::now() }
+            move || NotedBlock {
+                client,
+                mount_id: 1,
+                inode: 7,
+                incarnation: 0,
+                bytes: 0,
+                since: Instant::now(),
+                is_suspect: false,
+            }
         };
         noted.add(id(0), 5 << 20, of("a"));
         noted.add(id(1), 1 << 20, of("b"));
@@ -427,6 +467,9 @@ mod tests {
         noted.settle(&id(0), Some((3, 2 << 20)), None);
         noted.settle(&id(1), Some((4, 0)), None);
         assert_eq!(sums(&noted), (Some(2 << 20), Some(LEAST_BYTES), Some((2 << 20) + LEAST_BYTES)));
+        // Of two requests for a block, one fails before the other one has made it.
+        noted.done(&id(0), None);
+        assert_eq!(sums(&noted).0, Some(LEAST_BYTES));
         noted.settle(&id(0), None, None);
         noted.settle(&id(0), None, None);
         noted.settle(&id(9), Some((1, 1)), None);

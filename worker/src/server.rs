@@ -112,6 +112,11 @@ impl Membership {
         self.place.read().clone()
     }
 
+    /// 0 while unknown.
+    pub fn worker_id(&self) -> u64 {
+        self.place.read().0
+    }
+
     pub fn set(&self, worker_id: u64, cluster_id: &str) {
         *self.place.write() = (worker_id, cluster_id.to_owned());
     }

@@ -132,7 +132,7 @@ fn end_helpers(conf: &Path) -> Result<(), CliError> {
     }
 }
 
-/// The processes of this user that serve or replay mounts with this configuration, and belong to a child.
+/// The processes of this user that serve or replay mounts with this configuration, and that nobody ends any more.
 fn helpers(conf: &Path) -> io::Result<Vec<ProcessId>> {
     let mut helpers = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -145,11 +145,21 @@ fn helpers(conf: &Path) -> io::Result<Vec<ProcessId>> {
             && arguments.iter().any(|argument| [&b"--kept"[..], b"--replay"].contains(argument))
             && arguments.contains(&conf.as_os_str().as_bytes());
         let is_own = || entry.metadata().is_ok_and(|metadata| metadata.uid() == geteuid().as_raw());
-        if is_helper && is_own() {
+        if is_helper && is_own() && is_orphan(pid) {
             helpers.extend(ProcessId::of(pid).ok());
         }
     }
     Ok(helpers)
+}
+
+/// Whether neither the keeper of its mount nor the worker that has it replay is there any more: these end it.
+fn is_orphan(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // Behind the name, which may hold anything: the state, and the parent.
+    let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1));
+    let line = parent.and_then(|parent| fs::read(format!("/proc/{parent}/cmdline")).ok()).unwrap_or_default();
+    let role = line.split(|byte| *byte == 0).nth(1).unwrap_or_default();
+    ![&b"fuse"[..], b"worker"].contains(&role)
 }
 
 fn undo_mount(mount_point: &Path) -> Result<(), CliError> {

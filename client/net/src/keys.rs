@@ -2,6 +2,7 @@
 
 use cavern_proto::master::VendKeysRequest;
 use cavern_ufs::{KeyError, KeyLender, KeyRight, VendedKeys};
+use tonic::Code;
 
 use crate::error::NetError;
 use crate::master::{MasterChannel, Stubs};
@@ -31,22 +32,40 @@ pub fn key_lender(master: &MasterChannel, mount_id: u32, path: &str, right: KeyR
 
 fn no_keys(path: &str, error: &NetError) -> KeyError {
     let reason = format!("the masters give no keys of {path}: {error}");
-    if error.is_transient() { KeyError::Unavailable(reason) } else { KeyError::Refused(reason) }
+    match error {
+        NetError::Gone(_) => KeyError::Refused(reason),
+        NetError::Master { code, .. } if is_refusal(*code) => KeyError::Refused(reason),
+        _ => KeyError::Unavailable(reason),
+    }
+}
+
+/// Whether a master answers so whenever it is asked.
+fn is_refusal(code: Code) -> bool {
+    matches!(
+        code,
+        Code::FailedPrecondition
+            | Code::InvalidArgument
+            | Code::NotFound
+            | Code::PermissionDenied
+            | Code::Unauthenticated
+            | Code::Unimplemented
+    )
 }
 
 #[cfg(test)]
 mod tests {
-    use tonic::Code;
-
     use super::*;
 
     #[test]
     fn what_may_pass_is_asked_again() {
         let answered = |code| NetError::Master { code, message: "STS".to_owned() };
         let silent = NetError::MasterDeadline { call: "VendKeys", waited_ms: 5 };
-        for (error, passes) in
-            [(answered(Code::Unavailable), true), (silent, true), (answered(Code::PermissionDenied), false)]
-        {
+        for (error, passes) in [
+            (answered(Code::Unavailable), true),
+            (answered(Code::ResourceExhausted), true),
+            (silent, true),
+            (answered(Code::PermissionDenied), false),
+        ] {
             let error = no_keys("/data", &error);
             assert_eq!(matches!(error, KeyError::Unavailable(_)), passes, "{error}");
             assert!(error.to_string().contains("/data"), "{error}");

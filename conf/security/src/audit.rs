@@ -101,7 +101,9 @@ impl AuditLog {
                     && let Err(error) = file.lock().append(&lines)
                     && let Some(suppressed) = failures.admit(())
                 {
-                    tracing::error!(suppressed, "cannot write to the audit log: {error}: {}", lines.trim_end());
+                    let first = lines.lines().next().unwrap_or_default();
+                    let count = lines.lines().count();
+                    tracing::error!(suppressed, count, "cannot write to the audit log: {error}: {first}");
                 }
             }
         }

@@ -108,22 +108,29 @@ impl Files {
             if stamps != current.stamps {
                 // A pair that is replaced file by file does not fit meanwhile: it is read again when it changes again.
                 current.stamps = stamps;
-                if let Some(loaded) = self.load_again(&current.loaded) {
+                let mut is_late = false;
+                if let Some(loaded) = self.load_again(&current.loaded, &mut is_late) {
                     current.loaded = Arc::new(loaded);
+                }
+                if is_late {
+                    // Nothing is wrong with the file: it is read again, although it does not change.
+                    current.stamps = Default::default();
                 }
             }
         }
         current.loaded.clone()
     }
 
-    /// `None` where nothing has changed that can be used.
-    fn load_again(&self, former: &Loaded) -> Option<Loaded> {
+    /// `None` where nothing has changed that can be used. Sets `is_late` where a file is to be read once more.
+    fn load_again(&self, former: &Loaded, is_late: &mut bool) -> Option<Loaded> {
         let Self { paths, cluster, role, provider, .. } = self;
         let authorities = read_authorities(&paths.ca, provider).unwrap_or_else(|error| {
+            *is_late |= may_be_read_later(&error);
             tracing::warn!("the former authorities stay in force: {error}");
             former.trust.authorities.clone()
         });
         let lists = read_revoked(&paths.revoked, &authorities, provider).unwrap_or_else(|error| {
+            *is_late |= may_be_read_later(&error);
             tracing::warn!("the former list of revoked certificates stays in force: {error}");
             former.trust.lists.clone()
         });
@@ -150,11 +157,18 @@ impl Files {
                 Some(loaded)
             }
             Err(error) => {
+                *is_late |= may_be_read_later(&error);
                 tracing::warn!("the former certificate stays in force: {error}");
                 load(former.own.clone()).ok()
             }
         }
     }
+}
+
+/// Whether the system could not read a file at that moment. What is missing or closed has another stamp when it is not.
+fn may_be_read_later(error: &SecurityError) -> bool {
+    use io::ErrorKind::{NotFound, PermissionDenied};
+    matches!(error, SecurityError::Unreadable { source, .. } if !matches!(source.kind(), NotFound | PermissionDenied))
 }
 
 fn read_authorities(

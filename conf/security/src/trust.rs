@@ -86,21 +86,23 @@ impl Trust {
         now: UnixTime,
     ) -> Result<(), Error> {
         let mut refusal = Error::InvalidCertificate(CertificateError::UnknownIssuer);
+        let mut is_right = false;
         for anchor in &self.anchors {
             match anchor.verify(side, end_entity, intermediates, now) {
-                Ok(()) => return Ok(()),
+                // One that stands above another knows nothing of what that one has revoked: all of them are asked.
+                Ok(()) => is_right = true,
+                Err(error @ Error::InvalidCertificate(CertificateError::Revoked)) => return Err(error),
                 Err(error) if weight(&error) >= weight(&refusal) => refusal = error,
                 Err(_) => {}
             }
         }
-        Err(refusal)
+        if is_right { Ok(()) } else { Err(refusal) }
     }
 }
 
 /// Of several authorities, the one that knows a certificate says why it is refused.
 fn weight(error: &Error) -> u8 {
     match error {
-        Error::InvalidCertificate(CertificateError::Revoked) => 3,
         Error::InvalidCertificate(CertificateError::UnknownIssuer) => 0,
         Error::InvalidCertificate(CertificateError::BadSignature) => 1,
         _ => 2,
@@ -177,4 +179,75 @@ pub(crate) fn read_revoked(
         anchor.map_err(unusable)?;
     }
     Ok(lists)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use rcgen::{
+        BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose, IsCa,
+        Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber,
+    };
+    use rustls::crypto::ring;
+
+    use super::*;
+
+    const SERIAL: u64 = 4711;
+
+    fn params(name: &str) -> CertificateParams {
+        let mut params = CertificateParams::new([]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params
+    }
+
+    fn authority(name: &str) -> CertificateParams {
+        let mut params = params(name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params
+    }
+
+    #[test]
+    fn what_an_authority_has_revoked_no_other_one_lets_in() {
+        let (root_key, middle_key, key) =
+            (KeyPair::generate().unwrap(), KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let (root, middle) = (authority("root"), authority("middle"));
+        let root_certificate = root.self_signed(&root_key).unwrap().der().clone();
+        let root = Issuer::new(root, root_key);
+        let middle_certificate = middle.signed_by(&middle_key, &root).unwrap().der().clone();
+        let middle = Issuer::new(middle, middle_key);
+        let mut leaf = params("leaf");
+        leaf.serial_number = Some(SerialNumber::from(SERIAL));
+        leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let leaf = leaf.signed_by(&key, &middle).unwrap().der().clone();
+        let now = SystemTime::now();
+        let list = CertificateRevocationListParams {
+            this_update: now.into(),
+            next_update: (now + Duration::from_secs(3600)).into(),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: vec![RevokedCertParams {
+                serial_number: SerialNumber::from(SERIAL),
+                revocation_time: now.into(),
+                reason_code: None,
+                invalidity_date: None,
+            }],
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let list = list.signed_by(&middle).unwrap().der().clone();
+
+        let provider = Arc::new(ring::default_provider());
+        let verified = |authorities: Vec<Certificate>, lists: Vec<List>| {
+            let trust = Trust::new(authorities, lists, &provider).unwrap();
+            trust.verify(Side::Client, &leaf, std::slice::from_ref(&middle_certificate), UnixTime::now())
+        };
+        let both = [root_certificate, middle_certificate.clone()];
+        let turned = [both[1].clone(), both[0].clone()];
+        for authorities in [both, turned] {
+            assert_eq!(verified(authorities.to_vec(), Vec::new()), Ok(()));
+            let refusal = verified(authorities.to_vec(), vec![list.clone()]);
+            assert_eq!(refusal, Err(Error::InvalidCertificate(CertificateError::Revoked)));
+        }
+    }
 }

@@ -486,11 +486,11 @@ async fn a_list_that_cannot_be_used_is_refused_at_the_start_and_leaves_the_forme
 #[tokio::test]
 async fn an_open_connection_ends_with_the_certificate_of_the_other_side() {
     let place = Place::of("lab");
-    let short = Duration::from_secs(3);
+    let short = Duration::from_secs(5);
     let (master, client) = (place.tls(Role::Master, "m"), place.tls(Role::Client, "c"));
+    let mut others = connected(&master, &client).await;
     let old_master = tls(&place.config(Role::Master, "old", short));
     let old_client = tls(&place.config(Role::Client, "old", short));
-    let mut others = connected(&master, &client).await;
     let (mut own, _far) = connected(&master, &old_client).await;
     let (_own, mut far) = connected(&old_master, &client).await;
     for (stream, whose) in [(&mut own, "cavern://lab/client/old"), (&mut far, "cavern://lab/master/old")] {

@@ -40,8 +40,8 @@ pub struct OpenMount {
     /// As recorded, with the options in clear: never to be printed.
     pub mount: Mount,
     pub ufs: Ufs,
-    /// Where its keys are vended.
-    pub vendor: Option<KeyVendor>,
+    /// Where its keys are vended; or why this master cannot.
+    pub vendor: Result<Option<KeyVendor>, Arc<MasterError>>,
     /// Held for reading by whoever puts what it knows of some directory into the log without being that directory's
     /// listing; a listing takes it for writing for a moment before it begins, so that older knowledge cannot come
     /// later.
@@ -155,7 +155,13 @@ impl OpenMount {
 
     /// How the keys fare, where they are vended.
     pub fn key_status(&self) -> Option<master::KeyStatus> {
-        let KeyStatus { read_until_ns, write_until_ns, last_error } = self.vendor.as_ref()?.status();
+        let vendor = match &self.vendor {
+            Ok(vendor) => vendor.as_ref()?,
+            Err(error) => {
+                return Some(master::KeyStatus { last_error: error.to_string(), ..master::KeyStatus::default() });
+            }
+        };
+        let KeyStatus { read_until_ns, write_until_ns, last_error } = vendor.status();
         Some(master::KeyStatus {
             read_until_ns: read_until_ns.unwrap_or(0),
             write_until_ns: write_until_ns.unwrap_or(0),
@@ -244,7 +250,7 @@ impl Mounts {
             return Ok(open.clone());
         }
         let (_, mount) = self.readable(id)?;
-        let (ufs, vendor) = (self.open_ufs(&mount)?, self.vendor(&mount)?);
+        let (ufs, vendor) = (self.open_ufs(&mount)?, self.vendor(&mount).map_err(Arc::new));
         let detached = CancellationToken::new();
         let open = OpenMount { mount, ufs, vendor, gate: Arc::default(), health: Arc::default(), detached };
         Ok(self.opened.lock().entry(id).or_insert_with(|| Arc::new(open)).clone())
@@ -277,7 +283,7 @@ impl Mounts {
         let before = self.get(id)?;
         loop {
             let (recorded, mount) = self.readable(id)?;
-            let (ufs, vendor) = (self.open_ufs(&mount)?, self.vendor(&mount)?);
+            let (ufs, vendor) = (self.open_ufs(&mount)?, self.vendor(&mount).map_err(Arc::new));
             let (gate, health, detached) = (before.gate.clone(), before.health.clone(), before.detached.clone());
             self.opened.lock().insert(id, Arc::new(OpenMount { mount, ufs, vendor, gate, health, detached }));
             // Another change may have come in between, and have been opened before this one.

@@ -4,6 +4,8 @@
 //! What somebody gets is good for the prefix of the mount, and for no more than he needs there: workers write the
 //! objects of fs-mode mounts, and clients those of cache-mode mounts which they may change. All others only read.
 
+use std::sync::Arc;
+
 use cavern_proto::ClientAccess;
 use cavern_proto::master::{AccessMode, Mount, VendedKeys, WriteType};
 use cavern_security::{Identity, Role};
@@ -49,7 +51,7 @@ impl OpenMount {
     pub async fn vend(&self, asker: Option<&Identity>, to_write: bool) -> Result<VendedKeys, MasterError> {
         let right = right_of(&self.mount, asker, to_write)?;
         let path = &self.mount.path;
-        let Some(vendor) = &self.vendor else {
+        let Some(vendor) = self.vendor.as_ref().map_err(Arc::clone)? else {
             return Err(MasterError::Refused(format!("{path} vends no keys: s3.credentials.vended_role is not set")));
         };
         let keys = vendor.keys(right).await;

@@ -62,7 +62,7 @@ impl Services {
                 }
             };
             if let Err(error) = self.watch.check_owner(call.session, asker) {
-                if let Some(audited) = audited {
+                if let Some(audited) = audited.filter(|audited| audited.tells_refusal()) {
                     audited.record_as("Mutate", "", Err(&error.to_string()));
                 }
                 break Some(error.into());
@@ -202,7 +202,10 @@ async fn and_audit(
                 Err(error) => Err(error.to_string()),
             })
             .collect();
-        let done = changes.iter().zip(&results).filter(|(change, result)| result.is_ok() || !change.only_done);
+        let done = changes
+            .iter()
+            .zip(&results)
+            .filter(|(change, result)| result.is_ok() || !change.only_done && audited.tells_refusal());
         audited.record_all(done.map(|(change, result)| {
             (change.operation, change.subject.as_str(), result.as_ref().map(|&()| ()).map_err(String::as_str))
         }));

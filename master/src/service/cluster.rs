@@ -14,6 +14,7 @@ use cavern_proto::master::{
     UnmountReply, UnmountRequest, UpdateMountRequest, VendKeysRequest, VendedKeys, WatchEvent, WatchRequest,
     WorkerBlocks, WorkerBlocksRequest, WorkerTable,
 };
+use cavern_security::Role;
 use cavern_ufs::Contents;
 use futures::StreamExt;
 use tokio::sync::mpsc;
@@ -259,10 +260,11 @@ impl Cluster for Services {
         request: tonic::Request<PersistStatusRequest>,
     ) -> Result<Response<PersistStatus>, Status> {
         let lookups = self.asked_by(&request, 0)?;
+        let only_looks = asker(&request).is_some_and(|asker| asker.role == Role::Viewer);
         let PersistStatusRequest { path, up_to_change, settle } = request.into_inner();
         lookups.check_path(&path)?;
         // Nobody lets go of anything for whoever may not change it.
-        if settle && lookups.check_path_to_refresh(&path).is_ok() {
+        if settle && !only_looks && lookups.check_path_to_refresh(&path).is_ok() {
             let scope = self.persistence.scope(&path).await?;
             self.lookups.recall_mount_of(scope.inode).await?;
         }

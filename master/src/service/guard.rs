@@ -60,7 +60,8 @@ where
         if let Err(refusal) = roles::check(path, identity) {
             if let Some(suppressed) = self.refusals.admit(identity.clone()) {
                 tracing::warn!(peer = %peer.address, suppressed, "refused: {}", refusal.message());
-                let call = AuditedCall::new(self.audit.clone(), peer.clone(), roles::method(path));
+                let call =
+                    AuditedCall::new(self.audit.clone(), self.refusals.clone(), peer.clone(), roles::method(path));
                 call.record(Err(refusal.message()));
             }
             return refuse(refusal);
@@ -97,7 +98,12 @@ where
         let Some(peer) = request.extensions().get::<Peer>().filter(|_| self.audit.is_on()) else {
             return Box::pin(self.service.call(request));
         };
-        let call = AuditedCall::new(self.audit.clone(), peer.clone(), roles::method(request.uri().path()));
+        let call = AuditedCall::new(
+            self.audit.clone(),
+            self.refusals.clone(),
+            peer.clone(),
+            roles::method(request.uri().path()),
+        );
         request.extensions_mut().insert(call.clone());
         let answering = self.service.call(request);
         let refusals = self.refusals.clone();
@@ -124,14 +130,20 @@ fn refuse(refusal: Status) -> BoxFuture<http::Response<Body>, Infallible> {
 #[derive(Clone)]
 pub struct AuditedCall {
     audit: AuditLog,
+    refusals: Arc<LogLimit<Identity>>,
     peer: Peer,
     operation: Arc<str>,
     subject: Arc<OnceLock<String>>,
 }
 
 impl AuditedCall {
-    fn new(audit: AuditLog, peer: Peer, operation: &str) -> Self {
-        Self { audit, peer, operation: operation.into(), subject: Arc::default() }
+    fn new(audit: AuditLog, refusals: Arc<LogLimit<Identity>>, peer: Peer, operation: &str) -> Self {
+        Self { audit, refusals, peer, operation: operation.into(), subject: Arc::default() }
+    }
+
+    /// Whether one more refusal of whoever asks has a line.
+    pub fn tells_refusal(&self) -> bool {
+        self.identity().is_none_or(|identity| self.refusals.admit(identity.clone()).is_some())
     }
 
     /// That of a request, if there is an audit log.

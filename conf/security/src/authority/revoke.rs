@@ -189,12 +189,14 @@ fn locked(path: &Path) -> io::Result<File> {
 
 /// Puts a whole file into the place of another one, or of none.
 fn replace(path: &Path, content: &[u8]) -> Result<(), SecurityError> {
-    let beside = path.with_extension("new");
+    let beside = path.with_extension("pem.new");
     let written = OpenOptions::new().write(true).create(true).truncate(true).mode(0o644).open(&beside);
     let replaced = written.and_then(|mut file| {
         file.write_all(content)?;
         file.sync_all()?;
-        fs::rename(&beside, path)
+        fs::rename(&beside, path)?;
+        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
     });
     replaced.map_err(|source| SecurityError::Unwritable { path: path.to_owned(), source })
 }

@@ -132,6 +132,12 @@ impl Held {
         self.usable_until.is_none_or(|until| now < until)
     }
 
+    /// By the clock of the wall.
+    fn has_ended(&self) -> bool {
+        let now = Timestamp::now().as_system_time();
+        self.credential.expires_in.is_some_and(|end| end.as_system_time() <= now)
+    }
+
     /// As another process gets them; `None` for those without an end.
     fn keys(&self) -> Option<VendedKeys> {
         let Credential { access_key_id, secret_access_key, session_token, expires_in } = self.credential.clone();
@@ -186,6 +192,10 @@ impl Renewing {
         let renewing = {
             let mut state = self.0.state.lock();
             let now = Instant::now();
+            // This host may have slept, or its clock have been set: nobody else tells of it.
+            if state.held.as_ref().is_some_and(Held::has_ended) {
+                state.held = None;
+            }
             let is_due = state.held.as_ref().is_some_and(|held| held.renew_at <= now);
             if is_due && state.next_attempt.is_none_or(|next| next <= now) {
                 self.begin(&mut state);
