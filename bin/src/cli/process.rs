@@ -101,7 +101,8 @@ For laptops and tests: one pair of keys, no TLS, nothing is synced to disk. Obje
 are numbers; keys and attributes stand at their ends. At the admin port, GET /_dev/stats counts requests by \
 kind, POST /_dev/faults takes rules that delay or fail them, GET /metrics is for Prometheus. It is for this host, and \
 takes the token in the file admin-token below --root, which is a new one after each start:
-  curl -H \"Authorization: Bearer $(cat /tmp/objects/admin-token)\" http://127.0.0.1:9001/_dev/stats")]
+  TOKEN=$(cat /tmp/objects/admin-token)
+  curl -H \"Authorization: Bearer $TOKEN\" http://127.0.0.1:9001/_dev/stats")]
 pub struct DevS3Args {
     /// Where objects are kept; created if it does not exist.
     #[arg(long, value_name = "DIR")]

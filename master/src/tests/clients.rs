@@ -17,14 +17,14 @@ use cavern_proto::master::{
     Lock, LockKind, LockType, LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest, Mutation,
     PersistStatusRequest, ReadDirRequest, RecallRequest, RefreshRequest, RememberRequest, ResolveRequest,
     RevalidateRequest, SetAttr, SetLock, SetQuota, SetTtl, TouchRequest, TtlAction, UnmountRequest, UpdateMountRequest,
-    UsageRequest, User, UserLimits, WriteType,
+    UsageRequest, User, UserLimits, VendKeysRequest, WriteType,
 };
 use cavern_security::{Identity, MountDebt, Role, Tenant};
 use futures::StreamExt;
 use rustix::io::Errno;
 use tonic::{Code, Request, Status};
 
-use super::harness::{TestMaster, mount_request, name, new_bucket};
+use super::harness::{TestMaster, eventually, mount_request, name, new_bucket};
 use super::held::ready;
 use super::mutations::{self, create};
 use crate::mounts::DetachPolicy;
@@ -189,6 +189,8 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
     }
     let revalidate = RevalidateRequest { parent: root, name: name("f"), ..RevalidateRequest::default() };
     not_found("Revalidate", services.revalidate(client("b", revalidate)).await.err());
+    let keys = VendKeysRequest { mount_id: mount.id, to_write: false };
+    not_found("VendKeys", services.vend_keys(client("b", keys)).await.err());
     assert_eq!(names_in(&master, "b", ROOT_INODE).await.unwrap(), [name("open")]);
     for of_all in ["/", "/elsewhere"] {
         let usage = UsageRequest { path: of_all.into() };
@@ -224,6 +226,8 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
 async fn whoever_only_reads_has_nobody_let_go_of_what_he_holds() {
     let (master, mount) = master().await;
     let services = master.services();
+    // The rules of the mount were changed a moment ago.
+    eventually(async || services.lookups.recalls.allow_holding()).await;
     let (parent, kind) = (mount.root_inode, Kind::Directory as i32);
     let made = CreateInode { parent, name: name("held"), kind, mode: 0o755, hold: true, ..CreateInode::default() };
     assert_eq!(change(&master, "a", Change::Create(made)).await, 0);

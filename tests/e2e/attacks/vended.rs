@@ -4,6 +4,7 @@ use std::os::unix::fs::FileExt as _;
 
 use cavern_proto::master::{VendKeysRequest, VendedKeys};
 use cavern_ufs::{ListMode, Precondition, UfsError};
+use rustix::fs::Advice;
 use serde_json::json;
 
 use super::*;
@@ -190,7 +191,7 @@ fn without_masters_vended_keys_end_and_what_is_cached_is_served() {
     let file = fs::File::open(cluster.path("data/large")).unwrap();
     let mut byte = [1];
     let mut read = |offset: u64| file.read_exact_at(&mut byte, offset);
-    read(0).unwrap();
+    file.read_exact_at(&mut vec![1; MIB as usize], 0).unwrap();
     cluster.kill("master");
     // Each of them is in a block of its own, far from the last.
     let mut next = MIB;
@@ -204,6 +205,8 @@ fn without_masters_vended_keys_end_and_what_is_cached_is_served() {
     let log = fs::read_to_string(&cluster.at_start.workers[0].log).unwrap();
     let is_said = |line: &str| line.contains("those of before have ended") && line.contains("keys of /data");
     assert!(log.lines().any(is_said), "{log}");
+    // Of the worker, and not of the kernel.
+    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
     read(900_000).unwrap();
 
     cluster.start("master");

@@ -20,6 +20,7 @@ use futures::future::BoxFuture;
 use super::credentials::{CredentialError, Provider, Renewing, Scope};
 use super::{S3Options, shared_store};
 use crate::error::UfsError;
+use crate::shared_store::SharedStore;
 use crate::uri::Location;
 
 /// What keys allow within the prefix of their mount.
@@ -102,10 +103,18 @@ impl KeyLender {
 
 /// Has STS give out keys for the prefix of a mount. They are renewed in the middle of their life, by one request for
 /// all who ask. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct KeyVendor {
     read: Renewing,
     write: Renewing,
+    /// Where others that are opened find both.
+    _shared: Arc<SharedStore>,
+}
+
+impl fmt::Debug for KeyVendor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeyVendor").field("read", &self.read).finish_non_exhaustive()
+    }
 }
 
 /// Until when keys of each right last that were given out, in nanoseconds since the Unix epoch, and what the last
@@ -132,7 +141,8 @@ impl KeyVendor {
             let policy = policy::of(&vended.role.arn, &bucket, &prefix, right)?;
             Provider::vended(&options, &vended.role, Scope { policy, life: vended.life }, conf, &shared)
         };
-        Ok(Some(Self { read: keys(KeyRight::Read)?, write: keys(KeyRight::Write)? }))
+        let (read, write) = (keys(KeyRight::Read)?, keys(KeyRight::Write)?);
+        Ok(Some(Self { read, write, _shared: shared }))
     }
 
     /// Keys that have half of their life before them, or less where STS gives no others now.
