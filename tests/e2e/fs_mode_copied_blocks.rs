@@ -64,6 +64,14 @@ impl Copied {
         let cluster = Cluster::up(Options { workers: 3, conf: format!("{CONF}{conf}"), ..Options::default() });
         cluster.s3.create_bucket("bucket");
         cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "1MiB", "--replicas", "2"]);
+        // As long as the client knows of one worker only, it writes to that one.
+        let probe = cluster.path("fs/probe");
+        eventually("the client knows of two workers", PATIENCE, || {
+            fs::write(&probe, "x").unwrap();
+            let count = workers_of(&cluster, "/fs/probe").len();
+            fs::remove_file(&probe).unwrap();
+            (count == 2).then_some(())
+        });
         // Of so many files, `count` are at the same two of the three workers.
         let mut random = StdRng::seed_from_u64(7);
         let mut at_pairs: BTreeMap<Vec<u64>, Vec<(PathBuf, Vec<u8>)>> = BTreeMap::new();
