@@ -181,8 +181,11 @@ impl Workload {
     fn write(&mut self, handle: &File, file: usize, at: usize, bytes: &[u8]) -> io::Result<()> {
         let versions = &mut self.model.files[file];
         let mut content = versions.last().to_vec();
-        content.resize(content.len().max(at + bytes.len()), 0);
-        content[at..at + bytes.len()].copy_from_slice(bytes);
+        // A write of nothing makes no file longer.
+        if !bytes.is_empty() {
+            content.resize(content.len().max(at + bytes.len()), 0);
+            content[at..at + bytes.len()].copy_from_slice(bytes);
+        }
         versions.push(content);
         handle.write_all_at(bytes, at as u64)?;
         if self.random.random_range(0..5) < 3 || self.model.files[file].pending() > 4 {
