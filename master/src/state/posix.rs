@@ -43,7 +43,7 @@ use crate::MasterError;
 use permission::JudgedUser;
 
 pub use external::take_in;
-pub use hold::{forget_content, index_holds, reap};
+pub use hold::{ONLY_READS, forget_content, index_holds, reap};
 pub use link::{delete_link, put_link};
 pub use lock::blocking_lock;
 pub use permission::{may_access, may_have_layout};
