@@ -12,17 +12,17 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
-    AccessMode, CheckAccessRequest, CheckHoldsRequest, ClientRule, CreateInode, FreeContentRequest, GetInodeRequest,
-    GetLayoutRequest, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, ListMountsRequest,
-    Lock, LockKind, LockType, LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest, Mutation,
-    PersistStatusRequest, ReadDirRequest, RecallRequest, RefreshRequest, RememberRequest, ResolveRequest,
+    AccessMode, CheckAccessRequest, CheckHoldsRequest, ClientRule, CreateInode, FreeContentRequest, FreedContent,
+    GetInodeRequest, GetLayoutRequest, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind,
+    ListMountsRequest, Lock, LockKind, LockType, LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest,
+    Mutation, PersistStatusRequest, ReadDirRequest, RecallRequest, RefreshRequest, RememberRequest, ResolveRequest,
     RevalidateRequest, SetAttr, SetLock, SetQuota, SetTtl, TouchRequest, TtlAction, UnmountRequest, UpdateMountRequest,
     UsageRequest, User, UserLimits, VendKeysRequest, WriteType,
 };
 use cavern_security::{Identity, MountDebt, Role, Tenant};
 use futures::StreamExt;
 use rustix::io::Errno;
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::harness::{TestMaster, eventually, mount_request, name, new_bucket};
 use super::held::ready;
@@ -154,12 +154,13 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         let access = CheckAccessRequest { inode, wanted: 4, ..CheckAccessRequest::default() };
         not_found(&of("CheckAccess"), services.check_access(client("b", access)).await.err());
         let free = FreeContentRequest { inodes: vec![inode], session: 0 };
-        not_found(&of("FreeContent"), services.free_content(client("b", free)).await.err());
+        let freed = services.free_content(client("b", free)).await.unwrap().into_inner();
+        assert_eq!(freed.results, [FreedContent::default()]);
         let lock = GetLockRequest { inode, kind: LockKind::Flock as i32, lock: Some(Lock::default()) };
         not_found(&of("GetLock"), services.get_lock(client("b", lock)).await.err());
         let listed = MakeListedRequest { inode, recursive: false };
         not_found(&of("MakeListed"), services.make_listed(client("b", listed)).await.err());
-        let recall = RecallRequest { inode, ..RecallRequest::default() };
+        let recall = RecallRequest { inode, whole_mount: true, ..RecallRequest::default() };
         not_found(&of("Recall"), services.recall(client("b", recall)).await.err());
         not_found(&of("GetTtls"), services.get_ttls(client("b", GetTtlsRequest { inode })).await.err());
         not_found(&of("GetQuotas"), services.get_quotas(client("b", GetQuotasRequest { inode })).await.err());
@@ -178,7 +179,7 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         assert_eq!((holds.hold, holds.gone), (vec![], vec![inode]));
         let remember = RememberRequest { inodes: vec![inode], directories: vec![inode], ..RememberRequest::default() };
         services.remember(client("b", remember)).await.unwrap();
-        ["Touch", "CheckHolds", "Remember"].into_iter().for_each(is_asked);
+        ["Touch", "CheckHolds", "Remember", "FreeContent"].into_iter().for_each(is_asked);
         let removal = Change::SetAttr(SetAttr { inode, mode: Some(0o700), ..SetAttr::default() });
         assert_eq!(change(&master, "b", removal).await, Errno::STALE.raw_os_error());
         is_asked("Mutate");
@@ -192,11 +193,15 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
     let keys = VendKeysRequest { mount_id: mount.id, to_write: false };
     not_found("VendKeys", services.vend_keys(client("b", keys)).await.err());
     assert_eq!(names_in(&master, "b", ROOT_INODE).await.unwrap(), [name("open")]);
-    for of_all in ["/", "/elsewhere"] {
-        let usage = UsageRequest { path: of_all.into() };
-        let mut usage = services.usage(client("b", usage)).await.unwrap().into_inner();
-        assert_eq!(usage.next().await.unwrap().unwrap_err().code(), Code::PermissionDenied);
-    }
+    let usage = async |path: &str| {
+        let usage = services.usage(client("b", UsageRequest { path: path.into() })).await.unwrap();
+        usage.into_inner().next().await.unwrap().unwrap_err()
+    };
+    assert_eq!(usage("/").await.code(), Code::PermissionDenied);
+    // Nobody tells a path of the mount from one that leads nowhere.
+    let (hidden, nowhere) = (usage("/m").await, usage("/elsewhere").await);
+    assert_eq!(hidden.message().replace("/m", "/elsewhere"), nowhere.message());
+    assert_eq!((hidden.code(), nowhere.code()), (Code::NotFound, Code::NotFound));
     let all = GetQuotasRequest { inode: 0 };
     assert_eq!(services.get_quotas(client("b", all)).await.unwrap_err().code(), Code::PermissionDenied);
     for table in [
@@ -219,6 +224,52 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         assert_eq!(services.resolve(asked).await.unwrap().into_inner().attr.unwrap().inode, file);
     }
     assert_eq!(names_in(&master, "r", ROOT_INODE).await.unwrap(), [name("m"), name("open")]);
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inode_in_a_mount_that_is_not_there_is_answered_as_one_that_is_nowhere() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let file = services.lookups.resolve("/m/f").await.unwrap().attr.unwrap().inode;
+    let own = services.lookups.resolve("/open/f").await.unwrap().attr.unwrap().inode;
+    // What a client is answered about an inode, but for its number.
+    let answers = async |inode: u64| {
+        let mut answers = Vec::new();
+        macro_rules! ask {
+            ($call:ident, $message:expr) => {
+                let answer = services.$call(client("b", $message)).await;
+                let answer = answer.map(Response::into_inner).map_err(|status| (status.code(), status.to_string()));
+                let answer = format!("{}: {answer:?}", stringify!($call));
+                answers.push(answer.replace(&inode.to_string(), "N"));
+            };
+        }
+        ask!(get_inode, GetInodeRequest { inode, session: 0 });
+        ask!(get_layout, GetLayoutRequest { inode, ..GetLayoutRequest::default() });
+        ask!(get_layout, GetLayoutRequest { inode: own, beside: vec![own, inode], ..GetLayoutRequest::default() });
+        ask!(get_xattrs, GetXattrsRequest { inode, session: 0 });
+        ask!(check_access, CheckAccessRequest { inode, wanted: 4, ..CheckAccessRequest::default() });
+        ask!(free_content, FreeContentRequest { inodes: vec![inode], session: 0 });
+        ask!(get_lock, GetLockRequest { inode, kind: LockKind::Flock as i32, lock: Some(Lock::default()) });
+        ask!(make_listed, MakeListedRequest { inode, recursive: false });
+        ask!(recall, RecallRequest { inode, ..RecallRequest::default() });
+        ask!(recall, RecallRequest { inode, whole_mount: true, ..RecallRequest::default() });
+        ask!(get_ttls, GetTtlsRequest { inode });
+        ask!(get_quotas, GetQuotasRequest { inode });
+        ask!(touch, TouchRequest { directories: vec![inode], ..TouchRequest::default() });
+        ask!(check_holds, CheckHoldsRequest { session: 0, open: vec![inode], held: vec![inode] });
+        ask!(lookup, LookupRequest { parent: inode, name: name("f"), session: 0 });
+        ask!(revalidate, RevalidateRequest { parent: inode, name: name("f"), ..RevalidateRequest::default() });
+        answers.push(format!("{:?}", names_in(&master, "b", inode).await.map_err(|status| status.code())));
+        let hold = change(&master, "b", Change::Hold(inode)).await;
+        let made = change(&master, "b", create(inode, "g", Kind::File)).await;
+        answers.push(format!("{hold} {made}"));
+        answers
+    };
+    let nowhere = answers(1 << 40).await;
+    for hidden in [file, mount.root_inode] {
+        assert_eq!(answers(hidden).await, nowhere);
+    }
     master.stop().await;
 }
 
