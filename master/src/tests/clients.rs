@@ -227,6 +227,16 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
     master.stop().await;
 }
 
+/// A text in which something else stands for a number.
+fn without(number: u64, text: &str) -> String {
+    let number = number.to_string();
+    let pieces = text.split_inclusive(|c: char| !c.is_ascii_digit()).map(|piece| match piece.strip_prefix(&number) {
+        Some(end) if !end.starts_with(|c: char| c.is_ascii_digit()) => format!("N{end}"),
+        _ => piece.to_owned(),
+    });
+    pieces.collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_inode_in_a_mount_that_is_not_there_is_answered_as_one_that_is_nowhere() {
     let (master, mount) = master().await;
@@ -238,15 +248,18 @@ async fn an_inode_in_a_mount_that_is_not_there_is_answered_as_one_that_is_nowher
         let mut answers = Vec::new();
         macro_rules! ask {
             ($call:ident, $message:expr) => {
-                let answer = services.$call(client("b", $message)).await;
-                let answer = answer.map(Response::into_inner).map_err(|status| (status.code(), status.to_string()));
-                let answer = format!("{}: {answer:?}", stringify!($call));
-                answers.push(answer.replace(&inode.to_string(), "N"));
+                ask!($call, $message, |answer| answer)
+            };
+            ($call:ident, $message:expr, $shown:expr) => {
+                let answer = services.$call(client("b", $message)).await.map(Response::into_inner).map($shown);
+                let answer = answer.map_err(|status| (status.code(), status.message().to_owned()));
+                answers.push(without(inode, &format!("{}: {answer:?}", stringify!($call))));
             };
         }
         ask!(get_inode, GetInodeRequest { inode, session: 0 });
         ask!(get_layout, GetLayoutRequest { inode, ..GetLayoutRequest::default() });
-        ask!(get_layout, GetLayoutRequest { inode: own, beside: vec![own, inode], ..GetLayoutRequest::default() });
+        let beside = GetLayoutRequest { inode: own, beside: vec![own, inode], ..GetLayoutRequest::default() };
+        ask!(get_layout, beside, |layout| layout.beside.len());
         ask!(get_xattrs, GetXattrsRequest { inode, session: 0 });
         ask!(check_access, CheckAccessRequest { inode, wanted: 4, ..CheckAccessRequest::default() });
         ask!(free_content, FreeContentRequest { inodes: vec![inode], session: 0 });
@@ -256,7 +269,8 @@ async fn an_inode_in_a_mount_that_is_not_there_is_answered_as_one_that_is_nowher
         ask!(recall, RecallRequest { inode, whole_mount: true, ..RecallRequest::default() });
         ask!(get_ttls, GetTtlsRequest { inode });
         ask!(get_quotas, GetQuotasRequest { inode });
-        ask!(touch, TouchRequest { directories: vec![inode], ..TouchRequest::default() });
+        let touch = TouchRequest { directories: vec![inode], ..TouchRequest::default() };
+        ask!(touch, touch, |touched| touched.directories);
         ask!(check_holds, CheckHoldsRequest { session: 0, open: vec![inode], held: vec![inode] });
         ask!(lookup, LookupRequest { parent: inode, name: name("f"), session: 0 });
         ask!(revalidate, RevalidateRequest { parent: inode, name: name("f"), ..RevalidateRequest::default() });
