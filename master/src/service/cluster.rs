@@ -68,7 +68,7 @@ impl Cluster for Services {
         let before =
             Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner, certificate };
         let mut session = self.watch.open(&client, before)?;
-        self.lost_pasts.heard_client(&client, applied_seq, self.consensus.progress().0);
+        self.lost_pasts.heard_client((&client, owner), applied_seq, self.consensus.progress().0);
         let id = session.id();
         if !place.is_empty() && place.len() <= PLACE_MAX {
             // What the one before had locked is free before the new one asks for it.

@@ -248,7 +248,7 @@ async fn an_inode_in_a_mount_that_is_not_there_is_answered_as_one_that_is_nowher
         let mut answers = Vec::new();
         macro_rules! ask {
             ($call:ident, $message:expr) => {
-                ask!($call, $message, |answer| answer)
+                ask!($call, $message, |answer| format!("{answer:?}"))
             };
             ($call:ident, $message:expr, $shown:expr) => {
                 let answer = services.$call(client("b", $message)).await.map(Response::into_inner).map($shown);
@@ -259,7 +259,7 @@ async fn an_inode_in_a_mount_that_is_not_there_is_answered_as_one_that_is_nowher
         ask!(get_inode, GetInodeRequest { inode, session: 0 });
         ask!(get_layout, GetLayoutRequest { inode, ..GetLayoutRequest::default() });
         let beside = GetLayoutRequest { inode: own, beside: vec![own, inode], ..GetLayoutRequest::default() };
-        ask!(get_layout, beside, |layout| layout.beside.len());
+        ask!(get_layout, beside, |layout| layout.beside.len().to_string());
         ask!(get_xattrs, GetXattrsRequest { inode, session: 0 });
         ask!(check_access, CheckAccessRequest { inode, wanted: 4, ..CheckAccessRequest::default() });
         ask!(free_content, FreeContentRequest { inodes: vec![inode], session: 0 });
@@ -270,7 +270,7 @@ async fn an_inode_in_a_mount_that_is_not_there_is_answered_as_one_that_is_nowher
         ask!(get_ttls, GetTtlsRequest { inode });
         ask!(get_quotas, GetQuotasRequest { inode });
         let touch = TouchRequest { directories: vec![inode], ..TouchRequest::default() };
-        ask!(touch, touch, |touched| touched.directories);
+        ask!(touch, touch, |touched| format!("{:?}", touched.directories));
         ask!(check_holds, CheckHoldsRequest { session: 0, open: vec![inode], held: vec![inode] });
         ask!(lookup, LookupRequest { parent: inode, name: name("f"), session: 0 });
         ask!(revalidate, RevalidateRequest { parent: inode, name: name("f"), ..RevalidateRequest::default() });
