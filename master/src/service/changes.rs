@@ -108,6 +108,8 @@ impl Services {
         let now_ns = self.lookups.reader.clock().now_ns();
         let allow_holding = self.lookups.recalls.allow_holding();
         let name = asker.filter(|asker| asker.role == Role::Client).map(|asker| asker.name.clone());
+        // The first one records it.
+        let mut owner = self.watch.owner_of(session).map(|owner| owner.to_string()).unwrap_or_default();
         let commands = mutations
             .into_iter()
             .map(|mutation| if allow_holding { mutation } else { without_holding(mutation) })
@@ -116,7 +118,8 @@ impl Services {
                 let is_setting = matches!(mutation.change, Some(Change::SetQuota(_) | Change::SetTtl(_)));
                 let name = name.as_deref().filter(|_| is_setting);
                 let client = name.or(client.as_deref()).map(str::to_owned);
-                Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation), client })
+                let owner = std::mem::take(&mut owner);
+                Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation), client, owner })
             });
         let made = self.proposer.begin_all(commands.collect(), room).await?;
         let watch = self.watch.clone();

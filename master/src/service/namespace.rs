@@ -5,7 +5,7 @@ use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
     Attr, CheckAccessReply, CheckAccessRequest, CheckHoldsReply, CheckHoldsRequest, Entry, Extent, FreeContentReply,
     FreeContentRequest, FreedContent, GetInodeRequest, GetLayoutRequest, GetLockReply, GetLockRequest,
-    GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout, LookupRequest, MakeListedReply,
+    GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout, Lock, LookupRequest, MakeListedReply,
     MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest, RecallReply, RecallRequest,
     RefreshProgress, RefreshRequest, RememberReply, RememberRequest, ResolveRequest, RevalidateRequest, TouchReply,
     TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
@@ -278,8 +278,13 @@ impl Namespace for Services {
                 Ok((parent, blocking_lock(tables, inode, kind, &lock)?))
             })
         };
-        let (_, lock) = lookups.when_let_go(inode, read, |(parent, _)| vec![*parent]).await?;
-        Ok(Response::new(GetLockReply { lock }))
+        let (_, found) = lookups.when_let_go(inode, read, |(parent, _)| vec![*parent]).await?;
+        // Whose it is, is nobody else's business.
+        let shown = |found: Lock| match found.session == lock.session {
+            true => found,
+            false => Lock { session: 0, owner: 0, pid: 0, ..found },
+        };
+        Ok(Response::new(GetLockReply { lock: found.map(shown) }))
     }
 
     async fn check_holds(&self, request: Request<CheckHoldsRequest>) -> Result<Response<CheckHoldsReply>, Status> {

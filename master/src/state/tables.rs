@@ -21,6 +21,7 @@ use cavern_proto::record::{
     Counters, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, LockRecord, RequestRecord, SecretsRecord,
     SessionRecord, WorkerRecord,
 };
+use cavern_security::Identity;
 use prost::Message;
 use rocksdb::{DBPinnableSlice, Direction, ErrorKind, IteratorMode, ReadOptions, ReadTier, Snapshot};
 
@@ -365,6 +366,16 @@ impl<'a> Tables<'a> {
     /// The sessions that have changed something.
     pub fn session_ids(&self) -> Result<Vec<u64>, MasterError> {
         self.keys(Family::Session).map(|key| Ok(leading_id(&key?).unwrap_or_default())).collect()
+    }
+
+    /// The sessions of which it is recorded whose they are.
+    pub fn session_owners(&self) -> Result<Vec<(u64, Identity)>, MasterError> {
+        let mut owners = Vec::new();
+        for id in self.session_ids()? {
+            let owner = self.session(id)?.unwrap_or_default().owner;
+            owners.extend(owner.parse().ok().map(|owner| (id, owner)));
+        }
+        Ok(owners)
     }
 
     pub fn session(&self, id: u64) -> Result<Option<SessionRecord>, MasterError> {

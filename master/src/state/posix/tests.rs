@@ -124,8 +124,13 @@ impl Fixture {
     fn repeat(&self, seq: u64, change: Change) -> MutationResult {
         let mutation = Mutation { seq, uid: 0, gid: 0, change: Some(change), ..Mutation::default() };
         let now_ns = i64::try_from(self.seq).unwrap();
-        let mutate =
-            Mutate { session: 7, answered: seq.saturating_sub(3), now_ns, mutation: Some(mutation), client: None };
+        let mutate = Mutate {
+            session: 7,
+            answered: seq.saturating_sub(3),
+            now_ns,
+            mutation: Some(mutation),
+            ..Mutate::default()
+        };
         match run(&self.database, Kind::Mutate(mutate)) {
             Outcome::Mutated(result, _) => *result,
             other => panic!("{other:?}"),

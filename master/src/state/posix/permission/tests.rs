@@ -174,7 +174,14 @@ impl Fixture {
         // Whose it is said to be without being asked counts for nothing.
         let mutation = Mutation { seq: self.seq, user, uid: 0, gid: 0, change: Some(change), ..Mutation::default() };
         let client = client.map(str::to_owned);
-        Kinds::Mutate(Mutate { session, answered: 0, now_ns: 1000, mutation: Some(mutation), client })
+        Kinds::Mutate(Mutate {
+            session,
+            answered: 0,
+            now_ns: 1000,
+            mutation: Some(mutation),
+            client,
+            ..Mutate::default()
+        })
     }
 
     fn ask(&mut self, asker: (Option<&str>, u64), user: Option<User>, change: Change) -> MutationResult {
@@ -493,7 +500,14 @@ fn nobody_holds_a_directory_but_what_was_answered_in_one_before_is_made() {
         ..Mutation::default()
     };
     let client = Some(SQUASHED.to_owned());
-    let mutate = |mutation| Mutate { session: SESSION, answered: 0, now_ns: 1, mutation: Some(mutation), client };
+    let mutate = |mutation| Mutate {
+        session: SESSION,
+        answered: 0,
+        now_ns: 1,
+        mutation: Some(mutation),
+        client,
+        ..Mutate::default()
+    };
     let Outcome::Mutated(result, _) = bench.run(Kinds::Mutate(mutate(mutation))) else { panic!("no result") };
     assert_eq!((result.errno, bench.record(result.inode).uid), (0, 1000));
     // To say so of anything else gains nothing.
@@ -501,7 +515,8 @@ fn nobody_holds_a_directory_but_what_was_answered_in_one_before_is_made() {
     let change = Some(create(group, "f", Kind::File));
     let mutation = Mutation { seq: bench.seq, is_answered: true, change, ..Mutation::default() };
     let client = Some(SQUASHED.to_owned());
-    let mutate = Mutate { session: SESSION, answered: 0, now_ns: 1, mutation: Some(mutation), client };
+    let mutate =
+        Mutate { session: SESSION, answered: 0, now_ns: 1, mutation: Some(mutation), client, ..Mutate::default() };
     let Outcome::Mutated(result, _) = bench.run(Kinds::Mutate(mutate)) else { panic!("no result") };
     assert_eq!(result.errno, Errno::STALE.raw_os_error());
 }
