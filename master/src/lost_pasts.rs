@@ -125,12 +125,12 @@ mod tests {
         let (pasts, counters) = (LostPasts::default(), Counters { history: 5, ..Counters::default() });
         let liar = Identity::new("c", cavern_security::Role::Client, "liar").unwrap();
         for number in 0..CLIENTS_MAX + 100 {
-            pasts.heard_client((&format!("ghost-{number}"), Some(&liar)), u64::MAX, 9);
+            pasts.heard_client((format!("ghost-{number}").as_str(), Some(&liar)), u64::MAX, 9);
         }
         let whos = || pasts.all().into_iter().map(|past| past.who).collect::<Vec<_>>();
         assert_eq!(whos(), ["client cavern://c/client/liar"]);
         for number in 0..CLIENTS_MAX + 100 {
-            pasts.heard_client((&format!("ghost-{number}"), None), u64::MAX, 9);
+            pasts.heard_client((format!("ghost-{number}").as_str(), None), u64::MAX, 9);
         }
         assert_eq!(whos().len(), CLIENTS_MAX);
         let known = Some(LogPast { history: 5, applied_index: 10 });

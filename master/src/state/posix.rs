@@ -183,7 +183,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         Err(MutationError::Storage(error)) => return Err(error),
     };
     let reserved = mutating.reserved.take();
-    results::keep(transaction, (mutate.session, &mutate.owner), mutate.answered, seq, (&result, reserved))?;
+    results::keep(transaction, (mutate.session, mutate.owner.as_str()), mutate.answered, seq, (&result, reserved))?;
     Ok(Outcome::Mutated(Box::new(result), 0))
 }
 

@@ -373,7 +373,7 @@ impl<'a> Tables<'a> {
         let mut owners = Vec::new();
         for id in self.session_ids()? {
             let owner = self.session(id)?.unwrap_or_default().owner;
-            owners.extend(owner.parse().ok().map(|owner| (id, owner)));
+            owners.extend(owner.parse::<Identity>().ok().map(|owner| (id, owner)));
         }
         Ok(owners)
     }

@@ -27,6 +27,7 @@ use tonic::{Code, Request, Response, Status};
 use super::harness::{TestMaster, eventually, mount_request, name, new_bucket};
 use super::held::ready;
 use super::mutations::{self, create};
+use crate::MasterError;
 use crate::mounts::DetachPolicy;
 use crate::service::Peer;
 use crate::sessions::{Before, SessionStream, WatchHub};
@@ -359,6 +360,73 @@ async fn only_whoever_may_changes_a_mount_and_whoever_reads_may_lock() {
     assert_eq!(change(&master, "r", Change::Hold(file)).await, 0);
     assert_eq!(change(&master, "a", create(root, "g", Kind::File)).await, 0);
     assert_eq!(master.tree("/m").await.len(), before.len() + 1);
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_without_a_mount_that_it_could_change_puts_nothing_into_the_log() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let sessions = async || services.lookups.reader.read(|tables| tables.session_ids()).await.unwrap().len();
+    let before = sessions().await;
+    for asked in [create(mount.root_inode, "g", Kind::File), Change::Hold(mount.root_inode), Change::LetGo(7)] {
+        assert_eq!(change(&master, "b", asked).await, Errno::STALE.raw_os_error());
+    }
+    assert_eq!(sessions().await, before, "no session is recorded, and no result kept");
+    // Whoever may read a mount has locks there.
+    assert_eq!(change(&master, "r", Change::Hold(mount.root_inode)).await, 0);
+    assert_eq!(sessions().await, before + 1);
+    master.stop().await;
+}
+
+fn open_as(master: &TestMaster, owner: &Identity, session: u64) -> Result<SessionStream, MasterError> {
+    let before = Before { owner: Some(owner), ..Before::of(session, session != 0) };
+    master.services().watch.open("x", before)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_takes_up_the_session_of_another_client_on_a_master_that_has_not_seen_it_yet() {
+    let (master, _) = master().await;
+    let file = master.services().lookups.resolve("/m/f").await.unwrap().attr.unwrap().inode;
+    let [own, other] = ["a", "r"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+    let admin = Identity::new("c", Role::Admin, "x").unwrap();
+    let session = open_as(&master, &own, 0).unwrap();
+    let id = session.id();
+    let lock = Lock { owner: 7, pid: 42, r#type: LockType::Exclusive as i32, end: u64::MAX, ..Lock::default() };
+    let set = SetLock { inode: file, kind: LockKind::Flock as i32, lock: Some(lock), ..SetLock::default() };
+    let mutations = vec![Mutation { seq: 1, change: Some(Change::SetLock(set.clone())), ..Mutation::default() }];
+    let call = MutateRequest { session: id, mutations, answered: 0 };
+    let asker = (master.services().client(Some(&own)), Some(&own));
+    let made = master.services().begin_changes(call, asker, None).await.unwrap().await.unwrap();
+    assert_eq!(made.results[0].errno, 0, "{made:?}");
+    // Nobody is told which session that is.
+    let asked = GetLockRequest { inode: file, kind: LockKind::Flock as i32, lock: Some(lock) };
+    let found = master.services().get_lock(client("r", asked)).await.unwrap().into_inner().lock.unwrap();
+    assert_eq!((found.session, found.owner, found.pid, found.r#type()), (0, 0, 0, LockType::Exclusive));
+    let stranger = open_as(&master, &other, 0).unwrap();
+    let mutations = vec![Mutation { seq: 1, change: Some(Change::SetLock(set)), ..Mutation::default() }];
+    let call = MutateRequest { session: stranger.id(), mutations, answered: 0 };
+    let asker = (master.services().client(Some(&other)), Some(&other));
+    let refused = master.services().begin_changes(call, asker, None).await.unwrap().await.unwrap();
+    assert_eq!(refused.results[0].errno, Errno::AGAIN.raw_os_error());
+    assert!(!refused.results[0].reason.contains(&id.to_string()), "{refused:?}");
+    drop((session, stranger));
+
+    let master = ready(master.restart().await).await;
+    let denied = |asked: Result<(), MasterError>| assert!(matches!(asked, Err(MasterError::Denied(_))), "{asked:?}");
+    denied(open_as(&master, &other, id).map(drop));
+    denied(master.services().watch.check_owner(id, Some(&other)));
+    let recall = RecallRequest { inode: file, whole_mount: false, session: id };
+    let refused = master.services().recall(client("r", recall)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    // Whoever runs the cluster does, and does not become its owner.
+    let taken_up = open_as(&master, &admin, id).unwrap();
+    assert_eq!(taken_up.id(), id);
+    drop(taken_up);
+    denied(open_as(&master, &other, id).map(drop));
+    let back = open_as(&master, &own, id).unwrap();
+    assert_eq!(back.id(), id);
+    drop(back);
     master.stop().await;
 }
 
