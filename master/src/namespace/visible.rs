@@ -140,11 +140,14 @@ impl Lookups {
         let names = components(path)?;
         let mut is_above = names.is_empty();
         for mount in self.mounts.all_recorded()?.into_iter().filter(|mount| mount.access_of(client).can_see()) {
-            let at = components(&mount.path)?;
-            is_above |= at.starts_with(&names);
-            if names.starts_with(&at) {
+            let (is_around, is_below) = {
+                let at = components(&mount.path)?;
+                (names.starts_with(&at), at.starts_with(&names))
+            };
+            if is_around {
                 return Ok(Some(mount));
             }
+            is_above |= is_below;
         }
         if !is_above {
             return Err(MasterError::NotFound(format!("{path} is not there")));

@@ -113,7 +113,7 @@ impl Services {
             let refused = MutationResult { errno, reason, ..MutationResult::default() };
             let results = vec![refused; mutations.len()];
             let event_seq = self.watch.last_queued_seq(session);
-            return Ok(Either::Left(ready(Ok(MutateReply { results, event_seq }))));
+            return Ok(Either::Left(ready(Ok::<_, MasterError>(MutateReply { results, event_seq }))));
         }
         self.persistence.clients_changed(mutations.len());
         let now_ns = self.lookups.reader.clock().now_ns();
@@ -145,7 +145,7 @@ impl Services {
             });
             let results = results.collect::<Result<_, _>>()?;
             watch.wait_let_go(&waits_for).await;
-            Ok(MutateReply { results, event_seq: watch.last_queued_seq(session) })
+            Ok::<_, MasterError>(MutateReply { results, event_seq: watch.last_queued_seq(session) })
         }))
     }
 

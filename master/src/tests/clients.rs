@@ -394,7 +394,7 @@ async fn nobody_takes_up_the_session_of_another_client_on_a_master_that_has_not_
     let id = session.id();
     let lock = Lock { owner: 7, pid: 42, r#type: LockType::Exclusive as i32, end: u64::MAX, ..Lock::default() };
     let set = SetLock { inode: file, kind: LockKind::Flock as i32, lock: Some(lock), ..SetLock::default() };
-    let mutations = vec![Mutation { seq: 1, change: Some(Change::SetLock(set.clone())), ..Mutation::default() }];
+    let mutations = vec![Mutation { seq: 1, change: Some(Change::SetLock(set)), ..Mutation::default() }];
     let call = MutateRequest { session: id, mutations, answered: 0 };
     let asker = (master.services().client(Some(&own)), Some(&own));
     let made = master.services().begin_changes(call, asker, None).await.unwrap().await.unwrap();
