@@ -249,7 +249,7 @@ async fn an_inode_in_a_mount_that_is_not_there_is_answered_as_one_that_is_nowher
         let mut answers = Vec::new();
         macro_rules! ask {
             ($call:ident, $message:expr) => {
-                ask!($call, $message, |answer| format!("{answer:?}"))
+                ask!($call, $message, |answer| format!("{answer:?}"));
             };
             ($call:ident, $message:expr, $shown:expr) => {
                 let answer = services.$call(client("b", $message)).await.map(Response::into_inner).map($shown);
