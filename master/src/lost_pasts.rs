@@ -5,17 +5,24 @@ use std::collections::BTreeMap;
 
 use cavern_proto::master::{HeartbeatRequest, LogPast, LostPast};
 use cavern_proto::record::Counters;
+use cavern_security::Identity;
 use parking_lot::Mutex;
 
 use crate::state::transaction::Changes;
 
-/// Of so many it is known who they are.
-const KNOWN_MAX: usize = 1000;
+/// Of so many clients it is known who they are. What they say leaves no worker out.
+const CLIENTS_MAX: usize = 1000;
 
 /// Those who have said so in this term.
 #[derive(Default)]
-pub struct LostPasts {
-    known: Mutex<BTreeMap<String, LostPast>>,
+pub struct LostPasts(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    /// By their ids: no more than have registered.
+    workers: BTreeMap<u64, LostPast>,
+    /// By their certificates, where connections are secured: each says it once, whatever it calls itself.
+    clients: BTreeMap<String, LostPast>,
 }
 
 impl LostPasts {
@@ -23,47 +30,58 @@ impl LostPasts {
     /// master lacks what the worker was told.
     pub fn heard_worker(&self, request: &HeartbeatRequest, counters: &Counters, applied: u64) -> bool {
         let HeartbeatRequest { worker_id, data_address, known, kept_blocks, kept_bytes, .. } = request;
-        let (who, told) = (format!("worker {worker_id} at {data_address}"), known.unwrap_or_default());
+        let told = known.unwrap_or_default();
         let had = last_of(&told, counters, applied);
+        let workers = &mut self.0.lock().workers;
         if told.applied_index <= had {
-            self.known.lock().remove(&who);
+            workers.remove(worker_id);
             return false;
         }
+        let who = format!("worker {worker_id} at {data_address}");
         let (kept_blocks, kept_bytes) = (*kept_blocks, *kept_bytes);
-        self.note(LostPast { who, told: told.applied_index, had, kept_blocks, kept_bytes });
+        let past = LostPast { who, told: told.applied_index, had, kept_blocks, kept_bytes };
+        if !workers.contains_key(worker_id) {
+            log(&past);
+        }
+        workers.insert(*worker_id, past);
         true
     }
 
-    /// What a client says of the last event that it has taken in.
-    pub fn heard_client(&self, client: &str, applied_seq: u64, applied: u64) {
+    /// What a client says of the last event that it has taken in; `owner` where connections are secured.
+    pub fn heard_client(&self, (client, owner): (&str, Option<&Identity>), applied_seq: u64, applied: u64) {
         let told = Changes::index_of(applied_seq);
-        if told > applied {
-            let who = format!("client {}", client.chars().take(128).collect::<String>());
-            self.note(LostPast { who, told, had: applied, ..LostPast::default() });
+        if told <= applied {
+            return;
+        }
+        let shown = || client.chars().take(128).flat_map(char::escape_debug).collect();
+        let name: String = owner.map_or_else(shown, ToString::to_string);
+        let past = LostPast { who: format!("client {name}"), told, had: applied, ..LostPast::default() };
+        let clients = &mut self.0.lock().clients;
+        if clients.is_empty() {
+            log(&past);
+        }
+        if clients.len() < CLIENTS_MAX || clients.contains_key(&name) {
+            clients.insert(name, past);
         }
     }
 
-    fn note(&self, past: LostPast) {
-        let mut known = self.known.lock();
-        if known.is_empty() {
-            tracing::error!(
-                "{} says that it was told of entry {} of the log, of which this master has entries up to {} from that \
-                 time: if that is so, the masters were restored from an older copy, and what was changed after it is \
-                 lost. Workers that say so keep blocks that no file has until they are started again: `cv report` \
-                 tells how many, and docs/hosts.md what to do",
-                past.who,
-                past.told,
-                past.had
-            );
-        }
-        if known.len() < KNOWN_MAX || known.contains_key(&past.who) {
-            known.insert(past.who.clone(), past);
-        }
-    }
-
+    /// Workers first.
     pub fn all(&self) -> Vec<LostPast> {
-        self.known.lock().values().cloned().collect()
+        let known = self.0.lock();
+        known.workers.values().chain(known.clients.values()).cloned().collect()
     }
+}
+
+fn log(past: &LostPast) {
+    tracing::error!(
+        "{} says that it was told of entry {} of the log, of which this master has entries up to {} from that time: \
+         if that is so, the masters were restored from an older copy, and what was changed after it is lost. Workers \
+         that say so keep blocks that no file has until they are started again: `cv report` tells how many, and \
+         docs/hosts.md what to do",
+        past.who,
+        past.told,
+        past.had
+    );
 }
 
 /// The last entry that this master has of the history that somebody was told of: of earlier ones it has none that are
@@ -96,9 +114,37 @@ mod tests {
         }
         assert!(!heard(5, 120));
         assert_eq!(pasts.all(), []);
-        pasts.heard_client("host:/mnt", Changes::position(120, 9), 120);
+        pasts.heard_client(("host:/mnt", None), Changes::position(120, 9), 120);
         assert_eq!(pasts.all(), []);
-        pasts.heard_client("host:/mnt", Changes::position(121, 0), 120);
-        assert_eq!(pasts.all()[0].who, "client host:/mnt");
+        pasts.heard_client(("host:/mnt\u{1b}", None), Changes::position(121, 0), 120);
+        assert_eq!(pasts.all()[0].who, "client host:/mnt\\u{1b}");
+    }
+
+    #[test]
+    fn clients_say_it_once_for_each_certificate_and_leave_no_worker_out() {
+        let (pasts, counters) = (LostPasts::default(), Counters { history: 5, ..Counters::default() });
+        let liar = Identity::new("c", cavern_security::Role::Client, "liar").unwrap();
+        for number in 0..CLIENTS_MAX + 100 {
+            pasts.heard_client((format!("ghost-{number}").as_str(), Some(&liar)), u64::MAX, 9);
+        }
+        let whos = || pasts.all().into_iter().map(|past| past.who).collect::<Vec<_>>();
+        assert_eq!(whos(), ["client cavern://c/client/liar"]);
+        for number in 0..CLIENTS_MAX + 100 {
+            pasts.heard_client((format!("ghost-{number}").as_str(), None), u64::MAX, 9);
+        }
+        assert_eq!(whos().len(), CLIENTS_MAX);
+        let known = Some(LogPast { history: 5, applied_index: 10 });
+        // One worker, whatever it says where it is.
+        for data_address in ["w:1", "w:2"] {
+            let request = HeartbeatRequest {
+                worker_id: 3,
+                data_address: data_address.into(),
+                known,
+                ..HeartbeatRequest::default()
+            };
+            assert!(pasts.heard_worker(&request, &counters, 9));
+        }
+        assert_eq!(whos()[0], "worker 3 at w:2");
+        assert_eq!(whos().len(), CLIENTS_MAX + 1);
     }
 }

@@ -183,6 +183,7 @@ fn services(
     hub.limit_sessions_of_client(conf.client_sessions);
     let watch = Arc::new(hub);
     watch.set_cluster_id(&cluster_id);
+    watch.know_owners(Tables::new(database).session_owners()?);
     sessions.set(Some(watch.clone()));
     let mounts = Arc::new(Mounts::new(database.clone(), vault.clone(), config.ufs.clone()));
     let reader = StateReader::new(database.clone(), clock.clone(), lease.clone());

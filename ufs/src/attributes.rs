@@ -21,11 +21,13 @@ impl ObjectAttributes {
     /// What the metadata of an object say; `None` when they say nothing of a file with this type in its mode.
     pub fn read(metadata: &Metadata, type_bits: u32) -> Option<Self> {
         let number = |name: &str| metadata.get(name).and_then(|text| text.parse::<u32>().ok());
+        // All ones are no id: whoever wrote that has left no owner.
+        let id = |name: &str| number(name).filter(|id| *id != u32::MAX).unwrap_or_default();
         let mode = number("mode").filter(|mode| mode & TYPE_BITS == type_bits)?;
         Some(Self {
             mode,
-            uid: number("uid").unwrap_or_default(),
-            gid: number("gid").unwrap_or_default(),
+            uid: id("uid"),
+            gid: id("gid"),
             mtime_ns: metadata.get("mtime").and_then(|text| nanoseconds(text)),
         })
     }
@@ -84,6 +86,14 @@ mod tests {
         let expected = [("gid", "8"), ("mode", "35232"), ("other", "kept"), ("uid", "7")];
         let expected: Metadata = expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         assert_eq!(metadata, expected);
+    }
+
+    #[test]
+    fn an_owner_that_is_none_is_left() {
+        let metadata = [("mode", "33188"), ("uid", "4294967295"), ("gid", "7")];
+        let metadata: Metadata = metadata.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let read = ObjectAttributes::read(&metadata, FILE).unwrap();
+        assert_eq!((read.uid, read.gid), (0, 7));
     }
 
     proptest! {

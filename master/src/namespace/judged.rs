@@ -24,14 +24,15 @@ impl Lookups {
         Err(MasterError::Denied(format!("inode {inode} is not there to be read by {who}")))
     }
 
-    /// Those of some files of which a user may be told.
+    /// Those of some files that are there for the client, and of which a user may be told.
     pub async fn readable(&self, inodes: Vec<u64>, user: Option<&User>) -> Result<Vec<u64>, MasterError> {
         if self.client.is_none() {
             return Ok(inodes);
         }
+        let hidden = self.hidden(&inodes).await?;
         let mut readable = Vec::with_capacity(inodes.len());
         for inode in inodes {
-            if self.may_have_layout(inode, user).await? {
+            if !hidden.contains(&inode) && self.may_have_layout(inode, user).await? {
                 readable.push(inode);
             }
         }

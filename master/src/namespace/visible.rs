@@ -1,4 +1,5 @@
-//! What is there for the client that asks: mounts that are not, are answered for as if there were none.
+//! What is there for the client that asks: mounts that are not, are answered for as if there were none, and inodes in
+//! them as those that nobody has made.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -47,8 +48,7 @@ impl Lookups {
         if self.comes_to(mount_id) { self.mounts.get(mount_id) } else { Err(MasterError::Gone(inode)) }
     }
 
-    /// Refuses an inode of a mount that is not there for the client. What does not exist at all is somebody else's to
-    /// refuse.
+    /// Refuses an inode of a mount that is not there for the client, and one that is nowhere.
     ///
     /// # Errors
     /// [`MasterError::NotFound`].
@@ -59,14 +59,15 @@ impl Lookups {
         }
     }
 
-    /// Those of some inodes that are in mounts which are not there for the client.
+    /// Those of some inodes that are in mounts which are not there for the client, and those that are nowhere: who may
+    /// not see a mount does not tell the two apart. 0 is no inode, and never one of them.
     pub async fn hidden(&self, inodes: &[u64]) -> Result<HashSet<u64>, MasterError> {
         if self.client.is_none() || inodes.is_empty() {
             return Ok(HashSet::new());
         }
         let mut hidden = HashSet::new();
-        for (inode, mount_id) in inodes.iter().zip(self.mounts_of(inodes.to_vec()).await?) {
-            if !self.comes_to(mount_id) {
+        for (inode, mount_id) in inodes.iter().zip(self.places_of(inodes.to_vec()).await?) {
+            if *inode != 0 && !mount_id.is_some_and(|mount_id| self.comes_to(mount_id)) {
                 hidden.insert(*inode);
             }
         }
@@ -75,8 +76,13 @@ impl Lookups {
 
     /// The mounts of some inodes, in their order; 0 for those that are in none, and that are not there.
     pub(super) async fn mounts_of(&self, inodes: Vec<u64>) -> Result<Vec<u32>, MasterError> {
+        Ok(self.places_of(inodes).await?.into_iter().map(Option::unwrap_or_default).collect())
+    }
+
+    /// The same, with `None` for those that are not there.
+    async fn places_of(&self, inodes: Vec<u64>) -> Result<Vec<Option<u32>>, MasterError> {
         let mounts = self.reader.look(move |tables| {
-            let mount = |inode: &u64| Ok(tables.inode(*inode)?.map_or(0, |record| record.mount_id));
+            let mount = |inode: &u64| Ok(tables.inode(*inode)?.map(|record| record.mount_id));
             inodes.iter().map(mount).collect::<Result<Vec<_>, MasterError>>()
         });
         mounts.await
@@ -127,17 +133,24 @@ impl Lookups {
         }
     }
 
-    /// The mount that a path is in, if the client has to be judged.
+    /// The mount that a path is in, if the client has to be judged. A path in a mount that is not there for it is
+    /// refused as one that leads nowhere.
     fn mount_around(&self, path: &str) -> Result<Option<Mount>, MasterError> {
         let Some(client) = &self.client else { return Ok(None) };
         let names = components(path)?;
-        for mount in self.mounts.all_recorded()? {
-            if names.starts_with(&components(&mount.path)?) {
-                return match mount.access_of(client).can_see() {
-                    true => Ok(Some(mount)),
-                    false => Err(MasterError::NotFound(format!("{path} is not there"))),
-                };
+        let mut is_above = names.is_empty();
+        for mount in self.mounts.all_recorded()?.into_iter().filter(|mount| mount.access_of(client).can_see()) {
+            let (is_around, is_below) = {
+                let at = components(&mount.path)?;
+                (names.starts_with(&at), at.starts_with(&names))
+            };
+            if is_around {
+                return Ok(Some(mount));
             }
+            is_above |= is_below;
+        }
+        if !is_above {
+            return Err(MasterError::NotFound(format!("{path} is not there")));
         }
         Err(MasterError::Denied(format!(
             "{path} is in no mount: where mounts are not there for all clients, only an admin is told of what is above \

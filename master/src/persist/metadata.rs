@@ -51,6 +51,8 @@ const XATTR_VALUE_MAX: usize = 65_536;
 pub fn read(object: &ObjectMeta) -> Option<Restored> {
     let text = |name: &str| object.metadata.get(name).map(String::as_str);
     let number = |name: &str| text(name).and_then(|text| text.parse::<u32>().ok());
+    // All ones are no id: whoever wrote that has left no owner.
+    let id = |name: &str| number(name).filter(|id| *id != u32::MAX).unwrap_or_default();
     let mode = number("mode")?;
     let kind = kind_of(mode)?;
     let mtime_ns = text("mtime").and_then(nanoseconds).unwrap_or(object.mtime_ns);
@@ -65,8 +67,8 @@ pub fn read(object: &ObjectMeta) -> Option<Restored> {
     Some(Restored {
         kind: kind as i32,
         mode: mode & 0o7777,
-        uid: number("uid").unwrap_or_default(),
-        gid: number("gid").unwrap_or_default(),
+        uid: id("uid"),
+        gid: id("gid"),
         mtime_ns,
         atime_ns: text("atime").and_then(nanoseconds).unwrap_or(mtime_ns),
         rdev: number("rdev").unwrap_or_default(),
@@ -192,6 +194,12 @@ mod tests {
             let restored = read(&object(&[item("mode", "33188"), item("xattr", xattr)])).unwrap();
             assert!(restored.incomplete && restored.xattrs.is_empty(), "{xattr}");
         }
+    }
+
+    #[test]
+    fn an_owner_that_is_none_is_left() {
+        let restored = read(&object(&[item("mode", "33188"), item("uid", "4294967295"), item("gid", "7")])).unwrap();
+        assert_eq!((restored.uid, restored.gid), (0, 7));
     }
 
     fn record() -> InodeRecord {

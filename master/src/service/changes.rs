@@ -6,13 +6,16 @@ use std::sync::Arc;
 use cavern_proto::bounded::MAX_CHANGES;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    MutateReply, MutateRequest, Mutation, MutationResult, RemoveName, RenameName, SetQuota, SetTtl, TtlAction,
+    Mount, MutateReply, MutateRequest, Mutation, MutationResult, RemoveName, RenameName, SetQuota, SetTtl, TtlAction,
+    WriteType,
 };
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
 use cavern_security::{Identity, Role, Tenant};
 use futures::StreamExt;
+use futures::future::{Either, ready};
 use futures::stream::FuturesOrdered;
+use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
@@ -104,10 +107,20 @@ impl Services {
             let reason = format!("session {session} has lapsed: open another, and forget what was cached");
             return Err(MasterError::Refused(reason));
         }
+        if self.has_nothing_to_change(client.as_deref(), session).await? {
+            let errno = Errno::STALE.raw_os_error();
+            let reason = "no fs-mode mount is there for this client".to_owned();
+            let refused = MutationResult { errno, reason, ..MutationResult::default() };
+            let results = vec![refused; mutations.len()];
+            let event_seq = self.watch.last_queued_seq(session);
+            return Ok(Either::Left(ready(Ok::<_, MasterError>(MutateReply { results, event_seq }))));
+        }
         self.persistence.clients_changed(mutations.len());
         let now_ns = self.lookups.reader.clock().now_ns();
         let allow_holding = self.lookups.recalls.allow_holding();
         let name = asker.filter(|asker| asker.role == Role::Client).map(|asker| asker.name.clone());
+        // The first one records it.
+        let mut owner = self.watch.owner_of(session).map(|owner| owner.to_string()).unwrap_or_default();
         let commands = mutations
             .into_iter()
             .map(|mutation| if allow_holding { mutation } else { without_holding(mutation) })
@@ -116,11 +129,12 @@ impl Services {
                 let is_setting = matches!(mutation.change, Some(Change::SetQuota(_) | Change::SetTtl(_)));
                 let name = name.as_deref().filter(|_| is_setting);
                 let client = name.or(client.as_deref()).map(str::to_owned);
-                Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation), client })
+                let owner = std::mem::take(&mut owner);
+                Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation), client, owner })
             });
         let made = self.proposer.begin_all(commands.collect(), room).await?;
         let watch = self.watch.clone();
-        Ok(async move {
+        Ok(Either::Right(async move {
             let mut waits_for = Vec::new();
             let results = made.await?.into_iter().map(|outcome| match outcome {
                 Outcome::Mutated(result, change) => {
@@ -131,8 +145,19 @@ impl Services {
             });
             let results = results.collect::<Result<_, _>>()?;
             watch.wait_let_go(&waits_for).await;
-            Ok(MutateReply { results, event_seq: watch.last_queued_seq(session) })
-        })
+            Ok::<_, MasterError>(MutateReply { results, event_seq: watch.last_queued_seq(session) })
+        }))
+    }
+
+    /// Whether a session has changed nothing yet, and there is no fs-mode mount for its client in which it could: the
+    /// log has nothing of what it asks for, and no result is kept.
+    async fn has_nothing_to_change(&self, client: Option<&str>, session: u64) -> Result<bool, MasterError> {
+        let Some(client) = client else { return Ok(false) };
+        if self.lookups.reader.look(move |tables| Ok(tables.session(session)?.is_some())).await? {
+            return Ok(false);
+        }
+        let is_there = |mount: &Mount| mount.write_type() == WriteType::FsMode && mount.access_of(client).can_see();
+        Ok(!self.mounts.all_recorded()?.iter().any(is_there))
     }
 }
 

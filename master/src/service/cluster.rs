@@ -14,7 +14,8 @@ use cavern_proto::master::{
     UnmountReply, UnmountRequest, UpdateMountRequest, VendKeysRequest, VendedKeys, WatchEvent, WatchRequest,
     WorkerBlocks, WorkerBlocksRequest, WorkerTable,
 };
-use cavern_security::Role;
+use cavern_proto::record::SessionRecord;
+use cavern_security::{Identity, Role};
 use cavern_ufs::Contents;
 use futures::StreamExt;
 use tokio::sync::mpsc;
@@ -63,12 +64,13 @@ impl Cluster for Services {
             None => return Err(MasterError::Invalid("the first message of a session names the client".into()).into()),
         };
         let recorded = self.lookups.reader.read(move |tables| tables.session(earlier)).await?;
-        let is_recorded = recorded.is_some_and(|record| !record.is_ending);
         let (owner, certificate) = (owner.as_ref(), certificate.as_ref());
+        check_recorded(recorded.as_ref(), owner)?;
+        let is_recorded = recorded.is_some_and(|record| !record.is_ending);
         let before =
             Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner, certificate };
         let mut session = self.watch.open(&client, before)?;
-        self.lost_pasts.heard_client(&client, applied_seq, self.consensus.progress().0);
+        self.lost_pasts.heard_client((client.as_str(), owner), applied_seq, self.consensus.progress().0);
         let id = session.id();
         if !place.is_empty() && place.len() <= PLACE_MAX {
             // What the one before had locked is free before the new one asks for it.
@@ -407,6 +409,18 @@ fn as_seen_by(client: &str, mount: Mount) -> Option<Mount> {
     }
 }
 
+/// Refuses a session that is recorded as another's: it may be over, and have something left that is the other's.
+fn check_recorded(record: Option<&SessionRecord>, asker: Option<&Identity>) -> Result<(), MasterError> {
+    match (record, asker) {
+        (Some(SessionRecord { owner, .. }), Some(asker))
+            if !owner.is_empty() && asker.role != Role::Admin && asker.to_string() != *owner =>
+        {
+            Err(MasterError::Denied(format!("the session that is to go on is not that of {asker}")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Refuses rules about clients where these have no names.
 fn check_named(is_secured: bool, has_rules: bool) -> Result<(), MasterError> {
     if is_secured || !has_rules {
@@ -428,6 +442,22 @@ fn heard_in_lead(before: u64, received: &AtomicU64, leads: impl FnOnce() -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_session_that_is_recorded_as_anothers_does_not_go_on() {
+        let [own, other] = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+        let admin = Identity::new("c", Role::Admin, "admin").unwrap();
+        for is_ending in [false, true] {
+            let record = SessionRecord { owner: own.to_string(), is_ending, ..SessionRecord::default() };
+            for asker in [Some(&own), Some(&admin), None] {
+                assert!(check_recorded(Some(&record), asker).is_ok(), "{asker:?}");
+            }
+            assert!(matches!(check_recorded(Some(&record), Some(&other)), Err(MasterError::Denied(_))));
+        }
+        // Of before it was recorded.
+        assert!(check_recorded(Some(&SessionRecord::default()), Some(&other)).is_ok());
+        assert!(check_recorded(None, Some(&other)).is_ok());
+    }
 
     #[test]
     fn what_is_heard_after_the_lead_extends_no_lease() {

@@ -4,11 +4,11 @@ use cavern_conf::host;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
     Attr, CheckAccessReply, CheckAccessRequest, CheckHoldsReply, CheckHoldsRequest, Entry, Extent, FreeContentReply,
-    FreeContentRequest, GetInodeRequest, GetLayoutRequest, GetLockReply, GetLockRequest, GetQuotasRequest,
-    GetTtlsRequest, GetXattrsRequest, Kind, Layout, LookupRequest, MakeListedReply, MakeListedRequest, MutateReply,
-    MutateRequest, Quotas, ReadDirPage, ReadDirRequest, RecallReply, RecallRequest, RefreshProgress, RefreshRequest,
-    RememberReply, RememberRequest, ResolveRequest, RevalidateRequest, TouchReply, TouchRequest, Ttls, UsageProgress,
-    UsageRequest, Xattr, Xattrs, touch_reply,
+    FreeContentRequest, FreedContent, GetInodeRequest, GetLayoutRequest, GetLockReply, GetLockRequest,
+    GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout, Lock, LookupRequest, MakeListedReply,
+    MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest, RecallReply, RecallRequest,
+    RefreshProgress, RefreshRequest, RememberReply, RememberRequest, ResolveRequest, RevalidateRequest, TouchReply,
+    TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{FreeOwnContent, InodeRecord};
@@ -249,18 +249,21 @@ impl Namespace for Services {
             let reason = format!("{} files in one call: send at most {FREES_MAX}", inodes.len());
             return Err(MasterError::Invalid(reason).into());
         }
-        if !lookups.hidden(&inodes).await?.is_empty() {
-            return Err(MasterError::NotFound("one of these files is not there".into()).into());
-        }
-        self.check_free(&lookups, &inodes, session).await?;
+        let hidden = lookups.hidden(&inodes).await?;
+        let visible: Vec<u64> = inodes.iter().copied().filter(|inode| !hidden.contains(inode)).collect();
+        self.check_free(&lookups, &visible, session).await?;
         let free = |inode| match session {
             0 => Command::FreeContent(inode),
             session => Command::FreeOwnContent(FreeOwnContent { inode, session }),
         };
-        let outcomes = self.proposer.propose_all(inodes.into_iter().map(free)).await?;
-        let results = outcomes.into_iter().map(|outcome| match outcome {
-            Outcome::Freed(freed) => Ok(freed),
-            other => Err(MasterError::Refused(format!("dropping blocks was answered by {other:?}"))),
+        let mut outcomes = self.proposer.propose_all(visible.into_iter().map(free)).await?.into_iter();
+        let results = inodes.iter().map(|inode| match hidden.contains(inode) {
+            // As what is nowhere has nothing to be freed.
+            true => Ok(FreedContent::default()),
+            false => match outcomes.next() {
+                Some(Outcome::Freed(freed)) => Ok(freed),
+                other => Err(MasterError::Refused(format!("dropping blocks was answered by {other:?}"))),
+            },
         });
         Ok(Response::new(FreeContentReply { results: results.collect::<Result<_, _>>()? }))
     }
@@ -275,8 +278,13 @@ impl Namespace for Services {
                 Ok((parent, blocking_lock(tables, inode, kind, &lock)?))
             })
         };
-        let (_, lock) = lookups.when_let_go(inode, read, |(parent, _)| vec![*parent]).await?;
-        Ok(Response::new(GetLockReply { lock }))
+        let (_, found) = lookups.when_let_go(inode, read, |(parent, _)| vec![*parent]).await?;
+        // Whose it is, is nobody else's business.
+        let shown = |found: Lock| match found.session == lock.session {
+            true => found,
+            false => Lock { session: 0, owner: 0, pid: 0, ..found },
+        };
+        Ok(Response::new(GetLockReply { lock: found.map(shown) }))
     }
 
     async fn check_holds(&self, request: Request<CheckHoldsRequest>) -> Result<Response<CheckHoldsReply>, Status> {
@@ -333,13 +341,14 @@ impl Namespace for Services {
     async fn recall(&self, request: Request<RecallRequest>) -> Result<Response<RecallReply>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let RecallRequest { inode, whole_mount, session } = request.into_inner();
-        lookups.check_visible(inode).await?;
         if whole_mount {
+            lookups.check_visible(inode).await?;
             lookups.check_not_read_only(&[inode]).await?;
             let mount_id = lookups.reader.read(move |tables| Ok(tables.inode(inode)?.map(|record| record.mount_id)));
             let mount_id = mount_id.await?.ok_or(MasterError::Gone(inode))?;
             lookups.recalls.recall_mount(mount_id).await?;
-        } else {
+        } else if lookups.hidden(&[inode]).await?.is_empty() {
+            // Nobody holds what is gone by now, which is no error: its change is asked for once more.
             lookups.recalls.recall(inode, session).await?;
         }
         Ok(Response::new(RecallReply {}))
@@ -450,7 +459,11 @@ async fn layouts_beside(lookups: &Lookups, parent: u64, inodes: &[u64]) -> Resul
             let extents = tables.few_extents(inode, record, FEW_EXTENTS)?;
             extents.map(|extents| layout_of(tables, inode, record, extents)).transpose()
         });
-        layouts.extend(seen.await?.and_then(|(_, layout)| layout));
+        match seen.await {
+            // It was there a moment ago.
+            Err(error) if error.is_not_found() => {}
+            seen => layouts.extend(seen?.and_then(|(_, layout)| layout)),
+        }
     }
     Ok(layouts)
 }

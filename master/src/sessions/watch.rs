@@ -439,6 +439,18 @@ impl WatchHub {
         }
     }
 
+    /// Sessions of before this master led, as they are recorded, and whose they are: nobody else takes them up, or
+    /// speaks for them.
+    pub fn know_owners(&self, owners: impl IntoIterator<Item = (u64, Identity)>) {
+        let mut state = self.state.lock();
+        owners.into_iter().for_each(|(session, owner)| state.owners.set(session, &owner));
+    }
+
+    /// Whose a session is, where connections are secured.
+    pub fn owner_of(&self, session: u64) -> Option<Identity> {
+        self.state.lock().owners.get(session).cloned()
+    }
+
     /// Whether a session is that of whoever asks, as far as it is known whose it is; 0 is nobody's.
     ///
     /// # Errors
@@ -485,7 +497,9 @@ impl WatchHub {
 
     /// Nothing is left of a session.
     pub fn forget(&self, session: u64) {
-        self.state.lock().lapsed.forget(session);
+        let mut state = self.state.lock();
+        state.lapsed.forget(session);
+        state.owners.remove(session);
     }
 
     /// The client of a session has taken in everything up to `seq`, and has let go of what the events up to `let_go`

@@ -93,7 +93,7 @@ pub(super) fn free(transaction: &mut Transaction<'_>, inode: u64, session: u64) 
         Some(object) => object,
         None => return freed(FreeFate::Dirty, blocks, bytes),
     };
-    if record.unlinked || tables.is_held_by_others(inode, session)? {
+    if record.unlinked || tables.is_written_by_others(inode, session)? {
         return freed(FreeFate::Open, blocks, bytes);
     }
     let origin = (record.size > 0).then(|| at(key, &object, record.size));
@@ -153,7 +153,7 @@ pub fn has_content(tables: Tables<'_>, inode: u64, record: &InodeRecord) -> Resu
 /// Whether the blocks of a file can be dropped, as far as can be seen without trying.
 pub fn is_clean(tables: Tables<'_>, inode: u64) -> Result<bool, MasterError> {
     let Some(record) = tables.inode(inode)?.filter(|record| !record.unlinked) else { return Ok(false) };
-    Ok(!tables.is_held(inode)? && whole_object(tables, inode, &record)?.is_some())
+    Ok(!tables.is_written_by_others(inode, 0)? && whole_object(tables, inode, &record)?.is_some())
 }
 
 /// The object that can take the place of an origin, if `written` are in their newest state and `gone` are to go: the

@@ -43,7 +43,7 @@ use crate::MasterError;
 use permission::JudgedUser;
 
 pub use external::take_in;
-pub use hold::{forget_content, index_holds, reap};
+pub use hold::{ONLY_READS, forget_content, index_holds, reap};
 pub use link::{delete_link, put_link};
 pub use lock::blocking_lock;
 pub use permission::{may_access, may_have_layout};
@@ -183,7 +183,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         Err(MutationError::Storage(error)) => return Err(error),
     };
     let reserved = mutating.reserved.take();
-    results::keep(transaction, mutate.session, mutate.answered, seq, (&result, reserved))?;
+    results::keep(transaction, (mutate.session, mutate.owner.as_str()), mutate.answered, seq, (&result, reserved))?;
     Ok(Outcome::Mutated(Box::new(result), 0))
 }
 

@@ -21,10 +21,12 @@ use cavern_proto::record::{
     Counters, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, LockRecord, RequestRecord, SecretsRecord,
     SessionRecord, WorkerRecord,
 };
+use cavern_security::Identity;
 use prost::Message;
 use rocksdb::{DBPinnableSlice, Direction, ErrorKind, IteratorMode, ReadOptions, ReadTier, Snapshot};
 
 use super::extent::is_truncated;
+use super::posix::ONLY_READS;
 use super::records::{
     decode, dentry_key, extent_key, held_by_session, hold_key, inode_key, leading_id, lock_key, locked_by_session,
     parse_extent_key, result_key, xattr_key,
@@ -310,15 +312,20 @@ impl<'a> Tables<'a> {
 
     /// Whether a session holds an inode that has no name.
     pub fn is_held(&self, inode: u64) -> Result<bool, MasterError> {
-        self.is_held_by_others(inode, 0)
+        Ok(self.keys_under(Family::Hold, &inode_key(inode)).next().transpose()?.is_some())
     }
 
-    /// Whether another session than this one does.
-    pub fn is_held_by_others(&self, inode: u64, session: u64) -> Result<bool, MasterError> {
+    /// Whether another session than this one holds it, and may write to it: those who only read are notified of what
+    /// changes.
+    pub fn is_written_by_others(&self, inode: u64, session: u64) -> Result<bool, MasterError> {
         let own = hold_key(inode, session);
-        let other =
-            self.keys_under(Family::Hold, &inode_key(inode)).find(|key| !matches!(key, Ok(key) if **key == own[..]));
-        Ok(other.transpose()?.is_some())
+        for key in self.keys_under(Family::Hold, &inode_key(inode)) {
+            let key = key?;
+            if *key != own[..] && self.get(Family::Hold, &key)?.is_some_and(|right| *right != *ONLY_READS) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// What there is beside the hold of a session on an inode, if there is one.
@@ -359,6 +366,16 @@ impl<'a> Tables<'a> {
     /// The sessions that have changed something.
     pub fn session_ids(&self) -> Result<Vec<u64>, MasterError> {
         self.keys(Family::Session).map(|key| Ok(leading_id(&key?).unwrap_or_default())).collect()
+    }
+
+    /// The sessions of which it is recorded whose they are.
+    pub fn session_owners(&self) -> Result<Vec<(u64, Identity)>, MasterError> {
+        let mut owners = Vec::new();
+        for id in self.session_ids()? {
+            let owner = self.session(id)?.unwrap_or_default().owner;
+            owners.extend(owner.parse::<Identity>().ok().map(|owner| (id, owner)));
+        }
+        Ok(owners)
     }
 
     pub fn session(&self, id: u64) -> Result<Option<SessionRecord>, MasterError> {

@@ -221,7 +221,8 @@ fn whatever_is_in_the_log_is_applied() {
                     mutation.seq = place as u64 + 1;
                 }
                 let [session, answered] = [1..3, 0..3].map(|range| arbitrary.random.random_range(range));
-                let mutate = Mutate { session, answered, now_ns: place as i64, mutation: Some(mutation), client: None };
+                let mutate =
+                    Mutate { session, answered, now_ns: place as i64, mutation: Some(mutation), ..Mutate::default() };
                 Command { command: Some(Kind::Mutate(mutate)) }
             } else {
                 Command::decode(&*arbitrary.message(".cavern.record.v1.Command", 0)).unwrap()

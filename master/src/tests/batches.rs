@@ -105,7 +105,7 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
             let seq = if d.is_multiple_of(16) { number.saturating_sub(2) } else { number } + 1;
             let mutation =
                 Some(Mutation { seq, uid: 1, gid: 2, change: Some(mutation(kind, chosen)), ..Mutation::default() });
-            Kind::Mutate(Mutate { session, answered: number.saturating_sub(3), now_ns, mutation, client: None })
+            Kind::Mutate(Mutate { session, answered: number.saturating_sub(3), now_ns, mutation, ..Mutate::default() })
         }
         21 => Kind::ReapUnlinked(inode(a)),
         22 => {
@@ -302,7 +302,7 @@ fn create(number: u64, parent: u64) -> Kind {
     };
     let mutation =
         Mutation { seq: number + 1, uid: 0, gid: 0, change: Some(Change::Create(create)), ..Mutation::default() };
-    Kind::Mutate(Mutate { session: 7, answered: number, now_ns: 9, mutation: Some(mutation), client: None })
+    Kind::Mutate(Mutate { session: 7, answered: number, now_ns: 9, mutation: Some(mutation), ..Mutate::default() })
 }
 
 #[test]
@@ -328,7 +328,7 @@ fn what_many_commands_change_is_written_once() {
         let create = CreateInode { parent: ROOTS[0], name: name.to_owned().into(), kind, ..CreateInode::default() };
         let mutation =
             Mutation { seq: number, uid: 0, gid: 0, change: Some(Change::Create(create)), ..Mutation::default() };
-        Kind::Mutate(Mutate { session: 8, answered: 0, now_ns: 9, mutation: Some(mutation), client: None })
+        Kind::Mutate(Mutate { session: 8, answered: 0, now_ns: 9, mutation: Some(mutation), ..Mutate::default() })
     };
     run(vec![below("d", 1)]);
     let parent = Tables::new(&database).dentry(ROOTS[0], b"d").unwrap().unwrap().inode;

@@ -12,21 +12,22 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
-    AccessMode, CheckAccessRequest, CheckHoldsRequest, ClientRule, CreateInode, FreeContentRequest, GetInodeRequest,
-    GetLayoutRequest, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, ListMountsRequest,
-    Lock, LockKind, LockType, LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest, Mutation,
-    PersistStatusRequest, ReadDirRequest, RecallRequest, RefreshRequest, RememberRequest, ResolveRequest,
+    AccessMode, CheckAccessRequest, CheckHoldsRequest, ClientRule, CreateInode, FreeContentRequest, FreedContent,
+    GetInodeRequest, GetLayoutRequest, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind,
+    ListMountsRequest, Lock, LockKind, LockType, LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest,
+    Mutation, PersistStatusRequest, ReadDirRequest, RecallRequest, RefreshRequest, RememberRequest, ResolveRequest,
     RevalidateRequest, SetAttr, SetLock, SetQuota, SetTtl, TouchRequest, TtlAction, UnmountRequest, UpdateMountRequest,
     UsageRequest, User, UserLimits, VendKeysRequest, WriteType,
 };
 use cavern_security::{Identity, MountDebt, Role, Tenant};
 use futures::StreamExt;
 use rustix::io::Errno;
-use tonic::{Code, Request, Status};
+use tonic::{Code, Request, Response, Status};
 
 use super::harness::{TestMaster, eventually, mount_request, name, new_bucket};
 use super::held::ready;
 use super::mutations::{self, create};
+use crate::MasterError;
 use crate::mounts::DetachPolicy;
 use crate::service::Peer;
 use crate::sessions::{Before, SessionStream, WatchHub};
@@ -154,12 +155,13 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         let access = CheckAccessRequest { inode, wanted: 4, ..CheckAccessRequest::default() };
         not_found(&of("CheckAccess"), services.check_access(client("b", access)).await.err());
         let free = FreeContentRequest { inodes: vec![inode], session: 0 };
-        not_found(&of("FreeContent"), services.free_content(client("b", free)).await.err());
+        let freed = services.free_content(client("b", free)).await.unwrap().into_inner();
+        assert_eq!(freed.results, [FreedContent::default()]);
         let lock = GetLockRequest { inode, kind: LockKind::Flock as i32, lock: Some(Lock::default()) };
         not_found(&of("GetLock"), services.get_lock(client("b", lock)).await.err());
         let listed = MakeListedRequest { inode, recursive: false };
         not_found(&of("MakeListed"), services.make_listed(client("b", listed)).await.err());
-        let recall = RecallRequest { inode, ..RecallRequest::default() };
+        let recall = RecallRequest { inode, whole_mount: true, ..RecallRequest::default() };
         not_found(&of("Recall"), services.recall(client("b", recall)).await.err());
         not_found(&of("GetTtls"), services.get_ttls(client("b", GetTtlsRequest { inode })).await.err());
         not_found(&of("GetQuotas"), services.get_quotas(client("b", GetQuotasRequest { inode })).await.err());
@@ -178,7 +180,7 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         assert_eq!((holds.hold, holds.gone), (vec![], vec![inode]));
         let remember = RememberRequest { inodes: vec![inode], directories: vec![inode], ..RememberRequest::default() };
         services.remember(client("b", remember)).await.unwrap();
-        ["Touch", "CheckHolds", "Remember"].into_iter().for_each(is_asked);
+        ["Touch", "CheckHolds", "Remember", "FreeContent"].into_iter().for_each(is_asked);
         let removal = Change::SetAttr(SetAttr { inode, mode: Some(0o700), ..SetAttr::default() });
         assert_eq!(change(&master, "b", removal).await, Errno::STALE.raw_os_error());
         is_asked("Mutate");
@@ -192,11 +194,15 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
     let keys = VendKeysRequest { mount_id: mount.id, to_write: false };
     not_found("VendKeys", services.vend_keys(client("b", keys)).await.err());
     assert_eq!(names_in(&master, "b", ROOT_INODE).await.unwrap(), [name("open")]);
-    for of_all in ["/", "/elsewhere"] {
-        let usage = UsageRequest { path: of_all.into() };
-        let mut usage = services.usage(client("b", usage)).await.unwrap().into_inner();
-        assert_eq!(usage.next().await.unwrap().unwrap_err().code(), Code::PermissionDenied);
-    }
+    let usage = async |path: &str| {
+        let usage = services.usage(client("b", UsageRequest { path: path.into() })).await.unwrap();
+        usage.into_inner().next().await.unwrap().unwrap_err()
+    };
+    assert_eq!(usage("/").await.code(), Code::PermissionDenied);
+    // Nobody tells a path of the mount from one that leads nowhere.
+    let (hidden, nowhere) = (usage("/m").await, usage("/elsewhere").await);
+    assert_eq!(hidden.message().replace("/m", "/elsewhere"), nowhere.message());
+    assert_eq!((hidden.code(), nowhere.code()), (Code::NotFound, Code::NotFound));
     let all = GetQuotasRequest { inode: 0 };
     assert_eq!(services.get_quotas(client("b", all)).await.unwrap_err().code(), Code::PermissionDenied);
     for table in [
@@ -219,6 +225,66 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         assert_eq!(services.resolve(asked).await.unwrap().into_inner().attr.unwrap().inode, file);
     }
     assert_eq!(names_in(&master, "r", ROOT_INODE).await.unwrap(), [name("m"), name("open")]);
+    master.stop().await;
+}
+
+/// A text in which something else stands for a number.
+fn without(number: u64, text: &str) -> String {
+    let number = number.to_string();
+    let pieces = text.split_inclusive(|c: char| !c.is_ascii_digit()).map(|piece| match piece.strip_prefix(&number) {
+        Some(end) if !end.starts_with(|c: char| c.is_ascii_digit()) => format!("N{end}"),
+        _ => piece.to_owned(),
+    });
+    pieces.collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_inode_in_a_mount_that_is_not_there_is_answered_as_one_that_is_nowhere() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let file = services.lookups.resolve("/m/f").await.unwrap().attr.unwrap().inode;
+    let own = services.lookups.resolve("/open/f").await.unwrap().attr.unwrap().inode;
+    // What a client is answered about an inode, but for its number.
+    let answers = async |inode: u64| {
+        let mut answers = Vec::new();
+        macro_rules! ask {
+            ($call:ident, $message:expr) => {
+                ask!($call, $message, |answer| format!("{answer:?}"));
+            };
+            ($call:ident, $message:expr, $shown:expr) => {
+                let answer = services.$call(client("b", $message)).await.map(Response::into_inner).map($shown);
+                let answer = answer.map_err(|status| (status.code(), status.message().to_owned()));
+                answers.push(without(inode, &format!("{}: {answer:?}", stringify!($call))));
+            };
+        }
+        ask!(get_inode, GetInodeRequest { inode, session: 0 });
+        ask!(get_layout, GetLayoutRequest { inode, ..GetLayoutRequest::default() });
+        let beside = GetLayoutRequest { inode: own, beside: vec![own, inode], ..GetLayoutRequest::default() };
+        ask!(get_layout, beside, |layout| layout.beside.len().to_string());
+        ask!(get_xattrs, GetXattrsRequest { inode, session: 0 });
+        ask!(check_access, CheckAccessRequest { inode, wanted: 4, ..CheckAccessRequest::default() });
+        ask!(free_content, FreeContentRequest { inodes: vec![inode], session: 0 });
+        ask!(get_lock, GetLockRequest { inode, kind: LockKind::Flock as i32, lock: Some(Lock::default()) });
+        ask!(make_listed, MakeListedRequest { inode, recursive: false });
+        ask!(recall, RecallRequest { inode, ..RecallRequest::default() });
+        ask!(recall, RecallRequest { inode, whole_mount: true, ..RecallRequest::default() });
+        ask!(get_ttls, GetTtlsRequest { inode });
+        ask!(get_quotas, GetQuotasRequest { inode });
+        let touch = TouchRequest { directories: vec![inode], ..TouchRequest::default() };
+        ask!(touch, touch, |touched| format!("{:?}", touched.directories));
+        ask!(check_holds, CheckHoldsRequest { session: 0, open: vec![inode], held: vec![inode] });
+        ask!(lookup, LookupRequest { parent: inode, name: name("f"), session: 0 });
+        ask!(revalidate, RevalidateRequest { parent: inode, name: name("f"), ..RevalidateRequest::default() });
+        answers.push(format!("{:?}", names_in(&master, "b", inode).await.map_err(|status| status.code())));
+        let hold = change(&master, "b", Change::Hold(inode)).await;
+        let made = change(&master, "b", create(inode, "g", Kind::File)).await;
+        answers.push(format!("{hold} {made}"));
+        answers
+    };
+    let nowhere = answers(1 << 40).await;
+    for hidden in [file, mount.root_inode] {
+        assert_eq!(answers(hidden).await, nowhere);
+    }
     master.stop().await;
 }
 
@@ -294,6 +360,73 @@ async fn only_whoever_may_changes_a_mount_and_whoever_reads_may_lock() {
     assert_eq!(change(&master, "r", Change::Hold(file)).await, 0);
     assert_eq!(change(&master, "a", create(root, "g", Kind::File)).await, 0);
     assert_eq!(master.tree("/m").await.len(), before.len() + 1);
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_without_a_mount_that_it_could_change_puts_nothing_into_the_log() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let sessions = async || services.lookups.reader.read(|tables| tables.session_ids()).await.unwrap().len();
+    let before = sessions().await;
+    for asked in [create(mount.root_inode, "g", Kind::File), Change::Hold(mount.root_inode), Change::LetGo(7)] {
+        assert_eq!(change(&master, "b", asked).await, Errno::STALE.raw_os_error());
+    }
+    assert_eq!(sessions().await, before, "no session is recorded, and no result kept");
+    // Whoever may read a mount has locks there.
+    assert_eq!(change(&master, "r", Change::Hold(mount.root_inode)).await, 0);
+    assert_eq!(sessions().await, before + 1);
+    master.stop().await;
+}
+
+fn open_as(master: &TestMaster, owner: &Identity, session: u64) -> Result<SessionStream, MasterError> {
+    let before = Before { owner: Some(owner), ..Before::of(session, session != 0) };
+    master.services().watch.open("x", before)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_takes_up_the_session_of_another_client_on_a_master_that_has_not_seen_it_yet() {
+    let (master, _) = master().await;
+    let file = master.services().lookups.resolve("/m/f").await.unwrap().attr.unwrap().inode;
+    let [own, other] = ["a", "r"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+    let admin = Identity::new("c", Role::Admin, "x").unwrap();
+    let session = open_as(&master, &own, 0).unwrap();
+    let id = session.id();
+    let lock = Lock { owner: 7, pid: 42, r#type: LockType::Exclusive as i32, end: u64::MAX, ..Lock::default() };
+    let set = SetLock { inode: file, kind: LockKind::Flock as i32, lock: Some(lock), ..SetLock::default() };
+    let mutations = vec![Mutation { seq: 1, change: Some(Change::SetLock(set)), ..Mutation::default() }];
+    let call = MutateRequest { session: id, mutations, answered: 0 };
+    let asker = (master.services().client(Some(&own)), Some(&own));
+    let made = master.services().begin_changes(call, asker, None).await.unwrap().await.unwrap();
+    assert_eq!(made.results[0].errno, 0, "{made:?}");
+    // Nobody is told which session that is.
+    let asked = GetLockRequest { inode: file, kind: LockKind::Flock as i32, lock: Some(lock) };
+    let found = master.services().get_lock(client("r", asked)).await.unwrap().into_inner().lock.unwrap();
+    assert_eq!((found.session, found.owner, found.pid, found.r#type()), (0, 0, 0, LockType::Exclusive));
+    let stranger = open_as(&master, &other, 0).unwrap();
+    let mutations = vec![Mutation { seq: 1, change: Some(Change::SetLock(set)), ..Mutation::default() }];
+    let call = MutateRequest { session: stranger.id(), mutations, answered: 0 };
+    let asker = (master.services().client(Some(&other)), Some(&other));
+    let refused = master.services().begin_changes(call, asker, None).await.unwrap().await.unwrap();
+    assert_eq!(refused.results[0].errno, Errno::AGAIN.raw_os_error());
+    assert!(!refused.results[0].reason.contains(&id.to_string()), "{refused:?}");
+    drop((session, stranger));
+
+    let master = ready(master.restart().await).await;
+    let denied = |asked: Result<(), MasterError>| assert!(matches!(asked, Err(MasterError::Denied(_))), "{asked:?}");
+    denied(open_as(&master, &other, id).map(drop));
+    denied(master.services().watch.check_owner(id, Some(&other)));
+    let recall = RecallRequest { inode: file, whole_mount: false, session: id };
+    let refused = master.services().recall(client("r", recall)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    // Whoever runs the cluster does, and does not become its owner.
+    let taken_up = open_as(&master, &admin, id).unwrap();
+    assert_eq!(taken_up.id(), id);
+    drop(taken_up);
+    denied(open_as(&master, &other, id).map(drop));
+    let back = open_as(&master, &own, id).unwrap();
+    assert_eq!(back.id(), id);
+    drop(back);
     master.stop().await;
 }
 

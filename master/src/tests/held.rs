@@ -449,7 +449,7 @@ async fn the_end_of_a_session_frees_whoever_waits() {
         is_answered: true,
         ..Mutation::default()
     };
-    let late = Mutate { session: id, answered: 0, now_ns: 1, mutation: Some(late), client: None };
+    let late = Mutate { session: id, answered: 0, now_ns: 1, mutation: Some(late), ..Mutate::default() };
     // It may still be on its way into the log.
     let Outcome::Mutated(late, _) = master.services().proposer.propose(Command::Mutate(late)).await.unwrap() else {
         panic!("no result")

@@ -128,7 +128,8 @@ impl Fixture {
         self.seq += 1;
         let services = self.master().services();
         let mutation = Mutation { seq: self.seq, uid: 1, gid: 2, change: Some(change), ..Mutation::default() };
-        let mutate = Mutate { session: 1, answered: self.seq - 1, now_ns: 5, mutation: Some(mutation), client: None };
+        let mutate =
+            Mutate { session: 1, answered: self.seq - 1, now_ns: 5, mutation: Some(mutation), ..Mutate::default() };
         match services.proposer.propose(Command::Mutate(mutate)).await.unwrap() {
             Outcome::Mutated(result, _) if result.errno == 0 => Ok(result.inode),
             Outcome::Mutated(result, _) => Err(result.errno),

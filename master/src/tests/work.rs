@@ -112,7 +112,7 @@ impl Fixture {
         self.now_ns += 1;
         let mutation = Mutation { seq: self.seq, uid: 0, gid: 0, change: Some(change), ..Mutation::default() };
         let (answered, now_ns) = (self.seq - 1, self.now_ns);
-        let mutate = Mutate { session: 7, answered, now_ns, mutation: Some(mutation), client: None };
+        let mutate = Mutate { session: 7, answered, now_ns, mutation: Some(mutation), ..Mutate::default() };
         let Outcome::Mutated(result, _) = self.run(what, Kind::Mutate(mutate)) else { panic!("no result") };
         *result
     }

@@ -4,8 +4,16 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use cavern_proto::master::{FreeContentRequest, GetInodeRequest, RecallRequest, RefreshRequest};
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::watch_event::Event;
+use cavern_proto::master::{
+    FreeContentRequest, GetInodeRequest, GetLockRequest, Lock, LockKind, LockType, Mutation, RecallRequest,
+    RefreshRequest, SetLock, WatchEvent,
+};
 use rustix::io::Errno;
+use tokio::sync::mpsc::Sender;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
 
 use super::*;
 
@@ -108,6 +116,69 @@ fn a_mount_is_there_for_those_clients_that_it_is_for() {
     until_there(&work, true);
     assert_eq!(fs::read_to_string(work.join("f")).unwrap(), "written");
     fs::write(work.join("h"), "again").unwrap();
+}
+
+/// A session of somebody, or one that he takes up, and what it lasts as long as.
+fn open_session(
+    somebody: &Somebody,
+    cluster: &Cluster,
+    session: u64,
+) -> Result<(u64, Sender<WatchRequest>, Streaming<WatchEvent>), Status> {
+    let (sender, messages) = tokio::sync::mpsc::channel(1);
+    let first = WatchRequest { client: "x".to_owned(), session, has_changed: session != 0, ..WatchRequest::default() };
+    sender.try_send(first).unwrap();
+    let mut calls = ClusterClient::new(somebody.channel(cluster));
+    let mut events = somebody.answer(calls.watch(ReceiverStream::new(messages)))?.into_inner();
+    let first = somebody.answer(events.message())?.expect("the stream begins with an event");
+    let id = match first.event {
+        Some(Event::Reset(reset)) => reset.session,
+        Some(Event::Resumed(resumed)) => resumed.session,
+        other => panic!("{other:?}"),
+    };
+    Ok((id, sender, events))
+}
+
+#[test]
+fn nobody_takes_up_the_session_of_another_when_the_master_has_changed() {
+    let cluster = up();
+    cluster.seed("bucket", "x/", 1, 1000);
+    cluster.mount_fs_mode("s3://bucket/work", "/work", &[]);
+    // From then on the master records whose sessions are.
+    let rules = ["mount", "update", "/work", "--client", "attacker=ro", "--client", "*"];
+    eventually("the rules are taken", PATIENCE, || (cluster.try_cv(&rules).code == 0).then_some(()));
+    fs::write(cluster.path("work/f"), "written").unwrap();
+    let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(cluster.path("work/f")).unwrap());
+    let authority = Authority::open(&cluster.directory().join("certificates")).unwrap();
+    let identity = Identity::new(&name_of(&cluster), Role::Client, "victim").unwrap();
+    let victim = Somebody::signed(&authority, authority.certificate(), &identity, DAY);
+    let (session, sender, events) = open_session(&victim, &cluster, 0).unwrap();
+    let lock = Lock { owner: 7, r#type: LockType::Exclusive as i32, end: u64::MAX, ..Lock::default() };
+    let set = SetLock { inode, kind: LockKind::Flock as i32, lock: Some(lock), ..SetLock::default() };
+    let mutations = vec![Mutation { seq: 1, change: Some(Change::SetLock(set)), ..Mutation::default() }];
+    let request = MutateRequest { session, mutations, answered: 0 };
+    let mut calls = NamespaceClient::new(victim.channel(&cluster));
+    let mutate = async { calls.mutate(tokio_stream::iter([request])).await?.into_inner().message().await };
+    assert_eq!(victim.answer(mutate).unwrap().unwrap().results[0].errno, 0);
+
+    let attacker = Somebody::of(&cluster, Role::Client);
+    let ask = GetLockRequest { inode, kind: LockKind::Flock as i32, lock: Some(lock) };
+    let mut calls = NamespaceClient::new(attacker.channel(&cluster));
+    let found = attacker.answer(calls.get_lock(ask)).unwrap().into_inner().lock.expect("it is locked");
+    assert_eq!((found.session, found.owner), (0, 0), "nobody is told whose it is");
+
+    cluster.kill("master");
+    drop((sender, events));
+    cluster.start("master");
+    // He comes first, and knows the number from elsewhere.
+    eventually("the attacker is refused", PATIENCE, || match open_session(&attacker, &cluster, session) {
+        Ok(_) => panic!("it is his now"),
+        Err(refused) if refused.code() == Code::PermissionDenied => Some(()),
+        Err(_) => None,
+    });
+    let back = eventually("the victim is back", PATIENCE, || open_session(&victim, &cluster, session).ok());
+    assert_eq!(back.0, session);
+    let mut calls = NamespaceClient::new(attacker.channel(&cluster));
+    assert!(attacker.answer(calls.get_lock(ask)).unwrap().into_inner().lock.is_some(), "it is still locked");
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl Fixture {
         self.seq += 1;
         let mutation = Mutation { seq: self.seq, uid: 0, gid: 0, change: Some(change), ..Mutation::default() };
         let (answered, now_ns) = (self.seq - 1, NOW - age * SECOND);
-        let mutate = Mutate { session: 7, answered, now_ns, mutation: Some(mutation), client: None };
+        let mutate = Mutate { session: 7, answered, now_ns, mutation: Some(mutation), ..Mutate::default() };
         let Outcome::Mutated(result, _) = self.run(Kinds::Mutate(mutate)) else { panic!("no result") };
         assert_eq!(result.errno, 0, "{}", result.reason);
         result.inode

@@ -276,7 +276,7 @@ impl Life {
         if let Asked::Change { session, seq, change } = asked {
             let mutation = Some(Mutation { seq, change: Some(change), ..Mutation::default() });
             let now_ns = serving.clock.now_ns();
-            let mutate = Mutate { session, answered: seq - 1, now_ns, mutation, client: None };
+            let mutate = Mutate { session, answered: seq - 1, now_ns, mutation, ..Mutate::default() };
             let made = serving.proposer.begin_all(vec![Kind::Mutate(mutate)], None).await?.await?;
             return match made.into_iter().next() {
                 Some(Outcome::Mutated(result, _)) if result.errno == 0 => Ok(Told::Changed(Ok(result.inode))),

@@ -208,11 +208,11 @@ impl WatchHub {
         true
     }
 
-    /// What a person may call a session.
+    /// What a person may call a session. Its number is nobody else's business.
     pub fn describe(&self, session: u64) -> String {
         match self.state.lock().sessions.get(&session) {
-            Some(known) => format!("the client {} (session {session})", known.client),
-            None => format!("a client that is cut off (session {session})"),
+            Some(known) => format!("the client {}", known.client),
+            None => "a client that is cut off".to_owned(),
         }
     }
 

@@ -50,6 +50,7 @@ impl MutationContext<'_, '_> {
                 self.inherited((create.parent, &directory), asked, kind == Kind::Directory)?
             }
         };
+        self.check_owner_ids(&[self.uid, self.gid])?;
         let mut gid = self.gid;
         if mode(&directory) & SET_GROUP_ID != 0 {
             gid = directory.gid;

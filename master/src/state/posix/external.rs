@@ -123,7 +123,7 @@ impl ExternalChange<'_, '_> {
         if note.etag != self.taken.etag {
             return Ok(RefreshFate::Nothing);
         }
-        if tables.intent(known.inode)?.is_some() || tables.is_held(known.inode)? {
+        if tables.intent(known.inode)?.is_some() || tables.is_written_by_others(known.inode, 0)? {
             return Ok(RefreshFate::Conflict);
         }
         match there {

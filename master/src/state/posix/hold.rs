@@ -1,5 +1,6 @@
 //! Inodes that somebody holds: without a name they stay, and their blocks are not dropped.
 
+use cavern_proto::ClientAccess;
 use cavern_proto::master::{Kind, SetHolds};
 use cavern_proto::record::InodeRecord;
 use rocksdb::WriteBatch;
@@ -9,6 +10,7 @@ use super::quota::drop_quota;
 use super::ttl::drop_ttl;
 use super::{MutationContext, MutationError, Outcome, refuse};
 use crate::MasterError;
+use crate::level::READING_HOLDS;
 use crate::state::extent::{self, DropProgress};
 use crate::state::intent::Reach;
 use crate::state::orphans::StepProgress;
@@ -20,6 +22,8 @@ use crate::state::{Database, Family, Tables, Transaction, held, intent, origin, 
 const HOLDS_MAX: usize = 1000;
 /// What a hold has beside its key where users are limited, and the session may write to the file.
 pub(super) const MAY_WRITE: &[u8] = b"w";
+/// What it has where the session may not write to the file: it keeps what has no name, and changes nothing.
+pub const ONLY_READS: &[u8] = b"r";
 
 impl MutationContext<'_, '_> {
     /// An inode that is only open need not be held while it has a name: all sessions that may have it open then are
@@ -53,7 +57,14 @@ impl MutationContext<'_, '_> {
 
     /// What a session that holds it may write stays so.
     pub(super) fn put_hold(&mut self, inode: u64, session: u64) -> Result<(), MasterError> {
-        let right = if self.judged.is_some() && self.may_commit(inode)? { MAY_WRITE } else { &[] };
+        let known = self.transaction.before().hold(inode, session)?;
+        // Where users are limited, those who write have opened it to be written.
+        let only_reads = self.access == ClientAccess::ReadOnly || self.judged.is_some();
+        let right = match known.as_deref() {
+            Some(MAY_WRITE) if self.judged.is_some() => MAY_WRITE,
+            None | Some(ONLY_READS) if only_reads && self.transaction.counters.level >= READING_HOLDS => ONLY_READS,
+            _ => &[],
+        };
         self.put_hold_with(inode, session, right);
         Ok(())
     }
@@ -71,7 +82,9 @@ impl MutationContext<'_, '_> {
     }
 
     fn put_hold_with(&mut self, inode: u64, session: u64, right: &[u8]) {
-        intent::count_change(self.transaction, self.mount);
+        if right != ONLY_READS {
+            intent::count_change(self.transaction, self.mount);
+        }
         self.transaction.put_bytes(Family::Hold, &hold_key(inode, session), right);
         self.transaction.put_bytes(Family::HoldSession, &hold_session_key(session, inode), &[]);
     }
@@ -129,7 +142,7 @@ pub fn forget_content(
 }
 
 /// Lets go of what a session holds that is over, of so many inodes at most; of how many there were. From `now_ns` on,
-/// unless that is 0, its files count as changed.
+/// unless that is 0, its files count as changed, but for those that it might only read.
 pub(super) fn release_some(
     transaction: &mut Transaction<'_>,
     session: u64,
@@ -138,8 +151,9 @@ pub(super) fn release_some(
 ) -> Result<usize, MasterError> {
     let held = transaction.before().held_by(session, limit)?;
     for inode in &held {
+        let has_read = transaction.before().hold(*inode, session)?.is_some_and(|right| *right == *ONLY_READS);
         release(transaction, *inode, session);
-        if now_ns != 0 {
+        if now_ns != 0 && !has_read {
             mark_changed(transaction, *inode, now_ns)?;
         }
     }

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
+use crate::level::SESSION_OWNERS;
 use crate::state::Family;
 use crate::state::records::{lock_key, lock_session_key};
 use crate::state::tables::Tables;
@@ -117,7 +118,11 @@ impl MutationContext<'_, '_> {
             place(&mut locks.record.held, lock);
             return Ok(());
         };
-        let reason = format!("a lock of session {} stands in the way", obstacle.session);
+        // Who knows the number of a session knows more than he needs to.
+        let reason = match self.transaction.counters.level >= SESSION_OWNERS && obstacle.session != lock.session {
+            true => "a lock of another session stands in the way".to_owned(),
+            false => format!("a lock of session {} stands in the way", obstacle.session),
+        };
         if set.wait && set.waiter != 0 {
             if locks.kind == LockKind::Posix && waits_for_itself(self.transaction.before(), locks, &lock)? {
                 return refuse(Errno::DEADLK, "the owner of the lock waits for whoever asks");

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use super::held::with_range;
 use super::{hold, lock};
 use crate::MasterError;
+use crate::level::SESSION_OWNERS;
 use crate::state::orphans::StepProgress;
 use crate::state::records::result_key;
 use crate::state::transaction::Transaction;
@@ -37,10 +38,11 @@ pub(super) fn find(
     }))
 }
 
-/// Keeps a result, and what was reserved with it; forgets the results that the session has.
+/// Keeps a result, and what was reserved with it; forgets the results that the session has. Its first owner stays its
+/// owner.
 pub(super) fn keep(
     transaction: &mut Transaction<'_>,
-    session: u64,
+    (session, owner): (u64, &str),
     answered: u64,
     seq: u64,
     (result, reserved): (&MutationResult, Option<InodeRange>),
@@ -50,12 +52,16 @@ pub(super) fn keep(
     let before = transaction.before().session(session)?;
     let (is_new, mut record) = (before.is_none(), before.unwrap_or_default());
     let forgotten = record.answered;
-    if is_new || answered > forgotten || reserved.is_some() {
+    let is_owned = record.owner.is_empty() && !owner.is_empty() && transaction.counters.level >= SESSION_OWNERS;
+    if is_new || answered > forgotten || reserved.is_some() || is_owned {
         // The rest goes with later mutations.
         record.answered = answered.min(forgotten + FORGET_MAX).max(forgotten);
         (forgotten + 1..=record.answered).for_each(|seq| transaction.delete(Family::Result, &result_key(session, seq)));
         if let Some(range) = reserved {
             record.reserved = with_range(record.reserved, range);
+        }
+        if is_owned {
+            owner.clone_into(&mut record.owner);
         }
         transaction.put(Family::Session, &session.to_be_bytes(), &record);
     }

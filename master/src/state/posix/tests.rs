@@ -124,8 +124,13 @@ impl Fixture {
     fn repeat(&self, seq: u64, change: Change) -> MutationResult {
         let mutation = Mutation { seq, uid: 0, gid: 0, change: Some(change), ..Mutation::default() };
         let now_ns = i64::try_from(self.seq).unwrap();
-        let mutate =
-            Mutate { session: 7, answered: seq.saturating_sub(3), now_ns, mutation: Some(mutation), client: None };
+        let mutate = Mutate {
+            session: 7,
+            answered: seq.saturating_sub(3),
+            now_ns,
+            mutation: Some(mutation),
+            ..Mutate::default()
+        };
         match run(&self.database, Kind::Mutate(mutate)) {
             Outcome::Mutated(result, _) => *result,
             other => panic!("{other:?}"),
@@ -415,6 +420,36 @@ fn a_whiteout_is_left_when_all_masters_know_it() {
         held::as_of_level(mutation, level).change.is_some()
     };
     assert!(known(WHITEOUTS) && !known(WHITEOUTS - 1));
+}
+
+#[test]
+fn nothing_gets_an_owner_that_is_none() {
+    let bench = Fixture::new();
+    let mut seq = 0;
+    let mut ask = |(uid, gid), change| {
+        seq += 1;
+        let mutation = Mutation { seq, uid, gid, change: Some(change), ..Mutation::default() };
+        let mutate = Mutate { session: 7, now_ns: 9, mutation: Some(mutation), ..Mutate::default() };
+        match run(&bench.database, Kind::Mutate(mutate)) {
+            Outcome::Mutated(result, _) => *result,
+            other => panic!("{other:?}"),
+        }
+    };
+    let create = |name: &'static str| {
+        let (parent, kind) = (bench.root, InodeKind::File as i32);
+        Change::Create(CreateInode { parent, name: name.into(), kind, ..CreateInode::default() })
+    };
+    let file = ask((1, 1), create("f")).inode;
+    for (uid, gid) in [(u32::MAX, 0), (0, u32::MAX)] {
+        assert_eq!(ask((uid, gid), create("g")).errno, Errno::INVAL.raw_os_error(), "{uid} {gid}");
+        let set = SetAttr { inode: file, uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
+        assert_eq!(ask((1, 1), Change::SetAttr(set)).errno, Errno::INVAL.raw_os_error(), "{uid} {gid}");
+    }
+    let tree = bench.tree();
+    assert_eq!(tree.len(), 1);
+    assert_eq!((tree[Path::new("f")].1.uid, tree[Path::new("f")].1.gid), (1, 1));
+    let last = SetAttr { inode: file, uid: Some(u32::MAX - 1), gid: Some(u32::MAX - 1), ..SetAttr::default() };
+    assert_eq!(ask((1, 1), Change::SetAttr(last)).errno, 0);
 }
 
 #[test]

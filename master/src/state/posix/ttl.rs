@@ -43,7 +43,7 @@ pub fn expire(transaction: &mut Transaction<'_>, expire: &Expire) -> Result<Outc
     let Some(record) = transaction.inode(expire.inode)?.filter(is_as_seen) else {
         return Ok(Outcome::Refused("the file has changed".into()));
     };
-    if transaction.before().is_held(expire.inode)? {
+    if transaction.before().is_written_by_others(expire.inode, 0)? {
         return Ok(Outcome::Refused("somebody writes to the file".into()));
     }
     let remove = RemoveName { parent: record.parent, name: record.name, directory: false };

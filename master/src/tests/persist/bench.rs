@@ -102,7 +102,8 @@ impl Fixture {
         let services = self.master().services();
         let mutation = Mutation { seq: self.seq, uid: 1, gid: 2, change: Some(change), ..Mutation::default() };
         let now_ns = services.lookups.reader.clock().now_ns();
-        let mutate = Mutate { session: 1, answered: self.seq - 1, now_ns, mutation: Some(mutation), client: None };
+        let mutate =
+            Mutate { session: 1, answered: self.seq - 1, now_ns, mutation: Some(mutation), ..Mutate::default() };
         match services.proposer.propose(Command::Mutate(mutate)).await.unwrap() {
             Outcome::Mutated(result, _) => *result,
             other => panic!("{other:?}"),

@@ -127,7 +127,7 @@ impl Fixture {
     }
 
     fn repeat(&mut self, session: u64, mutation: Mutation) -> MutationResult {
-        let mutate = Mutate { session, answered: 0, now_ns: NOW, mutation: Some(mutation), client: None };
+        let mutate = Mutate { session, answered: 0, now_ns: NOW, mutation: Some(mutation), ..Mutate::default() };
         let Outcome::Mutated(result, _) = self.run(Kinds::Mutate(mutate)) else { panic!("no result") };
         *result
     }

@@ -55,7 +55,7 @@ impl Fixture {
     fn change(&mut self, session: u64, change: Asked) -> (MutationResult, Vec<(u64, u64)>) {
         self.seq += 1;
         let mutation = Some(Mutation { seq: self.seq, uid: 0, gid: 0, change: Some(change), ..Mutation::default() });
-        match self.run(Kind::Mutate(Mutate { session, answered: 0, now_ns: 1, mutation, client: None })) {
+        match self.run(Kind::Mutate(Mutate { session, answered: 0, now_ns: 1, mutation, ..Mutate::default() })) {
             (Outcome::Mutated(result, _), granted) => (*result, granted),
             (other, _) => panic!("{other:?}"),
         }

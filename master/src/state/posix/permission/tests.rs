@@ -8,11 +8,11 @@ use cavern_proto::master::{
     OpenToWrite, RemoveName, RemoveXattr, RenameMode, SetHolds, SetLock, SetQuota, SetTtl, SetXattr, Time, WriteType,
 };
 use cavern_proto::record::command::Command as Kinds;
-use cavern_proto::record::{Command, InitCluster, Mutate};
+use cavern_proto::record::{Command, EndSessionStep, Expire, InitCluster, Mutate};
 use rocksdb::IteratorMode;
 
 use super::*;
-use crate::level::LEVEL;
+use crate::level::{LEVEL, READING_HOLDS};
 use crate::state::{Database, Family, Outcome, Tables, Transaction, apply};
 
 const ACCES: i32 = Errno::ACCESS.raw_os_error();
@@ -27,6 +27,8 @@ const RANGED: &str = "ranged";
 const UNLIMITED: &str = "unlimited";
 /// One that is not limited, and sets neither quotas nor times to live, as the others do.
 const PLAIN: &str = "plain";
+/// One that may only read.
+const READER: &str = "reader";
 
 fn owner() -> User {
     User { uid: 1000, gid: 100, groups: vec![100, 150] }
@@ -145,7 +147,8 @@ impl Fixture {
             ClientRule { name: name.into(), users, sets_quotas, sets_ttls, ..ClientRule::default() }
         };
         let (squashed, ranged) = (rule(SQUASHED, Some(squashed)), rule(RANGED, Some(ranged)));
-        let clients = vec![squashed, ranged, rule(UNLIMITED, None), rule(PLAIN, None)];
+        let reader = ClientRule { read_only: true, ..rule(READER, None) };
+        let clients = vec![squashed, ranged, rule(UNLIMITED, None), rule(PLAIN, None), reader];
         let (uri, write_type) = ("memory://m".to_owned(), WriteType::FsMode as i32);
         let mount = Mount { path: "/m".into(), uri, write_type, block_size: 1 << 20, clients, ..Mount::default() };
         let Outcome::Mount(mount) = bench.run(Kinds::Mount(mount)) else { panic!("no mount") };
@@ -171,7 +174,14 @@ impl Fixture {
         // Whose it is said to be without being asked counts for nothing.
         let mutation = Mutation { seq: self.seq, user, uid: 0, gid: 0, change: Some(change), ..Mutation::default() };
         let client = client.map(str::to_owned);
-        Kinds::Mutate(Mutate { session, answered: 0, now_ns: 1000, mutation: Some(mutation), client })
+        Kinds::Mutate(Mutate {
+            session,
+            answered: 0,
+            now_ns: 1000,
+            mutation: Some(mutation),
+            client,
+            ..Mutate::default()
+        })
     }
 
     fn ask(&mut self, asker: (Option<&str>, u64), user: Option<User>, change: Change) -> MutationResult {
@@ -490,7 +500,14 @@ fn nobody_holds_a_directory_but_what_was_answered_in_one_before_is_made() {
         ..Mutation::default()
     };
     let client = Some(SQUASHED.to_owned());
-    let mutate = |mutation| Mutate { session: SESSION, answered: 0, now_ns: 1, mutation: Some(mutation), client };
+    let mutate = |mutation| Mutate {
+        session: SESSION,
+        answered: 0,
+        now_ns: 1,
+        mutation: Some(mutation),
+        client,
+        ..Mutate::default()
+    };
     let Outcome::Mutated(result, _) = bench.run(Kinds::Mutate(mutate(mutation))) else { panic!("no result") };
     assert_eq!((result.errno, bench.record(result.inode).uid), (0, 1000));
     // To say so of anything else gains nothing.
@@ -498,7 +515,8 @@ fn nobody_holds_a_directory_but_what_was_answered_in_one_before_is_made() {
     let change = Some(create(group, "f", Kind::File));
     let mutation = Mutation { seq: bench.seq, is_answered: true, change, ..Mutation::default() };
     let client = Some(SQUASHED.to_owned());
-    let mutate = Mutate { session: SESSION, answered: 0, now_ns: 1, mutation: Some(mutation), client };
+    let mutate =
+        Mutate { session: SESSION, answered: 0, now_ns: 1, mutation: Some(mutation), client, ..Mutate::default() };
     let Outcome::Mutated(result, _) = bench.run(Kinds::Mutate(mutate)) else { panic!("no result") };
     assert_eq!(result.errno, Errno::STALE.raw_os_error());
 }
@@ -511,6 +529,51 @@ fn locks_and_holds_are_left_to_the_kernel_of_the_client() {
     let lock = SetLock { inode: file, kind: LockKind::Flock as i32, lock: Some(lock), ..SetLock::default() };
     bench.check("a lock", &Change::SetLock(lock), &ALL, &[]);
     bench.check("a hold", &Change::Hold(file), &ALL, &[]);
+}
+
+#[test]
+fn what_is_held_by_whoever_may_not_write_to_it_does_not_count_as_changed_nor_as_written_to() {
+    let hold = |inode| Change::SetHolds(SetHolds { hold: vec![inode], let_go: Vec::new() });
+    let end = Kinds::EndSessionStep(EndSessionStep { session: SESSION, limit: 256, part: 0, now_ns: 99_000 });
+    for level in [LEVEL, READING_HOLDS - 1] {
+        let mut bench = Fixture::of_level(level);
+        let file = bench.make(bench.root, "f", Kind::File, (1000, 0o644));
+        bench.done(commit(file));
+        for client in [READER, SQUASHED] {
+            let before = bench.record(file);
+            assert_eq!(bench.ask((Some(client), SESSION), None, hold(file)).errno, 0);
+            let tables = Tables::new(&bench.database);
+            assert!(tables.is_held(file).unwrap(), "{client}");
+            assert_eq!(tables.is_written_by_others(file, 0).unwrap(), level < READING_HOLDS, "{client}");
+            bench.run(end.clone());
+            assert!(!Tables::new(&bench.database).is_held(file).unwrap(), "{client}");
+            assert_eq!(bench.record(file) != before, level < READING_HOLDS, "{client}");
+        }
+    }
+    // Who may write to it, or has it open for that, has perhaps written when the session ends, whatever it holds once
+    // more afterwards.
+    let mut bench = Fixture::new();
+    let file = bench.make(bench.root, "f", Kind::File, (1000, 0o644));
+    bench.done(commit(file));
+    let open = Change::OpenToWrite(OpenToWrite { inode: file, read: false });
+    let asked = [((Some(UNLIMITED), None), hold(file)), ((Some(SQUASHED), Some(owner())), open)];
+    for ((client, user), change) in asked {
+        let before = bench.record(file);
+        assert_eq!(bench.ask((client, SESSION), user, change).errno, 0, "{client:?}");
+        for again in [client, Some(SQUASHED), Some(READER)] {
+            assert_eq!(bench.ask((again, SESSION), None, hold(file)).errno, 0, "{again:?}");
+            assert!(Tables::new(&bench.database).is_written_by_others(file, 0).unwrap(), "{client:?}, {again:?}");
+        }
+        bench.run(end.clone());
+        assert_eq!(bench.record(file).version, before.version + 1, "{client:?}");
+    }
+    // Its time to live is over all the same.
+    assert_eq!(bench.ask((Some(READER), SESSION), None, hold(file)).errno, 0);
+    let expire = Expire { inode: file, ctime_ns: bench.record(file).ctime_ns, now_ns: 100_000 };
+    assert!(matches!(bench.run(Kinds::Expire(expire)), Outcome::Done));
+    let tables = Tables::new(&bench.database);
+    assert!(tables.dentry(bench.root, b"f").unwrap().is_none());
+    assert!(tables.inode(file).unwrap().is_some(), "and it is kept for whoever reads it");
 }
 
 #[test]

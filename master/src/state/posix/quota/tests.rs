@@ -84,7 +84,8 @@ impl Fixture {
     fn change(&mut self, change: Change) -> MutationResult {
         self.seq += 1;
         let mutation = Mutation { seq: self.seq, uid: 0, gid: 0, change: Some(change.clone()), ..Mutation::default() };
-        let mutate = Mutate { session: 7, answered: self.seq - 1, now_ns: 1, mutation: Some(mutation), client: None };
+        let mutate =
+            Mutate { session: 7, answered: self.seq - 1, now_ns: 1, mutation: Some(mutation), ..Mutate::default() };
         let Outcome::Mutated(result, _) = run(&self.database, Kind::Mutate(mutate)) else { panic!("no result") };
         if result.errno == 0 {
             self.made.push(change);
