@@ -20,6 +20,7 @@
 //! | 10 | `DropLost` |
 //! | 11 | `Mutation.rename_whiteout` |
 //! | 12 | `BeginHistory`; who sets quotas and times to live; names of `SetXattr`; mounts whose keys are vended |
+//! | 13 | commits name workers of the table, and each block once; generations have an end |
 
 use std::time::Duration;
 
@@ -34,7 +35,7 @@ use crate::service::Services;
 use crate::state::{Database, StateReader, Tables};
 
 /// What this version knows. One more with each command that is new, or means something else, and its line above.
-pub const LEVEL: u32 = 12;
+pub const LEVEL: u32 = 13;
 /// The level from which on files that a session held count as changed when it ends.
 pub const ENDS_MARKED: u32 = 4;
 /// The level from which on a mount says when changes of names are answered.
@@ -62,6 +63,8 @@ pub const XATTR_NAMES: u32 = 12;
 /// The level from which on keys of a mount may be vended: a leader that knew nothing of it would give out those that
 /// the mount has.
 pub const VENDED_KEYS: u32 = 12;
+/// The level from which on blocks are committed at workers of the table only, and each once in a commit.
+pub const COMMITS_CHECKED: u32 = 13;
 /// Between two looks at the others, as long as one of them knows less.
 const PERIOD: Duration = Duration::from_secs(2);
 
