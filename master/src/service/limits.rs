@@ -17,7 +17,7 @@ use tonic::body::Body;
 use tonic::codegen::http;
 
 use super::peer::Peer;
-use super::roles;
+use super::{messages, roles};
 use crate::namespace::Lookups;
 use crate::raft::Room;
 
@@ -54,6 +54,7 @@ pub fn tenants(conf: &schema::Master) -> Tenants {
         streams: LISTINGS,
         parts: PAGES,
         writers: conf.client_sessions,
+        messages: messages::ROOM_KIB,
     })
 }
 
@@ -119,13 +120,15 @@ async fn pay(debt: &MountDebt) -> Result<(), Status> {
     Ok(())
 }
 
-/// Waits for the rate and for a turn.
+/// Waits for the rate, if it is a call of the namespace, and for a turn.
 async fn begin<'a>(tenant: &'a Tenant, path: &str, is_patient: bool) -> Result<Option<SemaphorePermit<'a>>, Status> {
-    if !roles::is_of_namespace(path) {
+    let method = roles::method(path);
+    // A session is bounded as such, and says who it is at leisure.
+    if method == "Watch" {
         return Ok(None);
     }
     // Each change is an operation, not the stream that they come in.
-    if roles::method(path) != "Mutate" {
+    if roles::is_of_namespace(path) && method != "Mutate" {
         tenant.counts.add_operations(1);
         wait_for_rate(tenant).await?;
     }
