@@ -205,3 +205,74 @@ pub fn is_about<T>(request: &tonic::Request<T>, subject: impl FnOnce(&T) -> Stri
         call.subject.get_or_init(|| subject(request.get_ref()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::future::{Ready, ready};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Refuses to vend keys, and does all else.
+    #[derive(Clone)]
+    struct Vendor;
+
+    impl Service<http::Request<Body>> for Vendor {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = Ready<Result<http::Response<Body>, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+            ready(Ok(match roles::method(request.uri().path()) {
+                "VendKeys" => Status::failed_precondition("none are vended").into_http(),
+                _ => http::Response::new(Body::empty()),
+            }))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_client_has_the_audit_log_rotated_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit");
+        let mut guarded = Guarded::new(Vendor, AuditLog::open(path.to_str().unwrap()).unwrap());
+        let mut ask = async |role, method: &str, times: usize| {
+            let peer = Peer { secured: true, ..Peer::default() };
+            peer.identity.set(Identity::new("c", role, "n").unwrap()).unwrap();
+            for _ in 0..times {
+                let mut request = http::Request::new(Body::empty());
+                *request.uri_mut() = format!("/cavern.master.v1.Cluster/{method}").parse().unwrap();
+                request.extensions_mut().insert(peer.clone());
+                guarded.call(request).await.unwrap();
+            }
+        };
+        for _second in 0..2 {
+            for method in ["VendKeys", "GetCredentials"] {
+                ask(Role::Client, method, 50).await;
+                ask(Role::Worker, method, 5).await;
+            }
+            ask(Role::Operator, "Mount", 50).await;
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        // Lines by who asked for what, and those that they say were left out.
+        let mut told: BTreeMap<(String, String), (usize, u64)> = BTreeMap::new();
+        for line in fs::read_to_string(&path).unwrap().lines() {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            let text = |field: &str| line[field].as_str().unwrap().to_owned();
+            let (lines, left_out) = told.entry((text("identity"), text("operation"))).or_default();
+            *lines += 1;
+            *left_out += line["suppressed"].as_u64().unwrap_or_default();
+        }
+        let told = |role: &str, operation: &str| told[&(format!("cavern://c/{role}/n"), operation.to_owned())];
+        for method in ["VendKeys", "GetCredentials"] {
+            assert_eq!(told("client", method), (20, 40), "{method}");
+            assert_eq!(told("worker", method), (10, 0), "{method}");
+        }
+        assert_eq!(told("operator", "Mount"), (100, 0));
+    }
+}

@@ -260,4 +260,22 @@ mod tests {
         drop(first);
         assert!(refusal(&open("Mutate").await).is_none());
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_of_all_services_take_turns_and_sessions_do_not() {
+        let tenants = tenants(&schema::Master::default());
+        let tenant = tenants.admit(&Identity::new("c", Role::Client, "n").unwrap()).unwrap().unwrap();
+        let _turns = tenant.turns.acquire_many(TURNS as u32).await.unwrap();
+        for (path, waits) in [
+            ("/cavern.master.v1.Namespace/Lookup", true),
+            ("/cavern.master.v1.Cluster/ListWorkers", true),
+            ("/cavern.raft.v1.Raft/GetGroup", true),
+            ("/cavern.master.v1.Cluster/Watch", false),
+        ] {
+            let answer = async { http::Response::new(Body::empty()) };
+            let debt = MountDebt::of((*tenant).clone());
+            let made = make(&debt, path, tenant.call().unwrap(), answer);
+            assert_eq!(tokio::time::timeout(Duration::from_secs(1), made).await.is_err(), waits, "{path}");
+        }
+    }
 }
