@@ -20,7 +20,7 @@
 //! | 10 | `DropLost` |
 //! | 11 | `Mutation.rename_whiteout` |
 //! | 12 | `BeginHistory`; who sets quotas and times to live; names of `SetXattr`; mounts whose keys are vended |
-//! | 13 | `Mutate.owner`; holds of those who only read; ids of owners |
+//! | 13 | `Mutate.owner`; holds of readers; ids of owners; workers and blocks that commits name; ends of generations |
 
 use std::time::Duration;
 
@@ -69,6 +69,8 @@ pub const SESSION_OWNERS: u32 = 13;
 pub const READING_HOLDS: u32 = 13;
 /// The level from which on no file is owned by an id that is none.
 pub const OWNER_IDS: u32 = 13;
+/// The level from which on blocks are committed at workers of the table only, and each once in a commit.
+pub const COMMITS_CHECKED: u32 = 13;
 /// Between two looks at the others, as long as one of them knows less.
 const PERIOD: Duration = Duration::from_secs(2);
 

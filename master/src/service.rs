@@ -6,6 +6,7 @@ mod gate;
 mod guard;
 mod lanes;
 mod limits;
+mod messages;
 mod namespace;
 mod peer;
 mod roles;

@@ -20,6 +20,8 @@ use crate::identity::Identity;
 const ROTATE_AT: u64 = 64 << 20;
 /// and so many of those are kept.
 const KEPT: u32 = 8;
+/// Bytes of what a line is about, and of its result: more is cut off, so that no line is worth thousands of others.
+const TEXT_MAX: usize = 4096;
 
 /// What was asked for, and what came of it.
 #[derive(Clone, Copy)]
@@ -34,6 +36,8 @@ pub struct Audited<'a> {
     pub subject: &'a str,
     /// The reason when it was not done.
     pub result: Result<(), &'a str>,
+    /// Lines of the kind that were left out before this one, since there were too many.
+    pub suppressed: u64,
 }
 
 /// Cheap to clone. Writes nothing where none is configured.
@@ -118,6 +122,13 @@ struct Line<'a> {
     operation: &'a str,
     subject: &'a str,
     result: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    suppressed: Option<u64>,
+}
+
+/// As much of a text as a line has.
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(TEXT_MAX)]
 }
 
 impl<'a> Line<'a> {
@@ -127,8 +138,9 @@ impl<'a> Line<'a> {
             identity: audited.identity.map(ToString::to_string),
             peer: audited.peer.to_string(),
             operation: audited.operation,
-            subject: audited.subject,
-            result: audited.result.err().unwrap_or("ok"),
+            subject: cut(audited.subject),
+            result: cut(audited.result.err().unwrap_or("ok")),
+            suppressed: Some(audited.suppressed).filter(|suppressed| *suppressed > 0),
         }
     }
 }
@@ -210,13 +222,15 @@ mod tests {
             operation: "Mount",
             subject: "/a \"b\"\n",
             result: Ok(()),
+            suppressed: 0,
         };
         assert!(!AuditLog::default().has_deletes() && AuditLog::default().with_deletes(true).has_deletes());
         for _process in 0..2 {
             let audit = AuditLog::open(path.to_str().unwrap()).unwrap();
             assert!(AuditLog::open(path.to_str().unwrap()).unwrap_err().to_string().contains("another process"));
             audit.record(mount);
-            audit.record_all([Audited { identity: None, result: Err("no\nsuch"), ..mount }, mount]);
+            let refused = Audited { identity: None, result: Err("no\nsuch"), suppressed: 3, ..mount };
+            audit.record_all([refused, mount]);
             audit.record_all([]);
         }
         let lines = lines(&path);
@@ -225,9 +239,25 @@ mod tests {
         assert_eq!(lines[0]["subject"], "/a \"b\"\n");
         assert_eq!((&lines[0]["result"], &lines[1]["result"]), (&"ok".into(), &"no\nsuch".into()));
         assert_eq!(lines[1]["identity"], Value::Null);
+        assert_eq!((&lines[0]["suppressed"], &lines[1]["suppressed"]), (&Value::Null, &Value::from(3)));
         assert!(lines[0]["time"].as_str().unwrap().parse::<Timestamp>().is_ok());
         AuditLog::open("").unwrap().record(mount);
         assert!(AuditLog::open(directory.path().to_str().unwrap()).is_err());
+    }
+
+    #[test]
+    fn a_line_is_not_as_long_as_whoever_asks_wants() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit");
+        let audit = AuditLog::open(path.to_str().unwrap()).unwrap();
+        let text = format!("x{}", "é".repeat(1 << 20));
+        let peer = &"10.0.0.1:5";
+        let (subject, result) = (text.as_str(), Err(text.as_str()));
+        audit.record(Audited { identity: None, peer, operation: "Mount", subject, result, suppressed: 0 });
+        let line = &lines(&path)[0];
+        let shown = line["subject"].as_str().unwrap();
+        assert!(shown.len() == TEXT_MAX - 1 && text.starts_with(shown));
+        assert_eq!(line["result"], line["subject"]);
     }
 
     #[test]

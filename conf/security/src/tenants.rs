@@ -56,6 +56,8 @@ pub struct TenantLimits {
     pub parts: usize,
     /// Streams of changes that are open at a time.
     pub writers: usize,
+    /// Kibibytes of long messages that have begun and are not complete: others wait, as above.
+    pub messages: usize,
 }
 
 /// All tenants. Cheap to clone.
@@ -104,6 +106,8 @@ pub struct Tenant {
     pub parts: Semaphore,
     /// [`TenantLimits::writers`].
     pub writers: Arc<Semaphore>,
+    /// [`TenantLimits::messages`].
+    pub messages: Arc<Semaphore>,
     pub counts: Counts,
 }
 
@@ -227,6 +231,7 @@ impl Tenants {
             streams: Arc::new(Semaphore::new(limits.streams)),
             parts: Semaphore::new(limits.parts),
             writers: Arc::new(Semaphore::new(limits.writers)),
+            messages: Arc::new(Semaphore::new(limits.messages)),
             counts: Counts::default(),
         });
         known.insert(identity.clone(), tenant.clone());

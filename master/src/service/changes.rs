@@ -65,8 +65,10 @@ impl Services {
                 }
             };
             if let Err(error) = self.watch.check_owner(call.session, asker) {
-                if let Some(audited) = audited.filter(|audited| audited.tells_refusal()) {
-                    audited.record_as("Mutate", "", Err(&error.to_string()));
+                if let Some(audited) = audited
+                    && let Some(suppressed) = audited.admit("Mutate", false)
+                {
+                    audited.record_as("Mutate", "", Err(&error.to_string()), suppressed);
                 }
                 break Some(error.into());
             }
@@ -227,13 +229,17 @@ async fn and_audit(
                 Err(error) => Err(error.to_string()),
             })
             .collect();
-        let done = changes
-            .iter()
-            .zip(&results)
-            .filter(|(change, result)| result.is_ok() || !change.only_done && audited.tells_refusal());
-        audited.record_all(done.map(|(change, result)| {
-            (change.operation, change.subject.as_str(), result.as_ref().map(|&()| ()).map_err(String::as_str))
-        }));
+        let done = changes.iter().zip(&results).filter_map(|(change, result)| {
+            let suppressed = match (change.only_done, result.is_ok()) {
+                // Each of them is asked for.
+                (true, true) => 0,
+                (true, false) => return None,
+                (false, is_done) => audited.admit(change.operation, is_done)?,
+            };
+            let result = result.as_ref().map(|&()| ()).map_err(String::as_str);
+            Some((change.operation, change.subject.as_str(), result, suppressed))
+        });
+        audited.record_all(done);
     }
     answer
 }

@@ -17,7 +17,7 @@ use tonic::body::Body;
 use tonic::codegen::http;
 
 use super::peer::Peer;
-use super::roles;
+use super::{messages, roles};
 use crate::namespace::Lookups;
 use crate::raft::Room;
 
@@ -54,6 +54,7 @@ pub fn tenants(conf: &schema::Master) -> Tenants {
         streams: LISTINGS,
         parts: PAGES,
         writers: conf.client_sessions,
+        messages: messages::ROOM_KIB,
     })
 }
 
@@ -119,13 +120,15 @@ async fn pay(debt: &MountDebt) -> Result<(), Status> {
     Ok(())
 }
 
-/// Waits for the rate and for a turn.
+/// Waits for the rate, if it is a call of the namespace, and for a turn.
 async fn begin<'a>(tenant: &'a Tenant, path: &str, is_patient: bool) -> Result<Option<SemaphorePermit<'a>>, Status> {
-    if !roles::is_of_namespace(path) {
+    let method = roles::method(path);
+    // A session is bounded as such, and says who it is at leisure.
+    if method == "Watch" {
         return Ok(None);
     }
     // Each change is an operation, not the stream that they come in.
-    if roles::method(path) != "Mutate" {
+    if roles::is_of_namespace(path) && method != "Mutate" {
         tenant.counts.add_operations(1);
         wait_for_rate(tenant).await?;
     }
@@ -256,5 +259,23 @@ mod tests {
         assert!(refusal(&open("Lookup").await).is_none(), "other calls are not meant");
         drop(first);
         assert!(refusal(&open("Mutate").await).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_of_all_services_take_turns_and_sessions_do_not() {
+        let tenants = tenants(&schema::Master::default());
+        let tenant = tenants.admit(&Identity::new("c", Role::Client, "n").unwrap()).unwrap().unwrap();
+        let _turns = tenant.turns.acquire_many(TURNS as u32).await.unwrap();
+        for (path, waits) in [
+            ("/cavern.master.v1.Namespace/Lookup", true),
+            ("/cavern.master.v1.Cluster/ListWorkers", true),
+            ("/cavern.raft.v1.Raft/GetGroup", true),
+            ("/cavern.master.v1.Cluster/Watch", false),
+        ] {
+            let answer = async { http::Response::new(Body::empty()) };
+            let debt = MountDebt::of((*tenant).clone());
+            let made = make(&debt, path, tenant.call().unwrap(), answer);
+            assert_eq!(tokio::time::timeout(Duration::from_secs(1), made).await.is_err(), waits, "{path}");
+        }
     }
 }

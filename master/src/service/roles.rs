@@ -6,6 +6,7 @@
 use cavern_security::{Identity, Role};
 use tonic::Status;
 
+use super::REQUEST_MAX;
 use Role::{Admin, Client, Master, Operator, Viewer, Worker};
 
 /// Whoever reads and writes.
@@ -128,6 +129,10 @@ const AUDITED: [&str; 21] = [
     "MakeSnapshot",
 ];
 
+/// Bytes of what others than masters ask the group of masters for: it takes large messages of masters, and others send
+/// ids, an address and no lists.
+const ASK_MASTERS_MAX: usize = 64 << 10;
+
 /// The method of a path, `/SERVICE/METHOD`.
 pub(super) fn method(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
@@ -136,6 +141,16 @@ pub(super) fn method(path: &str) -> &str {
 /// Whether the path is that of a method of the namespace.
 pub(super) fn is_of_namespace(path: &str) -> bool {
     path.starts_with("/cavern.master.v1.Namespace/")
+}
+
+/// The longest message that it may send for the call of a path, in bytes; `None` for a master, who is asked for no less
+/// than the service takes.
+pub(super) fn message_max(path: &str, identity: &Identity) -> Option<usize> {
+    match identity.role {
+        Master => None,
+        _ if path.starts_with("/cavern.raft.v1.Raft/") => Some(ASK_MASTERS_MAX),
+        _ => Some(REQUEST_MAX),
+    }
 }
 
 pub(super) fn is_audited(method: &str) -> bool {
@@ -277,6 +292,16 @@ mod tests {
         let (service, methods) = TABLE[0];
         assert!(methods.iter().all(|(method, _)| is_of_namespace(&format!("/{service}/{method}"))));
         assert!(!is_of_namespace("/cavern.master.v1.Cluster/Watch"));
+    }
+
+    #[test]
+    fn masters_alone_send_the_group_long_messages() {
+        let most = |role, path: &str| message_max(path, &Identity::new("c", role, "n").unwrap());
+        assert_eq!(most(Master, "/cavern.raft.v1.Raft/Append"), None);
+        for role in Role::ALL.into_iter().filter(|role| *role != Master) {
+            assert_eq!(most(role, "/cavern.raft.v1.Raft/GetGroup"), Some(ASK_MASTERS_MAX), "{role:?}");
+            assert_eq!(most(role, "/cavern.master.v1.Cluster/ListWorkers"), Some(REQUEST_MAX), "{role:?}");
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ use super::orphans::StepProgress;
 use super::records::{extent_key, replica_key, stray_key};
 use super::{Change, Family, Outcome, Transaction};
 use crate::MasterError;
+use crate::level::COMMITS_CHECKED;
 
 /// Blocks whose records one command takes away.
 pub const AT_ONCE: usize = 400;
@@ -132,20 +133,29 @@ pub fn next_generation(counters: &Counters, inode: u64, record: &InodeRecord) ->
     }
 }
 
-/// Takes the blocks from an index on off a file, and begins its next generation; the caller stores the record. Gives
-/// the index of each that was dropped at once, and the bytes that it took, and whether these are all.
+/// The generation that begins when blocks of a file are dropped; `None` when there are no numbers left. The largest is
+/// for inodes that are deleted ([`drop_blocks_step`]).
+pub(super) fn generation_after(counters: &Counters, inode: u64, record: &InodeRecord) -> Option<u32> {
+    let last = if counters.level >= COMMITS_CHECKED { u32::MAX - 1 } else { u32::MAX };
+    next_generation(counters, inode, record).checked_add(1).filter(|next| *next <= last)
+}
+
+/// Takes the blocks from an index on off a file, and begins a generation, that of [`generation_after`]; the caller
+/// stores the record. Gives the index of each that was dropped at once, and the bytes that it took, and whether these
+/// are all.
 pub(super) fn cut(
     transaction: &mut Transaction<'_>,
     inode: u64,
     record: &mut InodeRecord,
     from: u32,
+    generation: u32,
 ) -> Result<(Vec<(u32, u64)>, DropProgress), MasterError> {
     let (extents, next) = transaction.before().some_recorded_extents(inode, from, AT_ONCE)?;
     let was_there = |extent: &&Extent| !is_truncated(&record.cuts, extent.index, extent.generation);
     let there = extents.iter().filter(was_there);
     let dropped = there.map(|extent| (extent.index, extent.allocated.unwrap_or_default())).collect();
     retire_extents(transaction, inode, record.mount_id, extents);
-    record.generation = next_generation(&transaction.counters, inode, record) + 1;
+    record.generation = generation;
     // What they were for is done, or to be done by this one.
     record.cuts.retain(|known| known.from < from);
     let Some(from) = next else { return Ok((dropped, DropProgress::All)) };
@@ -291,8 +301,8 @@ pub(super) fn settle(transaction: &mut Transaction<'_>, settle: &SettleReplica) 
         return refused("the copy has been given up");
     };
     let is_good = settle.joined && is_as(&known, extent);
-    let after = if is_good {
-        let joins = known.joins + 1;
+    let joins = known.joins.checked_add(1).filter(|_| is_good);
+    let after = if let Some(joins) = joins {
         let kept = replicas(&known.workers, &known.joined).filter(|(worker, _)| settle.keep.contains(worker));
         let kept: Vec<(u64, u32)> = kept.chain([(known.joining, joins)]).collect();
         ExtentRecord { joins, ..with_replicas(&known, &kept) }
@@ -301,7 +311,11 @@ pub(super) fn settle(transaction: &mut Transaction<'_>, settle: &SettleReplica) 
     };
     put(transaction, &owner, extent.index, Some(&known), &after);
     transaction.changes.push(Change::Layout(settle.inode));
-    if is_good || !settle.joined { Ok(Outcome::Done) } else { refused("the block was written to meanwhile") }
+    match joins.is_some() || !settle.joined {
+        true => Ok(Outcome::Done),
+        false if is_good => refused("the block has been copied as often as a block can be"),
+        false => refused("the block was written to meanwhile"),
+    }
 }
 
 /// Takes a worker off blocks that one of the others has, too.

@@ -54,6 +54,10 @@ pub(super) fn drop_lost(transaction: &mut Transaction<'_>, lost: DropLost) -> Re
         return Ok(Outcome::Held(directory));
     }
     let Some(mount) = tables.mount(record.mount_id)? else { return refused("the mount is gone") };
+    // What is written in their place has other names.
+    let Some(generation) = extent::generation_after(&transaction.counters, inode, &record) else {
+        return refused("the file has been cut as often as a file can be: remove it");
+    };
     let there = in_bucket(tables, inode, &record)?;
     let reverts = there.is_some();
     record.version += 1;
@@ -62,11 +66,10 @@ pub(super) fn drop_lost(transaction: &mut Transaction<'_>, lost: DropLost) -> Re
         Some(_) if mount.uri.starts_with("file:") => {
             return refused("a file of a file:// tree cannot go back to what is there: remove it, or write it anew");
         }
-        Some(there) => revert(transaction, inode, &mut record, there)?,
+        Some(there) => revert(transaction, inode, &mut record, there, generation)?,
         None => {
             record.allocated = record.allocated.map(|sum| sum.saturating_sub(bytes));
-            // What is written in their place has other names.
-            record.generation = extent::next_generation(&transaction.counters, inode, &record) + 1;
+            record.generation = generation;
             extent::retire_extents(transaction, inode, record.mount_id, blocks);
         }
     }
@@ -83,8 +86,9 @@ fn revert(
     inode: u64,
     record: &mut InodeRecord,
     there: Origin,
+    generation: u32,
 ) -> Result<(), MasterError> {
-    extent::cut(transaction, inode, record, 0)?;
+    extent::cut(transaction, inode, record, 0, generation)?;
     (record.size, record.allocated) = (there.length, Some(there.length));
     let there = Origin { version: record.version, ..there };
     let noted = transaction.before().object(inode, &there.key)?.filter(|object| object.etag == there.etag);

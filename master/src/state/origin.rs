@@ -96,8 +96,11 @@ pub(super) fn free(transaction: &mut Transaction<'_>, inode: u64, session: u64) 
     if record.unlinked || tables.is_written_by_others(inode, session)? {
         return freed(FreeFate::Open, blocks, bytes);
     }
+    let Some(generation) = extent::generation_after(&transaction.counters, inode, &record) else {
+        return freed(FreeFate::Unsupported, blocks, bytes);
+    };
     let origin = (record.size > 0).then(|| at(key, &object, record.size));
-    extent::cut(transaction, inode, &mut record, 0)?;
+    extent::cut(transaction, inode, &mut record, 0, generation)?;
     record.allocated = Some(origin.as_ref().map_or(0, |origin| origin.valid));
     set(transaction, inode, &mut record, origin)?;
     transaction.put_inode(inode, record);

@@ -10,6 +10,8 @@ use cavern_conf::{Config, Interval};
 use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, open_request};
 use cavern_proto::master::{Job, Kind, Mount, RemoveWorkerReply, Worker, WorkerState, WorkerTable, WriteType};
+use cavern_proto::record::PutWorker;
+use cavern_proto::record::command::Command;
 use cavern_security::AuditLog;
 use cavern_ufs::MemoryBucket;
 use futures::future::BoxFuture;
@@ -167,6 +169,15 @@ impl TestMaster {
     ) -> Result<Self, MasterError> {
         let grpc = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         Self::listening(grpc, config, dir, fillers, clock).await
+    }
+
+    /// Puts workers 1 to `count` into the table: blocks are committed at no others.
+    pub async fn register_workers(&self, count: u8) {
+        for number in 1..=count {
+            let worker = Worker { data_address: format!("worker{number}:1"), ..Worker::default() };
+            let put = PutWorker { uuid: vec![number; 16].into(), worker: Some(worker), ..PutWorker::default() };
+            self.services().proposer.propose(Command::PutWorker(put)).await.unwrap();
+        }
     }
 
     async fn listening(

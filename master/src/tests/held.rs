@@ -675,6 +675,7 @@ async fn a_recall_of_what_is_not_there_is_over_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn layouts_of_files_beside_the_one_that_is_asked_for_come_with_it() {
     let master = with_lease(Duration::from_secs(20)).await;
+    master.register_workers(1).await;
     let root = mount(&master).await.root_inode;
     let mut session = Session::open(&master, Before::default());
     let directory = session.done(create(root, "d", Kind::Directory)).await;

@@ -204,7 +204,7 @@ async fn dropped_blocks_are_freed_at_workers_that_are_there() {
     let file = bench.create(root, "f", Kind::File).await;
     bench.commit(file, 0, 0, vec![1, 2]).await;
     bench.commit(file, 1, 0, vec![1]).await;
-    // Worker 3 is in no table any more.
+    // Worker 3 is not in the table that placement goes by.
     bench.commit(file, 2, 0, vec![3]).await;
     bench.cut(file, 0).await;
     let left = async |bench: &Fixture| {

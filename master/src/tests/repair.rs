@@ -13,7 +13,7 @@ use cavern_proto::master::{
     WorkerTable, WriteType,
 };
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{DrainWorker, JoinReplica, Mutate, PutWorker};
+use cavern_proto::record::{DrainWorker, JoinReplica, Mutate, PutWorker, RemoveWorker};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
@@ -102,6 +102,7 @@ impl Fixture {
         config.master.repair_after = Interval::millis(0);
         let dir = Arc::new(tempfile::tempdir().unwrap());
         let master = TestMaster::with(config, dir, Arc::new(fake.clone())).await.unwrap();
+        master.register_workers(u8::try_from(live.len()).unwrap()).await;
         let mount = Mount {
             path: "/m".into(),
             uri,
@@ -266,15 +267,13 @@ async fn a_copy_that_a_restart_cut_off_is_given_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_is_to_keep_its_own_and_what_those_had_that_are_gone() {
     let mut bench = Fixture::new(&[]).await;
-    for (uuid, data_address) in [([1; 16], "a:1"), ([2; 16], "b:1")] {
-        let worker = Worker { data_address: data_address.into(), ..Worker::default() };
-        let put = PutWorker { uuid: uuid.to_vec().into(), worker: Some(worker), ..PutWorker::default() };
-        bench.master().services().proposer.propose(Command::PutWorker(put)).await.unwrap();
-    }
-    // There is no worker 9 any more.
+    bench.master().register_workers(9).await;
     for (index, workers) in [(0, [1, 2]), (1, [2, 1]), (2, [2, 9]), (3, [9, 1]), (4, [1, 2])] {
         bench.commit(index, &workers, &[0, 0]).await.unwrap();
     }
+    let remove = RemoveWorker { worker_id: 9, with_replicas: true };
+    let removed = bench.master().services().proposer.propose(Command::RemoveWorker(remove)).await.unwrap();
+    assert_eq!(removed, Outcome::Done);
     let reader = bench.master().services().lookups.reader.clone();
     let page = async |worker, after, limit| {
         reader.read(move |tables| claims::page(tables, worker, after, limit)).await.unwrap()

@@ -299,6 +299,33 @@ fn changes_that_would_be_hundreds_of_times_as_large_in_memory_are_refused() {
     assert_small(&cluster);
 }
 
+#[test]
+fn clients_send_the_group_of_masters_short_messages_only() {
+    let cluster = up_with("");
+    let attacker = Somebody::client(&cluster, "attacker");
+    // A field that nobody knows, of this many bytes.
+    let padded = |length: usize| {
+        let varint = [length as u8 | 0x80, (length >> 7) as u8 | 0x80, (length >> 14) as u8];
+        Bytes::from([&[0x7a][..], &varint[..], &vec![0; length]].concat())
+    };
+    let channel = attacker.channel(&cluster);
+    let ask = async |length: usize| {
+        let mut channel = Grpc::new(channel.clone());
+        channel.ready().await.unwrap();
+        let path = PathAndQuery::from_static("/cavern.raft.v1.Raft/GetGroup");
+        channel.unary(tonic::Request::new(padded(length)), path, Raw).await.map(drop)
+    };
+    let answers = attacker.runtime.block_on(async {
+        let sent = futures::future::join(ask(60_000), ask(100_000));
+        tokio::time::timeout(PATIENCE, sent).await.expect("some are not answered")
+    });
+    // Its answer is none that this codec knows.
+    assert!(answers.0.err().is_none_or(|error| error.code() != Code::OutOfRange));
+    let refused = answers.1.unwrap_err();
+    assert!(refused.code() == Code::OutOfRange && refused.message().contains("65536"), "{refused}");
+    assert_served(&cluster, "victim");
+}
+
 /// A mounted object of one block that the worker has.
 fn cached_block(cluster: &Cluster, somebody: &Somebody, bytes: usize) -> BlockRef {
     cluster.s3.create_bucket("bucket");

@@ -412,7 +412,7 @@ impl Connection {
                     return self.deny(&header, refusal);
                 }
                 if self.shared.audit.is_on() {
-                    self.audit(header.kind, &format!("{} blocks", request.blocks.len()), Ok(()));
+                    self.audit(header.kind, &format!("{} blocks", request.blocks.len()), Ok(()), 0);
                 }
                 self.wait_for(id, length, move || Segment::of(FrameKind::FreeReply, id, &service.free(request)));
             }
@@ -710,9 +710,9 @@ impl Connection {
     }
 
     /// What this peer has asked for, and what came of it.
-    fn audit(&self, kind: FrameKind, subject: &str, result: Result<(), &str>) {
+    fn audit(&self, kind: FrameKind, subject: &str, result: Result<(), &str>, suppressed: u64) {
         let (identity, peer, operation) = (self.peer.identity(), &self.from, &format!("{kind:?}"));
-        self.shared.audit.record(Audited { identity, peer, operation, subject, result });
+        self.shared.audit.record(Audited { identity, peer, operation, subject, result, suppressed });
     }
 
     /// A request that this peer may make; `None` for what is refused, or postponed.
@@ -752,7 +752,7 @@ impl Connection {
             && let Some(suppressed) = self.shared.refusals.admit(self.peer.identity().cloned())
         {
             warn!(peer = %self.peer, suppressed, "a request is refused: {}", refusal.message);
-            self.audit(header.kind, "", Err(&refusal.message));
+            self.audit(header.kind, "", Err(&refusal.message), suppressed);
         }
         if roles::senders(header.kind).is_empty() {
             return Err(refusal);

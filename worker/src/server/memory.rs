@@ -106,6 +106,7 @@ mod tests {
             streams: 0,
             parts: 0,
             writers: 0,
+            messages: 0,
         };
         let tenants = Tenants::new(limits);
         let all = Arc::new(Semaphore::new(KIB as usize));

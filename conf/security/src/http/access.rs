@@ -153,6 +153,7 @@ impl Guard {
                 operation: "Http",
                 subject: &format!("{method} {shown}"),
                 result: Err(&denial.to_string()),
+                suppressed,
             });
         }
         Some(denial.into_response())

@@ -12,6 +12,7 @@ fn tenants(most: usize) -> Tenants {
         streams: 1,
         parts: 1,
         writers: 1,
+        messages: 1,
     })
 }
 

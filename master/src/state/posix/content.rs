@@ -3,15 +3,20 @@
 //! A block is named by inode, generation and index. Whenever blocks are dropped, the file's generation grows, so what
 //! is written in their place later has other names, and dropped blocks can be freed at leisure.
 
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
 use cavern_proto::master::{CommitContent, Extent, Kind};
 use cavern_proto::record::{ExtentRecord, InodeRecord};
 use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
+use crate::MasterError;
+use crate::level::COMMITS_CHECKED;
 use crate::state::Family;
 use crate::state::extent::{self, BlockOwner, DropProgress};
 use crate::state::records::extent_key;
-use crate::state::{allocated, origin};
+use crate::state::{Tables, allocated, origin};
 
 /// 16 TiB, as ext4 has it.
 const FILE_BYTES_MAX: u64 = 1 << 44;
@@ -35,7 +40,12 @@ impl MutationContext<'_, '_> {
         if commit.made.len() > MADE_MAX || !commit.made.iter().all(is_sound) {
             return refuse(Errno::INVAL, "a commit of too many blocks, or of a block without workers");
         }
+        let is_checked = self.transaction.counters.level >= COMMITS_CHECKED;
+        if is_checked && !names_each_once(&commit.made) {
+            return refuse(Errno::INVAL, "a commit that names a block, or a worker of a block, twice");
+        }
         let tables = self.transaction.before();
+        let mut registered = Registered { tables, known: BTreeMap::new() };
         let size = record.size.max(commit.grow_to);
         let next_generation = extent::next_generation(&self.transaction.counters, commit.inode, &record);
         let (mut blocks, mut cut_off) = (Vec::new(), Vec::new());
@@ -48,8 +58,14 @@ impl MutationContext<'_, '_> {
             };
             // Its record makes room for that of the next one.
             cut_off.extend(old.map(|old| extent::at(made.index, old)));
+            let there = if is_checked { registered.of(made, known.as_ref())? } else { None };
+            let made = there.map_or(Cow::Borrowed(made), Cow::Owned);
+            if made.workers.is_empty() {
+                let reason = format!("no worker of block {} of {} is there", made.index, self.shown(commit.inode)?);
+                return refuse(Errno::STALE, reason);
+            }
             let after = match &known {
-                Some(known) => extent::after_commit(known, made),
+                Some(known) => extent::after_commit(known, &made),
                 None if (record.generation..=next_generation).contains(&made.generation) => {
                     let (generation, workers) = (made.generation, made.workers.clone());
                     Some(ExtentRecord { generation, workers, ..ExtentRecord::default() })
@@ -60,7 +76,7 @@ impl MutationContext<'_, '_> {
                 let reason = format!("block {} of {} is another by now", made.index, self.shown(commit.inode)?);
                 return refuse(Errno::STALE, reason);
             };
-            after.allocated = allocated::of_block(known.as_ref(), made, self.block_size, size);
+            after.allocated = allocated::of_block(known.as_ref(), &made, self.block_size, size);
             blocks.push((made, known, after));
         }
         self.check_growth(&record, commit.grow_to)?;
@@ -93,7 +109,11 @@ impl MutationContext<'_, '_> {
             if record.cuts.len() >= CUTS_MAX {
                 return refuse(Errno::AGAIN, format!("blocks that were cut off inode {inode} are still being dropped"));
             }
-            let (dropped, rest) = extent::cut(self.transaction, inode, record, kept)?;
+            let Some(generation) = extent::generation_after(&self.transaction.counters, inode, record) else {
+                let reason = format!("{} has been cut as often as a file can be: copy it", self.shown(inode)?);
+                return refuse(Errno::FBIG, reason);
+            };
+            let (dropped, rest) = extent::cut(self.transaction, inode, record, kept, generation)?;
             let ends_in = kept.saturating_sub(1);
             let mut last = match length.is_multiple_of(self.block_size) {
                 true => None,
@@ -119,6 +139,52 @@ impl MutationContext<'_, '_> {
         record.mtime_ns = self.made_ns;
         record.ctime_ns = self.made_ns;
     }
+}
+
+/// Workers that somebody names, looked up once each.
+struct Registered<'d> {
+    tables: Tables<'d>,
+    known: BTreeMap<u64, bool>,
+}
+
+impl Registered<'_> {
+    /// A block at those of the workers named that the table has, or that have the block already; `None` when these are
+    /// all. One that was removed meanwhile leaves the content to the others.
+    fn of(&mut self, made: &Extent, recorded: Option<&ExtentRecord>) -> Result<Option<Extent>, MasterError> {
+        let mut is_there = Vec::with_capacity(made.workers.len());
+        for worker in &made.workers {
+            let has_block = recorded.is_some_and(|recorded| recorded.workers.contains(worker));
+            is_there.push(has_block || self.has(*worker)?);
+        }
+        if is_there.iter().all(|there| *there) {
+            return Ok(None);
+        }
+        let (workers, joined) = (those(&made.workers, &is_there), those(&made.joined, &is_there));
+        Ok(Some(Extent { workers, joined, ..made.clone() }))
+    }
+
+    fn has(&mut self, worker: u64) -> Result<bool, MasterError> {
+        if let Some(known) = self.known.get(&worker) {
+            return Ok(*known);
+        }
+        let is_there = self.tables.worker(worker)?.is_some();
+        self.known.insert(worker, is_there);
+        Ok(is_there)
+    }
+}
+
+/// The values in whose place it says so.
+fn those<T: Copy>(values: &[T], chosen: &[bool]) -> Vec<T> {
+    values.iter().zip(chosen).filter(|(_, chosen)| **chosen).map(|(value, _)| *value).collect()
+}
+
+/// Whether no block is there twice, and no worker of a block.
+fn names_each_once(made: &[Extent]) -> bool {
+    let mut indexes = BTreeSet::new();
+    made.iter().all(|extent| {
+        let mut workers = extent.workers.iter().enumerate();
+        indexes.insert(extent.index) && workers.all(|(place, worker)| !extent.workers[..place].contains(worker))
+    })
 }
 
 fn check_file(record: &InodeRecord) -> Result<(), MutationError> {

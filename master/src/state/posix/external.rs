@@ -133,7 +133,11 @@ impl ExternalChange<'_, '_> {
                 Ok(RefreshFate::Removed)
             }
             Some(there) if record.kind() == Kind::File && links(&record) == 1 => {
-                self.change(known.inode, record, there)?;
+                let counters = &self.transaction.counters;
+                let Some(generation) = extent::generation_after(counters, known.inode, &record) else {
+                    return Ok(RefreshFate::Conflict);
+                };
+                self.change(known.inode, record, there, generation)?;
                 Ok(RefreshFate::Changed)
             }
             Some(there) => {
@@ -145,8 +149,14 @@ impl ExternalChange<'_, '_> {
     }
 
     /// Gives a file the content of another object under its key.
-    fn change(&mut self, inode: u64, mut record: InodeRecord, there: &ListedEntry) -> Result<(), MasterError> {
-        extent::cut(self.transaction, inode, &mut record, 0)?;
+    fn change(
+        &mut self,
+        inode: u64,
+        mut record: InodeRecord,
+        there: &ListedEntry,
+        generation: u32,
+    ) -> Result<(), MasterError> {
+        extent::cut(self.transaction, inode, &mut record, 0, generation)?;
         record.version += 1;
         (record.size, record.allocated) = (there.size, Some(there.size));
         record.mtime_ns = there.mtime_ns;

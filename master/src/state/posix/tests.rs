@@ -8,15 +8,15 @@ use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     CheckHoldsRequest, CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Mount, Mutation, Naming,
-    RemoveName, RemoveXattr, RenameMode, RenameName, SetAttr, SetHolds, SetXattr, XattrMode,
+    RemoveName, RemoveXattr, RenameMode, RenameName, SetAttr, SetHolds, SetXattr, Worker, XattrMode,
 };
 use cavern_proto::record::command::Command as Kind;
-use cavern_proto::record::{Command, EndSessionStep, InitCluster};
+use cavern_proto::record::{Command, EndSessionStep, InitCluster, PutWorker, RemoveWorker};
 use proptest::prelude::*;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, XattrFlags};
 
 use super::*;
-use crate::level::{LEVEL, WHITEOUTS};
+use crate::level::{COMMITS_CHECKED, LEVEL, WHITEOUTS};
 use crate::state::{Database, Tables, apply};
 
 /// A name: a directory, by its number among those there are, and a letter.
@@ -102,11 +102,15 @@ fn run(database: &Database, command: Kind) -> Outcome {
 
 impl Fixture {
     fn new() -> Self {
+        Self::of_level(LEVEL)
+    }
+
+    fn of_level(level: u32) -> Self {
         // Not /tmp, which may lack extended attributes.
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
         run(&database, Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
-        run(&database, Kind::RaiseLevel(LEVEL));
+        run(&database, Kind::RaiseLevel(level));
         let write_type = WriteType::FsMode as i32;
         let mount =
             Mount { path: "/m".into(), uri: "memory://m".into(), write_type, block_size: 1 << 20, ..Mount::default() };
@@ -114,6 +118,15 @@ impl Fixture {
         let local = dir.path().join("local");
         std::fs::create_dir(&local).unwrap();
         Self { database, root: mount.root_inode, local, seq: 0, _dir: dir }
+    }
+
+    /// Puts workers 1 to `count` into the table.
+    fn register_workers(&self, count: u8) {
+        for number in 1..=count {
+            let worker = Some(Worker { data_address: format!("worker{number}:1"), ..Worker::default() });
+            let put = PutWorker { uuid: vec![number; 16].into(), worker, ..PutWorker::default() };
+            assert!(matches!(run(&self.database, Kind::PutWorker(put)), Outcome::Worker { .. }));
+        }
     }
 
     fn change(&mut self, change: Change) -> MutationResult {
@@ -600,6 +613,7 @@ fn what_a_session_held_counts_as_changed_when_it_ends() {
 #[test]
 fn blocks_come_by_commits_and_go_by_truncation_and_never_get_an_old_name() {
     let mut bench = Fixture::new();
+    bench.register_workers(4);
     let kind = InodeKind::File as i32;
     let file = Change::Create(CreateInode { parent: bench.root, name: "f".into(), kind, ..CreateInode::default() });
     let inode = bench.change(file).inode;
@@ -648,6 +662,81 @@ fn blocks_come_by_commits_and_go_by_truncation_and_never_get_an_old_name() {
     let tables = Tables::new(&bench.database);
     assert!(tables.inode(inode).unwrap().is_none() && extents(&bench).is_empty());
     assert_eq!(tables.counters().unwrap().garbage, 3);
+}
+
+/// A file, and what commits these blocks to it at these workers.
+fn file_with_commits(bench: &mut Fixture) -> (u64, impl Fn(&[(u32, &[u64])]) -> Change + use<>) {
+    let kind = InodeKind::File as i32;
+    let file = Change::Create(CreateInode { parent: bench.root, name: "f".into(), kind, ..CreateInode::default() });
+    let inode = bench.change(file).inode;
+    let commit = move |made: &[(u32, &[u64])]| {
+        let at =
+            |(index, workers): &(u32, &[u64])| Extent { index: *index, workers: workers.to_vec(), ..Extent::default() };
+        let made = made.iter().map(at).collect();
+        Change::Commit(CommitContent { inode, grow_to: 1, made, changed: true })
+    };
+    (inode, commit)
+}
+
+#[test]
+fn blocks_are_committed_at_workers_of_the_table_alone() {
+    let mut bench = Fixture::new();
+    bench.register_workers(3);
+    let (inode, commit) = file_with_commits(&mut bench);
+    let invented: Vec<u64> = (1_000_000..1_000_008).collect();
+    let refused = bench.change(commit(&[(0, &[1]), (1, &invented)]));
+    assert_eq!(refused.errno, Errno::STALE.raw_os_error());
+    assert!(refused.reason.contains("block 1 of /m/f"), "{}", refused.reason);
+    let with_replicas = |bench: &Fixture| Tables::new(&bench.database).workers_with_replicas().unwrap();
+    let workers = |bench: &Fixture, index| {
+        Tables::new(&bench.database).extent(inode, index).unwrap().map_or_else(Vec::new, |extent| extent.workers)
+    };
+    assert!(with_replicas(&bench).is_empty(), "a refusal leaves no trace");
+
+    // What others have of a block is there without one that was removed meanwhile.
+    assert_eq!(bench.change(commit(&[(0, &[1, 2]), (1, &[77, 3])])).errno, 0);
+    run(&bench.database, Kind::RemoveWorker(RemoveWorker { worker_id: 2, with_replicas: true }));
+    assert_eq!(bench.change(commit(&[(0, &[1, 2]), (2, &[2, 3])])).errno, 0);
+    assert_eq!([0, 1, 2].map(|index| workers(&bench, index)), [vec![1, 2], vec![3], vec![3]]);
+    // Nor does anybody have to be freed of what it cannot have.
+    assert_eq!(bench.change(commit(&[(1, &[3, 78])])).errno, 0);
+    assert_eq!(bench.change(commit(&[(1, &[78])])).errno, Errno::STALE.raw_os_error());
+    assert_eq!(Tables::new(&bench.database).strays(None, 10).unwrap(), []);
+    assert_eq!(with_replicas(&bench), [1, 2, 3]);
+}
+
+#[test]
+fn a_commit_names_each_block_and_each_of_its_workers_once() {
+    let twice: [&[(u32, &[u64])]; 2] = [&[(0, &[1]), (1, &[1]), (0, &[2])], &[(0, &[1, 2, 1])]];
+    for (level, errno) in [(LEVEL, Errno::INVAL.raw_os_error()), (COMMITS_CHECKED - 1, 0)] {
+        for made in twice {
+            let mut bench = Fixture::of_level(level);
+            bench.register_workers(2);
+            let (_, commit) = file_with_commits(&mut bench);
+            assert_eq!(bench.change(commit(made)).errno, errno, "{made:?}");
+            let is_recorded = !Tables::new(&bench.database).workers_with_replicas().unwrap().is_empty();
+            assert_eq!(is_recorded, errno == 0);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_was_cut_as_often_as_can_be_is_not_cut_again() {
+    for (level, last) in [(LEVEL, u32::MAX - 1), (COMMITS_CHECKED - 1, u32::MAX)] {
+        let mut bench = Fixture::of_level(level);
+        let (inode, _) = file_with_commits(&mut bench);
+        let sized = |size| Change::SetAttr(SetAttr { inode, size: Some(size), ..SetAttr::default() });
+        let mut transaction = Transaction::new(&bench.database).unwrap();
+        let record = transaction.inode(inode).unwrap().unwrap();
+        transaction.put_inode(inode, InodeRecord { generation: last - 1, ..record });
+        bench.database.write(transaction.finish().unwrap().0.into_batch(&bench.database)).unwrap();
+        assert_eq!(bench.change(sized(10)).errno, 0);
+        assert_eq!(bench.change(sized(5)).attributes[0].generation, last);
+        let refused = bench.change(sized(0));
+        assert_eq!(refused.errno, Errno::FBIG.raw_os_error());
+        assert!(refused.reason.contains("/m/f"), "{}", refused.reason);
+        assert_eq!(bench.change(sized(20)).errno, 0, "it grows");
+    }
 }
 
 #[test]

@@ -63,6 +63,7 @@ impl Fixture {
         config.master.persist_delay = Interval::millis(u64::try_from(persist_delay.as_millis()).unwrap());
         let dir = Arc::new(tempfile::tempdir().unwrap());
         let master = TestMaster::with(config, dir, Arc::new(fake.clone())).await.unwrap();
+        master.register_workers(3).await;
         let mount = Mount {
             path: "/m".into(),
             uri,

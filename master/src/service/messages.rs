@@ -1,0 +1,267 @@
+//! Messages on their way in: how long one may be, how many bytes a client may have begun, and how long one may take.
+//!
+//! A message is in memory from its first byte on, and whoever sends it may never send its last. So its length is looked
+//! at before it is read, long messages of a client share some room, and one that has begun comes to an end in time.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use cavern_security::Tenant;
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::PollSemaphore;
+use tonic::Status;
+use tonic::body::Body;
+
+/// Kibibytes of long messages of one client that have begun and are not complete.
+pub(super) const ROOM_KIB: usize = 16 << 10;
+/// A message up to this length takes no room, in bytes: calls are counted.
+const SHORT: usize = 16 << 10;
+/// A message that has begun is complete within this time of waiting for it.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Whoever looks so late was busy with something else: what came meanwhile may not have been read.
+const LATE: Duration = Duration::from_secs(1);
+/// Bytes before each message: whether it is compressed, and its length.
+const PREFIX: usize = 5;
+
+/// The body of a call, with its messages bounded.
+pub(super) struct Messages {
+    body: Body,
+    /// Bytes of the longest message that is taken.
+    most: usize,
+    room: Option<PollSemaphore>,
+    prefix: [u8; PREFIX],
+    /// Bytes of it that are there.
+    prefix_length: usize,
+    /// Bytes of the message that has begun; 0 for none.
+    length: usize,
+    /// Of these, those that are still to come.
+    left: usize,
+    /// What the message has of the room.
+    held: Option<OwnedSemaphorePermit>,
+    /// It goes on when there is room for the message that begins in it.
+    waiting: Option<Bytes>,
+    patience: Option<Pin<Box<Sleep>>>,
+}
+
+impl Messages {
+    /// `most`: bytes of the longest message. `tenant`: the client that sends them.
+    pub(super) fn new(body: Body, most: usize, tenant: Option<&Arc<Tenant>>) -> Self {
+        Self {
+            body,
+            most,
+            room: tenant.map(|tenant| PollSemaphore::new(tenant.messages.clone())),
+            prefix: [0; PREFIX],
+            prefix_length: 0,
+            length: 0,
+            left: 0,
+            held: None,
+            waiting: None,
+            patience: None,
+        }
+    }
+
+    /// Follows where messages begin and end.
+    ///
+    /// # Errors
+    /// One is too long.
+    fn follow(&mut self, mut data: &[u8]) -> Result<(), Status> {
+        while !data.is_empty() {
+            if self.left > 0 {
+                let here = self.left.min(data.len());
+                data = &data[here..];
+                self.left -= here;
+                if self.left == 0 {
+                    self.end_message();
+                }
+                continue;
+            }
+            let here = (PREFIX - self.prefix_length).min(data.len());
+            let (prefix, rest) = data.split_at(here);
+            self.prefix[self.prefix_length..][..here].copy_from_slice(prefix);
+            self.prefix_length += here;
+            data = rest;
+            if self.prefix_length < PREFIX {
+                continue;
+            }
+            self.prefix_length = 0;
+            let [_, length @ ..] = self.prefix;
+            let length = u32::from_be_bytes(length) as usize;
+            if length > self.most {
+                let most = self.most;
+                return Err(Status::out_of_range(format!("a message of {length} bytes: send {most} at most")));
+            }
+            (self.length, self.left) = (length, length);
+            if length == 0 {
+                self.end_message();
+            }
+        }
+        Ok(())
+    }
+
+    fn end_message(&mut self) {
+        self.length = 0;
+        (self.held, self.patience) = (None, None);
+    }
+
+    /// Whether there is room for the message that has begun.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let is_long = self.length > SHORT && self.held.is_none();
+        let Some(room) = self.room.as_mut().filter(|_| is_long) else { return Poll::Ready(()) };
+        let kib = self.length.div_ceil(1 << 10).min(ROOM_KIB) as u32;
+        // It is never closed.
+        room.poll_acquire_many(cx, kib).map(|held| self.held = held)
+    }
+
+    /// Whether the rest of a message has been waited for too long.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        if self.length == 0 && self.prefix_length == 0 {
+            return Poll::Pending;
+        }
+        let patience = self.patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(MESSAGE_TIMEOUT)));
+        if patience.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        if patience.deadline().elapsed() > LATE {
+            patience.as_mut().reset(Instant::now() + MESSAGE_TIMEOUT);
+            if patience.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+        let seconds = MESSAGE_TIMEOUT.as_secs();
+        let reason = format!("a message was begun, and its rest was not sent within {seconds} s: send it again");
+        Poll::Ready(Status::deadline_exceeded(reason))
+    }
+}
+
+impl HttpBody for Messages {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let own = self.get_mut();
+        if own.waiting.is_none() {
+            let frame = match Pin::new(&mut own.body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => frame,
+                Poll::Ready(end) => return Poll::Ready(end),
+                Poll::Pending => return own.poll_late(cx).map(|late| Some(Err(late))),
+            };
+            match frame.into_data() {
+                Ok(data) => {
+                    if let Err(refusal) = own.follow(&data) {
+                        return Poll::Ready(Some(Err(refusal)));
+                    }
+                    own.waiting = Some(data);
+                }
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            }
+        }
+        if own.poll_room(cx).is_pending() {
+            return Poll::Pending;
+        }
+        Poll::Ready(own.waiting.take().map(|data| Ok(Frame::data(data))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.waiting.is_none() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use cavern_conf::schema;
+    use cavern_security::{Identity, Role};
+    use futures::{FutureExt as _, StreamExt as _, stream};
+    use http_body_util::{BodyExt as _, StreamBody};
+
+    use super::*;
+
+    const MOST: usize = 1 << 20;
+
+    /// A message that begins: its prefix, and so many of its bytes.
+    fn begun(length: usize, sent: usize) -> Bytes {
+        let prefix = [&[0][..], &u32::try_from(length).unwrap().to_be_bytes()[..]].concat();
+        [prefix, vec![7; sent]].concat().into()
+    }
+
+    /// These parts, and then nothing more.
+    fn sent(parts: Vec<Bytes>, tenant: Option<&Arc<Tenant>>) -> Messages {
+        let frames = stream::iter(parts).map(|part| Ok::<_, Infallible>(Frame::data(part)));
+        Messages::new(Body::new(StreamBody::new(frames.chain(stream::pending()))), MOST, tenant)
+    }
+
+    async fn taken(messages: &mut Messages) -> Result<usize, Status> {
+        messages.frame().await.unwrap().map(|frame| frame.into_data().unwrap().len())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_is_too_long_is_refused_by_its_prefix() {
+        let fits = begun(MOST, 10);
+        let mut messages = sent(vec![fits.clone()], None);
+        assert_eq!(taken(&mut messages).await.unwrap(), fits.len());
+        // The prefix comes in two parts, behind another message.
+        let whole = begun(3, 3);
+        let too_long = begun(MOST + 1, 0);
+        let first = Bytes::from([&whole[..], &too_long[..2]].concat());
+        let mut messages = sent(vec![first, too_long.slice(2..)], None);
+        assert_eq!(taken(&mut messages).await.unwrap(), whole.len() + 2);
+        assert_eq!(taken(&mut messages).await.unwrap_err().code(), tonic::Code::OutOfRange);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_has_begun_is_waited_for_and_a_stream_that_is_silent_is_left_alone() {
+        for part in [begun(100, 10), begun(100, 0).slice(..3)] {
+            let mut messages = sent(vec![part.clone()], None);
+            assert_eq!(taken(&mut messages).await.unwrap(), part.len());
+            let begun = Instant::now();
+            assert_eq!(taken(&mut messages).await.unwrap_err().code(), tonic::Code::DeadlineExceeded);
+            assert!(begun.elapsed() >= MESSAGE_TIMEOUT && begun.elapsed() < MESSAGE_TIMEOUT * 2);
+        }
+        let mut messages = sent(vec![begun(4, 4)], None);
+        taken(&mut messages).await.unwrap();
+        assert!(tokio::time::timeout(MESSAGE_TIMEOUT * 10, messages.frame()).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_was_busy_meanwhile_waits_once_more() {
+        let mut messages = sent(vec![begun(100, 10)], None);
+        taken(&mut messages).await.unwrap();
+        assert!(messages.frame().now_or_never().is_none());
+        tokio::time::advance(MESSAGE_TIMEOUT * 2).await;
+        let again = Instant::now();
+        assert_eq!(taken(&mut messages).await.unwrap_err().code(), tonic::Code::DeadlineExceeded);
+        assert!(again.elapsed() >= MESSAGE_TIMEOUT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_ones_of_a_client_share_some_room_and_short_ones_need_none() {
+        let tenants = crate::service::tenants(&schema::Master::default());
+        let connection = tenants.admit(&Identity::new("c", Role::Client, "n").unwrap()).unwrap().unwrap();
+        let tenant: Arc<Tenant> = (*connection).clone();
+        let mut long: Vec<Messages> =
+            (0..(ROOM_KIB << 10) / MOST).map(|_| sent(vec![begun(MOST, 10)], Some(&tenant))).collect();
+        for messages in &mut long {
+            taken(messages).await.unwrap();
+        }
+        let rest = Bytes::from(vec![7; MOST - 10]);
+        let mut one_more = sent(vec![begun(MOST, 10), rest], Some(&tenant));
+        assert!(one_more.frame().now_or_never().is_none());
+        taken(&mut sent(vec![begun(SHORT, 10)], Some(&tenant))).await.unwrap();
+        // One of them ends.
+        long.pop();
+        taken(&mut one_more).await.unwrap();
+        assert_eq!(tenant.messages.available_permits(), 0);
+        taken(&mut one_more).await.unwrap();
+        assert_eq!(tenant.messages.available_permits(), MOST >> 10, "it is complete");
+    }
+}
