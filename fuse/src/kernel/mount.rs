@@ -296,9 +296,17 @@ fn is_dead(path: &Path) -> bool {
 
 /// Ends the connection through the control file system, whose files belong to the user who mounted.
 fn abort_connection(path: &Path) {
-    let Some(mount) = mounts_at(path).pop() else { return };
-    // The directory's name is the minor number of the mount's device.
-    if let Some((_, minor)) = mount.device.split_once(':') {
-        let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
+    if let Some(mount) = mounts_at(path).pop() {
+        let _ = abort(&mount.device);
     }
+}
+
+/// The same of the connection of a device (`major:minor`), wherever it is mounted. *Blocking*.
+///
+/// # Errors
+/// The control file system is not mounted, or the connection is gone or another user's.
+pub fn abort(device: &str) -> io::Result<()> {
+    // The directory's name is the minor number of the mount's device.
+    let minor = device.split_once(':').map_or(device, |(_, minor)| minor);
+    std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1")
 }
