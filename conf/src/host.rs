@@ -56,7 +56,7 @@ pub fn random_id() -> [u8; 16] {
     random().random::<u128>().to_be_bytes()
 }
 
-/// The file of a lock (flock), made where it is missing: its owner's alone, since whoever can open it can take the lock.
+/// The file of a lock (flock), made where it is missing: its owner's alone, since whoever can open it can take it.
 ///
 /// # Errors
 /// Those of open(2).

@@ -1,8 +1,9 @@
 //! `cv fuse reload`: finds the keeper of a mount, and has it replace its daemon.
 //!
-//! A keeper listens at an abstract Unix socket whose name has that of the mount's device, which is unique on a host, and
-//! one that nobody can guess: any user could have taken it before. Who looks for it finds it in the kernel's list, and
-//! passes over the sockets of others. It answers with one line: `ok` and the daemon's process, or the reason why not.
+//! A keeper listens at an abstract Unix socket. Its name has that of the mount's device, which is unique on a host, and
+//! an end that nobody can guess, since any user could take one that can be. Who looks for it finds it in the kernel's
+//! list, and passes over the sockets of others. It answers with one line: `ok` and the daemon's process, or the reason
+//! why not.
 
 use std::collections::BTreeSet;
 use std::io;

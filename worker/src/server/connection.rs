@@ -80,7 +80,7 @@ const FIELD_MEMORY: usize = 1 << 10;
 const SHORT_MESSAGE_BYTES: usize = 64 << 10;
 /// Requests of a connection that take no more than this take nothing of the budget.
 const FREE_BYTES: usize = 128 << 10;
-/// Opens and fills of more blocks are answered by tasks, so that other connections of the thread come in between.
+/// Requests for more blocks are answered by tasks, so that other connections of the thread come in between.
 const INLINE_ITEMS: usize = 1024;
 
 /// What all connections share.
@@ -394,8 +394,8 @@ impl Connection {
         if !self.greeted && (header.kind != FrameKind::Hello || header.message_bytes > MAX_HELLO_BYTES) {
             return Err(Refusal::bad_request("the first frame of a connection is a hello"));
         }
-        let total = HEADER_BYTES + header.message_bytes as usize;
         let message_bytes = header.message_bytes as usize;
+        let total = HEADER_BYTES + message_bytes;
         // Its fields take two bytes at least, and no message has more than it may have items.
         let most = message_bytes + (message_bytes / 2).min(MAX_ITEMS) * FIELD_MEMORY;
         if self.incoming.len() < total {
@@ -406,12 +406,14 @@ impl Connection {
             return Ok(None);
         }
         let cost = cost_of(&self.incoming[HEADER_BYTES..total]);
-        if self.free_used + cost > FREE_BYTES && !self.has_memory_for(cost) {
+        // What cancels others gives memory back.
+        let waits = header.kind != FrameKind::Cancel && self.free_used + cost > FREE_BYTES;
+        if waits && !self.has_memory_for(cost) {
             return Ok(None);
         }
         self.cost = cost;
         self.incoming.advance(HEADER_BYTES);
-        Ok(Some((header, self.incoming.split_to(header.message_bytes as usize).freeze())))
+        Ok(Some((header, self.incoming.split_to(message_bytes).freeze())))
     }
 
     /// Whether the next frame has its share of the memory for requests; if not, it waits for one.

@@ -16,8 +16,8 @@ use super::socket::Socket;
 /// Requests of a tenant that wait for disks and buckets at a time, for each GET that may be in flight: some wait for
 /// the same one, and few for none.
 const TURNS_PER_FILL: usize = 2;
-/// Threads that wait for disks for a tenant at a time: a quarter of the fewest that a worker has for that (`cores`), and
-/// enough to keep a disk busy.
+/// Threads that wait for disks for a tenant at a time: a quarter of the fewest that a worker has for that (`cores`),
+/// and enough to keep a disk busy.
 const DISK_TURNS: usize = 16;
 /// Whoever is turned away gets so long to read why.
 const FAREWELL: Duration = Duration::from_secs(1);
