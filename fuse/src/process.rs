@@ -554,8 +554,9 @@ async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
     {
         warn!(mount_point, "the mount is left in another mount namespace: it is ended there, too");
         if let Err(cause) = mount::abort(&device) {
-            warn!(%cause, device, "the mount goes on until it is unmounted there: the kernel's connection cannot be \
-                ended through /sys/fs/fuse/connections");
+            // The kernel ends the connection when the last descriptor of it goes, with this process and its keeper.
+            warn!(%cause, device, "the kernel's connection cannot be ended: its requests are left unanswered");
+            return;
         }
     }
     finish(joined).await;
