@@ -543,11 +543,18 @@ async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
     if unmounted == Unmounted::Busy {
         warn!(mount_point, "the mount is in use: it is taken away, and open files fail from now on");
     }
-    let joined = spawn_blocking(move || {
+    // A thread of its own, which keeps no runtime from ending.
+    let (done, joined) = tokio::sync::oneshot::channel();
+    let wait = move || {
         drop(mount);
         session.join();
         notifier.stop();
-    });
+        // Nobody waits any more for what cannot be ended.
+        let _ = done.send(());
+    };
+    if let Err(cause) = std::thread::Builder::new().name("unmount".to_owned()).spawn(wait) {
+        warn!(%cause, "the threads of the mount are not waited for");
+    }
     // The kernel ends the connection when the last mount of it goes, and other mount namespaces may have copies.
     if tokio::time::timeout(COPIES_WAIT, ended.cancelled()).await.is_err()
         && let Some(device) = device
@@ -559,7 +566,8 @@ async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
             return;
         }
     }
-    finish(joined).await;
+    // An error where a thread has panicked, which has said so.
+    let _ended = joined.await;
 }
 
 async fn unmount(mount: &mut Mount) -> Unmounted {
