@@ -34,10 +34,10 @@ fn du_counts_what_is_below_names_that_are_no_text_in_the_total() {
     let cluster = Cluster::up(Options::default());
     cluster.s3.create_bucket("bucket");
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
-    for (name, bytes) in [(&b"\xff"[..], 5), (b"plain", 7)] {
+    for (name, bytes) in [(&b"\xff"[..], 5), (&b"plain"[..], 7)] {
         let directory = cluster.path("fs").join(OsStr::from_bytes(name));
         fs::create_dir(&directory).unwrap();
-        fs::write(directory.join("file"), vec![0; bytes]).unwrap();
+        fs::write(directory.join("file"), vec![0u8; bytes]).unwrap();
     }
     let sizes = |said: &Finished| {
         let views: Vec<Value> = serde_json::from_str(&said.stdout).unwrap();
