@@ -1,10 +1,11 @@
 //! What goes to stdout: lines, tables, JSON. Errors and progress go to stderr, so that a pipe sees results only.
 //!
-//! Names, keys, hosts and errors are what others have chosen: no control character of theirs gets to a terminal, and
-//! into a pipe they go as they are.
+//! Names, keys, hosts and errors are what others have chosen: no control character of theirs gets to a terminal, nor
+//! what is not shown or changes the order of what is, and into a pipe they go as they are.
 
 mod progress;
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Write};
 
@@ -102,20 +103,32 @@ fn output(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Cl
     })
 }
 
-/// The text of a peer on one line: a terminal does not take its control characters for commands.
+/// The text of a peer on one line: a terminal does not take its control characters for commands, nor show it in another
+/// order than it has.
 pub fn escaped(text: &str) -> String {
-    let escape = |c: char| if c.is_control() { c.escape_default().collect() } else { String::from(c) };
-    text.chars().map(escape).collect()
+    escaped_where(text, is_deceptive)
+}
+
+/// A name for a line of stdout: on one line of a terminal, and as it is in a pipe.
+pub fn name(text: &str) -> Cow<'_, str> {
+    if io::stdout().is_terminal() { Cow::Owned(escaped(text)) } else { Cow::Borrowed(text) }
 }
 
 /// Text as a terminal may have it: lines, and nothing that it would take for a command.
 fn harmless(text: String, is_terminal: bool) -> String {
-    let is_harmless = |c: char| !c.is_control() || matches!(c, '\n' | '\t');
-    if !is_terminal || text.chars().all(is_harmless) {
-        return text;
-    }
-    let escape = |c: char| if is_harmless(c) { String::from(c) } else { c.escape_default().collect() };
+    if is_terminal { escaped_where(&text, |c| is_deceptive(c) && !matches!(c, '\n' | '\t')) } else { text }
+}
+
+fn escaped_where(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
+    let escape = |c: char| if is_escaped(c) { c.escape_default().collect() } else { String::from(c) };
     text.chars().map(escape).collect()
+}
+
+/// What a terminal obeys, does not show, or lets other characters change places for.
+fn is_deceptive(c: char) -> bool {
+    let is_unseen = matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{feff}');
+    // Line separators, marks of direction, joiners.
+    c.is_control() || is_unseen || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
 }
 
 /// `1.5 GiB`.
@@ -138,6 +151,10 @@ mod tests {
         assert_eq!(harmless(name.to_owned(), false), name);
         assert_eq!(harmless(name.to_owned(), true), "a\\u{1b}[2J\\u{9b}1m\tb\nc\\u{7f}");
         assert_eq!(escaped("a\nb"), "a\\nb");
+        // Shown, this would end in ".txt".
+        assert_eq!(escaped("a\u{202e}txt.exe\u{200b}"), "a\\u{202e}txt.exe\\u{200b}");
+        assert_eq!(harmless("é\u{2066}\n".to_owned(), true), "é\\u{2066}\n");
+        assert_eq!(escaped("名前 é"), "名前 é");
     }
 
     #[test]

@@ -4,12 +4,19 @@
 //! Durations are measured with [`tokio::time::Instant`], whose clock the runtime owns. What the master writes down has
 //! a clock of its own, above this one.
 
+use std::fs::{File, OpenOptions, Permissions};
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rand::Rng;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinHandle;
+
+/// Of the files of locks.
+const LOCK_MODE: u32 = 0o600;
 
 /// Nanoseconds since the Unix epoch, as the host's clock has it: it can be set, forwards and back.
 pub fn wall_ns() -> i64 {
@@ -49,6 +56,19 @@ pub fn random_id() -> [u8; 16] {
     random().random::<u128>().to_be_bytes()
 }
 
+/// The file of a lock (flock), made where it is missing: its owner's alone, since whoever can open it can take it.
+///
+/// # Errors
+/// Those of open(2).
+pub fn lock_file(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(LOCK_MODE).open(path)?;
+    if file.metadata()?.permissions().mode() & 0o777 != LOCK_MODE {
+        // One of before; who may write to it and does not own it cannot close it to others, and takes the lock as well.
+        let _ = file.set_permissions(Permissions::from_mode(LOCK_MODE));
+    }
+    Ok(file)
+}
+
 /// Runs a task on the runtime. For those whose handle is waited for; any other belongs to a `TaskTracker`.
 pub fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     #[expect(clippy::disallowed_methods, reason = "the one place")]
@@ -58,6 +78,19 @@ pub fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_is_its_owners_alone_also_where_its_file_was_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        lock_file(&path).unwrap();
+        assert_eq!(mode(), 0o600);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        lock_file(&path).unwrap();
+        assert_eq!(mode(), 0o600);
+        assert!(lock_file(&directory.path().join("absent/lock")).is_err());
+    }
 
     #[test]
     fn names_are_unique_and_pauses_stay_within_their_range() {

@@ -29,13 +29,15 @@ use crate::invalidation::{Inodes, Invalidations, NotifierThread};
 use crate::journal_at_worker;
 use crate::keeper::{HeldMount, Kind, Link, Message};
 use crate::kernel::channel::fall_silent;
-use crate::kernel::mount::Unmounted;
+use crate::kernel::mount::{self, Unmounted};
 use crate::kernel::{Agreement, Connection, Mount, MountOptions, Session, SessionOptions, StagedMount};
 use crate::metrics::MountCollector;
 use crate::root::{INNER_NAME, Root};
 
 /// How long requests in flight may take to end when the mount is in use at shutdown.
 const DRAIN: Duration = Duration::from_secs(2);
+/// The kernel closes the connection of a mount that is gone everywhere within this time.
+const COPIES_WAIT: Duration = Duration::from_secs(1);
 /// The kernel sends what was under way again at once; whoever is not back by then waits for nothing.
 const RESENT_WITHIN: Duration = Duration::from_secs(30);
 /// For the master to make what was answered, when the keeper is dead.
@@ -523,7 +525,9 @@ fn session_options(fuse: &schema::Fuse) -> SessionOptions {
 
 /// Lets requests in flight end, answers what is left, takes the mount away and waits for every thread.
 async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
-    let in_flight = session.in_flight();
+    let (in_flight, ended) = (session.in_flight(), session.ended());
+    let device = Mount::device_at(mount.path());
+    let mount_point = mount.path().display().to_string();
     let mut unmounted = mount.unmount();
     let deadline = tokio::time::Instant::now() + DRAIN;
     while unmounted == Unmounted::Busy && tokio::time::Instant::now() < deadline {
@@ -537,15 +541,33 @@ async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
     }
     in_flight.close(libc::EIO).await;
     if unmounted == Unmounted::Busy {
-        warn!(mount_point = %mount.path().display(), "the mount is in use: it is taken away, and open files fail from \
-            now on");
+        warn!(mount_point, "the mount is in use: it is taken away, and open files fail from now on");
     }
-    let joined = spawn_blocking(move || {
+    // A thread of its own, which keeps no runtime from ending.
+    let (done, joined) = tokio::sync::oneshot::channel();
+    let wait = move || {
         drop(mount);
         session.join();
         notifier.stop();
-    });
-    finish(joined).await;
+        // Nobody waits any more for what cannot be ended.
+        let _ = done.send(());
+    };
+    if let Err(cause) = std::thread::Builder::new().name("unmount".to_owned()).spawn(wait) {
+        warn!(%cause, "the threads of the mount are not waited for");
+    }
+    // The kernel ends the connection when the last mount of it goes, and other mount namespaces may have copies.
+    if tokio::time::timeout(COPIES_WAIT, ended.cancelled()).await.is_err()
+        && let Some(device) = device
+    {
+        warn!(mount_point, "the mount is left in another mount namespace: it is ended there, too");
+        if let Err(cause) = mount::abort(&device) {
+            // The kernel ends the connection when the last descriptor of it goes, with this process and its keeper.
+            warn!(%cause, device, "the kernel's connection cannot be ended: its requests are left unanswered");
+            return;
+        }
+    }
+    // An error where a thread has panicked, which has said so.
+    let _ended = joined.await;
 }
 
 async fn unmount(mount: &mut Mount) -> Unmounted {

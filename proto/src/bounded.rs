@@ -115,6 +115,12 @@ fn check_changes(call: &[u8]) -> Result<(), MessageError> {
     Ok(())
 }
 
+/// How many fields there are at the top level of a message, repeated ones each time: at least as many as it has
+/// elements.
+pub fn count_fields(message: &[u8]) -> usize {
+    Fields(message).take(MAX_FIELDS).count()
+}
+
 fn has_more_fields_than(message: &[u8], limit: usize) -> bool {
     Fields(message).take(limit + 1).count() > limit
 }

@@ -1,7 +1,9 @@
 //! `cv fs`, `cv report`, `cv node` and `cv refresh`: that their figures are true.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
 use cavern_tests::{Cluster, Finished, Options, eventually};
@@ -25,6 +27,28 @@ fn small_tree() -> (Cluster, BTreeMap<&'static str, (String, String)>) {
     }
     cluster.mount("s3://bucket/p", "/data", &[]);
     (cluster, tree)
+}
+
+#[test]
+fn du_counts_what_is_below_names_that_are_no_text_in_the_total() {
+    let cluster = Cluster::up(Options::default());
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    for (name, bytes) in [(&b"\xff"[..], 5), (&b"plain"[..], 7)] {
+        let directory = cluster.path("fs").join(OsStr::from_bytes(name));
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join("file"), vec![0u8; bytes]).unwrap();
+    }
+    let sizes = |said: &Finished| {
+        let views: Vec<Value> = serde_json::from_str(&said.stdout).unwrap();
+        views.iter().map(|view| (view["path"].as_str().unwrap().to_owned(), view["bytes"].clone())).collect::<Vec<_>>()
+    };
+    let expected = [("/fs/plain".to_owned(), json!(7)), ("/fs".to_owned(), json!(12))];
+    let said = eventually("all is counted", PATIENCE, || {
+        let said = cluster.cv(&["fs", "du", "/fs", "--json"]);
+        (sizes(&said) == expected).then_some(said)
+    });
+    assert!(said.stderr.contains("not UTF-8"), "{said:?}");
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::Read as _;
+use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -174,6 +176,40 @@ fn whoever_unmounts_ends_keeper_and_daemon() {
         cluster.start("fuse");
     }
     cluster.assert_tree("data", "", &seeded);
+}
+
+#[test]
+fn a_mount_that_another_namespace_has_a_copy_of_ends_there_too() {
+    let cluster = up(Options::default());
+    let seeded = cluster.seed("objects", "", 3, 5000);
+    cluster.mount("s3://objects", "/data", &[]);
+    cluster.assert_tree("data", "", &seeded);
+    let mut elsewhere = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 600"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It is in its namespace when it says so.
+    elsewhere.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+    cluster.signal(&cluster.status().fuse[0], Signal::TERM);
+    let ended = eventually("the mount ends", PATIENCE / 2, || {
+        Some(cluster.status().fuse.swap_remove(0)).filter(|fuse| fuse.state != "running")
+    });
+    elsewhere.kill().unwrap();
+    elsewhere.wait().unwrap();
+    let log = fs::read_to_string(&ended.log).unwrap();
+    assert!(ended.state == "stopped" && log.contains("left in another mount namespace"), "{log}");
+    assert!(!is_mounted(&cluster));
+}
+
+#[test]
+fn names_of_sockets_that_others_have_taken_keep_no_mount_from_being_reloaded() {
+    let name = |minor: u32| SocketAddr::from_abstract_name(format!("cavern-fuse/0:{minor}")).unwrap();
+    // As far as they can be guessed.
+    let _taken: Vec<_> = (1..400).filter_map(|minor| UnixListener::bind_addr(&name(minor)).ok()).collect();
+    let cluster = up(Options::default());
+    let reloaded = reload(&cluster);
+    assert_eq!(reloaded.code, 0, "{reloaded:?}");
 }
 
 #[test]

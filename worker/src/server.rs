@@ -39,6 +39,7 @@ pub use self::cores::Cores;
 pub use self::limits::tenants;
 pub use self::listen::bind_unix;
 pub use self::local_peers::LocalPeers;
+use self::memory::kib_for_requests;
 use self::requests::Service;
 use crate::error::WorkerError;
 use crate::fill::Fills;
@@ -158,7 +159,7 @@ pub struct Serving {
     /// What they have made and not committed.
     pub reserved: Arc<ReservedBlocks>,
     pub metrics: WorkerMetrics,
-    /// Budget for buffers, and its size, in KiB.
+    /// Budget for buffers, and its size, in KiB. Requests that wait have a quarter as much besides.
     pub memory: Arc<Semaphore>,
     pub memory_kib: u32,
     /// What the store says about evicted blocks.
@@ -216,8 +217,18 @@ impl Server {
         } = serving;
         let (frames, _) = broadcast::channel(EVICTION_FRAMES);
         let spares = Arc::new(Semaphore::new(SPARES_KIB));
-        let service =
-            Service { store, fills, uploads, metrics, memory, memory_kib, spares, unchecked: LogLimit::default() };
+        let requests = Arc::new(Semaphore::new(kib_for_requests(memory_kib) as usize));
+        let service = Service {
+            store,
+            fills,
+            uploads,
+            metrics,
+            memory,
+            memory_kib,
+            requests,
+            spares,
+            unchecked: LogLimit::default(),
+        };
         let shared = Arc::new(Shared {
             service: Arc::new(service),
             membership,

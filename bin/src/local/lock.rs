@@ -5,6 +5,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use cavern_conf::host;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use tokio::time::Instant;
@@ -21,7 +22,7 @@ pub const MADE_FIRST: [&str; 2] = ["lock", "cluster.tmp"];
 /// One `cv local` at a time changes what a cluster consists of; another one waits a while for its end.
 pub fn lock(directory: &Path) -> Result<fs::File, CliError> {
     let path = directory.join("lock");
-    let file = fs::File::create(&path).context(format_args!("cannot create {}", path.display()))?;
+    let file = host::lock_file(&path).context(format_args!("cannot create {}", path.display()))?;
     let deadline = Instant::now() + LOCK_PATIENCE;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {

@@ -1,6 +1,7 @@
 //! Reading certificates and keys: from files, and from the other side of a connection.
 
 use std::fs;
+use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -15,6 +16,9 @@ use crate::identity::Identity;
 
 /// Mode bits of a secret that others than its owner and group may read or write.
 const OTHERS: u32 = 0o007;
+
+/// Longest file with certificates, keys, or lists of revoked ones: such a list has some hundred thousand.
+const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// What a certificate says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,7 +146,21 @@ pub(crate) fn read_secret(key: &'static str, path: &Path) -> Result<Vec<u8>, Sec
 }
 
 pub(crate) fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, SecurityError> {
-    fs::read(path).map_err(|source| SecurityError::Unreadable { key, path: path.to_owned(), source })
+    read_file(path).map_err(|source| SecurityError::Unreadable { key, path: path.to_owned(), source })
+}
+
+/// Reads a regular file: a FIFO could wait for ever, and a device have no end.
+fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    // To open a FIFO is to wait already.
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(io::Error::other(format!("it has more than {FILE_BYTES_MAX} bytes")));
+    }
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -150,6 +168,22 @@ mod tests {
     use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, KeyPair, SanType};
 
     use super::*;
+
+    #[test]
+    fn only_regular_files_of_some_length_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let (fifo, long) = (directory.path().join("fifo"), directory.path().join("long"));
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        fs::File::create(&long).unwrap().set_len(FILE_BYTES_MAX + 1).unwrap();
+        for (path, reason) in
+            [(&*fifo, "no regular file"), (Path::new("/dev/zero"), "no regular file"), (&*long, "more than")]
+        {
+            let refused = read("ca", path).unwrap_err().to_string();
+            assert!(refused.contains(reason), "{refused}");
+        }
+        fs::File::create(&long).unwrap().set_len(FILE_BYTES_MAX).unwrap();
+        assert_eq!(read("ca", &long).unwrap().len() as u64, FILE_BYTES_MAX);
+    }
 
     #[test]
     fn a_certificate_says_whose_it_is_and_what_for() {

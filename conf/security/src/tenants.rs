@@ -50,6 +50,10 @@ pub struct TenantLimits {
     pub turns: usize,
     /// Its part of what all share, in whatever that is counted.
     pub room: usize,
+    /// The same for requests that wait, apart from the above: what they ask for may come out of that.
+    pub requests: usize,
+    /// Threads that wait for a disk for it at a time.
+    pub disk_turns: usize,
     /// Answers in parts that are made or taken at a time: others wait, as above.
     pub streams: usize,
     /// Of these, parts that are made at a time.
@@ -100,6 +104,10 @@ pub struct Tenant {
     pub turns: Arc<Semaphore>,
     /// [`TenantLimits::room`].
     pub room: Arc<Semaphore>,
+    /// [`TenantLimits::requests`].
+    pub requests: Arc<Semaphore>,
+    /// [`TenantLimits::disk_turns`].
+    pub disk_turns: Arc<Semaphore>,
     /// [`TenantLimits::streams`].
     pub streams: Arc<Semaphore>,
     /// [`TenantLimits::parts`].
@@ -228,6 +236,8 @@ impl Tenants {
             mount_rates: MountRates::default(),
             turns: Arc::new(Semaphore::new(limits.turns)),
             room: Arc::new(Semaphore::new(limits.room)),
+            requests: Arc::new(Semaphore::new(limits.requests)),
+            disk_turns: Arc::new(Semaphore::new(limits.disk_turns)),
             streams: Arc::new(Semaphore::new(limits.streams)),
             parts: Semaphore::new(limits.parts),
             writers: Arc::new(Semaphore::new(limits.writers)),

@@ -1,14 +1,18 @@
 //! `cv fuse reload`: finds the keeper of a mount, and has it replace its daemon.
 //!
-//! A keeper listens at an abstract Unix socket that has the name of the mount's device, which is unique on a host. It
-//! answers with one line: `ok` and the daemon's process, or the reason why not.
+//! A keeper listens at an abstract Unix socket. Its name has that of the mount's device, which is unique on a host, and
+//! an end that nobody can guess, since any user could take one that can be. Who looks for it finds it in the kernel's
+//! list, and passes over the sockets of others. It answers with one line: `ok` and the daemon's process, or the reason
+//! why not.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::net::{SocketAddr, UnixListener as StdListener, UnixStream as StdStream};
+use std::os::unix::net::{SocketAddr, UnixListener as StdListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cavern_conf::host;
 use rustix::process::{Pid, geteuid};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
@@ -44,9 +48,34 @@ pub enum ReloadError {
     Refused { path: PathBuf, reason: String },
 }
 
-fn address(mount_point: &Path) -> io::Result<Option<SocketAddr>> {
-    let Some(device) = Mount::device_at(mount_point) else { return Ok(None) };
-    SocketAddr::from_abstract_name(format!("cavern-fuse/{device}")).map(Some)
+/// The names of the sockets of a device begin so.
+fn prefix(device: &str) -> String {
+    format!("cavern-fuse/{device}/")
+}
+
+/// The abstract sockets that have such names, whoever has made them.
+fn names(device: &str) -> io::Result<BTreeSet<String>> {
+    let (list, prefix) = (std::fs::read("/proc/net/unix")?, prefix(device));
+    let list = String::from_utf8_lossy(&list);
+    // The name is the last of eight fields, with an @ for the NUL byte that makes it abstract.
+    let name = |line: &str| Some(line.split_whitespace().nth(7)?.strip_prefix('@')?.to_owned());
+    Ok(list.lines().filter_map(name).filter(|name| name.starts_with(&prefix)).collect())
+}
+
+/// Connects to the keeper of a device, which is that of the user who has mounted it; otherwise gives another user who
+/// has such a socket.
+async fn connect(device: &str, owner: Option<u32>) -> io::Result<Result<UnixStream, u32>> {
+    let mut another = None;
+    for name in names(device)? {
+        // Nobody waits at a socket whose queue is full.
+        let Ok(stream) = UnixStream::connect(format!("\0{name}")).await else { continue };
+        let user = stream.peer_cred()?.uid();
+        if owner == Some(user) {
+            return Ok(Ok(stream));
+        }
+        another = Some(user);
+    }
+    another.map(Err).ok_or_else(|| io::ErrorKind::ConnectionRefused.into())
 }
 
 /// Has the daemon of a mount replaced by one of the executable that is installed now; gives its process.
@@ -55,14 +84,12 @@ fn address(mount_point: &Path) -> io::Result<Option<SocketAddr>> {
 /// Nobody keeps the mount, or its keeper says no: everything is as it was then.
 pub async fn reload(mount_point: &Path) -> Result<String, ReloadError> {
     let path = mount_point.to_owned();
-    let address = address(mount_point).ok().flatten().ok_or_else(|| ReloadError::NoMount(path.clone()))?;
+    let device = Mount::device_at(mount_point).ok_or_else(|| ReloadError::NoMount(path.clone()))?;
     let no_keeper = |cause| ReloadError::NoKeeper { path: path.clone(), cause };
-    let mut stream = connect(&address).map_err(no_keeper)?;
-    // Anybody may have taken the name.
-    let user = stream.peer_cred().map_err(no_keeper)?.uid();
-    if Mount::owner_at(mount_point) != Some(user) {
-        return Err(ReloadError::AnotherUser { path, user });
-    }
+    let mut stream = match connect(&device, Mount::owner_at(mount_point)).await.map_err(no_keeper)? {
+        Ok(stream) => stream,
+        Err(user) => return Err(ReloadError::AnotherUser { path, user }),
+    };
     let asked = async {
         stream.write_all(QUESTION).await?;
         let mut answer = String::new();
@@ -80,12 +107,6 @@ pub async fn reload(mount_point: &Path) -> Result<String, ReloadError> {
     }
 }
 
-fn connect(address: &SocketAddr) -> io::Result<UnixStream> {
-    let stream = StdStream::connect_addr(address)?;
-    stream.set_nonblocking(true)?;
-    UnixStream::from_std(stream)
-}
-
 /// The keeper's end.
 #[derive(Debug)]
 pub(super) struct Reloads {
@@ -100,7 +121,9 @@ pub(super) struct Asked {
 
 impl Reloads {
     pub(super) fn listen(mount_point: &Path) -> io::Result<Self> {
-        let address = address(mount_point)?.ok_or_else(|| io::Error::other("the mount is not in the mount table"))?;
+        let device = Mount::device_at(mount_point);
+        let device = device.ok_or_else(|| io::Error::other("the mount is not in the mount table"))?;
+        let address = SocketAddr::from_abstract_name(prefix(&device) + &host::unique_name())?;
         let listener = StdListener::bind_addr(&address)?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener: UnixListener::from_std(listener)? })
@@ -143,5 +166,25 @@ impl Asked {
     async fn say(mut self, line: &str) {
         // Who asked may be gone.
         let _ = self.stream.write_all(format!("{line}\n").as_bytes()).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_keeper_is_found_among_the_sockets_of_its_device() {
+        let device = host::unique_name();
+        let own = geteuid().as_raw();
+        assert!(connect(&device, Some(own)).await.is_err());
+        let bind = |name: String| StdListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+        // Neither is one of the device.
+        let _taken = [format!("cavern-fuse/{device}"), format!("cavern-fuse/{device}0/a")].map(bind);
+        assert!(names(&device).unwrap().is_empty());
+        let _keeper = bind(prefix(&device) + "a");
+        assert_eq!(names(&device).unwrap().into_iter().collect::<Vec<_>>(), [prefix(&device) + "a"]);
+        assert!(connect(&device, Some(own)).await.unwrap().is_ok());
+        assert_eq!(connect(&device, Some(own + 1)).await.unwrap().unwrap_err(), own);
     }
 }

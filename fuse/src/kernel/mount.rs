@@ -9,15 +9,18 @@ mod table;
 
 use std::ffi::CString;
 use std::fs::Permissions;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, UnmountFlags, fsconfig_create, fsmount, fsopen,
+};
 use tracing::{info, warn};
 
 use super::channel::{Channel, DEVICE};
@@ -296,9 +299,29 @@ fn is_dead(path: &Path) -> bool {
 
 /// Ends the connection through the control file system, whose files belong to the user who mounted.
 fn abort_connection(path: &Path) {
-    let Some(mount) = mounts_at(path).pop() else { return };
-    // The directory's name is the minor number of the mount's device.
-    if let Some((_, minor)) = mount.device.split_once(':') {
-        let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
+    if let Some(mount) = mounts_at(path).pop() {
+        let _ = abort(&mount.device);
     }
+}
+
+/// The same of the connection of a device (`major:minor`), wherever it is mounted. *Blocking*.
+///
+/// # Errors
+/// The connection is gone or another user's, or the control file system is not mounted and this is not root.
+pub fn abort(device: &str) -> io::Result<()> {
+    // The directory's name is the minor number of the mount's device.
+    let minor = device.split_once(':').map_or(device, |(_, minor)| minor);
+    if std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1").is_ok() {
+        return Ok(());
+    }
+    let control = control_nowhere()?;
+    let file = openat(&control, format!("{minor}/abort"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    std::fs::File::from(file).write_all(b"1")
+}
+
+/// The control file system, mounted at no place: containers seldom have it at its own.
+fn control_nowhere() -> Result<OwnedFd, Errno> {
+    let context = fsopen(c"fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
 }

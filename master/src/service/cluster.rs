@@ -164,8 +164,16 @@ impl Cluster for Services {
         Ok(Response::new(self.repair.claims(request.into_inner(), asker).await?))
     }
 
-    async fn list_workers(&self, _: tonic::Request<ListWorkersRequest>) -> Result<Response<WorkerTable>, Status> {
-        Ok(Response::new(self.workers.table()?))
+    async fn list_workers(&self, request: tonic::Request<ListWorkersRequest>) -> Result<Response<WorkerTable>, Status> {
+        let mut table = self.workers.table()?;
+        if asker(&request).is_some_and(|identity| identity.role == Role::Client) {
+            // Clients reach workers by their addresses; where their files are is for those who look at the cluster.
+            for disk in table.workers.iter_mut().flat_map(|worker| &mut worker.disks) {
+                disk.path.clear();
+                disk.error.clear();
+            }
+        }
+        Ok(Response::new(table))
     }
 
     async fn mount(&self, request: tonic::Request<MountRequest>) -> Result<Response<MountReply>, Status> {

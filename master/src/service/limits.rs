@@ -51,6 +51,9 @@ pub fn tenants(conf: &schema::Master) -> Tenants {
         per_second: Limit { most: conf.client_operations_per_second, setting: "master.client_operations_per_second" },
         turns: TURNS,
         room: CHANGES,
+        // Those of workers.
+        requests: 0,
+        disk_turns: 0,
         streams: LISTINGS,
         parts: PAGES,
         writers: conf.client_sessions,

@@ -17,7 +17,7 @@ use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cavern_conf::Failpoint;
+use cavern_conf::{Failpoint, host};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rocksdb::Cache;
 use rustix::fs::{FlockOperation, flock};
@@ -46,7 +46,7 @@ impl Lock {
     /// [`MasterError::DataDirInUse`] while another process has it.
     pub fn take(data_dir: &Path) -> Result<Arc<Self>, MasterError> {
         let path = data_dir.join("lock");
-        let file = File::create(&path).map_err(MasterError::io(&path))?;
+        let file = host::lock_file(&path).map_err(MasterError::io(&path))?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(MasterError::DataDirInUse(data_dir.to_owned()));
         }

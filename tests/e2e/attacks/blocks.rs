@@ -54,6 +54,21 @@ fn wrong_bytes_of_an_object_are_shown_to_nobody() {
 }
 
 #[test]
+fn no_client_is_told_where_the_files_of_a_worker_are() {
+    let cluster = up();
+    let paths = |role| {
+        let somebody = Somebody::of(&cluster, role);
+        let mut calls = ClusterClient::new(somebody.channel(&cluster));
+        let table = somebody.answer(calls.list_workers(ListWorkersRequest {})).unwrap().into_inner();
+        table.workers.into_iter().flat_map(|worker| worker.disks).map(|disk| disk.path).collect::<Vec<_>>()
+    };
+    let shown = || Some(paths(Role::Admin)).filter(|paths| !paths.is_empty());
+    assert!(eventually("the worker tells of its disks", PATIENCE, shown).iter().all(|path| path.starts_with('/')));
+    let hidden = paths(Role::Client);
+    assert!(!hidden.is_empty() && hidden.iter().all(String::is_empty), "{hidden:?}");
+}
+
+#[test]
 fn blocks_are_neither_read_nor_written_by_clients_that_their_mount_is_not_there_for() {
     const CONTENT: &[u8] = b"what nobody else reads";
     let cluster = up();

@@ -11,6 +11,7 @@ use cavern_proto::ContentId;
 use cavern_proto::data::{
     BlockRef, Range, ReadRequest, ReserveRequest, Status as BlockStatus, WriteRequest, read_request,
 };
+use cavern_proto::frame::{FrameHeader, MAX_MESSAGE_BYTES};
 use cavern_proto::master::{Entry, MutateReply, ReadDirRequest, StatusRequest, Worker, WorkerTable};
 use cavern_tests::{Child, Process};
 use futures::StreamExt as _;
@@ -400,6 +401,32 @@ fn answers_that_nobody_takes_leave_memory_for_others() {
     assert_small(&cluster);
     victim.runtime.block_on(pool.shutdown());
     drop(stalled);
+}
+
+#[test]
+fn messages_that_never_end_take_no_more_memory_than_their_client_may_have() {
+    let cluster = up_with("[worker]\nmemory_budget = \"64MiB\"\n");
+    let attacker = Somebody::client(&cluster, "attacker");
+    let worker = &cluster.at_start.workers[0];
+    let mut bytes = hello();
+    let head =
+        FrameHeader { kind: FrameKind::Query, request_id: 1, message_bytes: MAX_MESSAGE_BYTES, payload_bytes: 0 };
+    bytes.extend(head.encode());
+    // All of it but the last byte.
+    bytes.resize(bytes.len() + MAX_MESSAGE_BYTES as usize - 1, 0);
+    let held: Vec<_> = attacker.runtime.block_on(async {
+        let open = (0..150).map(|_| async {
+            let stream = tokio::net::TcpStream::connect(&worker.data).await.unwrap();
+            let mut stream = attacker.tls().connect(stream, Role::Worker).await.unwrap();
+            let is_taken = tokio::time::timeout(SOON, stream.write_all(&bytes)).await.is_ok();
+            (stream, is_taken)
+        });
+        futures::future::join_all(open).await
+    });
+    let taken = held.iter().filter(|(_, is_taken)| *is_taken).count();
+    assert!(taken < held.len() / 2, "{taken} messages were received");
+    assert_served(&cluster, "victim");
+    assert_small(&cluster);
 }
 
 /// A value of a client's metrics; seconds come as such.

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use cavern_conf::process::LogLimit;
+use cavern_proto::bounded::MAX_ITEMS;
 use cavern_proto::data::{
     BlockRef, Cancel, CopyRequest, CorruptRequest, Failure, FillRequest, FreeRequest, Hello, OpenRequest,
     PersistRequest, QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteRequest,
@@ -27,7 +28,7 @@ use cavern_security::{AuditLog, Audited, Identity, Tenants, Transport};
 use futures::future::BoxFuture;
 use prost::Message;
 use tokio::io::Interest;
-use tokio::sync::broadcast;
+use tokio::sync::{AcquireError, broadcast};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use tokio::time::MissedTickBehavior;
@@ -35,14 +36,15 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::cores::Seat;
-use super::memory::Budget;
+use super::limits::on_disk;
+use super::memory::{Budget, Share};
 use super::outgoing::{Outgoing, PassedFile, Segment};
 use super::pacing::Pacing;
 use super::requests::{ContentRequest, Service};
 use super::rights::{OfBlocks, Rights, Verdict};
 use super::roles::{self, Peer};
 use super::socket::Socket;
-use super::upload::{PayloadState, Upload, memory_for};
+use super::upload::{PayloadState, PendingShare, Upload, memory_for};
 use super::writes::{PeerLocality, Write, not_kept, refused_reserve, refused_write};
 use super::{MAX_INFLIGHT_BYTES, Membership};
 use crate::mounts::Mounts;
@@ -69,6 +71,17 @@ const MAX_HELLO_BYTES: u32 = 4096;
 /// Payloads up to this size are read and answered in the loop, if they are in the page cache. What a kernel's FUSE asks
 /// for at a time is at most this.
 const INLINE_BYTES: usize = 1 << 20;
+
+/// What a request takes while it waits, beside its message: its task.
+const REQUEST_MEMORY: usize = 4 << 10;
+/// What each field of its message takes, decoded and looked up: there may be thousands, of two bytes each.
+const FIELD_MEMORY: usize = 1 << 10;
+/// A message that is longer is received when there is memory for it.
+const SHORT_MESSAGE_BYTES: usize = 64 << 10;
+/// Requests of a connection that take no more than this take nothing of the budget.
+const FREE_BYTES: usize = 128 << 10;
+/// Requests for more blocks are answered by tasks, so that other connections of the thread come in between.
+const INLINE_ITEMS: usize = 1024;
 
 /// What all connections share.
 #[derive(Debug)]
@@ -98,6 +111,10 @@ struct Pending {
     task: AbortHandle,
     /// What it was counted with.
     bytes: usize,
+    /// Of the budget for requests; without one it is among those that take nothing of it.
+    share: Option<Share>,
+    /// What it takes of that, or of what is free.
+    cost: usize,
 }
 
 /// A frame that is handled when the worker has heard what mounts there are for whom.
@@ -115,6 +132,16 @@ pub(super) struct Connection {
     from: String,
     pacing: Pacing,
     budget: Budget,
+    /// For requests.
+    requests: Budget,
+    /// Memory for the frame that is next or handled now.
+    share: Option<Share>,
+    /// The next frame waits for it.
+    awaited_share: Option<PendingShare>,
+    /// What the frame that is handled now takes while it waits.
+    cost: usize,
+    /// What those take that wait and have no share.
+    free_used: usize,
     /// A frame of this peer was refused, and the log has it.
     refusal_told: bool,
     shared: Arc<Shared>,
@@ -149,7 +176,8 @@ impl Connection {
     ) -> Self {
         let outgoing = Outgoing::new(shared.service.spares.clone());
         let rights = Rights::of(&peer, shared.mounts.clone(), shared.membership.clone());
-        let budget = shared.service.budget(pacing.tenant().map(|tenant| &**tenant));
+        let tenant = pacing.tenant().map(|tenant| &**tenant);
+        let (budget, requests) = (shared.service.budget(tenant), shared.service.budget_of_requests(tenant));
         Self {
             socket,
             peer,
@@ -157,6 +185,11 @@ impl Connection {
             from,
             pacing,
             budget,
+            requests,
+            share: None,
+            awaited_share: None,
+            cost: 0,
+            free_used: 0,
             refusal_told: false,
             shared,
             seat,
@@ -229,6 +262,12 @@ impl Connection {
                         self.frame_began = Instant::now();
                     }
                 }
+                share = awaited(&mut self.awaited_share) => {
+                    self.awaited_share = None;
+                    self.share = share.ok();
+                    self.closing |= self.share.is_none();
+                    self.frame_began = Instant::now();
+                }
                 (header, message) = when_renewed(&mut self.postponed) => self.handle_frame(header, message),
                 frame = next_eviction(&mut evictions) => {
                     if self.greeted && self.outgoing.bytes() < FLUSH_BYTES {
@@ -277,6 +316,7 @@ impl Connection {
     fn may_read(&self) -> bool {
         !self.closing
             && self.postponed.is_none()
+            && self.awaited_share.is_none()
             && !self.pacing.is_paused()
             && self.pending.len() < MAX_PENDING
             && self.outgoing.bytes() < FLUSH_BYTES
@@ -325,6 +365,8 @@ impl Connection {
                 return false;
             }
             match self.next_frame() {
+                // It goes on when there is memory for the frame.
+                Ok(None) if self.awaited_share.is_some() => return false,
                 Ok(Some((header, message))) => {
                     self.pacing.count();
                     self.handle_frame(header, message);
@@ -352,18 +394,46 @@ impl Connection {
         if !self.greeted && (header.kind != FrameKind::Hello || header.message_bytes > MAX_HELLO_BYTES) {
             return Err(Refusal::bad_request("the first frame of a connection is a hello"));
         }
-        let total = HEADER_BYTES + header.message_bytes as usize;
+        let message_bytes = header.message_bytes as usize;
+        let total = HEADER_BYTES + message_bytes;
+        // Its fields take two bytes at least, and no message has more than it may have items.
+        let most = message_bytes + (message_bytes / 2).min(MAX_ITEMS) * FIELD_MEMORY;
         if self.incoming.len() < total {
+            if message_bytes > SHORT_MESSAGE_BYTES && !self.has_memory_for(most) {
+                return Ok(None);
+            }
             self.incoming.reserve(total - self.incoming.len());
             return Ok(None);
         }
+        let cost = cost_of(&self.incoming[HEADER_BYTES..total]);
+        // What cancels others gives memory back.
+        let waits = header.kind != FrameKind::Cancel && self.free_used + cost > FREE_BYTES;
+        if waits && !self.has_memory_for(cost) {
+            return Ok(None);
+        }
+        self.cost = cost;
         self.incoming.advance(HEADER_BYTES);
-        Ok(Some((header, self.incoming.split_to(header.message_bytes as usize).freeze())))
+        Ok(Some((header, self.incoming.split_to(message_bytes).freeze())))
+    }
+
+    /// Whether the next frame has its share of the memory for requests; if not, it waits for one.
+    fn has_memory_for(&mut self, bytes: usize) -> bool {
+        if self.share.is_none() {
+            self.share = self.requests.try_take(bytes);
+        }
+        if self.share.is_none() {
+            self.awaited_share = Some(Box::pin(self.requests.clone().take(bytes)));
+        }
+        self.share.is_some()
     }
 
     fn handle_frame(&mut self, header: FrameHeader, message: Bytes) {
         if let Err(refusal) = self.handle(header, message) {
             self.refuse_and_close(header.request_id, &refusal);
+        }
+        if self.postponed.is_none() {
+            // It does not wait, or has taken its share along.
+            self.share = None;
         }
         self.frame_began = Instant::now();
     }
@@ -373,7 +443,7 @@ impl Connection {
     fn handle(&mut self, header: FrameHeader, message: Bytes) -> Result<(), Refusal> {
         let (service, id) = (self.shared.service.clone(), header.request_id);
         // What waits is counted with its message too: a long list of blocks asks for no payload, but takes memory.
-        let length = message.len();
+        let length = self.cost;
         if let Err(refusal) = self.peer.check(header.kind) {
             return self.deny(&header, refusal);
         }
@@ -404,7 +474,10 @@ impl Connection {
             }
             FrameKind::Query => {
                 let Some(request) = self.permitted::<QueryRequest>(&header, message)? else { return Ok(()) };
-                self.wait_for(id, length, move || Segment::of(FrameKind::QueryReply, id, &service.query(request)));
+                let asker = self.locality();
+                self.wait_for(id, length, move || {
+                    Segment::of(FrameKind::QueryReply, id, &service.query(request, asker))
+                });
             }
             FrameKind::Free => {
                 let request = decode::<FreeRequest>(message)?;
@@ -422,8 +495,7 @@ impl Connection {
             }
             FrameKind::Reserve => {
                 let Some(request) = self.permitted::<ReserveRequest>(&header, message)? else { return Ok(()) };
-                let asker =
-                    if self.socket.passes_descriptors() { PeerLocality::SameHost } else { PeerLocality::Elsewhere };
+                let asker = self.locality();
                 let wanted = request.ranges.iter().map(|range| u64::from(range.length)).sum::<u64>();
                 let room = self.room(request.block.as_ref(), wanted + u64::from(request.origin_bytes));
                 let reserve = move |service: &Service, request: ReserveRequest, taken: Option<Taken>| {
@@ -433,7 +505,7 @@ impl Connection {
                     segment.descriptors.extend(file.map(PassedFile::File));
                     segment
                 };
-                let pause = service.pressure();
+                let (pause, tenant) = (service.pressure(), self.pacing.tenant().cloned());
                 match room {
                     Ok(taken) if request.origin.is_none() && pause.is_zero() => {
                         self.wait_for(id, length, move || reserve(&service, request, taken));
@@ -452,8 +524,8 @@ impl Connection {
                             Err(refusal) => refused(refusal),
                             Ok(()) => {
                                 let reserve = move || reserve(&service, request, taken);
-                                let failed = |_| refused(Refusal::new(Status::IoError, "the request failed"));
-                                tokio::task::spawn_blocking(reserve).await.unwrap_or_else(failed)
+                                let failed = || refused(Refusal::new(Status::IoError, "the request failed"));
+                                on_disk(tenant.as_deref(), reserve).await.unwrap_or_else(failed)
                             }
                         }
                     }),
@@ -470,7 +542,8 @@ impl Connection {
                 if let Err(refusal) = self.peer.check_sync(&request) {
                     return self.deny(&header, refusal);
                 }
-                let answer = async move { Segment::of(FrameKind::SyncReply, id, &service.sync(request).await) };
+                let tenant = self.pacing.tenant().cloned();
+                let answer = async move { Segment::of(FrameKind::SyncReply, id, &service.sync(request, tenant).await) };
                 self.begin(id, length, answer);
             }
             FrameKind::Persist => {
@@ -486,9 +559,8 @@ impl Connection {
                 self.begin(id, length, answer);
             }
             FrameKind::Cancel => {
-                if let Some(Pending { task, bytes }) = self.pending.remove(&decode::<Cancel>(message)?.request_id) {
+                if let Some(task) = self.waits_no_more(decode::<Cancel>(message)?.request_id) {
                     task.abort();
-                    self.pending_bytes -= bytes;
                 }
             }
             FrameKind::ReadReply
@@ -565,12 +637,36 @@ impl Connection {
         }
         self.pending_bytes += bytes;
         let (runtime, counted) = self.seat.for_request();
+        let budget = self.budget.clone();
         let answer = async move {
             let _counted = counted;
-            (request_id, answer.await)
+            let mut segment = answer.await;
+            if segment.memory.is_none() && segment.bytes.len() > FREE_BYTES {
+                // The share of the request covers it until there is one for it.
+                segment.memory = budget.take(segment.bytes.len()).await.ok();
+            }
+            (request_id, segment)
         };
         let task = self.tasks.spawn_on(answer, &runtime);
-        self.pending.insert(request_id, Pending { task, bytes });
+        let (share, cost) = (self.share.take(), self.cost);
+        if share.is_none() {
+            self.free_used += cost;
+        }
+        self.pending.insert(request_id, Pending { task, bytes, share, cost });
+    }
+
+    /// Counts a request no more; gives its task, if it has waited.
+    fn waits_no_more(&mut self, request_id: u64) -> Option<AbortHandle> {
+        let Pending { task, bytes, share, cost } = self.pending.remove(&request_id)?;
+        self.pending_bytes -= bytes;
+        if share.is_none() {
+            self.free_used -= cost;
+        }
+        Some(task)
+    }
+
+    fn locality(&self) -> PeerLocality {
+        if self.socket.passes_descriptors() { PeerLocality::SameHost } else { PeerLocality::Elsewhere }
     }
 
     /// Begins to take the payload of a write, as soon as there is memory for it.
@@ -605,7 +701,9 @@ impl Connection {
         else {
             return;
         };
-        let service = self.shared.service.clone();
+        let (service, tenant) = (self.shared.service.clone(), self.pacing.tenant().cloned());
+        // Its message is gone.
+        self.cost = REQUEST_MEMORY;
         if write.is_of_object() {
             return self.begin(request_id, payload.len(), async move {
                 let reply = service.keep(&write, payload.freeze()).await;
@@ -625,8 +723,8 @@ impl Connection {
                 let refused = |refusal| Segment::of(FrameKind::WriteReply, request_id, &refused_write(refusal));
                 match given(room).await {
                     Ok(taken) => {
-                        let failed = |_| refused(Refusal::new(Status::IoError, "the request failed"));
-                        tokio::task::spawn_blocking(move || write(taken)).await.unwrap_or_else(failed)
+                        let failed = || refused(Refusal::new(Status::IoError, "the request failed"));
+                        on_disk(tenant.as_deref(), move || write(taken)).await.unwrap_or_else(failed)
                     }
                     Err(refusal) => refused(refusal),
                 }
@@ -650,6 +748,9 @@ impl Connection {
     }
 
     fn answer_at_once(&mut self, request: &ContentRequest) -> bool {
+        if request.items.len() > INLINE_ITEMS {
+            return false;
+        }
         let service = self.shared.service.clone();
         let Some(blocks) = service.all_cached(request) else { return false };
         if request.kind == FrameKind::Read {
@@ -676,17 +777,17 @@ impl Connection {
     /// Carries out a short request that may wait for the disk.
     fn wait_for(&mut self, request_id: u64, bytes: usize, work: impl FnOnce() -> Segment + Send + 'static) {
         let failure = Failure { status: Status::IoError.into(), message: "the request failed".into() };
+        let tenant = self.pacing.tenant().cloned();
         let task = async move {
-            let segment = tokio::task::spawn_blocking(work).await;
-            segment.unwrap_or_else(|_| Segment::of(FrameKind::Failure, request_id, &failure))
+            let segment = on_disk(tenant.as_deref(), work).await;
+            segment.unwrap_or_else(|| Segment::of(FrameKind::Failure, request_id, &failure))
         };
         self.begin(request_id, bytes, task);
     }
 
     fn answered(&mut self, request_id: u64, segment: Segment) {
         // Nobody waits for a request that was cancelled while its answer was on its way.
-        if let Some(Pending { bytes, .. }) = self.pending.remove(&request_id) {
-            self.pending_bytes -= bytes;
+        if self.waits_no_more(request_id).is_some() {
             self.send(segment);
         }
     }
@@ -775,8 +876,21 @@ impl Connection {
     }
 }
 
+/// What a request takes while it waits.
+fn cost_of(message: &[u8]) -> usize {
+    REQUEST_MEMORY + message.len() + cavern_proto::bounded::count_fields(message) * FIELD_MEMORY
+}
+
 fn decode<M: Message + Default>(message: Bytes) -> Result<M, Refusal> {
     cavern_proto::bounded::decode(message).map_err(|error| Refusal::bad_request(error.to_string()))
+}
+
+/// The share that the next frame waits for; waits for ever when it does not.
+async fn awaited(share: &mut Option<PendingShare>) -> Result<Share, AcquireError> {
+    match share {
+        Some(share) => share.await,
+        None => std::future::pending().await,
+    }
 }
 
 /// The room of a request, at once or when enough has been committed.

@@ -6,16 +6,19 @@ use std::time::Duration;
 use cavern_conf::schema;
 use cavern_proto::data::{Failure, Status};
 use cavern_proto::frame::FrameKind;
-use cavern_security::{Limit, OverLimit, TenantLimits, Tenants};
+use cavern_security::{Limit, OverLimit, Tenant, TenantLimits, Tenants};
 use tokio::io::Interest;
 
-use super::memory::part_of_tenant;
+use super::memory::{kib_for_requests, part_of_tenant};
 use super::outgoing::{Outgoing, Segment};
 use super::socket::Socket;
 
 /// Requests of a tenant that wait for disks and buckets at a time, for each GET that may be in flight: some wait for
 /// the same one, and few for none.
 const TURNS_PER_FILL: usize = 2;
+/// Threads that wait for disks for a tenant at a time: a quarter of the fewest that a worker has for that (`cores`),
+/// and enough to keep a disk busy.
+const DISK_TURNS: usize = 16;
 /// Whoever is turned away gets so long to read why.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// Read at a time of what it says meanwhile.
@@ -32,12 +35,32 @@ pub fn tenants(conf: &schema::Worker, memory_kib: u32) -> Tenants {
         per_second: Limit { most: per_second, setting: "worker.client_bytes_per_second" },
         turns: conf.fill_concurrency * TURNS_PER_FILL,
         room: part_of_tenant(memory_kib),
+        requests: part_of_tenant(kib_for_requests(memory_kib)),
+        disk_turns: DISK_TURNS,
         // Each thread takes the requests of its connections in turn, and an answer is one piece.
         writers: 0,
         streams: 0,
         parts: 0,
         messages: 0,
     })
+}
+
+/// Has work done that may wait for a disk, at the turn of its tenant; `None` where it has failed. The turn is that of
+/// the work: whoever no longer waits for it cannot have more done meanwhile.
+pub(super) async fn on_disk<T: Send + 'static>(
+    tenant: Option<&Tenant>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let turn = match tenant {
+        Some(tenant) => Some(tenant.disk_turns.clone().acquire_owned().await.ok()?),
+        None => None,
+    };
+    let work = move || {
+        let done = work();
+        drop(turn);
+        done
+    };
+    tokio::task::spawn_blocking(work).await.ok()
 }
 
 /// Says why, in place of a hello, to a client that has too many connections; and ends this one when that is read.
@@ -62,4 +85,45 @@ pub(super) async fn turn_away(socket: &Socket, mut outgoing: Outgoing, reason: &
     };
     // Who has gone needs no farewell.
     let _ = tokio::time::timeout(FAREWELL, farewell).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use cavern_security::{Identity, Role};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn work_that_nobody_waits_for_any_more_keeps_its_turn_until_it_is_done() {
+        let tenants = tenants(&schema::Worker::default(), 1024);
+        let identity = Identity::new("c", Role::Client, "n").unwrap();
+        let connection = tenants.admit(&identity).unwrap().unwrap();
+        let (end, ends) = mpsc::channel::<()>();
+        let (begin, mut begun) = tokio::sync::mpsc::unbounded_channel();
+        let ends = std::sync::Arc::new(parking_lot::Mutex::new(ends));
+        let waiting: Vec<_> = (0..=DISK_TURNS)
+            .map(|_| {
+                let (tenant, begin, ends) = ((*connection).clone(), begin.clone(), ends.clone());
+                let work = move || {
+                    let _ = begin.send(());
+                    let _ = ends.lock().recv();
+                };
+                tokio::spawn(async move { on_disk(Some(&tenant), work).await })
+            })
+            .collect();
+        for _ in 0..DISK_TURNS {
+            begun.recv().await.unwrap();
+        }
+        for task in waiting {
+            task.abort();
+            let _ended = task.await;
+        }
+        assert_eq!(connection.disk_turns.available_permits(), 0, "the work goes on");
+        assert!(begun.try_recv().is_err(), "one has waited, and was given up");
+        drop(end);
+        let all = connection.disk_turns.clone().acquire_many_owned(DISK_TURNS as u32);
+        tokio::time::timeout(Duration::from_secs(10), all).await.unwrap().unwrap();
+    }
 }

@@ -2,6 +2,9 @@
 //!
 //! All connections share it. A tenant (a client identity, where connections are secured) has at most its own part of it
 //! in use, so that clients that take no answers, or finish no write, leave the rest to others.
+//!
+//! Requests that wait, and long messages that are not all here, have a budget of their own: if they took of that for
+//! answers, those that wait could use up what they wait for.
 
 use std::sync::Arc;
 
@@ -36,18 +39,33 @@ impl Share {
     }
 }
 
+/// Share of the memory for answers and payloads that requests may take besides.
+const REQUESTS_PART: u32 = 4;
+
+/// KiB for requests, beside so many for answers and payloads.
+pub(super) fn kib_for_requests(kib: u32) -> u32 {
+    (kib / REQUESTS_PART).max(1)
+}
+
 /// The part of a budget of so many KiB that one tenant may use.
 pub(super) fn part_of_tenant(kib: u32) -> usize {
     (kib - kib / 4) as usize
 }
 
 impl Budget {
+    /// Of `kib` for answers and payloads, which `all` has.
     pub(super) fn new(all: Arc<Semaphore>, kib: u32, tenant: Option<&Tenant>) -> Self {
-        match tenant {
-            Some(tenant) => {
-                let kib = u32::try_from(tenant.limits().room).unwrap_or(u32::MAX).min(kib);
-                Self { all, own: Some(tenant.room.clone()), kib }
-            }
+        Self::within(all, kib, tenant.map(|tenant| (tenant.room.clone(), tenant.limits().room)))
+    }
+
+    /// Of `kib` for requests, which `all` has.
+    pub(super) fn of_requests(all: Arc<Semaphore>, kib: u32, tenant: Option<&Tenant>) -> Self {
+        Self::within(all, kib, tenant.map(|tenant| (tenant.requests.clone(), tenant.limits().requests)))
+    }
+
+    fn within(all: Arc<Semaphore>, kib: u32, part: Option<(Arc<Semaphore>, usize)>) -> Self {
+        match part {
+            Some((own, part)) => Self { all, own: Some(own), kib: u32::try_from(part).unwrap_or(u32::MAX).min(kib) },
             None => Self { all, own: None, kib },
         }
     }
@@ -103,6 +121,8 @@ mod tests {
             per_second,
             turns: 1,
             room,
+            requests: 1,
+            disk_turns: 1,
             streams: 0,
             parts: 0,
             writers: 0,

@@ -4,6 +4,7 @@
 //! all of it can be answered from memory and page cache, that is done on the spot, without a task; else the rest is a
 //! future that waits for the disk or the bucket.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,12 +21,15 @@ use cavern_proto::frame::{FrameKind, HEADER_BYTES};
 use cavern_proto::{BlockId, ChunkMap, ContentId};
 use cavern_security::Tenant;
 use futures::StreamExt;
+use futures::stream::FuturesOrdered;
 use tokio::sync::Semaphore;
 
 use super::MAX_INFLIGHT_BYTES;
-use super::memory::Budget;
+use super::limits::on_disk;
+use super::memory::{Budget, kib_for_requests};
 use super::outgoing::{PassedFile, Segment, append_frame};
 use super::socket::MAX_DESCRIPTORS;
+use super::writes::PeerLocality;
 use crate::fill::{BlockSource, Fills};
 use crate::metrics::WorkerMetrics;
 use crate::persist::Uploads;
@@ -55,6 +59,8 @@ pub(super) struct Service {
     /// In KiB.
     pub memory: Arc<Semaphore>,
     pub memory_kib: u32,
+    /// Beside it, for requests that wait; in KiB.
+    pub requests: Arc<Semaphore>,
     /// For buffers that connections keep for their next answers; in KiB.
     pub spares: Arc<Semaphore>,
     /// Chunks that were reported as corrupt and cannot be checked.
@@ -334,7 +340,7 @@ impl Service {
         let filled = self.make_all_ready(request, until, tenant).await;
         let share = self.budget(tenant).take(request.payload_bytes());
         let memory = match tokio::time::timeout_at(until, share).await {
-            Ok(Ok(memory)) => Some(memory),
+            Ok(Ok(memory)) => memory,
             Ok(Err(_)) | Err(_) => {
                 let refusal = Refusal::new(Status::Overloaded, "the memory budget of the worker is used up");
                 return refused_read(request, &refusal);
@@ -350,15 +356,22 @@ impl Service {
             .collect();
         let (store, request_id) = (self.store.clone(), request.request_id);
         let room = room_for_read(&items, request.payload_bytes());
-        match tokio::task::spawn_blocking(move || compose_read(&store, request_id, items, room)).await {
-            Ok(bytes) => Segment { bytes, descriptors: Vec::new(), memory },
-            Err(_) => refused_read(request, &Refusal::new(Status::IoError, "reading the blocks failed")),
+        // The memory is that of the work, whether or not anybody still waits for it.
+        let compose = move || (compose_read(&store, request_id, items, room), memory);
+        match on_disk(tenant, compose).await {
+            Some((bytes, memory)) => Segment { bytes, descriptors: Vec::new(), memory: Some(memory) },
+            None => refused_read(request, &Refusal::new(Status::IoError, "reading the blocks failed")),
         }
     }
 
     /// What the connections of a tenant have of the memory budget, or those of others.
     pub(super) fn budget(&self, tenant: Option<&Tenant>) -> Budget {
         Budget::new(self.memory.clone(), self.memory_kib, tenant)
+    }
+
+    /// The same for requests.
+    pub(super) fn budget_of_requests(&self, tenant: Option<&Tenant>) -> Budget {
+        Budget::of_requests(self.requests.clone(), kib_for_requests(self.memory_kib), tenant)
     }
 
     async fn make_all_ready(
@@ -375,12 +388,24 @@ impl Service {
             },
             None => None,
         };
-        let items: Vec<_> = request.items.iter().map(|item| self.make_ready(item, until)).collect();
-        futures::stream::iter(items).buffered(ITEMS_AT_A_TIME).collect().await
+        // Futures are made as they are needed: those of thousands of items take megabytes.
+        let (mut items, mut under_way) = (request.items.iter(), FuturesOrdered::new());
+        let mut ready = Vec::with_capacity(request.items.len());
+        loop {
+            while under_way.len() < ITEMS_AT_A_TIME
+                && let Some(item) = items.next()
+            {
+                under_way.push_back(self.make_ready(item, until, tenant));
+            }
+            match under_way.next().await {
+                Some(item) => ready.push(item),
+                None => return ready,
+            }
+        }
     }
 
     /// Makes the wanted chunks of one item readable; gives the block and what had to be fetched.
-    async fn make_ready(&self, item: &Prepared, until: tokio::time::Instant) -> Ready {
+    async fn make_ready(&self, item: &Prepared, until: tokio::time::Instant, tenant: Option<&Tenant>) -> Ready {
         let source = item.source.as_ref().map_err(Clone::clone)?;
         let counted = item.touch != Touch::Refresh;
         if let Some(block) = item.cached_block() {
@@ -391,7 +416,7 @@ impl Service {
             return Ok((block.clone(), Fetched::default()));
         }
         if let Some(target) = source.data() {
-            let block = self.open_data(target, item.touch, until).await?;
+            let block = self.open_data(target, item.touch, until, tenant).await?;
             if counted {
                 self.metrics.hits.inc();
                 self.metrics.hit_bytes.inc_by(item.wanted_bytes());
@@ -416,8 +441,8 @@ impl Service {
         Ok((filled.block, Fetched { bytes: filled.fetched_bytes, us }))
     }
 
-    /// Which chunks are here. *Blocking*.
-    pub(super) fn query(&self, request: QueryRequest) -> QueryReply {
+    /// Which chunks are here; and in which files, for whoever can open them. *Blocking*.
+    pub(super) fn query(&self, request: QueryRequest, asker: PeerLocality) -> QueryReply {
         if let Some(read) = &request.held {
             return self.confirm(&request.blocks, read);
         }
@@ -433,7 +458,10 @@ impl Service {
                 known: true,
                 present,
                 length: block.length(),
-                path: block.path().display().to_string(),
+                path: match asker {
+                    PeerLocality::SameHost => block.path().display().to_string(),
+                    PeerLocality::Elsewhere => String::new(),
+                },
                 incarnation: block.incarnation(),
                 modified_ns: if block.is_data() { block.modified_ns().ok()? } else { 0 },
             })
@@ -479,7 +507,9 @@ impl Service {
         });
         if let Some(block) = block {
             let count = chunk_count(block.length());
-            let chunks: Vec<u32> = request.chunks.into_iter().filter(|index| *index < count).collect();
+            // Each once, however often it is named.
+            let chunks: BTreeSet<u32> = request.chunks.into_iter().filter(|index| *index < count).collect();
+            let chunks: Vec<u32> = chunks.into_iter().collect();
             if let Err(error) = self.store.recheck(&block, &chunks)
                 && let Some(suppressed) = self.unchecked.admit(())
             {

@@ -11,7 +11,7 @@ use cavern_conf::process::{Metrics, MissingDir};
 use cavern_conf::{ByteSize, schema};
 use cavern_proto::chunk::{CHUNK_BYTES, ChunkMap};
 use cavern_proto::data::*;
-use cavern_proto::frame::{FrameHeader, HEADER_BYTES, PROTOCOL_VERSION};
+use cavern_proto::frame::{FrameHeader, HEADER_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
 use cavern_proto::master::{Mount, MountTable, WriteType};
 use cavern_proto::{BlockId, ContentId};
 use cavern_ufs::MemoryBucket;
@@ -522,7 +522,11 @@ async fn fills_and_queries_say_what_is_here() {
     client.send(FrameKind::Query, &query).await;
     let reply: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
     assert_eq!(ChunkMap::from_bytes(&reply.items[0].present).iter().collect::<Vec<_>>(), [3, 4, 9]);
-    assert!(reply.items[0].path.starts_with(bench.home.path().to_str().unwrap()));
+    assert!(reply.items[0].path.is_empty(), "other hosts are told of no files");
+    let mut near = bench.unix().await;
+    near.send(FrameKind::Query, &query).await;
+    let told: QueryReply = near.receive().await.unwrap().decode(FrameKind::QueryReply);
+    assert!(told.items[0].path.starts_with(bench.home.path().to_str().unwrap()));
     assert_eq!((bench.metrics.hits.get(), bench.metrics.misses.get()), (0, 0), "neither is a use");
     // Who has the files names them without more.
     let named = |content_id: Bytes, index| BlockRef { content_id, index, ..BlockRef::default() };
@@ -623,6 +627,33 @@ async fn more_is_in_flight_than_buffers_hold() {
     }
     seen.sort_unstable();
     assert_eq!(seen, (2..102).collect::<Vec<_>>());
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_requests_wait_for_memory_and_short_ones_do_not() {
+    let bench = Fixture::new("requests").await;
+    let block = bench.put("a", &noise(100), 64 * MIB);
+    let query = |count| QueryRequest { blocks: vec![block.clone(); count], held: None };
+    // Of 16 MiB for requests a message that is not all here takes 4, and what it may turn out to be.
+    let mut unfinished = bench.tcp().await;
+    let mut begun = encode_frame(FrameKind::Query, 8, &query(1), 0);
+    let head =
+        FrameHeader { kind: FrameKind::Query, request_id: 9, message_bytes: MAX_MESSAGE_BYTES, payload_bytes: 0 };
+    begun.extend(head.encode());
+    unfinished.send_raw(&begun).await.unwrap();
+    assert_eq!(unfinished.receive().await.unwrap().request_id, 8);
+    let mut long = bench.tcp().await;
+    let id = long.send(FrameKind::Query, &query(3000)).await;
+    let waiting = tokio::time::timeout(Duration::from_millis(200), long.receive()).await;
+    assert!(waiting.is_err(), "answered without memory");
+    let mut short = bench.tcp().await;
+    let passed = short.send(FrameKind::Query, &query(1)).await;
+    assert_eq!(short.receive().await.unwrap().request_id, passed);
+    drop(unfinished);
+    let answer = long.receive().await.unwrap();
+    assert_eq!(answer.request_id, id);
+    assert_eq!(answer.decode::<QueryReply>(FrameKind::QueryReply).items.len(), 3000);
     bench.end().await;
 }
 

@@ -1,5 +1,6 @@
 //! Requests that make, change and sync blocks of fs-mode files.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,9 +13,10 @@ use cavern_proto::data::{
     BlockRef, Range as WireRange, ReserveReply, ReserveRequest, Status, SyncReply, SyncRequest, WriteReply,
     WriteRequest,
 };
-use tokio::task::JoinError;
+use cavern_security::Tenant;
 use tokio::time::Instant;
 
+use super::limits::on_disk;
 use super::pressure;
 use super::requests::{Service, deadline_of};
 use crate::fill::BlockSource;
@@ -27,10 +29,10 @@ const MAX_RANGES: usize = 1024;
 /// Blocks of one request that are synced at a time: the disk's journal takes them together.
 const SYNCS_AT_A_TIME: usize = 8;
 
-/// Who asks for room.
+/// Where the peer of a connection is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PeerLocality {
-    /// It takes a descriptor.
+    /// It takes descriptors, and may know of files.
     SameHost,
     Elsewhere,
 }
@@ -122,12 +124,13 @@ impl Service {
         target: DataTarget,
         touch: Touch,
         until: tokio::time::Instant,
+        tenant: Option<&Tenant>,
     ) -> Result<Arc<Block>, Refusal> {
         let store = self.store.clone();
-        let found = tokio::task::spawn_blocking(move || store.find_data(&target, touch));
+        let found = on_disk(tenant, move || store.find_data(&target, touch));
         match tokio::time::timeout_at(until, found).await {
-            Ok(Ok(found)) => found.map_err(Refusal::from),
-            Ok(Err(_)) => Err(Refusal::new(Status::IoError, "opening the block failed")),
+            Ok(Some(found)) => found.map_err(Refusal::from),
+            Ok(None) => Err(Refusal::new(Status::IoError, "opening the block failed")),
             Err(_) => Err(Refusal::deadline()),
         }
     }
@@ -228,38 +231,50 @@ impl Service {
     }
 
     /// Answers when the blocks are on disk.
-    pub(super) async fn sync(self: Arc<Self>, request: SyncRequest) -> SyncReply {
-        match self.try_sync(request).await {
+    pub(super) async fn sync(self: Arc<Self>, request: SyncRequest, tenant: Option<Arc<Tenant>>) -> SyncReply {
+        match self.try_sync(request, tenant.as_deref()).await {
             Ok(()) => SyncReply { status: Status::Ok.into(), message: String::new() },
             Err(Refusal { status, message }) => SyncReply { status: status.into(), message },
         }
     }
 
-    async fn try_sync(&self, request: SyncRequest) -> Result<(), Refusal> {
+    async fn try_sync(&self, request: SyncRequest, tenant: Option<&Tenant>) -> Result<(), Refusal> {
         let blocks = request.blocks.len() + request.failed.len();
         if blocks > MAX_ITEMS {
             return Err(Refusal::bad_request(format!("{blocks} blocks in one request")));
         }
-        let parse = |blocks: Vec<BlockRef>| -> Result<Vec<DataTarget>, Refusal> {
-            blocks.into_iter().map(BlockSource::parse_data).collect()
-        };
-        let (targets, failed) = (parse(request.blocks)?, parse(request.failed)?);
+        let (targets, failed) = (distinct(request.blocks)?, distinct(request.failed)?);
         if !failed.is_empty() {
             let store = self.store.clone();
             let tell = move || failed.iter().try_for_each(|target| store.sync_failed_elsewhere(target));
-            synced(tokio::task::spawn_blocking(tell).await)?;
+            synced(on_disk(tenant, tell).await)?;
         }
         let share = targets.len().div_ceil(SYNCS_AT_A_TIME).max(1);
-        let syncs = targets.chunks(share).map(|targets| {
-            let (store, targets) = (self.store.clone(), targets.to_vec());
-            tokio::task::spawn_blocking(move || store.sync_data(&targets))
-        });
+        let syncs: Vec<_> = targets
+            .chunks(share)
+            .map(|targets| {
+                let (store, targets) = (self.store.clone(), targets.to_vec());
+                on_disk(tenant, move || store.sync_data(&targets))
+            })
+            .collect();
         futures::future::join_all(syncs).await.into_iter().try_for_each(synced)
     }
 }
 
-fn synced(done: Result<Result<(), StoreError>, JoinError>) -> Result<(), Refusal> {
-    Ok(done.map_err(|_| Refusal::new(Status::IoError, "syncing the blocks failed"))??)
+/// The blocks that these name, each once: a disk does no more for whoever names one a thousand times.
+fn distinct(blocks: Vec<BlockRef>) -> Result<Vec<DataTarget>, Refusal> {
+    let (mut seen, mut targets) = (HashSet::with_capacity(blocks.len()), Vec::with_capacity(blocks.len()));
+    for block in blocks {
+        let target = BlockSource::parse_data(block)?;
+        if seen.insert(target) {
+            targets.push(target);
+        }
+    }
+    Ok(targets)
+}
+
+fn synced(done: Option<Result<(), StoreError>>) -> Result<(), Refusal> {
+    Ok(done.ok_or_else(|| Refusal::new(Status::IoError, "syncing the blocks failed"))??)
 }
 
 /// The answer to a reservation that is not made.

@@ -46,7 +46,7 @@ use super::chunk_units;
 use super::sealing::Sealed;
 
 /// Which block of an fs-mode file a request means.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DataTarget {
     pub id: BlockId,
     /// Bytes of the block, written or not.

@@ -148,7 +148,7 @@ pub(super) fn replace_file(directory: &Path, name: &str, bytes: &[u8]) -> io::Re
 pub(super) fn lock(directory: &Path) -> Result<File, WorkerError> {
     let path = directory.join("lock");
     let failed = |source| WorkerError::Directory { action: "lock", path: path.clone(), source };
-    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+    let file = host::lock_file(&path).map_err(failed)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => Err(WorkerError::DirectoryInUse(directory.to_owned())),

@@ -150,7 +150,7 @@ impl FindArgs {
 
     fn print(&self, path: String, node: &Node) -> Result<(), CliError> {
         if !self.json {
-            return console::line(path);
+            return console::line(console::name(&path));
         }
         let (kind, letter) = kind_name(node.kind);
         let (mode, mtime) = (mode_text(letter, node.mode), time_text(node.mtime_ns));

@@ -172,6 +172,14 @@ pub fn time_text(ns: i64) -> String {
     jiff::Timestamp::from_nanosecond(i128::from(ns)).map_or_else(|_| ns.to_string(), |time| format!("{time:.3}"))
 }
 
+/// What `cv fs ls` calls an entry.
+fn name_of(path: &str, is_recursive: bool) -> &str {
+    match path.rsplit_once('/') {
+        Some((_, name)) if !is_recursive && !name.is_empty() => name,
+        _ => path,
+    }
+}
+
 /// The path of a child, `name` as readable as it can be.
 pub fn join(directory: &str, name: &[u8]) -> String {
     format!("{}/{}", directory.trim_end_matches('/'), String::from_utf8_lossy(name))
@@ -231,11 +239,8 @@ impl LsArgs {
         if self.json {
             return console::json_line(&view);
         }
+        let name = console::name(name_of(&view.path, self.recursive));
         let slash = if view.kind == "directory" { "/" } else { "" };
-        let name = match view.path.rsplit_once('/') {
-            Some((_, name)) if !self.recursive && !name.is_empty() => name,
-            _ => &view.path,
-        };
         if self.long {
             return console::line(format_args!("{} {:>14} {} {name}{slash}", view.mode, view.size, view.mtime));
         }
@@ -264,7 +269,7 @@ impl StatArgs {
                 console::json_line(&view)?;
                 continue;
             }
-            console::line(&view.path)?;
+            console::line(console::name(&view.path))?;
             let mut facts = vec![
                 ("kind", view.kind.to_owned()),
                 ("size", view.size.to_string()),
@@ -281,7 +286,7 @@ impl StatArgs {
             facts.extend(view.bucket.map(|bucket| ("bucket", bucket.text(view.kind))));
             facts.extend(unavailable_text(&view.unavailable).map(|text| ("LOST", text)));
             for (name, value) in facts {
-                console::line(format_args!("  {name:<9} {value}"))?;
+                console::line(format_args!("  {name:<9} {}", console::name(&value)))?;
             }
         }
         Ok(())

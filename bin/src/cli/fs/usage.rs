@@ -78,12 +78,23 @@ impl DuArgs {
                 let mut pages = master.namespace.read_dir(request.clone()).await?.into_inner();
                 let mut entries = Vec::new();
                 while let Some(page) = pages.message().await? {
-                    let short = |entry: Entry| (join(&path, &entry.name), entry.attr.unwrap_or_default());
+                    let short = |entry: Entry| {
+                        let is_text = std::str::from_utf8(&entry.name).is_ok();
+                        (join(&path, &entry.name), is_text, entry.attr.unwrap_or_default())
+                    };
                     entries.extend(page.entries.into_iter().map(short));
                 }
                 Ok(entries)
             };
-            for (path, attr) in leader.ask(list).await? {
+            for (path, is_text, attr) in leader.ask(list).await? {
+                if !is_text && attr.kind() == Kind::Directory {
+                    // A path is text: what is below another one cannot be asked for by itself.
+                    console::remark(format_args!(
+                        "{}: its name is not UTF-8, so that it is counted in the total only",
+                        console::escaped(&path)
+                    ));
+                    continue;
+                }
                 views.push(match attr.kind() {
                     Kind::Directory => usage(&mut leader, path).await?,
                     _ => UsageView { path, directories: 0, files: 1, bytes: attr.size },
@@ -95,7 +106,7 @@ impl DuArgs {
             return console::json(&views);
         }
         for view in views {
-            console::line(format_args!("{:>12}  {}", console::size(view.bytes), view.path))?;
+            console::line(format_args!("{:>12}  {}", console::size(view.bytes), console::name(&view.path)))?;
         }
         Ok(())
     }

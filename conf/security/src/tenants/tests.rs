@@ -9,6 +9,8 @@ fn tenants(most: usize) -> Tenants {
         per_second: Limit { most: 1000, setting: "x.client_operations_per_second" },
         turns: 2,
         room: 2,
+        requests: 2,
+        disk_turns: 1,
         streams: 1,
         parts: 1,
         writers: 1,

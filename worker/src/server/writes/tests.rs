@@ -267,6 +267,17 @@ async fn a_write_waits_for_memory_and_is_refused_when_there_is_none_in_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_block_that_a_request_names_often_is_synced_once() {
+    let bench = Fixture::new("named-often").await;
+    let mut client = bench.tcp().await;
+    assert_eq!(write(&mut client, write_of(block(1, 0), 0), b"data").await.status(), Status::Ok);
+    let before = bench.metrics.syncs.get();
+    assert_eq!(sync(&mut client, vec![block(1, 0); 1000]).await.status(), Status::Ok);
+    assert_eq!(bench.metrics.syncs.get() - before, 1);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_a_client_could_not_sync_is_synced_no_more() {
     let bench = Fixture::new("failed-syncs").await;
     let mut client = bench.unix().await;
