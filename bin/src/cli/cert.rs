@@ -45,7 +45,7 @@ restart.")]
     /// Put certificates that somebody else may have on the list of those that nobody takes any more.
     #[command(after_help = "Examples:
   cv cert revoke --dir /root/authority
-  cv cert revoke /root/node1/client-node1.pem --dir /root/authority --out /root/crl.pem
+  cv cert revoke node1/client-node1.pem --dir /root/authority --out crl.pem
 
 The list is crl.pem in the directory of the authority, and keeps what was revoked before; without a certificate it is \
 made where there is none, so that all hosts have one from the start. Each host gets it as the file that \

@@ -77,7 +77,8 @@ async fn the_first_fill_is_told_only_where_an_absence_was() {
 
 #[tokio::test]
 async fn who_does_not_say_that_it_knows_the_masters_is_named_after_a_lease() {
-    let hub = hub(Duration::from_millis(300));
+    // A test that stands still for half of a lease has not listened meanwhile, and waits for longer.
+    let hub = hub(Duration::from_secs(2));
     let (mut one, mut other) =
         (hub.open("one", Before::default()).unwrap(), hub.open("other", Before::default()).unwrap());
     next(&mut one).await;
