@@ -90,30 +90,30 @@ impl Persistence {
                 return Ok(());
             }
             KeyOwner::Written => turn.ended(),
-            KeyOwner::Nobody if mount.check_claimant().is_err() => {
+            KeyOwner::Nobody => {
                 if let Err(refusal) = mount.check_claimant() {
                     turn.failed(FailureKind::Denied, &refusal.to_string());
-                }
-                return Ok(());
-            }
-            KeyOwner::Nobody => match delete_object(&mount.ufs, deletion, self.lookups.reader.lease()).await {
-                Ok(()) => {
-                    Failpoint::ObjectDeleted.pass();
-                    self.metrics.deletions.inc();
-                    mount.succeeded();
-                    turn.succeeded();
-                }
-                Err(DeleteError::Lead(error)) => return Err(error),
-                Err(DeleteError::Bucket(error)) => {
-                    self.metrics.failures.inc();
-                    let blame = blame(&error);
-                    turn.failed(blame, &error.to_string());
-                    if blame.is_of_bucket() {
-                        mount.failed(&MasterError::Ufs(error));
-                    }
                     return Ok(());
                 }
-            },
+                match delete_object(&mount.ufs, deletion, self.lookups.reader.lease()).await {
+                    Ok(()) => {
+                        Failpoint::ObjectDeleted.pass();
+                        self.metrics.deletions.inc();
+                        mount.succeeded();
+                        turn.succeeded();
+                    }
+                    Err(DeleteError::Lead(error)) => return Err(error),
+                    Err(DeleteError::Bucket(error)) => {
+                        self.metrics.failures.inc();
+                        let blame = blame(&error);
+                        turn.failed(blame, &error.to_string());
+                        if blame.is_of_bucket() {
+                            mount.failed(&MasterError::Ufs(error));
+                        }
+                        return Ok(());
+                    }
+                }
+            }
         }
         self.deleted(deletion).await
     }
