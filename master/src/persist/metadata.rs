@@ -152,6 +152,10 @@ mod tests {
         ObjectMeta { key: "k".into(), size: 7, etag: "e".into(), mtime_ns: 5, metadata }
     }
 
+    fn item(name: &str, value: &str) -> MetadataItem {
+        MetadataItem { name: name.into(), value: value.into() }
+    }
+
     #[test]
     fn what_is_written_is_read_again() {
         let xattr = |name: &'static str, value: Vec<u8>| (Bytes::from_static(name.as_bytes()), Bytes::from(value));
@@ -174,7 +178,6 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_not_believed() {
         assert_eq!(read(&object(&[])), None);
-        let item = |name: &str, value: &str| MetadataItem { name: name.into(), value: value.into() };
         for mode in ["", "-1", "0", "abc", "99999999999", "4095"] {
             assert_eq!(read(&object(&[item("mode", mode)])), None, "{mode}");
         }

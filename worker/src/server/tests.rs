@@ -50,7 +50,7 @@ pub(super) struct Fixture {
     pool: Arc<cavern_net::WorkerPool>,
     uploads: Arc<Uploads>,
     mounts: Arc<Mounts>,
-    metrics: WorkerMetrics,
+    pub(super) metrics: WorkerMetrics,
     address: SocketAddr,
     socket: PathBuf,
     stop: CancellationToken,
