@@ -664,14 +664,17 @@ fn blocks_come_by_commits_and_go_by_truncation_and_never_get_an_old_name() {
     assert_eq!(tables.counters().unwrap().garbage, 3);
 }
 
+/// A block by its index, and the workers that have it.
+type MadeAt<'a> = (u32, &'a [u64]);
+
 /// A file, and what commits these blocks to it at these workers.
-fn file_with_commits(bench: &mut Fixture) -> (u64, impl Fn(&[(u32, &[u64])]) -> Change + use<>) {
+fn file_with_commits(bench: &mut Fixture) -> (u64, impl Fn(&[MadeAt<'_>]) -> Change + use<>) {
     let kind = InodeKind::File as i32;
     let file = Change::Create(CreateInode { parent: bench.root, name: "f".into(), kind, ..CreateInode::default() });
     let inode = bench.change(file).inode;
-    let commit = move |made: &[(u32, &[u64])]| {
+    let commit = move |made: &[MadeAt<'_>]| {
         let at =
-            |(index, workers): &(u32, &[u64])| Extent { index: *index, workers: workers.to_vec(), ..Extent::default() };
+            |(index, workers): &MadeAt<'_>| Extent { index: *index, workers: workers.to_vec(), ..Extent::default() };
         let made = made.iter().map(at).collect();
         Change::Commit(CommitContent { inode, grow_to: 1, made, changed: true })
     };
