@@ -124,6 +124,6 @@ mod tests {
         assert!(begun.try_recv().is_err(), "one has waited, and was given up");
         drop(end);
         let all = connection.disk_turns.clone().acquire_many_owned(DISK_TURNS as u32);
-        tokio::time::timeout(Duration::from_secs(10), all).await.unwrap().unwrap();
+        let _all = tokio::time::timeout(Duration::from_secs(10), all).await.unwrap().unwrap();
     }
 }
