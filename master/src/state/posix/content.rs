@@ -45,7 +45,8 @@ impl MutationContext<'_, '_> {
             return refuse(Errno::INVAL, "a commit that names a block, or a worker of a block, twice");
         }
         let tables = self.transaction.before();
-        let mut registered = Registered { tables, known: BTreeMap::new() };
+        let last = self.transaction.counters.worker;
+        let mut registered = Registered { tables, last, known: BTreeMap::new() };
         let size = record.size.max(commit.grow_to);
         let next_generation = extent::next_generation(&self.transaction.counters, commit.inode, &record);
         let (mut blocks, mut cut_off) = (Vec::new(), Vec::new());
@@ -61,7 +62,8 @@ impl MutationContext<'_, '_> {
             let there = if is_checked { registered.of(made, known.as_ref())? } else { None };
             let made = there.map_or(Cow::Borrowed(made), Cow::Owned);
             if made.workers.is_empty() {
-                let reason = format!("no worker of block {} of {} is there", made.index, self.shown(commit.inode)?);
+                let reason =
+                    format!("no worker of block {} of {} was ever there", made.index, self.shown(commit.inode)?);
                 return refuse(Errno::STALE, reason);
             }
             let after = match &known {
@@ -144,12 +146,15 @@ impl MutationContext<'_, '_> {
 /// Workers that somebody names, looked up once each.
 struct Registered<'d> {
     tables: Tables<'d>,
+    /// The last that was registered: no other has a higher number.
+    last: u64,
     known: BTreeMap<u64, bool>,
 }
 
 impl Registered<'_> {
     /// A block at those of the workers named that the table has, or that have the block already; `None` when these are
-    /// all. One that was removed meanwhile leaves the content to the others.
+    /// all. One that was removed meanwhile leaves the content to the others; where there are none, the block is at it,
+    /// and lost with it, which costs the other blocks of the commit nothing.
     fn of(&mut self, made: &Extent, recorded: Option<&ExtentRecord>) -> Result<Option<Extent>, MasterError> {
         let mut is_there = Vec::with_capacity(made.workers.len());
         for worker in &made.workers {
@@ -158,6 +163,9 @@ impl Registered<'_> {
         }
         if is_there.iter().all(|there| *there) {
             return Ok(None);
+        }
+        if !is_there.contains(&true) {
+            is_there = made.workers.iter().map(|worker| (1..=self.last).contains(worker)).collect();
         }
         let (workers, joined) = (those(&made.workers, &is_there), those(&made.joined, &is_there));
         Ok(Some(Extent { workers, joined, ..made.clone() }))

@@ -58,8 +58,8 @@ impl MutationContext<'_, '_> {
     /// What a session that holds it may write stays so.
     pub(super) fn put_hold(&mut self, inode: u64, session: u64) -> Result<(), MasterError> {
         let known = self.transaction.before().hold(inode, session)?;
-        // Where users are limited, those who write have opened it to be written.
-        let only_reads = self.access == ClientAccess::ReadOnly || self.judged.is_some();
+        // Where users are limited, nothing tells who writes: a session that follows on another opens no file again.
+        let only_reads = self.access == ClientAccess::ReadOnly;
         let right = match known.as_deref() {
             Some(MAY_WRITE) if self.judged.is_some() => MAY_WRITE,
             None | Some(ONLY_READS) if only_reads && self.transaction.counters.level >= READING_HOLDS => ONLY_READS,

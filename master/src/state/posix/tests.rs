@@ -706,6 +706,9 @@ fn blocks_are_committed_at_workers_of_the_table_alone() {
     assert_eq!(bench.change(commit(&[(1, &[78])])).errno, Errno::STALE.raw_os_error());
     assert_eq!(Tables::new(&bench.database).strays(None, 10).unwrap(), []);
     assert_eq!(with_replicas(&bench), [1, 2, 3]);
+    // What only one has that was removed is lost with it, and the blocks beside it are not.
+    assert_eq!(bench.change(commit(&[(4, &[3]), (5, &[2, 79])])).errno, 0);
+    assert_eq!([4, 5].map(|index| workers(&bench, index)), [vec![3], vec![2]]);
 }
 
 #[test]
