@@ -138,6 +138,15 @@ impl MasterError {
         }
     }
 
+    /// Whether a bucket has failed or refused.
+    pub(crate) fn is_of_bucket(&self) -> bool {
+        match self {
+            Self::Shared(shared) => shared.is_of_bucket(),
+            Self::Ufs(_) => true,
+            _ => false,
+        }
+    }
+
     /// The gRPC status that says what a caller is to do: NOT_FOUND ([`Gone`] when it is what was asked by) and
     /// ALREADY_EXISTS as they say, INVALID_ARGUMENT for a request that can never work, FAILED_PRECONDITION for one that
     /// the present state refuses, PERMISSION_DENIED when the bucket or STS refused, or may not be reached from here,

@@ -10,9 +10,8 @@ use std::sync::Arc;
 use cavern_proto::record::BeginHistory;
 use cavern_proto::record::command::Command;
 use ring::rand::{SecureRandom as _, SystemRandom};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
+use crate::background::TaskGroup;
 use crate::metrics::MasterMetrics;
 use crate::service::Services;
 use crate::state::apply::GENERATIONS_MAX;
@@ -27,24 +26,24 @@ const GENERATIONS_PART: u32 = 512;
 /// The work of one lead of this master.
 pub struct Leadership {
     services: Services,
-    background: TaskTracker,
-    stop: CancellationToken,
+    background: TaskGroup,
 }
 
 impl Leadership {
     pub fn new(services: &Services) -> Self {
-        let stop = services.stop.child_token();
-        Self { services: services.clone(), background: TaskTracker::new(), stop }
+        let background = TaskGroup { stop: services.stop.child_token(), ..TaskGroup::default() };
+        Self { services: services.clone(), background }
     }
 
     /// Begins with everything that the state says is to be done.
     pub async fn begin(&self, database: &Arc<Database>, metrics: &MasterMetrics) -> Result<(), MasterError> {
-        let Self { services, background, stop } = self;
+        let Self { services, background } = self;
+        let stop = &background.stop;
         begin_history(services).await?;
         leave_out_inodes(services).await?;
         services.jobs.resume().await?;
-        services.persistence.start();
-        services.repair.start();
+        services.persistence.start(&services.background);
+        services.repair.start(&services.background);
         for mount in Tables::new(database).mounts()? {
             match services.mounts.get(mount.id) {
                 Ok(open) if open.is_fs_mode() => services.lookups.listings.start_existing(open),
@@ -53,25 +52,22 @@ impl Leadership {
             }
         }
         background.spawn(level::keep_raising(services.clone(), stop.clone()));
-        background.spawn(mounts::keep_claims(services.clone(), stop.clone()));
-        background.spawn(upkeep::keep_time(services.clone(), metrics.clone(), stop.clone()));
-        background.spawn(upkeep::keep_ending_sessions(services.clone(), stop.clone()));
-        background.spawn(upkeep::keep_reaping(services.clone(), database.clone(), stop.clone()));
-        background.spawn(expiry::keep_expiring(services.clone(), metrics.expiry.clone(), stop.clone()));
+        mounts::start_checking_claims(background, services);
+        upkeep::start(background, services, database, metrics);
+        expiry::start(background, services, metrics.expiry.clone());
         Ok(())
     }
 
     /// Ends it, for good: the next lead, of whichever master, goes on with what is left. Nothing of it is under way
     /// when this returns.
     pub async fn end(self) {
-        let Self { services, background, stop } = self;
-        stop.cancel();
+        let Self { services, background } = self;
+        background.stop.cancel();
         services.jobs.shutdown().await;
         services.persistence.shutdown().await;
         services.repair.shutdown().await;
         services.lookups.listings.shutdown().await;
-        background.close();
-        background.wait().await;
+        background.shutdown().await;
     }
 }
 

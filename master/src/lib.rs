@@ -13,7 +13,7 @@
 //! - [`group`]: how a master gets its place among several; [`lead`]: whether it leads; [`rotation`]: how the key of the
 //!   cluster's secrets is changed for all of them.
 //! - [`term`]: all that a leader has, made when it begins to lead and ended with that; [`leader`]: what it does all the
-//!   time.
+//!   time; [`background`]: the frame of its tasks, which notes how they fare.
 //! - [`service`]: the gRPC face of all that; [`request`]: what may be asked for twice, and is done once.
 //!
 //! Reads are served from RocksDB directly. Everything that changes goes through the log and is on disk before it is
@@ -22,6 +22,8 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod announce;
+mod background;
+mod backoff;
 mod blocking;
 mod clock;
 mod error;

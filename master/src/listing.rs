@@ -34,6 +34,7 @@ mod walk;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{ApplyListing, ListingGroup};
@@ -41,8 +42,6 @@ use cavern_ufs::{ListMode, ListPage, Lister};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 pub use adopt::Looks;
 pub use check::Why;
@@ -54,6 +53,8 @@ pub use {diff::is_same_version, diff::step as diff_step};
 use name_checks::NameChecks;
 
 use crate::MasterError;
+use crate::background::{TaskGroup, TaskList};
+use crate::backoff::Backoff;
 use crate::metrics::ListingMetrics;
 use crate::mounts::{Mounts, OpenMount};
 use crate::raft::Proposer;
@@ -64,6 +65,8 @@ use crate::state::{Outcome, StateReader};
 const PORTION: usize = 500;
 /// Directories that are being listed or wait for it, at most.
 const FLIGHTS_MAX: usize = 16_384;
+/// Of an index whose bucket fails.
+const INDEX_BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
 /// What to do about a directory, or a mount, that the bucket has too much in.
 const ENTRIES_REMEDY: &str = "split the directory, or raise master.listing_entries if there are so many objects";
 const INDEX_REMEDY: &str = "mount a part of it, or raise master.index_entries if there are so many objects";
@@ -86,8 +89,8 @@ struct Inner {
     cluster_id: Arc<str>,
     flights: Mutex<HashMap<u64, Arc<Flight>>>,
     checks: NameChecks,
-    tasks: TaskTracker,
-    stop: CancellationToken,
+    background: TaskList,
+    tasks: TaskGroup,
 }
 
 /// How listing goes about it.
@@ -107,6 +110,7 @@ impl Listings {
         mounts: Arc<Mounts>,
         proposer: Proposer,
         metrics: ListingMetrics,
+        background: TaskList,
         options: ListingOptions,
     ) -> Self {
         let ListingOptions { concurrency, entries, index_entries, looks, cluster_id } = options;
@@ -124,16 +128,14 @@ impl Listings {
             cluster_id,
             flights: Mutex::default(),
             checks: NameChecks::default(),
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
+            background,
+            tasks: TaskGroup::default(),
         }))
     }
 
     /// Stops what runs and waits for it.
     pub async fn shutdown(&self) {
-        self.0.stop.cancel();
-        self.0.tasks.close();
-        self.0.tasks.wait().await;
+        self.0.tasks.shutdown().await;
     }
 
     /// The listing of `directory` that runs, or a new one. With `asked_ns`, one that began (or will begin) after that
@@ -147,7 +149,7 @@ impl Listings {
             let is_new_enough = asked_ns.is_none_or(|asked| running.begins_after(asked));
             return Ok(if is_new_enough { Started::Joined(running.clone()) } else { Started::Older(running.clone()) });
         }
-        if flights.len() >= FLIGHTS_MAX || self.0.stop.is_cancelled() {
+        if flights.len() >= FLIGHTS_MAX || self.0.tasks.stop.is_cancelled() {
             return Err(MasterError::Overloaded(format!(
                 "{FLIGHTS_MAX} directories wait to be listed: try again later"
             )));
@@ -157,10 +159,10 @@ impl Listings {
         self.0.metrics.running.set(flights.len() as i64);
         drop(flights);
         let (listings, running) = (self.clone(), flight.clone());
-        self.0.tasks.spawn(async move {
+        self.0.tasks.tracker.spawn(async move {
             let result = tokio::select! {
                 result = listings.list_directory(directory, &running) => result,
-                () = listings.0.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
+                () = listings.0.tasks.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
             };
             {
                 let mut flights = listings.0.flights.lock();

@@ -17,7 +17,7 @@ mod update;
 mod vending;
 
 pub use attach::MountPolicy;
-pub use claim::{CLAIM, TakeOver, keep_claims};
+pub use claim::{CLAIM, TakeOver, start_checking_claims};
 pub use detach::DetachPolicy;
 pub use keys::KeyDirectory;
 pub use open::{Mounts, OpenMount};

@@ -21,7 +21,7 @@
 //! earlier master, or of one whose answer was lost, may still do in the store is fended off by the store: each request
 //! names the version that it replaces.
 //!
-//! What fails is tried again for ever, with pauses that grow to [`retry_tracker::PAUSE_MAX`]; while a whole bucket
+//! What fails is tried again for ever, with pauses that grow ([`retry_tracker::ITEM_BACKOFF`]); while a whole bucket
 //! fails, one request at a time asks whether it is back.
 
 mod client_load;
@@ -47,9 +47,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use self::client_load::ClientLoad;
 use self::expedite::ExpeditedScopes;
@@ -60,6 +59,8 @@ pub use self::scope::Scope;
 pub use self::status::Backlog;
 use self::status::Throughput;
 pub use self::workers::ObjectWriter;
+use crate::background::{BackgroundTask, Pace, TaskGroup, TaskList};
+use crate::backoff::Backoff;
 use crate::metrics::PersistMetrics;
 use crate::namespace::Lookups;
 use crate::raft::Proposer;
@@ -95,8 +96,7 @@ pub struct Persistence {
     lacks_room: AtomicBool,
     throughput: Throughput,
     metrics: PersistMetrics,
-    tasks: TaskTracker,
-    stop: CancellationToken,
+    tasks: TaskGroup,
 }
 
 /// How persistence goes about it.
@@ -129,19 +129,29 @@ impl Persistence {
             lacks_room: AtomicBool::new(false),
             throughput: Throughput::default(),
             metrics,
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
+            tasks: TaskGroup::default(),
         })
     }
 
     /// Begins to work.
-    pub fn start(self: &Arc<Self>) {
-        self.tasks
-            .spawn(Self::run_until_stopped(self.clone(), async |persistence| persistence.keep_persisting().await));
-        self.tasks.spawn(Self::run_until_stopped(self.clone(), async |persistence| persistence.keep_deleting().await));
-        self.tasks.spawn(Self::run_until_stopped(self.clone(), async |persistence| persistence.keep_freeing().await));
-        self.tasks.spawn(Self::run_until_stopped(self.clone(), async |persistence| persistence.keep_room().await));
-        self.tasks.spawn(Self::run_until_stopped(self.clone(), async |persistence| persistence.keep_measuring().await));
+    pub fn start(self: &Arc<Self>, list: &TaskList) {
+        let expedited = || Pace::after(PAUSES.1).woken_by(self.expedited.subscribe());
+        let persist = BackgroundTask::new("persist-files", expedited());
+        list.start(&self.tasks, persist, self.clone(), |persistence| persistence.persist_due().boxed());
+        let delete = BackgroundTask::new("delete-objects", expedited());
+        list.start(&self.tasks, delete, self.clone(), |persistence| persistence.delete_due().boxed());
+        let free = BackgroundTask::new("free-blocks", Pace::after(garbage_collection::PAUSE));
+        let nobody_away = garbage_collection::Away::new();
+        list.start(&self.tasks, free, (self.clone(), nobody_away), |(persistence, away)| {
+            persistence.free_garbage(away).boxed()
+        });
+        let (pause, settle) = (drop_clean_blocks::PAUSE, drop_clean_blocks::SETTLE);
+        let room = BackgroundTask::new("make-room", Pace::after(pause)).with_backoff(Backoff::new(settle, settle));
+        list.start(&self.tasks, room, (self.clone(), 0u64), |(persistence, after)| {
+            persistence.make_room(after).boxed()
+        });
+        let measure = BackgroundTask::new("measure-backlog", Pace::after_at_least(status::MEASURE, REST));
+        list.start(&self.tasks, measure, self.clone(), |persistence| persistence.show_backlog().boxed());
     }
 
     /// Clients make so many changes.
@@ -156,8 +166,6 @@ impl Persistence {
 
     /// Stops, and waits for what is under way to be given up: it is done again after a restart.
     pub async fn shutdown(&self) {
-        self.stop.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
+        self.tasks.shutdown().await;
     }
 }

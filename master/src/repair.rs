@@ -25,15 +25,16 @@ use std::time::Duration;
 use cavern_net::Placement;
 use cavern_proto::ContentId;
 use cavern_proto::master::WorkerState;
+use futures::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use self::plan::{Step, plan};
 pub(crate) use self::unavailable::describe;
 use crate::MasterError;
+use crate::background::{BackgroundTask, Next, Pace, TaskGroup, TaskList};
+use crate::backoff::Backoff;
 use crate::metrics::RepairMetrics;
 use crate::persist::ObjectWriter;
 use crate::raft::Proposer;
@@ -47,8 +48,8 @@ const PAGE: usize = 500;
 const PAUSE: Duration = Duration::from_millis(500);
 /// After a look that took long the pause is so many times as long.
 const REST: u32 = 10;
-/// Pauses after failures: the first, and the longest.
-const FAILURE_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Of a block that could not be copied.
+const FAILURE_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 /// Failures that are remembered; beyond it a block is tried again at once.
 const REMEMBERED: usize = 10_000;
 
@@ -72,8 +73,7 @@ pub struct Repair {
     permits: Arc<Semaphore>,
     progress: Mutex<RepairProgress>,
     metrics: RepairMetrics,
-    tasks: TaskTracker,
-    stop: CancellationToken,
+    tasks: TaskGroup,
 }
 
 /// What is under way, and what has failed: in memory, since a new leader may begin anew.
@@ -153,32 +153,23 @@ impl Repair {
             permits: Arc::new(Semaphore::new(options.concurrency.clamp(1, Semaphore::MAX_PERMITS))),
             progress: Mutex::default(),
             metrics,
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
+            tasks: TaskGroup::default(),
         })
     }
 
     /// Begins to work.
-    pub fn start(self: &Arc<Self>) {
-        self.tasks.spawn(Self::keep(self.clone(), async |repair| repair.keep_repairing().await));
-        self.tasks.spawn(Self::keep(self.clone(), async |repair| repair.keep_freeing_strays().await));
-        self.tasks.spawn(Self::keep(self.clone(), async |repair| repair.keep_counting().await));
+    pub fn start(self: &Arc<Self>, list: &TaskList) {
+        let scan = BackgroundTask::new("repair-replicas", Pace::after_at_least(PAUSE, REST));
+        list.start(&self.tasks, scan, self.clone(), |repair| repair.scan_all().boxed());
+        let strays = BackgroundTask::new("free-strays", Pace::after(strays::PAUSE));
+        list.start(&self.tasks, strays, self.clone(), |repair| repair.free_strays().boxed());
+        let count = BackgroundTask::new("count-unavailable", Pace::after_at_least(unavailable::PAUSE, REST));
+        list.start(&self.tasks, count, self.clone(), |repair| repair.count_unavailable().boxed());
     }
 
     /// Stops, and waits for what is under way to be given up: it is cleaned up after a restart.
     pub async fn shutdown(&self) {
-        self.stop.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
-    }
-
-    /// Runs something until the end.
-    async fn keep(self: Arc<Self>, work: impl AsyncFnOnce(&Arc<Self>)) {
-        let stop = self.stop.clone();
-        tokio::select! {
-            () = work(&self) => {}
-            () = stop.cancelled() => {}
-        }
+        self.tasks.shutdown().await;
     }
 
     pub(crate) fn availability(&self) -> Result<AvailabilityMap, MasterError> {
@@ -188,17 +179,8 @@ impl Repair {
         Ok(AvailabilityMap { lost: lost.map(|worker| worker.id).collect(), placement })
     }
 
-    async fn keep_repairing(self: &Arc<Self>) {
-        loop {
-            let began = Instant::now();
-            if let Err(error) = self.scan_all().await {
-                tracing::warn!("which blocks lack replicas is not known: {error}");
-            }
-            tokio::time::sleep(PAUSE.max(began.elapsed() * REST)).await;
-        }
-    }
-
-    async fn scan_all(self: &Arc<Self>) -> Result<(), MasterError> {
+    /// Begins to work on all blocks that lack replicas.
+    async fn scan_all(self: &Arc<Self>) -> Result<Next, MasterError> {
         let availability = self.availability()?;
         let mut after = None;
         loop {
@@ -218,7 +200,7 @@ impl Repair {
                 self.start_due(page, &availability).await?;
             }
         }
-        Ok(())
+        Ok(Next::Rest)
     }
 
     /// Begins to work on those of the blocks that lack something that they can be given.
@@ -247,11 +229,11 @@ impl Repair {
                 continue;
             }
             let repair = self.clone();
-            self.tasks.spawn(self.clone().keep(async move |_| {
+            self.tasks.spawn(async move {
                 let done = repair.execute_step(&step).await;
                 repair.record_result(&step, done);
                 drop(permit);
-            }));
+            });
         }
         Ok(())
     }
@@ -274,12 +256,10 @@ impl Repair {
         let failure = progress.failures.remove(&at);
         let (count, mut tried) = failure.map_or((0, Vec::new()), |failure| (failure.count, failure.tried));
         tried.extend(step.target());
-        let (first, most) = FAILURE_PAUSES;
-        let pause = first.saturating_mul(1u32.checked_shl(count).unwrap_or(u32::MAX)).min(most);
+        let count = count + 1;
         if progress.failures.len() < REMEMBERED {
-            progress
-                .failures
-                .insert(at, Failure { count: count + 1, until: Instant::now() + pause, reason: error, tried });
+            let until = Instant::now() + FAILURE_BACKOFF.pause(count);
+            progress.failures.insert(at, Failure { count, until, reason: error, tried });
         }
     }
 }

@@ -23,6 +23,7 @@ use tokio_util::task::TaskTracker;
 use tonic::Status;
 
 use crate::MasterError;
+use crate::background::TaskList;
 use crate::jobs::Jobs;
 use crate::lost_pasts::LostPasts;
 use crate::mounts::Mounts;
@@ -78,6 +79,8 @@ pub struct Services {
     /// In which this master leads.
     pub term: u64,
     pub heartbeat_ms: u32,
+    /// What goes on in the background, and how it fares.
+    pub background: TaskList,
     /// Tasks of answers that are streamed, and their end.
     pub tasks: TaskTracker,
     pub stop: CancellationToken,

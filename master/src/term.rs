@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::background::TaskList;
 use crate::clock::Clock;
 use crate::jobs::{BlockFiller, Jobs};
 use crate::leader::Leadership;
@@ -187,11 +188,13 @@ fn services(
     sessions.set(Some(watch.clone()));
     let mounts = Arc::new(Mounts::new(database.clone(), vault.clone(), config.ufs.clone()));
     let reader = StateReader::new(database.clone(), clock.clone(), lease.clone());
+    let background = TaskList::default();
     let listings = Listings::new(
         reader.clone(),
         mounts.clone(),
         proposer.clone(),
         metrics.listing.clone(),
+        background.clone(),
         ListingOptions {
             concurrency: conf.list_concurrency,
             entries: conf.listing_entries,
@@ -262,6 +265,7 @@ fn services(
         cluster_id: cluster_id.into(),
         term: lead.term,
         heartbeat_ms: u32::try_from(conf.heartbeat.get().as_millis()).unwrap_or(u32::MAX),
+        background,
         tasks: TaskTracker::new(),
         stop: CancellationToken::new(),
     };

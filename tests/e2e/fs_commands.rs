@@ -268,6 +268,53 @@ fn blocks_capacity_and_hits_follow_what_is_cached() {
 }
 
 #[test]
+fn background_tasks_are_listed_with_their_last_error() {
+    const TASKS: [&str; 13] = [
+        "persist-files",
+        "delete-objects",
+        "free-blocks",
+        "make-room",
+        "measure-backlog",
+        "repair-replicas",
+        "free-strays",
+        "count-unavailable",
+        "check-claims",
+        "tick",
+        "end-sessions",
+        "reap",
+        "expire-files",
+    ];
+    let cluster = Cluster::up(Options::default());
+    cluster.s3.create_bucket("bucket");
+    cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
+    let task = |name: &str| {
+        let tasks = cluster.cv(&["report", "--tasks", "--json"]).json();
+        tasks.as_array().unwrap().iter().find(|task| task["name"] == name).cloned()
+    };
+    for name in TASKS {
+        eventually(name, PATIENCE, || (task(name)?["runs"].as_u64()? > 0).then_some(()));
+    }
+    assert_eq!(task("check-claims").unwrap()["last_error"], Value::Null);
+
+    // A leader looks at the claims when it begins.
+    let fault = json!({"kind": "403", "operations": ["HeadObject"], "key_prefix": "fs/.cavern-cluster"});
+    cluster.s3.add_fault(&fault);
+    cluster.stop("master");
+    cluster.start("master");
+    let failed = eventually("the task has failed", PATIENCE, || {
+        let task = task("check-claims")?;
+        (task["errors"].as_u64()? > 0).then_some(task)
+    });
+    assert_eq!(failed["state"], "backing off", "{failed}");
+    let error = failed["last_error"].as_str().unwrap();
+    assert!(error.contains("fs/.cavern-cluster"), "{error}");
+    let said = cluster.cv(&["report", "--tasks"]).stdout;
+    let line = said.lines().find(|line| line.starts_with("check-claims ")).unwrap();
+    assert!(line.contains(" backing off ") && line.ends_with(error), "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("tick ")).count(), 1, "{said}");
+}
+
+#[test]
 fn workers_are_listed_with_their_state_and_reports_with_their_mounts() {
     let (cluster, _) = small_tree();
     let states = || {

@@ -1,6 +1,7 @@
 //! `cv report`: what the cluster is doing.
 
 mod certificates;
+mod tasks;
 
 use cavern_conf::counted;
 use cavern_net::master::Stubs;
@@ -12,6 +13,7 @@ use clap::Args;
 use serde::Serialize;
 
 use certificates::CertificateView;
+use tasks::TaskView;
 
 use super::connect::ClusterArgs;
 use super::job::JobView;
@@ -25,11 +27,15 @@ use crate::error::CliError;
   cv report
   cv report --json | jq .cache.hit_ratio
   cv report --json | jq '.certificates[] | select(.ends_soon)'
+  cv report --tasks
 
 Hits are counted by the workers since they started, over what they were asked for. Programs receive more than that: \
 what a client has in buffers, reads through a descriptor that it has of a block, or has its kernel read or keep in its \
 pages, it asks no worker for. `cavern_client_` in the metrics of a client counts all but what its kernel does alone.")]
 pub struct ReportArgs {
+    /// Only what the master that leads does in the background, with errors.
+    #[arg(long)]
+    tasks: bool,
     /// The result as JSON.
     #[arg(long)]
     json: bool,
@@ -140,6 +146,12 @@ struct DiskView {
 
 impl ReportArgs {
     pub async fn run(self) -> Result<(), CliError> {
+        if self.tasks {
+            let ask = async |mut master: Stubs| Ok(master.cluster.status(StatusRequest {}).await?.into_inner().tasks);
+            let tasks = self.cluster.leader().await?.ask(ask).await?;
+            let tasks: Vec<_> = tasks.into_iter().map(TaskView::from).collect();
+            return if self.json { console::json(&tasks) } else { tasks::print(&tasks) };
+        }
         let request = ListUnavailableRequest { limit: UNAVAILABLE_SHOWN, ..ListUnavailableRequest::default() };
         let ask = async |mut master: Stubs| {
             let status = master.cluster.status(StatusRequest {}).await?.into_inner();

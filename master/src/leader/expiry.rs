@@ -17,11 +17,12 @@ use std::time::Duration;
 
 use cavern_proto::master::{FreeFate, TtlAction};
 use cavern_proto::record::TtlRecord;
+use futures::FutureExt as _;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use self::walk::{Due, Walk};
 use crate::MasterError;
+use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
 use crate::clock::Clock;
 use crate::metrics::ExpiryMetrics;
 use crate::service::Services;
@@ -65,42 +66,47 @@ fn is_over(changed_ns: i64, rule: &TtlRecord, clock: &Clock) -> bool {
     age >= Duration::from_secs(rule.seconds)
 }
 
-/// Goes on until `stop`.
-pub async fn keep_expiring(services: Services, metrics: ExpiryMetrics, stop: CancellationToken) {
-    let work = async {
-        let (mut last, mut governed) = (Rules::new(), HashMap::new());
-        loop {
-            tokio::time::sleep(TICK).await;
-            let (rules, arrivals) = match rules(&services).await {
-                Ok(known) => known,
-                Err(error) => {
-                    tracing::warn!("which files are to expire is not known: {error}");
-                    continue;
-                }
-            };
-            // What one governs depends on all of them.
-            if rules != last {
-                governed.clear();
-            }
-            for (directory, rule) in rules.iter().filter(|(_, rule)| rule.action() != TtlAction::None) {
-                let known: Option<&Governed> = governed.get(directory);
-                if known.is_some_and(|known| !known.is_due(rule, arrivals, services.lookups.reader.clock())) {
-                    continue;
-                }
-                let began = Instant::now();
-                let oldest_ns = sweep(&services, *directory, &rules, &metrics).await.unwrap_or_else(|error| {
-                    tracing::warn!("files whose time is over are not expired: {error}");
-                    // There may be anything.
-                    0
-                });
-                governed.insert(*directory, Governed { began, arrivals, oldest_ns });
-            }
-            last = rules;
+/// Begins to look at the rules.
+pub fn start(background: &TaskGroup, services: &Services, metrics: ExpiryMetrics) {
+    let task = BackgroundTask::new("expire-files", Pace::after(TICK)).steady();
+    let expiry = Expiry { services: services.clone(), metrics, last: Rules::new(), governed: HashMap::new() };
+    services.background.start(background, task, expiry, |expiry| expiry.look().boxed());
+}
+
+/// What is known from the last look at the rules.
+struct Expiry {
+    services: Services,
+    metrics: ExpiryMetrics,
+    last: Rules,
+    governed: HashMap<u64, Governed>,
+}
+
+impl Expiry {
+    /// Goes through what those of the rules govern that can have something due.
+    async fn look(&mut self) -> Result<Next, MasterError> {
+        let Self { services, metrics, last, governed } = self;
+        let (rules, arrivals) = rules(services).await?;
+        // What one governs depends on all of them.
+        if rules != *last {
+            governed.clear();
         }
-    };
-    tokio::select! {
-        () = work => {}
-        () = stop.cancelled() => {}
+        let mut failure = None;
+        for (directory, rule) in rules.iter().filter(|(_, rule)| rule.action() != TtlAction::None) {
+            let known: Option<&Governed> = governed.get(directory);
+            if known.is_some_and(|known| !known.is_due(rule, arrivals, services.lookups.reader.clock())) {
+                continue;
+            }
+            let began = Instant::now();
+            let (oldest_ns, failed) = match sweep(services, *directory, &rules, metrics).await {
+                Ok(oldest_ns) => (oldest_ns, None),
+                // There may be anything.
+                Err(error) => (0, Some(error)),
+            };
+            failure = failure.or(failed);
+            governed.insert(*directory, Governed { began, arrivals, oldest_ns });
+        }
+        *last = rules;
+        failure.map_or(Ok(Next::Rest), Err)
     }
 }
 

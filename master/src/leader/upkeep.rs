@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{CountUsage, ReapOrphans};
-use tokio_util::sync::CancellationToken;
+use futures::FutureExt as _;
 
+use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
 use crate::metrics::MasterMetrics;
 use crate::raft::Proposer;
 use crate::service::Services;
@@ -21,74 +22,46 @@ pub const REAP_STEP: u32 = 100;
 /// Inodes that one counting step looks at.
 pub const COUNT_STEP: u32 = 500;
 
-/// Ticks, worker timeouts, and gauges.
-pub async fn keep_time(services: Services, metrics: MasterMetrics, stop: CancellationToken) {
+/// Begins all of it.
+pub fn start(background: &TaskGroup, services: &Services, database: &Arc<Database>, metrics: &MasterMetrics) {
+    let list = &services.background;
     // Several in a lease: a client counts its lease from what it said before the last of them.
-    let mut ticks = tokio::time::interval(TICK.min(services.watch.lease() / 4));
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = stop.cancelled() => return,
-        }
-        services.watch.tick();
-        if let Err(error) = services.workers.expire().await {
-            tracing::warn!("the worker table is not up to date: {error}");
-        }
-        let unlisted = services.mounts.status().iter().map(|status| status.unlisted_directories).sum::<u64>();
-        metrics.listing.unlisted.set(i64::try_from(unlisted).unwrap_or(i64::MAX));
-    }
+    let ticks = || Pace::every(TICK.min(services.watch.lease() / 4));
+    let state = (services.clone(), metrics.clone());
+    list.start(background, BackgroundTask::new("tick", ticks()).steady(), state, |(services, metrics)| {
+        tick(services, metrics).boxed()
+    });
+    // Others may be waiting for what these hold, so nothing else is done in between.
+    let task = BackgroundTask::new("end-sessions", ticks()).steady();
+    list.start(background, task, services.clone(), |services| end_sessions(services).boxed());
+    let state = (services.clone(), database.clone());
+    list.start(background, BackgroundTask::new("reap", Pace::every(TICK)), state, |(services, database)| {
+        reap(services, database).boxed()
+    });
 }
 
-/// Ends the sessions whose lease is over. Others may be waiting for what they hold, so nothing else is done in between.
-pub async fn keep_ending_sessions(services: Services, stop: CancellationToken) {
-    let mut ticks = tokio::time::interval(TICK.min(services.watch.lease() / 4));
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = stop.cancelled() => return,
-        }
-        tokio::select! {
-            ended = sessions::end_lapsed(&services) => if let Err(error) = ended {
-                tracing::warn!("sessions that are over are not ended: {error}");
-            },
-            () = stop.cancelled() => return,
-        }
-    }
+/// Ticks, worker timeouts, and gauges.
+async fn tick(services: &Services, metrics: &MasterMetrics) -> Result<Next, MasterError> {
+    services.watch.tick();
+    let expired = services.workers.expire().await;
+    let unlisted = services.mounts.status().iter().map(|status| status.unlisted_directories).sum::<u64>();
+    metrics.listing.unlisted.set(i64::try_from(unlisted).unwrap_or(i64::MAX));
+    expired.map(|()| Next::Rest)
 }
 
-/// Deletes what was taken out of the namespace, and counts what quotas need to know.
-pub async fn keep_reaping(services: Services, database: Arc<Database>, stop: CancellationToken) {
-    let mut ticks = tokio::time::interval(TICK);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = ticks.tick() => {}
-            () = stop.cancelled() => return,
-        }
-        tokio::select! {
-            reaped = sessions::reap_unlinked(&services) => if let Err(error) = reaped {
-                tracing::warn!("what sessions left behind is not cleaned up: {error}");
-            },
-            () = stop.cancelled() => return,
-        }
-        tokio::select! {
-            counted = count_usage(&services.proposer, &database) => if let Err(error) = counted {
-                tracing::warn!("what is below directories with quotas is not counted: {error}");
-            },
-            () = stop.cancelled() => return,
-        }
-        let has_orphans = tables::first_id(&database, Family::Orphan);
-        if !matches!(has_orphans, Ok(None)) {
-            tokio::select! {
-                reaped = reap_orphans(&services.proposer) => if let Err(error) = reaped {
-                    tracing::warn!("deleted directories are not cleaned up: {error}");
-                },
-                () = stop.cancelled() => return,
-            }
-        }
-    }
+/// Ends the sessions whose lease is over.
+async fn end_sessions(services: &Services) -> Result<Next, MasterError> {
+    sessions::end_lapsed(services).await.map(|()| Next::Rest)
+}
+
+/// Deletes what sessions have left behind and what was taken out of the namespace, and counts what quotas need to know.
+/// What fails keeps nothing else from being done.
+async fn reap(services: &Services, database: &Database) -> Result<Next, MasterError> {
+    let left_behind = sessions::reap_unlinked(services).await;
+    let counted = count_usage(&services.proposer, database).await;
+    let has_orphans = !matches!(tables::first_id(database, Family::Orphan), Ok(None));
+    let reaped = if has_orphans { reap_orphans(&services.proposer).await } else { Ok(()) };
+    left_behind.and(counted).and(reaped).map(|()| Next::Rest)
 }
 
 /// Deletes what was taken out of the namespace, step by step, until nothing is left.

@@ -7,19 +7,19 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{IndexRecord, PutIndex};
-use futures::StreamExt;
+use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
 
-use super::Listings;
+use super::{INDEX_BACKOFF, Listings};
 use crate::MasterError;
+use crate::background::{BackgroundTask, Next, Pace};
 use crate::mounts::OpenMount;
+use crate::state::namespace::ListingCounts;
 
-const RETRY_FIRST: Duration = Duration::from_millis(500);
-const RETRY_MOST: Duration = Duration::from_secs(30);
 /// Unlisted directories that are read at a time.
 const PAGE: usize = 256;
 
@@ -30,53 +30,59 @@ struct Queue {
     after: Option<Vec<u8>>,
 }
 
+/// A directory that is being listed, to the end.
+type Listing = BoxFuture<'static, (u64, Result<ListingCounts, MasterError>)>;
+
+/// The index of a mount, directory by directory.
+struct IndexingExisting {
+    listings: Listings,
+    mount: Arc<OpenMount>,
+    queue: Queue,
+    running: FuturesUnordered<Listing>,
+    busy: HashSet<u64>,
+}
+
+impl IndexingExisting {
+    /// Begins as many listings as there may be, and waits for the next of them to end.
+    async fn step(&mut self) -> Result<Next, MasterError> {
+        let Self { listings, mount, queue, running, busy } = self;
+        if !listings.publish_index(mount).await?.is_some_and(|index| index.finished_ns == 0) {
+            return Ok(Next::End);
+        }
+        // Half of the requests are left to those who wait.
+        let width = listings.0.concurrency.div_ceil(2);
+        while running.len() < width
+            && let Some(inode) = listings.next_unlisted(mount, queue).await?
+        {
+            if busy.insert(inode) {
+                let listings = listings.clone();
+                let list = async move {
+                    let listed = async { listings.start(inode, None)?.flight().ended().await };
+                    (inode, listed.await)
+                };
+                running.push(list.boxed());
+            }
+        }
+        match running.next().await {
+            Some((inode, listed)) => {
+                busy.remove(&inode);
+                listed?;
+            }
+            None => listings.finish_existing(mount).await?,
+        }
+        Ok(Next::More)
+    }
+}
+
 impl Listings {
     /// Indexes an fs-mode mount in the background, as far as that was not done before.
     pub fn start_existing(&self, mount: Arc<OpenMount>) {
-        let listings = self.clone();
-        self.0.tasks.spawn(async move {
-            let stop = listings.0.stop.clone();
-            tokio::select! {
-                result = listings.index_existing(&mount) => if let Err(error) = result {
-                    tracing::warn!(mount = mount.mount.path, "the index was given up: {error}");
-                },
-                () = stop.cancelled() => {}
-            }
-        });
-    }
-
-    async fn index_existing(&self, mount: &OpenMount) -> Result<(), MasterError> {
-        let mut pause = RETRY_FIRST;
-        // Half of the requests are left to those who wait.
-        let width = self.0.concurrency.div_ceil(2);
-        let mut queue = Queue::default();
-        let (mut running, mut busy) = (FuturesUnordered::new(), HashSet::new());
-        while self.publish_index(mount).await?.is_some_and(|index| index.finished_ns == 0) {
-            while running.len() < width
-                && let Some(inode) = self.next_unlisted(mount, &mut queue).await?
-            {
-                if busy.insert(inode) {
-                    running.push(async move {
-                        let listed = async { self.start(inode, None)?.flight().ended().await };
-                        (inode, listed.await)
-                    });
-                }
-            }
-            match running.next().await {
-                Some((inode, Ok(_))) => {
-                    busy.remove(&inode);
-                    pause = RETRY_FIRST;
-                }
-                Some((inode, Err(error))) => {
-                    tracing::debug!(inode, mount = mount.mount.path, "not listed: {error}");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(RETRY_MOST);
-                    busy.remove(&inode);
-                }
-                None => self.finish_index(mount).await?,
-            }
-        }
-        Ok(())
+        let task = BackgroundTask::new(format!("index {}", mount.mount.path), Pace::after(INDEX_BACKOFF.first));
+        let (listings, queue, running, busy) =
+            (self.clone(), Queue::default(), FuturesUnordered::new(), HashSet::new());
+        let indexing = IndexingExisting { listings, mount, queue, running, busy };
+        let task = task.with_backoff(INDEX_BACKOFF);
+        self.0.background.start(&self.0.tasks, task, indexing, |indexing| indexing.step().boxed());
     }
 
     /// Shows how far the index is; `None` when the mount is gone, or never needed one.
@@ -101,7 +107,7 @@ impl Listings {
     }
 
     /// Ends the index, if nothing is left.
-    async fn finish_index(&self, mount: &OpenMount) -> Result<(), MasterError> {
+    async fn finish_existing(&self, mount: &OpenMount) -> Result<(), MasterError> {
         let id = mount.id();
         let read = self.0.reader.read(move |tables| Ok((tables.index(id)?, tables.has_unlisted(id, &[])?)));
         let (Some(index), false) = read.await? else { return Ok(()) };

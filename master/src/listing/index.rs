@@ -9,27 +9,25 @@
 //! directories that were marked already.
 //!
 //! A page that fails is asked for again, with a growing pause. A master that is restarted in the middle begins anew
-//! and proposes only what is missing.
+//! and proposes only what is missing; so does one whose log does not take a page.
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{IndexRecord, InodeRecord, ListingGroup, PutIndex};
-use cavern_ufs::{ListPage, Listed, is_name};
+use cavern_ufs::{ListPage, Listed, Lister, is_name};
+use futures::FutureExt as _;
 
-use super::Listings;
 use super::diff::listed_entry;
+use super::{INDEX_BACKOFF, Listings};
 use crate::MasterError;
+use crate::background::{BackgroundTask, Next, Pace};
 use crate::mounts::OpenMount;
 use crate::state::records::version;
 use crate::state::{EntryVersion, Tables};
-
-const RETRY_FIRST: Duration = Duration::from_millis(500);
-const RETRY_MOST: Duration = Duration::from_secs(30);
 
 /// A directory of the current key's path.
 struct Frame {
@@ -56,82 +54,92 @@ struct Run {
     hidden: u64,
 }
 
-/// How a run over a mount comes to its end.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum IndexOutcome {
-    /// It is indexed, or gone.
-    Done,
-    /// The options that it was begun with failed, and are others by now.
-    OtherOptions,
+/// The index of a mount, page by page.
+struct Indexing {
+    listings: Listings,
+    mount: Arc<OpenMount>,
+    /// How far it is; `None` before it begins, or begins anew.
+    reached: Option<(Lister, Run)>,
+    has_failed: bool,
+}
+
+impl Indexing {
+    /// Takes the next page in.
+    async fn step(&mut self) -> Result<Next, MasterError> {
+        let Self { listings, mount, reached, has_failed } = self;
+        if *has_failed {
+            let current = match listings.0.mounts.get(mount.id()) {
+                Err(error) if error.is_not_found() => return Ok(Next::End),
+                current => current?,
+            };
+            // The options that it was begun with failed, and are others by now.
+            if !Arc::ptr_eq(mount, &current) {
+                (*mount, *reached) = (current, None);
+            }
+        }
+        *has_failed = true;
+        let begun = match reached.take() {
+            None => listings.begin_index(mount).await?,
+            reached => reached,
+        };
+        let Some((mut lister, mut run)) = begun else { return Ok(Next::End) };
+        let page = match listings.next_page(mount, &mut lister).await {
+            Ok(page) => page,
+            Err(error) => {
+                *reached = Some((lister, run));
+                return Err(error);
+            }
+        };
+        let is_last = page.is_none();
+        if !listings.index_page(mount, &mut run, page).await? {
+            return Ok(Next::End);
+        }
+        mount.set_index(!is_last, run.entries, run.hidden, 0);
+        if is_last {
+            return listings.finish_index(mount, &run).await.map(|()| Next::End);
+        }
+        (*reached, *has_failed) = (Some((lister, run)), false);
+        Ok(Next::More)
+    }
 }
 
 impl Listings {
     /// Indexes a mount in the background, unless that was done before.
     pub fn start_index(&self, mount: Arc<OpenMount>) {
-        let listings = self.clone();
-        self.0.tasks.spawn(async move {
-            let stop = listings.0.stop.clone();
-            tokio::select! {
-                result = listings.index(mount.clone()) => if let Err(error) = result {
-                    tracing::warn!(mount = mount.mount.path, "the index was given up: {error}");
-                },
-                () = stop.cancelled() => {}
-            }
-        });
+        let task = BackgroundTask::new(format!("index {}", mount.mount.path), Pace::after(INDEX_BACKOFF.first));
+        let indexing = Indexing { listings: self.clone(), mount, reached: None, has_failed: false };
+        let task = task.with_backoff(INDEX_BACKOFF);
+        self.0.background.start(&self.0.tasks, task, indexing, |indexing| indexing.step().boxed());
     }
 
-    /// Indexes a mount, and begins anew when it has got other options.
-    async fn index(&self, mut mount: Arc<OpenMount>) -> Result<(), MasterError> {
-        while self.index_with(&mount).await? == IndexOutcome::OtherOptions {
-            mount = self.0.mounts.get(mount.id())?;
-        }
-        Ok(())
-    }
-
-    async fn index_with(&self, mount: &Arc<OpenMount>) -> Result<IndexOutcome, MasterError> {
+    /// Where the index of a mount begins; `None` when it was made before.
+    async fn begin_index(&self, mount: &OpenMount) -> Result<Option<(Lister, Run)>, MasterError> {
         let id = mount.id();
         if let Some(done) = self.0.reader.read(move |tables| tables.index(id)).await? {
             mount.set_index(false, done.entries, done.hidden_keys, 0);
-            return Ok(IndexOutcome::Done);
+            return Ok(None);
         }
         mount.set_index(true, 0, 0, 0);
-        let mut lister = self.list_all(mount);
-        let root = mount.mount.root_inode;
-        let mut run = Run { frames: Vec::new(), root, began_ns: self.0.reader.clock().now_ns(), entries: 0, hidden: 0 };
-        let mut pause = RETRY_FIRST;
-        loop {
-            match self.next_page(mount, &mut lister).await {
-                Ok(Some(page)) => {
-                    pause = RETRY_FIRST;
-                    if !self.index_page(mount, &mut run, Some(page)).await? {
-                        return Ok(IndexOutcome::Done);
-                    }
-                }
-                Ok(None) => break,
-                Err(_) => {
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(RETRY_MOST);
-                    if !Arc::ptr_eq(mount, &self.0.mounts.get(id)?) {
-                        return Ok(IndexOutcome::OtherOptions);
-                    }
-                }
-            }
-            mount.set_index(true, run.entries, run.hidden, 0);
-        }
-        self.index_page(mount, &mut run, None).await?;
-        mount.set_index(false, run.entries, run.hidden, 0);
-        if run.hidden > 0 {
+        let (root, began_ns) = (mount.mount.root_inode, self.0.reader.clock().now_ns());
+        let run = Run { frames: Vec::new(), root, began_ns, entries: 0, hidden: 0 };
+        Ok(Some((self.list_all(mount), run)))
+    }
+
+    /// Records that a mount is indexed.
+    async fn finish_index(&self, mount: &OpenMount, run: &Run) -> Result<(), MasterError> {
+        let (mount_id, path, entries, hidden) = (mount.id(), &mount.mount.path, run.entries, run.hidden);
+        if hidden > 0 {
             tracing::warn!(
-                mount = mount.mount.path,
-                hidden = run.hidden,
+                mount = path,
+                hidden,
                 "some keys cannot be file names and are not shown (see docs/semantics.md)"
             );
         }
-        let (finished_ns, entries) = (self.0.reader.clock().now_ns(), run.entries);
-        let index = IndexRecord { finished_ns, entries, hidden_keys: run.hidden, ..IndexRecord::default() };
-        self.0.proposer.propose(Command::PutIndex(PutIndex { mount_id: id, index: Some(index) })).await?;
-        tracing::info!(mount = mount.mount.path, entries = run.entries, "the index is complete");
-        Ok(IndexOutcome::Done)
+        let finished_ns = self.0.reader.clock().now_ns();
+        let index = IndexRecord { finished_ns, entries, hidden_keys: hidden, ..IndexRecord::default() };
+        self.0.proposer.propose(Command::PutIndex(PutIndex { mount_id, index: Some(index) })).await?;
+        tracing::info!(mount = path, entries, "the index is complete");
+        Ok(())
     }
 
     /// Takes one page in, or the end; false when the mount is gone.

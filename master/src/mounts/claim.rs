@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use cavern_proto::master::{Mount, WriteType};
 use cavern_ufs::{Metadata, Precondition, Ufs, UfsError, named};
-use tokio_util::sync::CancellationToken;
+use futures::FutureExt as _;
 
 use super::OpenMount;
 use crate::MasterError;
+use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
 use crate::service::Services;
 
 /// Name of the object, below the prefix. No file of an fs-mode mount comes from it.
@@ -167,6 +168,18 @@ impl Services {
         tracing::warn!(uri = mount.uri, "\"{}\" is left in the bucket: {error}", key(ufs));
     }
 
+    /// Looks at the claims of all mounts.
+    async fn check_claims(&self) -> Result<Next, MasterError> {
+        let mut failure = None;
+        for recorded in self.mounts.all_recorded()? {
+            let Ok(mount) = self.mounts.get(recorded.id) else { continue };
+            if can_be_claimed(&mount.mount) && self.lookups.reader.lease().check().is_ok() {
+                failure = failure.or(self.look_at_claim(&mount).await.err());
+            }
+        }
+        failure.map_or(Ok(Next::Rest), |error| Err(error.into()))
+    }
+
     /// Looks whether a prefix is still this cluster's, and claims what nobody has claimed.
     async fn look_at_claim(&self, mount: &OpenMount) -> Result<(), UfsError> {
         match claimant(&mount.ufs, &self.cluster_id).await? {
@@ -190,24 +203,8 @@ impl Services {
     }
 }
 
-/// Looks at the claims of all mounts, from time to time.
-pub async fn keep_claims(services: Services, stop: CancellationToken) {
-    let look_at_all = async || {
-        for recorded in services.mounts.all_recorded().unwrap_or_default() {
-            let Ok(mount) = services.mounts.get(recorded.id) else { continue };
-            if can_be_claimed(&mount.mount) && services.lookups.reader.lease().check().is_ok() {
-                // What a bucket that fails says of other things is told already.
-                if let Err(error) = services.look_at_claim(&mount).await {
-                    tracing::debug!(mount = mount.mount.path, "whose the prefix is cannot be seen: {error}");
-                }
-            }
-        }
-    };
-    let look = async {
-        loop {
-            look_at_all().await;
-            tokio::time::sleep(PERIOD).await;
-        }
-    };
-    stop.run_until_cancelled(look).await;
+/// Has the claims of all mounts looked at, from time to time.
+pub fn start_checking_claims(background: &TaskGroup, services: &Services) {
+    let task = BackgroundTask::new("check-claims", Pace::after(PERIOD));
+    services.background.start(background, task, services.clone(), |services| services.check_claims().boxed());
 }

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::Persistence;
 use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
 use crate::MasterError;
+use crate::background::Next;
 use crate::raft::LeaderLease;
 use crate::state::{PendingDeletion, Tables};
 
@@ -33,25 +34,19 @@ enum KeyOwner {
 }
 
 impl Persistence {
-    pub(super) async fn keep_deleting(self: &Arc<Self>) {
-        let mut expedited = self.expedited.subscribe();
+    /// Begins to delete all objects that are due.
+    pub(super) async fn delete_due(self: &Arc<Self>) -> Result<Next, MasterError> {
+        let (mut reading, mut busy) = (Duration::ZERO, false);
+        let mut after: Option<(u32, String)> = None;
         loop {
-            let (mut reading, mut busy) = (Duration::ZERO, false);
-            let mut after: Option<(u32, String)> = None;
-            loop {
-                let began = Instant::now();
-                let page = self.prioritized_deletions(after.take()).await.unwrap_or_else(|error| {
-                    tracing::warn!("what is to be deleted from buckets cannot be read: {error}");
-                    Vec::new()
-                });
-                reading += began.elapsed();
-                let Some((last, _)) = page.last() else { break };
-                after = Some((last.mount_id, last.key.clone()));
-                for (deletion, pace) in page {
-                    busy |= self.consider_deletion(deletion, pace).await;
-                }
+            let began = Instant::now();
+            let page = self.prioritized_deletions(after.take()).await?;
+            reading += began.elapsed();
+            let Some((last, _)) = page.last() else { return Ok(self.rest(reading, busy)) };
+            after = Some((last.mount_id, last.key.clone()));
+            for (deletion, pace) in page {
+                busy |= self.consider_deletion(deletion, pace).await;
             }
-            self.rest(reading, busy, &mut expedited).await;
         }
     }
 
@@ -64,12 +59,12 @@ impl Persistence {
         let Some(turn) = self.ledger.begin(&item, deletion.mount_id, pace) else { return false };
         let Ok(permit) = self.permits.clone().acquire_owned().await else { return false };
         let persistence = self.clone();
-        self.tasks.spawn(self.clone().run_until_stopped(async move |_| {
+        self.tasks.spawn(async move {
             if let Err(error) = persistence.delete(&deletion, &turn).await {
                 turn.failed(FailureKind::Item, &error.to_string());
             }
             drop(permit);
-        }));
+        });
         true
     }
 

@@ -7,7 +7,6 @@
 //! to, stays.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -16,6 +15,7 @@ use cavern_proto::record::command::Command;
 
 use super::Persistence;
 use crate::MasterError;
+use crate::background::Next;
 use crate::state::{Outcome, is_clean};
 
 /// Of a hundred bytes of a worker's disks: where dropping begins, and where it ends.
@@ -23,34 +23,23 @@ const HIGH_PERCENT: u64 = 75;
 const LOW_PERCENT: u64 = 60;
 /// Files looked at, and dropped, together.
 const FILES: usize = 100;
-const PAUSE: Duration = Duration::from_millis(500);
+pub(super) const PAUSE: Duration = Duration::from_millis(500);
 /// What was dropped shows in the heartbeats when the workers have freed it.
-const SETTLE: Duration = Duration::from_secs(3);
+pub(super) const SETTLE: Duration = Duration::from_secs(3);
 
 /// Bytes that are to go, by worker.
 type Excess = BTreeMap<u64, u64>;
 
 impl Persistence {
-    pub(super) async fn keep_room(self: &Arc<Self>) {
-        let mut after = 0;
-        loop {
-            let pause = match self.make_room(&mut after).await {
-                Ok(0) => PAUSE,
-                Ok(bytes) => {
-                    self.metrics.dropped_bytes.inc_by(bytes);
-                    SETTLE
-                }
-                Err(error) => {
-                    tracing::warn!("no room is made at workers that are nearly full: {error}");
-                    SETTLE
-                }
-            };
-            tokio::time::sleep(pause).await;
-        }
+    /// Makes room where workers are nearly full; `after` is where the last round ended.
+    pub(super) async fn make_room(&self, after: &mut u64) -> Result<Next, MasterError> {
+        let bytes = self.drop_clean(after).await?;
+        self.metrics.dropped_bytes.inc_by(bytes);
+        Ok(if bytes == 0 { Next::Rest } else { Next::RestFor(SETTLE) })
     }
 
     /// Drops files until no worker is too full, or all have been looked at once; gives the bytes that were dropped.
-    async fn make_room(&self, after: &mut u64) -> Result<u64, MasterError> {
+    async fn drop_clean(&self, after: &mut u64) -> Result<u64, MasterError> {
         let mut excess = excess(&self.writer.reported()?);
         self.lacks_room.store(!excess.is_empty(), Ordering::Relaxed);
         let (start, mut has_wrapped, mut dropped) = (*after, false, 0);

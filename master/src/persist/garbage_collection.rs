@@ -4,7 +4,6 @@
 //! waiting; one that is in the table no more has taken its blocks with it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::Failpoint;
@@ -17,6 +16,7 @@ use tokio::time::Instant;
 
 use super::Persistence;
 use crate::MasterError;
+use crate::background::Next;
 use crate::state::{AT_ONCE, Outcome};
 
 /// Records worked off together.
@@ -24,35 +24,24 @@ const RECORDS: usize = 200;
 /// Blocks of one request.
 const BLOCKS: usize = 1000;
 /// Nobody waits for the room to the second.
-const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 /// A worker that fails is left alone for so long.
 const WORKER_PAUSE: Duration = Duration::from_secs(10);
 
 /// Workers that failed, and when to try them again.
-type Away = BTreeMap<u64, Instant>;
+pub(super) type Away = BTreeMap<u64, Instant>;
 
 impl Persistence {
-    pub(super) async fn keep_freeing(self: &Arc<Self>) {
-        let mut away = Away::new();
+    pub(super) async fn free_garbage(&self, away: &mut Away) -> Result<Next, MasterError> {
+        let (mut after, mut failure) = (0, None);
         loop {
-            let mut after = 0;
-            loop {
-                let page = self.lookups.reader.read(move |tables| tables.garbage(after, RECORDS)).await;
-                let page = page.unwrap_or_else(|error| {
-                    tracing::warn!("what is to be freed cannot be read: {error}");
-                    Vec::new()
-                });
-                let Some((last, _)) = page.last() else { break };
-                after = *last;
-                if let Err(error) = self.drop_blocks(&page).await {
-                    tracing::warn!("blocks that were cut off files are not dropped: {error}");
-                }
-                if let Err(error) = self.free(page, &mut away).await {
-                    tracing::warn!("blocks that no file has any more are not freed: {error}");
-                    break;
-                }
-            }
-            tokio::time::sleep(PAUSE).await;
+            let page = self.lookups.reader.read(move |tables| tables.garbage(after, RECORDS)).await?;
+            let Some((last, _)) = page.last() else { return failure.map_or(Ok(Next::Rest), Err) };
+            after = *last;
+            let dropped = self.drop_blocks(&page).await;
+            self.free(page, away).await?;
+            // What else there is is freed all the same.
+            failure = failure.or(dropped.err());
         }
     }
 

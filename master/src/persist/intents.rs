@@ -8,13 +8,14 @@ use cavern_proto::ContentId;
 use cavern_proto::data::Status;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{BeginObjects, IntentRecord, Persisted, PersistedObject, SpreadIntent};
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::plan::{self, Portion, Step, Work, Write};
 use super::retry_tracker::{FailureKind, Item, KeyClaim, Priority, WorkPermit};
 use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_EXPEDITED};
 use crate::MasterError;
+use crate::background::Next;
 use crate::mounts::OpenMount;
 use crate::state::Outcome;
 
@@ -38,49 +39,30 @@ pub(super) enum PersistOutcome {
 }
 
 impl Persistence {
-    /// Runs something until the end.
-    pub(super) async fn run_until_stopped(self: Arc<Self>, work: impl AsyncFnOnce(&Arc<Self>)) {
-        let stop = self.stop.clone();
-        tokio::select! {
-            () = work(&self) => {}
-            () = stop.cancelled() => {}
-        }
-    }
-
-    /// Rests after a look at everything, of which reading took so long and which found something to do or nothing, or
-    /// until somebody is in a hurry. What is done is struck off the records, but must be passed over by whoever reads
-    /// them again.
-    pub(super) async fn rest(&self, reading: Duration, busy: bool, expedited: &mut watch::Receiver<()>) {
+    /// How long to rest after a look at everything, of which reading took so long and which found something to do or
+    /// nothing. What is done is struck off the records, but must be passed over by whoever reads them again.
+    pub(super) fn rest(&self, reading: Duration, busy: bool) -> Next {
         let (shortest, rest) = match (self.expedited.is_empty(), busy) {
             (true, false) => (PAUSES.1, REST),
             (true, true) => (PAUSES.1, REST_BUSY),
             (false, _) => (PAUSES.0, REST_EXPEDITED),
         };
-        tokio::select! {
-            () = tokio::time::sleep((self.delay / 4).clamp(PAUSES.0, shortest).max(reading * rest)) => {}
-            _ = expedited.changed() => {}
-        }
+        Next::RestFor((self.delay / 4).clamp(PAUSES.0, shortest).max(reading * rest))
     }
 
-    pub(super) async fn keep_persisting(self: &Arc<Self>) {
-        let mut expedited = self.expedited.subscribe();
+    /// Begins to work on all inodes that are due.
+    pub(super) async fn persist_due(self: &Arc<Self>) -> Result<Next, MasterError> {
+        let (mut reading, mut busy) = (Duration::ZERO, false);
+        let mut after = 0;
         loop {
-            let (mut reading, mut busy) = (Duration::ZERO, false);
-            let mut after = 0;
-            loop {
-                let began = Instant::now();
-                let page = self.prioritized_intents(after).await.unwrap_or_else(|error| {
-                    tracing::warn!("what is to be persisted cannot be read: {error}");
-                    Vec::new()
-                });
-                reading += began.elapsed();
-                let Some((last, _, _)) = page.last() else { break };
-                after = *last;
-                for (inode, intent, pace) in page {
-                    busy |= self.start_if_due(inode, &intent, pace).await;
-                }
+            let began = Instant::now();
+            let page = self.prioritized_intents(after).await?;
+            reading += began.elapsed();
+            let Some((last, _, _)) = page.last() else { return Ok(self.rest(reading, busy)) };
+            after = *last;
+            for (inode, intent, pace) in page {
+                busy |= self.start_if_due(inode, &intent, pace).await;
             }
-            self.rest(reading, busy, &mut expedited).await;
         }
     }
 
@@ -92,9 +74,7 @@ impl Persistence {
         let Some(turn) = self.ledger.begin(&Item::Inode(inode), intent.mount_id, pace) else { return false };
         let Ok(permit) = self.permits.clone().acquire_owned().await else { return false };
         let (persistence, mount_id) = (self.clone(), intent.mount_id);
-        let process_intent =
-            async move |_: &Arc<Self>| persistence.process_intent(inode, mount_id, pace, &turn, permit).await;
-        self.tasks.spawn(self.clone().run_until_stopped(process_intent));
+        self.tasks.spawn(async move { persistence.process_intent(inode, mount_id, pace, &turn, permit).await });
         true
     }
 

@@ -207,9 +207,9 @@ impl Persistence {
         let Ok(permit) = self.permits.clone().acquire_owned().await else { return Ok(()) };
         let (persistence, pace) = (self.clone(), Priority::Expedited(Instant::now()));
         // It goes on when nobody waits for it any more.
-        let attempt = self.tasks.spawn(self.clone().run_until_stopped(async move |_: &Arc<Self>| {
+        let attempt = self.tasks.spawn(async move {
             persistence.process_intent(file.inode, file.mount_id, pace, &turn, permit).await;
-        }));
+        });
         attempt.await.map_err(|_stopped| MasterError::Refused("the attempt was given up".into()))
     }
 

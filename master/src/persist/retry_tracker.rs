@@ -7,13 +7,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Pauses after failures: the first, and the longest.
-const PAUSE_FIRST: Duration = Duration::from_millis(500);
-pub(super) const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// The same for a whole bucket. What failed because its bucket did pauses twice as long: another asks next, lest one
-/// that is itself to blame keeps all others waiting.
-const BUCKET_PAUSE_FIRST: Duration = Duration::from_millis(200);
-const BUCKET_PAUSE_MAX: Duration = Duration::from_secs(5);
+use crate::backoff::Backoff;
+
+/// Of an item.
+pub(super) const ITEM_BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
+/// Of a whole bucket.
+const BUCKET_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+/// Of what failed because its bucket did, twice as long: another asks next, lest one that is itself to blame keeps all
+/// others waiting.
+const BLAMELESS_BACKOFF: Backoff = Backoff::new(Duration::from_millis(400), Duration::from_secs(10));
 /// Failures that are remembered one by one. Beyond it things are tried again at the pace of their bucket.
 const REMEMBERED: usize = 10_000;
 /// Who waits for something gives up when it was refused so often, or has failed in another way for so long. It is tried
@@ -77,13 +79,13 @@ struct Failure {
 }
 
 impl Failure {
-    fn new(before: Option<&Self>, kind: FailureKind, error: &str, (first, most): (Duration, Duration)) -> Self {
+    fn new(before: Option<&Self>, kind: FailureKind, error: &str, backoff: Backoff) -> Self {
         let now = Instant::now();
         let before = before.filter(|before| before.count > 0);
         let count = before.map_or(0, |before| before.count) + 1;
         Self {
             count,
-            until: now + pause(first, most, count),
+            until: now + backoff.pause(count),
             error: error.to_owned(),
             first: before.map_or(now, |before| before.first),
             at: now,
@@ -214,11 +216,8 @@ impl WorkPermit {
 
     pub(super) fn failed(&self, kind: FailureKind, error: &str) {
         let mut state = self.ledger.0.lock();
-        let pauses = match kind.is_of_bucket() {
-            false => (PAUSE_FIRST, PAUSE_MAX),
-            true => (BUCKET_PAUSE_FIRST * 2, BUCKET_PAUSE_MAX * 2),
-        };
-        let failure = Failure::new(state.failures.get(&self.item), kind, error, pauses);
+        let backoff = if kind.is_of_bucket() { BLAMELESS_BACKOFF } else { ITEM_BACKOFF };
+        let failure = Failure::new(state.failures.get(&self.item), kind, error, backoff);
         state.remember(&self.item, failure);
         if let Item::Inode(inode) = &self.item {
             match kind {
@@ -232,7 +231,7 @@ impl WorkPermit {
             let known = state.buckets.get(&self.mount_id);
             // What was under way when it failed for the first time says nothing new.
             if known.is_none() || self.probes {
-                let failure = Failure::new(known, kind, error, (BUCKET_PAUSE_FIRST, BUCKET_PAUSE_MAX));
+                let failure = Failure::new(known, kind, error, BUCKET_BACKOFF);
                 state.buckets.insert(self.mount_id, failure);
             }
         }
@@ -288,11 +287,6 @@ impl Drop for KeyClaim {
     }
 }
 
-fn pause(first: Duration, most: Duration, failures: u32) -> Duration {
-    let doubled = first.saturating_mul(1u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
-    doubled.min(most)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -322,7 +316,7 @@ mod tests {
         assert!(ledger.begin(&Item::Inode(2), 1, Priority::Normal).is_none(), "it is left alone");
         assert!(ledger.begin(&Item::Inode(3), 2, Priority::Normal).is_some(), "others are not");
         assert_eq!(ledger.bucket_error(1).unwrap().1, "away");
-        std::thread::sleep(BUCKET_PAUSE_FIRST);
+        std::thread::sleep(BUCKET_BACKOFF.first);
         assert!(ledger.begin(&Item::Inode(1), 1, Priority::Normal).is_none(), "another asks next");
         let probe = ledger.begin(&Item::Inode(2), 1, Priority::Normal).unwrap();
         assert!(ledger.begin(&Item::Inode(4), 1, Priority::Normal).is_none());
@@ -343,13 +337,11 @@ mod tests {
             ledger.begin(&item, 1, Priority::Normal).is_none()
                 && ledger.begin(&Item::Inode(2), 1, Priority::Normal).is_some()
         );
-        std::thread::sleep(PAUSE_FIRST);
+        std::thread::sleep(ITEM_BACKOFF.first);
         let turn = ledger.begin(&item, 1, Priority::Normal).unwrap();
         turn.succeeded();
         drop(turn);
         assert!(ledger.error(&item).is_none() && ledger.begin(&item, 1, Priority::Normal).is_some());
-        let pauses: Vec<u128> = [1, 2, 3, 40].map(|count| pause(PAUSE_FIRST, PAUSE_MAX, count).as_millis()).into();
-        assert_eq!(pauses, [500, 1000, 2000, 30_000]);
     }
 
     #[test]

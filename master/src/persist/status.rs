@@ -11,7 +11,8 @@ use tokio::time::Instant;
 
 use super::retry_tracker::Item;
 use super::scope::{Scope, ScopeFilter};
-use super::{PAGE, Persistence, REST};
+use super::{PAGE, Persistence};
+use crate::background::Next;
 use crate::state::{PendingDeletion, Tables, has_content};
 use crate::{MasterError, repair};
 
@@ -20,7 +21,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 /// Files with lost blocks that are listed.
 const LOST_LISTED: usize = 20;
 /// How often the gauges are set, at most.
-const MEASURE: Duration = Duration::from_secs(5);
+pub(super) const MEASURE: Duration = Duration::from_secs(5);
 
 /// What was written lately.
 #[derive(Default)]
@@ -138,28 +139,17 @@ impl Persistence {
         })
     }
 
-    /// Keeps the gauges up to date.
-    pub(super) async fn keep_measuring(self: &Arc<Self>) {
-        loop {
-            let began = Instant::now();
-            let scope = Scope { inode: cavern_proto::ROOT_INODE, mount_id: 0 };
-            match self.measure(scope, ChangeRange::ALL).await {
-                Ok((backlog, _)) => self.metrics.set_backlog(
-                    backlog.files,
-                    backlog.bytes,
-                    backlog.deletions,
-                    match backlog.oldest_ns {
-                        0 => Duration::ZERO,
-                        oldest => {
-                            let age = self.lookups.reader.clock().age_ns(oldest);
-                            Duration::from_nanos(u64::try_from(age).unwrap_or(0))
-                        }
-                    },
-                ),
-                Err(error) => tracing::warn!("the backlog of persistence cannot be measured: {error}"),
-            }
-            tokio::time::sleep(MEASURE.max(began.elapsed() * REST)).await;
-        }
+    /// Brings the gauges up to date.
+    pub(super) async fn show_backlog(self: &Arc<Self>) -> Result<Next, MasterError> {
+        let scope = Scope { inode: cavern_proto::ROOT_INODE, mount_id: 0 };
+        let (backlog, _) = self.measure(scope, ChangeRange::ALL).await?;
+        let age_ns = match backlog.oldest_ns {
+            0 => 0,
+            oldest => self.lookups.reader.clock().age_ns(oldest),
+        };
+        let oldest = Duration::from_nanos(u64::try_from(age_ns).unwrap_or(0));
+        self.metrics.set_backlog(backlog.files, backlog.bytes, backlog.deletions, oldest);
+        Ok(Next::Rest)
     }
 
     pub(super) async fn measure(

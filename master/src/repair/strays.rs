@@ -9,31 +9,23 @@ use cavern_proto::record::{Stray, StraysFreed};
 
 use super::{Availability, PAGE, Repair};
 use crate::MasterError;
+use crate::background::Next;
 use crate::state::StrayReplica;
 
 /// Between two looks at all strays.
-const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
 /// The last stray that a worker can have.
 const LAST: Stray = Stray { inode: u64::MAX, generation: u32::MAX, index: u32::MAX };
 
 impl Repair {
-    pub(super) async fn keep_freeing_strays(&self) {
-        loop {
-            if let Err(error) = self.free_strays().await {
-                tracing::warn!("replicas that no block has any more are not freed: {error}");
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-    }
-
-    async fn free_strays(&self) -> Result<(), MasterError> {
+    pub(super) async fn free_strays(&self) -> Result<Next, MasterError> {
         let availability = self.availability()?;
         let mut after: Option<(u64, Stray)> = None;
         loop {
             let from = after.take();
             let page = self.reader.read(move |tables| tables.strays(from.as_ref(), PAGE)).await?;
-            let Some(worker) = page.first().map(|first| first.worker) else { return Ok(()) };
+            let Some(worker) = page.first().map(|first| first.worker) else { return Ok(Next::Rest) };
             let of_worker: Vec<StrayReplica> = page.into_iter().filter(|stray| stray.worker == worker).collect();
             let is_gone = availability.placement.worker(worker).is_none();
             let freed = match availability.of(worker) {

@@ -7,41 +7,33 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use cavern_proto::master::{Extent, UnavailableFile, UnavailableFiles};
-use tokio::time::Instant;
 
-use super::{AvailabilityMap, PAGE, REST, Repair};
+use super::{AvailabilityMap, PAGE, Repair};
 use crate::MasterError;
+use crate::background::Next;
 use crate::state::{FileBlock, Tables, has_content};
 
 /// Between two counts.
-const PAUSE: Duration = Duration::from_secs(2);
+pub(super) const PAUSE: Duration = Duration::from_secs(2);
 
 impl Repair {
-    /// Keeps the gauges up to date.
-    pub(super) async fn keep_counting(&self) {
-        loop {
-            let began = Instant::now();
-            match self.unavailable(0).await {
-                Ok(found) => {
-                    let shown = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-                    let before = self.metrics.unavailable_files.set(shown(found.files));
-                    self.metrics.unavailable_blocks.set(shown(found.blocks));
-                    if found.files > 0 && before == 0 {
-                        let (files, blocks) = (found.files, found.blocks);
-                        tracing::error!(
-                            files,
-                            blocks,
-                            "content that is in no bucket is at lost workers only: start them again; `cv report` lists \
-                             the files"
-                        );
-                    } else if found.files == 0 && before > 0 {
-                        tracing::info!("all content is available again");
-                    }
-                }
-                Err(error) => tracing::warn!("which content is unavailable is not known: {error}"),
-            }
-            tokio::time::sleep(PAUSE.max(began.elapsed() * REST)).await;
+    /// Brings the gauges up to date.
+    pub(super) async fn count_unavailable(&self) -> Result<Next, MasterError> {
+        let found = self.unavailable(0).await?;
+        let shown = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let before = self.metrics.unavailable_files.set(shown(found.files));
+        self.metrics.unavailable_blocks.set(shown(found.blocks));
+        if found.files > 0 && before == 0 {
+            let (files, blocks) = (found.files, found.blocks);
+            tracing::error!(
+                files,
+                blocks,
+                "content that is in no bucket is at lost workers only: start them again; `cv report` lists the files"
+            );
+        } else if found.files == 0 && before > 0 {
+            tracing::info!("all content is available again");
         }
+        Ok(Next::Rest)
     }
 
     /// How many files there are, and up to `limit` of them.

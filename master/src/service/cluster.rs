@@ -359,6 +359,7 @@ impl Cluster for Services {
             mounts: Some(mounts),
             jobs: self.jobs.list().await?,
             lost_pasts: self.lost_pasts.all(),
+            tasks: self.background.statuses(),
         }))
     }
 }
