@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_client::Node;
+use cavern_posix::xattr::{has_kept_prefix, is_bare_prefix};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveXattr, SetXattr, Xattr, XattrMode};
-use cavern_proto::xattr::{has_kept_prefix, is_bare_prefix};
 
 use super::Inner;
 use super::changes::{ChangeRequest, refusal};

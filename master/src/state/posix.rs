@@ -28,10 +28,11 @@ mod xattr;
 
 use std::collections::BTreeSet;
 
+use cavern_posix::PosixError;
 use cavern_proto::master::mutation::Change as Kind;
 use cavern_proto::master::{Attr, Consistency, Mount, Mutation, MutationResult, User, WriteType};
 use cavern_proto::record::{InodeRange, InodeRecord, Mutate};
-use cavern_proto::{ClientAccess, NAME_MAX, ROOT_INODE};
+use cavern_proto::{ClientAccess, ROOT_INODE};
 use rustix::io::Errno;
 
 use super::existing;
@@ -77,6 +78,12 @@ enum MutationError {
 impl From<MasterError> for MutationError {
     fn from(error: MasterError) -> Self {
         Self::Storage(error)
+    }
+}
+
+impl From<PosixError> for MutationError {
+    fn from(error: PosixError) -> Self {
+        Self::Refused(Refusal { errno: error.errno(), reason: error.to_string() })
     }
 }
 
@@ -445,17 +452,6 @@ impl MutationContext<'_, '_> {
             mount_id: 0,
         });
     }
-}
-
-/// A name that a directory can hold.
-fn check_name(name: &[u8]) -> Result<(), MutationError> {
-    if name.len() > NAME_MAX {
-        return refuse(Errno::NAMETOOLONG, format!("a name of {} bytes: {NAME_MAX} are the most", name.len()));
-    }
-    if name.is_empty() || name == b"." || name == b".." || name.contains(&0) || name.contains(&b'/') {
-        return refuse(Errno::INVAL, format!("{:?} cannot be a name", String::from_utf8_lossy(name)));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

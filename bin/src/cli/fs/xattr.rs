@@ -3,9 +3,9 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use cavern_posix::xattr::{NAME_BYTES_MAX, has_kept_prefix, has_length, is_bare_prefix};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveXattr, SetXattr, XattrMode};
-use cavern_proto::xattr::{NAME_BYTES_MAX, has_kept_prefix, has_length, is_bare_prefix};
 use clap::Args;
 use serde::Serialize;
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use cavern_conf::{Failpoint, host};
+use cavern_posix::check_name;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     Attr, CommitContent, CreateInode, Kind, Mutation, MutationResult, Naming, RemoveName, RenameMode, RenameName,
@@ -14,7 +15,7 @@ use tokio::time::Instant;
 use super::super::cache::Found;
 use super::super::changed_contents::ChangedContents;
 use super::super::changes::{Answer, Changed, Pending, numbered};
-use super::super::{Inner, Node, check_name};
+use super::super::{Inner, Node};
 use super::answer_lock::LockAnswer;
 use super::{HELD_MAX, State, predict};
 use crate::journal::{ChangeRecord, EPOCH_BITS, Journal, RequestContext};

@@ -1,17 +1,15 @@
 //! mkdir, mknod, open with `O_CREAT` or `O_TMPFILE`, symlink.
 
 use bytes::Bytes;
+use cavern_posix::check_create;
 use cavern_proto::master::{CreateInode, Kind, Naming};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{EntriesChange, MutationContext, MutationError, check_name, refuse};
+use super::{EntriesChange, MutationContext, MutationError, refuse};
 use crate::state::Family;
 use crate::state::records::{MODE_CHOSEN, inode_key, mode};
 use crate::state::usage::UsageDelta;
-
-/// Longest target of a symlink, as Linux has it (`PATH_MAX` without its NUL).
-const TARGET_MAX: usize = 4095;
 
 const SET_GROUP_ID: u32 = 0o2000;
 
@@ -33,7 +31,7 @@ impl MutationContext<'_, '_> {
         session: u64,
         judge_kind: impl FnOnce(&mut Self, Kind) -> Result<(), MutationError>,
     ) -> Result<u64, MutationError> {
-        check(&create)?;
+        check_create(&create)?;
         let (kind, is_named) = (create.kind(), create.naming() == Naming::Named);
         let directory = if is_named { self.whole_directory(create.parent)? } else { self.directory(create.parent)? };
         self.judge_names(create.parent, &directory)?;
@@ -107,24 +105,5 @@ impl MutationContext<'_, '_> {
             self.put_hold_to_write(inode, session);
         }
         Ok(inode)
-    }
-}
-
-/// What can be refused without a look at the state.
-fn check(create: &CreateInode) -> Result<(), MutationError> {
-    let kind = create.kind();
-    match create.naming() {
-        Naming::Named => check_name(&create.name)?,
-        _ if kind == Kind::File && create.name.is_empty() => {}
-        _ => return refuse(Errno::INVAL, "only a file can be without a name"),
-    }
-    match (kind, create.target.len()) {
-        (Kind::Unspecified, _) => refuse(Errno::INVAL, "an inode of no kind"),
-        (Kind::Symlink, 0) => refuse(Errno::NOENT, "a symlink that leads nowhere"),
-        (Kind::Symlink, length) if length > TARGET_MAX => {
-            refuse(Errno::NAMETOOLONG, format!("a symlink's target of {length} bytes"))
-        }
-        (Kind::Symlink, _) | (_, 0) => Ok(()),
-        _ => refuse(Errno::INVAL, "only a symlink has a target"),
     }
 }

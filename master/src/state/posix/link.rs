@@ -5,11 +5,12 @@
 //! goes.
 
 use bytes::Bytes;
+use cavern_posix::check_name;
 use cavern_proto::master::LinkInode;
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{EntriesChange, MutationContext, MutationError, check_name, refuse};
+use super::{EntriesChange, MutationContext, MutationError, refuse};
 use crate::MasterError;
 use crate::state::records::{dentry_key, inode_key, is_directory, links};
 use crate::state::usage::UsageDelta;

@@ -1,11 +1,12 @@
 //! rename, with `RENAME_NOREPLACE`, `RENAME_EXCHANGE` and `RENAME_WHITEOUT`: one step, whatever lies below a directory.
 
+use cavern_posix::check_name;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Kind, RenameMode, RenameName};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{EntriesChange, MutationContext, MutationError, check_name, refuse};
+use super::{EntriesChange, MutationContext, MutationError, refuse};
 use crate::state::records::is_directory;
 use crate::state::tables::DEPTH_MAX;
 use crate::state::usage::UsageDelta;

@@ -1,8 +1,8 @@
 //! Extended attributes.
 
+use cavern_posix::xattr::{has_kept_prefix, has_length, is_bare_prefix};
 use cavern_proto::master::{Kind, RemoveXattr, SetXattr, XattrMode};
 use cavern_proto::record::InodeRecord;
-use cavern_proto::xattr::{has_kept_prefix, has_length, is_bare_prefix};
 use rustix::io::Errno;
 
 use super::acl::is_acl;
