@@ -20,6 +20,14 @@ pub enum PosixError {
     TargetTooLong(usize),
     #[error("only a symlink has a target")]
     NoSymlink,
+    #[error("{0} is no access list")]
+    NoAcl(String),
+    #[error("a symlink has no access list")]
+    SymlinkAcl,
+    #[error("only a directory has a default access list")]
+    DefaultAcl,
+    #[error("user {uid} is not the one who {what}")]
+    NotTheOne { uid: u32, what: &'static str },
 }
 
 impl PosixError {
@@ -27,8 +35,11 @@ impl PosixError {
     pub fn errno(&self) -> Errno {
         match self {
             Self::NameTooLong(_) | Self::TargetTooLong(_) => Errno::NAMETOOLONG,
-            Self::NoName(_) | Self::Nameless | Self::NoKind | Self::NoSymlink => Errno::INVAL,
+            Self::NoName(_) | Self::Nameless | Self::NoKind | Self::NoSymlink | Self::NoAcl(_) => Errno::INVAL,
             Self::NoTarget => Errno::NOENT,
+            Self::SymlinkAcl => Errno::OPNOTSUPP,
+            Self::DefaultAcl => Errno::ACCESS,
+            Self::NotTheOne { .. } => Errno::PERM,
         }
     }
 }

@@ -5,10 +5,18 @@
 //! has, and a cache-mode mount to those that the bucket keeps. All are functions of what they are given: no clock, no
 //! storage.
 
+pub mod acl;
+mod attributes;
 mod error;
 pub mod mode;
 mod name;
+mod permission;
 pub mod xattr;
 
+pub use attributes::{
+    attributes_set, content_changed, created, directory_changed, inode_changed, loses_privileges, name_added,
+    name_dropped,
+};
 pub use error::PosixError;
 pub use name::{check_create, check_name};
+pub use permission::{Right, XattrChange, check_sticky, permits, right_to_set, right_to_xattr};
