@@ -1,7 +1,7 @@
 //! What changes make of the attributes of inodes. Times are nanoseconds since the epoch, and `now_ns` is that of the
 //! change.
 
-use cavern_proto::master::{Attr, CreateInode, Kind, Naming, SetAttr, Time, User};
+use cavern_proto::master::{Attr, CommitContent, CreateInode, Kind, Naming, SetAttr, Time, User};
 
 use crate::acl::{self, Acl, NamedAcl};
 use crate::mode::{ACCESS_BITS, MODE_BITS, SET_GROUP_ID, without_privileges};
@@ -76,6 +76,11 @@ pub fn name_dropped(attr: &mut Attr, now_ns: i64) {
 /// An inode gets another name in the place of one, or another extended attribute.
 pub fn inode_changed(attr: &mut Attr, now_ns: i64) {
     attr.ctime_ns = now_ns;
+}
+
+/// Whether a commit changes the content of a file of `size` bytes.
+pub fn changes_content(commit: &CommitContent, size: u64) -> bool {
+    commit.grow_to > size || commit.changed || !commit.made.is_empty()
 }
 
 /// A file gets other bytes, or another length.

@@ -11,12 +11,14 @@ mod error;
 pub mod mode;
 mod name;
 mod permission;
+mod space;
 pub mod xattr;
 
 pub use attributes::{
-    attributes_set, content_changed, created, directory_changed, inode_changed, loses_privileges, name_added,
-    name_dropped,
+    attributes_set, changes_content, content_changed, created, directory_changed, inode_changed, loses_privileges,
+    name_added, name_dropped,
 };
 pub use error::PosixError;
 pub use name::{check_create, check_name};
 pub use permission::{Right, XattrChange, check_sticky, permits, right_to_set, right_to_xattr};
+pub use space::{block_takes, file_takes};

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use cavern_posix::content_changed;
+use cavern_posix::{block_takes, changes_content, content_changed};
 use cavern_proto::master::{CommitContent, Extent, Kind};
 use cavern_proto::record::{ExtentRecord, InodeRecord};
 use rustix::io::Errno;
@@ -77,7 +77,7 @@ impl MutationContext<'_, '_> {
                 let reason = format!("block {} of {} is another by now", made.index, self.shown(commit.inode)?);
                 return refuse(Errno::STALE, reason);
             };
-            after.allocated = allocated::of_block(known.as_ref(), &made, self.block_size, size);
+            after.allocated = block_takes(known.as_ref(), &made, self.block_size, size);
             blocks.push((made, known, after));
         }
         self.check_growth(&record, commit.grow_to)?;
@@ -87,7 +87,7 @@ impl MutationContext<'_, '_> {
             extent::commit(self.transaction, &owner, made.index, known.as_ref(), after, &made.workers);
             allocated::committed(&mut record, made.index, known.as_ref(), after, self.block_size);
         }
-        if commit.grow_to > record.size || commit.changed || !commit.made.is_empty() {
+        if changes_content(commit, record.size) {
             self.content_changed(&mut record, size);
             self.put(commit.inode, record);
         }
