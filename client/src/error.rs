@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use cavern_net::NetError;
+use cavern_posix::PosixError;
 use cavern_proto::data::Status as DataStatus;
 use cavern_ufs::UfsError;
 use rustix::io::Errno;
@@ -23,8 +24,9 @@ pub enum ClientError {
     NotADirectory(String),
     #[error("{0}: is a directory")]
     IsADirectory(String),
-    #[error("{0}…: name longer than 255 bytes")]
-    NameTooLong(String),
+    /// No name, kind or attribute that POSIX knows.
+    #[error(transparent)]
+    Posix(#[from] PosixError),
     /// The request makes no sense; another attempt will not help.
     #[error("{0}")]
     Invalid(String),
@@ -95,7 +97,7 @@ impl ClientError {
             Self::Stale(_) => Errno::STALE,
             Self::NotADirectory(_) => Errno::NOTDIR,
             Self::IsADirectory(_) => Errno::ISDIR,
-            Self::NameTooLong(_) => Errno::NAMETOOLONG,
+            Self::Posix(error) => error.errno(),
             Self::Invalid(_) => Errno::INVAL,
             Self::Ufs(error) => match **error {
                 UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Errno::ACCESS,
@@ -196,7 +198,7 @@ mod tests {
             (ClientError::Stale(name()), Errno::STALE),
             (ClientError::NotADirectory(name()), Errno::NOTDIR),
             (ClientError::IsADirectory(name()), Errno::ISDIR),
-            (ClientError::NameTooLong(name()), Errno::NAMETOOLONG),
+            (PosixError::NameTooLong(300).into(), Errno::NAMETOOLONG),
             (ClientError::Invalid(name()), Errno::INVAL),
             (status(DataStatus::VersionChanged), Errno::STALE),
             (status(DataStatus::NotFound), Errno::STALE),

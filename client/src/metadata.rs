@@ -38,7 +38,8 @@ use std::time::Duration;
 
 use cavern_net::NetError;
 use cavern_net::master::{MasterChannel, RetryPolicy};
-use cavern_proto::{NAME_MAX, ROOT_INODE};
+use cavern_posix::check_name;
+use cavern_proto::ROOT_INODE;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -667,14 +668,4 @@ impl Inner {
 /// How long a question waits for a master, by whether something cached can be used in place of an answer.
 fn patience_with(is_cached: bool) -> RetryPolicy {
     if is_cached { RetryPolicy::OneAttempt } else { RetryPolicy::UntilDeadline }
-}
-
-fn check_name(name: &[u8]) -> Result<(), ClientError> {
-    if name.len() > NAME_MAX {
-        return Err(ClientError::NameTooLong(String::from_utf8_lossy(&name[..64]).into_owned()));
-    }
-    if name.is_empty() || name == b"." || name == b".." || name.contains(&b'/') || name.contains(&0) {
-        return Err(ClientError::Invalid(format!("\"{}\" cannot be a name", String::from_utf8_lossy(name))));
-    }
-    Ok(())
 }

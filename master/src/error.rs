@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cavern_conf::process::ProcessError;
+use cavern_posix::PosixError;
 use cavern_proto::{NotLeading, StatusMark};
 use cavern_security::SecurityError;
 use cavern_ufs::{KeyError, UfsError};
@@ -115,6 +116,12 @@ pub enum MasterError {
     /// One failure, answered to all who waited for the same thing.
     #[error(transparent)]
     Shared(#[from] Arc<MasterError>),
+}
+
+impl From<PosixError> for MasterError {
+    fn from(error: PosixError) -> Self {
+        Self::Invalid(error.to_string())
+    }
 }
 
 impl MasterError {

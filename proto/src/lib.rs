@@ -55,7 +55,6 @@ mod mount;
 mod not_leading;
 mod status_mark;
 mod users;
-pub mod xattr;
 
 pub use block_id::{BlockId, ContentId};
 pub use chunk::{CHUNK_BYTES, ChunkMap};

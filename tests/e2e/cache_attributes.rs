@@ -215,13 +215,28 @@ fn privileges_go_with_writes_and_new_owners() {
         set(&path, 0o6777, (65_534, 65_534));
         fs::set_permissions(&path, Permissions::from_mode(0o6777)).unwrap();
     };
-    privileged();
-    assert_eq!(shown(&path).0, 0o6777);
-    let done =
-        Command::new("sh").args(["-c", "echo x >> program"]).current_dir(cluster.path("data")).uid(65_534).status();
-    assert!(done.unwrap().success());
-    assert_eq!(shown(&path).0, 0o777);
+    for changes in ["echo x >> program", "truncate -s 3 program"] {
+        privileged();
+        assert_eq!(shown(&path).0, 0o6777);
+        let done = Command::new("sh").args(["-c", changes]).current_dir(cluster.path("data")).uid(65_534).status();
+        assert!(done.unwrap().success());
+        assert_eq!(shown(&path).0, 0o777, "{changes}");
+    }
     privileged();
     chown(&path, Some(1), None).unwrap();
     assert_eq!(shown(&path).0, 0o777);
+}
+
+#[test]
+fn a_set_group_id_directory_hands_its_group_on() {
+    let cluster = mounted(Options::default());
+    let directory = cluster.path("data/group");
+    fs::create_dir(&directory).unwrap();
+    chown(&directory, None, Some(7)).unwrap();
+    fs::set_permissions(&directory, Permissions::from_mode(0o2775)).unwrap();
+    fs::write(directory.join("file"), "content").unwrap();
+    fs::create_dir(directory.join("below")).unwrap();
+    let [file, below] = ["file", "below"].map(|name| shown(&directory.join(name)));
+    assert_eq!((file.0 & 0o2000, file.2), (0, 7));
+    assert_eq!((below.0 & 0o2000, below.2), (0o2000, 7));
 }

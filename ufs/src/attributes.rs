@@ -1,10 +1,9 @@
 //! What an object keeps of the attributes of a file, beside its bytes: in its metadata. Names and spellings are those
 //! of s3fs, which other programs understand.
 
-use crate::object::Metadata;
+use cavern_posix::mode::TYPE_BITS;
 
-/// The types of files in a mode, and of directories, as `stat` has them.
-const TYPE_BITS: u32 = 0o170_000;
+use crate::object::Metadata;
 
 /// Attributes of a file or a directory that its object keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,6 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use cavern_proto::NAME_MAX;
 
 use crate::object::{ListPage, ObjectMeta};
 
@@ -127,9 +126,9 @@ pub fn place_cmp(name: &[u8], position: &[u8]) -> Ordering {
     name.iter().chain(b"/").cmp(position)
 }
 
-/// Whether a key's component can be shown as a name. `/` cannot occur in one.
+/// Whether a key's component can be shown as a name.
 pub fn is_name(name: &[u8]) -> bool {
-    !name.is_empty() && name != b"." && name != b".." && name.len() <= NAME_MAX && !name.contains(&0)
+    cavern_posix::check_name(name).is_ok()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use cavern_posix::mode::MODE_BITS;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Attr, CreateInode, Kind, Naming, User};
 use rustix::io::Errno;
@@ -190,7 +191,7 @@ impl Client {
             self.metadata().check_change(directory)?;
             let creation = if new.is_exclusive { Creation::Exclusive } else { Creation::Replacing };
             let file = self.staged().create(directory, new.name, creation, new.thread).await?;
-            file.set_new_attributes(new.mode & !new.umask, (new.uid, new.gid));
+            file.set_new_attributes(directory, &new_inode(directory, new, Naming::Named), (new.uid, new.gid));
             let node = file.node();
             return Ok(CreatedFile { node, file: self.made_staged(file), effects: Effects::default() });
         }
@@ -235,16 +236,20 @@ impl Client {
     }
 
     async fn create_inode(&self, directory: &Node, new: NewFile<'_>, naming: Naming) -> Result<Changed, ClientError> {
-        let create = CreateInode {
-            parent: directory.inode,
-            name: Bytes::copy_from_slice(new.name),
-            kind: Kind::File.into(),
-            mode: new.mode & 0o7777,
-            umask: new.umask,
-            naming: naming.into(),
-            ..CreateInode::default()
-        };
-        self.metadata().change_by(Change::Create(create), (new.uid, new.gid), new.user.cloned()).await
+        let create = Change::Create(new_inode(directory, new, naming));
+        self.metadata().change_by(create, (new.uid, new.gid), new.user.cloned()).await
+    }
+}
+
+fn new_inode(directory: &Node, new: NewFile<'_>, naming: Naming) -> CreateInode {
+    CreateInode {
+        parent: directory.inode,
+        name: Bytes::copy_from_slice(new.name),
+        kind: Kind::File.into(),
+        mode: new.mode & MODE_BITS,
+        umask: new.umask,
+        naming: naming.into(),
+        ..CreateInode::default()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cavern_posix::mode::{ACCESS_BITS, MODE_BITS};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Kind, SetAttr, Time, User};
 use rustix::io::Errno;
@@ -28,7 +29,7 @@ impl BucketDefaults {
     pub fn permissions(&self, kind: Kind) -> u32 {
         match kind {
             Kind::Directory => self.dir_mode,
-            Kind::Symlink => 0o777,
+            Kind::Symlink => ACCESS_BITS,
             _ => self.file_mode,
         }
     }
@@ -36,7 +37,7 @@ impl BucketDefaults {
     /// Permissions, user and group of what is in a cache-mode mount.
     pub fn of(&self, node: &Node) -> (u32, u32, u32) {
         if node.has_own_attributes() {
-            return (node.mode & 0o7777, node.uid, node.gid);
+            return (node.mode & MODE_BITS, node.uid, node.gid);
         }
         (self.permissions(node.kind), self.uid, self.gid)
     }
@@ -115,6 +116,9 @@ impl Client {
 async fn set_staged(file: &Arc<StagedFile>, new: &AttributeChange<'_>) -> Result<Effects, ClientError> {
     let AttributeChange { set, defaults, .. } = new;
     let is_changed = if let Some(size) = set.size {
+        if set.kill_privileges {
+            file.kill_privileges();
+        }
         file.set_size(size, new.writer).await?;
         true
     } else if looks_so(&file.node(), set, defaults) {

@@ -1,15 +1,13 @@
 //! What users may open whom the masters take for others than this host does.
 
 use cavern_net::master::Stubs;
+use cavern_posix::mode::READ;
 use cavern_proto::master::{CheckAccessRequest, User};
 use rustix::io::Errno;
 
 use super::{Metadata, Node};
 use crate::error::ClientError;
 use crate::stages::Stage;
-
-/// Of the permissions of an inode.
-const READ: u32 = 4;
 
 impl Metadata {
     /// Has the master say whether a user may read a file or a directory whom it takes for another one than the kernel

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_conf::host;
-use cavern_proto::master::{Attr, CreateInode, Kind, OwnAttributes, SetAttr, Time};
+use cavern_posix::mode::{MODE_BITS, kind_of, type_bits, without_privileges};
+use cavern_posix::{attributes_set, created};
+use cavern_proto::master::{Attr, CreateInode, Kind, OwnAttributes, SetAttr};
 use cavern_ufs::{Metadata as ObjectMetadata, ObjectAttributes, ObjectMeta, Precondition, Ufs, UfsError, named};
 use rustix::io::Errno;
 
@@ -19,53 +21,45 @@ use crate::error::ClientError;
 use crate::metadata::{Changed, Node};
 use crate::mounts::ObjectVersion;
 
-const FILE: u32 = 0o100_000;
-const DIRECTORY: u32 = 0o040_000;
-/// Which of the permission bits let a program run as its owner, or its group.
-const SET_USER_ID: u32 = 0o4000;
-const SET_GROUP_ID: u32 = 0o2010;
-
 /// What the bucket keeps with the object of a node, and goes on keeping with the next version of it.
 pub(super) fn attributes_of(node: &Node) -> Option<ObjectAttributes> {
-    let type_bits = if node.is_directory() { DIRECTORY } else { FILE };
-    node.has_own_attributes().then_some(ObjectAttributes {
-        mode: type_bits | node.mode,
-        uid: node.uid,
-        gid: node.gid,
-        mtime_ns: None,
-    })
+    node.has_own_attributes().then(|| shown_attributes(node.kind, (node.mode, node.uid, node.gid)))
 }
 
-/// What the object of something that is made is to keep: only where it keeps anything.
-pub(super) fn attributes_of_new(on: &Node, create: &CreateInode, owner: (u32, u32)) -> ObjectMetadata {
-    let mut metadata = ObjectMetadata::new();
-    if on.keeps_attributes() {
-        let type_bits = if create.kind() == Kind::Directory { DIRECTORY } else { FILE };
-        let mode = type_bits | create.mode & !create.umask & 0o7777;
-        ObjectAttributes { mode, uid: owner.0, gid: owner.1, mtime_ns: None }.write(&mut metadata);
-    }
-    metadata
+/// What something is that looks so: permissions, user and group.
+fn shown_attributes(kind: Kind, (mode, uid, gid): (u32, u32, u32)) -> ObjectAttributes {
+    ObjectAttributes { mode: type_bits(kind) | mode & MODE_BITS, uid, gid, mtime_ns: None }
+}
+
+/// What the object of something that is made in a directory is to keep: only where it keeps anything.
+pub(super) fn attributes_of_new(on: &Node, create: &CreateInode, owner: (u32, u32)) -> Option<ObjectAttributes> {
+    on.keeps_attributes().then(|| made_attributes(&on.attr(), create, owner))
+}
+
+fn made_attributes(directory: &Attr, create: &CreateInode, owner: (u32, u32)) -> ObjectAttributes {
+    let (made, _) = created(create, (directory, None), owner, None, host::wall_ns());
+    shown_attributes(made.kind(), (made.mode, made.uid, made.gid))
 }
 
 /// What a change makes of the attributes of something that looks as the node does. Times of access are not kept.
 fn changed_attributes(known: ObjectAttributes, set: &SetAttr) -> ObjectAttributes {
-    let time = |time: &Time| if time.now { host::wall_ns() } else { time.ns };
-    let has_new_owner = known.mode & FILE == FILE && (set.uid.is_some() || set.gid.is_some());
-    let kept = if has_new_owner { without_privileges(known.mode) } else { known.mode };
+    let ObjectAttributes { mode, uid, gid, mtime_ns } = known;
+    let kind = kind_of(mode).unwrap_or_default().into();
+    let mut attr = Attr { kind, mode: mode & MODE_BITS, uid, gid, ..Attr::default() };
+    attributes_set(&mut attr, set, None, host::wall_ns());
     ObjectAttributes {
-        mode: set.mode.map_or(kept, |mode| known.mode & !0o7777 | mode & 0o7777),
-        uid: set.uid.unwrap_or(known.uid),
-        gid: set.gid.unwrap_or(known.gid),
-        mtime_ns: set.mtime.as_ref().map(time).or(known.mtime_ns),
+        mode: mode & !MODE_BITS | attr.mode,
+        uid: attr.uid,
+        gid: attr.gid,
+        mtime_ns: set.mtime.map(|_| attr.mtime_ns).or(mtime_ns),
     }
 }
 
 impl StagedFile {
-    /// A file that is made gets a mode and an owner, if the bucket is to keep them.
-    pub fn set_new_attributes(&self, mode: u32, owner: (u32, u32)) {
-        if self.mount.keeps_attributes() {
-            let mode = FILE | mode & 0o7777;
-            self.state.lock().attributes = Some(ObjectAttributes { mode, uid: owner.0, gid: owner.1, mtime_ns: None });
+    /// A file that is made in a directory gets a mode and an owner, if the bucket is to keep them.
+    pub fn set_new_attributes(&self, directory: &Node, create: &CreateInode, owner: (u32, u32)) {
+        if let Some(attributes) = attributes_of_new(directory, create, owner) {
+            self.state.lock().attributes = Some(attributes);
         }
     }
 
@@ -79,9 +73,7 @@ impl StagedFile {
             return refuse(Errno::OPNOTSUPP, format!("{}: its bucket is not to keep attributes", self.node()));
         }
         let mut state = self.state.lock();
-        let (mode, uid, gid) = looks;
-        let known =
-            state.attributes.unwrap_or(ObjectAttributes { mode: FILE | mode & 0o7777, uid, gid, mtime_ns: None });
+        let known = state.attributes.unwrap_or_else(|| shown_attributes(Kind::File, looks));
         state.attributes = Some(changed_attributes(known, set));
         state.changes += 1;
         state.writers.add(None);
@@ -93,17 +85,16 @@ impl StagedFile {
         self.mount.keeps_attributes()
     }
 
-    /// It was written by somebody who may not keep bits that let it run with the rights of others.
+    /// It is written or cut by somebody who may not keep bits that let it run with the rights of others.
     pub fn kill_privileges(&self) {
-        if let Some(attributes) = &mut self.state.lock().attributes {
-            attributes.mode = without_privileges(attributes.mode);
+        let mut state = self.state.lock();
+        let Some(known) = state.attributes else { return };
+        let mode = without_privileges(known.mode);
+        if mode != known.mode {
+            state.attributes = Some(ObjectAttributes { mode, ..known });
+            state.changes += 1;
         }
     }
-}
-
-fn without_privileges(mode: u32) -> u32 {
-    let runs_as_group = mode & SET_GROUP_ID == SET_GROUP_ID;
-    mode & !SET_USER_ID & !(if runs_as_group { 0o2000 } else { 0 })
 }
 
 impl StagedFiles {
@@ -135,15 +126,11 @@ impl StagedFiles {
             return Err(ClientError::Stale(key));
         }
         let mut metadata = there.as_ref().map_or_else(ObjectMetadata::new, |there| there.metadata.clone());
-        let type_bits = if on.is_directory() { DIRECTORY } else { FILE };
-        let looks = ObjectAttributes { mode: type_bits | on.mode, uid: on.uid, gid: on.gid, mtime_ns: None };
-        let known = ObjectAttributes::read(&metadata, type_bits).unwrap_or(looks);
+        let looks = shown_attributes(on.kind, (on.mode, on.uid, on.gid));
+        let known = ObjectAttributes::read(&metadata, type_bits(on.kind)).unwrap_or(looks);
         let mut attributes = changed_attributes(known, set);
         // That the object is written anew does not make the file another.
         attributes.mtime_ns = attributes.mtime_ns.or(Some(on.mtime_ns));
-        if set.kill_privileges {
-            attributes.mode = without_privileges(attributes.mode);
-        }
         attributes.write(&mut metadata);
         let etag = match &there {
             Some(there) => ufs.describe(there, &metadata).await?,
@@ -158,7 +145,7 @@ impl StagedFiles {
             inode: on.inode,
             kind: on.kind.into(),
             size: on.size,
-            mode: attributes.mode & 0o7777,
+            mode: attributes.mode & MODE_BITS,
             uid: attributes.uid,
             gid: attributes.gid,
             mtime_ns: attributes.mtime_ns.unwrap_or(on.mtime_ns),
@@ -175,7 +162,12 @@ impl StagedFiles {
 
 #[cfg(test)]
 mod tests {
+    use cavern_proto::master::Time;
+
     use super::*;
+
+    const FILE: u32 = 0o100_000;
+    const DIRECTORY: u32 = 0o040_000;
 
     #[test]
     fn only_what_is_set_changes() {
@@ -187,6 +179,21 @@ mod tests {
             changed_attributes(known, &set),
             ObjectAttributes { mode: FILE | 0o755, uid: 7, mtime_ns: Some(9), ..known }
         );
-        assert_eq!([0o6755, 0o6744, 0o1644].map(without_privileges), [0o755, 0o2744, 0o1644]);
+        let set = SetAttr { kill_privileges: true, ..SetAttr::default() };
+        assert_eq!(changed_attributes(known, &set), ObjectAttributes { mode: FILE | 0o755, ..known });
+        let directory = ObjectAttributes { mode: DIRECTORY | 0o2755, ..known };
+        assert_eq!(changed_attributes(directory, &set), directory);
+    }
+
+    #[test]
+    fn what_is_made_in_a_set_group_id_directory_gets_its_group() {
+        let directory = Attr { kind: Kind::Directory.into(), mode: 0o2775, gid: 7, ..Attr::default() };
+        let make = |kind: Kind, mode| {
+            let create = CreateInode { kind: kind.into(), mode, umask: 0o022, ..CreateInode::default() };
+            let made = made_attributes(&directory, &create, (1, 2));
+            (made.mode, made.uid, made.gid, made.mtime_ns)
+        };
+        assert_eq!(make(Kind::File, 0o666), (FILE | 0o644, 1, 7, None));
+        assert_eq!(make(Kind::Directory, 0o777), (DIRECTORY | 0o2755, 1, 7, None));
     }
 }

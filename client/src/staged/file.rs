@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
 use cavern_conf::host;
+use cavern_posix::mode::MODE_BITS;
 use cavern_proto::master::{Attr, Entry, Kind, OwnAttributes};
 use cavern_ufs::ObjectAttributes;
 use parking_lot::Mutex;
@@ -187,7 +188,7 @@ impl StagedFile {
     pub fn node(&self) -> Arc<Node> {
         let state = self.state.lock();
         let own = state.attributes.map_or_else(Attr::default, |own| Attr {
-            mode: own.mode & 0o7777,
+            mode: own.mode & MODE_BITS,
             uid: own.uid,
             gid: own.gid,
             own: OwnAttributes::Kept.into(),

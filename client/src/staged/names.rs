@@ -85,7 +85,11 @@ impl StagedFiles {
     ) -> Result<Changed, ClientError> {
         let place = location_in(on, &create.name)?;
         let end = if create.kind() == Kind::Directory { "/" } else { "" };
-        let metadata = named(attributes_of_new(on, create, owner));
+        let mut metadata = ObjectMetadata::new();
+        if let Some(attributes) = attributes_of_new(on, create, owner) {
+            attributes.write(&mut metadata);
+        }
+        let metadata = named(metadata);
         let key = format!("{}{end}", place.key());
         let exists = || refuse(Errno::EXIST, format!("{key} is there already"));
         if self.shown(on.inode, &create.name).is_some() || self.there(on, &create.name).await?.is_some() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use cavern_client::{BucketDefaults, ClientError, Node, Posix};
 use cavern_conf::schema;
+use cavern_posix::mode::{MODE_BITS, type_bits};
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::master::Kind;
 
@@ -35,8 +36,8 @@ impl AttrDefaults {
         let bucket = BucketDefaults {
             uid: u32::try_from(conf.uid).unwrap_or_else(|_| rustix::process::geteuid().as_raw()),
             gid: u32::try_from(conf.gid).unwrap_or_else(|_| rustix::process::getegid().as_raw()),
-            file_mode: conf.file_mode & 0o7777,
-            dir_mode: conf.dir_mode & 0o7777,
+            file_mode: conf.file_mode & MODE_BITS,
+            dir_mode: conf.dir_mode & MODE_BITS,
         };
         Self {
             bucket,
@@ -93,7 +94,7 @@ impl AttrDefaults {
             atimensec,
             mtimensec,
             ctimensec,
-            mode: type_bits(node.kind) | node.mode & 0o7777,
+            mode: type_bits(node.kind) | node.mode & MODE_BITS,
             nlink: node.nlink,
             uid: node.uid,
             gid: node.gid,
@@ -106,19 +107,6 @@ impl AttrDefaults {
     /// How long the kernel may believe that a name does not exist.
     pub fn negative_timeout(&self, trust: Duration) -> Duration {
         self.negative_timeout.min(trust)
-    }
-}
-
-/// The file type, as `st_mode` has it.
-pub(super) fn type_bits(kind: Kind) -> u32 {
-    match kind {
-        Kind::Directory => libc::S_IFDIR,
-        Kind::Symlink => libc::S_IFLNK,
-        Kind::Fifo => libc::S_IFIFO,
-        Kind::Socket => libc::S_IFSOCK,
-        Kind::CharacterDevice => libc::S_IFCHR,
-        Kind::BlockDevice => libc::S_IFBLK,
-        Kind::File | Kind::Unspecified => libc::S_IFREG,
     }
 }
 

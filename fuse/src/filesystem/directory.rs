@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use cavern_client::journal::Slot;
 use cavern_client::{ClientError, Node, OpenInode};
+use cavern_posix::mode::type_bits;
 use parking_lot::Mutex;
 
 use super::Inner;
-use super::attributes::type_bits;
 use crate::inheritance::{HandleRecord, PositionRecord};
 use crate::invalidation::{Listing, ListingStart};
 use crate::kernel::abi::fopen;

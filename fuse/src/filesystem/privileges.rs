@@ -11,16 +11,12 @@
 //! leaves to us. The answer to a WRITE carries no attributes, so the kernel gets an invalidation of those that it has.
 
 use cavern_client::{ClientError, File, Node};
+use cavern_posix::mode::{SET_GROUP_ID, SET_USER_ID, is_for_members, without_privileges};
 use cavern_proto::master::SetAttr;
 
 use super::Inner;
 use super::write::WriteArgs;
 use crate::kernel::{Caller, Credentials};
-
-/// Whether the file has a set-group-ID bit that only members of the group leave.
-fn is_for_members(node: &Node) -> bool {
-    node.mode & (libc::S_ISGID | libc::S_IXGRP) == libc::S_ISGID
-}
 
 fn has_capability(node: &Node) -> bool {
     node.posix().is_some_and(|posix| posix.has_capability)
@@ -32,8 +28,8 @@ fn lost(node: &Node, credentials: &Credentials, kills: bool) -> Option<SetAttr> 
     if !kills {
         return has_capability(node).then_some(SetAttr { kill_capability: true, ..set });
     }
-    let kill_set_group_id = is_for_members(node) && !credentials.is_in(node.gid);
-    let has_bits = node.mode & libc::S_ISUID != 0 || node.mode & libc::S_ISGID != 0 && !is_for_members(node);
+    let kill_set_group_id = is_for_members(node.mode) && !credentials.is_in(node.gid);
+    let has_bits = without_privileges(node.mode) != node.mode;
     let has_xattrs = node.posix().is_some_and(|posix| posix.has_xattrs);
     let loses = has_bits || has_xattrs || kill_set_group_id;
     loses.then_some(SetAttr { kill_privileges: true, kill_set_group_id, ..set })
@@ -53,7 +49,7 @@ pub(super) async fn with_losses(node: &Node, caller: Caller, set: SetAttr) -> Se
     if credentials.keeps_privileges() {
         return set;
     }
-    let kill_set_group_id = is_for_members(node) && !credentials.is_in(node.gid);
+    let kill_set_group_id = is_for_members(node.mode) && !credentials.is_in(node.gid);
     SetAttr { kill_privileges: true, kill_set_group_id, ..set }
 }
 
@@ -73,7 +69,7 @@ impl Inner {
         match self.client.cached_node(file.inode()) {
             Some(node) if kills => {
                 let has_xattrs = node.posix().is_some_and(|posix| posix.has_xattrs);
-                has_xattrs || node.mode & (libc::S_ISUID | libc::S_ISGID) != 0
+                has_xattrs || node.mode & (SET_USER_ID | SET_GROUP_ID) != 0
             }
             Some(node) => has_capability(&node),
             None => kills,
@@ -84,7 +80,8 @@ impl Inner {
     pub(super) async fn lose_by_write(&self, inode: u64, caller: Caller, kills: bool) -> Result<(), ClientError> {
         let kernel_node = self.root.to_kernel(inode);
         let node = self.node(kernel_node).await?;
-        let credentials = if is_for_members(&node) { Credentials::of(caller).await } else { Credentials::default() };
+        let credentials =
+            if is_for_members(node.mode) { Credentials::of(caller).await } else { Credentials::default() };
         if let Some(set) = lost(&node, &credentials, kills) {
             self.set_attributes_of(&node, caller, set, None).await?;
             self.invalidations.forget_attributes(kernel_node);

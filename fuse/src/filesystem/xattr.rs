@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_client::Node;
+use cavern_posix::acl::is_acl;
+use cavern_posix::xattr::{has_kept_prefix, is_bare_prefix};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveXattr, SetXattr, Xattr, XattrMode};
-use cavern_proto::xattr::{has_kept_prefix, is_bare_prefix};
 
 use super::Inner;
 use super::changes::{ChangeRequest, refusal};
@@ -71,10 +72,7 @@ fn names(node: &Node) -> Vec<u8> {
 /// Whether attributes of this name are kept: those of `system.` are the kernel's, and of them only access lists are
 /// ours, where it heeds them.
 fn is_kept(name: &[u8], posix_acl: bool) -> bool {
-    match name {
-        b"system.posix_acl_access" | b"system.posix_acl_default" => posix_acl,
-        _ => has_kept_prefix(name) && !is_bare_prefix(name),
-    }
+    if is_acl(name) { posix_acl } else { has_kept_prefix(name) && !is_bare_prefix(name) }
 }
 
 /// What the flags of setxattr(2) ask for.

@@ -2,6 +2,7 @@
 //! answer. Listings do not contain that.
 
 use bytes::Bytes;
+use cavern_posix::mode::{MODE_BITS, type_bits};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{InodeRecord, KeepAttributes, KeptAttributes};
 use cavern_ufs::{ObjectAttributes, ObjectMeta, UfsError};
@@ -11,10 +12,6 @@ use crate::MasterError;
 use crate::mounts::OpenMount;
 use crate::state::records::{is_directory, version};
 use crate::state::{Directory, EntryVersion};
-
-/// The types of files and directories in a mode, as `stat` has them.
-const FILE: u32 = 0o100_000;
-const DIRECTORY: u32 = 0o040_000;
 
 impl Listings {
     /// After this the namespace says of something in `place` what the bucket said after the call: one HEAD. An object
@@ -27,7 +24,7 @@ impl Listings {
         (inode, record): (u64, &InodeRecord),
     ) -> Result<(), MasterError> {
         let prefix = place.key_prefix(mount.ufs.prefix()).ok_or(MasterError::Gone(place.inode))?;
-        let (slash, type_bits) = if is_directory(record) { ("/", DIRECTORY) } else { ("", FILE) };
+        let slash = if is_directory(record) { "/" } else { "" };
         let key = format!("{prefix}{}{slash}", String::from_utf8_lossy(name));
         let object = match self.request(mount, mount.ufs.head(&key)).await {
             Ok(object) => Some(object),
@@ -39,10 +36,10 @@ impl Listings {
         if !is_directory(record) && !object.as_ref().is_some_and(is_current) {
             return self.check_name(place.inode, name, Why::Unknown).await;
         }
-        let own = object.and_then(|object| ObjectAttributes::read(&object.metadata, type_bits));
+        let own = object.and_then(|object| ObjectAttributes::read(&object.metadata, type_bits(record.kind())));
         let kept = own.map_or_else(KeptAttributes::default, |own| KeptAttributes {
             own: true,
-            mode: own.mode & 0o7777,
+            mode: own.mode & MODE_BITS,
             uid: own.uid,
             gid: own.gid,
             mtime_ns: own.mtime_ns,

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_posix::check_name;
+use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Consistency, Entry, Kind, MakeListedReply, OwnAttributes};
 use cavern_proto::record::InodeRecord;
-use cavern_proto::{NAME_MAX, ROOT_INODE};
 use cavern_security::MountDebt;
 use futures::{StreamExt, stream};
 use tokio::time::Instant;
@@ -477,17 +478,6 @@ fn plain_entry(parent: u64, name: Bytes, inode: u64, record: &InodeRecord) -> En
 fn find(tables: Tables<'_>, parent: u64, name: &[u8]) -> Result<Option<(u64, InodeRecord)>, MasterError> {
     let Some(dentry) = tables.dentry(parent, name)? else { return Ok(None) };
     Ok(tables.inode(dentry.inode)?.map(|record| (dentry.inode, record)))
-}
-
-/// A name that can be asked about at all.
-pub fn check_name(name: &[u8]) -> Result<(), MasterError> {
-    if name.is_empty() || name.len() > NAME_MAX || name.contains(&0) || name.contains(&b'/') {
-        return Err(MasterError::Invalid(format!(
-            "{:?} cannot be a name: 1 to {NAME_MAX} bytes without NUL and '/'",
-            String::from_utf8_lossy(&name[..name.len().min(NAME_MAX)])
-        )));
-    }
-    Ok(())
 }
 
 /// The components of an absolute path.

@@ -4,10 +4,11 @@
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
+use cavern_posix::mode::{MODE_BITS, kind_of, type_bits};
+use cavern_posix::xattr::{has_length, is_bare_prefix};
 use cavern_proto::data::MetadataItem;
 use cavern_proto::master::{Kind, Xattr};
 use cavern_proto::record::{InodeRecord, Restored};
-use cavern_proto::xattr::{has_length, is_bare_prefix};
 use cavern_ufs::{ObjectMeta, nanoseconds, seconds};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
@@ -66,7 +67,7 @@ pub fn read(object: &ObjectMeta) -> Option<Restored> {
     });
     Some(Restored {
         kind: kind as i32,
-        mode: mode & 0o7777,
+        mode: mode & MODE_BITS,
         uid: id("uid"),
         gid: id("gid"),
         mtime_ns,
@@ -91,33 +92,6 @@ pub(super) fn hash(items: &[MetadataItem]) -> u64 {
     }
     let digest = hasher.finish();
     digest.as_ref().iter().take(8).fold(0, |hash, byte| hash << 8 | u64::from(*byte))
-}
-
-/// The type of a file in a mode, as `stat` has it.
-fn type_bits(kind: Kind) -> u32 {
-    match kind {
-        Kind::Unspecified | Kind::File => 0o100_000,
-        Kind::Directory => 0o040_000,
-        Kind::Symlink => 0o120_000,
-        Kind::Fifo => 0o010_000,
-        Kind::Socket => 0o140_000,
-        Kind::CharacterDevice => 0o020_000,
-        Kind::BlockDevice => 0o060_000,
-    }
-}
-
-/// The kind that a mode encodes.
-fn kind_of(mode: u32) -> Option<Kind> {
-    const KINDS: [Kind; 7] = [
-        Kind::File,
-        Kind::Directory,
-        Kind::Symlink,
-        Kind::Fifo,
-        Kind::Socket,
-        Kind::CharacterDevice,
-        Kind::BlockDevice,
-    ];
-    KINDS.into_iter().find(|kind| type_bits(*kind) == mode & 0o170_000)
 }
 
 /// Names and base64 values as JSON, percent-encoded; `None` when a name is no UTF-8.

@@ -6,8 +6,8 @@
 //! it is made. Of a file whose blocks were committed by a client that did not report it, before this was noted, there
 //! is no sum until nothing of it is left.
 
+use cavern_posix::file_takes;
 use cavern_proto::block_id::block_length;
-use cavern_proto::master::Extent;
 use cavern_proto::record::{ExtentRecord, InodeRecord};
 
 /// The unit in which file systems give room to files.
@@ -16,16 +16,6 @@ const PAGE_BYTES: u64 = 4096;
 /// Bytes of the origin that lie in a block.
 fn of_origin(record: &InodeRecord, block_size: u64, index: u32) -> u64 {
     record.origin.as_ref().map_or(0, |origin| block_length(origin.valid, block_size, index).into())
-}
-
-/// What a block takes that somebody has written to; `size` is that of the file with it. Who does not say it leaves it
-/// as it was, and a new block counts as full.
-pub(super) fn of_block(known: Option<&ExtentRecord>, made: &Extent, block_size: u64, size: u64) -> Option<u64> {
-    let reported = made.allocated.map(|bytes| bytes.min(block_size));
-    match known {
-        Some(known) => reported.or(known.allocated),
-        None => reported.or_else(|| Some(block_length(size, block_size, made.index).into())),
-    }
 }
 
 /// Accounts for a block that is committed.
@@ -40,9 +30,7 @@ pub(super) fn committed(
         Some(known) => known.allocated.unwrap_or_default(),
         None => of_origin(record, block_size, index),
     };
-    if let Some(sum) = &mut record.allocated {
-        *sum = sum.saturating_sub(before) + after.allocated.unwrap_or_default();
-    }
+    record.allocated = file_takes(record.allocated, before, after.allocated);
 }
 
 /// Accounts for a cut to `length` bytes: the blocks that were dropped with what they took, and the one in which the
@@ -91,21 +79,6 @@ mod tests {
     fn file(allocated: u64, valid: u64) -> InodeRecord {
         let origin = Origin { valid, ..Origin::default() };
         InodeRecord { allocated: Some(allocated), origin: (valid > 0).then_some(origin), ..InodeRecord::default() }
-    }
-
-    #[test]
-    fn who_does_not_say_what_a_block_takes_leaves_it_as_it_was() {
-        let reported = |allocated| Extent { index: 2, allocated, ..Extent::default() };
-        assert_eq!(of_block(None, &reported(Some(7)), 10, 25), Some(7));
-        assert_eq!(
-            of_block(None, &reported(Some(70)), 10, 25),
-            Some(10),
-            "the file system's own needs are not the file's"
-        );
-        assert_eq!(of_block(None, &reported(None), 10, 25), Some(5));
-        assert_eq!(of_block(Some(&taking(3)), &reported(None), 10, 25), Some(3));
-        assert_eq!(of_block(Some(&taking(3)), &reported(Some(1)), 10, 25), Some(1));
-        assert_eq!(of_block(Some(&ExtentRecord::default()), &reported(None), 10, 25), None);
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! Changes of names and inodes in fs-mode mounts, as POSIX has them: one file per kind of change.
 //!
+//! What a change makes of the attributes of inodes, and what it takes to be allowed, are the rules of [`cavern_posix`],
+//! which clients apply as well to what they answer for. What they are applied to is found here.
+//!
 //! Every change checks all that can be wrong before it writes anything, so a refusal leaves no trace (but for a lock's,
 //! whose request may wait after it). Permissions are mostly not looked at here: the kernel of the caller has done that,
 //! with the owner and mode that it was given. Whether the mount is there for the client is; and where it limits the
@@ -28,10 +31,11 @@ mod xattr;
 
 use std::collections::BTreeSet;
 
+use cavern_posix::{self as rules, PosixError};
 use cavern_proto::master::mutation::Change as Kind;
 use cavern_proto::master::{Attr, Consistency, Mount, Mutation, MutationResult, User, WriteType};
 use cavern_proto::record::{InodeRange, InodeRecord, Mutate};
-use cavern_proto::{ClientAccess, NAME_MAX, ROOT_INODE};
+use cavern_proto::{ClientAccess, ROOT_INODE};
 use rustix::io::Errno;
 
 use super::existing;
@@ -49,7 +53,6 @@ pub use lock::blocking_lock;
 pub use permission::{may_access, may_have_layout};
 pub use results::{end_session, end_session_step};
 pub use ttl::expire;
-pub use xattr::CAPABILITY;
 
 /// Why a change is refused.
 #[derive(Debug)]
@@ -77,6 +80,12 @@ enum MutationError {
 impl From<MasterError> for MutationError {
     fn from(error: MasterError) -> Self {
         Self::Storage(error)
+    }
+}
+
+impl From<PosixError> for MutationError {
+    fn from(error: PosixError) -> Self {
+        Self::Refused(Refusal { errno: error.errno(), reason: error.to_string() })
     }
 }
 
@@ -412,9 +421,7 @@ impl MutationContext<'_, '_> {
 
     /// A directory whose entries changed: its times, and how many there are.
     fn directory_changed(&mut self, inode: u64, mut record: InodeRecord, change: EntriesChange) {
-        record.mtime_ns = self.made_ns;
-        record.ctime_ns = self.made_ns;
-        record.nlink = records::links(&record).saturating_add_signed(change.directories);
+        records::change(&mut record, |attr| rules::directory_changed(attr, change.directories, self.made_ns));
         records::count_entries(&mut record, change.names);
         self.put(inode, record);
     }
@@ -426,8 +433,7 @@ impl MutationContext<'_, '_> {
         if is_directory(&record) {
             super::held::forget(self.transaction, record.mount_id, inode)?;
         }
-        record.unlinked = true;
-        record.ctime_ns = self.made_ns;
+        records::change(&mut record, |attr| rules::name_dropped(attr, self.made_ns));
         self.transaction.put_bytes(Family::Unlinked, &inode_key(inode), &[]);
         self.put(inode, record);
         self.transaction.changes.push(Change::Unlinked(inode));
@@ -445,17 +451,6 @@ impl MutationContext<'_, '_> {
             mount_id: 0,
         });
     }
-}
-
-/// A name that a directory can hold.
-fn check_name(name: &[u8]) -> Result<(), MutationError> {
-    if name.len() > NAME_MAX {
-        return refuse(Errno::NAMETOOLONG, format!("a name of {} bytes: {NAME_MAX} are the most", name.len()));
-    }
-    if name.is_empty() || name == b"." || name == b".." || name.contains(&0) || name.contains(&b'/') {
-        return refuse(Errno::INVAL, format!("{:?} cannot be a name", String::from_utf8_lossy(name)));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

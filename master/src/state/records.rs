@@ -6,6 +6,7 @@
 //! mode may be 0, every mode carries [`MODE_CHOSEN`].
 
 use bytes::Bytes;
+use cavern_posix::mode::MODE_BITS;
 use cavern_proto::master::{Attr, Kind, LockKind, OwnAttributes};
 use cavern_proto::record::{InodeRecord, ListedEntry, Stray};
 use prost::Message;
@@ -228,7 +229,7 @@ pub fn etag(record: &InodeRecord) -> String {
 pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
     let own = record.kept.as_ref().filter(|kept| kept.own);
     let (own_mode, uid, gid) =
-        own.map_or((mode(record), record.uid, record.gid), |kept| (kept.mode & 0o7777, kept.uid, kept.gid));
+        own.map_or((mode(record), record.uid, record.gid), |kept| (kept.mode & MODE_BITS, kept.uid, kept.gid));
     Attr {
         inode,
         kind: record.kind,
@@ -252,6 +253,22 @@ pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
     }
 }
 
+/// Has a rule of POSIX change the attributes of a record of an fs-mode mount: all but generation, blocks and extended
+/// attributes, and what an inode has from its first moment on.
+pub fn change<T>(record: &mut InodeRecord, rule: impl FnOnce(&mut Attr) -> T) -> T {
+    let mut attr = attributes(0, record);
+    let done = rule(&mut attr);
+    record.mode = attr.mode | MODE_CHOSEN;
+    (record.uid, record.gid) = (attr.uid, attr.gid);
+    (record.size, record.version) = (attr.size, attr.version);
+    (record.mtime_ns, record.ctime_ns, record.atime_ns) = (attr.mtime_ns, attr.ctime_ns, Some(attr.atime_ns));
+    record.unlinked = attr.nlink == 0;
+    if ![0, links(record)].contains(&attr.nlink) {
+        record.nlink = attr.nlink;
+    }
+    done
+}
+
 /// The time of the last change.
 pub fn changed_ns(record: &InodeRecord) -> i64 {
     if record.ctime_ns == 0 { record.mtime_ns } else { record.ctime_ns }
@@ -262,7 +279,7 @@ pub fn mode(record: &InodeRecord) -> u32 {
     match record.mode {
         0 if record.kind() == Kind::Directory => 0o755,
         0 => 0o644,
-        mode => mode & 0o7777,
+        mode => mode & MODE_BITS,
     }
 }
 
@@ -340,6 +357,23 @@ mod tests {
             + dentry_key(parent, name.as_bytes()).len()
             + dentry.encoded_len();
         assert!(bytes <= 200, "{bytes} bytes");
+    }
+
+    #[test]
+    fn a_rule_changes_attributes_and_leaves_out_what_was_left_out() {
+        let mut record = file_record(1, 1, &listed("a", ""));
+        let before = attributes(5, &record);
+        change(&mut record, |attr| cavern_posix::content_changed(attr, 7, 9));
+        let changed = Attr { size: 7, version: 1, mtime_ns: 9, ctime_ns: 9, ..before };
+        assert_eq!((attributes(5, &record), record.nlink), (changed, 0), "the time of access is that of before");
+        change(&mut record, |attr| cavern_posix::name_added(attr, 10));
+        assert_eq!((attributes(5, &record).nlink, record.nlink), (2, 2));
+        for nlink in [1, 0] {
+            change(&mut record, |attr| cavern_posix::name_dropped(attr, 11));
+            assert_eq!((attributes(5, &record).nlink, record.unlinked), (nlink, nlink == 0));
+        }
+        change(&mut record, |attr| cavern_posix::name_added(attr, 12));
+        assert_eq!((attributes(5, &record).nlink, record.unlinked), (1, false));
     }
 
     #[test]

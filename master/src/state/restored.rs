@@ -1,5 +1,7 @@
 //! What objects were before their cluster was lost, given back to the inodes that are made of them.
 
+use cavern_posix::mode::MODE_BITS;
+use cavern_posix::xattr::CAPABILITY;
 use cavern_proto::master::Kind;
 use cavern_proto::record::{AdoptListing, InodeRecord, ListedEntry, ObjectRecord, Restored};
 
@@ -12,7 +14,7 @@ use crate::MasterError;
 /// Gives a record what is known of it. What cannot be read from a listing is as it was.
 pub(super) fn restore(record: &mut InodeRecord, restored: &Restored) {
     record.kind = restored.kind;
-    record.mode = restored.mode & 0o7777 | MODE_CHOSEN;
+    record.mode = restored.mode & MODE_BITS | MODE_CHOSEN;
     (record.uid, record.gid) = (restored.uid, restored.gid);
     (record.mtime_ns, record.atime_ns) = (restored.mtime_ns, Some(restored.atime_ns));
     if matches!(record.kind(), Kind::CharacterDevice | Kind::BlockDevice) {
@@ -24,7 +26,7 @@ pub(super) fn restore(record: &mut InodeRecord, restored: &Restored) {
         _ => record.size = 0,
     }
     record.has_xattrs = !restored.xattrs.is_empty();
-    record.has_capability = restored.xattrs.iter().any(|xattr| *xattr.name == *posix::CAPABILITY);
+    record.has_capability = restored.xattrs.iter().any(|xattr| *xattr.name == *CAPABILITY);
 }
 
 /// The extended attributes of a new inode, and its identity, by which further names of it are known.

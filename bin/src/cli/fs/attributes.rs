@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cavern_client::{Client, Node};
 use cavern_conf::accounts;
+use cavern_posix::mode::without_privileges;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Kind, SetAttr};
 use clap::Args;
@@ -76,8 +77,7 @@ impl ChownArgs {
 
 /// As chown(2) has it: a program with a new owner does not run in that owner's name.
 fn without_set_ids(node: &Node) -> u32 {
-    let runs_as_group = if node.mode & 0o010 != 0 { 0o2000 } else { 0 };
-    if node.kind == Kind::File { node.mode & !(0o4000 | runs_as_group) } else { node.mode }
+    if node.kind == Kind::File { without_privileges(node.mode) } else { node.mode }
 }
 
 /// Sets what `attributes` says of every file that is named, and of all below if `recursive`.

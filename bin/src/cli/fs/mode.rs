@@ -2,10 +2,11 @@
 
 use std::str::FromStr;
 
+use cavern_posix::mode::{MODE_BITS, SET_GROUP_ID, SET_USER_ID};
 use cavern_proto::master::Kind;
 
 /// Set-user-id and set-group-id: of a directory they stay unless they are named.
-const SET_IDS: u32 = 0o6000;
+const SET_IDS: u32 = SET_USER_ID | SET_GROUP_ID;
 
 /// What is to become of the permissions of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +41,7 @@ impl ModeChange {
     /// The permissions that a file of this kind has after the change.
     pub fn apply(&self, mode: u32, kind: Kind, umask: u32) -> u32 {
         let is_directory = kind == Kind::Directory;
-        self.0.iter().fold(mode & 0o7777, |mode, step| {
+        self.0.iter().fold(mode & MODE_BITS, |mode, step| {
             let left_out = if is_directory { SET_IDS & !step.named_ids } else { 0 };
             let bits = match step.bits {
                 Bits::OfClass(class) => spread(mode & class),
@@ -69,7 +70,7 @@ impl FromStr for ModeChange {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text.starts_with(|first: char| first.is_ascii_digit()) {
-            let bits = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o7777);
+            let bits = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= MODE_BITS);
             let bits = bits.ok_or_else(|| format!("\"{text}\" is no octal mode: 0 to 7777"))?;
             // As GNU has it: five digits say that all bits are meant.
             let named_ids = if text.len() > 4 { SET_IDS } else { bits & SET_IDS };

@@ -3,9 +3,10 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use cavern_posix::acl::is_acl;
+use cavern_posix::xattr::{NAME_BYTES_MAX, has_kept_prefix, has_length, is_bare_prefix};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveXattr, SetXattr, XattrMode};
-use cavern_proto::xattr::{NAME_BYTES_MAX, has_kept_prefix, has_length, is_bare_prefix};
 use clap::Args;
 use serde::Serialize;
 
@@ -145,7 +146,7 @@ fn check_name(name: &str) -> Result<(), CliError> {
         format!("it has 1 to {NAME_BYTES_MAX} bytes, none of them 0")
     } else if is_bare_prefix(name.as_bytes()) {
         format!("something follows the prefix, as in {name}colour")
-    } else if !has_kept_prefix(name.as_bytes()) && !name.starts_with("system.posix_acl_") {
+    } else if !has_kept_prefix(name.as_bytes()) && !is_acl(name.as_bytes()) {
         format!("it begins with user., trusted. or security., as in user.{name}")
     } else {
         return Ok(());

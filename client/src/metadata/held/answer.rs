@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use cavern_conf::{Failpoint, host};
+use cavern_posix::{check_name, directory_changed, inode_changed, name_dropped};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     Attr, CommitContent, CreateInode, Kind, Mutation, MutationResult, Naming, RemoveName, RenameMode, RenameName,
@@ -14,8 +15,9 @@ use tokio::time::Instant;
 use super::super::cache::Found;
 use super::super::changed_contents::ChangedContents;
 use super::super::changes::{Answer, Changed, Pending, numbered};
-use super::super::{Inner, Node, check_name};
+use super::super::{Inner, Node};
 use super::answer_lock::LockAnswer;
+use super::predict::after;
 use super::{HELD_MAX, State, predict};
 use crate::journal::{ChangeRecord, EPOCH_BITS, Journal, RequestContext};
 
@@ -186,7 +188,7 @@ impl Inner {
             Change::Rename(rename) => self.predict_rename(state, rename, now_ns),
             Change::SetAttr(set) => {
                 let node = self.held_inode(state, set.inode)?;
-                let attr = predict::attributes_set(&node.attr(), set, now_ns)?;
+                let attr = predict::set(&node.attr(), set, now_ns)?;
                 Some(Prediction::new(change.clone(), node.inode, vec![attr], &[node.parent]))
             }
             Change::Commit(commit) => {
@@ -229,7 +231,7 @@ impl Inner {
         let inode = state.number_for(create.kind(), directory.mount.as_ref()?.id())?;
         let made = Attr { inode, ..made };
         let create = CreateInode { inode, hold: is_directory, ..create.clone() };
-        let parent = predict::directory_changed(&above, i32::from(is_directory), now_ns);
+        let parent = after(&above, |attr| directory_changed(attr, i32::from(is_directory), now_ns));
         let mut prediction = Prediction::new(Change::Create(create), inode, vec![made, parent], &[directory.parent]);
         prediction.result.held = is_directory;
         Some(prediction)
@@ -248,8 +250,8 @@ impl Inner {
             }
         }
         let attributes = vec![
-            predict::unlinked(&target.attr(), now_ns),
-            predict::directory_changed(&directory.attr(), -i32::from(remove.directory), now_ns),
+            after(&target.attr(), |attr| name_dropped(attr, now_ns)),
+            after(&directory.attr(), |attr| directory_changed(attr, -i32::from(remove.directory), now_ns)),
         ];
         Some(Prediction::new(Change::Remove(remove.clone()), target.inode, attributes, &[directory.parent]))
     }
@@ -265,16 +267,16 @@ impl Inner {
             if rename.mode() != RenameMode::Replace || replaced.inode == moved.inode || replaced.is_directory() {
                 return None;
             }
-            attributes.push(predict::unlinked(&replaced.attr(), now_ns));
+            attributes.push(after(&replaced.attr(), |attr| name_dropped(attr, now_ns)));
         }
         // Where an old symlink leads is not in what a change leaves.
         if rename.mode() == RenameMode::Exchange || !matches!(moved.kind, Kind::File) {
             return None;
         }
-        attributes.push(predict::moved(&moved.attr(), now_ns));
-        attributes.push(predict::directory_changed(&from.attr(), 0, now_ns));
+        attributes.push(after(&moved.attr(), |attr| inode_changed(attr, now_ns)));
+        attributes.push(after(&from.attr(), |attr| directory_changed(attr, 0, now_ns)));
         if to.inode != from.inode {
-            attributes.push(predict::directory_changed(&to.attr(), 0, now_ns));
+            attributes.push(after(&to.attr(), |attr| directory_changed(attr, 0, now_ns)));
         }
         let above = [from.parent, to.parent];
         Some(Prediction::new(Change::Rename(rename.clone()), moved.inode, attributes, &above))
@@ -308,8 +310,8 @@ impl Inner {
         check_name(name).is_ok() && self.directories.get(directory).is_some_and(|directory| directory.is_without(name))
     }
 
-    /// The master has answered a change that was answered here: mostly as was predicted, and all that is known here is
-    /// as it was, or newer.
+    /// The master has answered a change that was answered here: as was predicted, and all that is known here is as it
+    /// was, or newer; unless the master is of another version, and has other rules. Nobody would be notified of that.
     pub(in super::super) fn was_made(&self, pending: &Pending, result: &MutationResult) {
         let (Some(predicted), Some(subject)) = (&pending.predicted, &pending.subject) else { return };
         if result.errno != 0 {

@@ -1,113 +1,60 @@
-//! What the master will make of a change, for the attributes of what it touches. Each function does what the change of
-//! its name does at the master, for the plain case; whatever is not plain is not predicted.
+//! Whether the attributes that a change leaves are certain here. What they are then, the rules say that the master
+//! applies as well ([`cavern_posix`]); whatever takes more than is known here is for the master alone.
 
-use cavern_proto::block_id::block_length;
-use cavern_proto::master::{Attr, CommitContent, CreateInode, Extent, Kind, OwnAttributes, SetAttr, Time};
+use cavern_posix::{
+    attributes_set, block_takes, changes_content, check_create, content_changed, created as made, file_takes,
+};
+use cavern_proto::master::{Attr, CommitContent, CreateInode, Kind, SetAttr};
+use cavern_proto::record::ExtentRecord;
 
-const SET_USER_ID: u32 = 0o4000;
-const SET_GROUP_ID: u32 = 0o2000;
-const GROUP_EXECUTES: u32 = 0o0010;
-/// Longest target of a symlink.
-const TARGET_MAX: usize = 4095;
+/// What a rule makes of attributes.
+pub(super) fn after(attr: &Attr, rule: impl FnOnce(&mut Attr)) -> Attr {
+    let mut attr = *attr;
+    rule(&mut attr);
+    attr
+}
 
 /// What is made in a directory without access lists, under a name that is free; its number is for the caller to give.
 pub(super) fn created(create: &CreateInode, owner: (u32, u32), directory: &Attr, now_ns: i64) -> Option<Attr> {
-    let kind = create.kind();
-    let target = create.target.len();
-    let is_plain = match kind {
-        Kind::File | Kind::Directory => target == 0,
-        Kind::Symlink => (1..=TARGET_MAX).contains(&target),
-        _ => false,
-    };
-    if !is_plain || directory.has_xattrs {
-        return None;
-    }
-    let (uid, mut gid) = owner;
-    let mut mode = if kind == Kind::Symlink { 0o777 } else { create.mode & 0o7777 & !(create.umask & 0o777) };
-    if directory.mode & SET_GROUP_ID != 0 {
-        gid = directory.gid;
-        mode |= if kind == Kind::Directory { SET_GROUP_ID } else { 0 };
-    }
-    Some(Attr {
-        kind: create.kind,
-        mode,
-        uid,
-        gid,
-        size: target as u64,
-        mtime_ns: now_ns,
-        ctime_ns: now_ns,
-        nlink: if kind == Kind::Directory { 2 } else { 1 },
-        atime_ns: now_ns,
-        own: OwnAttributes::None.into(),
-        allocated: (kind == Kind::File).then_some(0),
-        btime_ns: Some(now_ns),
-        ..Attr::default()
-    })
-}
-
-/// A directory that got names, or lost some; `directories` of them led to directories.
-pub(super) fn directory_changed(directory: &Attr, directories: i32, now_ns: i64) -> Attr {
-    let nlink = directory.nlink.saturating_add_signed(directories);
-    Attr { mtime_ns: now_ns, ctime_ns: now_ns, nlink, ..*directory }
-}
-
-/// What has lost its last name.
-pub(super) fn unlinked(attr: &Attr, now_ns: i64) -> Attr {
-    Attr { ctime_ns: now_ns, nlink: 0, ..*attr }
-}
-
-/// What has another name.
-pub(super) fn moved(attr: &Attr, now_ns: i64) -> Attr {
-    Attr { ctime_ns: now_ns, ..*attr }
+    let is_plain = matches!(create.kind(), Kind::File | Kind::Directory | Kind::Symlink) && !directory.has_xattrs;
+    let is_certain = is_plain && check_create(create).is_ok();
+    is_certain.then(|| made(create, (directory, None), owner, None, now_ns).0)
 }
 
 /// Other attributes for what has no access list and no capability, and keeps its length.
-pub(super) fn attributes_set(attr: &Attr, set: &SetAttr, now_ns: i64) -> Option<Attr> {
-    if set.size.is_some() || attr.has_xattrs {
-        return None;
-    }
-    let time = |time: Time| if time.now { now_ns } else { time.ns };
-    let mut changed = *attr;
-    let is_given_away = set.uid.is_some() || set.gid.is_some();
-    if (set.kill_privileges || is_given_away) && attr.kind() != Kind::Directory {
-        changed.mode &= !SET_USER_ID;
-        if changed.mode & GROUP_EXECUTES != 0 || set.kill_set_group_id {
-            changed.mode &= !SET_GROUP_ID;
-        }
-    }
-    changed.mode = set.mode.map_or(changed.mode, |mode| mode & 0o7777);
-    changed.uid = set.uid.unwrap_or(attr.uid);
-    changed.gid = set.gid.unwrap_or(attr.gid);
-    changed.atime_ns = set.atime.map_or(attr.atime_ns, time);
-    changed.mtime_ns = set.mtime.map_or(attr.mtime_ns, time);
-    changed.ctime_ns = now_ns;
-    Some(changed)
+pub(super) fn set(attr: &Attr, set: &SetAttr, now_ns: i64) -> Option<Attr> {
+    let is_certain = set.size.is_none() && !attr.has_xattrs;
+    is_certain.then(|| after(attr, |attr| attributes_set(attr, set, None, now_ns)))
 }
 
 /// Content of a file that nobody but this client has changed since: its first, of which the master knows no block, or
 /// what is written later to the only one.
 pub(super) fn committed(attr: &Attr, commit: &CommitContent, block_size: u64, now_ns: i64) -> Option<Attr> {
     let size = attr.size.max(commit.grow_to);
-    let changes = commit.grow_to > attr.size || commit.changed || !commit.made.is_empty();
     let is_plain = commit.made.iter().all(|made| made.generation >= attr.generation && made.joined.is_empty());
-    if !changes || !is_plain || attr.kind() != Kind::File {
+    if !changes_content(commit, attr.size) || !is_plain || attr.kind() != Kind::File {
         return None;
     }
-    let reported = |made: &Extent| made.allocated.map(|bytes| bytes.min(block_size));
     let is_first = (attr.version, attr.generation, attr.size, attr.allocated) == (0, 0, 0, Some(0));
-    let allocated = match commit.made.as_slice() {
-        made if is_first => {
-            let length = |made: &Extent| u64::from(block_length(size, block_size, made.index));
-            Some(made.iter().map(|made| reported(made).unwrap_or_else(|| length(made))).sum())
-        }
-        // Of several blocks it is not known here how much each of them took before.
-        _ if size > block_size || attr.allocated.is_none() => return None,
-        [] => attr.allocated,
-        [made] if made.index == 0 => Some(reported(made)?),
-        _ => return None,
+    // Of several blocks it is not known here how much each of them took before.
+    let is_of_one_block = || match commit.made.as_slice() {
+        _ if size > block_size || attr.allocated.is_none() => false,
+        [] => true,
+        [made] => made.index == 0 && made.allocated.is_some(),
+        _ => false,
     };
-    let version = attr.version + 1;
-    Some(Attr { size, version, mtime_ns: now_ns, ctime_ns: now_ns, allocated, ..*attr })
+    if !is_first && !is_of_one_block() {
+        return None;
+    }
+    let known = (!is_first).then(|| ExtentRecord { allocated: attr.allocated, ..ExtentRecord::default() });
+    let before = known.as_ref().and_then(|known| known.allocated).unwrap_or_default();
+    Some(after(attr, |attr| {
+        for made in &commit.made {
+            let takes = block_takes(known.as_ref(), made, block_size, size);
+            attr.allocated = file_takes(attr.allocated, before, takes);
+        }
+        content_changed(attr, size, now_ns);
+    }))
 }
 
 /// Two contents of a file that are committed at once, as if both had been written before; `None` where the master could
@@ -131,6 +78,8 @@ pub(super) fn merged(earlier: &CommitContent, later: &CommitContent) -> Option<C
 
 #[cfg(test)]
 mod tests {
+    use cavern_proto::master::Extent;
+
     use super::*;
 
     const BLOCK: u64 = 1 << 20;

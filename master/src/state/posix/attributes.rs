@@ -1,45 +1,26 @@
 //! chmod (with the access list), chown, truncate, utimensat.
 
-use cavern_proto::master::{Kind, SetAttr, Time};
-use cavern_proto::record::InodeRecord;
+use cavern_posix::xattr::CAPABILITY;
+use cavern_posix::{attributes_set, loses_privileges};
+use cavern_proto::master::SetAttr;
 use rustix::io::Errno;
 
-use super::xattr::CAPABILITY;
 use super::{MutationContext, MutationError, refuse};
-use crate::MasterError;
 use crate::level::OWNER_IDS;
-use crate::state::records::MODE_CHOSEN;
-
-const SET_USER_ID: u32 = 0o4000;
-const SET_GROUP_ID: u32 = 0o2000;
-const GROUP_EXECUTES: u32 = 0o0010;
+use crate::state::records;
 
 impl MutationContext<'_, '_> {
     pub(super) fn set_attributes(&mut self, set: &SetAttr) -> Result<u64, MutationError> {
         let mut record = self.inode(set.inode)?;
         self.judge_set_attributes(set, &record)?;
         self.check_owner_ids(&[set.uid.unwrap_or_default(), set.gid.unwrap_or_default()])?;
-        let now_ns = self.made_ns;
-        let time = |time: Time| if time.now { now_ns } else { time.ns };
-        // Another owner keeps none, whoever gives the file away.
-        let is_given_away = set.uid.is_some() || set.gid.is_some();
-        if (set.kill_privileges || is_given_away) && record.kind() != Kind::Directory {
-            self.kill_privileges(set, &mut record)?;
-        } else if set.kill_capability {
-            self.kill_capability(set.inode, &mut record)?;
-        }
-        if let Some(mode) = set.mode {
-            let group = set.gid.unwrap_or(record.gid);
-            record.mode = self.without_foreign_set_group_id(mode & 0o7777, group) | MODE_CHOSEN;
-        }
         if let Some(length) = set.size {
             self.set_length(set.inode, &mut record, length)?;
         }
-        record.uid = set.uid.unwrap_or(record.uid);
-        record.gid = set.gid.unwrap_or(record.gid);
-        record.atime_ns = set.atime.map(time).or(record.atime_ns);
-        record.mtime_ns = set.mtime.map_or(record.mtime_ns, time);
-        record.ctime_ns = now_ns;
+        if loses_privileges(record.kind(), set) || set.kill_capability {
+            self.delete_xattr(set.inode, &mut record, CAPABILITY)?;
+        }
+        records::change(&mut record, |attr| attributes_set(attr, set, self.judged_user(), self.made_ns));
         if set.mode.is_some() {
             self.chmod_acl(set.inode, &record)?;
         }
@@ -51,21 +32,6 @@ impl MutationContext<'_, '_> {
     pub(super) fn check_owner_ids(&self, ids: &[u32]) -> Result<(), MutationError> {
         if ids.contains(&u32::MAX) && self.transaction.counters.level >= OWNER_IDS {
             return refuse(Errno::INVAL, format!("{} is no id of a user or group", u32::MAX));
-        }
-        Ok(())
-    }
-
-    fn kill_privileges(&mut self, set: &SetAttr, record: &mut InodeRecord) -> Result<(), MasterError> {
-        record.mode &= !SET_USER_ID;
-        if record.mode & GROUP_EXECUTES != 0 || set.kill_set_group_id {
-            record.mode &= !SET_GROUP_ID;
-        }
-        self.kill_capability(set.inode, record)
-    }
-
-    fn kill_capability(&mut self, inode: u64, record: &mut InodeRecord) -> Result<(), MasterError> {
-        if record.has_xattrs {
-            self.delete_xattr(inode, record, CAPABILITY)?;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
+use cavern_posix::{block_takes, changes_content, content_changed};
 use cavern_proto::master::{CommitContent, Extent, Kind};
 use cavern_proto::record::{ExtentRecord, InodeRecord};
 use rustix::io::Errno;
@@ -15,7 +16,7 @@ use crate::MasterError;
 use crate::level::COMMITS_CHECKED;
 use crate::state::Family;
 use crate::state::extent::{self, BlockOwner, DropProgress};
-use crate::state::records::extent_key;
+use crate::state::records::{self, extent_key};
 use crate::state::{Tables, allocated, origin};
 
 /// 16 TiB, as ext4 has it.
@@ -78,7 +79,7 @@ impl MutationContext<'_, '_> {
                 let reason = format!("block {} of {} is another by now", made.index, self.shown(commit.inode)?);
                 return refuse(Errno::STALE, reason);
             };
-            after.allocated = allocated::of_block(known.as_ref(), &made, self.block_size, size);
+            after.allocated = block_takes(known.as_ref(), &made, self.block_size, size);
             blocks.push((made, known, after));
         }
         self.check_growth(&record, commit.grow_to)?;
@@ -88,9 +89,8 @@ impl MutationContext<'_, '_> {
             extent::commit(self.transaction, &owner, made.index, known.as_ref(), after, &made.workers);
             allocated::committed(&mut record, made.index, known.as_ref(), after, self.block_size);
         }
-        if commit.grow_to > record.size || commit.changed || !commit.made.is_empty() {
-            record.size = size;
-            self.content_changed(&mut record);
+        if changes_content(commit, record.size) {
+            self.content_changed(&mut record, size);
             self.put(commit.inode, record);
         }
         Ok(commit.inode)
@@ -131,15 +131,12 @@ impl MutationContext<'_, '_> {
             }
             origin::cut(self.transaction, inode, record, length)?;
         }
-        record.size = length;
-        self.content_changed(record);
+        self.content_changed(record, length);
         Ok(())
     }
 
-    fn content_changed(&self, record: &mut InodeRecord) {
-        record.version += 1;
-        record.mtime_ns = self.made_ns;
-        record.ctime_ns = self.made_ns;
+    fn content_changed(&self, record: &mut InodeRecord, size: u64) {
+        records::change(record, |attr| content_changed(attr, size, self.made_ns));
     }
 }
 

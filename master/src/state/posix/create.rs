@@ -1,19 +1,16 @@
 //! mkdir, mknod, open with `O_CREAT` or `O_TMPFILE`, symlink.
 
 use bytes::Bytes;
+use cavern_posix::acl::DEFAULT;
+use cavern_posix::{check_create, created};
 use cavern_proto::master::{CreateInode, Kind, Naming};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{EntriesChange, MutationContext, MutationError, check_name, refuse};
+use super::{EntriesChange, MutationContext, MutationError, acl, refuse};
 use crate::state::Family;
-use crate::state::records::{MODE_CHOSEN, inode_key, mode};
+use crate::state::records::{self, attributes, inode_key};
 use crate::state::usage::UsageDelta;
-
-/// Longest target of a symlink, as Linux has it (`PATH_MAX` without its NUL).
-const TARGET_MAX: usize = 4095;
-
-const SET_GROUP_ID: u32 = 0o2000;
 
 impl MutationContext<'_, '_> {
     pub(super) fn create(&mut self, create: CreateInode, session: u64) -> Result<u64, MutationError> {
@@ -31,58 +28,39 @@ impl MutationContext<'_, '_> {
         &mut self,
         create: CreateInode,
         session: u64,
-        judge_kind: impl FnOnce(&mut Self, Kind) -> Result<(), MutationError>,
+        judge_kind: impl FnOnce(&Self, Kind) -> Result<(), MutationError>,
     ) -> Result<u64, MutationError> {
-        check(&create)?;
+        check_create(&create)?;
         let (kind, is_named) = (create.kind(), create.naming() == Naming::Named);
         let directory = if is_named { self.whole_directory(create.parent)? } else { self.directory(create.parent)? };
         self.judge_names(create.parent, &directory)?;
-        judge_kind(self, kind)?;
+        judge_kind(&*self, kind)?;
         if is_named && self.transaction.dentry(create.parent, &create.name)?.is_some() {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&create.name)));
         }
         let number = self.check_number(create.inode)?;
         self.check_quotas(create.parent, UsageDelta { bytes: 0, inodes: 1 })?;
-        let (mut permissions, lists) = match kind {
-            Kind::Symlink => (0o777, Vec::new()),
-            _ => {
-                let asked = (create.mode & 0o7777, create.umask);
-                self.inherited((create.parent, &directory), asked, kind == Kind::Directory)?
-            }
-        };
+        let default = acl::of(self.transaction.before(), (create.parent, &directory), DEFAULT)?;
+        let above = (&attributes(create.parent, &directory), default.as_ref());
+        let (attr, lists) = created(&create, above, (self.uid, self.gid), self.judged_user(), self.made_ns);
         self.check_owner_ids(&[self.uid, self.gid])?;
-        let mut gid = self.gid;
-        if mode(&directory) & SET_GROUP_ID != 0 {
-            gid = directory.gid;
-            permissions |= if kind == Kind::Directory { SET_GROUP_ID } else { 0 };
-        }
-        if kind != Kind::Directory {
-            permissions = self.without_foreign_set_group_id(permissions, gid);
-        }
-        let record = InodeRecord {
+        let mut record = InodeRecord {
             kind: create.kind,
-            mode: permissions | MODE_CHOSEN,
-            uid: self.uid,
-            gid,
-            size: create.target.len() as u64,
-            atime_ns: Some(self.made_ns),
-            mtime_ns: self.made_ns,
-            ctime_ns: self.made_ns,
-            btime_ns: Some(self.made_ns),
-            allocated: (kind == Kind::File).then_some(0),
+            btime_ns: attr.btime_ns,
+            allocated: attr.allocated,
             parent: create.parent,
             name: create.name.clone(),
             mount_id: directory.mount_id,
             // The namespace is the truth of what is in it, from its first moment on.
             listed_ns: if kind == Kind::Directory { self.now_ns.max(1) } else { 0 },
-            rdev: if matches!(kind, Kind::CharacterDevice | Kind::BlockDevice) { create.rdev } else { 0 },
+            rdev: attr.rdev,
             target: create.target.clone(),
-            has_xattrs: !lists.is_empty(),
-            unlinked: !is_named,
+            has_xattrs: attr.has_xattrs,
             entries: (kind == Kind::Directory).then_some(0),
             linkable: create.naming() == Naming::Nameless,
             ..InodeRecord::default()
         };
+        records::change(&mut record, |made| *made = attr);
         let inode = match number {
             0 => self.transaction.create_inode(record.clone()),
             number => {
@@ -90,7 +68,7 @@ impl MutationContext<'_, '_> {
                 number
             }
         };
-        self.put_acls(inode, &lists);
+        lists.iter().for_each(|(name, acl)| self.put_acl(inode, name, acl));
         self.touch(inode, record);
         self.hold_made(&create, inode, directory.mount_id)?;
         if is_named {
@@ -107,24 +85,5 @@ impl MutationContext<'_, '_> {
             self.put_hold_to_write(inode, session);
         }
         Ok(inode)
-    }
-}
-
-/// What can be refused without a look at the state.
-fn check(create: &CreateInode) -> Result<(), MutationError> {
-    let kind = create.kind();
-    match create.naming() {
-        Naming::Named => check_name(&create.name)?,
-        _ if kind == Kind::File && create.name.is_empty() => {}
-        _ => return refuse(Errno::INVAL, "only a file can be without a name"),
-    }
-    match (kind, create.target.len()) {
-        (Kind::Unspecified, _) => refuse(Errno::INVAL, "an inode of no kind"),
-        (Kind::Symlink, 0) => refuse(Errno::NOENT, "a symlink that leads nowhere"),
-        (Kind::Symlink, length) if length > TARGET_MAX => {
-            refuse(Errno::NAMETOOLONG, format!("a symlink's target of {length} bytes"))
-        }
-        (Kind::Symlink, _) | (_, 0) => Ok(()),
-        _ => refuse(Errno::INVAL, "only a symlink has a target"),
     }
 }

@@ -1,5 +1,6 @@
 //! Inodes that somebody holds: without a name they stay, and their blocks are not dropped.
 
+use cavern_posix::content_changed;
 use cavern_proto::ClientAccess;
 use cavern_proto::master::{Kind, SetHolds};
 use cavern_proto::record::InodeRecord;
@@ -14,7 +15,7 @@ use crate::level::READING_HOLDS;
 use crate::state::extent::{self, DropProgress};
 use crate::state::intent::Reach;
 use crate::state::orphans::StepProgress;
-use crate::state::records::{hold_key, hold_session_key, inode_key, leading_id, xattr_key};
+use crate::state::records::{self, hold_key, hold_session_key, inode_key, leading_id, xattr_key};
 use crate::state::transaction::Change;
 use crate::state::{Database, Family, Tables, Transaction, held, intent, origin, usage};
 
@@ -165,8 +166,8 @@ pub(super) fn release_some(
 fn mark_changed(transaction: &mut Transaction<'_>, inode: u64, now_ns: i64) -> Result<(), MasterError> {
     let is_content = |record: &InodeRecord| record.kind() == Kind::File && !record.unlinked && record.size > 0;
     let Some(mut record) = transaction.inode(inode)?.filter(is_content) else { return Ok(()) };
-    record.version += 1;
-    (record.mtime_ns, record.ctime_ns) = (now_ns, now_ns);
+    let size = record.size;
+    records::change(&mut record, |attr| content_changed(attr, size, now_ns));
     intent::note(transaction, inode, record.mount_id, Reach::Itself, now_ns)?;
     transaction.put_inode(inode, record);
     transaction.changes.push(Change::Inode(inode));

@@ -5,13 +5,14 @@
 //! goes.
 
 use bytes::Bytes;
+use cavern_posix::{check_name, name_added, name_dropped};
 use cavern_proto::master::LinkInode;
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{EntriesChange, MutationContext, MutationError, check_name, refuse};
+use super::{EntriesChange, MutationContext, MutationError, refuse};
 use crate::MasterError;
-use crate::state::records::{dentry_key, inode_key, is_directory, links};
+use crate::state::records::{self, dentry_key, inode_key, is_directory, links};
 use crate::state::usage::UsageDelta;
 use crate::state::{Family, Transaction};
 
@@ -39,10 +40,10 @@ impl MutationContext<'_, '_> {
         } else if record.unlinked {
             return refuse(Errno::NOENT, format!("{} has been removed", self.shown(link.inode)?));
         } else {
-            self.give_another_name(link, &mut record)?;
+            self.give_another_name(link, &record)?;
         }
         self.transaction.put_dentry(link.parent, &link.name, DentryRecord { inode: link.inode, kind: record.kind });
-        record.ctime_ns = self.made_ns;
+        records::change(&mut record, |attr| name_added(attr, self.made_ns));
         self.put(link.inode, record);
         self.name_changed(link.parent, &link.name, 0, link.inode);
         self.directory_changed(link.parent, directory, EntriesChange { names: 1, directories: 0 });
@@ -54,12 +55,12 @@ impl MutationContext<'_, '_> {
         let bytes = i64::try_from(record.size).unwrap_or(i64::MAX);
         self.check_quotas(link.parent, UsageDelta { bytes, inodes: 1 })?;
         self.transaction.delete(Family::Unlinked, &inode_key(link.inode));
-        (record.unlinked, record.linkable) = (false, false);
+        record.linkable = false;
         (record.parent, record.name) = (link.parent, link.name.clone());
         Ok(())
     }
 
-    fn give_another_name(&mut self, link: &LinkInode, record: &mut InodeRecord) -> Result<(), MutationError> {
+    fn give_another_name(&mut self, link: &LinkInode, record: &InodeRecord) -> Result<(), MutationError> {
         let count = links(record);
         if count >= LINKS_MAX {
             return refuse(Errno::MLINK, format!("{} has {count} names", self.shown(link.inode)?));
@@ -68,7 +69,6 @@ impl MutationContext<'_, '_> {
             put_link(self.transaction, link.inode, record.parent, &record.name);
         }
         put_link(self.transaction, link.inode, link.parent, &link.name);
-        record.nlink = count + 1;
         Ok(())
     }
 
@@ -95,8 +95,7 @@ impl MutationContext<'_, '_> {
             delete_link(self.transaction, inode, other_parent, &other_name);
         }
         (record.parent, record.name) = (other_parent, other_name);
-        record.nlink = count - 1;
-        record.ctime_ns = self.made_ns;
+        records::change(&mut record, |attr| name_dropped(attr, self.made_ns));
         self.put(inode, record);
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Opening a file to be written, where users are limited.
 
+use cavern_posix::mode::{READ, WRITE};
 use cavern_proto::master::{Kind, OpenToWrite};
 use rustix::io::Errno;
 
-use super::permission::{READ, WRITE};
 use super::{MutationContext, MutationError, refuse};
 
 impl MutationContext<'_, '_> {

@@ -1,6 +1,6 @@
 //! Who may change what in a mount that limits the users of a client: a client is believed who asks for a change only
 //! as far as its rule lets that user be himself ([`UserLimits::mapped`]), and each change is judged by what Linux would
-//! ask for on a local file system (`fs/namei.c`, `fs/attr.c`, `fs/xattr.c`).
+//! ask for on a local file system ([`cavern_posix`]).
 //!
 //! What differs from that, because there is no open file to go by:
 //! - The directories above must let the user through at each change, not only when they were opened.
@@ -11,26 +11,22 @@
 //! Nobody but the client's own kernel judges locks. Changes that were answered for in a directory which the session has
 //! held since before users were limited are not judged: they were answered by what held then, and must not get lost.
 
+use cavern_posix::acl::ACCESS;
+use cavern_posix::mode::{EXECUTE, READ, WRITE};
+use cavern_posix::{PosixError, Right, XattrChange, check_sticky, right_to_set, right_to_xattr};
 use cavern_proto::master::{Kind, Mount, RenameName, SetAttr, User, UserLimits};
 use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
 
-use super::acl::{self, is_acl};
 use super::hold::MAY_WRITE;
-use super::xattr::CAPABILITY;
-use super::{MutationContext, MutationError, refuse};
+use super::{MutationContext, MutationError, acl, refuse};
 use crate::MasterError;
 use crate::level::CLIENT_SETTINGS;
-use crate::state::records::{is_directory, links, mode};
+use crate::state::records::{attributes, is_directory, links};
 use crate::state::tables::{DEPTH_MAX, Tables};
 
-pub(super) const READ: u32 = 4;
-pub(super) const WRITE: u32 = 2;
-const SEARCH: u32 = 1;
-const EXECUTE: u32 = 1;
-
-const STICKY: u32 = 0o1000;
-const SET_GROUP_ID: u32 = 0o2000;
+/// Of a directory.
+const SEARCH: u32 = EXECUTE;
 
 /// Whoever a change is judged by.
 #[derive(Clone, Debug)]
@@ -52,21 +48,8 @@ impl MutationContext<'_, '_> {
     }
 
     /// The user by whom is judged; `None` for whoever may do everything.
-    fn judged_user(&self) -> Option<&User> {
+    pub(super) fn judged_user(&self) -> Option<&User> {
         self.judged.as_ref().map(|judged| &judged.user).filter(|user| !user.is_root())
-    }
-
-    fn is_owner(&self, record: &InodeRecord) -> bool {
-        self.judged_user().is_none_or(|user| user.uid == record.uid)
-    }
-
-    /// Whether the user is not in a group, and so leaves no set-group-ID bit of a file that is the group's.
-    pub(super) fn is_foreign_group(&self, group: u32) -> bool {
-        self.judged_user().is_some_and(|user| !user.is_in(group))
-    }
-
-    pub(super) fn without_foreign_set_group_id(&self, permissions: u32, group: u32) -> u32 {
-        if self.is_foreign_group(group) { permissions & !SET_GROUP_ID } else { permissions }
     }
 
     /// Whether mode or access list of an inode allow all of this.
@@ -80,11 +63,6 @@ impl MutationContext<'_, '_> {
     fn refuse_access<T>(&mut self, inode: u64, what: &str) -> Result<T, MutationError> {
         let (uid, shown) = (self.uid, self.shown(inode)?);
         refuse(Errno::ACCESS, format!("user {uid} may not {what} {shown}"))
-    }
-
-    fn refuse_other<T>(&mut self, what: &str) -> Result<T, MutationError> {
-        let uid = self.uid;
-        refuse(Errno::PERM, format!("user {uid} is not the one who {what}"))
     }
 
     /// A directory and those above it let the user through.
@@ -125,11 +103,9 @@ impl MutationContext<'_, '_> {
     }
 
     /// A name may be taken away from an inode in a directory.
-    pub(super) fn judge_sticky(&mut self, directory: &InodeRecord, record: &InodeRecord) -> Result<(), MutationError> {
-        if mode(directory) & STICKY == 0 || self.is_owner(record) || self.is_owner(directory) {
-            return Ok(());
-        }
-        self.refuse_other("owns the name in a sticky directory")
+    pub(super) fn judge_sticky(&self, directory: &InodeRecord, record: &InodeRecord) -> Result<(), MutationError> {
+        let Some(user) = self.judged_user() else { return Ok(()) };
+        Ok(check_sticky(user, &attributes(0, directory), &attributes(0, record))?)
     }
 
     /// One of the inodes of a rename may leave its directory; a directory has a name for the one above it, which
@@ -150,22 +126,26 @@ impl MutationContext<'_, '_> {
 
     /// An inode may get another name. One without any was opened by whoever names it.
     pub(super) fn judge_link(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
-        if record.unlinked && !self.is_owner(record) && !self.may_commit(inode)? {
+        let is_owner = self.judged_user().is_none_or(|user| user.uid == record.uid);
+        if record.unlinked && !is_owner && !self.may_commit(inode)? {
             return self.refuse_access(inode, "give a name to");
         }
         self.judge_way_to(inode, record)
     }
 
     /// What is of this kind may be made.
-    pub(super) fn judge_kind(&mut self, kind: Kind) -> Result<(), MutationError> {
+    pub(super) fn judge_kind(&self, kind: Kind) -> Result<(), MutationError> {
         match kind {
             Kind::CharacterDevice | Kind::BlockDevice => self.judge_root("makes devices"),
             _ => Ok(()),
         }
     }
 
-    pub(super) fn judge_root(&mut self, what: &str) -> Result<(), MutationError> {
-        if self.judged_user().is_none() { Ok(()) } else { self.refuse_other(what) }
+    pub(super) fn judge_root(&self, what: &'static str) -> Result<(), MutationError> {
+        match self.judged_user() {
+            None => Ok(()),
+            Some(user) => Err(PosixError::NotTheOne { uid: user.uid, what }.into()),
+        }
     }
 
     /// A client may set what holds for others in the mount that was found, as `is_granted` by its rule: whose space is
@@ -200,48 +180,27 @@ impl MutationContext<'_, '_> {
 
     /// What was written to a file may become a part of it.
     pub(super) fn judge_commit(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
-        if self.judged_user().is_none() || self.may_commit(inode)? {
-            return Ok(());
-        }
-        self.judge_write(inode, record)
+        let Some(user) = self.judged_user() else { return Ok(()) };
+        let right = if user.uid == record.uid { Right::Reach } else { Right::Write };
+        if self.may_commit(inode)? { Ok(()) } else { self.judge(inode, record, right) }
     }
 
-    /// The content of a file may change.
-    fn judge_write(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
+    /// The user has a right to an inode.
+    fn judge(&mut self, inode: u64, record: &InodeRecord, right: Right) -> Result<(), MutationError> {
+        if right == Right::Commit {
+            return self.judge_commit(inode, record);
+        }
         self.judge_way_to(inode, record)?;
-        if self.is_owner(record) || self.allows(inode, record, WRITE)? {
+        if right == Right::Reach || self.allows(inode, record, WRITE)? {
             return Ok(());
         }
         self.refuse_access(inode, "write to")
     }
 
     pub(super) fn judge_set_attributes(&mut self, set: &SetAttr, record: &InodeRecord) -> Result<(), MutationError> {
-        let Some(judged) = &self.judged else { return Ok(()) };
-        let JudgedUser { user, limits } = judged;
-        let (is_root, is_owner) = (user.is_root(), user.is_root() || user.uid == record.uid);
-        let may_have_uid =
-            |uid: u32| uid == record.uid && is_owner || is_root && (limits.has_uid(uid) || uid == limits.nobody());
-        let may_have_gid = |gid: u32| match is_root {
-            true => gid == record.gid || limits.has_gid(gid) || gid == limits.nobodys_group(),
-            false => is_owner && (gid == record.gid || user.is_in(gid)),
-        };
-        let may_own = set.uid.is_none_or(may_have_uid) && set.gid.is_none_or(may_have_gid);
-        if !may_own || set.mode.is_some() && !is_owner {
-            return self.refuse_other("owns it, or gives it away");
-        }
-        let times = [set.atime, set.mtime];
-        if times.iter().flatten().any(|time| !time.now) && !is_owner {
-            return self.refuse_other("owns it, and may choose its times");
-        }
-        if set.size.is_some() || times.iter().any(Option::is_some) {
-            return self.judge_write(set.inode, record);
-        }
-        let is_of_owner = set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
-        if is_of_owner {
-            return self.judge_way_to(set.inode, record);
-        }
-        // Nothing but what a write takes away.
-        self.judge_commit(set.inode, record)
+        let Some(JudgedUser { user, limits }) = &self.judged else { return Ok(()) };
+        let right = right_to_set(set, &attributes(set.inode, record), (user, limits))?;
+        self.judge(set.inode, record, right)
     }
 
     /// An extended attribute may be set, or taken away.
@@ -252,29 +211,9 @@ impl MutationContext<'_, '_> {
         name: &[u8],
         change: XattrChange,
     ) -> Result<(), MutationError> {
-        if self.judged_user().is_none() {
-            return Ok(());
-        }
-        if name == CAPABILITY && change == XattrChange::Remove {
-            // As kernels have it, which take it away before a write.
-            return self.judge_commit(inode, record);
-        }
-        self.judge_way_to(inode, record)?;
-        if is_acl(name) {
-            return if self.is_owner(record) {
-                Ok(())
-            } else {
-                self.refuse_other("owns it, and sets its access lists")
-            };
-        }
-        if !name.starts_with(b"user.") {
-            return self.judge_root("sets attributes of the system");
-        }
-        let is_sticky = is_directory(record) && mode(record) & STICKY != 0;
-        if !matches!(record.kind(), Kind::File | Kind::Directory) || is_sticky && !self.is_owner(record) {
-            return self.refuse_other("may have attributes there");
-        }
-        if self.allows(inode, record, WRITE)? { Ok(()) } else { self.refuse_access(inode, "write attributes of") }
+        let Some(user) = self.judged_user() else { return Ok(()) };
+        let right = right_to_xattr(user, &attributes(inode, record), name, change)?;
+        self.judge(inode, record, right)
     }
 }
 
@@ -282,24 +221,15 @@ fn has_one_name(record: &InodeRecord) -> bool {
     !record.unlinked && (is_directory(record) || links(record) == 1)
 }
 
-/// Whether mode or access list of an inode allow a user, who is not root, all of this.
+/// Whether mode or access list of an inode allow a user all of this.
 fn permits(
     tables: Tables<'_>,
     user: &User,
     (inode, record): (u64, &InodeRecord),
     wanted: u32,
 ) -> Result<bool, MasterError> {
-    if record.has_xattrs
-        && let Some(list) = acl::of(tables, inode, acl::ACCESS)?
-    {
-        return Ok(list.allows(user, (record.uid, record.gid), wanted));
-    }
-    let shift = match () {
-        () if user.uid == record.uid => 6,
-        () if user.is_in(record.gid) => 3,
-        () => 0,
-    };
-    Ok(mode(record) >> shift & wanted == wanted)
+    let list = acl::of(tables, (inode, record), ACCESS)?;
+    Ok(cavern_posix::permits(user, &attributes(inode, record), list.as_ref(), wanted))
 }
 
 /// Whether a user, as he counts in a mount, may do all of this with an inode of it, or any of several. What is no
@@ -342,13 +272,6 @@ pub fn may_have_layout(
         return may_access(tables, (mount, user), inode, &[0]);
     }
     may_access(tables, (mount, user), inode, &[READ, EXECUTE, WRITE])
-}
-
-/// What becomes of an extended attribute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum XattrChange {
-    Set,
-    Remove,
 }
 
 #[cfg(test)]

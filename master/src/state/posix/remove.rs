@@ -1,11 +1,12 @@
 //! unlink and rmdir.
 
 use bytes::Bytes;
+use cavern_posix::check_name;
 use cavern_proto::master::RemoveName;
 use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
 
-use super::{EntriesChange, MutationContext, MutationError, check_name, refuse};
+use super::{EntriesChange, MutationContext, MutationError, refuse};
 use crate::state::records::is_directory;
 
 impl MutationContext<'_, '_> {

@@ -1,12 +1,13 @@
 //! rename, with `RENAME_NOREPLACE`, `RENAME_EXCHANGE` and `RENAME_WHITEOUT`: one step, whatever lies below a directory.
 
+use cavern_posix::{check_name, inode_changed};
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Kind, RenameMode, RenameName};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{EntriesChange, MutationContext, MutationError, check_name, refuse};
-use crate::state::records::is_directory;
+use super::{EntriesChange, MutationContext, MutationError, refuse};
+use crate::state::records::{self, is_directory};
 use crate::state::tables::DEPTH_MAX;
 use crate::state::usage::UsageDelta;
 
@@ -125,7 +126,7 @@ impl MutationContext<'_, '_> {
             (rename.parent, &rename.name),
             (rename.new_parent, &rename.new_name),
         );
-        moved.ctime_ns = self.made_ns;
+        records::change(&mut moved, |attr| inode_changed(attr, self.made_ns));
         self.put(dentry.inode, moved);
         self.moved.extend(moves_directory.then_some(dentry.inode));
         self.name_changed(rename.parent, &rename.name, dentry.inode, 0);
@@ -161,8 +162,9 @@ impl MutationContext<'_, '_> {
         let change = i32::from(is_directory(&other)) - i32::from(is_directory(&moved));
         self.moved.extend(is_directory(&moved).then_some(dentry.inode));
         self.moved.extend(is_directory(&other).then_some(target.inode));
-        moved.ctime_ns = self.made_ns;
-        other.ctime_ns = self.made_ns;
+        for record in [&mut moved, &mut other] {
+            records::change(record, |attr| inode_changed(attr, self.made_ns));
+        }
         self.put(dentry.inode, moved);
         self.put(target.inode, other);
         self.name_changed(here.0, here.1, dentry.inode, target.inode);

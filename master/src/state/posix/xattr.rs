@@ -1,20 +1,17 @@
 //! Extended attributes.
 
-use cavern_proto::master::{Kind, RemoveXattr, SetXattr, XattrMode};
+use cavern_posix::acl::{self, is_acl};
+use cavern_posix::xattr::{CAPABILITY, has_kept_prefix, has_length, is_bare_prefix};
+use cavern_posix::{XattrChange, inode_changed};
+use cavern_proto::master::{RemoveXattr, SetXattr, XattrMode};
 use cavern_proto::record::InodeRecord;
-use cavern_proto::xattr::{has_kept_prefix, has_length, is_bare_prefix};
 use rustix::io::Errno;
 
-use super::acl::is_acl;
-use super::permission::XattrChange;
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
 use crate::level::XATTR_NAMES;
 use crate::state::Family;
-use crate::state::records::xattr_key;
-
-/// What lets a program run with more rights than its caller has.
-pub const CAPABILITY: &[u8] = b"security.capability";
+use crate::state::records::{self, xattr_key};
 
 /// As the kernel has them: bytes of a value, and of all names of an inode with their NULs.
 const VALUE_BYTES_MAX: usize = 65_536;
@@ -47,11 +44,7 @@ impl MutationContext<'_, '_> {
             _ => {}
         }
         if is_acl(&set.name) {
-            if record.kind() == Kind::Symlink {
-                return refuse(Errno::OPNOTSUPP, "a symlink has no access list");
-            }
-            let clears = set.clear_set_group_id || self.is_foreign_group(record.gid);
-            let value = Self::checked_acl(&mut record, &set.name, &set.value, clears)?;
+            let value = records::change(&mut record, |attr| acl::set(attr, set, self.judged_user()))?;
             return self.keep_xattr(set.inode, record, &set.name, value.as_deref());
         }
         if record.has_xattrs {
@@ -103,7 +96,7 @@ impl MutationContext<'_, '_> {
         if name == CAPABILITY {
             record.has_capability = value.is_some();
         }
-        record.ctime_ns = self.made_ns;
+        records::change(&mut record, |attr| inode_changed(attr, self.made_ns));
         self.put(inode, record);
         Ok(inode)
     }

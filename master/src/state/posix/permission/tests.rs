@@ -13,6 +13,7 @@ use rocksdb::IteratorMode;
 
 use super::*;
 use crate::level::{LEVEL, READING_HOLDS};
+use crate::state::records::mode;
 use crate::state::{Database, Family, Outcome, Tables, Transaction, apply};
 
 const ACCES: i32 = Errno::ACCESS.raw_os_error();

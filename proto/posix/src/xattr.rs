@@ -1,5 +1,8 @@
 //! Names of extended attributes, as Linux has them (xattr(7)).
 
+/// What lets a program run with more rights than its caller has.
+pub const CAPABILITY: &[u8] = b"security.capability";
+
 /// Bytes of a name, at most.
 pub const NAME_BYTES_MAX: usize = 255;
 /// What names begin with that anybody may choose the rest of; those of `system.` are the kernel's.
