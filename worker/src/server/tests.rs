@@ -71,6 +71,7 @@ impl Fixture {
             directories: vec![format!("[SSD:256MiB]{}", home.path().display()).parse().unwrap()],
             high_watermark: 0.98,
             low_watermark: 0.96,
+            mount_cache_share: 100,
             index_cache: ByteSize::mib(1),
             max_open_blocks: 10_000,
             keys: Arc::default(),
