@@ -358,9 +358,10 @@ impl Service {
         let room = room_for_read(&items, request.payload_bytes());
         // The memory is that of the work, whether or not anybody still waits for it.
         let compose = move || (compose_read(&store, request_id, items, room), memory);
-        match on_disk(tenant, compose).await {
-            Some((bytes, memory)) => Segment { bytes, descriptors: Vec::new(), memory: Some(memory) },
-            None => refused_read(request, &Refusal::new(Status::IoError, "reading the blocks failed")),
+        let composed = on_disk(tenant.map(|tenant| &tenant.disk_turns), until, compose);
+        match tokio::time::timeout_at(until, composed).await.unwrap_or_else(|_| Err(Refusal::deadline())) {
+            Ok((bytes, memory)) => Segment { bytes, descriptors: Vec::new(), memory: Some(memory) },
+            Err(refusal) => refused_read(request, &refusal),
         }
     }
 
