@@ -474,9 +474,9 @@ impl Connection {
             }
             FrameKind::Query => {
                 let Some(request) = self.permitted::<QueryRequest>(&header, message)? else { return Ok(()) };
-                let asker = self.locality();
+                let with_paths = self.peer.may_see_paths();
                 self.wait_for(id, length, deadline_of(0), move || {
-                    Segment::of(FrameKind::QueryReply, id, &service.query(request, asker))
+                    Segment::of(FrameKind::QueryReply, id, &service.query(request, with_paths))
                 });
             }
             FrameKind::Free => {

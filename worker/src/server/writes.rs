@@ -29,10 +29,10 @@ const MAX_RANGES: usize = 1024;
 /// Blocks of one request that are synced at a time: the disk's journal takes them together.
 const SYNCS_AT_A_TIME: usize = 8;
 
-/// Where the peer of a connection is.
+/// Who asks for room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PeerLocality {
-    /// It takes descriptors, and may know of files.
+    /// It takes a descriptor.
     SameHost,
     Elsewhere,
 }
