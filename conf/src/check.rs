@@ -261,6 +261,9 @@ fn worker(config: &Config, rules: &mut Rules<'_>) {
             )
         },
     );
+    rules.require((1..=100).contains(&worker.mount_cache_share), &["worker.mount_cache_share"], || {
+        format!("{} must be from 1 to 100 percent: 100 limits nothing", worker.mount_cache_share)
+    });
     rules.at_least("worker.index_cache", worker.index_cache, ByteSize::mib(1));
     rules.require(
         (SHORTEST_UNCLAIMED..=LONGEST).contains(&worker.unclaimed_after),

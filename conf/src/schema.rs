@@ -160,6 +160,8 @@ pub struct Worker {
     /// Fractions of a directory's capacity: eviction starts above the one and stops below the other.
     pub high_watermark: f64,
     pub low_watermark: f64,
+    /// What the cached blocks of one mount may take of each directory, in percent of its capacity: 1 to 100.
+    pub mount_cache_share: u32,
     /// RocksDB block cache of the block index, per directory.
     pub index_cache: ByteSize,
     /// Buffers of fills and of answers over the network.
@@ -437,6 +439,7 @@ impl Default for Worker {
             audit_log: String::new(),
             high_watermark: 0.99,
             low_watermark: 0.98,
+            mount_cache_share: 100,
             index_cache: ByteSize::mib(32),
             memory_budget: ByteSize::mib(512),
             fill_concurrency: 64,

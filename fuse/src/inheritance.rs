@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use prost::Message;
 
 use crate::kernel::abi::ROOT_NODE;
-use crate::kernel::{Agreement, Reply};
+use crate::kernel::{Agreement, Mount, Reply};
 use crate::root::Root;
 
 /// How the mount was made. The kernel has it so for as long as the mount is there.
@@ -44,16 +44,19 @@ pub struct MountRecord {
     /// See [`Root::is_inside`].
     #[prost(bool, tag = "11")]
     pub is_inside: bool,
+    /// `major:minor`.
+    #[prost(string, optional, tag = "12")]
+    pub device: Option<String>,
 }
 
 impl MountRecord {
     /// The mount as the process that makes it has it.
-    pub fn new(fuse: &schema::Fuse, agreement: Agreement, mount_point: &str, is_by_root: bool, root: &Root) -> Self {
+    pub fn new(fuse: &schema::Fuse, agreement: Agreement, mount: &Mount, root: &Root) -> Self {
         Self {
             minor: agreement.minor,
             flags: agreement.flags,
-            mount_point: mount_point.to_owned(),
-            is_by_root,
+            mount_point: mount.path().display().to_string(),
+            is_by_root: mount.is_by_root(),
             path: fuse.path.clone(),
             root: root.to_namespace(ROOT_NODE),
             no_open: fuse.no_open == Choice::On,
@@ -61,6 +64,7 @@ impl MountRecord {
             direct: fuse.direct,
             no_xattrs: fuse.xattrs == Choice::Off,
             is_inside: root.is_inside(),
+            device: mount.device().map(str::to_owned),
         }
     }
 

@@ -338,12 +338,11 @@ impl Keeper {
 
     fn unmount(&self) {
         if let Some(HeldMount { path, is_by_root }) = &self.held.mount {
-            if Mount::device_at(path) != self.held.device {
-                // Somebody has unmounted it, though not for those who have files open, and may have mounted another.
-                return;
+            let mut mount = Mount::adopt(path.clone(), *is_by_root, self.held.device.clone());
+            if mount.is_there() {
+                error!(mount_point = %path.display(), "the mount is taken away");
+                mount.detach();
             }
-            error!(mount_point = %path.display(), "the mount is taken away");
-            Mount::adopt(path.clone(), *is_by_root).detach();
         }
     }
 }

@@ -29,7 +29,7 @@ use crate::invalidation::{Inodes, Invalidations, NotifierThread};
 use crate::journal_at_worker;
 use crate::keeper::{HeldMount, Kind, Link, Message};
 use crate::kernel::channel::fall_silent;
-use crate::kernel::mount::{self, Unmounted};
+use crate::kernel::mount::Unmounted;
 use crate::kernel::{Agreement, Connection, Mount, MountOptions, Session, SessionOptions, StagedMount};
 use crate::metrics::MountCollector;
 use crate::root::{INNER_NAME, Root};
@@ -370,14 +370,13 @@ impl Process<'_> {
         }
         let session = Session::go_on(connection, &options, Arc::clone(namespace), Handle::current())?;
         // Not before: a mount that is dropped is taken away, and another process may do better.
-        Ok((Mount::adopt(held.path, held.is_by_root), session, written))
+        Ok((Mount::adopt(held.path, held.is_by_root, record.device), session, written))
     }
 
     /// Leaves to the next process how the mount was made.
     fn note_mount(&self, fuse: &schema::Fuse, mount: &Mount, session: &Session, root: &Root) -> Result<(), FuseError> {
         let Some(journal) = &self.journal else { return Ok(()) };
-        let path = mount.path().display().to_string();
-        let record = MountRecord::new(fuse, session.agreement(), &path, mount.is_by_root(), root);
+        let record = MountRecord::new(fuse, session.agreement(), mount, root);
         match journal.mount.put(&record.encode_to_vec()) {
             // It stays for as long as the mount.
             Some(slot) => std::mem::forget(slot),
@@ -526,7 +525,8 @@ fn session_options(fuse: &schema::Fuse) -> SessionOptions {
 /// Lets requests in flight end, answers what is left, takes the mount away and waits for every thread.
 async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
     let (in_flight, ended) = (session.in_flight(), session.ended());
-    let device = Mount::device_at(mount.path());
+    // The kernel gives the number of the device to others as soon as the mount is gone.
+    let control = mount.control();
     let mount_point = mount.path().display().to_string();
     let mut unmounted = mount.unmount();
     let deadline = tokio::time::Instant::now() + DRAIN;
@@ -556,14 +556,21 @@ async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
         warn!(%cause, "the threads of the mount are not waited for");
     }
     // The kernel ends the connection when the last mount of it goes, and other mount namespaces may have copies.
-    if tokio::time::timeout(COPIES_WAIT, ended.cancelled()).await.is_err()
-        && let Some(device) = device
-    {
-        warn!(mount_point, "the mount is left in another mount namespace: it is ended there, too");
-        if let Err(cause) = mount::abort(&device) {
-            // The kernel ends the connection when the last descriptor of it goes, with this process and its keeper.
-            warn!(%cause, device, "the kernel's connection cannot be ended: its requests are left unanswered");
-            return;
+    if tokio::time::timeout(COPIES_WAIT, ended.cancelled()).await.is_err() {
+        match tokio::task::block_in_place(|| control.abort()) {
+            Ok(true) => {
+                warn!(
+                    mount_point,
+                    "the mount was left in another mount namespace, or to open files: it is ended there"
+                );
+            }
+            // The event loops are about to find out.
+            Ok(false) => {}
+            Err(cause) => {
+                // The kernel ends it when the last descriptor of it goes, with this process and its keeper.
+                warn!(mount_point, %cause, "the kernel's connection cannot be ended: its requests are left unanswered");
+                return;
+            }
         }
     }
     // An error where a thread has panicked, which has said so.

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -21,6 +21,9 @@ use cavern_fuse::kernel::{
     Session, SessionOptions,
 };
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::UnmountFlags;
 use tokio::runtime::Runtime;
 
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -536,6 +539,34 @@ fn a_dead_mount_is_replaced_and_a_live_one_is_not() {
     drop(second);
     session.join();
     assert_eq!(fs::read_dir(&point).unwrap().count(), 0);
+}
+
+#[test]
+fn a_mount_that_was_taken_away_lazily_ends_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let point = directory.path().join("mnt");
+    let (mut first, first_device) = Mount::make(&point, &options()).unwrap();
+    // Nobody is asked for this.
+    let open = rustix::fs::open(&point, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    rustix::mount::unmount(&point, UnmountFlags::DETACH).unwrap();
+    let (second, second_device) = Mount::make(&point, &options()).unwrap();
+    assert_ne!(first.device(), second.device());
+    let has_ended = |device: &OwnedFd| {
+        let mut polled = [PollFd::new(device, PollFlags::IN)];
+        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
+        polled[0].revents().contains(PollFlags::ERR)
+    };
+    assert!(!first.is_there() && mount_is_gone(&mut first));
+    let control = first.control();
+    drop(first);
+    assert!(second.is_there() && !has_ended(&first_device) && !has_ended(&second_device));
+    assert!(control.abort().unwrap());
+    assert!(has_ended(&first_device) && !has_ended(&second_device));
+    // The number of its device is free from now on, and this one may have it.
+    drop(open);
+    let (third, third_device) = Mount::make(&directory.path().join("third"), &options()).unwrap();
+    assert!(!control.abort().unwrap());
+    assert!(third.is_there() && second.is_there() && !has_ended(&third_device) && !has_ended(&second_device));
 }
 
 #[test]

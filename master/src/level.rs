@@ -20,7 +20,7 @@
 //! | 10 | `DropLost` |
 //! | 11 | `Mutation.rename_whiteout` |
 //! | 12 | `BeginHistory`; who sets quotas and times to live; names of `SetXattr`; mounts whose keys are vended |
-//! | 13 | `Mutate.owner`; holds of readers; ids of owners; workers and blocks that commits name; ends of generations |
+//! | 13 | `Mutate.owner`; holds of readers; ids of owners; what commits name; ends of generations; bounds of results |
 
 use std::time::Duration;
 
@@ -71,6 +71,8 @@ pub const READING_HOLDS: u32 = 13;
 pub const OWNER_IDS: u32 = 13;
 /// The level from which on blocks are committed at workers of the table only, and each once in a commit.
 pub const COMMITS_CHECKED: u32 = 13;
+/// The level from which on the results that a session has not got are bounded.
+pub const RESULTS_BOUNDED: u32 = 13;
 /// Between two looks at the others, as long as one of them knows less.
 const PERIOD: Duration = Duration::from_secs(2);
 

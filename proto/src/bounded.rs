@@ -27,6 +27,8 @@ const MAX_FIELDS: usize = MAX_ITEMS + 16;
 pub const MAX_CHANGES: usize = 1000;
 /// Blocks in all of them.
 const MAX_BLOCKS: usize = 50_000;
+/// Numbers of changes of a session whose results a master keeps, beyond the last one that the session says it has.
+pub const MAX_KEPT_RESULTS: u64 = 1 << 18;
 
 /// Where these are: `mutations`, `commit` in one of them, and `made` in that.
 const MUTATIONS: u64 = 2;

@@ -43,12 +43,17 @@ impl UserLimits {
     }
 
     pub fn nobody(&self) -> u32 {
-        self.anon_uid.unwrap_or(NOBODY)
+        nobody_or(self.anon_uid)
     }
 
     pub fn nobodys_group(&self) -> u32 {
-        self.anon_gid.unwrap_or(NOBODY)
+        nobody_or(self.anon_gid)
     }
+}
+
+/// An id of all ones is none to a kernel, and owns nothing.
+fn nobody_or(id: Option<u32>) -> u32 {
+    id.filter(|id| *id != u32::MAX).unwrap_or(NOBODY)
 }
 
 fn is_within(ranges: &[IdRange], id: u32) -> bool {
@@ -72,6 +77,8 @@ mod tests {
         assert_eq!(root.mapped(None), user(NOBODY, NOBODY, &[]), "one who is not given");
         let all = UserLimits { all_squash: true, anon_uid: Some(3), anon_gid: Some(4), ..UserLimits::default() };
         assert_eq!(all.mapped(Some(&user(7, 8, &[9]))), user(3, 4, &[]));
+        let none = UserLimits { anon_uid: Some(u32::MAX), anon_gid: Some(u32::MAX), ..all };
+        assert_eq!(none.mapped(Some(&user(7, 8, &[9]))), user(NOBODY, NOBODY, &[]));
     }
 
     #[test]

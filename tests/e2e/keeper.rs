@@ -1,12 +1,11 @@
 //! What holds a mount, when it is ended, unmounted, given other executables, or asked for more than it has room for.
 
 use std::fs::{self, File, Permissions};
-use std::io::Read as _;
-use std::os::linux::net::SocketAddrExt as _;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
-use std::os::unix::net::{SocketAddr, UnixListener};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -28,9 +27,64 @@ fn reload(cluster: &Cluster) -> Finished {
     })
 }
 
-fn is_mounted(cluster: &Cluster) -> bool {
+/// `major:minor` of the mount.
+fn device(cluster: &Cluster) -> Option<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    table.lines().any(|line| line.split(' ').nth(4).is_some_and(|path| Path::new(path) == cluster.mount_point()))
+    let mut mounts = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    mounts.find(|fields| Path::new(fields[4]) == cluster.mount_point()).map(|fields| fields[2].to_owned())
+}
+
+fn is_mounted(cluster: &Cluster) -> bool {
+    device(cluster).is_some()
+}
+
+/// Another user, who has taken abstract names of sockets, as many as are free.
+struct Squatter {
+    process: Child,
+    taken: usize,
+}
+
+impl Squatter {
+    /// `full` has the queue of each socket full.
+    fn of(names: impl IntoIterator<Item = String>, full: bool) -> Self {
+        const SCRIPT: &str = r"
+import socket, sys
+kept, taken, full = [], 0, sys.argv[1] == 'true'
+for name in sys.argv[2:]:
+    listening = socket.socket(socket.AF_UNIX)
+    try:
+        listening.bind('\0' + name)
+    except OSError:
+        continue
+    listening.listen(1 if full else 100)
+    kept.append(listening)
+    taken += 1
+    while full:
+        waiting = socket.socket(socket.AF_UNIX)
+        waiting.setblocking(False)
+        kept.append(waiting)
+        try:
+            waiting.connect('\0' + name)
+        except BlockingIOError:
+            break
+print(taken, flush=True)
+sys.stdin.read()
+";
+        let mut command = Command::new("python3");
+        command.args(["-c", SCRIPT, &full.to_string()]).args(names).current_dir("/").uid(65_534).gid(65_534);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        Self { process, taken: said.trim().parse().unwrap() }
+    }
+}
+
+impl Drop for Squatter {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        // It has nothing to wait for any more.
+        let _ = self.process.wait();
+    }
 }
 
 fn is_gone(pid: i32) -> bool {
@@ -186,7 +240,7 @@ fn a_mount_that_another_namespace_has_a_copy_of_ends_there_too() {
     cluster.assert_tree("data", "", &seeded);
     let mut elsewhere = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 600"])
-        .stdout(std::process::Stdio::piped())
+        .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     // It is in its namespace when it says so.
@@ -204,12 +258,18 @@ fn a_mount_that_another_namespace_has_a_copy_of_ends_there_too() {
 
 #[test]
 fn names_of_sockets_that_others_have_taken_keep_no_mount_from_being_reloaded() {
-    let name = |minor: u32| SocketAddr::from_abstract_name(format!("cavern-fuse/0:{minor}")).unwrap();
     // As far as they can be guessed.
-    let _taken: Vec<_> = (1..400).filter_map(|minor| UnixListener::bind_addr(&name(minor)).ok()).collect();
+    let guessed = Squatter::of((1..400).map(|minor| format!("cavern-fuse/0:{minor}")), false);
+    assert!(guessed.taken > 0);
     let cluster = up(Options::default());
-    let reloaded = reload(&cluster);
-    assert_eq!(reloaded.code, 0, "{reloaded:?}");
+    let device = device(&cluster).unwrap();
+    // They come before the keeper's, whose name ends with 32 digits.
+    for (end, full) in [("0", false), ("00", true)] {
+        let squatter = Squatter::of([format!("cavern-fuse/{device}/{end}")], full);
+        assert_eq!(squatter.taken, 1);
+        let reloaded = reload(&cluster);
+        assert_eq!(reloaded.code, 0, "{reloaded:?}");
+    }
 }
 
 #[test]

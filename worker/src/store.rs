@@ -22,6 +22,7 @@ mod recovery;
 mod residence;
 mod scrub;
 mod sealing;
+mod shares;
 mod table;
 
 use std::io;
@@ -68,6 +69,8 @@ pub struct StoreOptions {
     /// Fractions of a directory's capacity: 0 < low ≤ high ≤ 1.
     pub high_watermark: f64,
     pub low_watermark: f64,
+    /// What the cached blocks of one mount may take of each directory, in percent: 1 to 100.
+    pub mount_cache_share: u32,
     /// Block cache of each index.
     pub index_cache: ByteSize,
     /// Blocks kept open at most.
@@ -216,7 +219,7 @@ pub fn open(
         .iter()
         .map(|directory| Space::new(directory.capacity_bytes, options.high_watermark, options.low_watermark))
         .collect();
-    let mut cache = Cache::new(spaces);
+    let mut cache = Cache::new(spaces, options.mount_cache_share);
     insert_data(&mut cache, &mut opened);
     let (mut directories, mut orphaned) = (Vec::new(), Vec::new());
     for mut directory in opened {

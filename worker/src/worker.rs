@@ -244,6 +244,7 @@ fn store_options(worker: &schema::Worker, directories: Vec<DirSpec>, keys: Arc<K
         missing: MissingDir::of("worker.create_dirs", worker.create_dirs),
         high_watermark: worker.high_watermark,
         low_watermark: worker.low_watermark,
+        mount_cache_share: worker.mount_cache_share,
         index_cache: worker.index_cache,
         max_open_blocks: usize::try_from(open).unwrap_or(usize::MAX),
         keys,

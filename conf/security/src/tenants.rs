@@ -52,7 +52,7 @@ pub struct TenantLimits {
     pub room: usize,
     /// The same for requests that wait, apart from the above: what they ask for may come out of that.
     pub requests: usize,
-    /// Threads that wait for a disk for it at a time.
+    /// Threads that wait for a disk for it at a time; as many again for syncs, which are slow.
     pub disk_turns: usize,
     /// Answers in parts that are made or taken at a time: others wait, as above.
     pub streams: usize,
@@ -108,6 +108,8 @@ pub struct Tenant {
     pub requests: Arc<Semaphore>,
     /// [`TenantLimits::disk_turns`].
     pub disk_turns: Arc<Semaphore>,
+    /// As many.
+    pub sync_turns: Arc<Semaphore>,
     /// [`TenantLimits::streams`].
     pub streams: Arc<Semaphore>,
     /// [`TenantLimits::parts`].
@@ -238,6 +240,7 @@ impl Tenants {
             room: Arc::new(Semaphore::new(limits.room)),
             requests: Arc::new(Semaphore::new(limits.requests)),
             disk_turns: Arc::new(Semaphore::new(limits.disk_turns)),
+            sync_turns: Arc::new(Semaphore::new(limits.disk_turns)),
             streams: Arc::new(Semaphore::new(limits.streams)),
             parts: Semaphore::new(limits.parts),
             writers: Arc::new(Semaphore::new(limits.writers)),

@@ -2,8 +2,8 @@
 //!
 //! A keeper listens at an abstract Unix socket. Its name has that of the mount's device, which is unique on a host, and
 //! an end that nobody can guess, since any user could take one that can be. Who looks for it finds it in the kernel's
-//! list, and passes over the sockets of others. It answers with one line: `ok` and the daemon's process, or the reason
-//! why not.
+//! list, and passes over the sockets of others. Keepers of earlier versions listen at the name without that end. It
+//! answers with one line: `ok` and the daemon's process, or the reason why not.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -48,18 +48,20 @@ pub enum ReloadError {
     Refused { path: PathBuf, reason: String },
 }
 
-/// The names of the sockets of a device begin so.
-fn prefix(device: &str) -> String {
-    format!("cavern-fuse/{device}/")
+/// The name of the socket of a device, which a slash and its end follow.
+fn stem(device: &str) -> String {
+    format!("cavern-fuse/{device}")
 }
 
-/// The abstract sockets that have such names, whoever has made them.
+/// The abstract sockets that have such names, whoever has made them, with the one that has no end.
 fn names(device: &str) -> io::Result<BTreeSet<String>> {
-    let (list, prefix) = (std::fs::read("/proc/net/unix")?, prefix(device));
+    let (list, stem) = (std::fs::read("/proc/net/unix")?, stem(device));
     let list = String::from_utf8_lossy(&list);
     // The name is the last of eight fields, with an @ for the NUL byte that makes it abstract.
     let name = |line: &str| Some(line.split_whitespace().nth(7)?.strip_prefix('@')?.to_owned());
-    Ok(list.lines().filter_map(name).filter(|name| name.starts_with(&prefix)).collect())
+    let is_of_device =
+        |name: &String| name.strip_prefix(&stem).is_some_and(|end| end.is_empty() || end.starts_with('/'));
+    Ok(list.lines().filter_map(name).filter(is_of_device).collect())
 }
 
 /// Connects to the keeper of a device, which is that of the user who has mounted it; otherwise gives another user who
@@ -123,7 +125,7 @@ impl Reloads {
     pub(super) fn listen(mount_point: &Path) -> io::Result<Self> {
         let device = Mount::device_at(mount_point);
         let device = device.ok_or_else(|| io::Error::other("the mount is not in the mount table"))?;
-        let address = SocketAddr::from_abstract_name(prefix(&device) + &host::unique_name())?;
+        let address = SocketAddr::from_abstract_name(format!("{}/{}", stem(&device), host::unique_name()))?;
         let listener = StdListener::bind_addr(&address)?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener: UnixListener::from_std(listener)? })
@@ -180,11 +182,14 @@ mod tests {
         assert!(connect(&device, Some(own)).await.is_err());
         let bind = |name: String| StdListener::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
         // Neither is one of the device.
-        let _taken = [format!("cavern-fuse/{device}"), format!("cavern-fuse/{device}0/a")].map(bind);
+        let _taken = ["0", "0/a"].map(|end| bind(stem(&device) + end));
         assert!(names(&device).unwrap().is_empty());
-        let _keeper = bind(prefix(&device) + "a");
-        assert_eq!(names(&device).unwrap().into_iter().collect::<Vec<_>>(), [prefix(&device) + "a"]);
-        assert!(connect(&device, Some(own)).await.unwrap().is_ok());
-        assert_eq!(connect(&device, Some(own + 1)).await.unwrap().unwrap_err(), own);
+        // As keepers of earlier versions do, and as those of this one.
+        for end in ["", "/a"] {
+            let _keeper = bind(stem(&device) + end);
+            assert_eq!(names(&device).unwrap().into_iter().collect::<Vec<_>>(), [stem(&device) + end]);
+            assert!(connect(&device, Some(own)).await.unwrap().is_ok());
+            assert_eq!(connect(&device, Some(own + 1)).await.unwrap().unwrap_err(), own);
+        }
     }
 }

@@ -13,10 +13,10 @@ use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, UnmountFlags, fsconfig_create, fsmount, fsopen,
@@ -87,6 +87,9 @@ enum MountedBy {
 pub struct Mount {
     path: PathBuf,
     maker: MountedBy,
+    /// `major:minor`; `None` where the mount table cannot be read.
+    device: Option<String>,
+    control: Arc<Control>,
     mounted: bool,
 }
 
@@ -107,12 +110,18 @@ impl Mount {
             MountedBy::Root => mount_directly(&path, options)?,
             MountedBy::Helper => helper::mount(&path, SOURCE, options)?,
         };
-        Ok((Self { path, maker, mounted: true }, device))
+        Ok((Self::new(path, maker, None), device))
     }
 
-    /// A mount that a process before this one made.
-    pub fn adopt(path: PathBuf, is_by_root: bool) -> Self {
-        Self { path, maker: if is_by_root { MountedBy::Root } else { MountedBy::Helper }, mounted: true }
+    /// A mount that a process before this one made. Without its device it is the one that is at `path` now.
+    pub fn adopt(path: PathBuf, is_by_root: bool, device: Option<String>) -> Self {
+        Self::new(path, if is_by_root { MountedBy::Root } else { MountedBy::Helper }, device)
+    }
+
+    fn new(path: PathBuf, maker: MountedBy, device: Option<String>) -> Self {
+        let device = device.or_else(|| Self::device_at(&path));
+        let control = Arc::new(Control::open(&path, device.as_deref()));
+        Self { path, maker, device, control, mounted: true }
     }
 
     /// Whether it was made without a helper.
@@ -130,6 +139,22 @@ impl Mount {
         mounts_at(path).pop().filter(MountEntry::is_ours).and_then(|mount| mount.owner)
     }
 
+    /// `major:minor`, if the mount table shows it.
+    pub fn device(&self) -> Option<&str> {
+        self.device.as_deref()
+    }
+
+    /// Whether this mount is the topmost at its place: somebody may have unmounted it, though not for those who have
+    /// files open, and mounted another.
+    pub fn is_there(&self) -> bool {
+        Self::device_at(&self.path) == self.device
+    }
+
+    /// What ends its connection, also when it is at its place no more.
+    pub fn control(&self) -> Arc<Control> {
+        Arc::clone(&self.control)
+    }
+
     /// It is left as it is.
     pub fn leave(mut self) {
         self.mounted = false;
@@ -140,8 +165,12 @@ impl Mount {
         &self.path
     }
 
-    /// Unmounts unless the mount is in use.
+    /// Unmounts unless the mount is in use. What others have mounted at its place stays.
     pub fn unmount(&mut self) -> Unmounted {
+        if !self.is_there() {
+            self.mounted = false;
+            return Unmounted::Yes;
+        }
         let result = match self.maker {
             MountedBy::Root => rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW).map_err(io::Error::from),
             MountedBy::Helper => helper::unmount(&self.path, helper::Lazily::No),
@@ -158,7 +187,7 @@ impl Mount {
 
     /// Takes the mount away from whoever uses it: open files fail from now on, and the event loops end.
     pub fn detach(&mut self) {
-        if !std::mem::replace(&mut self.mounted, false) {
+        if !std::mem::replace(&mut self.mounted, false) || !self.is_there() {
             return;
         }
         let result = match self.maker {
@@ -167,7 +196,8 @@ impl Mount {
                 rustix::mount::unmount(&self.path, flags).map_err(io::Error::from)
             }
             MountedBy::Helper => {
-                abort_connection(&self.path);
+                // The lazy unmount does without.
+                let _ = self.control.abort();
                 helper::unmount(&self.path, helper::Lazily::Yes)
             }
         };
@@ -181,8 +211,8 @@ impl Mount {
     /// Sets the kernel's read-ahead for this mount. The kernel offers 128 KiB whatever INIT asks for, so this goes
     /// through sysfs, which takes root; without it streams need eight times the requests, and work.
     pub fn set_read_ahead(&self, bytes: u64) {
-        let Some(mount) = mounts_at(&self.path).pop() else { return };
-        let file = format!("/sys/class/bdi/{}/read_ahead_kb", mount.device);
+        let Some(device) = &self.device else { return };
+        let file = format!("/sys/class/bdi/{device}/read_ahead_kb");
         if let Err(cause) = std::fs::write(&file, (bytes / 1024).to_string()) {
             warn!(file, %cause, "the kernel's read-ahead could not be set: streams will be slower");
         }
@@ -297,29 +327,44 @@ fn is_dead(path: &Path) -> bool {
     probe.is_ok() && answered.recv_timeout(PROBE_TIMEOUT).unwrap_or(false)
 }
 
-/// Ends the connection through the control file system, whose files belong to the user who mounted.
-fn abort_connection(path: &Path) {
-    if let Some(mount) = mounts_at(path).pop() {
-        let _ = abort(&mount.device);
+/// The directory of a connection in the kernel's control file system, whose files belong to the user who mounted. It is
+/// empty when the connection is gone, whichever other one has the number of its device then.
+#[derive(Debug)]
+pub struct Control {
+    directory: Result<OwnedFd, Errno>,
+}
+
+impl Control {
+    /// Of the mount of a device at `path`. When another one is there, the number may be another's, too.
+    fn open(path: &Path, device: Option<&str>) -> Self {
+        let Some(device) = device else { return Self { directory: Err(Errno::NODEV) } };
+        // The directory's name is the minor number of the mount's device.
+        let minor = device.split_once(':').map_or(device, |(_, minor)| minor);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let usual = format!("/sys/fs/fuse/connections/{minor}");
+        let directory = control_nowhere()
+            .and_then(|control| openat(control, minor, flags, Mode::empty()))
+            .or_else(|cause| openat(CWD, usual, flags, Mode::empty()).map_err(|_| cause));
+        let is_there = Mount::device_at(path).as_deref() == Some(device);
+        Self { directory: if is_there { directory } else { Err(Errno::NODEV) } }
+    }
+
+    /// Ends the connection, wherever it is mounted; `false` when it is gone already. *Blocking*.
+    ///
+    /// # Errors
+    /// The connection is another user's. Or the mount was not at its place when it was made or adopted; or the control
+    /// file system was not mounted then, and this is not root.
+    pub fn abort(&self) -> io::Result<bool> {
+        let directory = self.directory.as_ref().map_err(|cause| *cause);
+        match directory.and_then(|inner| openat(inner, c"abort", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())) {
+            Ok(file) => std::fs::File::from(file).write_all(b"1").map(|()| true),
+            Err(Errno::NOENT | Errno::NOTCONN) => Ok(false),
+            Err(cause) => Err(cause.into()),
+        }
     }
 }
 
-/// The same of the connection of a device (`major:minor`), wherever it is mounted. *Blocking*.
-///
-/// # Errors
-/// The connection is gone or another user's, or the control file system is not mounted and this is not root.
-pub fn abort(device: &str) -> io::Result<()> {
-    // The directory's name is the minor number of the mount's device.
-    let minor = device.split_once(':').map_or(device, |(_, minor)| minor);
-    if std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1").is_ok() {
-        return Ok(());
-    }
-    let control = control_nowhere()?;
-    let file = openat(&control, format!("{minor}/abort"), OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-    std::fs::File::from(file).write_all(b"1")
-}
-
-/// The control file system, mounted at no place: containers seldom have it at its own.
+/// The control file system, mounted at no place, as root may: containers seldom have it at its own, and read-only then.
 fn control_nowhere() -> Result<OwnedFd, Errno> {
     let context = fsopen(c"fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&context)?;

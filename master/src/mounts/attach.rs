@@ -192,8 +192,9 @@ fn check_limits(name: &str, users: &UserLimits) -> Result<(), String> {
     if let Some(range) = ranges().find(|range| range.low > range.high) {
         return Err(format!("the rule of {name} has a range from {} to {}, which is empty", range.low, range.high));
     }
-    if ranges().any(|range| range.high == u32::MAX) || [users.nobody(), users.nobodys_group()].contains(&u32::MAX) {
-        return Err(format!("the rule of {name} has {} for an id: it is none", u32::MAX));
+    if ranges().any(|range| range.high == u32::MAX) || [users.anon_uid, users.anon_gid].contains(&Some(u32::MAX)) {
+        let (none, last) = (u32::MAX, u32::MAX - 1);
+        return Err(format!("the rule of {name} has {none} for an id, which is none: give {last} or less"));
     }
     if [users.nobody(), users.nobodys_group()].contains(&0) {
         return Err(format!("by the rule of {name} nobody is root: give anonuid and anongid of 1 or more"));
@@ -373,7 +374,7 @@ mod tests {
 
     #[test]
     fn impossible_requests_are_refused() {
-        let broken: [fn(&mut Mount); 28] = [
+        let broken: [fn(&mut Mount); 29] = [
             |mount| {
                 mount.clients = vec![ClientRule { name: "a".into(), sets_quotas: true, ..ClientRule::default() }];
             },
@@ -394,6 +395,10 @@ mod tests {
             |mount| {
                 mount.write_type = WriteType::FsMode as i32;
                 mount.clients = limiting(UserLimits { anon_gid: Some(u32::MAX), ..UserLimits::default() });
+            },
+            |mount| {
+                mount.write_type = WriteType::FsMode as i32;
+                mount.clients = limiting(UserLimits { anon_uid: Some(u32::MAX), ..UserLimits::default() });
             },
             |mount| {
                 let gids = vec![IdRange { low: 1, high: 2 }; 17];

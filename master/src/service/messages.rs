@@ -2,6 +2,7 @@
 //!
 //! A message is in memory from its first byte on, and whoever sends it may never send its last. So its length is looked
 //! at before it is read, long messages of a client share some room, and one that has begun comes to an end in time.
+//! While one waits for room its bytes take the window of its connection, and other calls stop there: not for long.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,8 +22,13 @@ use tonic::body::Body;
 pub(super) const ROOM_KIB: usize = 16 << 10;
 /// A message up to this length takes no room, in bytes: calls are counted.
 const SHORT: usize = 16 << 10;
-/// A message that has begun is complete within this time of waiting for it.
+/// A message waits no longer for room: the lease of a session, whose messages stop meanwhile, is a few seconds.
+const ROOM_PATIENCE: Duration = Duration::from_secs(2);
+/// A message that has begun is complete within this time of waiting for it, and [`PROGRESS_TIME`] more for each
+/// [`PROGRESS_BYTES`] that have come meanwhile. Where a call has a time of its own (`limits`), it ends with that.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
+const PROGRESS_BYTES: u32 = 16 << 10;
+const PROGRESS_TIME: Duration = Duration::from_secs(1);
 /// Whoever looks so late was busy with something else: what came meanwhile may not have been read.
 const LATE: Duration = Duration::from_secs(1);
 /// Bytes before each message: whether it is compressed, and its length.
@@ -45,6 +51,9 @@ pub(super) struct Messages {
     held: Option<OwnedSemaphorePermit>,
     /// It goes on when there is room for the message that begins in it.
     waiting: Option<Bytes>,
+    /// How long it waits for that.
+    room_patience: Option<Pin<Box<Sleep>>>,
+    /// How long the rest of a message is waited for.
     patience: Option<Pin<Box<Sleep>>>,
 }
 
@@ -61,6 +70,7 @@ impl Messages {
             left: 0,
             held: None,
             waiting: None,
+            room_patience: None,
             patience: None,
         }
     }
@@ -77,6 +87,11 @@ impl Messages {
                 self.left -= here;
                 if self.left == 0 {
                     self.end_message();
+                } else if let Some(patience) = &mut self.patience {
+                    // No message is longer than 4 GiB.
+                    let more = PROGRESS_TIME * here as u32 / PROGRESS_BYTES;
+                    let until = patience.deadline() + more;
+                    patience.as_mut().reset(until);
                 }
                 continue;
             }
@@ -109,12 +124,26 @@ impl Messages {
     }
 
     /// Whether there is room for the message that has begun.
-    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    ///
+    /// # Errors
+    /// There was none in time.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
         let is_long = self.length > SHORT && self.held.is_none();
-        let Some(room) = self.room.as_mut().filter(|_| is_long) else { return Poll::Ready(()) };
+        let Some(room) = self.room.as_mut().filter(|_| is_long) else { return Poll::Ready(Ok(())) };
         let kib = self.length.div_ceil(1 << 10).min(ROOM_KIB) as u32;
-        // It is never closed.
-        room.poll_acquire_many(cx, kib).map(|held| self.held = held)
+        if let Poll::Ready(held) = room.poll_acquire_many(cx, kib) {
+            // It is never closed.
+            self.held = held;
+            self.room_patience = None;
+            return Poll::Ready(Ok(()));
+        }
+        let patience = self.room_patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(ROOM_PATIENCE)));
+        // Clients send again after a pause what was not to be had now.
+        patience.as_mut().poll(cx).map(|()| {
+            let mib = ROOM_KIB >> 10;
+            let reason = format!("{mib} MiB of this client's messages have begun and are not complete: send it again");
+            Err(Status::unavailable(reason))
+        })
     }
 
     /// Whether the rest of a message has been waited for too long.
@@ -132,9 +161,7 @@ impl Messages {
                 return Poll::Pending;
             }
         }
-        let seconds = MESSAGE_TIMEOUT.as_secs();
-        let reason = format!("a message was begun, and its rest was not sent within {seconds} s: send it again");
-        Poll::Ready(Status::deadline_exceeded(reason))
+        Poll::Ready(Status::deadline_exceeded("a message was begun, and its rest was not sent in time: send it again"))
     }
 }
 
@@ -160,10 +187,11 @@ impl HttpBody for Messages {
                 Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
             }
         }
-        if own.poll_room(cx).is_pending() {
-            return Poll::Pending;
+        match own.poll_room(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Err(refusal)) => Poll::Ready(Some(Err(refusal))),
+            Poll::Ready(Ok(())) => Poll::Ready(own.waiting.take().map(|data| Ok(Frame::data(data)))),
         }
-        Poll::Ready(own.waiting.take().map(|data| Ok(Frame::data(data))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -233,6 +261,31 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn one_that_comes_slowly_is_waited_for_and_one_that_hardly_comes_is_not() {
+        for (pause, comes) in [(PROGRESS_TIME, true), (PROGRESS_TIME * 4, false)] {
+            let part = Bytes::from(vec![7; PROGRESS_BYTES as usize]);
+            let rest = std::iter::repeat_n(part, MOST / PROGRESS_BYTES as usize);
+            let parts = stream::iter(std::iter::once(begun(MOST, 0)).chain(rest)).then(move |part| async move {
+                tokio::time::sleep(pause).await;
+                Ok::<_, Infallible>(Frame::data(part))
+            });
+            let mut messages = Messages::new(Body::new(StreamBody::new(parts)), MOST, None);
+            let begun = Instant::now();
+            let all = async {
+                while let Some(frame) = messages.frame().await {
+                    frame?;
+                }
+                Ok::<_, Status>(())
+            };
+            assert_eq!(
+                all.await.map_err(|status| status.code()),
+                comes.then_some(()).ok_or(tonic::Code::DeadlineExceeded)
+            );
+            assert!(begun.elapsed() > MESSAGE_TIMEOUT, "{:?}", begun.elapsed());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn whoever_was_busy_meanwhile_waits_once_more() {
         let mut messages = sent(vec![begun(100, 10)], None);
         taken(&mut messages).await.unwrap();
@@ -257,6 +310,11 @@ mod tests {
         let mut one_more = sent(vec![begun(MOST, 10), rest], Some(&tenant));
         assert!(one_more.frame().now_or_never().is_none());
         taken(&mut sent(vec![begun(SHORT, 10)], Some(&tenant))).await.unwrap();
+        let mut refused = sent(vec![begun(MOST, 10)], Some(&tenant));
+        let begun_at = Instant::now();
+        assert_eq!(taken(&mut refused).await.unwrap_err().code(), tonic::Code::Unavailable);
+        assert!(begun_at.elapsed() >= ROOM_PATIENCE && begun_at.elapsed() < ROOM_PATIENCE * 2);
+        drop(refused);
         // One of them ends.
         long.pop();
         taken(&mut one_more).await.unwrap();

@@ -345,7 +345,8 @@ impl WatchHub {
         let (id, seq) = (if goes_on { earlier } else { new_id()? }, state.seq);
         state.broken.remove(&id);
         state.lapsed.forget(id);
-        if let Some(owner) = owner {
+        // An admin who takes up what a client has left is not its owner, even if nobody is known to be.
+        if let Some(owner) = owner.filter(|owner| !goes_on || owner.role != Role::Admin) {
             state.owners.set(id, owner);
         }
         if let Some(certificate) = certificate {

@@ -9,7 +9,8 @@
 //! users of a client, [`permission`] judges each change by the user who asks.
 //!
 //! A mutation that comes again, because its answer was lost, is answered with the result that it had: results are kept
-//! per session until the session says that it has them.
+//! per session until the session says that it has them. One that lets too many of them gather changes nothing more
+//! before it has said so.
 
 mod acl;
 mod attributes;
@@ -45,6 +46,7 @@ use super::transaction::{Change, Transaction};
 use super::{ALL_BEFORE, Family, Outcome, next_generation, records};
 use crate::MasterError;
 use permission::JudgedUser;
+use results::{Known, shortened};
 
 pub use external::take_in;
 pub use hold::{ONLY_READS, forget_content, index_holds, reap};
@@ -143,14 +145,23 @@ struct MutationContext<'t, 'd> {
 /// Applies a mutation, or finds the result that it had when it was applied.
 pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome, MasterError> {
     let Some(mutation) = mutate.mutation else { return Ok(Outcome::Refused("an empty mutation".into())) };
-    if let Some(known) = results::find(transaction, mutate.session, mutation.seq)? {
-        transaction.origin = mutate.session;
-        see_result(transaction, &mutation, &known)?;
-        let waits_for = if is_of_strict(transaction, &known)? { ALL_BEFORE } else { 0 };
-        return Ok(Outcome::Mutated(Box::new(known), waits_for));
-    }
+    let seq = mutation.seq;
     transaction.origin = mutate.session;
-    let (mut mutation, now_ns) = (held::as_of_level(mutation, transaction.counters.level), mutate.now_ns);
+    let mut results = match results::find(transaction, mutate.session, seq)? {
+        Known::New(results) => results,
+        Known::Result(known) => {
+            see_result(transaction, &mutation, &known)?;
+            let waits_for = if is_of_strict(transaction, &known)? { ALL_BEFORE } else { 0 };
+            return Ok(Outcome::Mutated(Box::new(known), waits_for));
+        }
+    };
+    let level = transaction.counters.level;
+    results.acknowledge(transaction, mutate.answered, seq, &mutate.owner)?;
+    if let Some(refused) = results.refusal(level, seq) {
+        results.put(transaction);
+        return Ok(Outcome::Mutated(Box::new(refused), 0));
+    }
+    let (mut mutation, now_ns) = (held::as_of_level(mutation, level), mutate.now_ns);
     let mut mutating = MutationContext {
         session: mutate.session,
         client: mutate.client,
@@ -161,10 +172,9 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         gid: mutation.gid,
         ..MutationContext::new(transaction, now_ns)
     };
-    let seq = mutation.seq;
     let sets_length = matches!(&mutation.change, Some(Kind::SetAttr(set)) if set.size.is_some());
     let done = mutating.check_session().and_then(|()| mutating.make(mutation));
-    let result = match done {
+    let mut result = match done {
         Ok(inode) => {
             mutating.note_intents()?;
             let (attributes, gone) = (mutating.attributes(sets_length), std::mem::take(&mut mutating.gone));
@@ -191,8 +201,9 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         },
         Err(MutationError::Storage(error)) => return Err(error),
     };
+    result.reason = shortened(result.reason, level);
     let reserved = mutating.reserved.take();
-    results::keep(transaction, (mutate.session, mutate.owner.as_str()), mutate.answered, seq, (&result, reserved))?;
+    results.keep(transaction, seq, &result, reserved);
     Ok(Outcome::Mutated(Box::new(result), 0))
 }
 

@@ -40,7 +40,7 @@ use super::limits::on_disk;
 use super::memory::{Budget, Share};
 use super::outgoing::{Outgoing, PassedFile, Segment};
 use super::pacing::Pacing;
-use super::requests::{ContentRequest, Service};
+use super::requests::{ContentRequest, Service, deadline_of};
 use super::rights::{OfBlocks, Rights, Verdict};
 use super::roles::{self, Peer};
 use super::socket::Socket;
@@ -474,9 +474,9 @@ impl Connection {
             }
             FrameKind::Query => {
                 let Some(request) = self.permitted::<QueryRequest>(&header, message)? else { return Ok(()) };
-                let asker = self.locality();
-                self.wait_for(id, length, move || {
-                    Segment::of(FrameKind::QueryReply, id, &service.query(request, asker))
+                let with_paths = self.peer.may_see_paths();
+                self.wait_for(id, length, deadline_of(0), move || {
+                    Segment::of(FrameKind::QueryReply, id, &service.query(request, with_paths))
                 });
             }
             FrameKind::Free => {
@@ -487,11 +487,13 @@ impl Connection {
                 if self.shared.audit.is_on() {
                     self.audit(header.kind, &format!("{} blocks", request.blocks.len()), Ok(()), 0);
                 }
-                self.wait_for(id, length, move || Segment::of(FrameKind::FreeReply, id, &service.free(request)));
+                let free = move || Segment::of(FrameKind::FreeReply, id, &service.free(request));
+                self.wait_for(id, length, deadline_of(0), free);
             }
             FrameKind::Corrupt => {
                 let Some(request) = self.permitted::<CorruptRequest>(&header, message)? else { return Ok(()) };
-                self.wait_for(id, length, move || Segment::of(FrameKind::CorruptReply, id, &service.corrupt(request)));
+                let check = move || Segment::of(FrameKind::CorruptReply, id, &service.corrupt(request));
+                self.wait_for(id, length, deadline_of(0), check);
             }
             FrameKind::Reserve => {
                 let Some(request) = self.permitted::<ReserveRequest>(&header, message)? else { return Ok(()) };
@@ -506,9 +508,10 @@ impl Connection {
                     segment
                 };
                 let (pause, tenant) = (service.pressure(), self.pacing.tenant().cloned());
+                let patience = deadline_of(request.deadline_ms);
                 match room {
                     Ok(taken) if request.origin.is_none() && pause.is_zero() => {
-                        self.wait_for(id, length, move || reserve(&service, request, taken));
+                        self.wait_for(id, length, patience, move || reserve(&service, request, taken));
                     }
                     room => self.begin(id, length, async move {
                         if !pause.is_zero() {
@@ -523,9 +526,9 @@ impl Connection {
                         match service.begin_with_origin(&request).await {
                             Err(refusal) => refused(refusal),
                             Ok(()) => {
+                                let turns = tenant.as_ref().map(|tenant| &tenant.disk_turns);
                                 let reserve = move || reserve(&service, request, taken);
-                                let failed = || refused(Refusal::new(Status::IoError, "the request failed"));
-                                on_disk(tenant.as_deref(), reserve).await.unwrap_or_else(failed)
+                                on_disk(turns, Instant::now() + patience, reserve).await.unwrap_or_else(refused)
                             }
                         }
                     }),
@@ -712,19 +715,23 @@ impl Connection {
             });
         }
         let (room, length) = (std::mem::replace(&mut write.room, Ok(None)), payload.len());
+        let until = write.until;
         let write = move |taken: Option<Taken>| {
             let reply = service.write(&write, &payload);
             drop((payload, memory, taken));
             Segment::of(FrameKind::WriteReply, request_id, &reply)
         };
         match room {
-            Ok(taken) => self.wait_for(request_id, length, move || write(taken)),
+            Ok(taken) => {
+                let patience = until.saturating_duration_since(Instant::now());
+                self.wait_for(request_id, length, patience, move || write(taken));
+            }
             room => self.begin(request_id, length, async move {
                 let refused = |refusal| Segment::of(FrameKind::WriteReply, request_id, &refused_write(refusal));
                 match given(room).await {
                     Ok(taken) => {
-                        let failed = || refused(Refusal::new(Status::IoError, "the request failed"));
-                        on_disk(tenant.as_deref(), move || write(taken)).await.unwrap_or_else(failed)
+                        let turns = tenant.as_ref().map(|tenant| &tenant.disk_turns);
+                        on_disk(turns, until, move || write(taken)).await.unwrap_or_else(refused)
                     }
                     Err(refusal) => refused(refusal),
                 }
@@ -774,13 +781,20 @@ impl Connection {
         true
     }
 
-    /// Carries out a short request that may wait for the disk.
-    fn wait_for(&mut self, request_id: u64, bytes: usize, work: impl FnOnce() -> Segment + Send + 'static) {
-        let failure = Failure { status: Status::IoError.into(), message: "the request failed".into() };
-        let tenant = self.pacing.tenant().cloned();
+    /// Carries out a short request that may wait for the disk. It is refused when it has no turn within `patience`.
+    fn wait_for(
+        &mut self,
+        request_id: u64,
+        bytes: usize,
+        patience: Duration,
+        work: impl FnOnce() -> Segment + Send + 'static,
+    ) {
+        let (tenant, until) = (self.pacing.tenant().cloned(), Instant::now() + patience);
         let task = async move {
-            let segment = on_disk(tenant.as_deref(), work).await;
-            segment.unwrap_or_else(|| Segment::of(FrameKind::Failure, request_id, &failure))
+            let turns = tenant.as_ref().map(|tenant| &tenant.disk_turns);
+            on_disk(turns, until, work).await.unwrap_or_else(|Refusal { status, message }| {
+                Segment::of(FrameKind::Failure, request_id, &Failure { status: status.into(), message })
+            })
         };
         self.begin(request_id, bytes, task);
     }

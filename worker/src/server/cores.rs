@@ -14,9 +14,9 @@ use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-/// Threads for what waits for the disk: of all cores together, if a core has not fewer than it needs.
-const BLOCKING_THREADS: usize = 64;
-const BLOCKING_THREADS_MIN: usize = 8;
+/// Threads of each core for what waits for the disk, at most: there are as many as have something to do. A client has
+/// turns for half of them (`limits`), which may all be at one core.
+pub(super) const BLOCKING_THREADS: usize = 64;
 /// What still waits for a disk when the worker stops is waited for so long.
 const BLOCKING_END: Duration = Duration::from_secs(1);
 
@@ -89,7 +89,7 @@ impl Cores {
         for number in 0..count {
             let runtime = Builder::new_current_thread()
                 .enable_all()
-                .max_blocking_threads((BLOCKING_THREADS / count).max(BLOCKING_THREADS_MIN))
+                .max_blocking_threads(BLOCKING_THREADS)
                 .thread_name(format!("data-{number}-disk"))
                 .build()?;
             cores.push(Core {

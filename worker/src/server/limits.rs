@@ -1,24 +1,29 @@
 //! What one client may have of the worker, and what those get who have too much.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_proto::data::{Failure, Status};
 use cavern_proto::frame::FrameKind;
-use cavern_security::{Limit, OverLimit, Tenant, TenantLimits, Tenants};
+use cavern_security::{Limit, OverLimit, TenantLimits, Tenants};
 use tokio::io::Interest;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
+use super::cores::BLOCKING_THREADS;
 use super::memory::{kib_for_requests, part_of_tenant};
 use super::outgoing::{Outgoing, Segment};
 use super::socket::Socket;
+use crate::request_error::Refusal;
 
 /// Requests of a tenant that wait for disks and buckets at a time, for each GET that may be in flight: some wait for
 /// the same one, and few for none.
 const TURNS_PER_FILL: usize = 2;
-/// Threads that wait for disks for a tenant at a time: a quarter of the fewest that a worker has for that (`cores`),
-/// and enough to keep a disk busy.
-const DISK_TURNS: usize = 16;
+/// Threads that sync blocks for a tenant at a time, and threads that wait for disks otherwise: together half of those
+/// of one core, and enough to keep a disk busy.
+const DISK_TURNS: usize = BLOCKING_THREADS / 4;
 /// Whoever is turned away gets so long to read why.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// Read at a time of what it says meanwhile.
@@ -45,14 +50,26 @@ pub fn tenants(conf: &schema::Worker, memory_kib: u32) -> Tenants {
     })
 }
 
-/// Has work done that may wait for a disk, at the turn of its tenant; `None` where it has failed. The turn is that of
-/// the work: whoever no longer waits for it cannot have more done meanwhile.
+/// Has work done that may wait for a disk, at a turn of its tenant. The turn is that of the work: whoever no longer
+/// waits for it cannot have more done meanwhile.
+///
+/// # Errors
+/// [`Status::Overloaded`] when there is no turn until then: nothing has been done. [`Status::IoError`] when the work
+/// has failed.
 pub(super) async fn on_disk<T: Send + 'static>(
-    tenant: Option<&Tenant>,
+    turns: Option<&Arc<Semaphore>>,
+    until: Instant,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Option<T> {
-    let turn = match tenant {
-        Some(tenant) => Some(tenant.disk_turns.clone().acquire_owned().await.ok()?),
+) -> Result<T, Refusal> {
+    let turn = match turns {
+        Some(turns) => match tokio::time::timeout_at(until, turns.clone().acquire_owned()).await {
+            // They are never closed.
+            Ok(turn) => turn.ok(),
+            Err(_) => {
+                let message = "earlier requests of this client still wait for disks of the worker: try again";
+                return Err(Refusal::new(Status::Overloaded, message));
+            }
+        },
         None => None,
     };
     let work = move || {
@@ -60,7 +77,7 @@ pub(super) async fn on_disk<T: Send + 'static>(
         drop(turn);
         done
     };
-    tokio::task::spawn_blocking(work).await.ok()
+    tokio::task::spawn_blocking(work).await.map_err(|_| Refusal::new(Status::IoError, "the request failed"))
 }
 
 /// Says why, in place of a hello, to a client that has too many connections; and ends this one when that is read.
@@ -110,7 +127,8 @@ mod tests {
                     let _ = begin.send(());
                     let _ = ends.lock().recv();
                 };
-                tokio::spawn(async move { on_disk(Some(&tenant), work).await })
+                let until = Instant::now() + Duration::from_secs(60);
+                tokio::spawn(async move { on_disk(Some(&tenant.disk_turns), until, work).await })
             })
             .collect();
         for _ in 0..DISK_TURNS {
@@ -125,5 +143,20 @@ mod tests {
         drop(end);
         let all = connection.disk_turns.clone().acquire_many_owned(DISK_TURNS as u32);
         let _all = tokio::time::timeout(Duration::from_secs(10), all).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn whoever_has_no_turn_in_time_is_told_so_and_syncs_have_turns_of_their_own() {
+        let tenants = tenants(&schema::Worker::default(), 1024);
+        let identity = Identity::new("c", Role::Client, "n").unwrap();
+        let connection = tenants.admit(&identity).unwrap().unwrap();
+        let (turns, now) = (&connection.disk_turns, Instant::now());
+        let all = turns.clone().acquire_many_owned(DISK_TURNS as u32).await.unwrap();
+        let refused = on_disk(Some(turns), now, || 1).await.unwrap_err();
+        assert_eq!(refused.status, Status::Overloaded, "{refused}");
+        assert_eq!(on_disk(Some(&connection.sync_turns), now, || 2).await, Ok(2));
+        assert_eq!(on_disk(None, now, || 3).await, Ok(3));
+        drop(all);
+        assert_eq!(on_disk(Some(turns), now, || 4).await, Ok(4));
     }
 }

@@ -29,7 +29,6 @@ use super::limits::on_disk;
 use super::memory::{Budget, kib_for_requests};
 use super::outgoing::{PassedFile, Segment, append_frame};
 use super::socket::MAX_DESCRIPTORS;
-use super::writes::PeerLocality;
 use crate::fill::{BlockSource, Fills};
 use crate::metrics::WorkerMetrics;
 use crate::persist::Uploads;
@@ -358,9 +357,10 @@ impl Service {
         let room = room_for_read(&items, request.payload_bytes());
         // The memory is that of the work, whether or not anybody still waits for it.
         let compose = move || (compose_read(&store, request_id, items, room), memory);
-        match on_disk(tenant, compose).await {
-            Some((bytes, memory)) => Segment { bytes, descriptors: Vec::new(), memory: Some(memory) },
-            None => refused_read(request, &Refusal::new(Status::IoError, "reading the blocks failed")),
+        let composed = on_disk(tenant.map(|tenant| &tenant.disk_turns), until, compose);
+        match tokio::time::timeout_at(until, composed).await.unwrap_or_else(|_| Err(Refusal::deadline())) {
+            Ok((bytes, memory)) => Segment { bytes, descriptors: Vec::new(), memory: Some(memory) },
+            Err(refusal) => refused_read(request, &refusal),
         }
     }
 
@@ -441,8 +441,8 @@ impl Service {
         Ok((filled.block, Fetched { bytes: filled.fetched_bytes, us }))
     }
 
-    /// Which chunks are here; and in which files, for whoever can open them. *Blocking*.
-    pub(super) fn query(&self, request: QueryRequest, asker: PeerLocality) -> QueryReply {
+    /// Which chunks are here; and in which files, for whoever may know of them. *Blocking*.
+    pub(super) fn query(&self, request: QueryRequest, with_paths: bool) -> QueryReply {
         if let Some(read) = &request.held {
             return self.confirm(&request.blocks, read);
         }
@@ -458,10 +458,7 @@ impl Service {
                 known: true,
                 present,
                 length: block.length(),
-                path: match asker {
-                    PeerLocality::SameHost => block.path().display().to_string(),
-                    PeerLocality::Elsewhere => String::new(),
-                },
+                path: if with_paths { block.path().display().to_string() } else { String::new() },
                 incarnation: block.incarnation(),
                 modified_ns: if block.is_data() { block.modified_ns().ok()? } else { 0 },
             })

@@ -131,6 +131,12 @@ impl Peer {
         matches!(self, Self::Anybody | Self::SameHost)
     }
 
+    /// Whether it is told where the files of blocks are: clients of other hosts reach blocks through the worker, and
+    /// those who look at the cluster see which file a block is in.
+    pub(super) fn may_see_paths(&self) -> bool {
+        !matches!(self, Self::Known(Identity { role: Client, .. }))
+    }
+
     /// Whether it may be a master that leads.
     pub(super) fn may_lead(&self) -> bool {
         match self {
@@ -209,6 +215,12 @@ mod tests {
     fn nobody_of_another_host_is_believed() {
         assert!(Peer::Anybody.is_believed() && Peer::SameHost.is_believed());
         assert!(Role::ALL.into_iter().all(|role| !known(role).is_believed()));
+    }
+
+    #[test]
+    fn clients_of_other_hosts_are_told_of_no_files() {
+        assert!(Peer::Anybody.may_see_paths() && Peer::SameHost.may_see_paths());
+        assert!(Role::ALL.into_iter().all(|role| known(role).may_see_paths() == (role != Client)));
     }
 
     #[test]

@@ -22,17 +22,17 @@ use super::requests::{Service, deadline_of};
 use crate::fill::BlockSource;
 use crate::request_error::Refusal;
 use crate::reserved::Room;
-use crate::store::{Block, DataTarget, StoreError, Touch};
+use crate::store::{Block, DataTarget, Touch};
 
 /// Ranges of one reservation or write at most.
 const MAX_RANGES: usize = 1024;
 /// Blocks of one request that are synced at a time: the disk's journal takes them together.
 const SYNCS_AT_A_TIME: usize = 8;
 
-/// Where the peer of a connection is.
+/// Who asks for room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PeerLocality {
-    /// It takes descriptors, and may know of files.
+    /// It takes a descriptor.
     SameHost,
     Elsewhere,
 }
@@ -45,7 +45,7 @@ pub(super) struct Write {
     zero: Vec<Range<u32>>,
     begins: bool,
     sync: bool,
-    until: Instant,
+    pub(super) until: Instant,
     /// For what it takes of the disks.
     pub(super) room: Room,
 }
@@ -127,12 +127,10 @@ impl Service {
         tenant: Option<&Tenant>,
     ) -> Result<Arc<Block>, Refusal> {
         let store = self.store.clone();
-        let found = on_disk(tenant, move || store.find_data(&target, touch));
-        match tokio::time::timeout_at(until, found).await {
-            Ok(Some(found)) => found.map_err(Refusal::from),
-            Ok(None) => Err(Refusal::new(Status::IoError, "opening the block failed")),
-            Err(_) => Err(Refusal::deadline()),
-        }
+        let turns = tenant.map(|tenant| &tenant.disk_turns);
+        let found = on_disk(turns, until, move || store.find_data(&target, touch));
+        let found = tokio::time::timeout_at(until, found).await.unwrap_or_else(|_| Err(Refusal::deadline()));
+        found?.map_err(Refusal::from)
     }
 
     /// Makes the block of a reservation that begins with what the bucket has.
@@ -244,20 +242,21 @@ impl Service {
             return Err(Refusal::bad_request(format!("{blocks} blocks in one request")));
         }
         let (targets, failed) = (distinct(request.blocks)?, distinct(request.failed)?);
+        let (turns, until) = (tenant.map(|tenant| &tenant.sync_turns), Instant::now() + deadline_of(0));
         if !failed.is_empty() {
             let store = self.store.clone();
             let tell = move || failed.iter().try_for_each(|target| store.sync_failed_elsewhere(target));
-            synced(on_disk(tenant, tell).await)?;
+            on_disk(turns, until, tell).await??;
         }
         let share = targets.len().div_ceil(SYNCS_AT_A_TIME).max(1);
         let syncs: Vec<_> = targets
             .chunks(share)
             .map(|targets| {
                 let (store, targets) = (self.store.clone(), targets.to_vec());
-                on_disk(tenant, move || store.sync_data(&targets))
+                on_disk(turns, until, move || store.sync_data(&targets))
             })
             .collect();
-        futures::future::join_all(syncs).await.into_iter().try_for_each(synced)
+        futures::future::join_all(syncs).await.into_iter().try_for_each(|synced| synced?.map_err(Refusal::from))
     }
 }
 
@@ -271,10 +270,6 @@ fn distinct(blocks: Vec<BlockRef>) -> Result<Vec<DataTarget>, Refusal> {
         }
     }
     Ok(targets)
-}
-
-fn synced(done: Option<Result<(), StoreError>>) -> Result<(), Refusal> {
-    Ok(done.ok_or_else(|| Refusal::new(Status::IoError, "syncing the blocks failed"))??)
 }
 
 /// The answer to a reservation that is not made.

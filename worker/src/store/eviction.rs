@@ -17,11 +17,15 @@
 //! reserve above the high watermark is what such blocks may use; when that is exhausted too, recent blocks go as well
 //! (those that a stream is still filling after all others), held ones never. What a directory accounts for never
 //! exceeds its capacity: room is made before bytes are written.
+//!
+//! Where the share of a mount is limited (`shares`), what a mount has beyond it goes before that, from its own blocks
+//! alone and in the same manner, with window and main of its own.
 
 use cavern_proto::BlockId;
 
 use super::frequency::FrequencySketch;
-use super::table::{Entry, List, NIL, Segment, Table, UNIT_BYTES, hash_of};
+use super::shares::{MountLists, Shares};
+use super::table::{Entry, Links, List, NIL, Segment, Standing, Table, UNIT_BYTES, hash_of};
 
 /// Blocks used this recently are spared while there is another way.
 const RECENT_SECONDS: u32 = 2;
@@ -29,6 +33,11 @@ const RECENT_SECONDS: u32 = 2;
 const HYSTERESIS: u8 = 2;
 /// Held blocks that are passed over at the cold end of a list before the search is given up.
 const MAX_PASSED_OVER: usize = 256;
+/// Blocks of a mount that go, or enter main, at a time because of its share: the lock is held meanwhile.
+const SHARE_STEPS: usize = 256;
+/// What newcomers of a mount may have beyond its window while its main is full (256 MiB), unless the directory has less
+/// above its low watermark: more than comes at a time, so that each has to contend.
+const SHARE_SLACK_UNITS: u64 = (256 << 20) / UNIT_BYTES as u64;
 /// The window has at least this many units (4 MiB), unless that is more than 2 % of the directory.
 const MIN_WINDOW_UNITS: u64 = (4 << 20) / UNIT_BYTES as u64;
 
@@ -57,6 +66,22 @@ enum Next {
     Candidate(u32),
     /// One that goes without a contest.
     Victim(u32),
+}
+
+/// Whose blocks an eviction is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Scope {
+    Directory,
+    /// Of one mount in the directory.
+    Mount(u32),
+}
+
+/// The lists of a scope, and how much they are to have.
+struct Lists {
+    window: List,
+    main: List,
+    window_target: u64,
+    main_limit: u64,
 }
 
 /// Counters of what admission decided.
@@ -139,13 +164,77 @@ pub(super) struct Cache {
     pub spaces: Vec<Space>,
     pub tally: AdmissionCounters,
     sketch: FrequencySketch,
+    /// `None` where mounts may take all there is.
+    shares: Option<Shares>,
 }
 
 impl Cache {
-    pub(super) fn new(spaces: Vec<Space>) -> Self {
+    /// `mount_share` is what the cached blocks of a mount may take of each directory, in percent.
+    pub(super) fn new(spaces: Vec<Space>, mount_share: u32) -> Self {
         let expected = spaces.iter().map(|space| space.capacity).sum::<u64>() / UNITS_PER_BLOCK;
         let sketch = FrequencySketch::new(usize::try_from(expected).unwrap_or(usize::MAX));
-        Self { table: Table::default(), spaces, tally: AdmissionCounters::default(), sketch }
+        let shares = Shares::new(mount_share);
+        Self { table: Table::default(), spaces, tally: AdmissionCounters::default(), sketch, shares }
+    }
+
+    /// Puts an entry into the lists of its segment, as the most recently used one.
+    fn push_head(&mut self, slot: u32) {
+        let Some(entry) = self.table.at(slot) else { return };
+        let standing @ Standing { directory, segment, units, .. } = entry.standing();
+        self.spaces[directory].list(segment).push_head(&mut self.table, slot, units);
+        if let Some((list, links)) = self.list_of_mount(slot, standing) {
+            list.push_head(links, slot, units);
+        }
+    }
+
+    /// The same as the first to go.
+    fn push_tail(&mut self, slot: u32) {
+        let Some(entry) = self.table.at(slot) else { return };
+        let standing @ Standing { directory, segment, units, .. } = entry.standing();
+        self.spaces[directory].list(segment).push_tail(&mut self.table, slot, units);
+        if let Some((list, links)) = self.list_of_mount(slot, standing) {
+            list.push_tail(links, slot, units);
+        }
+    }
+
+    /// Takes an entry out of its lists.
+    fn unlink(&mut self, slot: u32) {
+        let Some(entry) = self.table.at(slot) else { return };
+        let standing @ Standing { directory, segment, units, .. } = entry.standing();
+        self.spaces[directory].list(segment).unlink(&mut self.table, slot, units);
+        if let Some((list, links)) = self.list_of_mount(slot, standing) {
+            list.unlink(links, slot, units);
+        }
+    }
+
+    /// The list of its mount that an entry is in, where shares are limited, and the links of that.
+    fn list_of_mount(&mut self, slot: u32, standing: Standing) -> Option<(&mut List, &mut Vec<Links>)> {
+        self.shares.as_mut()?.list(slot, standing)
+    }
+
+    fn lists(&self, directory: usize, scope: Scope) -> Lists {
+        let space = &self.spaces[directory];
+        match (scope, &self.shares) {
+            (Scope::Mount(mount_id), Some(shares)) => {
+                let MountLists { window, main } = shares.lists(directory, mount_id);
+                let window_target = shares.of(space.window_target);
+                let slack = shares.of(space.capacity.saturating_sub(space.low)).min(SHARE_SLACK_UNITS);
+                let main_limit = shares.of(space.capacity).saturating_sub(window_target + slack);
+                Lists { window, main, window_target, main_limit }
+            }
+            _ => {
+                let Space { window, main, window_target, .. } = *space;
+                Lists { window, main, window_target, main_limit: space.main_limit() }
+            }
+        }
+    }
+
+    /// The next entry of a scope towards the head of its list.
+    fn newer(&self, scope: Scope, slot: u32) -> u32 {
+        match (scope, &self.shares) {
+            (Scope::Mount(_), Some(shares)) => shares.newer(slot),
+            _ => self.table.newer(slot),
+        }
     }
 
     /// Counts one use of a block, cached or not.
@@ -158,41 +247,37 @@ impl Cache {
         let Some(entry) = self.table.at_mut(slot) else { return };
         entry.last_used = now;
         entry.expired = false;
-        let (directory, segment) = (entry.directory, entry.segment);
-        let list = self.spaces[usize::from(directory)].list(segment);
-        self.table.unlink(list, slot);
-        self.table.push_head(list, slot);
+        self.unlink(slot);
+        self.push_head(slot);
     }
 
     /// Marks an entry as unused beyond its time: it is the first to go when room is needed.
     pub(super) fn expire(&mut self, slot: u32) {
         let Some(entry) = self.table.at_mut(slot).filter(|entry| !entry.is_data()) else { return };
         entry.expired = true;
-        let (directory, segment) = (usize::from(entry.directory), entry.segment);
-        self.table.unlink(self.spaces[directory].list(segment), slot);
+        self.unlink(slot);
         if let Some(entry) = self.table.at_mut(slot) {
             entry.segment = Segment::Main;
         }
-        self.table.push_tail(&mut self.spaces[directory].main, slot);
+        self.push_tail(slot);
     }
 
     /// Adds an entry as a newcomer (at start: straight to main while there is room), or as data. Its units count at
     /// once: make room before.
     pub(super) fn insert(&mut self, entry: Entry) -> u32 {
-        let (directory, segment) = (usize::from(entry.directory), entry.segment);
+        let (directory, mount_id) = (usize::from(entry.directory), entry.mount_id);
         let slot = self.table.insert(entry);
-        self.table.push_head(self.spaces[directory].list(segment), slot);
+        self.push_head(slot);
         self.spaces[directory].blocks += 1;
         self.sketch.grow_to(self.table.len());
-        self.settle(directory);
+        self.settle(directory, mount_id);
         slot
     }
 
     /// Takes an entry out, wherever it is.
     pub(super) fn remove(&mut self, slot: u32) -> Option<Entry> {
-        let entry = self.table.at(slot)?;
-        let (directory, segment) = (usize::from(entry.directory), entry.segment);
-        self.table.unlink(self.spaces[directory].list(segment), slot);
+        let directory = usize::from(self.table.at(slot)?.directory);
+        self.unlink(slot);
         self.spaces[directory].blocks -= 1;
         self.table.remove(slot)
     }
@@ -210,33 +295,84 @@ impl Cache {
     fn adjust(&mut self, slot: u32, units: i64) {
         let Some(entry) = self.table.at_mut(slot) else { return };
         let after = (i64::from(entry.units) + units).clamp(0, i64::from(u32::MAX)) as u32;
-        let before = std::mem::replace(&mut entry.units, after);
-        let (directory, segment) = (usize::from(entry.directory), entry.segment);
-        let list = self.spaces[directory].list(segment);
-        list.units = list.units + u64::from(after) - u64::from(before);
-        self.settle(directory);
+        let standing @ Standing { directory, segment, mount_id, units: before } = entry.standing();
+        entry.units = after;
+        self.spaces[directory].list(segment).adjust(before, after);
+        if let Some((list, _)) = self.list_of_mount(slot, standing) {
+            list.adjust(before, after);
+        }
+        self.settle(directory, mount_id);
     }
 
-    /// Moves newcomers to main while main has room for them without a contest.
-    fn settle(&mut self, directory: usize) {
+    /// Moves newcomers to main while main has room for them without a contest; where the share of a mount is limited,
+    /// those of this one.
+    fn settle(&mut self, directory: usize, mount_id: u32) {
+        let scope = if self.shares.is_some() { Scope::Mount(mount_id) } else { Scope::Directory };
         loop {
-            let space = &self.spaces[directory];
-            let tail = space.window.tail();
+            let Lists { window, main, window_target, main_limit } = self.lists(directory, scope);
+            let tail = window.tail();
             let Some(entry) = self.table.at(tail) else { return };
-            let fits = space.main.units + u64::from(entry.units) <= space.main_limit();
-            if space.window.units <= space.window_target || !fits {
+            let (space, units) = (&self.spaces[directory], u64::from(entry.units));
+            let fits = main.units + units <= main_limit && space.main.units + units <= space.main_limit();
+            let over = window.units > window_target || space.window.units > space.window_target;
+            if !over || !fits {
                 return;
             }
-            self.promote(directory, tail);
+            self.promote(tail);
         }
     }
 
-    fn promote(&mut self, directory: usize, slot: u32) {
-        self.table.unlink(&mut self.spaces[directory].window, slot);
+    fn promote(&mut self, slot: u32) {
+        self.unlink(slot);
         if let Some(entry) = self.table.at_mut(slot) {
             entry.segment = Segment::Main;
         }
-        self.table.push_head(&mut self.spaces[directory].main, slot);
+        self.push_head(slot);
+    }
+
+    /// Evicts blocks of a mount until `units` more of it are within its share of the directory, or a bounded number of
+    /// them; none that a request holds. Gives the entries that went.
+    pub(super) fn keep_share(
+        &mut self,
+        directory: usize,
+        mount_id: u32,
+        units: u64,
+        now: u32,
+        evicted: &mut Vec<Entry>,
+    ) {
+        self.evict_beyond_share(directory, mount_id, units, now, SHARE_STEPS, evicted);
+    }
+
+    /// The same for all mounts of a directory, until each has no more than its share.
+    pub(super) fn keep_all_shares(&mut self, directory: usize, now: u32, evicted: &mut Vec<Entry>) {
+        let mounts = self.shares.as_ref().map_or_else(Vec::new, |shares| shares.mounts(directory));
+        for mount_id in mounts {
+            self.evict_beyond_share(directory, mount_id, 0, now, usize::MAX, evicted);
+        }
+    }
+
+    fn evict_beyond_share(
+        &mut self,
+        directory: usize,
+        mount_id: u32,
+        units: u64,
+        now: u32,
+        steps: usize,
+        evicted: &mut Vec<Entry>,
+    ) {
+        let scope = Scope::Mount(mount_id);
+        for _ in 0..steps {
+            let Some(shares) = &self.shares else { return };
+            let most = shares.of(self.spaces[directory].capacity).saturating_sub(units);
+            if shares.lists(directory, mount_id).units() <= most {
+                return;
+            }
+            match self.next_to_go(directory, scope, Protect::InUseOnly, now) {
+                Some(Next::Candidate(slot)) => self.contest(directory, scope, slot, evicted),
+                Some(Next::Victim(slot)) => evicted.extend(self.remove(slot)),
+                None => return,
+            }
+        }
     }
 
     /// Evicts until `units` more fit in the directory, and gives the entries that went.
@@ -276,8 +412,8 @@ impl Cache {
     ) {
         let stop_at = evicted.len().saturating_add(limit);
         while self.spaces[directory].used() > target && evicted.len() < stop_at {
-            match self.next_to_go(directory, spare, now) {
-                Some(Next::Candidate(slot)) => self.contest(directory, slot, evicted),
+            match self.next_to_go(directory, Scope::Directory, spare, now) {
+                Some(Next::Candidate(slot)) => self.contest(directory, Scope::Directory, slot, evicted),
                 Some(Next::Victim(slot)) => evicted.extend(self.remove(slot)),
                 None => return,
             }
@@ -285,10 +421,10 @@ impl Cache {
     }
 
     /// Who is next: newcomers beyond the window's share first, then the coldest of main.
-    fn next_to_go(&self, directory: usize, spare: Protect, now: u32) -> Option<Next> {
-        let Space { window, main, window_target, .. } = &self.spaces[directory];
+    fn next_to_go(&self, directory: usize, scope: Scope, spare: Protect, now: u32) -> Option<Next> {
+        let Lists { window, main, window_target, .. } = &self.lists(directory, scope);
         let over = window.units > *window_target || main.units == 0;
-        let coldest = |list: &List, spare| Some(self.coldest(list, spare, now)).filter(|slot| *slot != NIL);
+        let coldest = |list: &List, spare| Some(self.coldest(list, scope, spare, now)).filter(|slot| *slot != NIL);
         let candidate = |spare| if over { coldest(window, spare).map(Next::Candidate) } else { None };
         let victim = |list, spare| coldest(list, spare).map(Next::Victim);
         match spare {
@@ -312,7 +448,7 @@ impl Cache {
     }
 
     /// The coldest entry of a list that may go, or `NIL`.
-    fn coldest(&self, list: &List, spare: Protect, now: u32) -> u32 {
+    fn coldest(&self, list: &List, scope: Scope, spare: Protect, now: u32) -> u32 {
         let mut slot = list.tail();
         for _ in 0..MAX_PASSED_OVER {
             let Some(entry) = self.table.at(slot) else { return NIL };
@@ -326,19 +462,19 @@ impl Cache {
             if !spared && !entry.busy() {
                 return slot;
             }
-            slot = self.table.newer(slot);
+            slot = self.newer(scope, slot);
         }
         NIL
     }
 
     /// A newcomer against the coldest blocks of main that it would displace: the one or the others go.
-    fn contest(&mut self, directory: usize, candidate: u32, evicted: &mut Vec<Entry>) {
-        let space = &self.spaces[directory];
+    fn contest(&mut self, directory: usize, scope: Scope, candidate: u32, evicted: &mut Vec<Entry>) {
+        let Lists { main, main_limit, .. } = self.lists(directory, scope);
         let Some(entry) = self.table.at(candidate) else { return };
         let frequency = self.sketch.estimate(hash_of(&entry.id));
-        let mut needed = (space.main.units + u64::from(entry.units)).saturating_sub(space.main_limit());
+        let mut needed = (main.units + u64::from(entry.units)).saturating_sub(main_limit);
         let (mut victims, mut defender) = (Vec::new(), NIL);
-        let (mut slot, mut passed_over) = (space.main.tail(), 0);
+        let (mut slot, mut passed_over) = (main.tail(), 0);
         while needed > 0 {
             let Some(victim) = self.table.at(slot) else { break };
             if victim.busy() {
@@ -354,27 +490,27 @@ impl Cache {
                 defender = slot;
                 break;
             }
-            slot = self.table.newer(slot);
+            slot = self.newer(scope, slot);
         }
         if needed > 0 {
             self.tally.rejected += 1;
             // Another one defends main next time: one cold block whose counters collide with those of hot ones would
             // keep all newcomers out for ever.
-            self.rotate(directory, defender);
+            self.rotate(defender);
             evicted.extend(self.remove(candidate));
             return;
         }
         for victim in victims {
             evicted.extend(self.remove(victim));
         }
-        self.promote(directory, candidate);
+        self.promote(candidate);
     }
 
     /// Moves an entry of main from the cold end to the other, without calling it used.
-    fn rotate(&mut self, directory: usize, slot: u32) {
+    fn rotate(&mut self, slot: u32) {
         if slot != NIL {
-            self.table.unlink(&mut self.spaces[directory].main, slot);
-            self.table.push_head(&mut self.spaces[directory].main, slot);
+            self.unlink(slot);
+            self.push_head(slot);
         }
     }
 
@@ -396,6 +532,12 @@ impl Cache {
             let own: Vec<&Entry> = entries.filter(|entry| usize::from(entry.directory) == directory).collect();
             assert_eq!(own.iter().map(|entry| u64::from(entry.units)).sum::<u64>(), space.used());
             assert_eq!(own.len() as u64, space.blocks);
+            let Some(shares) = &self.shares else { continue };
+            for mount_id in shares.mounts(directory) {
+                let cached = own.iter().filter(|entry| entry.mount_id == mount_id && !entry.is_data());
+                let units = cached.map(|entry| u64::from(entry.units)).sum::<u64>();
+                assert_eq!(units, shares.lists(directory, mount_id).units(), "mount {mount_id}");
+            }
         }
     }
 }

@@ -26,12 +26,22 @@ struct Simulation {
 
 impl Simulation {
     fn new(capacity_units: u64) -> Self {
+        Self::with_share(capacity_units, 100)
+    }
+
+    /// One of which a mount may have so many percent.
+    fn with_share(capacity_units: u64, percent: u32) -> Self {
         let space = Space::new(capacity_units * u64::from(UNIT_BYTES), HIGH, LOW);
-        Self { cache: Cache::new(vec![space]), capacity: capacity_units, now: 0.0 }
+        Self { cache: Cache::new(vec![space], percent), capacity: capacity_units, now: 0.0 }
     }
 
     /// Reads a block of `units`, as a worker does on an open; says whether it was there.
     fn read(&mut self, id: &BlockId, units: u32) -> bool {
+        self.read_of(1, id, units)
+    }
+
+    /// Reads one of a mount.
+    fn read_of(&mut self, mount_id: u32, id: &BlockId, units: u32) -> bool {
         self.cache.count_use(id);
         let now = self.now as u32;
         let mut evicted = Vec::new();
@@ -39,8 +49,9 @@ impl Simulation {
             self.cache.touch(slot, now);
             return true;
         }
-        let slot = self.cache.insert(Entry::new(*id, 1, units * UNIT_BYTES, 1, 0));
+        let slot = self.cache.insert(Entry::new(*id, 1, units * UNIT_BYTES, mount_id, 0));
         self.cache.touch(slot, now);
+        self.cache.keep_share(0, mount_id, u64::from(units), now, &mut evicted);
         self.cache.make_room(0, u64::from(units), now, &mut evicted).unwrap();
         if let Some(slot) = self.cache.table.find(id) {
             self.cache.charge(slot, units);
@@ -84,6 +95,38 @@ fn a_shuffled_scan_of_twice_the_cache_hits_nearly_half() {
     for pace in [0.02, 0.000_01] {
         let hits = epochs_over_half(pace);
         assert!(hits[0] == 0.0 && hits[1..].iter().all(|ratio| *ratio >= 0.47), "pace {pace}: {hits:?}");
+    }
+}
+
+#[test]
+fn a_scan_of_twice_the_share_of_its_mount_hits_nearly_half() {
+    let mut rng = StdRng::seed_from_u64(42);
+    let blocks = images(10_000, &mut rng);
+    let total: u64 = blocks.iter().map(|(_, units)| u64::from(*units)).sum();
+    let mut simulation = Simulation::with_share(total, 50);
+    let hits: Vec<f64> = (0..6).map(|_| simulation.shuffled_epoch(&blocks, &mut rng, 0.02)).collect();
+    assert!(hits[1..].iter().all(|ratio| *ratio >= 0.45), "{hits:?}");
+    assert!(simulation.cache.spaces[0].used() <= total / 2);
+}
+
+#[test]
+fn a_mount_that_reads_more_than_its_share_displaces_its_own_blocks_alone() {
+    for (percent, others_stay) in [(30, true), (100, false)] {
+        let mut simulation = Simulation::with_share(10_000, percent);
+        (0..25).for_each(|value| assert!(!simulation.read_of(2, &id(value), 100)));
+        // Again and again, so that they are worth more than what others have.
+        for value in 1000..1400 {
+            for _ in 0..6 {
+                simulation.now += 1.0;
+                simulation.read_of(1, &id(value), 100);
+            }
+        }
+        let is_there = |value: &u64| simulation.cache.table.find(&id(*value)).is_some();
+        assert_eq!((0..25).all(|value| is_there(&value)), others_stay, "{percent} percent");
+        assert!(is_there(&1399));
+        let own = (1000..1400).filter(is_there).count() as u64 * 100;
+        assert_eq!(own <= 3000, others_stay, "{own} units at {percent} percent");
+        simulation.cache.check_sums();
     }
 }
 

@@ -235,8 +235,8 @@ impl Store {
         placement::choose(&candidates, hash_of(id), need).ok_or(none)
     }
 
-    /// Accounts for chunks that are about to be written, evicting other blocks if need be. Every chunk must end in
-    /// [`Self::publish`] or [`Self::release`].
+    /// Accounts for chunks that are about to be written, evicting other blocks if need be, those of the same mount
+    /// first where it has its share. Every chunk must end in [`Self::publish`] or [`Self::release`].
     ///
     /// # Errors
     /// No room, or the block was dropped.
@@ -247,6 +247,7 @@ impl Store {
         let result = {
             let mut residents = self.residents.lock();
             let cache = &mut residents.cache;
+            cache.keep_share(block.directory(), block.mount_id(), u64::from(units), now, &mut evicted);
             let room = cache.make_room(block.directory(), u64::from(units), now, &mut evicted);
             let slot = slot_of(cache, block);
             match (room, slot) {
@@ -468,11 +469,14 @@ impl Store {
         any
     }
 
-    /// Evicts what exceeds the capacity, after a start with a smaller one.
+    /// Evicts what exceeds the capacity, or the share of a mount, after a start with a smaller one.
     pub(super) fn fit_capacity(&self) {
         for position in 0..self.directories.len() {
-            let mut evicted = Vec::new();
-            let _ = self.residents.lock().cache.make_room(position, 0, self.now(), &mut evicted);
+            let (now, mut evicted) = (self.now(), Vec::new());
+            let mut residents = self.residents.lock();
+            residents.cache.keep_all_shares(position, now, &mut evicted);
+            let _ = residents.cache.make_room(position, 0, now, &mut evicted);
+            drop(residents);
             self.discard_evicted(evicted);
         }
     }

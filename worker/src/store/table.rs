@@ -55,8 +55,16 @@ pub(super) struct Entry {
     pub open: Option<Arc<Block>>,
     /// Of data blocks that were open once in this run.
     pub data: Option<Arc<DataState>>,
-    previous: u32,
-    next: u32,
+    links: Links,
+}
+
+/// Which lists an entry is in, and what it adds to them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Standing {
+    pub directory: usize,
+    pub segment: Segment,
+    pub mount_id: u32,
+    pub units: u32,
 }
 
 impl Entry {
@@ -76,8 +84,7 @@ impl Entry {
             verified: false,
             open: None,
             data: None,
-            previous: NIL,
-            next: NIL,
+            links: Links::NONE,
         }
     }
 
@@ -86,9 +93,42 @@ impl Entry {
         self.segment == Segment::Data
     }
 
+    pub(super) fn standing(&self) -> Standing {
+        let (directory, segment, mount_id, units) = (self.directory, self.segment, self.mount_id, self.units);
+        Standing { directory: usize::from(directory), segment, mount_id, units }
+    }
+
     /// Whether a request or a fill holds the block at this moment.
     pub(super) fn busy(&self) -> bool {
         self.open.as_ref().is_some_and(|block| Arc::strong_count(block) > 1)
+    }
+}
+
+/// The neighbours of an entry in a list.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Links {
+    pub previous: u32,
+    next: u32,
+}
+
+impl Links {
+    pub(super) const NONE: Self = Self { previous: NIL, next: NIL };
+}
+
+/// Where the links of a list are, by slot.
+pub(super) trait LinkTable {
+    fn links_mut(&mut self, slot: u32) -> Option<&mut Links>;
+}
+
+impl LinkTable for Table {
+    fn links_mut(&mut self, slot: u32) -> Option<&mut Links> {
+        self.at_mut(slot).map(|entry| &mut entry.links)
+    }
+}
+
+impl LinkTable for Vec<Links> {
+    fn links_mut(&mut self, slot: u32) -> Option<&mut Links> {
+        self.get_mut(slot as usize)
     }
 }
 
@@ -106,6 +146,49 @@ impl List {
 
     pub(super) fn tail(&self) -> u32 {
         self.tail
+    }
+
+    pub(super) fn push_head(&mut self, table: &mut impl LinkTable, slot: u32, units: u32) {
+        let head = self.head;
+        let Some(links) = table.links_mut(slot) else { return };
+        *links = Links { previous: NIL, next: head };
+        self.units += u64::from(units);
+        match table.links_mut(head) {
+            Some(old) => old.previous = slot,
+            None => self.tail = slot,
+        }
+        self.head = slot;
+    }
+
+    pub(super) fn push_tail(&mut self, table: &mut impl LinkTable, slot: u32, units: u32) {
+        let tail = self.tail;
+        let Some(links) = table.links_mut(slot) else { return };
+        *links = Links { previous: tail, next: NIL };
+        self.units += u64::from(units);
+        match table.links_mut(tail) {
+            Some(old) => old.next = slot,
+            None => self.head = slot,
+        }
+        self.tail = slot;
+    }
+
+    pub(super) fn unlink(&mut self, table: &mut impl LinkTable, slot: u32, units: u32) {
+        let Some(links) = table.links_mut(slot) else { return };
+        let Links { previous, next } = std::mem::replace(links, Links::NONE);
+        self.units -= u64::from(units);
+        match table.links_mut(previous) {
+            Some(neighbour) => neighbour.next = next,
+            None => self.head = next,
+        }
+        match table.links_mut(next) {
+            Some(neighbour) => neighbour.previous = previous,
+            None => self.tail = previous,
+        }
+    }
+
+    /// An entry takes `after` units instead of `before`.
+    pub(super) fn adjust(&mut self, before: u32, after: u32) {
+        self.units = self.units + u64::from(after) - u64::from(before);
     }
 }
 
@@ -179,46 +262,7 @@ impl Table {
 
     /// The next entry towards the head of its list, the more recently used one.
     pub(super) fn newer(&self, slot: u32) -> u32 {
-        self.at(slot).map_or(NIL, |entry| entry.previous)
-    }
-
-    pub(super) fn push_head(&mut self, list: &mut List, slot: u32) {
-        let head = list.head;
-        let Some(entry) = self.at_mut(slot) else { return };
-        (entry.previous, entry.next) = (NIL, head);
-        list.units += u64::from(entry.units);
-        match self.at_mut(head) {
-            Some(old) => old.previous = slot,
-            None => list.tail = slot,
-        }
-        list.head = slot;
-    }
-
-    pub(super) fn push_tail(&mut self, list: &mut List, slot: u32) {
-        let tail = list.tail;
-        let Some(entry) = self.at_mut(slot) else { return };
-        (entry.previous, entry.next) = (tail, NIL);
-        list.units += u64::from(entry.units);
-        match self.at_mut(tail) {
-            Some(old) => old.next = slot,
-            None => list.head = slot,
-        }
-        list.tail = slot;
-    }
-
-    pub(super) fn unlink(&mut self, list: &mut List, slot: u32) {
-        let Some(entry) = self.at_mut(slot) else { return };
-        let (previous, next) = (entry.previous, entry.next);
-        (entry.previous, entry.next) = (NIL, NIL);
-        list.units -= u64::from(entry.units);
-        match self.at_mut(previous) {
-            Some(neighbour) => neighbour.next = next,
-            None => list.head = next,
-        }
-        match self.at_mut(next) {
-            Some(neighbour) => neighbour.previous = previous,
-            None => list.tail = previous,
-        }
+        self.at(slot).map_or(NIL, |entry| entry.links.previous)
     }
 }
 
@@ -267,15 +311,17 @@ mod tests {
                 table.insert(entry)
             })
             .collect();
-        slots.iter().for_each(|slot| table.push_head(&mut list, *slot));
+        // They are given in order.
+        let units = |slot: u32| slot + 1;
+        slots.iter().for_each(|slot| list.push_head(&mut table, *slot, units(*slot)));
         assert_eq!(order(&table, &list), slots);
         assert_eq!(list.units, 10);
-        table.unlink(&mut list, slots[0]);
-        table.push_head(&mut list, slots[0]);
-        table.unlink(&mut list, slots[2]);
-        table.push_tail(&mut list, slots[2]);
+        list.unlink(&mut table, slots[0], units(slots[0]));
+        list.push_head(&mut table, slots[0], units(slots[0]));
+        list.unlink(&mut table, slots[2], units(slots[2]));
+        list.push_tail(&mut table, slots[2], units(slots[2]));
         assert_eq!(order(&table, &list), [slots[2], slots[1], slots[3], slots[0]]);
-        slots.iter().for_each(|slot| table.unlink(&mut list, *slot));
+        slots.iter().for_each(|slot| list.unlink(&mut table, *slot, units(*slot)));
         assert_eq!((list.units, list.tail(), list.head), (0, NIL, NIL));
     }
 

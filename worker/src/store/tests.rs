@@ -46,6 +46,7 @@ pub(super) fn options(dirs: &[(&Path, u64)]) -> StoreOptions {
             .collect(),
         high_watermark: 0.98,
         low_watermark: 0.96,
+        mount_cache_share: 100,
         index_cache: ByteSize::mib(1),
         max_open_blocks: 4,
         keys: KEYS.with_borrow(Arc::clone),
@@ -76,7 +77,12 @@ fn content(id: &BlockId, index: u32, length: u32) -> Vec<u8> {
 
 /// Fills chunks that are missing, as the fill engine does.
 pub(super) fn fill(store: &Store, id: &BlockId, length: u32, chunks: Range<u32>) -> Result<(), StoreError> {
-    let block = store.create(id, length, 1, Touch::None)?;
+    fill_of(1, store, id, length, chunks)
+}
+
+/// Fills chunks of a block of a mount.
+fn fill_of(mount_id: u32, store: &Store, id: &BlockId, length: u32, chunks: Range<u32>) -> Result<(), StoreError> {
+    let block = store.create(id, length, mount_id, Touch::None)?;
     for index in chunks {
         store.verify(&block, index..index + 1)?;
         if block.has(index..index + 1) {
@@ -411,6 +417,41 @@ fn a_smaller_capacity_after_a_restart_is_kept_to() {
     drop(store);
     let store = open_store(dir.path(), MIB);
     assert!(used(&store) <= MIB && store.usage()[0].blocks == block_files(dir.path()).len() as u64);
+}
+
+#[test]
+fn a_mount_has_its_share_and_what_others_have_stays() {
+    const LENGTH: u32 = 4 * CHUNK_BYTES;
+    let dir = tempfile::tempdir().unwrap();
+    let open_with = |mount_cache_share| {
+        let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+        let options = StoreOptions { mount_cache_share, ..options(&[(dir.path(), 20 * u64::from(LENGTH))]) };
+        open(options, metrics, mpsc::channel(64).0).unwrap().0
+    };
+    let (others, flood) = (0..4, 100..130);
+    let count = |store: &Store, blocks: &Range<u64>| {
+        used(store);
+        blocks.clone().filter(|value| !matches!(store.get(&id(*value), Touch::None), Lookup::Absent)).count()
+    };
+    let store = open_with(50);
+    others.clone().for_each(|value| fill_of(2, &store, &id(value), LENGTH, 0..4).unwrap());
+    flood.clone().for_each(|value| fill_of(1, &store, &id(value), LENGTH, 0..4).unwrap());
+    assert_eq!(count(&store, &others), 4);
+    let own = count(&store, &flood);
+    assert!((8..=10).contains(&own), "{own} of 20");
+    assert!(find(&store, &id(129)).unwrap().is_complete(), "what came last is there");
+    drop(store);
+
+    let store = open_with(20);
+    assert_eq!(count(&store, &others), 4);
+    let own = count(&store, &flood);
+    assert!((3..=4).contains(&own), "{own} of 20, after a start with a smaller share");
+    drop(store);
+
+    let store = open_with(100);
+    flood.clone().for_each(|value| fill_of(1, &store, &id(value), LENGTH, 0..4).unwrap());
+    let own = count(&store, &flood);
+    assert!(own > 10, "{own} of 20, where nothing is limited");
 }
 
 #[test]

@@ -96,7 +96,11 @@ fn take_rate(rule: &mut ClientRule, option: &str) -> Result<bool, String> {
 
 /// Takes one option into the limits of users.
 fn limit(users: &mut UserLimits, option: &str) -> Result<(), String> {
-    let id = |text: &str| text.parse().map_err(|_| format!("{option}: {text:?} is no number of a user or a group"));
+    // All ones are none to a kernel.
+    let id = |text: &str| match text.parse::<u32>() {
+        Ok(u32::MAX) | Err(_) => Err(format!("{option}: {text:?} is no number of a user or a group, 0 to 4294967294")),
+        Ok(id) => Ok(id),
+    };
     let range = |text: &str| {
         let (low, high) = text.split_once('-').unwrap_or((text, text));
         let (low, high) = (id(low)?, id(high)?);
@@ -175,6 +179,7 @@ mod tests {
             "a-*=rw,bytes=1500B,all_squash",
             "a=ro,all_squash,anonuid=7,anongid=8",
             "a=rw,root_squash,uids=1000-1999+3000,gids=100",
+            "a=rw,root_squash,anonuid=4294967294,anongid=4294967294",
         ] {
             assert_eq!(shown_rules(&[rule(text).unwrap()]), [text]);
         }
@@ -213,6 +218,9 @@ mod tests {
             "a=anonuid",
             "a=anonuid=x",
             "a=anonuid=-1",
+            "a=anonuid=4294967295",
+            "a=anongid=4294967295",
+            "a=uids=1-4294967295",
             "a=uids=",
             "a=uids=9-8",
             "a=uids=1-2-3",

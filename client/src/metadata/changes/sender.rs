@@ -16,6 +16,7 @@ use std::time::Duration;
 use cavern_conf::Failpoint;
 use cavern_net::NetError;
 use cavern_net::master::{SUSPECT_AFTER, Stubs};
+use cavern_proto::bounded::MAX_KEPT_RESULTS;
 use cavern_proto::master::{MutateReply, MutateRequest};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
@@ -31,6 +32,8 @@ use crate::journal::Journal;
 
 /// Calls under way at a time. Changes gather while all are.
 const AHEAD: usize = 3;
+/// Changes that were answered and whose results the master is to keep: with those under way far fewer than it would.
+const ASKED_AGAIN_MAX: u64 = MAX_KEPT_RESULTS / 4;
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Between two questions whether a master that owes an answer still leads.
@@ -308,8 +311,7 @@ impl Sender {
                     let noted = call.changes.iter_mut().zip(&mutations);
                     noted.for_each(|(one, mutation)| one.note(journal, self.session, mutation));
                 }
-                // What the kernel has no answer to, it may ask a process after this one for.
-                answered = answered.min(journal.first_unanswered().unwrap_or(u64::MAX) - 1);
+                answered = acknowledged(answered, journal.first_unanswered());
             }
             let request = MutateRequest { session: self.session, answered, mutations };
             // There is room for all calls; a stream that is over says so by its answer.
@@ -403,6 +405,13 @@ impl Sender {
     }
 }
 
+/// Up to which change the master need not keep results, of those up to `answered`. What the kernel has no answer to, it
+/// may ask a process after this one for, unless so much was changed meanwhile that the master would take no more.
+fn acknowledged(answered: u64, first_unanswered: Option<u64>) -> u64 {
+    let has_answer = first_unanswered.map_or(answered, |first| answered.min(first.saturating_sub(1)));
+    has_answer.max(answered.saturating_sub(ASKED_AGAIN_MAX))
+}
+
 /// The next answer; an error when the stream is over. Waits for ever where there is none.
 async fn next(connection: &mut Option<Connection>) -> Result<MutateReply, Status> {
     match connection {
@@ -426,5 +435,25 @@ async fn moved(inner: &Inner, stubs: Option<&Stubs>) {
 fn unknown(changes: Vec<Pending>, cause: &str) {
     for pending in changes {
         let _gone = pending.answer(Err(ClientError::OutcomeUnknown { cause: cause.to_owned() }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::bounded::MAX_CHANGES;
+
+    use super::*;
+
+    #[test]
+    fn the_master_never_has_to_keep_more_results_than_it_would() {
+        assert_eq!(acknowledged(100, None), 100);
+        assert_eq!([1, 50, 101].map(|first| acknowledged(100, Some(first))), [0, 49, 100]);
+        let mut most = 0;
+        for answered in [0, 1, ASKED_AGAIN_MAX, ASKED_AGAIN_MAX + 1, 10 * MAX_KEPT_RESULTS] {
+            // The kernel has been waiting for the first change ever since.
+            let last = answered + (AHEAD * MAX_CHANGES) as u64;
+            most = most.max(last - acknowledged(answered, Some(1)));
+        }
+        assert!((ASKED_AGAIN_MAX..MAX_KEPT_RESULTS / 2).contains(&most), "{most}");
     }
 }

@@ -65,7 +65,7 @@ impl StagedMount {
         };
         move_mount(&tree, c"", CWD, &self.path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
             .map_err(|cause| MountError::Refused { path: self.path.clone(), source: cause.into(), hint: "" })?;
-        Ok((Mount { path: self.path, maker: MountedBy::Root, mounted: true }, is_inner))
+        Ok((Mount::new(self.path, MountedBy::Root, None), is_inner))
     }
 }
 

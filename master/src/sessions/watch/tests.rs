@@ -539,6 +539,12 @@ async fn a_session_is_that_of_whoever_has_opened_it_for_as_long_as_it_may_come_b
     // Whoever comes next to its place has it.
     assert_eq!(hub.supersede_client("here", stranger).await, None);
     assert_eq!(hub.state.lock().places["here"], stranger);
+    // Of before owners were recorded: an admin leaves it to the client that it is of.
+    let (earlier, admins) = opened(by(77, &admin)).unwrap();
+    assert_eq!((earlier, hub.owner_of(77)), (77, None));
+    drop(admins);
+    let (earlier, _clients) = opened(by(77, &own)).unwrap();
+    assert_eq!((earlier, hub.owner_of(77).as_ref()), (77, Some(&own)));
     // Where nobody has shown who he is, nothing is anybody's.
     let plain = hub.open("a", Before::default()).unwrap();
     assert!(hub.check_owner(plain.id(), None).is_ok());

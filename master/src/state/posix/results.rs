@@ -1,72 +1,169 @@
 //! The results that sessions may ask for again.
 
+use cavern_proto::bounded::MAX_KEPT_RESULTS;
 use cavern_proto::master::MutationResult;
-use cavern_proto::record::{EndSessionStep, InodeRange, SessionRecord};
+use cavern_proto::record::{EndSessionStep, InodeRange, ResultBytes, SessionRecord};
+use prost::Message as _;
 use rustix::io::Errno;
 
 use super::held::with_range;
 use super::{hold, lock};
 use crate::MasterError;
-use crate::level::SESSION_OWNERS;
+use crate::level::{RESULTS_BOUNDED, SESSION_OWNERS};
 use crate::state::orphans::StepProgress;
-use crate::state::records::result_key;
+use crate::state::records::{leading_id, result_key};
 use crate::state::transaction::Transaction;
 use crate::state::{Family, Outcome, held};
 
 /// Results forgotten with one mutation at most.
 const FORGET_MAX: u64 = 1000;
+/// Bytes of the results that a session has not said it has, beyond which it changes nothing more.
+pub(super) const KEPT_BYTES_MAX: u64 = 64 << 20;
+/// Bits of the number of a mutation by which the bytes of results are not told apart.
+const PART_BITS: u32 = 10;
+/// Bytes of a reason: one with the path of a deep directory has a megabyte.
+pub(super) const REASON_MAX: usize = 4096;
 /// What the locks of a file count for in one step of the end of a session: there may be thousands in one record.
 const LOCKS_COST: usize = 16;
 /// What a session leaves behind: locks, what it holds, results.
 const PARTS: u32 = 3;
 
-/// The result of a mutation that was applied before; a refusal for one whose result is no longer kept.
-pub(super) fn find(
-    transaction: &Transaction<'_>,
+/// What is known of a mutation that is asked for.
+pub(super) enum Known {
+    /// It was applied before: its result, or a refusal where that is no longer kept.
+    Result(MutationResult),
+    /// It is new.
+    New(KeptResults),
+}
+
+/// The results of a session that is about to get one more.
+pub(super) struct KeptResults {
     session: u64,
-    seq: u64,
-) -> Result<Option<MutationResult>, MasterError> {
+    record: SessionRecord,
+    /// The record is to be written.
+    is_changed: bool,
+}
+
+/// Whether mutation `seq` of a session was applied before.
+pub(super) fn find(transaction: &Transaction<'_>, session: u64, seq: u64) -> Result<Known, MasterError> {
     let tables = transaction.before();
     if let Some(result) = tables.result(session, seq)? {
-        return Ok(Some(result));
+        return Ok(Known::Result(result));
     }
-    let answered = tables.session(session)?.unwrap_or_default().answered;
-    Ok((seq <= answered).then(|| MutationResult {
+    let before = tables.session(session)?;
+    let (is_changed, record) = (before.is_none(), before.unwrap_or_default());
+    if seq > record.answered {
+        return Ok(Known::New(KeptResults { session, record, is_changed }));
+    }
+    Ok(Known::Result(MutationResult {
         errno: Errno::STALE.raw_os_error(),
         reason: format!("mutation {seq} of session {session} was answered long ago"),
         ..MutationResult::default()
     }))
 }
 
-/// Keeps a result, and what was reserved with it; forgets the results that the session has. Its first owner stays its
-/// owner.
-pub(super) fn keep(
-    transaction: &mut Transaction<'_>,
-    (session, owner): (u64, &str),
-    answered: u64,
-    seq: u64,
-    (result, reserved): (&MutationResult, Option<InodeRange>),
-) -> Result<(), MasterError> {
-    // Never beyond what is being answered: a wrong number must not make retries fail.
-    let answered = answered.min(seq.saturating_sub(1));
-    let before = transaction.before().session(session)?;
-    let (is_new, mut record) = (before.is_none(), before.unwrap_or_default());
-    let forgotten = record.answered;
-    let is_owned = record.owner.is_empty() && !owner.is_empty() && transaction.counters.level >= SESSION_OWNERS;
-    if is_new || answered > forgotten || reserved.is_some() || is_owned {
-        // The rest goes with later mutations.
-        record.answered = answered.min(forgotten + FORGET_MAX).max(forgotten);
-        (forgotten + 1..=record.answered).for_each(|seq| transaction.delete(Family::Result, &result_key(session, seq)));
-        if let Some(range) = reserved {
-            record.reserved = with_range(record.reserved, range);
+impl KeptResults {
+    /// Before mutation `seq`: forgets the results up to `answered`, which the session has. Its first owner stays its
+    /// owner.
+    pub(super) fn acknowledge(
+        &mut self,
+        transaction: &mut Transaction<'_>,
+        answered: u64,
+        seq: u64,
+        owner: &str,
+    ) -> Result<(), MasterError> {
+        let level = transaction.counters.level;
+        if self.record.owner.is_empty() && !owner.is_empty() && level >= SESSION_OWNERS {
+            owner.clone_into(&mut self.record.owner);
+            self.is_changed = true;
         }
-        if is_owned {
-            owner.clone_into(&mut record.owner);
+        // Never beyond what is being answered: a wrong number must not make retries fail.
+        let (answered, forgotten) = (answered.min(seq.saturating_sub(1)), self.record.answered);
+        if answered <= forgotten {
+            return Ok(());
         }
-        transaction.put(Family::Session, &session.to_be_bytes(), &record);
+        // Of more than go with one mutation, the rest goes with later ones.
+        self.record.answered = if answered - forgotten > FORGET_MAX && level >= RESULTS_BOUNDED {
+            self.forget_sparse(transaction, answered)?
+        } else {
+            let last = answered.min(forgotten.saturating_add(FORGET_MAX));
+            let keys = (forgotten + 1..=last).map(|seq| result_key(self.session, seq));
+            keys.for_each(|key| transaction.delete(Family::Result, &key));
+            last
+        };
+        let first = (self.record.answered + 1) >> PART_BITS;
+        self.record.kept.retain(|kept| kept.part >= first);
+        self.is_changed = true;
+        Ok(())
     }
-    transaction.put(Family::Result, &result_key(session, seq), result);
-    Ok(())
+
+    /// Forgets results whose numbers may be far apart; gives the number up to which none is kept then.
+    fn forget_sparse(&self, transaction: &mut Transaction<'_>, answered: u64) -> Result<u64, MasterError> {
+        let (from, to) = (self.record.answered + 1, answered + 1);
+        let [from, to] = [from, to].map(|seq| result_key(self.session, seq));
+        let keys = transaction.before().keys_between(Family::Result, &from, &to).take(FORGET_MAX as usize);
+        let keys = keys.collect::<Result<Vec<_>, _>>()?;
+        keys.iter().for_each(|key| transaction.delete(Family::Result, key));
+        let last = keys.last().filter(|_| keys.len() as u64 == FORGET_MAX);
+        Ok(last.and_then(|key| key.get(8..).and_then(leading_id)).unwrap_or(answered))
+    }
+
+    /// The refusal of mutation `seq`, if too much would be kept until the session says what it has.
+    pub(super) fn refusal(&self, level: u32, seq: u64) -> Option<MutationResult> {
+        let numbers = seq - self.record.answered;
+        let bytes: u64 = self.record.kept.iter().map(|kept| kept.bytes).sum();
+        if level < RESULTS_BOUNDED || (numbers <= MAX_KEPT_RESULTS && bytes < KEPT_BYTES_MAX) {
+            return None;
+        }
+        let (session, mib) = (self.session, KEPT_BYTES_MAX >> 20);
+        let reason = format!(
+            "mutation {seq} of session {session} was not made: the session has not acknowledged results of its last \
+             {numbers} mutations ({bytes} bytes), and {MAX_KEPT_RESULTS} or {mib} MiB are kept: acknowledge those that \
+             it has (`answered`), and send it again"
+        );
+        Some(MutationResult { errno: Errno::NOBUFS.raw_os_error(), reason, ..MutationResult::default() })
+    }
+
+    /// Keeps the result of mutation `seq`, and what was reserved with it.
+    pub(super) fn keep(
+        mut self,
+        transaction: &mut Transaction<'_>,
+        seq: u64,
+        result: &MutationResult,
+        reserved: Option<InodeRange>,
+    ) {
+        let key = result_key(self.session, seq);
+        if let Some(range) = reserved {
+            self.record.reserved = with_range(std::mem::take(&mut self.record.reserved), range);
+            self.is_changed = true;
+        }
+        if transaction.counters.level >= RESULTS_BOUNDED {
+            let (part, bytes) = (seq >> PART_BITS, (key.len() + result.encoded_len()) as u64);
+            match self.record.kept.iter_mut().find(|kept| kept.part == part) {
+                Some(kept) => kept.bytes += bytes,
+                None => self.record.kept.push(ResultBytes { part, bytes }),
+            }
+            self.is_changed = true;
+        }
+        transaction.put(Family::Result, &key, result);
+        self.put(transaction);
+    }
+
+    /// Writes what has changed of the session.
+    pub(super) fn put(self, transaction: &mut Transaction<'_>) {
+        if self.is_changed {
+            transaction.put(Family::Session, &self.session.to_be_bytes(), &self.record);
+        }
+    }
+}
+
+/// A reason as it is kept.
+pub(super) fn shortened(mut reason: String, level: u32) -> String {
+    if reason.len() > REASON_MAX && level >= RESULTS_BOUNDED {
+        reason.truncate(reason.floor_char_boundary(REASON_MAX));
+        reason.push('…');
+    }
+    reason
 }
 
 /// Forgets a session, its results, what it holds and what it has locked, at once: as logs of earlier versions have it.

@@ -5,6 +5,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
+use cavern_proto::NAME_MAX;
+use cavern_proto::bounded::MAX_KEPT_RESULTS;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     CheckHoldsRequest, CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Mount, Mutation, Naming,
@@ -13,10 +15,12 @@ use cavern_proto::master::{
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, EndSessionStep, InitCluster, PutWorker, RemoveWorker};
 use proptest::prelude::*;
+use prost::Message as _;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, XattrFlags};
 
+use super::results::{KEPT_BYTES_MAX, REASON_MAX};
 use super::*;
-use crate::level::{COMMITS_CHECKED, LEVEL, WHITEOUTS};
+use crate::level::{COMMITS_CHECKED, LEVEL, RESULTS_BOUNDED, WHITEOUTS};
 use crate::state::{Database, Tables, apply};
 
 /// A name: a directory, by its number among those there are, and a letter.
@@ -135,15 +139,14 @@ impl Fixture {
     }
 
     fn repeat(&self, seq: u64, change: Change) -> MutationResult {
+        self.ask(seq, seq.saturating_sub(3), change)
+    }
+
+    /// Asks for a change, with the results up to `answered`.
+    fn ask(&self, seq: u64, answered: u64, change: Change) -> MutationResult {
         let mutation = Mutation { seq, uid: 0, gid: 0, change: Some(change), ..Mutation::default() };
         let now_ns = i64::try_from(self.seq).unwrap();
-        let mutate = Mutate {
-            session: 7,
-            answered: seq.saturating_sub(3),
-            now_ns,
-            mutation: Some(mutation),
-            ..Mutate::default()
-        };
+        let mutate = Mutate { session: 7, answered, now_ns, mutation: Some(mutation), ..Mutate::default() };
         match run(&self.database, Kind::Mutate(mutate)) {
             Outcome::Mutated(result, _) => *result,
             other => panic!("{other:?}"),
@@ -522,6 +525,100 @@ fn a_result_is_kept_until_the_session_has_it_and_no_longer() {
     assert_eq!(run(&bench.database, Kind::EndSession(7)), Outcome::Done);
     let tables = Tables::new(&bench.database);
     assert!(tables.session(7).unwrap().is_none() && tables.result(7, bench.seq).unwrap().is_none());
+}
+
+/// Numbers of the results that are kept, and the bytes that they take.
+fn kept_results(bench: &Fixture) -> (Vec<u64>, u64) {
+    let tables = Tables::new(&bench.database);
+    let keys = tables.keys_under(Family::Result, &7u64.to_be_bytes()).map(Result::unwrap);
+    let numbers: Vec<u64> = keys.map(|key| u64::from_be_bytes(key[8..].try_into().unwrap())).collect();
+    let results = numbers.iter().map(|seq| tables.result(7, *seq).unwrap().unwrap());
+    let bytes = results.map(|result| 16 + result.encoded_len() as u64).sum();
+    (numbers, bytes)
+}
+
+#[test]
+fn a_session_that_does_not_say_which_results_it_has_changes_nothing_more_at_a_bound() {
+    let bench = Fixture::new();
+    let root = bench.root;
+    let create = |name: &'static str| {
+        let kind = InodeKind::File as i32;
+        Change::Create(CreateInode { parent: root, name: name.into(), kind, ..CreateInode::default() })
+    };
+    assert_eq!(bench.ask(1, 0, create("a")).errno, 0);
+    let last = bench.ask(MAX_KEPT_RESULTS, 0, create("b"));
+    assert_eq!((last.errno, bench.ask(MAX_KEPT_RESULTS, 0, create("b"))), (0, last));
+    // One number too many, also with one result that it has.
+    let beyond = MAX_KEPT_RESULTS + 2;
+    for answered in [0, 1] {
+        let refused = bench.ask(beyond, answered, create("c"));
+        assert_eq!(refused.errno, Errno::NOBUFS.raw_os_error());
+        assert!(refused.reason.contains("acknowledge those"), "{}", refused.reason);
+    }
+    assert_eq!(kept_results(&bench).0, [MAX_KEPT_RESULTS], "a refusal is not kept, and what it has is forgotten");
+    assert_eq!(bench.tree().len(), 2, "nothing was made");
+    assert_eq!(bench.ask(beyond, 2, create("c")).errno, 0, "the same again, with one more that it has");
+
+    // Numbers that are far apart take no more for that.
+    for round in 1..5 {
+        let seq = round * 10 * MAX_KEPT_RESULTS;
+        assert_eq!(bench.ask(seq, seq - 1, create("c")).errno, Errno::EXIST.raw_os_error());
+        assert_eq!(kept_results(&bench).0, [seq]);
+    }
+
+    let without = Fixture::of_level(RESULTS_BOUNDED - 1);
+    assert_eq!(without.ask(2 * MAX_KEPT_RESULTS, 0, Change::Hold(without.root)).errno, 0);
+    assert!(Tables::new(&without.database).session(7).unwrap().unwrap().kept.is_empty());
+}
+
+#[test]
+fn the_bytes_of_results_that_a_session_does_not_say_it_has_are_bounded() {
+    let bench = Fixture::new();
+    let set = |first: u64| {
+        let hold = (first..first + 100).map(|number| number << 40).collect();
+        Change::SetHolds(SetHolds { hold, ..SetHolds::default() })
+    };
+    let session = || Tables::new(&bench.database).session(7).unwrap().unwrap();
+    let counted = || session().kept.iter().map(|kept| kept.bytes).sum::<u64>();
+    // Two parts of the numbers.
+    for seq in 1020..1030 {
+        assert_eq!(bench.ask(seq, 0, set(seq)).gone.len(), 100);
+    }
+    let (numbers, bytes) = kept_results(&bench);
+    assert_eq!((numbers.len(), session().kept.len(), counted()), (10, 2, bytes));
+    assert!(bytes > 5000, "{bytes}");
+    bench.ask(1030, 1023, set(0));
+    assert_eq!((session().kept.len(), counted()), (1, kept_results(&bench).1), "what it has counts no more");
+
+    // As after many of them.
+    let mut transaction = Transaction::new(&bench.database).unwrap();
+    let mut record = session();
+    record.kept[0].bytes = KEPT_BYTES_MAX;
+    transaction.put(Family::Session, &7u64.to_be_bytes(), &record);
+    bench.database.write(transaction.finish().unwrap().0.into_batch(&bench.database)).unwrap();
+    let refused = bench.ask(2050, 1030, set(0));
+    assert_eq!(refused.errno, Errno::NOBUFS.raw_os_error());
+    assert!(refused.reason.contains("64 MiB"), "{}", refused.reason);
+    assert_eq!(bench.ask(2050, 2049, set(0)).errno, 0);
+    assert_eq!((session().kept.len(), counted()), (1, kept_results(&bench).1));
+}
+
+#[test]
+fn a_refusal_in_a_deep_directory_is_kept_with_the_beginning_of_its_reason() {
+    for (level, is_whole) in [(LEVEL, false), (RESULTS_BOUNDED - 1, true)] {
+        let mut bench = Fixture::of_level(level);
+        let create = |parent, kind: InodeKind| {
+            let (name, kind) = ("é".repeat(NAME_MAX / 2).into(), kind as i32);
+            Change::Create(CreateInode { parent, name, kind, ..CreateInode::default() })
+        };
+        let deepest = (0..20).fold(bench.root, |parent, _| bench.change(create(parent, InodeKind::Directory)).inode);
+        let file = bench.change(create(deepest, InodeKind::File)).inode;
+        let refused = bench.change(create(file, InodeKind::File));
+        assert_eq!(refused.errno, Errno::NOTDIR.raw_os_error());
+        assert_eq!(refused.reason.len() > REASON_MAX + '…'.len_utf8(), is_whole, "{}", refused.reason.len());
+        assert!(refused.reason.starts_with("/m/éé"), "{}", refused.reason);
+        assert_eq!(bench.repeat(bench.seq, create(file, InodeKind::File)), refused);
+    }
 }
 
 #[test]

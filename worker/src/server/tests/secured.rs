@@ -253,6 +253,11 @@ async fn blocks_are_for_the_clients_that_their_mount_is_there_for() {
     let (name, cached) = (block(1, 0), bench.put("a", &bytes, MIB));
     let client = bench.pool_of(certificates.transport(Role::Client));
     write_block(&client, &name, &bytes).await.unwrap();
+    let admin = bench.pool_of(certificates.transport(Role::Admin));
+    for (pool, is_told) in [(&client, false), (&admin, true)] {
+        let reply = pool.query(WORKER, vec![name.clone()]).await.unwrap();
+        assert_eq!(!reply.items[0].path.is_empty(), is_told, "where its file is: {}", reply.items[0].path);
+    }
 
     rule(2, "somebody", false);
     denied(write_block(&client, &name, &other).await, "mount 1 is not there for the client \"here\"");
@@ -285,7 +290,7 @@ async fn blocks_are_for_the_clients_that_their_mount_is_there_for() {
     rule(5, "here", false);
     write_block(&client, &block(2, 0), &other).await.unwrap();
     assert!(read_block(&client, &block(2, 0), other.len()).await == other);
-    for pool in [client, worker, here] {
+    for pool in [client, admin, worker, here] {
         pool.shutdown().await;
     }
     bench.end().await;
