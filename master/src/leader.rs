@@ -17,7 +17,7 @@ use crate::metrics::MasterMetrics;
 use crate::service::Services;
 use crate::state::apply::GENERATIONS_MAX;
 use crate::state::{Database, Tables};
-use crate::{MasterError, level, mounts};
+use crate::{MasterError, feature_version, mounts};
 #[cfg(test)]
 pub use upkeep::{COUNT_STEP, REAP_STEP};
 
@@ -52,7 +52,7 @@ impl Leadership {
                 Err(error) => tracing::error!(mount = mount.path, "the mount cannot be used: {error}"),
             }
         }
-        background.spawn(level::keep_raising(services.clone(), stop.clone()));
+        background.spawn(feature_version::keep_raising(services.clone(), stop.clone()));
         background.spawn(mounts::keep_claims(services.clone(), stop.clone()));
         background.spawn(upkeep::keep_time(services.clone(), metrics.clone(), stop.clone()));
         background.spawn(upkeep::keep_ending_sessions(services.clone(), stop.clone()));
@@ -80,7 +80,7 @@ impl Leadership {
 async fn begin_history(services: &Services) -> Result<(), MasterError> {
     let counters = services.lookups.reader.look(|tables| tables.counters()).await?;
     let began_since_start = counters.history != 0 && counters.history_after >= services.consensus.log_at_start();
-    if counters.level < level::HISTORIES || began_since_start {
+    if began_since_start {
         return Ok(());
     }
     let after = services.consensus.progress().0;
@@ -94,10 +94,7 @@ async fn begin_history(services: &Services) -> Result<(), MasterError> {
 /// Has the inodes of this term have numbers that no other term has given, though this master may have been restored
 /// from a copy and know nothing of that term: workers keep blocks by the numbers of their files.
 async fn leave_out_inodes(services: &Services) -> Result<(), MasterError> {
-    if level::agreed(&services.lookups.reader).await? >= level::INODES_SKIPPED {
-        services.proposer.propose(Command::SkipInodes(u64::from(u32::from_le_bytes(random()?)))).await?;
-    }
-    Ok(())
+    services.proposer.propose(Command::SkipInodes(u64::from(u32::from_le_bytes(random()?)))).await.map(drop)
 }
 
 fn random<const BYTES: usize>() -> Result<[u8; BYTES], MasterError> {

@@ -43,11 +43,11 @@ use crate::MasterError;
 use permission::JudgedUser;
 
 pub use external::take_in;
-pub use hold::{ONLY_READS, forget_content, index_holds, reap};
+pub use hold::{ONLY_READS, forget_content, reap};
 pub use link::{delete_link, put_link};
 pub use lock::blocking_lock;
 pub use permission::{may_access, may_have_layout};
-pub use results::{end_session, end_session_step};
+pub use results::end_session_step;
 pub use ttl::expire;
 pub use xattr::CAPABILITY;
 
@@ -133,7 +133,7 @@ struct MutationContext<'t, 'd> {
 
 /// Applies a mutation, or finds the result that it had when it was applied.
 pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome, MasterError> {
-    let Some(mutation) = mutate.mutation else { return Ok(Outcome::Refused("an empty mutation".into())) };
+    let Some(mut mutation) = mutate.mutation else { return Ok(Outcome::Refused("an empty mutation".into())) };
     if let Some(known) = results::find(transaction, mutate.session, mutation.seq)? {
         transaction.origin = mutate.session;
         see_result(transaction, &mutation, &known)?;
@@ -141,7 +141,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         return Ok(Outcome::Mutated(Box::new(known), waits_for));
     }
     transaction.origin = mutate.session;
-    let (mut mutation, now_ns) = (held::as_of_level(mutation, transaction.counters.level), mutate.now_ns);
+    let now_ns = mutate.now_ns;
     let mut mutating = MutationContext {
         session: mutate.session,
         client: mutate.client,

@@ -7,7 +7,6 @@ use rustix::io::Errno;
 use super::xattr::CAPABILITY;
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
-use crate::level::OWNER_IDS;
 use crate::state::records::MODE_CHOSEN;
 
 const SET_USER_ID: u32 = 0o4000;
@@ -18,7 +17,7 @@ impl MutationContext<'_, '_> {
     pub(super) fn set_attributes(&mut self, set: &SetAttr) -> Result<u64, MutationError> {
         let mut record = self.inode(set.inode)?;
         self.judge_set_attributes(set, &record)?;
-        self.check_owner_ids(&[set.uid.unwrap_or_default(), set.gid.unwrap_or_default()])?;
+        check_owner_ids(&[set.uid.unwrap_or_default(), set.gid.unwrap_or_default()])?;
         let now_ns = self.made_ns;
         let time = |time: Time| if time.now { now_ns } else { time.ns };
         // Another owner keeps none, whoever gives the file away.
@@ -47,14 +46,6 @@ impl MutationContext<'_, '_> {
         Ok(set.inode)
     }
 
-    /// Refuses a user or group of all ones: it is none in a kernel, which changes no file of it.
-    pub(super) fn check_owner_ids(&self, ids: &[u32]) -> Result<(), MutationError> {
-        if ids.contains(&u32::MAX) && self.transaction.counters.level >= OWNER_IDS {
-            return refuse(Errno::INVAL, format!("{} is no id of a user or group", u32::MAX));
-        }
-        Ok(())
-    }
-
     fn kill_privileges(&mut self, set: &SetAttr, record: &mut InodeRecord) -> Result<(), MasterError> {
         record.mode &= !SET_USER_ID;
         if record.mode & GROUP_EXECUTES != 0 || set.kill_set_group_id {
@@ -69,4 +60,12 @@ impl MutationContext<'_, '_> {
         }
         Ok(())
     }
+}
+
+/// Refuses a user or group of all ones: it is none in a kernel, which changes no file of it.
+pub(super) fn check_owner_ids(ids: &[u32]) -> Result<(), MutationError> {
+    if ids.contains(&u32::MAX) {
+        return refuse(Errno::INVAL, format!("{} is no id of a user or group", u32::MAX));
+    }
+    Ok(())
 }

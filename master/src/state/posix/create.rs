@@ -5,6 +5,7 @@ use cavern_proto::master::{CreateInode, Kind, Naming};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
+use super::attributes::check_owner_ids;
 use super::{EntriesChange, MutationContext, MutationError, check_name, refuse};
 use crate::state::Family;
 use crate::state::records::{MODE_CHOSEN, inode_key, mode};
@@ -50,7 +51,7 @@ impl MutationContext<'_, '_> {
                 self.inherited((create.parent, &directory), asked, kind == Kind::Directory)?
             }
         };
-        self.check_owner_ids(&[self.uid, self.gid])?;
+        check_owner_ids(&[self.uid, self.gid])?;
         let mut gid = self.gid;
         if mode(&directory) & SET_GROUP_ID != 0 {
             gid = directory.gid;

@@ -20,7 +20,6 @@ use super::hold::MAY_WRITE;
 use super::xattr::CAPABILITY;
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
-use crate::level::CLIENT_SETTINGS;
 use crate::state::records::{is_directory, links, mode};
 use crate::state::tables::{DEPTH_MAX, Tables};
 
@@ -177,9 +176,6 @@ impl MutationContext<'_, '_> {
         option: &str,
     ) -> Result<(), MutationError> {
         let Some(client) = self.client.clone().filter(|client| !client.is_empty()) else { return Ok(()) };
-        if self.transaction.counters.level < CLIENT_SETTINGS {
-            return Ok(());
-        }
         match self.transaction.before().mount(self.mount)? {
             Some(mount) if is_granted(&mount, &client) => Ok(()),
             _ => refuse(

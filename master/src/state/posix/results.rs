@@ -7,7 +7,6 @@ use rustix::io::Errno;
 use super::held::with_range;
 use super::{hold, lock};
 use crate::MasterError;
-use crate::level::SESSION_OWNERS;
 use crate::state::orphans::StepProgress;
 use crate::state::records::result_key;
 use crate::state::transaction::Transaction;
@@ -52,7 +51,7 @@ pub(super) fn keep(
     let before = transaction.before().session(session)?;
     let (is_new, mut record) = (before.is_none(), before.unwrap_or_default());
     let forgotten = record.answered;
-    let is_owned = record.owner.is_empty() && !owner.is_empty() && transaction.counters.level >= SESSION_OWNERS;
+    let is_owned = record.owner.is_empty() && !owner.is_empty();
     if is_new || answered > forgotten || reserved.is_some() || is_owned {
         // The rest goes with later mutations.
         record.answered = answered.min(forgotten + FORGET_MAX).max(forgotten);
@@ -69,18 +68,9 @@ pub(super) fn keep(
     Ok(())
 }
 
-/// Forgets a session, its results, what it holds and what it has locked, at once: as logs of earlier versions have it.
-pub fn end_session(transaction: &mut Transaction<'_>, session: u64) -> Result<Outcome, MasterError> {
-    transaction.delete(Family::Session, &session.to_be_bytes());
-    held::release_some(transaction, session, usize::MAX)?;
-    forget_some(transaction, session, usize::MAX)?;
-    hold::release_some(transaction, session, usize::MAX, 0)?;
-    lock::release_some(transaction, session, usize::MAX)?;
-    Ok(Outcome::Done)
-}
-
-/// Does a part of the same. Directories come first, and locks, since others wait for them. The session's record goes
-/// last: as long as it is there, a master that starts goes on with this, and lets nobody take the session up again.
+/// Does a part of the end of a session, which forgets its results, what it holds and what it has locked. Directories
+/// come first, and locks, since others wait for them. The session's record goes last: as long as it is there, a master
+/// that starts goes on with this, and lets nobody take the session up again.
 pub fn end_session_step(transaction: &mut Transaction<'_>, step: &EndSessionStep) -> Result<Outcome, MasterError> {
     let EndSessionStep { session, limit, mut part, now_ns } = *step;
     let (mut left, mut held) = ((limit as usize).max(LOCKS_COST), 0);
