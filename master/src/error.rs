@@ -79,10 +79,10 @@ pub enum MasterError {
     UnknownCommand,
     /// The masters have agreed on what only later versions know.
     #[error(
-        "the masters of this cluster have agreed on commands of level {level}, and this version knows those up to \
-             level {known}: upgrade this master, nothing is lost"
+        "the masters of this cluster have agreed on feature version {agreed}, and this one knows those up to {known}: \
+         upgrade this master, nothing is lost"
     )]
-    NewerLevel { level: u32, known: u32 },
+    NewerFeatureVersion { agreed: u32, known: u32 },
     /// Only the leader does this; nothing was done.
     #[error("{}", .0.to_status().message())]
     NotLeading(NotLeading),

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use crate::MasterError;
 use crate::blocking::blocking;
-use crate::level::LEVEL;
+use crate::feature_version;
 use crate::mounts::{KeyDirectory, Vault};
 use crate::raft::{Consensus, FIRST_NODE, Identity, NodeId, Ways, has_log};
 use crate::state::CurrentDatabase;
@@ -135,7 +135,7 @@ impl Seat {
             cluster_id: place.map(|place| place.cluster_id).unwrap_or_default(),
             address: self.address.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            level: LEVEL,
+            feature_version: feature_version::known_at(&self.address),
             ..Group::default()
         }
     }

@@ -136,8 +136,7 @@ impl Jobs {
         }
         job.started_ns = self.lookups.reader.clock().now_ns();
         (job.path, job.state, job.retry_of) = (path.to_owned(), JobState::Running as i32, retry_of);
-        let put = request.command(&self.lookups.reader, Command::PutJob(job.clone())).await?;
-        match self.proposer.propose(put).await? {
+        match self.proposer.propose(request.command(Command::PutJob(job.clone()))).await? {
             Outcome::Job(id) => job.id = id,
             // Whoever recorded it has it run.
             Outcome::Repeated(answer) => return self.get(answer.job).await,

@@ -16,7 +16,7 @@ use crate::metrics::MasterMetrics;
 use crate::service::Services;
 use crate::state::apply::GENERATIONS_MAX;
 use crate::state::{Database, Tables};
-use crate::{MasterError, level, mounts};
+use crate::{MasterError, feature_version, mounts};
 #[cfg(test)]
 pub use upkeep::{COUNT_STEP, REAP_STEP};
 
@@ -38,7 +38,6 @@ impl Leadership {
     /// Begins with everything that the state says is to be done.
     pub async fn begin(&self, database: &Arc<Database>, metrics: &MasterMetrics) -> Result<(), MasterError> {
         let Self { services, background } = self;
-        let stop = &background.stop;
         begin_history(services).await?;
         leave_out_inodes(services).await?;
         services.jobs.resume().await?;
@@ -51,7 +50,7 @@ impl Leadership {
                 Err(error) => tracing::error!(mount = mount.path, "the mount cannot be used: {error}"),
             }
         }
-        background.spawn(level::keep_raising(services.clone(), stop.clone()));
+        feature_version::start_raising(background, services);
         mounts::start_checking_claims(background, services);
         upkeep::start(background, services, database, metrics);
         expiry::start(background, services, metrics.expiry.clone());
@@ -76,7 +75,7 @@ impl Leadership {
 async fn begin_history(services: &Services) -> Result<(), MasterError> {
     let counters = services.lookups.reader.look(|tables| tables.counters()).await?;
     let began_since_start = counters.history != 0 && counters.history_after >= services.consensus.log_at_start();
-    if counters.level < level::HISTORIES || began_since_start {
+    if began_since_start {
         return Ok(());
     }
     let after = services.consensus.progress().0;
@@ -90,10 +89,7 @@ async fn begin_history(services: &Services) -> Result<(), MasterError> {
 /// Has the inodes of this term have numbers that no other term has given, though this master may have been restored
 /// from a copy and know nothing of that term: workers keep blocks by the numbers of their files.
 async fn leave_out_inodes(services: &Services) -> Result<(), MasterError> {
-    if level::agreed(&services.lookups.reader).await? >= level::INODES_SKIPPED {
-        services.proposer.propose(Command::SkipInodes(u64::from(u32::from_le_bytes(random()?)))).await?;
-    }
-    Ok(())
+    services.proposer.propose(Command::SkipInodes(u64::from(u32::from_le_bytes(random()?)))).await.map(drop)
 }
 
 fn random<const BYTES: usize>() -> Result<[u8; BYTES], MasterError> {

@@ -132,10 +132,12 @@ impl HighWater {
         let mut words = text.split_whitespace();
         // One that is no mark proves nothing, and is written anew.
         let known = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
-        let manifest = words.next().zip(words.next().and_then(|word| word.parse().ok()));
-        // An earlier version knew one name only.
-        let database = words.next().unwrap_or("db").to_owned();
-        let manifest = manifest.map(|(name, bytes)| Manifest { name: name.to_owned(), bytes, database });
+        let manifest = words.next().zip(words.next().and_then(|word| word.parse().ok())).zip(words.next());
+        let manifest = manifest.map(|((name, bytes), database)| Manifest {
+            name: name.to_owned(),
+            bytes,
+            database: database.to_owned(),
+        });
         Ok(Self { path, known, manifest })
     }
 

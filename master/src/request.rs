@@ -23,13 +23,10 @@ use cavern_proto::record::{Command, Once, RequestRecord};
 use prost::Message;
 
 use crate::MasterError;
-use crate::level;
 use crate::state::StateReader;
 
 /// Bytes of an id.
 const ID_BYTES: usize = 16;
-/// From which on the log may have [`Once`].
-const LEVEL: u32 = 2;
 
 /// The id of a request; the default is none, of callers that know of no ids.
 #[derive(Clone, Debug, Default)]
@@ -57,22 +54,16 @@ impl Request {
     }
 
     /// The command that does it once.
-    pub async fn command(&self, reader: &StateReader, kind: Kind) -> Result<Kind, MasterError> {
-        self.command_with(reader, kind, &()).await
+    pub fn command(&self, kind: Kind) -> Kind {
+        self.command_with(kind, &())
     }
 
     /// The same, with an answer that is kept.
-    pub async fn command_with(
-        &self,
-        reader: &StateReader,
-        kind: Kind,
-        reply: &impl Message,
-    ) -> Result<Kind, MasterError> {
-        // Masters that do not know of ids are to be upgraded first. Until then it is done as often as it is asked for.
-        if self.id.is_empty() || level::agreed(reader).await? < LEVEL {
-            return Ok(kind);
+    pub fn command_with(&self, kind: Kind, reply: &impl Message) -> Kind {
+        if self.id.is_empty() {
+            return kind;
         }
         let (request, reply) = (self.id.clone(), reply.encode_to_vec().into());
-        Ok(Kind::Once(Box::new(Once { request, reply, command: Some(Box::new(Command { command: Some(kind) })) })))
+        Kind::Once(Box::new(Once { request, reply, command: Some(Box::new(Command { command: Some(kind) })) }))
     }
 }

@@ -23,6 +23,7 @@ use prost::Message as _;
 use tokio::time::Instant;
 use tonic::Code;
 
+use crate::MasterError;
 use crate::blocking::blocking;
 use crate::group::Seat;
 use crate::mounts::Vault;
@@ -30,10 +31,7 @@ use crate::raft::{Consensus, Ways};
 use crate::request::Request;
 use crate::service::Services;
 use crate::state::{CurrentDatabase, Outcome, Tables};
-use crate::{MasterError, level};
 
-/// From which on the log may have [`SealSecrets`].
-const LEVEL: u32 = 2;
 /// For a master to have a key on its disk, or to apply what the leader has applied and forget one.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Between two looks whether that is applied.
@@ -84,13 +82,6 @@ async fn use_new_key(
     vault: &Arc<Vault>,
 ) -> Result<RotateSecretsReply, MasterError> {
     let reader = &services.lookups.reader;
-    if level::agreed(reader).await? < LEVEL {
-        return Err(MasterError::Refused(
-            "not all masters of the group are of a version that knows how to change the key: upgrade them first, see \
-             `cv raft status`"
-                .into(),
-        ));
-    }
     let generation = reader.read(|tables| tables.secrets()).await?.generation + 1;
     let preparing = vault.clone();
     let (id, key) = blocking(move || preparing.prepare(generation)).await?;
@@ -112,7 +103,7 @@ async fn use_new_key(
         }
         let reply = RotateSecretsReply { generation, mounts: sealed.len() as u64, behind: Vec::new() };
         let seal = SealSecrets { mounts_epoch: epoch, generation, key_id: id.clone().into(), sealed };
-        let seal = request.command_with(reader, Command::SealSecrets(seal), &reply).await?;
+        let seal = request.command_with(Command::SealSecrets(seal), &reply);
         match services.proposer.propose(seal).await? {
             Outcome::Done => {
                 tracing::info!(generation, mounts = reply.mounts, "the cluster's secrets have a new key");

@@ -43,7 +43,7 @@ pub use extent::{AT_ONCE, next_generation};
 pub use held::{HeldChange, HeldDirectory};
 pub use origin::{has_content, is_clean};
 pub use orphans::StepProgress;
-pub use posix::{blocking_lock, index_holds, may_access, may_have_layout, take_in};
+pub use posix::{blocking_lock, may_access, may_have_layout, take_in};
 pub use reader::StateReader;
 pub use records::EntryVersion;
 pub use registry::refusal_of_owner;

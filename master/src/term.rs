@@ -29,7 +29,7 @@ use crate::service::Services;
 use crate::sessions::{CurrentSessions, Recalls, WatchHub};
 use crate::state::{CurrentDatabase, Database, StateReader, Tables};
 use crate::workers::Workers;
-use crate::{MasterError, level};
+use crate::{MasterError, feature_version};
 
 /// The way to the workers.
 pub struct WorkerClients {
@@ -108,12 +108,12 @@ impl Term {
         self.services.cluster_server()
     }
 
-    /// Which commands the masters have agreed on.
+    /// Which feature version the masters have agreed on.
     ///
     /// # Errors
     /// [`MasterError::NotLeading`] when the term is over.
-    pub async fn level(&self) -> Result<u32, MasterError> {
-        level::agreed(&self.services.lookups.reader).await
+    pub async fn feature_version(&self) -> Result<u32, MasterError> {
+        feature_version::agreed(&self.services.lookups.reader).await
     }
 
     pub fn proposer(&self) -> Proposer {

@@ -19,11 +19,11 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::MasterError;
 use crate::metrics::MasterMetrics;
 use crate::raft::Proposer;
 use crate::silence::{LastLook, excuse};
 use crate::state::{Database, Outcome, Tables, refusal_of_owner};
-use crate::{MasterError, level};
 
 /// Bytes of any text that a worker reports, at most.
 const TEXT_MAX: usize = 4096;
@@ -117,10 +117,7 @@ impl Workers {
         // What changes with every heartbeat is not logged.
         let logged =
             Worker { used_bytes: 0, blocks: 0, last_heartbeat_age_ms: 0, disks: Vec::new(), counters: None, ..worker };
-        let owner = match asker {
-            Some(asker) if self.owners_are_kept()? => asker.name.clone(),
-            _ => String::new(),
-        };
+        let owner = asker.map_or_else(String::new, |asker| asker.name.clone());
         let put = PutWorker { uuid: Bytes::clone(&request.uuid), worker: Some(logged.clone()), owner };
         match self.proposer.propose(Command::PutWorker(put)).await? {
             Outcome::Worker { id, epoch } => {
@@ -177,7 +174,7 @@ impl Workers {
             return Ok(false);
         };
         check_owner(&record, asker)?;
-        if asker.is_some() && record.owner.is_empty() && self.owners_are_kept()? {
+        if asker.is_some() && record.owner.is_empty() {
             return Ok(false);
         }
         let Some(worker) = record.worker else { return Ok(false) };
@@ -215,11 +212,6 @@ impl Workers {
         let reports = self.reports.lock();
         let failures = live.filter_map(|worker| reports.get(&worker.id)).flat_map(|report| &report.fetch_failures);
         Ok(failures.cloned().collect())
-    }
-
-    /// Whether all masters know of owners.
-    fn owners_are_kept(&self) -> Result<bool, MasterError> {
-        Ok(Tables::new(&self.database).counters()?.level >= level::WORKER_OWNERS)
     }
 
     /// For how long a worker has sent no heartbeat; never longer than since this master's start.

@@ -386,11 +386,11 @@ fn a_cluster_of_the_version_before_is_upgraded_while_programs_go_on() {
     let conf = CONF.to_owned();
     let cluster = Cluster::up(Options { masters: 3, workers: 2, conf, program, ..Options::default() });
     let load = Load::start(&cluster);
-    let levels = || -> Vec<Option<u64>> {
+    let feature_versions = || -> Vec<Option<u64>> {
         let shown = cluster.cv(&["raft", "status", "--json"]).json();
-        shown["masters"].as_array().unwrap().iter().map(|master| master["level"].as_u64()).collect()
+        shown["masters"].as_array().unwrap().iter().map(|master| master["feature_version"].as_u64()).collect()
     };
-    let before = levels();
+    let before = feature_versions();
     let upgrade = |child: &str| {
         cluster.stop(child);
         cluster.start(child);
@@ -412,7 +412,7 @@ fn a_cluster_of_the_version_before_is_upgraded_while_programs_go_on() {
     {
         upgrade(&child);
     }
-    let after = levels();
-    assert!(after.iter().all(|level| *level == after[0]) && after[0] >= before[0], "{before:?} {after:?}");
+    let after = feature_versions();
+    assert!(after.iter().all(|known| *known == after[0]) && after[0] >= before[0], "{before:?} {after:?}");
     load.finish(&cluster);
 }

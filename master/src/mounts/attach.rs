@@ -9,11 +9,11 @@ use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX};
 use cavern_ufs::Contents;
 
 use super::claim::{Claimed, TakeOver};
+use crate::MasterError;
 use crate::namespace::components;
 use crate::request::Request;
 use crate::service::Services;
 use crate::state::Outcome;
-use crate::{MasterError, level};
 
 const BLOCK_SIZE_DEFAULT: u64 = 64 << 20;
 const BLOCK_SIZE_MIN: u64 = 1 << 20;
@@ -58,10 +58,6 @@ impl Services {
         if mount.write_type() != WriteType::FsMode || contents != Contents::Objects {
             mount.existing = Existing::None as i32;
         }
-        if mount.names() != Names::Held {
-            level::require(&self.lookups.reader, level::MOUNT_NAMES, "what --names synced is").await?;
-        }
-        self.check_clients(&mount).await?;
         let _vendor = self.check_vending(&mount).await?;
         let claimed = match policy {
             MountPolicy::Check(take_over) => {
@@ -75,8 +71,7 @@ impl Services {
         let outcome = loop {
             let sealed = self.mounts.seal(mount.clone())?;
             let attach = Command::AttachMount(AttachMount { mount: Some(sealed), mounts_epoch });
-            let attach = request.command(&self.lookups.reader, attach).await?;
-            match self.proposer.propose(attach).await? {
+            match self.proposer.propose(request.command(attach)).await? {
                 // Each time, another mount has come, gone or changed.
                 Outcome::OutOfDate => mounts_epoch = self.compare_with_others(&mount).await?,
                 outcome => break outcome,
@@ -134,25 +129,6 @@ impl Services {
             }
             other => Err(MasterError::Refused(format!("a mount was answered by {other:?}"))),
         }
-    }
-
-    /// Refuses rules about clients while not every master knows such.
-    pub(super) async fn check_clients(&self, mount: &Mount) -> Result<(), MasterError> {
-        let reader = &self.lookups.reader;
-        if mount.is_restricted() {
-            level::require(reader, level::CLIENT_RULES, "that a mount may not be there for all clients").await?;
-        }
-        if mount.limits_users() {
-            level::require(reader, level::USER_LIMITS, "that a mount may limit users").await?;
-        }
-        if mount.has_rates() {
-            level::require(reader, level::CLIENT_RATES, "that a mount may have rates for a client").await?;
-        }
-        if mount.grants_settings() {
-            let what = "that a rule may let a client set quotas and times to live";
-            level::require(reader, level::CLIENT_SETTINGS, what).await?;
-        }
-        Ok(())
     }
 
     /// The answer to a request that has made a mount.

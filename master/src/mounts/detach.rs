@@ -71,8 +71,7 @@ impl Services {
             };
             let open = self.mounts.get(mount.id);
             let remove = Command::RemoveMount(RemoveMount { mount_id: mount.id, change, discard });
-            let remove = request.command(&self.lookups.reader, remove).await?;
-            match self.proposer.propose(remove).await? {
+            match self.proposer.propose(request.command(remove)).await? {
                 Outcome::Mount(removed) => {
                     self.mounts.forget(removed.id);
                     if let Ok(open) = open {

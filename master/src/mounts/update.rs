@@ -36,7 +36,6 @@ impl Services {
                 return Ok(wanted);
             }
             self.check_options(before, &wanted, &mounts).await?;
-            self.check_clients(&wanted).await?;
             let _vendor = match wanted.options == before.options {
                 true => None,
                 false => self.check_vending(&wanted).await?,

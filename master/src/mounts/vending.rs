@@ -12,21 +12,19 @@ use cavern_security::{Identity, Role};
 use cavern_ufs::{KeyLender, KeyRight, KeyVendor, is_vended, lent_options};
 
 use super::open::OpenMount;
+use crate::MasterError;
 use crate::service::Services;
-use crate::{MasterError, level};
 
 impl Services {
     /// Whether STS gives keys for a mount that vends them, and the bucket takes these. What was given is there for the
     /// mount as long as the answer is kept.
     ///
     /// # Errors
-    /// [`MasterError::Refused`] while not every master knows of it, [`MasterError::Keys`], and those of the bucket.
+    /// [`MasterError::Keys`], and those of the bucket.
     pub(super) async fn check_vending(&self, mount: &Mount) -> Result<Option<KeyVendor>, MasterError> {
         if !is_vended(&mount.options) {
             return Ok(None);
         }
-        let what = "that keys of a mount may be vended";
-        level::require(&self.lookups.reader, level::VENDED_KEYS, what).await?;
         let Some(vendor) = self.mounts.vendor(mount)? else { return Ok(None) };
         let rights: &[KeyRight] = match changes_objects(mount) {
             true => &[KeyRight::Read, KeyRight::Write],

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::types::{NodeId, from_json, to_json};
 use crate::MasterError;
-use crate::state::{Database, Family, Tables};
+use crate::state::{Database, Family};
 
 const IDENTITY_KEY: &[u8] = b"identity";
 /// The first master of every cluster.
@@ -25,12 +25,8 @@ pub struct Identity {
 impl Identity {
     /// The place that a database has; none for an empty one.
     pub fn read(database: &Database) -> Result<Option<Self>, MasterError> {
-        if let Some(bytes) = database.get(Family::RaftMeta, IDENTITY_KEY)? {
-            return from_json(&bytes, "the identity of this master").map(Some);
-        }
-        // What versions for one master have left.
-        let cluster_id = Tables::new(database).cluster_id()?;
-        Ok(cluster_id.map(|cluster_id| Self { cluster_id, node_id: FIRST_NODE, founds: None }))
+        let bytes = database.get(Family::RaftMeta, IDENTITY_KEY)?;
+        bytes.map(|bytes| from_json(&bytes, "the identity of this master")).transpose()
     }
 
     /// Keeps the place, on disk when this returns. *Blocking*.
@@ -46,15 +42,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_kept_and_one_of_an_earlier_version_is_found() {
+    fn a_place_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
         assert_eq!(Identity::read(&database).unwrap(), None);
-        let mut batch = WriteBatch::default();
-        batch.put_cf(database.family(Family::Meta), crate::state::tables::CLUSTER_KEY, b"old");
-        database.write(batch).unwrap();
-        let old = Identity { cluster_id: "old".into(), node_id: FIRST_NODE, founds: None };
-        assert_eq!(Identity::read(&database).unwrap(), Some(old));
         let new = Identity { cluster_id: "new".into(), node_id: 3, founds: Some(vec!["a:1".into()]) };
         new.write(&database).unwrap();
         assert_eq!(Identity::read(&database).unwrap(), Some(new));

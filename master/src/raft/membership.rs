@@ -11,8 +11,7 @@ use openraft::{ChangeMembers, Instant as _, RaftMetrics};
 use super::node::{Consensus, fatal};
 use super::observe;
 use super::types::{Node, NodeId, Types};
-use crate::MasterError;
-use crate::level::LEVEL;
+use crate::{MasterError, feature_version};
 
 /// A follower that has answered within this is there.
 const ALIVE: Duration = Duration::from_secs(2);
@@ -59,7 +58,7 @@ impl Consensus {
             snapshot_index: index(metrics.snapshot),
             members: membership.nodes().map(member).collect(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            level: LEVEL,
+            feature_version: feature_version::known_at(self.address()),
             incoming: None,
             unaware: Vec::new(),
         }
@@ -79,8 +78,7 @@ impl Consensus {
             return (epoch, Vec::new());
         }
         let nodes = metrics.membership_config.membership().nodes();
-        let addresses = nodes.map(|(_, node)| node.addr.clone()).filter(|address| !address.is_empty());
-        (epoch, addresses.collect())
+        (epoch, nodes.map(|(_, node)| node.addr.clone()).collect())
     }
 
     /// Takes a master in that has its place, but nothing else: returns when it has caught up. It does not vote yet.

@@ -34,7 +34,6 @@ pub fn forwarded(forward: &ForwardToLeader<Types>) -> NotLeading {
     at(forward.leader_node.as_ref())
 }
 
-/// A master of an earlier version has no address before it leads again.
 fn at(leader: Option<&Node>) -> NotLeading {
-    NotLeading { leader: leader.map(|node| node.addr.clone()).filter(|address| !address.is_empty()) }
+    NotLeading { leader: leader.map(|node| node.addr.clone()) }
 }

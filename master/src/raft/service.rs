@@ -26,7 +26,7 @@ use crate::lead::Lead;
 use crate::request::Request;
 use crate::service::is_about;
 use crate::state::Outcome;
-use crate::{MasterError, level, rotation};
+use crate::{MasterError, feature_version, rotation};
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
@@ -92,7 +92,7 @@ impl RaftService {
         // One that was given a place, but did not come to vote: it goes on.
         let begun = group.members.iter().find(|member| member.address == address);
         let own_place = look(self.seat.ways(), address).await?;
-        level::check_joining(&own_place, term.level().await?)?;
+        feature_version::check_joining(&own_place, term.feature_version().await?)?;
         let node_id = match begun {
             Some(begun) => begun.node_id,
             None if own_place.cluster_id == group.cluster_id && own_place.members.is_empty() => own_place.node_id,

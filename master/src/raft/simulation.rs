@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_proto::master::{Mount, WriteType};
+use cavern_proto::record::AttachMount;
 use cavern_proto::record::command::Command as Kind;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -127,7 +128,9 @@ async fn mount(group: &Group) -> Model {
     };
     loop {
         for master in &group.masters {
-            let root = match master.propose(Kind::Mount(mount.clone())).await {
+            let Some(mounts_epoch) = master.look(|tables| Ok(tables.counters()?.mounts_epoch)) else { continue };
+            let attach = AttachMount { mount: Some(mount.clone()), mounts_epoch };
+            let root = match master.propose(Kind::AttachMount(attach)).await {
                 Ok(Outcome::Mount(mount) | Outcome::MountExists(mount)) => mount.root_inode,
                 _ => continue,
             };

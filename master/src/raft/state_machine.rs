@@ -24,17 +24,13 @@ use super::snapshot::{Builder, Checkpoint, Snapshots};
 use super::types::{Entry, LogId, Meta, Outcomes, Snapshot, StoredMembership, Types, from_json, to_json};
 use crate::blocking::run_blocking;
 use crate::metrics::RaftMetrics;
-use crate::state::{
-    Changes, CurrentDatabase, Database, Family, Outcome, Tables, Transaction, Unwritten, apply, index_holds,
-};
-use crate::{MasterError, level};
+use crate::state::{Changes, CurrentDatabase, Database, Family, Outcome, Tables, Transaction, Unwritten, apply};
+use crate::{MasterError, feature_version};
 
 pub(super) const APPLIED_KEY: &[u8] = b"applied";
 const MEMBERSHIP_KEY: &[u8] = b"membership";
 /// Index of an entry that is partly applied ‖ number of its commands that are done (u64 each, big-endian).
 const PROGRESS_KEY: &[u8] = b"progress";
-/// In `raft_meta` where an earlier version has copied a part of a snapshot into the database.
-pub const INSTALLING_KEY: &[u8] = b"installing";
 /// Entries that are applied so soon after others were waiting for them.
 const AT_ONCE: Duration = Duration::from_micros(100);
 
@@ -108,8 +104,7 @@ impl StateMachine {
         metrics: RaftMetrics,
     ) -> Result<Self, MasterError> {
         let current = database.get();
-        index_holds(&current)?;
-        level::check_state(&current)?;
+        feature_version::check_state(&current)?;
         let progress = read_progress(&current)?;
         listener.begin_with(Tables::new(&current))?;
         Ok(Self { database, snapshots, listener, metrics, progress, ended: None })
@@ -227,28 +222,18 @@ impl StateMachine {
 
 /// Keeps a snapshot of another master, which is to take the place of the state here.
 fn adopt(snapshots: &Snapshots, meta: &Meta, checkpoint: &Checkpoint) -> Result<(), MasterError> {
-    level::check_state(&Database::open_for_inspection(&checkpoint.directory)?)?;
+    feature_version::check_state(&Database::open_for_inspection(&checkpoint.directory)?)?;
     snapshots.adopt(meta, checkpoint)?;
     Failpoint::SnapshotAdopted.pass();
     Ok(())
 }
 
-/// Makes a database of it, which is the next one.
-fn prepare(database: &CurrentDatabase, checkpoint: &Checkpoint) -> Result<Database, MasterError> {
-    let next = database.prepare(&checkpoint.directory)?;
-    index_holds(&next)?;
-    Ok(next)
-}
-
-/// Takes a snapshot in that this master was about to take in when it ended; an earlier version has copied it into the
-/// database, and may have come to a part of it. Before the log is opened. *Blocking*.
+/// Takes a snapshot in that this master was about to take in when it ended. Before the log is opened. *Blocking*.
 pub fn finish_installation(database: &CurrentDatabase, snapshots: &Snapshots) -> Result<(), MasterError> {
     let Some((meta, checkpoint)) = snapshots.current()? else { return Ok(()) };
-    let current = database.get();
-    let is_begun = current.get(Family::RaftMeta, INSTALLING_KEY)?.is_some();
-    if is_begun || read_position(&current)?.0 < meta.last_log_id {
+    if read_position(&database.get())?.0 < meta.last_log_id {
         tracing::info!("taking in a snapshot that this master has kept, but has not come to use");
-        let next = prepare(database, &checkpoint)?;
+        let next = database.prepare(&checkpoint.directory)?;
         database.replace(next, |from, to| carry_over(from, to, meta.last_log_id))?;
     }
     Ok(())
@@ -302,7 +287,7 @@ impl RaftStateMachine<Types> for StateMachine {
         let snapshot = adopted.await.map_err(io::Error::other)?.map_err(io::Error::other)?;
         between_steps(2).await;
         let database = self.database.clone();
-        let prepared = run_blocking(move || prepare(&database, &snapshot)).await;
+        let prepared = run_blocking(move || database.prepare(&snapshot.directory)).await;
         let next = prepared.map_err(io::Error::other)?.map_err(io::Error::other)?;
         between_steps(1).await;
         let (database, snapshots, covered) = (self.database.clone(), self.snapshots.clone(), meta.last_log_id);
@@ -333,15 +318,16 @@ mod tests {
     use cavern_proto::master::mutation::Change;
     use cavern_proto::master::{CreateInode, Job, Kind as EntryKind, Mount, Mutation, WriteType};
     use cavern_proto::record::command::Command as Kind;
-    use cavern_proto::record::{ApplyListing, Command, Counters, InitCluster, ListedEntry, ListingGroup, Mutate};
+    use cavern_proto::record::{
+        ApplyListing, AttachMount, Command, Counters, InitCluster, ListedEntry, ListingGroup, Mutate,
+    };
 
-    use openraft::RaftSnapshotBuilder;
     use prost::Message as _;
 
     use std::path::Path;
 
     use super::*;
-    use crate::level::LEVEL;
+    use crate::feature_version::FEATURE_VERSION;
     use crate::metrics::MasterMetrics;
     use crate::raft::types::{Batch, log_id};
     use crate::sessions::CurrentSessions;
@@ -465,7 +451,8 @@ mod tests {
         let mut machine = open(&database, &snapshots);
         let mount = Mount { path: "/m".into(), uri: "memory://m".into(), ..Mount::default() };
         let init = InitCluster { cluster_id: "c".into(), now_ns: 1 };
-        let mut kinds = vec![Kind::Init(init), Kind::Mount(mount)];
+        let attach = AttachMount { mount: Some(mount), mounts_epoch: 0 };
+        let mut kinds = vec![Kind::Init(init), Kind::AttachMount(attach)];
         for part in 0..10 {
             let listed = |number| ListedEntry {
                 name: format!("{part}-{number}").into(),
@@ -491,32 +478,32 @@ mod tests {
     async fn a_replica_stops_where_the_others_agree_on_what_it_does_not_know() {
         let (_dir, database, snapshots) = empty();
         let mut machine = open(&database, &snapshots);
-        let raise = |index, level| {
-            let command = Command { command: Some(Kind::RaiseLevel(level)) };
+        let raise = |index, version| {
+            let command = Command { command: Some(Kind::RaiseFeatureVersion(version)) };
             let batch = Batch(CommandBatch { commands: vec![command], now_ns: 0 });
             Entry { log_id: log_id(1, 1, index), payload: EntryPayload::Normal(batch) }
         };
-        let level = || Tables::new(&database.get()).counters().unwrap().level;
-        machine.apply_entry(raise(1, LEVEL)).unwrap();
+        let version = || Tables::new(&database.get()).counters().unwrap().feature_version;
+        machine.apply_entry(raise(1, FEATURE_VERSION)).unwrap();
         machine.apply_entry(raise(2, 0)).unwrap();
-        assert_eq!(level(), LEVEL, "it never falls");
-        let newer = machine.apply_entry(raise(3, LEVEL + 1));
-        assert!(matches!(newer, Err(MasterError::NewerLevel { .. })), "{newer:?}");
-        assert_eq!((level(), machine.applied_state().await.unwrap().0), (LEVEL, Some(log_id(1, 1, 2))));
+        assert_eq!(version(), FEATURE_VERSION, "it never falls");
+        let newer = machine.apply_entry(raise(3, FEATURE_VERSION + 1));
+        assert!(matches!(newer, Err(MasterError::NewerFeatureVersion { .. })), "{newer:?}");
+        assert_eq!((version(), machine.applied_state().await.unwrap().0), (FEATURE_VERSION, Some(log_id(1, 1, 2))));
 
         // Nor does it start with a state of theirs, or take one in.
-        let counters = Counters { level: LEVEL + 1, ..Counters::default() };
+        let counters = Counters { feature_version: FEATURE_VERSION + 1, ..Counters::default() };
         write(&database, Family::Meta, COUNTERS_KEY, &counters.encode_to_vec());
         let (meta, theirs) = snapshots.build(&database.get()).unwrap();
         let (_other, other, own) = empty();
         let mut machine = open(&other, &own);
-        machine.apply_entry(raise(1, LEVEL)).unwrap();
+        machine.apply_entry(raise(1, FEATURE_VERSION)).unwrap();
         let refused = machine.install_snapshot(&meta, theirs).await.unwrap_err().to_string();
         assert!(refused.contains("upgrade this master"), "{refused}");
         assert_eq!(machine.applied_state().await.unwrap().0, Some(log_id(1, 1, 1)), "nothing was changed");
         let metrics = MasterMetrics::new().raft;
         let refused = StateMachine::open(database, snapshots, Arc::new(NullListener), metrics).err();
-        assert!(matches!(refused, Some(MasterError::NewerLevel { .. })), "{refused:?}");
+        assert!(matches!(refused, Some(MasterError::NewerFeatureVersion { .. })), "{refused:?}");
     }
 
     #[tokio::test]
@@ -533,10 +520,10 @@ mod tests {
             CreateInode { parent: ROOT_INODE + 1, name: "d".into(), kind, hold: true, ..CreateInode::default() };
         let mutation = Some(Mutation { seq: 1, change: Some(Change::Create(create)), ..Mutation::default() });
         let (path, uri, write_type) = ("/m".to_owned(), "memory://m".to_owned(), WriteType::FsMode as i32);
+        let mount = Some(Mount { path, uri, write_type, ..Mount::default() });
         let kinds = [
             Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }),
-            Kind::RaiseLevel(LEVEL),
-            Kind::Mount(Mount { path, uri, write_type, ..Mount::default() }),
+            Kind::AttachMount(AttachMount { mount, mounts_epoch: 0 }),
             Kind::Mutate(Mutate { session: 7, mutation, ..Mutate::default() }),
         ];
         let commands = kinds.into_iter().map(|kind| Command { command: Some(kind) }).collect();
@@ -556,20 +543,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_installation_that_an_earlier_version_has_begun_is_finished() {
-        let (_dir, database, snapshots) = empty();
-        let mut machine = open(&database, &snapshots);
-        machine.apply_entry(entry(1, 3)).unwrap();
+    async fn a_snapshot_that_was_kept_and_not_used_is_taken_in_at_the_next_start() {
+        let (_theirs, database, snapshots) = empty();
+        open(&database, &snapshots).apply_entry(entry(1, 3)).unwrap();
         let expected = Tables::new(&database.get()).jobs().unwrap();
-        machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
-        machine.apply_entry(entry(2, 1)).unwrap();
-        // As a crash between the first and the last family leaves it.
-        write(&database, Family::RaftMeta, INSTALLING_KEY, &[]);
+        let (meta, checkpoint) = snapshots.build(&database.get()).unwrap();
+        let (_own, database, snapshots) = empty();
+        // As a crash in the middle of an installation leaves it.
+        adopt(&snapshots, &meta, &checkpoint).unwrap();
         finish_installation(&database, &snapshots).unwrap();
-        let mut again = open(&database, &snapshots);
+        let mut machine = open(&database, &snapshots);
         assert_eq!(Tables::new(&database.get()).jobs().unwrap(), expected);
-        assert_eq!(again.applied_state().await.unwrap().0, Some(log_id(1, 1, 1)));
-        assert!(database.get().get(Family::RaftMeta, INSTALLING_KEY).unwrap().is_none());
+        assert_eq!(machine.applied_state().await.unwrap().0, Some(log_id(1, 1, 1)));
     }
 
     /// A checkpoint is made beside the loop that applies: it may fall between two commands of an entry.

@@ -149,8 +149,7 @@ impl Repair {
         }
         let remove = Command::RemoveWorker(RemoveWorker { worker_id, with_replicas: forced });
         let reply = RemoveWorkerReply { removed: true, reason: String::new(), only_here: Some(only_here) };
-        let remove = request.command_with(&self.reader, remove, &reply).await?;
-        match self.proposer.propose(remove).await? {
+        match self.proposer.propose(request.command_with(remove, &reply)).await? {
             Outcome::Repeated(answer) => removed_before(&answer),
             Outcome::Refused(reason) => refused(reason, reply.only_here.unwrap_or_default()),
             _ => Ok(reply),

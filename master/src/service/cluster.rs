@@ -24,11 +24,11 @@ use tonic::{Response, Status, Streaming};
 
 use super::guard::is_about;
 use super::{Answers, Services, asker, shown};
+use crate::MasterError;
 use crate::mounts::{DetachPolicy, MountPolicy, TakeOver, redact, told};
 use crate::request::Request;
 use crate::sessions::{self, Before};
 use crate::state::Tables;
-use crate::{MasterError, level};
 
 /// Events handed to the transport before the client takes them; what waits longer stays in the session's queue.
 const EVENTS_AHEAD: usize = 64;
@@ -290,8 +290,6 @@ impl Cluster for Services {
         self.asked_by(&request, 0)?.check_path(&request.get_ref().path)?;
         let (action, path) = (request.get_ref().action(), request.into_inner().path);
         if action == LostAction::Drop {
-            let what = "that blocks which all of their workers have lost can be given up";
-            level::require(&self.lookups.reader, level::LOST_DROPPED, what).await?;
             // What clients have answered for these files is made first.
             let scope = self.persistence.scope(&path).await?;
             self.lookups.recall_mount_of(scope.inode).await?;

@@ -21,12 +21,12 @@ use super::changes::CALLS_AHEAD;
 use super::guard::{AuditedCall, is_about};
 use super::lanes::Lane;
 use super::{Answers, Services, asker, limits};
+use crate::MasterError;
 use crate::listing::Why;
 use crate::namespace::{Listing, Lookups};
 use crate::persist::RefreshMode;
 use crate::state::records::attributes;
 use crate::state::{Directory, Outcome, Tables, blocking_lock, next_generation};
-use crate::{MasterError, level};
 
 /// Pages that wait for a slow reader.
 const PAGES_AHEAD: usize = 2;
@@ -474,14 +474,13 @@ fn layout_of(
     record: &InodeRecord,
     extents: Vec<Extent>,
 ) -> Result<Layout, MasterError> {
-    let counters = tables.counters()?;
-    let next_generation = next_generation(&counters, inode, record);
+    let next_generation = next_generation(&tables.counters()?, inode, record);
     Ok(Layout {
         attr: Some(Attr { next_generation, ..attributes(inode, record) }),
         block_size: tables.mount(record.mount_id)?.map_or(0, |mount| mount.block_size),
         extents,
         origin: record.origin.clone(),
-        ends_marked: counters.level >= level::ENDS_MARKED,
+        ends_marked: true,
         beside: Vec::new(),
     })
 }

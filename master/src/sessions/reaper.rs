@@ -5,10 +5,10 @@ use cavern_conf::Failpoint;
 use cavern_proto::record::EndSessionStep;
 use cavern_proto::record::command::Command;
 
+use crate::MasterError;
 use crate::raft::Proposer;
 use crate::service::Services;
 use crate::state::{Outcome, StateReader, StepProgress};
-use crate::{MasterError, level};
 
 /// Inodes deleted in one round.
 const REAP_MAX: usize = 1000;
@@ -36,9 +36,7 @@ pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
 
 /// Ends a session in the log. What it had locked is free when this returns, and everything that it held.
 pub async fn end(proposer: &Proposer, reader: &StateReader, session: u64) -> Result<(), MasterError> {
-    let marks = level::agreed(reader).await? >= level::ENDS_MARKED;
-    let now_ns = if marks { reader.clock().now_ns() } else { 0 };
-    let mut step = EndSessionStep { session, limit: END_STEP, part: 0, now_ns };
+    let mut step = EndSessionStep { session, limit: END_STEP, part: 0, now_ns: reader.clock().now_ns() };
     while let Outcome::StepProgress(StepProgress { more: true, next, .. }) =
         proposer.propose(Command::EndSessionStep(step)).await?
     {

@@ -3,8 +3,7 @@
 //!
 //! A client that writes to a block reports with the commit how much it takes at a worker. The sum is kept in the
 //! inode's record, so that no command has to go through all blocks of a file; each change of blocks is accounted for as
-//! it is made. Of a file whose blocks were committed by a client that did not report it, before this was noted, there
-//! is no sum until nothing of it is left.
+//! it is made. Of a file from which very many blocks were cut off at once there is no sum until nothing of it is left.
 
 use cavern_posix::file_takes;
 use cavern_proto::block_id::block_length;

@@ -11,7 +11,7 @@ use super::orphans::{StepProgress, reap};
 use super::tables::{CLUSTER_KEY, index_key};
 use super::transaction::Transaction;
 use super::{Family, existing, extent, intent, kept, lost, mount, origin, posix, registry, requests, restored, usage};
-use crate::{MasterError, level};
+use crate::{MasterError, feature_version};
 
 /// Instead of the number of a change: the answer was made before, and waits for all changes of strict mounts that are
 /// waited for.
@@ -85,8 +85,6 @@ pub(super) fn apply_changes(transaction: &mut Transaction<'_>, command: Command)
         // Whatever it does, the masters that know it do it: this one would be another from here on.
         None => Err(MasterError::UnknownCommand),
         Some(Kind::Init(init)) => init_cluster(transaction, &init),
-        Some(Kind::Mount(mount)) => mount::mount(transaction, mount),
-        Some(Kind::UnmountPath(path)) => mount::unmount(transaction, &path),
         Some(Kind::Listing(listing)) => Ok(Outcome::Listed(apply_listing(transaction, &listing)?)),
         Some(Kind::PutWorker(put)) => registry::put_worker(transaction, &put),
         Some(Kind::WorkerState(set)) => registry::set_worker_state(transaction, &set),
@@ -94,7 +92,6 @@ pub(super) fn apply_changes(transaction: &mut Transaction<'_>, command: Command)
         Some(Kind::ReapOrphans(limit)) => Ok(Outcome::StepProgress(reap(transaction, &limit)?)),
         Some(Kind::PutIndex(index)) => put_index(transaction, &index),
         Some(Kind::Mutate(mutate)) => posix::mutate(transaction, mutate),
-        Some(Kind::EndSession(session)) => posix::end_session(transaction, session),
         Some(Kind::EndSessionStep(step)) => posix::end_session_step(transaction, &step),
         Some(Kind::Expire(expire)) => posix::expire(transaction, &expire),
         Some(Kind::ReapUnlinked(inode)) => posix::reap(transaction, inode),
@@ -123,7 +120,7 @@ pub(super) fn apply_changes(transaction: &mut Transaction<'_>, command: Command)
         Some(Kind::RemoveWorker(remove)) => registry::remove_worker(transaction, &remove),
         Some(Kind::GiveUpReplicas(given_up)) => extent::give_up(transaction, &given_up),
         Some(Kind::ReserveMasterId(largest)) => Ok(registry::reserve_master_id(transaction, largest)),
-        Some(Kind::RaiseLevel(level)) => raise_level(transaction, level),
+        Some(Kind::RaiseFeatureVersion(version)) => raise_feature_version(transaction, version),
         Some(Kind::SkipInodes(count)) => Ok(skip_inodes(transaction, count)),
         Some(Kind::BeginHistory(begin)) => Ok(begin_history(transaction, begin)),
         Some(Kind::SealSecrets(seal)) => mount::seal(transaction, seal),
@@ -132,10 +129,10 @@ pub(super) fn apply_changes(transaction: &mut Transaction<'_>, command: Command)
 }
 
 /// The masters that know less than this stop here.
-fn raise_level(transaction: &mut Transaction<'_>, level: u32) -> Result<Outcome, MasterError> {
-    level::check(level)?;
+fn raise_feature_version(transaction: &mut Transaction<'_>, version: u32) -> Result<Outcome, MasterError> {
+    feature_version::check(version)?;
     let counters = &mut transaction.counters;
-    counters.level = counters.level.max(level);
+    counters.feature_version = counters.feature_version.max(version);
     Ok(Outcome::Done)
 }
 

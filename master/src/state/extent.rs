@@ -19,7 +19,6 @@ use super::orphans::StepProgress;
 use super::records::{extent_key, replica_key, stray_key};
 use super::{Change, Family, Outcome, Transaction};
 use crate::MasterError;
-use crate::level::COMMITS_CHECKED;
 
 /// Blocks whose records one command takes away.
 pub const AT_ONCE: usize = 400;
@@ -136,8 +135,7 @@ pub fn next_generation(counters: &Counters, inode: u64, record: &InodeRecord) ->
 /// The generation that begins when blocks of a file are dropped; `None` when there are no numbers left. The largest is
 /// for inodes that are deleted ([`drop_blocks_step`]).
 pub(super) fn generation_after(counters: &Counters, inode: u64, record: &InodeRecord) -> Option<u32> {
-    let last = if counters.level >= COMMITS_CHECKED { u32::MAX - 1 } else { u32::MAX };
-    next_generation(counters, inode, record).checked_add(1).filter(|next| *next <= last)
+    next_generation(counters, inode, record).checked_add(1).filter(|next| *next < u32::MAX)
 }
 
 /// Takes the blocks from an index on off a file, and begins a generation, that of [`generation_after`]; the caller

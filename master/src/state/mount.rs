@@ -21,7 +21,7 @@ const HELD_MAX: usize = 1000;
 
 /// Records a mount under a new id and makes its root directory. The path is absolute and normalized (the proposer has
 /// seen to it).
-pub fn mount(transaction: &mut Transaction<'_>, mut mount: Mount) -> Result<Outcome, MasterError> {
+fn mount(transaction: &mut Transaction<'_>, mut mount: Mount) -> Result<Outcome, MasterError> {
     let names: Vec<&str> = mount.path.split('/').filter(|name| !name.is_empty()).collect();
     let Some((last, above)) = names.split_last() else {
         return Ok(Outcome::Refused("the root of the namespace cannot be a mount: choose a path such as /data".into()));
@@ -164,14 +164,6 @@ pub fn remove(transaction: &mut Transaction<'_>, remove: &RemoveMount) -> Result
         held::let_go(transaction, &held)?;
     }
     take_out(transaction, mount)
-}
-
-/// Removes the mount at `path`, whatever its bucket lacks: as older logs have it.
-pub fn unmount(transaction: &mut Transaction<'_>, path: &str) -> Result<Outcome, MasterError> {
-    match transaction.before().mounts()?.into_iter().find(|mount| mount.path == path) {
-        Some(mount) => take_out(transaction, mount),
-        None => Ok(Outcome::NoSuchMount),
-    }
 }
 
 /// Takes a mount's directory out of the namespace at once, what is below it by the reaper, and the directories above it

@@ -49,11 +49,11 @@ use permission::JudgedUser;
 use results::{Known, shortened};
 
 pub use external::take_in;
-pub use hold::{ONLY_READS, forget_content, index_holds, reap};
+pub use hold::{ONLY_READS, forget_content, reap};
 pub use link::{delete_link, put_link};
 pub use lock::blocking_lock;
 pub use permission::{may_access, may_have_layout};
-pub use results::{end_session, end_session_step};
+pub use results::end_session_step;
 pub use ttl::expire;
 
 /// Why a change is refused.
@@ -144,7 +144,7 @@ struct MutationContext<'t, 'd> {
 
 /// Applies a mutation, or finds the result that it had when it was applied.
 pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome, MasterError> {
-    let Some(mutation) = mutate.mutation else { return Ok(Outcome::Refused("an empty mutation".into())) };
+    let Some(mut mutation) = mutate.mutation else { return Ok(Outcome::Refused("an empty mutation".into())) };
     let seq = mutation.seq;
     transaction.origin = mutate.session;
     let mut results = match results::find(transaction, mutate.session, seq)? {
@@ -155,13 +155,12 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
             return Ok(Outcome::Mutated(Box::new(known), waits_for));
         }
     };
-    let level = transaction.counters.level;
     results.acknowledge(transaction, mutate.answered, seq, &mutate.owner)?;
-    if let Some(refused) = results.refusal(level, seq) {
+    if let Some(refused) = results.refusal(seq) {
         results.put(transaction);
         return Ok(Outcome::Mutated(Box::new(refused), 0));
     }
-    let (mut mutation, now_ns) = (held::as_of_level(mutation, level), mutate.now_ns);
+    let now_ns = mutate.now_ns;
     let mut mutating = MutationContext {
         session: mutate.session,
         client: mutate.client,
@@ -201,7 +200,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         },
         Err(MutationError::Storage(error)) => return Err(error),
     };
-    result.reason = shortened(result.reason, level);
+    result.reason = shortened(result.reason);
     let reserved = mutating.reserved.take();
     results.keep(transaction, seq, &result, reserved);
     Ok(Outcome::Mutated(Box::new(result), 0))

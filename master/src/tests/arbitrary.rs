@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use cavern_proto::master::{Mount, Mutation, Worker, WriteType};
 use cavern_proto::record::command::Command as Kind;
-use cavern_proto::record::{Command, InitCluster, Mutate, PutWorker};
+use cavern_proto::record::{AttachMount, Command, InitCluster, Mutate, PutWorker};
 use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint};
 use prost_types::field_descriptor_proto::{Label, Type};
@@ -16,7 +16,6 @@ use rand::{Rng as _, SeedableRng as _};
 use rocksdb::IteratorMode;
 
 use crate::MasterError;
-use crate::level::LEVEL;
 use crate::raft::simulation::number_from_environment;
 use crate::state::{Database, Family, Outcome, Tables, Transaction, apply, records};
 
@@ -164,18 +163,18 @@ fn beginning() -> Vec<Kind> {
         let worker = Worker { data_address: format!("h:{id}"), ..Worker::default() };
         Kind::PutWorker(PutWorker { uuid: vec![id; 16].into(), worker: Some(worker), ..PutWorker::default() })
     };
-    let mount = |path: &str, write_type: WriteType| {
+    let mount = |mounts_epoch: u64, path: &str, write_type: WriteType| {
         let (path, uri) = (path.to_owned(), format!("memory:/{path}"));
         let write_type = write_type.into();
-        Kind::Mount(Mount { path, uri, write_type, block_size: 1 << 20, replicas: 1, ..Mount::default() })
+        let mount = Mount { path, uri, write_type, block_size: 1 << 20, replicas: 1, ..Mount::default() };
+        Kind::AttachMount(AttachMount { mount: Some(mount), mounts_epoch })
     };
     vec![
         Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }),
-        Kind::RaiseLevel(LEVEL),
         worker(1),
         worker(2),
-        mount("/m", WriteType::FsMode),
-        mount("/n", WriteType::CacheMode),
+        mount(0, "/m", WriteType::FsMode),
+        mount(1, "/n", WriteType::CacheMode),
     ]
 }
 
@@ -231,7 +230,7 @@ fn whatever_is_in_the_log_is_applied() {
             match apply_one(&database, command) {
                 Ok(Outcome::Mutated(result, _)) if result.errno == 0 => done += 1,
                 // It is too old for them.
-                Ok(_) | Err(MasterError::UnknownCommand | MasterError::NewerLevel { .. }) => refused += 1,
+                Ok(_) | Err(MasterError::UnknownCommand | MasterError::NewerFeatureVersion { .. }) => refused += 1,
                 Err(error) => panic!("seed {seed}, command {place}: {error}: {shown}"),
             }
         }

@@ -10,9 +10,9 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
-    AdoptListing, ApplyListing, BeginObjects, BlockOf, Command, CountUsage, Deleted, DrainWorker, DropBlocks,
-    EndSessionStep, Expire, Freed, GiveUpReplicas, InitCluster, JoinReplica, ListedEntry, ListingGroup, Mutate,
-    ObjectRecord, Persisted, PersistedObject, PutIndex, PutWorker, ReapOrphans, RemoveMount, RemoveWorker,
+    AdoptListing, ApplyListing, AttachMount, BeginObjects, BlockOf, Command, CountUsage, Deleted, DrainWorker,
+    DropBlocks, EndSessionStep, Expire, Freed, GiveUpReplicas, InitCluster, JoinReplica, ListedEntry, ListingGroup,
+    Mutate, ObjectRecord, Persisted, PersistedObject, PutIndex, PutWorker, ReapOrphans, RemoveMount, RemoveWorker,
     SetWorkerState, SettleReplica, SpreadIntent, TakeInObject,
 };
 use proptest::prelude::*;
@@ -154,12 +154,8 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
             0 => Kind::WorkerState(SetWorkerState { worker_id: 1, state: i32::from(a % 3) }),
             1 => Kind::PutJob(Job { id: u64::from(a % 3), state: i32::from(c % 4), ..Job::default() }),
             2 => Kind::DrainWorker(DrainWorker { worker_id: 1 + u64::from(a % 3), draining: c.is_multiple_of(2) }),
-            3 => Kind::RemoveWorker(RemoveWorker { worker_id: 1 + u64::from(a % 3), with_replicas: false }),
-            _ => {
-                let worker = Some(Worker { data_address: format!("h:{}", c % 3), ..Worker::default() });
-                let owner = ["", "a", "b"][usize::from(d % 3)].to_owned();
-                Kind::PutWorker(PutWorker { uuid: Bytes::copy_from_slice(&[a % 3; 16]), worker, owner })
-            }
+            3 => Kind::RemoveWorker(RemoveWorker { worker_id: 4 + u64::from(a % 3), with_replicas: false }),
+            _ => put_worker(3 + a % 3, 3 + c % 3, ["", "a", "b"][usize::from(d % 3)]),
         },
         34 => {
             let path = vec![name(a)];
@@ -189,24 +185,38 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
         38 => match b % 8 {
             0 => Kind::RemoveMount(RemoveMount { mount_id, change: 0, discard: true }),
             1 => Kind::PutIndex(PutIndex { mount_id, index: Some(Default::default()) }),
-            2 => Kind::EndSession(7),
-            _ => Kind::Mount(Mount { path: format!("/n{}", a % 2), uri: "memory://n".into(), ..Mount::default() }),
+            2 => Kind::EndSessionStep(EndSessionStep { session: 7, limit: 10_000, part: 0, now_ns }),
+            _ => attach(Mount { path: format!("/n{}", a % 2), uri: "memory://n".into(), ..Mount::default() }),
         },
         _ => Kind::Init(InitCluster { cluster_id: "c".into(), now_ns }),
     }
 }
 
+fn put_worker(uuid: u8, port: u8, owner: &str) -> Kind {
+    let worker = Some(Worker { data_address: format!("h:{port}"), ..Worker::default() });
+    Kind::PutWorker(PutWorker { uuid: Bytes::copy_from_slice(&[uuid; 16]), worker, owner: owner.to_owned() })
+}
+
+/// Compared with whatever mount table there is then: see [`replay`].
+fn attach(mount: Mount) -> Kind {
+    Kind::AttachMount(AttachMount { mount: Some(mount), mounts_epoch: 0 })
+}
+
+/// Mounts, and the workers that have blocks.
 fn begin() -> Vec<Kind> {
     let mount = |path: &str, write_type: WriteType, existing: Existing| {
         let (path, uri) = (path.to_owned(), format!("memory://{path}"));
         let (write_type, existing) = (write_type as i32, existing as i32);
-        Kind::Mount(Mount { path, uri, write_type, existing, block_size: BLOCK, created_ns: 1, ..Mount::default() })
+        attach(Mount { path, uri, write_type, existing, block_size: BLOCK, created_ns: 1, ..Mount::default() })
     };
     vec![
         Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }),
         mount("/f", WriteType::FsMode, Existing::None),
         mount("/c", WriteType::CacheMode, Existing::None),
         mount("/e", WriteType::FsMode, Existing::Indexed),
+        put_worker(0, 0, ""),
+        put_worker(1, 1, ""),
+        put_worker(2, 2, ""),
     ]
 }
 
@@ -225,9 +235,12 @@ fn replay(commands: &[Kind], is_last: impl Fn(usize) -> bool) -> Result {
     let database = Database::open(dir.path(), 1 << 20).unwrap();
     let (mut outcomes, mut changes, mut tables) = (Vec::new(), Vec::new(), Vec::new());
     let mut unwritten = Unwritten::default();
-    for (number, kind) in commands.iter().enumerate() {
+    for (number, mut kind) in commands.iter().cloned().enumerate() {
         let mut transaction = Transaction::on(Tables::with(&database, &unwritten)).unwrap();
-        outcomes.push(apply(&mut transaction, Command { command: Some(kind.clone()) }).unwrap());
+        if let Kind::AttachMount(attach) = &mut kind {
+            attach.mounts_epoch = transaction.counters.mounts_epoch;
+        }
+        outcomes.push(apply(&mut transaction, Command { command: Some(kind) }).unwrap());
         let (writes, changed) = transaction.finish().unwrap();
         changes.push(shown(&changed));
         unwritten.add(writes);

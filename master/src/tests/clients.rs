@@ -25,7 +25,6 @@ use rustix::io::Errno;
 use tonic::{Code, Request, Response, Status};
 
 use super::harness::{TestMaster, eventually, mount_request, name, new_bucket};
-use super::held::ready;
 use super::mutations::{self, create};
 use crate::MasterError;
 use crate::mounts::DetachPolicy;
@@ -57,7 +56,7 @@ fn rules(rules: &[(&str, bool)]) -> Vec<ClientRule> {
 
 /// With `/open` in cache-mode for all, and `/m` in fs-mode for `a`, and for `r` to be read.
 async fn master() -> (TestMaster, Mount) {
-    let master = ready(TestMaster::new().await).await;
+    let master = TestMaster::new().await;
     let (bucket, uri) = new_bucket();
     bucket.put("f", "1");
     master.mount("/open", &uri).await;
@@ -412,7 +411,7 @@ async fn nobody_takes_up_the_session_of_another_client_on_a_master_that_has_not_
     assert!(!refused.results[0].reason.contains(&id.to_string()), "{refused:?}");
     drop((session, stranger));
 
-    let master = ready(master.restart().await).await;
+    let master = master.restart().await;
     let denied = |asked: Result<(), MasterError>| assert!(matches!(asked, Err(MasterError::Denied(_))), "{asked:?}");
     denied(open_as(&master, &other, id).map(drop));
     denied(master.services().watch.check_owner(id, Some(&other)));
@@ -432,7 +431,7 @@ async fn nobody_takes_up_the_session_of_another_client_on_a_master_that_has_not_
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_no_rule_lets_set_quotas_does_not_also_where_there_are_no_rules() {
-    let master = ready(TestMaster::new().await).await;
+    let master = TestMaster::new().await;
     let mount = mutations::mount(&master).await;
     let quota = || Change::SetQuota(SetQuota { inode: mount.root_inode, max_bytes: Some(0), max_inodes: Some(9) });
     assert!(master.services().client(Some(&Identity::new("c", Role::Client, "a").unwrap())).is_none());
@@ -517,7 +516,7 @@ async fn a_client_whose_users_are_limited_reads_what_the_user_may() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_client_is_shown_the_mount_as_it_is_for_it_and_none_the_rules() {
-    let master = ready(TestMaster::new().await).await;
+    let master = TestMaster::new().await;
     let (_, uri) = new_bucket();
     let wanted = Mount {
         access_mode: AccessMode::ReadWrite as i32,

@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::harness::eventually;
-use super::members::{Member, addresses, group, leader, member, mount, mounts, stop};
+use super::members::{Member, addresses, group, have_lead, leader, member, mount, mounts, started, stop};
 use crate::MasterError;
-use crate::level::LEVEL;
+use crate::feature_version::{FEATURE_VERSION, FIRST, OLDER, raise, require};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_masters_agree_and_each_can_lead() {
@@ -53,10 +53,48 @@ async fn masters_of_one_version_agree_on_all_that_it_knows() {
     for next in [1, 2, 0] {
         let leader = leader(&members).await;
         let term = || members[leader].term().unwrap();
-        eventually(|| async { term().level().await.unwrap() == LEVEL }).await;
+        eventually(|| async { term().feature_version().await.unwrap() == FEATURE_VERSION }).await;
         let request = TransferLeadRequest { node_id: members[next].group().await.node_id };
-        assert_eq!(members[leader].calls().await.transfer_lead(request).await.unwrap().into_inner().level, LEVEL);
+        let group = members[leader].calls().await.transfer_lead(request).await.unwrap().into_inner();
+        assert_eq!(group.feature_version, FEATURE_VERSION);
     }
+    stop(members).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_new_is_used_once_the_last_master_is_upgraded_and_no_older_one_is_taken_in() {
+    let members: Vec<Member> = (0..3).map(|_| member()).collect();
+    let older = members[1].address.clone();
+    OLDER.lock().insert(older.clone());
+    let mut members = started(members).await;
+    assert_eq!(members[1].group().await.feature_version, FIRST);
+    // Whichever leads, all that comes with the first version is done, and nothing of the next one.
+    for next in [1, 2] {
+        have_lead(&members, next).await;
+        mount(&members[next], &format!("/{next}")).await;
+        let term = members[next].term().unwrap();
+        let reader = &term.services.lookups.reader;
+        assert!(!raise(&term.services).await.unwrap(), "one does not know it");
+        require(reader, FIRST, "what is old").await.unwrap();
+        let refused = require(reader, FEATURE_VERSION, "what is new").await.unwrap_err().to_string();
+        assert!(refused.contains("what is new") && refused.contains("upgrade them all"), "{refused}");
+    }
+    OLDER.lock().remove(&older);
+    let term = members[2].term().unwrap();
+    let reader = &term.services.lookups.reader;
+    eventually(|| async { require(reader, FEATURE_VERSION, "what is new").await.is_ok() }).await;
+
+    let late = member();
+    OLDER.lock().insert(late.address.clone());
+    let starting = late.start(&[addresses(&members), vec![late.address.clone()]].concat()).await;
+    eventually(|| async { RaftClient::connect(format!("http://{}", late.address)).await.is_ok() }).await;
+    let add = || AddMasterRequest { address: late.address.clone() };
+    let refused = members[2].calls().await.add_master(add()).await.unwrap_err();
+    assert!(refused.message().contains(&late.address) && refused.message().contains("upgrade it"), "{refused}");
+    OLDER.lock().remove(&late.address);
+    let added = members[2].calls().await.add_master(add()).await.unwrap().into_inner();
+    assert!(added.members.iter().any(|member| member.address == late.address && member.votes), "{added:?}");
+    members.push(Member { running: starting.await.unwrap().unwrap(), ..late });
     stop(members).await;
 }
 

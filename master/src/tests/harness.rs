@@ -10,8 +10,8 @@ use cavern_conf::{Config, Interval};
 use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, open_request};
 use cavern_proto::master::{Job, Kind, Mount, RemoveWorkerReply, Worker, WorkerState, WorkerTable, WriteType};
-use cavern_proto::record::PutWorker;
 use cavern_proto::record::command::Command;
+use cavern_proto::record::{AttachMount, PutWorker};
 use cavern_security::AuditLog;
 use cavern_ufs::MemoryBucket;
 use futures::future::BoxFuture;
@@ -28,6 +28,7 @@ use crate::repair::Repair;
 use crate::request::Request;
 use crate::server::Master;
 use crate::service::Services;
+use crate::state::Outcome;
 use crate::term::{Term, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
 
@@ -177,6 +178,17 @@ impl TestMaster {
             let worker = Worker { data_address: format!("worker{number}:1"), ..Worker::default() };
             let put = PutWorker { uuid: vec![number; 16].into(), worker: Some(worker), ..PutWorker::default() };
             self.services().proposer.propose(Command::PutWorker(put)).await.unwrap();
+        }
+    }
+
+    /// Records a mount as it is: nobody looks at its bucket, nor at other mounts.
+    pub async fn attach(&self, mount: Mount) -> Mount {
+        let services = self.services();
+        let mounts_epoch = services.mounts.table().unwrap().0;
+        let attach = AttachMount { mount: Some(mount), mounts_epoch };
+        match services.proposer.propose(Command::AttachMount(attach)).await.unwrap() {
+            Outcome::Mount(mount) => *mount,
+            other => panic!("{other:?}"),
         }
     }
 

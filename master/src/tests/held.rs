@@ -26,7 +26,6 @@ use tonic::{Code, Request};
 use super::harness::{NoWorkers, PATIENCE, TestMaster, eventually, name};
 use super::mutations::{create, mount};
 use crate::MasterError;
-use crate::level::LEVEL;
 use crate::mounts::DetachPolicy;
 use crate::service::Services;
 use crate::sessions::{Before, SessionStream};
@@ -40,14 +39,7 @@ async fn with_lease(lease: Duration) -> TestMaster {
     let mut config = Config::default();
     config.master.session_lease = Interval::millis(u64::try_from(lease.as_millis()).unwrap());
     let dir = Arc::new(tempfile::tempdir().unwrap());
-    ready(TestMaster::with(config, dir, Arc::new(NoWorkers)).await.unwrap()).await
-}
-
-/// A master whose group has agreed on all that this version knows.
-pub(super) async fn ready(master: TestMaster) -> TestMaster {
-    let reader = &master.services().lookups.reader;
-    eventually(|| async { crate::level::agreed(reader).await.unwrap() == LEVEL }).await;
-    master
+    TestMaster::with(config, dir, Arc::new(NoWorkers)).await.unwrap()
 }
 
 /// A client.

@@ -95,7 +95,11 @@ pub async fn group(count: usize) -> Vec<Member> {
 
 /// The same with other settings than the default.
 pub async fn group_with(count: usize, settings: schema::Master) -> Vec<Member> {
-    let mut members: Vec<Member> = (0..count).map(|_| member_with(settings.clone())).collect();
+    started((0..count).map(|_| member_with(settings.clone())).collect()).await
+}
+
+/// These, as a group.
+pub async fn started(mut members: Vec<Member>) -> Vec<Member> {
     let masters = addresses(&members);
     let mut starting = Vec::new();
     for member in &members {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cavern_proto::master::Mount;
 use cavern_proto::record::command::Command as Kind;
-use cavern_proto::record::{ApplyListing, Command, InitCluster, ListingGroup};
+use cavern_proto::record::{ApplyListing, AttachMount, Command, InitCluster, ListingGroup};
 use cavern_ufs::{ListPage, ObjectMeta, Windows, is_name};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
@@ -189,7 +189,8 @@ impl Fixture {
         let init = Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 });
         run(&database, init);
         let request = Mount { path: "/m".into(), uri: "memory://m".into(), ..Mount::default() };
-        let Outcome::Mount(mount) = run(&database, Kind::Mount(request)) else { panic!("no mount") };
+        let attach = AttachMount { mount: Some(request), mounts_epoch: 0 };
+        let Outcome::Mount(mount) = run(&database, Kind::AttachMount(attach)) else { panic!("no mount") };
         Self { _dir: dir, database, mount: *mount }
     }
 

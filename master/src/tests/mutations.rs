@@ -10,14 +10,12 @@ use cavern_proto::master::{
     Consistency, CreateInode, GetXattrsRequest, Kind, Mount, MutateRequest, Mutation, MutationResult, ReadDirRequest,
     RemoveName, SetXattr, WatchEvent, WriteType, Xattr,
 };
-use cavern_proto::record::command::Command;
 use futures::StreamExt;
 use tokio::time::Instant;
 use tonic::{Code, Request, Status};
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket};
 use crate::sessions::{Before, SessionStream};
-use crate::state::Outcome;
 
 async fn with_short_leases() -> TestMaster {
     let mut config = Config::default();
@@ -29,10 +27,7 @@ pub(super) async fn mount(master: &TestMaster) -> Mount {
     let (_, uri) = new_bucket();
     let write_type = WriteType::FsMode as i32;
     let mount = Mount { path: "/m".into(), uri, write_type, created_ns: 5, block_size: 1 << 20, ..Mount::default() };
-    match master.services().proposer.propose(Command::Mount(mount)).await.unwrap() {
-        Outcome::Mount(mount) => *mount,
-        other => panic!("{other:?}"),
-    }
+    master.attach(mount).await
 }
 
 pub(super) async fn mutate(
@@ -234,10 +229,7 @@ async fn in_the_first_lease_of_a_term_no_change_of_a_strict_mount_is_answered() 
     let consistency = Consistency::Strict as i32;
     let strict = Mount { path: "/s".into(), uri: new_bucket().1, consistency, ..mount(&master).await };
     let strict = Mount { write_type: WriteType::FsMode as i32, id: 0, root_inode: 0, ..strict };
-    let Outcome::Mount(strict) = master.services().proposer.propose(Command::Mount(strict)).await.unwrap() else {
-        panic!("no mount")
-    };
-    let root = strict.root_inode;
+    let root = master.attach(strict).await.root_inode;
     let stream = master.services().watch.open("writer", Before::default()).unwrap();
     let session = stream.id();
     let made = mutate(&master, session, 1, vec![create(root, "a", Kind::File)]).await.unwrap();

@@ -111,11 +111,8 @@ impl Fixture {
             replicas: 2,
             ..Mount::default()
         };
-        let Outcome::Mount(mount) = master.services().proposer.propose(Command::Mount(mount)).await.unwrap() else {
-            panic!("not mounted")
-        };
+        let parent = master.attach(mount).await.root_inode;
         let mut bench = Self { master: Some(master), fake, file: 0, seq: 0 };
-        let parent = mount.root_inode;
         let create = CreateInode { parent, name: name("f"), kind: Kind::File as i32, ..CreateInode::default() };
         bench.file = bench.change(Change::Create(create)).await.unwrap();
         bench

@@ -4,7 +4,8 @@ use bytes::Bytes;
 use cavern_proto::master::{Job, Kind as EntryKind, Mount, Worker};
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
-    ApplyListing, Command, InitCluster, ListedEntry, ListingGroup, PutWorker, ReapOrphans, SetWorkerState,
+    ApplyListing, AttachMount, Command, InitCluster, ListedEntry, ListingGroup, PutWorker, ReapOrphans, RemoveMount,
+    SetWorkerState,
 };
 use proptest::prelude::*;
 use rocksdb::IteratorMode;
@@ -42,8 +43,12 @@ fn any_command() -> impl Strategy<Value = Kind> {
     let path = prop::sample::select(vec!["/m", "/x/m", "/x/m/n", "/x"]).prop_map(str::to_owned);
     prop_oneof![
         1 => Just(Kind::Init(InitCluster { cluster_id: "other".into(), now_ns: 9 })),
-        3 => path.clone().prop_map(|path| Kind::Mount(Mount { path, uri: "memory://m".into(), ..Mount::default() })),
-        1 => path.prop_map(Kind::UnmountPath),
+        3 => path.prop_map(|path| {
+            let mount = Some(Mount { path, uri: "memory://m".into(), ..Mount::default() });
+            // Compared with whatever mount table there is then.
+            Kind::AttachMount(AttachMount { mount, mounts_epoch: 0 })
+        }),
+        1 => (1u32..4).prop_map(|mount_id| Kind::RemoveMount(RemoveMount { mount_id, change: 0, discard: true })),
         8 => (1u32..4, prop::collection::vec(any_group(), 1..4))
             .prop_map(|(mount_id, groups)| Kind::Listing(ApplyListing { mount_id, groups, now_ns: 3 })),
         2 => (0u8..3, 0u8..3).prop_map(|(uuid, port)| {
@@ -65,9 +70,12 @@ fn replay(commands: &[Kind]) -> (Vec<Outcome>, Vec<Change>, Dump) {
     let database = Database::open(dir.path(), 1 << 20).unwrap();
     let (mut outcomes, mut all_changes) = (Vec::new(), Vec::new());
     let first = Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 });
-    for kind in std::iter::once(&first).chain(commands) {
+    for mut kind in std::iter::once(&first).chain(commands).cloned() {
         let mut transaction = Transaction::new(&database).unwrap();
-        outcomes.push(apply(&mut transaction, Command { command: Some(kind.clone()) }).unwrap());
+        if let Kind::AttachMount(attach) = &mut kind {
+            attach.mounts_epoch = transaction.counters.mounts_epoch;
+        }
+        outcomes.push(apply(&mut transaction, Command { command: Some(kind) }).unwrap());
         let (writes, changes) = transaction.finish().unwrap();
         database.write(writes.into_batch(&database)).unwrap();
         all_changes.extend(changes.list);

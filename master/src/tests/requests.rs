@@ -16,7 +16,6 @@ use tonic::transport::Channel;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, new_bucket};
 use super::members::{Member, group, have_lead, leader, stop};
-use crate::level::LEVEL;
 use crate::state::requests::KEPT;
 use crate::state::{Outcome, Tables, Transaction, apply};
 
@@ -40,8 +39,6 @@ async fn next_leader(members: &[Member]) -> ClusterClient<Channel> {
 async fn a_request_is_done_once_whichever_masters_it_is_sent_to() {
     let members = group(3).await;
     let first = leader(&members).await;
-    let level = || async { members[first].term().unwrap().level().await.unwrap() };
-    eventually(|| async { level().await == LEVEL }).await;
     let mut calls = cluster(&members[first]).await;
     let ((_, uri), (_, other)) = (new_bucket(), new_bucket());
 
@@ -128,8 +125,6 @@ async fn a_job_is_begun_and_tried_again_once() {
     let mount = Mount { write_type: WriteType::FsMode as i32, ..mount_request("/w", &new_bucket().1) };
     services.mount_bucket(mount, false).await.unwrap();
     let mut calls = ClusterClient::connect(format!("http://{}", master.master.address)).await.unwrap();
-    let level = || async { crate::level::agreed(&services.lookups.reader).await.unwrap() };
-    eventually(|| async { level().await == LEVEL }).await;
     // Two that arrive at the same time.
     let export = || SubmitExportRequest { path: "/w".into(), request_id: id(1) };
     let mut other = calls.clone();

@@ -65,8 +65,7 @@ async fn secrets_are_on_disk_in_no_file_but_as_ciphertext() {
     let mut mount = super::harness::mount_request("/s", "s3://bucket");
     mount.options.insert("s3.credentials.secret".into(), secret.into());
     let sealed = master.services().mounts.seal(mount).unwrap();
-    let command = cavern_proto::record::command::Command::Mount(sealed);
-    master.services().proposer.propose(command).await.unwrap();
+    master.attach(sealed).await;
     assert_eq!(master.services().mounts.table().unwrap().1[0].options["s3.credentials.secret"], secret);
     let dir = master.dir.clone();
     master.stop().await;

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::harness::{PATIENCE, TestMaster, eventually, name, new_bucket};
-use crate::{MasterError, level};
+use crate::MasterError;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refresh_ends_when_the_client_has_heard_of_the_changes() {
@@ -197,8 +197,6 @@ async fn a_worker_is_at_one_address_at_a_time() {
 async fn nobody_speaks_for_the_worker_of_another() {
     let master = TestMaster::new().await;
     let services = master.services();
-    let reader = &services.lookups.reader;
-    eventually(|| async { level::agreed(reader).await.unwrap() >= level::WORKER_OWNERS }).await;
     let [first, second] = ["first", "second"].map(|name| Identity::new("cavern", Role::Worker, name).unwrap());
     let worker = |port: u32| Worker { data_address: format!("127.0.0.1:{port}"), ..Worker::default() };
     let register = async |uuid: u8, port, asker: Option<&Identity>| {

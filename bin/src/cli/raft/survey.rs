@@ -61,8 +61,8 @@ pub struct MasterView {
     /// Up to where the leader knows the log to be on its disk.
     pub matched_index: Option<u64>,
     pub version: Option<String>,
-    /// Up to which level it knows the commands of the log.
-    pub level: Option<u32>,
+    /// Up to which feature version it knows the commands of the log.
+    pub feature_version: Option<u32>,
     /// What is wrong with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -195,8 +195,8 @@ impl Survey {
 
 /// Says of which members the others know more.
 fn note_older(masters: &mut [MasterView]) {
-    let most = masters.iter().filter_map(|view| view.level).max();
-    for view in masters.iter_mut().filter(|view| view.level < most && view.answers()) {
+    let most = masters.iter().filter_map(|view| view.feature_version).max();
+    for view in masters.iter_mut().filter(|view| view.feature_version < most && view.answers()) {
         let version = view.version.as_deref().unwrap_or_default();
         view.error =
             Some(format!("its version, {version}, is older: what is new in others is not used before it is upgraded"));
@@ -247,7 +247,7 @@ impl MasterView {
             snapshot_index: answer.map(|group| group.snapshot_index),
             matched_index: None,
             version: answer.map(|group| group.version.clone()),
-            level: answer.map(|group| group.level),
+            feature_version: answer.map(|group| group.feature_version),
             error: None,
         }
     }
@@ -399,10 +399,11 @@ mod tests {
 
     #[test]
     fn a_master_that_is_still_to_be_upgraded_is_named() {
-        let newer = |id| Group { level: 2, ..group(id, 1, 5) };
-        let older = Group { version: "0.9".into(), level: 1, ..group(2, 1, 5) };
+        let newer = |id| Group { feature_version: 2, ..group(id, 1, 5) };
+        let older = Group { version: "0.9".into(), feature_version: 1, ..group(2, 1, 5) };
         let view = survey([("m1:1", Ok(newer(1))), ("m2:1", Ok(older)), ("m3:1", Err("refused"))]).view();
-        assert_eq!(view.masters.iter().map(|master| master.level).collect::<Vec<_>>(), [Some(2), Some(1), None]);
+        let known: Vec<_> = view.masters.iter().map(|master| master.feature_version).collect();
+        assert_eq!(known, [Some(2), Some(1), None]);
         assert_eq!(view.masters[0].error, None);
         assert!(view.masters[1].error.as_ref().unwrap().contains("0.9, is older"), "{:?}", view.masters[1]);
         assert_eq!(view.masters[2].error.as_deref(), Some("refused"));

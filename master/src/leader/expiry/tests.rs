@@ -4,10 +4,11 @@ use bytes::Bytes;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    CommitContent, CreateInode, Existing, Extent, Kind, LinkInode, Mount, Mutation, RenameMode, RenameName, WriteType,
+    CommitContent, CreateInode, Existing, Extent, Kind, LinkInode, Mount, Mutation, RenameMode, RenameName, Worker,
+    WriteType,
 };
 use cavern_proto::record::command::Command as Kinds;
-use cavern_proto::record::{AdoptListing, InitCluster, ListedEntry, Mutate, Restored};
+use cavern_proto::record::{AdoptListing, AttachMount, InitCluster, ListedEntry, Mutate, PutWorker, Restored};
 use proptest::prelude::*;
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
 
@@ -42,7 +43,7 @@ impl Fixture {
         let (path, uri, write_type) = ("/m".to_owned(), "memory://m".to_owned(), WriteType::FsMode as i32);
         let existing = existing as i32;
         let mount = Mount { path, uri, write_type, existing, block_size: 1 << 20, created_ns: 1, ..Mount::default() };
-        bench.run(Kinds::Mount(mount));
+        bench.run(Kinds::AttachMount(AttachMount { mount: Some(mount), mounts_epoch: 0 }));
         bench
     }
 
@@ -190,6 +191,8 @@ fn what_could_not_be_expired_is_looked_at_again() {
     assert_eq!(walk.oldest_ns(), NOW - 50 * SECOND);
     // One without blocks has nothing to be freed; one that the bucket lacks is to be freed later.
     assert_eq!(bench.walk(governed, &free, PAGE), (BTreeSet::new(), NOW));
+    let worker = Some(Worker { data_address: "worker:1".into(), ..Worker::default() });
+    bench.run(Kinds::PutWorker(PutWorker { uuid: vec![1; 16].into(), worker, ..PutWorker::default() }));
     let made = vec![Extent { workers: vec![1], ..Extent::default() }];
     bench.change(40, Change::Commit(CommitContent { inode: file, grow_to: 5, made, changed: true }));
     assert_eq!(bench.walk(governed, &free, PAGE), (BTreeSet::new(), NOW - 40 * SECOND));

@@ -5,7 +5,6 @@ use rocksdb::{Direction, IteratorMode, WriteBatch};
 
 use super::{PURGED_KEY, purged};
 use crate::MasterError;
-use crate::raft::state_machine::INSTALLING_KEY;
 use crate::raft::types::{LogId, to_json};
 use crate::state::{Database, Family};
 
@@ -20,9 +19,6 @@ pub fn carry_over(from: &Database, to: &Database, covered: Option<LogId>) -> Res
         let mode = IteratorMode::From(&start, Direction::Forward);
         for item in from.raw().iterator_cf(from.family(family), mode) {
             let (key, value) = item?;
-            if family == Family::RaftMeta && *key == *INSTALLING_KEY {
-                continue;
-            }
             batch.put_cf(to.family(family), key, value);
             if batch.size_in_bytes() >= BATCH_BYTES {
                 to.write(std::mem::take(&mut batch))?;

@@ -63,21 +63,11 @@ impl LogSize {
     /// two marks. *Blocking*.
     pub fn load(database: &Database, purged: Option<u64>, step: u64, now_ns: i64) -> Result<Self, MasterError> {
         let log = database.family(Family::RaftLog);
-        let last = database.raw().iterator_cf(log, IteratorMode::End).next().transpose()?;
-        let last = last.map(|(key, _)| index_of(&key)).transpose()?;
         let mut marks = VecDeque::new();
         let from = IteratorMode::From(MARK_PREFIX, Direction::Forward);
         for item in database.raw().iterator_cf(database.family(Family::RaftMeta), from) {
             let (key, value) = item?;
             let Some(mark) = Mark::read(&key, &value) else { break };
-            if Some(mark.index) > last.max(purged) {
-                // An earlier version of the program cuts the log and leaves the marks alone.
-                let mut stale = WriteBatch::default();
-                let behind = [MARK_PREFIX, &[0xff; 9]].concat();
-                stale.delete_range_cf(database.family(Family::RaftMeta), mark.key(), behind);
-                database.write(stale)?;
-                break;
-            }
             marks.push_back(mark);
         }
         let end = marks.back().map_or((purged.unwrap_or(0), 0), |mark| (mark.index, mark.bytes));
@@ -270,22 +260,5 @@ mod tests {
         for size in [size, again] {
             assert_eq!((size.bytes_after(Some(200)), size.bytes_upto(205)), (1000, 500));
         }
-    }
-
-    #[test]
-    fn marks_that_are_behind_the_end_of_the_log_are_none() {
-        let (_dir, database) = database();
-        let mut size = LogSize::load(&database, None, 1000, 0).unwrap();
-        append(&mut size, &database, 1..101);
-        let mut batch = WriteBatch::default();
-        batch.delete_range_cf(database.family(Family::RaftLog), 55u64.to_be_bytes(), u64::MAX.to_be_bytes());
-        database.write(batch).unwrap();
-        let again = LogSize::load(&database, None, 1000, 999).unwrap();
-        assert_eq!((again.bytes_after(None), again.old(i64::MAX, u64::MAX)), (5400, Some(50)));
-        let mut batch = WriteBatch::default();
-        (55..71u64).for_each(|index| batch.put_cf(database.family(Family::RaftLog), index.to_be_bytes(), [7; 100]));
-        database.write(batch).unwrap();
-        let again = LogSize::load(&database, None, u64::MAX, 999).unwrap();
-        assert_eq!(again.marks.back().map(|mark| mark.index), Some(50), "they are gone for good");
     }
 }

@@ -187,7 +187,7 @@ fn what_does_not_name_a_database_is_refused_and_nothing_is_removed() {
     drop(before);
 }
 
-/// As that of a later version has it, at a level that both know.
+/// As that of a later version has it, at a feature version that both know.
 #[test]
 fn what_a_checkpoint_has_more_is_left_out() {
     let (dir, current, checkpoint) = filled();

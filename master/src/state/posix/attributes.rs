@@ -6,14 +6,13 @@ use cavern_proto::master::SetAttr;
 use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
-use crate::level::OWNER_IDS;
 use crate::state::records;
 
 impl MutationContext<'_, '_> {
     pub(super) fn set_attributes(&mut self, set: &SetAttr) -> Result<u64, MutationError> {
         let mut record = self.inode(set.inode)?;
         self.judge_set_attributes(set, &record)?;
-        self.check_owner_ids(&[set.uid.unwrap_or_default(), set.gid.unwrap_or_default()])?;
+        check_owner_ids(&[set.uid.unwrap_or_default(), set.gid.unwrap_or_default()])?;
         if let Some(length) = set.size {
             self.set_length(set.inode, &mut record, length)?;
         }
@@ -27,12 +26,12 @@ impl MutationContext<'_, '_> {
         self.put(set.inode, record);
         Ok(set.inode)
     }
+}
 
-    /// Refuses a user or group of all ones: it is none in a kernel, which changes no file of it.
-    pub(super) fn check_owner_ids(&self, ids: &[u32]) -> Result<(), MutationError> {
-        if ids.contains(&u32::MAX) && self.transaction.counters.level >= OWNER_IDS {
-            return refuse(Errno::INVAL, format!("{} is no id of a user or group", u32::MAX));
-        }
-        Ok(())
+/// Refuses a user or group of all ones: it is none in a kernel, which changes no file of it.
+pub(super) fn check_owner_ids(ids: &[u32]) -> Result<(), MutationError> {
+    if ids.contains(&u32::MAX) {
+        return refuse(Errno::INVAL, format!("{} is no id of a user or group", u32::MAX));
     }
+    Ok(())
 }

@@ -13,7 +13,6 @@ use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
-use crate::level::COMMITS_CHECKED;
 use crate::state::Family;
 use crate::state::extent::{self, BlockOwner, DropProgress};
 use crate::state::records::{self, extent_key};
@@ -41,8 +40,7 @@ impl MutationContext<'_, '_> {
         if commit.made.len() > MADE_MAX || !commit.made.iter().all(is_sound) {
             return refuse(Errno::INVAL, "a commit of too many blocks, or of a block without workers");
         }
-        let is_checked = self.transaction.counters.level >= COMMITS_CHECKED;
-        if is_checked && !names_each_once(&commit.made) {
+        if !names_each_once(&commit.made) {
             return refuse(Errno::INVAL, "a commit that names a block, or a worker of a block, twice");
         }
         let tables = self.transaction.before();
@@ -60,7 +58,7 @@ impl MutationContext<'_, '_> {
             };
             // Its record makes room for that of the next one.
             cut_off.extend(old.map(|old| extent::at(made.index, old)));
-            let there = if is_checked { registered.of(made, known.as_ref())? } else { None };
+            let there = registered.of(made, known.as_ref())?;
             let made = there.map_or(Cow::Borrowed(made), Cow::Owned);
             if made.workers.is_empty() {
                 let reason =

@@ -7,6 +7,7 @@ use cavern_proto::master::{CreateInode, Kind, Naming};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
+use super::attributes::check_owner_ids;
 use super::{EntriesChange, MutationContext, MutationError, acl, refuse};
 use crate::state::Family;
 use crate::state::records::{self, attributes, inode_key};
@@ -43,7 +44,7 @@ impl MutationContext<'_, '_> {
         let default = acl::of(self.transaction.before(), (create.parent, &directory), DEFAULT)?;
         let above = (&attributes(create.parent, &directory), default.as_ref());
         let (attr, lists) = created(&create, above, (self.uid, self.gid), self.judged_user(), self.made_ns);
-        self.check_owner_ids(&[self.uid, self.gid])?;
+        check_owner_ids(&[self.uid, self.gid])?;
         let mut record = InodeRecord {
             kind: create.kind,
             btime_ns: attr.btime_ns,

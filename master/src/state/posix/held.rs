@@ -4,46 +4,20 @@
 //! What a session has answered for, and sends when it no longer holds what it is about, is refused, so nothing of it
 //! comes behind what others have done since.
 
-use cavern_proto::master::{CreateInode, Kind, LetGoDirectories, Mutation, Naming, mutation};
+use cavern_proto::master::{CreateInode, Kind, LetGoDirectories, Naming};
 use cavern_proto::record::{InodeRange, InodeRecord};
 use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
-use crate::level::{USER_LIMITS, WHITEOUTS};
 use crate::state::Family;
 use crate::state::held::{self, HELD_MAX, HeldDirectory};
 
-/// The level from which on there are such sessions.
-const LEVEL: u32 = 3;
 /// Numbers of one reservation, and reservations of a session: a new one takes the place of the oldest.
 const NUMBERS_MAX: u32 = 65_536;
 const RANGES_MAX: usize = 4;
 /// Directories of one mutation that lets go of them.
 const LET_GO_MAX: usize = 10_000;
-
-/// A mutation as the masters of a level understand it: what is beyond it they have not seen.
-pub(super) fn as_of_level(mut mutation: Mutation, level: u32) -> Mutation {
-    if level < WHITEOUTS && matches!(mutation.change, Some(mutation::Change::RenameWhiteout(_))) {
-        mutation.change = None;
-    }
-    if level < USER_LIMITS {
-        mutation.user = None;
-        if matches!(mutation.change, Some(mutation::Change::OpenToWrite(_))) {
-            mutation.change = None;
-        }
-    }
-    if level >= LEVEL {
-        return mutation;
-    }
-    (mutation.made_ns, mutation.is_answered) = (0, false);
-    match &mut mutation.change {
-        Some(mutation::Change::Create(create)) => (create.inode, create.hold) = (0, false),
-        Some(mutation::Change::ReserveInodes(_) | mutation::Change::LetGoDirectories(_)) => mutation.change = None,
-        _ => {}
-    }
-    mutation
-}
 
 impl MutationContext<'_, '_> {
     /// Refuses what was answered for by a session that is over.

@@ -4,20 +4,18 @@ use cavern_posix::content_changed;
 use cavern_proto::ClientAccess;
 use cavern_proto::master::{Kind, SetHolds};
 use cavern_proto::record::InodeRecord;
-use rocksdb::WriteBatch;
 use rustix::io::Errno;
 
 use super::quota::drop_quota;
 use super::ttl::drop_ttl;
 use super::{MutationContext, MutationError, Outcome, refuse};
 use crate::MasterError;
-use crate::level::READING_HOLDS;
 use crate::state::extent::{self, DropProgress};
 use crate::state::intent::Reach;
 use crate::state::orphans::StepProgress;
-use crate::state::records::{self, hold_key, hold_session_key, inode_key, leading_id, xattr_key};
+use crate::state::records::{self, hold_key, hold_session_key, inode_key, xattr_key};
 use crate::state::transaction::Change;
-use crate::state::{Database, Family, Tables, Transaction, held, intent, origin, usage};
+use crate::state::{Family, Transaction, held, intent, origin, usage};
 
 /// Inodes of one [`SetHolds`].
 const HOLDS_MAX: usize = 1000;
@@ -63,7 +61,7 @@ impl MutationContext<'_, '_> {
         let only_reads = self.access == ClientAccess::ReadOnly;
         let right = match known.as_deref() {
             Some(MAY_WRITE) if self.judged.is_some() => MAY_WRITE,
-            None | Some(ONLY_READS) if only_reads && self.transaction.counters.level >= READING_HOLDS => ONLY_READS,
+            None | Some(ONLY_READS) if only_reads => ONLY_READS,
             _ => &[],
         };
         self.put_hold_with(inode, session, right);
@@ -142,8 +140,8 @@ pub fn forget_content(
     Ok(DropProgress::All)
 }
 
-/// Lets go of what a session holds that is over, of so many inodes at most; of how many there were. From `now_ns` on,
-/// unless that is 0, its files count as changed, but for those that it might only read.
+/// Lets go of what a session holds that is over, of so many inodes at most; of how many there were. From `now_ns` on
+/// its files count as changed, but for those that it might only read.
 pub(super) fn release_some(
     transaction: &mut Transaction<'_>,
     session: u64,
@@ -154,7 +152,7 @@ pub(super) fn release_some(
     for inode in &held {
         let has_read = transaction.before().hold(*inode, session)?.is_some_and(|right| *right == *ONLY_READS);
         release(transaction, *inode, session);
-        if now_ns != 0 && !has_read {
+        if !has_read {
             mark_changed(transaction, *inode, now_ns)?;
         }
     }
@@ -172,24 +170,4 @@ fn mark_changed(transaction: &mut Transaction<'_>, inode: u64, now_ns: i64) -> R
     transaction.put_inode(inode, record);
     transaction.changes.push(Change::Inode(inode));
     Ok(())
-}
-
-/// Makes the index of holds by session, where an earlier version has left none.
-///
-/// # Errors
-/// When the database fails.
-pub fn index_holds(database: &Database) -> Result<(), MasterError> {
-    let tables = Tables::new(database);
-    if tables.keys(Family::HoldSession).next().transpose()?.is_some() {
-        return Ok(());
-    }
-    let (family, mut batch) = (database.family(Family::HoldSession), WriteBatch::default());
-    for key in tables.keys(Family::Hold) {
-        let key = key?;
-        if let Some((inode, session)) = leading_id(&key).zip(key.get(8..).and_then(leading_id)) {
-            batch.put_cf(family, hold_session_key(session, inode), []);
-        }
-    }
-    // One batch: a part of the index would pass for all of it.
-    if batch.is_empty() { Ok(()) } else { database.write_synced(batch) }
 }

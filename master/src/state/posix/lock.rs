@@ -13,7 +13,6 @@ use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
-use crate::level::SESSION_OWNERS;
 use crate::state::Family;
 use crate::state::records::{lock_key, lock_session_key};
 use crate::state::tables::Tables;
@@ -119,7 +118,7 @@ impl MutationContext<'_, '_> {
             return Ok(());
         };
         // Who knows the number of a session knows more than he needs to.
-        let reason = match self.transaction.counters.level >= SESSION_OWNERS && obstacle.session != lock.session {
+        let reason = match obstacle.session != lock.session {
             true => "a lock of another session stands in the way".to_owned(),
             false => format!("a lock of session {} stands in the way", obstacle.session),
         };

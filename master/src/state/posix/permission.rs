@@ -21,7 +21,6 @@ use rustix::io::Errno;
 use super::hold::MAY_WRITE;
 use super::{MutationContext, MutationError, acl, refuse};
 use crate::MasterError;
-use crate::level::CLIENT_SETTINGS;
 use crate::state::records::{attributes, is_directory, links};
 use crate::state::tables::{DEPTH_MAX, Tables};
 
@@ -157,9 +156,6 @@ impl MutationContext<'_, '_> {
         option: &str,
     ) -> Result<(), MutationError> {
         let Some(client) = self.client.clone().filter(|client| !client.is_empty()) else { return Ok(()) };
-        if self.transaction.counters.level < CLIENT_SETTINGS {
-            return Ok(());
-        }
         match self.transaction.before().mount(self.mount)? {
             Some(mount) if is_granted(&mount, &client) => Ok(()),
             _ => refuse(

@@ -9,7 +9,6 @@ use rustix::io::Errno;
 use super::held::with_range;
 use super::{hold, lock};
 use crate::MasterError;
-use crate::level::{RESULTS_BOUNDED, SESSION_OWNERS};
 use crate::state::orphans::StepProgress;
 use crate::state::records::{leading_id, result_key};
 use crate::state::transaction::Transaction;
@@ -72,8 +71,7 @@ impl KeptResults {
         seq: u64,
         owner: &str,
     ) -> Result<(), MasterError> {
-        let level = transaction.counters.level;
-        if self.record.owner.is_empty() && !owner.is_empty() && level >= SESSION_OWNERS {
+        if self.record.owner.is_empty() && !owner.is_empty() {
             owner.clone_into(&mut self.record.owner);
             self.is_changed = true;
         }
@@ -83,13 +81,12 @@ impl KeptResults {
             return Ok(());
         }
         // Of more than go with one mutation, the rest goes with later ones.
-        self.record.answered = if answered - forgotten > FORGET_MAX && level >= RESULTS_BOUNDED {
+        self.record.answered = if answered - forgotten > FORGET_MAX {
             self.forget_sparse(transaction, answered)?
         } else {
-            let last = answered.min(forgotten.saturating_add(FORGET_MAX));
-            let keys = (forgotten + 1..=last).map(|seq| result_key(self.session, seq));
+            let keys = (forgotten + 1..=answered).map(|seq| result_key(self.session, seq));
             keys.for_each(|key| transaction.delete(Family::Result, &key));
-            last
+            answered
         };
         let first = (self.record.answered + 1) >> PART_BITS;
         self.record.kept.retain(|kept| kept.part >= first);
@@ -109,10 +106,10 @@ impl KeptResults {
     }
 
     /// The refusal of mutation `seq`, if too much would be kept until the session says what it has.
-    pub(super) fn refusal(&self, level: u32, seq: u64) -> Option<MutationResult> {
+    pub(super) fn refusal(&self, seq: u64) -> Option<MutationResult> {
         let numbers = seq - self.record.answered;
         let bytes: u64 = self.record.kept.iter().map(|kept| kept.bytes).sum();
-        if level < RESULTS_BOUNDED || (numbers <= MAX_KEPT_RESULTS && bytes < KEPT_BYTES_MAX) {
+        if numbers <= MAX_KEPT_RESULTS && bytes < KEPT_BYTES_MAX {
             return None;
         }
         let (session, mib) = (self.session, KEPT_BYTES_MAX >> 20);
@@ -135,16 +132,13 @@ impl KeptResults {
         let key = result_key(self.session, seq);
         if let Some(range) = reserved {
             self.record.reserved = with_range(std::mem::take(&mut self.record.reserved), range);
-            self.is_changed = true;
         }
-        if transaction.counters.level >= RESULTS_BOUNDED {
-            let (part, bytes) = (seq >> PART_BITS, (key.len() + result.encoded_len()) as u64);
-            match self.record.kept.iter_mut().find(|kept| kept.part == part) {
-                Some(kept) => kept.bytes += bytes,
-                None => self.record.kept.push(ResultBytes { part, bytes }),
-            }
-            self.is_changed = true;
+        let (part, bytes) = (seq >> PART_BITS, (key.len() + result.encoded_len()) as u64);
+        match self.record.kept.iter_mut().find(|kept| kept.part == part) {
+            Some(kept) => kept.bytes += bytes,
+            None => self.record.kept.push(ResultBytes { part, bytes }),
         }
+        self.is_changed = true;
         transaction.put(Family::Result, &key, result);
         self.put(transaction);
     }
@@ -158,26 +152,17 @@ impl KeptResults {
 }
 
 /// A reason as it is kept.
-pub(super) fn shortened(mut reason: String, level: u32) -> String {
-    if reason.len() > REASON_MAX && level >= RESULTS_BOUNDED {
+pub(super) fn shortened(mut reason: String) -> String {
+    if reason.len() > REASON_MAX {
         reason.truncate(reason.floor_char_boundary(REASON_MAX));
         reason.push('…');
     }
     reason
 }
 
-/// Forgets a session, its results, what it holds and what it has locked, at once: as logs of earlier versions have it.
-pub fn end_session(transaction: &mut Transaction<'_>, session: u64) -> Result<Outcome, MasterError> {
-    transaction.delete(Family::Session, &session.to_be_bytes());
-    held::release_some(transaction, session, usize::MAX)?;
-    forget_some(transaction, session, usize::MAX)?;
-    hold::release_some(transaction, session, usize::MAX, 0)?;
-    lock::release_some(transaction, session, usize::MAX)?;
-    Ok(Outcome::Done)
-}
-
-/// Does a part of the same. Directories come first, and locks, since others wait for them. The session's record goes
-/// last: as long as it is there, a master that starts goes on with this, and lets nobody take the session up again.
+/// Does a part of the end of a session, which forgets its results, what it holds and what it has locked. Directories
+/// come first, and locks, since others wait for them. The session's record goes last: as long as it is there, a master
+/// that starts goes on with this, and lets nobody take the session up again.
 pub fn end_session_step(transaction: &mut Transaction<'_>, step: &EndSessionStep) -> Result<Outcome, MasterError> {
     let EndSessionStep { session, limit, mut part, now_ns } = *step;
     let (mut left, mut held) = ((limit as usize).max(LOCKS_COST), 0);

@@ -13,14 +13,13 @@ use cavern_proto::master::{
     RemoveName, RemoveXattr, RenameMode, RenameName, SetAttr, SetHolds, SetXattr, Worker, XattrMode,
 };
 use cavern_proto::record::command::Command as Kind;
-use cavern_proto::record::{Command, EndSessionStep, InitCluster, PutWorker, RemoveWorker};
+use cavern_proto::record::{AttachMount, Command, EndSessionStep, InitCluster, PutWorker, RemoveWorker};
 use proptest::prelude::*;
 use prost::Message as _;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, XattrFlags};
 
 use super::results::{KEPT_BYTES_MAX, REASON_MAX};
 use super::*;
-use crate::level::{COMMITS_CHECKED, LEVEL, RESULTS_BOUNDED, WHITEOUTS};
 use crate::state::{Database, Tables, apply};
 
 /// A name: a directory, by its number among those there are, and a letter.
@@ -106,19 +105,15 @@ fn run(database: &Database, command: Kind) -> Outcome {
 
 impl Fixture {
     fn new() -> Self {
-        Self::of_level(LEVEL)
-    }
-
-    fn of_level(level: u32) -> Self {
         // Not /tmp, which may lack extended attributes.
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
         run(&database, Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
-        run(&database, Kind::RaiseLevel(level));
         let write_type = WriteType::FsMode as i32;
         let mount =
             Mount { path: "/m".into(), uri: "memory://m".into(), write_type, block_size: 1 << 20, ..Mount::default() };
-        let Outcome::Mount(mount) = run(&database, Kind::Mount(mount)) else { panic!("no mount") };
+        let attach = AttachMount { mount: Some(mount), mounts_epoch: 0 };
+        let Outcome::Mount(mount) = run(&database, Kind::AttachMount(attach)) else { panic!("no mount") };
         let local = dir.path().join("local");
         std::fs::create_dir(&local).unwrap();
         Self { database, root: mount.root_inode, local, seq: 0, _dir: dir }
@@ -130,6 +125,14 @@ impl Fixture {
             let worker = Some(Worker { data_address: format!("worker{number}:1"), ..Worker::default() });
             let put = PutWorker { uuid: vec![number; 16].into(), worker, ..PutWorker::default() };
             assert!(matches!(run(&self.database, Kind::PutWorker(put)), Outcome::Worker { .. }));
+        }
+    }
+
+    fn end_session(&self) {
+        let step = EndSessionStep { session: 7, limit: 256, part: 0, now_ns: 99 };
+        match run(&self.database, Kind::EndSessionStep(step)) {
+            Outcome::StepProgress(progress) => assert!(!progress.more),
+            other => panic!("{other:?}"),
         }
     }
 
@@ -414,7 +417,7 @@ proptest! {
 }
 
 #[test]
-fn a_whiteout_is_left_when_all_masters_know_it() {
+fn a_whiteout_is_left_where_a_name_was() {
     let mut bench = Fixture::new();
     let name = |text: &'static str| Bytes::from_static(text.as_bytes());
     let create =
@@ -428,14 +431,9 @@ fn a_whiteout_is_left_when_all_masters_know_it() {
     let whiteout = &tree[Path::new("a")].1;
     assert_eq!((whiteout.kind(), whiteout.rdev, records::mode(whiteout)), (InodeKind::CharacterDevice, 0, 0));
     assert!(left.attributes.iter().any(|attr| attr.inode == tree[Path::new("a")].0), "{left:?}");
-    let exchange = RenameName { mode: RenameMode::Exchange as i32, ..rename.clone() };
+    let exchange = RenameName { mode: RenameMode::Exchange as i32, ..rename };
     assert_eq!(bench.change(Change::RenameWhiteout(exchange)).errno, Errno::INVAL.raw_os_error());
     assert_eq!(bench.tree(), tree);
-    let known = |level| {
-        let mutation = Mutation { change: Some(Change::RenameWhiteout(rename.clone())), ..Mutation::default() };
-        held::as_of_level(mutation, level).change.is_some()
-    };
-    assert!(known(WHITEOUTS) && !known(WHITEOUTS - 1));
 }
 
 #[test]
@@ -494,7 +492,8 @@ fn only_fs_mode_mounts_can_be_changed() {
     let mut bench = Fixture::new();
     let write_type = WriteType::CacheMode as i32;
     let mount = Mount { path: "/c".into(), uri: "memory://c".into(), write_type, ..Mount::default() };
-    let Outcome::Mount(mount) = run(&bench.database, Kind::Mount(mount)) else { panic!("no mount") };
+    let attach = AttachMount { mount: Some(mount), mounts_epoch: 1 };
+    let Outcome::Mount(mount) = run(&bench.database, Kind::AttachMount(attach)) else { panic!("no mount") };
     let create = |parent| {
         let kind = InodeKind::File as i32;
         Change::Create(CreateInode { parent, name: "a".into(), kind, ..CreateInode::default() })
@@ -522,7 +521,7 @@ fn a_result_is_kept_until_the_session_has_it_and_no_longer() {
     // Not applied again, whatever became of the name.
     assert_eq!(bench.repeat(1, first).errno, Errno::STALE.raw_os_error());
     assert_eq!(bench.tree().len(), 10);
-    assert_eq!(run(&bench.database, Kind::EndSession(7)), Outcome::Done);
+    bench.end_session();
     let tables = Tables::new(&bench.database);
     assert!(tables.session(7).unwrap().is_none() && tables.result(7, bench.seq).unwrap().is_none());
 }
@@ -565,10 +564,6 @@ fn a_session_that_does_not_say_which_results_it_has_changes_nothing_more_at_a_bo
         assert_eq!(bench.ask(seq, seq - 1, create("c")).errno, Errno::EXIST.raw_os_error());
         assert_eq!(kept_results(&bench).0, [seq]);
     }
-
-    let without = Fixture::of_level(RESULTS_BOUNDED - 1);
-    assert_eq!(without.ask(2 * MAX_KEPT_RESULTS, 0, Change::Hold(without.root)).errno, 0);
-    assert!(Tables::new(&without.database).session(7).unwrap().unwrap().kept.is_empty());
 }
 
 #[test]
@@ -605,20 +600,19 @@ fn the_bytes_of_results_that_a_session_does_not_say_it_has_are_bounded() {
 
 #[test]
 fn a_refusal_in_a_deep_directory_is_kept_with_the_beginning_of_its_reason() {
-    for (level, is_whole) in [(LEVEL, false), (RESULTS_BOUNDED - 1, true)] {
-        let mut bench = Fixture::of_level(level);
-        let create = |parent, kind: InodeKind| {
-            let (name, kind) = ("é".repeat(NAME_MAX / 2).into(), kind as i32);
-            Change::Create(CreateInode { parent, name, kind, ..CreateInode::default() })
-        };
-        let deepest = (0..20).fold(bench.root, |parent, _| bench.change(create(parent, InodeKind::Directory)).inode);
-        let file = bench.change(create(deepest, InodeKind::File)).inode;
-        let refused = bench.change(create(file, InodeKind::File));
-        assert_eq!(refused.errno, Errno::NOTDIR.raw_os_error());
-        assert_eq!(refused.reason.len() > REASON_MAX + '…'.len_utf8(), is_whole, "{}", refused.reason.len());
-        assert!(refused.reason.starts_with("/m/éé"), "{}", refused.reason);
-        assert_eq!(bench.repeat(bench.seq, create(file, InodeKind::File)), refused);
-    }
+    let mut bench = Fixture::new();
+    let create = |parent, kind: InodeKind| {
+        let (name, kind) = ("é".repeat(NAME_MAX / 2).into(), kind as i32);
+        Change::Create(CreateInode { parent, name, kind, ..CreateInode::default() })
+    };
+    let deepest = (0..20).fold(bench.root, |parent, _| bench.change(create(parent, InodeKind::Directory)).inode);
+    let file = bench.change(create(deepest, InodeKind::File)).inode;
+    let refused = bench.change(create(file, InodeKind::File));
+    assert_eq!(refused.errno, Errno::NOTDIR.raw_os_error());
+    assert!(refused.reason.ends_with('…'), "{}", refused.reason);
+    assert!((REASON_MAX..=REASON_MAX + '…'.len_utf8()).contains(&refused.reason.len()), "{}", refused.reason.len());
+    assert!(refused.reason.starts_with("/m/éé"), "{}", refused.reason);
+    assert_eq!(bench.repeat(bench.seq, create(file, InodeKind::File)), refused);
 }
 
 #[test]
@@ -646,17 +640,11 @@ fn what_a_session_holds_is_known_by_session_and_goes_in_steps_of_bounded_size() 
     assert_eq!((asked(7).hold, asked(7).gone), (vec![inodes[0]], vec![gone]), "it has no name, and is not held");
     assert_eq!(asked(8).hold, [inodes[0], inodes[2]], "another session holds nothing");
 
-    // As an earlier version has left it.
-    let mut without = Transaction::new(&bench.database).unwrap();
-    without.delete_range(Family::HoldSession, &[0], &[u8::MAX; 17]);
-    bench.database.write(without.finish().unwrap().0.into_batch(&bench.database)).unwrap();
-    assert!(tables.held_by(7, 1).unwrap().is_empty());
-    index_holds(&bench.database).unwrap();
     assert_eq!(tables.held_by(7, usize::MAX).unwrap(), held);
 
     let step = || match run(
         &bench.database,
-        Kind::EndSessionStep(EndSessionStep { session: 7, limit: 32, part: 0, now_ns: 0 }),
+        Kind::EndSessionStep(EndSessionStep { session: 7, limit: 32, part: 0, now_ns: 99 }),
     ) {
         Outcome::StepProgress(reaped) => reaped,
         other => panic!("{other:?}"),
@@ -700,11 +688,6 @@ fn what_a_session_held_counts_as_changed_when_it_ends() {
     assert_eq!(after[0], expected);
     assert_eq!(after[1..], before[1..]);
     assert!(intent(&bench) > noted, "the bucket gets it once more");
-
-    let set = SetHolds { hold: vec![held], let_go: Vec::new() };
-    bench.change(Change::SetHolds(set));
-    run(&bench.database, Kind::EndSessionStep(EndSessionStep { session: 7, limit: 256, part: 0, now_ns: 0 }));
-    assert_eq!(state(&bench)[0], after[0], "in older logs it stays as it is");
 }
 
 #[test]
@@ -811,35 +794,30 @@ fn blocks_are_committed_at_workers_of_the_table_alone() {
 #[test]
 fn a_commit_names_each_block_and_each_of_its_workers_once() {
     let twice: [&[(u32, &[u64])]; 2] = [&[(0, &[1]), (1, &[1]), (0, &[2])], &[(0, &[1, 2, 1])]];
-    for (level, errno) in [(LEVEL, Errno::INVAL.raw_os_error()), (COMMITS_CHECKED - 1, 0)] {
-        for made in twice {
-            let mut bench = Fixture::of_level(level);
-            bench.register_workers(2);
-            let (_, commit) = file_with_commits(&mut bench);
-            assert_eq!(bench.change(commit(made)).errno, errno, "{made:?}");
-            let is_recorded = !Tables::new(&bench.database).workers_with_replicas().unwrap().is_empty();
-            assert_eq!(is_recorded, errno == 0);
-        }
+    for made in twice {
+        let mut bench = Fixture::new();
+        bench.register_workers(2);
+        let (_, commit) = file_with_commits(&mut bench);
+        assert_eq!(bench.change(commit(made)).errno, Errno::INVAL.raw_os_error(), "{made:?}");
+        assert!(Tables::new(&bench.database).workers_with_replicas().unwrap().is_empty());
     }
 }
 
 #[test]
 fn a_file_that_was_cut_as_often_as_can_be_is_not_cut_again() {
-    for (level, last) in [(LEVEL, u32::MAX - 1), (COMMITS_CHECKED - 1, u32::MAX)] {
-        let mut bench = Fixture::of_level(level);
-        let (inode, _) = file_with_commits(&mut bench);
-        let sized = |size| Change::SetAttr(SetAttr { inode, size: Some(size), ..SetAttr::default() });
-        let mut transaction = Transaction::new(&bench.database).unwrap();
-        let record = transaction.inode(inode).unwrap().unwrap();
-        transaction.put_inode(inode, InodeRecord { generation: last - 1, ..record });
-        bench.database.write(transaction.finish().unwrap().0.into_batch(&bench.database)).unwrap();
-        assert_eq!(bench.change(sized(10)).errno, 0);
-        assert_eq!(bench.change(sized(5)).attributes[0].generation, last);
-        let refused = bench.change(sized(0));
-        assert_eq!(refused.errno, Errno::FBIG.raw_os_error());
-        assert!(refused.reason.contains("/m/f"), "{}", refused.reason);
-        assert_eq!(bench.change(sized(20)).errno, 0, "it grows");
-    }
+    let mut bench = Fixture::new();
+    let (inode, _) = file_with_commits(&mut bench);
+    let sized = |size| Change::SetAttr(SetAttr { inode, size: Some(size), ..SetAttr::default() });
+    let mut transaction = Transaction::new(&bench.database).unwrap();
+    let record = transaction.inode(inode).unwrap().unwrap();
+    transaction.put_inode(inode, InodeRecord { generation: u32::MAX - 2, ..record });
+    bench.database.write(transaction.finish().unwrap().0.into_batch(&bench.database)).unwrap();
+    assert_eq!(bench.change(sized(10)).errno, 0);
+    assert_eq!(bench.change(sized(5)).attributes[0].generation, u32::MAX - 1);
+    let refused = bench.change(sized(0));
+    assert_eq!(refused.errno, Errno::FBIG.raw_os_error());
+    assert!(refused.reason.contains("/m/f"), "{}", refused.reason);
+    assert_eq!(bench.change(sized(20)).errno, 0, "it grows");
 }
 
 #[test]
@@ -875,7 +853,7 @@ fn a_file_without_a_name_is_held_by_who_made_it_and_gets_one_by_a_link() {
         assert_eq!(removed.attributes[0].nlink, left);
     }
     assert_eq!(refused(&bench.change(named("a", linkable.inode))), Errno::NOENT, "it has had names");
-    run(&bench.database, Kind::EndSession(7));
+    bench.end_session();
     for inode in [linkable.inode, other.inode] {
         run(&bench.database, Kind::ReapUnlinked(inode));
         assert!(Tables::new(&bench.database).inode(inode).unwrap().is_none());

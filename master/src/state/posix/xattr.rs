@@ -9,7 +9,6 @@ use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
 use crate::MasterError;
-use crate::level::XATTR_NAMES;
 use crate::state::Family;
 use crate::state::records::{self, xattr_key};
 
@@ -31,7 +30,7 @@ impl MutationContext<'_, '_> {
             let name = String::from_utf8_lossy(&set.name);
             return refuse(Errno::OPNOTSUPP, format!("{name} is no attribute that is kept: use user.{name}, say"));
         }
-        if is_bare_prefix(&set.name) && self.transaction.counters.level >= XATTR_NAMES {
+        if is_bare_prefix(&set.name) {
             let prefix = String::from_utf8_lossy(&set.name);
             return refuse(Errno::INVAL, format!("{prefix} is no whole name of an attribute: {prefix}NAME is"));
         }

@@ -73,10 +73,8 @@ impl Fixture {
             existing: existing as i32,
             ..Mount::default()
         };
-        let Outcome::Mount(mount) = master.services().proposer.propose(Command::Mount(mount)).await.unwrap() else {
-            panic!("not mounted")
-        };
-        Self { master: Some(master), fake, bucket, root: mount.root_inode, seq: 0, model: HashMap::new() }
+        let root = master.attach(mount).await.root_inode;
+        Self { master: Some(master), fake, bucket, root, seq: 0, model: HashMap::new() }
     }
 
     pub fn master(&self) -> &TestMaster {

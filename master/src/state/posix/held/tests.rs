@@ -7,12 +7,13 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    CommitContent, LinkInode, Lock, LockKind, LockType, Mount, MutationResult, RefreshFate, RemoveName, RenameName,
-    SetAttr, SetHolds, SetLock, SetQuota, SetTtl, SetXattr, WriteType,
+    CommitContent, LinkInode, Lock, LockKind, LockType, Mount, Mutation, MutationResult, RefreshFate, RemoveName,
+    RenameName, SetAttr, SetHolds, SetLock, SetQuota, SetTtl, SetXattr, WriteType,
 };
 use cavern_proto::record::command::Command as Kinds;
 use cavern_proto::record::{
-    Command, CountUsage, EndSessionStep, Expire, InitCluster, ListedEntry, Mutate, RemoveMount, TakeInObject,
+    AttachMount, Command, CountUsage, EndSessionStep, Expire, InitCluster, ListedEntry, Mutate, RemoveMount,
+    TakeInObject,
 };
 use rocksdb::IteratorMode;
 
@@ -69,18 +70,14 @@ const AGAIN: i32 = Errno::AGAIN.raw_os_error();
 
 impl Fixture {
     fn new() -> Self {
-        Self::of_level(3)
-    }
-
-    fn of_level(level: u32) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
         let mut bench = Self { database, mount: Mount::default(), root: 0, seq: 0, _dir: dir };
         bench.run(Kinds::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
-        bench.run(Kinds::RaiseLevel(level));
         let (uri, write_type) = ("memory://m".to_owned(), WriteType::FsMode as i32);
         let mount = Mount { path: "/m".into(), uri, write_type, block_size: 1 << 20, ..Mount::default() };
-        let Outcome::Mount(mount) = bench.run(Kinds::Mount(mount)) else { panic!("no mount") };
+        let attach = AttachMount { mount: Some(mount), mounts_epoch: 0 };
+        let Outcome::Mount(mount) = bench.run(Kinds::AttachMount(attach)) else { panic!("no mount") };
         (bench.root, bench.mount) = (mount.root_inode, *mount);
         bench
     }
@@ -165,12 +162,8 @@ impl Fixture {
 
     /// All of the state but results, and the sessions that have them.
     fn dump(&self) -> Vec<(Family, Vec<u8>, Vec<u8>)> {
-        self.dump_of(|family| !matches!(family, Family::Result | Family::Session))
-    }
-
-    fn dump_of(&self, is_wanted: impl Fn(Family) -> bool) -> Vec<(Family, Vec<u8>, Vec<u8>)> {
         let mut dump = Vec::new();
-        for &family in Family::STATE.iter().filter(|family| is_wanted(**family)) {
+        for &family in Family::STATE.iter().filter(|family| !matches!(family, Family::Result | Family::Session)) {
             for item in self.database.raw().iterator_cf(self.database.family(family), IteratorMode::Start) {
                 let (key, value) = item.unwrap();
                 dump.push((family, key.to_vec(), value.to_vec()));
@@ -325,7 +318,7 @@ fn what_a_session_has_answered_for_counts_as_long_as_it_holds_the_directory() {
     }
     let still = bench.answered(HOLDER, create(inner, "still", Kind::File));
     assert_eq!(still.errno, 0, "{}", still.reason);
-    bench.run(Kinds::EndSessionStep(EndSessionStep { session: HOLDER, limit: 256, part: 0, now_ns: 0 }));
+    bench.run(Kinds::EndSessionStep(EndSessionStep { session: HOLDER, limit: 256, part: 0, now_ns: NOW }));
     assert_eq!(bench.holder(inner), None);
     let late = bench.refused("after the end", |bench| bench.answered(HOLDER, create(inner, "late", Kind::File)));
     assert_eq!(late.errno, STALE);
@@ -359,7 +352,7 @@ fn from_the_first_step_of_its_end_a_session_changes_nothing_any_more() {
     const DIRECTORIES: usize = 20;
     let mut bench = Fixture::new();
     let held: Vec<u64> = (0..DIRECTORIES).map(|number| bench.held(&number.to_string())).collect();
-    let step = |part| Kinds::EndSessionStep(EndSessionStep { session: HOLDER, limit: 16, part, now_ns: 0 });
+    let step = |part| Kinds::EndSessionStep(EndSessionStep { session: HOLDER, limit: 16, part, now_ns: NOW });
     let Outcome::StepProgress(progress) = bench.run(step(0)) else { panic!("no progress") };
     assert!(progress.more);
     assert_eq!((bench.holder(held[0]), bench.holder(held[DIRECTORIES - 1])), (None, Some(HOLDER)));
@@ -431,7 +424,7 @@ fn what_a_session_makes_has_a_number_that_it_has_reserved() {
         bench.done(HOLDER, numbered(root, &format!("of {number}"), first + 65_535));
     }
     let other = bench.done(OTHER, Change::ReserveInodes(1));
-    bench.run(Kinds::EndSessionStep(EndSessionStep { session: OTHER, limit: 256, part: 0, now_ns: 0 }));
+    bench.run(Kinds::EndSessionStep(EndSessionStep { session: OTHER, limit: 256, part: 0, now_ns: NOW }));
     assert_eq!(bench.change(OTHER, numbered(root, "late", other)).errno, INVALID, "they go with the session");
 }
 
@@ -549,34 +542,4 @@ fn what_the_master_does_by_itself_waits_as_well() {
     bench.done(HOLDER, let_go(&[d]));
     assert_eq!(bench.run(taken), Outcome::TakenIn(RefreshFate::Added));
     assert_eq!(bench.run(expire), Outcome::Done);
-}
-
-#[test]
-fn before_all_masters_know_of_it_nothing_is_held() {
-    let ask = |bench: &mut Fixture, is_new: bool| {
-        let (root, hold) = (bench.root, is_new);
-        let mutation = |change| Mutation {
-            change: Some(change),
-            made_ns: if is_new { 5 } else { 0 },
-            is_answered: is_new,
-            ..Mutation::default()
-        };
-        let inode = if is_new { 77 } else { 0 };
-        let made = CreateInode { hold, inode, ..creation(root, "d", Kind::Directory) };
-        let made = bench.mutate(HOLDER, mutation(Change::Create(made)));
-        let unknown = |change| Mutation { change: if is_new { Some(change) } else { None }, ..Mutation::default() };
-        let reserved = bench.mutate(HOLDER, unknown(Change::ReserveInodes(5)));
-        let all = LetGoDirectories { directories: Vec::new(), all: true };
-        let let_go = bench.mutate(HOLDER, unknown(Change::LetGoDirectories(all)));
-        let file = bench.mutate(OTHER, mutation(create(made.inode, "f", Kind::File)));
-        bench.run(Kinds::EndSessionStep(EndSessionStep { session: OTHER, limit: 16, part: 0, now_ns: 0 }));
-        ([made, reserved, let_go, file], bench.dump_of(|_| true))
-    };
-    // As a master of the level before has it, which does not see what is new.
-    let (expected, state) = ask(&mut Fixture::of_level(2), false);
-    let (results, with_new) = ask(&mut Fixture::of_level(2), true);
-    assert_eq!(results, expected);
-    assert!(with_new == state, "the state differs");
-    assert!(results[0].errno == 0 && !results[0].held && results[3].errno == 0);
-    assert_eq!([results[1].errno, results[2].errno], [Errno::NOSYS.raw_os_error(); 2]);
 }

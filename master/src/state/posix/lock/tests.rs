@@ -5,7 +5,7 @@ use crate::state::{Database, Outcome, apply};
 use cavern_proto::master::mutation::Change as Asked;
 use cavern_proto::master::{CreateInode, Mount, Mutation, MutationResult, WriteType};
 use cavern_proto::record::command::Command as Kind;
-use cavern_proto::record::{Command, InitCluster, Mutate};
+use cavern_proto::record::{AttachMount, Command, EndSessionStep, InitCluster, Mutate};
 
 fn lock(owner: u64, r#type: LockType, start: u64, end: u64) -> Lock {
     Lock { session: 7, owner, pid: 1, r#type: r#type.into(), start, end }
@@ -30,7 +30,8 @@ impl Fixture {
         bench.run(Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
         let write_type = WriteType::FsMode as i32;
         let mount = Mount { path: "/m".into(), uri: "memory://m".into(), write_type, ..Mount::default() };
-        let (Outcome::Mount(mount), _) = bench.run(Kind::Mount(mount)) else { panic!("no mount") };
+        let attach = AttachMount { mount: Some(mount), mounts_epoch: 0 };
+        let (Outcome::Mount(mount), _) = bench.run(Kind::AttachMount(attach)) else { panic!("no mount") };
         for (number, name) in ["a", "b"].into_iter().enumerate() {
             let (parent, name) = (mount.root_inode, name.into());
             let create = CreateInode { parent, name, kind: InodeKind::File.into(), ..CreateInode::default() };
@@ -78,6 +79,15 @@ impl Fixture {
     fn wait(&mut self, session: u64, waiter: u64, file: usize, lock: Lock) -> i32 {
         let set = SetLock { waiter, wait: true, ..self.set(LockKind::Posix, file, lock) };
         self.ask(session, set).0
+    }
+
+    fn end(&self, session: u64) -> Vec<(u64, u64)> {
+        let step = EndSessionStep { session, limit: 256, part: 0, now_ns: 1 };
+        let (Outcome::StepProgress(progress), granted) = self.run(Kind::EndSessionStep(step)) else {
+            panic!("no step")
+        };
+        assert!(!progress.more);
+        granted
     }
 
     fn is_clean(&self) -> bool {
@@ -151,11 +161,11 @@ fn the_end_of_a_session_frees_its_locks_and_ends_its_waiting() {
     assert_eq!(bench.try_lock(1, 1, lock(2, Shared, 0, 9)), 0);
     assert_eq!(bench.wait(2, 1, 0, lock(1, Exclusive, 0, 9)), AGAIN);
     assert_eq!(bench.wait(3, 1, 0, lock(1, Exclusive, 0, 9)), AGAIN);
-    assert_eq!(bench.run(Kind::EndSession(2)).1, []);
-    assert_eq!(bench.run(Kind::EndSession(1)).1, [(3, 1)]);
+    assert_eq!(bench.end(2), []);
+    assert_eq!(bench.end(1), [(3, 1)]);
     assert_eq!(bench.try_lock(4, 1, lock(1, Exclusive, 0, 9)), 0);
-    assert_eq!(bench.run(Kind::EndSession(3)).1, []);
-    assert_eq!(bench.run(Kind::EndSession(4)).1, []);
+    assert_eq!(bench.end(3), []);
+    assert_eq!(bench.end(4), []);
     assert!(bench.is_clean());
 }
 

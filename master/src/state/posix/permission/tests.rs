@@ -8,11 +8,10 @@ use cavern_proto::master::{
     OpenToWrite, RemoveName, RemoveXattr, RenameMode, SetHolds, SetLock, SetQuota, SetTtl, SetXattr, Time, WriteType,
 };
 use cavern_proto::record::command::Command as Kinds;
-use cavern_proto::record::{Command, EndSessionStep, Expire, InitCluster, Mutate};
+use cavern_proto::record::{AttachMount, Command, EndSessionStep, Expire, InitCluster, Mutate};
 use rocksdb::IteratorMode;
 
 use super::*;
-use crate::level::{LEVEL, READING_HOLDS};
 use crate::state::records::mode;
 use crate::state::{Database, Family, Outcome, Tables, Transaction, apply};
 
@@ -129,15 +128,10 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
-        Self::of_level(LEVEL)
-    }
-
-    fn of_level(level: u32) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
         let mut bench = Self { database, root: 0, seq: 0, _dir: dir };
         bench.run(Kinds::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
-        bench.run(Kinds::RaiseLevel(level));
         let range = |low, high| IdRange { low, high };
         let squashed = UserLimits { root_squash: true, uids: vec![range(1000, 4000)], ..UserLimits::default() };
         let uids = vec![range(0, 0), range(1000, 1999)];
@@ -152,7 +146,8 @@ impl Fixture {
         let clients = vec![squashed, ranged, rule(UNLIMITED, None), rule(PLAIN, None), reader];
         let (uri, write_type) = ("memory://m".to_owned(), WriteType::FsMode as i32);
         let mount = Mount { path: "/m".into(), uri, write_type, block_size: 1 << 20, clients, ..Mount::default() };
-        let Outcome::Mount(mount) = bench.run(Kinds::Mount(mount)) else { panic!("no mount") };
+        let attach = AttachMount { mount: Some(mount), mounts_epoch: 0 };
+        let Outcome::Mount(mount) = bench.run(Kinds::AttachMount(attach)) else { panic!("no mount") };
         bench.root = mount.root_inode;
         bench
     }
@@ -422,23 +417,19 @@ fn root_that_is_root_is_it_within_the_ranges() {
 
 #[test]
 fn quotas_and_times_to_live_are_set_by_clients_whose_rule_says_so() {
-    for (level, refused) in [(LEVEL, PERM), (crate::level::CLIENT_SETTINGS - 1, 0)] {
-        let mut bench = Fixture::of_level(level);
-        let directory = bench.make(bench.root, "d", Kind::Directory, (1000, 0o755));
-        let quota = Change::SetQuota(SetQuota { inode: directory, max_inodes: Some(9), ..SetQuota::default() });
-        let ttl = Change::SetTtl(SetTtl { inode: directory, seconds: 9, action: 1 });
-        for (change, option) in [(quota, "option quotas"), (ttl, "option ttl")] {
-            let before = bench.dump();
-            let result = bench.ask((Some(PLAIN), SESSION), Some(root()), change.clone());
-            assert_eq!(result.errno, refused, "{}", result.reason);
-            if refused != 0 {
-                assert!(result.reason.contains("\"plain\"") && result.reason.contains(option), "{}", result.reason);
-                assert_eq!(bench.dump(), before);
-            }
-            assert_eq!(bench.ask((Some(UNLIMITED), SESSION), None, change.clone()).errno, 0);
-            // Whoever runs the cluster, and whoever has no name, where connections are not secured.
-            assert_eq!(bench.ask((None, SESSION), None, change).errno, 0);
-        }
+    let mut bench = Fixture::new();
+    let directory = bench.make(bench.root, "d", Kind::Directory, (1000, 0o755));
+    let quota = Change::SetQuota(SetQuota { inode: directory, max_inodes: Some(9), ..SetQuota::default() });
+    let ttl = Change::SetTtl(SetTtl { inode: directory, seconds: 9, action: 1 });
+    for (change, option) in [(quota, "option quotas"), (ttl, "option ttl")] {
+        let before = bench.dump();
+        let result = bench.ask((Some(PLAIN), SESSION), Some(root()), change.clone());
+        assert_eq!(result.errno, PERM, "{}", result.reason);
+        assert!(result.reason.contains("\"plain\"") && result.reason.contains(option), "{}", result.reason);
+        assert_eq!(bench.dump(), before);
+        assert_eq!(bench.ask((Some(UNLIMITED), SESSION), None, change.clone()).errno, 0);
+        // Whoever runs the cluster, and whoever has no name, where connections are not secured.
+        assert_eq!(bench.ask((None, SESSION), None, change).errno, 0);
     }
 }
 
@@ -536,25 +527,20 @@ fn locks_and_holds_are_left_to_the_kernel_of_the_client() {
 fn what_is_held_by_whoever_may_not_write_to_it_does_not_count_as_changed_nor_as_written_to() {
     let hold = |inode| Change::SetHolds(SetHolds { hold: vec![inode], let_go: Vec::new() });
     let end = Kinds::EndSessionStep(EndSessionStep { session: SESSION, limit: 256, part: 0, now_ns: 99_000 });
-    for level in [LEVEL, READING_HOLDS - 1] {
-        let mut bench = Fixture::of_level(level);
-        let file = bench.make(bench.root, "f", Kind::File, (1000, 0o644));
-        bench.done(commit(file));
-        for (client, is_written) in [(READER, level < READING_HOLDS), (SQUASHED, true)] {
-            let before = bench.record(file);
-            assert_eq!(bench.ask((Some(client), SESSION), None, hold(file)).errno, 0);
-            let tables = Tables::new(&bench.database);
-            assert!(tables.is_held(file).unwrap(), "{client}");
-            assert_eq!(tables.is_written_by_others(file, 0).unwrap(), is_written, "{client}");
-            bench.run(end.clone());
-            assert!(!Tables::new(&bench.database).is_held(file).unwrap(), "{client}");
-            assert_eq!(bench.record(file) != before, is_written, "{client}");
-        }
-    }
-    // Who may write to it has perhaps written when the session ends, whatever it holds once more afterwards.
     let mut bench = Fixture::new();
     let file = bench.make(bench.root, "f", Kind::File, (1000, 0o644));
     bench.done(commit(file));
+    for (client, is_written) in [(READER, false), (SQUASHED, true)] {
+        let before = bench.record(file);
+        assert_eq!(bench.ask((Some(client), SESSION), None, hold(file)).errno, 0);
+        let tables = Tables::new(&bench.database);
+        assert!(tables.is_held(file).unwrap(), "{client}");
+        assert_eq!(tables.is_written_by_others(file, 0).unwrap(), is_written, "{client}");
+        bench.run(end.clone());
+        assert!(!Tables::new(&bench.database).is_held(file).unwrap(), "{client}");
+        assert_eq!(bench.record(file) != before, is_written, "{client}");
+    }
+    // Who may write to it has perhaps written when the session ends, whatever it holds once more afterwards.
     let open = Change::OpenToWrite(OpenToWrite { inode: file, read: false });
     let asked = [((Some(UNLIMITED), None), hold(file)), ((Some(SQUASHED), Some(owner())), open)];
     for ((client, user), change) in asked {
@@ -574,13 +560,4 @@ fn what_is_held_by_whoever_may_not_write_to_it_does_not_count_as_changed_nor_as_
     let tables = Tables::new(&bench.database);
     assert!(tables.dentry(bench.root, b"f").unwrap().is_none());
     assert!(tables.inode(file).unwrap().is_some(), "and it is kept for whoever reads it");
-}
-
-#[test]
-fn masters_of_an_earlier_level_know_of_no_users() {
-    let mut bench = Fixture::of_level(crate::level::USER_LIMITS - 1);
-    let file = bench.make(bench.root, "f", Kind::File, (1000, 0o666));
-    let open = Change::OpenToWrite(OpenToWrite { inode: file, read: false });
-    let result = bench.ask((None, SESSION), Some(owner()), open);
-    assert_eq!(result.errno, Errno::NOSYS.raw_os_error());
 }

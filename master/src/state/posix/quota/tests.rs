@@ -9,7 +9,7 @@ use cavern_proto::master::{
     RenameName, SetAttr, WriteType,
 };
 use cavern_proto::record::command::Command as Kind;
-use cavern_proto::record::{Command, CountUsage, InitCluster, Mutate};
+use cavern_proto::record::{AttachMount, Command, CountUsage, InitCluster, Mutate, RemoveMount};
 use proptest::prelude::*;
 
 use super::*;
@@ -73,7 +73,8 @@ impl Fixture {
             block_size: 1 << 20,
             ..Mount::default()
         };
-        let Outcome::Mount(mount) = run(&database, Kind::Mount(mount)) else { panic!("no mount") };
+        let attach = AttachMount { mount: Some(mount), mounts_epoch: 0 };
+        let Outcome::Mount(mount) = run(&database, Kind::AttachMount(attach)) else { panic!("no mount") };
         Self { database, root: mount.root_inode, seq: 0, made: Vec::new(), _dir: dir }
     }
 
@@ -310,7 +311,7 @@ fn a_quota_goes_with_its_directory_and_the_figures_with_the_last_quota() {
     // And an unmounted one takes all of it along.
     bench.change(bound(bench.root, 0, 9));
     while bench.count(100) {}
-    run(&bench.database, Kind::UnmountPath("/m/fs".into()));
+    run(&bench.database, Kind::RemoveMount(RemoveMount { mount_id: 1, change: 0, discard: true }));
     while let Outcome::StepProgress(reaped) = run(&bench.database, Kind::ReapOrphans(Default::default())) {
         if !reaped.more {
             break;

@@ -102,7 +102,7 @@ proptest! {
         for (is_other, step, is_answered) in steps {
             let session = if is_other { OTHER } else { HOLDER };
             if let Step::End = step {
-                bench.run(Kinds::EndSessionStep(EndSessionStep { session, limit: 10_000, part: 0, now_ns: 0 }));
+                bench.run(Kinds::EndSessionStep(EndSessionStep { session, limit: 10_000, part: 0, now_ns: NOW }));
                 prop_assert!(bench.tables().all_held().unwrap().iter().all(|held| held.session != session));
             } else {
                 bench.check_step(session, step, is_answered);

@@ -1,0 +1,168 @@
+//! The feature version of a group of masters: which commands they have agreed to put into their log.
+//!
+//! While a cluster is upgraded, masters of two versions work together. A command that one of them does not know, or
+//! understands otherwise, would make its state another than that of the others. So every version of the program knows
+//! the commands up to a feature version, and the leader proposes nothing that is beyond the one in the state. It raises
+//! that as soon as all masters of the group say that they know a higher one. It never falls: whoever knows less is not
+//! taken in then, and does not start.
+//!
+//! | feature version | adds |
+//! |---|---|
+//! | 1 | all commands of the first version of the program: a new group begins with it |
+
+use std::time::Duration;
+
+use cavern_proto::raft::Group;
+use cavern_proto::record::Counters;
+use cavern_proto::record::command::Command;
+use futures::FutureExt as _;
+use futures::future::join_all;
+
+use crate::MasterError;
+use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
+use crate::group::look;
+use crate::service::Services;
+use crate::state::{Database, StateReader, Tables};
+
+/// What this version knows. One more with each command that is new, or means something else, and its line above.
+#[cfg(not(test))]
+pub const FEATURE_VERSION: u32 = FIRST;
+/// Tests pretend to know one more: a group of theirs has something to agree on.
+#[cfg(test)]
+pub const FEATURE_VERSION: u32 = FIRST + 1;
+/// What every version knows: whatever a new group is made of, it begins with this.
+pub const FIRST: u32 = 1;
+/// Addresses of masters that pretend to be of the version before, in tests.
+#[cfg(test)]
+pub static OLDER: parking_lot::Mutex<std::collections::BTreeSet<String>> =
+    parking_lot::Mutex::new(std::collections::BTreeSet::new());
+/// Between two looks at the others, as long as one of them knows less.
+const PERIOD: Duration = Duration::from_secs(2);
+
+/// The feature version of a state: that of a new group is not recorded.
+fn of(counters: &Counters) -> u32 {
+    counters.feature_version.max(FIRST)
+}
+
+/// What the master of this program at an address knows.
+pub fn known_at(_address: &str) -> u32 {
+    #[cfg(test)]
+    if OLDER.lock().contains(_address) {
+        return FIRST;
+    }
+    FEATURE_VERSION
+}
+
+/// Which feature version the masters have agreed on.
+///
+/// # Errors
+/// [`MasterError::NotLeading`] when this master leads no more.
+pub async fn agreed(reader: &StateReader) -> Result<u32, MasterError> {
+    reader.look(|tables| Ok(of(&tables.counters()?))).await
+}
+
+/// Refuses what takes commands of a feature version that not every master knows; `what` as it is asked for.
+///
+/// # Errors
+/// [`MasterError::Refused`], and those of [`agreed`].
+#[cfg_attr(not(test), expect(dead_code, reason = "every master knows what the first version has"))]
+pub async fn require(reader: &StateReader, version: u32, what: &str) -> Result<(), MasterError> {
+    if agreed(reader).await? >= version {
+        return Ok(());
+    }
+    Err(MasterError::Refused(format!("not every master knows yet {what}: upgrade them all first")))
+}
+
+/// The same as [`check`] of what a database has.
+pub fn check_state(database: &Database) -> Result<(), MasterError> {
+    check(of(&Tables::new(database).counters()?))
+}
+
+/// Refuses a feature version that this version of the program does not know.
+///
+/// # Errors
+/// [`MasterError::NewerFeatureVersion`].
+pub fn check(agreed: u32) -> Result<(), MasterError> {
+    match agreed > FEATURE_VERSION {
+        true => Err(MasterError::NewerFeatureVersion { agreed, known: FEATURE_VERSION }),
+        false => Ok(()),
+    }
+}
+
+/// Refuses to take a master in that does not know what the others have agreed on.
+///
+/// # Errors
+/// [`MasterError::Refused`].
+pub fn check_joining(joining: &Group, agreed: u32) -> Result<(), MasterError> {
+    if joining.feature_version >= agreed {
+        return Ok(());
+    }
+    Err(MasterError::Refused(format!(
+        "the master at {} is of an older version ({}, feature version {}), and the others have agreed on feature \
+         version {agreed}: upgrade it first",
+        joining.address, joining.version, joining.feature_version
+    )))
+}
+
+/// Begins to raise the feature version when all masters know more than that, until there is nothing to raise.
+pub fn start_raising(background: &TaskGroup, services: &Services) {
+    // Masters are away for a while when they are upgraded.
+    let task = BackgroundTask::new("raise-feature-version", Pace::after(PERIOD)).steady();
+    services.background.start(background, task, services.clone(), |services| raise_step(services).boxed());
+}
+
+async fn raise_step(services: &Services) -> Result<Next, MasterError> {
+    Ok(if raise(services).await? { Next::End } else { Next::Rest })
+}
+
+/// Whether the group has agreed on all that this version knows by now.
+pub async fn raise(services: &Services) -> Result<bool, MasterError> {
+    let agreed = agreed(&services.lookups.reader).await?;
+    if agreed >= FEATURE_VERSION {
+        return Ok(true);
+    }
+    let group = services.consensus.group();
+    let others = group.members.iter().filter(|member| member.node_id != group.node_id);
+    let answers = join_all(others.map(|member| look(services.consensus.ways(), &member.address))).await;
+    let answers = answers.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let known = known_to_all(answers.iter().chain([&group]));
+    if known > agreed {
+        services.proposer.propose(Command::RaiseFeatureVersion(known)).await?;
+        tracing::info!(known, "all masters know what is new since feature version {agreed}: it is used from now on");
+    }
+    Ok(known >= FEATURE_VERSION)
+}
+
+/// `masters` as each of them sees the group.
+fn known_to_all<'a>(masters: impl Iterator<Item = &'a Group>) -> u32 {
+    masters.map(|group| group.feature_version).fold(FEATURE_VERSION, u32::min)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(feature_version: u32) -> Group {
+        Group { feature_version, address: "m:1".into(), version: "0.0.9".into(), ..Group::default() }
+    }
+
+    #[test]
+    fn what_one_does_not_know_is_not_agreed_on() {
+        assert_eq!(known_to_all([].iter()), FEATURE_VERSION, "alone");
+        assert_eq!(known_to_all([group(2), group(3)].iter()), FEATURE_VERSION);
+        assert_eq!(known_to_all([group(2), group(FIRST)].iter()), FIRST);
+    }
+
+    #[test]
+    fn whoever_knows_less_is_refused_with_what_to_do() {
+        assert!(check(FEATURE_VERSION).is_ok());
+        let refused = check(FEATURE_VERSION + 1).unwrap_err().to_string();
+        assert!(refused.contains("feature version 3") && refused.contains("upgrade this master"), "{refused}");
+        assert!(check_joining(&group(3), 3).is_ok());
+        let refused = check_joining(&group(2), 3).unwrap_err().to_string();
+        assert!(
+            refused.contains("m:1") && refused.contains("0.0.9") && refused.contains("upgrade it first"),
+            "{refused}"
+        );
+    }
+}
