@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_conf::Failpoint;
+use cavern_conf::{Failpoint, backoff};
 use cavern_net::NetError;
 use cavern_net::master::{SUSPECT_AFTER, Stubs};
 use cavern_proto::master::{MutateReply, MutateRequest};
@@ -32,7 +32,7 @@ use crate::journal::Journal;
 /// Calls under way at a time. Changes gather while all are.
 const AHEAD: usize = 3;
 /// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = backoff::CHANGE_STREAM.first;
 /// Between two questions whether a master that owes an answer still leads.
 const SUSPECTED_AGAIN: Duration = Duration::from_secs(2);
 
