@@ -1,8 +1,8 @@
 //! Retries of what is temporary: `ufs.retries` more attempts, each after a pause.
 //!
 //! The pause before attempt n is drawn from the upper half of `retry_backoff · 2ⁿ`, at most `retry_backoff_max`
-//! ([`cavern_conf::backoff`]). Refusals (404, 403, 412, …) are final at once. Where
-//! somebody waits for the answer, an outage is waited for beyond that ([`crate::Ufs::patient`]).
+//! ([`cavern_conf::backoff`]). Refusals (404, 403, 412, …) are final at once. Where somebody waits for the answer, an
+//! outage is waited for beyond that ([`crate::Ufs::patient`]).
 //!
 //! A body that breaks off goes on where it stopped, and the retries of one GET count together over its whole life. The
 //! second request is pinned to the version whose bytes were already handed out: to the caller's ETag, or, where the

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use cavern_conf::{Config, check_master};
+use bytes::Bytes;
+use cavern_conf::{Config, check_master, host};
+use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{ListWorkersRequest, WorkerState};
 use clap::Args;
 
-use super::leader::Leader;
 use crate::error::CliError;
 use crate::local::{self, Cluster};
 use crate::runtime::block_on;
@@ -66,25 +67,26 @@ impl ClusterArgs {
         (!is_configured && conf.exists()).then_some(conf)
     }
 
-    /// A connection to the master that leads.
-    pub async fn connect(&self) -> Result<Stubs, CliError> {
-        Ok(Stubs::connect(&self.config()?).await?)
-    }
-
-    /// The way to the master that leads, whoever that will be.
-    pub async fn leader(&self) -> Result<Leader, CliError> {
-        Leader::connect(self.config()?).await
+    /// The way to the masters, which begins at the one that leads.
+    pub async fn masters(&self) -> Result<MasterChannel, CliError> {
+        Ok(MasterChannel::connect(&self.config()?).await?)
     }
 }
 
-/// How many workers of this cluster the master at an address counts as live.
-pub fn live_workers(config: &Config, master: String) -> Result<usize, CliError> {
+/// The id of a request: whoever sends it again with the same id is told what the first one did.
+pub fn new_request_id() -> Bytes {
+    Bytes::copy_from_slice(&host::random_id())
+}
+
+/// How many workers of this cluster the masters at these addresses count as live.
+pub fn live_workers(config: &Config, masters: Vec<String>) -> Result<usize, CliError> {
     let mut asked = Config { security: config.security.clone(), ..Config::default() };
     asked.cluster.name.clone_from(&config.cluster.name);
-    asked.cluster.masters = vec![master];
+    asked.cluster.masters = masters;
     block_on(async {
-        let mut connection = Stubs::connect(&asked).await?;
-        let table = connection.cluster.list_workers(ListWorkersRequest {}).await?.into_inner();
+        let masters = MasterChannel::connect(&asked).await?;
+        let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
+        let table = masters.ask(list).await?.into_inner();
         Ok(table.workers.iter().filter(|worker| worker.state() == WorkerState::Live).count())
     })
 }

@@ -146,7 +146,7 @@ impl ReportArgs {
             let unavailable = master.cluster.list_unavailable(request).await?.into_inner();
             Ok(Report::new(status, unavailable))
         };
-        let mut report = self.cluster.leader().await?.ask(ask).await?;
+        let mut report = self.cluster.masters().await?.ask(ask).await?;
         let config = self.cluster.config()?;
         let dial = Dial::of(&config)?;
         let group = Survey::take(&config.cluster.masters, &dial).await.view();

@@ -23,10 +23,12 @@ use tokio_util::task::TaskTracker;
 
 use self::breaker::{Breaker, Level};
 use self::members::{Members, Origin};
+use self::stubs::KEEP_ALIVE;
 use crate::error::NetError;
 
 mod breaker;
 mod channel;
+mod command;
 mod group;
 mod members;
 mod probe;
@@ -103,9 +105,13 @@ impl std::fmt::Debug for MasterChannel {
 impl MasterChannel {
     /// Makes the channels, inside a tokio runtime; they connect when first used.
     pub fn new(config: &Config) -> Result<Self, NetError> {
+        Self::with(config, KEEP_ALIVE)
+    }
+
+    fn with(config: &Config, keep_alive: Duration) -> Result<Self, NetError> {
         Ok(Self {
             inner: Arc::new(Inner {
-                masters: Members::new(config)?,
+                masters: Members::new(config, keep_alive)?,
                 timeout: config.client.metadata_timeout.get(),
                 group_epoch: AtomicU64::new(0),
                 breaker: Breaker::default(),

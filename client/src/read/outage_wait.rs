@@ -1,7 +1,7 @@
 //! Reads that wait for a bucket that cannot be reached, or does not answer in time.
 //!
-//! Each tries all its sources again after a pause. The first that succeeds wakes the others, so that none sleeps on when
-//! the outage is over. The log tells when the first read of a mount begins to wait, and when one has got through.
+//! Each tries all its sources again after a pause. The first that succeeds wakes the others, so that none sleeps on
+//! when the outage is over. The log tells when the first read of a mount begins to wait, and when one has got through.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{GetJobRequest, Job};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::view::JobView;
-use crate::cli::connect::ClusterArgs;
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
@@ -28,8 +28,7 @@ pub enum Interrupt {
 }
 
 pub struct Watch {
-    pub cluster: ClusterArgs,
-    pub connection: Stubs,
+    pub masters: MasterChannel,
     pub interrupt: Interrupt,
     pub json: bool,
     /// Cancelled by the first interrupt.
@@ -41,7 +40,7 @@ impl Watch {
     ///
     /// # Errors
     /// The job failed or was cancelled, the watch was interrupted, or no master answered for long.
-    pub async fn run(mut self, mut job: JobView) -> Result<(), CliError> {
+    pub async fn run(self, mut job: JobView) -> Result<(), CliError> {
         let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
         let stop = self.stop.clone();
         let mut said = Instant::now();
@@ -73,18 +72,19 @@ impl Watch {
     }
 
     /// The job as it stands, from the first master that answers within [`MASTER_PATIENCE`].
-    async fn ask(&mut self, id: u64) -> Result<Job, CliError> {
+    async fn ask(&self, id: u64) -> Result<Job, CliError> {
         let mut away: Option<Instant> = None;
         loop {
             let request = GetJobRequest { id, ..GetJobRequest::default() };
-            let cause = match tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.get_job(request)).await {
+            let ask = async |mut master: Stubs| master.cluster.get_job(request.clone()).await;
+            let cause = match tokio::time::timeout(ANSWER_TIMEOUT, self.masters.ask(ask)).await {
                 Ok(Ok(job)) => {
                     if away.is_some() {
                         console::remark("a master answers again");
                     }
                     return Ok(job.into_inner());
                 }
-                Ok(Err(status)) => match CliError::from(status) {
+                Ok(Err(error)) => match CliError::from(error) {
                     CliError::Unreachable(cause) => cause,
                     error => return Err(error),
                 },
@@ -101,27 +101,23 @@ impl Watch {
                 )));
             }
             tokio::time::sleep(POLL_PERIOD).await;
-            // One that cannot be reached yet is tried again with the next round.
-            if let Ok(connection) = self.cluster.connect().await {
-                self.connection = connection;
-            }
         }
     }
 
-    async fn interrupted(mut self, job: JobView) -> Result<(), CliError> {
+    async fn interrupted(self, job: JobView) -> Result<(), CliError> {
         let id = job.id;
         if self.interrupt == Interrupt::LeavesJob {
             return Err(CliError::Failed(format!("interrupted; job {id} goes on: `cv job cancel {id}` would end it")));
         }
         let request = GetJobRequest { id, ..GetJobRequest::default() };
-        let cancelled = tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.cancel_job(request));
-        let cause = match cancelled.await {
+        let cancel = async |mut master: Stubs| master.cluster.cancel_job(request.clone()).await;
+        let cause = match tokio::time::timeout(ANSWER_TIMEOUT, self.masters.ask(cancel)).await {
             Ok(Ok(job)) => {
                 let job = JobView::from(job.into_inner());
                 self.say(&job)?;
                 return job.outcome();
             }
-            Ok(Err(status)) => CliError::from(status).to_string(),
+            Ok(Err(error)) => CliError::from(error).to_string(),
             Err(_) => format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()),
         };
         Err(CliError::Unreachable(format!(

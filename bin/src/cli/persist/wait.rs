@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{PersistStatus, PersistStatusRequest};
 use tokio::time::Instant;
 
 use super::BacklogView;
-use crate::cli::connect::ClusterArgs;
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
@@ -22,8 +22,7 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 const MASTER_PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Wait {
-    pub cluster: ClusterArgs,
-    pub connection: Stubs,
+    pub masters: MasterChannel,
     pub path: String,
     pub json: bool,
 }
@@ -34,7 +33,7 @@ impl Wait {
     /// # Errors
     /// The time is over, nothing is left but files that have lost blocks, there is no such path, or no master answered
     /// for long.
-    pub async fn run(mut self, timeout: Option<Duration>) -> Result<(), CliError> {
+    pub async fn run(self, timeout: Option<Duration>) -> Result<(), CliError> {
         let began = Instant::now();
         let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
         let settling = timeout.map_or(SETTLE_TIMEOUT, |timeout| timeout.min(SETTLE_TIMEOUT));
@@ -78,16 +77,16 @@ impl Wait {
     }
 
     /// The backlog of changes up to a number, from the first master that answers within [`MASTER_PATIENCE`].
-    async fn ask(&mut self, up_to_change: u64, patience: Duration) -> Result<PersistStatus, CliError> {
+    async fn ask(&self, up_to_change: u64, patience: Duration) -> Result<PersistStatus, CliError> {
         let mut away: Option<Instant> = None;
         loop {
             // Clients bring what they have answered, and one that is cut off is waited for.
             let settle = up_to_change == 0;
             let request = PersistStatusRequest { path: self.path.clone(), up_to_change, settle };
-            let answer = tokio::time::timeout(patience, self.connection.cluster.get_persist_status(request));
-            let cause = match answer.await {
+            let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
+            let cause = match tokio::time::timeout(patience, self.masters.ask(ask)).await {
                 Ok(Ok(status)) => return Ok(status.into_inner()),
-                Ok(Err(status)) => match CliError::from(status) {
+                Ok(Err(error)) => match CliError::from(error) {
                     CliError::Unreachable(cause) => cause,
                     error => return Err(error),
                 },
@@ -104,10 +103,6 @@ impl Wait {
                 )));
             }
             tokio::time::sleep(POLL_PERIOD).await;
-            // One that cannot be reached yet is tried again with the next round.
-            if let Ok(connection) = self.cluster.connect().await {
-                self.connection = connection;
-            }
         }
     }
 }
