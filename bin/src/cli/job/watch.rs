@@ -7,8 +7,10 @@ use cavern_net::master::Stubs;
 use cavern_proto::master::{GetJobRequest, Job};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tonic::Response;
 
 use super::view::JobView;
+use crate::cli::connect::ask_patiently;
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
@@ -17,8 +19,6 @@ const POLL_PERIOD: Duration = Duration::from_millis(200);
 const LINE_PERIOD: Duration = Duration::from_secs(2);
 /// How long a master may take to answer one question; one that is only slow is asked again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long no master may answer: a restart, or until somebody starts it again.
-const MASTER_PATIENCE: Duration = Duration::from_secs(300);
 
 /// What an interrupt does beside ending the watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,37 +71,15 @@ impl Watch {
         if self.json { console::json_line(job) } else { console::line(job.line()) }
     }
 
-    /// The job as it stands, from the first master that answers within [`MASTER_PATIENCE`].
+    /// The job as it stands.
     async fn ask(&self, id: u64) -> Result<Job, CliError> {
-        let mut away: Option<Instant> = None;
-        loop {
-            let request = GetJobRequest { id, ..GetJobRequest::default() };
-            let ask = async |mut master: Stubs| master.cluster.get_job(request.clone()).await;
-            let cause = match tokio::time::timeout(ANSWER_TIMEOUT, self.masters.ask(ask)).await {
-                Ok(Ok(job)) => {
-                    if away.is_some() {
-                        console::remark("a master answers again");
-                    }
-                    return Ok(job.into_inner());
-                }
-                Ok(Err(error)) => match CliError::from(error) {
-                    CliError::Unreachable(cause) => cause,
-                    error => return Err(error),
-                },
-                Err(_) => format!("the master does not answer within {} s", ANSWER_TIMEOUT.as_secs()),
-            };
-            let since = *away.get_or_insert_with(|| {
-                console::remark(format_args!("{cause}; waiting for a master, the job goes on when there is one"));
-                Instant::now()
-            });
-            if since.elapsed() >= MASTER_PATIENCE {
-                return Err(CliError::Unreachable(format!(
-                    "no master has answered for {} s ({cause}): the job goes on with one: `cv job wait {id}`",
-                    MASTER_PATIENCE.as_secs()
-                )));
-            }
-            tokio::time::sleep(POLL_PERIOD).await;
-        }
+        let request = GetJobRequest { id, ..GetJobRequest::default() };
+        let ask = async |mut master: Stubs| master.cluster.get_job(request.clone()).await;
+        let job = ask_patiently(&self.masters, ANSWER_TIMEOUT, "the job", ask).await;
+        job.map(Response::into_inner).map_err(|error| match error {
+            CliError::Unreachable(cause) => CliError::Unreachable(format!("{cause}: `cv job wait {id}`")),
+            error => error,
+        })
     }
 
     async fn interrupted(self, job: JobView) -> Result<(), CliError> {

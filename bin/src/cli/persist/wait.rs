@@ -6,8 +6,10 @@ use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{PersistStatus, PersistStatusRequest};
 use tokio::time::Instant;
+use tonic::Response;
 
 use super::BacklogView;
+use crate::cli::connect::ask_patiently;
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
@@ -18,8 +20,6 @@ const LINE_PERIOD: Duration = Duration::from_secs(2);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The same of the first, before which clients are waited for: for some of their leases.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long no master may answer.
-const MASTER_PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Wait {
     pub masters: MasterChannel,
@@ -76,34 +76,13 @@ impl Wait {
         if self.json { console::json_line(view) } else { console::line(view.line()) }
     }
 
-    /// The backlog of changes up to a number, from the first master that answers within [`MASTER_PATIENCE`].
-    async fn ask(&self, up_to_change: u64, patience: Duration) -> Result<PersistStatus, CliError> {
-        let mut away: Option<Instant> = None;
-        loop {
-            // Clients bring what they have answered, and one that is cut off is waited for.
-            let settle = up_to_change == 0;
-            let request = PersistStatusRequest { path: self.path.clone(), up_to_change, settle };
-            let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
-            let cause = match tokio::time::timeout(patience, self.masters.ask(ask)).await {
-                Ok(Ok(status)) => return Ok(status.into_inner()),
-                Ok(Err(error)) => match CliError::from(error) {
-                    CliError::Unreachable(cause) => cause,
-                    error => return Err(error),
-                },
-                Err(_) => format!("the master does not answer within {} s", patience.as_secs()),
-            };
-            let since = *away.get_or_insert_with(|| {
-                console::remark(format_args!("{cause}; waiting for a master, persistence goes on when there is one"));
-                Instant::now()
-            });
-            if since.elapsed() >= MASTER_PATIENCE {
-                return Err(CliError::Unreachable(format!(
-                    "no master has answered for {} s ({cause}): persistence goes on when one is started",
-                    MASTER_PATIENCE.as_secs()
-                )));
-            }
-            tokio::time::sleep(POLL_PERIOD).await;
-        }
+    /// The backlog of changes up to a number.
+    async fn ask(&self, up_to_change: u64, answer_timeout: Duration) -> Result<PersistStatus, CliError> {
+        // Clients bring what they have answered, and one that is cut off is waited for.
+        let settle = up_to_change == 0;
+        let request = PersistStatusRequest { path: self.path.clone(), up_to_change, settle };
+        let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
+        ask_patiently(&self.masters, answer_timeout, "persistence", ask).await.map(Response::into_inner)
     }
 }
 
