@@ -10,7 +10,6 @@ mod fuse;
 mod gen_images;
 mod host_path;
 mod job;
-mod leader;
 mod load;
 mod local;
 mod mount;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_conf::Config;
+use cavern_conf::{Config, backoff};
 use cavern_net::master::MasterChannel;
 use cavern_net::{NetError, Placement, WorkerPool};
 use cavern_proto::master::mutation::Change;
@@ -24,9 +24,6 @@ use crate::read::Files;
 use crate::staged::StagedFiles;
 use crate::stats::Stats;
 use crate::tables::Tables;
-
-/// Between two attempts to commit what the process before has left.
-const SETTLE_PAUSE: Duration = Duration::from_millis(500);
 
 /// What a client goes on from, whose process has died.
 pub struct Predecessor {
@@ -182,10 +179,11 @@ impl Client {
 
     /// Commits files of which the process before had written something, and that nobody has open here, until `stop`.
     pub async fn settle(&self, written: Vec<File>, stop: CancellationToken) {
+        let mut backoff = backoff::COMMIT.begin();
         let settled = async {
             while written.iter().any(File::is_dirty) {
                 self.contents.commit_all().await;
-                tokio::time::sleep(SETTLE_PAUSE).await;
+                backoff.wait().await;
             }
         };
         let _stopped = stop.run_until_cancelled(settled).await;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cavern_conf::schema;
+use cavern_conf::{backoff, schema};
 use cavern_net::WorkerPool;
 use cavern_net::master::{MasterChannel, Stubs};
 use cavern_proto::master::{ListMountsRequest, ListWorkersRequest};
@@ -20,8 +20,6 @@ use crate::error::ClientError;
 use crate::mounts::{MountView, Mounts};
 use crate::single_flight::SingleFlight;
 
-/// Pause after a table could not be fetched.
-const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// How old the worker table may be where it is to be renewed, and how long that is waited for.
 const RENEW_AFTER: Duration = Duration::from_secs(1);
 const RENEW_WAIT: Duration = Duration::from_secs(1);
@@ -145,6 +143,7 @@ impl Tables {
 
     /// Fetches what was asked for until `stop`; `mounts_replaced` is called after every new mount table.
     pub(crate) async fn keep_current(&self, stop: CancellationToken, mounts_replaced: impl Fn(&Mounts)) {
+        let mut backoff = backoff::MASTER.begin();
         loop {
             tokio::select! {
                 () = self.stale.wake.notified() => {}
@@ -162,8 +161,10 @@ impl Tables {
                     self.stale.workers.store(true, Ordering::Relaxed);
                 }
                 if self.stale.mounts.load(Ordering::Relaxed) || self.stale.workers.load(Ordering::Relaxed) {
-                    tokio::time::sleep(RETRY_PAUSE).await;
+                    backoff.wait().await;
                     self.stale.wake.notify_one();
+                } else {
+                    backoff.reset();
                 }
             };
             tokio::select! {

@@ -8,6 +8,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod accounts;
+pub mod backoff;
 mod check;
 mod dirs;
 mod endpoint;

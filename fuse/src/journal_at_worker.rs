@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_client::{Client, Identity, Journal, Replayed};
-use cavern_conf::Config;
+use cavern_conf::{Config, backoff};
 use cavern_net::journals::{Ask, Hello, Kept, hand_over};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -18,9 +18,6 @@ use tracing::{debug, error, info, warn};
 use crate::error::FuseError;
 use crate::inheritance::MountRecord;
 
-/// Between two looks for a worker of this host: at first, and at most.
-const PAUSE_FIRST: Duration = Duration::from_millis(200);
-const PAUSE_MOST: Duration = Duration::from_secs(5);
 /// A worker that is there answers at once.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
 /// A daemon that has outlived its keeper may still have the journal, for a moment.
@@ -31,7 +28,7 @@ const REPLAY_WAIT: Duration = Duration::from_secs(40);
 
 /// Has a worker keep the journal, until this is stopped.
 pub(crate) async fn keep(client: Arc<Client>, journal: Arc<Journal>, keeper: OwnedFd, who: Identity) {
-    let mut pause = PAUSE_FIRST;
+    let mut backoff = backoff::JOURNAL_KEEPER.begin();
     loop {
         // From before the look, so that no worker is missed that comes meanwhile.
         let other_workers = client.pool().workers_changed();
@@ -41,11 +38,10 @@ pub(crate) async fn keep(client: Arc<Client>, journal: Arc<Journal>, keeper: Own
             debug!(worker, "a worker of this host keeps the journal of the mount");
             kept.ended().await;
             debug!(worker, "the worker that kept the journal of the mount has ended");
-            pause = PAUSE_FIRST;
+            backoff.reset();
         }
         // One of this host may be among those that have just come.
-        let _at_once = timeout(pause, other_workers).await;
-        pause = (pause * 2).min(PAUSE_MOST);
+        let _at_once = timeout(backoff.next_pause(), other_workers).await;
     }
 }
 

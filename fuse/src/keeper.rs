@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use cavern_conf::backoff::{self, Backoff};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
@@ -46,9 +47,6 @@ const OWN: &str = "/proc/self/exe";
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// The same when it has let go of its end of the link.
 const LOOK_AT_END: Duration = Duration::from_millis(20);
-/// Between a daemon's death and the start of the next: at first, and at most.
-const PAUSE_FIRST: Duration = Duration::from_millis(10);
-const PAUSE_MOST: Duration = Duration::from_secs(1);
 /// A mount whose daemon dies so often within [`OFTEN_WITHIN`] after it had begun to serve is given up.
 const OFTEN: usize = 20;
 const OFTEN_WITHIN: Duration = Duration::from_secs(60);
@@ -139,7 +137,8 @@ struct Keeper {
     /// Daemons that are dead and have not ended yet: each is waited for.
     ending: JoinSet<()>,
     deaths: VecDeque<Instant>,
-    pause: Duration,
+    /// Between a daemon's death and the start of the next.
+    backoff: Backoff,
     unserved_since: Option<Instant>,
 }
 
@@ -169,7 +168,7 @@ pub async fn keep(arguments: Vec<OsString>, stop: CancellationToken) -> Result<K
         executable: Executable::Installed,
         ending: JoinSet::new(),
         deaths: VecDeque::new(),
-        pause: PAUSE_FIRST,
+        backoff: backoff::DAEMON.begin(),
         unserved_since: None,
     };
     keeper.run(stop).await
@@ -198,7 +197,8 @@ impl Keeper {
                     if is_stopping {
                         daemon.stop();
                     }
-                    (self.pause, self.unserved_since, ready_by) = (PAUSE_FIRST, None, None);
+                    (self.unserved_since, ready_by) = (None, None);
+                    self.backoff.reset();
                     if let Some(asked) = asked.take() {
                         asked.answer(self.executable == Executable::Installed, daemon.pid).await;
                     }
@@ -229,8 +229,7 @@ impl Keeper {
                         return Ok(kept);
                     }
                     self.died(daemon, status, asked.is_some())?;
-                    sleep(self.pause).await;
-                    self.pause = (self.pause * 2).min(PAUSE_MOST);
+                    self.backoff.wait().await;
                     daemon = self.start().await?;
                     ready_by = asked.is_some().then(|| Instant::now() + READY_WAIT);
                 }

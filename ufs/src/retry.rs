@@ -1,8 +1,8 @@
 //! Retries of what is temporary: `ufs.retries` more attempts, each after a pause.
 //!
-//! The pause before attempt n is drawn from the upper half of `retry_backoff · 2ⁿ`, at most `retry_backoff_max`, so
-//! that clients which failed together do not come back together. Refusals (404, 403, 412, …) are final at once. Where
-//! somebody waits for the answer, an outage is waited for beyond that ([`crate::Ufs::patient`]).
+//! The pause before attempt n is drawn from the upper half of `retry_backoff · 2ⁿ`, at most `retry_backoff_max`
+//! ([`cavern_conf::backoff`]). Refusals (404, 403, 412, …) are final at once. Where somebody waits for the answer, an
+//! outage is waited for beyond that ([`crate::Ufs::patient`]).
 //!
 //! A body that breaks off goes on where it stopped, and the retries of one GET count together over its whole life. The
 //! second request is pinned to the version whose bytes were already handed out: to the caller's ETag, or, where the
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_conf::host;
+use cavern_conf::backoff::Profile;
 use futures::{FutureExt, StreamExt, stream};
 use tokio::time::Instant;
 
@@ -23,28 +23,11 @@ use crate::metrics::StoreMetrics;
 use crate::object::ObjectMeta;
 use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Backoff {
-    pub retries: usize,
-    pub first: Duration,
-    pub longest: Duration,
-}
-
-impl Backoff {
-    /// Longest pause before the retry of this number, from 0.
-    pub(crate) fn ceiling(&self, retry: usize) -> Duration {
-        let doublings = u32::try_from(retry).unwrap_or(u32::MAX).min(31);
-        self.first.saturating_mul(1 << doublings).min(self.longest)
-    }
-
-    async fn pause(&self, retry: usize) {
-        tokio::time::sleep(self.ceiling(retry).mul_f64(host::jitter(0.5..1.0))).await;
-    }
-}
-
 pub(crate) struct Retrying {
     pub inner: Arc<dyn ObjectStore>,
-    pub backoff: Backoff,
+    /// More attempts after the first one.
+    pub retries: u32,
+    pub pauses: Profile,
     pub metrics: Arc<StoreMetrics>,
     /// How long a call tries again while the store cannot be reached, however many attempts that takes.
     pub patience: Duration,
@@ -52,7 +35,7 @@ pub(crate) struct Retrying {
 
 /// What became of a call so far.
 struct Failures {
-    attempts: usize,
+    attempts: u32,
     began: Instant,
 }
 
@@ -66,12 +49,12 @@ impl Retrying {
     /// Counts a failed attempt and waits, or gives the error back when it is final.
     async fn survive(&self, error: UfsError, failed: &mut Failures) -> Result<(), UfsError> {
         let is_waited_for = || error.is_outage() && failed.began.elapsed() < self.patience;
-        if !error.is_temporary() || failed.attempts >= self.backoff.retries && !is_waited_for() {
+        if !error.is_temporary() || failed.attempts >= self.retries && !is_waited_for() {
             return Err(error);
         }
         self.metrics.retries.inc();
-        self.backoff.pause(failed.attempts).await;
-        failed.attempts += 1;
+        tokio::time::sleep(self.pauses.pause(failed.attempts)).await;
+        failed.attempts = failed.attempts.saturating_add(1);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use cavern_conf::backoff::{Jitter, Profile};
 use cavern_conf::schema;
 use futures::{StreamExt, stream};
 
@@ -22,7 +23,7 @@ use crate::lister::Lister;
 use crate::memory::MemoryBucket;
 use crate::metrics::{Instrumented, UfsStats};
 use crate::object::{ListMode, ObjectMeta};
-use crate::retry::{Backoff, Retrying};
+use crate::retry::Retrying;
 use crate::s3::{self, KeyLender};
 use crate::shared_store::SharedStore;
 use crate::store::{ByteStream, ListRequest, ObjectStore};
@@ -130,10 +131,10 @@ impl Ufs {
             permits: shared.permits.clone(),
             wait: conf.request_timeout.get(),
         };
-        let backoff =
-            Backoff { retries: conf.retries, first: conf.retry_backoff.get(), longest: conf.retry_backoff_max.get() };
+        let retries = u32::try_from(conf.retries).unwrap_or(u32::MAX);
+        let pauses = Profile::new(conf.retry_backoff.get(), conf.retry_backoff_max.get(), Jitter::Half);
         let (metrics, patience) = (shared.metrics.clone(), Duration::ZERO);
-        let store = Arc::new(Retrying { inner: Arc::new(limited), backoff, metrics, patience });
+        let store = Arc::new(Retrying { inner: Arc::new(limited), retries, pauses, metrics, patience });
         Self(Arc::new(Inner { raw, store, shared, prefix, conf }))
     }
 
@@ -142,9 +143,9 @@ impl Ufs {
     #[must_use]
     pub fn patient(&self, patience: Duration) -> Self {
         let Inner { raw, store, shared, prefix, conf } = &*self.0;
-        let Retrying { inner, backoff, metrics, .. } = &**store;
+        let Retrying { inner, retries, pauses, metrics, .. } = &**store;
         let (inner, metrics) = (inner.clone(), metrics.clone());
-        let store = Arc::new(Retrying { inner, backoff: *backoff, metrics, patience });
+        let store = Arc::new(Retrying { inner, retries: *retries, pauses: *pauses, metrics, patience });
         Self(Arc::new(Inner {
             raw: raw.clone(),
             store,
@@ -228,11 +229,10 @@ impl Ufs {
     /// and `io_timeout` for each MiB begun of the body.
     pub fn deadline(&self, bytes: u64) -> Duration {
         let conf = &self.0.conf;
-        let backoff = self.0.store.backoff;
+        let Retrying { retries, pauses, .. } = &*self.0.store;
         let attempt = conf.request_timeout.get() * 2 + body_limit(bytes, conf.io_timeout.get());
-        let attempts = u32::try_from(backoff.retries.saturating_add(1)).unwrap_or(u32::MAX);
-        let pauses = (0..backoff.retries).map(|retry| backoff.ceiling(retry));
-        pauses.fold(attempt.saturating_mul(attempts), Duration::saturating_add)
+        let pauses = (0..*retries).map(|retry| pauses.ceiling(retry));
+        pauses.fold(attempt.saturating_mul(retries.saturating_add(1)), Duration::saturating_add)
     }
 
     pub(crate) fn store(&self) -> &impl ObjectStore {

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_conf::backoff;
 use cavern_net::master::Stubs;
 use cavern_net::{MasterChannel, NetError};
 use cavern_proto::master::{DiskReport, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState};
@@ -19,8 +20,6 @@ use crate::mounts::Mounts;
 use crate::server::Membership;
 use crate::store::Store;
 
-/// Between two attempts, while no master answers: the next one that leads has to hear of this worker soon.
-const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Bounds of what the master may ask for as heartbeat interval.
 const INTERVALS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
 
@@ -86,7 +85,8 @@ impl Heartbeat {
                             error => warn!("cannot reach the master; serving goes on without it: {error}"),
                         }
                     }
-                    interval.map_or(RETRY_INTERVAL, |every| every.min(RETRY_INTERVAL))
+                    let pause = backoff::HEARTBEAT.pause(0);
+                    interval.map_or(pause, |every| every.min(pause))
                 }
             };
             if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {

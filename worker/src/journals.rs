@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use cavern_conf::backoff;
 use cavern_conf::process::LogLimit;
 use cavern_net::journals::{self, Ask, Hello};
 use parking_lot::Mutex;
@@ -41,15 +42,10 @@ const JOURNALS_MAX: usize = 64;
 const CONNECTIONS_MAX: usize = 256;
 /// Whoever connects says at once what for.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
-/// After a failed accept.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often it is looked whether a keeper is dead, while nobody serves its mount.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Processes that replay at a time.
 const REPLAYS: usize = 8;
-/// Between two of them for the same journal: at first, and at most.
-const PAUSE_FIRST: Duration = Duration::from_millis(200);
-const PAUSE_MOST: Duration = Duration::from_secs(5);
 /// A journal that could not be replayed for so long is given up: while no master leads, no session ends.
 const GIVE_UP: Duration = Duration::from_secs(600);
 /// One process ends by itself before this.
@@ -166,7 +162,7 @@ impl Journals {
                 Ok(_refused) => {}
                 Err(error) => {
                     warn!(%error, "cannot accept a connection for journals");
-                    sleep(ACCEPT_PAUSE).await;
+                    sleep(backoff::ACCEPT.first).await;
                 }
             }
         }
@@ -295,7 +291,7 @@ impl Journals {
         if let Some(suppressed) = self.deaths.admit(()) {
             warn!(mount, suppressed, "all processes of a mount are dead: what it had answered is made");
         }
-        let (begun, mut pause) = (Instant::now(), PAUSE_FIRST);
+        let (begun, mut backoff) = (Instant::now(), backoff::REPLAY.begin());
         loop {
             let how = match self.replay_once(journal).await {
                 Ok(()) => return,
@@ -309,11 +305,10 @@ impl Journals {
             if let Some(suppressed) = self.retries.admit(()) {
                 warn!(mount, how, suppressed, "what the mount had answered is not all made: once more");
             }
-            if self.stop.run_until_cancelled(sleep(pause)).await.is_none() {
+            if self.stop.run_until_cancelled(backoff.wait()).await.is_none() {
                 warn!(mount, "the worker stops: what the mount had answered last is lost, unless it is being made");
                 return;
             }
-            pause = (pause * 2).min(PAUSE_MOST);
         }
     }
 

@@ -5,6 +5,7 @@ mod view;
 mod watch;
 
 use cavern_conf::process;
+use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{GetJobRequest, ListJobsRequest};
 use clap::{Args, Subcommand};
@@ -117,7 +118,7 @@ struct JobArgs {
 impl ListArgs {
     async fn run(self) -> Result<(), CliError> {
         let list = async |mut master: Stubs| master.cluster.list_jobs(ListJobsRequest {}).await;
-        let jobs = self.cluster.leader().await?.ask(list).await?.into_inner().jobs;
+        let jobs = self.cluster.masters().await?.ask(list).await?.into_inner().jobs;
         let jobs: Vec<_> = jobs.into_iter().map(JobView::from).collect();
         match (self.json, jobs.is_empty()) {
             (true, _) => console::json(&jobs),
@@ -136,24 +137,23 @@ impl JobArgs {
 
     async fn wait(self) -> Result<(), CliError> {
         let stop = process::shutdown_on_signals();
-        let (job, connection) = self.get().await?;
-        let Self { cluster, json, .. } = self;
-        Watch { cluster, connection, interrupt: Interrupt::LeavesJob, json, stop }.run(job).await
+        let (job, masters) = self.get().await?;
+        Watch { masters, interrupt: Interrupt::LeavesJob, json: self.json, stop }.run(job).await
     }
 
     async fn cancel(self) -> Result<(), CliError> {
         let request = GetJobRequest { id: self.id, ..GetJobRequest::default() };
         let cancel = async |mut master: Stubs| master.cluster.cancel_job(request.clone()).await;
-        let job = JobView::from(self.cluster.leader().await?.ask(cancel).await?.into_inner());
+        let job = JobView::from(self.cluster.masters().await?.ask(cancel).await?.into_inner());
         job.print(self.json)
     }
 
-    /// The job as it stands, and who has answered.
-    async fn get(&self) -> Result<(JobView, Stubs), CliError> {
-        let mut leader = self.cluster.leader().await?;
+    /// The job as it stands, and the way to the masters.
+    async fn get(&self) -> Result<(JobView, MasterChannel), CliError> {
+        let masters = self.cluster.masters().await?;
         let request = GetJobRequest { id: self.id, ..GetJobRequest::default() };
-        let job = leader.ask(async |mut master: Stubs| master.cluster.get_job(request.clone()).await).await?;
-        Ok((job.into_inner().into(), leader.into_stubs()))
+        let job = masters.ask(async |mut master: Stubs| master.cluster.get_job(request.clone()).await).await?;
+        Ok((job.into_inner().into(), masters))
     }
 }
 

@@ -23,8 +23,7 @@ use self::clients::{ClientArgs, shown_rules};
 use self::credentials::CredentialArgs;
 use self::keys::KeysView;
 use self::update::UpdateArgs;
-use super::connect::ClusterArgs;
-use super::leader::new_request_id;
+use super::connect::{ClusterArgs, new_request_id};
 use crate::console;
 use crate::error::CliError;
 
@@ -267,7 +266,7 @@ impl MountArgs {
         let take_over = self.take_over;
         let request = MountRequest { mount: Some(mount), check_only, request_id: new_request_id(), take_over };
         let mount = async |mut master: Stubs| master.cluster.mount(request.clone()).await;
-        let reply = self.cluster.leader().await?.ask(mount).await?.into_inner();
+        let reply = self.cluster.masters().await?.ask(mount).await?.into_inner();
         let view = MountView::answered(&reply);
         if reply.is_empty {
             console::remark(format_args!(
@@ -323,7 +322,7 @@ impl MountArgs {
 
     async fn list(self) -> Result<(), CliError> {
         let list = async |mut master: Stubs| master.cluster.list_mounts(ListMountsRequest {}).await;
-        let table = self.cluster.leader().await?.ask(list).await?.into_inner();
+        let table = self.cluster.masters().await?.ask(list).await?.into_inner();
         let views = MountView::all(&table);
         if self.json { console::json(&views) } else { print(&views) }
     }
@@ -348,10 +347,10 @@ pub struct UmountArgs {
 
 impl UmountArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let mut leader = self.cluster.leader().await?;
+        let masters = self.cluster.masters().await?;
         let request = UnmountRequest { path: self.path, discard: self.discard, request_id: new_request_id() };
         let unmount = async |mut master: Stubs| master.cluster.unmount(request.clone()).await;
-        let reply = leader.ask(unmount).await?.into_inner();
+        let reply = masters.ask(unmount).await?.into_inner();
         let mount = reply.mount.unwrap_or_default();
         console::line(format_args!("{} is no longer mounted at {}", mount.uri, mount.path))
     }

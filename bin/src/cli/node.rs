@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
     DrainWorkerRequest, ListWorkersRequest, RemoveWorkerRequest, UnavailableFiles, Worker, WorkerBlocks,
@@ -11,8 +12,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::connect::ClusterArgs;
-use super::leader::{Leader, new_request_id};
+use super::connect::{ClusterArgs, new_request_id};
 use super::report::{WorkerView, print_workers};
 use crate::console::{self, Progress};
 use crate::error::CliError;
@@ -115,8 +115,8 @@ impl NodeCommand {
     pub async fn run(self) -> Result<(), CliError> {
         match self {
             Self::List(args) => {
-                let mut leader = args.cluster.leader().await?;
-                let views: Vec<_> = workers(&mut leader).await?.iter().map(WorkerView::new).collect();
+                let masters = args.cluster.masters().await?;
+                let views: Vec<_> = workers(&masters).await?.iter().map(WorkerView::new).collect();
                 if args.json { console::json(&views) } else { print_workers(&views) }
             }
             Self::Drain(args) => args.run().await,
@@ -127,10 +127,10 @@ impl NodeCommand {
 
 impl DrainArgs {
     async fn run(self) -> Result<(), CliError> {
-        let mut leader = self.cluster.leader().await?;
-        let worker_id = find(&workers(&mut leader).await?, &self.worker)?;
+        let masters = self.cluster.masters().await?;
+        let worker_id = find(&workers(&masters).await?, &self.worker)?;
         let request = DrainWorkerRequest { worker_id, undo: self.undo };
-        let blocks = leader.ask(async |mut master: Stubs| master.cluster.drain_worker(request).await).await?;
+        let blocks = masters.ask(async |mut master: Stubs| master.cluster.drain_worker(request).await).await?;
         let mut view = BlocksView::new(worker_id, blocks.into_inner());
         let mut progress = if self.watch && !self.json { Progress::new()? } else { Progress::hidden() };
         let (whole, mut said) = (view.blocks, Instant::now());
@@ -142,7 +142,7 @@ impl DrainArgs {
             }
             let asked = Instant::now();
             let request = WorkerBlocksRequest { worker_id };
-            let blocks = leader.ask(async |mut master: Stubs| master.cluster.get_worker_blocks(request).await).await?;
+            let blocks = masters.ask(async |mut master: Stubs| master.cluster.get_worker_blocks(request).await).await?;
             view = BlocksView::new(worker_id, blocks.into_inner());
             // Counting many blocks takes the master a while.
             tokio::time::sleep(POLL_PERIOD.max(asked.elapsed() * 5)).await;
@@ -180,11 +180,11 @@ impl BlocksView {
 
 impl RemoveArgs {
     async fn run(self) -> Result<(), CliError> {
-        let mut leader = self.cluster.leader().await?;
-        let worker = find(&workers(&mut leader).await?, &self.worker)?;
+        let masters = self.cluster.masters().await?;
+        let worker = find(&workers(&masters).await?, &self.worker)?;
         let request = RemoveWorkerRequest { worker_id: worker, force: self.force, request_id: new_request_id() };
         let remove = async |mut master: Stubs| master.cluster.remove_worker(request.clone()).await;
-        let reply = leader.ask(remove).await?.into_inner();
+        let reply = masters.ask(remove).await?.into_inner();
         let UnavailableFiles { files, blocks, listed, .. } = reply.only_here.unwrap_or_default();
         let paths = listed.into_iter().map(|file| file.path).collect();
         let view = RemovedView { worker, removed: reply.removed, reason: reply.reason, files, blocks, paths };
@@ -216,9 +216,9 @@ impl RemovedView {
     }
 }
 
-async fn workers(leader: &mut Leader) -> Result<Vec<Worker>, CliError> {
+async fn workers(masters: &MasterChannel) -> Result<Vec<Worker>, CliError> {
     let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
-    Ok(leader.ask(list).await?.into_inner().workers)
+    Ok(masters.ask(list).await?.into_inner().workers)
 }
 
 /// The worker that is meant by a number, a data address, or the name of a host with one worker.

@@ -157,7 +157,7 @@ impl StatusArgs {
     async fn run(self) -> Result<(), CliError> {
         let request = PersistStatusRequest { path: self.path.clone(), ..PersistStatusRequest::default() };
         let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
-        let status = self.cluster.leader().await?.ask(ask).await?.into_inner();
+        let status = self.cluster.masters().await?.ask(ask).await?.into_inner();
         let view = BacklogView::new(&self.path, status);
         if self.json { console::json(&view) } else { console::line(view.line()) }
     }
@@ -165,8 +165,8 @@ impl StatusArgs {
 
 impl WaitArgs {
     async fn run(self) -> Result<(), CliError> {
-        let connection = self.cluster.connect().await?;
+        let masters = self.cluster.masters().await?;
         let timeout = self.timeout.map(Interval::get);
-        Wait { cluster: self.cluster, connection, path: self.path, json: self.json }.run(timeout).await
+        Wait { masters, path: self.path, json: self.json }.run(timeout).await
     }
 }

@@ -3,7 +3,9 @@
 mod connection;
 mod survey;
 
-use cavern_conf::Config;
+use cavern_conf::{Config, backoff};
+use cavern_net::MasterChannel;
+use cavern_net::master::Stubs;
 use cavern_proto::raft::{
     AddMasterRequest, Group, MakeSnapshotRequest, Member, RemoveMasterRequest, TransferLeadRequest,
 };
@@ -11,7 +13,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use self::connection::{Attempt, ELECTION_PATIENCE, ELECTION_POLL, unreachable, until_answered};
+use self::connection::{Attempt, ELECTION_PATIENCE, unreachable, until_answered};
 pub use self::connection::{Dial, ask_leader};
 pub use self::survey::{GroupView, MasterRole, MasterView, Survey};
 use super::connect::{ClusterArgs, master_address};
@@ -167,6 +169,7 @@ struct Led {
     view: GroupView,
     leader: String,
     dial: Dial,
+    masters: MasterChannel,
 }
 
 impl Led {
@@ -174,20 +177,21 @@ impl Led {
     async fn find(cluster: &ClusterArgs) -> Result<Self, CliError> {
         let config = cluster.config()?;
         let dial = Dial::of(&config)?;
-        let deadline = Instant::now() + ELECTION_PATIENCE;
+        let (mut backoff, deadline) = (backoff::MASTER.begin(), Instant::now() + ELECTION_PATIENCE);
         loop {
             let survey = ask(&config, &dial).await?;
             let view = survey.view();
             if let Some(leader) = survey.leader_address().map(str::to_owned) {
-                return Ok(Self { survey, view, leader, dial });
+                let masters = MasterChannel::for_command(&config)?;
+                masters.begin_at(&leader);
+                return Ok(Self { survey, view, leader, dial, masters });
             }
-            if !view.majority || Instant::now() > deadline {
+            if !view.majority || !backoff.wait_before(deadline).await {
                 return Err(CliError::Unreachable(format!(
                     "no master leads ({}): see `cv raft status`",
                     view.summary()
                 )));
             }
-            tokio::time::sleep(ELECTION_POLL).await;
         }
     }
 
@@ -205,7 +209,7 @@ impl Led {
 
     async fn transfer(&self, node_id: u64) -> Result<Option<Group>, CliError> {
         let request = TransferLeadRequest { node_id };
-        ask_leader(self.leader.clone(), &self.dial, async |master| master.transfer_lead(request).await).await
+        ask_leader(&self.masters, async |mut master: Stubs| master.raft.transfer_lead(request).await).await
     }
 }
 
@@ -297,8 +301,8 @@ impl AddArgs {
         }
         let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
         progress.show(None, format!("{address} is given the namespace"))?;
-        let group = ask_leader(led.leader.clone(), &led.dial, async |master| {
-            master.add_master(AddMasterRequest { address: address.to_owned() }).await
+        let group = ask_leader(&led.masters, async |mut master: Stubs| {
+            master.raft.add_master(AddMasterRequest { address: address.to_owned() }).await
         })
         .await?;
         drop(progress);
@@ -333,13 +337,13 @@ impl RemoveArgs {
             )));
         }
         // A leader that takes itself out would leave the others to an election.
-        let mut leader = led.leader.clone();
         if led.view.leader == Some(self.id) {
             let Some(group) = led.transfer(0).await? else { return Ok(None) };
-            leader = address_of(&group, group.leader).unwrap_or(leader);
+            let next = group.members.iter().find(|member| member.node_id == group.leader);
+            next.inspect(|next| led.masters.begin_at(&next.address));
         }
-        let group = ask_leader(leader, &led.dial, async |master| {
-            master.remove_master(RemoveMasterRequest { node_id: self.id }).await
+        let group = ask_leader(&led.masters, async |mut master: Stubs| {
+            master.raft.remove_master(RemoveMasterRequest { node_id: self.id }).await
         })
         .await?;
         let Some(group) = group else { return Ok(None) };
@@ -403,17 +407,13 @@ impl SnapshotArgs {
             None => Led::find(&self.cluster).await.map(|led| (led.leader, led.dial))?,
         };
         let mut master = dial.connect(&address).await.map_err(|cause| unreachable(&address, &cause))?;
-        let group = master.make_snapshot(MakeSnapshotRequest {}).await?.into_inner();
+        let group = master.raft.make_snapshot(MakeSnapshotRequest {}).await?.into_inner();
         let (snapshot_index, last_index) = (group.snapshot_index, group.last_index);
         if self.json {
             return console::json(&SnapshotView { address, snapshot_index, last_index });
         }
         console::line(format_args!("the master at {address} has a snapshot of all up to entry {snapshot_index}"))
     }
-}
-
-fn address_of(group: &Group, id: u64) -> Option<String> {
-    group.members.iter().find(|member| member.node_id == id).map(|member| member.address.clone())
 }
 
 /// Says who may not know a master that was taken in.

@@ -85,7 +85,7 @@ impl RefreshArgs {
             }
             Ok((last, names))
         };
-        let (last, names) = self.cluster.leader().await?.ask(refresh).await?;
+        let (last, names) = self.cluster.masters().await?.ask(refresh).await?;
         if !last.done {
             return Err(CliError::Failed(format!("the master gave up refreshing {}: see its log", self.path)));
         }

@@ -148,7 +148,7 @@ impl ReportArgs {
     pub async fn run(self) -> Result<(), CliError> {
         if self.tasks {
             let ask = async |mut master: Stubs| Ok(master.cluster.status(StatusRequest {}).await?.into_inner().tasks);
-            let tasks = self.cluster.leader().await?.ask(ask).await?;
+            let tasks = self.cluster.masters().await?.ask(ask).await?;
             let tasks: Vec<_> = tasks.into_iter().map(TaskView::from).collect();
             return if self.json { console::json(&tasks) } else { tasks::print(&tasks) };
         }
@@ -158,7 +158,7 @@ impl ReportArgs {
             let unavailable = master.cluster.list_unavailable(request).await?.into_inner();
             Ok(Report::new(status, unavailable))
         };
-        let mut report = self.cluster.leader().await?.ask(ask).await?;
+        let mut report = self.cluster.masters().await?.ask(ask).await?;
         let config = self.cluster.config()?;
         let dial = Dial::of(&config)?;
         let group = Survey::take(&config.cluster.masters, &dial).await.view();

@@ -6,8 +6,7 @@ use cavern_proto::raft::{RotateSecretsReply, RotateSecretsRequest};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::connect::ClusterArgs;
-use super::leader::new_request_id;
+use super::connect::{ClusterArgs, new_request_id};
 use crate::console;
 use crate::error::CliError;
 
@@ -59,7 +58,7 @@ impl RotateArgs {
     async fn run(self) -> Result<(), CliError> {
         let request = RotateSecretsRequest { request_id: new_request_id() };
         let rotate = async |mut master: Stubs| master.raft.rotate_secrets(request.clone()).await;
-        let reply = self.cluster.leader().await?.ask(rotate).await?.into_inner();
+        let reply = self.cluster.masters().await?.ask(rotate).await?.into_inner();
         let RotateSecretsReply { generation, mounts, behind } = reply;
         if self.json {
             return console::json(&RotatedView { generation, mounts, behind });

@@ -5,8 +5,9 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
+use cavern_net::MasterChannel;
+use cavern_net::master::Stubs;
 use cavern_proto::raft::{AddMasterRequest, Group};
-use tokio::time::Instant;
 
 use super::record::Cluster;
 use crate::cli::raft::{Dial, GroupView, MasterRole, Survey, ask_leader, remark_unaware};
@@ -15,21 +16,17 @@ use crate::runtime::block_on;
 
 /// For a connection to a master of this host, and for its answer.
 const ANSWER: Duration = Duration::from_millis(250);
-/// To reach a master that has much to do, and others that do not answer.
-const CONNECT: Duration = Duration::from_secs(1);
-const POLL: Duration = Duration::from_millis(100);
+
+/// Where the masters listen.
+pub fn addresses(cluster: &Cluster) -> Vec<String> {
+    cluster.masters.iter().map(|master| master.grpc.clone()).collect()
+}
 
 /// What each master answers.
 pub fn survey(cluster: &Cluster) -> Result<Survey, CliError> {
-    let addresses: Vec<String> = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
-    let dial = dial(cluster, ANSWER)?;
-    block_on(async { Ok(Survey::take(&addresses, &dial).await) })
-}
-
-fn dial(cluster: &Cluster, wait: Duration) -> Result<Dial, CliError> {
     let mut dial = Dial::of(&cluster.conf()?)?;
-    dial.wait = wait;
-    Ok(dial)
+    dial.wait = ANSWER;
+    block_on(async { Ok(Survey::take(&addresses(cluster), &dial).await) })
 }
 
 /// The group as its masters show it, where there are several.
@@ -41,25 +38,6 @@ pub fn group(cluster: &Cluster) -> Result<Option<GroupView>, CliError> {
 pub fn role(view: &GroupView, cluster: &Cluster, number: usize) -> Option<MasterRole> {
     let address = &cluster.masters.get(number)?.grpc;
     view.masters.iter().find(|master| master.address == *address).map(|master| master.role)
-}
-
-/// Where the master listens that leads; of a single one nobody is asked.
-pub fn leader(cluster: &Cluster, patience: Duration) -> Result<String, CliError> {
-    if let [only] = &cluster.masters[..] {
-        return Ok(only.grpc.clone());
-    }
-    let deadline = Instant::now() + patience;
-    loop {
-        let survey = survey(cluster)?;
-        if let Some(leader) = survey.leader_address() {
-            return Ok(leader.to_owned());
-        }
-        if Instant::now() > deadline {
-            let text = format!("no master leads after {} s ({})", patience.as_secs(), survey.view().summary());
-            return Err(CliError::Failed(text));
-        }
-        thread::sleep(POLL);
-    }
 }
 
 /// Has the group take in a master that came later, while somebody else looks how far that is.
@@ -108,9 +86,14 @@ impl TakingIn {
         }
         let request = AddMasterRequest { address: master.grpc.clone() };
         let (answer, asked) = mpsc::sync_channel(1);
-        let dial = dial(cluster, CONNECT)?;
+        let mut config = cluster.conf()?;
+        config.cluster.masters = addresses(cluster);
         let ask = move || {
-            let added = block_on(ask_leader(leader, &dial, async |leader| leader.add_master(request.clone()).await));
+            let added = block_on(async {
+                let masters = MasterChannel::for_command(&config)?;
+                masters.begin_at(&leader);
+                ask_leader(&masters, async |mut leader: Stubs| leader.raft.add_master(request.clone()).await).await
+            });
             // Nobody listens any more who has given up.
             let _ = answer.send(added);
         };

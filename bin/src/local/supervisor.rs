@@ -23,8 +23,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use cavern_conf::host;
 use cavern_conf::process::create_privately;
+use cavern_conf::{backoff, host};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -34,8 +34,6 @@ use super::child::{ChildName, Exit, ProcessId, RunRecord};
 use super::record::{Cluster, Restart};
 use crate::error::{CliError, Context as _};
 
-/// Between the end of a child and its next start: the first time, and at most.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 /// A child that has run for so long has not failed in vain: the next pause is the first again.
 const SETTLED: Duration = Duration::from_secs(60);
 /// Between two looks whether the child is wanted, during a pause.
@@ -86,7 +84,7 @@ impl Keeper {
                 (RunRecord::new(process, self.own.clone()), SupervisedChild::Own(child))
             }
         };
-        let mut pause = PAUSES.0;
+        let mut backoff = backoff::LOCAL_PROCESS.begin();
         loop {
             let store = |record: &RunRecord| {
                 record.store(&run_path).context(format_args!("cannot write {}", run_path.display()))
@@ -99,15 +97,15 @@ impl Keeper {
                 return store(&record);
             }
             if began.elapsed() >= SETTLED {
-                pause = PAUSES.0;
+                backoff.reset();
             }
             run = loop {
+                let pause = backoff.next_pause();
                 record.next_try_ms =
                     Some(now_ms().saturating_add(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)));
                 store(&record)?;
                 self.log(format_args!("{} has ended ({exit}) and is started again in {pause:?}", self.name));
                 let is_wanted = self.pause(pause)?;
-                pause = pause.saturating_mul(2).min(PAUSES.1);
                 record.next_try_ms = None;
                 if !is_wanted {
                     return store(&record);

@@ -15,6 +15,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use cavern_conf::Config;
+use cavern_conf::backoff::{self, Backoff};
 use cavern_proto::{NotLeading, StatusMark};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -22,10 +23,12 @@ use tokio_util::task::TaskTracker;
 
 use self::breaker::{Breaker, Level};
 use self::members::{Members, Origin};
+use self::stubs::KEEP_ALIVE;
 use crate::error::NetError;
 
 mod breaker;
 mod channel;
+mod command;
 mod group;
 mod members;
 mod probe;
@@ -36,9 +39,8 @@ pub use self::channel::{channel, connected};
 pub use self::streams::StreamFailure;
 pub use self::stubs::Stubs;
 
-/// Pause before a call is tried again, doubling up to the half second.
-pub const PAUSE_FIRST: Duration = Duration::from_millis(20);
-const PAUSE_MOST: Duration = Duration::from_millis(500);
+/// The least pause, however often the probe is answered meanwhile.
+const PAUSE_LEAST: Duration = backoff::MASTER.first;
 /// A request that waits for as long makes its master suspect: longer than nearly all of them take, shorter than an
 /// election. It is suspected again each time it has waited twice as long.
 pub const SUSPECT_AFTER: Duration = Duration::from_millis(500);
@@ -103,9 +105,13 @@ impl std::fmt::Debug for MasterChannel {
 impl MasterChannel {
     /// Makes the channels, inside a tokio runtime; they connect when first used.
     pub fn new(config: &Config) -> Result<Self, NetError> {
+        Self::with(config, KEEP_ALIVE)
+    }
+
+    fn with(config: &Config, keep_alive: Duration) -> Result<Self, NetError> {
         Ok(Self {
             inner: Arc::new(Inner {
-                masters: Members::new(config)?,
+                masters: Members::new(config, keep_alive)?,
                 timeout: config.client.metadata_timeout.get(),
                 group_epoch: AtomicU64::new(0),
                 breaker: Breaker::default(),
@@ -154,7 +160,7 @@ impl MasterChannel {
             return Err(inner.unavailable(cause));
         }
         let deadline = Instant::now() + wait;
-        let (mut pause, mut failures) = (PAUSE_FIRST, Failures::default());
+        let (mut backoff, mut failures) = (backoff::MASTER.begin(), Failures::default());
         loop {
             let stubs = inner.masters.preferred();
             let origin = stubs.origin;
@@ -193,21 +199,16 @@ impl MasterChannel {
             }
             self.suspect();
             inner.masters.rotate(origin);
-            if Instant::now() + pause >= deadline || inner.stop.is_cancelled() {
+            let pause = backoff.next_pause_before(deadline).filter(|_| !inner.stop.is_cancelled());
+            let Some(pause) = pause else {
                 let cause = failures.cause();
                 inner.breaker.open(&cause);
                 return Err(inner.unavailable(cause));
-            }
-            let next = async {
-                // However often the probe is answered.
-                tokio::time::sleep(PAUSE_FIRST).await;
-                let _paused = tokio::time::timeout(pause - PAUSE_FIRST, inner.masters.confirmed_since(origin)).await;
             };
             tokio::select! {
-                () = next => {}
+                () = inner.wait_for_leader(origin, pause) => {}
                 cause = inner.breaker.reaching(worst) => return Err(inner.unavailable(cause)),
             }
-            pause = (pause * 2).min(PAUSE_MOST);
             failures.asked.clear();
         }
     }
@@ -322,28 +323,25 @@ impl MasterChannel {
             RetryPolicy::OneAttempt => Level::Silent,
             RetryPolicy::UntilDeadline => Level::Open,
         };
-        let mut pause = PAUSE_FIRST;
+        let mut backoff = backoff::MASTER.begin();
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.try_until(name, worst, left, &request).await {
                 Err(error) if patience == RetryPolicy::UntilDeadline && error.is_transient() => {
-                    self.wait_after(error, &mut pause, deadline).await?;
+                    self.wait_after(error, &mut backoff, deadline).await?;
                 }
                 answer => return answer,
             }
         }
     }
 
-    /// Waits until another attempt may go better: until a master answers again, or for a pause that doubles. Gives the
-    /// failure back when the deadline comes first.
-    pub async fn wait_after<E>(&self, failure: E, pause: &mut Duration, deadline: Instant) -> Result<(), E> {
-        let may_end = Instant::now() + *pause;
-        if may_end >= deadline || self.inner.stop.is_cancelled() {
-            return Err(failure);
-        }
-        *pause = (*pause * 2).min(PAUSE_MOST);
+    /// Waits until another attempt may go better: until a master answers again, or for a pause. Gives the failure back
+    /// when the deadline comes first.
+    pub async fn wait_after<E>(&self, failure: E, backoff: &mut Backoff, deadline: Instant) -> Result<(), E> {
+        let pause = backoff.next_pause_before(deadline).filter(|_| !self.inner.stop.is_cancelled());
+        let Some(pause) = pause else { return Err(failure) };
         if !self.is_given_up() {
-            tokio::time::sleep_until(may_end).await;
+            tokio::time::sleep(pause).await;
             return Ok(());
         }
         match tokio::time::timeout_at(deadline, self.inner.breaker.closing()).await {
@@ -371,6 +369,13 @@ impl MasterChannel {
 impl Inner {
     fn unavailable(&self, cause: String) -> NetError {
         NetError::MasterUnavailable { masters: self.masters.addresses(), cause }
+    }
+
+    /// Waits for a pause, or until a leader is found, whichever it is.
+    async fn wait_for_leader(&self, since: Origin, pause: Duration) {
+        let least = PAUSE_LEAST.min(pause);
+        tokio::time::sleep(least).await;
+        let _paused = tokio::time::timeout(pause - least, self.masters.confirmed_since(since)).await;
     }
 
     /// A master answered as only a leader does.

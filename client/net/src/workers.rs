@@ -3,9 +3,9 @@
 //!
 //! `socket` does the system calls, `frames` takes a byte stream apart, `receive_buffers` has the memory of payloads,
 //! `connection` multiplexes requests over one socket, `pool` keeps the connections to every worker of the table,
-//! `backoff` leaves failed workers alone.
+//! `breaker` leaves failed workers alone.
 
-mod backoff;
+mod breaker;
 mod connection;
 mod frames;
 mod pool;
@@ -14,5 +14,5 @@ mod receive_buffers;
 mod secured;
 mod socket;
 
-pub use backoff::Attempt;
+pub use breaker::Attempt;
 pub use pool::{Reserved, Route, WorkerPool, Written};

@@ -231,19 +231,19 @@ fn three(leader: u64) -> [FakeMaster; 3] {
 async fn a_command_finds_the_leader_among_three() {
     let masters = three(3);
     let all = masters.each_ref().map(FakeMaster::address);
-    let stubs = Stubs::connect(&config(&all, AMPLE)).await.unwrap();
-    assert_eq!(stubs.address(), all[2]);
+    let channel = MasterChannel::connect(&config(&all, AMPLE)).await.unwrap();
+    assert_eq!(channel.stubs().address(), all[2]);
     assert_eq!(masters.each_ref().map(|master| master.count("GetGroup")), [1, 0, 1], "the first one knows");
     // Where the configuration names one that follows only, or one that is gone.
-    let stubs = Stubs::connect(&config(&[nobody(), all[1].clone()], AMPLE)).await.unwrap();
-    assert_eq!(stubs.address(), all[2]);
+    let channel = MasterChannel::connect(&config(&[nobody(), all[1].clone()], AMPLE)).await.unwrap();
+    assert_eq!(channel.stubs().address(), all[2]);
 }
 
 #[tokio::test]
 async fn a_command_waits_for_a_leader_and_not_for_ever() {
     let masters = three(0);
     let all = masters.each_ref().map(FakeMaster::address);
-    let error = Stubs::connect(&config(&all, Duration::from_millis(300))).await.unwrap_err().to_string();
+    let error = MasterChannel::connect(&config(&all, Duration::from_millis(300))).await.unwrap_err().to_string();
     assert!(error.contains("no master leads"), "{error}");
     for address in &all {
         assert!(error.contains(&format!("{address}: knows no leader")), "{error}");
@@ -254,17 +254,70 @@ async fn a_command_waits_for_a_leader_and_not_for_ever() {
         masters[1].has_group(2, 2, &members);
     };
     let config = config(&all, AMPLE);
-    let (stubs, ()) = tokio::join!(Stubs::connect(&config), election);
-    assert_eq!(stubs.unwrap().address(), all[1]);
+    let (channel, ()) = tokio::join!(MasterChannel::connect(&config), election);
+    assert_eq!(channel.unwrap().stubs().address(), all[1]);
 }
 
 #[tokio::test]
 async fn a_command_takes_a_master_that_knows_of_no_groups() {
     let master = FakeMaster::start(Role::Leads);
-    let stubs = Stubs::connect(&config(&[master.address()], AMPLE)).await.unwrap();
-    assert_eq!(stubs.address(), master.address());
+    let channel = MasterChannel::connect(&config(&[master.address()], AMPLE)).await.unwrap();
+    assert_eq!(channel.stubs().address(), master.address());
     // None that can be reached: there is nothing to wait for.
     let gone = nobody();
-    let error = Stubs::connect(&config(std::slice::from_ref(&gone), AMPLE)).await.unwrap_err();
+    let error = MasterChannel::connect(&config(std::slice::from_ref(&gone), AMPLE)).await.unwrap_err();
     assert!(matches!(&error, NetError::MasterUnavailable { masters, .. } if *masters == gone), "{error}");
+}
+
+/// The first one was stopped, and does not know yet that another one leads.
+#[tokio::test]
+async fn a_command_is_not_held_by_one_that_says_that_it_leads() {
+    for role in [Role::Follows(None), Role::Hangs] {
+        let masters = three(1);
+        let all = masters.each_ref().map(FakeMaster::address);
+        masters[0].is_now(role);
+        masters[1].is_now(Role::Leads);
+        let channel = MasterChannel::connect(&config(&all, AMPLE)).await.unwrap();
+        assert_eq!(channel.stubs().address(), all[0]);
+        channel.ask(ask).await.unwrap();
+        assert_eq!(channel.stubs().address(), all[1]);
+        assert_eq!((masters[1].count("Lookup"), masters[2].count("Lookup")), (1, 0));
+        channel.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn a_command_sends_again_what_may_be_done_unless_it_is_sent_once() {
+    let masters = three(2);
+    let all = masters.each_ref().map(FakeMaster::address);
+    masters[1].is_now(Role::StopsLeading);
+    let channel = MasterChannel::for_command(&config(&all, AMPLE)).unwrap();
+    channel.begin_at(&all[0]);
+    let once = channel.ask_once(AMPLE, ask);
+    assert!(once.await.unwrap().is_none(), "it may be done");
+    // One that does not lead has done nothing of it.
+    assert_eq!((masters[0].count("Lookup"), masters[1].count("Lookup")), (1, 1));
+    let again = async {
+        until("it was asked again", || masters[1].count("Lookup") > 2).await;
+        masters[1].is_now(Role::Leads);
+    };
+    let (answer, ()) = tokio::join!(channel.ask(ask), again);
+    answer.unwrap();
+    masters[1].is_now(Role::Refuses(Code::NotFound));
+    let error = channel.ask(ask).await.unwrap_err();
+    assert!(matches!(error, NetError::Master { code: Code::NotFound, .. }), "{error:?}");
+    channel.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_command_gives_up_when_no_master_answers_any_more() {
+    let timeout = Duration::from_millis(400);
+    let masters = three(1);
+    masters[0].is_now(Role::Leads);
+    let all = masters.each_ref().map(FakeMaster::address);
+    let channel = MasterChannel::connect(&config(&all, timeout)).await.unwrap();
+    masters[0].is_now(Role::StopsLeading);
+    let error = channel.ask(ask).await.unwrap_err();
+    assert!(error.is_master_silent() && error.to_string().contains("it leads no more"), "{error}");
+    channel.shutdown().await;
 }

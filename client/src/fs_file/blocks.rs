@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_conf::Failpoint;
+use cavern_conf::{Failpoint, backoff};
 use cavern_net::{NetError, Route, WorkerPool};
 use cavern_proto::chunk::{chunk_count, chunk_range, chunks_touching};
 use cavern_proto::data::{BlockRef, ReserveRequest, Status, WriteRequest, open_request};
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::FsFile;
 use super::block::{OpenBlock, Replica, ReportedAllocation};
 use super::layout::LocatedBlock;
-use super::read::{PAUSE, is_transient};
+use super::read::is_transient;
 use super::write_back::Streamed;
 use crate::error::ClientError;
 use crate::mounts::MountView;
@@ -67,11 +67,10 @@ impl FsFile {
         deadline: Instant,
     ) -> Result<Option<Arc<OpenBlock>>, ClientError> {
         loop {
-            match self.open_to_read(index).await {
-                Err(failure) if is_transient(&failure) && Instant::now() + PAUSE < deadline => {
-                    tokio::time::sleep(PAUSE).await;
-                }
-                opened => return opened,
+            let opened = self.open_to_read(index).await;
+            let may_go_better = opened.as_ref().is_err_and(is_transient);
+            if !may_go_better || !backoff::BLOCK.begin().wait_before(deadline).await {
+                return opened;
             }
         }
     }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use cavern_conf::backoff;
 use cavern_net::NetError;
 use cavern_proto::data::{BlockRef, Status};
 use cavern_proto::master::{Attr, FreeFate, Origin};
@@ -18,7 +19,6 @@ use cavern_ufs::UfsError;
 use tokio::time::Instant;
 
 use super::FsFile;
-use super::read::PAUSE;
 use crate::error::ClientError;
 use crate::metadata::Node;
 use crate::mounts::ObjectVersion;
@@ -104,11 +104,11 @@ impl FsFile {
         if !is_dropped && !has_moved(&error) {
             return Err(error);
         }
-        if Instant::now() + PAUSE >= deadline {
+        let Some(pause) = backoff::BLOCK.begin().next_pause_before(deadline) else {
             // What the bucket says of an object is no answer to a program that reads a file.
             let causes = format!("the bucket has not got what no worker has: {error}");
             return Err(ClientError::Read { key: format!("inode {}", self.inode), causes });
-        }
+        };
         let before = self.use_layout(|layout, _| layout.generation()).await?;
         self.forget_layout();
         let now = self.use_layout(|layout, _| layout.generation()).await?;
@@ -116,7 +116,7 @@ impl FsFile {
             return Err(error);
         }
         if !is_dropped {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(pause).await;
         }
         Ok(())
     }
@@ -137,13 +137,12 @@ impl FsFile {
         // What the master does not know the bucket has not got.
         let is_committed = self.state.lock().layout.as_ref().is_none_or(super::Layout::is_committed);
         let is_lost = matches!(error, ClientError::Unavailable { .. });
-        if !is_lost || !is_committed || Instant::now() + PAUSE >= deadline {
-            return Err(error);
-        }
+        let pause = backoff::BLOCK.begin().next_pause_before(deadline).filter(|_| is_lost && is_committed);
+        let Some(pause) = pause else { return Err(error) };
         match self.shared.metadata.free_own_content(self.inode).await {
             Ok(FreeFate::Freed) => {}
             // Somebody else may have been faster.
-            Ok(FreeFate::Nothing) => tokio::time::sleep(PAUSE).await,
+            Ok(FreeFate::Nothing) => tokio::time::sleep(pause).await,
             _ => return Err(error),
         }
         self.forget_layout();

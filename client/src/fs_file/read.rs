@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use cavern_conf::backoff;
 use cavern_net::NetError;
 use cavern_proto::data::{Status, read_request};
 use tokio::time::Instant;
@@ -15,9 +15,6 @@ use crate::error::ClientError;
 use crate::read::fetch::{check_status, only_item, wire_range};
 use crate::read::span::{Span, spans};
 use crate::stages::Stage;
-
-/// Between two attempts to reach a worker.
-pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
 /// What lseek(2) looks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -163,10 +160,9 @@ impl FsFile {
                 }
             }
             let failure = self.unavailable_if_lost(span.index, failure.unwrap_or(ClientError::NoWorkers));
-            if !is_transient(&failure) || Instant::now() + PAUSE >= deadline {
+            if !is_transient(&failure) || !backoff::BLOCK.begin().wait_before(deadline).await {
                 return Err(failure);
             }
-            tokio::time::sleep(PAUSE).await;
         }
     }
 

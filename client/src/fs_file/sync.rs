@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use cavern_conf::{Failpoint, FileUsage};
+use cavern_conf::{Failpoint, FileUsage, backoff};
 use cavern_proto::data::BlockRef;
 use futures::future::{join, join_all};
 use tokio::time::Instant;
@@ -13,7 +13,7 @@ use super::FsFile;
 use super::block::OpenBlock;
 use super::blocks::is_worker_failure;
 use super::layout::{Layout, LocatedBlock};
-use super::read::{PAUSE, is_transient};
+use super::read::is_transient;
 use crate::error::ClientError;
 
 /// How long a worker is asked.
@@ -207,10 +207,9 @@ impl FsFile {
     ) -> Result<(), ClientError> {
         loop {
             failure = self.unavailable_if_lost(index, failure);
-            if !is_transient(&failure) || Instant::now() + PAUSE >= deadline {
+            if !is_transient(&failure) || !backoff::BLOCK.begin().wait_before(deadline).await {
                 return Err(failure);
             }
-            tokio::time::sleep(PAUSE).await;
             let names = || vec![self.name_of(index, known.generation)];
             let syncs = known.workers.iter().map(|worker| async {
                 (*worker, self.sync_at(*worker, names(), RetryPolicy::OneAttempt, deadline).await)
@@ -250,10 +249,10 @@ impl FsFile {
             let synced = self.asking(worker, self.shared.pool.sync(worker, names.clone(), wait)).await;
             let Err(error) = synced else { return Ok(()) };
             let error = self.unavailable_if_lost(first, error);
-            if patience == RetryPolicy::OneAttempt || !is_transient(&error) || Instant::now() + PAUSE >= deadline {
+            let may_go_better = patience == RetryPolicy::UntilDeadline && is_transient(&error);
+            if !may_go_better || !backoff::BLOCK.begin().wait_before(deadline).await {
                 return Err(error);
             }
-            tokio::time::sleep(PAUSE).await;
         }
     }
 }

@@ -3,10 +3,9 @@
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_conf::{Failpoint, host};
+use cavern_conf::{Failpoint, backoff, host};
 use cavern_proto::chunk::chunks_touching;
 use cavern_proto::data::{ReserveRequest, WriteRequest};
 use cavern_proto::frame::MAX_WRITE_BYTES;
@@ -16,7 +15,7 @@ use tokio::time::Instant;
 
 use super::block::{OpenBlock, Replica};
 use super::layout::Layout;
-use super::read::{PAUSE, is_transient};
+use super::read::is_transient;
 use super::{FILE_BYTES_MAX, FsFile};
 use crate::error::ClientError;
 use crate::read::fetch::wire_range;
@@ -26,8 +25,6 @@ use crate::read::span::{Span, spans};
 const WRITE_HERE_MAX: usize = 128 << 10;
 /// A file is committed when it has become longer by so many blocks.
 const UNCOMMITTED_BLOCKS: u64 = 2;
-/// Between two looks whether there is room.
-const SPACE_PAUSE: Duration = Duration::from_millis(200);
 
 /// What became of something that was written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -280,12 +277,8 @@ impl FsFile {
         }
         let no_space = failure.errno() == Errno::NOSPC.raw_os_error();
         let waits = no_space || is_transient(&failure) || matches!(failure, ClientError::BlockHeld { .. });
-        let pause = if no_space { SPACE_PAUSE } else { PAUSE };
-        if !waits || Instant::now() + pause >= deadline {
-            return Err(failure);
-        }
-        tokio::time::sleep(pause).await;
-        Ok(())
+        let pauses = if no_space { backoff::SPACE } else { backoff::BLOCK };
+        if waits && pauses.begin().wait_before(deadline).await { Ok(()) } else { Err(failure) }
     }
 
     /// A write does not fail for a copy that takes long: the copy is given up, and made again later.

@@ -11,14 +11,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
+use cavern_conf::backoff;
 use cavern_net::master::{RetryPolicy, Stubs};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CheckHoldsReply, CheckHoldsRequest, OpenToWrite, SetHolds, User};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::changes::Answer;
@@ -29,8 +29,6 @@ use crate::error::ClientError;
 const BATCH: usize = 500;
 /// Inodes that the master is asked about at a time.
 const CHECKED: usize = 4096;
-/// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// An inode that is to be let go of, and when it was closed, as a number.
 type ClosedHold = (u64, u64);
@@ -279,15 +277,19 @@ impl Metadata {
     /// session ends.
     pub(crate) async fn let_go(&self, stop: CancellationToken) {
         let inner = &self.inner;
+        let mut backoff = backoff::MASTER.begin();
         let work = async {
             loop {
                 match inner.push_release() {
                     None => inner.open.left.notified().await,
                     Some((batch, answer)) => match answer.await {
-                        Ok(Ok(_)) => inner.open.state.lock().let_go(&batch),
+                        Ok(Ok(_)) => {
+                            inner.open.state.lock().let_go(&batch);
+                            backoff.reset();
+                        }
                         Ok(Err(error)) => {
                             tracing::debug!("{} closed inodes are let go of later: {error}", batch.len());
-                            sleep(PAUSE).await;
+                            backoff.wait().await;
                         }
                         Err(_ended) => return,
                     },
@@ -320,6 +322,7 @@ impl Inner {
     /// must follow.
     pub(super) async fn hold_all(&self, inodes: Vec<u64>) {
         for batch in inodes.chunks(BATCH) {
+            let mut backoff = backoff::MASTER.begin();
             while let Err(error) = self.hold(batch).await {
                 match error {
                     ClientError::Shutdown => return,
@@ -329,7 +332,7 @@ impl Inner {
                     }
                     error => tracing::debug!("what is open here is not held yet: {error}"),
                 }
-                sleep(PAUSE).await;
+                backoff.wait().await;
             }
         }
     }
@@ -351,6 +354,7 @@ impl Inner {
     }
 
     async fn check_holds(&self, request: &CheckHoldsRequest) -> CheckHoldsReply {
+        let mut backoff = backoff::MASTER.begin();
         loop {
             let answer = self.master.call_patiently("CheckHolds", |mut stubs: Stubs| {
                 let request = request.clone();
@@ -365,7 +369,7 @@ impl Inner {
                     return CheckHoldsReply { hold, gone: Vec::new() };
                 }
             }
-            sleep(PAUSE).await;
+            backoff.wait().await;
         }
     }
 

@@ -6,8 +6,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_conf::backoff;
 use cavern_net::NetError;
-use cavern_net::master::{PAUSE_FIRST, RetryPolicy, Stubs};
+use cavern_net::master::{RetryPolicy, Stubs};
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{
     Entry, FreeContentRequest, FreeFate, FreedContent, GetInodeRequest, GetLayoutRequest, GetQuotasRequest,
@@ -224,12 +225,12 @@ impl Metadata {
         let key = ((directory, after.clone()), limit, mark, patience);
         let asked = async move {
             let master = &metadata.inner.master;
-            let (deadline, mut pause) = (master.deadline(), PAUSE_FIRST);
+            let (deadline, mut backoff) = (master.deadline(), backoff::MASTER.begin());
             loop {
                 // A stream that breaks leaves nothing: the page is asked for from its beginning.
                 match metadata.fetch_dir_page(directory, &after, limit, mark, patience, deadline).await {
                     Err(error) if patience == RetryPolicy::UntilDeadline && error.is_transient() => {
-                        master.wait_after(error, &mut pause, deadline).await?;
+                        master.wait_after(error, &mut backoff, deadline).await?;
                     }
                     answer => return answer,
                 }

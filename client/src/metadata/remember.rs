@@ -1,18 +1,14 @@
 //! Tells a master that goes on with a session what is cached and open here, so that it knows of which changes to notify
 //! this client.
 
-use std::time::Duration;
-
+use cavern_conf::backoff;
 use cavern_net::master::Stubs;
 use cavern_proto::master::RememberRequest;
-use tokio::time::sleep;
 
 use super::Inner;
 
 /// Directories, and inodes, named at a time.
 const AT_A_TIME: usize = 8192;
-/// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(100);
 
 impl Inner {
     /// Says all of it, tried until the master has answered: bounded by the stream, which whoever calls this must
@@ -33,6 +29,7 @@ impl Inner {
     }
 
     async fn say(&self, request: RememberRequest) {
+        let mut backoff = backoff::MASTER.begin();
         loop {
             let said = self.master.call_patiently("Remember", |mut stubs: Stubs| {
                 let request = request.clone();
@@ -42,7 +39,7 @@ impl Inner {
                 Ok(_) => return,
                 Err(error) => tracing::debug!("what is cached here is said again: {error}"),
             }
-            sleep(PAUSE).await;
+            backoff.wait().await;
         }
     }
 }

@@ -12,6 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_conf::backoff;
 use cavern_net::master::{StreamFailure, Stubs};
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{EntryChanged, WatchEvent, WatchRequest};
@@ -34,9 +35,6 @@ use crate::identity::Identity;
 const FIRST_LEASE: Duration = Duration::from_secs(5);
 /// For the master to receive the message that the client ends.
 const GOODBYE: Duration = Duration::from_millis(500);
-/// Pauses between attempts to open a stream.
-const RECONNECT_FIRST: Duration = Duration::from_millis(50);
-const RECONNECT_MOST: Duration = Duration::from_secs(1);
 /// Attempts without a pause between them, each at the master that the one before named. A group has no more masters,
 /// so another one would be asked twice.
 const REDIRECTS_MAX: u32 = 5;
@@ -52,13 +50,13 @@ const ACKNOWLEDGEMENTS: usize = 16;
 
 /// Keeps a stream open until `stop`.
 pub(super) async fn run(inner: Arc<Inner>, who: Identity, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
-    let (mut pause, mut redirects) = (RECONNECT_FIRST, 0);
+    let (mut backoff, mut redirects) = (backoff::EVENT_STREAM.begin(), 0);
     let mut removed = PendingRemovals::default();
     loop {
         let stubs = inner.master.stubs();
         match follow(&inner, &stubs, &who, &*sink, &mut removed, &stop).await {
             StreamEnd::Refused => {}
-            StreamEnd::Broken => pause = RECONNECT_FIRST,
+            StreamEnd::Broken => backoff.reset(),
             StreamEnd::Elsewhere if redirects < REDIRECTS_MAX => {
                 redirects += 1;
                 continue;
@@ -66,7 +64,7 @@ pub(super) async fn run(inner: Arc<Inner>, who: Identity, sink: Arc<dyn Invalida
             StreamEnd::Elsewhere => {}
             StreamEnd::Denied => {
                 // Until it is given another certificate, or the master other rules.
-                if stop.run_until_cancelled(tokio::time::sleep(RECONNECT_MOST)).await.is_none() {
+                if stop.run_until_cancelled(tokio::time::sleep(backoff::EVENT_STREAM.longest)).await.is_none() {
                     return;
                 }
                 continue;
@@ -75,14 +73,10 @@ pub(super) async fn run(inner: Arc<Inner>, who: Identity, sink: Arc<dyn Invalida
         }
         redirects = 0;
         // A leader that is found ends the pause: until the stream is open there, the lease runs down.
-        let next = async {
-            tokio::time::sleep(RECONNECT_FIRST).await;
-            let _paused = timeout(pause - RECONNECT_FIRST, inner.master.found_since(&stubs)).await;
-        };
+        let next = inner.master.wait_for_leader(&stubs, backoff.next_pause());
         if stop.run_until_cancelled(next).await.is_none() {
             return;
         }
-        pause = (pause * 2).min(RECONNECT_MOST);
     }
 }
 

@@ -1,26 +1,20 @@
 //! Reads that wait for a bucket that cannot be reached, or does not answer in time.
 //!
-//! Each tries all its sources again after a pause that doubles. The first that succeeds wakes the others, so that none
-//! sleeps on when the outage is over. The log tells when the first read of a mount begins to wait, and when one has got
-//! through.
+//! Each tries all its sources again after a pause. The first that succeeds wakes the others, so that none sleeps on
+//! when the outage is over. The log tells when the first read of a mount begins to wait, and when one has got through.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
-use cavern_conf::host;
+use cavern_conf::backoff::{self, Backoff};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use crate::error::ClientError;
 use crate::mounts::MountView;
-
-/// The first pause, and the longest.
-const PAUSE_FIRST: Duration = Duration::from_millis(100);
-const PAUSE_MOST: Duration = Duration::from_secs(1);
 
 /// Who waits for the bucket of a mount.
 #[derive(Debug, Default)]
@@ -43,7 +37,7 @@ pub(super) struct OutageWaiter<'o> {
     outages: &'o OutageWaiters,
     mount: u32,
     outage: Arc<Outage>,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 impl OutageWaiters {
@@ -58,22 +52,18 @@ impl OutageWaiters {
             Arc::new(Outage { path: path.to_owned(), since: Instant::now(), over: Notify::new(), is_told, is_over })
         };
         let outage = self.0.lock().entry(mount).or_insert_with(begin).clone();
-        OutageWaiter { outages: self, mount, outage, pause: PAUSE_FIRST }
+        OutageWaiter { outages: self, mount, outage, backoff: backoff::BUCKET_READ.begin() }
     }
 }
 
 impl OutageWaiter<'_> {
     /// Waits until another attempt may go better; gives the failure back when the deadline comes first.
     pub(super) async fn wait(&mut self, failure: ClientError, deadline: Instant) -> Result<(), ClientError> {
-        let pause = self.pause.mul_f64(host::jitter(0.75..1.25));
-        if Instant::now() + pause >= deadline {
-            return Err(failure);
-        }
+        let Some(pause) = self.backoff.next_pause_before(deadline) else { return Err(failure) };
         let Outage { path, is_told, .. } = &*self.outage;
         if !is_told.swap(true, Relaxed) {
             tracing::warn!(mount = path, "reads wait for the bucket, for client.bucket_timeout at most: {failure}");
         }
-        self.pause = (self.pause * 2).min(PAUSE_MOST);
         let _woken = timeout(pause, self.outage.over.notified()).await;
         Ok(())
     }
@@ -100,6 +90,9 @@ impl Drop for OutageWaiter<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use cavern_conf::backoff::{Jitter, Profile};
     use futures::poll;
 
     use super::*;
@@ -114,7 +107,8 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(3600);
         let (first, mut second, mut other) =
             (outages.enter_of(1, "/a"), outages.enter_of(1, "/a"), outages.enter_of(2, "/b"));
-        (second.pause, other.pause) = (Duration::from_secs(600), Duration::from_secs(600));
+        let long = Profile::steady(Duration::from_secs(600), Jitter::None).begin();
+        (second.backoff, other.backoff) = (long, long);
         let mut woken = Box::pin(second.wait(failure(), deadline));
         let mut asleep = Box::pin(other.wait(failure(), deadline));
         assert!(poll!(&mut woken).is_pending() && poll!(&mut asleep).is_pending());

@@ -18,6 +18,7 @@ use axum::Router;
 use axum::http::{Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use cavern_conf::backoff;
 use cavern_conf::process::{Metrics, ProcessError, bind_tcp, warn_if_others_reach};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -47,8 +48,6 @@ const MAX_CONNECTIONS: usize = 256;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// What requests in flight get when the process stops.
 const DRAIN: Duration = Duration::from_secs(2);
-/// After a failed accept, which is mostly a lack of descriptors that a moment may mend.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A bound HTTP port that does not serve yet.
 #[derive(Debug)]
@@ -134,7 +133,7 @@ impl HttpServer {
                     }
                     Err(error) => {
                         tracing::warn!(address = %self.address, %error, "cannot accept an HTTP connection");
-                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                        tokio::time::sleep(backoff::ACCEPT.first).await;
                     }
                 },
             }

@@ -12,7 +12,7 @@ use std::os::unix::net::{SocketAddr, UnixListener as StdListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cavern_conf::host;
+use cavern_conf::{backoff, host};
 use rustix::process::{Pid, geteuid};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
@@ -24,8 +24,6 @@ use crate::kernel::Mount;
 const ASK_WAIT: Duration = Duration::from_secs(5);
 /// A whole reload takes no longer.
 const ANSWER_WAIT: Duration = Duration::from_secs(240);
-/// After an error of the socket.
-const PAUSE: Duration = Duration::from_millis(100);
 const QUESTION: &[u8] = b"reload\n";
 const YES: &str = "ok ";
 
@@ -135,7 +133,7 @@ impl Reloads {
     pub(super) async fn next(&self) -> Asked {
         loop {
             let Ok((mut stream, _)) = self.listener.accept().await else {
-                sleep(PAUSE).await;
+                sleep(backoff::ACCEPT.first).await;
                 continue;
             };
             let own = geteuid().as_raw();

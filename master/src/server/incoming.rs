@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use cavern_conf::backoff;
 use cavern_conf::process::LogLimit;
 use cavern_security::{PeerStream, Place, Places, Protocol, Tenants, Transport};
 use futures::{Stream, stream};
@@ -33,8 +34,6 @@ const UNKNOWN_MAX: usize = 1024;
 const PREFACE_BYTES: usize = 24;
 /// How long they may take.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
-/// After a failed accept, which is mostly a lack of descriptors that a moment may mend.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Connections as they come. `descriptor_limit` is that of the process.
 pub fn incoming(
@@ -86,7 +85,7 @@ async fn accept(door: &Door) -> Incoming {
             }
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(backoff::ACCEPT.first).await;
             }
         }
     }

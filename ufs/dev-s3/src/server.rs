@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use cavern_conf::backoff;
 use cavern_conf::process::{Metrics, bind_open_tcp};
 use cavern_security::{HttpAccess, HttpServer};
 use hyper::server::conn::http1;
@@ -31,8 +32,6 @@ const MAX_CONNECTIONS: usize = 4096;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(120);
 /// What requests in flight get when the store stops.
 const DRAIN: Duration = Duration::from_secs(5);
-/// After a failed accept, which is mostly a lack of descriptors that a moment may mend.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What all requests share.
 pub(crate) struct Shared {
@@ -175,7 +174,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>, stop: CancellationTo
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    tokio::time::sleep(backoff::ACCEPT.first).await;
                 }
             },
         }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_conf::backoff;
 use cavern_security::{Place, Places, TenantConnection, TlsSocket, Transport};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::task::JoinSet;
@@ -27,8 +28,6 @@ const MAX_CONNECTIONS: usize = 4096;
 const MAX_HANDSHAKES: usize = 512;
 /// Longest path that fits in a Unix address, without the closing zero.
 const MAX_SOCKET_PATH: usize = 107;
-/// After a failed accept, which is mostly a lack of descriptors that a moment may mend.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What connections get to end in when the worker stops, beyond their own patience.
 const END_TIMEOUT: Duration = Duration::from_secs(6);
 
@@ -94,7 +93,7 @@ pub(super) async fn accept(
             }
             Err(error) => {
                 warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(backoff::ACCEPT.first).await;
                 continue;
             }
         };

@@ -1,6 +1,7 @@
 //! `cv fs ls` and `cv fs stat`.
 
 use cavern_conf::counted;
+use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
     Entry, Extent, Kind, ListMountsRequest, ListUnavailableRequest, PersistStatusRequest, ReadDirRequest,
@@ -10,7 +11,6 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::cli::connect::ClusterArgs;
-use crate::cli::leader::Leader;
 use crate::console;
 use crate::error::CliError;
 
@@ -87,10 +87,10 @@ struct BucketView {
 }
 
 impl BucketView {
-    async fn of(leader: &mut Leader, path: &str) -> Result<Self, CliError> {
+    async fn of(masters: &MasterChannel, path: &str) -> Result<Self, CliError> {
         let request = PersistStatusRequest { path: path.to_owned(), ..PersistStatusRequest::default() };
         let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
-        let status = leader.ask(ask).await?.into_inner();
+        let status = masters.ask(ask).await?.into_inner();
         Ok(Self {
             persisted: status.files + status.deletions == 0,
             files: status.files,
@@ -185,23 +185,23 @@ pub fn join(directory: &str, name: &[u8]) -> String {
     format!("{}/{}", directory.trim_end_matches('/'), String::from_utf8_lossy(name))
 }
 
-pub async fn resolve(leader: &mut Leader, path: &str) -> Result<Entry, CliError> {
+pub async fn resolve(masters: &MasterChannel, path: &str) -> Result<Entry, CliError> {
     let request = ResolveRequest { path: path.to_owned(), session: 0 };
     let resolve = async |mut master: Stubs| master.namespace.resolve(request.clone()).await;
-    Ok(leader.ask(resolve).await?.into_inner())
+    Ok(masters.ask(resolve).await?.into_inner())
 }
 
 impl LsArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let mut leader = self.cluster.leader().await?;
-        let entry = resolve(&mut leader, &self.path).await?;
+        let masters = self.cluster.masters().await?;
+        let entry = resolve(&masters, &self.path).await?;
         let attr = entry.attr.unwrap_or_default();
         if attr.kind() != Kind::Directory {
             return self.print(self.path.clone(), &entry);
         }
         let mut pending = vec![(self.path.clone(), attr.inode)];
         while let Some((directory, inode)) = pending.pop() {
-            let below = self.directory(&mut leader, &directory, inode).await?;
+            let below = self.directory(&masters, &directory, inode).await?;
             if self.recursive {
                 pending.extend(below.into_iter().rev());
             }
@@ -210,7 +210,7 @@ impl LsArgs {
     }
 
     /// Prints the entries of one directory as they arrive; answers the directories among them.
-    async fn directory(&self, leader: &mut Leader, path: &str, inode: u64) -> Result<Vec<(String, u64)>, CliError> {
+    async fn directory(&self, masters: &MasterChannel, path: &str, inode: u64) -> Result<Vec<(String, u64)>, CliError> {
         let mut request = ReadDirRequest { inode, ..ReadDirRequest::default() };
         let mut directories = Vec::new();
         // Another master goes on after the last name.
@@ -230,7 +230,7 @@ impl LsArgs {
             }
             Ok(Ok(()))
         };
-        leader.ask(list).await??;
+        masters.ask(list).await??;
         Ok(directories)
     }
 
@@ -250,20 +250,20 @@ impl LsArgs {
 
 impl StatArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let mut leader = self.cluster.leader().await?;
+        let masters = self.cluster.masters().await?;
         let list = async |mut master: Stubs| master.cluster.list_mounts(ListMountsRequest {}).await;
-        let mounts = leader.ask(list).await?.into_inner().mounts;
+        let mounts = masters.ask(list).await?.into_inner().mounts;
         let is_fs_mode = |id: u32| mounts.iter().any(|mount| mount.id == id && mount.write_type() == WriteType::FsMode);
         for path in &self.paths {
-            let entry = resolve(&mut leader, path).await?;
+            let entry = resolve(&masters, path).await?;
             let mut view = EntryView::new(path.clone(), &entry);
             if is_fs_mode(entry.mount_id) {
                 // The namespace is the truth: when the bucket was listed says nothing of the file.
                 view.listing_age_ms = None;
-                view.bucket = Some(BucketView::of(&mut leader, path).await?);
+                view.bucket = Some(BucketView::of(&masters, path).await?);
             }
             if view.kind == "file" && view.mount_id.is_some() {
-                view.unavailable = unavailable(&mut leader, view.inode).await?;
+                view.unavailable = unavailable(&masters, view.inode).await?;
             }
             if self.json {
                 console::json_line(&view)?;
@@ -294,9 +294,9 @@ impl StatArgs {
 }
 
 /// The blocks of a file that nobody who is there has.
-async fn unavailable(leader: &mut Leader, inode: u64) -> Result<Vec<UnavailableBlock>, CliError> {
+async fn unavailable(masters: &MasterChannel, inode: u64) -> Result<Vec<UnavailableBlock>, CliError> {
     let request = ListUnavailableRequest { inode, ..ListUnavailableRequest::default() };
-    let found = leader.ask(async |mut master: Stubs| master.cluster.list_unavailable(request).await).await?;
+    let found = masters.ask(async |mut master: Stubs| master.cluster.list_unavailable(request).await).await?;
     let found = found.into_inner();
     let block = |extent: Extent| UnavailableBlock { index: extent.index, workers: extent.workers };
     Ok(found.extents.into_iter().map(block).collect())

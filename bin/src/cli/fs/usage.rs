@@ -1,6 +1,7 @@
 //! `cv fs du`, `cv fs count` and `cv fs df`.
 
 use cavern_conf::counted;
+use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{Entry, Kind, ListWorkersRequest, ReadDirRequest, UsageProgress, UsageRequest, WorkerState};
 use clap::Args;
@@ -9,7 +10,6 @@ use serde::Serialize;
 use super::PathArgs;
 use super::list::{join, resolve};
 use crate::cli::connect::ClusterArgs;
-use crate::cli::leader::Leader;
 use crate::console;
 use crate::error::CliError;
 
@@ -50,7 +50,7 @@ struct DfView {
 }
 
 /// What is below a path, the directory itself included.
-async fn usage(leader: &mut Leader, path: String) -> Result<UsageView, CliError> {
+async fn usage(masters: &MasterChannel, path: String) -> Result<UsageView, CliError> {
     let count = async |mut master: Stubs| {
         let mut progress = master.namespace.usage(UsageRequest { path: path.clone() }).await?.into_inner();
         let mut last = UsageProgress::default();
@@ -59,7 +59,7 @@ async fn usage(leader: &mut Leader, path: String) -> Result<UsageView, CliError>
         }
         Ok(last)
     };
-    let last = leader.ask(count).await?;
+    let last = masters.ask(count).await?;
     if !last.done {
         return Err(CliError::Failed(format!("the master gave up counting {path}: see its log")));
     }
@@ -68,10 +68,10 @@ async fn usage(leader: &mut Leader, path: String) -> Result<UsageView, CliError>
 
 impl DuArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let mut leader = self.place.cluster.leader().await?;
+        let masters = self.place.cluster.masters().await?;
         let path = self.place.path;
         let mut views = Vec::new();
-        let root = resolve(&mut leader, &path).await?.attr.unwrap_or_default();
+        let root = resolve(&masters, &path).await?.attr.unwrap_or_default();
         if !self.summary && root.kind() == Kind::Directory {
             let request = ReadDirRequest { inode: root.inode, ..ReadDirRequest::default() };
             let list = async |mut master: Stubs| {
@@ -86,7 +86,7 @@ impl DuArgs {
                 }
                 Ok(entries)
             };
-            for (path, is_text, attr) in leader.ask(list).await? {
+            for (path, is_text, attr) in masters.ask(list).await? {
                 if !is_text && attr.kind() == Kind::Directory {
                     // A path is text: what is below another one cannot be asked for by itself.
                     console::remark(format_args!(
@@ -96,12 +96,12 @@ impl DuArgs {
                     continue;
                 }
                 views.push(match attr.kind() {
-                    Kind::Directory => usage(&mut leader, path).await?,
+                    Kind::Directory => usage(&masters, path).await?,
                     _ => UsageView { path, directories: 0, files: 1, bytes: attr.size },
                 });
             }
         }
-        views.push(usage(&mut leader, path).await?);
+        views.push(usage(&masters, path).await?);
         if self.place.json {
             return console::json(&views);
         }
@@ -114,7 +114,7 @@ impl DuArgs {
 
 /// `cv fs count`.
 pub async fn count(args: PathArgs) -> Result<(), CliError> {
-    let view = usage(&mut args.cluster.leader().await?, args.path).await?;
+    let view = usage(&args.cluster.masters().await?, args.path).await?;
     if args.json {
         return console::json(&view);
     }
@@ -130,7 +130,7 @@ pub async fn count(args: PathArgs) -> Result<(), CliError> {
 impl DfArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
-        let table = self.cluster.leader().await?.ask(list).await?.into_inner();
+        let table = self.cluster.masters().await?.ask(list).await?.into_inner();
         let live = table.workers.iter().filter(|worker| worker.state() == WorkerState::Live);
         let views: Vec<_> = live
             .flat_map(|worker| {

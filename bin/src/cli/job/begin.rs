@@ -9,8 +9,7 @@ use tonic::{Response, Status};
 
 use super::view::JobView;
 use super::watch::{Interrupt, Watch};
-use crate::cli::connect::ClusterArgs;
-use crate::cli::leader::new_request_id;
+use crate::cli::connect::{ClusterArgs, new_request_id};
 use crate::error::CliError;
 
 #[derive(Args)]
@@ -49,11 +48,10 @@ pub async fn begin(
 ) -> Result<(), CliError> {
     // From before there is a job: an interrupt that comes early is not lost.
     let stop = watch.then(process::shutdown_on_signals);
-    let (mut leader, id) = (cluster.leader().await?, new_request_id());
-    let job = JobView::from(leader.ask(async |master: Stubs| submit(master, id.clone()).await).await?.into_inner());
-    let connection = leader.into_stubs();
+    let (masters, id) = (cluster.masters().await?, new_request_id());
+    let job = JobView::from(masters.ask(async |master: Stubs| submit(master, id.clone()).await).await?.into_inner());
     match stop {
-        Some(stop) => Watch { cluster, connection, interrupt: Interrupt::CancelsJob, json, stop }.run(job).await,
+        Some(stop) => Watch { masters, interrupt: Interrupt::CancelsJob, json, stop }.run(job).await,
         None => job.print(json),
     }
 }

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{GetJobRequest, Job};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tonic::Response;
 
 use super::view::JobView;
-use crate::cli::connect::ClusterArgs;
+use crate::cli::connect::ask_patiently;
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
@@ -17,8 +19,6 @@ const POLL_PERIOD: Duration = Duration::from_millis(200);
 const LINE_PERIOD: Duration = Duration::from_secs(2);
 /// How long a master may take to answer one question; one that is only slow is asked again.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long no master may answer: a restart, or until somebody starts it again.
-const MASTER_PATIENCE: Duration = Duration::from_secs(300);
 
 /// What an interrupt does beside ending the watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +28,7 @@ pub enum Interrupt {
 }
 
 pub struct Watch {
-    pub cluster: ClusterArgs,
-    pub connection: Stubs,
+    pub masters: MasterChannel,
     pub interrupt: Interrupt,
     pub json: bool,
     /// Cancelled by the first interrupt.
@@ -41,7 +40,7 @@ impl Watch {
     ///
     /// # Errors
     /// The job failed or was cancelled, the watch was interrupted, or no master answered for long.
-    pub async fn run(mut self, mut job: JobView) -> Result<(), CliError> {
+    pub async fn run(self, mut job: JobView) -> Result<(), CliError> {
         let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
         let stop = self.stop.clone();
         let mut said = Instant::now();
@@ -72,56 +71,31 @@ impl Watch {
         if self.json { console::json_line(job) } else { console::line(job.line()) }
     }
 
-    /// The job as it stands, from the first master that answers within [`MASTER_PATIENCE`].
-    async fn ask(&mut self, id: u64) -> Result<Job, CliError> {
-        let mut away: Option<Instant> = None;
-        loop {
-            let request = GetJobRequest { id, ..GetJobRequest::default() };
-            let cause = match tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.get_job(request)).await {
-                Ok(Ok(job)) => {
-                    if away.is_some() {
-                        console::remark("a master answers again");
-                    }
-                    return Ok(job.into_inner());
-                }
-                Ok(Err(status)) => match CliError::from(status) {
-                    CliError::Unreachable(cause) => cause,
-                    error => return Err(error),
-                },
-                Err(_) => format!("the master does not answer within {} s", ANSWER_TIMEOUT.as_secs()),
-            };
-            let since = *away.get_or_insert_with(|| {
-                console::remark(format_args!("{cause}; waiting for a master, the job goes on when there is one"));
-                Instant::now()
-            });
-            if since.elapsed() >= MASTER_PATIENCE {
-                return Err(CliError::Unreachable(format!(
-                    "no master has answered for {} s ({cause}): the job goes on with one: `cv job wait {id}`",
-                    MASTER_PATIENCE.as_secs()
-                )));
-            }
-            tokio::time::sleep(POLL_PERIOD).await;
-            // One that cannot be reached yet is tried again with the next round.
-            if let Ok(connection) = self.cluster.connect().await {
-                self.connection = connection;
-            }
-        }
+    /// The job as it stands.
+    async fn ask(&self, id: u64) -> Result<Job, CliError> {
+        let request = GetJobRequest { id, ..GetJobRequest::default() };
+        let ask = async |mut master: Stubs| master.cluster.get_job(request.clone()).await;
+        let job = ask_patiently(&self.masters, ANSWER_TIMEOUT, "the job", ask).await;
+        job.map(Response::into_inner).map_err(|error| match error {
+            CliError::Unreachable(cause) => CliError::Unreachable(format!("{cause}: `cv job wait {id}`")),
+            error => error,
+        })
     }
 
-    async fn interrupted(mut self, job: JobView) -> Result<(), CliError> {
+    async fn interrupted(self, job: JobView) -> Result<(), CliError> {
         let id = job.id;
         if self.interrupt == Interrupt::LeavesJob {
             return Err(CliError::Failed(format!("interrupted; job {id} goes on: `cv job cancel {id}` would end it")));
         }
         let request = GetJobRequest { id, ..GetJobRequest::default() };
-        let cancelled = tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.cancel_job(request));
-        let cause = match cancelled.await {
+        let cancel = async |mut master: Stubs| master.cluster.cancel_job(request.clone()).await;
+        let cause = match tokio::time::timeout(ANSWER_TIMEOUT, self.masters.ask(cancel)).await {
             Ok(Ok(job)) => {
                 let job = JobView::from(job.into_inner());
                 self.say(&job)?;
                 return job.outcome();
             }
-            Ok(Err(status)) => CliError::from(status).to_string(),
+            Ok(Err(error)) => CliError::from(error).to_string(),
             Err(_) => format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()),
         };
         Err(CliError::Unreachable(format!(

@@ -121,7 +121,7 @@ impl UpdateArgs {
             return Err(CliError::Usage(text.to_owned()));
         }
         let update = async |mut master: Stubs| master.cluster.update_mount(request.clone()).await;
-        let reply = self.cluster.leader().await?.ask(update).await?.into_inner();
+        let reply = self.cluster.masters().await?.ask(update).await?.into_inner();
         let view = MountView::answered(&reply);
         if self.json {
             return console::json(&view);

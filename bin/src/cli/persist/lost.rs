@@ -37,7 +37,7 @@ impl ResolvedView {
     async fn of(path: String, action: LostAction, cluster: &ClusterArgs) -> Result<Self, CliError> {
         let request = ResolveLostRequest { path: path.clone(), action: action.into() };
         let ask = async |mut master: Stubs| master.cluster.resolve_lost(request.clone()).await;
-        let reply = cluster.leader().await?.ask(ask).await?.into_inner();
+        let reply = cluster.masters().await?.ask(ask).await?.into_inner();
         let ResolveLostReply { files, still_lost, reverted, zeroed, blocks, last_error } = reply;
         Ok(Self { path, files, still_lost, reverted, zeroed, blocks, last_error })
     }

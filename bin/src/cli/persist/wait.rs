@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{PersistStatus, PersistStatusRequest};
 use tokio::time::Instant;
+use tonic::Response;
 
 use super::BacklogView;
-use crate::cli::connect::ClusterArgs;
+use crate::cli::connect::ask_patiently;
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
@@ -18,12 +20,9 @@ const LINE_PERIOD: Duration = Duration::from_secs(2);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// The same of the first, before which clients are waited for: for some of their leases.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long no master may answer.
-const MASTER_PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Wait {
-    pub cluster: ClusterArgs,
-    pub connection: Stubs,
+    pub masters: MasterChannel,
     pub path: String,
     pub json: bool,
 }
@@ -34,7 +33,7 @@ impl Wait {
     /// # Errors
     /// The time is over, nothing is left but files that have lost blocks, there is no such path, or no master answered
     /// for long.
-    pub async fn run(mut self, timeout: Option<Duration>) -> Result<(), CliError> {
+    pub async fn run(self, timeout: Option<Duration>) -> Result<(), CliError> {
         let began = Instant::now();
         let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
         let settling = timeout.map_or(SETTLE_TIMEOUT, |timeout| timeout.min(SETTLE_TIMEOUT));
@@ -77,38 +76,13 @@ impl Wait {
         if self.json { console::json_line(view) } else { console::line(view.line()) }
     }
 
-    /// The backlog of changes up to a number, from the first master that answers within [`MASTER_PATIENCE`].
-    async fn ask(&mut self, up_to_change: u64, patience: Duration) -> Result<PersistStatus, CliError> {
-        let mut away: Option<Instant> = None;
-        loop {
-            // Clients bring what they have answered, and one that is cut off is waited for.
-            let settle = up_to_change == 0;
-            let request = PersistStatusRequest { path: self.path.clone(), up_to_change, settle };
-            let answer = tokio::time::timeout(patience, self.connection.cluster.get_persist_status(request));
-            let cause = match answer.await {
-                Ok(Ok(status)) => return Ok(status.into_inner()),
-                Ok(Err(status)) => match CliError::from(status) {
-                    CliError::Unreachable(cause) => cause,
-                    error => return Err(error),
-                },
-                Err(_) => format!("the master does not answer within {} s", patience.as_secs()),
-            };
-            let since = *away.get_or_insert_with(|| {
-                console::remark(format_args!("{cause}; waiting for a master, persistence goes on when there is one"));
-                Instant::now()
-            });
-            if since.elapsed() >= MASTER_PATIENCE {
-                return Err(CliError::Unreachable(format!(
-                    "no master has answered for {} s ({cause}): persistence goes on when one is started",
-                    MASTER_PATIENCE.as_secs()
-                )));
-            }
-            tokio::time::sleep(POLL_PERIOD).await;
-            // One that cannot be reached yet is tried again with the next round.
-            if let Ok(connection) = self.cluster.connect().await {
-                self.connection = connection;
-            }
-        }
+    /// The backlog of changes up to a number.
+    async fn ask(&self, up_to_change: u64, answer_timeout: Duration) -> Result<PersistStatus, CliError> {
+        // Clients bring what they have answered, and one that is cut off is waited for.
+        let settle = up_to_change == 0;
+        let request = PersistStatusRequest { path: self.path.clone(), up_to_change, settle };
+        let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
+        ask_patiently(&self.masters, answer_timeout, "persistence", ask).await.map(Response::into_inner)
     }
 }
 

@@ -2,24 +2,17 @@
 
 use std::time::Duration;
 
-use cavern_conf::Config;
-use cavern_net::master::{connected, innermost};
-use cavern_proto::NotLeading;
-use cavern_proto::raft::raft_client::RaftClient;
+use cavern_conf::{Config, backoff};
+use cavern_net::MasterChannel;
+use cavern_net::master::{Stubs, innermost};
 use cavern_security::Transport;
 use tokio::time::Instant;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 
-use crate::cli::leader::is_unanswered;
 use crate::error::CliError;
 
-/// Between pings, and how long one may stay unanswered: taking a master in may last long, silence must not.
-const KEEP_ALIVE: Duration = Duration::from_secs(2);
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// An election takes a part of this.
 pub const ELECTION_PATIENCE: Duration = Duration::from_secs(10);
-pub const ELECTION_POLL: Duration = Duration::from_millis(100);
 
 /// How masters are connected to, each by itself.
 #[derive(Clone)]
@@ -48,15 +41,8 @@ impl Dial {
     ///
     /// # Errors
     /// The cause, as the system has it.
-    pub async fn connect(&self, address: &str) -> Result<RaftClient<Channel>, String> {
-        let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| innermost(&error))?;
-        let endpoint = endpoint
-            .connect_timeout(self.wait)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
-        let channel = connected(&endpoint, &self.transport).await;
-        channel.map(RaftClient::new).map_err(|error| innermost(&error))
+    pub async fn connect(&self, address: &str) -> Result<Stubs, String> {
+        Stubs::connect(address, self.wait, &self.transport).await
     }
 }
 
@@ -75,31 +61,13 @@ pub fn unreachable(address: &str, cause: &str) -> CliError {
     CliError::Unreachable(format!("the master at {address} does not answer ({cause}): is it running?"))
 }
 
-/// Sends a request to the master that leads, whoever that is by then: one that does not has done nothing of it, and
-/// names the leader. Begins with the one at `first`. `None` when no answer came: it may be done.
+/// Sends a request to the master that leads, once; it begins at the one that led last. `None` when no answer came: it
+/// may be done.
 pub async fn ask_leader<T>(
-    first: String,
-    dial: &Dial,
-    request: impl AsyncFn(&mut RaftClient<Channel>) -> Result<tonic::Response<T>, Status>,
+    masters: &MasterChannel,
+    request: impl AsyncFnMut(Stubs) -> Result<Response<T>, Status>,
 ) -> Result<Option<T>, CliError> {
-    let deadline = Instant::now() + ELECTION_PATIENCE;
-    let mut address = first;
-    loop {
-        let mut client = dial.connect(&address).await.map_err(|cause| unreachable(&address, &cause))?;
-        let status = match request(&mut client).await {
-            Ok(reply) => return Ok(Some(reply.into_inner())),
-            Err(status) => status,
-        };
-        let Some(NotLeading { leader }) = NotLeading::from_status(&status) else {
-            return if is_unanswered(&status) { Ok(None) } else { Err(status.into()) };
-        };
-        if Instant::now() > deadline {
-            return Err(status.into());
-        }
-        // Two that name each other do not agree yet, either.
-        tokio::time::sleep(ELECTION_POLL).await;
-        address = leader.unwrap_or(address);
-    }
+    Ok(masters.ask_once(ELECTION_PATIENCE, request).await?.map(Response::into_inner))
 }
 
 /// What becomes of an attempt at a change of the group, of which the answer may be lost.
@@ -115,7 +83,7 @@ pub enum Attempt {
 pub async fn until_answered(
     mut attempt: impl AsyncFnMut(Attempt) -> Result<Option<()>, CliError>,
 ) -> Result<(), CliError> {
-    let mut deadline: Option<Instant> = None;
+    let (mut backoff, mut deadline) = (backoff::MASTER.begin(), None::<Instant>);
     loop {
         let which = if deadline.is_some() { Attempt::Again } else { Attempt::First };
         let error = match attempt(which).await {
@@ -126,9 +94,9 @@ pub async fn until_answered(
             Err(error @ CliError::Unreachable(_)) if which == Attempt::Again => error,
             Err(error) => return Err(error),
         };
-        if Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + ELECTION_PATIENCE) {
+        let deadline = *deadline.get_or_insert_with(|| Instant::now() + ELECTION_PATIENCE);
+        if !backoff.wait_before(deadline).await {
             return Err(error);
         }
-        tokio::time::sleep(ELECTION_POLL).await;
     }
 }

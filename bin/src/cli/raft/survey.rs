@@ -222,8 +222,9 @@ fn outsider(address: &str, answer: &Result<Group, String>, best: Option<&Group>)
 
 async fn ask(address: &str, dial: &Dial) -> Result<Group, String> {
     let answer = async {
-        let mut client = dial.connect(address).await?;
-        client.get_group(GetGroupRequest {}).await.map(tonic::Response::into_inner).map_err(|status| cause(&status))
+        let mut master = dial.connect(address).await?;
+        let group = master.raft.get_group(GetGroupRequest {}).await;
+        group.map(tonic::Response::into_inner).map_err(|status| cause(&status))
     };
     let answer = tokio::time::timeout(dial.wait * 2, answer).await;
     answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", dial.wait.as_millis() * 2)))

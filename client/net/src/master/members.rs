@@ -14,7 +14,7 @@ use parking_lot::RwLock;
 use tokio::sync::watch;
 
 use super::channel::channel;
-use super::stubs::{KEEP_ALIVE, Stubs, endpoint};
+use super::stubs::{Stubs, endpoint};
 use crate::error::NetError;
 
 /// Masters that are known at a time. A group has five at most; the rest is room for those that came and went. Where
@@ -26,6 +26,8 @@ pub(super) struct Members {
     state: RwLock<State>,
     confirmed: watch::Sender<Confirmed>,
     connect_timeout: Duration,
+    /// How long a ping may stay unanswered.
+    keep_alive: Duration,
     transport: Transport,
 }
 
@@ -53,12 +55,12 @@ pub(super) struct Origin {
 }
 
 impl Members {
-    pub(super) fn new(config: &Config) -> Result<Self, NetError> {
+    pub(super) fn new(config: &Config, keep_alive: Duration) -> Result<Self, NetError> {
         let connect_timeout = config.client.connect_timeout.get();
         let transport = Transport::of(config)?;
         let mut known = Vec::new();
         for (address, member) in config.cluster.masters.iter().zip(0..) {
-            known.push(lazy(address, connect_timeout, &transport, member)?);
+            known.push(lazy(address, (connect_timeout, keep_alive), &transport, member)?);
         }
         if known.is_empty() {
             return Err(NetError::Invalid("cluster.masters names no master".to_owned()));
@@ -68,6 +70,7 @@ impl Members {
             state: RwLock::new(State { known, configured, preferred: 0, next_id }),
             confirmed: watch::Sender::new(Confirmed { member: 0, count: 0 }),
             connect_timeout,
+            keep_alive,
             transport,
         })
     }
@@ -119,6 +122,23 @@ impl Members {
         true
     }
 
+    /// Prefers a master.
+    pub(super) fn prefer(&self, to: Origin) {
+        self.state.write().preferred = to.member;
+    }
+
+    /// To be connected to a master.
+    pub(super) fn connect_timeout(&self) -> Duration {
+        self.connect_timeout
+    }
+
+    /// The stubs of the master at an address, which comes from the network.
+    pub(super) fn at(&self, address: &str) -> Option<Stubs> {
+        let member = self.learn(address)?;
+        let state = self.state.read();
+        state.known.iter().find(|stubs| stubs.origin.member == member).map(|stubs| self.taken_now(stubs))
+    }
+
     /// The master at an address, which comes from the network.
     pub(super) fn learn(&self, address: &str) -> Option<u64> {
         let mut state = self.state.write();
@@ -127,7 +147,8 @@ impl Members {
         }
         let member = state.next_id;
         let checked = check_master(address).map_err(NetError::Invalid);
-        let stubs = match checked.and_then(|()| lazy(address, self.connect_timeout, &self.transport, member)) {
+        let timeouts = (self.connect_timeout, self.keep_alive);
+        let stubs = match checked.and_then(|()| lazy(address, timeouts, &self.transport, member)) {
             Ok(stubs) => stubs,
             Err(error) => {
                 tracing::warn!("a master names a leader that cannot be: {error}");
@@ -186,8 +207,13 @@ impl Members {
     }
 }
 
-fn lazy(address: &str, connect_timeout: Duration, transport: &Transport, member: u64) -> Result<Stubs, NetError> {
-    let channel = channel(&endpoint(address, connect_timeout, KEEP_ALIVE)?, transport);
+fn lazy(
+    address: &str,
+    (connect_timeout, keep_alive): (Duration, Duration),
+    transport: &Transport,
+    member: u64,
+) -> Result<Stubs, NetError> {
+    let channel = channel(&endpoint(address, connect_timeout, keep_alive)?, transport);
     Ok(Stubs::new(channel, Arc::from(address), Origin { member, seen: 0 }))
 }
 
@@ -198,7 +224,7 @@ mod tests {
     fn members(addresses: &[&str]) -> Members {
         let mut config = Config::default();
         config.cluster.masters = addresses.iter().map(|address| (*address).to_owned()).collect();
-        Members::new(&config).unwrap()
+        Members::new(&config, Duration::from_secs(2)).unwrap()
     }
 
     #[tokio::test]

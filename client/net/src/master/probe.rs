@@ -14,7 +14,7 @@ use futures::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::stubs::Stubs;
-use super::{Inner, NO_ANSWER, NO_LEADER, PAUSE_FIRST, innermost};
+use super::{Inner, NO_ANSWER, NO_LEADER, PAUSE_LEAST, innermost};
 
 /// What the first question waits for its answer, what others wait until it is known that no master leads, and what
 /// they wait from then on. The first two together take less than half of a lease, after which the master is suspected,
@@ -72,7 +72,7 @@ impl Inner {
                 }
             }
             let (pause, wait) = match is_known {
-                false => (PAUSE_FIRST, EARLY_WAIT),
+                false => (PAUSE_LEAST, EARLY_WAIT),
                 true if begun.elapsed() < ELECTION => (ELECTION_PAUSE, LATER_WAIT),
                 true => (OUTAGE_PAUSE, LATER_WAIT),
             };

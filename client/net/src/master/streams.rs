@@ -1,6 +1,7 @@
 //! Streams: they are opened at the stubs of one master, and end when another one leads.
 
 use std::error::Error as _;
+use std::time::Duration;
 
 use cavern_proto::NotLeading;
 use tonic::Status;
@@ -39,9 +40,10 @@ impl MasterChannel {
         self.inner.masters.moved_from(stubs.origin).await;
     }
 
-    /// Completes when a master, any, has answered as a leader since these stubs were taken while that was in doubt.
-    pub async fn found_since(&self, stubs: &Stubs) {
-        self.inner.masters.confirmed_since(stubs.origin).await;
+    /// Waits for a pause after a failure at `stubs`; less, if a master, any, has answered as a leader since these stubs
+    /// were taken while that was in doubt.
+    pub async fn wait_for_leader(&self, stubs: &Stubs, pause: Duration) {
+        self.inner.wait_for_leader(stubs.origin, pause).await;
     }
 
     /// The master of these stubs gave a sign of life, as only a leader does.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_conf::backoff::{Jitter, Profile};
 use cavern_conf::schema;
 use cavern_proto::bounded::decode;
 use cavern_proto::frame::{FrameKind, MAX_WRITE_BYTES};
@@ -24,7 +25,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::backoff::{Attempt, Backoff, BackoffLimits};
+use super::breaker::{Attempt, Breaker};
 use super::connection::{Answer, Connection, EvictionListener, greet};
 use super::receive_buffers::ReceiveBuffers;
 use super::socket::Socket;
@@ -102,7 +103,7 @@ struct Link {
     next_bulk: AtomicUsize,
     local: Lane,
     remote_until: Mutex<Option<Instant>>,
-    backoff: Arc<Backoff>,
+    breaker: Arc<Breaker>,
     /// Cancelled when the worker leaves the table or moves.
     stop: CancellationToken,
 }
@@ -171,7 +172,8 @@ impl WorkerPool {
 
     /// The table as the master gave it. Connections to workers that left or moved are closed.
     pub fn set_workers(&self, table: &WorkerTable) {
-        let limits = BackoffLimits { first: self.conf.worker_backoff.get(), most: self.conf.worker_backoff_max.get() };
+        let (first, longest) = (self.conf.worker_backoff.get(), self.conf.worker_backoff_max.get());
+        let pauses = Profile::new(first, longest, Jitter::Quarter);
         let mut current = self.table.write();
         let mut old = std::mem::take(&mut current.links);
         for worker in &table.workers {
@@ -179,7 +181,7 @@ impl WorkerPool {
                 Some(link) if link.is_at(worker) => link,
                 moved => {
                     moved.inspect(|link| link.stop.cancel());
-                    Arc::new(Link::new(worker, limits, self.stop.child_token()))
+                    Arc::new(Link::new(worker, pauses, self.stop.child_token()))
                 }
             };
             current.links.insert(worker.id, link);
@@ -223,12 +225,12 @@ impl WorkerPool {
 
     /// Permission to try a worker; `None` while it is left alone after a failure, or when the table lacks it.
     pub fn admit(&self, worker: u64) -> Option<Attempt> {
-        self.link(worker).ok()?.backoff.admit(Instant::now())
+        self.link(worker).ok()?.breaker.admit(Instant::now())
     }
 
     /// Whether a worker failed lately, so that another is to be preferred; also when the table lacks it.
     pub fn rests(&self, worker: u64) -> bool {
-        self.link(worker).map_or(true, |link| link.backoff.rests(Instant::now()))
+        self.link(worker).map_or(true, |link| link.breaker.rests(Instant::now()))
     }
 
     /// How the worker is reached, connecting to find out where that is not known.
@@ -585,7 +587,7 @@ impl WorkerPool {
 }
 
 impl Link {
-    fn new(worker: &Worker, limits: BackoffLimits, stop: CancellationToken) -> Self {
+    fn new(worker: &Worker, pauses: Profile, stop: CancellationToken) -> Self {
         Self {
             id: worker.id,
             address: worker.data_address.clone(),
@@ -594,7 +596,7 @@ impl Link {
             next_bulk: AtomicUsize::new(0),
             local: Lane::default(),
             remote_until: Mutex::default(),
-            backoff: Arc::new(Backoff::new(limits)),
+            breaker: Arc::new(Breaker::new(pauses)),
             stop,
         }
     }

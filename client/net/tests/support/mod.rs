@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use cavern_conf::{Config, Interval};
-use cavern_proto::NotLeading;
 use cavern_proto::raft::{Group, Member};
+use cavern_proto::{NotLeading, StatusMark};
 use http_body_util::{BodyExt, Full};
 use parking_lot::Mutex;
 use prost::Message;
@@ -37,6 +37,8 @@ pub enum Role {
     Hangs,
     /// Refuses what it is asked, as the leader's own answer.
     Refuses(tonic::Code),
+    /// Does not know what becomes of what it is asked.
+    StopsLeading,
 }
 
 /// A master at an address of its own.
@@ -117,6 +119,7 @@ impl State {
             Role::Leads | Role::LeadsSlowly(_) => Ok(Vec::new()),
             Role::Follows(leader) => Err(NotLeading { leader }.to_status()),
             Role::Refuses(code) => Err(Status::new(code, "refused")),
+            Role::StopsLeading => Err(StatusMark::Unanswered.to_status("it leads no more".to_owned())),
             Role::Hangs => unreachable!("it has another role"),
         }
     }

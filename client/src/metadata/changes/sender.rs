@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_conf::Failpoint;
+use cavern_conf::{Failpoint, backoff};
 use cavern_net::NetError;
 use cavern_net::master::{SUSPECT_AFTER, Stubs};
 use cavern_proto::bounded::MAX_KEPT_RESULTS;
@@ -35,7 +35,7 @@ const AHEAD: usize = 3;
 /// Changes that were answered and whose results the master is to keep: with those under way far fewer than it would.
 const ASKED_AGAIN_MAX: u64 = MAX_KEPT_RESULTS / 4;
 /// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = backoff::CHANGE_STREAM.first;
 /// Between two questions whether a master that owes an answer still leads.
 const SUSPECTED_AGAIN: Duration = Duration::from_secs(2);
 

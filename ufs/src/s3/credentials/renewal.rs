@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use cavern_conf::backoff::{CREDENTIALS, CREDENTIALS_EARLY};
 use cavern_conf::host;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -40,11 +41,6 @@ const UNDER_WAY: Duration = Duration::from_secs(2);
 
 /// A request that is signed now has to arrive before the end. Of a short life it is a twentieth.
 const MARGIN: Duration = Duration::from_secs(10);
-
-/// Pauses between attempts that fail, without and with credentials to go on with.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-const LONGEST_PAUSE_WHILE_GOOD: Duration = Duration::from_secs(30);
 
 /// The signing library asks for others 120 seconds before the end that it is told. We decide when that is, and tell it
 /// such an end that it asks us each second.
@@ -289,12 +285,11 @@ impl Inner {
             Ok(held) => *state = State { held: Some(held), given_up: state.given_up, ..State::default() },
             Err(error) => {
                 let good = state.held.as_ref().filter(|held| held.is_usable(now));
-                let pause = FIRST_PAUSE.saturating_mul(1 << state.failures.min(16));
                 let pause = match good {
-                    None => pause.min(LONGEST_PAUSE),
+                    None => CREDENTIALS.pause(state.failures),
                     Some(Held { usable_until: Some(until), .. }) => {
                         let left = until.saturating_duration_since(now);
-                        pause.min(LONGEST_PAUSE_WHILE_GOOD).min(left.max(FIRST_PAUSE))
+                        CREDENTIALS_EARLY.pause(state.failures).min(left.max(CREDENTIALS_EARLY.first))
                     }
                     Some(_) => REREAD,
                 };

@@ -1,23 +1,15 @@
-//! Leaves a worker alone after it failed: for a time that doubles with every further failure, with jitter so that
-//! clients do not come back in step, and with one request at a time as a probe until one succeeds.
+//! The circuit breaker of a worker: leaves it alone after it failed, for the pauses of a back-off profile, and sends it
+//! one request at a time as a probe until one succeeds.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use cavern_conf::host;
+use cavern_conf::backoff::Profile;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// How long a failed worker is left alone: at first, and at most.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct BackoffLimits {
-    pub first: Duration,
-    pub most: Duration,
-}
-
 #[derive(Debug)]
-pub(super) struct Backoff {
-    limits: BackoffLimits,
+pub(super) struct Breaker {
+    pauses: Profile,
     state: Mutex<State>,
 }
 
@@ -32,13 +24,13 @@ struct State {
 #[derive(Debug)]
 #[must_use]
 pub struct Attempt {
-    backoff: Arc<Backoff>,
+    breaker: Arc<Breaker>,
     probe: bool,
 }
 
-impl Backoff {
-    pub(super) fn new(limits: BackoffLimits) -> Self {
-        Self { limits, state: Mutex::default() }
+impl Breaker {
+    pub(super) fn new(pauses: Profile) -> Self {
+        Self { pauses, state: Mutex::default() }
     }
 
     /// `None` while the worker is to be left alone.
@@ -52,7 +44,7 @@ impl Backoff {
             state.probing = true;
         }
         drop(state);
-        Some(Attempt { backoff: self.clone(), probe })
+        Some(Attempt { breaker: self.clone(), probe })
     }
 
     /// Whether the worker failed lately and is left alone.
@@ -65,9 +57,8 @@ impl Backoff {
         let mut state = self.state.lock();
         // Requests that were in flight together when the worker died are one failure.
         if state.failures == 0 || probe {
+            state.until = Some(now + self.pauses.pause(state.failures));
             state.failures = state.failures.saturating_add(1);
-            let doubled = self.limits.first.saturating_mul(1 << (state.failures - 1).min(20));
-            state.until = Some(now + doubled.min(self.limits.most).mul_f64(host::jitter(0.75..1.25)));
         }
     }
 }
@@ -75,61 +66,65 @@ impl Backoff {
 impl Attempt {
     /// The worker answered, whatever it said.
     pub fn answered(self) {
-        if self.probe || self.backoff.state.lock().failures > 0 {
-            *self.backoff.state.lock() = State::default();
+        if self.probe || self.breaker.state.lock().failures > 0 {
+            *self.breaker.state.lock() = State::default();
         }
     }
 
     /// The worker could not be reached or did not answer.
     pub fn failed(self) {
-        self.backoff.failed(Instant::now(), self.probe);
+        self.breaker.failed(Instant::now(), self.probe);
     }
 }
 
 impl Drop for Attempt {
     fn drop(&mut self) {
         if self.probe {
-            self.backoff.state.lock().probing = false;
+            self.breaker.state.lock().probing = false;
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use cavern_conf::backoff::Jitter;
+
     use super::*;
 
-    fn backoff() -> Arc<Backoff> {
-        let limits = BackoffLimits { first: Duration::from_secs(100), most: Duration::from_secs(1000) };
-        Arc::new(Backoff::new(limits))
+    fn breaker() -> Arc<Breaker> {
+        let pauses = Profile::new(Duration::from_secs(100), Duration::from_secs(1000), Jitter::Quarter);
+        Arc::new(Breaker::new(pauses))
     }
 
     #[test]
     fn a_failed_worker_rests_then_one_probe_decides() {
-        let (backoff, now) = (backoff(), Instant::now());
-        backoff.admit(now).unwrap().failed();
-        assert!(backoff.admit(now + Duration::from_secs(70)).is_none());
+        let (breaker, now) = (breaker(), Instant::now());
+        breaker.admit(now).unwrap().failed();
+        assert!(breaker.admit(now + Duration::from_secs(70)).is_none());
         let later = now + Duration::from_secs(130);
-        let probe = backoff.admit(later).unwrap();
-        assert!(backoff.admit(later).is_none(), "one probe at a time");
+        let probe = breaker.admit(later).unwrap();
+        assert!(breaker.admit(later).is_none(), "one probe at a time");
         drop(probe);
-        backoff.admit(later).unwrap().answered();
-        let (first, second) = (backoff.admit(now).unwrap(), backoff.admit(now).unwrap());
+        breaker.admit(later).unwrap().answered();
+        let (first, second) = (breaker.admit(now).unwrap(), breaker.admit(now).unwrap());
         first.answered();
         second.answered();
     }
 
     #[test]
     fn rests_double_up_to_the_limit_and_simultaneous_failures_count_once() {
-        let (backoff, now) = (backoff(), Instant::now());
-        let (first, second) = (backoff.admit(now).unwrap(), backoff.admit(now).unwrap());
+        let (breaker, now) = (breaker(), Instant::now());
+        let (first, second) = (breaker.admit(now).unwrap(), breaker.admit(now).unwrap());
         first.failed();
         second.failed();
-        assert_eq!(backoff.state.lock().failures, 1);
+        assert_eq!(breaker.state.lock().failures, 1);
         for _ in 0..30 {
-            let until = backoff.state.lock().until.unwrap();
-            backoff.admit(until + Duration::from_secs(1)).unwrap().failed();
+            let until = breaker.state.lock().until.unwrap();
+            breaker.admit(until + Duration::from_secs(1)).unwrap().failed();
         }
-        let rest = backoff.state.lock().until.unwrap() - Instant::now();
+        let rest = breaker.state.lock().until.unwrap() - Instant::now();
         assert!((Duration::from_secs(700)..Duration::from_secs(1251)).contains(&rest), "{rest:?}");
     }
 }
