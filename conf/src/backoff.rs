@@ -2,7 +2,8 @@
 //!
 //! A pause doubles with every failure in a row, up to the longest. Where many processes may fail at the same moment,
 //! chance takes a part of it away, so that they do not come back in step. The profiles below are all that there are
-//! but for those of the configuration (`ufs.retry_backoff`, `client.worker_backoff`) and the masters' own work.
+//! but for those of the configuration (`ufs.retry_backoff`, `client.worker_backoff`), and of a leader's tasks, whose
+//! first pause is their pace (`master/src/background.rs`).
 
 use std::time::Duration;
 
@@ -38,6 +39,19 @@ pub const JOURNAL_KEEPER: Profile = Profile::new(millis(200), millis(5_000), Jit
 pub const DAEMON: Profile = Profile::new(millis(10), millis(1000), Jitter::None);
 /// A process of `cv local`.
 pub const LOCAL_PROCESS: Profile = Profile::new(millis(250), millis(30_000), Jitter::None);
+/// The index of a mount whose bucket fails. This and those down to [`LOAD`] are the work of the master that leads.
+pub const INDEX: Profile = Profile::new(millis(500), millis(30_000), Jitter::None);
+/// A file or a key that the bucket has not got as it should.
+pub const PERSIST: Profile = Profile::new(millis(500), millis(30_000), Jitter::None);
+/// A whole bucket that fails: one request at a time asks whether it is back.
+pub const PERSIST_BUCKET: Profile = Profile::new(millis(200), millis(5_000), Jitter::None);
+/// A file or a key that failed because its bucket did, twice as long: another asks next, lest one that is itself to
+/// blame keeps all others waiting.
+pub const PERSIST_BLAMELESS: Profile = Profile::new(millis(400), millis(10_000), Jitter::None);
+/// A block that no other worker could be given.
+pub const REPLICA: Profile = Profile::new(millis(1_000), millis(60_000), Jitter::None);
+/// Blocks that a worker could not load.
+pub const LOAD: Profile = Profile::new(millis(500), millis(2_000), Jitter::None);
 /// A listener that could not accept, mostly since there are no descriptors left.
 pub const ACCEPT: Profile = Profile::steady(millis(100), Jitter::None);
 

@@ -12,6 +12,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_conf::backoff::{Backoff, Jitter, Profile};
 use cavern_proto::master::{TaskState, TaskStatus};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -22,7 +23,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::MasterError;
-use crate::backoff::Backoff;
 
 /// A task writes one line about its failures in so long.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
@@ -117,19 +117,19 @@ pub struct BackgroundTask {
 impl BackgroundTask {
     /// After a failure it waits for the period of its pace, and longer after each further one.
     pub fn new(name: impl Into<Cow<'static, str>>, pace: Pace) -> Self {
-        let backoff = Backoff::new(pace.period, pace.period.max(PAUSE_MAX));
+        let backoff = Profile::new(pace.period, pace.period.max(PAUSE_MAX), Jitter::None).begin();
         Self { name: name.into(), pace, backoff }
     }
 
     /// Waits otherwise after failures.
-    pub fn with_backoff(self, backoff: Backoff) -> Self {
-        Self { backoff, ..self }
+    pub fn with_backoff(self, pauses: Profile) -> Self {
+        Self { backoff: pauses.begin(), ..self }
     }
 
     /// Failures do not slow it down: others wait for it.
     pub fn steady(self) -> Self {
-        let backoff = Backoff::new(self.pace.period, self.pace.period);
-        self.with_backoff(backoff)
+        let pauses = Profile::steady(self.pace.period, Jitter::None);
+        self.with_backoff(pauses)
     }
 }
 
@@ -193,20 +193,21 @@ async fn run<S>(
     mut state: S,
     mut step: impl for<'a> FnMut(&'a mut S) -> BoxFuture<'a, Result<Next, MasterError>>,
 ) {
-    let BackgroundTask { mut pace, backoff, .. } = task;
-    let mut failures = 0u32;
+    let BackgroundTask { mut pace, mut backoff, .. } = task;
     loop {
         listed.begins();
         let began = Instant::now();
         let result = step(&mut state).await;
         let took = began.elapsed();
-        failures = if result.is_ok() { 0 } else { failures.saturating_add(1) };
+        if result.is_ok() {
+            backoff.reset();
+        }
         let rest = match &result {
             Ok(Next::Rest) => pace.rest(took),
             Ok(Next::RestFor(rest)) => *rest,
             Ok(Next::More) => Duration::ZERO,
             Ok(Next::End) => return,
-            Err(_) => backoff.pause(failures),
+            Err(_) => backoff.next_pause(),
         };
         listed.ended(took, rest, result.err().as_ref());
         if rest.is_zero() {

@@ -23,7 +23,6 @@
 
 mod announce;
 mod background;
-mod backoff;
 mod blocking;
 mod clock;
 mod error;

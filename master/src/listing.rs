@@ -34,7 +34,6 @@ mod walk;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{ApplyListing, ListingGroup};
@@ -54,7 +53,6 @@ use name_checks::NameChecks;
 
 use crate::MasterError;
 use crate::background::{TaskGroup, TaskList};
-use crate::backoff::Backoff;
 use crate::metrics::ListingMetrics;
 use crate::mounts::{Mounts, OpenMount};
 use crate::raft::Proposer;
@@ -65,8 +63,6 @@ use crate::state::{Outcome, StateReader};
 const PORTION: usize = 500;
 /// Directories that are being listed or wait for it, at most.
 const FLIGHTS_MAX: usize = 16_384;
-/// Of an index whose bucket fails.
-const INDEX_BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
 /// What to do about a directory, or a mount, that the bucket has too much in.
 const ENTRIES_REMEDY: &str = "split the directory, or raise master.listing_entries if there are so many objects";
 const INDEX_REMEDY: &str = "mount a part of it, or raise master.index_entries if there are so many objects";

@@ -21,7 +21,7 @@
 //! earlier master, or of one whose answer was lost, may still do in the store is fended off by the store: each request
 //! names the version that it replaces.
 //!
-//! What fails is tried again for ever, with pauses that grow ([`retry_tracker::ITEM_BACKOFF`]); while a whole bucket
+//! What fails is tried again for ever, with pauses that grow ([`cavern_conf::backoff::PERSIST`]); while a whole bucket
 //! fails, one request at a time asks whether it is back.
 
 mod client_load;
@@ -47,6 +47,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use cavern_conf::backoff::{Jitter, Profile};
 use futures::FutureExt as _;
 use tokio::sync::Semaphore;
 
@@ -60,7 +61,6 @@ pub use self::status::Backlog;
 use self::status::Throughput;
 pub use self::workers::ObjectWriter;
 use crate::background::{BackgroundTask, Pace, TaskGroup, TaskList};
-use crate::backoff::Backoff;
 use crate::metrics::PersistMetrics;
 use crate::namespace::Lookups;
 use crate::raft::Proposer;
@@ -146,7 +146,8 @@ impl Persistence {
             persistence.free_garbage(away).boxed()
         });
         let (pause, settle) = (drop_clean_blocks::PAUSE, drop_clean_blocks::SETTLE);
-        let room = BackgroundTask::new("make-room", Pace::after(pause)).with_backoff(Backoff::new(settle, settle));
+        let room =
+            BackgroundTask::new("make-room", Pace::after(pause)).with_backoff(Profile::steady(settle, Jitter::None));
         list.start(&self.tasks, room, (self.clone(), 0u64), |(persistence, after)| {
             persistence.make_room(after).boxed()
         });

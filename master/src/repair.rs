@@ -22,6 +22,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_conf::backoff;
 use cavern_net::Placement;
 use cavern_proto::ContentId;
 use cavern_proto::master::WorkerState;
@@ -34,7 +35,6 @@ use self::plan::{Step, plan};
 pub(crate) use self::unavailable::describe;
 use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup, TaskList};
-use crate::backoff::Backoff;
 use crate::metrics::RepairMetrics;
 use crate::persist::ObjectWriter;
 use crate::raft::Proposer;
@@ -48,8 +48,6 @@ const PAGE: usize = 500;
 const PAUSE: Duration = Duration::from_millis(500);
 /// After a look that took long the pause is so many times as long.
 const REST: u32 = 10;
-/// Of a block that could not be copied.
-const FAILURE_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 /// Failures that are remembered; beyond it a block is tried again at once.
 const REMEMBERED: usize = 10_000;
 
@@ -254,12 +252,11 @@ impl Repair {
             progress.failures.retain(|_, failure| now < failure.until);
         }
         let failure = progress.failures.remove(&at);
-        let (count, mut tried) = failure.map_or((0, Vec::new()), |failure| (failure.count, failure.tried));
+        let (before, mut tried) = failure.map_or((0, Vec::new()), |failure| (failure.count, failure.tried));
         tried.extend(step.target());
-        let count = count + 1;
         if progress.failures.len() < REMEMBERED {
-            let until = Instant::now() + FAILURE_BACKOFF.pause(count);
-            progress.failures.insert(at, Failure { count, until, reason: error, tried });
+            let until = Instant::now() + backoff::REPLICA.pause(before);
+            progress.failures.insert(at, Failure { count: before + 1, until, reason: error, tried });
         }
     }
 }

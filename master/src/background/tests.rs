@@ -89,7 +89,7 @@ async fn failures_in_a_row_slow_a_task_down_unless_others_wait_for_it() {
     let once_well = |number: usize| if number == 3 { Ok(Next::Rest) } else { fails(number) };
     assert_eq!(observed(task(Pace::after(SECOND)), 10, once_well).await.0, [0, 2, 5, 7, 9]);
     assert_eq!(observed(task(Pace::after(SECOND)).steady(), 7, fails).await.0, [0, 2, 4, 6]);
-    let slow = task(Pace::after(SECOND)).with_backoff(Backoff::new(SECOND * 4, SECOND * 5));
+    let slow = task(Pace::after(SECOND)).with_backoff(Profile::new(SECOND * 4, SECOND * 5, Jitter::None));
     assert_eq!(observed(slow, 20, fails).await.0, [0, 5, 11, 17]);
 }
 

@@ -8,13 +8,14 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
+use cavern_conf::backoff;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{IndexRecord, PutIndex};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 
-use super::{INDEX_BACKOFF, Listings};
+use super::Listings;
 use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace};
 use crate::mounts::OpenMount;
@@ -77,11 +78,11 @@ impl IndexingExisting {
 impl Listings {
     /// Indexes an fs-mode mount in the background, as far as that was not done before.
     pub fn start_existing(&self, mount: Arc<OpenMount>) {
-        let task = BackgroundTask::new(format!("index {}", mount.mount.path), Pace::after(INDEX_BACKOFF.first));
+        let task = BackgroundTask::new(format!("index {}", mount.mount.path), Pace::after(backoff::INDEX.first));
         let (listings, queue, running, busy) =
             (self.clone(), Queue::default(), FuturesUnordered::new(), HashSet::new());
         let indexing = IndexingExisting { listings, mount, queue, running, busy };
-        let task = task.with_backoff(INDEX_BACKOFF);
+        let task = task.with_backoff(backoff::INDEX);
         self.0.background.start(&self.0.tasks, task, indexing, |indexing| indexing.step().boxed());
     }
 

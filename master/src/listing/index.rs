@@ -15,14 +15,15 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use cavern_conf::backoff;
 use cavern_proto::master::Kind;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{IndexRecord, InodeRecord, ListingGroup, PutIndex};
 use cavern_ufs::{ListPage, Listed, Lister, is_name};
 use futures::FutureExt as _;
 
+use super::Listings;
 use super::diff::listed_entry;
-use super::{INDEX_BACKOFF, Listings};
 use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace};
 use crate::mounts::OpenMount;
@@ -106,9 +107,9 @@ impl Indexing {
 impl Listings {
     /// Indexes a mount in the background, unless that was done before.
     pub fn start_index(&self, mount: Arc<OpenMount>) {
-        let task = BackgroundTask::new(format!("index {}", mount.mount.path), Pace::after(INDEX_BACKOFF.first));
+        let task = BackgroundTask::new(format!("index {}", mount.mount.path), Pace::after(backoff::INDEX.first));
         let indexing = Indexing { listings: self.clone(), mount, reached: None, has_failed: false };
-        let task = task.with_backoff(INDEX_BACKOFF);
+        let task = task.with_backoff(backoff::INDEX);
         self.0.background.start(&self.0.tasks, task, indexing, |indexing| indexing.step().boxed());
     }
 

@@ -4,18 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_conf::backoff::{self, Profile};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::backoff::Backoff;
-
-/// Of an item.
-pub(super) const ITEM_BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
-/// Of a whole bucket.
-const BUCKET_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
-/// Of what failed because its bucket did, twice as long: another asks next, lest one that is itself to blame keeps all
-/// others waiting.
-const BLAMELESS_BACKOFF: Backoff = Backoff::new(Duration::from_millis(400), Duration::from_secs(10));
 /// Failures that are remembered one by one. Beyond it things are tried again at the pace of their bucket.
 const REMEMBERED: usize = 10_000;
 /// Who waits for something gives up when it was refused so often, or has failed in another way for so long. It is tried
@@ -79,13 +71,13 @@ struct Failure {
 }
 
 impl Failure {
-    fn new(before: Option<&Self>, kind: FailureKind, error: &str, backoff: Backoff) -> Self {
+    fn new(before: Option<&Self>, kind: FailureKind, error: &str, pauses: Profile) -> Self {
         let now = Instant::now();
         let before = before.filter(|before| before.count > 0);
-        let count = before.map_or(0, |before| before.count) + 1;
+        let failed_before = before.map_or(0, |before| before.count);
         Self {
-            count,
-            until: now + backoff.pause(count),
+            count: failed_before + 1,
+            until: now + pauses.pause(failed_before),
             error: error.to_owned(),
             first: before.map_or(now, |before| before.first),
             at: now,
@@ -216,8 +208,8 @@ impl WorkPermit {
 
     pub(super) fn failed(&self, kind: FailureKind, error: &str) {
         let mut state = self.ledger.0.lock();
-        let backoff = if kind.is_of_bucket() { BLAMELESS_BACKOFF } else { ITEM_BACKOFF };
-        let failure = Failure::new(state.failures.get(&self.item), kind, error, backoff);
+        let pauses = if kind.is_of_bucket() { backoff::PERSIST_BLAMELESS } else { backoff::PERSIST };
+        let failure = Failure::new(state.failures.get(&self.item), kind, error, pauses);
         state.remember(&self.item, failure);
         if let Item::Inode(inode) = &self.item {
             match kind {
@@ -231,7 +223,7 @@ impl WorkPermit {
             let known = state.buckets.get(&self.mount_id);
             // What was under way when it failed for the first time says nothing new.
             if known.is_none() || self.probes {
-                let failure = Failure::new(known, kind, error, BUCKET_BACKOFF);
+                let failure = Failure::new(known, kind, error, backoff::PERSIST_BUCKET);
                 state.buckets.insert(self.mount_id, failure);
             }
         }
@@ -316,7 +308,7 @@ mod tests {
         assert!(ledger.begin(&Item::Inode(2), 1, Priority::Normal).is_none(), "it is left alone");
         assert!(ledger.begin(&Item::Inode(3), 2, Priority::Normal).is_some(), "others are not");
         assert_eq!(ledger.bucket_error(1).unwrap().1, "away");
-        std::thread::sleep(BUCKET_BACKOFF.first);
+        std::thread::sleep(backoff::PERSIST_BUCKET.first);
         assert!(ledger.begin(&Item::Inode(1), 1, Priority::Normal).is_none(), "another asks next");
         let probe = ledger.begin(&Item::Inode(2), 1, Priority::Normal).unwrap();
         assert!(ledger.begin(&Item::Inode(4), 1, Priority::Normal).is_none());
@@ -337,7 +329,7 @@ mod tests {
             ledger.begin(&item, 1, Priority::Normal).is_none()
                 && ledger.begin(&Item::Inode(2), 1, Priority::Normal).is_some()
         );
-        std::thread::sleep(ITEM_BACKOFF.first);
+        std::thread::sleep(backoff::PERSIST.first);
         let turn = ledger.begin(&item, 1, Priority::Normal).unwrap();
         turn.succeeded();
         drop(turn);

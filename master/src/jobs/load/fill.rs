@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
 
+use cavern_conf::backoff;
 use cavern_proto::master::Kind;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
@@ -19,9 +19,8 @@ use crate::mounts::OpenMount;
 /// Blocks and bytes of one request to a worker, at most.
 const REQUEST_BLOCKS: usize = 32;
 const REQUEST_BYTES: u64 = 64 << 20;
-/// Attempts for a block, and the pause before the second.
+/// Attempts for a block.
 const ATTEMPTS: u32 = 4;
-const RETRY_PAUSE: Duration = Duration::from_millis(500);
 const NO_WORKER: &str = "no worker is live: start one";
 
 /// What is left of a file, shared by its blocks.
@@ -175,11 +174,12 @@ impl Loader {
     async fn fill(&self, job: &RunningJob, worker: u64, blocks: Vec<Block>, _permit: OwnedSemaphorePermit) {
         let mut again = RetryBatch::default();
         again.add(worker, blocks, String::new());
+        let mut backoff = backoff::LOAD.begin();
         for attempt in 0..ATTEMPTS {
             let requests = std::mem::take(&mut again.blocks);
             let attempt = async {
                 if attempt > 0 {
-                    tokio::time::sleep(RETRY_PAUSE * (1 << (attempt - 1))).await;
+                    backoff.wait().await;
                 }
                 for (worker, blocks) in requests {
                     self.request(job, worker, blocks, &mut again).await;
