@@ -6,6 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_proto::StoreUriError;
+
 /// Which request failed: the operation, the store and the key.
 #[derive(Clone, Debug)]
 pub struct Request(Arc<Parts>);
@@ -264,6 +266,12 @@ impl UfsError {
 
     pub(crate) fn invalid(what: impl Into<String>, reason: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Invalid { what: what.into(), reason: reason.into(), remedy: remedy.into() }
+    }
+}
+
+impl From<StoreUriError> for UfsError {
+    fn from(StoreUriError { what, reason, remedy }: StoreUriError) -> Self {
+        Self::invalid(what, reason, remedy)
     }
 }
 

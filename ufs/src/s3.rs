@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_conf::schema;
+use cavern_proto::s3_options::ENDPOINT;
 use futures::{FutureExt, TryFutureExt};
 use http::Request as HttpRequest;
 use http_body_util::{BodyExt, Limited};
@@ -88,7 +89,7 @@ pub(crate) fn open(
         (true, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
         _ => format!("{endpoint}/{}", spelled(bucket)),
     };
-    let guard = Guard::new("s3.endpoint_url", &endpoint, &bucket_url, conf);
+    let guard = Guard::new(ENDPOINT, &endpoint, &bucket_url, conf);
     let transport = match shared.transport.get() {
         Some(transport) => transport.clone(),
         None => {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use cavern_conf::schema;
+use cavern_proto::StoreUri;
 use futures::{StreamExt, stream};
 
 use crate::allowed::FileRoots;
@@ -22,11 +23,11 @@ use crate::lister::Lister;
 use crate::memory::MemoryBucket;
 use crate::metrics::{Instrumented, UfsStats};
 use crate::object::{ListMode, ObjectMeta};
+use crate::options::check_names;
 use crate::retry::{Backoff, Retrying};
 use crate::s3::{self, KeyLender};
 use crate::shared_store::SharedStore;
 use crate::store::{ByteStream, ListRequest, ObjectStore};
-use crate::uri::Location;
 
 /// A handle on one mount's bucket and prefix. Cheap to clone; its clones, and all handles of the same store in this
 /// process, share one limit of requests in flight and one set of counters.
@@ -86,24 +87,23 @@ impl Ufs {
         conf: &schema::Ufs,
         lender: Option<&KeyLender>,
     ) -> Result<Self, UfsError> {
-        let (raw, shared, prefix): (Arc<dyn ObjectStore>, Arc<SharedStore>, String) = match Location::parse(uri)? {
-            Location::S3 { bucket, prefix } => {
-                let (store, shared) = s3::open(&bucket, options, conf, lender)?;
-                (Arc::new(store), shared, prefix)
+        let parsed = StoreUri::parse(uri)?;
+        let local = |name: &str| -> Result<Arc<SharedStore>, UfsError> {
+            check_names(parsed.scheme(), options)?;
+            let id = format!("{}://{name}", parsed.scheme().name());
+            Ok(SharedStore::of(&id, &id, conf.concurrency))
+        };
+        let (raw, shared, prefix): (Arc<dyn ObjectStore>, Arc<SharedStore>, String) = match &parsed {
+            StoreUri::S3 { bucket, prefix } => {
+                let (store, shared) = s3::open(bucket, options, conf, lender)?;
+                (Arc::new(store), shared, prefix.clone())
             }
-            Location::File { directory } => {
-                refuse_options(options, "file://")?;
-                let name = format!("file://{directory}");
-                let shared = SharedStore::of(&name, &name, conf.concurrency);
-                let store = FileStore::new(&directory, &shared.label, FileRoots::new(conf));
+            StoreUri::File { directory } => {
+                let shared = local(directory)?;
+                let store = FileStore::new(directory, &shared.label, FileRoots::new(conf));
                 (Arc::new(store), shared, String::new())
             }
-            Location::Memory { name, prefix } => {
-                refuse_options(options, "memory://")?;
-                let bucket = MemoryBucket::named(&name);
-                let name = format!("memory://{name}");
-                (Arc::new(bucket), SharedStore::of(&name, &name, conf.concurrency), prefix)
-            }
+            StoreUri::Memory { name, prefix } => (Arc::new(MemoryBucket::named(name)), local(name)?, prefix.clone()),
         };
         Ok(Self::stack(raw.clone(), raw, shared, prefix, conf.clone()))
     }
@@ -246,17 +246,6 @@ impl Ufs {
     /// What this process has sent to the store so far, over all handles.
     pub fn stats(&self) -> UfsStats {
         self.0.shared.metrics.stats()
-    }
-}
-
-fn refuse_options(options: &HashMap<String, String>, scheme: &str) -> Result<(), UfsError> {
-    match options.keys().min() {
-        Some(option) => Err(UfsError::invalid(
-            format!("option {option:?}"),
-            format!("{scheme} has no options"),
-            "leave it out, or use s3://",
-        )),
-        None => Ok(()),
     }
 }
 

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::schema;
+use cavern_proto::s3_options::{ROLE, STS_ENDPOINT, VENDED_ROLE};
 use futures::FutureExt;
 use reqsign_aws_v4::{Credential, EnvCredentialProvider, ProfileCredentialProvider};
 use reqsign_core::time::Timestamp;
@@ -109,10 +110,10 @@ impl Provider {
     ) -> std::result::Result<Renewing, UfsError> {
         let Credentials::Signed { source, role: first } = &options.credentials else {
             let reason = "the requests of the mount are not signed";
-            return Err(UfsError::invalid("s3.credentials.vended_role", reason, "leave s3.anonymous out"));
+            return Err(UfsError::invalid(VENDED_ROLE, reason, "leave s3.anonymous out"));
         };
         let wanted = Wanted::new(options, source, first.as_ref(), conf)?;
-        let sts = sts_of_roles("s3.credentials.vended_role", options)?;
+        let sts = sts_of_roles(VENDED_ROLE, options)?;
         Ok(Wanted { vended: Some((role.clone(), sts, scope)), ..wanted }.shared(shared))
     }
 
@@ -135,7 +136,7 @@ impl Wanted {
         conf: &schema::Ufs,
     ) -> std::result::Result<Self, UfsError> {
         let token_sts = sts_of_process(options).unwrap_or_else(|| Sts::of_region(&options.region));
-        let role = role.map(|role| Ok((role.clone(), sts_of_roles("s3.credentials.role", options)?))).transpose()?;
+        let role = role.map(|role| Ok((role.clone(), sts_of_roles(ROLE, options)?))).transpose()?;
         Ok(Self { source: source.clone(), role, vended: None, token_sts, conf: conf.clone() })
     }
 
@@ -163,7 +164,7 @@ fn sts_of_process(options: &S3Options) -> Option<Sts> {
 fn sts_of_roles(option: &str, options: &S3Options) -> std::result::Result<Sts, UfsError> {
     if let Some(url) = &options.sts_endpoint {
         let (url, region) = (url.clone(), options.region.clone());
-        return Ok(Sts { setting: "s3.sts_endpoint_url", url, region });
+        return Ok(Sts { setting: STS_ENDPOINT, url, region });
     }
     let is_aws =
         |endpoint: &String| [".amazonaws.com", ".amazonaws.com.cn"].iter().any(|suffix| endpoint.ends_with(suffix));

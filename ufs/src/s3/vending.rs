@@ -14,6 +14,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cavern_conf::schema;
+use cavern_proto::StoreUri;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
@@ -21,7 +22,6 @@ use super::credentials::{CredentialError, Provider, Renewing, Scope};
 use super::{S3Options, shared_store};
 use crate::error::UfsError;
 use crate::shared_store::SharedStore;
-use crate::uri::Location;
 
 /// What keys allow within the prefix of their mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +133,7 @@ impl KeyVendor {
     /// [`UfsError::Invalid`] for a URI or an option that is wrong, where nothing says who gives out the role, and for a
     /// prefix whose policy is longer than STS takes.
     pub fn open(uri: &str, options: &HashMap<String, String>, conf: &schema::Ufs) -> Result<Option<Self>, UfsError> {
-        let Location::S3 { bucket, prefix } = Location::parse(uri)? else { return Ok(None) };
+        let StoreUri::S3 { bucket, prefix } = StoreUri::parse(uri)? else { return Ok(None) };
         let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
         let Some(vended) = &options.vended else { return Ok(None) };
         let shared = shared_store(&bucket, &options, conf);
