@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use crate::error::UfsError;
 use crate::metrics::StoreMetrics;
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, Requests, StorePage};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backoff {
@@ -43,7 +43,7 @@ impl Backoff {
 }
 
 pub(crate) struct Retrying {
-    pub inner: Arc<dyn ObjectStore>,
+    pub inner: Arc<dyn Requests>,
     pub backoff: Backoff,
     pub metrics: Arc<StoreMetrics>,
     /// How long a call tries again while the store cannot be reached, however many attempts that takes.
@@ -91,7 +91,7 @@ impl Retrying {
     }
 }
 
-impl ObjectStore for Arc<Retrying> {
+impl Requests for Arc<Retrying> {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         async move {
             let mut failed = Failures::none();

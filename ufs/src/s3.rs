@@ -24,6 +24,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cavern_conf::schema;
 use cavern_proto::s3_options::ENDPOINT;
+use cavern_proto::{Capabilities, Scheme};
 use futures::{FutureExt, TryFutureExt};
 use http::Request as HttpRequest;
 use http_body_util::{BodyExt, Limited};
@@ -42,7 +43,7 @@ use crate::s3::signing::{DaySigner, spelled};
 pub(crate) use crate::s3::transport::Transport;
 pub use crate::s3::vending::{KeyError, KeyLender, KeyRight, KeyStatus, KeyVendor, VendedKeys};
 use crate::shared_store::SharedStore;
-use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, Requests, StorePage};
 
 /// A page of a thousand keys of 1,024 bytes, each byte percent-encoded, takes half of this.
 const LISTING_BYTES: usize = 8 << 20;
@@ -192,7 +193,7 @@ fn if_match(etag: &str) -> String {
     if etag.starts_with("W/") { etag.to_owned() } else { format!("\"{etag}\"") }
 }
 
-impl ObjectStore for S3Store {
+impl Requests for S3Store {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         self.list_page(request).map_err(|error| self.denied(error)).boxed()
     }
@@ -209,5 +210,27 @@ impl ObjectStore for S3Store {
 
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
         self.send_change(request).map_err(|error| self.denied(error)).boxed()
+    }
+}
+
+impl ObjectStore for S3Store {
+    fn capabilities(&self) -> Capabilities {
+        // Directory buckets list in no order.
+        let ordered_listings = !self.bucket.ends_with("--x-s3");
+        Capabilities { ordered_listings, ..Scheme::S3.capabilities() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ufs::Ufs;
+
+    #[tokio::test]
+    async fn directory_buckets_promise_no_order() {
+        for (uri, is_ordered) in [("s3://train", true), ("s3://train--use1-az4--x-s3/p", false)] {
+            let ufs = Ufs::open(uri, &HashMap::new(), &schema::Ufs::default()).unwrap();
+            assert_eq!(ufs.capabilities(), Capabilities { ordered_listings: is_ordered, ..Scheme::S3.capabilities() });
+        }
     }
 }

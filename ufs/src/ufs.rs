@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use cavern_conf::schema;
-use cavern_proto::StoreUri;
+use cavern_proto::{Capabilities, StoreUri};
 use futures::{StreamExt, stream};
 
 use crate::allowed::FileRoots;
@@ -27,7 +27,7 @@ use crate::options::check_names;
 use crate::retry::{Backoff, Retrying};
 use crate::s3::{self, KeyLender};
 use crate::shared_store::SharedStore;
-use crate::store::{ByteStream, ListRequest, ObjectStore};
+use crate::store::{ByteStream, ListRequest, ObjectStore, Requests};
 
 /// A handle on one mount's bucket and prefix. Cheap to clone; its clones, and all handles of the same store in this
 /// process, share one limit of requests in flight and one set of counters.
@@ -111,7 +111,7 @@ impl Ufs {
     /// Puts the decorators around `bottom`; the table in `store.rs` gives their order.
     fn stack(
         raw: Arc<dyn ObjectStore>,
-        bottom: Arc<dyn ObjectStore>,
+        bottom: Arc<dyn Requests>,
         shared: Arc<SharedStore>,
         prefix: String,
         conf: schema::Ufs,
@@ -172,6 +172,11 @@ impl Ufs {
     /// Prefix of every key of the mount: empty, or ending in `/`.
     pub fn prefix(&self) -> &str {
         &self.0.prefix
+    }
+
+    /// What the store can do: no more than [`Scheme::capabilities`](cavern_proto::Scheme::capabilities) of its kind.
+    pub fn capabilities(&self) -> Capabilities {
+        self.0.raw.capabilities()
     }
 
     /// Whether the bucket is there and the credentials are good: one LIST of one key. An empty prefix is fine.
@@ -235,7 +240,7 @@ impl Ufs {
         pauses.fold(attempt.saturating_mul(attempts), Duration::saturating_add)
     }
 
-    pub(crate) fn store(&self) -> &impl ObjectStore {
+    pub(crate) fn store(&self) -> &impl Requests {
         &self.0.store
     }
 

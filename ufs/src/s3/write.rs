@@ -30,12 +30,13 @@ impl S3Store {
         let asked = || Request::new(request.operation(), &self.label, request.key);
         let replaces = replaces_of(&request.change);
         let expected = if let Precondition::Version(etag) = replaces { etag } else { "" };
-        let mut answer = self.exchange(&request, replaces, &asked).await?;
+        let mut answer = self.exchange(&request, &asked).await?;
         if replaces != Precondition::Anything
             && matches!(&answer, Err(Failure::Status { status: StatusCode::NOT_IMPLEMENTED, .. }))
         {
             // A store that does not know conditions of writes is written to without.
-            answer = self.exchange(&request, Precondition::Anything, &asked).await?;
+            let unconditional = ChangeRequest { change: request.change.unconditional(), ..request };
+            answer = self.exchange(&unconditional, &asked).await?;
         }
         let made = answer.and_then(|reply| made(&request.change, reply));
         made.map_err(|failure| failure.into_ufs(asked(), expected))
@@ -45,7 +46,6 @@ impl S3Store {
     async fn exchange(
         &self,
         request: &ChangeRequest<'_>,
-        replaces: Precondition<'_>,
         asked: &impl Fn() -> Request,
     ) -> Result<Result<WriteReply, Failure>, UfsError> {
         let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked(), "");
@@ -53,7 +53,7 @@ impl S3Store {
         let copied = copied_of(&request.change);
         let url = format!("{}{query}", self.object_url(request.key));
         let mut unsigned = HttpRequest::builder().method(method).uri(url);
-        unsigned = match replaces {
+        unsigned = match replaces_of(&request.change) {
             Precondition::Anything => unsigned,
             Precondition::Nothing => unsigned.header(IF_NONE_MATCH, HeaderValue::from_static("*")),
             Precondition::Version(etag) => unsigned.header(IF_MATCH, if_match(etag)),
