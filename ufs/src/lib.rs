@@ -34,6 +34,7 @@ mod memory;
 mod metrics;
 mod object;
 mod options;
+mod registry;
 mod retry;
 mod s3;
 mod shared_store;

@@ -3,15 +3,17 @@
 //! Requests are spoken by us, so that every key reaches the store byte for byte, spelt as it is signed
 //! ([`signing::spelled`]): listings in [`listing`], HEADs in [`head`], GETs in [`read`], all changes in [`write`]. All
 //! are signed with the same credentials and travel over the same [`transport`]; GETs have connections of their own.
-//! [`vending`] is about keys that masters get for others.
+//! [`vending`] is about keys that masters get for others, and [`keys`] about what they and those others have in common.
 
 mod connections;
 mod credentials;
 mod failure;
 mod head;
+mod keys;
 mod listing;
 mod options;
 mod read;
+mod shared;
 mod signing;
 mod transport;
 mod vending;
@@ -34,14 +36,15 @@ use reqsign_core::{Context, Signer};
 use crate::allowed::Guard;
 use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
-use crate::s3::credentials::Provider;
-pub(crate) use crate::s3::credentials::SharedCredentials;
-use crate::s3::failure::{Failure, from_signer};
+use crate::s3::credentials::{Provider, from_signer};
+use crate::s3::failure::Failure;
+pub use crate::s3::keys::{KeyError, KeyLender, KeyRight, VendedKeys};
 pub(crate) use crate::s3::options::S3Options;
 pub use crate::s3::options::{changed_options, is_vended, lent_options};
+use crate::s3::shared::SharedBucket;
 use crate::s3::signing::{DaySigner, spelled};
-pub(crate) use crate::s3::transport::Transport;
-pub use crate::s3::vending::{KeyError, KeyLender, KeyRight, KeyStatus, KeyVendor, VendedKeys};
+use crate::s3::transport::Transport;
+pub use crate::s3::vending::{KeyStatus, KeyVendor};
 use crate::shared_store::SharedStore;
 use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, Requests, StorePage};
 
@@ -62,14 +65,8 @@ pub(crate) struct S3Store {
     /// URL of the bucket, without a `/` at the end.
     bucket_url: String,
     label: Arc<str>,
-}
-
-/// What all handles of a bucket share.
-fn shared_store(bucket: &str, options: &S3Options, conf: &schema::Ufs) -> Arc<SharedStore> {
-    // AWS names are unique across its regions, so the region is no part of the identity.
-    let identity = options.endpoint.as_deref().unwrap_or("https://s3.amazonaws.com");
-    let label = format!("s3://{bucket} at {identity}");
-    SharedStore::of(&format!("{identity}/{bucket}"), &label, conf.concurrency)
+    /// Where others that are opened find the connections and what was fetched.
+    _shared: Arc<SharedBucket>,
 }
 
 /// The store of this bucket, and what it shares with other handles on it. Where the keys of its mount are vended,
@@ -81,7 +78,9 @@ pub(crate) fn open(
     lender: Option<&KeyLender>,
 ) -> Result<(S3Store, Arc<SharedStore>), UfsError> {
     let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
-    let shared = shared_store(bucket, &options, conf);
+    let store_id = options.store_id(bucket);
+    let label = format!("s3://{bucket} at {}", options.identity());
+    let (shared, of_bucket) = (SharedStore::of(&store_id, &label, conf.concurrency), SharedBucket::of(&store_id));
     let endpoint = options.endpoint.clone();
     let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{}.amazonaws.com", options.region));
     // A certificate's wildcard covers one label, so such a bucket cannot be in the host name.
@@ -91,25 +90,22 @@ pub(crate) fn open(
         _ => format!("{endpoint}/{}", spelled(bucket)),
     };
     let guard = Guard::new(ENDPOINT, &endpoint, &bucket_url, conf);
-    let transport = match shared.transport.get() {
-        Some(transport) => transport.clone(),
-        None => {
-            let transport =
-                Transport::new(conf.connect_timeout.get(), conf.concurrency, endpoint.starts_with("https:"), guard)?;
-            shared.transport.get_or_init(|| transport).clone()
-        }
-    };
+    let transport = of_bucket.transport(|| {
+        Transport::new(conf.connect_timeout.get(), conf.concurrency, endpoint.starts_with("https:"), guard)
+    })?;
     let lender = lender.filter(|_| options.vended.is_some());
     let credentials = match lender {
         Some(lender) => Some(Provider::lent(lender, conf)),
-        None => Provider::new(&options, conf, &shared)?,
+        None => Provider::new(&options, conf, &of_bucket.credentials)?,
     };
     let is_lent = lender.is_some();
     let signer =
         credentials.clone().map(|provider| Signer::new(Context::new(), provider, DaySigner::new(&options.region)));
     let (label, bucket) = (shared.label.clone(), bucket.to_owned());
     let region = options.region;
-    Ok((S3Store { transport, credentials, signer, is_lent, bucket, region, bucket_url, label }, shared))
+    let store =
+        S3Store { transport, credentials, signer, is_lent, bucket, region, bucket_url, label, _shared: of_bucket };
+    Ok((store, shared))
 }
 
 impl S3Store {

@@ -17,20 +17,21 @@ use std::time::Duration;
 use cavern_conf::schema;
 use cavern_proto::s3_options::{ROLE, STS_ENDPOINT, VENDED_ROLE};
 use futures::FutureExt;
+use parking_lot::Mutex;
 use reqsign_aws_v4::{Credential, EnvCredentialProvider, ProfileCredentialProvider};
 use reqsign_core::time::Timestamp;
 use reqsign_core::{Context, OsEnv, ProvideCredential, ProvideCredentialChain, Result};
 use reqsign_file_read_tokio::TokioFileRead;
 
-pub(super) use self::failure::CredentialError;
+use self::failure::CredentialError;
+pub(super) use self::failure::from_signer;
 pub(super) use self::renewal::Renewing;
 use self::renewal::{Due, Fetch, WeakRenewing};
 pub(super) use self::sts::Scope;
 use self::sts::{Sts, WebIdentity};
+use super::keys::{KeyLender, VendedKeys};
 use super::options::{Credentials, Role, S3Options, Source};
-use super::vending::{KeyLender, VendedKeys};
 use crate::error::UfsError;
-use crate::shared_store::SharedStore;
 
 /// A request waits at most so long for credentials, and not until its own time is up: what is late is told apart.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -62,10 +63,22 @@ impl ProvideCredential for Provider {
     }
 }
 
-/// Fetched credentials of a store, which its handles share if they want the same.
-pub(crate) struct SharedCredentials {
-    wanted: Wanted,
-    renewing: WeakRenewing,
+/// What the handles of a store have fetched, who share it if they want the same.
+#[derive(Default)]
+pub(super) struct SharedCredentials(Mutex<Vec<(Wanted, WeakRenewing)>>);
+
+impl SharedCredentials {
+    fn of(&self, wanted: Wanted) -> Renewing {
+        let mut all = self.0.lock();
+        all.retain(|(_, renewing)| renewing.upgrade().is_some());
+        let same = all.iter().find(|(known, _)| *known == wanted);
+        if let Some(renewing) = same.and_then(|(_, renewing)| renewing.upgrade()) {
+            return renewing;
+        }
+        let renewing = wanted.renewing();
+        all.push((wanted, renewing.downgrade()));
+        renewing
+    }
 }
 
 /// All that decides which credentials are fetched, and how.
@@ -88,13 +101,13 @@ impl Provider {
     pub(super) fn new(
         options: &S3Options,
         conf: &schema::Ufs,
-        shared: &SharedStore,
+        shared: &SharedCredentials,
     ) -> std::result::Result<Option<Self>, UfsError> {
         let Credentials::Signed { source, role } = &options.credentials else { return Ok(None) };
         if let (Source::KeyPair { access, secret, session_token }, None) = (source, role) {
             return Ok(Some(Self::KeyPair(Arc::new(KeyPair(key_pair(access, secret, session_token.as_ref()))))));
         }
-        Ok(Some(Self::Renewing(Wanted::new(options, source, role.as_ref(), conf)?.shared(shared))))
+        Ok(Some(Self::Renewing(shared.of(Wanted::new(options, source, role.as_ref(), conf)?))))
     }
 
     /// Keys of a role within a scope, which are got with the credentials that the options give.
@@ -106,7 +119,7 @@ impl Provider {
         role: &Role,
         scope: Scope,
         conf: &schema::Ufs,
-        shared: &SharedStore,
+        shared: &SharedCredentials,
     ) -> std::result::Result<Renewing, UfsError> {
         let Credentials::Signed { source, role: first } = &options.credentials else {
             let reason = "the requests of the mount are not signed";
@@ -114,7 +127,7 @@ impl Provider {
         };
         let wanted = Wanted::new(options, source, first.as_ref(), conf)?;
         let sts = sts_of_roles(VENDED_ROLE, options)?;
-        Ok(Wanted { vended: Some((role.clone(), sts, scope)), ..wanted }.shared(shared))
+        Ok(shared.of(Wanted { vended: Some((role.clone(), sts, scope)), ..wanted }))
     }
 
     /// Keys that are lent to this process.
@@ -138,19 +151,6 @@ impl Wanted {
         let token_sts = sts_of_process(options).unwrap_or_else(|| Sts::of_region(&options.region));
         let role = role.map(|role| Ok((role.clone(), sts_of_roles(ROLE, options)?))).transpose()?;
         Ok(Self { source: source.clone(), role, vended: None, token_sts, conf: conf.clone() })
-    }
-
-    /// What is fetched of this for all handles of a store.
-    fn shared(self, shared: &SharedStore) -> Renewing {
-        let mut all = shared.credentials.lock();
-        all.retain(|shared| shared.renewing.upgrade().is_some());
-        let same = all.iter().find(|shared| shared.wanted == self);
-        if let Some(renewing) = same.and_then(|same| same.renewing.upgrade()) {
-            return renewing;
-        }
-        let renewing = self.renewing();
-        all.push(SharedCredentials { wanted: self, renewing: renewing.downgrade() });
-        renewing
     }
 }
 

@@ -93,6 +93,16 @@ impl S3Options {
         let (credentials, vended) = credentials::parse(given)?;
         Ok(Self { region, path_style, credentials, vended, endpoint, sts_endpoint })
     }
+
+    /// The endpoint as it is part of names: those of AWS's buckets are unique across its regions.
+    pub(crate) fn identity(&self) -> &str {
+        self.endpoint.as_deref().unwrap_or("https://s3.amazonaws.com")
+    }
+
+    /// Names a bucket globally.
+    pub(crate) fn store_id(&self, bucket: &str) -> String {
+        format!("{}/{bucket}", self.identity())
+    }
 }
 
 /// The options of a mount after a change of some. Those that are given take the place of those of their names, and an

@@ -19,8 +19,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use super::failure::CredentialError;
+use crate::s3::keys::VendedKeys;
 use crate::s3::listing::nanoseconds;
-use crate::s3::vending::VendedKeys;
 
 /// Longest time that fetching may take, all its requests together.
 const FETCH: Duration = Duration::from_secs(10);
