@@ -30,6 +30,7 @@ use cavern_proto::{Capabilities, Scheme};
 use futures::{FutureExt, TryFutureExt};
 use http::Request as HttpRequest;
 use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
 use reqsign_aws_v4::Credential;
 use reqsign_core::{Context, Signer};
 
@@ -112,22 +113,24 @@ impl S3Store {
     async fn list_page(&self, request: ListRequest<'_>) -> Result<StorePage, UfsError> {
         let asked = || Request::new(Operation::List, &self.label, request.prefix);
         let url = format!("{}?{}", self.list_url(), listing::query(&request));
-        let senseless = |reason: String| Failure::MalformedReply(reason).into_ufs(asked(), "");
-        let unsigned = HttpRequest::get(url).body(Bytes::new()).map_err(|error| senseless(error.to_string()))?;
-        let (mut parts, body) = unsigned.into_parts();
+        let request = self.signed(HttpRequest::get(url).body(Bytes::new()), &asked).await?;
+        let response = self.transport.send(request).await.map_err(|failure| failure.into_ufs(asked(), ""))?;
+        let document = whole(response.into_body(), LISTING_BYTES, "the listing", &asked).await?;
+        listing::parse(&document).map_err(|reason| Failure::MalformedReply(reason).into_ufs(asked(), ""))
+    }
+
+    /// A request as it is sent: signed, where requests are.
+    async fn signed(
+        &self,
+        unsigned: http::Result<HttpRequest<Bytes>>,
+        asked: &impl Fn() -> Request,
+    ) -> Result<HttpRequest<Bytes>, UfsError> {
+        let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked(), "");
+        let (mut parts, body) = unsigned.map_err(senseless)?.into_parts();
         if let Some(signer) = &self.signer {
             signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked()))?;
         }
-        let sent = self.transport.send(HttpRequest::from_parts(parts, body)).await;
-        let response = sent.map_err(|failure| failure.into_ufs(asked(), ""))?;
-        let document = Limited::new(response.into_body(), LISTING_BYTES).collect().await.map_err(|error| {
-            UfsError::Unavailable {
-                request: asked(),
-                reason: format!("the listing broke off: {error}"),
-                source: Some(error.into()),
-            }
-        })?;
-        listing::parse(&document.to_bytes()).map_err(senseless)
+        Ok(HttpRequest::from_parts(parts, body))
     }
 
     /// An error of a request as it is for these options. Where other credentials can be had for some that have
@@ -182,6 +185,16 @@ impl S3Store {
     fn object_url(&self, key: &str) -> String {
         format!("{}/{}", self.bucket_url, spelled(key))
     }
+}
+
+/// All of an answer that has so many bytes at most; `what` names it in an error.
+async fn whole(body: Incoming, bytes_max: usize, what: &str, asked: &impl Fn() -> Request) -> Result<Bytes, UfsError> {
+    let broken = |error: Box<dyn std::error::Error + Send + Sync>| UfsError::Unavailable {
+        request: asked(),
+        reason: format!("{what} broke off: {error}"),
+        source: Some(error.into()),
+    };
+    Ok(Limited::new(body, bytes_max).collect().await.map_err(broken)?.to_bytes())
 }
 
 /// An ETag as a header carries it.

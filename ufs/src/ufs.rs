@@ -34,6 +34,7 @@ use crate::store::{ByteStream, ListRequest, ObjectStore, Requests};
 #[derive(Clone)]
 pub struct Ufs(Arc<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     /// The store itself, without decorators.
     raw: Arc<dyn ObjectStore>,
@@ -141,17 +142,10 @@ impl Ufs {
     /// so long, beyond `ufs.retries`. A call takes no longer than that and [`Ufs::deadline`] together.
     #[must_use]
     pub fn patient(&self, patience: Duration) -> Self {
-        let Inner { raw, store, shared, prefix, conf } = &*self.0;
-        let Retrying { inner, backoff, metrics, .. } = &**store;
+        let Retrying { inner, backoff, metrics, .. } = &*self.0.store;
         let (inner, metrics) = (inner.clone(), metrics.clone());
         let store = Arc::new(Retrying { inner, backoff: *backoff, metrics, patience });
-        Self(Arc::new(Inner {
-            raw: raw.clone(),
-            store,
-            shared: shared.clone(),
-            prefix: prefix.clone(),
-            conf: conf.clone(),
-        }))
+        Self(Arc::new(Inner { store, ..(*self.0).clone() }))
     }
 
     /// The same store, failing on purpose: for tests.

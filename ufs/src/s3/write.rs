@@ -5,13 +5,12 @@ use std::fmt::Write as _;
 use bytes::Bytes;
 use http::header::{ETAG, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, HeaderValue, Method, Request as HttpRequest, StatusCode};
-use http_body_util::{BodyExt, Limited};
 use percent_encoding::utf8_percent_encode;
 
-use super::failure::{Failure, from_signer};
+use super::failure::Failure;
 use super::listing::{QUERY, element, error_document, unquoted};
 use super::signing::spelled;
-use super::{S3Store, if_match};
+use super::{S3Store, if_match, whole};
 use crate::error::{Request, UfsError};
 use crate::object::{Metadata, Precondition};
 use crate::store::{Change, ChangeRequest, CopySource};
@@ -48,7 +47,6 @@ impl S3Store {
         request: &ChangeRequest<'_>,
         asked: &impl Fn() -> Request,
     ) -> Result<Result<WriteReply, Failure>, UfsError> {
-        let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked(), "");
         let (method, query, body, metadata) = spoken(&request.change);
         let copied = copied_of(&request.change);
         let url = format!("{}{query}", self.object_url(request.key));
@@ -72,24 +70,15 @@ impl S3Store {
         for (name, value) in metadata.into_iter().flatten() {
             unsigned = unsigned.header(format!("x-amz-meta-{name}"), value);
         }
-        let (mut parts, body) = unsigned.body(body).map_err(senseless)?.into_parts();
-        if let Some(signer) = &self.signer {
-            signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked()))?;
-        }
-        let response = match self.transport.send(HttpRequest::from_parts(parts, body)).await {
+        let request = self.signed(unsigned.body(body), asked).await?;
+        let response = match self.transport.send(request).await {
             Ok(response) => response,
             Err(failure) => return Ok(Err(failure)),
         };
         let etag = response.headers().get(ETAG).and_then(|etag| etag.to_str().ok()).unwrap_or_default();
         let etag = unquoted(etag).to_owned();
-        let document = Limited::new(response.into_body(), ANSWER_BYTES).collect().await.map_err(|error| {
-            UfsError::Unavailable {
-                request: asked(),
-                reason: format!("the answer broke off: {error}"),
-                source: Some(error.into()),
-            }
-        })?;
-        Ok(Ok(WriteReply { etag, document: document.to_bytes() }))
+        let document = whole(response.into_body(), ANSWER_BYTES, "the answer", asked).await?;
+        Ok(Ok(WriteReply { etag, document }))
     }
 }
 
