@@ -21,7 +21,7 @@ use s3s::stream::{ByteStream, RemainingLength};
 use s3s::{Body, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, StdError};
 use tokio::task::JoinHandle;
 
-use super::Backend;
+use super::backend::Backend;
 use super::conditions::ReadConditions;
 use super::reply::{etag, timestamp};
 use crate::error::DevS3Error;

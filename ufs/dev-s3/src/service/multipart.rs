@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
+use super::backend::{Backend, on_blocking_thread};
+use super::conditions;
 use super::reply::{etag, timestamp};
 use super::upload::{Expected, Intake};
-use super::{Backend, conditions, on_blocking_thread};
 use crate::store::Attributes;
 
 /// Entries on a page of parts or uploads at most.

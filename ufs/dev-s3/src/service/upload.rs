@@ -23,8 +23,9 @@ use s3s::dto::{PutObjectInput, PutObjectOutput, StreamingBlob};
 use s3s::{S3Request, S3Response, S3Result, TrailingHeaders, s3_error};
 use tokio::task::JoinHandle;
 
+use super::backend::{Backend, on_blocking_thread};
+use super::conditions;
 use super::reply::etag;
-use super::{Backend, conditions, on_blocking_thread};
 use crate::error::DevS3Error;
 use crate::store::{self, Attributes, Draft, Store};
 
