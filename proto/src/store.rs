@@ -61,6 +61,15 @@ impl Scheme {
         }
     }
 
+    /// What says where one of its stores is, for messages.
+    pub fn place(self) -> &'static str {
+        match self {
+            Self::S3 => s3_options::ENDPOINT,
+            Self::File => "the directory",
+            Self::Memory => "the name",
+        }
+    }
+
     /// What its stores can do; a single one may do less.
     pub fn capabilities(self) -> Capabilities {
         let all = Capabilities {

@@ -9,8 +9,6 @@
 //! What is collected takes memory, and has a limit for that reason. A listing in order has that of who lists
 //! ([`Lister::at_most`]): a store may answer for ever.
 
-use std::sync::Arc;
-
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, ListPage, ObjectMeta};
 use crate::store::{ListRequest, PAGE_KEYS, Requests};
@@ -109,7 +107,7 @@ impl Lister {
     }
 
     fn request(&self) -> Request {
-        Request::new(Operation::List, &Arc::from(self.ufs.store_id()), &self.prefix)
+        Request::new(Operation::List, &self.ufs.shared().label, &self.prefix)
     }
 
     /// What is handed out for a page of the store.

@@ -10,6 +10,7 @@ use crate::stats::Stats;
 use crate::store::Store;
 use crate::sts::Keys;
 
+/// One for each store that runs.
 pub(crate) struct Shared {
     pub store: Arc<Store>,
     pub stats: Stats,
