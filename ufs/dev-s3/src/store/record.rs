@@ -1,6 +1,6 @@
 //! Records: what a file says about itself. A record is sealed at the end of its file by its CRC32C, its length and a
-//! magic number, so that a file that was cut short is distinguished from a whole one. Keys, times and digits are here as
-//! all records and names of files have them.
+//! magic number, so that a file that was cut short is distinguished from a whole one. Keys, times and digits are
+//! written as all records and names of files have them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
