@@ -166,7 +166,8 @@ impl ChangeRequest<'_> {
 /// Each request is one attempt, and may be given up at any time; [`UfsError::is_temporary`] tells what may be tried
 /// again.
 pub(crate) trait Requests: Send + Sync + 'static {
-    /// One page, at most of the limit. Its entries are in the order of keys, if the store can do that.
+    /// One page, at most of the limit. Its entries are in the order of keys, if the store can do that. A key that the
+    /// store could not be asked for as it is counts as hidden.
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage>;
     /// With the metadata, if the store keeps any.
     fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta>;
