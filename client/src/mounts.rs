@@ -92,7 +92,7 @@ impl MountView {
             OutageLookups::ReadOnly => !self.is_fs_mode() && !self.has_writable_bucket(),
             OutageLookups::CacheMode => !self.is_fs_mode(),
         };
-        is_chosen && self.mount.uri.starts_with("s3://") && !self.keeps_attributes()
+        is_chosen && self.mount.capabilities().shared && !self.keeps_attributes()
     }
 
     /// Inode of the mount's root directory.

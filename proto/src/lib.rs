@@ -54,6 +54,7 @@ pub mod locks;
 mod mount;
 mod not_leading;
 mod status_mark;
+mod store;
 mod users;
 
 pub use block_id::{BlockId, ContentId};
@@ -62,6 +63,7 @@ pub use client_rules::ClientAccess;
 pub use mount::{HIDDEN, shown_option};
 pub use not_leading::NotLeading;
 pub use status_mark::StatusMark;
+pub use store::{Capabilities, Scheme, StoreUri, StoreUriError, s3_options};
 pub use users::NOBODY;
 
 /// What the clients of commands call themselves to the master. They come and go with their commands, which is no news

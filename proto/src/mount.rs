@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::master::{Consistency, Mount, UpdateMountRequest, VendedKeys};
+use crate::{Capabilities, Scheme};
 
 /// In place of an option's value that is not for everybody.
 pub const HIDDEN: &str = "***";
@@ -12,20 +13,9 @@ pub const HIDDEN: &str = "***";
 /// The value of an option as it may be shown: only what is known to be harmless, since an option that this version does
 /// not know may be a secret.
 pub fn shown_option(name: &str, value: &str) -> String {
-    match name {
-        "s3.endpoint_url"
-        | "s3.region_name"
-        | "s3.force.path.style"
-        | "s3.anonymous"
-        | "s3.credentials.profile"
-        | "s3.credentials.source"
-        | "s3.credentials.role"
-        | "s3.credentials.role_session"
-        | "s3.credentials.vended_role"
-        | "s3.credentials.vended_duration"
-        | "s3.sts_endpoint_url" => value.to_owned(),
-        _ => HIDDEN.to_owned(),
-    }
+    let is_shown = Scheme::ALL.into_iter().any(|scheme| scheme.shown_options().contains(&name));
+    let shown = if is_shown { value } else { HIDDEN };
+    shown.to_owned()
 }
 
 impl Mount {
@@ -36,6 +26,16 @@ impl Mount {
             *value = shown_option(name, value);
         }
         self
+    }
+
+    /// The kind of its store; `None` where its URI is of none that is known.
+    pub fn scheme(&self) -> Option<Scheme> {
+        Scheme::of(&self.uri)
+    }
+
+    /// What its store can do: nothing where its URI is of none that is known.
+    pub fn capabilities(&self) -> Capabilities {
+        self.scheme().map(Scheme::capabilities).unwrap_or_default()
     }
 
     /// How long a listing is fresh; `None` when it is trusted until a refresh.

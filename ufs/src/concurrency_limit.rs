@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, Requests, StorePage};
 
 pub(crate) struct ConcurrencyLimited<S> {
     pub inner: S,
@@ -23,7 +23,7 @@ pub(crate) struct ConcurrencyLimited<S> {
     pub wait: Duration,
 }
 
-impl<S: ObjectStore> ConcurrencyLimited<S> {
+impl<S: Requests> ConcurrencyLimited<S> {
     async fn permit(&self, operation: Operation, key: &str) -> Result<OwnedSemaphorePermit, UfsError> {
         // A free permit costs no timer.
         if let Ok(permit) = self.permits.clone().try_acquire_owned() {
@@ -42,7 +42,7 @@ impl<S: ObjectStore> ConcurrencyLimited<S> {
     }
 }
 
-impl<S: ObjectStore> ObjectStore for ConcurrencyLimited<S> {
+impl<S: Requests> Requests for ConcurrencyLimited<S> {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         async move {
             let _permit = self.permit(Operation::List, request.prefix).await?;

@@ -19,7 +19,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout};
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, Requests, StorePage};
 
 /// Bytes that a body must gain per `io_timeout`.
 pub(crate) const STRIDE: u64 = 1 << 20;
@@ -37,7 +37,7 @@ pub(crate) struct TimeLimited<S> {
     pub io_timeout: Duration,
 }
 
-impl<S: ObjectStore> TimeLimited<S> {
+impl<S: Requests> TimeLimited<S> {
     async fn answer_in_time<T>(&self, operation: Operation, key: &str, answer: Answer<'_, T>) -> Result<T, UfsError> {
         self.answer_within((self.request_timeout, "ufs.request_timeout"), operation, key, answer).await
     }
@@ -61,7 +61,7 @@ impl<S: ObjectStore> TimeLimited<S> {
     }
 }
 
-impl<S: ObjectStore> ObjectStore for TimeLimited<S> {
+impl<S: Requests> Requests for TimeLimited<S> {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         self.answer_in_time(Operation::List, request.prefix, self.inner.list(request)).boxed()
     }

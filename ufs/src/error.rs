@@ -6,6 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_proto::{Scheme, StoreUriError};
+
 /// Which request failed: the operation, the store and the key.
 #[derive(Clone, Debug)]
 pub struct Request(Arc<Parts>);
@@ -66,6 +68,11 @@ impl Request {
     /// The key, or the prefix of a listing.
     pub fn key(&self) -> &str {
         &self.0.key
+    }
+
+    /// What says where the store is, which is named by its URI.
+    fn place(&self) -> &'static str {
+        Scheme::of(&self.0.store).map_or("its URI", Scheme::place)
     }
 }
 
@@ -128,11 +135,13 @@ pub enum UfsError {
     },
 
     /// There is no such bucket (or directory) at this endpoint. Retrying does not help.
-    #[error("{request}: there is no such bucket; check the name and s3.endpoint_url")]
+    #[error("{request}: there is no such bucket; check the name and {}", .request.place())]
     NoBucket { request: Request },
 
     /// The store cannot be reached, broke off, or says that it is overloaded. Retried here already; may heal.
-    #[error("{request}: the store is unavailable: {reason}; check s3.endpoint_url, the network and the store's health")]
+    #[error(
+        "{request}: the store is unavailable: {reason}; check {}, the network and the store's health", .request.place()
+    )]
     Unavailable {
         request: Request,
         reason: String,
@@ -151,7 +160,7 @@ pub enum UfsError {
     ShortBody { request: Request, expected: u64, received: u64 },
 
     /// The store's reply makes no sense, for instance bytes of another range than was asked for.
-    #[error("{request}: the store's answer cannot be used: {reason}; is this an S3 endpoint?")]
+    #[error("{request}: the store's answer cannot be used: {reason}; check that {} leads to a store", .request.place())]
     Malformed {
         request: Request,
         reason: String,
@@ -267,6 +276,12 @@ impl UfsError {
     }
 }
 
+impl From<StoreUriError> for UfsError {
+    fn from(StoreUriError { what, reason, remedy }: StoreUriError) -> Self {
+        Self::invalid(what, reason, remedy)
+    }
+}
+
 /// The chain of an error and its sources in one line, each part once.
 pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut line = error.to_string();
@@ -280,4 +295,20 @@ pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
         next = source.source();
     }
     line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_what_says_where_its_store_is() {
+        for (store, place) in [("s3://b at http://h", "s3.endpoint_url"), ("file:///d", "the directory")] {
+            let request = || Request::new(Operation::List, &store.into(), "");
+            let missing = UfsError::NoBucket { request: request() }.to_string();
+            assert!(missing.contains(&format!("check the name and {place}")), "{missing}");
+            let down = UfsError::Unavailable { request: request(), reason: "refused".to_owned(), source: None };
+            assert!(down.to_string().contains(&format!("refused; check {place}, the network")), "{down}");
+        }
+    }
 }

@@ -10,7 +10,7 @@ use futures::{FutureExt, StreamExt, future};
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, Requests, StorePage};
 
 /// What goes wrong, counted over all requests of one handle, so that a test is the same every time.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +24,7 @@ pub struct Faults {
 }
 
 pub(crate) struct FaultInjecting {
-    pub inner: Arc<dyn ObjectStore>,
+    pub inner: Arc<dyn Requests>,
     pub store: Arc<str>,
     pub faults: Faults,
     pub requests: AtomicU64,
@@ -48,7 +48,7 @@ impl FaultInjecting {
     }
 }
 
-impl ObjectStore for FaultInjecting {
+impl Requests for FaultInjecting {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         async move {
             self.interfere(Operation::List, request.prefix).await?;

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use cavern_proto::{Capabilities, Scheme};
 use futures::{FutureExt, future, stream};
 use rustix::io::Errno;
 use tokio::task::spawn_blocking;
@@ -27,7 +28,7 @@ use self::tree::{Found, Tree};
 use crate::allowed::FileRoots;
 use crate::error::{Cause, Denial, Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, Requests, StorePage};
 
 /// Bytes that are read at once.
 const PIECE: u64 = 1 << 20;
@@ -301,7 +302,7 @@ impl Page<'_> {
     }
 }
 
-impl ObjectStore for FileStore {
+impl Requests for FileStore {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         let (prefix, mode, limit) = (request.prefix.to_owned(), request.mode, request.limit);
         let token = request.token.map(str::to_owned);
@@ -339,6 +340,12 @@ impl ObjectStore for FileStore {
         let reason = "a directory tree is read only for Cavern: mount s3:// to write".to_owned();
         let request = Request::new(request.operation(), &self.label, request.key);
         future::ready(Err(UfsError::Rejected { request, reason, source: None })).boxed()
+    }
+}
+
+impl ObjectStore for FileStore {
+    fn capabilities(&self) -> Capabilities {
+        Scheme::File.capabilities()
     }
 }
 

@@ -7,9 +7,10 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use cavern_proto::StoreUri;
+
 use crate::error::UfsError;
 use crate::s3::S3Options;
-use crate::uri::Location;
 
 /// A store, and a prefix in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,18 +26,18 @@ impl KeySpace {
     /// # Errors
     /// [`UfsError::Invalid`] for a URI or an option that is wrong.
     pub fn of(uri: &str, options: &HashMap<String, String>) -> Result<Self, UfsError> {
-        Ok(match Location::parse(uri)? {
-            Location::S3 { bucket, prefix } => {
+        Ok(match StoreUri::parse(uri)? {
+            StoreUri::S3 { bucket, prefix } => {
                 let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
                 let endpoint = options.endpoint.as_deref().map_or_else(|| AWS.to_owned(), server);
                 Self { store: format!("s3://{endpoint}/{bucket}"), prefix }
             }
-            Location::File { directory } => {
+            StoreUri::File { directory } => {
                 let real = std::fs::canonicalize(&directory);
                 let real = real.map_or(directory, |real| real.to_string_lossy().into_owned());
                 Self { store: "file://".to_owned(), prefix: format!("{}/", real.trim_end_matches('/')) }
             }
-            Location::Memory { name, prefix } => Self { store: format!("memory://{name}"), prefix },
+            StoreUri::Memory { name, prefix } => Self { store: format!("memory://{name}"), prefix },
         })
     }
 

@@ -8,14 +8,14 @@ use futures::{FutureExt, StreamExt, stream};
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, Requests, StorePage};
 
 pub(crate) struct Exact<S> {
     pub inner: S,
     pub store: Arc<str>,
 }
 
-impl<S: ObjectStore> ObjectStore for Exact<S> {
+impl<S: Requests> Requests for Exact<S> {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         self.inner.list(request)
     }

@@ -15,8 +15,8 @@
 //! - **Every wait ends**, see [`Ufs::deadline`].
 //! - **Secrets stay secret**: no error, log line or `Debug` text of this crate holds a credential.
 //!
-//! How a request goes through retries, limits, counters and deadlines is described in `store.rs`; the URIs and their
-//! options in `uri.rs` and `s3/options.rs`.
+//! How a request goes through retries, limits, counters and deadlines is described in `store.rs`; the URIs in
+//! [`cavern_proto::StoreUri`], the options of S3 in `s3/options.rs`.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -33,12 +33,13 @@ mod lister;
 mod memory;
 mod metrics;
 mod object;
+mod options;
+mod registry;
 mod retry;
 mod s3;
 mod shared_store;
 mod store;
 mod ufs;
-mod uri;
 mod window;
 mod write;
 

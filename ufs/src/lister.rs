@@ -3,17 +3,15 @@
 //! Who applies a listing takes a name that is absent between two neighbours for one that is gone. S3 promises the order
 //! of keys, but directory buckets, Storj and others list in none. So every page is looked at: its entries must be in
 //! order, and follow those of the page before. From the first that does not, the listing is collected to its end,
-//! sorted, and then handed out. Where pages were handed out before, it begins anew, and says so
-//! ([`ListPage::restarts`]).
+//! sorted, and then handed out; from its beginning where the store says that it has no order. Where pages were handed
+//! out before, it begins anew, and says so ([`ListPage::restarts`]).
 //!
 //! What is collected takes memory, and has a limit for that reason. A listing in order has that of who lists
 //! ([`Lister::at_most`]): a store may answer for ever.
 
-use std::sync::Arc;
-
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, ListPage, ObjectMeta};
-use crate::store::{ListRequest, ObjectStore, PAGE_KEYS};
+use crate::store::{ListRequest, PAGE_KEYS, Requests};
 use crate::ufs::Ufs;
 
 /// Some stores send empty pages while they look for the next key; none needs this many.
@@ -55,7 +53,11 @@ enum Order {
 
 impl Lister {
     pub(crate) fn new(ufs: Ufs, prefix: &str, mode: ListMode) -> Self {
-        let (position, order) = (Position::Start, Order::AsListed(String::new()));
+        let position = Position::Start;
+        let order = match ufs.capabilities().ordered_listings {
+            true => Order::AsListed(String::new()),
+            false => Order::Collecting(Collected::default()),
+        };
         let collected_max = COLLECTED_BYTES;
         let (prefix, entries, most) = (prefix.to_owned(), 0, None);
         Self { ufs, prefix, mode, position, order, empty_pages: 0, collected_max, entries, most }
@@ -105,7 +107,7 @@ impl Lister {
     }
 
     fn request(&self) -> Request {
-        Request::new(Operation::List, &Arc::from(self.ufs.store_id()), &self.prefix)
+        Request::new(Operation::List, &self.ufs.shared().label, &self.prefix)
     }
 
     /// What is handed out for a page of the store.
@@ -210,6 +212,7 @@ mod tests {
     use std::collections::{BTreeSet, HashMap};
 
     use cavern_conf::schema;
+    use cavern_proto::Capabilities;
 
     use super::*;
     use crate::memory::MemoryBucket;
@@ -289,6 +292,16 @@ mod tests {
             bucket.list_in_shards(u64::MAX, 1000);
             assert_eq!(listed(&mut ufs.list("d/", mode)).await, (expected.clone(), 0));
         }
+    }
+
+    #[tokio::test]
+    async fn a_store_that_promises_no_order_has_its_listings_sorted_from_their_beginning() {
+        let (bucket, ufs, keys) = bucket("lister-promises");
+        bucket.list_in_shards(2, 100);
+        let promised = ufs.capabilities();
+        bucket.claim_capabilities(Capabilities { ordered_listings: false, ..promised });
+        let expected = model::entries(&keys, "d/", ListMode::Recursive);
+        assert_eq!(listed(&mut ufs.list("d/", ListMode::Recursive)).await, (expected, 0));
     }
 
     #[tokio::test]

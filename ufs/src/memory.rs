@@ -7,12 +7,15 @@ use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use cavern_conf::host;
+use cavern_proto::{Capabilities, Scheme};
 use futures::{FutureExt, future, stream};
 use parking_lot::Mutex;
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, Metadata, ObjectMeta, Precondition};
-use crate::store::{Answer, Body, ByteStream, Change, ChangeRequest, CopySource, ListRequest, ObjectStore, StorePage};
+use crate::store::{
+    Answer, Body, ByteStream, Change, ChangeRequest, CopySource, ListRequest, ObjectStore, Requests, StorePage,
+};
 
 static BUCKETS: LazyLock<Mutex<HashMap<String, MemoryBucket>>> = LazyLock::new(Mutex::default);
 
@@ -31,6 +34,8 @@ struct Objects {
     /// Objects on their way, by the id of the upload.
     uploads: BTreeMap<String, Upload>,
     sharding: Option<Sharding>,
+    /// `None` for all that a bucket in memory can do.
+    capabilities: Option<Capabilities>,
 }
 
 /// How a bucket lists that does not in the order of keys: shard by shard, each in order.
@@ -115,6 +120,11 @@ impl MemoryBucket {
     /// entries at a time.
     pub fn list_in_shards(&self, shards: u64, page: usize) {
         self.objects.lock().sharding = Some(Sharding { shards, page });
+    }
+
+    /// From now on it says that it can do no more than this, though it can.
+    pub fn claim_capabilities(&self, capabilities: Capabilities) {
+        self.objects.lock().capabilities = Some(capabilities);
     }
 
     /// Removes an object; false when there was none.
@@ -263,7 +273,7 @@ impl MemoryBucket {
     }
 }
 
-impl ObjectStore for MemoryBucket {
+impl Requests for MemoryBucket {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         future::ready(Ok(self.page(request))).boxed()
     }
@@ -279,6 +289,12 @@ impl ObjectStore for MemoryBucket {
 
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
         future::ready(self.apply_change(request)).boxed()
+    }
+}
+
+impl ObjectStore for MemoryBucket {
+    fn capabilities(&self) -> Capabilities {
+        self.objects.lock().capabilities.unwrap_or(Scheme::Memory.capabilities())
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::error::{Operation, UfsError};
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, Requests, StorePage};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StoreLabel {
@@ -216,7 +216,7 @@ pub(crate) struct Instrumented<S> {
     pub metrics: Arc<StoreMetrics>,
 }
 
-impl<S: ObjectStore> ObjectStore for Instrumented<S> {
+impl<S: Requests> Requests for Instrumented<S> {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         async move {
             let _flight = InFlight::begin(&self.metrics.in_flight);

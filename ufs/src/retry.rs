@@ -21,10 +21,10 @@ use tokio::time::Instant;
 use crate::error::UfsError;
 use crate::metrics::StoreMetrics;
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, Requests, StorePage};
 
 pub(crate) struct Retrying {
-    pub inner: Arc<dyn ObjectStore>,
+    pub inner: Arc<dyn Requests>,
     /// More attempts after the first one.
     pub retries: u32,
     pub pauses: Profile,
@@ -58,53 +58,30 @@ impl Retrying {
         Ok(())
     }
 
-    async fn get_until_answered(
-        &self,
-        key: &str,
-        etag: &str,
-        range: Range<u64>,
-        failed: &mut Failures,
-    ) -> Result<Body, UfsError> {
+    /// Sends a request until it is answered, or has failed for good.
+    async fn answered<'a, T>(&self, failed: &mut Failures, send: impl Fn() -> Answer<'a, T>) -> Result<T, UfsError> {
         loop {
-            match self.inner.get(key, etag, range.clone()).await {
-                Ok(body) => return Ok(body),
+            match send().await {
+                Ok(answer) => return Ok(answer),
                 Err(error) => self.survive(error, failed).await?,
             }
         }
     }
 }
 
-impl ObjectStore for Arc<Retrying> {
+impl Requests for Arc<Retrying> {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
-        async move {
-            let mut failed = Failures::none();
-            loop {
-                match self.inner.list(request).await {
-                    Ok(page) => return Ok(page),
-                    Err(error) => self.survive(error, &mut failed).await?,
-                }
-            }
-        }
-        .boxed()
+        async move { self.answered(&mut Failures::none(), || self.inner.list(request)).await }.boxed()
     }
 
     fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
-        async move {
-            let mut failed = Failures::none();
-            loop {
-                match self.inner.head(key).await {
-                    Ok(meta) => return Ok(meta),
-                    Err(error) => self.survive(error, &mut failed).await?,
-                }
-            }
-        }
-        .boxed()
+        async move { self.answered(&mut Failures::none(), || self.inner.head(key)).await }.boxed()
     }
 
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
         async move {
             let mut failed = Failures::none();
-            let body = self.get_until_answered(key, etag, range.clone(), &mut failed).await?;
+            let body = self.answered(&mut failed, || self.inner.get(key, etag, range.clone())).await?;
             let version = if etag.is_empty() { body.etag.clone() } else { etag.to_owned() };
             let resuming = Resuming {
                 store: self.clone(),
@@ -122,16 +99,7 @@ impl ObjectStore for Arc<Retrying> {
     /// A condition may fail because an earlier attempt was carried out although its answer was lost: `write.rs` finds
     /// out.
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
-        async move {
-            let mut failed = Failures::none();
-            loop {
-                match self.inner.change(request).await {
-                    Ok(answer) => return Ok(answer),
-                    Err(error) => self.survive(error, &mut failed).await?,
-                }
-            }
-        }
-        .boxed()
+        async move { self.answered(&mut Failures::none(), || self.inner.change(request)).await }.boxed()
     }
 }
 
@@ -171,8 +139,8 @@ impl Resuming {
             return Err(error);
         }
         self.store.survive(error, &mut self.failed).await?;
-        let (key, etag, rest) = (&self.key, &self.etag, self.rest.clone());
-        let body = self.store.get_until_answered(key, etag, rest, &mut self.failed).await?;
+        let (store, key, etag, rest) = (&self.store, &self.key, &self.etag, &self.rest);
+        let body = store.answered(&mut self.failed, || store.inner.get(key, etag, rest.clone())).await?;
         Ok(body.stream)
     }
 }

@@ -3,15 +3,17 @@
 //! Requests are spoken by us, so that every key reaches the store byte for byte, spelt as it is signed
 //! ([`signing::spelled`]): listings in [`listing`], HEADs in [`head`], GETs in [`read`], all changes in [`write`]. All
 //! are signed with the same credentials and travel over the same [`transport`]; GETs have connections of their own.
-//! [`vending`] is about keys that masters get for others.
+//! [`vending`] is about keys that masters get for others, and [`keys`] about what they and those others have in common.
 
 mod connections;
 mod credentials;
 mod failure;
 mod head;
+mod keys;
 mod listing;
 mod options;
 mod read;
+mod shared;
 mod signing;
 mod transport;
 mod vending;
@@ -23,25 +25,29 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_conf::schema;
+use cavern_proto::s3_options::ENDPOINT;
+use cavern_proto::{Capabilities, Scheme};
 use futures::{FutureExt, TryFutureExt};
 use http::Request as HttpRequest;
 use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
 use reqsign_aws_v4::Credential;
 use reqsign_core::{Context, Signer};
 
 use crate::allowed::Guard;
 use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
-use crate::s3::credentials::Provider;
-pub(crate) use crate::s3::credentials::SharedCredentials;
-use crate::s3::failure::{Failure, from_signer};
+use crate::s3::credentials::{Provider, from_signer};
+use crate::s3::failure::Failure;
+pub use crate::s3::keys::{KeyError, KeyLender, KeyRight, VendedKeys};
 pub(crate) use crate::s3::options::S3Options;
 pub use crate::s3::options::{changed_options, is_vended, lent_options};
+use crate::s3::shared::SharedBucket;
 use crate::s3::signing::{DaySigner, spelled};
-pub(crate) use crate::s3::transport::Transport;
-pub use crate::s3::vending::{KeyError, KeyLender, KeyRight, KeyStatus, KeyVendor, VendedKeys};
+use crate::s3::transport::Transport;
+pub use crate::s3::vending::{KeyStatus, KeyVendor};
 use crate::shared_store::SharedStore;
-use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, Requests, StorePage};
 
 /// A page of a thousand keys of 1,024 bytes, each byte percent-encoded, takes half of this.
 const LISTING_BYTES: usize = 8 << 20;
@@ -60,14 +66,8 @@ pub(crate) struct S3Store {
     /// URL of the bucket, without a `/` at the end.
     bucket_url: String,
     label: Arc<str>,
-}
-
-/// What all handles of a bucket share.
-fn shared_store(bucket: &str, options: &S3Options, conf: &schema::Ufs) -> Arc<SharedStore> {
-    // AWS names are unique across its regions, so the region is no part of the identity.
-    let identity = options.endpoint.as_deref().unwrap_or("https://s3.amazonaws.com");
-    let label = format!("s3://{bucket} at {identity}");
-    SharedStore::of(&format!("{identity}/{bucket}"), &label, conf.concurrency)
+    /// Where others that are opened find the connections and what was fetched.
+    _shared: Arc<SharedBucket>,
 }
 
 /// The store of this bucket, and what it shares with other handles on it. Where the keys of its mount are vended,
@@ -79,7 +79,9 @@ pub(crate) fn open(
     lender: Option<&KeyLender>,
 ) -> Result<(S3Store, Arc<SharedStore>), UfsError> {
     let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
-    let shared = shared_store(bucket, &options, conf);
+    let store_id = options.store_id(bucket);
+    let label = format!("s3://{bucket} at {}", options.identity());
+    let (shared, of_bucket) = (SharedStore::of(&store_id, &label, conf.concurrency), SharedBucket::of(&store_id));
     let endpoint = options.endpoint.clone();
     let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{}.amazonaws.com", options.region));
     // A certificate's wildcard covers one label, so such a bucket cannot be in the host name.
@@ -88,48 +90,47 @@ pub(crate) fn open(
         (true, Some((scheme, host))) => format!("{scheme}://{bucket}.{host}"),
         _ => format!("{endpoint}/{}", spelled(bucket)),
     };
-    let guard = Guard::new("s3.endpoint_url", &endpoint, &bucket_url, conf);
-    let transport = match shared.transport.get() {
-        Some(transport) => transport.clone(),
-        None => {
-            let transport =
-                Transport::new(conf.connect_timeout.get(), conf.concurrency, endpoint.starts_with("https:"), guard)?;
-            shared.transport.get_or_init(|| transport).clone()
-        }
-    };
+    let guard = Guard::new(ENDPOINT, &endpoint, &bucket_url, conf);
+    let transport = of_bucket.transport(|| {
+        Transport::new(conf.connect_timeout.get(), conf.concurrency, endpoint.starts_with("https:"), guard)
+    })?;
     let lender = lender.filter(|_| options.vended.is_some());
     let credentials = match lender {
         Some(lender) => Some(Provider::lent(lender, conf)),
-        None => Provider::new(&options, conf, &shared)?,
+        None => Provider::new(&options, conf, &of_bucket.credentials)?,
     };
     let is_lent = lender.is_some();
     let signer =
         credentials.clone().map(|provider| Signer::new(Context::new(), provider, DaySigner::new(&options.region)));
     let (label, bucket) = (shared.label.clone(), bucket.to_owned());
     let region = options.region;
-    Ok((S3Store { transport, credentials, signer, is_lent, bucket, region, bucket_url, label }, shared))
+    let store =
+        S3Store { transport, credentials, signer, is_lent, bucket, region, bucket_url, label, _shared: of_bucket };
+    Ok((store, shared))
 }
 
 impl S3Store {
     async fn list_page(&self, request: ListRequest<'_>) -> Result<StorePage, UfsError> {
         let asked = || Request::new(Operation::List, &self.label, request.prefix);
         let url = format!("{}?{}", self.list_url(), listing::query(&request));
-        let senseless = |reason: String| Failure::MalformedReply(reason).into_ufs(asked(), "");
-        let unsigned = HttpRequest::get(url).body(Bytes::new()).map_err(|error| senseless(error.to_string()))?;
-        let (mut parts, body) = unsigned.into_parts();
+        let request = self.signed(HttpRequest::get(url).body(Bytes::new()), &asked).await?;
+        let response = self.transport.send(request).await.map_err(|failure| failure.into_ufs(asked(), ""))?;
+        let document = whole(response.into_body(), LISTING_BYTES, "the listing", &asked).await?;
+        listing::parse(&document).map_err(|reason| Failure::MalformedReply(reason).into_ufs(asked(), ""))
+    }
+
+    /// A request as it is sent: signed, where requests are.
+    async fn signed(
+        &self,
+        unsigned: http::Result<HttpRequest<Bytes>>,
+        asked: &impl Fn() -> Request,
+    ) -> Result<HttpRequest<Bytes>, UfsError> {
+        let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked(), "");
+        let (mut parts, body) = unsigned.map_err(senseless)?.into_parts();
         if let Some(signer) = &self.signer {
             signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked()))?;
         }
-        let sent = self.transport.send(HttpRequest::from_parts(parts, body)).await;
-        let response = sent.map_err(|failure| failure.into_ufs(asked(), ""))?;
-        let document = Limited::new(response.into_body(), LISTING_BYTES).collect().await.map_err(|error| {
-            UfsError::Unavailable {
-                request: asked(),
-                reason: format!("the listing broke off: {error}"),
-                source: Some(error.into()),
-            }
-        })?;
-        listing::parse(&document.to_bytes()).map_err(senseless)
+        Ok(HttpRequest::from_parts(parts, body))
     }
 
     /// An error of a request as it is for these options. Where other credentials can be had for some that have
@@ -186,12 +187,22 @@ impl S3Store {
     }
 }
 
+/// All of an answer that has so many bytes at most; `what` names it in an error.
+async fn whole(body: Incoming, bytes_max: usize, what: &str, asked: &impl Fn() -> Request) -> Result<Bytes, UfsError> {
+    let broken = |error: Box<dyn std::error::Error + Send + Sync>| UfsError::Unavailable {
+        request: asked(),
+        reason: format!("{what} broke off: {error}"),
+        source: Some(error.into()),
+    };
+    Ok(Limited::new(body, bytes_max).collect().await.map_err(broken)?.to_bytes())
+}
+
 /// An ETag as a header carries it.
 fn if_match(etag: &str) -> String {
     if etag.starts_with("W/") { etag.to_owned() } else { format!("\"{etag}\"") }
 }
 
-impl ObjectStore for S3Store {
+impl Requests for S3Store {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         self.list_page(request).map_err(|error| self.denied(error)).boxed()
     }
@@ -208,5 +219,27 @@ impl ObjectStore for S3Store {
 
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
         self.send_change(request).map_err(|error| self.denied(error)).boxed()
+    }
+}
+
+impl ObjectStore for S3Store {
+    fn capabilities(&self) -> Capabilities {
+        // Directory buckets list in no order.
+        let ordered_listings = !self.bucket.ends_with("--x-s3");
+        Capabilities { ordered_listings, ..Scheme::S3.capabilities() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ufs::Ufs;
+
+    #[tokio::test]
+    async fn directory_buckets_promise_no_order() {
+        for (uri, is_ordered) in [("s3://train", true), ("s3://train--use1-az4--x-s3/p", false)] {
+            let ufs = Ufs::open(uri, &HashMap::new(), &schema::Ufs::default()).unwrap();
+            assert_eq!(ufs.capabilities(), Capabilities { ordered_listings: is_ordered, ..Scheme::S3.capabilities() });
+        }
     }
 }

@@ -1,7 +1,8 @@
-//! The requests that every kind of store answers, and that every decorator passes on: three that read, and one for
-//! everything that changes a bucket.
+//! What Cavern asks of a store: requests, three that read and one for everything that changes a bucket
+//! ([`Requests`]), and what it can do ([`ObjectStore`]). Each kind of store is an [`ObjectStore`]: S3 as this crate
+//! speaks it, directory trees, buckets in memory. One that another library speaks is added as one more.
 //!
-//! A decorator is a store around a store. From the outside in, as `stack` builds them:
+//! A decorator answers the same requests by way of another. From the outside in, as `stack` builds them:
 //!
 //! | decorator | what it adds |
 //! |---|---|
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use cavern_proto::Capabilities;
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, Stream};
 
@@ -115,6 +117,19 @@ pub(crate) struct CopySource<'a> {
     pub length: u64,
 }
 
+impl Change<'_> {
+    /// The same, whatever is under the key.
+    pub(crate) fn unconditional(self) -> Self {
+        let replaces = Precondition::Anything;
+        match self {
+            Self::Put { body, metadata, .. } => Self::Put { body, metadata, replaces },
+            Self::Complete { upload, parts, .. } => Self::Complete { upload, parts, replaces },
+            Self::Delete { .. } => Self::Delete { replaces },
+            other => other,
+        }
+    }
+}
+
 impl ChangeRequest<'_> {
     pub(crate) fn operation(&self) -> Operation {
         match self.change {
@@ -148,8 +163,13 @@ impl ChangeRequest<'_> {
     }
 }
 
-pub(crate) trait ObjectStore: Send + Sync + 'static {
+/// Each request is one attempt, and may be given up at any time; [`UfsError::is_temporary`] tells what may be tried
+/// again.
+pub(crate) trait Requests: Send + Sync + 'static {
+    /// One page, at most of the limit. Its entries are in the order of keys, if the store can do that. A key that the
+    /// store could not be asked for as it is counts as hidden.
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage>;
+    /// With the metadata, if the store keeps any.
     fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta>;
     /// The range is never empty. `etag` is empty when any version will do.
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body>;
@@ -157,7 +177,13 @@ pub(crate) trait ObjectStore: Send + Sync + 'static {
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String>;
 }
 
-impl<S: ObjectStore + ?Sized> ObjectStore for Arc<S> {
+/// A store itself, without decorators.
+pub(crate) trait ObjectStore: Requests {
+    /// What it can do: it is not asked for more.
+    fn capabilities(&self) -> Capabilities;
+}
+
+impl<S: Requests + ?Sized> Requests for Arc<S> {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         (**self).list(request)
     }

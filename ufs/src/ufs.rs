@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use cavern_conf::backoff::{Jitter, Profile};
 use cavern_conf::schema;
+use cavern_proto::{Capabilities, StoreUri};
 use futures::{StreamExt, stream};
 
 use crate::allowed::FileRoots;
@@ -23,17 +24,18 @@ use crate::lister::Lister;
 use crate::memory::MemoryBucket;
 use crate::metrics::{Instrumented, UfsStats};
 use crate::object::{ListMode, ObjectMeta};
+use crate::options::check_names;
 use crate::retry::Retrying;
 use crate::s3::{self, KeyLender};
 use crate::shared_store::SharedStore;
-use crate::store::{ByteStream, ListRequest, ObjectStore};
-use crate::uri::Location;
+use crate::store::{ByteStream, ListRequest, ObjectStore, Requests};
 
 /// A handle on one mount's bucket and prefix. Cheap to clone; its clones, and all handles of the same store in this
 /// process, share one limit of requests in flight and one set of counters.
 #[derive(Clone)]
 pub struct Ufs(Arc<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     /// The store itself, without decorators.
     raw: Arc<dyn ObjectStore>,
@@ -87,24 +89,23 @@ impl Ufs {
         conf: &schema::Ufs,
         lender: Option<&KeyLender>,
     ) -> Result<Self, UfsError> {
-        let (raw, shared, prefix): (Arc<dyn ObjectStore>, Arc<SharedStore>, String) = match Location::parse(uri)? {
-            Location::S3 { bucket, prefix } => {
-                let (store, shared) = s3::open(&bucket, options, conf, lender)?;
-                (Arc::new(store), shared, prefix)
+        let parsed = StoreUri::parse(uri)?;
+        let local = |name: &str| -> Result<Arc<SharedStore>, UfsError> {
+            check_names(parsed.scheme(), options)?;
+            let id = format!("{}://{name}", parsed.scheme().name());
+            Ok(SharedStore::of(&id, &id, conf.concurrency))
+        };
+        let (raw, shared, prefix): (Arc<dyn ObjectStore>, Arc<SharedStore>, String) = match &parsed {
+            StoreUri::S3 { bucket, prefix } => {
+                let (store, shared) = s3::open(bucket, options, conf, lender)?;
+                (Arc::new(store), shared, prefix.clone())
             }
-            Location::File { directory } => {
-                refuse_options(options, "file://")?;
-                let name = format!("file://{directory}");
-                let shared = SharedStore::of(&name, &name, conf.concurrency);
-                let store = FileStore::new(&directory, &shared.label, FileRoots::new(conf));
+            StoreUri::File { directory } => {
+                let shared = local(directory)?;
+                let store = FileStore::new(directory, &shared.label, FileRoots::new(conf));
                 (Arc::new(store), shared, String::new())
             }
-            Location::Memory { name, prefix } => {
-                refuse_options(options, "memory://")?;
-                let bucket = MemoryBucket::named(&name);
-                let name = format!("memory://{name}");
-                (Arc::new(bucket), SharedStore::of(&name, &name, conf.concurrency), prefix)
-            }
+            StoreUri::Memory { name, prefix } => (Arc::new(MemoryBucket::named(name)), local(name)?, prefix.clone()),
         };
         Ok(Self::stack(raw.clone(), raw, shared, prefix, conf.clone()))
     }
@@ -112,7 +113,7 @@ impl Ufs {
     /// Puts the decorators around `bottom`; the table in `store.rs` gives their order.
     fn stack(
         raw: Arc<dyn ObjectStore>,
-        bottom: Arc<dyn ObjectStore>,
+        bottom: Arc<dyn Requests>,
         shared: Arc<SharedStore>,
         prefix: String,
         conf: schema::Ufs,
@@ -142,17 +143,10 @@ impl Ufs {
     /// so long, beyond `ufs.retries`. A call takes no longer than that and [`Ufs::deadline`] together.
     #[must_use]
     pub fn patient(&self, patience: Duration) -> Self {
-        let Inner { raw, store, shared, prefix, conf } = &*self.0;
-        let Retrying { inner, retries, pauses, metrics, .. } = &**store;
+        let Retrying { inner, retries, pauses, metrics, .. } = &*self.0.store;
         let (inner, metrics) = (inner.clone(), metrics.clone());
         let store = Arc::new(Retrying { inner, retries: *retries, pauses: *pauses, metrics, patience });
-        Self(Arc::new(Inner {
-            raw: raw.clone(),
-            store,
-            shared: shared.clone(),
-            prefix: prefix.clone(),
-            conf: conf.clone(),
-        }))
+        Self(Arc::new(Inner { store, ..(*self.0).clone() }))
     }
 
     /// The same store, failing on purpose: for tests.
@@ -173,6 +167,11 @@ impl Ufs {
     /// Prefix of every key of the mount: empty, or ending in `/`.
     pub fn prefix(&self) -> &str {
         &self.0.prefix
+    }
+
+    /// What the store can do: no more than [`Scheme::capabilities`](cavern_proto::Scheme::capabilities) of its kind.
+    pub fn capabilities(&self) -> Capabilities {
+        self.0.raw.capabilities()
     }
 
     /// Whether the bucket is there and the credentials are good: one LIST of one key. An empty prefix is fine.
@@ -235,7 +234,7 @@ impl Ufs {
         pauses.fold(attempt.saturating_mul(retries.saturating_add(1)), Duration::saturating_add)
     }
 
-    pub(crate) fn store(&self) -> &impl ObjectStore {
+    pub(crate) fn store(&self) -> &impl Requests {
         &self.0.store
     }
 
@@ -246,17 +245,6 @@ impl Ufs {
     /// What this process has sent to the store so far, over all handles.
     pub fn stats(&self) -> UfsStats {
         self.0.shared.metrics.stats()
-    }
-}
-
-fn refuse_options(options: &HashMap<String, String>, scheme: &str) -> Result<(), UfsError> {
-    match options.keys().min() {
-        Some(option) => Err(UfsError::invalid(
-            format!("option {option:?}"),
-            format!("{scheme} has no options"),
-            "leave it out, or use s3://",
-        )),
-        None => Ok(()),
     }
 }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_conf::{Interval, schema};
 use cavern_dev_s3::{FaultKind, FaultRule};
+use cavern_proto::Capabilities;
 use cavern_ufs::{MemoryBucket, Metadata, ObjectMeta, Precondition, Ufs, UfsError, WRITE_NAME, named};
 use support::fake::Fake;
 use support::{BUCKET, Bucket, conf, options};
@@ -153,6 +154,22 @@ async fn memory_is_written_to_and_a_directory_tree_is_not() {
     let files = Ufs::open(&format!("file://{}", tree.path().display()), &options(&[]), &conf()).unwrap();
     let refused = files.put("k", &Bytes::new(), &Metadata::new(), Precondition::Anything).await;
     assert!(matches!(refused, Err(UfsError::Rejected { .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_store_that_knows_no_conditions_is_sent_none() {
+    let bucket = MemoryBucket::named("no-conditions");
+    let ufs = Ufs::open("memory://no-conditions", &options(&[]), &conf()).unwrap();
+    let put =
+        async |replaces: Precondition<'_>| ufs.put("k", &Bytes::from_static(b"x"), &Metadata::new(), replaces).await;
+    put(Precondition::Nothing).await.unwrap();
+    assert!(matches!(put(Precondition::Nothing).await, Err(UfsError::VersionChanged { .. })));
+    let all = ufs.capabilities();
+    bucket.claim_capabilities(Capabilities { conditional_writes: false, ..all });
+    put(Precondition::Nothing).await.unwrap();
+    put(Precondition::Version("another")).await.unwrap();
+    ufs.delete("k", Precondition::Version("another")).await.unwrap();
+    assert!(bucket.keys().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cavern_plain_s3::PlainS3;
+use cavern_proto::{Scheme, StoreUri};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::record::S3;
@@ -25,22 +26,19 @@ pub struct Copied {
 
 /// Copies every file below `source` to `target` (`s3://BUCKET[/PREFIX]`), under its relative path. Makes the bucket.
 pub fn seed(s3: &S3, source: &Path, target: &str) -> Result<Copied, CliError> {
-    let wrong = || CliError::Usage(format!("{target} is no bucket: write it as s3://BUCKET or s3://BUCKET/PREFIX"));
-    let rest = target.strip_prefix("s3://").ok_or_else(wrong)?;
-    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-    if bucket.is_empty() {
-        return Err(wrong());
-    }
-    let prefix = match prefix.trim_matches('/') {
-        "" => String::new(),
-        prefix => format!("{prefix}/"),
+    let (bucket, prefix) = match StoreUri::parse(target).map_err(|error| CliError::Usage(error.to_string()))? {
+        StoreUri::S3 { bucket, prefix } => (bucket, prefix),
+        StoreUri::File { .. } | StoreUri::Memory { .. } => {
+            let form = Scheme::S3.form();
+            return Err(CliError::Usage(format!("{target} is no bucket of the object store: write it as {form}")));
+        }
     };
     let files = files_below(source)?;
     let client = PlainS3::new(&format!("http://{}", s3.listen), &s3.access_key, &s3.secret_key);
     let client = client.context("cannot speak to the object store")?;
     block_on(async {
-        client.create_bucket(bucket).await.map_err(|error| CliError::Unreachable(error.to_string()))?;
-        let uploads = files.iter().map(|file| upload(&client, bucket, &prefix, source, file));
+        client.create_bucket(&bucket).await.map_err(|error| CliError::Unreachable(error.to_string()))?;
+        let uploads = files.iter().map(|file| upload(&client, &bucket, &prefix, source, file));
         stream::iter(uploads)
             .buffer_unordered(UPLOADS)
             .try_fold(Copied::default(), async |copied, bytes| {

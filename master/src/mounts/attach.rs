@@ -5,8 +5,8 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{AttachMount, RequestRecord};
-use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX};
-use cavern_ufs::Contents;
+use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX, StoreUri};
+use cavern_ufs::{Contents, UfsError};
 
 use super::claim::{Claimed, TakeOver};
 use crate::MasterError;
@@ -208,11 +208,11 @@ fn check_rules(rules: &[ClientRule]) -> Result<(), String> {
 pub(super) fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
     let invalid = |reason: String| Err(MasterError::Invalid(reason));
     mount.path = normalized(&mount.path)?;
-    let scheme = mount.uri.find("://").map_or(0, |at| at + 3);
-    mount.uri.truncate(mount.uri.trim_end_matches('/').len().max(scheme));
+    mount.uri = StoreUri::parse(&mount.uri).map_err(UfsError::from)?.to_string();
+    let store = mount.capabilities();
     (mount.id, mount.root_inode, mount.users) = (0, 0, None);
     match mount.write_type() {
-        WriteType::CacheMode if mount.access_mode() == AccessMode::ReadWrite && mount.uri.starts_with("file://") => {
+        WriteType::CacheMode if mount.access_mode() == AccessMode::ReadWrite && !store.writes => {
             return invalid("a directory tree cannot be written to by way of a mount: give it an s3:// bucket".into());
         }
         WriteType::CacheMode => {}
@@ -221,7 +221,7 @@ pub(super) fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
                 "an fs-mode mount is there to be written to: mount the prefix in cache-mode to read it".into(),
             );
         }
-        WriteType::FsMode if mount.uri.starts_with("file://") => {
+        WriteType::FsMode if !store.writes => {
             return invalid(
                 "a directory tree cannot keep what an fs-mode mount writes: give it an s3:// bucket".into(),
             );
@@ -242,7 +242,7 @@ pub(super) fn complete(mut mount: Mount) -> Result<Mount, MasterError> {
         (Ok(AttributePolicy::Keep), WriteType::FsMode) => {
             return invalid("fs-mode keeps all attributes anyway: leave --attributes out".into());
         }
-        (Ok(AttributePolicy::Keep), _) if mount.uri.starts_with("file://") => {
+        (Ok(AttributePolicy::Keep), _) if !store.metadata => {
             return invalid("a directory tree has nothing that keeps attributes beside the bytes of an object".into());
         }
         (Ok(AttributePolicy::Keep), _) => {}
@@ -336,6 +336,9 @@ mod tests {
     fn requests_are_completed() {
         let mount = complete(wanted()).unwrap();
         assert_eq!((mount.path.as_str(), mount.uri.as_str()), ("/a/b", "memory://m"));
+        for (uri, spelling) in [("S3://b/p//", "s3://b/p"), ("file:///", "file:///")] {
+            assert_eq!(complete(Mount { uri: uri.into(), ..wanted() }).unwrap().uri, spelling);
+        }
         assert_eq!((mount.block_size, mount.replicas, mount.metadata_ttl_ms), (64 << 20, 1, 60_000));
         assert_eq!(mount.consistency(), Consistency::Ttl);
         let with =
@@ -388,6 +391,7 @@ mod tests {
             |mount| mount.attributes = 7,
             |mount| (mount.attributes, mount.write_type) = (1, WriteType::FsMode as i32),
             |mount| (mount.attributes, mount.uri) = (1, "file:///d".into()),
+            |mount| (mount.access_mode, mount.uri) = (AccessMode::ReadWrite as i32, "FILE:///d".into()),
             |mount| mount.existing = Existing::Recovered as i32,
             |mount| mount.path = "/".into(),
             |mount| mount.path = "a".into(),

@@ -57,7 +57,7 @@ pub(super) enum Claimed {
 
 /// Other clusters can come to the buckets of a network only, and write to what others write in fs-mode only.
 fn can_be_claimed(mount: &Mount) -> bool {
-    mount.write_type() == WriteType::FsMode && mount.uri.starts_with("s3://")
+    mount.write_type() == WriteType::FsMode && mount.capabilities().shared
 }
 
 fn key(ufs: &Ufs) -> String {

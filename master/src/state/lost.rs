@@ -4,6 +4,7 @@
 //! back to the version that its bucket has, as a whole, since its other blocks are of a later version. Where the bucket
 //! has none, the other blocks are all that is left of the file: they stay, and the lost ones become zeros.
 
+use cavern_proto::Scheme;
 use cavern_proto::master::{Kind, Origin};
 use cavern_proto::record::{DropLost, InodeRecord, ObjectRecord};
 
@@ -63,7 +64,7 @@ pub(super) fn drop_lost(transaction: &mut Transaction<'_>, lost: DropLost) -> Re
     record.version += 1;
     (record.mtime_ns, record.ctime_ns) = (now_ns, now_ns);
     match there {
-        Some(_) if mount.uri.starts_with("file:") => {
+        Some(_) if mount.scheme() == Some(Scheme::File) => {
             return refused("a file of a file:// tree cannot go back to what is there: remove it, or write it anew");
         }
         Some(there) => revert(transaction, inode, &mut record, there, generation)?,

@@ -14,6 +14,7 @@
 
 use std::collections::HashSet;
 
+use cavern_proto::Scheme;
 use cavern_proto::master::{FreeFate, FreedContent, Kind, Origin, WriteType};
 use cavern_proto::record::{InodeRecord, MoveOrigin, ObjectRecord, PersistedObject};
 
@@ -86,7 +87,7 @@ pub(super) fn free(transaction: &mut Transaction<'_>, inode: u64, session: u64) 
     if blocks == 0 {
         return freed(FreeFate::Nothing, 0, 0);
     }
-    if mount.uri.starts_with("file:") {
+    if mount.scheme() == Some(Scheme::File) {
         return freed(FreeFate::Unsupported, blocks, bytes);
     }
     let (key, object) = match whole_object(tables, inode, &record)? {

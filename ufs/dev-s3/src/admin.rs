@@ -31,7 +31,7 @@ use serde_json::json;
 
 use crate::error::DevS3Error;
 use crate::faults::FaultRule;
-use crate::server::Shared;
+use crate::shared::Shared;
 use crate::stats::StatsSnapshot;
 
 /// The file of the token.

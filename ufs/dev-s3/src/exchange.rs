@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::faults::FaultKind;
 use crate::operation::{Operation, Target};
-use crate::server::Shared;
+use crate::shared::Shared;
 use crate::store::ListQuery;
 
 /// Why a connection was ended on purpose.

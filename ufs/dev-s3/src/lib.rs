@@ -33,6 +33,7 @@
 //! ```
 
 mod admin;
+mod config;
 mod error;
 mod exchange;
 mod faults;
@@ -41,58 +42,20 @@ mod policy;
 mod request_log;
 mod server;
 mod service;
+mod shared;
 mod stats;
 pub mod store;
 mod sts;
 
-use std::path::PathBuf;
-
 use cavern_conf::process;
 use tokio_util::sync::CancellationToken;
 
+pub use config::{DEFAULT_ACCESS_KEY, DEFAULT_SECRET_KEY, DevS3Config};
 pub use error::DevS3Error;
 pub use faults::{FaultKind, FaultPlane, FaultRule, Faults};
 pub use operation::{Kind, Operation};
 pub use server::{DevS3, Running};
 pub use stats::StatsSnapshot;
-
-/// Keys that the store takes when no others are given.
-pub const DEFAULT_ACCESS_KEY: &str = "cavern";
-/// See [`DEFAULT_ACCESS_KEY`].
-pub const DEFAULT_SECRET_KEY: &str = "cavern-secret";
-
-/// How to start the store.
-#[derive(Clone, Debug)]
-pub struct DevS3Config {
-    /// Directory of everything that is stored; created if need be. One running store per root.
-    pub root: PathBuf,
-    /// S3 port, host:port; port 0 takes a free one.
-    pub listen: String,
-    /// Counters, metrics and fault rules, host:port of the loopback interface; without it there is no such port. Its
-    /// token is in the file `admin-token` below the root, a new one for each start.
-    pub admin_listen: Option<String>,
-    pub access_key: String,
-    pub secret_key: String,
-    /// Fault rules in force from the start.
-    pub faults: Faults,
-    /// File to which a line is appended per request.
-    pub request_log: Option<PathBuf>,
-}
-
-impl DevS3Config {
-    /// A store under `root` on a free port of the loopback interface, with the default keys and no second port.
-    pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self {
-            root: root.into(),
-            listen: "127.0.0.1:0".to_owned(),
-            admin_listen: None,
-            access_key: DEFAULT_ACCESS_KEY.to_owned(),
-            secret_key: DEFAULT_SECRET_KEY.to_owned(),
-            faults: Faults::default(),
-            request_log: None,
-        }
-    }
-}
 
 /// Runs the store as a process does: starts it, prints `cv dev-s3 ready s3=http://… http=…`, serves until `stop` and
 /// lets requests in flight finish.

@@ -12,19 +12,22 @@ use cavern_security::{HttpAccess, HttpServer};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::service::S3ServiceBuilder;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::config::DevS3Config;
+use crate::error::DevS3Error;
 use crate::faults::FaultPlane;
 use crate::request_log::RequestLog;
 use crate::service::Backend;
+use crate::shared::Shared;
 use crate::stats::{Stats, StatsSnapshot};
 use crate::store::Store;
 use crate::sts::Keys;
-use crate::{DevS3Config, DevS3Error, admin, exchange};
+use crate::{admin, exchange};
 
 /// Connections at a time; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 4096;
@@ -32,16 +35,6 @@ const MAX_CONNECTIONS: usize = 4096;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(120);
 /// What requests in flight get when the store stops.
 const DRAIN: Duration = Duration::from_secs(5);
-
-/// What all requests share.
-pub(crate) struct Shared {
-    pub store: Arc<Store>,
-    pub stats: Stats,
-    pub faults: FaultPlane,
-    pub log: Option<RequestLog>,
-    pub s3: S3Service,
-    pub keys: Keys,
-}
 
 /// Starts stores.
 pub struct DevS3;

@@ -23,6 +23,7 @@ mod multipart;
 mod object_file;
 mod record;
 mod recovery;
+mod upload;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -40,10 +41,9 @@ pub use bucket::{Bucket, Object, PutCondition, Version};
 pub use list::{ListPage, ListQuery};
 pub use multipart::{PartInfo, UploadInfo, UploadPage};
 pub use object_file::Draft;
-pub use record::Attributes;
-
-/// Longest key, in bytes.
-pub const KEY_MAX_BYTES: usize = 1024;
+use object_file::Tmp;
+pub use record::{Attributes, KEY_MAX_BYTES};
+pub(crate) use record::{hex, now_s};
 
 /// All buckets under one root directory. Its methods make file-system calls: call them off the async threads.
 pub struct Store {
@@ -52,20 +52,6 @@ pub struct Store {
     buckets: RwLock<BTreeMap<String, Arc<Bucket>>>,
     sequence: Arc<AtomicU64>,
     _lock: File,
-}
-
-/// The directory of drafts.
-#[derive(Clone)]
-pub(crate) struct Tmp {
-    dir: Arc<Path>,
-    next: Arc<AtomicU64>,
-}
-
-impl Tmp {
-    /// A path that nothing else uses.
-    fn path(&self) -> PathBuf {
-        self.dir.join(format!("{:016x}", self.next.fetch_add(1, Ordering::Relaxed)))
-    }
 }
 
 impl Store {
@@ -87,7 +73,7 @@ impl Store {
         for dir in [&tmp_dir, &buckets_dir] {
             fs::create_dir_all(dir).map_err(DevS3Error::io("create", dir))?;
         }
-        let tmp = Tmp { dir: tmp_dir.into(), next: Arc::default() };
+        let tmp = Tmp::new(&tmp_dir);
         let sequence = Arc::new(AtomicU64::new(1));
         let mut buckets = BTreeMap::new();
         for entry in fs::read_dir(&buckets_dir).map_err(DevS3Error::io("read", &buckets_dir))? {
@@ -187,22 +173,6 @@ impl Store {
             Version { etag: format!("{}-1", hex(&md5::Md5::digest(unique))), attributes: Attributes::default() };
         bucket.commit(draft, key, version, &PutCondition::default())
     }
-}
-
-/// Seconds since the epoch. S3 shows times in whole seconds, in headers as in listings.
-pub(crate) fn now_s() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
-}
-
-/// Lower-case hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = String::with_capacity(bytes.len() * 2);
-    for byte in bytes {
-        text.push(DIGITS[usize::from(byte >> 4)] as char);
-        text.push(DIGITS[usize::from(byte & 15)] as char);
-    }
-    text
 }
 
 #[cfg(test)]

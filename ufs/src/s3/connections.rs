@@ -23,7 +23,7 @@ use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::service::Service as _;
-use hyper_rustls::MaybeHttpsStream;
+use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
@@ -33,10 +33,13 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::failure::Failure;
-use super::transport::Connector;
+use crate::allowed::GuardedConnector;
 
 /// A connection that finds more to do this often in a row lets others have their turn.
 const POLLS_IN_A_ROW: usize = 4;
+
+/// It connects where its guard lets it.
+pub(super) type Connector = HttpsConnector<GuardedConnector>;
 
 type Exchange = Request<Full<Bytes>>;
 type Driver = http1::Connection<MaybeHttpsStream<TokioIo<TcpStream>>, Full<Bytes>>;

@@ -15,21 +15,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::schema;
+use cavern_proto::s3_options::{ROLE, STS_ENDPOINT, VENDED_ROLE};
 use futures::FutureExt;
+use parking_lot::Mutex;
 use reqsign_aws_v4::{Credential, EnvCredentialProvider, ProfileCredentialProvider};
 use reqsign_core::time::Timestamp;
 use reqsign_core::{Context, OsEnv, ProvideCredential, ProvideCredentialChain, Result};
 use reqsign_file_read_tokio::TokioFileRead;
 
-pub(super) use self::failure::CredentialError;
+use self::failure::CredentialError;
+pub(super) use self::failure::from_signer;
 pub(super) use self::renewal::Renewing;
 use self::renewal::{Due, Fetch, WeakRenewing};
 pub(super) use self::sts::Scope;
 use self::sts::{Sts, WebIdentity};
+use super::keys::{KeyLender, VendedKeys};
 use super::options::{Credentials, Role, S3Options, Source};
-use super::vending::{KeyLender, VendedKeys};
 use crate::error::UfsError;
-use crate::shared_store::SharedStore;
 
 /// A request waits at most so long for credentials, and not until its own time is up: what is late is told apart.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -61,10 +63,22 @@ impl ProvideCredential for Provider {
     }
 }
 
-/// Fetched credentials of a store, which its handles share if they want the same.
-pub(crate) struct SharedCredentials {
-    wanted: Wanted,
-    renewing: WeakRenewing,
+/// What the handles of a store have fetched, who share it if they want the same.
+#[derive(Default)]
+pub(super) struct SharedCredentials(Mutex<Vec<(Wanted, WeakRenewing)>>);
+
+impl SharedCredentials {
+    fn of(&self, wanted: Wanted) -> Renewing {
+        let mut all = self.0.lock();
+        all.retain(|(_, renewing)| renewing.upgrade().is_some());
+        let same = all.iter().find(|(known, _)| *known == wanted);
+        if let Some(renewing) = same.and_then(|(_, renewing)| renewing.upgrade()) {
+            return renewing;
+        }
+        let renewing = wanted.renewing();
+        all.push((wanted, renewing.downgrade()));
+        renewing
+    }
 }
 
 /// All that decides which credentials are fetched, and how.
@@ -87,13 +101,13 @@ impl Provider {
     pub(super) fn new(
         options: &S3Options,
         conf: &schema::Ufs,
-        shared: &SharedStore,
+        shared: &SharedCredentials,
     ) -> std::result::Result<Option<Self>, UfsError> {
         let Credentials::Signed { source, role } = &options.credentials else { return Ok(None) };
         if let (Source::KeyPair { access, secret, session_token }, None) = (source, role) {
             return Ok(Some(Self::KeyPair(Arc::new(KeyPair(key_pair(access, secret, session_token.as_ref()))))));
         }
-        Ok(Some(Self::Renewing(Wanted::new(options, source, role.as_ref(), conf)?.shared(shared))))
+        Ok(Some(Self::Renewing(shared.of(Wanted::new(options, source, role.as_ref(), conf)?))))
     }
 
     /// Keys of a role within a scope, which are got with the credentials that the options give.
@@ -105,15 +119,15 @@ impl Provider {
         role: &Role,
         scope: Scope,
         conf: &schema::Ufs,
-        shared: &SharedStore,
+        shared: &SharedCredentials,
     ) -> std::result::Result<Renewing, UfsError> {
         let Credentials::Signed { source, role: first } = &options.credentials else {
             let reason = "the requests of the mount are not signed";
-            return Err(UfsError::invalid("s3.credentials.vended_role", reason, "leave s3.anonymous out"));
+            return Err(UfsError::invalid(VENDED_ROLE, reason, "leave s3.anonymous out"));
         };
         let wanted = Wanted::new(options, source, first.as_ref(), conf)?;
-        let sts = sts_of_roles("s3.credentials.vended_role", options)?;
-        Ok(Wanted { vended: Some((role.clone(), sts, scope)), ..wanted }.shared(shared))
+        let sts = sts_of_roles(VENDED_ROLE, options)?;
+        Ok(shared.of(Wanted { vended: Some((role.clone(), sts, scope)), ..wanted }))
     }
 
     /// Keys that are lent to this process.
@@ -135,21 +149,8 @@ impl Wanted {
         conf: &schema::Ufs,
     ) -> std::result::Result<Self, UfsError> {
         let token_sts = sts_of_process(options).unwrap_or_else(|| Sts::of_region(&options.region));
-        let role = role.map(|role| Ok((role.clone(), sts_of_roles("s3.credentials.role", options)?))).transpose()?;
+        let role = role.map(|role| Ok((role.clone(), sts_of_roles(ROLE, options)?))).transpose()?;
         Ok(Self { source: source.clone(), role, vended: None, token_sts, conf: conf.clone() })
-    }
-
-    /// What is fetched of this for all handles of a store.
-    fn shared(self, shared: &SharedStore) -> Renewing {
-        let mut all = shared.credentials.lock();
-        all.retain(|shared| shared.renewing.upgrade().is_some());
-        let same = all.iter().find(|shared| shared.wanted == self);
-        if let Some(renewing) = same.and_then(|same| same.renewing.upgrade()) {
-            return renewing;
-        }
-        let renewing = self.renewing();
-        all.push(SharedCredentials { wanted: self, renewing: renewing.downgrade() });
-        renewing
     }
 }
 
@@ -163,7 +164,7 @@ fn sts_of_process(options: &S3Options) -> Option<Sts> {
 fn sts_of_roles(option: &str, options: &S3Options) -> std::result::Result<Sts, UfsError> {
     if let Some(url) = &options.sts_endpoint {
         let (url, region) = (url.clone(), options.region.clone());
-        return Ok(Sts { setting: "s3.sts_endpoint_url", url, region });
+        return Ok(Sts { setting: STS_ENDPOINT, url, region });
     }
     let is_aws =
         |endpoint: &String| [".amazonaws.com", ".amazonaws.com.cn"].iter().any(|suffix| endpoint.ends_with(suffix));

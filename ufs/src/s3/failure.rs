@@ -10,7 +10,6 @@ use reqsign_core::time::Timestamp;
 
 use crate::allowed::not_allowed;
 use crate::error::{Denial, Operation, Request, UfsError, chain};
-use crate::s3::credentials::CredentialError;
 use crate::s3::listing::{element, error_document};
 
 /// Characters of the code and of the message of a store that are shown.
@@ -179,14 +178,4 @@ fn classify(status: StatusCode, code: &str, reason: String, request: Request, et
         }
         _ => UfsError::Rejected { request, reason, source: None },
     }
-}
-
-/// What a request that could not be signed means: nearly always that there are no credentials.
-pub(crate) fn from_signer(error: &reqsign_core::Error, request: Request) -> UfsError {
-    if let Some(error) = CredentialError::among(error) {
-        return error.into_ufs(request);
-    }
-    // The signer's own words are left out: they may quote what it has read.
-    let reason = "the request cannot be signed with these credentials".to_owned();
-    UfsError::denied(request, reason)
 }

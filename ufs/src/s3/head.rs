@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, Request as HttpRequest, StatusCode};
 use reqsign_core::time::Timestamp;
 
 use super::S3Store;
-use super::failure::{Failure, from_signer};
+use super::failure::Failure;
 use super::listing::{nanoseconds, unquoted};
 use crate::error::{Operation, Request, UfsError};
 use crate::object::ObjectMeta;
@@ -15,13 +15,8 @@ impl S3Store {
     pub(super) async fn stat(&self, key: &str) -> Result<ObjectMeta, UfsError> {
         let asked = || Request::new(Operation::Head, &self.label, key);
         let senseless = |reason: String| Failure::MalformedReply(reason).into_ufs(asked(), "");
-        let unsigned = HttpRequest::head(self.object_url(key)).body(Bytes::new());
-        let (mut parts, body) = unsigned.map_err(|error| senseless(error.to_string()))?.into_parts();
-        if let Some(signer) = &self.signer {
-            signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked()))?;
-        }
-        let sent = self.transport.send(HttpRequest::from_parts(parts, body)).await;
-        let response = sent.map_err(|failure| failure.into_ufs(asked(), ""))?;
+        let request = self.signed(HttpRequest::head(self.object_url(key)).body(Bytes::new()), &asked).await?;
+        let response = self.transport.send(request).await.map_err(|failure| failure.into_ufs(asked(), ""))?;
         if response.status() != StatusCode::OK {
             return Err(senseless(format!("it answered {}", response.status().as_u16())));
         }

@@ -42,34 +42,16 @@ mod credentials;
 
 use std::collections::HashMap;
 
-use self::credentials::{
-    ACCESS, ANONYMOUS, EXTERNAL_ID, OF_ROLES, PROFILE, ROLE, ROLE_SESSION, SECRET, SOURCE, STS_ENDPOINT, TOKEN,
-    VENDED_DURATION, VENDED_ROLE,
+use cavern_proto::Scheme;
+use cavern_proto::s3_options::{
+    ACCESS, ANONYMOUS, ENDPOINT, EXTERNAL_ID, PATH_STYLE, PROFILE, REGION, ROLE, ROLE_SESSION, SECRET, SOURCE,
+    STS_ENDPOINT, TOKEN, VENDED_DURATION, VENDED_ROLE,
 };
+
+use self::credentials::OF_ROLES;
 pub(crate) use self::credentials::{Credentials, Role, Source, Vended};
 use crate::error::UfsError;
-
-const ENDPOINT: &str = "s3.endpoint_url";
-const REGION: &str = "s3.region_name";
-const PATH_STYLE: &str = "s3.force.path.style";
-
-const NAMES: [&str; 15] = [
-    ENDPOINT,
-    REGION,
-    PATH_STYLE,
-    ACCESS,
-    SECRET,
-    TOKEN,
-    PROFILE,
-    SOURCE,
-    ROLE,
-    EXTERNAL_ID,
-    ROLE_SESSION,
-    VENDED_ROLE,
-    VENDED_DURATION,
-    STS_ENDPOINT,
-    ANONYMOUS,
-];
+use crate::options::check_names;
 
 /// All that say whose the requests are of whoever has a mount's own credentials.
 const CREDENTIALS: [&str; 10] =
@@ -94,13 +76,7 @@ impl S3Options {
         options: &HashMap<String, String>,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, UfsError> {
-        let mut names: Vec<&str> = options.keys().map(String::as_str).collect();
-        names.sort_unstable();
-        if let Some(unknown) = names.iter().find(|name| !NAMES.contains(name)) {
-            let nearest = NAMES.iter().min_by_key(|name| strsim::damerau_levenshtein(name, unknown));
-            let remedy = nearest.map_or_else(String::new, |name| format!("the nearest that exists is {name}"));
-            return Err(UfsError::invalid(format!("option {unknown:?}"), "s3:// has no such option", remedy));
-        }
+        check_names(Scheme::S3, options)?;
         let given = |name: &str| options.get(name).map(String::as_str).filter(|value| !value.is_empty());
         let endpoint = given(ENDPOINT).map(|value| normalize_endpoint(ENDPOINT, value)).transpose()?;
         let sts_endpoint = given(STS_ENDPOINT).map(|value| normalize_endpoint(STS_ENDPOINT, value)).transpose()?;
@@ -116,6 +92,16 @@ impl S3Options {
         let path_style = path_style.unwrap_or(endpoint.is_some());
         let (credentials, vended) = credentials::parse(given)?;
         Ok(Self { region, path_style, credentials, vended, endpoint, sts_endpoint })
+    }
+
+    /// The endpoint as it is part of names: those of AWS's buckets are unique across its regions.
+    pub(crate) fn identity(&self) -> &str {
+        self.endpoint.as_deref().unwrap_or("https://s3.amazonaws.com")
+    }
+
+    /// Names a bucket globally.
+    pub(crate) fn store_id(&self, bucket: &str) -> String {
+        format!("{}/{bucket}", self.identity())
     }
 }
 

@@ -12,7 +12,7 @@ use http::uri::Uri;
 use http::{HeaderValue, Request as HttpRequest};
 
 use super::connections::DrivenBody;
-use super::failure::{Failure, from_signer};
+use super::failure::Failure;
 use super::listing::unquoted;
 use super::{S3Store, if_match};
 use crate::error::{Operation, Request, UfsError};
@@ -30,12 +30,8 @@ impl S3Store {
         if !etag.is_empty() {
             unsigned = unsigned.header(IF_MATCH, if_match(etag));
         }
-        let (mut parts, ()) = unsigned.uri(uri).body(()).map_err(senseless)?.into_parts();
-        if let Some(signer) = &self.signer {
-            signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked()))?;
-        }
-        let answer =
-            self.transport.get(HttpRequest::from_parts(parts, Bytes::new()), (range.start, range.end - 1)).await;
+        let request = self.signed(unsigned.uri(uri).body(Bytes::new()), &asked).await?;
+        let answer = self.transport.get(request, (range.start, range.end - 1)).await;
         let answer = answer.map_err(|failure| failure.into_ufs(asked(), etag))?;
         let answered = answer.headers().get(ETAG).and_then(|etag| etag.to_str().ok()).unwrap_or_default();
         let answered = unquoted(answered).to_owned();

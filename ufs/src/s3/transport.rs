@@ -14,14 +14,14 @@ use http::header::{CONTENT_LENGTH, CONTENT_RANGE};
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustls::RootCertStore;
 
 use crate::allowed::{Guard, GuardedConnector};
 use crate::error::UfsError;
-use crate::s3::connections::{Connections, DrivenBody};
+use crate::s3::connections::{Connections, Connector, DrivenBody};
 use crate::s3::failure::Failure;
 
 /// Of an error document at most this much is read.
@@ -41,9 +41,6 @@ static ROOTS: LazyLock<Arc<RootCertStore>> = LazyLock::new(|| {
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     Arc::new(roots)
 });
-
-/// It connects where its guard lets it.
-pub(super) type Connector = HttpsConnector<GuardedConnector>;
 
 #[derive(Clone)]
 pub(crate) struct Transport {

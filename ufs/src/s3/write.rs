@@ -5,13 +5,12 @@ use std::fmt::Write as _;
 use bytes::Bytes;
 use http::header::{ETAG, IF_MATCH, IF_NONE_MATCH};
 use http::{HeaderMap, HeaderValue, Method, Request as HttpRequest, StatusCode};
-use http_body_util::{BodyExt, Limited};
 use percent_encoding::utf8_percent_encode;
 
-use super::failure::{Failure, from_signer};
+use super::failure::Failure;
 use super::listing::{QUERY, element, error_document, unquoted};
 use super::signing::spelled;
-use super::{S3Store, if_match};
+use super::{S3Store, if_match, whole};
 use crate::error::{Request, UfsError};
 use crate::object::{Metadata, Precondition};
 use crate::store::{Change, ChangeRequest, CopySource};
@@ -30,12 +29,13 @@ impl S3Store {
         let asked = || Request::new(request.operation(), &self.label, request.key);
         let replaces = replaces_of(&request.change);
         let expected = if let Precondition::Version(etag) = replaces { etag } else { "" };
-        let mut answer = self.exchange(&request, replaces, &asked).await?;
+        let mut answer = self.exchange(&request, &asked).await?;
         if replaces != Precondition::Anything
             && matches!(&answer, Err(Failure::Status { status: StatusCode::NOT_IMPLEMENTED, .. }))
         {
             // A store that does not know conditions of writes is written to without.
-            answer = self.exchange(&request, Precondition::Anything, &asked).await?;
+            let unconditional = ChangeRequest { change: request.change.unconditional(), ..request };
+            answer = self.exchange(&unconditional, &asked).await?;
         }
         let made = answer.and_then(|reply| made(&request.change, reply));
         made.map_err(|failure| failure.into_ufs(asked(), expected))
@@ -45,15 +45,13 @@ impl S3Store {
     async fn exchange(
         &self,
         request: &ChangeRequest<'_>,
-        replaces: Precondition<'_>,
         asked: &impl Fn() -> Request,
     ) -> Result<Result<WriteReply, Failure>, UfsError> {
-        let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked(), "");
         let (method, query, body, metadata) = spoken(&request.change);
         let copied = copied_of(&request.change);
         let url = format!("{}{query}", self.object_url(request.key));
         let mut unsigned = HttpRequest::builder().method(method).uri(url);
-        unsigned = match replaces {
+        unsigned = match replaces_of(&request.change) {
             Precondition::Anything => unsigned,
             Precondition::Nothing => unsigned.header(IF_NONE_MATCH, HeaderValue::from_static("*")),
             Precondition::Version(etag) => unsigned.header(IF_MATCH, if_match(etag)),
@@ -72,24 +70,15 @@ impl S3Store {
         for (name, value) in metadata.into_iter().flatten() {
             unsigned = unsigned.header(format!("x-amz-meta-{name}"), value);
         }
-        let (mut parts, body) = unsigned.body(body).map_err(senseless)?.into_parts();
-        if let Some(signer) = &self.signer {
-            signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked()))?;
-        }
-        let response = match self.transport.send(HttpRequest::from_parts(parts, body)).await {
+        let request = self.signed(unsigned.body(body), asked).await?;
+        let response = match self.transport.send(request).await {
             Ok(response) => response,
             Err(failure) => return Ok(Err(failure)),
         };
         let etag = response.headers().get(ETAG).and_then(|etag| etag.to_str().ok()).unwrap_or_default();
         let etag = unquoted(etag).to_owned();
-        let document = Limited::new(response.into_body(), ANSWER_BYTES).collect().await.map_err(|error| {
-            UfsError::Unavailable {
-                request: asked(),
-                reason: format!("the answer broke off: {error}"),
-                source: Some(error.into()),
-            }
-        })?;
-        Ok(Ok(WriteReply { etag, document: document.to_bytes() }))
+        let document = whole(response.into_body(), ANSWER_BYTES, "the answer", asked).await?;
+        Ok(Ok(WriteReply { etag, document }))
     }
 }
 

@@ -7,14 +7,12 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use cavern_proto::s3_options::{ACCESS, PREFIX, SECRET, TOKEN};
 use clap::Args;
 
 use crate::console;
 use crate::error::{CliError, Context as _};
 
-const ACCESS: &str = "s3.credentials.access";
-const SECRET: &str = "s3.credentials.secret";
-const TOKEN: &str = "s3.credentials.session_token";
 /// As AWS spells them: in lower case in files, in upper case in an environment.
 const AWS: [(&str, &str); 3] =
     [("AWS_ACCESS_KEY_ID", ACCESS), ("AWS_SECRET_ACCESS_KEY", SECRET), ("AWS_SESSION_TOKEN", TOKEN)];
@@ -126,7 +124,7 @@ fn parse(text: &str, profile: Option<&str>) -> Result<Vec<(String, String)>, Str
         let known = AWS.iter().find(|(name, _)| name.eq_ignore_ascii_case(key)).map(|(_, option)| *option);
         let option = match known {
             Some(option) => option,
-            None if key.starts_with("s3.") => key,
+            None if key.starts_with(PREFIX) => key,
             // A profile has other settings, too.
             None if has_profiles => continue,
             None => {

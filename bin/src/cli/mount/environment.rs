@@ -1,6 +1,7 @@
 //! Whose environment counts: a bucket is read by the master and the workers, with the credentials that *they* find.
 
 use cavern_proto::master::Mount;
+use cavern_proto::{Scheme, s3_options};
 
 use crate::console;
 
@@ -19,8 +20,7 @@ pub fn warn_if_unused(mount: &Mount, is_set: impl Fn(&str) -> bool) {
 }
 
 fn unused(mount: &Mount, is_set: impl Fn(&str) -> bool) -> Option<&'static str> {
-    let says_whose = |name: &String| name.starts_with("s3.credentials.") || name == "s3.anonymous";
-    if !mount.uri.starts_with("s3://") || mount.options.keys().any(says_whose) {
+    if mount.scheme() != Some(Scheme::S3) || mount.options.keys().any(|name| s3_options::names_credentials(name)) {
         return None;
     }
     VARIABLES.into_iter().find(|name| is_set(name))

@@ -1,13 +1,11 @@
 //! Keys that are vended, as they may be shown: whose they are, and until when.
 
 use cavern_proto::master::{KeyStatus, Mount};
+use cavern_proto::s3_options::VENDED_ROLE;
 use serde::Serialize;
 
 use crate::cli::cert::timestamp;
 use crate::console;
-
-/// The option that says that keys are vended.
-const ROLE: &str = "s3.credentials.vended_role";
 
 /// How the keys of a mount fare that are vended.
 #[derive(Debug, Serialize)]
@@ -24,7 +22,7 @@ pub struct KeysView {
 impl KeysView {
     /// `None` where the keys of the mount are not vended.
     pub fn of(mount: &Mount, status: Option<&KeyStatus>) -> Option<Self> {
-        let role = mount.options.get(ROLE).filter(|role| !role.is_empty())?.clone();
+        let role = mount.options.get(VENDED_ROLE).filter(|role| !role.is_empty())?.clone();
         let status = status.cloned().unwrap_or_default();
         let until = |ns: i64| timestamp(ns / 1_000_000_000).filter(|_| ns > 0);
         let (read_until, write_until) = (until(status.read_until_ns), until(status.write_until_ns));
@@ -58,7 +56,7 @@ mod tests {
 
     #[test]
     fn it_is_shown_until_when_keys_last_and_why_there_are_no_others() {
-        let options = [(ROLE.to_owned(), "arn:aws:iam::1:role/r".to_owned())].into();
+        let options = [(VENDED_ROLE.to_owned(), "arn:aws:iam::1:role/r".to_owned())].into();
         let mount = Mount { options, ..Mount::default() };
         assert!(KeysView::of(&Mount::default(), None).is_none());
         let none = KeysView::of(&mount, None).unwrap();

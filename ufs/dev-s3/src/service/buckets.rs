@@ -3,7 +3,7 @@
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result};
 
-use super::Backend;
+use super::backend::Backend;
 use super::reply::timestamp;
 
 pub(super) async fn create_bucket(

@@ -3,12 +3,30 @@
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
-use super::Backend;
+use super::backend::Backend;
 use super::conditions::ReadConditions;
-use super::reply::{etag, timestamp};
+use super::reply::{attributes_of, etag, timestamp};
 use super::upload::Intake;
 use crate::error::DevS3Error;
 use crate::store::{Attributes, PutCondition, Version};
+
+/// The source of a copy, opened, if it is as the request wants it.
+macro_rules! opened_source {
+    ($backend:ident, $input:ident) => {{
+        let (bucket, key) = source(&$input.copy_source)?;
+        let (object, file) = $backend.bucket(bucket)?.open(key)?;
+        let conditions = ReadConditions {
+            if_match: $input.copy_source_if_match,
+            if_none_match: $input.copy_source_if_none_match,
+            if_modified_since: $input.copy_source_if_modified_since,
+            if_unmodified_since: $input.copy_source_if_unmodified_since,
+        };
+        // Where a read is answered 304, a copy is answered 412.
+        let refused = |_| DevS3Error::Precondition("x-amz-copy-source-if-*");
+        conditions.check(&object).map_err(refused)?;
+        (object, file)
+    }};
+}
 
 /// The kernel copies, so a copy keeps its source's ETag, also that of a multipart upload.
 pub(super) async fn copy_object(
@@ -16,34 +34,15 @@ pub(super) async fn copy_object(
     request: S3Request<CopyObjectInput>,
 ) -> S3Result<S3Response<CopyObjectOutput>> {
     let input = request.input;
-    let (source_bucket, source_key) = source(&input.copy_source)?;
     let target = backend.bucket(&input.bucket)?;
-    let (object, file) = backend.bucket(&source_bucket)?.open(&source_key)?;
-    let conditions = ReadConditions {
-        if_match: input.copy_source_if_match,
-        if_none_match: input.copy_source_if_none_match,
-        if_modified_since: input.copy_source_if_modified_since,
-        if_unmodified_since: input.copy_source_if_unmodified_since,
-    };
-    copy_conditions(&conditions, &object)?;
+    let (object, file) = opened_source!(backend, input);
     let replace = input.metadata_directive.is_some_and(|directive| directive.as_str() == MetadataDirective::REPLACE);
+    let (source_bucket, source_key) = source(&input.copy_source)?;
     if !replace && source_bucket == input.bucket && source_key == input.key {
         return Err(s3_error!(InvalidRequest, "An object can be copied to itself only with new metadata."));
     }
     let stored = object.attributes().cloned().unwrap_or_default();
-    let attributes = if replace {
-        Attributes {
-            content_type: input.content_type,
-            cache_control: input.cache_control,
-            content_disposition: input.content_disposition,
-            content_encoding: input.content_encoding,
-            content_language: input.content_language,
-            metadata: input.metadata.unwrap_or_default().into_iter().collect(),
-            checksums: stored.checksums,
-        }
-    } else {
-        stored
-    };
+    let attributes = if replace { Attributes { checksums: stored.checksums, ..attributes_of!(input) } } else { stored };
     let version = Version { etag: object.etag.clone(), attributes };
     let key = input.key;
     let work = move |store: &crate::store::Store| {
@@ -66,16 +65,8 @@ pub(super) async fn upload_part_copy(
 ) -> S3Result<S3Response<UploadPartCopyOutput>> {
     let input = request.input;
     let number = super::multipart::part_number(input.part_number)?;
-    let (source_bucket, source_key) = source(&input.copy_source)?;
     let target = backend.bucket(&input.bucket)?;
-    let (object, file) = backend.bucket(&source_bucket)?.open(&source_key)?;
-    let conditions = ReadConditions {
-        if_match: input.copy_source_if_match,
-        if_none_match: input.copy_source_if_none_match,
-        if_modified_since: input.copy_source_if_modified_since,
-        if_unmodified_since: input.copy_source_if_unmodified_since,
-    };
-    copy_conditions(&conditions, &object)?;
+    let (object, file) = opened_source!(backend, input);
     let range = match input.copy_source_range.as_deref() {
         None => 0..object.size,
         Some(text) => {
@@ -99,14 +90,10 @@ pub(super) async fn upload_part_copy(
     Ok(S3Response::new(UploadPartCopyOutput { copy_part_result: Some(result), ..Default::default() }))
 }
 
-fn source(source: &CopySource) -> S3Result<(String, String)> {
+/// Bucket and key.
+fn source(source: &CopySource) -> S3Result<(&str, &str)> {
     match source {
-        CopySource::Bucket { bucket, key, .. } => Ok((bucket.to_string(), key.to_string())),
+        CopySource::Bucket { bucket, key, .. } => Ok((&**bucket, &**key)),
         _ => Err(s3_error!(NotImplemented, "A copy's source must be given as BUCKET/KEY.")),
     }
-}
-
-/// As for a read, but where that is answered 304 a copy is answered 412.
-fn copy_conditions(conditions: &ReadConditions, object: &crate::store::Object) -> S3Result<()> {
-    conditions.check(object).map_err(|_| DevS3Error::Precondition("x-amz-copy-source-if-*").into())
 }

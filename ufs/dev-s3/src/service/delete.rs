@@ -3,7 +3,7 @@
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
-use super::Backend;
+use super::backend::Backend;
 
 /// Keys of one batch at most.
 const BATCH_MAX: usize = 1000;

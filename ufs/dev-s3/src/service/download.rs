@@ -21,7 +21,7 @@ use s3s::stream::{ByteStream, RemainingLength};
 use s3s::{Body, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, StdError};
 use tokio::task::JoinHandle;
 
-use super::Backend;
+use super::backend::Backend;
 use super::conditions::ReadConditions;
 use super::reply::{etag, timestamp};
 use crate::error::DevS3Error;
@@ -34,52 +34,69 @@ const PIECE: u64 = 512 << 10;
 
 const DEFAULT_CONTENT_TYPE: &str = "binary/octet-stream";
 
+/// The conditions of a read, which all its inputs have alike.
+macro_rules! conditions_of {
+    ($input:ident) => {
+        ReadConditions {
+            if_match: $input.if_match,
+            if_none_match: $input.if_none_match,
+            if_modified_since: $input.if_modified_since,
+            if_unmodified_since: $input.if_unmodified_since,
+        }
+    };
+}
+
+/// An answer to a read, of whichever kind: what it says of the object, or of a part of it. Checksums are those of the
+/// whole object.
+macro_rules! described {
+    ($output:ident, $object:expr, $part:expr, $checksum_mode:expr) => {{
+        let object: &store::Object = $object;
+        let part: Option<Bytes64<u64>> = $part;
+        let length = part.as_ref().map_or(object.size, |part| part.end - part.start);
+        let attributes = object.attributes().cloned().unwrap_or_default();
+        let mut checksums = attributes.checksums;
+        if $checksum_mode.is_none() || part.is_some() {
+            checksums.clear();
+        }
+        $output {
+            accept_ranges: Some("bytes".to_owned()),
+            content_length: Some(length as i64),
+            content_range: part.map(|part| content_range(&part, object.size)),
+            e_tag: Some(etag(&object.etag)),
+            last_modified: Some(timestamp(object.modified_s)),
+            content_type: Some(attributes.content_type.unwrap_or_else(|| DEFAULT_CONTENT_TYPE.to_owned())),
+            cache_control: attributes.cache_control,
+            content_disposition: attributes.content_disposition,
+            content_encoding: attributes.content_encoding,
+            content_language: attributes.content_language,
+            metadata: (!attributes.metadata.is_empty()).then(|| attributes.metadata.into_iter().collect()),
+            checksum_crc32: checksums.remove("crc32"),
+            checksum_crc32c: checksums.remove("crc32c"),
+            checksum_crc64nvme: checksums.remove("crc64nvme"),
+            checksum_sha1: checksums.remove("sha1"),
+            checksum_sha256: checksums.remove("sha256"),
+            ..Default::default()
+        }
+    }};
+}
+
 pub(super) async fn get_object(
     backend: &Backend,
     request: S3Request<GetObjectInput>,
 ) -> S3Result<S3Response<GetObjectOutput>> {
     let input = request.input;
     let (object, file) = backend.bucket(&input.bucket)?.open(&input.key)?;
-    let conditions = ReadConditions {
-        if_match: input.if_match,
-        if_none_match: input.if_none_match,
-        if_modified_since: input.if_modified_since,
-        if_unmodified_since: input.if_unmodified_since,
-    };
-    conditions.check(&object)?;
+    conditions_of!(input).check(&object)?;
     let part = selected(input.range, object.size)?;
     let range = part.clone().unwrap_or(0..object.size);
-    let length = range.end - range.start;
-    let body = if length <= INLINE_MAX {
+    let body = if range.end - range.start <= INLINE_MAX {
         let data = read_piece(&file, range).map_err(DevS3Error::io("read", input.key.as_ref()))?;
         StreamingBlob::from(Body::from(data))
     } else {
         StreamingBlob::new(FileStream::new(file, range))
     };
-    let checksums =
-        if input.checksum_mode.is_some() && part.is_none() { Checksums::of(&object) } else { Checksums::default() };
-    let attributes = object.attributes().cloned().unwrap_or_default();
-    let output = GetObjectOutput {
-        body: Some(body),
-        accept_ranges: Some("bytes".to_owned()),
-        content_length: Some(length as i64),
-        content_range: part.map(|part| content_range(&part, object.size)),
-        e_tag: Some(etag(&object.etag)),
-        last_modified: Some(timestamp(object.modified_s)),
-        content_type: Some(attributes.content_type.unwrap_or_else(|| DEFAULT_CONTENT_TYPE.to_owned())),
-        cache_control: attributes.cache_control,
-        content_disposition: attributes.content_disposition,
-        content_encoding: attributes.content_encoding,
-        content_language: attributes.content_language,
-        metadata: (!attributes.metadata.is_empty()).then(|| attributes.metadata.into_iter().collect()),
-        checksum_crc32: checksums.crc32,
-        checksum_crc32c: checksums.crc32c,
-        checksum_crc64nvme: checksums.crc64nvme,
-        checksum_sha1: checksums.sha1,
-        checksum_sha256: checksums.sha256,
-        ..Default::default()
-    };
-    Ok(S3Response::new(output))
+    let described = described!(GetObjectOutput, &object, part, input.checksum_mode);
+    Ok(S3Response::new(GetObjectOutput { body: Some(body), ..described }))
 }
 
 pub(super) async fn head_object(
@@ -88,61 +105,9 @@ pub(super) async fn head_object(
 ) -> S3Result<S3Response<HeadObjectOutput>> {
     let input = request.input;
     let object = backend.bucket(&input.bucket)?.object(&input.key)?;
-    let conditions = ReadConditions {
-        if_match: input.if_match,
-        if_none_match: input.if_none_match,
-        if_modified_since: input.if_modified_since,
-        if_unmodified_since: input.if_unmodified_since,
-    };
-    conditions.check(&object)?;
+    conditions_of!(input).check(&object)?;
     let part = selected(input.range, object.size)?;
-    let length = part.as_ref().map_or(object.size, |part| part.end - part.start);
-    let checksums =
-        if input.checksum_mode.is_some() && part.is_none() { Checksums::of(&object) } else { Checksums::default() };
-    let attributes = object.attributes().cloned().unwrap_or_default();
-    let output = HeadObjectOutput {
-        accept_ranges: Some("bytes".to_owned()),
-        content_length: Some(length as i64),
-        content_range: part.map(|part| content_range(&part, object.size)),
-        e_tag: Some(etag(&object.etag)),
-        last_modified: Some(timestamp(object.modified_s)),
-        content_type: Some(attributes.content_type.unwrap_or_else(|| DEFAULT_CONTENT_TYPE.to_owned())),
-        cache_control: attributes.cache_control,
-        content_disposition: attributes.content_disposition,
-        content_encoding: attributes.content_encoding,
-        content_language: attributes.content_language,
-        metadata: (!attributes.metadata.is_empty()).then(|| attributes.metadata.into_iter().collect()),
-        checksum_crc32: checksums.crc32,
-        checksum_crc32c: checksums.crc32c,
-        checksum_crc64nvme: checksums.crc64nvme,
-        checksum_sha1: checksums.sha1,
-        checksum_sha256: checksums.sha256,
-        ..Default::default()
-    };
-    Ok(S3Response::new(output))
-}
-
-/// Checksums that were stored with the object.
-#[derive(Default)]
-struct Checksums {
-    crc32: Option<String>,
-    crc32c: Option<String>,
-    crc64nvme: Option<String>,
-    sha1: Option<String>,
-    sha256: Option<String>,
-}
-
-impl Checksums {
-    fn of(object: &store::Object) -> Self {
-        let get = |algorithm: &str| object.attributes()?.checksums.get(algorithm).cloned();
-        Self {
-            crc32: get("crc32"),
-            crc32c: get("crc32c"),
-            crc64nvme: get("crc64nvme"),
-            sha1: get("sha1"),
-            sha256: get("sha256"),
-        }
-    }
+    Ok(S3Response::new(described!(HeadObjectOutput, &object, part, input.checksum_mode)))
 }
 
 /// The bytes that a Range header selects; 416 where there are none.

@@ -4,7 +4,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
-use super::Backend;
+use super::backend::Backend;
 use super::reply::{etag, timestamp};
 use crate::store::{self, ListPage, ListQuery};
 

@@ -1,14 +1,12 @@
 //! Multipart uploads.
 
-use std::collections::BTreeMap;
-
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
-use super::reply::{etag, timestamp};
+use super::backend::{Backend, on_blocking_thread};
+use super::conditions;
+use super::reply::{attributes_of, etag, timestamp};
 use super::upload::{Expected, Intake};
-use super::{Backend, conditions, on_blocking_thread};
-use crate::store::Attributes;
 
 /// Entries on a page of parts or uploads at most.
 const PAGE_MAX: i32 = 1000;
@@ -25,15 +23,7 @@ pub(super) async fn create_multipart_upload(
     request: S3Request<CreateMultipartUploadInput>,
 ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
     let input = request.input;
-    let attributes = Attributes {
-        content_type: input.content_type,
-        cache_control: input.cache_control,
-        content_disposition: input.content_disposition,
-        content_encoding: input.content_encoding,
-        content_language: input.content_language,
-        metadata: input.metadata.unwrap_or_default().into_iter().collect(),
-        checksums: BTreeMap::new(),
-    };
+    let attributes = attributes_of!(input);
     let bucket = backend.bucket(&input.bucket)?;
     let key = input.key.clone();
     let id = on_blocking_thread(move || bucket.create_upload(&key, attributes)).await?;

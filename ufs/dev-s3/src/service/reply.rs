@@ -36,6 +36,22 @@ impl From<DevS3Error> for S3Error {
     }
 }
 
+/// What an input says that is kept with an object, which all that make one say alike.
+macro_rules! attributes_of {
+    ($input:ident) => {
+        $crate::store::Attributes {
+            content_type: $input.content_type,
+            cache_control: $input.cache_control,
+            content_disposition: $input.content_disposition,
+            content_encoding: $input.content_encoding,
+            content_language: $input.content_language,
+            metadata: $input.metadata.unwrap_or_default().into_iter().collect(),
+            checksums: Default::default(),
+        }
+    };
+}
+pub(super) use attributes_of;
+
 /// An ETag as S3 sends it.
 pub(super) fn etag(value: &str) -> ETag {
     ETag::Strong(value.to_owned())

@@ -23,8 +23,9 @@ use s3s::dto::{PutObjectInput, PutObjectOutput, StreamingBlob};
 use s3s::{S3Request, S3Response, S3Result, TrailingHeaders, s3_error};
 use tokio::task::JoinHandle;
 
-use super::reply::etag;
-use super::{Backend, conditions, on_blocking_thread};
+use super::backend::{Backend, on_blocking_thread};
+use super::conditions;
+use super::reply::{attributes_of, etag};
 use crate::error::DevS3Error;
 use crate::store::{self, Attributes, Draft, Store};
 
@@ -48,15 +49,8 @@ pub(super) async fn put_object(
     let intake = Intake::new(&backend.store, &expected);
     let body = input.body.take();
     let intake = intake.receive(body, input.content_length).await?;
-    let attributes = Attributes {
-        content_type: input.content_type,
-        cache_control: input.cache_control,
-        content_disposition: input.content_disposition,
-        content_encoding: input.content_encoding.filter(|encoding| encoding != "aws-chunked"),
-        content_language: input.content_language,
-        metadata: input.metadata.unwrap_or_default().into_iter().collect(),
-        checksums: BTreeMap::new(),
-    };
+    let mut attributes = attributes_of!(input);
+    attributes.content_encoding = attributes.content_encoding.filter(|encoding| encoding != "aws-chunked");
     let key = input.key;
     let object = on_blocking_thread(move || {
         let received = intake.finish(&expected)?;

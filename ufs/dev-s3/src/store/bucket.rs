@@ -11,11 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use super::list::{self, ListPage, ListQuery};
-use super::multipart::Upload;
-use super::object_file::Draft;
-use super::record::{Attributes, BucketRecord, ObjectRecord, seal};
-use super::{KEY_MAX_BYTES, Tmp, now_s};
+use super::object_file::{Draft, Tmp};
+use super::record::{Attributes, BucketRecord, ObjectRecord, check_key, now_s, seal};
+use super::upload::Upload;
 use crate::error::DevS3Error;
 
 /// Object files are spread over so many directories, which are made when they are first needed.
@@ -108,13 +106,13 @@ pub struct Bucket {
     created_s: i64,
     pub(super) tmp: Tmp,
     pub(super) sequence: Arc<AtomicU64>,
-    index: RwLock<Contents>,
+    pub(super) contents: RwLock<Contents>,
     pub(super) uploads: Mutex<BTreeMap<String, Upload>>,
 }
 
 #[derive(Default)]
-struct Contents {
-    index: Index,
+pub(super) struct Contents {
+    pub index: Index,
     /// The bucket is being deleted: nothing may be added.
     closed: bool,
 }
@@ -136,7 +134,7 @@ impl Bucket {
             created_s,
             tmp,
             sequence,
-            index: RwLock::default(),
+            contents: RwLock::default(),
             uploads: Mutex::default(),
         }
     }
@@ -152,7 +150,7 @@ impl Bucket {
 
     /// Number of objects.
     pub fn len(&self) -> usize {
-        self.index.read().index.len()
+        self.contents.read().index.len()
     }
 
     /// Whether there are no objects.
@@ -165,7 +163,7 @@ impl Bucket {
     /// # Errors
     /// [`DevS3Error::NoSuchKey`].
     pub fn object(&self, key: &str) -> Result<Arc<Object>, DevS3Error> {
-        let contents = self.index.read();
+        let contents = self.contents.read();
         contents.index.get(key.as_bytes()).cloned().ok_or_else(|| DevS3Error::NoSuchKey(key.to_owned()))
     }
 
@@ -204,9 +202,7 @@ impl Bucket {
         version: Version,
         condition: &PutCondition,
     ) -> Result<Arc<Object>, DevS3Error> {
-        if key.is_empty() || key.len() > KEY_MAX_BYTES {
-            return Err(DevS3Error::InvalidKey);
-        }
+        check_key(key)?;
         condition.check(key, self.object(key).ok().as_ref())?;
         let record = ObjectRecord {
             key: key.to_owned(),
@@ -253,7 +249,7 @@ impl Bucket {
 
     /// Puts a version into the index and returns the number of the one that lost its place.
     fn install(&self, key: &str, object: &Arc<Object>, condition: &PutCondition) -> Result<Option<u64>, DevS3Error> {
-        let mut contents = self.index.write();
+        let mut contents = self.contents.write();
         if contents.closed {
             return Err(DevS3Error::NoSuchBucket(self.name.clone()));
         }
@@ -280,7 +276,7 @@ impl Bucket {
     /// [`DevS3Error::Precondition`] where its ETag is not `must_have_etag`, [`DevS3Error::Io`].
     pub fn delete(&self, key: &str, must_have_etag: Option<&str>) -> Result<(), DevS3Error> {
         let removed = {
-            let mut contents = self.index.write();
+            let mut contents = self.contents.write();
             if let (Some(etag), Some(object)) = (must_have_etag, contents.index.get(key.as_bytes()))
                 && etag != "*"
                 && etag != object.etag
@@ -292,14 +288,9 @@ impl Bucket {
         removed.map_or(Ok(()), |object| self.unlink(object.sequence))
     }
 
-    /// One page of a listing.
-    pub fn list(&self, query: &ListQuery<'_>) -> ListPage {
-        list::page(&self.index.read().index, query)
-    }
-
     /// Refuses all further additions; only for an empty bucket.
     pub(super) fn close(&self) -> Result<(), DevS3Error> {
-        let mut contents = self.index.write();
+        let mut contents = self.contents.write();
         if !contents.index.is_empty() {
             return Err(DevS3Error::BucketNotEmpty(self.name.clone()));
         }

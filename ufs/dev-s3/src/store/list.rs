@@ -8,7 +8,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::bucket::{Index, Object, first_from};
+use super::bucket::{Bucket, Index, Object, first_from};
 
 /// What to list.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,6 +31,13 @@ pub struct ListPage {
     pub next: Option<String>,
     /// Index entries that were looked at.
     pub visited: usize,
+}
+
+impl Bucket {
+    /// One page of a listing.
+    pub fn list(&self, query: &ListQuery<'_>) -> ListPage {
+        page(&self.contents.read().index, query)
+    }
 }
 
 /// The smallest bytes greater than every string that begins with `prefix`. UTF-8 has no byte 0xFF, so incrementing the

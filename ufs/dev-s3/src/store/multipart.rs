@@ -2,8 +2,7 @@
 //! copies) and commits that like any object.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, Metadata};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,57 +11,12 @@ use md5::{Digest, Md5};
 
 use super::bucket::{Bucket, Object, PutCondition, Version};
 use super::object_file::Draft;
-use super::record::{Attributes, UploadRecord, seal};
-use super::{KEY_MAX_BYTES, hex, now_s};
+use super::record::{Attributes, UploadRecord, check_key, hex, now_s, seal};
+use super::upload::{Part, Upload};
 use crate::error::DevS3Error;
 
 /// Parts other than the last must not be smaller.
 const PART_MIN_BYTES: u64 = 5 << 20;
-
-/// An upload in progress.
-pub(super) struct Upload {
-    record: UploadRecord,
-    parts: BTreeMap<u32, Part>,
-}
-
-/// A part that was received.
-#[derive(Clone, Debug)]
-pub(super) struct Part {
-    md5: [u8; 16],
-    size: u64,
-    modified_s: i64,
-    pub sequence: u64,
-}
-
-impl Part {
-    fn file_name(&self, number: u32) -> String {
-        format!("{number:05}-{}-{:016x}", hex(&self.md5), self.sequence)
-    }
-
-    /// The part that a file name speaks of; its size and time are in the file's metadata.
-    pub fn from_file_name(name: &str) -> Option<(u32, Self)> {
-        let mut fields = name.split('-');
-        let number = fields.next()?.parse().ok()?;
-        let md5 = u128::from_str_radix(fields.next()?, 16).ok()?.to_be_bytes();
-        let sequence = u64::from_str_radix(fields.next()?, 16).ok()?;
-        Some((number, Self { md5, size: 0, modified_s: 0, sequence }))
-    }
-}
-
-impl Upload {
-    pub fn new(record: UploadRecord) -> Self {
-        Self { record, parts: BTreeMap::new() }
-    }
-
-    /// Takes a part found on disk and returns the name of the file that lost its place to another of the same number.
-    pub fn recover(&mut self, number: u32, part: Part, metadata: &Metadata) -> Option<String> {
-        let part = Part { size: metadata.len(), modified_s: metadata.mtime(), ..part };
-        match self.parts.get(&number) {
-            Some(present) if present.sequence > part.sequence => Some(part.file_name(number)),
-            _ => self.parts.insert(number, part).map(|old| old.file_name(number)),
-        }
-    }
-}
 
 /// A part, as listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,9 +48,7 @@ impl Bucket {
     /// # Errors
     /// [`DevS3Error::InvalidKey`], [`DevS3Error::Io`].
     pub fn create_upload(&self, key: &str, attributes: Attributes) -> Result<String, DevS3Error> {
-        if key.is_empty() || key.len() > KEY_MAX_BYTES {
-            return Err(DevS3Error::InvalidKey);
-        }
+        check_key(key)?;
         let record = UploadRecord { key: key.to_owned(), initiated_s: now_s(), attributes: Some(attributes) };
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         // The time keeps ids apart across restarts, where the highest sequence number may have gone with its file.

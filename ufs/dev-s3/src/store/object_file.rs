@@ -3,8 +3,29 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::DevS3Error;
+
+/// The directory of drafts. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Tmp {
+    dir: Arc<Path>,
+    next: Arc<AtomicU64>,
+}
+
+impl Tmp {
+    /// `dir` is empty.
+    pub fn new(dir: &Path) -> Self {
+        Self { dir: dir.into(), next: Arc::default() }
+    }
+
+    /// A path that nothing else uses.
+    pub fn path(&self) -> PathBuf {
+        self.dir.join(format!("{:016x}", self.next.fetch_add(1, Ordering::Relaxed)))
+    }
+}
 
 /// A file that is being written. Dropped without being placed, it is removed.
 pub struct Draft {

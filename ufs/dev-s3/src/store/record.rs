@@ -1,17 +1,45 @@
 //! Records: what a file says about itself. A record is sealed at the end of its file by its CRC32C, its length and a
-//! magic number, so that a file that was cut short is distinguished from a whole one.
+//! magic number, so that a file that was cut short is distinguished from a whole one. Keys, times and digits are
+//! written as all records and names of files have them.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use prost::Message;
+
+use crate::error::DevS3Error;
 
 const MAGIC: &[u8; 8] = b"CVDEVS31";
 const SEAL_LEN: u64 = 4 + 4 + MAGIC.len() as u64;
 /// Records are small (a key, an ETag, a few headers); one read of this size gets nearly all of them.
 const TAIL_LEN: u64 = 2048;
+
+/// Longest key, in bytes.
+pub const KEY_MAX_BYTES: usize = 1024;
+
+/// Refuses what is no key.
+pub(super) fn check_key(key: &str) -> Result<(), DevS3Error> {
+    if key.is_empty() || key.len() > KEY_MAX_BYTES { Err(DevS3Error::InvalidKey) } else { Ok(()) }
+}
+
+/// Seconds since the epoch. S3 shows times in whole seconds, in headers as in listings.
+pub(crate) fn now_s() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
+}
+
+/// Lower-case hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        text.push(DIGITS[usize::from(byte >> 4)] as char);
+        text.push(DIGITS[usize::from(byte & 15)] as char);
+    }
+    text
+}
 
 /// What an object carries besides its bytes.
 #[derive(Clone, PartialEq, Eq, prost::Message)]

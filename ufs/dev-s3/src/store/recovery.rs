@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::bucket::{Bucket, Object};
-use super::multipart::{Part, Upload};
-use super::record::{BucketRecord, ObjectRecord, UploadRecord, unseal};
-use super::{Tmp, now_s};
+use super::object_file::Tmp;
+use super::record::{BucketRecord, ObjectRecord, UploadRecord, now_s, unseal};
+use super::upload::{Part, Upload};
 use crate::error::DevS3Error;
 
 /// Reads one bucket and removes versions that were replaced but not yet removed. A damaged file is left where it is and

@@ -5,7 +5,7 @@ use std::error::Error;
 use crate::allowed::not_allowed;
 use crate::error::{Request, UfsError, chain};
 use crate::s3::failure::Failure;
-use crate::s3::vending::KeyError;
+use crate::s3::keys::KeyError;
 
 /// None of them quotes an answer that could hold credentials, or what was sent with a request for some.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -91,6 +91,26 @@ impl From<KeyError> for CredentialError {
             KeyError::Refused(reason) => Self::Refused(reason),
         }
     }
+}
+
+impl From<CredentialError> for KeyError {
+    fn from(error: CredentialError) -> Self {
+        match error {
+            CredentialError::Unavailable(reason) => Self::Unavailable(reason),
+            CredentialError::Refused(reason) => Self::Refused(reason),
+            CredentialError::NotAllowed(error) => Self::Refused(error.to_string()),
+        }
+    }
+}
+
+/// What a request that could not be signed means: nearly always that there are no credentials.
+pub(in crate::s3) fn from_signer(error: &reqsign_core::Error, request: Request) -> UfsError {
+    if let Some(error) = CredentialError::among(error) {
+        return error.into_ufs(request);
+    }
+    // The signer's own words are left out: they may quote what it has read.
+    let reason = "the request cannot be signed with these credentials".to_owned();
+    UfsError::denied(request, reason)
 }
 
 /// A server's own words, should it repeat what it was told.

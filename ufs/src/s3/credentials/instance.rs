@@ -5,6 +5,7 @@
 //! the link-local addresses that buckets may not be at.
 
 use cavern_conf::schema;
+use cavern_proto::s3_options::SOURCE;
 use http::Uri;
 use reqsign_aws_v4::{Credential, ECSCredentialProvider, IMDSv2CredentialProvider};
 use reqsign_core::{Context, OsEnv, ProvideCredential};
@@ -28,7 +29,7 @@ pub(super) fn check_allowed(source: &str, conf: &schema::Ufs) -> Result<(), Cred
         return Ok(());
     }
     Err(CredentialError::NotAllowed(UfsError::NotAllowed {
-        what: format!("s3.credentials.source={source}"),
+        what: format!("{SOURCE}={source}"),
         reason: "the credentials of the host would be used for whoever has the mount, which no process does unless \
                  that is allowed"
             .to_owned(),

@@ -3,6 +3,10 @@
 //! A renewal is not part of the request that finds it due. It has a time limit of its own, and goes on when that
 //! request has given up. One that fails is tried again after a pause that doubles; as long as the credentials of before
 //! are good, that is a warning in the log and nothing else.
+//!
+//! The signer of reqsign-core 3.3 fetches in the request that finds credentials about to end, without a time limit and
+//! while all others wait, and that request fails if this does, though those of before are still good. It never fetches
+//! others in place of credentials whose end is not told, as those of files that change, and has none to hand on.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -20,8 +24,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use super::failure::CredentialError;
+use crate::s3::keys::VendedKeys;
 use crate::s3::listing::nanoseconds;
-use crate::s3::vending::VendedKeys;
 
 /// Longest time that fetching may take, all its requests together.
 const FETCH: Duration = Duration::from_secs(10);

@@ -1,7 +1,9 @@
 //! STS: temporary credentials of a role, for those of somebody who may take it on (`AssumeRole`) or for a web identity
 //! token (`AssumeRoleWithWebIdentity`).
 //!
-//! The library's own requests go to AWS alone; these go to any STS, as Ceph and MinIO have one.
+//! The providers of reqsign-aws-core 3.2 ask the endpoints of AWS over https alone, whatever `AWS_ENDPOINT_URL_STS`
+//! says, while these ask any STS, as Ceph and MinIO have one. That for roles drops why a request failed, so that an
+//! address which the guard does not let it reach would look like an outage.
 
 use std::time::Duration;
 

@@ -5,22 +5,13 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use cavern_conf::Interval;
+use cavern_proto::s3_options::{
+    ACCESS, ANONYMOUS, EXTERNAL_ID, PROFILE, ROLE, ROLE_SESSION, SECRET, SOURCE, STS_ENDPOINT, TOKEN, VENDED_DURATION,
+    VENDED_ROLE,
+};
 
 use super::boolean;
 use crate::error::UfsError;
-
-pub(super) const ACCESS: &str = "s3.credentials.access";
-pub(super) const SECRET: &str = "s3.credentials.secret";
-pub(super) const TOKEN: &str = "s3.credentials.session_token";
-pub(super) const PROFILE: &str = "s3.credentials.profile";
-pub(super) const SOURCE: &str = "s3.credentials.source";
-pub(super) const ROLE: &str = "s3.credentials.role";
-pub(super) const EXTERNAL_ID: &str = "s3.credentials.external_id";
-pub(super) const ROLE_SESSION: &str = "s3.credentials.role_session";
-pub(super) const VENDED_ROLE: &str = "s3.credentials.vended_role";
-pub(super) const VENDED_DURATION: &str = "s3.credentials.vended_duration";
-pub(super) const STS_ENDPOINT: &str = "s3.sts_endpoint_url";
-pub(super) const ANONYMOUS: &str = "s3.anonymous";
 
 /// What is said of all roles of a mount.
 pub(super) const OF_ROLES: [&str; 3] = [EXTERNAL_ID, ROLE_SESSION, STS_ENDPOINT];

@@ -7,8 +7,8 @@
 
 use serde_json::{Value, json};
 
-use super::KeyRight;
 use crate::error::UfsError;
+use crate::s3::keys::KeyRight;
 
 /// Longest policy, in characters, as AWS limits it.
 const POLICY_MAX: usize = 2048;
