@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use cavern_proto::master::cluster_server::ClusterServer;
 use cavern_proto::master::namespace_server::NamespaceServer;
-use cavern_security::{Identity, MountDebt, PeerCertificate, Role};
+use cavern_security::{Identity, MountDebt, PeerCertificate};
 use futures::Stream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -104,8 +104,7 @@ impl Services {
             return None;
         }
         match asker {
-            Some(identity) if identity.role != Role::Client => None,
-            Some(identity) => Some(identity.name.as_str().into()),
+            Some(identity) => identity.client_name().map(Arc::from),
             None => Some(Arc::default()),
         }
     }

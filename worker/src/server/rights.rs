@@ -12,7 +12,7 @@ use cavern_proto::data::{
     WriteRequest,
 };
 use cavern_proto::{ClientAccess, ContentId};
-use cavern_security::Role;
+use cavern_security::Identity;
 use cavern_ufs::Ufs;
 use tokio::time::Instant;
 
@@ -133,8 +133,7 @@ pub(super) struct Rights {
 
 impl Rights {
     pub(super) fn of(peer: &Peer, mounts: Arc<Mounts>, membership: Arc<Membership>) -> Self {
-        let client = peer.identity().filter(|identity| identity.role == Role::Client);
-        let client = client.map(|identity| identity.name.as_str().into());
+        let client = peer.identity().and_then(Identity::client_name).map(Arc::from);
         Self { client, mounts, membership, version: 0, known: Vec::new(), renewed: None }
     }
 
@@ -248,7 +247,7 @@ mod tests {
     use cavern_conf::schema;
     use cavern_proto::data::open_request;
     use cavern_proto::master::{ClientRule, Mount, MountTable};
-    use cavern_security::Identity;
+    use cavern_security::Role;
 
     use super::*;
     use crate::mounts::tests::no_master;
