@@ -14,7 +14,6 @@ use cavern_proto::master::{
     UnmountReply, UnmountRequest, UpdateMountRequest, VendKeysRequest, VendedKeys, WatchEvent, WatchRequest,
     WorkerBlocks, WorkerBlocksRequest, WorkerTable,
 };
-use cavern_proto::record::SessionRecord;
 use cavern_security::{Identity, Role};
 use cavern_ufs::Contents;
 use futures::StreamExt;
@@ -65,10 +64,16 @@ impl Cluster for Services {
         };
         let recorded = self.lookups.reader.read(move |tables| tables.session(earlier)).await?;
         let (owner, certificate) = (owner.as_ref(), certificate.as_ref());
-        check_recorded(recorded.as_ref(), owner)?;
-        let is_recorded = recorded.is_some_and(|record| !record.is_ending);
-        let before =
-            Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner, certificate };
+        let before = Before {
+            session: earlier,
+            is_recorded: recorded.as_ref().is_some_and(|record| !record.is_ending),
+            recorded_owner: recorded.as_ref().map_or("", |record| record.owner.as_str()),
+            knows_inodes,
+            applied_seq,
+            has_changed,
+            owner,
+            certificate,
+        };
         let mut session = self.watch.open(&client, before)?;
         self.lost_pasts.heard_client((client.as_str(), owner), applied_seq, self.consensus.progress().0);
         let id = session.id();
@@ -418,18 +423,6 @@ fn as_seen_by(client: &str, mount: Mount) -> Option<Mount> {
     }
 }
 
-/// Refuses a session that is recorded as another's: it may be over, and have something left that is the other's.
-fn check_recorded(record: Option<&SessionRecord>, asker: Option<&Identity>) -> Result<(), MasterError> {
-    match (record, asker) {
-        (Some(SessionRecord { owner, .. }), Some(asker))
-            if !owner.is_empty() && asker.role != Role::Admin && asker.to_string() != *owner =>
-        {
-            Err(MasterError::Denied(format!("the session that is to go on is not that of {asker}")))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Refuses rules about clients where these have no names.
 fn check_named(is_secured: bool, has_rules: bool) -> Result<(), MasterError> {
     if is_secured || !has_rules {
@@ -451,22 +444,6 @@ fn heard_in_lead(before: u64, received: &AtomicU64, leads: impl FnOnce() -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_session_that_is_recorded_as_anothers_does_not_go_on() {
-        let [own, other] = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
-        let admin = Identity::new("c", Role::Admin, "admin").unwrap();
-        for is_ending in [false, true] {
-            let record = SessionRecord { owner: own.to_string(), is_ending, ..SessionRecord::default() };
-            for asker in [Some(&own), Some(&admin), None] {
-                assert!(check_recorded(Some(&record), asker).is_ok(), "{asker:?}");
-            }
-            assert!(matches!(check_recorded(Some(&record), Some(&other)), Err(MasterError::Denied(_))));
-        }
-        // Of before it was recorded.
-        assert!(check_recorded(Some(&SessionRecord::default()), Some(&other)).is_ok());
-        assert!(check_recorded(None, Some(&other)).is_ok());
-    }
 
     #[test]
     fn what_is_heard_after_the_lead_extends_no_lease() {

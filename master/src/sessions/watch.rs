@@ -316,8 +316,16 @@ impl WatchHub {
     /// [`MasterError::Denied`] for a session that somebody else has opened, [`MasterError::Overloaded`] when there are
     /// too many, or too many of this client.
     pub fn open(self: &Arc<Self>, client: &str, before: Before<'_>) -> Result<SessionStream, MasterError> {
-        let Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner, certificate } =
-            before;
+        let Before {
+            session: earlier,
+            is_recorded,
+            recorded_owner,
+            knows_inodes,
+            applied_seq,
+            has_changed,
+            owner,
+            certificate,
+        } = before;
         let remembered = self.changes.remembered();
         let cluster_id = self.cluster_id.lock().clone();
         let wake = Arc::new(Notify::new());
@@ -330,7 +338,7 @@ impl WatchHub {
                 "there are {SESSIONS_MAX} sessions already: stop some clients"
             )));
         }
-        state.check_owner(earlier, owner)?;
+        state.owners.check(earlier, recorded_owner, owner)?;
         // A stream that is broken may not have been noticed here yet: the newer one takes its place.
         let goes_on = state.sessions.contains_key(&earlier) || state.may_return(earlier, is_recorded, self.lease);
         if let Some(owner) = owner.filter(|owner| !goes_on && owner.role == Role::Client)
@@ -451,13 +459,13 @@ impl WatchHub {
         self.state.lock().owners.get(session).cloned()
     }
 
-    /// Whether a session is that of whoever asks, as far as it is known whose it is; 0 is nobody's.
+    /// Whether a session is that of whoever asks ([`Owners::check`]); 0 is nobody's.
     ///
     /// # Errors
     /// [`MasterError::Denied`] when it is somebody else's.
     pub fn check_owner(&self, session: u64, asker: Option<&Identity>) -> Result<(), MasterError> {
         match asker {
-            Some(_) => self.state.lock().check_owner(session, asker),
+            Some(_) => self.state.lock().owners.check(session, "", asker),
             None => Ok(()),
         }
     }
@@ -685,6 +693,8 @@ pub struct Before<'a> {
     pub session: u64,
     /// The state knows of that session.
     pub is_recorded: bool,
+    /// Whose it is in the state, where it may be ending, too; empty for nobody's.
+    pub recorded_owner: &'a str,
     /// It may refer to inodes that it has learnt of in earlier streams.
     pub knows_inodes: bool,
     /// The last event that it has taken in; 0 for none.
@@ -703,17 +713,6 @@ impl State {
         self.interest.end(session);
         self.let_go.gone(session);
         self.owners.remove(session);
-    }
-
-    fn check_owner(&self, session: u64, asker: Option<&Identity>) -> Result<(), MasterError> {
-        match (self.owners.get(session), asker) {
-            // Whoever runs the cluster takes up what a dead mount has left: `cv local` has its certificate in the file
-            // that a replay reads.
-            (Some(owner), Some(asker)) if owner != asker && asker.role != Role::Admin => {
-                Err(MasterError::Denied(format!("session {session} is not that of {asker}")))
-            }
-            _ => Ok(()),
-        }
     }
 }
 
