@@ -1,15 +1,15 @@
 //! The namespace as clients see it: names and inodes ([`lookup`]), directories page by page ([`pages`]), what is below
-//! a path ([`usage`]), a path brought up to date with its bucket ([`refresh`]), and what of that is there for whoever
-//! asks ([`visible`]).
+//! a path ([`usage`]), a path brought up to date with its bucket ([`refresh`]); and what of that is there for the client
+//! that asks ([`mount_access`]) and for its user ([`user_access`]).
 
-mod judged;
 mod let_go;
 mod lookup;
+mod mount_access;
 mod paced;
 mod pages;
 mod refresh;
 mod usage;
-mod visible;
+mod user_access;
 
 use std::time::Duration;
 

@@ -9,6 +9,7 @@
 //! - [`reaper`]: the ends of sessions in the log, and the inodes that only they kept.
 
 mod current;
+mod event_access;
 mod held;
 mod interest;
 mod let_go;
@@ -17,7 +18,6 @@ mod reaper;
 mod recall;
 mod recent;
 mod session_log;
-mod visible;
 mod watch;
 
 pub use current::CurrentSessions;

@@ -33,7 +33,7 @@ impl Lookups {
         R: Future<Output = Result<T, MasterError>>,
     {
         // Nobody lets go of anything for whoever may not look there.
-        self.check_visible(directory).await?;
+        self.check_mount_access(directory).await?;
         let held = self.recalls.held();
         for _ in 0..READS_MAX {
             self.recalls.recall(directory, self.asker).await?;

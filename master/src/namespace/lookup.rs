@@ -227,13 +227,13 @@ impl Lookups {
     }
 
     /// Has the session notified of what changes about an inode from now on; gives the inode as it is, if it is there,
-    /// and what `more` reads of it at the same moment.
+    /// and what `more` reads of it at the same moment. Its mount is there for the client
+    /// ([`Self::check_mount_access`], [`Self::hidden`]).
     pub async fn see_inode_with<T: Send + 'static>(
         &self,
         inode: u64,
         more: impl Fn(Tables<'_>, &InodeRecord) -> Result<T, MasterError> + Clone + Send + 'static,
     ) -> Result<Option<(InodeRecord, T)>, MasterError> {
-        self.check_visible(inode).await?;
         let read = || {
             let more = more.clone();
             self.reader.look(move |tables| {

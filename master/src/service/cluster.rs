@@ -277,9 +277,9 @@ impl Cluster for Services {
         let lookups = self.asked_by(&request, 0)?;
         let only_looks = asker(&request).is_some_and(|asker| asker.role == Role::Viewer);
         let PersistStatusRequest { path, up_to_change, settle } = request.into_inner();
-        lookups.check_path(&path)?;
+        let mount = lookups.check_path_access(&path)?;
         // Nobody lets go of anything for whoever may not change it.
-        if settle && !only_looks && lookups.check_path_to_refresh(&path).is_ok() {
+        if settle && !only_looks && lookups.check_refresh(mount.as_ref()).is_ok() {
             let scope = self.persistence.scope(&path).await?;
             self.lookups.recall_mount_of(scope.inode).await?;
         }
@@ -292,7 +292,7 @@ impl Cluster for Services {
         request: tonic::Request<ResolveLostRequest>,
     ) -> Result<Response<ResolveLostReply>, Status> {
         is_about(&request, |asked| asked.path.clone());
-        self.asked_by(&request, 0)?.check_path(&request.get_ref().path)?;
+        self.asked_by(&request, 0)?.check_path_access(&request.get_ref().path)?;
         let (action, path) = (request.get_ref().action(), request.into_inner().path);
         if action == LostAction::Drop {
             let what = "that blocks which all of their workers have lost can be given up";

@@ -45,13 +45,13 @@ impl Services {
     /// Refuses to drop blocks for a client that may only read. What no worker that is there has any more it may let go
     /// of, to read it in the bucket.
     async fn check_free(&self, lookups: &Lookups, inodes: &[u64], session: u64) -> Result<(), MasterError> {
-        let judged = lookups.check_not_read_only(inodes).await;
-        if session == 0 || judged.is_ok() {
-            return judged;
+        let checked = lookups.check_mount_change(inodes).await;
+        if session == 0 || checked.is_ok() {
+            return checked;
         }
         for inode in inodes {
             if !self.repair.has_unreachable_blocks(*inode).await? {
-                return judged;
+                return checked;
             }
         }
         Ok(())
@@ -85,11 +85,12 @@ impl Namespace for Services {
         let request = request.into_inner();
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
-        lookups.check_visible(request.inode).await?;
-        self.watch.see_directory(request.session, request.inode);
         // Before the stream begins: an inode that is gone is the answer to the call itself.
-        let inode = request.inode;
-        let read = || lookups.reader.read(move |tables| tables.directory(inode));
+        let (inode, session) = (request.inode, request.session);
+        let read = || {
+            self.watch.see_directory(session, inode);
+            lookups.reader.read(move |tables| tables.directory(inode))
+        };
         let place = |found: &Option<Directory>| found.iter().map(|directory| directory.record.parent).collect();
         let directory = lookups.when_let_go(inode, read, place).await?;
         let directory = directory.ok_or(MasterError::Gone(inode))?;
@@ -151,12 +152,13 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, 0)?;
         is_about(&request, |asked| asked.path.clone());
         let RefreshRequest { path, recursive, dry_run } = request.into_inner();
-        match dry_run {
-            true => lookups.check_path(&path)?,
-            false => lookups.check_path_to_refresh(&path)?,
-        }
+        let mount = lookups.check_path_access(&path)?;
+        let may_change = lookups.check_refresh(mount.as_ref());
         // Nobody lets go of anything for whoever may not change it.
-        let may_recall = lookups.check_path_to_refresh(&path).is_ok();
+        let may_recall = may_change.is_ok();
+        if !dry_run {
+            may_change?;
+        }
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
         self.tasks.spawn(async move {
@@ -334,7 +336,7 @@ impl Namespace for Services {
     async fn make_listed(&self, request: Request<MakeListedRequest>) -> Result<Response<MakeListedReply>, Status> {
         let lookups = self.asked_by(&request, 0)?;
         let MakeListedRequest { inode, recursive } = request.into_inner();
-        lookups.check_visible(inode).await?;
+        lookups.check_mount_access(inode).await?;
         Ok(Response::new(lookups.make_listed(inode, recursive).await?))
     }
 
@@ -342,8 +344,8 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let RecallRequest { inode, whole_mount, session } = request.into_inner();
         if whole_mount {
-            lookups.check_visible(inode).await?;
-            lookups.check_not_read_only(&[inode]).await?;
+            lookups.check_mount_access(inode).await?;
+            lookups.check_mount_change(&[inode]).await?;
             let mount_id = lookups.reader.read(move |tables| Ok(tables.inode(inode)?.map(|record| record.mount_id)));
             let mount_id = mount_id.await?.ok_or(MasterError::Gone(inode))?;
             lookups.recalls.recall_mount(mount_id).await?;
@@ -426,7 +428,7 @@ async fn check_one_directory(lookups: &Lookups, inode: u64) -> Result<(), Master
             "where mounts are not there for all clients, only an admin is told of all of them: name a directory";
         return Err(MasterError::Denied(reason.into()));
     }
-    lookups.check_visible(inode).await
+    lookups.check_mount_access(inode).await
 }
 
 /// A file as it is, with all of its blocks.
