@@ -2,12 +2,14 @@
 //! a path ([`usage`]), a path brought up to date with its bucket ([`refresh`]); and what of that is there for the client
 //! that asks ([`mount_access`]) and for its user ([`user_access`]).
 
+mod entry;
 mod let_go;
 mod lookup;
 mod mount_access;
 mod paced;
 mod pages;
 mod refresh;
+mod touch;
 mod usage;
 mod user_access;
 
