@@ -25,7 +25,7 @@ impl Lookups {
         let (directory, name) = self.refresh_target(path).await?;
         match name {
             Some(name) => {
-                self.listings.check_name(directory, &name, Why::Unknown).await?;
+                self.listings.refresh_name(directory, &name, Why::Unknown).await?;
                 progress.entries = 1;
             }
             None => {

@@ -70,7 +70,7 @@ impl Lookups {
             self.relist_within_wait(inode).await;
         } else {
             // A full queue means that there is enough to do.
-            drop(self.listings.start(inode, None));
+            drop(self.listings.start(inode));
         }
         Ok(())
     }
@@ -78,8 +78,8 @@ impl Lookups {
     /// Joins or begins a listing and waits for its end, at most until it is `refresh_wait` old: who comes later does
     /// not wait again for a bucket that is slow.
     pub(super) async fn relist_within_wait(&self, inode: u64) {
-        let flight = match self.listings.start(inode, None) {
-            Ok(started) => started.flight(),
+        let flight = match self.listings.start(inode) {
+            Ok(flight) => flight,
             Err(error) => {
                 tracing::debug!("a listing is not renewed: {error}");
                 return;

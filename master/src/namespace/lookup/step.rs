@@ -124,8 +124,8 @@ impl Lookup<'_> {
 
     /// The listing of the directory begins now, and is waited for as far as its first page.
     async fn list(&self, directory: &Directory, found: Option<Box<Found>>) -> Result<State, MasterError> {
-        let failed: MasterError = match self.lookups.listings.start(directory.inode, None) {
-            Ok(started) => match started.flight().first_page().await {
+        let failed: MasterError = match self.lookups.listings.start(directory.inode) {
+            Ok(flight) => match flight.first_page().await {
                 Progress::Running(_) => return Ok(State::BeingListed),
                 Progress::Ended(Ok(_)) => return Ok(State::Asked),
                 Progress::Ended(Err(error)) => error.into(),
@@ -156,7 +156,7 @@ impl Lookup<'_> {
     }
 
     async fn ask_bucket(&self, why: Why) -> Result<State, MasterError> {
-        self.lookups.listings.check_name(self.parent, self.name, why).await?;
+        self.lookups.listings.refresh_name(self.parent, self.name, why).await?;
         Ok(State::Asked)
     }
 
