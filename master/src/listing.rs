@@ -160,7 +160,7 @@ impl Listings {
         self.0.tasks.tracker.spawn(async move {
             let result = tokio::select! {
                 result = listings.list_directory(directory, &running) => result,
-                () = listings.0.tasks.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
+                () = listings.0.tasks.stop.cancelled() => Err(MasterError::stopping()),
             };
             {
                 let mut flights = listings.0.flights.lock();
@@ -244,7 +244,7 @@ impl Listings {
         send: impl Future<Output = Result<T, cavern_ufs::UfsError>>,
     ) -> Result<T, MasterError> {
         let turn = self.0.requests.acquire().await;
-        let _turn = turn.map_err(|_| MasterError::Consensus("the master is stopping".into()))?;
+        let _turn = turn.map_err(|_closed| MasterError::stopping())?;
         let answered = tokio::select! {
             answered = send => answered,
             () = mount.detached() => {

@@ -84,7 +84,6 @@ impl Namespace for Services {
         let tenant = limits::tenant(&request);
         let request = request.into_inner();
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
-        let services = self.clone();
         // Before the stream begins: an inode that is gone is the answer to the call itself.
         let (inode, session) = (request.inode, request.session);
         let read = || {
@@ -96,16 +95,9 @@ impl Namespace for Services {
         let directory = directory.ok_or(MasterError::Gone(inode))?;
         let listing = Listing::of(tenant, lookups.operations_in(directory.mount_id), directory.mount_id);
         let taken = listing.clone();
-        self.tasks.spawn(async move {
-            let result = tokio::select! {
-                result = lookups.send_pages(request, directory, &listing, &answers) => result,
-                () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
-                () = answers.closed() => return,
-            };
-            if let Err(error) = result {
-                // Who is gone does not miss the reason.
-                let _ = answers.send(Err(error.to_status())).await;
-            }
+        self.answer_in_parts(answers.clone(), async move {
+            lookups.send_pages(request, directory, &listing, &answers).await?;
+            Ok(None)
         });
         let pages = ReceiverStream::new(stream).map(move |page| {
             let _until_the_end = &taken;
@@ -161,14 +153,9 @@ impl Namespace for Services {
         }
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
-        self.tasks.spawn(async move {
-            let result = tokio::select! {
-                result = services.run_refresh(&path, (recursive, dry_run), may_recall, &answers) => result,
-                () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
-                () = answers.closed() => return,
-            };
-            let last = result.map(|progress| RefreshProgress { done: true, ..progress });
-            let _ = answers.send(last.map_err(Status::from)).await;
+        self.answer_in_parts(answers.clone(), async move {
+            let progress = services.run_refresh(&path, (recursive, dry_run), may_recall, &answers).await?;
+            Ok(Some(RefreshProgress { done: true, ..progress }))
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
@@ -376,21 +363,36 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, 0)?;
         let UsageRequest { path } = request.into_inner();
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
-        let services = self.clone();
-        self.tasks.spawn(async move {
-            let result = tokio::select! {
-                result = lookups.usage(&path, &answers) => result,
-                () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
-                () = answers.closed() => return,
-            };
-            let last = result.map(|progress| UsageProgress { done: true, ..progress });
-            let _ = answers.send(last.map_err(Status::from)).await;
+        self.answer_in_parts(answers.clone(), async move {
+            let progress = lookups.usage(&path, &answers).await?;
+            Ok(Some(UsageProgress { done: true, ..progress }))
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 }
 
 impl Services {
+    /// Does what sends the parts of an answer, and sends the last one that it gives, or why it failed. It is given up
+    /// when nobody takes the parts any more.
+    fn answer_in_parts<T: Send + 'static>(
+        &self,
+        answers: mpsc::Sender<Result<T, Status>>,
+        work: impl Future<Output = Result<Option<T>, MasterError>> + Send + 'static,
+    ) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            let result = tokio::select! {
+                result = work => result,
+                () = stop.cancelled() => Err(MasterError::stopping()),
+                () = answers.closed() => return,
+            };
+            if let Some(last) = result.map_err(Status::from).transpose() {
+                // Who is gone does not miss it.
+                let _gone = answers.send(last).await;
+            }
+        });
+    }
+
     /// Brings a path up to date with its bucket, whichever of the two is the truth.
     async fn run_refresh(
         &self,

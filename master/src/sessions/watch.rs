@@ -331,7 +331,7 @@ impl WatchHub {
         let wake = Arc::new(Notify::new());
         let mut state = self.looked();
         if state.closed {
-            return Err(MasterError::Consensus("the master is stopping".into()));
+            return Err(MasterError::stopping());
         }
         if state.sessions.len() >= SESSIONS_MAX {
             return Err(MasterError::Overloaded(format!(
