@@ -10,6 +10,7 @@ mod messages;
 mod namespace;
 mod peer;
 mod roles;
+mod session;
 
 use std::pin::Pin;
 use std::sync::Arc;

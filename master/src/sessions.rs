@@ -25,6 +25,4 @@ pub use current::CurrentSessions;
 pub use reaper::END_STEP;
 pub use reaper::{end, end_lapsed, reap_unlinked};
 pub use recall::Recalls;
-#[cfg(test)]
-pub use watch::SessionStream;
-pub use watch::{Before, WatchHub};
+pub use watch::{Before, SessionStream, WatchHub};

@@ -1,6 +1,5 @@
 //! The `Cluster` service.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cavern_proto::ClientAccess;
@@ -22,6 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
 
 use super::guard::is_about;
+use super::session::SessionService;
 use super::{Answers, Services, asker, shown};
 use crate::mounts::{DetachPolicy, MountPolicy, TakeOver, redact, told};
 use crate::request::Request;
@@ -54,14 +54,10 @@ impl Cluster for Services {
         let owner = asker(&request).cloned();
         let certificate = shown(&request).cloned();
         let mut incoming = request.into_inner();
-        let first = tokio::time::timeout(FIRST_MESSAGE, incoming.next()).await;
-        let WatchRequest { client, session: earlier, place, knows_inodes, applied_seq, has_changed, .. } = match first
-            .ok()
-            .flatten()
-        {
-            Some(first) => first?,
-            None => return Err(MasterError::Invalid("the first message of a session names the client".into()).into()),
-        };
+        let first = tokio::time::timeout(FIRST_MESSAGE, incoming.next()).await.ok().flatten();
+        let unnamed = || MasterError::Invalid("the first message of a session names the client".into());
+        let WatchRequest { client, session: earlier, place, knows_inodes, applied_seq, has_changed, .. } =
+            first.ok_or_else(unnamed)??;
         let recorded = self.lookups.reader.read(move |tables| tables.session(earlier)).await?;
         let (owner, certificate) = (owner.as_ref(), certificate.as_ref());
         let before = Before {
@@ -74,7 +70,7 @@ impl Cluster for Services {
             owner,
             certificate,
         };
-        let mut session = self.watch.open(&client, before)?;
+        let session = self.watch.open(&client, before)?;
         self.lost_pasts.heard_client((client.as_str(), owner), applied_seq, self.consensus.progress().0);
         let id = session.id();
         if !place.is_empty() && place.len() <= PLACE_MAX {
@@ -85,47 +81,7 @@ impl Cluster for Services {
             }
         }
         let (answers, stream) = mpsc::channel(EVENTS_AHEAD);
-        let (watch, consensus, stop) = (self.watch.clone(), self.consensus.clone(), self.stop.clone());
-        let lease = self.lease.clone();
-        self.tasks.spawn(async move {
-            let received = AtomicU64::new(1);
-            let known_group = AtomicU64::new(0);
-            let listen = async {
-                // An error ends the stream as its end does.
-                while let Some(Ok(message)) = incoming.next().await {
-                    if message.ends {
-                        return watch.end(id);
-                    }
-                    if !watch.acknowledge(id, message.acknowledged_seq, message.let_go_seq) {
-                        return;
-                    }
-                    if known_group.swap(message.group_epoch, Ordering::Relaxed) != message.group_epoch {
-                        watch.knows_group(id, message.group_epoch);
-                    }
-                    received.fetch_add(1, Ordering::Release);
-                }
-            };
-            let send_events = async {
-                // The first came before this master was known to lead last: the door has looked.
-                let mut heard = 1;
-                while let Some(events) = session.next().await {
-                    for event in events.iter().flat_map(|events| events.iter()) {
-                        heard = heard_in_lead(heard, &received, || lease.holds());
-                        let known = known_group.load(Ordering::Relaxed);
-                        let (group_epoch, masters) = consensus.masters_unless_known(known);
-                        let event = WatchEvent { heard, group_epoch, masters, ..event.clone() };
-                        if answers.send(Ok(event)).await.is_err() {
-                            return;
-                        }
-                    }
-                }
-            };
-            tokio::select! {
-                () = listen => {}
-                () = send_events => {}
-                () = stop.cancelled() => {}
-            }
-        });
+        self.tasks.spawn(SessionService::new(self.clone(), id).serve(incoming, session, answers));
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 
@@ -430,31 +386,4 @@ fn check_named(is_secured: bool, has_rules: bool) -> Result<(), MasterError> {
     }
     let reason = "clients have names only where connections are secured: set [security] first (docs/security.md)";
     Err(MasterError::Refused(reason.into()))
-}
-
-/// How many messages of a client a master has heard while it led, of which it says that it has: the client's lease runs
-/// from the last of them. One that leads no more may still apply what it had, and have others told; what it has heard
-/// meanwhile extends nothing, since a later leader waits for the leases from before its term only.
-fn heard_in_lead(before: u64, received: &AtomicU64, leads: impl FnOnce() -> bool) -> u64 {
-    // In this order: these were here when it led.
-    let received = received.load(Ordering::Acquire);
-    if leads() { received } else { before }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_heard_after_the_lead_extends_no_lease() {
-        let received = AtomicU64::new(3);
-        assert_eq!(heard_in_lead(1, &received, || true), 3);
-        assert_eq!(heard_in_lead(3, &AtomicU64::new(9), || false), 3);
-        // One that comes while it is looked at counts the next time.
-        let late = || {
-            received.store(4, Ordering::Release);
-            true
-        };
-        assert_eq!(heard_in_lead(3, &received, late), 3);
-    }
 }
