@@ -1,6 +1,6 @@
 //! The namespace as clients see it: names and inodes ([`lookup`]), directories page by page ([`pages`]), what is below
-//! a path ([`usage`]), a path brought up to date with its bucket ([`refresh`]); and what of that is there for the client
-//! that asks ([`mount_access`]) and for its user ([`user_access`]).
+//! a path ([`usage`]), a path brought up to date with its bucket ([`refresh`]); and what of that is there for whoever
+//! asks: the client ([`mount_access`]) and its user ([`user_access`]).
 
 mod entry;
 mod let_go;

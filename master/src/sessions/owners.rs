@@ -22,9 +22,9 @@ impl Owners {
         self.of.get(&session)
     }
 
-    /// Whether a session is that of whoever asks, as far as it is known whose it is; its record says so, too, when it is
-    /// over and something is left of it (empty for none). Whoever runs the cluster takes up what a dead mount has left:
-    /// `cv local` has its certificate in the file that a replay reads.
+    /// Whether a session is that of whoever asks, as far as it is known whose it is. Its record (empty for none) says
+    /// so of one that is over and has left something, too. Whoever runs the cluster takes up what a dead mount has
+    /// left: `cv local` has its certificate in the file that a replay reads.
     ///
     /// # Errors
     /// [`MasterError::Denied`] when it is somebody else's.

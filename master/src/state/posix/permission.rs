@@ -1,5 +1,5 @@
-//! Who may change what in a mount that limits the users of a client: a client is believed who asks for a change only
-//! as far as its rule lets that user be himself ([`UserLimits::mapped`]), and each change takes the permission that Linux
+//! May this user change this? Asked in mounts that limit the users of a client: a client is believed who asks only as
+//! far as its rule lets that user be himself ([`UserLimits::mapped`]), and each change takes the permission that Linux
 //! would ask for on a local file system ([`cavern_posix`]).
 //!
 //! What differs from that, because there is no open file to go by:
