@@ -59,6 +59,14 @@ fn shown<T>(request: &tonic::Request<T>) -> Option<&PeerCertificate> {
     request.extensions().get::<Peer>()?.certificate.get()
 }
 
+/// Refuses a call about more of something than one may be about.
+fn check_count(count: usize, what: &str, most: usize) -> Result<(), MasterError> {
+    match count <= most {
+        true => Ok(()),
+        false => Err(MasterError::Invalid(format!("{count} {what} in one call: send at most {most}"))),
+    }
+}
+
 /// A stream of answers.
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 

@@ -19,9 +19,9 @@ use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
-use super::Services;
 use super::guard::AuditedCall;
 use super::limits::{self, Waiting};
+use super::{Services, check_count};
 use crate::MasterError;
 use crate::namespace::Lookups;
 use crate::raft::Room;
@@ -100,11 +100,7 @@ impl Services {
     ) -> Result<impl Future<Output = Result<MutateReply, MasterError>> + Send + use<>, MasterError> {
         let MutateRequest { session, mutations, answered } = call;
         // Of a call that comes over the network it is known.
-        if mutations.len() > MAX_CHANGES {
-            let changes = mutations.len();
-            let reason = format!("{changes} changes in one call: send at most {MAX_CHANGES}");
-            return Err(MasterError::Invalid(reason));
-        }
+        check_count(mutations.len(), "changes", MAX_CHANGES)?;
         if !self.watch.is_live(session) {
             let reason = format!("session {session} has lapsed: open another, and forget what was cached");
             return Err(MasterError::Refused(reason));

@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::changes::CALLS_AHEAD;
 use super::guard::{AuditedCall, is_about};
 use super::lanes::Lane;
-use super::{Answers, Services, asker, limits};
+use super::{Answers, Services, asker, check_count, limits};
 use crate::listing::Why;
 use crate::namespace::{Listing, Lookups};
 use crate::persist::RefreshMode;
@@ -110,10 +110,7 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         limits::count_more(&request, request.get_ref().directories.len().min(TOUCH_MAX));
         let TouchRequest { directories, wait, session } = request.into_inner();
-        if directories.len() > TOUCH_MAX {
-            let reason = format!("{} directories in one call: send at most {TOUCH_MAX}", directories.len());
-            return Err(MasterError::Invalid(reason).into());
-        }
+        check_count(directories.len(), "directories", TOUCH_MAX)?;
         let touched = lookups.touch(&directories, wait).await?;
         let directories = touched.into_iter().map(|touched| touch_reply::Directory {
             inode: touched.inode,
@@ -213,10 +210,7 @@ impl Namespace for Services {
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let GetLayoutRequest { inode, beside, user, .. } = request.into_inner();
-        if beside.len() > BESIDE_MAX {
-            let reason = format!("{} files in one question: send at most {BESIDE_MAX}", beside.len());
-            return Err(MasterError::Invalid(reason).into());
-        }
+        check_count(beside.len(), "files", BESIDE_MAX)?;
         let read = || async {
             let (record, layout) = layout(&lookups, inode).await?;
             lookups.check_layout(inode, user.as_ref()).await?;
@@ -234,10 +228,7 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         is_about(&request, |asked| format!("{} files", asked.inodes.len()));
         let FreeContentRequest { inodes, session } = request.into_inner();
-        if inodes.len() > FREES_MAX {
-            let reason = format!("{} files in one call: send at most {FREES_MAX}", inodes.len());
-            return Err(MasterError::Invalid(reason).into());
-        }
+        check_count(inodes.len(), "files", FREES_MAX)?;
         let hidden = lookups.hidden(&inodes).await?;
         let visible: Vec<u64> = inodes.iter().copied().filter(|inode| !hidden.contains(inode)).collect();
         self.check_free(&lookups, &visible, session).await?;
@@ -280,11 +271,7 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         limits::count_more(&request, (request.get_ref().open.len() + request.get_ref().held.len()).min(HOLDS_MAX));
         let mut request = request.into_inner();
-        let inodes = request.open.len() + request.held.len();
-        if inodes > HOLDS_MAX {
-            let reason = format!("{inodes} inodes in one call: send at most {HOLDS_MAX}");
-            return Err(MasterError::Invalid(reason).into());
-        }
+        check_count(request.open.len() + request.held.len(), "inodes", HOLDS_MAX)?;
         let asked: Vec<u64> = request.open.iter().chain(&request.held).copied().collect();
         let hidden = lookups.hidden(&asked).await?;
         request.open.retain(|inode| !hidden.contains(inode));
@@ -303,11 +290,7 @@ impl Namespace for Services {
             (request.get_ref().directories.len() + request.get_ref().inodes.len()).min(HOLDS_MAX),
         );
         let RememberRequest { session, mut directories, mut inodes, complete } = request.into_inner();
-        let places = directories.len() + inodes.len();
-        if places > HOLDS_MAX {
-            let reason = format!("{places} places in one call: send at most {HOLDS_MAX}");
-            return Err(MasterError::Invalid(reason).into());
-        }
+        check_count(directories.len() + inodes.len(), "places", HOLDS_MAX)?;
         for places in [&mut directories, &mut inodes] {
             let hidden = lookups.hidden(places).await?;
             places.retain(|inode| !hidden.contains(inode));
