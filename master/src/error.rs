@@ -125,6 +125,11 @@ impl From<PosixError> for MasterError {
 }
 
 impl MasterError {
+    /// What is under way when the master stops.
+    pub(crate) fn stopping() -> Self {
+        Self::Consensus("the master is stopping".into())
+    }
+
     /// Whether a read of what is in memory would have had to wait for the disk.
     pub(crate) fn needs_disk(&self) -> bool {
         matches!(self, Self::Database(error) if error.kind() == rocksdb::ErrorKind::Incomplete)

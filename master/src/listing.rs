@@ -134,16 +134,14 @@ impl Listings {
         self.0.tasks.shutdown().await;
     }
 
-    /// The listing of `directory` that runs, or a new one. With `asked_ns`, one that began (or will begin) after that
-    /// time on the master's clock; `None` is returned where an older one must end first.
+    /// The listing of `directory` that runs, or a new one.
     ///
     /// # Errors
     /// [`MasterError::Overloaded`] when too many directories wait already.
-    pub fn start(&self, directory: u64, asked_ns: Option<i64>) -> Result<Started, MasterError> {
+    pub fn start(&self, directory: u64) -> Result<Arc<Flight>, MasterError> {
         let mut flights = self.0.flights.lock();
         if let Some(running) = flights.get(&directory) {
-            let is_new_enough = asked_ns.is_none_or(|asked| running.begins_after(asked));
-            return Ok(if is_new_enough { Started::Joined(running.clone()) } else { Started::Older(running.clone()) });
+            return Ok(running.clone());
         }
         if flights.len() >= FLIGHTS_MAX || self.0.tasks.stop.is_cancelled() {
             return Err(MasterError::Overloaded(format!(
@@ -158,7 +156,7 @@ impl Listings {
         self.0.tasks.tracker.spawn(async move {
             let result = tokio::select! {
                 result = listings.list_directory(directory, &running) => result,
-                () = listings.0.tasks.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
+                () = listings.0.tasks.stop.cancelled() => Err(MasterError::stopping()),
             };
             {
                 let mut flights = listings.0.flights.lock();
@@ -167,16 +165,18 @@ impl Listings {
             }
             running.end(result);
         });
-        Ok(Started::Joined(flight))
+        Ok(flight)
     }
 
     /// A listing of `directory` that began after this call, from its beginning to its end.
     pub async fn relist(&self, directory: u64) -> Result<ListingCounts, MasterError> {
         let asked = self.0.reader.clock().now_ns();
         loop {
-            match self.start(directory, Some(asked))? {
-                Started::Joined(flight) => return flight.ended().await,
-                Started::Older(flight) => drop(flight.ended().await),
+            let flight = self.start(directory)?;
+            let is_new = flight.begins_after(asked);
+            let ended = flight.ended().await;
+            if is_new {
+                return ended;
             }
         }
     }
@@ -240,7 +240,7 @@ impl Listings {
         send: impl Future<Output = Result<T, cavern_ufs::UfsError>>,
     ) -> Result<T, MasterError> {
         let turn = self.0.requests.acquire().await;
-        let _turn = turn.map_err(|_| MasterError::Consensus("the master is stopping".into()))?;
+        let _turn = turn.map_err(|_closed| MasterError::stopping())?;
         let answered = tokio::select! {
             answered = send => answered,
             () = mount.detached() => {
@@ -298,19 +298,4 @@ pub fn portions(groups: Vec<ListingGroup>) -> Vec<Vec<ListingGroup>> {
         portions.push(portion);
     }
     portions
-}
-
-/// What [`Listings::start`] found.
-pub enum Started {
-    Joined(Arc<Flight>),
-    /// One that began too early for what was asked.
-    Older(Arc<Flight>),
-}
-
-impl Started {
-    pub fn flight(self) -> Arc<Flight> {
-        match self {
-            Self::Joined(flight) | Self::Older(flight) => flight,
-        }
-    }
 }

@@ -1,15 +1,17 @@
 //! The namespace as clients see it: names and inodes ([`lookup`]), directories page by page ([`pages`]), what is below
-//! a path ([`usage`]), a path brought up to date with its bucket ([`refresh`]), and what of that is there for whoever
-//! asks ([`visible`]).
+//! a path ([`usage`]), a path brought up to date with its bucket ([`refresh`]); and what of that is there for whoever
+//! asks: the client ([`mount_access`]) and its user ([`user_access`]).
 
-mod judged;
+mod entry;
 mod let_go;
 mod lookup;
+mod mount_access;
 mod paced;
 mod pages;
 mod refresh;
+mod touch;
 mod usage;
-mod visible;
+mod user_access;
 
 use std::time::Duration;
 

@@ -10,13 +10,14 @@ mod messages;
 mod namespace;
 mod peer;
 mod roles;
+mod session;
 
 use std::pin::Pin;
 use std::sync::Arc;
 
 use cavern_proto::master::cluster_server::ClusterServer;
 use cavern_proto::master::namespace_server::NamespaceServer;
-use cavern_security::{Identity, MountDebt, PeerCertificate, Role};
+use cavern_security::{Identity, MountDebt, PeerCertificate};
 use futures::Stream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -56,6 +57,14 @@ fn asker<T>(request: &tonic::Request<T>) -> Option<&Identity> {
 /// The certificate of whoever asks, where connections are secured.
 fn shown<T>(request: &tonic::Request<T>) -> Option<&PeerCertificate> {
     request.extensions().get::<Peer>()?.certificate.get()
+}
+
+/// Refuses a call about more of something than one may be about.
+fn check_count(count: usize, what: &str, most: usize) -> Result<(), MasterError> {
+    match count <= most {
+        true => Ok(()),
+        false => Err(MasterError::Invalid(format!("{count} {what} in one call: send at most {most}"))),
+    }
 }
 
 /// A stream of answers.
@@ -104,8 +113,7 @@ impl Services {
             return None;
         }
         match asker {
-            Some(identity) if identity.role != Role::Client => None,
-            Some(identity) => Some(identity.name.as_str().into()),
+            Some(identity) => identity.client_name().map(Arc::from),
             None => Some(Arc::default()),
         }
     }

@@ -9,6 +9,7 @@
 //! - [`reaper`]: the ends of sessions in the log, and the inodes that only they kept.
 
 mod current;
+mod event_access;
 mod held;
 mod interest;
 mod let_go;
@@ -17,7 +18,6 @@ mod reaper;
 mod recall;
 mod recent;
 mod session_log;
-mod visible;
 mod watch;
 
 pub use current::CurrentSessions;
@@ -25,6 +25,4 @@ pub use current::CurrentSessions;
 pub use reaper::END_STEP;
 pub use reaper::{end, end_lapsed, reap_unlinked};
 pub use recall::Recalls;
-#[cfg(test)]
-pub use watch::SessionStream;
-pub use watch::{Before, WatchHub};
+pub use watch::{Before, SessionStream, WatchHub};

@@ -83,12 +83,12 @@ impl Term {
         // For as long as this master has this lead it takes no snapshot in: it stays the current one.
         let database = &context.database.get();
         let opened = stop.run_until_cancelled(open_log(database, clock, consensus, lead)).await;
-        let (proposer, proposals) = opened.ok_or_else(|| MasterError::Consensus("the master is stopping".into()))??;
+        let (proposer, proposals) = opened.ok_or_else(MasterError::stopping)??;
         let (services, pool) = services(context, database, lead, proposer, sessions)?;
         let leadership = Leadership::new(&services);
         // What it puts into the log may wait for a majority that is not there any more.
         let begun = stop.run_until_cancelled(leadership.begin(database, &context.metrics)).await;
-        let begun = begun.unwrap_or_else(|| Err(MasterError::Consensus("the master is stopping".into())));
+        let begun = begun.unwrap_or_else(|| Err(MasterError::stopping()));
         let term = Self { services, running: Mutex::new(Some(Running { leadership, pool, proposals })) };
         if let Err(error) = begun {
             term.end().await;

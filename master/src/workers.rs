@@ -36,7 +36,7 @@ const FETCH_FAILURE_CHARS: usize = 1000;
 ///
 /// # Errors
 /// [`MasterError::Denied`].
-pub fn check_owner(record: &WorkerRecord, asker: Option<&Identity>) -> Result<(), MasterError> {
+pub fn check_worker_owner(record: &WorkerRecord, asker: Option<&Identity>) -> Result<(), MasterError> {
     let refusal = asker.and_then(|asker| refusal_of_owner(record, &asker.name));
     refusal.map_or(Ok(()), |reason| Err(MasterError::Denied(reason)))
 }
@@ -147,7 +147,7 @@ impl Workers {
     fn check_is_one(&self, uuid: &[u8], address: &str, asker: Option<&Identity>) -> Result<(), MasterError> {
         let records = Tables::new(&self.database).workers()?;
         let Some(same) = records.into_iter().find(|record| record.uuid == uuid) else { return Ok(()) };
-        check_owner(&same, asker)?;
+        check_worker_owner(&same, asker)?;
         let Some(Worker { id, data_address, .. }) = same.worker.filter(|known| known.data_address != address) else {
             return Ok(());
         };
@@ -173,7 +173,7 @@ impl Workers {
             self.reports.lock().remove(&id);
             return Ok(false);
         };
-        check_owner(&record, asker)?;
+        check_worker_owner(&record, asker)?;
         if asker.is_some() && record.owner.is_empty() {
             return Ok(false);
         }

@@ -1,6 +1,7 @@
 //! The data plane: frames of `cavern_proto::frame` over TCP, with TLS where the configuration has it, and over a Unix
 //! socket with descriptors.
 
+mod block_access;
 mod connection;
 mod cores;
 mod limits;
@@ -11,7 +12,6 @@ mod outgoing;
 mod pacing;
 mod pressure;
 mod requests;
-mod rights;
 mod roles;
 mod socket;
 mod upload;

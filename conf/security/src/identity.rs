@@ -81,6 +81,11 @@ impl Identity {
         format!("{SCHEME}{cluster}/{role}/{name}").parse()
     }
 
+    /// The name of a client, which rules of mounts are about; `None` for the other roles, which no rule bounds.
+    pub fn client_name(&self) -> Option<&str> {
+        (self.role == Role::Client).then_some(self.name.as_str())
+    }
+
     /// What its files are called, before their endings: a master and a worker of one host have different ones.
     pub fn file_name(&self) -> String {
         format!("{}-{}", self.role, self.name)
@@ -126,6 +131,7 @@ mod tests {
             let identity = Identity::new("cavern", role, "node-7.lab").unwrap();
             assert_eq!(identity.to_string(), format!("cavern://cavern/{role}/node-7.lab"));
             assert_eq!(identity.to_string().parse::<Identity>().unwrap(), identity);
+            assert_eq!(identity.client_name(), (role == Role::Client).then_some("node-7.lab"));
         }
         let long = format!("cavern://c/client/{}", "n".repeat(65));
         for bad in [

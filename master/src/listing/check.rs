@@ -14,14 +14,6 @@ use crate::mounts::OpenMount;
 use crate::state::records::version;
 use crate::state::{Directory, EntryVersion};
 
-/// What is known of a name already decides what needs to be asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum KnownKind {
-    Nothing,
-    File,
-    Directory,
-}
-
 /// Why a name is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
@@ -36,7 +28,7 @@ pub enum Why {
 
 impl Listings {
     /// After this the namespace says about `name` in `directory` what the bucket said at some time after the call.
-    pub async fn check_name(&self, directory: u64, name: &Bytes, why: Why) -> Result<(), MasterError> {
+    pub async fn refresh_name(&self, directory: u64, name: &Bytes, why: Why) -> Result<(), MasterError> {
         if !is_name(name) || std::str::from_utf8(name).is_err() {
             return Ok(());
         }
@@ -86,10 +78,6 @@ impl Listings {
         let key = format!("{prefix}{}", String::from_utf8_lossy(name));
         let (directory, looked_up) = (place.inode, name.clone());
         let known = self.0.reader.read(move |tables| tables.dentry(directory, &looked_up)).await?;
-        let known = known.map_or(KnownKind::Nothing, |dentry| match dentry.kind() {
-            Kind::Directory => KnownKind::Directory,
-            _ => KnownKind::File,
-        });
         let head = async {
             match self.request(mount, mount.ufs.head(&key)).await {
                 Ok(object) => Ok(Some(Listed::of(&object))),
@@ -107,24 +95,20 @@ impl Listings {
             }
             Ok::<_, MasterError>(None)
         };
-        // A directory wins over an object of the same name.
-        match known {
-            KnownKind::Nothing if why != Why::Unknown => match head.await? {
-                Some(file) => Ok(Some(file)),
-                None => list.await,
-            },
-            KnownKind::File => match head.await? {
-                Some(file) => Ok(Some(file)),
-                None => list.await,
-            },
-            KnownKind::Directory => match list.await? {
+        // What is known decides what is asked first. A directory wins over an object of the same name.
+        match known.map(|dentry| dentry.kind()) {
+            Some(Kind::Directory) => match list.await? {
                 Some(directory) => Ok(Some(directory)),
                 None => head.await,
             },
-            KnownKind::Nothing => {
+            None if why == Why::Unknown => {
                 let (file, directory) = tokio::try_join!(head, list)?;
                 Ok(directory.or(file))
             }
+            _ => match head.await? {
+                Some(file) => Ok(Some(file)),
+                None => list.await,
+            },
         }
     }
 

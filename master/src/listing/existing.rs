@@ -58,7 +58,7 @@ impl IndexingExisting {
             if busy.insert(inode) {
                 let listings = listings.clone();
                 let list = async move {
-                    let listed = async { listings.start(inode, None)?.flight().ended().await };
+                    let listed = async { listings.start(inode)?.ended().await };
                     (inode, listed.await)
                 };
                 running.push(list.boxed());

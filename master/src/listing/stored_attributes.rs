@@ -34,7 +34,7 @@ impl Listings {
         let is_current =
             |object: &ObjectMeta| version(record) == EntryVersion { etag: object.etag.clone(), size: object.size };
         if !is_directory(record) && !object.as_ref().is_some_and(is_current) {
-            return self.check_name(place.inode, name, Why::Unknown).await;
+            return self.refresh_name(place.inode, name, Why::Unknown).await;
         }
         let own = object.and_then(|object| ObjectAttributes::read(&object.metadata, type_bits(record.kind())));
         let kept = own.map_or_else(KeptAttributes::default, |own| KeptAttributes {

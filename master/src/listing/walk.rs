@@ -78,7 +78,7 @@ async fn visit_directory(
     let mut counts = ListingCounts::default();
     if directory.mount_id != 0 && needs_listing(listings, &directory, visit)? {
         let listed = match visit {
-            ListPolicy::Known | ListPolicy::Fresh => listings.start(inode, None)?.flight().ended().await,
+            ListPolicy::Known | ListPolicy::Fresh => listings.start(inode)?.ended().await,
             ListPolicy::Refreshed => listings.relist(inode).await,
         };
         counts = match listed {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cavern_proto::ClientAccess;
 use cavern_proto::master::{AccessMode, Mount, VendedKeys, WriteType};
-use cavern_security::{Identity, Role};
+use cavern_security::Identity;
 use cavern_ufs::{KeyLender, KeyRight, KeyVendor, is_vended, lent_options};
 
 use super::open::OpenMount;
@@ -79,11 +79,7 @@ fn changes_objects(mount: &Mount) -> bool {
 
 /// Which keys of a mount somebody gets.
 fn right_of(mount: &Mount, asker: Option<&Identity>, to_write: bool) -> Result<KeyRight, MasterError> {
-    let client = match asker {
-        Some(identity) if identity.role != Role::Client => None,
-        Some(identity) => Some(identity.name.as_str()),
-        None => Some(""),
-    };
+    let client = asker.map_or(Some(""), Identity::client_name);
     let is_fs_mode = mount.write_type() == WriteType::FsMode;
     let may_write = match client.map(|client| (mount.access_of(client), mount.limits_of(client))) {
         None => is_fs_mode,
@@ -106,6 +102,7 @@ fn right_of(mount: &Mount, asker: Option<&Identity>, to_write: bool) -> Result<K
 #[cfg(test)]
 mod tests {
     use cavern_proto::master::{ClientRule, UserLimits};
+    use cavern_security::Role;
 
     use super::*;
 

@@ -9,14 +9,74 @@ use cavern_proto::master::{Entry, Kind};
 
 use super::Lookups;
 use crate::MasterError;
+use crate::sessions::Recalls;
 
 /// Reads of one question. What is found is recalled once each; no more than some follow each other.
 const READS_MAX: usize = 100;
 
 /// A directory that somebody may hold; 0 for none.
-type Place = u64;
+pub(super) type Place = u64;
+
+/// A read that is made again until nobody has let go of anything meanwhile.
+pub(super) struct Rounds<'a> {
+    recalls: &'a Recalls,
+    asker: u64,
+    /// That is looked into.
+    directory: Place,
+    /// Of the read that is under way.
+    moment: u64,
+    left: usize,
+}
+
+impl Rounds<'_> {
+    /// Before each read: has the directory let go of.
+    ///
+    /// # Errors
+    /// [`MasterError::Deadline`] when a session does not let go, [`MasterError::Overloaded`] after too many reads.
+    pub async fn begin(&mut self) -> Result<(), MasterError> {
+        let Some(left) = self.left.checked_sub(1) else {
+            let reason = "other clients make and let go of directories all the time: try again";
+            return Err(MasterError::Overloaded(reason.into()));
+        };
+        self.left = left;
+        self.recalls.recall(self.directory, self.asker).await?;
+        self.moment = self.recalls.held().moment();
+        Ok(())
+    }
+
+    /// Whether what was read counts, which was found in these places. If not, it is to be read again, and those that
+    /// others held have been let go of.
+    ///
+    /// # Errors
+    /// [`MasterError::Deadline`] when a session does not let go.
+    pub async fn end(&self, places: impl IntoIterator<Item = Place>) -> Result<bool, MasterError> {
+        let held = self.recalls.held();
+        let is_held = |place: &Place| held.other_holder(*place, self.asker).is_some();
+        let others: Vec<Place> = places.into_iter().filter(is_held).collect();
+        if others.is_empty() {
+            return Ok(held.moment() == self.moment);
+        }
+        self.recalls.recall_all(&others, self.asker).await?;
+        Ok(false)
+    }
+}
+
+/// Where an entry is, with the directory that counts for it ([`Lookups::with_attributes`]).
+pub(super) fn places_of((entry, shown_in): &(Entry, Place)) -> [Place; 3] {
+    [entry.parent, *shown_in, entry.attr.map_or(0, |attr| attr.inode)]
+}
 
 impl Lookups {
+    /// A read of a directory, or of what is in it.
+    ///
+    /// # Errors
+    /// [`MasterError::NotFound`] where its mount is not there for the client.
+    pub(super) async fn rounds(&self, directory: Place) -> Result<Rounds<'_>, MasterError> {
+        // Nobody lets go of anything for whoever may not look there.
+        self.check_mount_access(directory).await?;
+        Ok(Rounds { recalls: &self.recalls, asker: self.asker, directory, moment: 0, left: READS_MAX })
+    }
+
     /// Reads what nobody but the asker holds: neither the directory that is looked into, nor what `places` says of the
     /// answer.
     ///
@@ -32,25 +92,18 @@ impl Lookups {
     where
         R: Future<Output = Result<T, MasterError>>,
     {
-        // Nobody lets go of anything for whoever may not look there.
-        self.check_visible(directory).await?;
-        let held = self.recalls.held();
-        for _ in 0..READS_MAX {
-            self.recalls.recall(directory, self.asker).await?;
-            let moment = held.moment();
+        let mut rounds = self.rounds(directory).await?;
+        loop {
+            rounds.begin().await?;
             let answer = read().await;
-            let is_held = |place: &Place| held.other_holder(*place, self.asker).is_some();
-            let others = match &answer {
-                Ok(found) if !held.is_empty() => places(found).into_iter().filter(is_held).collect(),
+            let found_in = match &answer {
+                Ok(found) if !self.recalls.held().is_empty() => places(found),
                 _ => Vec::new(),
             };
-            if !others.is_empty() {
-                self.recalls.recall_all(&others, self.asker).await?;
-            } else if held.moment() == moment {
+            if rounds.end(found_in).await? {
                 return answer;
             }
         }
-        Err(MasterError::Overloaded("other clients make and let go of directories all the time: try again".into()))
     }
 
     /// Has everything let go of in the mount that an inode is in; in all mounts, for a directory above them.
@@ -71,23 +124,8 @@ impl Lookups {
         Ok(())
     }
 
-    /// [`Self::when_let_go`] for an entry.
-    pub(super) async fn entry_let_go<R>(&self, directory: Place, read: impl Fn() -> R) -> Result<Entry, MasterError>
-    where
-        R: Future<Output = Result<Entry, MasterError>>,
-    {
-        let read = || async {
-            let entry = read().await?;
-            let shown_in = self.directory_of(&entry).await?;
-            Ok((entry, shown_in))
-        };
-        let places =
-            |(entry, shown_in): &(Entry, Place)| vec![entry.parent, *shown_in, entry.attr.map_or(0, |attr| attr.inode)];
-        Ok(self.when_let_go(directory, read, places).await?.0)
-    }
-
     /// The directory that counts for a file of several names, which may be another than the one that it was found in.
-    async fn directory_of(&self, entry: &Entry) -> Result<Place, MasterError> {
+    pub(super) async fn directory_of(&self, entry: &Entry) -> Result<Place, MasterError> {
         let attr = entry.attr.unwrap_or_default();
         if self.recalls.held().is_empty() || attr.kind() == Kind::Directory || attr.nlink < 2 {
             return Ok(entry.parent);

@@ -124,7 +124,7 @@ impl Lookups {
             return Ok(directory);
         }
         let inode = directory.inode;
-        let flight = self.listings.start(inode, None)?.flight();
+        let flight = self.listings.start(inode)?;
         while tokio::time::timeout(KEEP_ALIVE, flight.ended()).await.is_err() {
             let waiting = ReadDirPage {
                 directory: Some(self.directory_entry(&directory)?),

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use bytes::Bytes;
-use cavern_proto::master::{Kind, RefreshProgress};
+use cavern_proto::master::{Entry, Kind, RefreshProgress};
 use tokio::sync::mpsc;
 use tonic::Status;
 
@@ -25,7 +25,7 @@ impl Lookups {
         let (directory, name) = self.refresh_target(path).await?;
         match name {
             Some(name) => {
-                self.listings.check_name(directory, &name, Why::Unknown).await?;
+                self.listings.refresh_name(directory, &name, Why::Unknown).await?;
                 progress.entries = 1;
             }
             None => {
@@ -57,14 +57,20 @@ impl Lookups {
             Ok(entry) if entry.attr.unwrap_or_default().kind() == Kind::Directory => (entry, None),
             Ok(entry) => (self.get_inode(entry.parent).await?, Some(entry.name)),
             Err(error) if error.is_not_found() => {
-                let (above, name) = path.trim_end_matches('/').rsplit_once('/').ok_or(error)?;
-                let above = self.resolve(if above.is_empty() { "/" } else { above }).await?;
-                (above, Some(Bytes::copy_from_slice(name.as_bytes())))
+                let (above, name) = self.resolve_above(path, error).await?;
+                (above, Some(name))
             }
             Err(error) => return Err(error),
         };
         let is_fs_mode = entry.mount_id != 0 && self.mounts.get(entry.mount_id)?.is_fs_mode();
         Ok(is_fs_mode.then_some((entry.attr.unwrap_or_default().inode, name)))
+    }
+
+    /// The directory above a path that was not found, and the name in it.
+    async fn resolve_above(&self, path: &str, error: MasterError) -> Result<(Entry, Bytes), MasterError> {
+        let (above, name) = path.trim_end_matches('/').rsplit_once('/').ok_or(error)?;
+        let above = self.resolve(if above.is_empty() { "/" } else { above }).await?;
+        Ok((above, Bytes::copy_from_slice(name.as_bytes())))
     }
 
     /// The directory to refresh, or the directory and the one name in it.
@@ -73,9 +79,7 @@ impl Lookups {
             Ok(entry) => entry,
             Err(error) if error.is_not_found() => {
                 // It may have appeared in the bucket since: the directory above knows, once it is asked.
-                let (above, name) = path.trim_end_matches('/').rsplit_once('/').ok_or(error)?;
-                let above = self.resolve(if above.is_empty() { "/" } else { above }).await?;
-                let name = Bytes::copy_from_slice(name.as_bytes());
+                let (above, name) = self.resolve_above(path, error).await?;
                 let parent = above.attr.unwrap_or_default().inode;
                 let found = self.revalidate(parent, &name, Why::Unknown).await;
                 found.map_err(|error| match error.is_not_found() {

@@ -16,7 +16,7 @@ impl Lookups {
         path: &str,
         answers: &mpsc::Sender<Result<UsageProgress, Status>>,
     ) -> Result<UsageProgress, MasterError> {
-        self.check_path(path)?;
+        self.check_path_access(path)?;
         let entry = self.resolve(path).await?;
         let attr = entry.attr.unwrap_or_default();
         if attr.kind() != Kind::Directory {

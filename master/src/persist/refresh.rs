@@ -172,7 +172,7 @@ impl Persistence {
         let (mut counts, mut found, mut is_absent) = (RefreshProgress::default(), Vec::new(), false);
         if directory.record.listed_ns == 0 {
             if run == RefreshMode::Apply {
-                let listed = listings.start(inode, None)?.flight().ended().await?;
+                let listed = listings.start(inode)?.ended().await?;
                 (counts.added, counts.hidden) = (listed.added, listed.hidden);
             }
         } else if let Some(mut comparison) = listings.compare(&mount, &directory) {

@@ -7,7 +7,7 @@ use cavern_security::Identity;
 use super::Repair;
 use crate::MasterError;
 use crate::state::Tables;
-use crate::workers::check_owner;
+use crate::workers::check_worker_owner;
 
 /// Claims of one answer.
 const PAGE: usize = 10_000;
@@ -27,7 +27,7 @@ impl Repair {
         }
         let list = move |tables: Tables<'_>| {
             if let Some(record) = tables.worker(worker_id)? {
-                check_owner(&record, asker.as_ref())?;
+                check_worker_owner(&record, asker.as_ref())?;
             }
             page(tables, worker_id, after, PAGE)
         };

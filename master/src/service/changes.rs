@@ -11,7 +11,7 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
-use cavern_security::{Identity, Role, Tenant};
+use cavern_security::{Identity, Tenant};
 use futures::StreamExt;
 use futures::future::{Either, ready};
 use futures::stream::FuturesOrdered;
@@ -19,9 +19,9 @@ use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
-use super::Services;
 use super::guard::AuditedCall;
 use super::limits::{self, Waiting};
+use super::{Services, check_count};
 use crate::MasterError;
 use crate::namespace::Lookups;
 use crate::raft::Room;
@@ -100,11 +100,7 @@ impl Services {
     ) -> Result<impl Future<Output = Result<MutateReply, MasterError>> + Send + use<>, MasterError> {
         let MutateRequest { session, mutations, answered } = call;
         // Of a call that comes over the network it is known.
-        if mutations.len() > MAX_CHANGES {
-            let changes = mutations.len();
-            let reason = format!("{changes} changes in one call: send at most {MAX_CHANGES}");
-            return Err(MasterError::Invalid(reason));
-        }
+        check_count(mutations.len(), "changes", MAX_CHANGES)?;
         if !self.watch.is_live(session) {
             let reason = format!("session {session} has lapsed: open another, and forget what was cached");
             return Err(MasterError::Refused(reason));
@@ -120,7 +116,7 @@ impl Services {
         self.persistence.clients_changed(mutations.len());
         let now_ns = self.lookups.reader.clock().now_ns();
         let allow_holding = self.lookups.recalls.allow_holding();
-        let name = asker.filter(|asker| asker.role == Role::Client).map(|asker| asker.name.clone());
+        let name = asker.and_then(Identity::client_name);
         // The first one records it.
         let mut owner = self.watch.owner_of(session).map(|owner| owner.to_string()).unwrap_or_default();
         let commands = mutations
@@ -129,8 +125,7 @@ impl Services {
             .map(|mutation| {
                 // Who may set what holds for others is asked also where all mounts are there for all clients.
                 let is_setting = matches!(mutation.change, Some(Change::SetQuota(_) | Change::SetTtl(_)));
-                let name = name.as_deref().filter(|_| is_setting);
-                let client = name.or(client.as_deref()).map(str::to_owned);
+                let client = name.filter(|_| is_setting).or(client.as_deref()).map(str::to_owned);
                 let owner = std::mem::take(&mut owner);
                 Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation), client, owner })
             });

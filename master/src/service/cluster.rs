@@ -1,6 +1,5 @@
 //! The `Cluster` service.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cavern_proto::ClientAccess;
@@ -14,7 +13,6 @@ use cavern_proto::master::{
     UnmountReply, UnmountRequest, UpdateMountRequest, VendKeysRequest, VendedKeys, WatchEvent, WatchRequest,
     WorkerBlocks, WorkerBlocksRequest, WorkerTable,
 };
-use cavern_proto::record::SessionRecord;
 use cavern_security::{Identity, Role};
 use cavern_ufs::Contents;
 use futures::StreamExt;
@@ -23,6 +21,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
 
 use super::guard::is_about;
+use super::session::SessionService;
 use super::{Answers, Services, asker, shown};
 use crate::MasterError;
 use crate::mounts::{DetachPolicy, MountPolicy, TakeOver, redact, told};
@@ -55,21 +54,23 @@ impl Cluster for Services {
         let owner = asker(&request).cloned();
         let certificate = shown(&request).cloned();
         let mut incoming = request.into_inner();
-        let first = tokio::time::timeout(FIRST_MESSAGE, incoming.next()).await;
-        let WatchRequest { client, session: earlier, place, knows_inodes, applied_seq, has_changed, .. } = match first
-            .ok()
-            .flatten()
-        {
-            Some(first) => first?,
-            None => return Err(MasterError::Invalid("the first message of a session names the client".into()).into()),
-        };
+        let first = tokio::time::timeout(FIRST_MESSAGE, incoming.next()).await.ok().flatten();
+        let unnamed = || MasterError::Invalid("the first message of a session names the client".into());
+        let WatchRequest { client, session: earlier, place, knows_inodes, applied_seq, has_changed, .. } =
+            first.ok_or_else(unnamed)??;
         let recorded = self.lookups.reader.read(move |tables| tables.session(earlier)).await?;
         let (owner, certificate) = (owner.as_ref(), certificate.as_ref());
-        check_recorded(recorded.as_ref(), owner)?;
-        let is_recorded = recorded.is_some_and(|record| !record.is_ending);
-        let before =
-            Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner, certificate };
-        let mut session = self.watch.open(&client, before)?;
+        let before = Before {
+            session: earlier,
+            is_recorded: recorded.as_ref().is_some_and(|record| !record.is_ending),
+            recorded_owner: recorded.as_ref().map_or("", |record| record.owner.as_str()),
+            knows_inodes,
+            applied_seq,
+            has_changed,
+            owner,
+            certificate,
+        };
+        let session = self.watch.open(&client, before)?;
         self.lost_pasts.heard_client((client.as_str(), owner), applied_seq, self.consensus.progress().0);
         let id = session.id();
         if !place.is_empty() && place.len() <= PLACE_MAX {
@@ -80,47 +81,7 @@ impl Cluster for Services {
             }
         }
         let (answers, stream) = mpsc::channel(EVENTS_AHEAD);
-        let (watch, consensus, stop) = (self.watch.clone(), self.consensus.clone(), self.stop.clone());
-        let lease = self.lease.clone();
-        self.tasks.spawn(async move {
-            let received = AtomicU64::new(1);
-            let known_group = AtomicU64::new(0);
-            let listen = async {
-                // An error ends the stream as its end does.
-                while let Some(Ok(message)) = incoming.next().await {
-                    if message.ends {
-                        return watch.end(id);
-                    }
-                    if !watch.acknowledge(id, message.acknowledged_seq, message.let_go_seq) {
-                        return;
-                    }
-                    if known_group.swap(message.group_epoch, Ordering::Relaxed) != message.group_epoch {
-                        watch.knows_group(id, message.group_epoch);
-                    }
-                    received.fetch_add(1, Ordering::Release);
-                }
-            };
-            let send_events = async {
-                // The first came before this master was known to lead last: the door has looked.
-                let mut heard = 1;
-                while let Some(events) = session.next().await {
-                    for event in events.iter().flat_map(|events| events.iter()) {
-                        heard = heard_in_lead(heard, &received, || lease.holds());
-                        let known = known_group.load(Ordering::Relaxed);
-                        let (group_epoch, masters) = consensus.masters_unless_known(known);
-                        let event = WatchEvent { heard, group_epoch, masters, ..event.clone() };
-                        if answers.send(Ok(event)).await.is_err() {
-                            return;
-                        }
-                    }
-                }
-            };
-            tokio::select! {
-                () = listen => {}
-                () = send_events => {}
-                () = stop.cancelled() => {}
-            }
-        });
+        self.tasks.spawn(SessionService::new(self.clone(), id).serve(incoming, session, answers));
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 
@@ -166,7 +127,7 @@ impl Cluster for Services {
 
     async fn list_workers(&self, request: tonic::Request<ListWorkersRequest>) -> Result<Response<WorkerTable>, Status> {
         let mut table = self.workers.table()?;
-        if asker(&request).is_some_and(|identity| identity.role == Role::Client) {
+        if asker(&request).and_then(Identity::client_name).is_some() {
             // Clients reach workers by their addresses; where their files are is for those who look at the cluster.
             for disk in table.workers.iter_mut().flat_map(|worker| &mut worker.disks) {
                 disk.path.clear();
@@ -272,9 +233,9 @@ impl Cluster for Services {
         let lookups = self.asked_by(&request, 0)?;
         let only_looks = asker(&request).is_some_and(|asker| asker.role == Role::Viewer);
         let PersistStatusRequest { path, up_to_change, settle } = request.into_inner();
-        lookups.check_path(&path)?;
+        let mount = lookups.check_path_access(&path)?;
         // Nobody lets go of anything for whoever may not change it.
-        if settle && !only_looks && lookups.check_path_to_refresh(&path).is_ok() {
+        if settle && !only_looks && lookups.check_refresh(mount.as_ref()).is_ok() {
             let scope = self.persistence.scope(&path).await?;
             self.lookups.recall_mount_of(scope.inode).await?;
         }
@@ -287,7 +248,7 @@ impl Cluster for Services {
         request: tonic::Request<ResolveLostRequest>,
     ) -> Result<Response<ResolveLostReply>, Status> {
         is_about(&request, |asked| asked.path.clone());
-        self.asked_by(&request, 0)?.check_path(&request.get_ref().path)?;
+        self.asked_by(&request, 0)?.check_path_access(&request.get_ref().path)?;
         let (action, path) = (request.get_ref().action(), request.into_inner().path);
         if action == LostAction::Drop {
             // What clients have answered for these files is made first.
@@ -416,18 +377,6 @@ fn as_seen_by(client: &str, mount: Mount) -> Option<Mount> {
     }
 }
 
-/// Refuses a session that is recorded as another's: it may be over, and have something left that is the other's.
-fn check_recorded(record: Option<&SessionRecord>, asker: Option<&Identity>) -> Result<(), MasterError> {
-    match (record, asker) {
-        (Some(SessionRecord { owner, .. }), Some(asker))
-            if !owner.is_empty() && asker.role != Role::Admin && asker.to_string() != *owner =>
-        {
-            Err(MasterError::Denied(format!("the session that is to go on is not that of {asker}")))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Refuses rules about clients where these have no names.
 fn check_named(is_secured: bool, has_rules: bool) -> Result<(), MasterError> {
     if is_secured || !has_rules {
@@ -435,47 +384,4 @@ fn check_named(is_secured: bool, has_rules: bool) -> Result<(), MasterError> {
     }
     let reason = "clients have names only where connections are secured: set [security] first (docs/security.md)";
     Err(MasterError::Refused(reason.into()))
-}
-
-/// How many messages of a client a master has heard while it led, of which it says that it has: the client's lease runs
-/// from the last of them. One that leads no more may still apply what it had, and have others told; what it has heard
-/// meanwhile extends nothing, since a later leader waits for the leases from before its term only.
-fn heard_in_lead(before: u64, received: &AtomicU64, leads: impl FnOnce() -> bool) -> u64 {
-    // In this order: these were here when it led.
-    let received = received.load(Ordering::Acquire);
-    if leads() { received } else { before }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_session_that_is_recorded_as_anothers_does_not_go_on() {
-        let [own, other] = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
-        let admin = Identity::new("c", Role::Admin, "admin").unwrap();
-        for is_ending in [false, true] {
-            let record = SessionRecord { owner: own.to_string(), is_ending, ..SessionRecord::default() };
-            for asker in [Some(&own), Some(&admin), None] {
-                assert!(check_recorded(Some(&record), asker).is_ok(), "{asker:?}");
-            }
-            assert!(matches!(check_recorded(Some(&record), Some(&other)), Err(MasterError::Denied(_))));
-        }
-        // Of before it was recorded.
-        assert!(check_recorded(Some(&SessionRecord::default()), Some(&other)).is_ok());
-        assert!(check_recorded(None, Some(&other)).is_ok());
-    }
-
-    #[test]
-    fn what_is_heard_after_the_lead_extends_no_lease() {
-        let received = AtomicU64::new(3);
-        assert_eq!(heard_in_lead(1, &received, || true), 3);
-        assert_eq!(heard_in_lead(3, &AtomicU64::new(9), || false), 3);
-        // One that comes while it is looked at counts the next time.
-        let late = || {
-            received.store(4, Ordering::Release);
-            true
-        };
-        assert_eq!(heard_in_lead(3, &received, late), 3);
-    }
 }

@@ -66,7 +66,7 @@ where
         let Some(identity) = peer.identity.get() else {
             return refuse(Status::unauthenticated("the connection has no identity"));
         };
-        if let Err(refusal) = roles::check(path, identity) {
+        if let Err(refusal) = roles::check_role(path, identity) {
             if let Some(suppressed) = self.lines.refusals.admit(identity.clone()) {
                 tracing::warn!(peer = %peer.address, suppressed, "refused: {}", refusal.message());
                 let call = AuditedCall::new(self.audit.clone(), self.lines.clone(), peer.clone(), roles::method(path));

@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::changes::CALLS_AHEAD;
 use super::guard::{AuditedCall, is_about};
 use super::lanes::Lane;
-use super::{Answers, Services, asker, limits};
+use super::{Answers, Services, asker, check_count, limits};
 use crate::MasterError;
 use crate::listing::Why;
 use crate::namespace::{Listing, Lookups};
@@ -45,13 +45,13 @@ impl Services {
     /// Refuses to drop blocks for a client that may only read. What no worker that is there has any more it may let go
     /// of, to read it in the bucket.
     async fn check_free(&self, lookups: &Lookups, inodes: &[u64], session: u64) -> Result<(), MasterError> {
-        let judged = lookups.check_not_read_only(inodes).await;
-        if session == 0 || judged.is_ok() {
-            return judged;
+        let checked = lookups.check_mount_change(inodes).await;
+        if session == 0 || checked.is_ok() {
+            return checked;
         }
         for inode in inodes {
             if !self.repair.has_unreachable_blocks(*inode).await? {
-                return judged;
+                return checked;
             }
         }
         Ok(())
@@ -84,27 +84,20 @@ impl Namespace for Services {
         let tenant = limits::tenant(&request);
         let request = request.into_inner();
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
-        let services = self.clone();
-        lookups.check_visible(request.inode).await?;
-        self.watch.see_directory(request.session, request.inode);
         // Before the stream begins: an inode that is gone is the answer to the call itself.
-        let inode = request.inode;
-        let read = || lookups.reader.read(move |tables| tables.directory(inode));
+        let (inode, session) = (request.inode, request.session);
+        let read = || {
+            self.watch.see_directory(session, inode);
+            lookups.reader.read(move |tables| tables.directory(inode))
+        };
         let place = |found: &Option<Directory>| found.iter().map(|directory| directory.record.parent).collect();
         let directory = lookups.when_let_go(inode, read, place).await?;
         let directory = directory.ok_or(MasterError::Gone(inode))?;
         let listing = Listing::of(tenant, lookups.operations_in(directory.mount_id), directory.mount_id);
         let taken = listing.clone();
-        self.tasks.spawn(async move {
-            let result = tokio::select! {
-                result = lookups.send_pages(request, directory, &listing, &answers) => result,
-                () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
-                () = answers.closed() => return,
-            };
-            if let Err(error) = result {
-                // Who is gone does not miss the reason.
-                let _ = answers.send(Err(error.to_status())).await;
-            }
+        self.answer_in_parts(answers.clone(), async move {
+            lookups.send_pages(request, directory, &listing, &answers).await?;
+            Ok(None)
         });
         let pages = ReceiverStream::new(stream).map(move |page| {
             let _until_the_end = &taken;
@@ -117,10 +110,7 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         limits::count_more(&request, request.get_ref().directories.len().min(TOUCH_MAX));
         let TouchRequest { directories, wait, session } = request.into_inner();
-        if directories.len() > TOUCH_MAX {
-            let reason = format!("{} directories in one call: send at most {TOUCH_MAX}", directories.len());
-            return Err(MasterError::Invalid(reason).into());
-        }
+        check_count(directories.len(), "directories", TOUCH_MAX)?;
         let touched = lookups.touch(&directories, wait).await?;
         let directories = touched.into_iter().map(|touched| touch_reply::Directory {
             inode: touched.inode,
@@ -151,22 +141,18 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, 0)?;
         is_about(&request, |asked| asked.path.clone());
         let RefreshRequest { path, recursive, dry_run } = request.into_inner();
-        match dry_run {
-            true => lookups.check_path(&path)?,
-            false => lookups.check_path_to_refresh(&path)?,
-        }
+        let mount = lookups.check_path_access(&path)?;
+        let may_change = lookups.check_refresh(mount.as_ref());
         // Nobody lets go of anything for whoever may not change it.
-        let may_recall = lookups.check_path_to_refresh(&path).is_ok();
+        let may_recall = may_change.is_ok();
+        if !dry_run {
+            may_change?;
+        }
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
-        self.tasks.spawn(async move {
-            let result = tokio::select! {
-                result = services.run_refresh(&path, (recursive, dry_run), may_recall, &answers) => result,
-                () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
-                () = answers.closed() => return,
-            };
-            let last = result.map(|progress| RefreshProgress { done: true, ..progress });
-            let _ = answers.send(last.map_err(Status::from)).await;
+        self.answer_in_parts(answers.clone(), async move {
+            let progress = services.run_refresh(&path, (recursive, dry_run), may_recall, &answers).await?;
+            Ok(Some(RefreshProgress { done: true, ..progress }))
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
@@ -224,10 +210,7 @@ impl Namespace for Services {
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let GetLayoutRequest { inode, beside, user, .. } = request.into_inner();
-        if beside.len() > BESIDE_MAX {
-            let reason = format!("{} files in one question: send at most {BESIDE_MAX}", beside.len());
-            return Err(MasterError::Invalid(reason).into());
-        }
+        check_count(beside.len(), "files", BESIDE_MAX)?;
         let read = || async {
             let (record, layout) = layout(&lookups, inode).await?;
             lookups.check_layout(inode, user.as_ref()).await?;
@@ -245,10 +228,7 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         is_about(&request, |asked| format!("{} files", asked.inodes.len()));
         let FreeContentRequest { inodes, session } = request.into_inner();
-        if inodes.len() > FREES_MAX {
-            let reason = format!("{} files in one call: send at most {FREES_MAX}", inodes.len());
-            return Err(MasterError::Invalid(reason).into());
-        }
+        check_count(inodes.len(), "files", FREES_MAX)?;
         let hidden = lookups.hidden(&inodes).await?;
         let visible: Vec<u64> = inodes.iter().copied().filter(|inode| !hidden.contains(inode)).collect();
         self.check_free(&lookups, &visible, session).await?;
@@ -291,11 +271,7 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         limits::count_more(&request, (request.get_ref().open.len() + request.get_ref().held.len()).min(HOLDS_MAX));
         let mut request = request.into_inner();
-        let inodes = request.open.len() + request.held.len();
-        if inodes > HOLDS_MAX {
-            let reason = format!("{inodes} inodes in one call: send at most {HOLDS_MAX}");
-            return Err(MasterError::Invalid(reason).into());
-        }
+        check_count(request.open.len() + request.held.len(), "inodes", HOLDS_MAX)?;
         let asked: Vec<u64> = request.open.iter().chain(&request.held).copied().collect();
         let hidden = lookups.hidden(&asked).await?;
         request.open.retain(|inode| !hidden.contains(inode));
@@ -314,11 +290,7 @@ impl Namespace for Services {
             (request.get_ref().directories.len() + request.get_ref().inodes.len()).min(HOLDS_MAX),
         );
         let RememberRequest { session, mut directories, mut inodes, complete } = request.into_inner();
-        let places = directories.len() + inodes.len();
-        if places > HOLDS_MAX {
-            let reason = format!("{places} places in one call: send at most {HOLDS_MAX}");
-            return Err(MasterError::Invalid(reason).into());
-        }
+        check_count(directories.len() + inodes.len(), "places", HOLDS_MAX)?;
         for places in [&mut directories, &mut inodes] {
             let hidden = lookups.hidden(places).await?;
             places.retain(|inode| !hidden.contains(inode));
@@ -334,7 +306,7 @@ impl Namespace for Services {
     async fn make_listed(&self, request: Request<MakeListedRequest>) -> Result<Response<MakeListedReply>, Status> {
         let lookups = self.asked_by(&request, 0)?;
         let MakeListedRequest { inode, recursive } = request.into_inner();
-        lookups.check_visible(inode).await?;
+        lookups.check_mount_access(inode).await?;
         Ok(Response::new(lookups.make_listed(inode, recursive).await?))
     }
 
@@ -342,8 +314,8 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let RecallRequest { inode, whole_mount, session } = request.into_inner();
         if whole_mount {
-            lookups.check_visible(inode).await?;
-            lookups.check_not_read_only(&[inode]).await?;
+            lookups.check_mount_access(inode).await?;
+            lookups.check_mount_change(&[inode]).await?;
             let mount_id = lookups.reader.read(move |tables| Ok(tables.inode(inode)?.map(|record| record.mount_id)));
             let mount_id = mount_id.await?.ok_or(MasterError::Gone(inode))?;
             lookups.recalls.recall_mount(mount_id).await?;
@@ -374,21 +346,36 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, 0)?;
         let UsageRequest { path } = request.into_inner();
         let (answers, stream) = mpsc::channel(PAGES_AHEAD);
-        let services = self.clone();
-        self.tasks.spawn(async move {
-            let result = tokio::select! {
-                result = lookups.usage(&path, &answers) => result,
-                () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
-                () = answers.closed() => return,
-            };
-            let last = result.map(|progress| UsageProgress { done: true, ..progress });
-            let _ = answers.send(last.map_err(Status::from)).await;
+        self.answer_in_parts(answers.clone(), async move {
+            let progress = lookups.usage(&path, &answers).await?;
+            Ok(Some(UsageProgress { done: true, ..progress }))
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
     }
 }
 
 impl Services {
+    /// Does what sends the parts of an answer, and sends the last one that it gives, or why it failed. It is given up
+    /// when nobody takes the parts any more.
+    fn answer_in_parts<T: Send + 'static>(
+        &self,
+        answers: mpsc::Sender<Result<T, Status>>,
+        work: impl Future<Output = Result<Option<T>, MasterError>> + Send + 'static,
+    ) {
+        let stop = self.stop.clone();
+        self.tasks.spawn(async move {
+            let result = tokio::select! {
+                result = work => result,
+                () = stop.cancelled() => Err(MasterError::stopping()),
+                () = answers.closed() => return,
+            };
+            if let Some(last) = result.map_err(Status::from).transpose() {
+                // Who is gone does not miss it.
+                let _gone = answers.send(last).await;
+            }
+        });
+    }
+
     /// Brings a path up to date with its bucket, whichever of the two is the truth.
     async fn run_refresh(
         &self,
@@ -426,7 +413,7 @@ async fn check_one_directory(lookups: &Lookups, inode: u64) -> Result<(), Master
             "where mounts are not there for all clients, only an admin is told of all of them: name a directory";
         return Err(MasterError::Denied(reason.into()));
     }
-    lookups.check_visible(inode).await
+    lookups.check_mount_access(inode).await
 }
 
 /// A file as it is, with all of its blocks.

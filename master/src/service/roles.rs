@@ -168,7 +168,7 @@ fn callers(path: &str) -> &'static [Role] {
 ///
 /// # Errors
 /// `PERMISSION_DENIED`, with the roles that may.
-pub(super) fn check(path: &str, identity: &Identity) -> Result<(), Status> {
+pub(super) fn check_role(path: &str, identity: &Identity) -> Result<(), Status> {
     let roles = callers(path);
     if roles.contains(&identity.role) {
         return Ok(());
@@ -236,7 +236,7 @@ mod tests {
                     let path = format!("/{}.{}/{}", file.package(), service.name(), method.name());
                     let row = rows.iter().find(|row| row[0] == method.name());
                     let row = row.unwrap_or_else(|| panic!("{path} has no row in docs/decisions/0039"));
-                    let may = |role: &Role| check(&path, &Identity::new("c", *role, "n").unwrap()).is_ok();
+                    let may = |role: &Role| check_role(&path, &Identity::new("c", *role, "n").unwrap()).is_ok();
                     let may: Vec<&str> = Role::ALL.into_iter().filter(may).map(Role::name).collect();
                     assert_eq!(row[1], may.join(", "), "{path}");
                     assert!(["mount", "session", "worker", "role"].contains(&row[2]), "{row:?}");
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_role_may_do_what_is_its_own_and_is_told_what_the_rest_takes() {
-        let may = |role, path: &str| check(path, &Identity::new("c", role, "n").unwrap());
+        let may = |role, path: &str| check_role(path, &Identity::new("c", role, "n").unwrap());
         assert!(may(Client, "/cavern.master.v1.Namespace/Mutate").is_ok());
         assert!(may(Worker, "/cavern.master.v1.Cluster/Heartbeat").is_ok());
         assert!(may(Viewer, "/cavern.master.v1.Cluster/Status").is_ok());

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::WatchHub;
+use super::event_access::VisibleMounts;
 use super::held::HeldDirectories;
 use super::recent::RecentChanges;
-use super::visible::VisibleMounts;
 use crate::MasterError;
 use crate::raft::ChangeListener;
 use crate::state::{Changes, Tables};

@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 
-use cavern_security::{Identity, PeerCertificate};
+use cavern_security::{Identity, PeerCertificate, Role};
+
+use crate::MasterError;
 
 /// See the module.
 #[derive(Default)]
@@ -18,6 +20,22 @@ pub struct Owners {
 impl Owners {
     pub fn get(&self, session: u64) -> Option<&Identity> {
         self.of.get(&session)
+    }
+
+    /// Whether a session is that of whoever asks, as far as it is known whose it is. Its record (empty for none) says
+    /// so of one that is over and has left something, too. Whoever runs the cluster takes up what a dead mount has
+    /// left: `cv local` has its certificate in the file that a replay reads.
+    ///
+    /// # Errors
+    /// [`MasterError::Denied`] when it is somebody else's.
+    pub fn check(&self, session: u64, recorded: &str, asker: Option<&Identity>) -> Result<(), MasterError> {
+        let Some(asker) = asker.filter(|asker| asker.role != Role::Admin) else { return Ok(()) };
+        let is_of_another = self.get(session).is_some_and(|owner| owner != asker)
+            || !recorded.is_empty() && asker.to_string() != recorded;
+        match is_of_another {
+            true => Err(MasterError::Denied(format!("session {session} is not that of {asker}"))),
+            false => Ok(()),
+        }
     }
 
     /// A session is that of whoever comes first.
@@ -63,5 +81,23 @@ impl Owners {
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.of.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_that_is_recorded_as_anothers_does_not_go_on() {
+        let [own, other] = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
+        let admin = Identity::new("c", Role::Admin, "admin").unwrap();
+        let owners = Owners::default();
+        for asker in [Some(&own), Some(&admin), None] {
+            assert!(owners.check(7, &own.to_string(), asker).is_ok(), "{asker:?}");
+        }
+        assert!(matches!(owners.check(7, &own.to_string(), Some(&other)), Err(MasterError::Denied(_))));
+        // Of before it was recorded.
+        assert!(owners.check(7, "", Some(&other)).is_ok());
     }
 }

@@ -18,6 +18,7 @@
 mod group;
 mod lapsed;
 mod notify;
+mod open;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use std::time::Duration;
 
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{Reset, Resumed, WatchEvent};
-use cavern_security::{Identity, PeerCertificate, Role};
+use cavern_security::Identity;
 use parking_lot::{Mutex, MutexGuard};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::Notify;
@@ -36,15 +37,15 @@ use super::held::HeldDirectories;
 use super::interest::Interest;
 use super::let_go::PendingLetGo;
 use super::owners::Owners;
-use super::recent::Recent;
 use super::session_log::SessionLog;
 use crate::MasterError;
 use crate::metrics::MasterMetrics;
 use crate::raft::LeaderLease;
 use crate::silence::{LastLook, excuse};
-use crate::state::{ALL_BEFORE, Change};
+use crate::state::ALL_BEFORE;
 use lapsed::Lapsed;
-use notify::payload;
+
+pub use open::Before;
 
 /// Events that a session may be behind; about 100 bytes each, which all sessions share.
 const QUEUE_EVENTS: usize = 16_384;
@@ -309,103 +310,6 @@ impl WatchHub {
         }
     }
 
-    /// Opens a session, or takes up the one that the client had before, if its lease is not over. The first event is
-    /// `Resumed` when all that happened since follows, else `Reset`.
-    ///
-    /// # Errors
-    /// [`MasterError::Denied`] for a session that somebody else has opened, [`MasterError::Overloaded`] when there are
-    /// too many, or too many of this client.
-    pub fn open(self: &Arc<Self>, client: &str, before: Before<'_>) -> Result<SessionStream, MasterError> {
-        let Before { session: earlier, is_recorded, knows_inodes, applied_seq, has_changed, owner, certificate } =
-            before;
-        let remembered = self.changes.remembered();
-        let cluster_id = self.cluster_id.lock().clone();
-        let wake = Arc::new(Notify::new());
-        let mut state = self.looked();
-        if state.closed {
-            return Err(MasterError::Consensus("the master is stopping".into()));
-        }
-        if state.sessions.len() >= SESSIONS_MAX {
-            return Err(MasterError::Overloaded(format!(
-                "there are {SESSIONS_MAX} sessions already: stop some clients"
-            )));
-        }
-        state.check_owner(earlier, owner)?;
-        // A stream that is broken may not have been noticed here yet: the newer one takes its place.
-        let goes_on = state.sessions.contains_key(&earlier) || state.may_return(earlier, is_recorded, self.lease);
-        if let Some(owner) = owner.filter(|owner| !goes_on && owner.role == Role::Client)
-            && state.owners.count(owner) >= self.client_sessions
-        {
-            return Err(MasterError::Overloaded(format!(
-                "{owner} has {} sessions already, as many as master.client_sessions allows: end some of its mounts, or \
-                 raise master.client_sessions",
-                self.client_sessions
-            )));
-        }
-        let (id, seq) = (if goes_on { earlier } else { new_id()? }, state.seq);
-        state.broken.remove(&id);
-        state.lapsed.forget(id);
-        // An admin who takes up what a client has left is not its owner, even if nobody is known to be.
-        if let Some(owner) = owner.filter(|owner| !goes_on || owner.role != Role::Admin) {
-            state.owners.set(id, owner);
-        }
-        if let Some(certificate) = certificate {
-            state.owners.show(id, certificate);
-        }
-        // Of changes that had no answer when a session ended nobody can be sure.
-        let missed = (applied_seq != 0 && (goes_on || !has_changed)).then(|| remembered.changes().since(applied_seq));
-        let missed = missed.flatten().filter(|missed| missed.len() < QUEUE_EVENTS).map(|missed| {
-            let theirs = |recent: &&Recent| match recent.change {
-                Change::LockGranted { session, .. } => session == id,
-                Change::Unlinked(_) => true,
-                _ => recent.origin != earlier,
-            };
-            let missed = missed.filter(|recent| self.may_know(&state, &recent.change, id));
-            missed.filter(theirs).cloned().collect::<Vec<_>>()
-        });
-        let is_known = goes_on && state.interest.has(id);
-        match &missed {
-            Some(_) if is_known => {}
-            Some(_) => state.interest.begin_unsettled(id),
-            None => state.interest.begin(id),
-        }
-        let missed_up_to = missed.as_ref().and_then(|missed| missed.last()).map_or(0, |last| last.seq);
-        let first = match &missed {
-            Some(_) => self.resumed_event(id, applied_seq, missed_up_to),
-            None => self.reset_event(id, seq, cluster_id),
-        };
-        // Nobody knew that they concern this session when they were made.
-        for recent in missed.iter().flatten().filter(|recent| recent.strict != 0 && !is_known) {
-            state.let_go.add(recent.strict, id, recent.seq);
-        }
-        let missed = missed
-            .map(|missed| missed.iter().map(|recent| event(recent.seq, payload(&recent.change))).collect::<Vec<_>>());
-        let mut queue = VecDeque::from([first]);
-        queue.extend(missed.filter(|missed| !missed.is_empty()).map(Arc::from));
-        state.streams += 1;
-        let stream = state.streams;
-        let session = Session {
-            client: client.chars().take(128).collect(),
-            stream,
-            waiting: queue.iter().map(|events| events.len()).sum(),
-            last_queued: queue.back().and_then(|events| events.last()).map_or(seq, |event| event.seq),
-            queue,
-            wake: wake.clone(),
-            acknowledged: 0,
-            received_at: Instant::now(),
-            knows_earlier: knows_inodes || goes_on,
-            group_epoch: 0,
-            settles_at: None,
-        };
-        let what = if goes_on { "a client's session goes on" } else { "a client's session begins" };
-        self.log.life(owner, id, &session.client, what);
-        if let Some(older) = state.sessions.insert(id, session) {
-            older.wake.notify_one();
-        }
-        self.metrics.gauges.sessions.set(state.sessions.len() as i64);
-        Ok(SessionStream { hub: self.clone(), id, stream, wake })
-    }
-
     /// A session has begun at a place that has room for one. Gives the one that was there before, which is over now:
     /// its client is dead, as its broken stream shows. One whose stream is not broken within a moment is somebody else.
     pub async fn supersede_client(&self, place: &str, session: u64) -> Option<u64> {
@@ -452,13 +356,13 @@ impl WatchHub {
         self.state.lock().owners.get(session).cloned()
     }
 
-    /// Whether a session is that of whoever asks, as far as it is known whose it is; 0 is nobody's.
+    /// Whether a session is that of whoever asks ([`Owners::check`]); 0 is nobody's.
     ///
     /// # Errors
     /// [`MasterError::Denied`] when it is somebody else's.
     pub fn check_owner(&self, session: u64, asker: Option<&Identity>) -> Result<(), MasterError> {
         match asker {
-            Some(_) => self.state.lock().check_owner(session, asker),
+            Some(_) => self.state.lock().owners.check(session, "", asker),
             None => Ok(()),
         }
     }
@@ -661,41 +565,21 @@ impl WatchHub {
         Arc::new([event(seq, Event::Resumed(Resumed { session, lease_ms, missed_up_to }))])
     }
 
-    fn reset_event(&self, session: u64, seq: u64, cluster_id: String) -> Arc<[WatchEvent]> {
-        let lease_ms = self.lease_ms();
+    fn reset_event(&self, session: u64, seq: u64) -> Arc<[WatchEvent]> {
+        let (lease_ms, cluster_id) = (self.lease_ms(), self.cluster_id.lock().clone());
         Arc::new([event(seq, Event::Reset(Reset { session, lease_ms, cluster_id }))])
     }
 
     fn reset_all(&self, state: &mut State) {
-        let cluster_id = self.cluster_id.lock().clone();
         let seq = state.seq;
         for (id, session) in &mut state.sessions {
             state.interest.begin(*id);
             session.knows_earlier = true;
             session.clear();
-            session.push(&self.reset_event(*id, seq, cluster_id.clone()));
+            session.push(&self.reset_event(*id, seq));
             self.metrics.resets.inc();
         }
     }
-}
-
-/// What a client had before it opens a stream.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Before<'a> {
-    /// Its session, to be taken up; 0 for none.
-    pub session: u64,
-    /// The state knows of that session.
-    pub is_recorded: bool,
-    /// It may refer to inodes that it has learnt of in earlier streams.
-    pub knows_inodes: bool,
-    /// The last event that it has taken in; 0 for none.
-    pub applied_seq: u64,
-    /// It has asked for changes in that session.
-    pub has_changed: bool,
-    /// Who it is, where connections are secured.
-    pub owner: Option<&'a Identity>,
-    /// What it has shown for that.
-    pub certificate: Option<&'a PeerCertificate>,
 }
 
 impl State {
@@ -704,24 +588,6 @@ impl State {
         self.interest.end(session);
         self.let_go.gone(session);
         self.owners.remove(session);
-    }
-
-    fn check_owner(&self, session: u64, asker: Option<&Identity>) -> Result<(), MasterError> {
-        match (self.owners.get(session), asker) {
-            // Whoever runs the cluster takes up what a dead mount has left: `cv local` has its certificate in the file
-            // that a replay reads.
-            (Some(owner), Some(asker)) if owner != asker && asker.role != Role::Admin => {
-                Err(MasterError::Denied(format!("session {session} is not that of {asker}")))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-#[cfg(test)]
-impl Before<'_> {
-    pub fn of(session: u64, is_recorded: bool) -> Self {
-        Self { session, is_recorded, ..Self::default() }
     }
 }
 

@@ -6,7 +6,7 @@
 //! Every change checks all that can be wrong before it writes anything, so a refusal leaves no trace (but for a lock's,
 //! whose request may wait after it). Permissions are mostly not looked at here: the kernel of the caller has done that,
 //! with the owner and mode that it was given. Whether the mount is there for the client is; and where it limits the
-//! users of a client, [`permission`] judges each change by the user who asks.
+//! users of a client, [`permission`] checks each change for the user who asks.
 //!
 //! A mutation that comes again, because its answer was lost, is answered with the result that it had: results are kept
 //! per session until the session says that it has them. One that lets too many of them gather changes nothing more
@@ -45,7 +45,7 @@ use super::records::{attributes, inode_key, is_directory};
 use super::transaction::{Change, Transaction};
 use super::{ALL_BEFORE, Family, Outcome, next_generation, records};
 use crate::MasterError;
-use permission::JudgedUser;
+use permission::LimitedUser;
 use results::{Known, shortened};
 
 pub use external::take_in;
@@ -111,8 +111,8 @@ struct MutationContext<'t, 'd> {
     client: Option<String>,
     /// Who asks on its host, as it says.
     user: Option<User>,
-    /// By whom the change is judged, if the mount that was found limits users.
-    judged: Option<JudgedUser>,
+    /// Whose permission the change takes, if the mount that was found limits users.
+    limited: Option<LimitedUser>,
     /// It holds what this is about, and has answered for the change.
     is_answered: bool,
     now_ns: i64,
@@ -256,7 +256,7 @@ impl<'t, 'd> MutationContext<'t, 'd> {
             session: 0,
             client: None,
             user: None,
-            judged: None,
+            limited: None,
             is_answered: false,
             now_ns,
             made_ns: now_ns,
@@ -376,7 +376,7 @@ impl MutationContext<'_, '_> {
             Some(mount) if !self.access_to(&mount).can_see() => gone(),
             Some(mount) if mount.write_type() == WriteType::FsMode => {
                 self.access = self.access_to(&mount);
-                self.find_judged(&mount);
+                self.find_limited_user(&mount);
                 (self.mount, self.mount_root) = (mount.id, mount.root_inode);
                 (self.mount_replicas, self.block_size) = (mount.replicas.max(1), mount.block_size.max(1));
                 self.transaction.is_strict |= mount.consistency() == Consistency::Strict;

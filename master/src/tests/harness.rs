@@ -277,7 +277,7 @@ impl TestMaster {
         while let Some((inode, above)) = waiting.pop() {
             let listed = lookups.reader.read(move |tables| Ok(tables.inode(inode)?.unwrap().listed_ns)).await.unwrap();
             if listed == 0 {
-                match lookups.listings.start(inode, None).unwrap().flight().ended().await {
+                match lookups.listings.start(inode).unwrap().ended().await {
                     Err(error) if error.is_not_found() => continue,
                     result => result.unwrap(),
                 };

@@ -35,13 +35,13 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use super::block_access::{BlockAccess, OfBlocks, Verdict};
 use super::cores::Seat;
 use super::limits::on_disk;
 use super::memory::{Budget, Share};
 use super::outgoing::{Outgoing, PassedFile, Segment};
 use super::pacing::Pacing;
 use super::requests::{ContentRequest, Service, deadline_of};
-use super::rights::{OfBlocks, Rights, Verdict};
 use super::roles::{self, Peer};
 use super::socket::Socket;
 use super::upload::{PayloadState, PendingShare, Upload, memory_for};
@@ -127,7 +127,7 @@ struct Postponed {
 pub(super) struct Connection {
     socket: Socket,
     peer: Peer,
-    rights: Rights,
+    access: BlockAccess,
     /// Its address; empty for the Unix socket.
     from: String,
     pacing: Pacing,
@@ -175,13 +175,13 @@ impl Connection {
         seat: Seat,
     ) -> Self {
         let outgoing = Outgoing::new(shared.service.spares.clone());
-        let rights = Rights::of(&peer, shared.mounts.clone(), shared.membership.clone());
+        let access = BlockAccess::of(&peer, shared.mounts.clone(), shared.membership.clone());
         let tenant = pacing.tenant().map(|tenant| &**tenant);
         let (budget, requests) = (shared.service.budget(tenant), shared.service.budget_of_requests(tenant));
         Self {
             socket,
             peer,
-            rights,
+            access,
             from,
             pacing,
             budget,
@@ -444,7 +444,7 @@ impl Connection {
         let (service, id) = (self.shared.service.clone(), header.request_id);
         // What waits is counted with its message too: a long list of blocks asks for no payload, but takes memory.
         let length = self.cost;
-        if let Err(refusal) = self.peer.check(header.kind) {
+        if let Err(refusal) = self.peer.check_role(header.kind) {
             return self.deny(&header, refusal);
         }
         if roles::is_order(header.kind)
@@ -741,7 +741,7 @@ impl Connection {
 
     /// Room for what a request may take of the disks for a block that no file has yet.
     fn room(&self, block: Option<&BlockRef>, bytes: u64) -> Room {
-        block.map_or(Ok(None), |block| self.shared.reserved.take(self.rights.client(), block, bytes))
+        block.map_or(Ok(None), |block| self.shared.reserved.take(self.access.client(), block, bytes))
     }
 
     /// Refuses a write for which there was no memory in time.
@@ -839,19 +839,19 @@ impl Connection {
         header: &FrameHeader,
         message: Bytes,
     ) -> Result<Option<R>, Refusal> {
-        if !self.rights.are_limited() {
+        if self.access.client().is_none() {
             return decode(message).map(Some);
         }
         let request = decode::<R>(message.clone())?;
         self.pacing.comes_to(None);
-        match self.rights.judge(&request) {
+        match self.access.check(&request) {
             Verdict::Allowed => {
-                self.pacing.comes_to(self.rights.rate(&request));
+                self.pacing.comes_to(self.access.rate(&request));
                 return Ok(Some(request));
             }
             Verdict::Refused(refusal) => self.deny(header, refusal)?,
             Verdict::Later => {
-                let renewed = Box::pin(self.rights.renew());
+                let renewed = Box::pin(self.access.renew());
                 self.postponed = Some(Postponed { header: *header, message, renewed });
             }
         }
@@ -915,7 +915,7 @@ async fn given(room: Room) -> Result<Option<Taken>, Refusal> {
     }
 }
 
-/// The frame that was postponed, when it can be judged; waits for ever when there is none.
+/// The frame that was postponed, when it can be checked; waits for ever when there is none.
 async fn when_renewed(postponed: &mut Option<Postponed>) -> (FrameHeader, Bytes) {
     match postponed {
         Some(Postponed { renewed, .. }) => renewed.await,

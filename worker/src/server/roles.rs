@@ -81,7 +81,7 @@ impl Peer {
     ///
     /// # Errors
     /// It may not.
-    pub(super) fn check(&self, kind: FrameKind) -> Result<(), Refusal> {
+    pub(super) fn check_role(&self, kind: FrameKind) -> Result<(), Refusal> {
         let allowed = senders(kind);
         match self {
             Self::Anybody => Ok(()),
@@ -100,10 +100,10 @@ impl Peer {
         }
     }
 
-    /// The same for the blocks that are to be freed: those of files go for good, at the word of masters only.
+    /// Whether it may free these blocks: those of files go for good, at the word of masters only.
     ///
     /// # Errors
-    /// As [`Self::check`].
+    /// As [`Self::check_role`].
     pub(super) fn check_free(&self, request: &FreeRequest) -> Result<(), Refusal> {
         if self.may_lead() || request.blocks.iter().all(|block| !block.data) {
             return Ok(());
@@ -111,11 +111,11 @@ impl Peer {
         Err(denied(format!("{self} may not free blocks of files: it takes a certificate of the role {Master}")))
     }
 
-    /// The same for the blocks that are to be synced: of those that could not be synced through a descriptor tells who
-    /// may have one.
+    /// Whether it may have these blocks synced: of those that could not be synced through a descriptor tells who may
+    /// have one.
     ///
     /// # Errors
-    /// As [`Self::check`].
+    /// As [`Self::check_role`].
     pub(super) fn check_sync(&self, request: &SyncRequest) -> Result<(), Refusal> {
         match self {
             Self::Known(identity) if identity.role == Worker && !request.failed.is_empty() => Err(denied(format!(
@@ -185,10 +185,10 @@ mod tests {
             let is_sent_by_workers = name.ends_with("Reply") || ["Evicted", "Failure"].contains(&&name[..]);
             assert_eq!(senders(kind).is_empty(), is_sent_by_workers, "{name}");
             for role in Role::ALL {
-                assert_eq!(known(role).check(kind).is_ok(), senders(kind).contains(&role), "{name} by {role}");
+                assert_eq!(known(role).check_role(kind).is_ok(), senders(kind).contains(&role), "{name} by {role}");
             }
-            assert!(Peer::Anybody.check(kind).is_ok());
-            assert_eq!(Peer::SameHost.check(kind).is_err(), is_order(kind), "{name}");
+            assert!(Peer::Anybody.check_role(kind).is_ok());
+            assert_eq!(Peer::SameHost.check_role(kind).is_err(), is_order(kind), "{name}");
         }
     }
 
@@ -199,7 +199,7 @@ mod tests {
         for kind in FrameKind::ALL {
             let row = rows.iter().find(|row| row[0] == format!("{kind:?}"));
             let row = row.unwrap_or_else(|| panic!("{kind:?} has no row in docs/decisions/0039"));
-            let may: Vec<_> = Role::ALL.into_iter().filter(|role| known(*role).check(kind).is_ok()).collect();
+            let may: Vec<_> = Role::ALL.into_iter().filter(|role| known(*role).check_role(kind).is_ok()).collect();
             assert_eq!(row[1], if may.is_empty() { "—".to_owned() } else { names_in(&may) }, "{kind:?}");
             assert_eq!(row[2] == "term", is_order(kind), "{kind:?}");
             assert_eq!(row[2] == "nobody", may.is_empty(), "{kind:?}");
@@ -225,9 +225,10 @@ mod tests {
 
     #[test]
     fn orders_are_those_of_masters() {
-        let by_clients: Vec<_> = FrameKind::ALL.into_iter().filter(|kind| known(Client).check(*kind).is_ok()).collect();
+        let by_clients: Vec<_> =
+            FrameKind::ALL.into_iter().filter(|kind| known(Client).check_role(*kind).is_ok()).collect();
         assert!(by_clients.iter().all(|kind| !is_order(*kind)), "{by_clients:?}");
-        let refused = known(Client).check(FrameKind::Free).unwrap_err();
+        let refused = known(Client).check_role(FrameKind::Free).unwrap_err();
         assert_eq!(refused.status, Status::PermissionDenied);
         assert_eq!(
             refused.message,

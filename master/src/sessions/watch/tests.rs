@@ -2,10 +2,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use cavern_proto::master::EntryChanged;
+use cavern_security::Role;
 
 use super::*;
 use crate::raft::{ChangeListener, LeaderLease};
-use crate::state::{Changes, Whereabouts};
+use crate::state::{Change, Changes, Whereabouts};
 
 fn hub(lease: Duration) -> Arc<WatchHub> {
     hub_of(lease, &Arc::default())

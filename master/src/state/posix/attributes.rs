@@ -11,7 +11,7 @@ use crate::state::records;
 impl MutationContext<'_, '_> {
     pub(super) fn set_attributes(&mut self, set: &SetAttr) -> Result<u64, MutationError> {
         let mut record = self.inode(set.inode)?;
-        self.judge_set_attributes(set, &record)?;
+        self.check_set_attributes(set, &record)?;
         check_owner_ids(&[set.uid.unwrap_or_default(), set.gid.unwrap_or_default()])?;
         if let Some(length) = set.size {
             self.set_length(set.inode, &mut record, length)?;
@@ -19,7 +19,7 @@ impl MutationContext<'_, '_> {
         if loses_privileges(record.kind(), set) || set.kill_capability {
             self.delete_xattr(set.inode, &mut record, CAPABILITY)?;
         }
-        records::change(&mut record, |attr| attributes_set(attr, set, self.judged_user(), self.made_ns));
+        records::change(&mut record, |attr| attributes_set(attr, set, self.limited_user(), self.made_ns));
         if set.mode.is_some() {
             self.chmod_acl(set.inode, &record)?;
         }

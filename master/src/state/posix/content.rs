@@ -31,7 +31,7 @@ impl MutationContext<'_, '_> {
     pub(super) fn commit(&mut self, commit: &CommitContent) -> Result<u64, MutationError> {
         let mut record = self.inode(commit.inode)?;
         check_file(&record)?;
-        self.judge_commit(commit.inode, &record)?;
+        self.check_commit(commit.inode, &record)?;
         check_length(commit.grow_to)?;
         let is_sound = |made: &Extent| {
             let joined = made.joined.len();

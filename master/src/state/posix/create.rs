@@ -15,27 +15,27 @@ use crate::state::usage::UsageDelta;
 
 impl MutationContext<'_, '_> {
     pub(super) fn create(&mut self, create: CreateInode, session: u64) -> Result<u64, MutationError> {
-        self.create_judged(create, session, Self::judge_kind)
+        self.create_checked(create, session, Self::check_kind)
     }
 
     /// A character device with the number 0, which hides a name of a lower layer of overlayfs. It takes no more rights
     /// than a name does.
     pub(super) fn create_whiteout(&mut self, parent: u64, name: Bytes) -> Result<u64, MutationError> {
         let kind = Kind::CharacterDevice as i32;
-        self.create_judged(CreateInode { parent, name, kind, ..CreateInode::default() }, 0, |_, _| Ok(()))
+        self.create_checked(CreateInode { parent, name, kind, ..CreateInode::default() }, 0, |_, _| Ok(()))
     }
 
-    fn create_judged(
+    fn create_checked(
         &mut self,
         create: CreateInode,
         session: u64,
-        judge_kind: impl FnOnce(&Self, Kind) -> Result<(), MutationError>,
+        check_kind: impl FnOnce(&Self, Kind) -> Result<(), MutationError>,
     ) -> Result<u64, MutationError> {
         check_create(&create)?;
         let (kind, is_named) = (create.kind(), create.naming() == Naming::Named);
         let directory = if is_named { self.whole_directory(create.parent)? } else { self.directory(create.parent)? };
-        self.judge_names(create.parent, &directory)?;
-        judge_kind(&*self, kind)?;
+        self.check_names(create.parent, &directory)?;
+        check_kind(&*self, kind)?;
         if is_named && self.transaction.dentry(create.parent, &create.name)?.is_some() {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&create.name)));
         }
@@ -43,7 +43,7 @@ impl MutationContext<'_, '_> {
         self.check_quotas(create.parent, UsageDelta { bytes: 0, inodes: 1 })?;
         let default = acl::of(self.transaction.before(), (create.parent, &directory), DEFAULT)?;
         let above = (&attributes(create.parent, &directory), default.as_ref());
-        let (attr, lists) = created(&create, above, (self.uid, self.gid), self.judged_user(), self.made_ns);
+        let (attr, lists) = created(&create, above, (self.uid, self.gid), self.limited_user(), self.made_ns);
         check_owner_ids(&[self.uid, self.gid])?;
         let mut record = InodeRecord {
             kind: create.kind,
@@ -77,7 +77,7 @@ impl MutationContext<'_, '_> {
             self.name_changed(create.parent, &create.name, 0, inode);
             let change = EntriesChange { names: 1, directories: i32::from(kind == Kind::Directory) };
             self.directory_changed(create.parent, directory, change);
-            if kind == Kind::File && self.judged.is_some() {
+            if kind == Kind::File && self.limited.is_some() {
                 // Whoever makes a file has it open to be written, whatever its mode says.
                 self.put_hold_to_write(inode, session);
             }

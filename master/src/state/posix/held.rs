@@ -98,8 +98,8 @@ impl MutationContext<'_, '_> {
     /// Has the session hold the directory that it has made, if it wants to, and may.
     pub(super) fn hold_made(&mut self, create: &CreateInode, inode: u64, mount_id: u32) -> Result<(), MutationError> {
         let is_wanted = create.hold && create.kind() == Kind::Directory && create.naming() == Naming::Named;
-        // What is judged by the user is judged before it is answered.
-        if !is_wanted || self.session == 0 || self.judged.is_some() {
+        // What takes the permission of a user is checked before it is answered.
+        if !is_wanted || self.session == 0 || self.limited.is_some() {
             return Ok(());
         }
         // Who holds the directory above has answered that this one is held as well.

@@ -60,7 +60,7 @@ impl MutationContext<'_, '_> {
         // Where users are limited, nothing tells who writes: a session that follows on another opens no file again.
         let only_reads = self.access == ClientAccess::ReadOnly;
         let right = match known.as_deref() {
-            Some(MAY_WRITE) if self.judged.is_some() => MAY_WRITE,
+            Some(MAY_WRITE) if self.limited.is_some() => MAY_WRITE,
             None | Some(ONLY_READS) if only_reads => ONLY_READS,
             _ => &[],
         };
@@ -68,9 +68,9 @@ impl MutationContext<'_, '_> {
         Ok(())
     }
 
-    /// The same, and what the session commits to the file while it holds it is judged no more.
+    /// The same, and what the session commits to the file while it holds it takes no permission any more.
     pub(super) fn put_hold_to_write(&mut self, inode: u64, session: u64) {
-        let right = if self.judged.is_some() { MAY_WRITE } else { &[] };
+        let right = if self.limited.is_some() { MAY_WRITE } else { &[] };
         self.put_hold_with(inode, session, right);
     }
 

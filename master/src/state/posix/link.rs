@@ -23,9 +23,9 @@ impl MutationContext<'_, '_> {
     pub(super) fn link(&mut self, link: &LinkInode) -> Result<u64, MutationError> {
         check_name(&link.name)?;
         let directory = self.whole_directory(link.parent)?;
-        self.judge_names(link.parent, &directory)?;
+        self.check_names(link.parent, &directory)?;
         let mut record = self.inode(link.inode)?;
-        self.judge_link(link.inode, &record)?;
+        self.check_link(link.inode, &record)?;
         if self.transaction.dentry(link.parent, &link.name)?.is_some() {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&link.name)));
         }

@@ -7,8 +7,8 @@ use rustix::io::Errno;
 use super::{MutationContext, MutationError, refuse};
 
 impl MutationContext<'_, '_> {
-    /// The session holds the file, and what it commits to it is judged no more: as with an open file of a local file
-    /// system, whose mode may change afterwards.
+    /// The session holds the file, and what it commits to it takes no permission any more: as with an open file
+    /// of a local file system, whose mode may change afterwards.
     pub(super) fn open_to_write(&mut self, open: OpenToWrite, session: u64) -> Result<u64, MutationError> {
         let record = self.inode(open.inode)?;
         match record.kind() {
@@ -17,7 +17,7 @@ impl MutationContext<'_, '_> {
             _ => return refuse(Errno::INVAL, "only a file is opened to be written"),
         }
         let wanted = if open.read { READ | WRITE } else { WRITE };
-        self.judge_open(open.inode, &record, wanted)?;
+        self.check_open(open.inode, &record, wanted)?;
         self.put_hold_to_write(open.inode, session);
         Ok(open.inode)
     }

@@ -1,6 +1,6 @@
-//! Who may change what in a mount that limits the users of a client: a client is believed who asks for a change only
-//! as far as its rule lets that user be himself ([`UserLimits::mapped`]), and each change is judged by what Linux would
-//! ask for on a local file system ([`cavern_posix`]).
+//! May this user change this? Asked in mounts that limit the users of a client: a client is believed who asks only as
+//! far as its rule lets that user be himself ([`UserLimits::mapped`]), and each change takes the permission that Linux
+//! would ask for on a local file system ([`cavern_posix`]).
 //!
 //! What differs from that, because there is no open file to go by:
 //! - The directories above must let the user through at each change, not only when they were opened.
@@ -8,8 +8,8 @@
 //!   him since he has opened it. Of others, what they have opened to be written is the session's to commit until it
 //!   lets go ([`MutationContext::open_to_write`]).
 //!
-//! Nobody but the client's own kernel judges locks. Changes that were answered for in a directory which the session has
-//! held since before users were limited are not judged: they were answered by what held then, and must not get lost.
+//! Nobody but the client's own kernel checks locks. Changes that were answered for in a directory which the session has
+//! held since before users were limited are not checked: they were answered by what held then, and must not get lost.
 
 use cavern_posix::acl::ACCESS;
 use cavern_posix::mode::{EXECUTE, READ, WRITE};
@@ -27,33 +27,33 @@ use crate::state::tables::{DEPTH_MAX, Tables};
 /// Of a directory.
 const SEARCH: u32 = EXECUTE;
 
-/// Whoever a change is judged by.
+/// A user whose permission a change takes.
 #[derive(Clone, Debug)]
-pub(super) struct JudgedUser {
+pub(super) struct LimitedUser {
     /// As he counts here.
     user: User,
     limits: UserLimits,
 }
 
 impl MutationContext<'_, '_> {
-    /// Finds out by whom what is changed in a mount is judged, and whose it is if it is new.
-    pub(super) fn find_judged(&mut self, mount: &Mount) {
+    /// Finds out whose permission a change in a mount takes, and whose is what is new.
+    pub(super) fn find_limited_user(&mut self, mount: &Mount) {
         let limits = self.client.as_ref().and_then(|client| mount.limits_of(client)).filter(|_| !self.is_answered);
-        self.judged =
-            limits.map(|limits| JudgedUser { user: limits.mapped(self.user.as_ref()), limits: limits.clone() });
-        if let Some(judged) = &self.judged {
-            (self.uid, self.gid) = (judged.user.uid, judged.user.gid);
+        self.limited =
+            limits.map(|limits| LimitedUser { user: limits.mapped(self.user.as_ref()), limits: limits.clone() });
+        if let Some(limited) = &self.limited {
+            (self.uid, self.gid) = (limited.user.uid, limited.user.gid);
         }
     }
 
-    /// The user by whom is judged; `None` for whoever may do everything.
-    pub(super) fn judged_user(&self) -> Option<&User> {
-        self.judged.as_ref().map(|judged| &judged.user).filter(|user| !user.is_root())
+    /// The user whose permission it takes; `None` for whoever may do everything.
+    pub(super) fn limited_user(&self) -> Option<&User> {
+        self.limited.as_ref().map(|limited| &limited.user).filter(|user| !user.is_root())
     }
 
     /// Whether mode or access list of an inode allow all of this.
     fn allows(&self, inode: u64, record: &InodeRecord, wanted: u32) -> Result<bool, MasterError> {
-        match self.judged_user() {
+        match self.limited_user() {
             None => Ok(true),
             Some(user) => permits(self.transaction.before(), user, (inode, record), wanted),
         }
@@ -65,7 +65,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A directory and those above it let the user through.
-    fn judge_way(&mut self, directory: u64) -> Result<(), MutationError> {
+    fn check_search(&mut self, directory: u64) -> Result<(), MutationError> {
         let mut at = directory;
         for _ in 0..DEPTH_MAX {
             let Some(record) = self.transaction.inode(at)?.filter(|record| record.mount_id == self.mount) else {
@@ -85,37 +85,37 @@ impl MutationContext<'_, '_> {
     }
 
     /// The user gets to an inode. By which of several names he has come nobody knows, and what has none was opened.
-    fn judge_way_to(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
-        if self.judged_user().is_none() || inode == self.mount_root || !has_one_name(record) {
+    fn check_reach(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
+        if self.limited_user().is_none() || inode == self.mount_root || !has_one_name(record) {
             return Ok(());
         }
-        self.judge_way(record.parent)
+        self.check_search(record.parent)
     }
 
     /// Names in a directory may change.
-    pub(super) fn judge_names(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
-        if self.judged_user().is_none() {
+    pub(super) fn check_names(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
+        if self.limited_user().is_none() {
             return Ok(());
         }
-        self.judge_way(inode)?;
+        self.check_search(inode)?;
         if self.allows(inode, record, WRITE)? { Ok(()) } else { self.refuse_access(inode, "change names in") }
     }
 
     /// A name may be taken away from an inode in a directory.
-    pub(super) fn judge_sticky(&self, directory: &InodeRecord, record: &InodeRecord) -> Result<(), MutationError> {
-        let Some(user) = self.judged_user() else { return Ok(()) };
+    pub(super) fn check_sticky(&self, directory: &InodeRecord, record: &InodeRecord) -> Result<(), MutationError> {
+        let Some(user) = self.limited_user() else { return Ok(()) };
         Ok(check_sticky(user, &attributes(0, directory), &attributes(0, record))?)
     }
 
     /// One of the inodes of a rename may leave its directory; a directory has a name for the one above it, which
     /// changes.
-    pub(super) fn judge_move(
+    pub(super) fn check_rename(
         &mut self,
         rename: &RenameName,
         inode: u64,
         (directory, record): (&InodeRecord, &InodeRecord),
     ) -> Result<(), MutationError> {
-        self.judge_sticky(directory, record)?;
+        self.check_sticky(directory, record)?;
         let leads_elsewhere = is_directory(record) && rename.parent != rename.new_parent;
         if leads_elsewhere && !self.allows(inode, record, WRITE)? {
             return self.refuse_access(inode, "move");
@@ -124,24 +124,24 @@ impl MutationContext<'_, '_> {
     }
 
     /// An inode may get another name. One without any was opened by whoever names it.
-    pub(super) fn judge_link(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
-        let is_owner = self.judged_user().is_none_or(|user| user.uid == record.uid);
+    pub(super) fn check_link(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
+        let is_owner = self.limited_user().is_none_or(|user| user.uid == record.uid);
         if record.unlinked && !is_owner && !self.may_commit(inode)? {
             return self.refuse_access(inode, "give a name to");
         }
-        self.judge_way_to(inode, record)
+        self.check_reach(inode, record)
     }
 
     /// What is of this kind may be made.
-    pub(super) fn judge_kind(&self, kind: Kind) -> Result<(), MutationError> {
+    pub(super) fn check_kind(&self, kind: Kind) -> Result<(), MutationError> {
         match kind {
-            Kind::CharacterDevice | Kind::BlockDevice => self.judge_root("makes devices"),
+            Kind::CharacterDevice | Kind::BlockDevice => self.check_root("makes devices"),
             _ => Ok(()),
         }
     }
 
-    pub(super) fn judge_root(&self, what: &'static str) -> Result<(), MutationError> {
-        match self.judged_user() {
+    pub(super) fn check_root(&self, what: &'static str) -> Result<(), MutationError> {
+        match self.limited_user() {
             None => Ok(()),
             Some(user) => Err(PosixError::NotTheOne { uid: user.uid, what }.into()),
         }
@@ -149,7 +149,7 @@ impl MutationContext<'_, '_> {
 
     /// A client may set what holds for others in the mount that was found, as `is_granted` by its rule: whose space is
     /// bounded does not say by how much. Of whoever has no name nothing is known (no `[security]`).
-    pub(super) fn judge_setting(
+    pub(super) fn check_setting(
         &self,
         is_granted: fn(&Mount, &str) -> bool,
         what: &str,
@@ -169,47 +169,47 @@ impl MutationContext<'_, '_> {
     }
 
     /// A file may be opened to be written.
-    pub(super) fn judge_open(&mut self, inode: u64, record: &InodeRecord, wanted: u32) -> Result<(), MutationError> {
-        self.judge_way_to(inode, record)?;
+    pub(super) fn check_open(&mut self, inode: u64, record: &InodeRecord, wanted: u32) -> Result<(), MutationError> {
+        self.check_reach(inode, record)?;
         if self.allows(inode, record, wanted)? { Ok(()) } else { self.refuse_access(inode, "open") }
     }
 
     /// What was written to a file may become a part of it.
-    pub(super) fn judge_commit(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
-        let Some(user) = self.judged_user() else { return Ok(()) };
+    pub(super) fn check_commit(&mut self, inode: u64, record: &InodeRecord) -> Result<(), MutationError> {
+        let Some(user) = self.limited_user() else { return Ok(()) };
         let right = if user.uid == record.uid { Right::Reach } else { Right::Write };
-        if self.may_commit(inode)? { Ok(()) } else { self.judge(inode, record, right) }
+        if self.may_commit(inode)? { Ok(()) } else { self.check_permission(inode, record, right) }
     }
 
     /// The user has a right to an inode.
-    fn judge(&mut self, inode: u64, record: &InodeRecord, right: Right) -> Result<(), MutationError> {
+    fn check_permission(&mut self, inode: u64, record: &InodeRecord, right: Right) -> Result<(), MutationError> {
         if right == Right::Commit {
-            return self.judge_commit(inode, record);
+            return self.check_commit(inode, record);
         }
-        self.judge_way_to(inode, record)?;
+        self.check_reach(inode, record)?;
         if right == Right::Reach || self.allows(inode, record, WRITE)? {
             return Ok(());
         }
         self.refuse_access(inode, "write to")
     }
 
-    pub(super) fn judge_set_attributes(&mut self, set: &SetAttr, record: &InodeRecord) -> Result<(), MutationError> {
-        let Some(JudgedUser { user, limits }) = &self.judged else { return Ok(()) };
+    pub(super) fn check_set_attributes(&mut self, set: &SetAttr, record: &InodeRecord) -> Result<(), MutationError> {
+        let Some(LimitedUser { user, limits }) = &self.limited else { return Ok(()) };
         let right = right_to_set(set, &attributes(set.inode, record), (user, limits))?;
-        self.judge(set.inode, record, right)
+        self.check_permission(set.inode, record, right)
     }
 
     /// An extended attribute may be set, or taken away.
-    pub(super) fn judge_xattr(
+    pub(super) fn check_xattr(
         &mut self,
         inode: u64,
         record: &InodeRecord,
         name: &[u8],
         change: XattrChange,
     ) -> Result<(), MutationError> {
-        let Some(user) = self.judged_user() else { return Ok(()) };
+        let Some(user) = self.limited_user() else { return Ok(()) };
         let right = right_to_xattr(user, &attributes(inode, record), name, change)?;
-        self.judge(inode, record, right)
+        self.check_permission(inode, record, right)
     }
 }
 

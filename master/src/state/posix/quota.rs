@@ -21,8 +21,8 @@ impl MutationContext<'_, '_> {
     /// Sets a quota, changes it, or ends it. With the first one counting begins.
     pub(super) fn set_quota(&mut self, set: &SetQuota) -> Result<u64, MutationError> {
         self.directory(set.inode)?;
-        self.judge_root("sets how much may be in a directory")?;
-        self.judge_setting(Mount::may_set_quotas, "set quotas", "quotas")?;
+        self.check_root("sets how much may be in a directory")?;
+        self.check_setting(Mount::may_set_quotas, "set quotas", "quotas")?;
         self.check_nothing_held()?;
         let known = self.transaction.before().quota(set.inode)?;
         let mut quota = known.unwrap_or_default();

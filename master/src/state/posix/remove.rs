@@ -13,12 +13,12 @@ impl MutationContext<'_, '_> {
     pub(super) fn remove(&mut self, remove: &RemoveName) -> Result<u64, MutationError> {
         check_name(&remove.name)?;
         let directory = self.whole_directory(remove.parent)?;
-        self.judge_names(remove.parent, &directory)?;
+        self.check_names(remove.parent, &directory)?;
         let Some(dentry) = self.transaction.dentry(remove.parent, &remove.name)? else {
             return refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(&remove.name)));
         };
         let record = self.inode(dentry.inode)?;
-        self.judge_sticky(&directory, &record)?;
+        self.check_sticky(&directory, &record)?;
         match (remove.directory, is_directory(&record)) {
             (true, false) => return refuse(Errno::NOTDIR, "rmdir is for directories"),
             (false, true) => return refuse(Errno::ISDIR, "a directory is removed by rmdir"),

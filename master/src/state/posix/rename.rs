@@ -17,8 +17,8 @@ impl MutationContext<'_, '_> {
         check_name(&rename.new_name)?;
         let from = self.whole_directory(rename.parent)?;
         let to = self.whole_directory(rename.new_parent)?;
-        self.judge_names(rename.parent, &from)?;
-        self.judge_names(rename.new_parent, &to)?;
+        self.check_names(rename.parent, &from)?;
+        self.check_names(rename.new_parent, &to)?;
         let Some(dentry) = self.transaction.dentry(rename.parent, &rename.name)? else {
             return refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(&rename.name)));
         };
@@ -26,7 +26,7 @@ impl MutationContext<'_, '_> {
             return refuse(Errno::XDEV, "a name cannot move from one mount into another");
         }
         let moved = self.inode(dentry.inode)?;
-        self.judge_move(rename, dentry.inode, (&from, &moved))?;
+        self.check_rename(rename, dentry.inode, (&from, &moved))?;
         let target = self.transaction.dentry(rename.new_parent, &rename.new_name)?;
         match (rename.mode(), &target) {
             (RenameMode::NoReplace, Some(_)) => {
@@ -98,7 +98,7 @@ impl MutationContext<'_, '_> {
         if let Some(target) = target {
             let record = self.inode(target.inode)?;
             let to = self.directory(rename.new_parent)?;
-            self.judge_sticky(&to, &record)?;
+            self.check_sticky(&to, &record)?;
             match (moves_directory, is_directory(&record)) {
                 (true, false) => return refuse(Errno::NOTDIR, "a directory cannot replace what is none"),
                 (false, true) => return refuse(Errno::ISDIR, "only a directory can replace a directory"),
@@ -147,7 +147,7 @@ impl MutationContext<'_, '_> {
     ) -> Result<u64, MutationError> {
         let mut other = self.inode(target.inode)?;
         let to = self.directory(rename.new_parent)?;
-        self.judge_move(rename, target.inode, (&to, &other))?;
+        self.check_rename(rename, target.inode, (&to, &other))?;
         for (inode, record) in [(dentry.inode, &moved), (target.inode, &other)] {
             if is_directory(record) {
                 self.check_whole_below(inode)?;

@@ -13,8 +13,8 @@ impl MutationContext<'_, '_> {
     /// Sets the rule of a directory, or ends it.
     pub(super) fn set_ttl(&mut self, set: &SetTtl) -> Result<u64, MutationError> {
         self.directory(set.inode)?;
-        self.judge_root("sets how long files live")?;
-        self.judge_setting(Mount::may_set_ttls, "set how long files live", "ttl")?;
+        self.check_root("sets how long files live")?;
+        self.check_setting(Mount::may_set_ttls, "set how long files live", "ttl")?;
         self.check_nothing_held()?;
         let Ok(action) = TtlAction::try_from(set.action) else {
             return refuse(Errno::INVAL, "an action that this master does not know");

@@ -35,7 +35,7 @@ impl MutationContext<'_, '_> {
             return refuse(Errno::INVAL, format!("{prefix} is no whole name of an attribute: {prefix}NAME is"));
         }
         let mut record = self.inode(set.inode)?;
-        self.judge_xattr(set.inode, &record, &set.name, XattrChange::Set)?;
+        self.check_xattr(set.inode, &record, &set.name, XattrChange::Set)?;
         let known = self.transaction.before().xattr(set.inode, &set.name)?;
         match (set.mode(), known.is_some()) {
             (XattrMode::Create, true) => return refuse(Errno::EXIST, "the attribute is there"),
@@ -43,7 +43,7 @@ impl MutationContext<'_, '_> {
             _ => {}
         }
         if is_acl(&set.name) {
-            let value = records::change(&mut record, |attr| acl::set(attr, set, self.judged_user()))?;
+            let value = records::change(&mut record, |attr| acl::set(attr, set, self.limited_user()))?;
             return self.keep_xattr(set.inode, record, &set.name, value.as_deref());
         }
         if record.has_xattrs {
@@ -66,7 +66,7 @@ impl MutationContext<'_, '_> {
 
     pub(super) fn remove_xattr(&mut self, remove: &RemoveXattr) -> Result<u64, MutationError> {
         let record = self.inode(remove.inode)?;
-        self.judge_xattr(remove.inode, &record, &remove.name, XattrChange::Remove)?;
+        self.check_xattr(remove.inode, &record, &remove.name, XattrChange::Remove)?;
         if self.transaction.before().xattr(remove.inode, &remove.name)?.is_none() {
             // As Linux has it: an access list that is not there need not be removed.
             if is_acl(&remove.name) {

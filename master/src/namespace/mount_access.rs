@@ -1,4 +1,5 @@
-//! What is there for the client that asks: mounts that are not, are answered for as if there were none, and inodes in
+//! Is this mount there for this client, and may it change it? What the rules of the mount say ([`Mount::access_of`])
+//! becomes the answer of a read here: mounts that are not there are answered for as if there were none, and inodes in
 //! them as those that nobody has made.
 
 use std::collections::HashSet;
@@ -18,12 +19,12 @@ impl Lookups {
     /// Whether a mount is there for the client, by what is recorded of it: it need not be one that can be opened. What
     /// is above mounts (0) is there for all.
     pub(super) fn can_see(&self, mount_id: u32) -> bool {
-        self.seen(mount_id).is_ok()
+        self.visible(mount_id).is_ok()
     }
 
     /// The same for what a call is about: it is an operation in that mount.
-    fn comes_to(&self, mount_id: u32) -> bool {
-        match self.seen(mount_id) {
+    fn enters(&self, mount_id: u32) -> bool {
+        match self.visible(mount_id) {
             Ok(Some(mount)) => {
                 self.is_in(&mount);
                 true
@@ -34,7 +35,7 @@ impl Lookups {
     }
 
     /// A mount that was looked at for the client; `None` where that was not needed.
-    fn seen(&self, mount_id: u32) -> Result<Option<Mount>, Hidden> {
+    fn visible(&self, mount_id: u32) -> Result<Option<Mount>, Hidden> {
         let Some(client) = self.client.as_ref().filter(|_| mount_id != 0) else { return Ok(None) };
         let mount = self.mounts.recorded(mount_id).map_err(|_| Hidden)?;
         if mount.access_of(client).can_see() { Ok(Some(mount)) } else { Err(Hidden) }
@@ -45,14 +46,14 @@ impl Lookups {
     /// # Errors
     /// [`MasterError::NotFound`].
     pub(super) fn mount_of(&self, mount_id: u32, inode: u64) -> Result<Arc<OpenMount>, MasterError> {
-        if self.comes_to(mount_id) { self.mounts.get(mount_id) } else { Err(MasterError::Gone(inode)) }
+        if self.enters(mount_id) { self.mounts.get(mount_id) } else { Err(MasterError::Gone(inode)) }
     }
 
     /// Refuses an inode of a mount that is not there for the client, and one that is nowhere.
     ///
     /// # Errors
     /// [`MasterError::NotFound`].
-    pub async fn check_visible(&self, inode: u64) -> Result<(), MasterError> {
+    pub async fn check_mount_access(&self, inode: u64) -> Result<(), MasterError> {
         match self.hidden(&[inode]).await?.is_empty() {
             true => Ok(()),
             false => Err(MasterError::Gone(inode)),
@@ -67,7 +68,7 @@ impl Lookups {
         }
         let mut hidden = HashSet::new();
         for (inode, mount_id) in inodes.iter().zip(self.places_of(inodes.to_vec()).await?) {
-            if *inode != 0 && !mount_id.is_some_and(|mount_id| self.comes_to(mount_id)) {
+            if *inode != 0 && !mount_id.is_some_and(|mount_id| self.enters(mount_id)) {
                 hidden.insert(*inode);
             }
         }
@@ -88,23 +89,15 @@ impl Lookups {
         mounts.await
     }
 
-    /// Refuses a path that is not within a mount which is there for the client: what is above mounts has a part in all
-    /// of them.
+    /// Refuses what a refresh may change in the mount around its path ([`Self::check_path_access`]), if the client may
+    /// only read it: of fs-mode mounts it takes in what others have put into the bucket, and takes out what they have
+    /// deleted there.
     ///
     /// # Errors
-    /// [`MasterError::NotFound`] and [`MasterError::Denied`].
-    pub fn check_path(&self, path: &str) -> Result<(), MasterError> {
-        self.mount_around(path).map(drop)
-    }
-
-    /// The same for a path below which a refresh may change something: of fs-mode mounts it takes in what others have
-    /// put into the bucket, and takes out what they have deleted there.
-    ///
-    /// # Errors
-    /// As [`Self::check_path`].
-    pub fn check_path_to_refresh(&self, path: &str) -> Result<(), MasterError> {
-        match self.mount_around(path)? {
-            Some(mount) if mount.write_type() == WriteType::FsMode => self.check_full(&mount),
+    /// [`MasterError::Denied`].
+    pub fn check_refresh(&self, mount: Option<&Mount>) -> Result<(), MasterError> {
+        match mount {
+            Some(mount) if mount.write_type() == WriteType::FsMode => self.check_change(mount),
             _ => Ok(()),
         }
     }
@@ -113,18 +106,18 @@ impl Lookups {
     ///
     /// # Errors
     /// [`MasterError::Denied`].
-    pub async fn check_not_read_only(&self, inodes: &[u64]) -> Result<(), MasterError> {
+    pub async fn check_mount_change(&self, inodes: &[u64]) -> Result<(), MasterError> {
         if self.client.is_none() {
             return Ok(());
         }
         let mounts: HashSet<u32> = self.mounts_of(inodes.to_vec()).await?.into_iter().collect();
-        mounts.into_iter().try_for_each(|mount_id| match self.seen(mount_id) {
-            Ok(Some(mount)) => self.check_full(&mount),
+        mounts.into_iter().try_for_each(|mount_id| match self.visible(mount_id) {
+            Ok(Some(mount)) => self.check_change(&mount),
             _ => Ok(()),
         })
     }
 
-    fn check_full(&self, mount: &Mount) -> Result<(), MasterError> {
+    fn check_change(&self, mount: &Mount) -> Result<(), MasterError> {
         match self.client.as_ref().map(|client| (client, mount.access_of(client))) {
             None | Some((_, ClientAccess::Full)) => Ok(()),
             Some((client, _)) => {
@@ -133,9 +126,13 @@ impl Lookups {
         }
     }
 
-    /// The mount that a path is in, if the client has to be judged. A path in a mount that is not there for it is
-    /// refused as one that leads nowhere.
-    fn mount_around(&self, path: &str) -> Result<Option<Mount>, MasterError> {
+    /// Refuses a path that is not within a mount which is there for the client: what is above mounts has a part in all
+    /// of them. A path in a mount that is not there is refused as one that leads nowhere. Gives the mount around, if
+    /// rules are to be looked at.
+    ///
+    /// # Errors
+    /// [`MasterError::NotFound`] and [`MasterError::Denied`].
+    pub fn check_path_access(&self, path: &str) -> Result<Option<Mount>, MasterError> {
         let Some(client) = &self.client else { return Ok(None) };
         let names = components(path)?;
         let mut is_above = names.is_empty();

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use cavern_proto::master::{ClientRule, Mount};
-use cavern_security::{Identity, Role};
+use cavern_security::Identity;
 use parking_lot::RwLock;
 
 use crate::state::{Change, RulesChange};
@@ -51,9 +51,9 @@ impl VisibleMounts {
     /// Whether a change may be told to whoever has opened a session.
     pub(super) fn may_know(&self, change: &Change, owner: Option<&Identity>) -> bool {
         let Change::Entry { mount_id, .. } = change else { return true };
-        let Some(owner) = owner.filter(|owner| owner.role == Role::Client) else { return true };
+        let Some(client) = owner.and_then(Identity::client_name) else { return true };
         self.0.read().get(mount_id).is_none_or(|Rules { now, before }| {
-            let lets = |mount: &Mount| mount.access_of(&owner.name).can_see();
+            let lets = |mount: &Mount| mount.access_of(client).can_see();
             lets(now) || before.as_ref().is_some_and(lets)
         })
     }

@@ -1,4 +1,4 @@
-//! What users may read, in mounts that limit those of the client that asks.
+//! May this user read this inode? Asked in mounts that limit the users of the client that asks.
 
 use cavern_proto::master::{Mount, User};
 
@@ -9,7 +9,7 @@ use crate::state::{Tables, may_access, may_have_layout};
 impl Lookups {
     /// Whether a user may do all of this (of 0o7) with an inode.
     pub async fn may_access(&self, inode: u64, user: Option<&User>, wanted: u32) -> Result<bool, MasterError> {
-        self.judge(inode, user, move |tables, mount, user| may_access(tables, (mount, user), inode, &[wanted])).await
+        self.permits(inode, user, move |tables, mount, user| may_access(tables, (mount, user), inode, &[wanted])).await
     }
 
     /// Refuses to tell a user where the bytes of a file are that he may neither read nor write.
@@ -41,15 +41,16 @@ impl Lookups {
 
     async fn may_have_layout(&self, inode: u64, user: Option<&User>) -> Result<bool, MasterError> {
         let session = self.asker;
-        self.judge(inode, user, move |tables, mount, user| may_have_layout(tables, (mount, user), inode, session)).await
+        self.permits(inode, user, move |tables, mount, user| may_have_layout(tables, (mount, user), inode, session))
+            .await
     }
 
-    /// What `judged` says of a user as he counts in the mount of an inode; true where users are not limited.
-    async fn judge(
+    /// Whether `check` says so of a user as he counts in the mount of an inode; true where users are not limited.
+    async fn permits(
         &self,
         inode: u64,
         user: Option<&User>,
-        judged: impl Fn(Tables<'_>, &Mount, &User) -> Result<bool, MasterError> + Clone + Send + 'static,
+        check: impl Fn(Tables<'_>, &Mount, &User) -> Result<bool, MasterError> + Clone + Send + 'static,
     ) -> Result<bool, MasterError> {
         let Some(client) = &self.client else { return Ok(true) };
         let mount_id = self.reader.look(move |tables| Ok(tables.inode(inode)?.map_or(0, |record| record.mount_id)));
@@ -60,6 +61,6 @@ impl Lookups {
         let mount = self.mounts.recorded(mount_id)?;
         let Some(limits) = mount.limits_of(client) else { return Ok(true) };
         let user = limits.mapped(user);
-        self.reader.look(move |tables| judged(tables, &mount, &user)).await
+        self.reader.look(move |tables| check(tables, &mount, &user)).await
     }
 }

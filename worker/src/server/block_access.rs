@@ -12,7 +12,7 @@ use cavern_proto::data::{
     WriteRequest,
 };
 use cavern_proto::{ClientAccess, ContentId};
-use cavern_security::Role;
+use cavern_security::Identity;
 use cavern_ufs::Ufs;
 use tokio::time::Instant;
 
@@ -97,12 +97,12 @@ impl OfBlocks for SyncRequest {
     }
 }
 
-/// What is done with a request.
+/// Whether a request may be carried out.
 #[derive(Debug)]
 pub(super) enum Verdict {
     Allowed,
     Refused(Refusal),
-    /// It is judged by the next table.
+    /// It is checked against the next table.
     Later,
 }
 
@@ -118,8 +118,8 @@ struct Known {
 
 /// What the peer of a connection may do.
 #[derive(Debug)]
-pub(super) struct Rights {
-    /// The client's name. Nobody else is judged: other roles serve all mounts, and whoever comes over the Unix socket
+pub(super) struct BlockAccess {
+    /// The client's name. Nobody else is checked: other roles serve all mounts, and whoever comes over the Unix socket
     /// could open the files of the blocks.
     client: Option<Arc<str>>,
     mounts: Arc<Mounts>,
@@ -131,28 +131,23 @@ pub(super) struct Rights {
     renewed: Option<Instant>,
 }
 
-impl Rights {
+impl BlockAccess {
     pub(super) fn of(peer: &Peer, mounts: Arc<Mounts>, membership: Arc<Membership>) -> Self {
-        let client = peer.identity().filter(|identity| identity.role == Role::Client);
-        let client = client.map(|identity| identity.name.as_str().into());
+        let client = peer.identity().and_then(Identity::client_name).map(Arc::from);
         Self { client, mounts, membership, version: 0, known: Vec::new(), renewed: None }
     }
 
-    /// The client's name, if it is judged.
+    /// The client's name, if it is checked.
     pub(super) fn client(&self) -> Option<&Arc<str>> {
         self.client.as_ref()
     }
 
-    /// Whether there is anything that the peer may not do with blocks.
-    pub(super) fn are_limited(&self) -> bool {
-        self.client.is_some()
-    }
-
-    pub(super) fn judge(&mut self, request: &impl OfBlocks) -> Verdict {
+    /// Whether the client may have, or change, the blocks of a request.
+    pub(super) fn check(&mut self, request: &impl OfBlocks) -> Verdict {
         let Some(client) = self.client.clone() else { return Verdict::Allowed };
         let is_change = request.is_change();
         let mut blocks = request.blocks();
-        let refused = blocks.find_map(|block| self.judge_block(block, is_change, &client).err());
+        let refused = blocks.find_map(|block| self.check_block(block, is_change, &client).err());
         match refused {
             None => Verdict::Allowed,
             Some(_) if self.renewed.is_none_or(|last| last.elapsed() >= RENEWAL_INTERVAL) => Verdict::Later,
@@ -160,7 +155,7 @@ impl Rights {
         }
     }
 
-    fn judge_block(&mut self, block: &BlockRef, is_change: bool, client: &str) -> Result<(), Refusal> {
+    fn check_block(&mut self, block: &BlockRef, is_change: bool, client: &str) -> Result<(), Refusal> {
         let refused = |status, what: &str| {
             Err(Refusal::new(status, format!("mount {} is {what} the client \"{client}\"", block.mount_id)))
         };
@@ -191,7 +186,7 @@ impl Rights {
         (per_second != 0).then_some((mount_id, per_second))
     }
 
-    /// The table as the master has it now; what the peer asks for within the next seconds is judged by that.
+    /// The table as the master has it now; what the peer asks for within the next seconds is checked against that.
     pub(super) fn renew(&mut self) -> impl Future<Output = ()> + Send + 'static {
         self.renewed = Some(Instant::now());
         let mounts = self.mounts.clone();
@@ -248,7 +243,7 @@ mod tests {
     use cavern_conf::schema;
     use cavern_proto::data::open_request;
     use cavern_proto::master::{ClientRule, Mount, MountTable};
-    use cavern_security::Identity;
+    use cavern_security::Role;
 
     use super::*;
     use crate::mounts::tests::no_master;
@@ -305,40 +300,40 @@ mod tests {
     async fn a_client_is_judged_by_the_rules_that_are_known_and_once_more_by_later_ones() {
         let mounts = Arc::new(Mounts::new(no_master(), schema::Ufs::default()));
         mounts.apply(table(1, vec![rule("reader", true), rule("writer", false)]));
-        let rights = |peer: &Peer| Rights::of(peer, mounts.clone(), Arc::default());
+        let rights = |peer: &Peer| BlockAccess::of(peer, mounts.clone(), Arc::default());
         let mut writer = rights(&named(Role::Client, "writer"));
-        assert!(matches!(writer.judge(&write(2)), Verdict::Allowed));
+        assert!(matches!(writer.check(&write(2)), Verdict::Allowed));
         let mut reader = rights(&named(Role::Client, "reader"));
-        assert!(matches!(reader.judge(&query(&[1, 2])), Verdict::Allowed));
-        assert!(matches!(reader.judge(&write(1)), Verdict::Allowed));
-        assert!(matches!(reader.judge(&write(2)), Verdict::Later));
+        assert!(matches!(reader.check(&query(&[1, 2])), Verdict::Allowed));
+        assert!(matches!(reader.check(&write(1)), Verdict::Allowed));
+        assert!(matches!(reader.check(&write(2)), Verdict::Later));
         reader.renew().await;
-        refused(reader.judge(&write(2)), Status::PermissionDenied, "only read by the client \"reader\"");
+        refused(reader.check(&write(2)), Status::PermissionDenied, "only read by the client \"reader\"");
 
         let mut stranger = rights(&named(Role::Client, "stranger"));
-        assert!(matches!(stranger.judge(&query(&[1, 2])), Verdict::Later));
+        assert!(matches!(stranger.check(&query(&[1, 2])), Verdict::Later));
         stranger.renew().await;
-        refused(stranger.judge(&query(&[1, 2])), Status::PermissionDenied, "mount 2 is not there for");
-        refused(stranger.judge(&query(&[3])), Status::UnknownMount, "mount 3 is not known");
-        assert!(matches!(stranger.judge(&query(&[1])), Verdict::Allowed));
+        refused(stranger.check(&query(&[1, 2])), Status::PermissionDenied, "mount 2 is not there for");
+        refused(stranger.check(&query(&[3])), Status::UnknownMount, "mount 3 is not known");
+        assert!(matches!(stranger.check(&query(&[1])), Verdict::Allowed));
         mounts.apply(table(2, vec![rule("stranger", false)]));
-        assert!(matches!(stranger.judge(&write(2)), Verdict::Allowed));
-        refused(reader.judge(&query(&[2])), Status::PermissionDenied, "not there for");
+        assert!(matches!(stranger.check(&write(2)), Verdict::Allowed));
+        refused(reader.check(&query(&[2])), Status::PermissionDenied, "not there for");
     }
 
     #[tokio::test]
     async fn blocks_of_files_are_those_of_the_mount() {
         let mounts = Arc::new(Mounts::new(no_master(), schema::Ufs::default()));
         mounts.apply(table(1, vec![rule("somebody-else", false)]));
-        let mut rights = Rights::of(&named(Role::Client, "writer"), mounts, Arc::default());
+        let mut rights = BlockAccess::of(&named(Role::Client, "writer"), mounts, Arc::default());
         rights.renew().await;
-        assert!(matches!(rights.judge(&write(1)), Verdict::Allowed));
+        assert!(matches!(rights.check(&write(1)), Verdict::Allowed));
         // Those of another mount, said to be of one's own.
         let squatted = BlockRef { mount_id: 1, ..of_file(2) };
         let request = WriteRequest { block: Some(squatted.clone()), ..WriteRequest::default() };
-        refused(rights.judge(&request), Status::BadRequest, "not that of the file");
+        refused(rights.check(&request), Status::BadRequest, "not that of the file");
         let request = QueryRequest { blocks: vec![squatted], held: None };
-        refused(rights.judge(&request), Status::BadRequest, "not that of the file");
+        refused(rights.check(&request), Status::BadRequest, "not that of the file");
     }
 
     #[tokio::test]
@@ -347,15 +342,15 @@ mod tests {
         let mount = Mount { id: 1, uri: "memory://rights/a".into(), ..Mount::default() };
         mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: Vec::new() });
         let store = mounts.ufs(1).await.unwrap().store_id().to_owned();
-        let mut rights = Rights::of(&named(Role::Client, "reader"), mounts, Arc::default());
+        let mut rights = BlockAccess::of(&named(Role::Client, "reader"), mounts, Arc::default());
         rights.renew().await;
-        assert!(matches!(rights.judge(&open(1, "a/k", &store)), Verdict::Allowed));
-        refused(rights.judge(&open(1, "b/k", &store)), Status::PermissionDenied, "\"b/k\" is not within \"a/\"");
-        refused(rights.judge(&open(1, "a/k", "another")), Status::BadRequest, "not that of the key");
+        assert!(matches!(rights.check(&open(1, "a/k", &store)), Verdict::Allowed));
+        refused(rights.check(&open(1, "b/k", &store)), Status::PermissionDenied, "\"b/k\" is not within \"a/\"");
+        refused(rights.check(&open(1, "a/k", "another")), Status::BadRequest, "not that of the key");
         // Under the name of one of its own objects.
         let mut disguised = open(1, "b/k", &store);
         disguised.items[0].block.as_mut().unwrap().key = "a/k".into();
-        refused(rights.judge(&disguised), Status::BadRequest, "not that of the key");
+        refused(rights.check(&disguised), Status::BadRequest, "not that of the key");
     }
 
     #[tokio::test]
@@ -363,11 +358,11 @@ mod tests {
         let mounts = Arc::new(Mounts::new(no_master(), schema::Ufs::default()));
         let mount = Mount { id: 1, uri: "nothing://rights".into(), ..Mount::default() };
         mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: Vec::new() });
-        let mut rights = Rights::of(&named(Role::Client, "reader"), mounts, Arc::default());
+        let mut rights = BlockAccess::of(&named(Role::Client, "reader"), mounts, Arc::default());
         rights.renew().await;
         let another = open(1, "a/k", "memory://another");
-        refused(rights.judge(&another), Status::UnknownMount, "mount 1 is not usable by this worker");
-        assert!(matches!(rights.judge(&write(1)), Verdict::Allowed), "files are known by their names");
+        refused(rights.check(&another), Status::UnknownMount, "mount 1 is not usable by this worker");
+        assert!(matches!(rights.check(&write(1)), Verdict::Allowed), "files are known by their names");
     }
 
     #[tokio::test]
@@ -376,9 +371,9 @@ mod tests {
         mounts.apply(table(1, vec![rule("writer", false)]));
         let others = [Role::Master, Role::Worker, Role::Admin].map(|role| named(role, "stranger"));
         for peer in others.into_iter().chain([Peer::Anybody, Peer::SameHost]) {
-            let mut rights = Rights::of(&peer, mounts.clone(), Arc::default());
-            assert!(!rights.are_limited() && matches!(rights.judge(&write(2)), Verdict::Allowed), "{peer}");
+            let mut rights = BlockAccess::of(&peer, mounts.clone(), Arc::default());
+            assert!(rights.client().is_none() && matches!(rights.check(&write(2)), Verdict::Allowed), "{peer}");
         }
-        assert!(Rights::of(&named(Role::Client, "stranger"), mounts, Arc::default()).are_limited());
+        assert!(BlockAccess::of(&named(Role::Client, "stranger"), mounts, Arc::default()).client().is_some());
     }
 }
