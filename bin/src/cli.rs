@@ -1,23 +1,22 @@
 //! The command line: one file for each family of commands.
 
 mod bench;
-pub mod cert;
+mod cert;
 mod conf;
-pub mod connect;
+mod connect;
 mod export;
 mod fs;
 mod fuse;
 mod gen_images;
 mod host_path;
 mod job;
-mod leader;
 mod load;
 mod local;
 mod mount;
 mod node;
 mod persist;
 mod process;
-pub mod raft;
+mod raft;
 mod refresh;
 mod report;
 mod secrets;

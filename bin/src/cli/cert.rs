@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cavern_conf::{Config, counted};
-use cavern_security::{Authority, CertificateInfo, Identity, Issued, RevocationList, Role, SecurityError};
+use cavern_security::{Authority, CertificateInfo, Identity, RevocationList, Role, SecurityError};
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -244,10 +244,11 @@ impl InitArgs {
 impl IssueArgs {
     fn run(self) -> Result<(), CliError> {
         let cluster = self.common.cluster_name()?;
-        let authority = authority(&self.dir, &cluster)?;
+        let authority = Authority::open_of(&self.dir, &cluster)?;
         let identity = Identity::new(&cluster, self.role, &self.name)?;
         let holds = Duration::from_secs(self.days * DAY_SECS);
-        let issued = issue(&authority, &identity, holds, self.out.as_deref().unwrap_or(&self.dir))?;
+        let out = self.out.as_deref().unwrap_or(&self.dir);
+        let issued = authority.issue(&identity, holds, out, &identity.file_name())?;
         let view = IssuedView {
             identity: identity.to_string(),
             ca: absolute(authority.certificate())?,
@@ -267,32 +268,9 @@ impl IssueArgs {
     }
 }
 
-/// The authority in a directory, which must be that of the cluster.
-pub fn authority(directory: &Path, cluster: &str) -> Result<Authority, CliError> {
-    let authority = Authority::open(directory)?;
-    match authority.cluster() {
-        Some(other) if other != cluster => Err(CliError::Usage(format!(
-            "the authority in {} is that of the cluster \"{other}\", but cluster.name is \"{cluster}\": name the \
-             configuration of the right cluster with --conf",
-            directory.display()
-        ))),
-        _ => Ok(authority),
-    }
-}
-
-/// Makes the two files of a process.
-pub fn issue(
-    authority: &Authority,
-    identity: &Identity,
-    holds: Duration,
-    directory: &Path,
-) -> Result<Issued, CliError> {
-    Ok(authority.issue(identity, holds, directory, &identity.file_name())?)
-}
-
 impl RevokeArgs {
     fn run(self) -> Result<(), CliError> {
-        let authority = authority(&self.dir, &self.common.cluster_name()?)?;
+        let authority = Authority::open_of(&self.dir, &self.common.cluster_name()?)?;
         let revoked = authority.revoke(&self.certificates, self.out.as_deref()).map_err(unrevoked)?;
         let view = RevocationsView {
             list: absolute(&revoked.path)?,

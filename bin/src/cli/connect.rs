@@ -4,13 +4,11 @@ use std::path::PathBuf;
 
 use cavern_conf::{Config, check_master};
 use cavern_net::master::Stubs;
-use cavern_proto::master::{ListWorkersRequest, WorkerState};
 use clap::Args;
 
-use super::leader::Leader;
 use crate::error::CliError;
+use crate::group::Leader;
 use crate::local::{self, Cluster};
-use crate::runtime::block_on;
 
 #[derive(Args)]
 pub struct ClusterArgs {
@@ -75,16 +73,4 @@ impl ClusterArgs {
     pub async fn leader(&self) -> Result<Leader, CliError> {
         Leader::connect(self.config()?).await
     }
-}
-
-/// How many workers of this cluster the master at an address counts as live.
-pub fn live_workers(config: &Config, master: String) -> Result<usize, CliError> {
-    let mut asked = Config { security: config.security.clone(), ..Config::default() };
-    asked.cluster.name.clone_from(&config.cluster.name);
-    asked.cluster.masters = vec![master];
-    block_on(async {
-        let mut connection = Stubs::connect(&asked).await?;
-        let table = connection.cluster.list_workers(ListWorkersRequest {}).await?.into_inner();
-        Ok(table.workers.iter().filter(|worker| worker.state() == WorkerState::Live).count())
-    })
 }

@@ -24,9 +24,9 @@ use self::credentials::CredentialArgs;
 use self::keys::KeysView;
 use self::update::UpdateArgs;
 use super::connect::ClusterArgs;
-use super::leader::new_request_id;
 use crate::console;
 use crate::error::CliError;
+use crate::group::new_request_id;
 
 const REPLICAS: RangeInclusive<i64> = 1..=REPLICAS_MAX as i64;
 

@@ -12,10 +12,10 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::connect::ClusterArgs;
-use super::leader::{Leader, new_request_id};
 use super::report::{WorkerView, print_workers};
 use crate::console::{self, Progress};
 use crate::error::CliError;
+use crate::group::{Leader, new_request_id};
 
 /// How often a worker that is watched is looked at, and how often a line reports it where no bar is drawn.
 const POLL_PERIOD: Duration = Duration::from_millis(500);

@@ -1,8 +1,5 @@
 //! `cv raft`: the group of masters, and who belongs to it.
 
-mod connection;
-mod survey;
-
 use cavern_conf::Config;
 use cavern_proto::raft::{
     AddMasterRequest, Group, MakeSnapshotRequest, Member, RemoveMasterRequest, TransferLeadRequest,
@@ -11,12 +8,13 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use self::connection::{Attempt, ELECTION_PATIENCE, ELECTION_POLL, unreachable, until_answered};
-pub use self::connection::{Dial, ask_leader};
-pub use self::survey::{GroupView, MasterRole, MasterView, Survey};
 use super::connect::{ClusterArgs, master_address};
 use crate::console::{self, Progress};
 use crate::error::CliError;
+use crate::group::{
+    Attempt, Dial, ELECTION_PATIENCE, ELECTION_POLL, GroupView, MasterView, Survey, ask_leader, remark_unaware,
+    unreachable, until_answered,
+};
 
 #[derive(Subcommand)]
 pub enum RaftCommand {
@@ -414,17 +412,6 @@ impl SnapshotArgs {
 
 fn address_of(group: &Group, id: u64) -> Option<String> {
     group.members.iter().find(|member| member.node_id == id).map(|member| member.address.clone())
-}
-
-/// Says who may not know a master that was taken in.
-pub fn remark_unaware(group: &Group) {
-    if !group.unaware.is_empty() {
-        console::remark(format_args!(
-            "these have not said that they know the new master, and may not find it should the others fail now: {}. \
-             They are told again each second; restart what stays without a connection",
-            group.unaware.join(", ")
-        ));
-    }
 }
 
 /// The outcome of a change.

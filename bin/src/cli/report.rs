@@ -18,9 +18,9 @@ use tasks::TaskView;
 use super::connect::ClusterArgs;
 use super::job::JobView;
 use super::mount::{self, MountView};
-use super::raft::{Dial, GroupView, Survey};
 use crate::console;
 use crate::error::CliError;
+use crate::group::{Dial, GroupView, Survey};
 
 #[derive(Args)]
 #[command(after_help = "Examples:

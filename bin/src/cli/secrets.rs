@@ -7,9 +7,9 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::connect::ClusterArgs;
-use super::leader::new_request_id;
 use crate::console;
 use crate::error::CliError;
+use crate::group::new_request_id;
 
 #[derive(Subcommand)]
 pub enum SecretsCommand {

@@ -7,13 +7,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cavern_conf::host;
 use cavern_conf::schema::Security;
 use cavern_security::{Authority, Identity, Role as Part};
 
 use super::child::{ChildName, Role, write_whole};
 use super::record::Cluster;
-use super::up::random_text;
-use crate::cli::cert;
 use crate::error::{CliError, Context as _};
 
 /// As long as certificates can be made for.
@@ -32,7 +31,7 @@ const TOKEN_LENGTH: usize = 40;
 pub fn ensure(cluster: &Cluster, name: &str) -> Result<(), CliError> {
     let directory = cluster.certificates();
     let authority = if Authority::is_in(&directory) {
-        cert::authority(&directory, name)?
+        Authority::open_of(&directory, name)?
     } else {
         // The list of another one would not be its own.
         remove(&directory, AUTHORITY_FILES.into_iter().chain([REVOKED]))?;
@@ -47,7 +46,7 @@ pub fn ensure(cluster: &Cluster, name: &str) -> Result<(), CliError> {
         }
         // An `up` that was interrupted has left one of the two.
         remove(&directory, files.iter().map(String::as_str))?;
-        cert::issue(&authority, &identity, hold, &directory)?;
+        authority.issue(&identity, hold, &directory, &identity.file_name())?;
     }
     if !directory.join(REVOKED).exists() {
         authority.revoke(&[], None)?;
@@ -59,7 +58,7 @@ fn make_token(path: &Path) -> Result<(), CliError> {
     if path.exists() {
         return Ok(());
     }
-    let token = format!("{}\n", random_text(TOKEN_LENGTH));
+    let token = format!("{}\n", host::random_text(TOKEN_LENGTH));
     write_whole(path, token.as_bytes()).context(format_args!("cannot write {}", path.display()))
 }
 

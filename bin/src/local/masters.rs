@@ -5,12 +5,15 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
+use cavern_conf::Config;
+use cavern_net::master::Stubs;
+use cavern_proto::master::{ListWorkersRequest, WorkerState};
 use cavern_proto::raft::{AddMasterRequest, Group};
 use tokio::time::Instant;
 
 use super::record::Cluster;
-use crate::cli::raft::{Dial, GroupView, MasterRole, Survey, ask_leader, remark_unaware};
 use crate::error::{CliError, Context as _};
+use crate::group::{Dial, GroupView, MasterRole, Survey, ask_leader, remark_unaware};
 use crate::runtime::block_on;
 
 /// For a connection to a master of this host, and for its answer.
@@ -60,6 +63,18 @@ pub fn leader(cluster: &Cluster, patience: Duration) -> Result<String, CliError>
         }
         thread::sleep(POLL);
     }
+}
+
+/// How many workers of the cluster the master at an address counts as live.
+pub fn live_workers(config: &Config, master: String) -> Result<usize, CliError> {
+    let mut asked = Config { security: config.security.clone(), ..Config::default() };
+    asked.cluster.name.clone_from(&config.cluster.name);
+    asked.cluster.masters = vec![master];
+    block_on(async {
+        let mut connection = Stubs::connect(&asked).await?;
+        let table = connection.cluster.list_workers(ListWorkersRequest {}).await?.into_inner();
+        Ok(table.workers.iter().filter(|worker| worker.state() == WorkerState::Live).count())
+    })
 }
 
 /// Has the group take in a master that came later, while somebody else looks how far that is.

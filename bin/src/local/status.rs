@@ -9,9 +9,9 @@ use super::masters;
 use super::mounted::is_mounted;
 use super::record::{Cluster, Restart};
 use super::supervisor::until_ms;
-use crate::cli::raft::MasterRole;
 use crate::console;
 use crate::error::{CliError, Context as _};
+use crate::group::MasterRole;
 
 /// `cv local status --json`.
 #[derive(Debug, Serialize)]

@@ -13,8 +13,6 @@ use std::time::Duration;
 use cavern_conf::schema::{self, Security};
 use cavern_conf::{Config, host};
 use cavern_net::journals;
-use rand::Rng;
-use rand::distr::Alphanumeric;
 use tokio::time::Instant;
 
 use super::advance::Advance;
@@ -23,12 +21,11 @@ use super::child::State;
 use super::child::{ChildName, Role, write_whole};
 use super::down::{stop, stop_all};
 use super::lock::{MADE_FIRST, lock};
-use super::masters::{TakingIn, leader, waits_for};
+use super::masters::{TakingIn, leader, live_workers, waits_for};
 use super::mounted::is_mounted;
 use super::ports::FreePorts;
 use super::record::{Cluster, Fuse, Master, Restart, S3, Worker, WorkerDir};
 use super::start::{Ended, Look, Starting, ensure};
-use crate::cli::connect;
 use crate::console;
 use crate::error::{CliError, Context as _};
 
@@ -237,8 +234,8 @@ fn plan(
             let s3 = S3 {
                 listen: address()?,
                 admin: None,
-                access_key: format!("cavern{}", random_text(14)),
-                secret_key: random_text(40),
+                access_key: format!("cavern{}", host::random_text(14)),
+                secret_key: host::random_text(40),
                 root: directory.join("s3"),
             };
             Cluster { secure: options.secure, ..Cluster::new(directory.to_owned(), s3) }
@@ -304,10 +301,6 @@ fn plan(
         }
     }
     Ok(cluster)
-}
-
-pub fn random_text(length: usize) -> String {
-    host::random().sample_iter(Alphanumeric).take(length).map(char::from).collect()
 }
 
 /// Creates the mount point if need be, and names it without symlinks, as the kernel's mount table will; says whether it
@@ -452,7 +445,7 @@ fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> 
     let (wanted, config) = (cluster.workers.len(), cluster.conf()?);
     let deadline = Instant::now() + patience;
     loop {
-        let live = match leader(cluster, patience).and_then(|leader| connect::live_workers(&config, leader)) {
+        let live = match leader(cluster, patience).and_then(|leader| live_workers(&config, leader)) {
             // Another one may have begun to lead in between.
             Err(_) if cluster.masters.len() > 1 && Instant::now() <= deadline => 0,
             live => live?,

@@ -10,9 +10,9 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::cli::connect::ClusterArgs;
-use crate::cli::leader::Leader;
 use crate::console;
 use crate::error::CliError;
+use crate::group::Leader;
 
 #[derive(Args)]
 pub struct LsArgs {

@@ -9,9 +9,9 @@ use serde::Serialize;
 use super::PathArgs;
 use super::list::{join, resolve};
 use crate::cli::connect::ClusterArgs;
-use crate::cli::leader::Leader;
 use crate::console;
 use crate::error::CliError;
+use crate::group::Leader;
 
 #[derive(Args)]
 pub struct DuArgs {

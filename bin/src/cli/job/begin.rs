@@ -10,8 +10,8 @@ use tonic::{Response, Status};
 use super::view::JobView;
 use super::watch::{Interrupt, Watch};
 use crate::cli::connect::ClusterArgs;
-use crate::cli::leader::new_request_id;
 use crate::error::CliError;
+use crate::group::new_request_id;
 
 #[derive(Args)]
 pub struct BeginArgs {

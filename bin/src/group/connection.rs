@@ -5,13 +5,15 @@ use std::time::Duration;
 use cavern_conf::Config;
 use cavern_net::master::{connected, innermost};
 use cavern_proto::NotLeading;
+use cavern_proto::raft::Group;
 use cavern_proto::raft::raft_client::RaftClient;
 use cavern_security::Transport;
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use crate::cli::leader::is_unanswered;
+use super::leader::is_unanswered;
+use crate::console;
 use crate::error::CliError;
 
 /// Between pings, and how long one may stay unanswered: taking a master in may last long, silence must not.
@@ -99,6 +101,17 @@ pub async fn ask_leader<T>(
         // Two that name each other do not agree yet, either.
         tokio::time::sleep(ELECTION_POLL).await;
         address = leader.unwrap_or(address);
+    }
+}
+
+/// Says who may not know a master that was taken in.
+pub fn remark_unaware(group: &Group) {
+    if !group.unaware.is_empty() {
+        console::remark(format_args!(
+            "these have not said that they know the new master, and may not find it should the others fail now: {}. \
+             They are told again each second; restart what stays without a connection",
+            group.unaware.join(", ")
+        ));
     }
 }
 
