@@ -102,7 +102,9 @@ impl From<SecurityError> for CliError {
             SecurityError::NoAuthority { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 Self::NotFound(text)
             }
-            SecurityError::Identity { .. } | SecurityError::OtherCluster { .. } | SecurityError::Outlives { .. } => Self::Usage(text),
+            SecurityError::Identity { .. } | SecurityError::OtherCluster { .. } | SecurityError::Outlives { .. } => {
+                Self::Usage(text)
+            }
             _ => Self::Failed(text),
         }
     }

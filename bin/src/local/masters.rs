@@ -9,8 +9,8 @@ use cavern_conf::Config;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{ListWorkersRequest, WorkerState};
 use cavern_proto::raft::{AddMasterRequest, Group};
-use tokio::time::Instant;
 
+use super::files;
 use super::record::Cluster;
 use crate::error::{CliError, Context as _};
 use crate::group::{Dial, GroupView, MasterRole, Survey, ask_leader, remark_unaware};
@@ -51,18 +51,13 @@ pub fn leader(cluster: &Cluster, patience: Duration) -> Result<String, CliError>
     if let [only] = &cluster.masters[..] {
         return Ok(only.grpc.clone());
     }
-    let deadline = Instant::now() + patience;
-    loop {
+    let mut group = String::new();
+    let leader = files::poll(patience, POLL, || {
         let survey = survey(cluster)?;
-        if let Some(leader) = survey.leader_address() {
-            return Ok(leader.to_owned());
-        }
-        if Instant::now() > deadline {
-            let text = format!("no master leads after {} s ({})", patience.as_secs(), survey.view().summary());
-            return Err(CliError::Failed(text));
-        }
-        thread::sleep(POLL);
-    }
+        group = survey.view().summary();
+        Ok(survey.leader_address().map(str::to_owned))
+    })?;
+    leader.ok_or_else(|| CliError::Failed(format!("no master leads after {} s ({group})", patience.as_secs())))
 }
 
 /// How many workers of the cluster the master at an address counts as live.
