@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::console;
+use crate::console::{self, or_dash};
 use crate::error::{CliError, Context as _};
 
 const DAY_SECS: u64 = 86_400;
@@ -234,7 +234,10 @@ impl InitArgs {
         if self.common.json {
             return console::json(&AuthorityView { cluster, certificate, not_after });
         }
-        console::line(format_args!("the cluster \"{cluster}\" has an authority, until {}", shown(not_after.as_ref())))?;
+        console::line(format_args!(
+            "the cluster \"{cluster}\" has an authority, until {}",
+            or_dash(not_after.as_ref())
+        ))?;
         console::line(format_args!("certificate  {}  (every host needs it)", certificate.display()))?;
         console::line("its key is beside it, and stays there: whoever has it can be any process of the cluster")?;
         console::line(format_args!("next: cv cert issue ROLE NAME --dir {}", self.dir.display()))
@@ -259,7 +262,7 @@ impl IssueArgs {
         if self.common.json {
             return console::json(&view);
         }
-        console::line(format_args!("{identity} has a certificate until {}:", shown(view.not_after.as_ref())))?;
+        console::line(format_args!("{identity} has a certificate until {}:", or_dash(view.not_after.as_ref())))?;
         console::line("[security]")?;
         for (key, path) in [("ca", view.ca), ("certificate", view.certificate), ("key", view.key)] {
             console::line(format_args!("{key} = {}", toml::Value::from(path.to_string_lossy().into_owned())))?;
@@ -318,8 +321,8 @@ impl ShowArgs {
         if self.json {
             console::json(&views)?;
         } else if !views.is_empty() {
-            let rows: Vec<[String; 6]> = views.iter().flat_map(View::rows).collect();
-            console::table(["FILE", "WHOSE", "FROM", "UNTIL", "LEFT", "REVOKED"], &rows)?;
+            let heading = ["FILE", "WHOSE", "FROM", "UNTIL", "LEFT", "REVOKED"];
+            console::table(heading, views.iter().flat_map(View::rows))?;
         }
         if refused.is_empty() {
             return Ok(());
@@ -398,11 +401,11 @@ impl CertificateView {
             Err(_) => "expired".to_owned(),
         };
         let revoked = match self.revoked {
-            Some(true) => shown(self.revoked_since.as_ref()),
+            Some(true) => or_dash(self.revoked_since.as_ref()),
             Some(false) => "no".to_owned(),
-            None => shown(None),
+            None => or_dash(None::<&str>),
         };
-        let (from, until) = (shown(self.not_before.as_ref()), shown(self.not_after.as_ref()));
+        let (from, until) = (or_dash(self.not_before.as_ref()), or_dash(self.not_after.as_ref()));
         [self.file.display().to_string(), whose, from, until, left, revoked]
     }
 }
@@ -426,15 +429,15 @@ impl ListView {
         let name = self.common_name.as_deref().unwrap_or("without a name");
         let number = self.number.as_ref().map_or_else(String::new, |number| format!(" {number}"));
         let whose = format!("list{number} of authority: {name}");
-        let (from, until) = (shown(self.this_update.as_ref()), shown(self.next_update.as_ref()));
+        let (from, until) = (or_dash(self.this_update.as_ref()), or_dash(self.next_update.as_ref()));
         let count = counted(self.revokes.len() as u64, "certificate");
         let entry = |entry: &EntryView| {
             let serial = format!("serial {}", entry.serial);
-            let [from, until, left] = [(); 3].map(|()| shown(None));
-            [file.clone(), serial, from, until, left, shown(entry.since.as_ref())]
+            let [from, until, left] = [(); 3].map(|()| or_dash(None::<&str>));
+            [file.clone(), serial, from, until, left, or_dash(entry.since.as_ref())]
         };
         let entries: Vec<_> = self.revokes.iter().map(entry).collect();
-        [vec![[file.clone(), whose, from, until, shown(None), count]], entries].concat()
+        [vec![[file.clone(), whose, from, until, or_dash(None::<&str>), count]], entries].concat()
     }
 }
 
@@ -445,8 +448,4 @@ fn absolute(path: &Path) -> Result<PathBuf, CliError> {
 /// In UTC; `None` for what is beyond the years that a calendar has.
 pub fn timestamp(seconds: i64) -> Option<String> {
     Timestamp::from_second(seconds).ok().map(|time| time.to_string())
-}
-
-fn shown(time: Option<&String>) -> String {
-    time.map_or_else(|| "–".to_owned(), Clone::clone)
 }

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use cavern_conf::{Config, check_master};
 use cavern_net::master::Stubs;
 use clap::Args;
+use serde::Serialize;
+use tonic::{Response, Status};
 
+use crate::console;
 use crate::error::CliError;
 use crate::group::Leader;
 use crate::local::{self, Cluster};
@@ -21,6 +24,27 @@ pub struct ClusterArgs {
     /// Directory of a cluster that `cv local up` has started.
     #[arg(long, visible_alias = "dir", value_name = "DIR", conflicts_with = "conf")]
     local: Option<PathBuf>,
+}
+
+/// What most commands take beside what they are about: how the result is shown, and of which cluster it is.
+#[derive(Args)]
+pub struct ResultArgs {
+    /// The result as JSON.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+impl ResultArgs {
+    /// Writes a result as JSON, or as `print` has it for people.
+    pub fn show<T: Serialize>(
+        &self,
+        result: &T,
+        print: impl FnOnce(&T) -> Result<(), CliError>,
+    ) -> Result<(), CliError> {
+        if self.json { console::json(result) } else { print(result) }
+    }
 }
 
 pub fn master_address(text: &str) -> Result<String, String> {
@@ -72,5 +96,10 @@ impl ClusterArgs {
     /// The way to the master that leads, whoever that will be.
     pub async fn leader(&self) -> Result<Leader, CliError> {
         Leader::connect(self.config()?).await
+    }
+
+    /// Asks the master that leads for one answer.
+    pub async fn call<T>(&self, request: impl AsyncFnMut(Stubs) -> Result<Response<T>, Status>) -> Result<T, CliError> {
+        self.leader().await?.call(request).await
     }
 }

@@ -68,12 +68,8 @@ impl GenImagesArgs {
         if self.json {
             return console::json(&result);
         }
-        console::line(format_args!(
-            "{}, {} in {:.1} s, in {}",
-            counted(result.files, "image"),
-            console::size(result.bytes),
-            result.seconds,
-            result.directory.display()
-        ))
+        let Generated { directory, files, bytes, seconds } = &result;
+        let (images, size) = (counted(*files, "image"), console::size(*bytes));
+        console::line(format_args!("{images}, {size} in {seconds:.1} s, in {}", directory.display()))
     }
 }

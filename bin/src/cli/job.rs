@@ -12,7 +12,7 @@ use clap::{Args, Subcommand};
 pub use self::begin::BeginArgs;
 pub use self::view::JobView;
 use self::watch::{Interrupt, Watch};
-use super::connect::ClusterArgs;
+use super::connect::{ClusterArgs, ResultArgs};
 use crate::console;
 use crate::error::CliError;
 
@@ -107,18 +107,14 @@ struct JobArgs {
     /// Number of the job.
     #[arg(value_name = "ID")]
     id: u64,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 impl ListArgs {
     async fn run(self) -> Result<(), CliError> {
         let list = async |mut master: Stubs| master.cluster.list_jobs(ListJobsRequest {}).await;
-        let jobs = self.cluster.leader().await?.ask(list).await?.into_inner().jobs;
-        let jobs: Vec<_> = jobs.into_iter().map(JobView::from).collect();
+        let jobs: Vec<_> = self.cluster.call(list).await?.jobs.into_iter().map(JobView::from).collect();
         match (self.json, jobs.is_empty()) {
             (true, _) => console::json(&jobs),
             (_, true) => console::line("no job has been begun: see `cv load` and `cv export`"),
@@ -130,38 +126,37 @@ impl ListArgs {
 impl JobArgs {
     async fn status(self) -> Result<(), CliError> {
         let (job, _) = self.get().await?;
-        job.print(self.json)?;
+        job.print(self.result.json)?;
         job.outcome()
     }
 
     async fn wait(self) -> Result<(), CliError> {
         let stop = process::shutdown_on_signals();
         let (job, connection) = self.get().await?;
-        let Self { cluster, json, .. } = self;
+        let ResultArgs { cluster, json } = self.result;
         Watch { cluster, connection, interrupt: Interrupt::LeavesJob, json, stop }.run(job).await
     }
 
     async fn cancel(self) -> Result<(), CliError> {
         let request = GetJobRequest { id: self.id, ..GetJobRequest::default() };
         let cancel = async |mut master: Stubs| master.cluster.cancel_job(request.clone()).await;
-        let job = JobView::from(self.cluster.leader().await?.ask(cancel).await?.into_inner());
-        job.print(self.json)
+        JobView::from(self.result.cluster.call(cancel).await?).print(self.result.json)
     }
 
     /// The job as it stands, and who has answered.
     async fn get(&self) -> Result<(JobView, Stubs), CliError> {
-        let mut leader = self.cluster.leader().await?;
+        let mut leader = self.result.cluster.leader().await?;
         let request = GetJobRequest { id: self.id, ..GetJobRequest::default() };
-        let job = leader.ask(async |mut master: Stubs| master.cluster.get_job(request.clone()).await).await?;
-        Ok((job.into_inner().into(), leader.into_stubs()))
+        let job = leader.call(async |mut master: Stubs| master.cluster.get_job(request.clone()).await).await?;
+        Ok((job.into(), leader.into_stubs()))
     }
 }
 
 impl RetryArgs {
     async fn run(self) -> Result<(), CliError> {
-        let JobArgs { id, json, cluster } = self.job;
+        let JobArgs { id, result } = self.job;
         let retry =
             async |mut master: Stubs, request_id| master.cluster.retry_job(GetJobRequest { id, request_id }).await;
-        begin::begin(cluster, self.watch, json, retry).await
+        begin::begin(result, self.watch, retry).await
     }
 }

@@ -23,7 +23,7 @@ use self::clients::{ClientArgs, shown_rules};
 use self::credentials::CredentialArgs;
 use self::keys::KeysView;
 use self::update::UpdateArgs;
-use super::connect::ClusterArgs;
+use super::connect::{ClusterArgs, ResultArgs};
 use crate::console;
 use crate::error::CliError;
 use crate::group::new_request_id;
@@ -156,11 +156,8 @@ pub struct MountArgs {
     /// Verify bucket and credentials, record nothing.
     #[arg(long, requires = "uri")]
     check: bool,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Subcommand)]
@@ -267,7 +264,7 @@ impl MountArgs {
         let take_over = self.take_over;
         let request = MountRequest { mount: Some(mount), check_only, request_id: new_request_id(), take_over };
         let mount = async |mut master: Stubs| master.cluster.mount(request.clone()).await;
-        let reply = self.cluster.leader().await?.ask(mount).await?.into_inner();
+        let reply = self.result.cluster.call(mount).await?;
         let view = MountView::answered(&reply);
         if reply.is_empty {
             console::remark(format_args!(
@@ -275,12 +272,8 @@ impl MountArgs {
                 view.uri
             ));
         }
-        if self.json {
-            return console::json(&view);
-        }
         let done = if check_only { "can be mounted at" } else { "is mounted at" };
-        console::line(format_args!("{} {done} {}", view.uri, view.path))?;
-        view.keys.iter().flat_map(KeysView::remarks).try_for_each(console::line)
+        self.result.show(&view, |view| view.print(&format!("{} {done} {}", view.uri, view.path)))
     }
 
     fn mount(&self, uri: String, path: String, write_type: WriteTypeArg) -> Result<Mount, CliError> {
@@ -323,9 +316,8 @@ impl MountArgs {
 
     async fn list(self) -> Result<(), CliError> {
         let list = async |mut master: Stubs| master.cluster.list_mounts(ListMountsRequest {}).await;
-        let table = self.cluster.leader().await?.ask(list).await?.into_inner();
-        let views = MountView::all(&table);
-        if self.json { console::json(&views) } else { print(&views) }
+        let table = self.result.cluster.call(list).await?;
+        self.result.show(&MountView::all(&table), |views| print(views))
     }
 }
 
@@ -348,11 +340,9 @@ pub struct UmountArgs {
 
 impl UmountArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let mut leader = self.cluster.leader().await?;
         let request = UnmountRequest { path: self.path, discard: self.discard, request_id: new_request_id() };
         let unmount = async |mut master: Stubs| master.cluster.unmount(request.clone()).await;
-        let reply = leader.ask(unmount).await?.into_inner();
-        let mount = reply.mount.unwrap_or_default();
+        let mount = self.cluster.call(unmount).await?.mount.unwrap_or_default();
         console::line(format_args!("{} is no longer mounted at {}", mount.uri, mount.path))
     }
 }
@@ -458,6 +448,12 @@ impl MountView {
         Self { keys: KeysView::of(&mount, reply.keys.as_ref()), ..Self::new(&mount, None) }
     }
 
+    /// Says what has become of it, and of keys that are vended.
+    fn print(&self, done: &str) -> Result<(), CliError> {
+        console::line(done)?;
+        self.keys.iter().flat_map(KeysView::remarks).try_for_each(console::line)
+    }
+
     /// All mounts, by path.
     pub fn all(table: &MountTable) -> Vec<Self> {
         let mut views: Vec<_> = table
@@ -535,25 +531,20 @@ pub fn print(views: &[MountView]) -> Result<(), CliError> {
     if views.is_empty() {
         return console::line("nothing is mounted: attach a bucket with `cv mount s3://BUCKET/PREFIX /PATH`");
     }
-    let rows: Vec<_> = views
-        .iter()
-        .map(|view| {
-            let shown = view.options.iter().filter(|(_, value)| *value != HIDDEN);
-            let options: Vec<_> = shown.map(|(key, value)| format!("{key}={value}")).collect();
-            [
-                view.path.clone(),
-                view.uri.clone(),
-                view.write_type.replace('_', "-"),
-                match view.consistency {
-                    "ttl" => format!("ttl {}", Interval::millis(view.metadata_ttl_ms)),
-                    other => other.to_owned(),
-                },
-                view.state(),
-                options.join(" "),
-            ]
-        })
-        .collect();
-    console::table_cut(["PATH", "URI", "MODE", "CONSISTENCY", "STATUS", "OPTIONS"], &rows)?;
+    let row = |view: &MountView| {
+        let shown = view.options.iter().filter(|(_, value)| *value != HIDDEN);
+        let options: Vec<_> = shown.map(|(key, value)| format!("{key}={value}")).collect();
+        let (mode, consistency) = (
+            view.write_type.replace('_', "-"),
+            match view.consistency {
+                "ttl" => format!("ttl {}", Interval::millis(view.metadata_ttl_ms)),
+                other => other.to_owned(),
+            },
+        );
+        [view.path.clone(), view.uri.clone(), mode, consistency, view.state(), options.join(" ")]
+    };
+    let heading = ["PATH", "URI", "MODE", "CONSISTENCY", "STATUS", "OPTIONS"];
+    console::table_cut(heading, views.iter().map(row))?;
     let remarks = views.iter().flat_map(|view| view.remarks().into_iter().map(move |text| (&view.path, text)));
     remarks.map(|(path, text)| format!("{path}: {text}")).try_for_each(console::line)
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use self::lost::LostArgs;
 use self::wait::Wait;
-use super::connect::ClusterArgs;
+use super::connect::{ClusterArgs, ResultArgs};
 use crate::console;
 use crate::error::CliError;
 
@@ -63,11 +63,8 @@ pub struct StatusArgs {
     /// File or directory of the namespace.
     #[arg(value_name = "PATH", default_value = "/")]
     path: String,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Args)]
@@ -157,9 +154,8 @@ impl StatusArgs {
     async fn run(self) -> Result<(), CliError> {
         let request = PersistStatusRequest { path: self.path.clone(), ..PersistStatusRequest::default() };
         let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
-        let status = self.cluster.leader().await?.ask(ask).await?.into_inner();
-        let view = BacklogView::new(&self.path, status);
-        if self.json { console::json(&view) } else { console::line(view.line()) }
+        let view = BacklogView::new(&self.path, self.result.cluster.call(ask).await?);
+        self.result.show(&view, |view| console::line(view.line()))
     }
 }
 

@@ -8,8 +8,8 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::connect::{ClusterArgs, master_address};
-use crate::console::{self, Progress};
+use super::connect::{ClusterArgs, ResultArgs, master_address};
+use crate::console::{self, Progress, or_dash};
 use crate::error::CliError;
 use crate::group::{
     Attempt, Dial, ELECTION_PATIENCE, ELECTION_POLL, GroupView, MasterView, Survey, ask_leader, remark_unaware,
@@ -25,7 +25,7 @@ pub enum RaftCommand {
 
 Every master is asked by itself, so this works while none leads. LOG is the end of the log that a master has, APPLIED \
 what of it is in its namespace, MATCHED what the leader knows to be on its disk.")]
-    Status(StatusArgs),
+    Status(ResultArgs),
     /// Take another master in.
     #[command(after_help = "Examples:
   cv raft add node4:7700
@@ -56,24 +56,12 @@ Before the leader's host is restarted, say: the others do not wait for an electi
 }
 
 #[derive(Args)]
-pub struct StatusArgs {
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
-}
-
-#[derive(Args)]
 pub struct AddArgs {
     /// Address of the new master's gRPC port, as the other masters and all clients reach it.
     #[arg(value_name = "HOST:PORT", value_parser = master_address)]
     address: String,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Args)]
@@ -81,11 +69,8 @@ pub struct RemoveArgs {
     /// Number of the master, as `cv raft status` has it.
     #[arg(value_name = "ID")]
     id: u64,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Args)]
@@ -93,11 +78,8 @@ pub struct TransferArgs {
     /// Number of the master that is to lead, as `cv raft status` has it [default: the one that is furthest].
     #[arg(value_name = "ID")]
     id: Option<u64>,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Args)]
@@ -105,11 +87,8 @@ pub struct SnapshotArgs {
     /// Which master [default: the one that leads].
     #[arg(long, value_name = "HOST:PORT", value_parser = master_address)]
     on: Option<String>,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 /// What a change of the group has come to.
@@ -139,7 +118,7 @@ struct SnapshotView {
 impl RaftCommand {
     pub async fn run(self) -> Result<(), CliError> {
         match self {
-            Self::Status(args) => args.run().await,
+            Self::Status(args) => status(&args).await,
             Self::Add(args) => args.run().await,
             Self::Remove(args) => args.run().await,
             Self::Transfer(args) => args.run().await,
@@ -147,6 +126,9 @@ impl RaftCommand {
         }
     }
 }
+
+/// The group after a change, and what is said of it.
+type Done = (Group, String);
 
 /// Asks the masters of a configuration; at least one of them answers.
 async fn ask(config: &Config, dial: &Dial) -> Result<Survey, CliError> {
@@ -207,32 +189,19 @@ impl Led {
     }
 }
 
-impl StatusArgs {
-    async fn run(self) -> Result<(), CliError> {
-        let config = self.cluster.config()?;
-        let view = ask(&config, &Dial::of(&config)?).await?.view();
-        if self.json { console::json(&view) } else { print(&view) }
-    }
+async fn status(args: &ResultArgs) -> Result<(), CliError> {
+    let config = args.cluster.config()?;
+    args.show(&ask(&config, &Dial::of(&config)?).await?.view(), print)
 }
 
 fn print(view: &GroupView) -> Result<(), CliError> {
-    let number = |number: Option<u64>| number.map_or_else(|| "–".to_owned(), |number| number.to_string());
-    let rows: Vec<_> = view
-        .masters
-        .iter()
-        .map(|master| {
-            [
-                number(master.id),
-                master.role.as_str().to_owned(),
-                master.address.clone(),
-                number(master.term),
-                number(master.log_index),
-                number(master.applied_index),
-                number(master.matched_index),
-            ]
-        })
-        .collect();
-    console::table_cut(["MASTER", "ROLE", "ADDRESS", "TERM", "LOG", "APPLIED", "MATCHED"], &rows)?;
+    let row = |master: &MasterView| {
+        let [term, log, applied] = [master.term, master.log_index, master.applied_index].map(or_dash);
+        let (role, address) = (master.role.as_str().to_owned(), master.address.clone());
+        [or_dash(master.id), role, address, term, log, applied, or_dash(master.matched_index)]
+    };
+    let heading = ["MASTER", "ROLE", "ADDRESS", "TERM", "LOG", "APPLIED", "MATCHED"];
+    console::table_cut(heading, view.masters.iter().map(row))?;
     console::line(view.summary())?;
     for master in &view.masters {
         if let Some(error) = &master.error {
@@ -244,12 +213,13 @@ fn print(view: &GroupView) -> Result<(), CliError> {
 
 impl AddArgs {
     async fn run(self) -> Result<(), CliError> {
-        until_answered(async |_| self.attempt().await).await
+        let done = until_answered(async |_| self.attempt().await).await?;
+        say(&self.result, &done)
     }
 
     /// What an earlier attempt has done is found by the address.
-    async fn attempt(&self) -> Result<Option<()>, CliError> {
-        let led = Led::find(&self.cluster).await?;
+    async fn attempt(&self) -> Result<Option<Done>, CliError> {
+        let led = Led::find(&self.result.cluster).await?;
         let given = self.address.as_str();
         let joining = Survey::take(std::slice::from_ref(&self.address), &led.dial).await;
         let new = match joining.answer(given) {
@@ -270,7 +240,7 @@ impl AddArgs {
         };
         match member {
             Some(member) if is_of_this && member.votes => {
-                return say(&led.group(), self.json, format!("{} is a member already", member.name())).map(Some);
+                return Ok(Some((led.group(), format!("{} is a member already", member.name()))));
             }
             // It was being taken in when something went wrong: the leader goes on with it.
             Some(_) if is_of_this => {}
@@ -293,7 +263,7 @@ impl AddArgs {
             }
             None => {}
         }
-        let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
+        let mut progress = if self.result.json { Progress::hidden() } else { Progress::new()? };
         progress.show(None, format!("{address} is given the namespace"))?;
         let group = ask_leader(led.leader.clone(), &led.dial, async |master| {
             master.add_master(AddMasterRequest { address: address.to_owned() }).await
@@ -303,21 +273,21 @@ impl AddArgs {
         let Some(group) = group else { return Ok(None) };
         let id = group.members.iter().find(|member| member.address == address).map_or(0, |member| member.node_id);
         remark_unaware(&group);
-        say(&group, self.json, format!("{address} is master {id}, and votes")).map(Some)
+        Ok(Some((group, format!("{address} is master {id}, and votes"))))
     }
 }
 
 impl RemoveArgs {
     async fn run(self) -> Result<(), CliError> {
-        until_answered(async |which| self.attempt(which).await).await
+        let done = until_answered(async |which| self.attempt(which).await).await?;
+        say(&self.result, &done)
     }
 
-    async fn attempt(&self, which: Attempt) -> Result<Option<()>, CliError> {
-        let led = Led::find(&self.cluster).await?;
+    async fn attempt(&self, which: Attempt) -> Result<Option<Done>, CliError> {
+        let led = Led::find(&self.result.cluster).await?;
         if which == Attempt::Again && led.view.member(self.id).is_none() {
             // Its number is never used again.
-            return say(&led.group(), self.json, format!("master {} is removed: stop it if it still runs", self.id))
-                .map(Some);
+            return Ok(Some((led.group(), format!("master {} is removed: stop it if it still runs", self.id))));
         }
         let name = led.member(self.id)?.name();
         let (voters, answering) = led.view.without(self.id);
@@ -341,25 +311,26 @@ impl RemoveArgs {
         })
         .await?;
         let Some(group) = group else { return Ok(None) };
-        say(&group, self.json, format!("{name} is removed: stop it if it still runs")).map(Some)
+        Ok(Some((group, format!("{name} is removed: stop it if it still runs"))))
     }
 }
 
 impl TransferArgs {
     async fn run(self) -> Result<(), CliError> {
         let mut before = None;
-        until_answered(async |which| self.attempt(which, &mut before).await).await
+        let done = until_answered(async |which| self.attempt(which, &mut before).await).await?;
+        say(&self.result, &done)
     }
 
     /// `before` is who led at the first attempt.
-    async fn attempt(&self, which: Attempt, before: &mut Option<u64>) -> Result<Option<()>, CliError> {
-        let led = Led::find(&self.cluster).await?;
+    async fn attempt(&self, which: Attempt, before: &mut Option<u64>) -> Result<Option<Done>, CliError> {
+        let led = Led::find(&self.result.cluster).await?;
         let led_first = *before.get_or_insert(led.view.leader.unwrap_or_default());
         if let Some(leads) = led.view.leader.filter(|leads| *leads != led_first)
             && which == Attempt::Again
             && self.id.is_none_or(|id| id == leads)
         {
-            return say(&led.group(), self.json, format!("master {leads} leads")).map(Some);
+            return Ok(Some((led.group(), format!("master {leads} leads"))));
         }
         if led.view.voters == 1 {
             return Err(CliError::Failed("the group has one voting master: there is none that could lead".to_owned()));
@@ -379,34 +350,30 @@ impl TransferArgs {
                     "{name} is still being taken in and cannot lead yet: see `cv raft status`"
                 )));
             }
-        }
-        // One that leads already is no failure, but the leader would have nothing to do.
-        if self.id.is_some() && self.id == led.view.leader {
-            return say(
-                &led.group(),
-                self.json,
-                format!("{} leads already", led.member(self.id.unwrap_or_default())?.name()),
-            )
-            .map(Some);
+            // One that leads already is no failure, but the leader would have nothing to do.
+            if self.id == led.view.leader {
+                return Ok(Some((led.group(), format!("{name} leads already"))));
+            }
         }
         let Some(group) = led.transfer(self.id.unwrap_or_default()).await? else { return Ok(None) };
-        say(&group, self.json, format!("master {} leads", group.leader)).map(Some)
+        let text = format!("master {} leads", group.leader);
+        Ok(Some((group, text)))
     }
 }
 
 impl SnapshotArgs {
     async fn run(self) -> Result<(), CliError> {
         let (address, dial) = match self.on {
-            Some(address) => (address, Dial::of(&self.cluster.config()?)?),
-            None => Led::find(&self.cluster).await.map(|led| (led.leader, led.dial))?,
+            Some(address) => (address, Dial::of(&self.result.cluster.config()?)?),
+            None => Led::find(&self.result.cluster).await.map(|led| (led.leader, led.dial))?,
         };
         let mut master = dial.connect(&address).await.map_err(|cause| unreachable(&address, &cause))?;
         let group = master.make_snapshot(MakeSnapshotRequest {}).await?.into_inner();
         let (snapshot_index, last_index) = (group.snapshot_index, group.last_index);
-        if self.json {
-            return console::json(&SnapshotView { address, snapshot_index, last_index });
-        }
-        console::line(format_args!("the master at {address} has a snapshot of all up to entry {snapshot_index}"))
+        self.result.show(&SnapshotView { address, snapshot_index, last_index }, |view| {
+            let SnapshotView { address, snapshot_index, .. } = view;
+            console::line(format_args!("the master at {address} has a snapshot of all up to entry {snapshot_index}"))
+        })
     }
 }
 
@@ -414,16 +381,13 @@ fn address_of(group: &Group, id: u64) -> Option<String> {
     group.members.iter().find(|member| member.node_id == id).map(|member| member.address.clone())
 }
 
-/// The outcome of a change.
-fn say(group: &Group, json: bool, text: String) -> Result<(), CliError> {
-    if !json {
-        return console::line(text);
-    }
+/// Says what a change has come to.
+fn say(args: &ResultArgs, (group, text): &Done) -> Result<(), CliError> {
     let view = |Member { node_id, address, votes, .. }: &Member| MemberView {
         id: *node_id,
         address: address.clone(),
         votes: *votes,
     };
     let (members, unaware) = (group.members.iter().map(view).collect(), group.unaware.clone());
-    console::json(&ChangeView { leader: group.leader, members, unaware })
+    args.show(&ChangeView { leader: group.leader, members, unaware }, |_| console::line(text))
 }

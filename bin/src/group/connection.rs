@@ -125,14 +125,14 @@ pub enum Attempt {
 
 /// Makes attempts until one is answered, or fails; after the first that was not, until the next leader is known, and a
 /// while longer.
-pub async fn until_answered(
-    mut attempt: impl AsyncFnMut(Attempt) -> Result<Option<()>, CliError>,
-) -> Result<(), CliError> {
+pub async fn until_answered<T>(
+    mut attempt: impl AsyncFnMut(Attempt) -> Result<Option<T>, CliError>,
+) -> Result<T, CliError> {
     let mut deadline: Option<Instant> = None;
     loop {
         let which = if deadline.is_some() { Attempt::Again } else { Attempt::First };
         let error = match attempt(which).await {
-            Ok(Some(())) => return Ok(()),
+            Ok(Some(done)) => return Ok(done),
             Ok(None) => CliError::Unreachable(
                 "the connection to the master broke, and it is not known what was done: see `cv raft status`".into(),
             ),

@@ -11,7 +11,7 @@ use cavern_conf::{Config, host};
 use cavern_net::master::Stubs;
 use cavern_proto::{NotLeading, StatusMark};
 use tokio::time::Instant;
-use tonic::Status;
+use tonic::{Response, Status};
 
 use crate::error::CliError;
 
@@ -38,6 +38,14 @@ impl Leader {
     /// The stubs of the master that led last.
     pub fn into_stubs(self) -> Stubs {
         self.stubs
+    }
+
+    /// Asks for one answer, as [`Self::ask`] does.
+    pub async fn call<T>(
+        &mut self,
+        mut request: impl AsyncFnMut(Stubs) -> Result<Response<T>, Status>,
+    ) -> Result<T, CliError> {
+        self.ask(async |master: Stubs| request(master).await.map(Response::into_inner)).await
     }
 
     /// Asks until a master that leads has answered.

@@ -9,7 +9,7 @@ use tonic::{Response, Status};
 
 use super::view::JobView;
 use super::watch::{Interrupt, Watch};
-use crate::cli::connect::ClusterArgs;
+use crate::cli::connect::ResultArgs;
 use crate::error::CliError;
 use crate::group::new_request_id;
 
@@ -21,11 +21,8 @@ pub struct BeginArgs {
     /// Show progress until the job ends.
     #[arg(long)]
     watch: bool,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 impl BeginArgs {
@@ -34,23 +31,22 @@ impl BeginArgs {
         self,
         submit: impl AsyncFn(Stubs, String, Bytes) -> Result<Response<Job>, Status>,
     ) -> Result<(), CliError> {
-        let Self { path, watch, json, cluster } = self;
+        let Self { path, watch, result } = self;
         let submit = async |master: Stubs, id: Bytes| submit(master, path.clone(), id).await;
-        begin(cluster, watch, json, submit).await
+        begin(result, watch, submit).await
     }
 }
 
 /// Begins a job, once, and follows it if that is wanted.
 pub async fn begin(
-    cluster: ClusterArgs,
+    ResultArgs { json, cluster }: ResultArgs,
     watch: bool,
-    json: bool,
     submit: impl AsyncFn(Stubs, Bytes) -> Result<Response<Job>, Status>,
 ) -> Result<(), CliError> {
     // From before there is a job: an interrupt that comes early is not lost.
     let stop = watch.then(process::shutdown_on_signals);
     let (mut leader, id) = (cluster.leader().await?, new_request_id());
-    let job = JobView::from(leader.ask(async |master: Stubs| submit(master, id.clone()).await).await?.into_inner());
+    let job = JobView::from(leader.call(async |master: Stubs| submit(master, id.clone()).await).await?);
     let connection = leader.into_stubs();
     match stop {
         Some(stop) => Watch { cluster, connection, interrupt: Interrupt::CancelsJob, json, stop }.run(job).await,

@@ -7,9 +7,8 @@ use clap::Args;
 
 use super::clients::ClientArgs;
 use super::credentials::CredentialArgs;
-use super::{ConsistencyArg, KeysView, MountView, key_value, options};
-use crate::cli::connect::ClusterArgs;
-use crate::console;
+use super::{ConsistencyArg, MountView, key_value, options};
+use crate::cli::connect::ResultArgs;
 use crate::error::CliError;
 
 #[derive(Args)]
@@ -52,11 +51,8 @@ pub struct UpdateArgs {
     all_clients: bool,
     #[command(flatten)]
     fixed: FixedArgs,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 /// What stays as it is for as long as there is a mount; taken to say why.
@@ -121,12 +117,7 @@ impl UpdateArgs {
             return Err(CliError::Usage(text.to_owned()));
         }
         let update = async |mut master: Stubs| master.cluster.update_mount(request.clone()).await;
-        let reply = self.cluster.leader().await?.ask(update).await?.into_inner();
-        let view = MountView::answered(&reply);
-        if self.json {
-            return console::json(&view);
-        }
-        console::line(format_args!("{} at {} has the new options", view.uri, view.path))?;
-        view.keys.iter().flat_map(KeysView::remarks).try_for_each(console::line)
+        let view = MountView::answered(&self.result.cluster.call(update).await?);
+        self.result.show(&view, |view| view.print(&format!("{} at {} has the new options", view.uri, view.path)))
     }
 }
