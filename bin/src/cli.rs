@@ -5,6 +5,7 @@ mod cert;
 mod conf;
 mod connect;
 mod export;
+mod follow;
 mod fs;
 mod fuse;
 mod gen_images;

@@ -42,6 +42,11 @@ pub fn json_line(value: &impl Serialize) -> Result<(), CliError> {
     line(text)
 }
 
+/// Writes a value as JSON on one line, or what a line says of it.
+pub fn say(as_json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<(), CliError> {
+    if as_json { json_line(value) } else { line(text()) }
+}
+
 /// One line to stderr: progress and remarks.
 pub fn remark(text: impl Display) {
     // Nobody listens on a closed stderr.

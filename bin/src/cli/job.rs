@@ -13,6 +13,7 @@ pub use self::begin::BeginArgs;
 pub use self::view::JobView;
 use self::watch::{Interrupt, Watch};
 use super::connect::{ClusterArgs, ResultArgs};
+use super::follow::Follower;
 use crate::console;
 use crate::error::CliError;
 
@@ -134,7 +135,8 @@ impl JobArgs {
         let stop = process::shutdown_on_signals();
         let (job, connection) = self.get().await?;
         let ResultArgs { cluster, json } = self.result;
-        Watch { cluster, connection, interrupt: Interrupt::LeavesJob, json, stop }.run(job).await
+        let follower = Follower { cluster, connection, what: "the job" };
+        Watch { follower, interrupt: Interrupt::LeavesJob, json, stop }.run(job).await
     }
 
     async fn cancel(self) -> Result<(), CliError> {

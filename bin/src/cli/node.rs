@@ -120,14 +120,11 @@ impl DrainArgs {
         let request = DrainWorkerRequest { worker_id, undo: self.undo };
         let blocks = leader.call(async |mut master: Stubs| master.cluster.drain_worker(request).await).await?;
         let mut view = BlocksView::new(worker_id, blocks);
-        let mut progress = if self.watch && !self.json { Progress::new()? } else { Progress::hidden() };
-        let (whole, mut said) = (view.blocks, Instant::now());
+        let mut progress = Progress::new_unless(self.json || !self.watch)?;
+        let whole = view.blocks;
         while self.watch && view.draining && view.blocks > 0 {
-            progress.show(Some((whole.saturating_sub(view.blocks), whole)), view.left())?;
-            if progress.is_hidden() && said.elapsed() >= LINE_PERIOD {
-                said = Instant::now();
-                view.say(self.json)?;
-            }
+            let part = (whole.saturating_sub(view.blocks), whole);
+            progress.show_or_say(Some(part), view.left(), LINE_PERIOD, || view.say(self.json))?;
             let asked = Instant::now();
             let request = WorkerBlocksRequest { worker_id };
             let blocks = leader.call(async |mut master: Stubs| master.cluster.get_worker_blocks(request).await).await?;
@@ -147,17 +144,12 @@ impl BlocksView {
     }
 
     fn say(&self, json: bool) -> Result<(), CliError> {
-        if json {
-            return console::json_line(self);
-        }
         let worker = self.worker;
-        match (self.draining, self.blocks) {
-            (false, _) => console::line(format_args!("worker {worker} takes blocks")),
-            (true, 0) => console::line(format_args!(
-                "worker {worker} is empty: stop it, and take it out with `cv node remove {worker}`"
-            )),
-            (true, _) => console::line(format_args!("worker {worker} is being emptied: {}", self.left())),
-        }
+        console::say(json, self, || match (self.draining, self.blocks) {
+            (false, _) => format!("worker {worker} takes blocks"),
+            (true, 0) => format!("worker {worker} is empty: stop it, and take it out with `cv node remove {worker}`"),
+            (true, _) => format!("worker {worker} is being emptied: {}", self.left()),
+        })
     }
 
     fn left(&self) -> String {

@@ -12,6 +12,7 @@ use serde::Serialize;
 use self::lost::LostArgs;
 use self::wait::Wait;
 use super::connect::{ClusterArgs, ResultArgs};
+use super::follow::Follower;
 use crate::console;
 use crate::error::CliError;
 
@@ -127,6 +128,10 @@ impl BacklogView {
         self.files + self.deletions
     }
 
+    fn say(&self, json: bool) -> Result<(), CliError> {
+        console::say(json, self, || self.line())
+    }
+
     fn line(&self) -> String {
         if self.left() == 0 {
             return format!("{}: the bucket has everything", self.path);
@@ -162,7 +167,7 @@ impl StatusArgs {
 impl WaitArgs {
     async fn run(self) -> Result<(), CliError> {
         let connection = self.cluster.connect().await?;
-        let timeout = self.timeout.map(Interval::get);
-        Wait { cluster: self.cluster, connection, path: self.path, json: self.json }.run(timeout).await
+        let follower = Follower { cluster: self.cluster, connection, what: "persistence" };
+        Wait { follower, path: self.path, json: self.json }.run(self.timeout.map(Interval::get)).await
     }
 }

@@ -263,7 +263,7 @@ impl AddArgs {
             }
             None => {}
         }
-        let mut progress = if self.result.json { Progress::hidden() } else { Progress::new()? };
+        let mut progress = Progress::new_unless(self.result.json)?;
         progress.show(None, format!("{address} is given the namespace"))?;
         let group = ask_leader(led.leader.clone(), &led.dial, async |master| {
             master.add_master(AddMasterRequest { address: address.to_owned() }).await

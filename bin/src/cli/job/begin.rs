@@ -10,6 +10,7 @@ use tonic::{Response, Status};
 use super::view::JobView;
 use super::watch::{Interrupt, Watch};
 use crate::cli::connect::ResultArgs;
+use crate::cli::follow::Follower;
 use crate::error::CliError;
 use crate::group::new_request_id;
 
@@ -47,9 +48,9 @@ pub async fn begin(
     let stop = watch.then(process::shutdown_on_signals);
     let (mut leader, id) = (cluster.leader().await?, new_request_id());
     let job = JobView::from(leader.call(async |master: Stubs| submit(master, id.clone()).await).await?);
-    let connection = leader.into_stubs();
+    let follower = Follower { cluster, connection: leader.into_stubs(), what: "the job" };
     match stop {
-        Some(stop) => Watch { cluster, connection, interrupt: Interrupt::CancelsJob, json, stop }.run(job).await,
+        Some(stop) => Watch { follower, interrupt: Interrupt::CancelsJob, json, stop }.run(job).await,
         None => job.print(json),
     }
 }

@@ -159,6 +159,11 @@ impl JobView {
         if json { console::json(self) } else { console::line(self.line()) }
     }
 
+    /// Shows it in one line.
+    pub fn say(&self, json: bool) -> Result<(), CliError> {
+        console::say(json, self, || self.line())
+    }
+
     /// The table of `cv job list` and `cv report`; errors, which may be long, come below it.
     pub fn print_table(jobs: &[Self]) -> Result<(), CliError> {
         let row = |job: &Self| {

@@ -1,24 +1,13 @@
 //! Follows a job until it ends, also over the restart of a master.
 
-use std::time::Duration;
-
 use cavern_net::master::Stubs;
-use cavern_proto::master::{GetJobRequest, Job};
-use tokio::time::Instant;
+use cavern_proto::master::GetJobRequest;
 use tokio_util::sync::CancellationToken;
 
 use super::view::JobView;
-use crate::cli::connect::ClusterArgs;
-use crate::console::{self, Progress};
+use crate::cli::follow::{ANSWER_TIMEOUT, Follower, LINE_PERIOD, POLL_PERIOD};
+use crate::console::Progress;
 use crate::error::CliError;
-
-/// How often a watched job is asked for, and how often a line reports it where no bar is drawn.
-const POLL_PERIOD: Duration = Duration::from_millis(200);
-const LINE_PERIOD: Duration = Duration::from_secs(2);
-/// How long a master may take to answer one question; one that is only slow is asked again.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long no master may answer: a restart, or until somebody starts it again.
-const MASTER_PATIENCE: Duration = Duration::from_secs(300);
 
 /// What an interrupt does beside ending the watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +17,7 @@ pub enum Interrupt {
 }
 
 pub struct Watch {
-    pub cluster: ClusterArgs,
-    pub connection: Stubs,
+    pub follower: Follower,
     pub interrupt: Interrupt,
     pub json: bool,
     /// Cancelled by the first interrupt.
@@ -42,18 +30,16 @@ impl Watch {
     /// # Errors
     /// The job failed or was cancelled, the watch was interrupted, or no master answered for long.
     pub async fn run(mut self, mut job: JobView) -> Result<(), CliError> {
-        let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
+        let mut progress = Progress::new_unless(self.json)?;
         let stop = self.stop.clone();
-        let mut said = Instant::now();
+        let request = GetJobRequest { id: job.id, ..GetJobRequest::default() };
+        let goes_on = format!("goes on with one: `cv job wait {}`", job.id);
         while job.is_running() {
-            progress.show(job.part(), job.progress())?;
-            if progress.is_hidden() && said.elapsed() >= LINE_PERIOD {
-                said = Instant::now();
-                self.say(&job)?;
-            }
+            progress.show_or_say(job.part(), job.progress(), LINE_PERIOD, || job.say(self.json))?;
             let next = async {
                 tokio::time::sleep(POLL_PERIOD).await;
-                self.ask(job.id).await
+                let ask = async |mut master: Stubs| master.cluster.get_job(request.clone()).await;
+                self.follower.ask(ANSWER_TIMEOUT, &goes_on, ask).await
             };
             job = tokio::select! {
                 job = next => job?.into(),
@@ -64,48 +50,8 @@ impl Watch {
             };
         }
         drop(progress);
-        self.say(&job)?;
+        job.say(self.json)?;
         job.outcome()
-    }
-
-    fn say(&self, job: &JobView) -> Result<(), CliError> {
-        if self.json { console::json_line(job) } else { console::line(job.line()) }
-    }
-
-    /// The job as it stands, from the first master that answers within [`MASTER_PATIENCE`].
-    async fn ask(&mut self, id: u64) -> Result<Job, CliError> {
-        let mut away: Option<Instant> = None;
-        loop {
-            let request = GetJobRequest { id, ..GetJobRequest::default() };
-            let cause = match tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.get_job(request)).await {
-                Ok(Ok(job)) => {
-                    if away.is_some() {
-                        console::remark("a master answers again");
-                    }
-                    return Ok(job.into_inner());
-                }
-                Ok(Err(status)) => match CliError::from(status) {
-                    CliError::Unreachable(cause) => cause,
-                    error => return Err(error),
-                },
-                Err(_) => format!("the master does not answer within {} s", ANSWER_TIMEOUT.as_secs()),
-            };
-            let since = *away.get_or_insert_with(|| {
-                console::remark(format_args!("{cause}; waiting for a master, the job goes on when there is one"));
-                Instant::now()
-            });
-            if since.elapsed() >= MASTER_PATIENCE {
-                return Err(CliError::Unreachable(format!(
-                    "no master has answered for {} s ({cause}): the job goes on with one: `cv job wait {id}`",
-                    MASTER_PATIENCE.as_secs()
-                )));
-            }
-            tokio::time::sleep(POLL_PERIOD).await;
-            // One that cannot be reached yet is tried again with the next round.
-            if let Ok(connection) = self.cluster.connect().await {
-                self.connection = connection;
-            }
-        }
     }
 
     async fn interrupted(mut self, job: JobView) -> Result<(), CliError> {
@@ -114,11 +60,11 @@ impl Watch {
             return Err(CliError::Failed(format!("interrupted; job {id} goes on: `cv job cancel {id}` would end it")));
         }
         let request = GetJobRequest { id, ..GetJobRequest::default() };
-        let cancelled = tokio::time::timeout(ANSWER_TIMEOUT, self.connection.cluster.cancel_job(request));
+        let cancelled = tokio::time::timeout(ANSWER_TIMEOUT, self.follower.connection.cluster.cancel_job(request));
         let cause = match cancelled.await {
             Ok(Ok(job)) => {
                 let job = JobView::from(job.into_inner());
-                self.say(&job)?;
+                job.say(self.json)?;
                 return job.outcome();
             }
             Ok(Err(status)) => CliError::from(status).to_string(),
