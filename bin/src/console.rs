@@ -42,6 +42,15 @@ pub fn json_line(value: &impl Serialize) -> Result<(), CliError> {
     line(text)
 }
 
+/// Writes a value as JSON, or as `print` has it for people.
+pub fn show<T: Serialize>(
+    as_json: bool,
+    value: &T,
+    print: impl FnOnce(&T) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    if as_json { json(value) } else { print(value) }
+}
+
 /// Writes a value as JSON on one line, or what a line says of it.
 pub fn say(as_json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<(), CliError> {
     if as_json { json_line(value) } else { line(text()) }

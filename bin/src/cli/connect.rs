@@ -43,7 +43,7 @@ impl ResultArgs {
         result: &T,
         print: impl FnOnce(&T) -> Result<(), CliError>,
     ) -> Result<(), CliError> {
-        if self.json { console::json(result) } else { print(result) }
+        console::show(self.json, result, print)
     }
 }
 

@@ -65,11 +65,9 @@ impl GenImagesArgs {
             bytes: written.bytes,
             seconds: started.elapsed().as_secs_f64(),
         };
-        if self.json {
-            return console::json(&result);
-        }
-        let Generated { directory, files, bytes, seconds } = &result;
-        let (images, size) = (counted(*files, "image"), console::size(*bytes));
-        console::line(format_args!("{images}, {size} in {seconds:.1} s, in {}", directory.display()))
+        console::show(self.json, &result, |Generated { directory, files, bytes, seconds }| {
+            let (images, size) = (counted(*files, "image"), console::size(*bytes));
+            console::line(format_args!("{images}, {size} in {seconds:.1} s, in {}", directory.display()))
+        })
     }
 }

@@ -170,61 +170,50 @@ enum MountCommand {
 enum WriteTypeArg {
     /// The bucket is the truth; Cavern caches it.
     #[value(name = "cache-mode", alias = "cache_mode")]
-    CacheMode,
+    CacheMode = WriteType::CacheMode as isize,
     /// The namespace is the truth, and can be written; the bucket follows it. Objects that are there
     /// already are indexed in the background.
     #[value(name = "fs-mode", alias = "fs_mode")]
-    FsMode,
+    FsMode = WriteType::FsMode as isize,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum AccessModeArg {
     /// Whatever would change something is refused.
     #[value(name = "read-only", alias = "read_only")]
-    ReadOnly,
+    ReadOnly = AccessMode::ReadOnly as isize,
     /// Files can be written, made and removed; with cache-mode the bucket has a file when its close returns.
     #[value(name = "read-write", alias = "read_write")]
-    ReadWrite,
+    ReadWrite = AccessMode::ReadWrite as isize,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum AttributesArg {
     /// They are EOPNOTSUPP, and everything looks as the client's configuration says.
-    Refuse,
+    Refuse = AttributePolicy::Refuse as isize,
     /// The bucket keeps them as metadata of the objects. The first look at a file costs a HEAD.
-    Keep,
+    Keep = AttributePolicy::Keep as isize,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum ConsistencyArg {
     /// When a listing is older than the metadata TTL.
-    Ttl,
+    Ttl = Consistency::Ttl as isize,
     /// At every open of a file.
-    Always,
+    Always = Consistency::Always as isize,
     /// At `cv refresh` only.
-    Never,
+    Never = Consistency::Never as isize,
     /// In fs-mode: no change returns before all clients have let go of what it made untrue.
-    Strict,
+    Strict = Consistency::Strict as isize,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum NamesArg {
     /// In directories that the client has made, and nobody else looks into, at once; elsewhere, when the masters have
     /// it on disk.
-    Held,
+    Held = Names::Held as isize,
     /// When the masters have it on disk, everywhere.
-    Synced,
-}
-
-impl From<ConsistencyArg> for Consistency {
-    fn from(arg: ConsistencyArg) -> Self {
-        match arg {
-            ConsistencyArg::Ttl => Self::Ttl,
-            ConsistencyArg::Always => Self::Always,
-            ConsistencyArg::Never => Self::Never,
-            ConsistencyArg::Strict => Self::Strict,
-        }
-    }
+    Synced = Names::Synced as isize,
 }
 
 /// Options that are given one by one, and those that credentials come to.
@@ -277,38 +266,24 @@ impl MountArgs {
     }
 
     fn mount(&self, uri: String, path: String, write_type: WriteTypeArg) -> Result<Mount, CliError> {
-        let metadata_ttl_ms = u64::try_from(self.metadata_ttl.get().as_millis()).unwrap_or(u64::MAX);
         Ok(Mount {
             path,
             uri,
-            write_type: match write_type {
-                WriteTypeArg::CacheMode => WriteType::CacheMode.into(),
-                WriteTypeArg::FsMode => WriteType::FsMode.into(),
-            },
+            write_type: write_type as i32,
             options: options(&self.options, &self.credentials)?,
             block_size: self.block_size.bytes(),
             replicas: self.replicas,
-            metadata_ttl_ms,
-            consistency: Consistency::from(self.consistency).into(),
+            metadata_ttl_ms: self.metadata_ttl.as_millis(),
+            consistency: self.consistency as i32,
             ttl_ms: self.ttl_ms.unwrap_or(self.ttl.as_millis()),
-            access_mode: match self.access_mode {
-                None => AccessMode::Unspecified.into(),
-                Some(AccessModeArg::ReadOnly) => AccessMode::ReadOnly.into(),
-                Some(AccessModeArg::ReadWrite) => AccessMode::ReadWrite.into(),
-            },
-            attributes: match self.attributes {
-                None | Some(AttributesArg::Refuse) => AttributePolicy::Refuse.into(),
-                Some(AttributesArg::Keep) => AttributePolicy::Keep.into(),
-            },
+            access_mode: self.access_mode.map_or(AccessMode::Unspecified.into(), |mode| mode as i32),
+            attributes: self.attributes.unwrap_or(AttributesArg::Refuse) as i32,
             existing: match (self.recover, self.no_recover) {
                 (true, _) => Existing::Recovered.into(),
                 (_, true) => Existing::Indexed.into(),
                 _ => Existing::None.into(),
             },
-            names: match self.names {
-                None | Some(NamesArg::Held) => Names::Held.into(),
-                Some(NamesArg::Synced) => Names::Synced.into(),
-            },
+            names: self.names.unwrap_or(NamesArg::Held) as i32,
             clients: self.clients.rules(),
             ..Mount::default()
         })

@@ -2,7 +2,7 @@
 
 use cavern_conf::Interval;
 use cavern_net::master::Stubs;
-use cavern_proto::master::{ClientRules, Consistency, UpdateMountRequest};
+use cavern_proto::master::{ClientRules, UpdateMountRequest};
 use clap::Args;
 
 use super::clients::ClientArgs;
@@ -103,9 +103,9 @@ impl UpdateArgs {
         let request = UpdateMountRequest {
             path,
             options: options(&self.options, &self.credentials)?,
-            metadata_ttl_ms: self.metadata_ttl.map(|ttl| ttl.as_millis()),
-            consistency: self.consistency.map(|consistency| Consistency::from(consistency).into()),
-            ttl_ms: self.ttl_ms.or(self.ttl.map(|ttl| ttl.as_millis())),
+            metadata_ttl_ms: self.metadata_ttl.map(Interval::as_millis),
+            consistency: self.consistency.map(|consistency| consistency as i32),
+            ttl_ms: self.ttl_ms.or(self.ttl.map(Interval::as_millis)),
             clients: match self.clients.rules() {
                 rules if rules.is_empty() && !self.all_clients => None,
                 rules => Some(ClientRules { rules }),
