@@ -39,7 +39,7 @@ pub use down::{down, kill, stop};
 pub use plan::UpOptions;
 pub use purge::purge;
 pub use record::{Cluster, Restart};
-pub use status::status;
+pub use status::{ChildStatus, ClusterStatus, status};
 pub use supervisor::keep;
 pub use up::{start, up};
 
