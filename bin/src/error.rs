@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
+use cavern_conf::ConfigError;
 use cavern_net::NetError;
 use cavern_net::master::innermost;
 use cavern_security::SecurityError;
@@ -92,6 +93,12 @@ impl From<NetError> for CliError {
             | NetError::WorkerStatus { .. }
             | NetError::UnknownWorker(_) => Self::Failed(error.to_string()),
         }
+    }
+}
+
+impl From<ConfigError> for CliError {
+    fn from(error: ConfigError) -> Self {
+        Self::Usage(error.to_string())
     }
 }
 

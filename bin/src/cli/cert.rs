@@ -220,8 +220,7 @@ impl CertCommand {
 
 impl CommonArgs {
     fn cluster_name(&self) -> Result<String, CliError> {
-        let config = Config::load(self.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
-        Ok(config.cluster.name)
+        Ok(Config::load(self.conf.as_deref())?.cluster.name)
     }
 }
 

@@ -69,7 +69,7 @@ impl ClusterArgs {
             (None, Some(path)) => Some(path.clone()),
             (None, None) => self.default_local(),
         };
-        let mut config = Config::load(path.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
+        let mut config = Config::load(path.as_deref())?;
         // What is said on the command line goes before what the environment says.
         if let Some(cluster) = local {
             config.cluster.masters = cluster.masters.into_iter().map(|master| master.grpc).collect();

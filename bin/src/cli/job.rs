@@ -22,11 +22,26 @@ pub enum JobCommand {
     /// List the jobs that run, and the last hundred that have ended.
     List(ListArgs),
     /// Show a job.
-    Status(StatusArgs),
+    #[command(after_help = "Examples:
+  cv job status 7
+  cv job status 7 --json
+
+Exit code 1 when the job has ended with errors or was cancelled.")]
+    Status(JobArgs),
     /// Show the progress of a job until it has ended.
-    Wait(WaitArgs),
+    #[command(after_help = "Examples:
+  cv job wait 7
+
+Draws a bar on a terminal, prints lines elsewhere and one JSON object per line with --json; while no master answers it \
+waits. Interrupting it leaves the job alone. Exit code 1 when the job ended with errors or was cancelled.")]
+    Wait(JobArgs),
     /// Stop a job.
-    Cancel(CancelArgs),
+    #[command(after_help = "Examples:
+  cv job cancel 7
+
+What was done so far stays. A cancelled export gives up its hurry: the bucket follows at its usual pace. A job that \
+has ended stays as it is.")]
+    Cancel(JobArgs),
     /// Begin a job anew that failed or was cancelled.
     Retry(RetryArgs),
 }
@@ -35,9 +50,9 @@ impl JobCommand {
     pub async fn run(self) -> Result<(), CliError> {
         match self {
             Self::List(args) => args.run().await,
-            Self::Status(args) => args.job.status().await,
-            Self::Wait(args) => args.job.wait().await,
-            Self::Cancel(args) => args.job.cancel().await,
+            Self::Status(args) => args.status().await,
+            Self::Wait(args) => args.wait().await,
+            Self::Cancel(args) => args.cancel().await,
             Self::Retry(args) => args.run().await,
         }
     }
@@ -57,39 +72,6 @@ pub struct ListArgs {
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  cv job status 7
-  cv job status 7 --json
-
-Exit code 1 when the job has ended with errors or was cancelled.")]
-pub struct StatusArgs {
-    #[command(flatten)]
-    job: JobArgs,
-}
-
-#[derive(Args)]
-#[command(after_help = "Examples:
-  cv job wait 7
-
-Draws a bar on a terminal, prints lines elsewhere and one JSON object per line with --json; while no master answers it \
-waits. Interrupting it leaves the job alone. Exit code 1 when the job ended with errors or was cancelled.")]
-pub struct WaitArgs {
-    #[command(flatten)]
-    job: JobArgs,
-}
-
-#[derive(Args)]
-#[command(after_help = "Examples:
-  cv job cancel 7
-
-What was done so far stays. A cancelled export gives up its hurry: the bucket follows at its usual pace. A job that \
-has ended stays as it is.")]
-pub struct CancelArgs {
-    #[command(flatten)]
-    job: JobArgs,
-}
-
-#[derive(Args)]
-#[command(after_help = "Examples:
   cv job retry 7
   cv job retry 7 --watch
 
@@ -104,7 +86,7 @@ pub struct RetryArgs {
 }
 
 #[derive(Args)]
-struct JobArgs {
+pub struct JobArgs {
     /// Number of the job.
     #[arg(value_name = "ID")]
     id: u64,

@@ -71,10 +71,8 @@ impl ProcessArgs {
     /// What every process begins with: the configuration, and a log.
     pub(super) fn begin(&self, serves_as: Option<Role>) -> Result<Config, CliError> {
         process::create_privately();
-        let loaded = Effective::load(self.conf.as_deref());
-        let checked = loaded
-            .and_then(|effective| serves_as.map_or(Ok(()), |role| effective.check_reach(role)).map(|()| effective));
-        let effective = checked.map_err(|error| CliError::Usage(error.to_string()))?;
+        let effective = Effective::load(self.conf.as_deref())?;
+        serves_as.map_or(Ok(()), |role| effective.check_reach(role))?;
         process::init_logging(&effective.config.log).map_err(|error| CliError::Usage(error.to_string()))?;
         if let Some(role) = serves_as {
             effective.warn_if_open(role);

@@ -195,8 +195,7 @@ impl Cluster {
     pub fn conf(&self) -> Result<Config, CliError> {
         let path = self.conf_path();
         let bytes = fs::read(&path).context(format_args!("cannot read {}", path.display()))?;
-        let effective = Effective::compose(Some((path, bytes)), []);
-        Ok(effective.map_err(|error| CliError::Usage(error.to_string()))?.config)
+        Ok(Effective::compose(Some((path, bytes)), [])?.config)
     }
 
     /// Where the certificates are, if it has some.

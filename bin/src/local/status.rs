@@ -106,21 +106,21 @@ pub fn status(cluster: &Cluster) -> Result<ClusterStatus, CliError> {
     let child = |role, number| child_status(cluster, ChildName { role, number });
     let Cluster { s3, masters, workers, fuse, .. } = cluster.clone();
     let group = masters::group(cluster)?;
-    let master = |(number, Master { grpc, http, data_dir, .. })| {
+    let master = |(number, Master { grpc, http, data_dir, .. })| -> Result<MasterStatus, CliError> {
         let child = child(Role::Master, number)?;
         let role = group.as_ref().and_then(|group| masters::role(group, cluster, number));
         let role = role.filter(|_| child.pid.is_some());
         Ok(MasterStatus { child, grpc, http, data_dir, role })
     };
-    let worker = |(number, Worker { data, http, socket, dirs })| {
+    let worker = |(number, Worker { data, http, socket, dirs })| -> Result<WorkerStatus, CliError> {
         let dirs = dirs.into_iter().map(|dir: WorkerDir| dir.path).collect();
         Ok(WorkerStatus { child: child(Role::Worker, number)?, data, http, socket, dirs })
     };
-    let fuse_client = |(number, Fuse { http, mount_point })| {
+    let fuse_client = |(number, Fuse { http, mount_point })| -> Result<FuseStatus, CliError> {
         let mounted = is_mounted(&mount_point).context("cannot read the mount table")?;
         Ok(FuseStatus { child: child(Role::Fuse, number)?, http, mount_point, mounted })
     };
-    let fuse: Vec<FuseStatus> = fuse.into_iter().enumerate().map(fuse_client).collect::<Result<_, CliError>>()?;
+    let fuse: Vec<FuseStatus> = fuse.into_iter().enumerate().map(fuse_client).collect::<Result<_, _>>()?;
     Ok(ClusterStatus {
         directory: cluster.directory.clone(),
         conf: cluster.conf_path(),
@@ -137,8 +137,8 @@ pub fn status(cluster: &Cluster) -> Result<ClusterStatus, CliError> {
             secret_key: s3.secret_key,
             root: s3.root,
         },
-        masters: masters.into_iter().enumerate().map(master).collect::<Result<_, CliError>>()?,
-        workers: workers.into_iter().enumerate().map(worker).collect::<Result<_, CliError>>()?,
+        masters: masters.into_iter().enumerate().map(master).collect::<Result<_, _>>()?,
+        workers: workers.into_iter().enumerate().map(worker).collect::<Result<_, _>>()?,
         fuse,
     })
 }

@@ -94,7 +94,7 @@ fn given_conf(options: &UpOptions, known: Option<&Cluster>) -> Result<Option<Giv
 fn load_conf(given: Option<&GivenConf>) -> Result<Config, CliError> {
     let loaded = Config::load(given.map(|given| given.path.as_path()));
     let Some(GivenConf { path, .. }) = given.filter(|given| given.is_former) else {
-        return loaded.map_err(|error| CliError::Usage(error.to_string()));
+        return Ok(loaded?);
     };
     let path = path.display();
     let config = loaded.map_err(|error| {
