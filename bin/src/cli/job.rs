@@ -9,7 +9,7 @@ use cavern_net::master::Stubs;
 use cavern_proto::master::{GetJobRequest, ListJobsRequest};
 use clap::{Args, Subcommand};
 
-pub use self::begin::BeginArgs;
+pub use self::begin::{BeginArgs, EXPORT_HELP, LOAD_HELP};
 pub use self::view::JobView;
 use self::watch::{Interrupt, Watch};
 use super::connect::{ClusterArgs, ResultArgs};
