@@ -78,8 +78,8 @@ pub fn table_or<const N: usize>(
     if rows.peek().is_some() { table(heading, rows) } else { line(none) }
 }
 
-/// As [`table`], cut where the terminal ends: for tables whose last columns say nothing that is not to be had otherwise.
-/// What goes into a pipe is whole.
+/// As [`table`], cut where the terminal ends: for tables whose last columns say nothing that is not to be had
+/// otherwise. What goes into a pipe is whole.
 pub fn table_cut<const N: usize>(
     heading: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,

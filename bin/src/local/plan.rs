@@ -38,7 +38,7 @@ pub struct UpOptions {
     pub patience: Duration,
 }
 
-/// The recorded cluster with what was asked for on top, or a new one. `given` is the file of `--conf`, if one was named,
+/// The recorded cluster with what was asked for on top, or a new one. `given` is the file of `--conf`, if there is one,
 /// and `config` what it says with the environment.
 pub fn plan(
     directory: &Path,
@@ -128,7 +128,8 @@ fn number_of(cluster: &Cluster, role: &str, there: usize, wanted: Option<usize>)
     }
     let directory = cluster.directory.display();
     Err(CliError::Usage(format!(
-        "the cluster in {directory} has {there} {role}, more than {wanted}: leave --{role} away, or remove the directory"
+        "the cluster in {directory} has {there} {role}, more than {wanted}: leave --{role} away, or remove the \
+         directory"
     )))
 }
 

@@ -1,4 +1,4 @@
-//! `cv load`: brings what only the bucket has into the workers' cache; `cv export`: brings what the bucket of an fs-mode
+//! `cv load` brings what only the bucket has into the workers' cache. `cv export` brings what the bucket of an fs-mode
 //! mount lacks to the bucket now.
 
 use bytes::Bytes;

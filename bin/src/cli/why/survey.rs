@@ -28,7 +28,8 @@ pub struct WorkerView {
     pub error: Option<String>,
 }
 
-/// What each live worker has, and workers that should have something. One that does not answer is shown with the reason.
+/// What each live worker has, and workers that should have something. One that does not answer is shown with the
+/// reason.
 pub async fn survey(client: &Client, layout: &Layout) -> Vec<WorkerView> {
     let mut views = Vec::new();
     for worker in client.workers().workers() {
