@@ -122,9 +122,6 @@ pub struct MountArgs {
     /// Cached blocks unused for so long may be dropped first; 0 for never.
     #[arg(long, value_name = "TIME", default_value = "0")]
     ttl: Interval,
-    /// The same in milliseconds.
-    #[arg(long, value_name = "MS", hide = true, conflicts_with = "ttl")]
-    ttl_ms: Option<u64>,
     /// Workers that keep each block.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(REPLICAS))]
     replicas: u32,
@@ -275,7 +272,7 @@ impl MountArgs {
             replicas: self.replicas,
             metadata_ttl_ms: self.metadata_ttl.as_millis(),
             consistency: self.consistency as i32,
-            ttl_ms: self.ttl_ms.unwrap_or(self.ttl.as_millis()),
+            ttl_ms: self.ttl.as_millis(),
             access_mode: self.access_mode.map_or(AccessMode::Unspecified.into(), |mode| mode as i32),
             attributes: self.attributes.unwrap_or(AttributesArg::Refuse) as i32,
             existing: match (self.recover, self.no_recover) {

@@ -35,9 +35,6 @@ pub struct UpdateArgs {
     /// Cached blocks unused for so long may be dropped first; 0 for never.
     #[arg(long, value_name = "TIME")]
     ttl: Option<Interval>,
-    /// The same in milliseconds.
-    #[arg(long, value_name = "MS", hide = true, conflicts_with = "ttl")]
-    ttl_ms: Option<u64>,
     /// In cache-mode: how long a directory's listing is trusted.
     #[arg(long, value_name = "TIME")]
     metadata_ttl: Option<Interval>,
@@ -105,7 +102,7 @@ impl UpdateArgs {
             options: options(&self.options, &self.credentials)?,
             metadata_ttl_ms: self.metadata_ttl.map(Interval::as_millis),
             consistency: self.consistency.map(|consistency| consistency as i32),
-            ttl_ms: self.ttl_ms.or(self.ttl.map(Interval::as_millis)),
+            ttl_ms: self.ttl.map(Interval::as_millis),
             clients: match self.clients.rules() {
                 rules if rules.is_empty() && !self.all_clients => None,
                 rules => Some(ClientRules { rules }),
