@@ -5,12 +5,8 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-use cavern_conf::Config;
-use cavern_net::master::Stubs;
-use cavern_proto::master::{ListWorkersRequest, WorkerState};
 use cavern_proto::raft::{AddMasterRequest, Group};
 
-use super::files;
 use super::record::Cluster;
 use crate::error::{CliError, Context as _};
 use crate::group::{Dial, GroupView, MasterRole, Survey, ask_leader, remark_unaware};
@@ -20,7 +16,6 @@ use crate::runtime::block_on;
 const ANSWER: Duration = Duration::from_millis(250);
 /// To reach a master that has much to do, and others that do not answer.
 const CONNECT: Duration = Duration::from_secs(1);
-const POLL: Duration = Duration::from_millis(100);
 
 /// What each master answers.
 pub fn survey(cluster: &Cluster) -> Result<Survey, CliError> {
@@ -44,32 +39,6 @@ pub fn group(cluster: &Cluster) -> Result<Option<GroupView>, CliError> {
 pub fn role(view: &GroupView, cluster: &Cluster, number: usize) -> Option<MasterRole> {
     let address = &cluster.masters.get(number)?.grpc;
     view.masters.iter().find(|master| master.address == *address).map(|master| master.role)
-}
-
-/// Where the master listens that leads; of a single one nobody is asked.
-pub fn leader(cluster: &Cluster, patience: Duration) -> Result<String, CliError> {
-    if let [only] = &cluster.masters[..] {
-        return Ok(only.grpc.clone());
-    }
-    let mut group = String::new();
-    let leader = files::poll(patience, POLL, || {
-        let survey = survey(cluster)?;
-        group = survey.view().summary();
-        Ok(survey.leader_address().map(str::to_owned))
-    })?;
-    leader.ok_or_else(|| CliError::Failed(format!("no master leads after {} s ({group})", patience.as_secs())))
-}
-
-/// How many workers of the cluster the master at an address counts as live.
-pub fn live_workers(config: &Config, master: String) -> Result<usize, CliError> {
-    let mut asked = Config { security: config.security.clone(), ..Config::default() };
-    asked.cluster.name.clone_from(&config.cluster.name);
-    asked.cluster.masters = vec![master];
-    block_on(async {
-        let mut connection = Stubs::connect(&asked).await?;
-        let table = connection.cluster.list_workers(ListWorkersRequest {}).await?.into_inner();
-        Ok(table.workers.iter().filter(|worker| worker.state() == WorkerState::Live).count())
-    })
 }
 
 /// Has the group take in a master that came later, while somebody else looks how far that is.

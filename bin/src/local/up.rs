@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use cavern_conf::Config;
 use cavern_conf::schema::{self, Security};
+use cavern_net::master::Stubs;
+use cavern_proto::master::{ListWorkersRequest, WorkerState};
 use tokio::time::Instant;
 
 use super::advance::Advance;
@@ -17,13 +19,15 @@ use super::child::{ChildName, Role, State};
 use super::down::{stop, stop_all};
 use super::files::{self, make_directory, private_folder};
 use super::lock::{MADE_FIRST, lock};
-use super::masters::{TakingIn, leader, live_workers, waits_for};
+use super::masters::{TakingIn, waits_for};
 use super::plan::{UpOptions, plan};
 use super::ports::FreePorts;
 use super::record::Cluster;
 use super::start::{Ended, Look, Starting, ensure};
 use crate::console;
 use crate::error::{CliError, Context as _};
+use crate::group::Leader;
+use crate::runtime::block_on;
 
 const POLL: Duration = Duration::from_millis(5);
 /// Between two looks whether a master is a member.
@@ -253,23 +257,28 @@ fn masters_ready(
     Ok(())
 }
 
-/// Waits until the master counts every worker as live.
+/// Waits until the master that leads counts every worker as live.
 fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
     if cluster.masters.is_empty() {
         return Ok(());
     }
-    let (wanted, config, mut live) = (cluster.workers.len(), cluster.conf()?, 0);
+    let (wanted, config) = (cluster.workers.len(), cluster.conf()?);
     let deadline = Instant::now() + patience;
-    let known = files::poll(patience, POLL, || {
-        live = match leader(cluster, patience).and_then(|leader| live_workers(&config, leader)) {
-            // Another one may have begun to lead in between.
-            Err(_) if cluster.masters.len() > 1 && Instant::now() <= deadline => 0,
-            live => live?,
-        };
-        Ok((live >= wanted).then_some(()))
-    })?;
-    known.ok_or_else(|| {
-        CliError::Failed(format!("the master knows {live} of {wanted} workers after {} s", patience.as_secs()))
+    block_on(async {
+        let mut leader = Leader::connect(config).await?;
+        loop {
+            let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
+            let workers = leader.call(list).await?.workers;
+            let live = workers.iter().filter(|worker| worker.state() == WorkerState::Live).count();
+            if live >= wanted {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                let text = format!("the master knows {live} of {wanted} workers after {} s", patience.as_secs());
+                return Err(CliError::Failed(text));
+            }
+            tokio::time::sleep(POLL).await;
+        }
     })
 }
 
