@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use cavern_conf::Config;
 use cavern_conf::schema::{self, Security};
+use cavern_conf::{Config, Interval};
 use cavern_net::master::Stubs;
 use cavern_proto::master::{ListWorkersRequest, WorkerState};
 use tokio::time::Instant;
@@ -262,7 +262,9 @@ fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> 
     if cluster.masters.is_empty() {
         return Ok(());
     }
-    let (wanted, config) = (cluster.workers.len(), cluster.conf()?);
+    let (wanted, mut config) = (cluster.workers.len(), cluster.conf()?);
+    // Another one may begin to lead meanwhile.
+    config.client.metadata_timeout = Interval::secs(patience.as_secs());
     let deadline = Instant::now() + patience;
     block_on(async {
         let mut leader = Leader::connect(config).await?;
