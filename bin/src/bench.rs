@@ -21,6 +21,7 @@ mod random;
 mod report;
 mod rounds;
 mod scratch;
+mod seed;
 mod sides;
 mod stop;
 mod stream;
@@ -44,13 +45,3 @@ pub use stop::Stop;
 pub use stream::{ReadStreams, WriteStreams};
 pub use tree::{Match, Tree};
 pub use workload::Workload;
-
-/// A seed for one purpose out of the seed of the run: neighbours have nothing in common.
-fn derived_seed(seed: u64, round: u32, worker: usize) -> u64 {
-    // The finalizer of SplitMix64.
-    let purpose = (u64::from(round) << 32) | worker as u64;
-    let mixed = seed ^ purpose.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
-}

@@ -1,22 +1,21 @@
 //! The command line: one file for each family of commands.
 
 mod bench;
-pub mod cert;
+mod cert;
 mod conf;
-pub mod connect;
-mod export;
+mod connect;
+mod follow;
 mod fs;
 mod fuse;
 mod gen_images;
 mod host_path;
 mod job;
-mod load;
 mod local;
 mod mount;
 mod node;
 mod persist;
 mod process;
-pub mod raft;
+mod raft;
 mod refresh;
 mod report;
 mod secrets;
@@ -82,9 +81,11 @@ enum Command {
     #[command(subcommand)]
     Fs(fs::FsCommand),
     /// Warm a file or a directory into the workers.
-    Load(load::LoadArgs),
+    #[command(after_help = job::LOAD_HELP)]
+    Load(job::BeginArgs),
     /// Bring what the bucket of an fs-mode mount lacks to the bucket now.
-    Export(export::ExportArgs),
+    #[command(after_help = job::EXPORT_HELP)]
+    Export(job::BeginArgs),
     /// Follow, cancel and retry what `cv load` and `cv export` began.
     #[command(subcommand)]
     Job(job::JobCommand),
@@ -139,8 +140,8 @@ impl Cli {
             Command::Mount(args) => block_on(args.run()),
             Command::Umount(args) => block_on(args.run()),
             Command::Fs(command) => block_on(command.run()),
-            Command::Load(args) => block_on(args.run()),
-            Command::Export(args) => block_on(args.run()),
+            Command::Load(args) => block_on(args.load()),
+            Command::Export(args) => block_on(args.export()),
             Command::Job(command) => block_on(command.run()),
             Command::Persist(command) => block_on(command.run()),
             Command::Refresh(args) => block_on(args.run()),

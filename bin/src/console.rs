@@ -42,6 +42,20 @@ pub fn json_line(value: &impl Serialize) -> Result<(), CliError> {
     line(text)
 }
 
+/// Writes a value as JSON, or as `print` has it for people.
+pub fn show<T: Serialize>(
+    as_json: bool,
+    value: &T,
+    print: impl FnOnce(&T) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    if as_json { json(value) } else { print(value) }
+}
+
+/// Writes a value as JSON on one line, or what a line says of it.
+pub fn say(as_json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<(), CliError> {
+    if as_json { json_line(value) } else { line(text()) }
+}
+
 /// One line to stderr: progress and remarks.
 pub fn remark(text: impl Display) {
     // Nobody listens on a closed stderr.
@@ -49,23 +63,36 @@ pub fn remark(text: impl Display) {
 }
 
 /// Writes rows below a heading, columns aligned by their widest cell, the last one not padded.
-pub fn table<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> Result<(), CliError> {
+pub fn table<const N: usize>(heading: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> Result<(), CliError> {
     let lines = aligned(heading, rows);
     output(|out| lines.iter().try_for_each(|line| writeln!(out, "{line}")))
 }
 
-/// The same, cut where the terminal ends: for tables whose last columns say nothing that is not to be had otherwise.
-/// What goes into a pipe is whole.
-pub fn table_cut<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> Result<(), CliError> {
+/// As [`table`], or a sentence where there are no rows.
+pub fn table_or<const N: usize>(
+    none: &str,
+    heading: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> Result<(), CliError> {
+    let mut rows = rows.into_iter().peekable();
+    if rows.peek().is_some() { table(heading, rows) } else { line(none) }
+}
+
+/// As [`table`], cut where the terminal ends: for tables whose last columns say nothing that is not to be had
+/// otherwise. What goes into a pipe is whole.
+pub fn table_cut<const N: usize>(
+    heading: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> Result<(), CliError> {
     let (lines, columns) = (aligned(heading, rows), columns());
     output(|out| lines.iter().try_for_each(|line| writeln!(out, "{}", cut(line, columns))))
 }
 
-fn aligned<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> Vec<String> {
+fn aligned<const N: usize>(heading: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> Vec<String> {
     let heading = heading.map(str::to_owned);
     let is_terminal = io::stdout().is_terminal();
-    let cell = |cell: &String| if is_terminal { escaped(cell) } else { cell.clone() };
-    let rows: Vec<[String; N]> = rows.iter().map(|row| row.each_ref().map(cell)).collect();
+    let cell = |cell: String| if is_terminal { escaped(&cell) } else { cell };
+    let rows: Vec<[String; N]> = rows.into_iter().map(|row| row.map(cell)).collect();
     let mut widths = [0; N];
     for row in rows.iter().chain([&heading]) {
         for (width, cell) in widths.iter_mut().zip(row) {
@@ -131,6 +158,11 @@ fn is_deceptive(c: char) -> bool {
     c.is_control() || is_unseen || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
 }
 
+/// What there is, or a dash.
+pub fn or_dash(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "–".to_owned(), |value| value.to_string())
+}
+
 /// `1.5 GiB`.
 pub fn size(bytes: u64) -> String {
     indicatif::BinaryBytes(bytes).to_string()
@@ -160,7 +192,7 @@ mod tests {
     #[test]
     fn a_table_is_aligned_and_ends_where_the_terminal_does() {
         let rows = [["/train", "ok", "endpoint=http://s3:9000"], ["/a", "failing", "é"]];
-        let lines = aligned(["PATH", "STATUS", "OPTIONS"], &rows.map(|row| row.map(str::to_owned)));
+        let lines = aligned(["PATH", "STATUS", "OPTIONS"], rows.map(|row| row.map(str::to_owned)));
         assert_eq!(lines[0], "PATH    STATUS   OPTIONS");
         assert_eq!(lines[2], "/a      failing  é");
         let narrow: Vec<String> = lines.iter().map(|line| cut(line, Some(24))).collect();

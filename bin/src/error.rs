@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
+use cavern_conf::ConfigError;
 use cavern_net::NetError;
 use cavern_net::master::innermost;
 use cavern_security::SecurityError;
@@ -95,6 +96,12 @@ impl From<NetError> for CliError {
     }
 }
 
+impl From<ConfigError> for CliError {
+    fn from(error: ConfigError) -> Self {
+        Self::Usage(error.to_string())
+    }
+}
+
 impl From<SecurityError> for CliError {
     fn from(error: SecurityError) -> Self {
         let text = error.to_string();
@@ -102,7 +109,9 @@ impl From<SecurityError> for CliError {
             SecurityError::NoAuthority { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 Self::NotFound(text)
             }
-            SecurityError::Identity { .. } | SecurityError::Outlives { .. } => Self::Usage(text),
+            SecurityError::Identity { .. } | SecurityError::OtherCluster { .. } | SecurityError::Outlives { .. } => {
+                Self::Usage(text)
+            }
             _ => Self::Failed(text),
         }
     }

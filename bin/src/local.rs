@@ -19,9 +19,12 @@ mod advance;
 mod certificates;
 mod child;
 mod down;
+mod files;
+mod launch;
 mod lock;
 mod masters;
 pub mod mounted;
+mod plan;
 mod ports;
 mod purge;
 mod record;
@@ -33,11 +36,12 @@ mod up;
 
 pub use child::ChildName;
 pub use down::{down, kill, stop};
+pub use plan::UpOptions;
 pub use purge::purge;
 pub use record::{Cluster, Restart};
-pub use status::status;
+pub use status::{ChildStatus, ClusterStatus, status};
 pub use supervisor::keep;
-pub use up::{UpOptions, start, up};
+pub use up::{start, up};
 
 use std::path::PathBuf;
 

@@ -6,6 +6,7 @@ mod bench;
 mod cli;
 mod console;
 mod error;
+mod group;
 mod images;
 mod local;
 mod runtime;

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rand::Rng;
+use rand::distr::Alphanumeric;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::task::JoinHandle;
 
@@ -56,6 +57,11 @@ pub fn random_id() -> [u8; 16] {
     random().random::<u128>().to_be_bytes()
 }
 
+/// So many letters and digits that nobody can foresee.
+pub fn random_text(length: usize) -> String {
+    random().sample_iter(Alphanumeric).take(length).map(char::from).collect()
+}
+
 /// The file of a lock (flock), made where it is missing: its owner's alone, since whoever can open it can take it.
 ///
 /// # Errors
@@ -96,6 +102,8 @@ mod tests {
     fn names_are_unique_and_pauses_stay_within_their_range() {
         assert_ne!(unique_name(), unique_name());
         assert_eq!(unique_name().len(), 32);
+        let text = random_text(40);
+        assert!(text.len() == 40 && text != random_text(40) && text.chars().all(|c| c.is_ascii_alphanumeric()));
         assert!((0..1000).map(|_| jitter(0.75..1.25)).all(|factor| (0.75..1.25).contains(&factor)));
         assert!(wall_ns() > 1_700_000_000_000_000_000);
         let before = uptime();

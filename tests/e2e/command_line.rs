@@ -127,7 +127,7 @@ fn what_has_two_spellings_is_taken_in_both_and_what_is_good_is_named() {
         command.extend(options.iter().flat_map(|option| ["-c", option.as_str()]));
         cluster.cv(&command);
     }
-    cluster.mount("s3://bucket/e", "/e", &["--access-mode", "read-write", "--ttl-ms", "7200000"]);
+    cluster.mount("s3://bucket/e", "/e", &["--access-mode", "read-write", "--ttl", "7200000ms"]);
     cluster.mount("s3://bucket/f", "/f", &["--access-mode", "read_write"]);
     let mounts = cluster.cv(&["mount", "--json", "--local", place]).json();
     let shown = |field: &str| -> Vec<String> {

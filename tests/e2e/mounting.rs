@@ -291,7 +291,7 @@ fn options_and_credentials_of_mounts_in_use_are_changed() {
         (&["/fs", "--metadata-ttl", "1m"], 2, "the namespace is the truth"),
         (&["/none", "-c", "s3.region_name=x"], 4, "/none"),
         (&["/fs", "-c", "s3.region=x"], 2, "s3.region_name"),
-        (&["/objects", "--ttl-ms", "1", "-c", "s3.endpoint_url=http://127.0.0.1:1"], 3, "127.0.0.1:1"),
+        (&["/objects", "--ttl", "1ms", "-c", "s3.endpoint_url=http://127.0.0.1:1"], 3, "127.0.0.1:1"),
     ] {
         let refused = cluster.try_cv(&[&["mount", "update"], arguments].concat());
         assert!(refused.code == code && refused.stderr.contains(part), "{arguments:?}: {refused:?}");

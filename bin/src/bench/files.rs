@@ -10,7 +10,7 @@ use rand::seq::SliceRandom as _;
 
 use super::cache::CachePolicy;
 use super::close::close;
-use super::derived_seed;
+use super::seed::derived_seed;
 use super::stop::Stop;
 use super::tally::{Operation, Phase, Unit};
 use super::tree::Tree;

@@ -8,8 +8,8 @@ use rand::rngs::StdRng;
 use rand::{RngCore as _, SeedableRng as _};
 
 use super::close::close;
-use super::derived_seed;
 use super::scratch::{Scratch, file_name};
+use super::seed::derived_seed;
 use super::stop::Stop;
 use super::tally::{Operation, Phase, Unit};
 use super::workers;

@@ -11,7 +11,7 @@ use rand::{Rng as _, SeedableRng as _};
 use tokio::time::Instant;
 
 use super::cache::CachePolicy;
-use super::derived_seed;
+use super::seed::derived_seed;
 use super::stop::Stop;
 use super::tally::{Operation, Phase, Unit};
 use super::tree::Tree;

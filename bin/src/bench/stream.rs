@@ -9,8 +9,8 @@ use rand::{RngCore as _, SeedableRng as _};
 
 use super::cache::CachePolicy;
 use super::close::close;
-use super::derived_seed;
 use super::scratch::{Scratch, file_name};
+use super::seed::derived_seed;
 use super::stop::Stop;
 use super::tally::{Operation, Phase, Tally, Unit};
 use super::tree::Tree;

@@ -95,34 +95,18 @@ pub struct CommonArgs {
     svg: Option<PathBuf>,
 }
 
-/// Whether the baseline may be filled.
-#[derive(Args, Serialize)]
-pub struct CopyArgs {
-    /// Copy the files to the baseline first, if that is empty. They stay there.
-    #[arg(long, requires = "baseline")]
-    copy: bool,
-}
-
-/// What the kernel may have of files that are read.
-#[derive(Args, Serialize)]
-pub struct CacheArgs {
-    /// What happens to the kernel's pages of the files that are read, before each round and on both sides alike.
-    #[arg(long, value_enum, default_value_t = CachePolicy::Keep)]
-    cache: CachePolicy,
-}
-
 /// Options of what reads the content of files.
 #[derive(Args, Serialize)]
 pub struct ReadArgs {
     #[command(flatten)]
     #[serde(flatten)]
     common: CommonArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    copy: CopyArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    cache: CacheArgs,
+    /// Copy the files to the baseline first, if that is empty. They stay there.
+    #[arg(long, requires = "baseline")]
+    copy: bool,
+    /// What happens to the kernel's pages of the files that are read, before each round and on both sides alike.
+    #[arg(long, value_enum, default_value_t = CachePolicy::Keep)]
+    cache: CachePolicy,
 }
 
 #[derive(Args, Serialize)]
@@ -188,9 +172,9 @@ pub struct ListArgs {
     #[command(flatten)]
     #[serde(flatten)]
     common: CommonArgs,
-    #[command(flatten)]
-    #[serde(flatten)]
-    copy: CopyArgs,
+    /// Copy the files to the baseline first, if that is empty. They stay there.
+    #[arg(long, requires = "baseline")]
+    copy: bool,
 }
 
 #[derive(Args, Serialize)]
@@ -310,7 +294,7 @@ impl CommonArgs {
     }
 }
 
-impl CacheArgs {
+impl ReadArgs {
     fn notes(&self) -> Vec<String> {
         let text = match self.cache {
             CachePolicy::Keep => "--cache keep: what the kernel has of the files stays between rounds",
@@ -340,12 +324,12 @@ fn described(tree: &Tree) -> String {
 impl FilesArgs {
     fn prepare(&self, sides: &Sides, stop: &Stop) -> Result<Prepared, CliError> {
         let tree = files_of(sides, stop)?;
-        sides.match_baseline(&tree, Match::Same, self.read.copy.copy, stop)?;
+        sides.match_baseline(&tree, Match::Same, self.read.copy, stop)?;
         let threads = counted(u64::from(self.threads), "thread");
         let work = format!("{} by {threads}, {}", described(&tree), self.read.common.ending());
         let workload =
-            Files { tree, threads: self.threads as usize, seed: self.read.common.seed, cache: self.read.cache.cache };
-        Ok(Prepared { workload: Box::new(workload), work, notes: self.read.cache.notes() })
+            Files { tree, threads: self.threads as usize, seed: self.read.common.seed, cache: self.read.cache };
+        Ok(Prepared { workload: Box::new(workload), work, notes: self.read.notes() })
     }
 }
 
@@ -376,10 +360,10 @@ impl StreamArgs {
             let text = format!("{} has too few files that are not empty", sides.target.display());
             return Err(CliError::Failed(text));
         }
-        sides.match_baseline(&tree, Match::AtLeast, self.read.copy.copy, stop)?;
+        sides.match_baseline(&tree, Match::AtLeast, self.read.copy, stop)?;
         let work = format!("{} in reads of 1 MiB, {ending}", described(&tree));
-        let workload = ReadStreams { tree, cache: self.read.cache.cache };
-        Ok(Prepared { workload: Box::new(workload), work, notes: self.read.cache.notes() })
+        let workload = ReadStreams { tree, cache: self.read.cache };
+        Ok(Prepared { workload: Box::new(workload), work, notes: self.read.notes() })
     }
 }
 
@@ -402,16 +386,16 @@ impl RandomArgs {
             threads,
             length,
             self.read.common.seed,
-            self.read.cache.cache,
+            self.read.cache,
         )?;
-        sides.match_baseline(&tree, Match::AtLeast, self.read.copy.copy, stop)?;
+        sides.match_baseline(&tree, Match::AtLeast, self.read.copy, stop)?;
         let work = format!(
             "{found} in reads of {} by {}, {}",
             self.block,
             counted(u64::from(self.threads), "thread"),
             self.read.common.ending()
         );
-        Ok(Prepared { workload: Box::new(workload), work, notes: self.read.cache.notes() })
+        Ok(Prepared { workload: Box::new(workload), work, notes: self.read.notes() })
     }
 }
 
@@ -427,7 +411,7 @@ impl MetaArgs {
 impl ListArgs {
     fn prepare(&self, sides: &Sides, stop: &Stop) -> Result<Prepared, CliError> {
         let tree = files_of(sides, stop)?;
-        sides.match_baseline(&tree, Match::Same, self.copy.copy, stop)?;
+        sides.match_baseline(&tree, Match::Same, self.copy, stop)?;
         let directories = counted(tree.directories.len() as u64 + 1, "directory");
         let files = counted(tree.files.len() as u64, "file");
         let work = format!("{files} in {directories} by 1 thread, {}", self.common.ending());

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cavern_conf::{Config, counted};
-use cavern_security::{Authority, CertificateInfo, Identity, Issued, RevocationList, Role, SecurityError};
+use cavern_security::{Authority, CertificateInfo, Identity, RevocationList, Role, SecurityError};
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::console;
+use crate::console::{self, or_dash};
 use crate::error::{CliError, Context as _};
 
 const DAY_SECS: u64 = 86_400;
@@ -220,8 +220,7 @@ impl CertCommand {
 
 impl CommonArgs {
     fn cluster_name(&self) -> Result<String, CliError> {
-        let config = Config::load(self.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
-        Ok(config.cluster.name)
+        Ok(Config::load(self.conf.as_deref())?.cluster.name)
     }
 }
 
@@ -234,7 +233,10 @@ impl InitArgs {
         if self.common.json {
             return console::json(&AuthorityView { cluster, certificate, not_after });
         }
-        console::line(format_args!("the cluster \"{cluster}\" has an authority, until {}", shown(not_after.as_ref())))?;
+        console::line(format_args!(
+            "the cluster \"{cluster}\" has an authority, until {}",
+            or_dash(not_after.as_ref())
+        ))?;
         console::line(format_args!("certificate  {}  (every host needs it)", certificate.display()))?;
         console::line("its key is beside it, and stays there: whoever has it can be any process of the cluster")?;
         console::line(format_args!("next: cv cert issue ROLE NAME --dir {}", self.dir.display()))
@@ -244,10 +246,11 @@ impl InitArgs {
 impl IssueArgs {
     fn run(self) -> Result<(), CliError> {
         let cluster = self.common.cluster_name()?;
-        let authority = authority(&self.dir, &cluster)?;
+        let authority = Authority::open_of(&self.dir, &cluster)?;
         let identity = Identity::new(&cluster, self.role, &self.name)?;
         let holds = Duration::from_secs(self.days * DAY_SECS);
-        let issued = issue(&authority, &identity, holds, self.out.as_deref().unwrap_or(&self.dir))?;
+        let out = self.out.as_deref().unwrap_or(&self.dir);
+        let issued = authority.issue(&identity, holds, out, &identity.file_name())?;
         let view = IssuedView {
             identity: identity.to_string(),
             ca: absolute(authority.certificate())?,
@@ -258,7 +261,7 @@ impl IssueArgs {
         if self.common.json {
             return console::json(&view);
         }
-        console::line(format_args!("{identity} has a certificate until {}:", shown(view.not_after.as_ref())))?;
+        console::line(format_args!("{identity} has a certificate until {}:", or_dash(view.not_after.as_ref())))?;
         console::line("[security]")?;
         for (key, path) in [("ca", view.ca), ("certificate", view.certificate), ("key", view.key)] {
             console::line(format_args!("{key} = {}", toml::Value::from(path.to_string_lossy().into_owned())))?;
@@ -267,32 +270,9 @@ impl IssueArgs {
     }
 }
 
-/// The authority in a directory, which must be that of the cluster.
-pub fn authority(directory: &Path, cluster: &str) -> Result<Authority, CliError> {
-    let authority = Authority::open(directory)?;
-    match authority.cluster() {
-        Some(other) if other != cluster => Err(CliError::Usage(format!(
-            "the authority in {} is that of the cluster \"{other}\", but cluster.name is \"{cluster}\": name the \
-             configuration of the right cluster with --conf",
-            directory.display()
-        ))),
-        _ => Ok(authority),
-    }
-}
-
-/// Makes the two files of a process.
-pub fn issue(
-    authority: &Authority,
-    identity: &Identity,
-    holds: Duration,
-    directory: &Path,
-) -> Result<Issued, CliError> {
-    Ok(authority.issue(identity, holds, directory, &identity.file_name())?)
-}
-
 impl RevokeArgs {
     fn run(self) -> Result<(), CliError> {
-        let authority = authority(&self.dir, &self.common.cluster_name()?)?;
+        let authority = Authority::open_of(&self.dir, &self.common.cluster_name()?)?;
         let revoked = authority.revoke(&self.certificates, self.out.as_deref()).map_err(unrevoked)?;
         let view = RevocationsView {
             list: absolute(&revoked.path)?,
@@ -340,8 +320,8 @@ impl ShowArgs {
         if self.json {
             console::json(&views)?;
         } else if !views.is_empty() {
-            let rows: Vec<[String; 6]> = views.iter().flat_map(View::rows).collect();
-            console::table(["FILE", "WHOSE", "FROM", "UNTIL", "LEFT", "REVOKED"], &rows)?;
+            let heading = ["FILE", "WHOSE", "FROM", "UNTIL", "LEFT", "REVOKED"];
+            console::table(heading, views.iter().flat_map(View::rows))?;
         }
         if refused.is_empty() {
             return Ok(());
@@ -420,11 +400,11 @@ impl CertificateView {
             Err(_) => "expired".to_owned(),
         };
         let revoked = match self.revoked {
-            Some(true) => shown(self.revoked_since.as_ref()),
+            Some(true) => or_dash(self.revoked_since.as_ref()),
             Some(false) => "no".to_owned(),
-            None => shown(None),
+            None => or_dash(None::<&str>),
         };
-        let (from, until) = (shown(self.not_before.as_ref()), shown(self.not_after.as_ref()));
+        let (from, until) = (or_dash(self.not_before.as_ref()), or_dash(self.not_after.as_ref()));
         [self.file.display().to_string(), whose, from, until, left, revoked]
     }
 }
@@ -448,15 +428,15 @@ impl ListView {
         let name = self.common_name.as_deref().unwrap_or("without a name");
         let number = self.number.as_ref().map_or_else(String::new, |number| format!(" {number}"));
         let whose = format!("list{number} of authority: {name}");
-        let (from, until) = (shown(self.this_update.as_ref()), shown(self.next_update.as_ref()));
+        let (from, until) = (or_dash(self.this_update.as_ref()), or_dash(self.next_update.as_ref()));
         let count = counted(self.revokes.len() as u64, "certificate");
         let entry = |entry: &EntryView| {
             let serial = format!("serial {}", entry.serial);
-            let [from, until, left] = [(); 3].map(|()| shown(None));
-            [file.clone(), serial, from, until, left, shown(entry.since.as_ref())]
+            let [from, until, left] = [(); 3].map(|()| or_dash(None::<&str>));
+            [file.clone(), serial, from, until, left, or_dash(entry.since.as_ref())]
         };
         let entries: Vec<_> = self.revokes.iter().map(entry).collect();
-        [vec![[file.clone(), whose, from, until, shown(None), count]], entries].concat()
+        [vec![[file.clone(), whose, from, until, or_dash(None::<&str>), count]], entries].concat()
     }
 }
 
@@ -467,8 +447,4 @@ fn absolute(path: &Path) -> Result<PathBuf, CliError> {
 /// In UTC; `None` for what is beyond the years that a calendar has.
 pub fn timestamp(seconds: i64) -> Option<String> {
     Timestamp::from_second(seconds).ok().map(|time| time.to_string())
-}
-
-fn shown(time: Option<&String>) -> String {
-    time.map_or_else(|| "–".to_owned(), Clone::clone)
 }

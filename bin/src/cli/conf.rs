@@ -80,6 +80,6 @@ fn source(effective: &Effective) -> String {
 
 impl ConfArgs {
     fn load(&self) -> Result<Effective, CliError> {
-        Effective::load(self.conf.as_deref()).map_err(|error| CliError::Usage(error.to_string()))
+        Ok(Effective::load(self.conf.as_deref())?)
     }
 }

@@ -1,26 +1,18 @@
 //! Which cluster a command speaks to, and the way there.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::{Config, check_master, host};
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
-use cavern_proto::master::{ListWorkersRequest, WorkerState};
 use clap::Args;
-use tokio::time::Instant;
-use tonic::Status;
+use serde::Serialize;
+use tonic::{Response, Status};
 
 use crate::console;
 use crate::error::CliError;
 use crate::local::{self, Cluster};
-use crate::runtime::block_on;
-
-/// How long no master may answer whoever follows something: a restart, or until somebody starts it again.
-const MASTER_PATIENCE: Duration = Duration::from_secs(300);
-/// Between two attempts meanwhile, each of which has looked for a master for as long as a call may take.
-const AWAY_PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Args)]
 pub struct ClusterArgs {
@@ -33,6 +25,27 @@ pub struct ClusterArgs {
     /// Directory of a cluster that `cv local up` has started.
     #[arg(long, visible_alias = "dir", value_name = "DIR", conflicts_with = "conf")]
     local: Option<PathBuf>,
+}
+
+/// What most commands take beside what they are about: how the result is shown, and of which cluster it is.
+#[derive(Args)]
+pub struct ResultArgs {
+    /// The result as JSON.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+impl ResultArgs {
+    /// Writes a result as JSON, or as `print` has it for people.
+    pub fn show<T: Serialize>(
+        &self,
+        result: &T,
+        print: impl FnOnce(&T) -> Result<(), CliError>,
+    ) -> Result<(), CliError> {
+        console::show(self.json, result, print)
+    }
 }
 
 pub fn master_address(text: &str) -> Result<String, String> {
@@ -57,7 +70,7 @@ impl ClusterArgs {
             (None, Some(path)) => Some(path.clone()),
             (None, None) => self.default_local(),
         };
-        let mut config = Config::load(path.as_deref()).map_err(|error| CliError::Usage(error.to_string()))?;
+        let mut config = Config::load(path.as_deref())?;
         // What is said on the command line goes before what the environment says.
         if let Some(cluster) = local {
             config.cluster.masters = cluster.masters.into_iter().map(|master| master.grpc).collect();
@@ -80,59 +93,14 @@ impl ClusterArgs {
     pub async fn masters(&self) -> Result<MasterChannel, CliError> {
         Ok(MasterChannel::connect(&self.config()?).await?)
     }
-}
 
-/// Asks until a master has answered, and goes on for [`MASTER_PATIENCE`] while none does. `what` goes on with the next
-/// one; a person is told so.
-pub async fn ask_patiently<T>(
-    masters: &MasterChannel,
-    answer_timeout: Duration,
-    what: &str,
-    request: impl AsyncFn(Stubs) -> Result<T, Status>,
-) -> Result<T, CliError> {
-    let mut away: Option<Instant> = None;
-    loop {
-        let asked = masters.ask(async |master: Stubs| request(master).await);
-        let cause = match tokio::time::timeout(answer_timeout, asked).await {
-            Ok(Ok(answer)) => {
-                if away.is_some() {
-                    console::remark("a master answers again");
-                }
-                return Ok(answer);
-            }
-            Ok(Err(error)) => match CliError::from(error) {
-                CliError::Unreachable(cause) => cause,
-                error => return Err(error),
-            },
-            Err(_late) => format!("the master does not answer within {} s", answer_timeout.as_secs()),
-        };
-        let since = *away.get_or_insert_with(|| {
-            console::remark(format_args!("{cause}; waiting for a master, {what} goes on when there is one"));
-            Instant::now()
-        });
-        if since.elapsed() >= MASTER_PATIENCE {
-            let waited = MASTER_PATIENCE.as_secs();
-            let text = format!("no master has answered for {waited} s ({cause}): {what} goes on with one");
-            return Err(CliError::Unreachable(text));
-        }
-        tokio::time::sleep(AWAY_PAUSE).await;
+    /// Asks the master that leads for one answer.
+    pub async fn call<T>(&self, request: impl AsyncFnMut(Stubs) -> Result<Response<T>, Status>) -> Result<T, CliError> {
+        Ok(self.masters().await?.ask_unary(request).await?)
     }
 }
 
 /// The id of a request: whoever sends it again with the same id is told what the first one did.
 pub fn new_request_id() -> Bytes {
     Bytes::copy_from_slice(&host::random_id())
-}
-
-/// How many workers of this cluster the masters at these addresses count as live.
-pub fn live_workers(config: &Config, masters: Vec<String>) -> Result<usize, CliError> {
-    let mut asked = Config { security: config.security.clone(), ..Config::default() };
-    asked.cluster.name.clone_from(&config.cluster.name);
-    asked.cluster.masters = masters;
-    block_on(async {
-        let masters = MasterChannel::connect(&asked).await?;
-        let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
-        let table = masters.ask(list).await?.into_inner();
-        Ok(table.workers.iter().filter(|worker| worker.state() == WorkerState::Live).count())
-    })
 }

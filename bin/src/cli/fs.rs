@@ -1,5 +1,6 @@
 //! `cv fs`: the namespace and its files, without a mount.
 
+mod args;
 mod attributes;
 mod blocks;
 mod change;
@@ -7,12 +8,13 @@ mod content;
 mod ends;
 mod find;
 mod glob;
+pub(super) mod layout;
 mod list;
 mod make;
 mod mode;
 mod put;
 mod quota;
-mod reader;
+pub(super) mod reader;
 mod remove;
 mod target;
 mod ttl;
@@ -20,11 +22,12 @@ mod usage;
 pub(super) mod walk;
 mod xattr;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
 pub use find::with_two_dashes;
 
-use super::connect::ClusterArgs;
+use self::args::PathArgs;
+use super::connect::ResultArgs;
 use crate::error::CliError;
 
 #[derive(Subcommand)]
@@ -127,7 +130,7 @@ command is done, the bytes are on the disks of the workers.")]
     /// Bytes of each entry of a directory.
     Du(usage::DuArgs),
     /// Capacity and use of the cache.
-    Df(usage::DfArgs),
+    Df(ResultArgs),
     /// Directories, files and bytes below a path.
     Count(PathArgs),
     /// Where the blocks of a file are, and how much of each is cached.
@@ -135,38 +138,6 @@ command is done, the bytes are on the disks of the workers.")]
     /// Drop the cached blocks of a file, or of all files below a directory. The bucket is not touched. Files of fs-mode
     /// mounts are read from the bucket then; what the bucket lacks of them is kept.
     Free(PathArgs),
-}
-
-#[derive(Args)]
-pub struct PathArgs {
-    /// Absolute path in the namespace.
-    #[arg(value_name = "PATH")]
-    path: String,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
-}
-
-/// A directory that has, or is to have, something of its own.
-#[derive(Args)]
-pub struct DirectoryArgs {
-    /// Absolute path of a directory in an fs-mode mount.
-    #[arg(value_name = "PATH")]
-    path: String,
-    #[command(flatten)]
-    cluster: ClusterArgs,
-}
-
-/// Everything of a kind that there is.
-#[derive(Args)]
-pub struct AllArgs {
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
 }
 
 impl FsCommand {
@@ -192,7 +163,7 @@ impl FsCommand {
             Self::Quota(command) => command.run().await,
             Self::Ttl(command) => command.run().await,
             Self::Du(args) => args.run().await,
-            Self::Df(args) => args.run().await,
+            Self::Df(args) => usage::df(&args).await,
             Self::Count(args) => usage::count(args).await,
             Self::Blocks(args) => blocks::blocks(args).await,
             Self::Free(args) => blocks::free(args).await,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cavern_conf::{Effective, Role, process};
+use cavern_conf::{Config, Role, process};
 use cavern_fuse::keeper::{Kept, reload};
 use clap::{Args, Subcommand};
 
@@ -103,10 +103,7 @@ impl ReloadArgs {
     async fn run(self) -> Result<(), CliError> {
         let mount_point = match self.mount_point {
             Some(mount_point) => mount_point,
-            None => {
-                let effective = Effective::load(self.conf.as_deref());
-                effective.map_err(|error| CliError::Usage(error.to_string()))?.config.fuse.mount_point
-            }
+            None => Config::load(self.conf.as_deref())?.fuse.mount_point,
         };
         // Not by way of the mount itself, which may not answer.
         let mount_point = std::path::absolute(&mount_point).context("cannot find the mount point")?;

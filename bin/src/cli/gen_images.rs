@@ -65,15 +65,9 @@ impl GenImagesArgs {
             bytes: written.bytes,
             seconds: started.elapsed().as_secs_f64(),
         };
-        if self.json {
-            return console::json(&result);
-        }
-        console::line(format_args!(
-            "{}, {} in {:.1} s, in {}",
-            counted(result.files, "image"),
-            console::size(result.bytes),
-            result.seconds,
-            result.directory.display()
-        ))
+        console::show(self.json, &result, |Generated { directory, files, bytes, seconds }| {
+            let (images, size) = (counted(*files, "image"), console::size(*bytes));
+            console::line(format_args!("{images}, {size} in {seconds:.1} s, in {}", directory.display()))
+        })
     }
 }

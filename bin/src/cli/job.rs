@@ -10,10 +10,11 @@ use cavern_net::master::Stubs;
 use cavern_proto::master::{GetJobRequest, ListJobsRequest};
 use clap::{Args, Subcommand};
 
-pub use self::begin::BeginArgs;
+pub use self::begin::{BeginArgs, EXPORT_HELP, LOAD_HELP};
 pub use self::view::JobView;
 use self::watch::{Interrupt, Watch};
-use super::connect::ClusterArgs;
+use super::connect::{ClusterArgs, ResultArgs};
+use super::follow::Follower;
 use crate::console;
 use crate::error::CliError;
 
@@ -22,11 +23,26 @@ pub enum JobCommand {
     /// List the jobs that run, and the last hundred that have ended.
     List(ListArgs),
     /// Show a job.
-    Status(StatusArgs),
+    #[command(after_help = "Examples:
+  cv job status 7
+  cv job status 7 --json
+
+Exit code 1 when the job has ended with errors or was cancelled.")]
+    Status(JobArgs),
     /// Show the progress of a job until it has ended.
-    Wait(WaitArgs),
+    #[command(after_help = "Examples:
+  cv job wait 7
+
+Draws a bar on a terminal, prints lines elsewhere and one JSON object per line with --json; while no master answers it \
+waits. Interrupting it leaves the job alone. Exit code 1 when the job ended with errors or was cancelled.")]
+    Wait(JobArgs),
     /// Stop a job.
-    Cancel(CancelArgs),
+    #[command(after_help = "Examples:
+  cv job cancel 7
+
+What was done so far stays. A cancelled export gives up its hurry: the bucket follows at its usual pace. A job that \
+has ended stays as it is.")]
+    Cancel(JobArgs),
     /// Begin a job anew that failed or was cancelled.
     Retry(RetryArgs),
 }
@@ -35,9 +51,9 @@ impl JobCommand {
     pub async fn run(self) -> Result<(), CliError> {
         match self {
             Self::List(args) => args.run().await,
-            Self::Status(args) => args.job.status().await,
-            Self::Wait(args) => args.job.wait().await,
-            Self::Cancel(args) => args.job.cancel().await,
+            Self::Status(args) => args.status().await,
+            Self::Wait(args) => args.wait().await,
+            Self::Cancel(args) => args.cancel().await,
             Self::Retry(args) => args.run().await,
         }
     }
@@ -57,39 +73,6 @@ pub struct ListArgs {
 
 #[derive(Args)]
 #[command(after_help = "Examples:
-  cv job status 7
-  cv job status 7 --json
-
-Exit code 1 when the job has ended with errors or was cancelled.")]
-pub struct StatusArgs {
-    #[command(flatten)]
-    job: JobArgs,
-}
-
-#[derive(Args)]
-#[command(after_help = "Examples:
-  cv job wait 7
-
-Draws a bar on a terminal, prints lines elsewhere and one JSON object per line with --json; while no master answers it \
-waits. Interrupting it leaves the job alone. Exit code 1 when the job ended with errors or was cancelled.")]
-pub struct WaitArgs {
-    #[command(flatten)]
-    job: JobArgs,
-}
-
-#[derive(Args)]
-#[command(after_help = "Examples:
-  cv job cancel 7
-
-What was done so far stays. A cancelled export gives up its hurry: the bucket follows at its usual pace. A job that \
-has ended stays as it is.")]
-pub struct CancelArgs {
-    #[command(flatten)]
-    job: JobArgs,
-}
-
-#[derive(Args)]
-#[command(after_help = "Examples:
   cv job retry 7
   cv job retry 7 --watch
 
@@ -104,22 +87,18 @@ pub struct RetryArgs {
 }
 
 #[derive(Args)]
-struct JobArgs {
+pub struct JobArgs {
     /// Number of the job.
     #[arg(value_name = "ID")]
     id: u64,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 impl ListArgs {
     async fn run(self) -> Result<(), CliError> {
         let list = async |mut master: Stubs| master.cluster.list_jobs(ListJobsRequest {}).await;
-        let jobs = self.cluster.masters().await?.ask(list).await?.into_inner().jobs;
-        let jobs: Vec<_> = jobs.into_iter().map(JobView::from).collect();
+        let jobs: Vec<_> = self.cluster.call(list).await?.jobs.into_iter().map(JobView::from).collect();
         match (self.json, jobs.is_empty()) {
             (true, _) => console::json(&jobs),
             (_, true) => console::line("no job has been begun: see `cv load` and `cv export`"),
@@ -131,37 +110,37 @@ impl ListArgs {
 impl JobArgs {
     async fn status(self) -> Result<(), CliError> {
         let (job, _) = self.get().await?;
-        job.print(self.json)?;
+        job.print(self.result.json)?;
         job.outcome()
     }
 
     async fn wait(self) -> Result<(), CliError> {
         let stop = process::shutdown_on_signals();
         let (job, masters) = self.get().await?;
-        Watch { masters, interrupt: Interrupt::LeavesJob, json: self.json, stop }.run(job).await
+        let follower = Follower { masters, what: "the job" };
+        Watch { follower, interrupt: Interrupt::LeavesJob, json: self.result.json, stop }.run(job).await
     }
 
     async fn cancel(self) -> Result<(), CliError> {
         let request = GetJobRequest { id: self.id, ..GetJobRequest::default() };
         let cancel = async |mut master: Stubs| master.cluster.cancel_job(request.clone()).await;
-        let job = JobView::from(self.cluster.masters().await?.ask(cancel).await?.into_inner());
-        job.print(self.json)
+        JobView::from(self.result.cluster.call(cancel).await?).print(self.result.json)
     }
 
     /// The job as it stands, and the way to the masters.
     async fn get(&self) -> Result<(JobView, MasterChannel), CliError> {
-        let masters = self.cluster.masters().await?;
+        let masters = self.result.cluster.masters().await?;
         let request = GetJobRequest { id: self.id, ..GetJobRequest::default() };
-        let job = masters.ask(async |mut master: Stubs| master.cluster.get_job(request.clone()).await).await?;
-        Ok((job.into_inner().into(), masters))
+        let job = masters.ask_unary(async |mut master: Stubs| master.cluster.get_job(request.clone()).await).await?;
+        Ok((job.into(), masters))
     }
 }
 
 impl RetryArgs {
     async fn run(self) -> Result<(), CliError> {
-        let JobArgs { id, json, cluster } = self.job;
+        let JobArgs { id, result } = self.job;
         let retry =
             async |mut master: Stubs, request_id| master.cluster.retry_job(GetJobRequest { id, request_id }).await;
-        begin::begin(cluster, self.watch, json, retry).await
+        begin::begin(result, self.watch, retry).await
     }
 }

@@ -7,9 +7,9 @@ use cavern_conf::counted;
 use clap::{Args, Subcommand};
 use tokio::time::Instant;
 
-use crate::console;
+use crate::console::{self, or_dash};
 use crate::error::CliError;
-use crate::local::{self, ChildName, Cluster, Restart, UpOptions, seed};
+use crate::local::{self, ChildName, ChildStatus, Cluster, ClusterStatus, Restart, UpOptions, seed};
 
 /// How long a child has for what it has begun before it is killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(20);
@@ -166,7 +166,7 @@ impl LocalCommand {
             Self::Up(args) => args.run(),
             Self::Status(args) => {
                 let status = local::status(&args.place.cluster()?)?;
-                if args.json { console::json(&status) } else { status.print() }
+                console::show(args.json, &status, print)
             }
             Self::Down(args) => args.run(),
             Self::Start(args) => args.act("started", |cluster, name| local::start(cluster, name, STOP_PATIENCE)),
@@ -201,11 +201,10 @@ impl UpArgs {
             patience: Duration::from_secs(self.timeout),
         })?;
         let status = local::status(&cluster)?;
-        if self.json {
-            return console::json(&status);
-        }
-        status.print()?;
-        console::line(format_args!("up in {:.2} s", started.elapsed().as_secs_f64()))
+        console::show(self.json, &status, |status| {
+            print(status)?;
+            console::line(format_args!("up in {:.2} s", started.elapsed().as_secs_f64()))
+        })
     }
 }
 
@@ -237,4 +236,49 @@ impl ChildArgs {
         action(&cluster, self.child)?;
         console::line(format_args!("{} {done}", self.child))
     }
+}
+
+/// The endpoints and what the children do, for people.
+fn print(status: &ClusterStatus) -> Result<(), CliError> {
+    let admin = status.s3.admin.as_ref().map(|admin| format!(" admin={admin}")).unwrap_or_default();
+    let mut rows = vec![row(&status.s3.child, format!("{}{admin}", status.s3.endpoint))];
+    rows.extend(status.masters.iter().map(|master| {
+        let [name, state, pid, endpoints] = row(&master.child, format!("grpc={} http={}", master.grpc, master.http));
+        let role = master.role.map(|role| format!(", {}", role.as_str())).unwrap_or_default();
+        [name, format!("{state}{role}"), pid, endpoints]
+    }));
+    let workers = status.workers.iter();
+    rows.extend(workers.map(|worker| row(&worker.child, format!("data={} http={}", worker.data, worker.http))));
+    rows.extend(status.fuse.iter().map(|fuse| {
+        let mounted = if fuse.mounted { "" } else { " (not mounted)" };
+        row(&fuse.child, format!("{}{mounted} http={}", fuse.mount_point.display(), fuse.http))
+    }));
+    console::table(["CHILD", "STATE", "PID", "ENDPOINTS"], rows)?;
+    if status.restart == Restart::OnFailure && status.children().any(|child| child.pid.is_some() && !child.supervised) {
+        console::line(
+            "the keeper of a child is gone: `cv local up` gives it another, which starts the child again if it ends",
+        )?;
+    }
+    console::line(format_args!("mount point    {}", status.mount_point.display()))?;
+    console::line(format_args!("S3 access key  {}  secret key {}", status.s3.access_key, status.s3.secret_key))?;
+    console::line(format_args!("configuration  {}", status.conf.display()))?;
+    if status.secure {
+        console::line("connections    mutual TLS: the configuration has the certificate of an admin")?;
+    }
+    Ok(())
+}
+
+fn row(child: &ChildStatus, endpoints: String) -> [String; 4] {
+    let mut state = child.state.to_owned();
+    if let Some(exit) = child.exit {
+        state = format!("{state} ({exit})");
+    }
+    if let Some(next) = child.next_try_ms {
+        state = format!("{state}, next try in {:.1} s", next as f64 / 1000.0);
+    }
+    if child.restarts > 0 {
+        let last = child.last_exit.map(|exit| format!(", last: {exit}")).unwrap_or_default();
+        state = format!("{state}, restarts: {}{last}", child.restarts);
+    }
+    [child.name.to_string(), state, or_dash(child.pid), endpoints]
 }

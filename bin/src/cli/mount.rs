@@ -23,7 +23,7 @@ use self::clients::{ClientArgs, shown_rules};
 use self::credentials::CredentialArgs;
 use self::keys::KeysView;
 use self::update::UpdateArgs;
-use super::connect::{ClusterArgs, new_request_id};
+use super::connect::{ClusterArgs, ResultArgs, new_request_id};
 use crate::console;
 use crate::error::CliError;
 
@@ -121,9 +121,6 @@ pub struct MountArgs {
     /// Cached blocks unused for so long may be dropped first; 0 for never.
     #[arg(long, value_name = "TIME", default_value = "0")]
     ttl: Interval,
-    /// The same in milliseconds.
-    #[arg(long, value_name = "MS", hide = true, conflicts_with = "ttl")]
-    ttl_ms: Option<u64>,
     /// Workers that keep each block.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(REPLICAS))]
     replicas: u32,
@@ -155,11 +152,8 @@ pub struct MountArgs {
     /// Verify bucket and credentials, record nothing.
     #[arg(long, requires = "uri")]
     check: bool,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Subcommand)]
@@ -172,61 +166,50 @@ enum MountCommand {
 enum WriteTypeArg {
     /// The bucket is the truth; Cavern caches it.
     #[value(name = "cache-mode", alias = "cache_mode")]
-    CacheMode,
+    CacheMode = WriteType::CacheMode as isize,
     /// The namespace is the truth, and can be written; the bucket follows it. Objects that are there
     /// already are indexed in the background.
     #[value(name = "fs-mode", alias = "fs_mode")]
-    FsMode,
+    FsMode = WriteType::FsMode as isize,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum AccessModeArg {
     /// Whatever would change something is refused.
     #[value(name = "read-only", alias = "read_only")]
-    ReadOnly,
+    ReadOnly = AccessMode::ReadOnly as isize,
     /// Files can be written, made and removed; with cache-mode the bucket has a file when its close returns.
     #[value(name = "read-write", alias = "read_write")]
-    ReadWrite,
+    ReadWrite = AccessMode::ReadWrite as isize,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum AttributesArg {
     /// They are EOPNOTSUPP, and everything looks as the client's configuration says.
-    Refuse,
+    Refuse = AttributePolicy::Refuse as isize,
     /// The bucket keeps them as metadata of the objects. The first look at a file costs a HEAD.
-    Keep,
+    Keep = AttributePolicy::Keep as isize,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum ConsistencyArg {
     /// When a listing is older than the metadata TTL.
-    Ttl,
+    Ttl = Consistency::Ttl as isize,
     /// At every open of a file.
-    Always,
+    Always = Consistency::Always as isize,
     /// At `cv refresh` only.
-    Never,
+    Never = Consistency::Never as isize,
     /// In fs-mode: no change returns before all clients have let go of what it made untrue.
-    Strict,
+    Strict = Consistency::Strict as isize,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum NamesArg {
     /// In directories that the client has made, and nobody else looks into, at once; elsewhere, when the masters have
     /// it on disk.
-    Held,
+    Held = Names::Held as isize,
     /// When the masters have it on disk, everywhere.
-    Synced,
-}
-
-impl From<ConsistencyArg> for Consistency {
-    fn from(arg: ConsistencyArg) -> Self {
-        match arg {
-            ConsistencyArg::Ttl => Self::Ttl,
-            ConsistencyArg::Always => Self::Always,
-            ConsistencyArg::Never => Self::Never,
-            ConsistencyArg::Strict => Self::Strict,
-        }
-    }
+    Synced = Names::Synced as isize,
 }
 
 /// Options that are given one by one, and those that credentials come to.
@@ -266,7 +249,7 @@ impl MountArgs {
         let take_over = self.take_over;
         let request = MountRequest { mount: Some(mount), check_only, request_id: new_request_id(), take_over };
         let mount = async |mut master: Stubs| master.cluster.mount(request.clone()).await;
-        let reply = self.cluster.masters().await?.ask(mount).await?.into_inner();
+        let reply = self.result.cluster.call(mount).await?;
         let view = MountView::answered(&reply);
         if reply.is_empty {
             console::remark(format_args!(
@@ -274,47 +257,29 @@ impl MountArgs {
                 view.uri
             ));
         }
-        if self.json {
-            return console::json(&view);
-        }
         let done = if check_only { "can be mounted at" } else { "is mounted at" };
-        console::line(format_args!("{} {done} {}", view.uri, view.path))?;
-        view.keys.iter().flat_map(KeysView::remarks).try_for_each(console::line)
+        self.result.show(&view, |view| view.print(&format!("{} {done} {}", view.uri, view.path)))
     }
 
     fn mount(&self, uri: String, path: String, write_type: WriteTypeArg) -> Result<Mount, CliError> {
-        let metadata_ttl_ms = u64::try_from(self.metadata_ttl.get().as_millis()).unwrap_or(u64::MAX);
         Ok(Mount {
             path,
             uri,
-            write_type: match write_type {
-                WriteTypeArg::CacheMode => WriteType::CacheMode.into(),
-                WriteTypeArg::FsMode => WriteType::FsMode.into(),
-            },
+            write_type: write_type as i32,
             options: options(&self.options, &self.credentials)?,
             block_size: self.block_size.bytes(),
             replicas: self.replicas,
-            metadata_ttl_ms,
-            consistency: Consistency::from(self.consistency).into(),
-            ttl_ms: self.ttl_ms.unwrap_or(self.ttl.as_millis()),
-            access_mode: match self.access_mode {
-                None => AccessMode::Unspecified.into(),
-                Some(AccessModeArg::ReadOnly) => AccessMode::ReadOnly.into(),
-                Some(AccessModeArg::ReadWrite) => AccessMode::ReadWrite.into(),
-            },
-            attributes: match self.attributes {
-                None | Some(AttributesArg::Refuse) => AttributePolicy::Refuse.into(),
-                Some(AttributesArg::Keep) => AttributePolicy::Keep.into(),
-            },
+            metadata_ttl_ms: self.metadata_ttl.as_millis(),
+            consistency: self.consistency as i32,
+            ttl_ms: self.ttl.as_millis(),
+            access_mode: self.access_mode.map_or(AccessMode::Unspecified.into(), |mode| mode as i32),
+            attributes: self.attributes.unwrap_or(AttributesArg::Refuse) as i32,
             existing: match (self.recover, self.no_recover) {
                 (true, _) => Existing::Recovered.into(),
                 (_, true) => Existing::Indexed.into(),
                 _ => Existing::None.into(),
             },
-            names: match self.names {
-                None | Some(NamesArg::Held) => Names::Held.into(),
-                Some(NamesArg::Synced) => Names::Synced.into(),
-            },
+            names: self.names.unwrap_or(NamesArg::Held) as i32,
             clients: self.clients.rules(),
             ..Mount::default()
         })
@@ -322,9 +287,8 @@ impl MountArgs {
 
     async fn list(self) -> Result<(), CliError> {
         let list = async |mut master: Stubs| master.cluster.list_mounts(ListMountsRequest {}).await;
-        let table = self.cluster.masters().await?.ask(list).await?.into_inner();
-        let views = MountView::all(&table);
-        if self.json { console::json(&views) } else { print(&views) }
+        let table = self.result.cluster.call(list).await?;
+        self.result.show(&MountView::all(&table), |views| print(views))
     }
 }
 
@@ -347,11 +311,9 @@ pub struct UmountArgs {
 
 impl UmountArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let masters = self.cluster.masters().await?;
         let request = UnmountRequest { path: self.path, discard: self.discard, request_id: new_request_id() };
         let unmount = async |mut master: Stubs| master.cluster.unmount(request.clone()).await;
-        let reply = masters.ask(unmount).await?.into_inner();
-        let mount = reply.mount.unwrap_or_default();
+        let mount = self.cluster.call(unmount).await?.mount.unwrap_or_default();
         console::line(format_args!("{} is no longer mounted at {}", mount.uri, mount.path))
     }
 }
@@ -457,6 +419,12 @@ impl MountView {
         Self { keys: KeysView::of(&mount, reply.keys.as_ref()), ..Self::new(&mount, None) }
     }
 
+    /// Says what has become of it, and of keys that are vended.
+    fn print(&self, done: &str) -> Result<(), CliError> {
+        console::line(done)?;
+        self.keys.iter().flat_map(KeysView::remarks).try_for_each(console::line)
+    }
+
     /// All mounts, by path.
     pub fn all(table: &MountTable) -> Vec<Self> {
         let mut views: Vec<_> = table
@@ -534,25 +502,20 @@ pub fn print(views: &[MountView]) -> Result<(), CliError> {
     if views.is_empty() {
         return console::line("nothing is mounted: attach a bucket with `cv mount s3://BUCKET/PREFIX /PATH`");
     }
-    let rows: Vec<_> = views
-        .iter()
-        .map(|view| {
-            let shown = view.options.iter().filter(|(_, value)| *value != HIDDEN);
-            let options: Vec<_> = shown.map(|(key, value)| format!("{key}={value}")).collect();
-            [
-                view.path.clone(),
-                view.uri.clone(),
-                view.write_type.replace('_', "-"),
-                match view.consistency {
-                    "ttl" => format!("ttl {}", Interval::millis(view.metadata_ttl_ms)),
-                    other => other.to_owned(),
-                },
-                view.state(),
-                options.join(" "),
-            ]
-        })
-        .collect();
-    console::table_cut(["PATH", "URI", "MODE", "CONSISTENCY", "STATUS", "OPTIONS"], &rows)?;
+    let row = |view: &MountView| {
+        let shown = view.options.iter().filter(|(_, value)| *value != HIDDEN);
+        let options: Vec<_> = shown.map(|(key, value)| format!("{key}={value}")).collect();
+        let (mode, consistency) = (
+            view.write_type.replace('_', "-"),
+            match view.consistency {
+                "ttl" => format!("ttl {}", Interval::millis(view.metadata_ttl_ms)),
+                other => other.to_owned(),
+            },
+        );
+        [view.path.clone(), view.uri.clone(), mode, consistency, view.state(), options.join(" ")]
+    };
+    let heading = ["PATH", "URI", "MODE", "CONSISTENCY", "STATUS", "OPTIONS"];
+    console::table_cut(heading, views.iter().map(row))?;
     let remarks = views.iter().flat_map(|view| view.remarks().into_iter().map(move |text| (&view.path, text)));
     remarks.map(|(path, text)| format!("{path}: {text}")).try_for_each(console::line)
 }

@@ -12,7 +12,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::connect::{ClusterArgs, new_request_id};
+use super::connect::{ClusterArgs, ResultArgs, new_request_id};
 use super::report::{WorkerView, print_workers};
 use crate::console::{self, Progress};
 use crate::error::CliError;
@@ -26,7 +26,7 @@ pub enum NodeCommand {
     /// List the workers, those that are lost included.
     #[command(after_help = "Examples:
   cv node list --json")]
-    List(ListArgs),
+    List(ResultArgs),
     /// Empty a worker: it is given no new blocks, and what it has of fs-mode mounts moves to other workers.
     #[command(after_help = "Examples:
   cv node drain 3 --watch
@@ -43,15 +43,6 @@ Refused while something is at this worker alone and in no bucket. The worker its
 ends; it is refused from then on. Its directories stay as they are: with empty ones the host can join again, as a new \
 worker.")]
     Remove(RemoveArgs),
-}
-
-#[derive(Args)]
-pub struct ListArgs {
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
 }
 
 #[derive(Args)]
@@ -80,11 +71,8 @@ pub struct RemoveArgs {
     /// Remove it even if files are lost with it; says which.
     #[arg(long)]
     force: bool,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Serialize)]
@@ -117,7 +105,7 @@ impl NodeCommand {
             Self::List(args) => {
                 let masters = args.cluster.masters().await?;
                 let views: Vec<_> = workers(&masters).await?.iter().map(WorkerView::new).collect();
-                if args.json { console::json(&views) } else { print_workers(&views) }
+                args.show(&views, |views| print_workers(views))
             }
             Self::Drain(args) => args.run().await,
             Self::Remove(args) => args.run().await,
@@ -130,20 +118,18 @@ impl DrainArgs {
         let masters = self.cluster.masters().await?;
         let worker_id = find(&workers(&masters).await?, &self.worker)?;
         let request = DrainWorkerRequest { worker_id, undo: self.undo };
-        let blocks = masters.ask(async |mut master: Stubs| master.cluster.drain_worker(request).await).await?;
-        let mut view = BlocksView::new(worker_id, blocks.into_inner());
-        let mut progress = if self.watch && !self.json { Progress::new()? } else { Progress::hidden() };
-        let (whole, mut said) = (view.blocks, Instant::now());
+        let blocks = masters.ask_unary(async |mut master: Stubs| master.cluster.drain_worker(request).await).await?;
+        let mut view = BlocksView::new(worker_id, blocks);
+        let mut progress = Progress::new_unless(self.json || !self.watch)?;
+        let whole = view.blocks;
         while self.watch && view.draining && view.blocks > 0 {
-            progress.show(Some((whole.saturating_sub(view.blocks), whole)), view.left())?;
-            if progress.is_hidden() && said.elapsed() >= LINE_PERIOD {
-                said = Instant::now();
-                view.say(self.json)?;
-            }
+            let part = (whole.saturating_sub(view.blocks), whole);
+            progress.show_or_say(Some(part), view.left(), LINE_PERIOD, || view.say(self.json))?;
             let asked = Instant::now();
             let request = WorkerBlocksRequest { worker_id };
-            let blocks = masters.ask(async |mut master: Stubs| master.cluster.get_worker_blocks(request).await).await?;
-            view = BlocksView::new(worker_id, blocks.into_inner());
+            let blocks =
+                masters.ask_unary(async |mut master: Stubs| master.cluster.get_worker_blocks(request).await).await?;
+            view = BlocksView::new(worker_id, blocks);
             // Counting many blocks takes the master a while.
             tokio::time::sleep(POLL_PERIOD.max(asked.elapsed() * 5)).await;
         }
@@ -159,17 +145,12 @@ impl BlocksView {
     }
 
     fn say(&self, json: bool) -> Result<(), CliError> {
-        if json {
-            return console::json_line(self);
-        }
         let worker = self.worker;
-        match (self.draining, self.blocks) {
-            (false, _) => console::line(format_args!("worker {worker} takes blocks")),
-            (true, 0) => console::line(format_args!(
-                "worker {worker} is empty: stop it, and take it out with `cv node remove {worker}`"
-            )),
-            (true, _) => console::line(format_args!("worker {worker} is being emptied: {}", self.left())),
-        }
+        console::say(json, self, || match (self.draining, self.blocks) {
+            (false, _) => format!("worker {worker} takes blocks"),
+            (true, 0) => format!("worker {worker} is empty: stop it, and take it out with `cv node remove {worker}`"),
+            (true, _) => format!("worker {worker} is being emptied: {}", self.left()),
+        })
     }
 
     fn left(&self) -> String {
@@ -180,21 +161,21 @@ impl BlocksView {
 
 impl RemoveArgs {
     async fn run(self) -> Result<(), CliError> {
-        let masters = self.cluster.masters().await?;
+        let masters = self.result.cluster.masters().await?;
         let worker = find(&workers(&masters).await?, &self.worker)?;
         let request = RemoveWorkerRequest { worker_id: worker, force: self.force, request_id: new_request_id() };
         let remove = async |mut master: Stubs| master.cluster.remove_worker(request.clone()).await;
-        let reply = masters.ask(remove).await?.into_inner();
+        let reply = masters.ask_unary(remove).await?;
         let UnavailableFiles { files, blocks, listed, .. } = reply.only_here.unwrap_or_default();
         let paths = listed.into_iter().map(|file| file.path).collect();
         let view = RemovedView { worker, removed: reply.removed, reason: reply.reason, files, blocks, paths };
-        if self.json {
+        if self.result.json {
             console::json(&view)?;
         }
         if !view.removed {
             return Err(CliError::Failed(format!("{}{}", view.reason, view.listed())));
         }
-        match (self.json, view.blocks) {
+        match (self.result.json, view.blocks) {
             (true, _) => Ok(()),
             (false, 0) => console::line(format_args!("worker {worker} is removed; nothing was at it alone")),
             (false, _) => console::line(format_args!(
@@ -218,7 +199,7 @@ impl RemovedView {
 
 async fn workers(masters: &MasterChannel) -> Result<Vec<Worker>, CliError> {
     let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
-    Ok(masters.ask(list).await?.into_inner().workers)
+    Ok(masters.ask_unary(list).await?.workers)
 }
 
 /// The worker that is meant by a number, a data address, or the name of a host with one worker.

@@ -11,7 +11,8 @@ use serde::Serialize;
 
 use self::lost::LostArgs;
 use self::wait::Wait;
-use super::connect::ClusterArgs;
+use super::connect::{ClusterArgs, ResultArgs};
+use super::follow::Follower;
 use crate::console;
 use crate::error::CliError;
 
@@ -63,11 +64,8 @@ pub struct StatusArgs {
     /// File or directory of the namespace.
     #[arg(value_name = "PATH", default_value = "/")]
     path: String,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Args)]
@@ -130,6 +128,10 @@ impl BacklogView {
         self.files + self.deletions
     }
 
+    fn say(&self, json: bool) -> Result<(), CliError> {
+        console::say(json, self, || self.line())
+    }
+
     fn line(&self) -> String {
         if self.left() == 0 {
             return format!("{}: the bucket has everything", self.path);
@@ -157,16 +159,14 @@ impl StatusArgs {
     async fn run(self) -> Result<(), CliError> {
         let request = PersistStatusRequest { path: self.path.clone(), ..PersistStatusRequest::default() };
         let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
-        let status = self.cluster.masters().await?.ask(ask).await?.into_inner();
-        let view = BacklogView::new(&self.path, status);
-        if self.json { console::json(&view) } else { console::line(view.line()) }
+        let view = BacklogView::new(&self.path, self.result.cluster.call(ask).await?);
+        self.result.show(&view, |view| console::line(view.line()))
     }
 }
 
 impl WaitArgs {
     async fn run(self) -> Result<(), CliError> {
-        let masters = self.cluster.masters().await?;
-        let timeout = self.timeout.map(Interval::get);
-        Wait { masters, path: self.path, json: self.json }.run(timeout).await
+        let follower = Follower { masters: self.cluster.masters().await?, what: "persistence" };
+        Wait { follower, path: self.path, json: self.json }.run(self.timeout.map(Interval::get)).await
     }
 }

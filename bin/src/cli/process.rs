@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::future::Future;
 use std::path::PathBuf;
 
 use cavern_conf::{Config, Effective, Role, enable_failpoints, process};
@@ -48,42 +47,32 @@ impl ProcessArgs {
     }
 
     /// Runs a process; one that others connect to is first asked whether they can.
-    pub(super) fn run<F, E>(
+    pub(super) fn run<E: Display>(
         self,
         threads: usize,
         serves_as: Option<Role>,
-        role: impl FnOnce(Config, CancellationToken) -> F,
-    ) -> Result<(), CliError>
-    where
-        F: Future<Output = Result<(), E>>,
-        E: Display,
-    {
+        role: impl AsyncFnOnce(Config, CancellationToken) -> Result<(), E>,
+    ) -> Result<(), CliError> {
         let config = self.begin(serves_as)?;
         self.serve(config, threads, role)
     }
 
-    /// The same, when it has begun.
-    pub(super) fn serve<F, E>(
+    /// Runs a process that has begun.
+    pub(super) fn serve<E: Display>(
         self,
         config: Config,
         threads: usize,
-        role: impl FnOnce(Config, CancellationToken) -> F,
-    ) -> Result<(), CliError>
-    where
-        F: Future<Output = Result<(), E>>,
-        E: Display,
-    {
+        role: impl AsyncFnOnce(Config, CancellationToken) -> Result<(), E>,
+    ) -> Result<(), CliError> {
         enable_failpoints().map_err(CliError::Usage)?;
-        serve(threads, |stop| role(config, stop))
+        serve(threads, async |stop| role(config, stop).await)
     }
 
     /// What every process begins with: the configuration, and a log.
     pub(super) fn begin(&self, serves_as: Option<Role>) -> Result<Config, CliError> {
         process::create_privately();
-        let loaded = Effective::load(self.conf.as_deref());
-        let checked = loaded
-            .and_then(|effective| serves_as.map_or(Ok(()), |role| effective.check_reach(role)).map(|()| effective));
-        let effective = checked.map_err(|error| CliError::Usage(error.to_string()))?;
+        let effective = Effective::load(self.conf.as_deref())?;
+        serves_as.map_or(Ok(()), |role| effective.check_reach(role))?;
         process::init_logging(&effective.config.log).map_err(|error| CliError::Usage(error.to_string()))?;
         if let Some(role) = serves_as {
             effective.warn_if_open(role);
@@ -162,11 +151,10 @@ pub(super) fn some_threads() -> usize {
 }
 
 /// Runs a process with so many threads for its tasks until a signal stops it.
-fn serve<F, E>(threads: usize, role: impl FnOnce(CancellationToken) -> F) -> Result<(), CliError>
-where
-    F: Future<Output = Result<(), E>>,
-    E: Display,
-{
+fn serve<E: Display>(
+    threads: usize,
+    role: impl AsyncFnOnce(CancellationToken) -> Result<(), E>,
+) -> Result<(), CliError> {
     process::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -1,24 +1,25 @@
 //! `cv raft`: the group of masters, and who belongs to it.
 
-mod connection;
-mod survey;
+use std::time::Duration;
 
 use cavern_conf::{Config, backoff};
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::raft::{
-    AddMasterRequest, Group, MakeSnapshotRequest, Member, RemoveMasterRequest, TransferLeadRequest,
+    AddMasterRequest, GetGroupRequest, Group, MakeSnapshotRequest, Member, RemoveMasterRequest, TransferLeadRequest,
 };
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use tokio::time::Instant;
+use tonic::{Response, Status};
 
-use self::connection::{Attempt, ELECTION_PATIENCE, unreachable, until_answered};
-pub use self::connection::{Dial, ask_leader};
-pub use self::survey::{GroupView, MasterRole, MasterView, Survey};
-use super::connect::{ClusterArgs, master_address};
-use crate::console::{self, Progress};
+use super::connect::{ClusterArgs, ResultArgs, master_address};
+use crate::console::{self, Progress, or_dash};
 use crate::error::CliError;
+use crate::group::{Dial, GroupView, MasterView, Survey, leads, remark_unaware};
+
+/// An election takes a part of this.
+const ELECTION_PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Subcommand)]
 pub enum RaftCommand {
@@ -29,7 +30,7 @@ pub enum RaftCommand {
 
 Every master is asked by itself, so this works while none leads. LOG is the end of the log that a master has, APPLIED \
 what of it is in its namespace, MATCHED what the leader knows to be on its disk.")]
-    Status(StatusArgs),
+    Status(ResultArgs),
     /// Take another master in.
     #[command(after_help = "Examples:
   cv raft add node4:7700
@@ -60,24 +61,12 @@ Before the leader's host is restarted, say: the others do not wait for an electi
 }
 
 #[derive(Args)]
-pub struct StatusArgs {
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
-}
-
-#[derive(Args)]
 pub struct AddArgs {
     /// Address of the new master's gRPC port, as the other masters and all clients reach it.
     #[arg(value_name = "HOST:PORT", value_parser = master_address)]
     address: String,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Args)]
@@ -85,11 +74,8 @@ pub struct RemoveArgs {
     /// Number of the master, as `cv raft status` has it.
     #[arg(value_name = "ID")]
     id: u64,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Args)]
@@ -97,11 +83,8 @@ pub struct TransferArgs {
     /// Number of the master that is to lead, as `cv raft status` has it [default: the one that is furthest].
     #[arg(value_name = "ID")]
     id: Option<u64>,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Args)]
@@ -109,11 +92,8 @@ pub struct SnapshotArgs {
     /// Which master [default: the one that leads].
     #[arg(long, value_name = "HOST:PORT", value_parser = master_address)]
     on: Option<String>,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 /// What a change of the group has come to.
@@ -143,7 +123,7 @@ struct SnapshotView {
 impl RaftCommand {
     pub async fn run(self) -> Result<(), CliError> {
         match self {
-            Self::Status(args) => args.run().await,
+            Self::Status(args) => status(&args).await,
             Self::Add(args) => args.run().await,
             Self::Remove(args) => args.run().await,
             Self::Transfer(args) => args.run().await,
@@ -207,38 +187,54 @@ impl Led {
         self.survey.answer(&self.leader).and_then(Result::ok).cloned().unwrap_or_default()
     }
 
-    async fn transfer(&self, node_id: u64) -> Result<Option<Group>, CliError> {
+    /// Has the leader change the group. A request of which the answer is lost is sent again only where the group is not
+    /// as it is to become.
+    async fn change(
+        &self,
+        is_done: impl Fn(&Group) -> bool,
+        mut request: impl AsyncFnMut(Stubs) -> Result<Response<Group>, Status>,
+    ) -> Result<Group, CliError> {
+        let mut is_sent = false;
+        let change = async |mut master: Stubs| {
+            if is_sent {
+                let found = master.raft.get_group(GetGroupRequest {}).await?;
+                if leads(found.get_ref()) && is_done(found.get_ref()) {
+                    return Ok(found);
+                }
+            }
+            is_sent = true;
+            request(master).await
+        };
+        self.masters.ask_unary(change).await.map_err(|error| match CliError::from(error) {
+            CliError::Unreachable(cause) => {
+                CliError::Unreachable(format!("{cause}. Whether the group has changed, `cv raft status` shows"))
+            }
+            error => error,
+        })
+    }
+
+    /// Has another master lead: the one with this number, or for 0 the one that is furthest.
+    async fn transfer(&self, node_id: u64) -> Result<Group, CliError> {
         let request = TransferLeadRequest { node_id };
-        ask_leader(&self.masters, async |mut master: Stubs| master.raft.transfer_lead(request).await).await
+        let is_done =
+            |group: &Group| if node_id == 0 { Some(group.leader) != self.view.leader } else { group.leader == node_id };
+        self.change(is_done, async |mut master: Stubs| master.raft.transfer_lead(request).await).await
     }
 }
 
-impl StatusArgs {
-    async fn run(self) -> Result<(), CliError> {
-        let config = self.cluster.config()?;
-        let view = ask(&config, &Dial::of(&config)?).await?.view();
-        if self.json { console::json(&view) } else { print(&view) }
-    }
+async fn status(args: &ResultArgs) -> Result<(), CliError> {
+    let config = args.cluster.config()?;
+    args.show(&ask(&config, &Dial::of(&config)?).await?.view(), print)
 }
 
 fn print(view: &GroupView) -> Result<(), CliError> {
-    let number = |number: Option<u64>| number.map_or_else(|| "–".to_owned(), |number| number.to_string());
-    let rows: Vec<_> = view
-        .masters
-        .iter()
-        .map(|master| {
-            [
-                number(master.id),
-                master.role.as_str().to_owned(),
-                master.address.clone(),
-                number(master.term),
-                number(master.log_index),
-                number(master.applied_index),
-                number(master.matched_index),
-            ]
-        })
-        .collect();
-    console::table_cut(["MASTER", "ROLE", "ADDRESS", "TERM", "LOG", "APPLIED", "MATCHED"], &rows)?;
+    let row = |master: &MasterView| {
+        let [term, log, applied] = [master.term, master.log_index, master.applied_index].map(or_dash);
+        let (role, address) = (master.role.as_str().to_owned(), master.address.clone());
+        [or_dash(master.id), role, address, term, log, applied, or_dash(master.matched_index)]
+    };
+    let heading = ["MASTER", "ROLE", "ADDRESS", "TERM", "LOG", "APPLIED", "MATCHED"];
+    console::table_cut(heading, view.masters.iter().map(row))?;
     console::line(view.summary())?;
     for master in &view.masters {
         if let Some(error) = &master.error {
@@ -250,12 +246,7 @@ fn print(view: &GroupView) -> Result<(), CliError> {
 
 impl AddArgs {
     async fn run(self) -> Result<(), CliError> {
-        until_answered(async |_| self.attempt().await).await
-    }
-
-    /// What an earlier attempt has done is found by the address.
-    async fn attempt(&self) -> Result<Option<()>, CliError> {
-        let led = Led::find(&self.cluster).await?;
+        let led = Led::find(&self.result.cluster).await?;
         let given = self.address.as_str();
         let joining = Survey::take(std::slice::from_ref(&self.address), &led.dial).await;
         let new = match joining.answer(given) {
@@ -276,7 +267,7 @@ impl AddArgs {
         };
         match member {
             Some(member) if is_of_this && member.votes => {
-                return say(&led.group(), self.json, format!("{} is a member already", member.name())).map(Some);
+                return say(&self.result, &led.group(), format!("{} is a member already", member.name()));
             }
             // It was being taken in when something went wrong: the leader goes on with it.
             Some(_) if is_of_this => {}
@@ -299,32 +290,22 @@ impl AddArgs {
             }
             None => {}
         }
-        let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
+        let mut progress = Progress::new_unless(self.result.json)?;
         progress.show(None, format!("{address} is given the namespace"))?;
-        let group = ask_leader(&led.masters, async |mut master: Stubs| {
-            master.raft.add_master(AddMasterRequest { address: address.to_owned() }).await
-        })
-        .await?;
+        // Asked again, the leader goes on, or has nothing left to do.
+        let request = AddMasterRequest { address: address.to_owned() };
+        let add = async |mut master: Stubs| master.raft.add_master(request.clone()).await;
+        let group = led.change(|_| false, add).await?;
         drop(progress);
-        let Some(group) = group else { return Ok(None) };
         let id = group.members.iter().find(|member| member.address == address).map_or(0, |member| member.node_id);
         remark_unaware(&group);
-        say(&group, self.json, format!("{address} is master {id}, and votes")).map(Some)
+        say(&self.result, &group, format!("{address} is master {id}, and votes"))
     }
 }
 
 impl RemoveArgs {
     async fn run(self) -> Result<(), CliError> {
-        until_answered(async |which| self.attempt(which).await).await
-    }
-
-    async fn attempt(&self, which: Attempt) -> Result<Option<()>, CliError> {
-        let led = Led::find(&self.cluster).await?;
-        if which == Attempt::Again && led.view.member(self.id).is_none() {
-            // Its number is never used again.
-            return say(&led.group(), self.json, format!("master {} is removed: stop it if it still runs", self.id))
-                .map(Some);
-        }
+        let led = Led::find(&self.result.cluster).await?;
         let name = led.member(self.id)?.name();
         let (voters, answering) = led.view.without(self.id);
         if voters == 0 {
@@ -338,35 +319,21 @@ impl RemoveArgs {
         }
         // A leader that takes itself out would leave the others to an election.
         if led.view.leader == Some(self.id) {
-            let Some(group) = led.transfer(0).await? else { return Ok(None) };
+            let group = led.transfer(0).await?;
             let next = group.members.iter().find(|member| member.node_id == group.leader);
             next.inspect(|next| led.masters.begin_at(&next.address));
         }
-        let group = ask_leader(&led.masters, async |mut master: Stubs| {
-            master.raft.remove_master(RemoveMasterRequest { node_id: self.id }).await
-        })
-        .await?;
-        let Some(group) = group else { return Ok(None) };
-        say(&group, self.json, format!("{name} is removed: stop it if it still runs")).map(Some)
+        let request = RemoveMasterRequest { node_id: self.id };
+        // Its number is never used again.
+        let is_done = |group: &Group| group.members.iter().all(|member| member.node_id != self.id);
+        let group = led.change(is_done, async |mut master: Stubs| master.raft.remove_master(request).await).await?;
+        say(&self.result, &group, format!("{name} is removed: stop it if it still runs"))
     }
 }
 
 impl TransferArgs {
     async fn run(self) -> Result<(), CliError> {
-        let mut before = None;
-        until_answered(async |which| self.attempt(which, &mut before).await).await
-    }
-
-    /// `before` is who led at the first attempt.
-    async fn attempt(&self, which: Attempt, before: &mut Option<u64>) -> Result<Option<()>, CliError> {
-        let led = Led::find(&self.cluster).await?;
-        let led_first = *before.get_or_insert(led.view.leader.unwrap_or_default());
-        if let Some(leads) = led.view.leader.filter(|leads| *leads != led_first)
-            && which == Attempt::Again
-            && self.id.is_none_or(|id| id == leads)
-        {
-            return say(&led.group(), self.json, format!("master {leads} leads")).map(Some);
-        }
+        let led = Led::find(&self.result.cluster).await?;
         if led.view.voters == 1 {
             return Err(CliError::Failed("the group has one voting master: there is none that could lead".to_owned()));
         }
@@ -385,58 +352,41 @@ impl TransferArgs {
                     "{name} is still being taken in and cannot lead yet: see `cv raft status`"
                 )));
             }
+            // One that leads already is no failure, but the leader would have nothing to do.
+            if self.id == led.view.leader {
+                return say(&self.result, &led.group(), format!("{name} leads already"));
+            }
         }
-        // One that leads already is no failure, but the leader would have nothing to do.
-        if self.id.is_some() && self.id == led.view.leader {
-            return say(
-                &led.group(),
-                self.json,
-                format!("{} leads already", led.member(self.id.unwrap_or_default())?.name()),
-            )
-            .map(Some);
-        }
-        let Some(group) = led.transfer(self.id.unwrap_or_default()).await? else { return Ok(None) };
-        say(&group, self.json, format!("master {} leads", group.leader)).map(Some)
+        let group = led.transfer(self.id.unwrap_or_default()).await?;
+        say(&self.result, &group, format!("master {} leads", group.leader))
     }
 }
 
 impl SnapshotArgs {
     async fn run(self) -> Result<(), CliError> {
         let (address, dial) = match self.on {
-            Some(address) => (address, Dial::of(&self.cluster.config()?)?),
-            None => Led::find(&self.cluster).await.map(|led| (led.leader, led.dial))?,
+            Some(address) => (address, Dial::of(&self.result.cluster.config()?)?),
+            None => Led::find(&self.result.cluster).await.map(|led| (led.leader, led.dial))?,
         };
-        let mut master = dial.connect(&address).await.map_err(|cause| unreachable(&address, &cause))?;
+        let mut master = dial.connect(&address).await.map_err(|cause| {
+            CliError::Unreachable(format!("the master at {address} does not answer ({cause}): is it running?"))
+        })?;
         let group = master.raft.make_snapshot(MakeSnapshotRequest {}).await?.into_inner();
         let (snapshot_index, last_index) = (group.snapshot_index, group.last_index);
-        if self.json {
-            return console::json(&SnapshotView { address, snapshot_index, last_index });
-        }
-        console::line(format_args!("the master at {address} has a snapshot of all up to entry {snapshot_index}"))
+        self.result.show(&SnapshotView { address, snapshot_index, last_index }, |view| {
+            let SnapshotView { address, snapshot_index, .. } = view;
+            console::line(format_args!("the master at {address} has a snapshot of all up to entry {snapshot_index}"))
+        })
     }
 }
 
-/// Says who may not know a master that was taken in.
-pub fn remark_unaware(group: &Group) {
-    if !group.unaware.is_empty() {
-        console::remark(format_args!(
-            "these have not said that they know the new master, and may not find it should the others fail now: {}. \
-             They are told again each second; restart what stays without a connection",
-            group.unaware.join(", ")
-        ));
-    }
-}
-
-/// The outcome of a change.
-fn say(group: &Group, json: bool, text: String) -> Result<(), CliError> {
-    if !json {
-        return console::line(text);
-    }
+/// Says what a change has come to.
+fn say(args: &ResultArgs, group: &Group, text: String) -> Result<(), CliError> {
     let view = |Member { node_id, address, votes, .. }: &Member| MemberView {
         id: *node_id,
         address: address.clone(),
         votes: *votes,
     };
     let (members, unaware) = (group.members.iter().map(view).collect(), group.unaware.clone());
-    console::json(&ChangeView { leader: group.leader, members, unaware })
+    args.show(&ChangeView { leader: group.leader, members, unaware }, |_| console::line(text))
 }

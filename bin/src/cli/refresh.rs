@@ -6,7 +6,7 @@ use cavern_proto::master::{RefreshFate, RefreshItem, RefreshProgress, RefreshReq
 use clap::Args;
 use serde::Serialize;
 
-use super::connect::ClusterArgs;
+use super::connect::ResultArgs;
 use crate::console;
 use crate::error::CliError;
 
@@ -31,11 +31,8 @@ pub struct RefreshArgs {
     /// In fs-mode: change nothing, and name what would be.
     #[arg(long)]
     dry_run: bool,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Serialize)]
@@ -85,35 +82,28 @@ impl RefreshArgs {
             }
             Ok((last, names))
         };
-        let (last, names) = self.cluster.masters().await?.ask(refresh).await?;
+        let (last, names) = self.result.cluster.masters().await?.ask(refresh).await?;
         if !last.done {
             return Err(CliError::Failed(format!("the master gave up refreshing {}: see its log", self.path)));
         }
         let RefreshProgress { directories, entries, added, changed, removed, hidden, conflicts, pending, .. } = last;
-        if self.json {
-            return console::json(&Refreshed {
-                directories,
-                entries,
-                added,
-                changed,
-                removed,
-                hidden,
-                conflicts,
-                pending,
-                names,
-            });
-        }
+        let view = Refreshed { directories, entries, added, changed, removed, hidden, conflicts, pending, names };
+        self.result.show(&view, |view| self.print(view))
+    }
+
+    fn print(&self, view: &Refreshed) -> Result<(), CliError> {
+        let Refreshed { directories, entries, added, changed, removed, hidden, conflicts, pending, names } = view;
         for Name { fate, path } in names {
             console::line(format_args!("{fate:8}  {path}"))?;
         }
-        let some = |count: u64, what: &str| if count == 0 { String::new() } else { format!(", {count} {what}") };
+        let some = |count: &u64, what: &str| if *count == 0 { String::new() } else { format!(", {count} {what}") };
         console::line(format_args!(
             "{}: {}, {}: {}{added} added, {changed} changed, {removed} removed{}{}{}",
             self.path,
-            counted(directories, "directory"),
-            counted(entries, "entry"),
+            counted(*directories, "directory"),
+            counted(*entries, "entry"),
             if self.dry_run { "would be " } else { "" },
-            some(hidden, if hidden == 1 { "key hidden" } else { "keys hidden" }),
+            some(hidden, if *hidden == 1 { "key hidden" } else { "keys hidden" }),
             some(conflicts, "in conflict"),
             some(pending, "left until the bucket has followed")
         ))

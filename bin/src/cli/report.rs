@@ -4,6 +4,7 @@ mod certificates;
 mod tasks;
 
 use cavern_conf::counted;
+use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
     ClusterStatus, ListUnavailableRequest, LostPast, StatusRequest, UnavailableFiles, Worker, WorkerState, WorkerTable,
@@ -15,12 +16,12 @@ use serde::Serialize;
 use certificates::CertificateView;
 use tasks::TaskView;
 
-use super::connect::ClusterArgs;
+use super::connect::ResultArgs;
 use super::job::JobView;
 use super::mount::{self, MountView};
-use super::raft::{Dial, GroupView, Survey};
 use crate::console;
 use crate::error::CliError;
+use crate::group::{Dial, GroupView, Survey};
 
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -36,11 +37,8 @@ pub struct ReportArgs {
     /// Only what the master that leads does in the background, with errors.
     #[arg(long)]
     tasks: bool,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Serialize)]
@@ -148,9 +146,9 @@ impl ReportArgs {
     pub async fn run(self) -> Result<(), CliError> {
         if self.tasks {
             let ask = async |mut master: Stubs| Ok(master.cluster.status(StatusRequest {}).await?.into_inner().tasks);
-            let tasks = self.cluster.masters().await?.ask(ask).await?;
+            let tasks = self.result.cluster.masters().await?.ask(ask).await?;
             let tasks: Vec<_> = tasks.into_iter().map(TaskView::from).collect();
-            return if self.json { console::json(&tasks) } else { tasks::print(&tasks) };
+            return self.result.show(&tasks, |tasks| tasks::print(tasks));
         }
         let request = ListUnavailableRequest { limit: UNAVAILABLE_SHOWN, ..ListUnavailableRequest::default() };
         let ask = async |mut master: Stubs| {
@@ -158,8 +156,8 @@ impl ReportArgs {
             let unavailable = master.cluster.list_unavailable(request).await?.into_inner();
             Ok(Report::new(status, unavailable))
         };
-        let mut report = self.cluster.masters().await?.ask(ask).await?;
-        let config = self.cluster.config()?;
+        let config = self.result.cluster.config()?;
+        let mut report = MasterChannel::connect(&config).await?.ask(ask).await?;
         let dial = Dial::of(&config)?;
         let group = Survey::take(&config.cluster.masters, &dial).await.view();
         if let Transport::Tls(tls) = dial.transport() {
@@ -169,7 +167,7 @@ impl ReportArgs {
             report.certificates = Some(certificates::survey(tls, processes, dial.wait).await);
         }
         report.group = (group.masters.len() > 1).then_some(group);
-        if self.json { console::json(&report) } else { report.print() }
+        self.result.show(&report, Report::print)
     }
 }
 
@@ -383,29 +381,16 @@ impl WorkerView {
 }
 
 pub fn print_workers(workers: &[WorkerView]) -> Result<(), CliError> {
-    if workers.is_empty() {
-        return console::line("no worker has registered: start one with `cv worker`");
-    }
-    let rows: Vec<_> = workers
-        .iter()
-        .map(|worker| {
-            let failed = worker.disks.iter().filter(|disk| !disk.healthy).count();
-            let disks = if failed == 0 {
-                worker.disks.len().to_string()
-            } else {
-                format!("{} ({failed} failed)", worker.disks.len())
-            };
-            [
-                worker.id.to_string(),
-                format!("{}{}", worker.state, if worker.draining { ", draining" } else { "" }),
-                worker.host.clone(),
-                worker.data.clone(),
-                format!("{} of {}", console::size(worker.used_bytes), console::size(worker.capacity_bytes)),
-                worker.blocks.to_string(),
-                console::share(worker.hit_bytes, worker.hit_bytes.saturating_add(worker.miss_bytes)),
-                disks,
-            ]
-        })
-        .collect();
-    console::table(["WORKER", "STATE", "HOST", "DATA", "USED", "BLOCKS", "HITS", "DISKS"], &rows)
+    let row = |worker: &WorkerView| {
+        let state = format!("{}{}", worker.state, if worker.draining { ", draining" } else { "" });
+        let used = format!("{} of {}", console::size(worker.used_bytes), console::size(worker.capacity_bytes));
+        let hits = console::share(worker.hit_bytes, worker.hit_bytes.saturating_add(worker.miss_bytes));
+        let (all, failed) = (worker.disks.len(), worker.disks.iter().filter(|disk| !disk.healthy).count());
+        let disks = if failed == 0 { all.to_string() } else { format!("{all} ({failed} failed)") };
+        let (id, blocks) = (worker.id.to_string(), worker.blocks.to_string());
+        [id, state, worker.host.clone(), worker.data.clone(), used, blocks, hits, disks]
+    };
+    let heading = ["WORKER", "STATE", "HOST", "DATA", "USED", "BLOCKS", "HITS", "DISKS"];
+    let none = "no worker has registered: start one with `cv worker`";
+    console::table_or(none, heading, workers.iter().map(row))
 }

@@ -3,10 +3,10 @@
 use cavern_conf::counted;
 use cavern_net::master::Stubs;
 use cavern_proto::raft::{RotateSecretsReply, RotateSecretsRequest};
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use serde::Serialize;
 
-use super::connect::{ClusterArgs, new_request_id};
+use super::connect::{ResultArgs, new_request_id};
 use crate::console;
 use crate::error::CliError;
 
@@ -24,16 +24,7 @@ everything goes on. All masters of the group must answer: start one that does no
 
 What is in older copies of the masters' directories stays readable for whoever has the old key as well: if somebody \
 may have both, give the buckets other credentials, too (`cv mount update`).")]
-    Rotate(RotateArgs),
-}
-
-#[derive(Args)]
-pub struct RotateArgs {
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
+    Rotate(ResultArgs),
 }
 
 #[derive(Serialize)]
@@ -49,23 +40,20 @@ struct RotatedView {
 impl SecretsCommand {
     pub async fn run(self) -> Result<(), CliError> {
         match self {
-            Self::Rotate(args) => args.run().await,
+            Self::Rotate(args) => rotate(&args).await,
         }
     }
 }
 
-impl RotateArgs {
-    async fn run(self) -> Result<(), CliError> {
-        let request = RotateSecretsRequest { request_id: new_request_id() };
-        let rotate = async |mut master: Stubs| master.raft.rotate_secrets(request.clone()).await;
-        let reply = self.cluster.masters().await?.ask(rotate).await?.into_inner();
-        let RotateSecretsReply { generation, mounts, behind } = reply;
-        if self.json {
-            return console::json(&RotatedView { generation, mounts, behind });
-        }
-        console::line(format_args!("there is a new key, and the credentials of {} have it", counted(mounts, "mount")))?;
-        behind.iter().try_for_each(|id| {
+async fn rotate(args: &ResultArgs) -> Result<(), CliError> {
+    let request = RotateSecretsRequest { request_id: new_request_id() };
+    let rotate = async |mut master: Stubs| master.raft.rotate_secrets(request.clone()).await;
+    let RotateSecretsReply { generation, mounts, behind } = args.cluster.call(rotate).await?;
+    args.show(&RotatedView { generation, mounts, behind }, |view| {
+        let mounts = counted(view.mounts, "mount");
+        console::line(format_args!("there is a new key, and the credentials of {mounts} have it"))?;
+        view.behind.iter().try_for_each(|id| {
             console::line(format_args!("master {id} forgets the old key when it has caught up: see `cv raft status`"))
         })
-    }
+    })
 }

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use cavern_client::{Client, Node, Stage, StageTimes, Stages};
 use cavern_proto::CHUNK_BYTES;
-use cavern_proto::master::Kind;
 use clap::Args;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use self::survey::{Blocks, WorkerView};
-use super::connect::ClusterArgs;
+use self::survey::{WorkerView, survey};
+use super::connect::ResultArgs;
+use super::fs::layout::Layout;
+use super::fs::reader::check_kind;
 use super::fs::walk::with_client;
 use super::host_path::in_namespace;
 use crate::console;
@@ -38,11 +39,8 @@ pub struct WhyArgs {
     /// A file in a mount, or an absolute path in the namespace.
     #[arg(value_name = "PATH")]
     path: String,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 /// One step of the read.
@@ -152,16 +150,17 @@ async fn timed<T, E: Into<CliError>>(
 
 impl WhyArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let path = in_namespace(&self.path, &self.cluster.config()?.fuse.path);
-        let found = with_client(&self.cluster, async |client| find(client, &path).await).await?;
-        if self.json { console::json(&found) } else { found.show() }
+        let cluster = &self.result.cluster;
+        let path = in_namespace(&self.path, &cluster.config()?.fuse.path);
+        let found = with_client(cluster, async |client| find(client, &path).await).await?;
+        self.result.show(&found, Found::print)
     }
 }
 
 async fn find(client: &Client, path: &str) -> Result<Found, CliError> {
     let mut steps = Vec::new();
     let node = timed("metadata", path, &mut steps, client.metadata().resolve(path)).await?;
-    check_kind(path, &node)?;
+    check_kind(path, &node, &format!("name a file in it, which `cv fs ls {path}` lists"))?;
     timed("metadata, cached", path, &mut steps, client.node(node.inode)).await?;
     let mut found = Found {
         path: path.to_owned(),
@@ -176,13 +175,13 @@ async fn find(client: &Client, path: &str) -> Result<Found, CliError> {
         steps,
         advice: String::new(),
     };
-    let blocks = Blocks::of(client, &node).await.map_err(|error| error.of(path))?;
-    (found.size, found.blocks) = (blocks.size, blocks.count());
+    let layout = Layout::of(client, &node).await.map_err(|error| error.of(path))?;
+    (found.size, found.blocks) = (layout.size, layout.blocks.len());
     if found.size > 0 {
-        found.workers = blocks.survey(client).await;
+        found.workers = survey(client, &layout).await;
         read(client, &node, &mut found).await?;
         let before: u64 = found.workers.iter().map(|worker| u64::from(worker.chunks_present)).sum();
-        let after: u64 = blocks.survey(client).await.iter().map(|worker| u64::from(worker.chunks_present)).sum();
+        let after: u64 = survey(client, &layout).await.iter().map(|worker| u64::from(worker.chunks_present)).sum();
         found.filled_bytes = after.saturating_sub(before) * u64::from(CHUNK_BYTES);
     }
     found.advice = advice::of(&found);
@@ -206,38 +205,19 @@ async fn read(client: &Client, node: &std::sync::Arc<Node>, found: &mut Found) -
     Ok(())
 }
 
-/// # Errors
-/// What has no bytes to be read is refused.
-fn check_kind(path: &str, node: &Node) -> Result<(), CliError> {
-    let what = match node.kind {
-        Kind::File | Kind::Unspecified => return Ok(()),
-        Kind::Directory => format!("{path} is a directory: name a file in it, which `cv fs ls {path}` lists"),
-        Kind::Symlink => {
-            let target = node.posix().map(|posix| String::from_utf8_lossy(&posix.target)).unwrap_or_default();
-            format!("{path} is a symbolic link to {target}, which is not followed: name the file itself")
-        }
-        _ => format!("{path} is no regular file: it has no content"),
-    };
-    Err(CliError::Usage(what))
-}
-
 impl Found {
-    fn show(&self) -> Result<(), CliError> {
+    fn print(&self) -> Result<(), CliError> {
         let version =
             if self.etag.is_empty() { String::new() } else { format!(", object {} ({})", self.key, self.etag) };
         console::line(format_args!("{}: {}, {}{version}", self.path, self.mode, console::size(self.size)))?;
         if !self.workers.is_empty() {
-            let rows: Vec<_> = self.workers.iter().map(|worker| worker.row(self.blocks)).collect();
+            let rows = self.workers.iter().map(|worker| worker.row(self.blocks));
             console::line("")?;
-            console::table(["WORKER", "DATA", "ROUTE", "BLOCKS", "CHUNKS", "OF BLOCK 0", "REMARK"], &rows)?;
+            console::table(["WORKER", "DATA", "ROUTE", "BLOCKS", "CHUNKS", "OF BLOCK 0", "REMARK"], rows)?;
         }
-        let rows: Vec<_> = self
-            .steps
-            .iter()
-            .map(|step| [step.step.to_owned(), format!("{:>10.1} ms", step.time.ms), step.time.parts()])
-            .collect();
+        let row = |step: &Step| [step.step.to_owned(), format!("{:>10.1} ms", step.time.ms), step.time.parts()];
         console::line("")?;
-        console::table(["STEP", "      TIME", "WAITED FOR"], &rows)?;
+        console::table(["STEP", "      TIME", "WAITED FOR"], self.steps.iter().map(row))?;
         console::line("")?;
         let Sources { descriptor_bytes, network_bytes, bucket_bytes } = &self.sources;
         let sources = [

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::time::Instant;
 
 use crate::error::{CliError, Context as _};
 
@@ -20,6 +21,8 @@ pub struct Progress {
     bar: ProgressBar,
     /// Steps that were shown; `None` before there was a whole.
     reached: Option<u64>,
+    /// When a line was written in the place of a bar.
+    said: Instant,
 }
 
 impl Progress {
@@ -28,12 +31,18 @@ impl Progress {
     pub fn new() -> Result<Self, CliError> {
         let bar = ProgressBar::new(STEPS).with_style(style("{spinner} {wide_msg}")?);
         bar.enable_steady_tick(TURN);
-        Ok(Self { bar, reached: None })
+        Ok(Self { bar, reached: None, said: Instant::now() })
+    }
+
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn new_unless(is_hidden: bool) -> Result<Self, CliError> {
+        if is_hidden { Ok(Self::hidden()) } else { Self::new() }
     }
 
     /// Draws nothing.
     pub fn hidden() -> Self {
-        Self { bar: ProgressBar::hidden(), reached: None }
+        Self { bar: ProgressBar::hidden(), reached: None, said: Instant::now() }
     }
 
     /// Whether nobody sees it.
@@ -56,6 +65,25 @@ impl Progress {
         }
         self.bar.set_message(text);
         Ok(())
+    }
+
+    /// As [`Self::show`]; where nobody sees that, `say` is called now and then.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and those of `say`.
+    pub fn show_or_say(
+        &mut self,
+        part: Option<(u64, u64)>,
+        text: String,
+        period: Duration,
+        say: impl FnOnce() -> Result<(), CliError>,
+    ) -> Result<(), CliError> {
+        self.show(part, text)?;
+        if !self.is_hidden() || self.said.elapsed() < period {
+            return Ok(());
+        }
+        self.said = Instant::now();
+        say()
     }
 
     /// Steps to be shown: no fewer than before.

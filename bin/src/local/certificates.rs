@@ -2,19 +2,17 @@
 //! one for each process, and one for whoever runs the cluster, which is that of `D/cluster.toml`. Beside them are the
 //! list of those that are revoked, and the token of the HTTP ports.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cavern_conf::host;
 use cavern_conf::schema::Security;
 use cavern_security::{Authority, Identity, Role as Part};
 
-use super::child::{ChildName, Role, write_whole};
+use super::child::{ChildName, Role};
+use super::files;
 use super::record::Cluster;
-use super::up::random_text;
-use crate::cli::cert;
-use crate::error::{CliError, Context as _};
+use crate::error::CliError;
 
 /// As long as certificates can be made for.
 const HOLD: Duration = Duration::from_secs(3650 * 86_400);
@@ -32,22 +30,22 @@ const TOKEN_LENGTH: usize = 40;
 pub fn ensure(cluster: &Cluster, name: &str) -> Result<(), CliError> {
     let directory = cluster.certificates();
     let authority = if Authority::is_in(&directory) {
-        cert::authority(&directory, name)?
+        Authority::open_of(&directory, name)?
     } else {
         // The list of another one would not be its own.
-        remove(&directory, AUTHORITY_FILES.into_iter().chain([REVOKED]))?;
+        AUTHORITY_FILES.iter().chain([&REVOKED]).try_for_each(|file| files::remove(&directory.join(file)))?;
         Authority::create(&directory, name)?
     };
     let hold = HOLD.min(authority.remaining());
     for (part, process) in holders(cluster) {
         let identity = Identity::new(name, part, &process)?;
-        let files = files(&identity.file_name());
-        if files.iter().all(|file| directory.join(file).exists()) {
+        let pair = pair_of(&identity.file_name()).map(|file| directory.join(file));
+        if pair.iter().all(|path| path.exists()) {
             continue;
         }
         // An `up` that was interrupted has left one of the two.
-        remove(&directory, files.iter().map(String::as_str))?;
-        cert::issue(&authority, &identity, hold, &directory)?;
+        pair.iter().try_for_each(|path| files::remove(path))?;
+        authority.issue(&identity, hold, &directory, &identity.file_name())?;
     }
     if !directory.join(REVOKED).exists() {
         authority.revoke(&[], None)?;
@@ -59,8 +57,7 @@ fn make_token(path: &Path) -> Result<(), CliError> {
     if path.exists() {
         return Ok(());
     }
-    let token = format!("{}\n", random_text(TOKEN_LENGTH));
-    write_whole(path, token.as_bytes()).context(format_args!("cannot write {}", path.display()))
+    files::write_whole(path, format!("{}\n", host::random_text(TOKEN_LENGTH)).as_bytes())
 }
 
 /// What a child is to others; `None` for the object store, which is no part of the cluster.
@@ -81,12 +78,12 @@ fn holders(cluster: &Cluster) -> Vec<(Part, String)> {
 }
 
 /// Certificate and key.
-fn files(name: &str) -> [String; 2] {
+fn pair_of(name: &str) -> [String; 2] {
     [format!("{name}.pem"), format!("{name}-key.pem")]
 }
 
 fn pair(cluster: &Cluster, part: Part, process: &str) -> [PathBuf; 2] {
-    files(&format!("{part}-{process}")).map(|file| cluster.certificates().join(file))
+    pair_of(&format!("{part}-{process}")).map(|file| cluster.certificates().join(file))
 }
 
 /// `[security]` of the command line.
@@ -106,24 +103,13 @@ pub fn environment(cluster: &Cluster, name: ChildName) -> Vec<(&'static str, Str
 
 /// The names of all files that the cluster has made in its directory of certificates.
 pub fn names(cluster: &Cluster) -> Vec<String> {
-    let holders = holders(cluster).into_iter().flat_map(|(part, process)| files(&format!("{part}-{process}")));
+    let holders = holders(cluster).into_iter().flat_map(|(part, process)| pair_of(&format!("{part}-{process}")));
     AUTHORITY_FILES.into_iter().chain([REVOKED, TOKEN]).map(str::to_owned).chain(holders).collect()
-}
-
-fn remove<'a>(directory: &Path, names: impl Iterator<Item = &'a str>) -> Result<(), CliError> {
-    for path in names.map(|name| directory.join(name)) {
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(error).context(format_args!("cannot remove {}", path.display()));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
 
     use cavern_security::CertificateInfo;

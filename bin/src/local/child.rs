@@ -3,12 +3,20 @@
 use std::fmt;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::str::FromStr;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
+
+use super::files;
+use crate::error::{CliError, Context as _};
+
+/// For the keeper of a child that is gone to say how it ended, and between two looks.
+const SETTLE_PATIENCE: Duration = Duration::from_millis(200);
+const SETTLE_PAUSE: Duration = Duration::from_millis(10);
 
 /// What a child does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -171,17 +179,15 @@ impl RunRecord {
         self.keeper.as_ref().is_some_and(ProcessId::is_alive)
     }
 
-    pub fn load(path: &Path) -> io::Result<Option<Self>> {
-        match fs::read(path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(io::Error::from),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
+    pub fn load(path: &Path) -> Result<Option<Self>, CliError> {
+        let record = files::read(path)?.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+        record.context(format_args!("cannot read {}", path.display()))
     }
 
     /// Replaces the file at once: a reader sees the old or the new record.
-    pub fn store(&self, path: &Path) -> io::Result<()> {
-        write_whole(path, &serde_json::to_vec(self)?)
+    pub fn store(&self, path: &Path) -> Result<(), CliError> {
+        let text = serde_json::to_vec(self).context("cannot write the record of a child as JSON")?;
+        files::write_whole(path, &text)
     }
 
     pub fn state(&self) -> State {
@@ -195,37 +201,24 @@ impl RunRecord {
 }
 
 /// State of the child whose record is at `path`.
-pub fn state(path: &Path) -> io::Result<State> {
+pub fn state(path: &Path) -> Result<State, CliError> {
     match RunRecord::load(path)? {
         None => Ok(State::Stopped),
         // The keeper may be between its child's end and the record of it: then its second look decides.
         Some(record) => match record.state() {
-            State::Crashed(None) => settled(path, record),
+            State::Crashed(None) => settled(path, &record),
             state => Ok(state),
         },
     }
 }
 
-fn settled(path: &Path, first: RunRecord) -> io::Result<State> {
-    for _ in 0..20 {
-        match RunRecord::load(path)? {
-            Some(record) if record == first => std::thread::sleep(std::time::Duration::from_millis(10)),
-            Some(record) => return Ok(record.state()),
-            None => return Ok(State::Stopped),
-        }
-    }
-    Ok(State::Crashed(None))
-}
-
-/// Writes a file so that a reader sees either the whole of it or what was there before. Only the owner may read it.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    use std::io::Write as _;
-    use std::os::unix::fs::OpenOptionsExt as _;
-
-    let temporary: PathBuf = path.with_extension("tmp");
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    file.write_all(bytes)?;
-    fs::rename(temporary, path)
+/// The state that another record says, once there is another one.
+fn settled(path: &Path, first: &RunRecord) -> Result<State, CliError> {
+    let other = files::poll(SETTLE_PATIENCE, SETTLE_PAUSE, || {
+        let record = RunRecord::load(path)?;
+        Ok((record.as_ref() != Some(first)).then_some(record))
+    })?;
+    Ok(other.map_or(State::Crashed(None), |record| record.map_or(State::Stopped, |record| record.state())))
 }
 
 #[cfg(test)]

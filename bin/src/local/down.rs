@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use cavern_net::journals;
 use rustix::process::{Signal, geteuid};
-use tokio::time::Instant;
 
 use super::child::{ChildName, ProcessId, Role, State};
+use super::files;
 use super::mounted::{detach, is_mounted};
 use super::record::Cluster;
 use super::supervisor::want_not;
@@ -44,9 +44,8 @@ pub fn kill(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
 
 /// Sends the signals to a child that is wanted no more, and waits until neither it nor its keeper is there.
 fn end(cluster: &Cluster, name: ChildName, signals: &[Signal], patience: Duration) -> Result<bool, CliError> {
-    let deadline = Instant::now() + patience;
     let mut signalled = None;
-    loop {
+    let gone = files::poll(patience, POLL, || {
         match cluster.state(name)? {
             // Its keeper may have started it once more, just before the stop was recorded.
             State::Running(process) if signalled.as_ref() != Some(&process) => {
@@ -56,14 +55,11 @@ fn end(cluster: &Cluster, name: ChildName, signals: &[Signal], patience: Duratio
                 signalled = Some(process);
             }
             State::Running(_) => {}
-            State::Stopped | State::Crashed(_) if !cluster.is_kept(name)? => return Ok(true),
-            State::Stopped | State::Crashed(_) => {}
+            State::Stopped | State::Crashed(_) => return Ok((!cluster.is_kept(name)?).then_some(())),
         }
-        if Instant::now() > deadline {
-            return Ok(false);
-        }
-        thread::sleep(POLL);
-    }
+        Ok(None)
+    })?;
+    Ok(gone.is_some())
 }
 
 /// Stops FUSE clients, workers, masters and the object store, in this order, and undoes what is still mounted. What the
@@ -115,21 +111,18 @@ pub fn stop_all(cluster: &Cluster, children: &[ChildName], patience: Duration) -
 /// Kills what serves a mount beside the child itself, or replays what one has left: with nobody there to answer, it
 /// would go on for a while.
 fn end_helpers(conf: &Path) -> Result<(), CliError> {
-    let deadline = Instant::now() + KILL_DEADLINE;
-    loop {
-        let helpers = helpers(conf).context("cannot list the processes of this host")?;
-        if helpers.is_empty() {
-            return Ok(());
-        }
-        if Instant::now() > deadline {
-            let pids: Vec<String> = helpers.iter().map(|helper| helper.pid.to_string()).collect();
-            return Err(CliError::Failed(format!("processes are still there after SIGKILL: {}", pids.join(", "))));
-        }
-        for helper in helpers {
+    let mut left = Vec::new();
+    let gone = files::poll(KILL_DEADLINE, POLL, || {
+        left = helpers(conf).context("cannot list the processes of this host")?;
+        for helper in &left {
             helper.signal(Signal::KILL).context(format_args!("cannot kill the process {}", helper.pid))?;
         }
-        thread::sleep(POLL);
-    }
+        Ok(left.is_empty().then_some(()))
+    })?;
+    gone.ok_or_else(|| {
+        let pids: Vec<String> = left.iter().map(|helper| helper.pid.to_string()).collect();
+        CliError::Failed(format!("processes are still there after SIGKILL: {}", pids.join(", ")))
+    })
 }
 
 /// The processes of this user that serve or replay mounts with this configuration, and that nobody ends any more.

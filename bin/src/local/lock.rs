@@ -2,14 +2,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::thread;
 use std::time::Duration;
 
 use cavern_conf::host;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use tokio::time::Instant;
 
+use super::files;
 use crate::error::{CliError, Context as _};
 
 const POLL: Duration = Duration::from_millis(5);
@@ -23,15 +22,10 @@ pub const MADE_FIRST: [&str; 2] = ["lock", "cluster.tmp"];
 pub fn lock(directory: &Path) -> Result<fs::File, CliError> {
     let path = directory.join("lock");
     let file = host::lock_file(&path).context(format_args!("cannot create {}", path.display()))?;
-    let deadline = Instant::now() + LOCK_PATIENCE;
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => thread::sleep(POLL),
-            Err(error) => {
-                let text = format!("another `cv local` is at work on {}: {error}", directory.display());
-                return Err(CliError::Failed(text));
-            }
-        }
-    }
+    let busy = || format!("another `cv local` is at work on {}", directory.display());
+    let locked = files::poll(LOCK_PATIENCE, POLL, || match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        locked => locked.map(Some).context(busy()),
+    })?;
+    locked.map(|()| file).ok_or_else(|| CliError::Failed(format!("{}: {}", busy(), Errno::WOULDBLOCK)))
 }

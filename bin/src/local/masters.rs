@@ -5,28 +5,25 @@ use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
+use cavern_conf::Interval;
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::raft::{AddMasterRequest, Group};
 
 use super::record::Cluster;
-use crate::cli::raft::{Dial, GroupView, MasterRole, Survey, ask_leader, remark_unaware};
 use crate::error::{CliError, Context as _};
+use crate::group::{Dial, GroupView, MasterRole, Survey, remark_unaware};
 use crate::runtime::block_on;
 
 /// For a connection to a master of this host, and for its answer.
 const ANSWER: Duration = Duration::from_millis(250);
 
-/// Where the masters listen.
-pub fn addresses(cluster: &Cluster) -> Vec<String> {
-    cluster.masters.iter().map(|master| master.grpc.clone()).collect()
-}
-
 /// What each master answers.
 pub fn survey(cluster: &Cluster) -> Result<Survey, CliError> {
     let mut dial = Dial::of(&cluster.conf()?)?;
     dial.wait = ANSWER;
-    block_on(async { Ok(Survey::take(&addresses(cluster), &dial).await) })
+    let addresses: Vec<String> = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
+    block_on(async { Ok(Survey::take(&addresses, &dial).await) })
 }
 
 /// The group as its masters show it, where there are several.
@@ -43,13 +40,15 @@ pub fn role(view: &GroupView, cluster: &Cluster, number: usize) -> Option<Master
 /// Has the group take in a master that came later, while somebody else looks how far that is.
 pub struct TakingIn {
     number: usize,
+    /// How long no master may answer the request.
+    patience: Duration,
     /// What becomes of the request, while it is under way.
-    asked: Option<Receiver<Result<Option<Group>, CliError>>>,
+    asked: Option<Receiver<Result<Group, CliError>>>,
 }
 
 impl TakingIn {
-    pub fn of(number: usize) -> Self {
-        Self { number, asked: None }
+    pub fn of(number: usize, patience: Duration) -> Self {
+        Self { number, patience, asked: None }
     }
 
     /// Says whether the master is a member: if not, the leader is at it, or there is none yet, or the master does not
@@ -65,7 +64,7 @@ impl TakingIn {
                 Err(TryRecvError::Empty) => return Ok(false),
                 // The thread is gone.
                 Err(TryRecvError::Disconnected) => {}
-                Ok(Ok(group)) => group.iter().for_each(remark_unaware),
+                Ok(Ok(group)) => remark_unaware(&group),
                 Ok(Err(error)) => refused = Some(error),
             }
             self.asked = None;
@@ -80,19 +79,19 @@ impl TakingIn {
         if let Some(error) = refused {
             return Err(error);
         }
-        let Some(leader) = survey.leader_address().map(str::to_owned) else { return Ok(false) };
-        if !matches!(survey.answer(&master.grpc), Some(Ok(_))) {
+        if survey.leader_address().is_none() || !matches!(survey.answer(&master.grpc), Some(Ok(_))) {
             return Ok(false);
         }
         let request = AddMasterRequest { address: master.grpc.clone() };
         let (answer, asked) = mpsc::sync_channel(1);
         let mut config = cluster.conf()?;
-        config.cluster.masters = addresses(cluster);
+        config.client.metadata_timeout = Interval::secs(self.patience.as_secs());
         let ask = move || {
+            // Asked again, the leader goes on, or has nothing left to do.
             let added = block_on(async {
-                let masters = MasterChannel::for_command(&config)?;
-                masters.begin_at(&leader);
-                ask_leader(&masters, async |mut leader: Stubs| leader.raft.add_master(request.clone()).await).await
+                let masters = MasterChannel::connect(&config).await?;
+                let add = async |mut leader: Stubs| leader.raft.add_master(request.clone()).await;
+                Ok(masters.ask_unary(add).await?)
             });
             // Nobody listens any more who has given up.
             let _ = answer.send(added);

@@ -13,6 +13,8 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use cavern_conf::host;
 use rand::Rng;
 
+use crate::error::{CliError, Context as _};
+
 const RANGE: std::ops::Range<u16> = 12_000..32_000;
 const ATTEMPTS: usize = 1000;
 
@@ -24,7 +26,11 @@ pub struct FreePorts {
 
 impl FreePorts {
     /// `127.0.0.1:PORT` that nobody listens on at this moment.
-    pub fn address(&mut self) -> io::Result<String> {
+    pub fn address(&mut self) -> Result<String, CliError> {
+        self.find().context("cannot find a port for a child")
+    }
+
+    fn find(&mut self) -> io::Result<String> {
         for _ in 0..ATTEMPTS {
             let port = host::random().random_range(RANGE);
             let name = SocketAddr::from_abstract_name(format!("cavern-port-{port}"))?;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use super::certificates;
 use super::child::Role;
+use super::files;
 use super::lock::lock;
 use super::mounted::mounts_below;
 use super::record::Cluster;
@@ -68,7 +69,7 @@ pub fn purge(cluster: &Cluster, directory: &Path) -> Result<Purged, CliError> {
     }
     if cluster.secure {
         let folder = cluster.certificates();
-        remove_files(&folder, certificates::names(cluster).into_iter())?;
+        remove_files(&folder, certificates::names(cluster))?;
         remove_empty(&folder, &mut left)?;
     }
     for worker in &cluster.workers {
@@ -80,7 +81,7 @@ pub fn purge(cluster: &Cluster, directory: &Path) -> Result<Purged, CliError> {
     for mount_point in cluster.made.iter().rev().filter(|made| **made != directory) {
         remove_empty(mount_point, &mut left)?;
     }
-    remove_files(&directory, ["cluster.toml", "cluster.tmp", "cluster.json", "lock"].map(str::to_owned).into_iter())?;
+    remove_files(&directory, ["cluster.toml", "cluster.tmp", "cluster.json", "lock"].map(str::to_owned))?;
     for entry in fs::read_dir(&directory).context(format_args!("cannot list {name}"))? {
         let path = entry.context(format_args!("cannot list {name}"))?.path();
         if !left.contains(&path) {
@@ -112,19 +113,11 @@ fn remove_tree(tree: &Path, left: &mut Vec<PathBuf>) -> Result<(), CliError> {
     .context(format_args!("cannot remove {}", tree.display()))
 }
 
-fn remove_files(folder: &Path, names: impl Iterator<Item = String>) -> Result<(), CliError> {
+fn remove_files(folder: &Path, names: impl IntoIterator<Item = String>) -> Result<(), CliError> {
     if !fs::symlink_metadata(folder).is_ok_and(|metadata| metadata.is_dir()) {
         return Ok(());
     }
-    for path in names.map(|name| folder.join(name)) {
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(CliError::Failed(format!("cannot remove {}: {error}", path.display())));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
+    names.into_iter().try_for_each(|name| files::remove(&folder.join(name)))
 }
 
 /// Removes a directory; what is none, or is not empty, is left.
@@ -138,7 +131,7 @@ fn remove_empty(folder: &Path, left: &mut Vec<PathBuf>) -> Result<bool, CliError
             left.push(folder.to_owned());
             Ok(false)
         }
-        Err(error) => Err(CliError::Failed(format!("cannot remove {}: {error}", folder.display()))),
+        Err(error) => Err(error).context(format_args!("cannot remove {}", folder.display())),
     }
 }
 

@@ -1,14 +1,13 @@
-//! What a cluster consists of: `D/cluster.json`, and how each child is started from it.
+//! What a cluster consists of: `D/cluster.json`.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use cavern_conf::{Config, Effective};
 use serde::{Deserialize, Serialize};
 
-use super::certificates;
-use super::child::{self, ChildName, Role, RunRecord, State, write_whole};
+use super::child::{self, ChildName, Role, RunRecord, State};
+use super::files;
 use crate::error::{CliError, Context as _};
 
 const FORMAT: u32 = 1;
@@ -97,12 +96,6 @@ pub struct Fuse {
     pub mount_point: PathBuf,
 }
 
-/// Arguments and environment of a child, beside what it inherits.
-pub struct Launch {
-    pub arguments: Vec<String>,
-    pub environment: Vec<(&'static str, String)>,
-}
-
 impl Cluster {
     pub fn new(directory: PathBuf, s3: S3) -> Self {
         Self {
@@ -122,11 +115,7 @@ impl Cluster {
     /// The cluster recorded in `directory`, if there is one.
     pub fn find(directory: &Path) -> Result<Option<Self>, CliError> {
         let path = directory.join("cluster.json");
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(CliError::Failed(format!("cannot read {}: {error}", path.display()))),
-        };
+        let Some(bytes) = files::read(&path)? else { return Ok(None) };
         let cluster: Self = serde_json::from_slice(&bytes)
             .context(format_args!("{} is not the record of a local cluster", path.display()))?;
         if cluster.format != FORMAT {
@@ -150,9 +139,8 @@ impl Cluster {
     }
 
     pub fn store(&self) -> Result<(), CliError> {
-        let path = self.directory.join("cluster.json");
         let text = serde_json::to_vec_pretty(self).context("cannot write the cluster as JSON")?;
-        write_whole(&path, &text).context(format_args!("cannot write {}", path.display()))
+        files::write_whole(&self.directory.join("cluster.json"), &text)
     }
 
     /// Every child, in the order in which they start.
@@ -207,8 +195,7 @@ impl Cluster {
     pub fn conf(&self) -> Result<Config, CliError> {
         let path = self.conf_path();
         let bytes = fs::read(&path).context(format_args!("cannot read {}", path.display()))?;
-        let effective = Effective::compose(Some((path, bytes)), []);
-        Ok(effective.map_err(|error| CliError::Usage(error.to_string()))?.config)
+        Ok(Effective::compose(Some((path, bytes)), [])?.config)
     }
 
     /// Where the certificates are, if it has some.
@@ -222,8 +209,7 @@ impl Cluster {
     }
 
     pub fn state(&self, name: ChildName) -> Result<State, CliError> {
-        let path = self.run_path(name);
-        match child::state(&path).context(format_args!("cannot read {}", path.display()))? {
+        match child::state(&self.run_path(name))? {
             // Nobody has seen its end, which was asked for.
             State::Crashed(None) if self.stop_path(name).exists() => Ok(State::Stopped),
             state => Ok(state),
@@ -232,76 +218,11 @@ impl Cluster {
 
     /// What the keeper of a child has written down last.
     pub fn run_record(&self, name: ChildName) -> Result<Option<RunRecord>, CliError> {
-        let path = self.run_path(name);
-        RunRecord::load(&path).context(format_args!("cannot read {}", path.display()))
+        RunRecord::load(&self.run_path(name))
     }
 
     /// Whether the child has a keeper that is alive.
     pub fn is_kept(&self, name: ChildName) -> Result<bool, CliError> {
         Ok(self.run_record(name)?.is_some_and(|record| record.is_kept()))
-    }
-
-    /// How to start a child. What differs between children of one role goes through the environment, the rest is in
-    /// the common configuration; keys of the object store stay out of the process list.
-    pub fn launch(&self, name: ChildName) -> Launch {
-        let mut launch = self.launch_role(name);
-        launch.environment.extend(certificates::environment(self, name));
-        launch
-    }
-
-    fn launch_role(&self, name: ChildName) -> Launch {
-        let role = name.role.ready_word().to_owned();
-        let conf = || vec![role.clone(), "--conf".to_owned(), self.conf_path().to_string_lossy().into_owned()];
-        let text = |path: &Path| path.to_string_lossy().into_owned();
-        match name.role {
-            Role::S3 => Launch {
-                arguments: [role.as_str(), "--root", &text(&self.s3.root), "--listen", &self.s3.listen]
-                    .into_iter()
-                    .chain(self.s3.admin.iter().flat_map(|admin| ["--admin-listen", admin.as_str()]))
-                    .map(str::to_owned)
-                    .collect(),
-                environment: vec![
-                    ("CV_DEV_S3_ACCESS_KEY", self.s3.access_key.clone()),
-                    ("CV_DEV_S3_SECRET_KEY", self.s3.secret_key.clone()),
-                ],
-            },
-            Role::Master => {
-                let master = &self.masters[name.number];
-                Launch {
-                    arguments: conf(),
-                    environment: vec![
-                        ("CV_MASTER__LISTEN", master.grpc.clone()),
-                        ("CV_MASTER__ADVERTISE", master.grpc.clone()),
-                        ("CV_MASTER__HTTP_LISTEN", master.http.clone()),
-                        ("CV_MASTER__DATA_DIR", text(&master.data_dir)),
-                    ],
-                }
-            }
-            Role::Worker => {
-                let worker = &self.workers[name.number];
-                let dirs: Vec<String> =
-                    worker.dirs.iter().map(|dir| format!("{}{}", dir.tier, dir.path.display())).collect();
-                Launch {
-                    arguments: conf(),
-                    environment: vec![
-                        ("CV_WORKER__LISTEN", worker.data.clone()),
-                        ("CV_WORKER__ADVERTISE", worker.data.clone()),
-                        ("CV_WORKER__HTTP_LISTEN", worker.http.clone()),
-                        ("CV_WORKER__SOCKET", text(&worker.socket)),
-                        ("CV_WORKER__DIRS", toml::Value::from(dirs).to_string()),
-                    ],
-                }
-            }
-            Role::Fuse => {
-                let fuse = &self.fuse[name.number];
-                Launch {
-                    arguments: conf(),
-                    environment: vec![
-                        ("CV_FUSE__HTTP_LISTEN", fuse.http.clone()),
-                        ("CV_FUSE__MOUNT_POINT", text(&fuse.mount_point)),
-                    ],
-                }
-            }
-        }
     }
 }

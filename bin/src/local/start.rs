@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::child::{ChildName, RunRecord, State};
+use super::files;
 use super::record::Cluster;
 use super::supervisor::{want, want_not};
 use crate::error::{CliError, Context as _};
@@ -73,10 +74,7 @@ pub fn ensure(cluster: &Cluster, name: ChildName) -> Result<Option<Starting<'_>>
     }
     want(cluster, name)?;
     if !matches!(cluster.state(name)?, State::Running(_)) {
-        let run = cluster.run_path(name);
-        if run.exists() {
-            fs::remove_file(&run).context(format_args!("cannot remove {}", run.display()))?;
-        }
+        files::remove(&cluster.run_path(name))?;
         return launch(cluster, name).map(Some);
     }
     if !cluster.is_kept(name)? {
@@ -88,14 +86,8 @@ pub fn ensure(cluster: &Cluster, name: ChildName) -> Result<Option<Starting<'_>>
 }
 
 fn within(what: &str, condition: impl Fn() -> Result<bool, CliError>) -> Result<(), CliError> {
-    let deadline = Instant::now() + KEEPER_DEADLINE;
-    while !condition()? {
-        if Instant::now() > deadline {
-            return Err(CliError::Failed(what.to_owned()));
-        }
-        thread::sleep(POLL);
-    }
-    Ok(())
+    let is_so = files::poll(KEEPER_DEADLINE, POLL, || Ok(condition()?.then_some(())))?;
+    is_so.ok_or_else(|| CliError::Failed(what.to_owned()))
 }
 
 fn launch(cluster: &Cluster, name: ChildName) -> Result<Starting<'_>, CliError> {

@@ -7,11 +7,10 @@ use serde::Serialize;
 use super::child::{ChildName, Exit, Role, RunRecord, State};
 use super::masters;
 use super::mounted::is_mounted;
-use super::record::{Cluster, Restart};
+use super::record::{Cluster, Fuse, Master, Restart, Worker, WorkerDir};
 use super::supervisor::until_ms;
-use crate::cli::raft::MasterRole;
-use crate::console;
 use crate::error::{CliError, Context as _};
+use crate::group::MasterRole;
 
 /// `cv local status --json`.
 #[derive(Debug, Serialize)]
@@ -34,6 +33,8 @@ pub struct ClusterStatus {
 /// State of one child, part of each object below.
 #[derive(Clone, Debug, Serialize)]
 pub struct ChildStatus {
+    #[serde(skip)]
+    pub name: ChildName,
     /// `null` unless running.
     pub pid: Option<i32>,
     /// `running`, `stopped` or `crashed`.
@@ -103,60 +104,43 @@ pub struct FuseStatus {
 /// masters: which of them leads they say within half a second, or not at all.
 pub fn status(cluster: &Cluster) -> Result<ClusterStatus, CliError> {
     let child = |role, number| child_status(cluster, ChildName { role, number });
-    let mut status = ClusterStatus {
+    let Cluster { s3, masters, workers, fuse, .. } = cluster.clone();
+    let group = masters::group(cluster)?;
+    let master = |(number, Master { grpc, http, data_dir, .. })| -> Result<MasterStatus, CliError> {
+        let child = child(Role::Master, number)?;
+        let role = group.as_ref().and_then(|group| masters::role(group, cluster, number));
+        let role = role.filter(|_| child.pid.is_some());
+        Ok(MasterStatus { child, grpc, http, data_dir, role })
+    };
+    let worker = |(number, Worker { data, http, socket, dirs })| -> Result<WorkerStatus, CliError> {
+        let dirs = dirs.into_iter().map(|dir: WorkerDir| dir.path).collect();
+        Ok(WorkerStatus { child: child(Role::Worker, number)?, data, http, socket, dirs })
+    };
+    let fuse_client = |(number, Fuse { http, mount_point })| -> Result<FuseStatus, CliError> {
+        let mounted = is_mounted(&mount_point).context("cannot read the mount table")?;
+        Ok(FuseStatus { child: child(Role::Fuse, number)?, http, mount_point, mounted })
+    };
+    let fuse: Vec<FuseStatus> = fuse.into_iter().enumerate().map(fuse_client).collect::<Result<_, _>>()?;
+    Ok(ClusterStatus {
         directory: cluster.directory.clone(),
         conf: cluster.conf_path(),
-        mount_point: PathBuf::new(),
-        mounted: false,
+        mount_point: fuse.first().map(|first| first.mount_point.clone()).unwrap_or_default(),
+        mounted: fuse.first().is_some_and(|first| first.mounted),
         restart: cluster.restart,
         secure: cluster.secure,
         s3: S3Status {
             child: child(Role::S3, 0)?,
-            endpoint: format!("http://{}", cluster.s3.listen),
-            admin: cluster.s3.admin.as_ref().map(|admin| format!("http://{admin}")),
-            admin_token: cluster.s3.token(),
-            access_key: cluster.s3.access_key.clone(),
-            secret_key: cluster.s3.secret_key.clone(),
-            root: cluster.s3.root.clone(),
+            endpoint: format!("http://{}", s3.listen),
+            admin: s3.admin.as_ref().map(|admin| format!("http://{admin}")),
+            admin_token: s3.token(),
+            access_key: s3.access_key,
+            secret_key: s3.secret_key,
+            root: s3.root,
         },
-        masters: vec![],
-        workers: vec![],
-        fuse: vec![],
-    };
-    let group = masters::group(cluster)?;
-    for (number, master) in cluster.masters.iter().enumerate() {
-        let child = child(Role::Master, number)?;
-        let role = group.as_ref().and_then(|group| masters::role(group, cluster, number));
-        status.masters.push(MasterStatus {
-            role: role.filter(|_| child.pid.is_some()),
-            child,
-            grpc: master.grpc.clone(),
-            http: master.http.clone(),
-            data_dir: master.data_dir.clone(),
-        });
-    }
-    for (number, worker) in cluster.workers.iter().enumerate() {
-        status.workers.push(WorkerStatus {
-            child: child(Role::Worker, number)?,
-            data: worker.data.clone(),
-            http: worker.http.clone(),
-            socket: worker.socket.clone(),
-            dirs: worker.dirs.iter().map(|dir| dir.path.clone()).collect(),
-        });
-    }
-    for (number, fuse) in cluster.fuse.iter().enumerate() {
-        status.fuse.push(FuseStatus {
-            child: child(Role::Fuse, number)?,
-            http: fuse.http.clone(),
-            mount_point: fuse.mount_point.clone(),
-            mounted: is_mounted(&fuse.mount_point).context("cannot read the mount table")?,
-        });
-    }
-    if let Some(first) = status.fuse.first() {
-        status.mount_point.clone_from(&first.mount_point);
-        status.mounted = first.mounted;
-    }
-    Ok(status)
+        masters: masters.into_iter().enumerate().map(master).collect::<Result<_, _>>()?,
+        workers: workers.into_iter().enumerate().map(worker).collect::<Result<_, _>>()?,
+        fuse,
+    })
 }
 
 fn child_status(cluster: &Cluster, name: ChildName) -> Result<ChildStatus, CliError> {
@@ -169,6 +153,7 @@ fn child_status(cluster: &Cluster, name: ChildName) -> Result<ChildStatus, CliEr
     let supervised = record.as_ref().is_some_and(RunRecord::is_kept) && cluster.restart == Restart::OnFailure;
     let next_try = record.as_ref().and_then(|record| record.next_try_ms).filter(|_| supervised);
     Ok(ChildStatus {
+        name,
         pid,
         state,
         exit,
@@ -181,69 +166,10 @@ fn child_status(cluster: &Cluster, name: ChildName) -> Result<ChildStatus, CliEr
 }
 
 impl ClusterStatus {
-    fn children(&self) -> impl Iterator<Item = &ChildStatus> {
+    pub fn children(&self) -> impl Iterator<Item = &ChildStatus> {
         let masters = self.masters.iter().map(|master| &master.child);
         let workers = self.workers.iter().map(|worker| &worker.child);
         let fuse = self.fuse.iter().map(|fuse| &fuse.child);
         [&self.s3.child].into_iter().chain(masters).chain(workers).chain(fuse)
-    }
-
-    /// For people.
-    pub fn print(&self) -> Result<(), CliError> {
-        let admin = self.s3.admin.as_ref().map_or_else(String::new, |admin| format!(" admin={admin}"));
-        let mut rows = vec![row("s3", &self.s3.child, format!("{}{admin}", self.s3.endpoint))];
-        for (number, master) in self.masters.iter().enumerate() {
-            let endpoints = format!("grpc={} http={}", master.grpc, master.http);
-            let mut row = row(&format!("master{number}"), &master.child, endpoints);
-            if let Some(role) = master.role {
-                row[1].push_str(&format!(", {}", role.as_str()));
-            }
-            rows.push(row);
-        }
-        for (number, worker) in self.workers.iter().enumerate() {
-            let endpoints = format!("data={} http={}", worker.data, worker.http);
-            rows.push(row(&format!("worker{number}"), &worker.child, endpoints));
-        }
-        for (number, fuse) in self.fuse.iter().enumerate() {
-            let mounted = if fuse.mounted { "" } else { " (not mounted)" };
-            let endpoints = format!("{}{mounted} http={}", fuse.mount_point.display(), fuse.http);
-            rows.push(row(&format!("fuse{number}"), &fuse.child, endpoints));
-        }
-        console::table(["CHILD", "STATE", "PID", "ENDPOINTS"], &rows)?;
-        if self.children().any(|child| child.pid.is_some() && !child.supervised) && self.restart == Restart::OnFailure {
-            console::line(
-                "the keeper of a child is gone: `cv local up` gives it another, which starts the child again if it \
-                 ends",
-            )?;
-        }
-        console::line(format_args!("mount point    {}", self.mount_point.display()))?;
-        console::line(format_args!("S3 access key  {}  secret key {}", self.s3.access_key, self.s3.secret_key))?;
-        console::line(format_args!("configuration  {}", self.conf.display()))?;
-        if self.secure {
-            console::line("connections    mutual TLS: the configuration has the certificate of an admin")?;
-        }
-        Ok(())
-    }
-}
-
-fn row(name: &str, child: &ChildStatus, endpoints: String) -> [String; 4] {
-    let pid = child.pid.map_or_else(|| "–".to_owned(), |pid| pid.to_string());
-    [name.to_owned(), child.describe(), pid, endpoints]
-}
-
-impl ChildStatus {
-    fn describe(&self) -> String {
-        let mut text = self.state.to_owned();
-        if let Some(exit) = self.exit {
-            text = format!("{text} ({exit})");
-        }
-        if let Some(next) = self.next_try_ms {
-            text = format!("{text}, next try in {:.1} s", next as f64 / 1000.0);
-        }
-        if self.restarts > 0 {
-            let last = self.last_exit.map_or_else(String::new, |exit| format!(", last: {exit}"));
-            text = format!("{text}, restarts: {}{last}", self.restarts);
-        }
-        text
     }
 }

@@ -31,6 +31,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::time::Instant;
 
 use super::child::{ChildName, Exit, ProcessId, RunRecord};
+use super::files;
 use super::record::{Cluster, Restart};
 use crate::error::{CliError, Context as _};
 
@@ -86,15 +87,12 @@ impl Keeper {
         };
         let mut backoff = backoff::LOCAL_PROCESS.begin();
         loop {
-            let store = |record: &RunRecord| {
-                record.store(&run_path).context(format_args!("cannot write {}", run_path.display()))
-            };
-            store(&record)?;
+            record.store(&run_path)?;
             let began = Instant::now();
             let exit = wait(run, &record.process).context(format_args!("cannot wait for {}", self.name))?;
             record.exit = Some(exit);
             if exit == Exit::Code(0) || !self.is_wanted()? {
-                return store(&record);
+                return record.store(&run_path);
             }
             if began.elapsed() >= SETTLED {
                 backoff.reset();
@@ -103,12 +101,12 @@ impl Keeper {
                 let pause = backoff.next_pause();
                 record.next_try_ms =
                     Some(now_ms().saturating_add(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)));
-                store(&record)?;
+                record.store(&run_path)?;
                 self.log(format_args!("{} has ended ({exit}) and is started again in {pause:?}", self.name));
                 let is_wanted = self.pause(pause)?;
                 record.next_try_ms = None;
                 if !is_wanted {
-                    return store(&record);
+                    return record.store(&run_path);
                 }
                 match Cluster::load(&self.directory).and_then(|cluster| self.spawn(&cluster)) {
                     Ok((process, child)) => {
@@ -215,13 +213,7 @@ pub fn until_ms(moment_ms: u64) -> u64 {
 
 /// Takes away that a child was stopped on purpose.
 pub fn want(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
-    let path = cluster.stop_path(name);
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(CliError::Failed(format!("cannot remove {}: {error}", path.display())))
-        }
-        _ => Ok(()),
-    }
+    files::remove(&cluster.stop_path(name))
 }
 
 /// Notes that a child is stopped on purpose. Its keeper starts it no more once this has returned, unless it has just

@@ -287,25 +287,24 @@ async fn a_command_is_not_held_by_one_that_says_that_it_leads() {
 }
 
 #[tokio::test]
-async fn a_command_sends_again_what_may_be_done_unless_it_is_sent_once() {
+async fn a_command_sends_again_what_may_be_done_and_not_what_was_refused() {
     let masters = three(2);
     let all = masters.each_ref().map(FakeMaster::address);
     masters[1].is_now(Role::StopsLeading);
     let channel = MasterChannel::for_command(&config(&all, AMPLE)).unwrap();
     channel.begin_at(&all[0]);
-    let once = channel.ask_once(AMPLE, ask);
-    assert!(once.await.unwrap().is_none(), "it may be done");
-    // One that does not lead has done nothing of it.
-    assert_eq!((masters[0].count("Lookup"), masters[1].count("Lookup")), (1, 1));
     let again = async {
         until("it was asked again", || masters[1].count("Lookup") > 2).await;
         masters[1].is_now(Role::Leads);
     };
-    let (answer, ()) = tokio::join!(channel.ask(ask), again);
+    let (answer, ()) = tokio::join!(channel.ask_unary(ask), again);
     answer.unwrap();
+    assert_eq!(masters[0].count("Lookup"), 1, "it does not lead");
     masters[1].is_now(Role::Refuses(Code::NotFound));
-    let error = channel.ask(ask).await.unwrap_err();
+    let asked = masters[1].count("Lookup");
+    let error = channel.ask_unary(ask).await.unwrap_err();
     assert!(matches!(error, NetError::Master { code: Code::NotFound, .. }), "{error:?}");
+    assert_eq!(masters[1].count("Lookup"), asked + 1);
     channel.shutdown().await;
 }
 

@@ -91,6 +91,22 @@ impl Authority {
         Ok(Self { issuer, certificate, info })
     }
 
+    /// The one of a directory, which must not be that of another cluster.
+    ///
+    /// # Errors
+    /// As [`Self::open`], or it was made for a cluster of another name.
+    pub fn open_of(directory: &Path, cluster: &str) -> Result<Self, SecurityError> {
+        let authority = Self::open(directory)?;
+        match authority.cluster().filter(|own| *own != cluster) {
+            None => Ok(authority),
+            Some(own) => Err(SecurityError::OtherCluster {
+                directory: directory.to_owned(),
+                own: own.to_owned(),
+                named: cluster.to_owned(),
+            }),
+        }
+    }
+
     /// Whether the files of one are all there.
     pub fn is_in(directory: &Path) -> bool {
         [CERTIFICATE, KEY].iter().all(|name| directory.join(name).exists())

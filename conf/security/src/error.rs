@@ -21,6 +21,12 @@ pub enum SecurityError {
     #[error("cannot read {} ({source}): it is part of an authority, which `cv cert init` makes", path.display())]
     NoAuthority { path: PathBuf, source: io::Error },
     #[error(
+        "the authority in {} is that of the cluster \"{own}\", but cluster.name is \"{named}\": name the \
+         configuration of the right cluster with --conf",
+        directory.display()
+    )]
+    OtherCluster { directory: PathBuf, own: String, named: String },
+    #[error(
         "the certificate would outlive the authority {}, which holds for {days} days yet: ask for no more, or make \
          another authority with `cv cert init`",
         authority.display()

@@ -1,9 +1,8 @@
 //! `cv fs chmod` and `cv fs chown`.
 
 use std::str::FromStr;
-use std::sync::Arc;
 
-use cavern_client::{Client, Node};
+use cavern_client::Node;
 use cavern_conf::accounts;
 use cavern_posix::mode::without_privileges;
 use cavern_proto::master::mutation::Change;
@@ -11,6 +10,7 @@ use cavern_proto::master::{Kind, SetAttr};
 use clap::Args;
 
 use super::change::{Changes, changeable, own_umask, set};
+use super::list::path_below;
 use super::mode::ModeChange;
 use super::walk::{walk, with_client};
 use crate::cli::connect::ClusterArgs;
@@ -21,14 +21,8 @@ pub struct ChmodArgs {
     /// Octal (0644) or symbolic (u+x, go-w, a+rX).
     #[arg(value_name = "MODE", allow_hyphen_values = true)]
     mode: ModeChange,
-    /// Absolute paths in an fs-mode mount.
-    #[arg(value_name = "PATH", required = true)]
-    paths: Vec<String>,
-    /// With everything below.
-    #[arg(short = 'R', long)]
-    recursive: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    files: FileArgs,
 }
 
 #[derive(Args)]
@@ -36,6 +30,12 @@ pub struct ChownArgs {
     /// USER, USER:GROUP or :GROUP: numbers, or names that /etc/passwd and /etc/group of this host have.
     #[arg(value_name = "OWNER")]
     owner: Owner,
+    #[command(flatten)]
+    files: FileArgs,
+}
+
+#[derive(Args)]
+struct FileArgs {
     /// Absolute paths in an fs-mode mount.
     #[arg(value_name = "PATH", required = true)]
     paths: Vec<String>,
@@ -49,29 +49,23 @@ pub struct ChownArgs {
 impl ChmodArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let umask = own_umask();
-        with_client(&self.cluster, async |client| {
-            set_all(client, &self.paths, self.recursive, |node| {
-                // A link has no permissions of its own.
-                (node.kind != Kind::Symlink)
-                    .then(|| SetAttr { mode: Some(self.mode.apply(node.mode, node.kind, umask)), ..set(node.inode) })
-            })
-            .await
-        })
-        .await
+        let attributes = |node: &Node| {
+            let mode = || Some(self.mode.apply(node.mode, node.kind, umask));
+            // A link has no permissions of its own.
+            (node.kind != Kind::Symlink).then(|| SetAttr { mode: mode(), ..set(node.inode) })
+        };
+        self.files.set_all(attributes).await
     }
 }
 
 impl ChownArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let Owner { uid, gid } = self.owner;
-        with_client(&self.cluster, async |client| {
-            set_all(client, &self.paths, self.recursive, |node| {
-                let mode = without_set_ids(node);
-                Some(SetAttr { uid, gid, mode: (mode != node.mode).then_some(mode), ..set(node.inode) })
-            })
-            .await
-        })
-        .await
+        let attributes = |node: &Node| {
+            let mode = without_set_ids(node);
+            Some(SetAttr { uid, gid, mode: (mode != node.mode).then_some(mode), ..set(node.inode) })
+        };
+        self.files.set_all(attributes).await
     }
 }
 
@@ -80,31 +74,26 @@ fn without_set_ids(node: &Node) -> u32 {
     if node.kind == Kind::File { without_privileges(node.mode) } else { node.mode }
 }
 
-/// Sets what `attributes` says of every file that is named, and of all below if `recursive`.
-async fn set_all(
-    client: &Client,
-    paths: &[String],
-    recursive: bool,
-    attributes: impl Fn(&Node) -> Option<SetAttr>,
-) -> Result<(), CliError> {
-    let mut changes = Changes::new(client);
-    for path in paths {
-        let root: Arc<Node> = changeable(client, path).await?;
-        if !recursive {
-            if let Some(set) = attributes(&root) {
-                changes.begin(path.clone(), Change::SetAttr(set)).await?;
+impl FileArgs {
+    /// Sets what `attributes` says of every file that is named, and of all below if that is asked for.
+    async fn set_all(&self, attributes: impl Fn(&Node) -> Option<SetAttr>) -> Result<(), CliError> {
+        with_client(&self.cluster, async |client| {
+            let mut changes = Changes::new(client);
+            for path in &self.paths {
+                let root = changeable(client, path).await?;
+                if !self.recursive {
+                    changes.begin(path.clone(), attributes(&root).map(Change::SetAttr)).await?;
+                    continue;
+                }
+                walk(client, root, async |below, node| {
+                    changes.begin(path_below(path, below), attributes(node).map(Change::SetAttr)).await
+                })
+                .await?;
             }
-            continue;
-        }
-        walk(client, root, async |below, node| {
-            if let Some(set) = attributes(node) {
-                changes.begin(format!("{path}/{below}"), Change::SetAttr(set)).await?;
-            }
-            Ok(())
+            changes.finish().await
         })
-        .await?;
+        .await
     }
-    changes.finish().await
 }
 
 /// A new owner, a new group, or both.

@@ -1,23 +1,21 @@
 //! `cv fs blocks` and `cv fs free`: what the workers have of a file.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 
 use cavern_client::{Client, Node, ObjectVersion};
 use cavern_conf::counted;
-use cavern_proto::CHUNK_BYTES;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::{FreeFate, FreedContent, Kind, WorkerState};
 use futures::TryStreamExt as _;
 use futures::stream::FuturesUnordered;
 use serde::Serialize;
 
-use super::PathArgs;
+use super::args::PathArgs;
+use super::layout::{BATCH, Block, Layout};
 use super::walk::{walk, with_client};
 use crate::console;
 use crate::error::CliError;
 
-/// Blocks of one request.
-const BATCH: usize = 500;
 /// Requests to drop blocks in flight: a worker serves each on a thread of its own.
 const FREES: usize = 8;
 
@@ -110,108 +108,55 @@ fn version(node: &Node) -> Result<Option<ObjectVersion>, CliError> {
     }
 }
 
-/// Chunks of which a worker says that it has them.
-fn present(map: &[u8]) -> u32 {
-    map.iter().map(|byte| byte.count_ones()).sum()
-}
-
-/// Bytes of a file that are in one of its blocks: the last one is not full.
-fn length_in_file(index: u32, block_size: u64, size: u64) -> u32 {
-    let before = u64::from(index).saturating_mul(block_size);
-    u32::try_from(size.saturating_sub(before).min(block_size)).unwrap_or(u32::MAX)
-}
-
-/// A file of an fs-mode mount: each block at each worker that the master names, whether that is there or not.
-async fn where_data_is(client: &Client, node: &Arc<Node>) -> Result<Vec<BlockView>, CliError> {
-    let Some(mount) = &node.mount else { return Ok(vec![]) };
-    let (layout, placement) = (client.metadata().layout(node.inode, &[], None).await?, client.workers());
-    let cluster_id = client.pool().cluster_id();
-    let size = layout.attr.unwrap_or_default().size;
-    let mut views = Vec::new();
-    for extent in layout.extents {
-        let name =
-            BlockRef::of_inode(&cluster_id, node.inode, extent.generation, extent.index, layout.block_size, mount.id());
-        for (position, id) in extent.workers.iter().enumerate() {
-            let worker = placement.worker(*id).filter(|worker| worker.state() == WorkerState::Live);
-            let item = match worker {
-                Some(_) => client.pool().query(*id, vec![name.clone()]).await?.items.into_iter().next(),
-                None => None,
-            };
-            let length = length_in_file(extent.index, layout.block_size, size);
-            let item = item.filter(|item| item.known).unwrap_or_default();
-            // A block has room for what may be written to it yet.
-            let (chunks, present) = (length.div_ceil(CHUNK_BYTES), present(&item.present));
-            views.push(BlockView {
-                index: extent.index,
-                length,
-                worker: *id,
-                data: placement.worker(*id).map_or_else(String::new, |worker| worker.data_address.clone()),
-                first: position == 0,
-                chunks,
-                chunks_present: present.min(chunks),
-                path: item.path,
-            });
-        }
-    }
-    Ok(views)
-}
-
 /// `cv fs blocks`.
 pub async fn blocks(args: PathArgs) -> Result<(), CliError> {
-    let views = with_client(&args.cluster, async |client| {
+    let views = with_client(&args.result.cluster, async |client| {
         let node = client.metadata().resolve(&args.path).await?;
         if node.kind == Kind::Directory {
             return Err(CliError::Usage(format!("{} is a directory: name a file", args.path)));
         }
-        if node.is_fs_mode() { where_data_is(client, &node).await } else { where_blocks_are(client, &node).await }
+        where_blocks_are(client, &Layout::of(client, &node).await?).await
     })
     .await?;
-    if args.json {
-        return console::json(&views);
-    }
-    if views.is_empty() {
-        return console::line(format_args!("no worker has a block of {}", args.path));
-    }
-    let rows: Vec<_> = views
-        .iter()
-        .map(|view| {
-            [
-                view.index.to_string(),
-                console::size(view.length.into()),
-                format!("{}/{}", view.chunks_present, view.chunks),
-                format!("{}{}", view.worker, if view.first { "*" } else { "" }),
-                view.data.clone(),
-                view.path.clone(),
-            ]
-        })
-        .collect();
-    console::table(["BLOCK", "LENGTH", "CHUNKS", "WORKER", "DATA", "FILE"], &rows)
+    args.result.show(&views, |views| {
+        let row = |view: &BlockView| {
+            let chunks = format!("{}/{}", view.chunks_present, view.chunks);
+            let worker = format!("{}{}", view.worker, if view.first { "*" } else { "" });
+            let (index, length) = (view.index.to_string(), console::size(view.length.into()));
+            [index, length, chunks, worker, view.data.clone(), view.path.clone()]
+        };
+        let heading = ["BLOCK", "LENGTH", "CHUNKS", "WORKER", "DATA", "FILE"];
+        console::table_or(&format!("no worker has a block of {}", args.path), heading, views.iter().map(row))
+    })
 }
 
-async fn where_blocks_are(client: &Client, node: &Arc<Node>) -> Result<Vec<BlockView>, CliError> {
-    let Some(version) = version(node)? else { return Ok(vec![]) };
-    let placement = client.workers();
-    let indexes: Vec<u32> = (0..version.block_count()).collect();
+/// Each block at each live worker that knows it. Those of a file of an fs-mode mount at each worker that the master
+/// names, whether they are there or not.
+async fn where_blocks_are(client: &Client, layout: &Layout) -> Result<Vec<BlockView>, CliError> {
+    let table = client.workers();
+    let is_live = |id: u64| table.worker(id).is_some_and(|worker| worker.state() == WorkerState::Live);
+    let holders = layout.blocks.iter().filter_map(|block| block.holders.as_ref()).flatten().copied();
+    let workers: BTreeSet<u64> = table.workers().iter().map(|worker| worker.id).chain(holders).collect();
     let mut views = Vec::new();
-    for worker in placement.workers().iter().filter(|worker| worker.state() == WorkerState::Live) {
-        for batch in indexes.chunks(BATCH) {
-            let refs = batch.iter().map(|index| version.block(*index)).collect();
-            let reply = client.pool().query(worker.id, refs).await?;
-            for (index, item) in batch.iter().zip(reply.items).filter(|(_, item)| item.known) {
-                let length = version.block_length(*index);
-                let chunks = length.div_ceil(CHUNK_BYTES);
-                let present = present(&item.present);
-                views.push(BlockView {
-                    index: *index,
-                    length,
-                    worker: worker.id,
-                    data: worker.data_address.clone(),
-                    first: placement.candidates(version.content, *index, 1).first() == Some(worker.id),
-                    chunks,
-                    chunks_present: present,
-                    path: item.path,
-                });
+    for id in workers {
+        let blocks = layout.at(id);
+        let found = if is_live(id) { Block::query(client, id, &blocks).await? } else { Vec::new() };
+        let found = found.into_iter().map(|cached| Some(cached).filter(|cached| cached.is_known));
+        for (block, cached) in blocks.iter().zip(found.chain(std::iter::repeat_with(|| None))) {
+            if cached.is_none() && block.holders.is_none() {
+                continue;
             }
+            let (chunks_present, path) = cached.map(|cached| (cached.chunks, cached.path)).unwrap_or_default();
+            views.push(BlockView {
+                index: block.index,
+                length: block.length,
+                worker: id,
+                data: table.worker(id).map(|worker| worker.data_address.clone()).unwrap_or_default(),
+                first: block.first == Some(id),
+                chunks: block.chunks(),
+                chunks_present,
+                path,
+            });
         }
     }
     views.sort_by_key(|view| (view.index, !view.first, view.worker));
@@ -221,7 +166,7 @@ async fn where_blocks_are(client: &Client, node: &Arc<Node>) -> Result<Vec<Block
 /// `cv fs free`: at every live worker, since a block may be where an earlier worker table placed it. Of files of
 /// fs-mode mounts the master knows where they are, and which of them the bucket has.
 pub async fn free(args: PathArgs) -> Result<(), CliError> {
-    let freed = with_client(&args.cluster, async |client| {
+    let freed = with_client(&args.result.cluster, async |client| {
         let root = client.metadata().resolve(&args.path).await?;
         let mut freed = Freed::default();
         let mut batch: Vec<BlockRef> = Vec::new();
@@ -260,16 +205,11 @@ pub async fn free(args: PathArgs) -> Result<(), CliError> {
         Ok(freed)
     })
     .await?;
-    if args.json {
-        return console::json(&freed);
-    }
-    console::line(format_args!(
-        "dropped {}, {}, of {}",
-        counted(freed.blocks, "block"),
-        console::size(freed.bytes),
-        counted(freed.files, "file")
-    ))?;
-    freed.kept().iter().try_for_each(|line| console::line(format_args!("{line}")))
+    args.result.show(&freed, |freed| {
+        let (blocks, files) = (counted(freed.blocks, "block"), counted(freed.files, "file"));
+        console::line(format_args!("dropped {blocks}, {}, of {files}", console::size(freed.bytes)))?;
+        freed.kept().iter().try_for_each(console::line)
+    })
 }
 
 /// Drops blocks at every worker; how many there were, and their bytes.
@@ -284,16 +224,4 @@ async fn drop_blocks(client: &Client, blocks: Vec<BlockRef>) -> Result<(u64, u64
         bytes += reply.bytes;
     }
     Ok((count, bytes))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_last_block_of_a_file_ends_with_it() {
-        let lengths = [(0, 3 << 20), (0, 64 << 20), (1, 65 << 20), (1, 1 << 20)];
-        let lengths = lengths.map(|(index, size)| length_in_file(index, 64 << 20, size) >> 20);
-        assert_eq!(lengths, [3, 64, 1, 0]);
-    }
 }

@@ -18,6 +18,7 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid, umask};
 
+use super::list::join;
 use crate::error::CliError;
 
 /// Changes that are under way at a time: they share log entries at the master.
@@ -63,6 +64,25 @@ impl NameInDirectory {
         Ok(Self { path: path.to_owned(), directory, name: Bytes::copy_from_slice(name.as_bytes()) })
     }
 
+    /// A name in a directory with this path.
+    pub fn below(path: &str, directory: &Arc<Node>, name: &[u8]) -> Self {
+        Self { path: join(path, name), directory: directory.clone(), name: Bytes::copy_from_slice(name) }
+    }
+
+    /// As `cp` and `mv` have it: the place of `name` in the directory that is at a path, or else that path itself. The
+    /// root of a mount is a directory to put something into, though its own name cannot be changed.
+    pub async fn target(client: &Client, path: &str, name: Option<&[u8]>) -> Result<Self, CliError> {
+        match client.metadata().resolve(path).await {
+            Ok(directory) if directory.is_directory() && directory.can_be_changed() => {
+                let name = name.ok_or_else(|| {
+                    CliError::Usage(format!("{path} is a directory: say which name the file shall have in it"))
+                })?;
+                Ok(Self::below(path, &directory, name))
+            }
+            _ => Self::find(client, path).await,
+        }
+    }
+
     /// What has the name now.
     pub async fn node(&self, client: &Client) -> Result<Option<Arc<Node>>, CliError> {
         match client.metadata().lookup(self.directory.inode, &self.name).await {
@@ -81,9 +101,7 @@ impl NameInDirectory {
     /// As `cp`, `mv` and `ln` have it: of a directory that is there, the place of this name in it.
     pub async fn into_directory(self, client: &Client, name: &[u8]) -> Result<Self, CliError> {
         match self.node(client).await? {
-            Some(directory) if directory.is_directory() => {
-                Ok(Self { path: super::list::join(&self.path, name), directory, name: Bytes::copy_from_slice(name) })
-            }
+            Some(directory) if directory.is_directory() => Ok(Self::below(&self.path, &directory, name)),
             _ => Ok(self),
         }
     }
@@ -109,6 +127,12 @@ pub async fn in_fs_mode(client: &Client, path: &str, what: &str) -> Result<Arc<N
         ))),
         Some(_) => Ok(node),
     }
+}
+
+/// As [`in_fs_mode`]: the inode of the directory there, or of the one that the file is in.
+pub async fn directory_in_fs_mode(client: &Client, path: &str, what: &str) -> Result<u64, CliError> {
+    let node = in_fs_mode(client, path, what).await?;
+    Ok(if node.is_directory() { node.inode } else { node.parent })
 }
 
 /// Refuses what cannot be changed.
@@ -182,8 +206,9 @@ impl<'c> Changes<'c> {
         Self { client, running: FuturesUnordered::new(), count: 0 }
     }
 
-    /// Begins a change, when there is room for another.
-    pub async fn begin(&mut self, path: String, change: Change) -> Result<(), CliError> {
+    /// Begins a change, if there is one, when there is room for another.
+    pub async fn begin(&mut self, path: String, change: impl Into<Option<Change>>) -> Result<(), CliError> {
+        let Some(change) = change.into() else { return Ok(()) };
         if self.running.len() >= AT_A_TIME {
             self.one().await?;
         }

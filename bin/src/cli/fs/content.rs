@@ -6,15 +6,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cavern_client::{Client, Node};
-use cavern_conf::counted;
 use cavern_proto::master::Kind;
 use clap::Args;
-use serde::Serialize;
 
+use super::args::Copied;
+use super::list::path_below;
 use super::reader::Reader;
 use super::target::Target;
-use super::walk::{walk, with_client};
-use crate::cli::connect::ClusterArgs;
+use super::walk::{each_path, walk, with_client};
+use crate::cli::connect::{ClusterArgs, ResultArgs};
 use crate::console;
 use crate::error::{CliError, Context as _};
 
@@ -35,27 +35,15 @@ pub struct GetArgs {
     /// Where to [default: the same name in the current directory].
     #[arg(value_name = "TARGET")]
     target: Option<PathBuf>,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
-}
-
-#[derive(Default, Serialize)]
-struct Copied {
-    files: u64,
-    bytes: u64,
+    result: ResultArgs,
 }
 
 impl CatArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        with_client(&self.cluster, async |client| {
-            for path in &self.paths {
-                let node = client.metadata().resolve(path).await?;
-                Reader::open(client, path, &node).await?.read_all(console::raw).await?;
-            }
-            Ok(())
+        each_path(&self.cluster, &self.paths, async |client, path| {
+            let node = client.metadata().resolve(path).await?;
+            Reader::open(client, path, &node).await?.read_all(console::raw).await
         })
         .await
     }
@@ -69,7 +57,7 @@ impl GetArgs {
                 CliError::Usage("say where to put the whole namespace: cv fs get / TARGET".to_owned())
             })?,
         };
-        let copied = with_client(&self.cluster, async |client| {
+        let copied = with_client(&self.result.cluster, async |client| {
             let root = client.metadata().resolve(&self.path).await?;
             // As `cp`: a file goes into an existing directory.
             let target = match self.path.rsplit_once('/') {
@@ -94,22 +82,22 @@ impl GetArgs {
                     }
                     Kind::File | Kind::Unspecified => {}
                     _ => {
-                        console::remark(format_args!("left out, since it is no file: {}", shown(&self.path, path)));
+                        console::remark(format_args!(
+                            "left out, since it is no file: {}",
+                            path_below(&self.path, path)
+                        ));
                         return Ok(());
                     }
                 }
                 copied.files += 1;
-                copied.bytes += copy(client, &shown(&self.path, path), node, &target, local).await?;
+                copied.bytes += copy(client, &path_below(&self.path, path), node, &target, local).await?;
                 Ok(())
             })
             .await?;
             Ok(copied)
         })
         .await?;
-        if self.json {
-            return console::json(&copied);
-        }
-        console::line(format_args!("{}, {}", counted(copied.files, "file"), console::size(copied.bytes)))
+        copied.show(&self.result)
     }
 }
 
@@ -121,9 +109,4 @@ async fn copy(client: &Client, path: &str, node: &Arc<Node>, target: &Target, lo
     reader.read_all(|bytes| draft.file().write_all(bytes).context(&what)).await?;
     draft.keep()?;
     Ok(reader.size())
-}
-
-/// The path of what lies below another.
-fn shown(top: &str, below: &str) -> String {
-    if below.is_empty() { top.to_owned() } else { format!("{}/{below}", top.trim_end_matches('/')) }
 }

@@ -1,10 +1,9 @@
 //! `cv fs head` and `cv fs tail`.
 
-use cavern_client::Client;
 use clap::Args;
 
 use super::reader::{More, Reader};
-use super::walk::with_client;
+use super::walk::each_path;
 use crate::cli::connect::ClusterArgs;
 use crate::console;
 use crate::error::CliError;
@@ -64,17 +63,14 @@ pub async fn tail(args: EndArgs) -> Result<(), CliError> {
 impl EndArgs {
     /// Shows a part of every file, with headings if there are several.
     async fn each(&self, show: impl AsyncFn(&Reader) -> Result<(), CliError>) -> Result<(), CliError> {
-        with_client(&self.cluster, async |client: &Client| {
-            for (number, path) in self.paths.iter().enumerate() {
-                let node = client.metadata().resolve(path).await?;
-                let reader = Reader::open(client, path, &node).await?;
-                if self.paths.len() > 1 {
-                    let space = if number == 0 { "" } else { "\n" };
-                    console::line(format_args!("{space}==> {path} <=="))?;
-                }
-                show(&reader).await?;
+        let mut space = "";
+        each_path(&self.cluster, &self.paths, async |client, path| {
+            let node = client.metadata().resolve(path).await?;
+            let reader = Reader::open(client, path, &node).await?;
+            if self.paths.len() > 1 {
+                console::line(format_args!("{}==> {path} <==", std::mem::replace(&mut space, "\n")))?;
             }
-            Ok(())
+            show(&reader).await
         })
         .await
     }

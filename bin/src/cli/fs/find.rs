@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::glob::Glob;
-use super::list::{kind_name, mode_text, time_text};
+use super::list::{kind_name, mode_text, path_below, time_text};
 use super::walk::{walk, with_client};
 use crate::cli::connect::ClusterArgs;
 use crate::console;
@@ -126,13 +126,8 @@ impl FindArgs {
                 None => None,
             };
             let root = client.metadata().resolve(&self.path).await?;
-            let top = if self.path == "/" { "" } else { self.path.trim_end_matches('/') };
             walk(client, root, async |below, node| {
-                let path = match (top, below) {
-                    ("", "") => "/".to_owned(),
-                    (top, "") => top.to_owned(),
-                    (top, below) => format!("{top}/{below}"),
-                };
+                let path = path_below(&self.path, below);
                 if self.wants(&path, node, newer_than) { self.print(path, node) } else { Ok(()) }
             })
             .await

@@ -90,7 +90,7 @@ impl BucketView {
     async fn of(masters: &MasterChannel, path: &str) -> Result<Self, CliError> {
         let request = PersistStatusRequest { path: path.to_owned(), ..PersistStatusRequest::default() };
         let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
-        let status = masters.ask(ask).await?.into_inner();
+        let status = masters.ask_unary(ask).await?;
         Ok(Self {
             persisted: status.files + status.deletions == 0,
             files: status.files,
@@ -185,10 +185,19 @@ pub fn join(directory: &str, name: &[u8]) -> String {
     format!("{}/{}", directory.trim_end_matches('/'), String::from_utf8_lossy(name))
 }
 
+/// The path of what is below another, by its path relative to that: empty for that itself.
+pub fn path_below(top: &str, below: &str) -> String {
+    match (top.trim_end_matches('/'), below) {
+        ("", "") => "/".to_owned(),
+        (top, "") => top.to_owned(),
+        (top, below) => format!("{top}/{below}"),
+    }
+}
+
 pub async fn resolve(masters: &MasterChannel, path: &str) -> Result<Entry, CliError> {
     let request = ResolveRequest { path: path.to_owned(), session: 0 };
     let resolve = async |mut master: Stubs| master.namespace.resolve(request.clone()).await;
-    Ok(masters.ask(resolve).await?.into_inner())
+    Ok(masters.ask_unary(resolve).await?)
 }
 
 impl LsArgs {
@@ -252,7 +261,7 @@ impl StatArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let masters = self.cluster.masters().await?;
         let list = async |mut master: Stubs| master.cluster.list_mounts(ListMountsRequest {}).await;
-        let mounts = masters.ask(list).await?.into_inner().mounts;
+        let mounts = masters.ask_unary(list).await?.mounts;
         let is_fs_mode = |id: u32| mounts.iter().any(|mount| mount.id == id && mount.write_type() == WriteType::FsMode);
         for path in &self.paths {
             let entry = resolve(&masters, path).await?;
@@ -296,8 +305,7 @@ impl StatArgs {
 /// The blocks of a file that nobody who is there has.
 async fn unavailable(masters: &MasterChannel, inode: u64) -> Result<Vec<UnavailableBlock>, CliError> {
     let request = ListUnavailableRequest { inode, ..ListUnavailableRequest::default() };
-    let found = masters.ask(async |mut master: Stubs| master.cluster.list_unavailable(request).await).await?;
-    let found = found.into_inner();
+    let found = masters.ask_unary(async |mut master: Stubs| master.cluster.list_unavailable(request).await).await?;
     let block = |extent: Extent| UnavailableBlock { index: extent.index, workers: extent.workers };
     Ok(found.extents.into_iter().map(block).collect())
 }
@@ -325,5 +333,7 @@ mod tests {
         assert_eq!(time_text(0), "1970-01-01T00:00:00.000Z");
         assert_eq!(join("/", b"a"), "/a");
         assert_eq!(join("/a/b", b"c"), "/a/b/c");
+        let below = [("/", ""), ("/", "a"), ("/a/", ""), ("/a", "b/c")].map(|(top, below)| path_below(top, below));
+        assert_eq!(below, ["/", "/a", "/a", "/a/b/c"]);
     }
 }

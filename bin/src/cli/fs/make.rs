@@ -9,9 +9,8 @@ use cavern_proto::master::{CreateInode, Kind, LinkInode, Time};
 use clap::Args;
 
 use super::change::{NameInDirectory, changeable, made, make, own_umask, set};
-use super::list::join;
 use super::mode::ModeChange;
-use super::walk::with_client;
+use super::walk::{each_path, with_client};
 use crate::cli::connect::ClusterArgs;
 use crate::error::CliError;
 
@@ -59,13 +58,7 @@ pub struct LnArgs {
 
 impl TouchArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        with_client(&self.cluster, async |client| {
-            for path in &self.paths {
-                self.touch(client, path).await?;
-            }
-            Ok(())
-        })
-        .await
+        each_path(&self.cluster, &self.paths, async |client, path| self.touch(client, path).await).await
     }
 
     async fn touch(&self, client: &Client, path: &str) -> Result<(), CliError> {
@@ -87,13 +80,7 @@ impl TouchArgs {
 
 impl MkdirArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        with_client(&self.cluster, async |client| {
-            for path in &self.paths {
-                self.mkdir(client, path).await?;
-            }
-            Ok(())
-        })
-        .await
+        each_path(&self.cluster, &self.paths, async |client, path| self.mkdir(client, path).await).await
     }
 
     async fn mkdir(&self, client: &Client, path: &str) -> Result<(), CliError> {
@@ -134,24 +121,23 @@ impl LnArgs {
             let target = self.target.trim_end_matches('/');
             let name = target.rsplit('/').next().unwrap_or(target).as_bytes();
             let place = NameInDirectory::find(client, &self.link).await?.into_directory(client, name).await?;
-            let (parent, name) = (place.directory.inode, place.name.clone());
             let change = if self.symbolic {
                 let target = Bytes::copy_from_slice(self.target.as_bytes());
-                Change::Create(CreateInode {
-                    parent,
-                    name,
-                    kind: Kind::Symlink.into(),
-                    target,
-                    ..CreateInode::default()
-                })
+                symlink(&place, target)
             } else {
                 let inode = changeable(client, &self.target).await?.inode;
-                Change::Link(LinkInode { inode, parent, name })
+                Change::Link(LinkInode { inode, parent: place.directory.inode, name: place.name.clone() })
             };
             make(client, &place.path, change).await.map(drop)
         })
         .await
     }
+}
+
+/// A symbolic link, which is to be made.
+pub fn symlink(place: &NameInDirectory, target: Bytes) -> Change {
+    let (parent, name, kind) = (place.directory.inode, place.name.clone(), Kind::Symlink.into());
+    Change::Create(CreateInode { parent, name, kind, target, ..CreateInode::default() })
 }
 
 /// Makes an inode of this kind, with these permissions, within what the umask or the directory's default list leaves of
@@ -169,18 +155,11 @@ async fn create(
     made(&changed, &place.directory)
 }
 
-/// The directory of this name in another, made if it is not there.
-pub async fn ensure_directory(
-    client: &Client,
-    directory: &Arc<Node>,
-    path: &str,
-    name: &[u8],
-) -> Result<Arc<Node>, CliError> {
-    let name = Bytes::copy_from_slice(name);
-    let place = NameInDirectory { path: join(path, &name), directory: directory.clone(), name };
+/// The directory of this name, made if it is not there.
+pub async fn ensure_directory(client: &Client, place: &NameInDirectory) -> Result<Arc<Node>, CliError> {
     match place.node(client).await? {
         Some(node) if node.is_directory() => Ok(node),
         Some(_) => Err(CliError::Failed(format!("{} is there, and is no directory", place.path))),
-        None => create(client, &place, Kind::Directory, 0o777, own_umask()).await,
+        None => create(client, place, Kind::Directory, 0o777, own_umask()).await,
     }
 }

@@ -3,6 +3,7 @@
 //! Whoever looks sees the old file or the new one, whole. What an interrupted command leaves behind is named
 //! `.NAME.PID.partial`.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::AsRawFd as _;
@@ -12,18 +13,15 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use cavern_client::{Client, NewFile};
-use cavern_conf::counted;
-use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{CreateInode, Kind};
+use cavern_proto::master::Kind;
 use clap::Args;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
-use serde::Serialize;
 
+use super::args::Copied;
 use super::change::{NameInDirectory, make, own_ids, own_umask, refused};
-use super::list::join;
-use super::make::ensure_directory;
+use super::make::{ensure_directory, symlink};
 use super::walk::with_client;
-use crate::cli::connect::ClusterArgs;
+use crate::cli::connect::ResultArgs;
 use crate::console;
 use crate::error::{CliError, Context as _};
 
@@ -38,17 +36,8 @@ pub struct PutArgs {
     /// Absolute path in a mount that can be written to: a name, or a directory to put it into.
     #[arg(value_name = "PATH")]
     path: String,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
-}
-
-#[derive(Default, Serialize)]
-struct Copied {
-    files: u64,
-    bytes: u64,
+    result: ResultArgs,
 }
 
 /// What is read, and the permissions that a new file of it gets.
@@ -60,27 +49,13 @@ struct Source {
 
 impl PutArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let copied = with_client(&self.cluster, async |client| self.put(client).await).await?;
-        if self.json {
-            return console::json(&copied);
-        }
-        console::line(format_args!("{}, {}", counted(copied.files, "file"), console::size(copied.bytes)))
+        with_client(&self.result.cluster, async |client| self.put(client).await).await?.show(&self.result)
     }
 
     async fn put(&self, client: &Client) -> Result<Copied, CliError> {
         let is_stdin = self.source.as_os_str() == "-";
         let name = self.source.file_name().filter(|_| !is_stdin);
-        let target = match client.metadata().resolve(&self.path).await {
-            // The root of a mount is a directory to put something into, though its own name cannot be changed.
-            Ok(directory) if directory.is_directory() && directory.can_be_changed() => {
-                let name = name.ok_or_else(|| {
-                    CliError::Usage(format!("{} is a directory: say which name the file shall have in it", self.path))
-                })?;
-                let name = Bytes::copy_from_slice(name.as_bytes());
-                NameInDirectory { path: join(&self.path, &name), directory, name }
-            }
-            _ => NameInDirectory::find(client, &self.path).await?,
-        };
+        let target = NameInDirectory::target(client, &self.path, name.map(OsStr::as_bytes)).await?;
         let mut copied = Copied::default();
         if is_stdin {
             let source = Source { what: "stdin".to_owned(), bytes: Box::new(io::stdin()), mode: 0o666 };
@@ -116,19 +91,12 @@ impl PutArgs {
             if !kind.is_dir() {
                 return Err(CliError::Failed(format!("{} is neither a file nor a directory", local.display())));
             }
-            let above = place.path.rsplit_once('/').map_or("", |(above, _)| above);
-            let directory = ensure_directory(client, &place.directory, above, &place.name).await?;
+            let directory = ensure_directory(client, &place).await?;
             let opened = open_below(&root, &below, OFlags::DIRECTORY).context(cannot_read())?;
             let entries = fs::read_dir(format!("/proc/self/fd/{}", opened.as_raw_fd())).context(cannot_read())?;
             for entry in entries {
                 let name = entry.context(cannot_read())?.file_name();
-                let path = join(&place.path, name.as_bytes());
-                let place = NameInDirectory {
-                    path,
-                    directory: directory.clone(),
-                    name: Bytes::copy_from_slice(name.as_bytes()),
-                };
-                pending.push((below.join(&name), place));
+                pending.push((below.join(&name), NameInDirectory::below(&place.path, &directory, name.as_bytes())));
             }
         }
         Ok(copied)
@@ -165,9 +133,7 @@ async fn put_link(client: &Client, target: Bytes, place: &NameInDirectory) -> Re
     {
         return Ok(());
     }
-    let (parent, name) = (place.directory.inode, place.name.clone());
-    let create = CreateInode { parent, name, kind: Kind::Symlink.into(), target, ..CreateInode::default() };
-    make(client, &place.path, Change::Create(create)).await.map(drop)
+    make(client, &place.path, symlink(place, target)).await.map(drop)
 }
 
 /// Puts one file; its bytes.

@@ -10,11 +10,11 @@ use cavern_proto::master::{Quota, Quotas, SetQuota};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use super::change::{in_fs_mode, make};
+use super::args::{DirectoryArgs, PathArgs};
+use super::change::{directory_in_fs_mode, in_fs_mode, make};
 use super::walk::with_client;
-use super::{AllArgs, DirectoryArgs, PathArgs};
-use crate::cli::connect::ClusterArgs;
-use crate::console;
+use crate::cli::connect::{ClusterArgs, ResultArgs};
+use crate::console::{self, or_dash};
 use crate::error::CliError;
 
 /// How often it is looked whether everything has been counted.
@@ -40,7 +40,7 @@ that.")]
     /// Take the quota of a directory away.
     Clear(DirectoryArgs),
     /// Show all quotas.
-    List(AllArgs),
+    List(ResultArgs),
 }
 
 #[derive(Args)]
@@ -150,46 +150,34 @@ async fn clear(args: DirectoryArgs) -> Result<(), CliError> {
 }
 
 async fn get(args: PathArgs) -> Result<(), CliError> {
-    let quotas = with_client(&args.cluster, async |client| {
-        let node = in_fs_mode(client, &args.path, WHAT).await?;
-        let directory = if node.is_directory() { node.inode } else { node.parent };
+    let quotas = with_client(&args.result.cluster, async |client| {
+        let directory = directory_in_fs_mode(client, &args.path, WHAT).await?;
         Ok(client.metadata().quotas(directory).await?)
     })
     .await?;
-    show(quotas, args.json, &format!("no quota holds for {}", args.path))
+    show(quotas, &args.result, &format!("no quota holds for {}", args.path))
 }
 
-async fn list(args: AllArgs) -> Result<(), CliError> {
+async fn list(args: ResultArgs) -> Result<(), CliError> {
     let quotas = with_client(&args.cluster, async |client| Ok(client.metadata().quotas(0).await?)).await?;
-    show(quotas, args.json, "no directory has a quota")
+    show(quotas, &args, "no directory has a quota")
 }
 
-fn show(quotas: Quotas, json: bool, none: &str) -> Result<(), CliError> {
-    let Quotas { quotas, counted } = quotas;
+fn show(Quotas { quotas, counted }: Quotas, args: &ResultArgs, none: &str) -> Result<(), CliError> {
     let views: Vec<QuotaView> = quotas.into_iter().map(QuotaView::from).collect();
-    if json {
-        return console::json(&views);
-    }
-    if views.is_empty() {
-        return console::line(none);
-    }
-    if !counted {
-        console::remark("not everything has been counted yet: there is more than what is shown");
-    }
-    let dash = || "–".to_owned();
-    let row = |view: QuotaView| {
-        [
-            console::size(view.bytes),
-            view.max_bytes.map_or_else(dash, console::size),
-            view.max_bytes.map_or_else(dash, |max| console::share(view.bytes, max)),
-            view.inodes.to_string(),
-            view.max_inodes.map_or_else(dash, |max| max.to_string()),
-            view.max_inodes.map_or_else(dash, |max| console::share(view.inodes, max)),
-            view.path,
-        ]
-    };
-    let rows: Vec<_> = views.into_iter().map(row).collect();
-    console::table(["BYTES", "OF", "USE", "INODES", "OF", "USE", "DIRECTORY"], &rows)
+    args.show(&views, |views| {
+        if !counted && !views.is_empty() {
+            console::remark("not everything has been counted yet: there is more than what is shown");
+        }
+        let row = |view: &QuotaView| {
+            let QuotaView { path, bytes, max_bytes, inodes, max_inodes } = view;
+            let (bound, share) = (max_bytes.map(console::size), max_bytes.map(|max| console::share(*bytes, max)));
+            let inode_share = or_dash(max_inodes.map(|max| console::share(*inodes, max)));
+            let (used, inodes) = (console::size(*bytes), inodes.to_string());
+            [used, or_dash(bound), or_dash(share), inodes, or_dash(*max_inodes), inode_share, path.clone()]
+        };
+        console::table_or(none, ["BYTES", "OF", "USE", "INODES", "OF", "USE", "DIRECTORY"], views.iter().map(row))
+    })
 }
 
 #[cfg(test)]

@@ -27,23 +27,27 @@ pub enum More {
     No,
 }
 
+/// # Errors
+/// What has no bytes to be read is refused: directories, for which there is something else to do, links, FIFOs, sockets
+/// and devices.
+pub fn check_kind(path: &str, node: &Node, instead: &str) -> Result<(), CliError> {
+    let what = match node.kind {
+        Kind::File | Kind::Unspecified => return Ok(()),
+        Kind::Directory => format!("{path} is a directory: {instead}"),
+        Kind::Symlink => {
+            let target = node.posix().map(|posix| String::from_utf8_lossy(&posix.target)).unwrap_or_default();
+            format!("{path} is a symbolic link to {target}, which is not followed: name the file itself")
+        }
+        _ => format!("{path} is no regular file: it has no content"),
+    };
+    Err(CliError::Usage(what))
+}
+
 impl Reader {
     /// # Errors
-    /// What has no bytes to be read is refused: directories, links, FIFOs, sockets and devices.
+    /// As [`check_kind`].
     pub async fn open(client: &Client, path: &str, node: &Arc<Node>) -> Result<Self, CliError> {
-        match node.kind {
-            Kind::File | Kind::Unspecified => {}
-            Kind::Directory => {
-                return Err(CliError::Usage(format!("{path} is a directory: name a file, or use `cv fs get`")));
-            }
-            Kind::Symlink => {
-                let target = node.posix().map(|posix| String::from_utf8_lossy(&posix.target)).unwrap_or_default();
-                let sentence =
-                    format!("{path} is a symbolic link to {target}, which is not followed: name the file itself");
-                return Err(CliError::Usage(sentence));
-            }
-            _ => return Err(CliError::Usage(format!("{path} is no regular file: it has no content"))),
-        }
+        check_kind(path, node, "name a file, or use `cv fs get`")?;
         let path = path.to_owned();
         let file = client.open_to_read(node).await?;
         let size = file.size().await?;

@@ -10,9 +10,8 @@ use serde::Serialize;
 
 use super::change::{Changes, NameInDirectory, make};
 use super::list::join;
-use super::walk::with_client;
-use crate::cli::connect::ClusterArgs;
-use crate::console;
+use super::walk::{each_path, with_client};
+use crate::cli::connect::{ClusterArgs, ResultArgs};
 use crate::error::CliError;
 
 /// Entries listed at a time.
@@ -29,11 +28,8 @@ pub struct RmArgs {
     /// Without an error for what is not there.
     #[arg(short = 'f', long)]
     force: bool,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Args)]
@@ -59,18 +55,13 @@ struct Removed {
 
 impl RmArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let removed = with_client(&self.cluster, async |client| {
-            let mut removed = 0;
-            for path in &self.paths {
-                removed += self.remove(client, path).await?;
-            }
-            Ok(removed)
+        let mut removed = 0;
+        each_path(&self.result.cluster, &self.paths, async |client, path| {
+            removed += self.remove(client, path).await?;
+            Ok(())
         })
         .await?;
-        if self.json {
-            return console::json(&Removed { removed });
-        }
-        Ok(())
+        self.result.show(&Removed { removed }, |_| Ok(()))
     }
 
     async fn remove(&self, client: &Client, path: &str) -> Result<u64, CliError> {
@@ -154,12 +145,9 @@ impl MvArgs {
 
     async fn rename(&self, client: &Client, source: &str, target: &str) -> Result<(), CliError> {
         let from = NameInDirectory::find(client, source).await?;
-        let to = match client.metadata().resolve(target).await {
-            // The root of a mount is a directory to move into, though its own name cannot be changed.
-            Ok(directory) if directory.is_directory() && directory.can_be_changed() && !self.exchange => {
-                NameInDirectory { path: join(target, &from.name), directory, name: from.name.clone() }
-            }
-            _ => NameInDirectory::find(client, target).await?,
+        let to = match self.exchange {
+            true => NameInDirectory::find(client, target).await?,
+            false => NameInDirectory::target(client, target, Some(&from.name)).await?,
         };
         let mode = match (self.no_clobber, self.exchange) {
             (true, _) => RenameMode::NoReplace,

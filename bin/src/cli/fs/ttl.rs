@@ -6,10 +6,10 @@ use cavern_proto::master::{SetTtl, Ttl, TtlAction};
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
-use super::change::{in_fs_mode, make};
+use super::args::{DirectoryArgs, PathArgs};
+use super::change::{directory_in_fs_mode, in_fs_mode, make};
 use super::walk::with_client;
-use super::{AllArgs, DirectoryArgs, PathArgs};
-use crate::cli::connect::ClusterArgs;
+use crate::cli::connect::{ClusterArgs, ResultArgs};
 use crate::console;
 use crate::error::CliError;
 
@@ -36,7 +36,7 @@ shortest time is over, but every ten minutes at least.")]
     /// Take the rule of a directory away.
     Clear(DirectoryArgs),
     /// Show all rules.
-    List(AllArgs),
+    List(ResultArgs),
 }
 
 #[derive(Args)]
@@ -54,44 +54,27 @@ pub struct SetArgs {
     cluster: ClusterArgs,
 }
 
-#[derive(Clone, Copy, Debug, Serialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum Action {
-    None,
-    Free,
-    Delete,
-}
-
-impl From<Action> for TtlAction {
-    fn from(action: Action) -> Self {
-        match action {
-            Action::None => Self::None,
-            Action::Free => Self::Free,
-            Action::Delete => Self::Delete,
-        }
-    }
-}
-
-impl From<TtlAction> for Action {
-    fn from(action: TtlAction) -> Self {
-        match action {
-            TtlAction::None => Self::None,
-            TtlAction::Free => Self::Free,
-            TtlAction::Delete => Self::Delete,
-        }
-    }
+    None = TtlAction::None as isize,
+    Free = TtlAction::Free as isize,
+    Delete = TtlAction::Delete as isize,
 }
 
 #[derive(Serialize)]
 struct TtlView {
     path: String,
     seconds: u64,
-    action: Action,
+    action: &'static str,
 }
 
 impl From<Ttl> for TtlView {
     fn from(ttl: Ttl) -> Self {
-        let action = ttl.action().into();
+        let action = match ttl.action() {
+            TtlAction::None => "none",
+            TtlAction::Free => "free",
+            TtlAction::Delete => "delete",
+        };
         Self { path: ttl.path, seconds: ttl.seconds, action }
     }
 }
@@ -115,7 +98,7 @@ impl SetArgs {
         }
         with_client(&self.cluster, async |client| {
             let inode = in_fs_mode(client, &self.path, WHAT).await?.inode;
-            let set = SetTtl { inode, seconds, action: TtlAction::from(self.action) as i32 };
+            let set = SetTtl { inode, seconds, action: self.action as i32 };
             make(client, &self.path, Change::SetTtl(set)).await.map(drop)
         })
         .await
@@ -136,36 +119,24 @@ async fn clear(args: DirectoryArgs) -> Result<(), CliError> {
 }
 
 async fn get(args: PathArgs) -> Result<(), CliError> {
-    let ttls = with_client(&args.cluster, async |client| {
-        let node = in_fs_mode(client, &args.path, WHAT).await?;
-        let directory = if node.is_directory() { node.inode } else { node.parent };
+    let ttls = with_client(&args.result.cluster, async |client| {
+        let directory = directory_in_fs_mode(client, &args.path, WHAT).await?;
         Ok(client.metadata().ttls(directory).await?.ttls)
     })
     .await?;
-    show(ttls, args.json, &format!("files of {} live for ever", args.path))
+    show(ttls, &args.result, &format!("files of {} live for ever", args.path))
 }
 
-async fn list(args: AllArgs) -> Result<(), CliError> {
+async fn list(args: ResultArgs) -> Result<(), CliError> {
     let ttls = with_client(&args.cluster, async |client| Ok(client.metadata().ttls(0).await?.ttls)).await?;
-    show(ttls, args.json, "no directory has a rule: files live for ever")
+    show(ttls, &args, "no directory has a rule: files live for ever")
 }
 
-fn show(ttls: Vec<Ttl>, json: bool, none: &str) -> Result<(), CliError> {
+fn show(ttls: Vec<Ttl>, args: &ResultArgs, none: &str) -> Result<(), CliError> {
     let views: Vec<TtlView> = ttls.into_iter().map(TtlView::from).collect();
-    if json {
-        return console::json(&views);
-    }
-    if views.is_empty() {
-        return console::line(none);
-    }
-    let row = |view: TtlView| {
-        let action = match view.action {
-            Action::None => "none",
-            Action::Free => "free",
-            Action::Delete => "delete",
-        };
-        [Interval::millis(view.seconds.saturating_mul(1000)).to_string(), action.to_owned(), view.path]
+    let row = |view: &TtlView| {
+        let after = Interval::millis(view.seconds.saturating_mul(1000)).to_string();
+        [after, view.action.to_owned(), view.path.clone()]
     };
-    let rows: Vec<_> = views.into_iter().map(row).collect();
-    console::table(["AFTER", "ACTION", "DIRECTORY"], &rows)
+    args.show(&views, |views| console::table_or(none, ["AFTER", "ACTION", "DIRECTORY"], views.iter().map(row)))
 }

@@ -3,13 +3,15 @@
 use cavern_conf::counted;
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
-use cavern_proto::master::{Entry, Kind, ListWorkersRequest, ReadDirRequest, UsageProgress, UsageRequest, WorkerState};
+use cavern_proto::master::{
+    DiskReport, Entry, Kind, ListWorkersRequest, ReadDirRequest, UsageProgress, UsageRequest, WorkerState,
+};
 use clap::Args;
 use serde::Serialize;
 
-use super::PathArgs;
+use super::args::PathArgs;
 use super::list::{join, resolve};
-use crate::cli::connect::ClusterArgs;
+use crate::cli::connect::ResultArgs;
 use crate::console;
 use crate::error::CliError;
 
@@ -20,15 +22,6 @@ pub struct DuArgs {
     /// Only the total.
     #[arg(short)]
     summary: bool,
-}
-
-#[derive(Args)]
-pub struct DfArgs {
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
 }
 
 #[derive(Serialize)]
@@ -68,7 +61,7 @@ async fn usage(masters: &MasterChannel, path: String) -> Result<UsageView, CliEr
 
 impl DuArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        let masters = self.place.cluster.masters().await?;
+        let masters = self.place.result.cluster.masters().await?;
         let path = self.place.path;
         let mut views = Vec::new();
         let root = resolve(&masters, &path).await?.attr.unwrap_or_default();
@@ -102,51 +95,39 @@ impl DuArgs {
             }
         }
         views.push(usage(&masters, path).await?);
-        if self.place.json {
-            return console::json(&views);
-        }
-        for view in views {
-            console::line(format_args!("{:>12}  {}", console::size(view.bytes), console::name(&view.path)))?;
-        }
-        Ok(())
+        self.place.result.show(&views, |views| {
+            views.iter().try_for_each(|view| {
+                console::line(format_args!("{:>12}  {}", console::size(view.bytes), console::name(&view.path)))
+            })
+        })
     }
 }
 
 /// `cv fs count`.
 pub async fn count(args: PathArgs) -> Result<(), CliError> {
-    let view = usage(&args.cluster.masters().await?, args.path).await?;
-    if args.json {
-        return console::json(&view);
-    }
-    console::line(format_args!(
-        "{}, {}, {} in {}",
-        counted(view.directories, "directory"),
-        counted(view.files, "file"),
-        counted(view.bytes, "byte"),
-        view.path
-    ))
+    let view = usage(&args.result.cluster.masters().await?, args.path).await?;
+    args.result.show(&view, |UsageView { path, directories, files, bytes }| {
+        let (directories, files) = (counted(*directories, "directory"), counted(*files, "file"));
+        console::line(format_args!("{directories}, {files}, {} in {path}", counted(*bytes, "byte")))
+    })
 }
 
-impl DfArgs {
-    pub async fn run(self) -> Result<(), CliError> {
-        let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
-        let table = self.cluster.masters().await?.ask(list).await?.into_inner();
-        let live = table.workers.iter().filter(|worker| worker.state() == WorkerState::Live);
-        let views: Vec<_> = live
-            .flat_map(|worker| {
-                worker.disks.iter().map(|disk| DfView {
-                    worker: worker.data_address.clone(),
-                    path: disk.path.clone(),
-                    tier: disk.tier.clone(),
-                    capacity_bytes: disk.capacity_bytes,
-                    used_bytes: disk.used_bytes,
-                    free_bytes: disk.capacity_bytes.saturating_sub(disk.used_bytes),
-                })
-            })
-            .collect();
-        if self.json {
-            return console::json(&views);
-        }
+/// `cv fs df`.
+pub async fn df(args: &ResultArgs) -> Result<(), CliError> {
+    let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
+    let table = args.cluster.call(list).await?;
+    let live = table.workers.iter().filter(|worker| worker.state() == WorkerState::Live);
+    let disks = live.flat_map(|worker| worker.disks.iter().map(|disk| (worker.data_address.clone(), disk)));
+    let view = |(worker, disk): (String, &DiskReport)| DfView {
+        worker,
+        path: disk.path.clone(),
+        tier: disk.tier.clone(),
+        capacity_bytes: disk.capacity_bytes,
+        used_bytes: disk.used_bytes,
+        free_bytes: disk.capacity_bytes.saturating_sub(disk.used_bytes),
+    };
+    let views: Vec<_> = disks.map(view).collect();
+    args.show(&views, |views| {
         let sum = |of: fn(&DfView) -> u64| views.iter().map(of).sum::<u64>();
         let total = DfView {
             worker: "total".to_owned(),
@@ -157,17 +138,11 @@ impl DfArgs {
             free_bytes: sum(|view| view.free_bytes),
         };
         let row = |view: &DfView| {
-            [
-                view.worker.clone(),
-                console::size(view.capacity_bytes),
-                console::size(view.used_bytes),
-                console::size(view.free_bytes),
-                console::share(view.used_bytes, view.capacity_bytes),
-                view.tier.clone(),
-                view.path.clone(),
-            ]
+            let [size, used, free] = [view.capacity_bytes, view.used_bytes, view.free_bytes].map(console::size);
+            let share = console::share(view.used_bytes, view.capacity_bytes);
+            [view.worker.clone(), size, used, free, share, view.tier.clone(), view.path.clone()]
         };
-        let rows: Vec<_> = views.iter().chain([&total]).map(row).collect();
-        console::table(["WORKER", "SIZE", "USED", "FREE", "USE", "TIER", "DIRECTORY"], &rows)
-    }
+        let heading = ["WORKER", "SIZE", "USED", "FREE", "USE", "TIER", "DIRECTORY"];
+        console::table(heading, views.iter().chain([&total]).map(row))
+    })
 }

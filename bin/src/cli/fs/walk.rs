@@ -34,6 +34,21 @@ pub async fn with_client<T>(
     result
 }
 
+/// Does something with every path, one after the other.
+pub async fn each_path(
+    cluster: &ClusterArgs,
+    paths: &[String],
+    mut work: impl AsyncFnMut(&Client, &str) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    with_client(cluster, async |client| {
+        for path in paths {
+            work(client, path).await?;
+        }
+        Ok(())
+    })
+    .await
+}
+
 /// Calls `visit` with every directory and file from `root` down, each with its path relative to `root` (empty for the
 /// root itself), a directory before what it holds.
 pub async fn walk(

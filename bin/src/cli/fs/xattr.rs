@@ -6,12 +6,12 @@ use bytes::Bytes;
 use cavern_posix::acl::is_acl;
 use cavern_posix::xattr::{NAME_BYTES_MAX, has_kept_prefix, has_length, is_bare_prefix};
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{RemoveXattr, SetXattr, XattrMode};
+use cavern_proto::master::{RemoveXattr, SetXattr, Xattr, XattrMode};
 use clap::Args;
 use serde::Serialize;
 
 use super::change::{in_fs_mode, make};
-use super::walk::with_client;
+use super::walk::each_path;
 use crate::cli::connect::ClusterArgs;
 use crate::console;
 use crate::error::CliError;
@@ -69,28 +69,17 @@ impl SetfattrArgs {
         let value = decode(self.value.as_deref().unwrap_or_default())?;
         // What is there already can be removed, whatever it is called.
         self.name.as_deref().map_or(Ok(()), check_name)?;
-        with_client(&self.cluster, async |client| {
-            for path in &self.paths {
-                let inode = in_fs_mode(client, path, WHAT).await?.inode;
-                let change = match (&self.name, &self.remove) {
-                    (Some(name), _) => {
-                        let (name, value) = (Bytes::copy_from_slice(name.as_bytes()), value.clone().into());
-                        Change::SetXattr(SetXattr {
-                            inode,
-                            name,
-                            value,
-                            mode: XattrMode::Any.into(),
-                            ..SetXattr::default()
-                        })
-                    }
-                    (None, name) => {
-                        let name = Bytes::copy_from_slice(name.as_deref().unwrap_or_default().as_bytes());
-                        Change::RemoveXattr(RemoveXattr { inode, name })
-                    }
-                };
-                make(client, path, change).await?;
-            }
-            Ok(())
+        let name = self.name.as_ref().or(self.remove.as_ref()).map(String::as_bytes).unwrap_or_default();
+        let (name, value) = (Bytes::copy_from_slice(name), Bytes::from(value));
+        each_path(&self.cluster, &self.paths, async |client, path| {
+            let (inode, name) = (in_fs_mode(client, path, WHAT).await?.inode, name.clone());
+            let change = if self.name.is_some() {
+                let (value, mode) = (value.clone(), XattrMode::Any.into());
+                Change::SetXattr(SetXattr { inode, name, value, mode, ..SetXattr::default() })
+            } else {
+                Change::RemoveXattr(RemoveXattr { inode, name })
+            };
+            make(client, path, change).await.map(drop)
         })
         .await
     }
@@ -98,45 +87,40 @@ impl SetfattrArgs {
 
 impl GetfattrArgs {
     pub async fn run(self) -> Result<(), CliError> {
-        with_client(&self.cluster, async |client| {
-            for path in &self.paths {
-                let node = in_fs_mode(client, path, WHAT).await?;
-                let mut xattrs = client.metadata().xattrs(node.inode).await?;
-                if let Some(name) = &self.name {
-                    xattrs.retain(|xattr| *xattr.name == *name.as_bytes());
-                    if xattrs.is_empty() {
-                        return Err(CliError::NotFound(format!("{path} has no attribute {name}")));
-                    }
-                }
-                if self.only_values {
-                    xattrs.iter().try_for_each(|xattr| console::raw(&xattr.value))?;
-                    continue;
-                }
-                let spelled = |xattr: &cavern_proto::master::Xattr| {
-                    (String::from_utf8_lossy(&xattr.name).into_owned(), encode(&xattr.value))
-                };
-                if self.json {
-                    let xattrs = xattrs.iter().map(spelled).collect();
-                    console::json_line(&XattrsView { path, xattrs })?;
-                    continue;
-                }
-                if xattrs.is_empty() {
-                    continue;
-                }
-                console::line(format_args!("# file: {path}"))?;
-                for (name, value) in xattrs.iter().map(spelled) {
-                    let is_encoded = value.starts_with("0s");
-                    match self.dump || self.name.is_some() {
-                        true if is_encoded => console::line(format_args!("{name}={value}"))?,
-                        true => console::line(format_args!("{name}=\"{value}\""))?,
-                        false => console::line(name)?,
-                    }
-                }
-                console::line("")?;
-            }
-            Ok(())
+        each_path(&self.cluster, &self.paths, async |client, path| {
+            let node = in_fs_mode(client, path, WHAT).await?;
+            self.print(path, client.metadata().xattrs(node.inode).await?)
         })
         .await
+    }
+
+    fn print(&self, path: &str, mut xattrs: Vec<Xattr>) -> Result<(), CliError> {
+        if let Some(name) = &self.name {
+            xattrs.retain(|xattr| *xattr.name == *name.as_bytes());
+            if xattrs.is_empty() {
+                return Err(CliError::NotFound(format!("{path} has no attribute {name}")));
+            }
+        }
+        if self.only_values {
+            return xattrs.iter().try_for_each(|xattr| console::raw(&xattr.value));
+        }
+        let spelled = |xattr: &Xattr| (String::from_utf8_lossy(&xattr.name).into_owned(), encode(&xattr.value));
+        if self.json {
+            return console::json_line(&XattrsView { path, xattrs: xattrs.iter().map(spelled).collect() });
+        }
+        if xattrs.is_empty() {
+            return Ok(());
+        }
+        console::line(format_args!("# file: {path}"))?;
+        for (name, value) in xattrs.iter().map(spelled) {
+            let is_encoded = value.starts_with("0s");
+            match self.dump || self.name.is_some() {
+                true if is_encoded => console::line(format_args!("{name}={value}"))?,
+                true => console::line(format_args!("{name}=\"{value}\""))?,
+                false => console::line(name)?,
+            }
+        }
+        console::line("")
     }
 }
 

@@ -159,23 +159,21 @@ impl JobView {
         if json { console::json(self) } else { console::line(self.line()) }
     }
 
+    /// Shows it in one line.
+    pub fn say(&self, json: bool) -> Result<(), CliError> {
+        console::say(json, self, || self.line())
+    }
+
     /// The table of `cv job list` and `cv report`; errors, which may be long, come below it.
     pub fn print_table(jobs: &[Self]) -> Result<(), CliError> {
-        let rows: Vec<_> = jobs
-            .iter()
-            .map(|job| {
-                [
-                    job.id.to_string(),
-                    job.kind.to_owned(),
-                    job.state.to_owned(),
-                    job.path.clone(),
-                    format!("{}/{}", job.files_done, job.files_total),
-                    format!("{} of {}", console::size(job.bytes_done), console::size(job.bytes_total)),
-                    job.errors.to_string(),
-                ]
-            })
-            .collect();
-        console::table(["JOB", "KIND", "STATE", "PATH", "FILES", "BYTES", "ERRORS"], &rows)?;
+        let row = |job: &Self| {
+            let (kind, state, path) = (job.kind.to_owned(), job.state.to_owned(), job.path.clone());
+            let files = format!("{}/{}", job.files_done, job.files_total);
+            let bytes = format!("{} of {}", console::size(job.bytes_done), console::size(job.bytes_total));
+            [job.id.to_string(), kind, state, path, files, bytes, job.errors.to_string()]
+        };
+        let heading = ["JOB", "KIND", "STATE", "PATH", "FILES", "BYTES", "ERRORS"];
+        console::table(heading, jobs.iter().map(row))?;
         let failed = jobs.iter().filter(|job| !job.last_error.is_empty());
         failed.map(|job| format!("job {}: {}", job.id, job.last_error)).try_for_each(console::line)
     }

@@ -2,14 +2,13 @@
 
 use cavern_conf::Interval;
 use cavern_net::master::Stubs;
-use cavern_proto::master::{ClientRules, Consistency, UpdateMountRequest};
+use cavern_proto::master::{ClientRules, UpdateMountRequest};
 use clap::Args;
 
 use super::clients::ClientArgs;
 use super::credentials::CredentialArgs;
-use super::{ConsistencyArg, KeysView, MountView, key_value, options};
-use crate::cli::connect::ClusterArgs;
-use crate::console;
+use super::{ConsistencyArg, MountView, key_value, options};
+use crate::cli::connect::ResultArgs;
 use crate::error::CliError;
 
 #[derive(Args)]
@@ -36,9 +35,6 @@ pub struct UpdateArgs {
     /// Cached blocks unused for so long may be dropped first; 0 for never.
     #[arg(long, value_name = "TIME")]
     ttl: Option<Interval>,
-    /// The same in milliseconds.
-    #[arg(long, value_name = "MS", hide = true, conflicts_with = "ttl")]
-    ttl_ms: Option<u64>,
     /// In cache-mode: how long a directory's listing is trusted.
     #[arg(long, value_name = "TIME")]
     metadata_ttl: Option<Interval>,
@@ -52,11 +48,8 @@ pub struct UpdateArgs {
     all_clients: bool,
     #[command(flatten)]
     fixed: FixedArgs,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 /// What stays as it is for as long as there is a mount; taken to say why.
@@ -107,9 +100,9 @@ impl UpdateArgs {
         let request = UpdateMountRequest {
             path,
             options: options(&self.options, &self.credentials)?,
-            metadata_ttl_ms: self.metadata_ttl.map(|ttl| ttl.as_millis()),
-            consistency: self.consistency.map(|consistency| Consistency::from(consistency).into()),
-            ttl_ms: self.ttl_ms.or(self.ttl.map(|ttl| ttl.as_millis())),
+            metadata_ttl_ms: self.metadata_ttl.map(Interval::as_millis),
+            consistency: self.consistency.map(|consistency| consistency as i32),
+            ttl_ms: self.ttl.map(Interval::as_millis),
             clients: match self.clients.rules() {
                 rules if rules.is_empty() && !self.all_clients => None,
                 rules => Some(ClientRules { rules }),
@@ -121,12 +114,7 @@ impl UpdateArgs {
             return Err(CliError::Usage(text.to_owned()));
         }
         let update = async |mut master: Stubs| master.cluster.update_mount(request.clone()).await;
-        let reply = self.cluster.masters().await?.ask(update).await?.into_inner();
-        let view = MountView::answered(&reply);
-        if self.json {
-            return console::json(&view);
-        }
-        console::line(format_args!("{} at {} has the new options", view.uri, view.path))?;
-        view.keys.iter().flat_map(KeysView::remarks).try_for_each(console::line)
+        let view = MountView::answered(&self.result.cluster.call(update).await?);
+        self.result.show(&view, |view| view.print(&format!("{} at {} has the new options", view.uri, view.path)))
     }
 }

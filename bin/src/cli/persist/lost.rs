@@ -6,7 +6,7 @@ use cavern_proto::master::{LostAction, ResolveLostReply, ResolveLostRequest};
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::connect::ClusterArgs;
+use crate::cli::connect::ResultArgs;
 use crate::console;
 use crate::error::CliError;
 
@@ -15,11 +15,8 @@ pub struct LostArgs {
     /// File or directory of the namespace.
     #[arg(value_name = "PATH")]
     path: String,
-    /// The result as JSON.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    cluster: ClusterArgs,
+    result: ResultArgs,
 }
 
 #[derive(Debug, Serialize)]
@@ -33,20 +30,19 @@ struct ResolvedView {
     last_error: String,
 }
 
-impl ResolvedView {
-    async fn of(path: String, action: LostAction, cluster: &ClusterArgs) -> Result<Self, CliError> {
+impl LostArgs {
+    async fn resolve(&self, action: LostAction) -> Result<ResolvedView, CliError> {
+        let path = self.path.clone();
         let request = ResolveLostRequest { path: path.clone(), action: action.into() };
         let ask = async |mut master: Stubs| master.cluster.resolve_lost(request.clone()).await;
-        let reply = cluster.masters().await?.ask(ask).await?.into_inner();
+        let reply = self.result.cluster.call(ask).await?;
         let ResolveLostReply { files, still_lost, reverted, zeroed, blocks, last_error } = reply;
-        Ok(Self { path, files, still_lost, reverted, zeroed, blocks, last_error })
+        Ok(ResolvedView { path, files, still_lost, reverted, zeroed, blocks, last_error })
     }
-}
 
-impl LostArgs {
     pub async fn retry(self) -> Result<(), CliError> {
-        let view = ResolvedView::of(self.path, LostAction::Retry, &self.cluster).await?;
-        if self.json {
+        let view = self.resolve(LostAction::Retry).await?;
+        if self.result.json {
             console::json(&view)?;
         }
         if view.still_lost > 0 {
@@ -57,7 +53,7 @@ impl LostArgs {
                 view.last_error
             )));
         }
-        if self.json {
+        if self.result.json {
             return Ok(());
         }
         let error = match view.last_error.is_empty() {
@@ -68,16 +64,14 @@ impl LostArgs {
     }
 
     pub async fn give_up(self) -> Result<(), CliError> {
-        let view = ResolvedView::of(self.path, LostAction::Drop, &self.cluster).await?;
-        if self.json {
-            return console::json(&view);
-        }
-        console::line(format_args!(
-            "{}: {} given up; {} went back to the version of the bucket, in {} they are zeros",
-            view.path,
-            counted(view.blocks, "lost block"),
-            counted(view.reverted, "file"),
-            counted(view.zeroed, "file")
-        ))
+        let view = self.resolve(LostAction::Drop).await?;
+        self.result.show(&view, |view| {
+            let blocks = counted(view.blocks, "lost block");
+            let (reverted, zeroed) = (counted(view.reverted, "file"), counted(view.zeroed, "file"));
+            console::line(format_args!(
+                "{}: {blocks} given up; {reverted} went back to the version of the bucket, in {zeroed} they are zeros",
+                view.path
+            ))
+        })
     }
 }

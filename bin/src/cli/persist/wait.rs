@@ -2,27 +2,20 @@
 
 use std::time::Duration;
 
-use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{PersistStatus, PersistStatusRequest};
 use tokio::time::Instant;
-use tonic::Response;
 
 use super::BacklogView;
-use crate::cli::connect::ask_patiently;
+use crate::cli::follow::{ANSWER_TIMEOUT, Follower, LINE_PERIOD, POLL_PERIOD};
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
-/// How often the backlog is asked for, and how often a line reports it where no bar is drawn.
-const POLL_PERIOD: Duration = Duration::from_millis(200);
-const LINE_PERIOD: Duration = Duration::from_secs(2);
-/// How long a master may take to answer one question.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same of the first, before which clients are waited for: for some of their leases.
+/// How long a master may take for the first answer, before which clients are waited for: for some of their leases.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub struct Wait {
-    pub masters: MasterChannel,
+    pub follower: Follower,
     pub path: String,
     pub json: bool,
 }
@@ -35,23 +28,18 @@ impl Wait {
     /// for long.
     pub async fn run(self, timeout: Option<Duration>) -> Result<(), CliError> {
         let began = Instant::now();
-        let mut progress = if self.json { Progress::hidden() } else { Progress::new()? };
+        let mut progress = Progress::new_unless(self.json)?;
         let settling = timeout.map_or(SETTLE_TIMEOUT, |timeout| timeout.min(SETTLE_TIMEOUT));
         let first = self.ask(0, settling).await?;
         // What is changed from here on is not waited for.
         let up_to = first.change;
         let mut view = BacklogView::new(&self.path, first);
         let mut most = 0;
-        let mut said = Instant::now();
         while view.left() > 0 {
             most = most.max(view.left());
             let text =
                 format!("{} of {most}, {} left{}", most - view.left(), console::size(view.bytes), error_of(&view));
-            progress.show(Some((most - view.left(), most)), text)?;
-            if progress.is_hidden() && said.elapsed() >= LINE_PERIOD {
-                said = Instant::now();
-                self.say(&view)?;
-            }
+            progress.show_or_say(Some((most - view.left(), most)), text, LINE_PERIOD, || view.say(self.json))?;
             if view.lost_files == view.left() {
                 drop(progress);
                 return Err(CliError::Failed(lost_only(&view)));
@@ -69,20 +57,16 @@ impl Wait {
             view = BacklogView::new(&self.path, status);
         }
         drop(progress);
-        self.say(&view)
+        view.say(self.json)
     }
 
-    fn say(&self, view: &BacklogView) -> Result<(), CliError> {
-        if self.json { console::json_line(view) } else { console::line(view.line()) }
-    }
-
-    /// The backlog of changes up to a number.
-    async fn ask(&self, up_to_change: u64, answer_timeout: Duration) -> Result<PersistStatus, CliError> {
+    /// The backlog of changes up to a number, or of those that there are now.
+    async fn ask(&self, up_to_change: u64, timeout: Duration) -> Result<PersistStatus, CliError> {
         // Clients bring what they have answered, and one that is cut off is waited for.
         let settle = up_to_change == 0;
         let request = PersistStatusRequest { path: self.path.clone(), up_to_change, settle };
         let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
-        ask_patiently(&self.masters, answer_timeout, "persistence", ask).await.map(Response::into_inner)
+        self.follower.ask(timeout, "goes on when one is started", ask).await
     }
 }
 

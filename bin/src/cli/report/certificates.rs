@@ -10,7 +10,7 @@ use serde::Serialize;
 use tokio::net::TcpStream;
 
 use crate::cli::cert::timestamp;
-use crate::console;
+use crate::console::{self, or_dash};
 use crate::error::CliError;
 
 /// Connections at a time.
@@ -83,21 +83,15 @@ impl CertificateView {
     }
 
     fn row(&self) -> [String; 5] {
-        let dash = || "–".to_owned();
         let left = match (self.days_left.map(u64::try_from), &self.error) {
             (_, Some(error)) => error.clone(),
             (Some(Ok(days)), _) if self.ends_soon => format!("{}: replace it", counted(days, "day")),
             (Some(Ok(days)), _) => counted(days, "day"),
             (Some(Err(_)), _) => "expired: replace it".to_owned(),
-            (None, None) => dash(),
+            (None, None) => or_dash(None::<&str>),
         };
-        [
-            self.role.to_owned(),
-            self.name.clone().unwrap_or_else(dash),
-            self.address.clone().unwrap_or_else(|| "this command".to_owned()),
-            self.not_after.clone().unwrap_or_else(dash),
-            left,
-        ]
+        let address = self.address.as_deref().unwrap_or("this command").to_owned();
+        [self.role.to_owned(), or_dash(self.name.as_ref()), address, or_dash(self.not_after.as_ref()), left]
     }
 }
 
@@ -118,8 +112,8 @@ pub fn print_warning(certificates: &[CertificateView]) -> Result<(), CliError> {
 }
 
 pub fn print(certificates: &[CertificateView]) -> Result<(), CliError> {
-    let rows: Vec<_> = certificates.iter().map(CertificateView::row).collect();
-    console::table(["CERTIFICATE", "NAME", "ADDRESS", "UNTIL", "LEFT"], &rows)
+    let heading = ["CERTIFICATE", "NAME", "ADDRESS", "UNTIL", "LEFT"];
+    console::table(heading, certificates.iter().map(CertificateView::row))
 }
 
 #[cfg(test)]

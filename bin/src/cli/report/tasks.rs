@@ -3,7 +3,7 @@
 use cavern_proto::master::{TaskState, TaskStatus};
 use serde::Serialize;
 
-use crate::console;
+use crate::console::{self, or_dash};
 use crate::error::CliError;
 
 /// A task as it is shown. Its runs are those since that master leads.
@@ -49,22 +49,17 @@ impl TaskView {
     /// Errors have words of buckets and workers, and stay on the line.
     fn row(&self) -> [String; 6] {
         let ago = |age_ms: u64| format!("{:.1} s ago", age_ms as f64 / 1000.0);
-        let last_run = match self.last_run_age_ms.zip(self.last_run_ms) {
-            Some((age_ms, took_ms)) => format!("{}, in {took_ms} ms", ago(age_ms)),
-            None => "–".to_owned(),
-        };
-        let last_error = match self.last_error_age_ms.zip(self.last_error.as_deref()) {
-            Some((age_ms, error)) => format!("{}: {}", ago(age_ms), console::escaped(error)),
-            None => "–".to_owned(),
-        };
+        let last_run = self.last_run_age_ms.zip(self.last_run_ms);
+        let last_run = or_dash(last_run.map(|(age_ms, took_ms)| format!("{}, in {took_ms} ms", ago(age_ms))));
+        let last_error = self.last_error_age_ms.zip(self.last_error.as_deref());
+        let last_error = or_dash(last_error.map(|(age, error)| format!("{}: {}", ago(age), console::escaped(error))));
         let (runs, errors) = (self.runs.to_string(), self.errors.to_string());
         [console::escaped(&self.name), self.state.to_owned(), runs, last_run, errors, last_error]
     }
 }
 
 pub fn print(tasks: &[TaskView]) -> Result<(), CliError> {
-    let rows: Vec<_> = tasks.iter().map(TaskView::row).collect();
-    console::table(["TASK", "STATE", "RUNS", "LAST RUN", "ERRORS", "LAST ERROR"], &rows)
+    console::table(["TASK", "STATE", "RUNS", "LAST RUN", "ERRORS", "LAST ERROR"], tasks.iter().map(TaskView::row))
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@
 //! is none, has the probe ask all of them at once, and goes to the one that answers as a leader.
 //!
 //! A command outlives its master: the next one is asked the same again, for as long as a call may take. So each request
-//! is one that may be sent twice: it reads, or does nothing the second time, or has an id. Any other is for
-//! [`MasterChannel::ask_once`].
+//! is one that may be sent twice: it reads, or does nothing the second time, or has an id, or looks first whether it is
+//! done already.
 
 use std::collections::VecDeque;
 use std::error::Error as _;
@@ -18,7 +18,7 @@ use cavern_conf::backoff::{self, Backoff};
 use cavern_proto::raft::GetGroupRequest;
 use cavern_proto::{NotLeading, StatusMark};
 use tokio::time::{Instant, sleep, timeout};
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 
 use super::members::{MASTERS_MAX, Origin};
 use super::stubs::{PATIENT_KEEP_ALIVE, Stubs};
@@ -27,14 +27,6 @@ use crate::error::NetError;
 
 /// For a master to say who leads, which it does without asking anybody.
 const GROUP_WAIT: Duration = Duration::from_secs(1);
-
-/// When a request is sent to the next master.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Resend {
-    Always,
-    /// Nothing of it was done.
-    NotDone,
-}
 
 /// What a master says when it is asked who leads.
 enum Lead {
@@ -78,33 +70,12 @@ impl MasterChannel {
         }
     }
 
-    /// Asks until a master that leads has answered.
+    /// Asks until a master that leads has answered. What it asks may be more than one call, or a stream.
     ///
     /// # Errors
     /// What it answered; [`NetError::MasterUnavailable`] when none did for `client.metadata_timeout`.
-    pub async fn ask<T>(&self, request: impl AsyncFnMut(Stubs) -> Result<T, Status>) -> Result<T, NetError> {
-        let answer = self.ask_as(Resend::Always, self.inner.timeout, request).await?;
-        // Only what is sent once may go without.
-        answer.ok_or_else(|| self.inner.unavailable(NO_ANSWER.to_owned()))
-    }
-
-    /// The same for a request that must not be sent again when it may be done: `None` when it is not known what became
-    /// of it. A master that does not lead has done nothing of it; for the next one that does it waits for `patience`.
-    pub async fn ask_once<T>(
-        &self,
-        patience: Duration,
-        request: impl AsyncFnMut(Stubs) -> Result<T, Status>,
-    ) -> Result<Option<T>, NetError> {
-        self.ask_as(Resend::NotDone, patience, request).await
-    }
-
-    async fn ask_as<T>(
-        &self,
-        resend: Resend,
-        patience: Duration,
-        mut request: impl AsyncFnMut(Stubs) -> Result<T, Status>,
-    ) -> Result<Option<T>, NetError> {
-        let inner = &self.inner;
+    pub async fn ask<T>(&self, mut request: impl AsyncFnMut(Stubs) -> Result<T, Status>) -> Result<T, NetError> {
+        let (inner, patience) = (&self.inner, self.inner.timeout);
         let (mut backoff, mut failing_since) = (backoff::MASTER.begin(), None::<Instant>);
         loop {
             let (asked, stubs) = (Instant::now(), inner.masters.preferred());
@@ -112,22 +83,20 @@ impl MasterChannel {
             let status = match self.attend(origin, Box::pin(request(stubs))).await {
                 Some(Ok(answer)) => {
                     inner.answered(origin);
-                    return Ok(Some(answer));
+                    return Ok(answer);
                 }
                 Some(Err(status)) => status,
                 // Another master leads: it is preferred now.
-                None if resend == Resend::Always => continue,
-                None => return Ok(None),
+                None => continue,
             };
             let cause = match NotLeading::from_status(&status) {
                 Some(_) => NO_LEADER.to_owned(),
-                None if status.source().is_none() && !StatusMark::Unanswered.is_on(&status) => {
+                None if status.source().is_some() => innermost(&status),
+                None if StatusMark::Unanswered.is_on(&status) => status.message().to_owned(),
+                None => {
                     inner.answered(origin);
                     return Err(status.into());
                 }
-                None if resend == Resend::NotDone => return Ok(None),
-                None if status.source().is_some() => innermost(&status),
-                None => status.message().to_owned(),
             };
             // One that has worked on it for so long led until now.
             if asked.elapsed() > patience {
@@ -139,6 +108,14 @@ impl MasterChannel {
                 return Err(inner.unavailable(cause));
             }
         }
+    }
+
+    /// The same for one unary call.
+    pub async fn ask_unary<T>(
+        &self,
+        mut request: impl AsyncFnMut(Stubs) -> Result<Response<T>, Status>,
+    ) -> Result<T, NetError> {
+        self.ask(async |master: Stubs| request(master).await.map(Response::into_inner)).await
     }
 
     /// After a failure: waits until another attempt may go better, and prefers the master that leads then. False when

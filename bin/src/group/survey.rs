@@ -230,7 +230,8 @@ async fn ask(address: &str, dial: &Dial) -> Result<Group, String> {
     answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", dial.wait.as_millis() * 2)))
 }
 
-fn leads(group: &Group) -> bool {
+/// Whether a master says that it leads itself. One that was stopped for a while may be wrong.
+pub fn leads(group: &Group) -> bool {
     group.node_id != 0 && group.leader == group.node_id
 }
 

@@ -1,0 +1,77 @@
+//! Files of a cluster: read if they are there, replaced as a whole, removed; and looks at something until it is so.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::{CliError, Context as _};
+
+/// The bytes of a file; `None` where there is none.
+pub fn read(path: &Path) -> Result<Option<Vec<u8>>, CliError> {
+    match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some).context(format_args!("cannot read {}", path.display())),
+    }
+}
+
+/// Writes a file so that a reader sees either the whole of it or what was there before. Only the owner may read it.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), CliError> {
+    let temporary = path.with_extension("tmp");
+    let write = || -> io::Result<()> {
+        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(bytes)?;
+        fs::rename(&temporary, path)
+    };
+    write().context(format_args!("cannot write {}", path.display()))
+}
+
+/// Removes a file, if it is there.
+pub fn remove(path: &Path) -> Result<(), CliError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.context(format_args!("cannot remove {}", path.display())),
+    }
+}
+
+/// Creates a folder that only its user may look into, and closes one of an earlier version.
+pub fn private_folder(path: &Path) -> Result<(), CliError> {
+    fs::create_dir_all(path)
+        .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o700)))
+        .context(format_args!("cannot create {}", path.display()))
+}
+
+/// Makes a directory with its parents; says whether it was not there.
+pub fn make_directory(path: &Path) -> Result<bool, CliError> {
+    let made = match (fs::create_dir(path), path.parent()) {
+        (Err(error), Some(parent)) if error.kind() == io::ErrorKind::NotFound => {
+            fs::create_dir_all(parent).and_then(|()| fs::create_dir(path))
+        }
+        (made, _) => made,
+    };
+    match made {
+        // A symbolic link to one will do, too.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(false),
+        made => made.map(|()| true).context(format_args!("cannot create {}", path.display())),
+    }
+}
+
+/// Looks, with a pause in between, until there is an answer: `None` if there was none for so long.
+pub fn poll<T>(
+    patience: Duration,
+    pause: Duration,
+    mut look: impl FnMut() -> Result<Option<T>, CliError>,
+) -> Result<Option<T>, CliError> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let answer = look()?;
+        if answer.is_some() || Instant::now() > deadline {
+            return Ok(answer);
+        }
+        thread::sleep(pause);
+    }
+}

@@ -1,0 +1,317 @@
+//! What a cluster is to consist of: that of the record with what `cv local up` was asked for on top, or a new one.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cavern_conf::{Config, host};
+use cavern_net::journals;
+
+use super::child::{ChildName, Role, State};
+use super::files::{make_directory, private_folder};
+use super::mounted::is_mounted;
+use super::ports::FreePorts;
+use super::record::{Cluster, Fuse, Master, Restart, S3, Worker, WorkerDir};
+use crate::error::{CliError, Context as _};
+
+/// Longest path of a Unix socket that the kernel takes, with its final zero byte.
+const SOCKET_PATH_MAX: usize = 108;
+
+/// What `cv local up` was asked for.
+pub struct UpOptions {
+    pub directory: PathBuf,
+    /// Empty for `D/mnt`; one FUSE client for each.
+    pub mount_points: Vec<PathBuf>,
+    /// `None` for as many as there were, or one.
+    pub masters: Option<usize>,
+    /// `None` for as many as there were, or one.
+    pub workers: Option<usize>,
+    pub conf: Option<PathBuf>,
+    /// `None` for as it was, or on failure.
+    pub restart: Option<Restart>,
+    /// A new cluster has certificates. One that is there stays as it was made.
+    pub secure: bool,
+    /// The object store has its second port. One that is there and has none must not run.
+    pub s3_admin: bool,
+    /// For each child to become ready.
+    pub patience: Duration,
+}
+
+/// The recorded cluster with what was asked for on top, or a new one. `given` is the file of `--conf`, if there is one,
+/// and `config` what it says with the environment.
+pub fn plan(
+    directory: &Path,
+    options: &UpOptions,
+    (given, config): (Option<PathBuf>, &Config),
+    ports: &mut FreePorts,
+) -> Result<Cluster, CliError> {
+    let mut cluster = known_or_new(directory, options, ports)?;
+    let masters = number_of(&cluster, "masters", cluster.masters.len(), options.masters)?;
+    let workers = number_of(&cluster, "workers", cluster.workers.len(), options.workers)?;
+    // The first masters begin the cluster together.
+    let joins = !cluster.masters.is_empty();
+    for number in cluster.masters.len()..masters {
+        let data_dir = directory.join(format!("master{number}"));
+        cluster.masters.push(Master { grpc: ports.address()?, http: ports.address()?, data_dir, joins });
+    }
+    if given.is_some() {
+        cluster.given_conf = given;
+        for (number, worker) in cluster.workers.iter_mut().enumerate() {
+            let mut dirs = worker_dirs(directory, number, config);
+            // What is in others of the worker stays its own.
+            dirs.extend(worker.dirs.iter().skip(dirs.len()).cloned());
+            worker.dirs = dirs;
+        }
+    }
+    for number in cluster.workers.len()..workers {
+        cluster.workers.push(Worker {
+            data: ports.address()?,
+            http: ports.address()?,
+            socket: socket_path(directory, number)?,
+            dirs: worker_dirs(directory, number, config),
+        });
+    }
+    cluster.restart = options.restart.unwrap_or(cluster.restart);
+    let is_first = options.mount_points.is_empty() && cluster.fuse.is_empty();
+    for mount_point in options.mount_points.iter().cloned().chain(is_first.then(|| directory.join("mnt"))) {
+        let (mount_point, is_new) = existing_mount_point(&mount_point)?;
+        if is_new {
+            cluster.made.push(mount_point.clone());
+        }
+        if cluster.fuse.iter().all(|fuse| fuse.mount_point != mount_point) {
+            cluster.fuse.push(Fuse { http: ports.address()?, mount_point });
+        }
+    }
+    Ok(cluster)
+}
+
+/// The cluster without what may be added to it, and with the second port of its object store if that is asked for.
+fn known_or_new(directory: &Path, options: &UpOptions, ports: &mut FreePorts) -> Result<Cluster, CliError> {
+    let known = Cluster::find(directory)?;
+    let name = directory.display();
+    if options.secure && known.as_ref().is_some_and(|known| !known.secure) {
+        return Err(CliError::Usage(format!(
+            "the cluster in {name} was made without --secure, and stays so: leave --secure away, or make another \
+             cluster with --dir"
+        )));
+    }
+    let mut cluster = match known {
+        Some(known) => known,
+        None => {
+            let s3 = S3 {
+                listen: ports.address()?,
+                admin: None,
+                access_key: format!("cavern{}", host::random_text(14)),
+                secret_key: host::random_text(40),
+                root: directory.join("s3"),
+            };
+            Cluster { secure: options.secure, ..Cluster::new(directory.to_owned(), s3) }
+        }
+    };
+    if options.s3_admin && cluster.s3.admin.is_none() {
+        if matches!(cluster.state(ChildName { role: Role::S3, number: 0 })?, State::Running(_)) {
+            return Err(CliError::Usage(format!(
+                "the object store of the cluster in {name} runs without --s3-admin: `cv local stop s3` first"
+            )));
+        }
+        cluster.s3.admin = Some(ports.address()?);
+    }
+    Ok(cluster)
+}
+
+/// How many children of a role there are to be: as many as are wanted, and no fewer than there are.
+fn number_of(cluster: &Cluster, role: &str, there: usize, wanted: Option<usize>) -> Result<usize, CliError> {
+    let wanted = wanted.unwrap_or(there.max(1));
+    if wanted >= there {
+        return Ok(wanted);
+    }
+    let directory = cluster.directory.display();
+    Err(CliError::Usage(format!(
+        "the cluster in {directory} has {there} {role}, more than {wanted}: leave --{role} away, or remove the \
+         directory"
+    )))
+}
+
+/// Creates the mount point if need be, and names it without symlinks, as the kernel's mount table will; says whether it
+/// is new. One on which a dead client has left its mount cannot be resolved, so only its parent is.
+fn existing_mount_point(path: &Path) -> Result<(PathBuf, bool), CliError> {
+    let absolute = std::path::absolute(path).context(format_args!("cannot use the mount point {}", path.display()))?;
+    let resolved = match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => fs::create_dir_all(parent)
+            .and_then(|()| parent.canonicalize())
+            .context(format_args!("cannot create {}", parent.display()))?
+            .join(name),
+        _ => absolute,
+    };
+    if is_mounted(&resolved).context("cannot read the mount table")? {
+        return Ok((resolved, false));
+    }
+    let is_new = make_directory(&resolved)?;
+    let name = resolved.display();
+    Ok((resolved.canonicalize().context(format_args!("cannot use the mount point {name}"))?, is_new))
+}
+
+/// In the cluster's directory; below `/tmp` where that path is too long for a socket.
+fn socket_path(directory: &Path, number: usize) -> Result<PathBuf, CliError> {
+    let name = format!("worker{number}.sock");
+    let near = directory.join("run").join(&name);
+    // There is another one beside it.
+    if journals::socket_path(&near).as_os_str().len() < SOCKET_PATH_MAX {
+        return Ok(near);
+    }
+    let hash =
+        directory.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+    let far = std::env::temp_dir().join(format!("cavern-{hash:016x}"));
+    private_folder(&far)?;
+    Ok(far.join(name))
+}
+
+/// The tiers and capacities of the configuration, in directories of this cluster.
+fn worker_dirs(directory: &Path, number: usize, config: &Config) -> Vec<WorkerDir> {
+    let base = directory.join(format!("worker{number}"));
+    let tiers = config.worker.dirs.iter().map(|spec| spec.find(']').map_or("", |end| &spec[..=end]).to_owned());
+    tiers.enumerate().map(|(disk, tier)| WorkerDir { tier, path: base.join(format!("disk{disk}")) }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(directory: &Path, workers: Option<usize>, mount_points: &[PathBuf]) -> UpOptions {
+        UpOptions {
+            directory: directory.to_owned(),
+            mount_points: mount_points.to_vec(),
+            masters: None,
+            workers,
+            conf: None,
+            restart: None,
+            secure: false,
+            s3_admin: false,
+            patience: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn a_plan_keeps_what_there_is_and_adds_what_is_asked_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().canonicalize().unwrap();
+        let mut config = Config::default();
+        config.worker.dirs = vec!["[MEM:1GiB]/dev/shm/x".into(), "[SSD]/nvme".into()];
+        let mut ports = FreePorts::default();
+        let first = plan(&directory, &options(&directory, None, &[]), (None, &config), &mut ports).unwrap();
+        assert_eq!((first.masters.len(), first.workers.len(), first.fuse.len()), (1, 1, 1));
+        assert_eq!(first.fuse[0].mount_point, directory.join("mnt"));
+        assert_eq!(first.workers[0].dirs[0].tier, "[MEM:1GiB]");
+        assert_eq!(first.workers[0].dirs[1].path, directory.join("worker0/disk1"));
+        first.store().unwrap();
+        let more =
+            plan(&directory, &options(&directory, Some(3), &[directory.join("other")]), (None, &config), &mut ports)
+                .unwrap();
+        assert_eq!((more.workers.len(), more.fuse.len()), (3, 2));
+        assert_eq!((&more.workers[0], &more.s3), (&first.workers[0], &first.s3));
+        more.store().unwrap();
+        let fewer = plan(&directory, &options(&directory, Some(2), &[]), (None, &config), &mut ports).unwrap_err();
+        assert!(matches!(&fewer, CliError::Usage(text) if text.contains("has 3 workers")), "{fewer}");
+        let again = plan(&directory, &options(&directory, None, &[]), (None, &config), &mut ports).unwrap();
+        assert_eq!(again, more);
+    }
+
+    #[test]
+    fn a_file_that_is_named_holds_for_the_workers_that_are_there_and_is_remembered() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().canonicalize().unwrap();
+        let (mut config, mut ports) = (Config::default(), FreePorts::default());
+        let mut planned = |config: &Config, named: Option<&str>| {
+            let given = (named.map(PathBuf::from), config);
+            let planned = plan(&directory, &options(&directory, Some(2), &[]), given, &mut ports).unwrap();
+            planned.store().unwrap();
+            planned
+        };
+        let tiers = |cluster: &Cluster| -> Vec<Vec<String>> {
+            let of = |worker: &Worker| worker.dirs.iter().map(|dir| dir.tier.clone()).collect();
+            cluster.workers.iter().map(of).collect()
+        };
+        config.worker.dirs = vec!["[SSD:1GiB]/a".into(), "[HDD:1GiB]/b".into()];
+        let first = planned(&config, Some("/first.toml"));
+        assert_eq!(first.given_conf, Some(PathBuf::from("/first.toml")));
+        config.worker.dirs = vec!["[SSD:2GiB]/a".into()];
+        let none = planned(&config, None);
+        assert_eq!(none, first, "nobody has named it");
+        let second = planned(&config, Some("/second.toml"));
+        assert_eq!(tiers(&second), [["[SSD:2GiB]", "[HDD:1GiB]"]; 2]);
+        assert_eq!(second.given_conf, Some(PathBuf::from("/second.toml")));
+        assert_eq!(second.workers[1].dirs[0].path, first.workers[1].dirs[0].path);
+    }
+
+    #[test]
+    fn masters_that_come_later_are_taken_in_by_the_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().canonicalize().unwrap();
+        let (config, mut ports) = (Config::default(), FreePorts::default());
+        let mut planned = |masters| {
+            let options = UpOptions { masters, ..options(&directory, None, &[]) };
+            let planned = plan(&directory, &options, (None, &config), &mut ports);
+            planned.inspect(|cluster| cluster.store().unwrap())
+        };
+        let joins = |cluster: &Cluster| cluster.masters.iter().map(|master| master.joins).collect::<Vec<_>>();
+        let three = planned(Some(3)).unwrap();
+        assert_eq!(joins(&three), [false; 3]);
+        assert_eq!(three.masters[2].data_dir, directory.join("master2"));
+        let five = planned(Some(5)).unwrap();
+        assert_eq!((joins(&five), &five.masters[..3]), (vec![false, false, false, true, true], &three.masters[..]));
+        assert_eq!(planned(None).unwrap(), five);
+        let fewer = planned(Some(3)).unwrap_err();
+        assert!(matches!(&fewer, CliError::Usage(text) if text.contains("has 5 masters")), "{fewer}");
+    }
+
+    #[test]
+    fn a_cluster_stays_with_or_without_certificates() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().canonicalize().unwrap();
+        let (config, mut ports) = (Config::default(), FreePorts::default());
+        let mut planned = |name: &str, secure| {
+            let directory = directory.join(name);
+            fs::create_dir_all(&directory).unwrap();
+            let planned =
+                plan(&directory, &UpOptions { secure, ..options(&directory, None, &[]) }, (None, &config), &mut ports);
+            planned.inspect(|cluster| cluster.store().unwrap())
+        };
+        assert!(planned("secure", true).unwrap().secure);
+        assert!(planned("secure", false).unwrap().secure);
+        assert!(!planned("plain", false).unwrap().secure);
+        let changed = planned("plain", true).unwrap_err();
+        assert!(matches!(&changed, CliError::Usage(text) if text.contains("made without --secure")), "{changed}");
+    }
+
+    #[test]
+    fn the_object_store_has_its_second_port_once_it_was_asked_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path().canonicalize().unwrap();
+        let (config, mut ports) = (Config::default(), FreePorts::default());
+        let mut planned = |s3_admin| {
+            let options = UpOptions { s3_admin, ..options(&directory, None, &[]) };
+            let planned = plan(&directory, &options, (None, &config), &mut ports).unwrap();
+            planned.store().unwrap();
+            let arguments = planned.launch(ChildName { role: Role::S3, number: 0 }).arguments;
+            (planned.s3.admin, arguments.iter().any(|argument| argument == "--admin-listen"))
+        };
+        assert_eq!(planned(false), (None, false));
+        let (admin, is_asked_for) = planned(true);
+        assert!(admin.is_some() && is_asked_for);
+        assert_eq!(planned(false), (admin, true));
+    }
+
+    #[test]
+    fn a_socket_of_a_deep_directory_lies_elsewhere() {
+        let near = socket_path(Path::new("/tmp/d"), 1).unwrap();
+        assert_eq!(near, Path::new("/tmp/d/run/worker1.sock"));
+        let deep = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
+        let far = socket_path(&deep, 0).unwrap();
+        assert!(far.as_os_str().len() < SOCKET_PATH_MAX);
+        assert_eq!(far, socket_path(&deep, 0).unwrap());
+        fs::remove_dir(far.parent().unwrap()).unwrap();
+    }
+}
