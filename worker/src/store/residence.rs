@@ -247,17 +247,12 @@ impl Store {
         let result = {
             let mut residents = self.residents.lock();
             let cache = &mut residents.cache;
-            cache.keep_share(block.directory(), block.mount_id(), u64::from(units), now, &mut evicted);
-            let room = cache.make_room(block.directory(), u64::from(units), now, &mut evicted);
-            let slot = slot_of(cache, block);
-            match (room, slot) {
-                (Ok(()), Some(slot)) => {
-                    cache.charge(slot, units);
-                    Ok(())
-                }
-                (Ok(()), None) => Err(StoreError::Dropped),
-                (Err(_), _) => Err(StoreError::Full),
-            }
+            // Nothing is evicted for a block that is gone; one that is here stays, because the caller holds it.
+            slot_of(cache, block).ok_or(StoreError::Dropped).and_then(|slot| {
+                cache.keep_share(block.directory(), block.mount_id(), u64::from(units), now, &mut evicted);
+                let room = cache.make_room(block.directory(), u64::from(units), now, &mut evicted);
+                room.map(|()| cache.charge(slot, units)).map_err(|_| StoreError::Full)
+            })
         };
         self.discard_evicted(evicted);
         result
