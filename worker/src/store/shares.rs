@@ -4,7 +4,7 @@
 //! has beyond its share goes by these, by the same policy as in the directory as a whole. Their links are in a table of
 //! their own, so that entries are no larger where nothing is limited.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use super::table::{Links, List, NIL, Segment, Standing};
 
@@ -15,7 +15,7 @@ pub(super) struct Shares {
     percent: u64,
     /// By slot.
     links: Vec<Links>,
-    /// By directory and mount.
+    /// By directory and mount. Each use of a block looks here under the lock, hence the cheap hash.
     lists: HashMap<(usize, u32), MountLists>,
 }
 
