@@ -72,6 +72,7 @@ impl Fixture {
             high_watermark: 0.98,
             low_watermark: 0.96,
             mount_cache_share: 100,
+            mount_cache_min: ByteSize::mib(8),
             index_cache: ByteSize::mib(1),
             max_open_blocks: 10_000,
             keys: Arc::default(),

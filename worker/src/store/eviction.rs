@@ -169,11 +169,10 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// `mount_share` is what the cached blocks of a mount may take of each directory, in percent.
-    pub(super) fn new(spaces: Vec<Space>, mount_share: u32) -> Self {
+    /// `shares` is what the cached blocks of a mount may take of each directory.
+    pub(super) fn new(spaces: Vec<Space>, shares: Option<Shares>) -> Self {
         let expected = spaces.iter().map(|space| space.capacity).sum::<u64>() / UNITS_PER_BLOCK;
         let sketch = FrequencySketch::new(usize::try_from(expected).unwrap_or(usize::MAX));
-        let shares = Shares::new(mount_share);
         Self { table: Table::default(), spaces, tally: AdmissionCounters::default(), sketch, shares }
     }
 
@@ -219,7 +218,7 @@ impl Cache {
                 let MountLists { window, main } = shares.lists(directory, mount_id);
                 let window_target = shares.of(space.window_target);
                 let slack = shares.of(space.capacity.saturating_sub(space.low)).min(SHARE_SLACK_UNITS);
-                let main_limit = shares.of(space.capacity).saturating_sub(window_target + slack);
+                let main_limit = shares.limit(space.capacity).saturating_sub(window_target + slack);
                 Lists { window, main, window_target, main_limit }
             }
             _ => {
@@ -363,7 +362,7 @@ impl Cache {
         let scope = Scope::Mount(mount_id);
         for _ in 0..steps {
             let Some(shares) = &self.shares else { return };
-            let most = shares.of(self.spaces[directory].capacity).saturating_sub(units);
+            let most = shares.limit(self.spaces[directory].capacity).saturating_sub(units);
             if shares.lists(directory, mount_id).units() <= most {
                 return;
             }

@@ -31,8 +31,14 @@ impl Simulation {
 
     /// One of which a mount may have so many percent.
     fn with_share(capacity_units: u64, percent: u32) -> Self {
+        Self::with_least_share(capacity_units, percent, 0)
+    }
+
+    /// One of which a mount may have so many percent, and `least` units in any case.
+    fn with_least_share(capacity_units: u64, percent: u32, least: u64) -> Self {
         let space = Space::new(capacity_units * u64::from(UNIT_BYTES), HIGH, LOW);
-        Self { cache: Cache::new(vec![space], percent), capacity: capacity_units, now: 0.0 }
+        let shares = Shares::new(percent, least * u64::from(UNIT_BYTES));
+        Self { cache: Cache::new(vec![space], shares), capacity: capacity_units, now: 0.0 }
     }
 
     /// Reads a block of `units`, as a worker does on an open; says whether it was there.
@@ -128,6 +134,20 @@ fn a_mount_that_reads_more_than_its_share_displaces_its_own_blocks_alone() {
         assert_eq!(own <= 3000, others_stay, "{own} units at {percent} percent");
         simulation.cache.check_sums();
     }
+}
+
+#[test]
+fn a_mount_may_have_what_is_reserved_at_a_time_whatever_its_percentage_is() {
+    // One percent is a single block.
+    let mut simulation = Simulation::with_least_share(10_000, 1, 2048);
+    let count = |simulation: &Simulation, blocks: std::ops::Range<u64>| {
+        blocks.filter(|value| simulation.cache.table.find(&id(*value)).is_some()).count()
+    };
+    (0..20).for_each(|value| assert!(!simulation.read(&id(value), 100)));
+    assert_eq!(count(&simulation, 0..20), 20);
+    (20..60).for_each(|value| assert!(!simulation.read(&id(value), 100)));
+    assert_eq!(count(&simulation, 0..60), 20);
+    simulation.cache.check_sums();
 }
 
 #[test]

@@ -47,6 +47,7 @@ pub(super) fn options(dirs: &[(&Path, u64)]) -> StoreOptions {
         high_watermark: 0.98,
         low_watermark: 0.96,
         mount_cache_share: 100,
+        mount_cache_min: ByteSize::kib(128),
         index_cache: ByteSize::mib(1),
         max_open_blocks: 4,
         keys: KEYS.with_borrow(Arc::clone),
