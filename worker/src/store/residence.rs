@@ -437,14 +437,15 @@ impl Store {
         }
     }
 
-    /// Whether some directory is filled above its high watermark.
+    /// Whether some directory is filled above its high watermark, or by a mount above the share of that.
     pub fn needs_relief(&self) -> bool {
         let residents = self.residents.lock();
-        (0..self.directories.len()).any(|position| residents.cache.above_high(position))
+        (0..self.directories.len()).any(|position| residents.cache.needs_relief(position))
     }
 
-    /// Evicts from directories above the high watermark towards the low one, sparing blocks that were just used.
-    /// *Blocking*. Says whether anything went: if so, there may be more to do.
+    /// Evicts from directories above the high watermark towards the low one, sparing blocks that were just used, and
+    /// in the same way what mounts have above their shares of that. *Blocking*. Says whether anything went: if so,
+    /// there may be more to do.
     pub fn relieve(&self) -> bool {
         let now = self.now();
         let mut any = false;
@@ -452,9 +453,7 @@ impl Store {
             let mut evicted = Vec::new();
             {
                 let mut residents = self.residents.lock();
-                if residents.cache.above_high(position) {
-                    residents.cache.relieve(position, now, RELIEF_BATCH, &mut evicted);
-                }
+                residents.cache.relieve(position, now, RELIEF_BATCH, &mut evicted);
                 let rejected = std::mem::take(&mut residents.cache.tally).rejected;
                 self.metrics.admissions_rejected.inc_by(rejected);
             }
@@ -464,12 +463,12 @@ impl Store {
         any
     }
 
-    /// Evicts what exceeds the capacity, or the share of a mount, after a start with a smaller one.
+    /// Evicts what exceeds the capacity after a start with a smaller one. What exceeds the share of a mount is for
+    /// [`Self::relieve`].
     pub(super) fn fit_capacity(&self) {
         for position in 0..self.directories.len() {
             let (now, mut evicted) = (self.now(), Vec::new());
             let mut residents = self.residents.lock();
-            residents.cache.keep_all_shares(position, now, &mut evicted);
             let _ = residents.cache.make_room(position, 0, now, &mut evicted);
             drop(residents);
             self.discard_evicted(evicted);

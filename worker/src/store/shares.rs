@@ -59,8 +59,8 @@ impl Shares {
     }
 
     /// The mounts that ever had a block in a directory.
-    pub(super) fn mounts(&self, directory: usize) -> Vec<u32> {
-        self.lists.keys().filter(|(of, _)| *of == directory).map(|(_, mount_id)| *mount_id).collect()
+    pub(super) fn mounts(&self, directory: usize) -> impl Iterator<Item = u32> {
+        self.lists.keys().filter(move |(of, _)| *of == directory).map(|(_, mount_id)| *mount_id)
     }
 
     /// The next entry of the same mount towards the head of its list.
