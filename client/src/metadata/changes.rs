@@ -27,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::queue::ChangeQueue;
+pub(super) use self::queue::{CallSize, ChangeQueue};
 use self::sender::Sender;
 use super::cache::Found;
 use super::held::{AskedLock, Asking, Gain, Subject};

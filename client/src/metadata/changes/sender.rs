@@ -133,7 +133,7 @@ impl Sender {
         self.inner.let_go_of_all();
         self.answered = calls.first().map_or(self.used, |call| call.first - 1);
         let mark = self.inner.recent.mark();
-        let call = |EarlierCall { first, changes }| Call { changes, first, mark, is_sent: false, was_sent: true };
+        let call = |EarlierCall { first, changes, .. }| Call { changes, first, mark, is_sent: false, was_sent: true };
         self.calls = calls.into_iter().map(call).collect();
         if journal.epoch() > 0 {
             Failpoint::ReplayBegun.pass();
@@ -314,7 +314,8 @@ impl Sender {
                 answered = acknowledged(answered, journal.first_unanswered());
             }
             let request = MutateRequest { session: self.session, answered, mutations };
-            // There is room for all calls; a stream that is over says so by its answer.
+            // There is room for all calls but some that a process before has left, which are sent with later ones. A
+            // stream that is over says so by its answer.
             if connection.requests.try_send(request).is_err() {
                 break;
             }
