@@ -148,7 +148,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
     };
     let level = transaction.counters.level;
     results.acknowledge(transaction, mutate.answered, seq, &mutate.owner)?;
-    if let Some(refused) = results.refusal(level, seq) {
+    if let Some(refused) = results.refusal(level, &mutation) {
         results.put(transaction);
         return Ok(Outcome::Mutated(Box::new(refused), 0));
     }

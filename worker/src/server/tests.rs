@@ -53,6 +53,7 @@ pub(super) struct Fixture {
     pub(super) metrics: WorkerMetrics,
     address: SocketAddr,
     socket: PathBuf,
+    tenants: Tenants,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -105,6 +106,7 @@ impl Fixture {
         }));
         let limits = ReservedLimits::of(&schema::Worker::default());
         let reserved = ReservedBlocks::new(store.clone(), no_master(), membership.clone(), metrics.clone(), limits);
+        let tenants = super::tenants(&schema::Worker::default(), 64 << 10);
         let serving = Serving {
             store: store.clone(),
             fills,
@@ -113,7 +115,7 @@ impl Fixture {
             mounts: mounts.clone(),
             transport,
             audit: AuditLog::default(),
-            tenants: super::tenants(&schema::Worker::default(), 64 << 10),
+            tenants: tenants.clone(),
             reserved: Arc::new(reserved),
             metrics: metrics.clone(),
             memory: memory.clone(),
@@ -137,6 +139,7 @@ impl Fixture {
             metrics,
             address,
             socket,
+            tenants,
             stop,
             task,
         }
