@@ -160,7 +160,8 @@ pub struct Worker {
     /// Fractions of a directory's capacity: eviction starts above the one and stops below the other.
     pub high_watermark: f64,
     pub low_watermark: f64,
-    /// What the cached blocks of one mount may take of each directory, in percent of its capacity: 1 to 100.
+    /// What the cached blocks of one mount may take of each directory, in percent of its capacity: 1 to 100. A mount
+    /// may have `fill_size_max` in any case.
     pub mount_cache_share: u32,
     /// RocksDB block cache of the block index, per directory.
     pub index_cache: ByteSize,

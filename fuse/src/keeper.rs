@@ -337,6 +337,12 @@ impl Keeper {
 
     fn unmount(&self) {
         if let Some(HeldMount { path, is_by_root }) = &self.held.mount {
+            // Somebody may have unmounted it, though not for those who have files open, and mounted another. Where its
+            // number was not to be learned, one of ours that is seen there now may be another's.
+            let at_place = Mount::device_at(path);
+            if at_place.is_some() && at_place != self.held.device {
+                return;
+            }
             let mut mount = Mount::adopt(path.clone(), *is_by_root, self.held.device.clone());
             if mount.is_there() {
                 error!(mount_point = %path.display(), "the mount is taken away");

@@ -53,6 +53,7 @@ use self::eviction::{Cache, Space};
 use self::open_blocks::OpenBlocks;
 use self::part_checksums::PartChecksums;
 use self::recovery::INCARNATION_BITS;
+use self::shares::Shares;
 use self::table::{Entry, UNIT_BYTES};
 use crate::error::WorkerError;
 use crate::metrics::WorkerMetrics;
@@ -71,6 +72,8 @@ pub struct StoreOptions {
     pub low_watermark: f64,
     /// What the cached blocks of one mount may take of each directory, in percent: 1 to 100.
     pub mount_cache_share: u32,
+    /// What these may take in any case, however little that share is: as much as is reserved at a time, at least.
+    pub mount_cache_min: ByteSize,
     /// Block cache of each index.
     pub index_cache: ByteSize,
     /// Blocks kept open at most.
@@ -219,7 +222,8 @@ pub fn open(
         .iter()
         .map(|directory| Space::new(directory.capacity_bytes, options.high_watermark, options.low_watermark))
         .collect();
-    let mut cache = Cache::new(spaces, options.mount_cache_share);
+    let shares = Shares::new(options.mount_cache_share, options.mount_cache_min.bytes());
+    let mut cache = Cache::new(spaces, shares);
     insert_data(&mut cache, &mut opened);
     let (mut directories, mut orphaned) = (Vec::new(), Vec::new());
     for mut directory in opened {

@@ -245,6 +245,7 @@ fn store_options(worker: &schema::Worker, directories: Vec<DirSpec>, keys: Arc<K
         high_watermark: worker.high_watermark,
         low_watermark: worker.low_watermark,
         mount_cache_share: worker.mount_cache_share,
+        mount_cache_min: worker.fill_size_max,
         index_cache: worker.index_cache,
         max_open_blocks: usize::try_from(open).unwrap_or(usize::MAX),
         keys,

@@ -27,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::queue::ChangeQueue;
+pub(super) use self::queue::{CallSize, ChangeQueue};
 use self::sender::Sender;
 use super::cache::Found;
 use super::held::{AskedLock, Asking, Gain, Subject};
@@ -147,7 +147,10 @@ impl Pending {
 
     /// Sends the answer to the asker; gives it back when the asker no longer waits.
     fn answer(mut self, answer: Answer) -> Option<Answer> {
-        match (self.context.take(), self.slot.take()) {
+        // It was not made, and is asked for under another number when nothing is in its way any more: minutes later,
+        // perhaps. A successor asks for it anew.
+        let is_asked_later = matches!(&answer, Err(ClientError::Unlisted { .. } | ClientError::HeldElsewhere { .. }));
+        match (self.context.take().filter(|_| !is_asked_later), self.slot.take()) {
             (Some(context), Some(slot)) => {
                 // One that waits for a lock may do so for days.
                 if matches!(&self.change, Change::SetLock(set) if set.waiter != 0) {
@@ -427,4 +430,36 @@ impl Inner {
 
 fn is_named_file(create: &CreateInode) -> bool {
     create.kind() == Kind::File && create.naming() == Naming::Named
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    #[test]
+    fn a_change_that_was_not_made_is_left_to_no_successor_and_an_answer_is() {
+        let refused = ClientError::Refused { errno: Errno::EXIST.raw_os_error(), reason: String::new() };
+        let cases = [
+            (ClientError::Unlisted { directory: 5, below: false }, false),
+            (ClientError::HeldElsewhere { directory: 5 }, false),
+            (refused, true),
+        ];
+        for (error, is_kept) in cases {
+            let memory = memfd_create("journal", MemfdFlags::CLOEXEC).unwrap();
+            let journal = Journal::open(memory.try_clone().unwrap()).unwrap();
+            let context = RequestContext::new(1);
+            let record = ChangeRecord { session: 7, seq: 3, unique: 1, ..ChangeRecord::default() };
+            let slot = journal.note_change(&record, &Mutation::default());
+            assert_eq!(journal.first_unanswered(), Some(3));
+            let (change, context_of_change) = (Change::Hold(1), Some(context.clone()));
+            let pending = Pending { slot, context: context_of_change, ..Pending::new(change, (0, 0), Instant::now()) };
+            assert!(pending.answer(Err(error)).is_some(), "nobody waits");
+            assert_eq!(journal.first_unanswered(), is_kept.then_some(3));
+            let successor = Journal::open(memory).unwrap();
+            assert_eq!(successor.changes.take_all().len(), usize::from(is_kept));
+            drop(context);
+        }
+    }
 }

@@ -18,7 +18,7 @@ use prost::Message;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::changes::{Answer, Pending};
+use super::changes::{Answer, CallSize, Pending};
 use super::{Inner, Metadata};
 use crate::error::ClientError;
 use crate::journal::{ChangeRecord, Journal, RequestContext};
@@ -48,10 +48,11 @@ struct Earlier {
     context: Arc<RequestContext>,
 }
 
-/// Changes with consecutive numbers.
+/// Changes with consecutive numbers, no more than a call may have.
 pub(super) struct EarlierCall {
     pub first: u64,
     pub changes: Vec<Pending>,
+    size: CallSize,
 }
 
 impl Replayed {
@@ -131,9 +132,14 @@ impl Inner {
                 unsent.push(pending);
                 continue;
             }
-            match calls.last_mut().filter(|call| call.first + call.changes.len() as u64 == record.seq) {
+            let last = calls.last_mut().filter(|call| call.first + call.changes.len() as u64 == record.seq);
+            match last.and_then(|call| call.size.admit(&pending).then_some(call)) {
                 Some(call) => call.changes.push(pending),
-                None => calls.push(EarlierCall { first: record.seq, changes: vec![pending] }),
+                None => {
+                    let mut size = CallSize::default();
+                    size.admit(&pending);
+                    calls.push(EarlierCall { first: record.seq, changes: vec![pending], size });
+                }
             }
         }
         (calls, unsent)
@@ -201,6 +207,7 @@ mod tests {
     use cavern_conf::Config;
     use cavern_net::WorkerPool;
     use cavern_net::master::MasterChannel;
+    use cavern_proto::master::SetXattr;
     use cavern_security::Transport;
     use rustix::fs::{MemfdFlags, memfd_create};
     use tokio_util::sync::CancellationToken;
@@ -208,6 +215,41 @@ mod tests {
     use super::*;
     use crate::stats::Stats;
     use crate::tables::Tables;
+
+    fn metadata(journal: Arc<Journal>) -> Metadata {
+        let (config, stats) = (Config::default(), Arc::new(Stats::default()));
+        let master = MasterChannel::new(&config).unwrap();
+        let pool = WorkerPool::new(&config.client, Transport::Plain, "test");
+        let tables = Arc::new(Tables::new(master.clone(), pool, &config.ufs));
+        Metadata::new(master, tables, stats, &config, Some(journal))
+    }
+
+    #[tokio::test]
+    async fn calls_of_what_was_asked_for_before_are_no_larger_than_others() {
+        let memory = memfd_create("journal", MemfdFlags::CLOEXEC).unwrap();
+        let before = Journal::open(memory.try_clone().unwrap()).unwrap();
+        let note = |seq, change| {
+            let record = ChangeRecord { session: 7, seq, ..ChangeRecord::default() };
+            let mutation = Mutation { seq, change: Some(change), ..Mutation::default() };
+            // As kill -9 has it.
+            forget(before.note_change(&record, &mutation).unwrap());
+        };
+        // Three full calls were under way; and behind a gap others, which are few and long.
+        (1..=2500).for_each(|seq| note(seq, Change::Hold(seq)));
+        let value = bytes::Bytes::from(vec![0; 64 << 10]);
+        for seq in 3001..=3020 {
+            let set = SetXattr { inode: seq, name: "user.a".into(), value: value.clone(), ..SetXattr::default() };
+            note(seq, Change::SetXattr(set));
+        }
+        before.note_changes(7, 3020);
+
+        let journal = Journal::open(memory).unwrap();
+        let metadata = metadata(journal.clone());
+        let (calls, unsent) = metadata.inner.earlier_changes(&journal);
+        let sizes: Vec<_> = calls.iter().map(|call| (call.first, call.changes.len())).collect();
+        assert_eq!(sizes, [(1, 1000), (1001, 1000), (2001, 500), (3001, 7), (3008, 7), (3015, 6)]);
+        assert!(unsent.is_empty());
+    }
 
     #[tokio::test]
     async fn what_was_asked_for_before_is_waited_for_before_anything_is_sent() {
@@ -219,12 +261,7 @@ mod tests {
         // As kill -9 has it.
         forget(before.note_change(&record, &mutation).unwrap());
 
-        let (config, stats) = (Config::default(), Arc::new(Stats::default()));
-        let master = MasterChannel::new(&config).unwrap();
-        let pool = WorkerPool::new(&config.client, Transport::Plain, "test");
-        let tables = Arc::new(Tables::new(master.clone(), pool, &config.ufs));
-        let journal = Some(Journal::open(memory).unwrap());
-        let metadata = Metadata::new(master, tables, stats, &config, journal);
+        let metadata = metadata(Journal::open(memory).unwrap());
         let _not_polled = metadata.send_changes(CancellationToken::new());
         assert!(metadata.replayed().now_or_never().is_none(), "nobody has answered it");
     }

@@ -26,7 +26,7 @@ use tracing::{info, warn};
 use super::channel::{Channel, DEVICE};
 use super::session::READ_MAX;
 pub use staged::StagedMount;
-use table::{MountEntry, mounts_at};
+use table::{MountEntry, may_be_topmost, mounts_at};
 
 /// File system type in the mount table. (`fuse.` and a subtype, so that `df` and `findmnt` distinguish it from others.)
 pub const FILESYSTEM_TYPE: &str = "fuse.cv";
@@ -131,12 +131,12 @@ impl Mount {
 
     /// `major:minor` of the topmost mount of ours at a place, which names its connection on this host.
     pub fn device_at(path: &Path) -> Option<String> {
-        mounts_at(path).pop().filter(MountEntry::is_ours).map(|mount| mount.device)
+        mount_of_ours_at(path).map(|mount| mount.device)
     }
 
     /// The user who has made that mount.
     pub fn owner_at(path: &Path) -> Option<u32> {
-        mounts_at(path).pop().filter(MountEntry::is_ours).and_then(|mount| mount.owner)
+        mount_of_ours_at(path).and_then(|mount| mount.owner)
     }
 
     /// `major:minor`, if the mount table shows it.
@@ -144,10 +144,10 @@ impl Mount {
         self.device.as_deref()
     }
 
-    /// Whether this mount is the topmost at its place: somebody may have unmounted it, though not for those who have
-    /// files open, and mounted another.
+    /// Whether this mount is the topmost at its place, as far as is known. Somebody may have unmounted it, though
+    /// not for those who have files open, and mounted another.
     pub fn is_there(&self) -> bool {
-        Self::device_at(&self.path) == self.device
+        may_be_topmost(self.device(), mounts_at(&self.path))
     }
 
     /// What ends its connection, also when it is at its place no more.
@@ -225,6 +225,11 @@ impl Drop for Mount {
     }
 }
 
+/// The topmost mount at a place, if it is known to be ours.
+fn mount_of_ours_at(path: &Path) -> Option<MountEntry> {
+    mounts_at(path).unwrap_or_default().pop().filter(MountEntry::is_ours)
+}
+
 fn mount_directly(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
     let device = open_device()?;
     let mut data = format!(
@@ -272,10 +277,8 @@ fn prepare(path: &Path) -> Result<PathBuf, MountError> {
         _ => absolute,
     };
     for _ in 0..LEFTOVERS_MAX {
-        let Some(top) = mounts_at(&real).pop() else { break };
-        if !top.is_ours() {
-            break;
-        }
+        // Where nothing is known of it, mounting goes on with that.
+        let Some(top) = mount_of_ours_at(&real) else { break };
         clear_leftover(&real, &top)?;
     }
     create_for_all(&real).map_err(failed)?;
@@ -344,7 +347,9 @@ impl Control {
         let usual = format!("/sys/fs/fuse/connections/{minor}");
         let directory = control_nowhere()
             .and_then(|control| openat(control, minor, flags, Mode::empty()))
-            .or_else(|cause| openat(CWD, usual, flags, Mode::empty()).map_err(|_| cause));
+            .or_else(|cause| openat(CWD, usual, flags, Mode::empty()).map_err(|_| cause))
+            // In the directory of a connection, this says that the connection is gone.
+            .map_err(|cause| if cause == Errno::NOENT { Errno::NODEV } else { cause });
         let is_there = Mount::device_at(path).as_deref() == Some(device);
         Self { directory: if is_there { directory } else { Err(Errno::NODEV) } }
     }

@@ -75,11 +75,12 @@ impl Messages {
         }
     }
 
-    /// Follows where messages begin and end.
+    /// Follows where messages begin and end. Gives the bytes up to the end of the last that is complete; 0 for none.
     ///
     /// # Errors
     /// One is too long.
-    fn follow(&mut self, mut data: &[u8]) -> Result<(), Status> {
+    fn follow(&mut self, mut data: &[u8]) -> Result<usize, Status> {
+        let (all, mut complete) = (data.len(), 0);
         while !data.is_empty() {
             if self.left > 0 {
                 let here = self.left.min(data.len());
@@ -87,6 +88,7 @@ impl Messages {
                 self.left -= here;
                 if self.left == 0 {
                     self.end_message();
+                    complete = all - data.len();
                 } else if let Some(patience) = &mut self.patience {
                     // No message is longer than 4 GiB.
                     let more = PROGRESS_TIME * here as u32 / PROGRESS_BYTES;
@@ -113,9 +115,10 @@ impl Messages {
             (self.length, self.left) = (length, length);
             if length == 0 {
                 self.end_message();
+                complete = all - data.len();
             }
         }
-        Ok(())
+        Ok(complete)
     }
 
     fn end_message(&mut self) {
@@ -171,6 +174,7 @@ impl HttpBody for Messages {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let own = self.get_mut();
+        let mut complete = 0;
         if own.waiting.is_none() {
             let frame = match Pin::new(&mut own.body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => frame,
@@ -179,8 +183,9 @@ impl HttpBody for Messages {
             };
             match frame.into_data() {
                 Ok(data) => {
-                    if let Err(refusal) = own.follow(&data) {
-                        return Poll::Ready(Some(Err(refusal)));
+                    match own.follow(&data) {
+                        Ok(bytes) => complete = bytes,
+                        Err(refusal) => return Poll::Ready(Some(Err(refusal))),
                     }
                     own.waiting = Some(data);
                 }
@@ -188,7 +193,11 @@ impl HttpBody for Messages {
             }
         }
         match own.poll_room(cx) {
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => match own.waiting.as_mut().filter(|_| complete > 0) {
+                // What is complete does not wait, nor is lost, with what begins behind it.
+                Some(data) => Poll::Ready(Some(Ok(Frame::data(data.split_to(complete))))),
+                None => Poll::Pending,
+            },
             Poll::Ready(Err(refusal)) => Poll::Ready(Some(Err(refusal))),
             Poll::Ready(Ok(())) => Poll::Ready(own.waiting.take().map(|data| Ok(Frame::data(data)))),
         }
@@ -321,5 +330,41 @@ mod tests {
         assert_eq!(tenant.messages.available_permits(), 0);
         taken(&mut one_more).await.unwrap();
         assert_eq!(tenant.messages.available_permits(), MOST >> 10, "it is complete");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_is_complete_does_not_wait_with_the_one_that_begins_behind_it() {
+        let tenants = crate::service::tenants(&schema::Master::default());
+        let connection = tenants.admit(&Identity::new("c", Role::Client, "n").unwrap()).unwrap().unwrap();
+        let tenant: Arc<Tenant> = (*connection).clone();
+        // A long message has taken some room, and comes to its end with a frame in which others follow.
+        let (long, rest) = (begun(MOST, 10), vec![7u8; MOST - 10]);
+        let end = [&rest[..], &begun(3, 3)[..], &begun(0, 0)[..]].concat();
+        let next = begun(MOST, 20);
+        let both = Bytes::from([&end[..], &next[..]].concat());
+        let mut messages = sent(vec![long.clone(), both.clone()], Some(&tenant));
+        assert_eq!(taken(&mut messages).await.unwrap(), long.len());
+        let others = tenant.messages.clone().acquire_many_owned(tenant.messages.available_permits() as u32);
+        let others = others.await.unwrap();
+        // What it gives back is not enough, for somebody else takes that.
+        let mut another = sent(vec![begun(MOST, 10)], Some(&tenant));
+        assert!(another.frame().now_or_never().is_none());
+        assert_eq!(taken(&mut messages).await.unwrap(), end.len());
+        assert!(messages.frame().now_or_never().is_none());
+        assert!(!messages.is_end_stream());
+        drop(others);
+        assert_eq!(taken(&mut messages).await.unwrap(), next.len());
+
+        // Where there is no room, the one that begins is refused alone.
+        let room = tenant.messages.clone().acquire_many_owned(tenant.messages.available_permits() as u32);
+        let _room = room.await.unwrap();
+        let whole = begun(3, 3);
+        let frame = Bytes::from([&whole[..], &begun(MOST, 20)[..]].concat());
+        let mut refused = sent(vec![frame], Some(&tenant));
+        assert_eq!(taken(&mut refused).await.unwrap(), whole.len());
+        assert_eq!(taken(&mut refused).await.unwrap_err().code(), tonic::Code::Unavailable);
+        // And where there is room, nothing is cut.
+        let mut uncut = sent(vec![both.slice(rest.len()..)], None);
+        assert_eq!(taken(&mut uncut).await.unwrap(), both.len() - rest.len());
     }
 }

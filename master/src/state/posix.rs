@@ -156,7 +156,7 @@ pub fn mutate(transaction: &mut Transaction<'_>, mutate: Mutate) -> Result<Outco
         }
     };
     results.acknowledge(transaction, mutate.answered, seq, &mutate.owner)?;
-    if let Some(refused) = results.refusal(seq) {
+    if let Some(refused) = results.refusal(&mutation) {
         results.put(transaction);
         return Ok(Outcome::Mutated(Box::new(refused), 0));
     }

@@ -296,10 +296,15 @@ fn changes_that_would_be_hundreds_of_times_as_large_in_memory_are_refused() {
         let sent = futures::future::join_all(send);
         tokio::time::timeout(PATIENCE * 6, sent).await.expect("some are not answered")
     });
-    for answer in answers {
+    // Those that find no room among so many are told to come again; all others are too many changes.
+    let is_judged = |answer: Result<(), tonic::Status>| {
         let refused = answer.unwrap_err();
-        assert!(refused.code() == Code::InvalidArgument && refused.message().contains("changes"), "{refused}");
-    }
+        let is_judged = refused.code() == Code::InvalidArgument && refused.message().contains("changes");
+        assert!(is_judged || refused.code() == Code::Unavailable, "{refused}");
+        is_judged
+    };
+    let judged = answers.into_iter().map(is_judged).filter(|judged| *judged).count();
+    assert!(judged >= 16, "{judged}");
     assert_served(&cluster, "victim");
     assert_small(&cluster);
 }

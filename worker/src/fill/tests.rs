@@ -36,6 +36,7 @@ fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>
         high_watermark: 0.98,
         low_watermark: 0.96,
         mount_cache_share: 100,
+        mount_cache_min: ByteSize::mib(1),
         index_cache: ByteSize::mib(1),
         max_open_blocks: 100,
         keys: Arc::default(),

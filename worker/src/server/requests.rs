@@ -40,7 +40,7 @@ const ITEMS_AT_A_TIME: usize = 64;
 /// A request that names no deadline gets this one.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(30);
 /// No request waits longer.
-const MAX_DEADLINE: Duration = Duration::from_secs(600);
+pub(super) const MAX_DEADLINE: Duration = Duration::from_secs(600);
 /// A block no longer than this is made present as a whole when an open asks for nothing in particular; of a longer one,
 /// the first chunk.
 const SMALL_BLOCK_BYTES: u32 = 1 << 20;

@@ -53,6 +53,7 @@ pub(super) struct Fixture {
     pub(super) metrics: WorkerMetrics,
     address: SocketAddr,
     socket: PathBuf,
+    tenants: Tenants,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -72,6 +73,7 @@ impl Fixture {
             high_watermark: 0.98,
             low_watermark: 0.96,
             mount_cache_share: 100,
+            mount_cache_min: ByteSize::mib(8),
             index_cache: ByteSize::mib(1),
             max_open_blocks: 10_000,
             keys: Arc::default(),
@@ -104,6 +106,7 @@ impl Fixture {
         }));
         let limits = ReservedLimits::of(&schema::Worker::default());
         let reserved = ReservedBlocks::new(store.clone(), no_master(), membership.clone(), metrics.clone(), limits);
+        let tenants = super::tenants(&schema::Worker::default(), 64 << 10);
         let serving = Serving {
             store: store.clone(),
             fills,
@@ -112,7 +115,7 @@ impl Fixture {
             mounts: mounts.clone(),
             transport,
             audit: AuditLog::default(),
-            tenants: super::tenants(&schema::Worker::default(), 64 << 10),
+            tenants: tenants.clone(),
             reserved: Arc::new(reserved),
             metrics: metrics.clone(),
             memory: memory.clone(),
@@ -136,6 +139,7 @@ impl Fixture {
             metrics,
             address,
             socket,
+            tenants,
             stop,
             task,
         }

@@ -18,11 +18,11 @@ use tokio::time::Instant;
 
 use super::limits::on_disk;
 use super::pressure;
-use super::requests::{Service, deadline_of};
+use super::requests::{MAX_DEADLINE, Service, deadline_of};
 use crate::fill::BlockSource;
 use crate::request_error::Refusal;
 use crate::reserved::Room;
-use crate::store::{Block, DataTarget, Touch};
+use crate::store::{Block, DataTarget, Lookup, Touch};
 
 /// Ranges of one reservation or write at most.
 const MAX_RANGES: usize = 1024;
@@ -242,11 +242,10 @@ impl Service {
             return Err(Refusal::bad_request(format!("{blocks} blocks in one request")));
         }
         let (targets, failed) = (distinct(request.blocks)?, distinct(request.failed)?);
-        let (turns, until) = (tenant.map(|tenant| &tenant.sync_turns), Instant::now() + deadline_of(0));
+        // Clients cancel what they no longer wait for.
+        let (turns, until) = (tenant.map(|tenant| &tenant.sync_turns), Instant::now() + MAX_DEADLINE);
         if !failed.is_empty() {
-            let store = self.store.clone();
-            let tell = move || failed.iter().try_for_each(|target| store.sync_failed_elsewhere(target));
-            on_disk(turns, until, tell).await??;
+            self.fail_syncs(failed, tenant, until).await?;
         }
         let share = targets.len().div_ceil(SYNCS_AT_A_TIME).max(1);
         let syncs: Vec<_> = targets
@@ -257,6 +256,29 @@ impl Service {
             })
             .collect();
         futures::future::join_all(syncs).await.into_iter().try_for_each(|synced| synced?.map_err(Refusal::from))
+    }
+
+    /// From now on these blocks cannot be synced. Syncs that wait for a sick disk, perhaps all that may, keep nobody
+    /// from being told that: later ones would be answered as if nothing were lost.
+    async fn fail_syncs(
+        &self,
+        failed: Vec<DataTarget>,
+        tenant: Option<&Tenant>,
+        until: Instant,
+    ) -> Result<(), Refusal> {
+        // Those that are open are told of it in memory.
+        let is_closed = |target: &DataTarget| matches!(self.store.get(&target.id, Touch::None), Lookup::Closed);
+        let turns = tenant.filter(|_| failed.iter().any(is_closed)).map(|tenant| &tenant.disk_turns);
+        let store = self.store.clone();
+        let tell = move || failed.iter().map(|target| store.sync_failed_elsewhere(target)).collect::<Vec<_>>();
+        let told = on_disk(turns, until, tell).await?;
+        let suspects: Vec<Arc<Block>> = told.iter().flatten().flatten().cloned().collect();
+        if !suspects.is_empty() {
+            let store = self.store.clone();
+            let ask = move || suspects.iter().for_each(|block| store.ask_disk_of(block));
+            on_disk(tenant.map(|tenant| &tenant.sync_turns), until, ask).await?;
+        }
+        told.into_iter().try_for_each(|told| told.map(drop).map_err(Refusal::from))
     }
 }
 

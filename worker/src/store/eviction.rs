@@ -18,8 +18,10 @@
 //! (those that a stream is still filling after all others), held ones never. What a directory accounts for never
 //! exceeds its capacity: room is made before bytes are written.
 //!
-//! Where the share of a mount is limited (`shares`), what a mount has beyond it goes before that, from its own blocks
-//! alone and in the same manner, with window and main of its own.
+//! Where the share of a mount is limited (`shares`), it is a share of the capacity and of both watermarks: what a mount
+//! has beyond it goes first, from its own blocks alone and in the same manner, with window and main of its own. What is
+//! above the share of the high watermark goes in the background, on a thread that may wait for the disk. A fill evicts
+//! blocks of its mount only for what would exceed the share of the capacity.
 
 use cavern_proto::BlockId;
 
@@ -33,11 +35,6 @@ const RECENT_SECONDS: u32 = 2;
 const HYSTERESIS: u8 = 2;
 /// Held blocks that are passed over at the cold end of a list before the search is given up.
 const MAX_PASSED_OVER: usize = 256;
-/// Blocks of a mount that go, or enter main, at a time because of its share: the lock is held meanwhile.
-const SHARE_STEPS: usize = 256;
-/// What newcomers of a mount may have beyond its window while its main is full (256 MiB), unless the directory has less
-/// above its low watermark: more than comes at a time, so that each has to contend.
-const SHARE_SLACK_UNITS: u64 = (256 << 20) / UNIT_BYTES as u64;
 /// The window has at least this many units (4 MiB), unless that is more than 2 % of the directory.
 const MIN_WINDOW_UNITS: u64 = (4 << 20) / UNIT_BYTES as u64;
 
@@ -169,11 +166,10 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// `mount_share` is what the cached blocks of a mount may take of each directory, in percent.
-    pub(super) fn new(spaces: Vec<Space>, mount_share: u32) -> Self {
+    /// `shares` is what the cached blocks of a mount may take of each directory.
+    pub(super) fn new(spaces: Vec<Space>, shares: Option<Shares>) -> Self {
         let expected = spaces.iter().map(|space| space.capacity).sum::<u64>() / UNITS_PER_BLOCK;
         let sketch = FrequencySketch::new(usize::try_from(expected).unwrap_or(usize::MAX));
-        let shares = Shares::new(mount_share);
         Self { table: Table::default(), spaces, tally: AdmissionCounters::default(), sketch, shares }
     }
 
@@ -218,8 +214,7 @@ impl Cache {
             (Scope::Mount(mount_id), Some(shares)) => {
                 let MountLists { window, main } = shares.lists(directory, mount_id);
                 let window_target = shares.of(space.window_target);
-                let slack = shares.of(space.capacity.saturating_sub(space.low)).min(SHARE_SLACK_UNITS);
-                let main_limit = shares.of(space.capacity).saturating_sub(window_target + slack);
+                let main_limit = shares.limit(space.low).saturating_sub(window_target);
                 Lists { window, main, window_target, main_limit }
             }
             _ => {
@@ -330,8 +325,8 @@ impl Cache {
         self.push_head(slot);
     }
 
-    /// Evicts blocks of a mount until `units` more of it are within its share of the directory, or a bounded number of
-    /// them; none that a request holds. Gives the entries that went.
+    /// Evicts blocks of a mount until `units` more of it are within its share of the directory, none that a request
+    /// holds. What it has beyond its share already stays for [`Self::relieve`]: no more goes than comes.
     pub(super) fn keep_share(
         &mut self,
         directory: usize,
@@ -340,39 +335,13 @@ impl Cache {
         now: u32,
         evicted: &mut Vec<Entry>,
     ) {
-        self.evict_beyond_share(directory, mount_id, units, now, SHARE_STEPS, evicted);
-    }
-
-    /// The same for all mounts of a directory, until each has no more than its share.
-    pub(super) fn keep_all_shares(&mut self, directory: usize, now: u32, evicted: &mut Vec<Entry>) {
-        let mounts = self.shares.as_ref().map_or_else(Vec::new, |shares| shares.mounts(directory));
-        for mount_id in mounts {
-            self.evict_beyond_share(directory, mount_id, 0, now, usize::MAX, evicted);
+        if self.shares.is_none() {
+            return;
         }
-    }
-
-    fn evict_beyond_share(
-        &mut self,
-        directory: usize,
-        mount_id: u32,
-        units: u64,
-        now: u32,
-        steps: usize,
-        evicted: &mut Vec<Entry>,
-    ) {
         let scope = Scope::Mount(mount_id);
-        for _ in 0..steps {
-            let Some(shares) = &self.shares else { return };
-            let most = shares.of(self.spaces[directory].capacity).saturating_sub(units);
-            if shares.lists(directory, mount_id).units() <= most {
-                return;
-            }
-            match self.next_to_go(directory, scope, Protect::InUseOnly, now) {
-                Some(Next::Candidate(slot)) => self.contest(directory, scope, slot, evicted),
-                Some(Next::Victim(slot)) => evicted.extend(self.remove(slot)),
-                None => return,
-            }
-        }
+        let share = self.limit(scope, self.spaces[directory].capacity);
+        let target = share.max(self.used(directory, scope)).saturating_sub(units);
+        self.evict_to((directory, scope), target, Protect::InUseOnly, now, usize::MAX, evicted);
     }
 
     /// Evicts until `units` more fit in the directory, and gives the entries that went.
@@ -387,23 +356,64 @@ impl Cache {
         evicted: &mut Vec<Entry>,
     ) -> Result<(), Full> {
         let target = self.spaces[directory].capacity.checked_sub(units).ok_or(Full)?;
-        self.evict_to(directory, target, Protect::InUseOnly, now, usize::MAX, evicted);
+        let all = (directory, Scope::Directory);
+        self.evict_to(all, target, Protect::InUseOnly, now, usize::MAX, evicted);
         if self.spaces[directory].used() > target { Err(Full) } else { Ok(()) }
     }
 
-    /// Whether the directory is above its high watermark.
-    pub(super) fn above_high(&self, directory: usize) -> bool {
-        self.spaces[directory].used() > self.spaces[directory].high
+    /// Whether the directory is above its high watermark, or what a mount has is above the share of that.
+    pub(super) fn needs_relief(&self, directory: usize) -> bool {
+        self.scopes(directory).iter().any(|scope| self.above_high(directory, *scope))
     }
 
-    /// Evicts towards the low watermark, at most `limit` blocks; gives the entries that went.
+    /// Evicts what is above the high watermark, or the share of a mount in that, towards the low one: some `limit`
+    /// blocks. Gives the entries that went.
     pub(super) fn relieve(&mut self, directory: usize, now: u32, limit: usize, evicted: &mut Vec<Entry>) {
-        self.evict_to(directory, self.spaces[directory].low, Protect::Recent, now, limit, evicted);
+        let stop_at = evicted.len().saturating_add(limit);
+        for scope in self.scopes(directory) {
+            if !self.above_high(directory, scope) {
+                continue;
+            }
+            let Space { high, low, .. } = self.spaces[directory];
+            let left = stop_at.saturating_sub(evicted.len());
+            self.evict_to((directory, scope), self.limit(scope, low), Protect::Recent, now, left, evicted);
+            if scope != Scope::Directory {
+                // A mount that reads fast has nothing but recent blocks in its window. They go here, not in its fills.
+                let left = stop_at.saturating_sub(evicted.len());
+                self.evict_to((directory, scope), self.limit(scope, high), Protect::InUseOnly, now, left, evicted);
+            }
+        }
+    }
+
+    /// The mounts whose share of a directory is limited, and after them the directory.
+    fn scopes(&self, directory: usize) -> Vec<Scope> {
+        let mounts = self.shares.iter().flat_map(|shares| shares.mounts(directory));
+        mounts.map(Scope::Mount).chain([Scope::Directory]).collect()
+    }
+
+    fn above_high(&self, directory: usize, scope: Scope) -> bool {
+        self.used(directory, scope) > self.limit(scope, self.spaces[directory].high)
+    }
+
+    /// Units that a scope takes.
+    fn used(&self, directory: usize, scope: Scope) -> u64 {
+        match (scope, &self.shares) {
+            (Scope::Mount(mount_id), Some(shares)) => shares.lists(directory, mount_id).units(),
+            _ => self.spaces[directory].used(),
+        }
+    }
+
+    /// What a scope may have of the capacity of a directory, or of a watermark of it, in units.
+    fn limit(&self, scope: Scope, units: u64) -> u64 {
+        match (scope, &self.shares) {
+            (Scope::Mount(_), Some(shares)) => shares.limit(units),
+            _ => units,
+        }
     }
 
     fn evict_to(
         &mut self,
-        directory: usize,
+        (directory, scope): (usize, Scope),
         target: u64,
         spare: Protect,
         now: u32,
@@ -411,9 +421,9 @@ impl Cache {
         evicted: &mut Vec<Entry>,
     ) {
         let stop_at = evicted.len().saturating_add(limit);
-        while self.spaces[directory].used() > target && evicted.len() < stop_at {
-            match self.next_to_go(directory, Scope::Directory, spare, now) {
-                Some(Next::Candidate(slot)) => self.contest(directory, Scope::Directory, slot, evicted),
+        while self.used(directory, scope) > target && evicted.len() < stop_at {
+            match self.next_to_go(directory, scope, spare, now) {
+                Some(Next::Candidate(slot)) => self.contest(directory, scope, slot, evicted),
                 Some(Next::Victim(slot)) => evicted.extend(self.remove(slot)),
                 None => return,
             }

@@ -31,8 +31,14 @@ impl Simulation {
 
     /// One of which a mount may have so many percent.
     fn with_share(capacity_units: u64, percent: u32) -> Self {
+        Self::with_least_share(capacity_units, percent, 0)
+    }
+
+    /// One of which a mount may have so many percent, and `least` units in any case.
+    fn with_least_share(capacity_units: u64, percent: u32, least: u64) -> Self {
         let space = Space::new(capacity_units * u64::from(UNIT_BYTES), HIGH, LOW);
-        Self { cache: Cache::new(vec![space], percent), capacity: capacity_units, now: 0.0 }
+        let shares = Shares::new(percent, least * u64::from(UNIT_BYTES));
+        Self { cache: Cache::new(vec![space], shares), capacity: capacity_units, now: 0.0 }
     }
 
     /// Reads a block of `units`, as a worker does on an open; says whether it was there.
@@ -56,9 +62,7 @@ impl Simulation {
         if let Some(slot) = self.cache.table.find(id) {
             self.cache.charge(slot, units);
         }
-        if self.cache.above_high(0) {
-            self.cache.relieve(0, now, 64, &mut evicted);
-        }
+        self.cache.relieve(0, now, 64, &mut evicted);
         assert!(self.cache.spaces[0].used() <= self.capacity, "more than its capacity");
         false
     }
@@ -128,6 +132,57 @@ fn a_mount_that_reads_more_than_its_share_displaces_its_own_blocks_alone() {
         assert_eq!(own <= 3000, others_stay, "{own} units at {percent} percent");
         simulation.cache.check_sums();
     }
+}
+
+#[test]
+fn large_blocks_of_a_mount_take_the_place_of_many_small_ones() {
+    let mut simulation = Simulation::with_share(100_000, 30);
+    (0..60).for_each(|value| assert!(!simulation.read_of(2, &id(value), 1000)));
+    let small = (1000..41_000).map(|value| (value, 1));
+    let large = (100_000..100_040).map(|value| (value, 2048));
+    for (value, units) in small.chain(large) {
+        simulation.now += 0.001;
+        simulation.read_of(1, &id(value), units);
+        let own = simulation.cache.used(0, Scope::Mount(1));
+        assert!(own <= 30_000, "{own} units of 30,000 after block {value}");
+    }
+    assert!(simulation.cache.used(0, Scope::Mount(1)) > 25_000);
+    assert!((0..60).all(|value| simulation.cache.table.find(&id(value)).is_some()), "what others have stays");
+    simulation.cache.check_sums();
+}
+
+#[test]
+fn a_fill_evicts_nothing_of_a_mount_that_is_relieved_in_time() {
+    // 100 units are between the share of the high watermark and that of the capacity.
+    let mut simulation = Simulation::with_share(10_000, 50);
+    for value in 0..1000 {
+        simulation.now += 0.001;
+        let (block, now, mut evicted) = (id(value), simulation.now as u32, Vec::new());
+        let slot = simulation.cache.insert(Entry::new(block, 1, 20 * UNIT_BYTES, 1, 0));
+        simulation.cache.keep_share(0, 1, 20, now, &mut evicted);
+        assert_eq!(evicted.len(), 0, "for block {value}");
+        simulation.cache.charge(slot, 20);
+        simulation.cache.touch(slot, now);
+        while simulation.cache.needs_relief(0) {
+            simulation.cache.relieve(0, now, 64, &mut evicted);
+        }
+        assert!(simulation.cache.used(0, Scope::Mount(1)) <= 4900);
+    }
+    simulation.cache.check_sums();
+}
+
+#[test]
+fn a_mount_may_have_what_is_reserved_at_a_time_whatever_its_percentage_is() {
+    // One percent is a single block.
+    let mut simulation = Simulation::with_least_share(10_000, 1, 2048);
+    let count = |simulation: &Simulation, blocks: std::ops::Range<u64>| {
+        blocks.filter(|value| simulation.cache.table.find(&id(*value)).is_some()).count()
+    };
+    (0..20).for_each(|value| assert!(!simulation.read(&id(value), 100)));
+    assert_eq!(count(&simulation, 0..20), 20);
+    (20..60).for_each(|value| assert!(!simulation.read(&id(value), 100)));
+    assert_eq!(count(&simulation, 0..60), 20);
+    simulation.cache.check_sums();
 }
 
 #[test]
@@ -201,9 +256,7 @@ fn a_stream_through_a_small_cache_finds_the_block_that_it_is_reading() {
             simulation.cache.make_room(0, u64::from(piece), now, &mut evicted).unwrap();
             let slot = simulation.cache.table.find(&block).expect("evicted for its own next piece");
             simulation.cache.charge(slot, piece);
-            if simulation.cache.above_high(0) {
-                simulation.cache.relieve(0, now, 64, &mut evicted);
-            }
+            simulation.cache.relieve(0, now, 64, &mut evicted);
             assert!(simulation.cache.spaces[0].used() <= simulation.capacity);
         }
     }

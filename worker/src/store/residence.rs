@@ -247,17 +247,12 @@ impl Store {
         let result = {
             let mut residents = self.residents.lock();
             let cache = &mut residents.cache;
-            cache.keep_share(block.directory(), block.mount_id(), u64::from(units), now, &mut evicted);
-            let room = cache.make_room(block.directory(), u64::from(units), now, &mut evicted);
-            let slot = slot_of(cache, block);
-            match (room, slot) {
-                (Ok(()), Some(slot)) => {
-                    cache.charge(slot, units);
-                    Ok(())
-                }
-                (Ok(()), None) => Err(StoreError::Dropped),
-                (Err(_), _) => Err(StoreError::Full),
-            }
+            // Nothing is evicted for a block that is gone; one that is here stays, because the caller holds it.
+            slot_of(cache, block).ok_or(StoreError::Dropped).and_then(|slot| {
+                cache.keep_share(block.directory(), block.mount_id(), u64::from(units), now, &mut evicted);
+                let room = cache.make_room(block.directory(), u64::from(units), now, &mut evicted);
+                room.map(|()| cache.charge(slot, units)).map_err(|_| StoreError::Full)
+            })
         };
         self.discard_evicted(evicted);
         result
@@ -442,14 +437,15 @@ impl Store {
         }
     }
 
-    /// Whether some directory is filled above its high watermark.
+    /// Whether some directory is filled above its high watermark, or by a mount above the share of that.
     pub fn needs_relief(&self) -> bool {
         let residents = self.residents.lock();
-        (0..self.directories.len()).any(|position| residents.cache.above_high(position))
+        (0..self.directories.len()).any(|position| residents.cache.needs_relief(position))
     }
 
-    /// Evicts from directories above the high watermark towards the low one, sparing blocks that were just used.
-    /// *Blocking*. Says whether anything went: if so, there may be more to do.
+    /// Evicts from directories above the high watermark towards the low one, sparing blocks that were just used, and
+    /// in the same way what mounts have above their shares of that. *Blocking*. Says whether anything went: if so,
+    /// there may be more to do.
     pub fn relieve(&self) -> bool {
         let now = self.now();
         let mut any = false;
@@ -457,9 +453,7 @@ impl Store {
             let mut evicted = Vec::new();
             {
                 let mut residents = self.residents.lock();
-                if residents.cache.above_high(position) {
-                    residents.cache.relieve(position, now, RELIEF_BATCH, &mut evicted);
-                }
+                residents.cache.relieve(position, now, RELIEF_BATCH, &mut evicted);
                 let rejected = std::mem::take(&mut residents.cache.tally).rejected;
                 self.metrics.admissions_rejected.inc_by(rejected);
             }
@@ -469,12 +463,12 @@ impl Store {
         any
     }
 
-    /// Evicts what exceeds the capacity, or the share of a mount, after a start with a smaller one.
+    /// Evicts what exceeds the capacity after a start with a smaller one. What exceeds the share of a mount is for
+    /// [`Self::relieve`].
     pub(super) fn fit_capacity(&self) {
         for position in 0..self.directories.len() {
             let (now, mut evicted) = (self.now(), Vec::new());
             let mut residents = self.residents.lock();
-            residents.cache.keep_all_shares(position, now, &mut evicted);
             let _ = residents.cache.make_room(position, 0, now, &mut evicted);
             drop(residents);
             self.discard_evicted(evicted);

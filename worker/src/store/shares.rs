@@ -4,18 +4,20 @@
 //! has beyond its share goes by these, by the same policy as in the directory as a whole. Their links are in a table of
 //! their own, so that entries are no larger where nothing is limited.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
-use super::table::{Links, List, NIL, Segment, Standing};
+use super::table::{Links, List, NIL, Segment, Standing, UNIT_BYTES};
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Shares {
     /// From 1 to 99.
     percent: u64,
+    /// Units that a mount may have in any case.
+    least: u64,
     /// By slot.
     links: Vec<Links>,
-    /// By directory and mount.
+    /// By directory and mount. Each use of a block looks here under the lock, hence the cheap hash.
     lists: HashMap<(usize, u32), MountLists>,
 }
 
@@ -35,15 +37,21 @@ impl MountLists {
 }
 
 impl Shares {
-    /// `None` with 100 percent: nothing is limited.
-    pub(super) fn new(percent: u32) -> Option<Self> {
-        let shares = || Self { percent: u64::from(percent), links: Vec::new(), lists: HashMap::new() };
-        (percent < 100).then(shares)
+    /// `None` with 100 percent: nothing is limited. A mount may have `least_bytes`, whatever the percentage is: what is
+    /// reserved at a time has to fit.
+    pub(super) fn new(percent: u32, least_bytes: u64) -> Option<Self> {
+        let (percent, least) = (u64::from(percent), least_bytes.div_ceil(u64::from(UNIT_BYTES)));
+        (percent < 100).then(|| Self { percent, least, links: Vec::new(), lists: HashMap::new() })
     }
 
-    /// The share of so many units.
+    /// The percentage of so many units.
     pub(super) fn of(&self, units: u64) -> u64 {
         units.saturating_mul(self.percent) / 100
+    }
+
+    /// What a mount may have of the capacity of a directory, or of a watermark of it.
+    pub(super) fn limit(&self, units: u64) -> u64 {
+        self.of(units).max(self.least)
     }
 
     pub(super) fn lists(&self, directory: usize, mount_id: u32) -> MountLists {
@@ -51,8 +59,8 @@ impl Shares {
     }
 
     /// The mounts that ever had a block in a directory.
-    pub(super) fn mounts(&self, directory: usize) -> Vec<u32> {
-        self.lists.keys().filter(|(of, _)| *of == directory).map(|(_, mount_id)| *mount_id).collect()
+    pub(super) fn mounts(&self, directory: usize) -> impl Iterator<Item = u32> {
+        self.lists.keys().filter(move |(of, _)| *of == directory).map(|(_, mount_id)| *mount_id)
     }
 
     /// The next entry of the same mount towards the head of its list.

@@ -47,6 +47,7 @@ pub(super) fn options(dirs: &[(&Path, u64)]) -> StoreOptions {
         high_watermark: 0.98,
         low_watermark: 0.96,
         mount_cache_share: 100,
+        mount_cache_min: ByteSize::kib(128),
         index_cache: ByteSize::mib(1),
         max_open_blocks: 4,
         keys: KEYS.with_borrow(Arc::clone),
@@ -419,15 +420,18 @@ fn a_smaller_capacity_after_a_restart_is_kept_to() {
     assert!(used(&store) <= MIB && store.usage()[0].blocks == block_files(dir.path()).len() as u64);
 }
 
+/// With a share of each mount, in percent.
+fn open_shared(dir: &Path, capacity: u64, mount_cache_share: u32) -> Arc<Store> {
+    let metrics = WorkerMetrics::new(&Metrics::new("worker"));
+    let options = StoreOptions { mount_cache_share, ..options(&[(dir, capacity)]) };
+    open(options, metrics, mpsc::channel(64).0).unwrap().0
+}
+
 #[test]
 fn a_mount_has_its_share_and_what_others_have_stays() {
     const LENGTH: u32 = 4 * CHUNK_BYTES;
     let dir = tempfile::tempdir().unwrap();
-    let open_with = |mount_cache_share| {
-        let metrics = WorkerMetrics::new(&Metrics::new("worker"));
-        let options = StoreOptions { mount_cache_share, ..options(&[(dir.path(), 20 * u64::from(LENGTH))]) };
-        open(options, metrics, mpsc::channel(64).0).unwrap().0
-    };
+    let open_with = |mount_cache_share| open_shared(dir.path(), 20 * u64::from(LENGTH), mount_cache_share);
     let (others, flood) = (0..4, 100..130);
     let count = |store: &Store, blocks: &Range<u64>| {
         used(store);
@@ -442,7 +446,8 @@ fn a_mount_has_its_share_and_what_others_have_stays() {
     assert!(find(&store, &id(129)).unwrap().is_complete(), "what came last is there");
     drop(store);
 
-    let store = open_with(20);
+    let store = open_with(25);
+    while store.relieve() {}
     assert_eq!(count(&store, &others), 4);
     let own = count(&store, &flood);
     assert!((3..=4).contains(&own), "{own} of 20, after a start with a smaller share");
@@ -452,6 +457,44 @@ fn a_mount_has_its_share_and_what_others_have_stays() {
     flood.clone().for_each(|value| fill_of(1, &store, &id(value), LENGTH, 0..4).unwrap());
     let own = count(&store, &flood);
     assert!(own > 10, "{own} of 20, where nothing is limited");
+}
+
+#[test]
+fn what_exceeds_a_share_because_it_is_held_goes_when_it_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_shared(dir.path(), 20 * u64::from(CHUNK_BYTES), 50);
+    let held: Vec<Arc<Block>> = (0..16)
+        .map(|value| {
+            fill(&store, &id(value), CHUNK_BYTES, 0..1).unwrap();
+            find(&store, &id(value)).unwrap()
+        })
+        .collect();
+    while store.relieve() {}
+    assert_eq!(used(&store), 16 * u64::from(CHUNK_BYTES));
+    drop(held);
+    assert!(store.needs_relief());
+    while store.relieve() {}
+    assert!(!store.needs_relief());
+    let own = used(&store) / u64::from(CHUNK_BYTES);
+    assert!((8..=10).contains(&own), "{own} of 20");
+}
+
+#[test]
+fn what_exceeds_a_smaller_share_goes_in_batches_after_the_start() {
+    let (dir, capacity) = (tempfile::tempdir().unwrap(), 400 * u64::from(UNIT_BYTES));
+    let store = open_shared(dir.path(), capacity, 60);
+    (0..200).for_each(|value| fill(&store, &id(value), UNIT_BYTES, 0..1).unwrap());
+    drop(store);
+    let store = open_shared(dir.path(), capacity, 10);
+    let blocks = || store.usage()[0].blocks;
+    assert_eq!(blocks(), 200, "the start waits for nothing");
+    fill(&store, &id(200), UNIT_BYTES, 0..1).unwrap();
+    assert_eq!(blocks(), 200, "a fill makes up for itself alone");
+    assert!(store.relieve());
+    assert!((130..200).contains(&blocks()), "{} after a batch", blocks());
+    while store.relieve() {}
+    assert!((30..=40).contains(&blocks()), "{} of 400", blocks());
+    assert_eq!(used(&store), blocks() * u64::from(UNIT_BYTES));
 }
 
 #[test]

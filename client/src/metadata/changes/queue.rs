@@ -31,6 +31,26 @@ const GATHERED_MAX: usize = 256;
 /// Changes that are looked at for locks which an unlock makes useless, and for what another commit adds to.
 const LOOKED_AT: usize = 64;
 
+/// What a call has of the changes and bytes that it may have.
+#[derive(Default)]
+pub(in super::super) struct CallSize {
+    changes: usize,
+    bytes: usize,
+}
+
+impl CallSize {
+    /// Counts one more change; false, and it is not counted, when the call has no room for it. One that is too long for
+    /// any call is the master's to refuse.
+    pub(in super::super) fn admit(&mut self, pending: &Pending) -> bool {
+        let bytes = self.bytes + numbered(pending, u64::MAX).encoded_len() + 8;
+        let has_room = self.changes < MAX_CHANGES && bytes <= CALL_BYTES_MAX || self.changes == 0;
+        if has_room {
+            (self.changes, self.bytes) = (self.changes + 1, bytes);
+        }
+        has_room
+    }
+}
+
 /// See the module.
 pub(in super::super) struct ChangeQueue {
     state: Mutex<State>,
@@ -186,15 +206,8 @@ impl ChangeQueue {
         if state.due().is_none_or(|due| due > Instant::now()) {
             return Vec::new();
         }
-        let (mut taken, mut bytes) = (0, 0);
-        for pending in state.waiting.iter().take(MAX_CHANGES) {
-            bytes += numbered(pending, u64::MAX).encoded_len() + 8;
-            // One that is too long for any call is the master's to refuse.
-            if bytes > CALL_BYTES_MAX && taken > 0 {
-                break;
-            }
-            taken += 1;
-        }
+        let mut call = CallSize::default();
+        let taken = state.waiting.iter().take_while(|pending| call.admit(pending)).count();
         let taken = state.waiting.drain(..taken).collect();
         if state.waiting.is_empty() {
             (state.is_urgent, state.has_names, state.since) = (false, false, None);

@@ -32,8 +32,9 @@ use crate::journal::Journal;
 
 /// Calls under way at a time. Changes gather while all are.
 const AHEAD: usize = 3;
-/// Changes that were answered and whose results the master is to keep: with those under way far fewer than it would.
-const ASKED_AGAIN_MAX: u64 = MAX_KEPT_RESULTS / 4;
+/// Changes that were answered and whose results the master is to keep, as many as the journal has slots: with those
+/// under way far fewer than it would, and fewer bytes.
+const ASKED_AGAIN_MAX: u64 = MAX_KEPT_RESULTS / 32;
 /// Between two attempts.
 const PAUSE: Duration = backoff::CHANGE_STREAM.first;
 /// Between two questions whether a master that owes an answer still leads.
@@ -133,7 +134,7 @@ impl Sender {
         self.inner.let_go_of_all();
         self.answered = calls.first().map_or(self.used, |call| call.first - 1);
         let mark = self.inner.recent.mark();
-        let call = |EarlierCall { first, changes }| Call { changes, first, mark, is_sent: false, was_sent: true };
+        let call = |EarlierCall { first, changes, .. }| Call { changes, first, mark, is_sent: false, was_sent: true };
         self.calls = calls.into_iter().map(call).collect();
         if journal.epoch() > 0 {
             Failpoint::ReplayBegun.pass();
@@ -314,7 +315,8 @@ impl Sender {
                 answered = acknowledged(answered, journal.first_unanswered());
             }
             let request = MutateRequest { session: self.session, answered, mutations };
-            // There is room for all calls; a stream that is over says so by its answer.
+            // There is room for all calls but some that a process before has left, which are sent with later ones. A
+            // stream that is over says so by its answer.
             if connection.requests.try_send(request).is_err() {
                 break;
             }
@@ -440,9 +442,39 @@ fn unknown(changes: Vec<Pending>, cause: &str) {
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::bounded::MAX_CHANGES;
+    use cavern_proto::bounded::{MAX_CHANGES, MAX_KEPT_RESULT_BYTES, MAX_REASON_BYTES};
+    use cavern_proto::master::{Attr, MutationResult};
+    use prost::Message;
 
     use super::*;
+
+    /// Bytes of a result with its key, at the most: a reason, or the inodes that a change touches. Only those of
+    /// `SetHolds` may be longer, which are few.
+    fn most_bytes_of_a_result() -> u64 {
+        let reason = "x".repeat(MAX_REASON_BYTES + '…'.len_utf8());
+        let refused = MutationResult { errno: 133, reason, unlisted: u64::MAX, ..MutationResult::default() };
+        let attr = Attr {
+            inode: u64::MAX,
+            size: u64::MAX,
+            mtime_ns: -1,
+            ctime_ns: -1,
+            atime_ns: -1,
+            btime_ns: Some(-1),
+            version: u64::MAX,
+            allocated: Some(u64::MAX),
+            mode: u32::MAX,
+            uid: u32::MAX,
+            gid: u32::MAX,
+            nlink: u32::MAX,
+            rdev: u32::MAX,
+            generation: u32::MAX,
+            next_generation: u32::MAX,
+            ..Attr::default()
+        };
+        let made = MutationResult { inode: u64::MAX, attributes: vec![attr; 16], ..MutationResult::default() };
+        let key = 2 * size_of::<u64>();
+        (key + refused.encoded_len().max(made.encoded_len())) as u64
+    }
 
     #[test]
     fn the_master_never_has_to_keep_more_results_than_it_would() {
@@ -455,5 +487,7 @@ mod tests {
             most = most.max(last - acknowledged(answered, Some(1)));
         }
         assert!((ASKED_AGAIN_MAX..MAX_KEPT_RESULTS / 2).contains(&most), "{most}");
+        let bytes = most * most_bytes_of_a_result();
+        assert!(bytes < MAX_KEPT_RESULT_BYTES, "{bytes}");
     }
 }

@@ -2,6 +2,7 @@
 //! mount answers no system call.
 
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
@@ -39,11 +40,23 @@ impl MountEntry {
 }
 
 /// The mounts at exactly `path`, the topmost last.
-pub fn mounts_at(path: &Path) -> Vec<MountEntry> {
-    // Without /proc nothing is known, and mounting goes on with that.
-    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+///
+/// # Errors
+/// The table cannot be read: there is no /proc, or the process has too many files open.
+pub fn mounts_at(path: &Path) -> io::Result<Vec<MountEntry>> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
     let table = String::from_utf8_lossy(&table);
-    table.lines().filter_map(MountEntry::parse).filter(|entry| entry.path == path).collect()
+    Ok(table.lines().filter_map(MountEntry::parse).filter(|entry| entry.path == path).collect())
+}
+
+/// Whether a mount of ours may be the topmost of these, which are at its place. `device`: its own; `None` where that is
+/// not known.
+pub fn may_be_topmost(device: Option<&str>, mounts: io::Result<Vec<MountEntry>>) -> bool {
+    let Ok(mounts) = mounts else { return true };
+    match device {
+        Some(device) => mounts.last().is_some_and(|top| top.is_ours() && top.device == device),
+        None => mounts.last().is_none_or(MountEntry::is_ours),
+    }
 }
 
 /// Space, tab, newline and backslash are written as a backslash and three octal digits.
@@ -90,6 +103,25 @@ mod tests {
             }
         );
         assert!(entry.is_ours());
+    }
+
+    #[test]
+    fn a_mount_is_gone_only_where_the_table_says_so() {
+        let entry = |device: &str, filesystem: &str| MountEntry {
+            device: device.to_owned(),
+            path: PathBuf::from("/mnt"),
+            filesystem: filesystem.to_owned(),
+            owner: None,
+        };
+        let (own, another) = (|| entry("0:52", FILESYSTEM_TYPE), || entry("0:53", FILESYSTEM_TYPE));
+        let is_there = |mounts| may_be_topmost(Some("0:52"), Ok(mounts));
+        assert!(is_there(vec![own()]) && is_there(vec![another(), own()]));
+        assert!(!is_there(Vec::new()) && !is_there(vec![own(), another()]));
+        assert!(!is_there(vec![own(), entry("0:52", "ext4")]));
+        // Too many open files; and a mount whose device was not to be learned.
+        assert!(may_be_topmost(Some("0:52"), Err(io::Error::from_raw_os_error(libc::EMFILE))));
+        assert!(may_be_topmost(None, Ok(Vec::new())) && may_be_topmost(None, Ok(vec![another()])));
+        assert!(!may_be_topmost(None, Ok(vec![own(), entry("8:1", "ext4")])));
     }
 
     proptest! {

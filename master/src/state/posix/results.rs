@@ -1,7 +1,7 @@
 //! The results that sessions may ask for again.
 
-use cavern_proto::bounded::MAX_KEPT_RESULTS;
-use cavern_proto::master::MutationResult;
+use cavern_proto::bounded::{MAX_KEPT_RESULT_BYTES, MAX_KEPT_RESULTS, MAX_REASON_BYTES};
+use cavern_proto::master::{Mutation, MutationResult};
 use cavern_proto::record::{EndSessionStep, InodeRange, ResultBytes, SessionRecord};
 use prost::Message as _;
 use rustix::io::Errno;
@@ -16,12 +16,10 @@ use crate::state::{Family, Outcome, held};
 
 /// Results forgotten with one mutation at most.
 const FORGET_MAX: u64 = 1000;
-/// Bytes of the results that a session has not said it has, beyond which it changes nothing more.
-pub(super) const KEPT_BYTES_MAX: u64 = 64 << 20;
+/// What a session has answered for already would be lost: it is refused at so many times the bounds.
+pub(super) const ANSWERED_TIMES: u64 = 4;
 /// Bits of the number of a mutation by which the bytes of results are not told apart.
 const PART_BITS: u32 = 10;
-/// Bytes of a reason: one with the path of a deep directory has a megabyte.
-pub(super) const REASON_MAX: usize = 4096;
 /// What the locks of a file count for in one step of the end of a session: there may be thousands in one record.
 const LOCKS_COST: usize = 16;
 /// What a session leaves behind: locks, what it holds, results.
@@ -105,17 +103,20 @@ impl KeptResults {
         Ok(last.and_then(|key| key.get(8..).and_then(leading_id)).unwrap_or(answered))
     }
 
-    /// The refusal of mutation `seq`, if too much would be kept until the session says what it has.
-    pub(super) fn refusal(&self, seq: u64) -> Option<MutationResult> {
+    /// The refusal of a mutation, if too much would be kept until the session says what it has.
+    pub(super) fn refusal(&self, mutation: &Mutation) -> Option<MutationResult> {
+        let (session, seq) = (self.session, mutation.seq);
         let numbers = seq - self.record.answered;
         let bytes: u64 = self.record.kept.iter().map(|kept| kept.bytes).sum();
-        if numbers <= MAX_KEPT_RESULTS && bytes < KEPT_BYTES_MAX {
+        let times = if mutation.is_answered { ANSWERED_TIMES } else { 1 };
+        let (most_numbers, most_bytes) = (MAX_KEPT_RESULTS * times, MAX_KEPT_RESULT_BYTES * times);
+        if numbers <= most_numbers && bytes < most_bytes {
             return None;
         }
-        let (session, mib) = (self.session, KEPT_BYTES_MAX >> 20);
+        let mib = most_bytes >> 20;
         let reason = format!(
             "mutation {seq} of session {session} was not made: the session has not acknowledged results of its last \
-             {numbers} mutations ({bytes} bytes), and {MAX_KEPT_RESULTS} or {mib} MiB are kept: acknowledge those that \
+             {numbers} mutations ({bytes} bytes), and {most_numbers} or {mib} MiB are kept: acknowledge those that \
              it has (`answered`), and send it again"
         );
         Some(MutationResult { errno: Errno::NOBUFS.raw_os_error(), reason, ..MutationResult::default() })
@@ -153,8 +154,8 @@ impl KeptResults {
 
 /// A reason as it is kept.
 pub(super) fn shortened(mut reason: String) -> String {
-    if reason.len() > REASON_MAX {
-        reason.truncate(reason.floor_char_boundary(REASON_MAX));
+    if reason.len() > MAX_REASON_BYTES {
+        reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
         reason.push('…');
     }
     reason

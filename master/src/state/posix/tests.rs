@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use cavern_proto::NAME_MAX;
-use cavern_proto::bounded::MAX_KEPT_RESULTS;
+use cavern_proto::bounded::{MAX_KEPT_RESULT_BYTES, MAX_KEPT_RESULTS, MAX_REASON_BYTES};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     CheckHoldsRequest, CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Mount, Mutation, Naming,
@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use prost::Message as _;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, XattrFlags};
 
-use super::results::{KEPT_BYTES_MAX, REASON_MAX};
+use super::results::ANSWERED_TIMES;
 use super::*;
 use crate::state::{Database, Tables, apply};
 
@@ -147,7 +147,10 @@ impl Fixture {
 
     /// Asks for a change, with the results up to `answered`.
     fn ask(&self, seq: u64, answered: u64, change: Change) -> MutationResult {
-        let mutation = Mutation { seq, uid: 0, gid: 0, change: Some(change), ..Mutation::default() };
+        self.ask_for(answered, Mutation { seq, change: Some(change), ..Mutation::default() })
+    }
+
+    fn ask_for(&self, answered: u64, mutation: Mutation) -> MutationResult {
         let now_ns = i64::try_from(self.seq).unwrap();
         let mutate = Mutate { session: 7, answered, now_ns, mutation: Some(mutation), ..Mutate::default() };
         match run(&self.database, Kind::Mutate(mutate)) {
@@ -556,6 +559,14 @@ fn a_session_that_does_not_say_which_results_it_has_changes_nothing_more_at_a_bo
     }
     assert_eq!(kept_results(&bench).0, [MAX_KEPT_RESULTS], "a refusal is not kept, and what it has is forgotten");
     assert_eq!(bench.tree().len(), 2, "nothing was made");
+    // What it has answered for would be lost, and is judged as ever: the session does not hold that directory.
+    let answered = |seq| {
+        let change = Some(create("c"));
+        bench.ask_for(1, Mutation { seq, change, is_answered: true, ..Mutation::default() })
+    };
+    assert_ne!(answered(ANSWERED_TIMES * MAX_KEPT_RESULTS + 1).errno, Errno::NOBUFS.raw_os_error());
+    let refused = answered(ANSWERED_TIMES * MAX_KEPT_RESULTS + 2);
+    assert!(refused.errno == Errno::NOBUFS.raw_os_error() && refused.reason.contains("256 MiB"), "{}", refused.reason);
     assert_eq!(bench.ask(beyond, 2, create("c")).errno, 0, "the same again, with one more that it has");
 
     // Numbers that are far apart take no more for that.
@@ -588,12 +599,14 @@ fn the_bytes_of_results_that_a_session_does_not_say_it_has_are_bounded() {
     // As after many of them.
     let mut transaction = Transaction::new(&bench.database).unwrap();
     let mut record = session();
-    record.kept[0].bytes = KEPT_BYTES_MAX;
+    record.kept[0].bytes = MAX_KEPT_RESULT_BYTES;
     transaction.put(Family::Session, &7u64.to_be_bytes(), &record);
     bench.database.write(transaction.finish().unwrap().0.into_batch(&bench.database)).unwrap();
     let refused = bench.ask(2050, 1030, set(0));
     assert_eq!(refused.errno, Errno::NOBUFS.raw_os_error());
     assert!(refused.reason.contains("64 MiB"), "{}", refused.reason);
+    let mutation = Mutation { seq: 2047, change: Some(set(0)), is_answered: true, ..Mutation::default() };
+    assert_ne!(bench.ask_for(1030, mutation).errno, Errno::NOBUFS.raw_os_error());
     assert_eq!(bench.ask(2050, 2049, set(0)).errno, 0);
     assert_eq!((session().kept.len(), counted()), (1, kept_results(&bench).1));
 }
@@ -610,7 +623,11 @@ fn a_refusal_in_a_deep_directory_is_kept_with_the_beginning_of_its_reason() {
     let refused = bench.change(create(file, InodeKind::File));
     assert_eq!(refused.errno, Errno::NOTDIR.raw_os_error());
     assert!(refused.reason.ends_with('…'), "{}", refused.reason);
-    assert!((REASON_MAX..=REASON_MAX + '…'.len_utf8()).contains(&refused.reason.len()), "{}", refused.reason.len());
+    assert!(
+        (MAX_REASON_BYTES..=MAX_REASON_BYTES + '…'.len_utf8()).contains(&refused.reason.len()),
+        "{}",
+        refused.reason.len()
+    );
     assert!(refused.reason.starts_with("/m/éé"), "{}", refused.reason);
     assert_eq!(bench.repeat(bench.seq, create(file, InodeKind::File)), refused);
 }

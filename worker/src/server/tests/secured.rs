@@ -9,6 +9,7 @@ use cavern_security::{Authority, Identity, Role, Transport};
 
 use super::persist::{BLOCK, block, request};
 use super::*;
+use crate::fill::BlockSource;
 
 const CLUSTER: &str = "cavern";
 const HOUR: Duration = Duration::from_secs(3600);
@@ -293,6 +294,40 @@ async fn blocks_are_for_the_clients_that_their_mount_is_there_for() {
     for pool in [client, admin, worker, here] {
         pool.shutdown().await;
     }
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn that_a_block_could_not_be_synced_is_heard_while_all_syncs_wait_for_a_disk() {
+    let certificates = Certificates::new();
+    let bench = Fixture::secured("heard", certificates.transport(Role::Worker)).await;
+    let pool = bench.pool_of(certificates.transport(Role::Client));
+    let (name, target) = (block(1, 0), BlockSource::parse_data(block(1, 0)).unwrap());
+    write_block(&pool, &name, b"data").await.unwrap();
+    let identity = Identity::new(CLUSTER, Role::Client, "here").unwrap();
+    let connection = bench.tenants.admit(&identity).unwrap().unwrap();
+    let turns = connection.sync_turns.clone();
+    let all = u32::try_from(turns.available_permits()).unwrap();
+    let waiting = turns.acquire_many_owned(all).await.unwrap();
+    let telling = tokio::spawn({
+        let (pool, name) = (pool.clone(), name.clone());
+        async move { pool.sync_failed(WORKER, vec![name], PATIENCE).await }
+    });
+    let until = tokio::time::Instant::now() + PATIENCE;
+    while bench.store.sync_data(&[target]).is_ok() {
+        assert!(tokio::time::Instant::now() < until, "the worker has not heard of it");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // What the disk says of that takes a turn.
+    drop(waiting);
+    telling.await.unwrap().unwrap();
+    match pool.sync(WORKER, vec![name], PATIENCE).await {
+        Err(NetError::WorkerStatus { status: Status::IoError, message, .. }) => {
+            assert!(message.contains("earlier sync"), "{message}");
+        }
+        other => panic!("{other:?}"),
+    }
+    pool.shutdown().await;
     bench.end().await;
 }
 

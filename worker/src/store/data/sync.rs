@@ -62,25 +62,29 @@ impl Store {
     }
 
     /// A client could not sync a block through the descriptor that it has of it: from now on it cannot be synced. The
-    /// word of a client is about this block. Whether its disk has failed is for this host's kernel to say, which is
-    /// asked once. *Blocking*.
+    /// word of a client is about this block. Whether its disk has failed is for this host's kernel to say: the block is
+    /// given the first time, for [`Self::ask_disk_of`]. *Blocking*, unless it is open.
     ///
     /// # Errors
     /// It is not here.
-    pub fn sync_failed_elsewhere(&self, target: &DataTarget) -> Result<(), StoreError> {
+    pub fn sync_failed_elsewhere(&self, target: &DataTarget) -> Result<Option<Arc<Block>>, StoreError> {
         let block = self.find_data(target, Touch::None)?;
         let Some(data) = block.data() else { return Err(StoreError::NoSuchBlock) };
         if data.fail_syncs() {
-            return Ok(());
+            return Ok(None);
         }
         if let Some(suppressed) = self.unsynced.admit(()) {
             tracing::warn!(block = %block.id(), file = %block.path().display(), suppressed,
                 "a client could not sync a block of an fs-mode file: what was written to it may be lost");
         }
+        Ok(Some(block))
+    }
+
+    /// Looks whether the disk of a block has failed, as a client says. *Blocking*.
+    pub fn ask_disk_of(&self, block: &Block) {
         if let Err(source) = rustix::fs::fdatasync(block.descriptor()) {
-            self.disk_failed(&block, "syncing a data block", source.into());
+            self.disk_failed(block, "syncing a data block", source.into());
         }
-        Ok(())
     }
 
     fn note_failed_sync(&self, block: &Block, data: &DataState, source: io::Error) -> StoreError {

@@ -466,14 +466,15 @@ fn a_sync_that_failed_at_a_client_fails_here_from_then_on() {
     for number in [1, 2] {
         store.write_data(&target(number), 0, b"data", &[]).unwrap();
     }
-    store.sync_failed_elsewhere(&target(1)).unwrap();
+    let failed = store.sync_failed_elsewhere(&target(1)).unwrap().unwrap();
+    store.ask_disk_of(&failed);
     let error = store.sync_data(&[target(1)]).unwrap_err();
     assert!(error.to_string().contains("earlier sync"), "{error}");
     store.sync_data(&[target(2)]).unwrap();
     assert!(matches!(store.sync_failed_elsewhere(&target(3)), Err(StoreError::NoSuchBlock)));
     // What a client says of a block is not said of the disk, however often.
     for _ in 0..50 {
-        store.sync_failed_elsewhere(&target(1)).unwrap();
+        assert!(store.sync_failed_elsewhere(&target(1)).unwrap().is_none(), "its disk is asked once");
     }
     store.write_data(&target(4), 0, b"data", &[]).unwrap();
     store.sync_data(&[target(4)]).unwrap();
