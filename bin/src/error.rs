@@ -90,6 +90,7 @@ impl From<NetError> for CliError {
             NetError::WorkerConnection { .. }
             | NetError::WorkerDeadline { .. }
             | NetError::WorkerStatus { .. }
+            | NetError::Corrupt { .. }
             | NetError::UnknownWorker(_) => Self::Failed(error.to_string()),
         }
     }
