@@ -118,7 +118,8 @@ fn start_behind(cluster: &Cluster, worker: &Child, wire: &Wire) -> Running {
 
 #[test]
 fn bytes_that_a_network_damages_are_read_from_another_replica_or_not_at_all() {
-    let conf = "[master]\nheartbeat = \"200ms\"\nworker_timeout = \"2s\"\npersist_delay = \"1h\"\n\
+    let conf = "[master]\nheartbeat = \"200ms\"\nworker_timeout = \"2s\"\nrepair_after = \"1s\"\n\
+        persist_delay = \"1h\"\n\
         [client]\nlocal_descriptors = false\nworker_timeout = \"1s\"\nread_timeout = \"3s\"\n";
     let cluster = Cluster::up(Options { workers: 2, conf: conf.to_owned(), ..Options::default() });
     let worker = cluster.at_start.workers[0].clone();

@@ -77,8 +77,8 @@ pub(super) enum Piece {
 }
 
 impl Core {
-    /// Tries one worker, over whatever way leads to it; files of this host of an fs-mode file are not read here. There is
-    /// no attempt to be counted at a worker that is left alone, and asked all the same.
+    /// Tries one worker, over whatever way leads to it; of an fs-mode file only over the network. A worker that is left
+    /// alone, and asked all the same, has no attempt to be counted.
     pub(super) async fn try_worker(
         &self,
         want: &ChunkRequest,
