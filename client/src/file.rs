@@ -178,8 +178,8 @@ impl File {
         }
     }
 
-    /// The same for a reader who keeps nothing of what he reads, as with `O_DIRECT`: of a file that others may change,
-    /// nothing that was read ahead will do. Nor does [`read_buffered`](Self::read_buffered).
+    /// As [`read`](Self::read), for a reader who keeps nothing of what he reads, as with `O_DIRECT`: of a file that
+    /// others may change, nothing that was read ahead will do. Nor will [`read_buffered`](Self::read_buffered).
     pub async fn read_direct(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
         match &self.backing {
             Backing::FsFile(file) => file.read_direct(offset, length).await,

@@ -93,7 +93,8 @@ impl FsFile {
         Some(done)
     }
 
-    /// The same of what was read ahead over the network, without a copy: bytes of one block that are in a buffer.
+    /// Reads, without waiting and without a copy, bytes of one block that were read ahead over the network. `None` where
+    /// not all of them are in one buffer, and where `read_now` may have them.
     pub fn read_buffered(&self, offset: u64, length: usize) -> Option<Bytes> {
         let version = self.reader.version().filter(|_| self.behind.is_empty())?;
         let (block, span, range) = self
@@ -119,7 +120,7 @@ impl FsFile {
         self.read_as(offset, length, ReadMode::Buffered).await
     }
 
-    /// The same past what was read ahead, for readers whose kernel keeps no pages.
+    /// As [`Self::read`], past what was read ahead, for readers whose kernel keeps no pages.
     pub async fn read_direct(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
         self.read_as(offset, length, ReadMode::Direct).await
     }

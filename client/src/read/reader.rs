@@ -6,9 +6,9 @@
 //! out after it. What a reader asks for himself is read as it is then, and kept by nobody but him.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use cavern_proto::CHUNK_BYTES;
@@ -37,7 +37,8 @@ pub(crate) struct BlockReader {
     version: Mutex<Option<BufferVersion>>,
     /// There is one: spares whoever writes the lock.
     has_version: AtomicBool,
-    closed: CancellationToken,
+    /// Cancelled when it is dropped. Made when something is to end then: most files are closed before.
+    closed: OnceLock<CancellationToken>,
 }
 
 /// A version of a file's bytes, as long as it counts.
@@ -86,7 +87,9 @@ impl Drop for SweepOnDrop<'_> {
 
 impl Drop for BlockReader {
     fn drop(&mut self) {
-        self.closed.cancel();
+        if let Some(closed) = self.closed.get() {
+            closed.cancel();
+        }
         self.invalidate();
     }
 }
@@ -105,9 +108,8 @@ impl BlockReader {
     }
 
     fn with(core: Arc<Core>, readahead: Readahead) -> Self {
-        let closed = core.stop.child_token();
         let (version, has_version) = (Mutex::new(None), AtomicBool::new(false));
-        Self { core, readahead: Mutex::new(readahead), version, has_version, closed }
+        Self { core, readahead: Mutex::new(readahead), version, has_version, closed: OnceLock::new() }
     }
 
     /// A read happens in a file of `length` bytes: what to ask for now, beyond it.
@@ -115,7 +117,7 @@ impl BlockReader {
         self.on_read(read, length).0
     }
 
-    /// The same, and how it goes with those before it.
+    /// As [`Self::ahead_of`]; and how the read goes with those before it.
     pub(super) fn on_read(&self, read: Range<u64>, length: u64) -> (Option<Range<u64>>, Pattern) {
         if self.core.readahead_max == 0 || length <= u64::from(CHUNK_BYTES) {
             return (None, Pattern::Streams);
@@ -127,7 +129,7 @@ impl BlockReader {
     /// The version under which bytes are buffered from now on. To be called with the layout at hand that they are of.
     pub(crate) fn begin_version(&self) -> BufferVersion {
         let mut version = self.version.lock();
-        let begin = || BufferVersion { number: self.core.buffers.new_version(), counts: self.closed.child_token() };
+        let begin = || BufferVersion { number: self.core.buffers.new_version(), counts: self.core.stop.child_token() };
         let current = version.get_or_insert_with(begin).clone();
         self.has_version.store(true, SeqCst);
         current
@@ -205,7 +207,7 @@ impl BlockReader {
 
     /// What ends with the reader.
     pub(super) fn closed(&self) -> CancellationToken {
-        self.closed.clone()
+        self.closed.get_or_init(|| self.core.stop.child_token()).clone()
     }
 }
 
