@@ -6,7 +6,8 @@
 //! way to its descriptors; that of an fs-mode file is in `fs_file`. `descriptor_cache` and `buffers` hold what
 //! was obtained, `block_files` keeps what others have opened among the descriptors, `kept_files` what the kernel knows
 //! of blocks without their descriptors, `close_queue` lets go of what was evicted, `readahead` decides what to ask for
-//! early, `hedge` when to ask twice; `disk_read` is a read that waits for a disk of this host on its own thread.
+//! early, `hedge` when to ask twice; `local_file` reads from files of blocks of this host, `disk_read` does so on a
+//! thread of its own.
 
 mod block_files;
 mod buffers;
@@ -17,6 +18,7 @@ pub(crate) mod fetch;
 mod file;
 mod hedge;
 mod kept_files;
+pub(crate) mod local_file;
 mod location;
 mod outage_wait;
 mod readahead;

@@ -17,12 +17,11 @@ use cavern_proto::data::{BlockRef, Status};
 use tokio::time::Instant;
 
 use super::FsFile;
-use super::block::{OpenBlock, read_blocking, seek_data, seek_hole};
+use super::block::{OpenBlock, seek_data, seek_hole};
 use super::layout::Layout;
 use crate::error::ClientError;
 use crate::read::span::{Span, spans};
 use crate::read::{REMOTE_PIECE_BYTES, ReplicatedBlock};
-use crate::stages::Stage;
 
 /// What lseek(2) looks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -188,26 +187,12 @@ impl FsFile {
         deadline: Instant,
     ) -> Result<Bytes, ClientError> {
         if let Some(file) = open.file().cloned() {
-            let charge = self.shared.files.charge(span.length() as u64, deadline).await?;
-            let stats = &self.shared.stats;
-            let mut buffer = vec![0; span.length()];
-            if open.read_now(span.bytes.start, &mut buffer) {
-                stats.read_by_descriptor(buffer.len());
-                return Ok(charge.hold(buffer));
-            }
-            let offset = span.bytes.start;
-            let disk = Stage::Disk.begin();
-            let read = tokio::task::spawn_blocking(move || read_blocking(&file, offset, buffer)).await;
-            drop(disk);
-            match read {
-                Ok(Ok(bytes)) => {
-                    stats.read_by_descriptor(bytes.len());
-                    return Ok(charge.hold(bytes));
+            let (start, name) = (u64::from(span.bytes.start), || format!("inode {}", self.inode));
+            match self.reader.read_local(file, start, span.length(), deadline, name).await {
+                Err(ClientError::Io(error)) => {
+                    tracing::warn!(inode = self.inode, span.index, "a local block cannot be read: {error}");
                 }
-                Ok(Err(error)) => {
-                    tracing::warn!(inode = self.inode, span.index, "a local block cannot be read: {error}")
-                }
-                Err(_stopped) => return Err(ClientError::Shutdown),
+                read => return read,
             }
         }
         if mode == ReadMode::Buffered {

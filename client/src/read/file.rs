@@ -4,7 +4,7 @@ mod parts;
 
 use std::any::Any;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -356,30 +356,10 @@ impl File {
         span: &Span,
         deadline: Instant,
     ) -> Result<Bytes, ClientError> {
-        let core = &self.core;
-        let wait = deadline.saturating_duration_since(Instant::now());
-        let charge = core.charge(span.length() as u64, Purpose::Read, wait).await?;
-        let (descriptor, start, length) = (descriptor.clone(), u64::from(span.bytes.start), span.length());
-        let mut buffer = vec![0; length];
-        if !descriptor.read_now(start, &mut buffer) {
-            let read = tokio::task::spawn_blocking(move || {
-                descriptor.read_blocking(start, &mut buffer)?;
-                Ok::<_, std::io::Error>(buffer)
-            });
-            let _disk = Stage::Disk.begin();
-            // The disk decides how long this takes; the reader goes on at its deadline.
-            buffer = match tokio::time::timeout_at(deadline, read).await {
-                Ok(Ok(read)) => read?,
-                Ok(Err(_cancelled)) => return Err(ClientError::Shutdown),
-                Err(_elapsed) => {
-                    let causes = "the local disk did not answer before the deadline".to_owned();
-                    let key = self.object.as_ref().map_or_else(|| self.node.key(), |object| object.key.to_string());
-                    return Err(ClientError::Read { key, causes });
-                }
-            };
-        }
-        core.stats.read_by_descriptor(length);
-        Ok(charge.hold(buffer))
+        descriptor.touch();
+        let name = || self.object.as_ref().map_or_else(|| self.node.key(), |object| object.key.to_string());
+        let (file, start) = (descriptor.clone(), u64::from(span.bytes.start));
+        self.reader.read_local(file, start, span.length(), deadline, name).await
     }
 
     /// From the bucket, for a span whose local file turned out to be unreadable.

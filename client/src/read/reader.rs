@@ -205,6 +205,10 @@ impl BlockReader {
         self.core.fetch_ahead(BlockLocation::Replicas(block), span, version.counts.clone());
     }
 
+    pub(super) fn core(&self) -> &Core {
+        &self.core
+    }
+
     /// What ends with the reader.
     pub(super) fn closed(&self) -> CancellationToken {
         self.closed.get_or_init(|| self.core.stop.child_token()).clone()
