@@ -92,8 +92,8 @@ impl FsFile {
         Some(done)
     }
 
-    /// Reads, without waiting and without a copy, bytes of one block that were read ahead over the network. `None` where
-    /// not all of them are in one buffer, and where `read_now` may have them.
+    /// Reads, without waiting and without a copy, bytes of one block that were read ahead over the network. `None`
+    /// where not all of them are in one buffer, and where `read_now` may have them.
     pub fn read_buffered(&self, offset: u64, length: usize) -> Option<Bytes> {
         let version = self.reader.version().filter(|_| self.behind.is_empty())?;
         let (block, span, range) = self

@@ -53,8 +53,8 @@ fn is_in_memory(file: impl AsFd) -> bool {
 }
 
 impl BlockReader {
-    /// Reads from the file of a block: at once what is in the page cache, else when the disk gives it. `name` is that of
-    /// what is read.
+    /// Reads from the file of a block: at once what is in the page cache, else when the disk gives it. `name` is that
+    /// of what is read.
     ///
     /// # Errors
     /// [`ClientError::Io`] when the file cannot be read: another way may do.
