@@ -91,6 +91,7 @@ impl From<NetError> for CliError {
             NetError::WorkerConnection { .. }
             | NetError::WorkerDeadline { .. }
             | NetError::WorkerStatus { .. }
+            | NetError::Corrupt { .. }
             | NetError::UnknownWorker(_) => Self::Failed(error.to_string()),
         }
     }

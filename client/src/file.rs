@@ -154,7 +154,8 @@ impl File {
     pub fn read_buffered(&self, offset: u64, length: usize) -> Option<Bytes> {
         match &self.backing {
             Backing::Object(file) => file.read_buffered(offset, length),
-            Backing::FsFile(_) | Backing::Staged(_) => None,
+            Backing::FsFile(file) => file.read_buffered(offset, length),
+            Backing::Staged(_) => None,
         }
     }
 
@@ -174,6 +175,15 @@ impl File {
             Backing::Object(file) => file.read(offset, length).await,
             Backing::FsFile(file) => file.read(offset, length).await,
             Backing::Staged(file) => file.read(offset, length).await,
+        }
+    }
+
+    /// As [`read`](Self::read), for a reader who keeps nothing of what he reads, as with `O_DIRECT`: of a file that
+    /// others may change, nothing that was read ahead will do. Nor will [`read_buffered`](Self::read_buffered).
+    pub async fn read_direct(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
+        match &self.backing {
+            Backing::FsFile(file) => file.read_direct(offset, length).await,
+            Backing::Object(_) | Backing::Staged(_) => self.read(offset, length).await,
         }
     }
 

@@ -47,7 +47,7 @@ use crate::error::ClientError;
 use crate::memory::MemoryShare;
 use crate::metadata::{Metadata, Node, OpenInode};
 use crate::mounts::MountView;
-use crate::read::Files;
+use crate::read::{BlockReader, Files};
 use crate::stages::Stage;
 use crate::stats::Stats;
 pub use append::FileEnd;
@@ -127,6 +127,8 @@ pub struct FsFile {
     /// Writes share it; a cut has it alone.
     gate: RwLock<()>,
     behind: WriteBehind,
+    /// Reads over the network, and what was read ahead.
+    reader: BlockReader,
     copies: Copies,
     /// Its first block, as long as it does not need one.
     granted: Mutex<Option<OpenBlock>>,
@@ -287,6 +289,7 @@ impl Contents {
             committed_unheld: AtomicBool::new(false),
             gate: RwLock::new(()),
             behind: WriteBehind::default(),
+            reader: self.shared.files.reader(),
             copies: Copies::default(),
             granted: Mutex::default(),
             appending: Arc::default(),
@@ -408,7 +411,11 @@ impl FsFile {
         let committed = self.with_layout(|layout, _| layout.version());
         // Either may arrive first. They grow.
         let version = committed.max(node.posix().map(|posix| posix.version));
-        version.is_some_and(|version| self.shared.pages.opened(self.inode, version))
+        let keeps = version.is_some_and(|version| self.shared.pages.opened(self.inode, version));
+        if !keeps {
+            self.reader.invalidate();
+        }
+        keeps
     }
 
     fn block_size(&self) -> u64 {
@@ -504,6 +511,8 @@ impl FsFile {
         blocks.retain(|index, open| {
             layout.block(*index).is_some_and(|known| known.is_at(open.generation, &open.replicas))
         });
+        // Before anybody takes the layout for current: what was asked for before the change is not of it.
+        self.reader.invalidate();
         (state.seen, state.gaps) = (seen, gaps);
         Ok(())
     }

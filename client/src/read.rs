@@ -1,10 +1,13 @@
 //! Reading files: descriptors of local blocks first, then buffers, then the ladder of workers and the bucket.
 //!
-//! `file` is the handle and the order of the steps, `source_fallback` the choice of the source, `fetch` one attempt at
-//! one source, `outage_wait` the wait for a bucket that cannot be reached. `descriptor_cache` and `buffers` hold what
+//! `location` says where a block is, one of an object or one of an fs-mode file, and all else is the same for both:
+//! `reader` has the steps that every reader takes, `source_fallback` the choice of the source, `fetch` one attempt at
+//! one source, `outage_wait` the wait for a bucket that cannot be reached. `file` is the handle of an object, and the
+//! way to its descriptors; that of an fs-mode file is in `fs_file`. `descriptor_cache` and `buffers` hold what
 //! was obtained, `block_files` keeps what others have opened among the descriptors, `kept_files` what the kernel knows
 //! of blocks without their descriptors, `close_queue` lets go of what was evicted, `readahead` decides what to ask for
-//! early, `hedge` when to ask twice; `disk_read` is a read that waits for a disk of this host on its own thread.
+//! early, `hedge` when to ask twice; `local_file` reads from files of blocks of this host, `disk_read` does so on a
+//! thread of its own.
 
 mod block_files;
 mod buffers;
@@ -15,8 +18,11 @@ pub(crate) mod fetch;
 mod file;
 mod hedge;
 mod kept_files;
+pub(crate) mod local_file;
+mod location;
 mod outage_wait;
 mod readahead;
+mod reader;
 mod source_fallback;
 pub(crate) mod span;
 
@@ -48,6 +54,8 @@ use outage_wait::OutageWaiters;
 pub(crate) use block_files::BlockFiles;
 pub use disk_read::DiskRead;
 pub use file::OpenFile;
+pub(crate) use location::ReplicatedBlock;
+pub(crate) use reader::{BlockReader, REMOTE_PIECE_BYTES};
 
 /// Files up to this size are made present when they are opened.
 const EAGER_BYTES: u64 = 1 << 20;
@@ -161,6 +169,11 @@ impl Files {
     /// The memory budget of the process, for what is read and for all else.
     pub(crate) fn memory(&self) -> &Arc<MemoryBudget> {
         &self.core.memory
+    }
+
+    /// A reader of blocks of a file that may change.
+    pub(crate) fn reader(&self) -> BlockReader {
+        BlockReader::shared(self.core.clone())
     }
 
     /// Where files of blocks are kept open that are opened otherwise than here.

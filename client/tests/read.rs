@@ -369,6 +369,159 @@ async fn a_file_is_read_on_though_its_only_worker_ends_the_connection_instead_of
     cluster.stop(client).await;
 }
 
+/// A cluster with one file of an fs-mode mount, `f`, of one block, at workers on other hosts; and its inode.
+async fn fs_mode(name: &str, workers: u64, bytes: &[u8]) -> (Cluster, u64) {
+    let ids: Vec<u64> = (1..=workers).collect();
+    let workers = futures::future::join_all(ids.iter().map(|id| FakeWorker::remote(*id))).await;
+    let cluster = Cluster::new(name, workers).await;
+    cluster.master.fs_mode();
+    cluster.master.configure(|mount| mount.block_size = 64 * MIB as u64);
+    let inode = cluster.master.put_replicas(MOUNT_ROOT, "f", &ids, bytes.len() as u64);
+    put_block(&cluster, bytes);
+    (cluster, inode)
+}
+
+fn put_block(cluster: &Cluster, bytes: &[u8]) {
+    cluster.workers.iter().for_each(|worker| worker.put("", "", bytes.to_vec()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sequential_reader_of_a_file_that_may_change_finds_its_bytes_already_there() {
+    let bytes = content(5, 24 * MIB);
+    let (mut cluster, _) = fs_mode("fs-stream", 1, &bytes).await;
+    cluster.config.client.hedge_percent = 0;
+    let client = cluster.client().await;
+    let file = open(&client, "f").await;
+    let mut without_waiting = 0;
+    for start in (0..bytes.len()).step_by(MIB / 4) {
+        let buffered = file.read_buffered(start as u64, MIB / 4);
+        without_waiting += u32::from(buffered.is_some());
+        let read = match buffered {
+            Some(bytes) => bytes,
+            None => file.read(start as u64, MIB / 4).await.unwrap(),
+        };
+        assert!(read == bytes[start..start + MIB / 4], "at {start}");
+        // A reader that does something with its bytes.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert!(without_waiting >= 60, "{without_waiting} of 96 reads");
+    let stats = client.stats();
+    assert!(stats.readahead_bytes.get() >= 20 * MIB as u64, "{}", stats.readahead_bytes.get());
+    assert!(stats.remote_reads.get() <= 40, "{} requests were waited for", stats.remote_reads.get());
+    drop(file);
+    until("nothing of a closed file is kept", || client.stats().budget_used_bytes.get() == 0).await;
+    cluster.stop(client).await;
+}
+
+/// Reads a stream until what comes next is in a buffer, and replaces the bytes at the workers.
+async fn buffer_and_replace(cluster: &Cluster, file: &File, old: &[u8], new: &[u8]) {
+    for start in (0..MIB / 2).step_by(MIB / 8) {
+        assert!(file.read(start as u64, MIB / 8).await.unwrap() == old[start..start + MIB / 8]);
+    }
+    until("it is read ahead", || file.read_buffered(AHEAD, 1000).is_some()).await;
+    put_block(cluster, new);
+    let ahead = AHEAD as usize..AHEAD as usize + 1000;
+    assert!(file.read(AHEAD, 1000).await.unwrap() == old[ahead.clone()], "it is in a buffer");
+    assert!(file.read_direct(AHEAD, 1000).await.unwrap() == new[ahead], "who keeps nothing reads what is there");
+}
+
+/// What the first window has.
+const AHEAD: u64 = 600 << 10;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_read_ahead_is_given_out_no_more_when_the_file_may_have_changed() {
+    let (old, new) = (content(21, 4 * MIB), content(22, 4 * MIB));
+    let ahead = AHEAD as usize..AHEAD as usize + 1000;
+
+    let (cluster, inode) = fs_mode("fs-changed", 1, &old).await;
+    let client = cluster.client().await;
+    let file = open(&client, "f").await;
+    buffer_and_replace(&cluster, &file, &old, &new).await;
+    let before = client.stats().invalidations.get();
+    cluster.master.change_content(inode);
+    until("the change is known", || client.stats().invalidations.get() > before).await;
+    assert!(file.read_buffered(AHEAD, 1000).is_none());
+    assert!(file.read(AHEAD, 1000).await.unwrap() == new[ahead.clone()], "another client has changed it");
+    cluster.stop(client).await;
+
+    let (cluster, _) = fs_mode("fs-opened", 1, &old).await;
+    let client = cluster.client().await;
+    let (node, file) = (lookup(&client, "f").await, open(&client, "f").await);
+    buffer_and_replace(&cluster, &file, &old, &new).await;
+    assert!(!file.keeps_pages(&node), "nothing is known of the pages of before");
+    assert!(file.read(AHEAD, 1000).await.unwrap() == new[ahead.clone()], "pages and buffers go together");
+    cluster.stop(client).await;
+
+    let (cluster, _) = fs_mode("fs-lapsed", 1, &old).await;
+    let client = cluster.client().await;
+    let file = open(&client, "f").await;
+    buffer_and_replace(&cluster, &file, &old, &new).await;
+    cluster.master.hang(true);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while file.read(AHEAD, 1000).await.unwrap() != new[ahead.clone()] {
+        assert!(Instant::now() < deadline, "without a lease nobody tells of changes");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    cluster.master.hang(false);
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_read_ahead_in_a_strict_mount() {
+    let bytes = content(23, 4 * MIB);
+    let (cluster, _) = fs_mode("fs-strict", 1, &bytes).await;
+    cluster.master.configure(|mount| mount.consistency = cavern_proto::master::Consistency::Strict.into());
+    let client = cluster.client().await;
+    let file = open(&client, "f").await;
+    for start in (0..4 * MIB).step_by(MIB / 4) {
+        assert!(file.read(start as u64, MIB / 4).await.unwrap() == bytes[start..start + MIB / 4]);
+    }
+    assert_eq!((client.stats().readahead_bytes.get(), client.stats().remote_reads.get()), (0, 16));
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_bytes_of_a_replica_are_reported_and_read_from_another_or_not_at_all() {
+    let bytes = content(24, 200_000);
+    let (mut cluster, _) = fs_mode("fs-corrupt", 2, &bytes).await;
+    cluster.config.client.hedge_percent = 0;
+    cluster.workers[0].set_mood(Mood::Corrupts);
+    let client = cluster.client().await;
+    let file = open(&client, "f").await;
+    assert!(file.read(0, MIB).await.unwrap() == bytes);
+    assert_eq!(client.stats().corrupt_chunks.get(), 1);
+    until("the worker hears of it", || cluster.workers[0].count("Corrupt") == 1).await;
+    cluster.workers[1].set_mood(Mood::Corrupts);
+    let error = file.read(150_000, 1000).await.unwrap_err();
+    assert!(matches!(error, ClientError::Corrupt { .. }), "{error}");
+    assert_eq!(error.errno(), rustix::io::Errno::IO.raw_os_error());
+    cluster.workers[0].set_mood(Mood::Refuses(Status::NoSuchBlock));
+    cluster.workers[1].set_mood(Mood::Well);
+    assert!(file.read(150_000, 1000).await.unwrap() == bytes[150_000..151_000]);
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_replica_is_overtaken_by_another() {
+    let bytes = content(25, 4 * MIB);
+    let (mut cluster, _) = fs_mode("fs-hedge", 2, &bytes).await;
+    cluster.config.client.hedge_percent = 50;
+    cluster.config.client.read_timeout = Interval::secs(20);
+    cluster.config.client.worker_timeout = Interval::secs(10);
+    let client = cluster.client().await;
+    let file = open(&client, "f").await;
+    for number in 0..40 {
+        assert!(file.read_direct(number * 100_000, 1000).await.is_ok());
+    }
+    let won = client.stats().hedges_won.get();
+    cluster.workers[0].set_mood(Mood::Slow(Duration::from_secs(5)));
+    let started = Instant::now();
+    assert!(file.read(3_000_000, 1000).await.unwrap() == bytes[3_000_000..3_001_000]);
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert_eq!(client.stats().hedges_won.get(), won + 1);
+    cluster.stop(client).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_worker_is_left_alone_and_used_again_when_it_is_back() {
     let cluster = Cluster::new("dead-worker", vec![FakeWorker::remote(1).await]).await;

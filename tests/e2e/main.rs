@@ -43,6 +43,7 @@ mod fs_mode_held_locks;
 mod fs_mode_lease;
 mod fs_mode_locks;
 mod fs_mode_names;
+mod fs_mode_network;
 mod fs_mode_open;
 mod fs_mode_origin;
 mod fs_mode_pages;

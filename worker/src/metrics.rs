@@ -77,7 +77,8 @@ impl WorkerMetrics {
             ),
             corrupt_chunks: counter(
                 "corrupt_chunks",
-                "Chunks dropped because their checksum was wrong or their file gone",
+                "Chunks of objects dropped because their checksum was wrong or their file gone, and of fs-mode files \
+                 that clients received otherwise than they were sent",
             ),
             scrubbed_bytes: counter("scrubbed_bytes", "Bytes whose checksum the scrubber verified"),
             written_bytes: counter(

@@ -228,6 +228,7 @@ impl Server {
             requests,
             spares,
             unchecked: LogLimit::default(),
+            damaged_sends: LogLimit::default(),
         };
         let shared = Arc::new(Shared {
             service: Arc::new(service),

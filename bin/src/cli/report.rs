@@ -236,7 +236,7 @@ impl Report {
         ))?;
         if cache.corrupt_chunks > 0 {
             console::line(format_args!(
-                "damage    {} failed the checksum, fetched again",
+                "damage    {} failed the checksum, read again",
                 counted(cache.corrupt_chunks, "chunk")
             ))?;
         }

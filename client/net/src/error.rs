@@ -32,6 +32,14 @@ pub enum NetError {
     /// A worker answered that it does not do that.
     #[error("worker {worker}: {} ({message})", .status.as_str_name())]
     WorkerStatus { worker: u64, status: Status, message: String },
+    /// What has arrived from a worker is not what it sent.
+    #[error("worker {worker} at {address}: the bytes that arrived do not match their checksum, from byte {at} on")]
+    Corrupt {
+        worker: u64,
+        address: String,
+        /// Among those of the item, in bytes.
+        at: u32,
+    },
     /// The worker table has no such worker.
     #[error("worker {0} is not in the worker table")]
     UnknownWorker(u64),

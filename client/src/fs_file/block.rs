@@ -1,9 +1,8 @@
 //! One block of an fs-mode file as it is open here: at each of its workers, by descriptor where that is on this host.
 
 use std::fs::File;
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -13,10 +12,11 @@ use cavern_proto::chunk::{RESERVATION, chunks_touching};
 use cavern_proto::data::BlockRef;
 use parking_lot::Mutex;
 use rustix::fs::SeekFrom;
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 use tokio::time::Instant;
 
 use super::write_back::Streamed;
+use crate::read::local_file::read_now;
 
 /// See the module. Immutable but for the room: other replicas are another open block.
 #[derive(Debug)]
@@ -115,11 +115,7 @@ impl OpenBlock {
 
     /// Fills `buffer` without waiting for a disk; false when that cannot be done.
     pub(super) fn read_now(&self, offset: u32, buffer: &mut [u8]) -> bool {
-        let Some(file) = self.file() else { return false };
-        let length = buffer.len();
-        let buffers = &mut [IoSliceMut::new(buffer)];
-        let read = rustix::io::preadv2(&**file, buffers, u64::from(offset), ReadWriteFlags::NOWAIT);
-        read.is_ok_and(|read| read == length)
+        self.file().is_some_and(|file| read_now(file, u64::from(offset), buffer))
     }
 }
 
@@ -139,10 +135,4 @@ fn seek(file: &File, to: SeekFrom) -> io::Result<Option<u32>> {
         Err(Errno::NXIO) => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Fills a buffer, and gives it back; *blocking*.
-pub(super) fn read_blocking(file: &File, offset: u32, mut buffer: Vec<u8>) -> io::Result<Vec<u8>> {
-    file.read_exact_at(&mut buffer, u64::from(offset))?;
-    Ok(buffer)
 }

@@ -1,26 +1,42 @@
-//! Reading: holes are zeros, blocks are read through descriptors or over the network.
+//! Reading: holes are zeros, blocks are read through descriptors, or over the network by the reader that objects have.
+//!
+//! What is read over the network is read ahead of, and found in buffers, while the file cannot have changed unnoticed:
+//! the layout is what the master has, the lease would tell of every change by others, and the mount is not strict. The
+//! bytes of a layout that is not committed, those that a reader asks for past the pages, and all else are read anew.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use cavern_conf::backoff;
-use cavern_net::NetError;
-use cavern_proto::data::{Status, read_request};
+use cavern_net::{NetError, Route};
+use cavern_proto::BlockId;
+use cavern_proto::block_id::block_length;
+use cavern_proto::data::{BlockRef, Status};
 use tokio::time::Instant;
 
 use super::FsFile;
-use super::block::{OpenBlock, read_blocking, seek_data, seek_hole};
+use super::block::{OpenBlock, seek_data, seek_hole};
+use super::layout::Layout;
 use crate::error::ClientError;
-use crate::read::fetch::{check_status, only_item, wire_range};
 use crate::read::span::{Span, spans};
-use crate::stages::Stage;
+use crate::read::{REMOTE_PIECE_BYTES, ReplicatedBlock};
 
 /// What lseek(2) looks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Seek {
     Data,
     Hole,
+}
+
+/// Whether what was asked for before a read will do for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ReadMode {
+    /// As long as nobody is known to have changed the file: whoever reads keeps pages as long.
+    Buffered,
+    /// What the workers have now.
+    Direct,
 }
 
 impl FsFile {
@@ -76,11 +92,42 @@ impl FsFile {
         Some(done)
     }
 
+    /// Reads, without waiting and without a copy, bytes of one block that were read ahead over the network. `None`
+    /// where not all of them are in one buffer, and where `read_now` may have them.
+    pub fn read_buffered(&self, offset: u64, length: usize) -> Option<Bytes> {
+        let version = self.reader.version().filter(|_| self.behind.is_empty())?;
+        let (block, span, range) = self
+            .with_layout(|layout, blocks| {
+                let range = clip(layout.size(), offset, length);
+                let mut parts = spans(range.clone(), self.block_size(), u64::MAX);
+                let (Some(span), None) = (parts.next(), parts.next()) else { return None };
+                let open = blocks.get(&span.index).filter(|open| open.file().is_none())?;
+                if !self.may_buffer(layout) || self.reader.version() != Some(version) {
+                    return None;
+                }
+                let block = self.replicated(layout, span.index, open.name.clone(), Vec::new(), version);
+                Some((block, span, range))
+            })
+            .flatten()?;
+        let bytes = self.reader.buffered(&block, &span)?;
+        self.read_ahead_of(range);
+        Some(bytes)
+    }
+
     /// Reads `length` bytes at `offset`, fewer only at the end of the file. Bounded by `client.read_timeout`.
     pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
+        self.read_as(offset, length, ReadMode::Buffered).await
+    }
+
+    /// As [`Self::read`], past what was read ahead, for readers whose kernel keeps no pages.
+    pub async fn read_direct(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
+        self.read_as(offset, length, ReadMode::Direct).await
+    }
+
+    async fn read_as(&self, offset: u64, length: usize, mode: ReadMode) -> Result<Bytes, ClientError> {
         let deadline = Instant::now() + self.shared.timeout;
         loop {
-            match self.try_read(offset, length, deadline).await {
+            match self.try_read(offset, length, mode, deadline).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(error @ ClientError::Unavailable { .. }) => self.fall_back_to_origin(error, deadline).await?,
                 Err(error) => self.refresh_after_move(error, deadline).await?,
@@ -88,27 +135,33 @@ impl FsFile {
         }
     }
 
-    async fn try_read(&self, offset: u64, length: usize, deadline: Instant) -> Result<Bytes, ClientError> {
+    async fn try_read(
+        &self,
+        offset: u64,
+        length: usize,
+        mode: ReadMode,
+        deadline: Instant,
+    ) -> Result<Bytes, ClientError> {
         let range = clip(self.size().await?, offset, length);
         let length = range.end - range.start;
         let mut parts = spans(range, self.block_size(), u64::MAX).peekable();
         let Some(first) = parts.next() else { return Ok(Bytes::new()) };
         if parts.peek().is_none() {
-            return self.read_part(&first, deadline).await;
+            return self.read_part(&first, mode, deadline).await;
         }
         // No part is put together itself: blocks of an origin begin where the file's begin.
         let charge = self.shared.files.charge_joined(length, deadline).await?;
         let mut whole = Vec::with_capacity(length as usize);
         for span in std::iter::once(first).chain(parts) {
-            whole.extend_from_slice(&self.read_part(&span, deadline).await?);
+            whole.extend_from_slice(&self.read_part(&span, mode, deadline).await?);
         }
         Ok(charge.hold(whole))
     }
 
     /// All bytes of a span.
-    async fn read_part(&self, span: &Span, deadline: Instant) -> Result<Bytes, ClientError> {
+    async fn read_part(&self, span: &Span, mode: ReadMode, deadline: Instant) -> Result<Bytes, ClientError> {
         if let Some(open) = self.block_to_read(span.index, deadline).await? {
-            return self.read_block(&open, span, deadline).await;
+            return self.read_block(&open, span, mode, deadline).await;
         }
         let start = u64::from(span.index) * self.block_size();
         let range = start + u64::from(span.bytes.start)..start + u64::from(span.bytes.end);
@@ -126,59 +179,96 @@ impl FsFile {
         Ok(padded.freeze())
     }
 
-    async fn read_block(&self, open: &Arc<OpenBlock>, span: &Span, deadline: Instant) -> Result<Bytes, ClientError> {
-        let charge = self.shared.files.charge(span.length() as u64, deadline).await?;
-        let stats = &self.shared.stats;
+    async fn read_block(
+        &self,
+        open: &Arc<OpenBlock>,
+        span: &Span,
+        mode: ReadMode,
+        deadline: Instant,
+    ) -> Result<Bytes, ClientError> {
         if let Some(file) = open.file().cloned() {
-            let mut buffer = vec![0; span.length()];
-            if open.read_now(span.bytes.start, &mut buffer) {
-                stats.read_by_descriptor(buffer.len());
-                return Ok(charge.hold(buffer));
-            }
-            let offset = span.bytes.start;
-            let disk = Stage::Disk.begin();
-            let read = tokio::task::spawn_blocking(move || read_blocking(&file, offset, buffer)).await;
-            drop(disk);
-            match read {
-                Ok(Ok(bytes)) => {
-                    stats.read_by_descriptor(bytes.len());
-                    return Ok(charge.hold(bytes));
+            let (start, name) = (u64::from(span.bytes.start), || format!("inode {}", self.inode));
+            match self.reader.read_local(file, start, span.length(), deadline, name).await {
+                Err(ClientError::Io(error)) => {
+                    tracing::warn!(inode = self.inode, span.index, "a local block cannot be read: {error}");
                 }
-                Ok(Err(error)) => {
-                    tracing::warn!(inode = self.inode, span.index, "a local block cannot be read: {error}")
-                }
-                Err(_stopped) => return Err(ClientError::Shutdown),
+                read => return read,
             }
         }
-        let _worker = Stage::Network.begin();
+        if mode == ReadMode::Buffered {
+            let start = u64::from(span.index) * self.block_size();
+            self.read_ahead_of(start + u64::from(span.bytes.start)..start + u64::from(span.bytes.end));
+        }
         loop {
-            let mut failure = None;
-            for replica in &open.replicas {
-                match self.asking(replica.worker, self.read_remote(replica.worker, open, &span.bytes)).await {
-                    Ok(bytes) => return Ok(charge.hold(bytes)),
-                    Err(error) => failure = Some(error),
-                }
-            }
-            let failure = self.unavailable_if_lost(span.index, failure.unwrap_or(ClientError::NoWorkers));
+            let block = Arc::new(self.block_over_network(open, span, mode));
+            let failure = match self.reader.read(&block, span, deadline).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => self.unavailable_if_lost(span.index, error),
+            };
             if !is_transient(&failure) || !backoff::BLOCK.begin().wait_before(deadline).await {
                 return Err(failure);
             }
         }
     }
 
-    async fn read_remote(&self, worker: u64, open: &OpenBlock, bytes: &Range<u32>) -> Result<Bytes, ClientError> {
-        let range = wire_range(bytes);
-        let item = read_request::Item { block: Some(open.name.clone()), range: Some(range), part: None };
-        let (reply, payload) = self.shared.pool.read(worker, vec![item], self.shared.worker_timeout).await?;
-        let item = only_item(reply.items, worker)?;
-        check_status(worker, item.status(), &item.message)?;
-        if payload.len() != bytes.len() {
-            let message = "the answer has fewer bytes than were asked for".to_owned();
-            return Err(ClientError::Net(NetError::WorkerStatus { worker, status: Status::IoError, message }));
+    /// A block at its replicas, with what is buffered of it if that will do for a read of this span.
+    fn block_over_network(&self, open: &OpenBlock, span: &Span, mode: ReadMode) -> ReplicatedBlock {
+        let index = span.index;
+        let buffered = |layout: &mut Layout, _: &mut HashMap<u32, Arc<OpenBlock>>| {
+            let is_same = layout.block(index).is_some_and(|known| known.is_at(open.generation, &open.replicas));
+            let is_within = span.bytes.end <= block_length(layout.size(), self.block_size(), index);
+            let will_do = mode == ReadMode::Buffered && is_same && is_within && self.may_buffer(layout);
+            let version = self.reader.version().filter(|_| will_do)?;
+            Some(self.replicated(layout, index, open.name.clone(), open.workers(), version))
+        };
+        self.with_layout(buffered).flatten().unwrap_or_else(|| ReplicatedBlock {
+            id: id_of(&open.name),
+            name: open.name.clone(),
+            workers: open.workers(),
+            length: self.block_length(),
+            version: 0,
+        })
+    }
+
+    fn replicated(
+        &self,
+        layout: &Layout,
+        index: u32,
+        name: BlockRef,
+        workers: Vec<u64>,
+        version: u64,
+    ) -> ReplicatedBlock {
+        let length = block_length(layout.size(), self.block_size(), index);
+        ReplicatedBlock { id: id_of(&name), name, workers, length, version }
+    }
+
+    /// Whether what is read of the layout may be kept until the file is changed: somebody would tell.
+    fn may_buffer(&self, layout: &Layout) -> bool {
+        !self.mount.is_strict() && layout.is_committed() && self.kept.is_watched()
+    }
+
+    /// Reports a read over the network to the read-ahead, and starts what it asks for: of blocks, and only of those
+    /// that no worker of this host has.
+    fn read_ahead_of(&self, read: Range<u64>) {
+        let pool = &self.shared.pool;
+        let ahead = self.with_layout(|layout, _| {
+            if !self.may_buffer(layout) || !self.behind.is_empty() {
+                return None;
+            }
+            let wanted = self.reader.ahead_of(read, layout.size())?;
+            let version = self.reader.begin_version();
+            let pieces = spans(wanted, self.block_size(), REMOTE_PIECE_BYTES).filter_map(|span| {
+                let known = layout.block(span.index)?;
+                let is_remote = |worker: &u64| pool.known_route(*worker) == Route::Remote;
+                let name = known.workers.iter().all(is_remote).then(|| self.name_of(span.index, known.generation))?;
+                let block = self.replicated(layout, span.index, name, known.workers.clone(), version.number);
+                Some((Arc::new(block), span))
+            });
+            Some((pieces.collect::<Vec<_>>(), version))
+        });
+        if let Some((pieces, version)) = ahead.flatten() {
+            pieces.into_iter().for_each(|(block, span)| self.reader.read_ahead(block, span, &version));
         }
-        self.shared.stats.remote_reads.inc();
-        self.shared.stats.remote_bytes.inc_by(payload.len() as u64);
-        Ok(payload)
     }
 
     /// Where data, or a hole, begins from `offset` on: as lseek(2), to the block, and finer where it is on this host.
@@ -221,6 +311,10 @@ impl FsFile {
         // The end of a file counts as a hole.
         Ok((what == Seek::Hole).then_some(size))
     }
+}
+
+fn id_of(name: &BlockRef) -> BlockId {
+    BlockId::of(name).unwrap_or_else(|| unreachable!("the content id was made here"))
 }
 
 /// Whether a failure may pass soon: the worker could not be reached, or cannot now, but is not lost; or the bucket

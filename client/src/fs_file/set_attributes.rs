@@ -50,6 +50,7 @@ impl FsFile {
             (committed, _) => committed?,
         }
         Failpoint::CutBegun.pass();
+        let ended = self.reader.invalidate_on_drop();
         let changed = self.shared.metadata.change_by(Change::SetAttr(set), owner, user.cloned()).await?;
         Failpoint::CutAnswered.pass();
         if let (Some(size), Some(attr)) = (set.size, changed.attr_of(self.inode)) {
@@ -78,6 +79,8 @@ impl FsFile {
                 blocks.retain(|index, _| layout.block(*index).is_some());
             }
         }
+        // What was read meanwhile is of the layout before.
+        drop(ended);
         self.note();
         if let Some((index, bytes)) = cut_off
             && let Err(error) = self.clear_cut_off(index, &bytes).await

@@ -92,6 +92,7 @@ impl FsFile {
             rest = after;
         }
         Failpoint::WritePlaced.pass();
+        self.reader.invalidate();
         let now = host::wall_ns();
         // What has changed meanwhile may want the bytes elsewhere, too.
         let written = self.with_layout(|layout, _| {
@@ -334,6 +335,8 @@ impl FsFile {
             BlockOp::Zero => Some(Bytes::new()),
             BlockOp::Allocate => None,
         };
+        // When it is known who has it: whether it has failed or not, a part may be in its place.
+        let _ended = self.reader.invalidate_on_drop();
         let open = self.block_to_write(index, at, written.as_ref()).await?;
         let results = join_all(open.replicas.iter().map(|replica| self.apply_to_replica(&open, replica, at, op))).await;
         if let BlockOp::Write(bytes) = op {

@@ -1,4 +1,5 @@
-//! Chunks in memory: what came over the network or from the bucket, checked, until it is read or room is needed.
+//! Chunks in memory: what came over the network or from the bucket, checked, until it is read or room is needed. Those
+//! of a file that may change are there under a version of it, and leave with that.
 //!
 //! A chunk is in one of three states: here, being fetched by someone, or missing. Whoever finds chunks missing claims
 //! them, so that nobody fetches what is on its way; a claim that is dropped without bytes makes them missing again and
@@ -11,6 +12,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,13 +23,32 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::memory::CHARGE_MIN_BYTES;
+use crate::mounts::ObjectVersion;
 use crate::stages::Stages;
 use crate::stats::Stats;
 
 /// Chunks that nobody wanted for this long are dropped even when there is room.
 const IDLE: Duration = Duration::from_secs(30);
 
-type ChunkKey = (BlockId, u32);
+/// What bytes are buffered under.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct BufferKey {
+    pub block: BlockId,
+    /// Of a block whose bytes may change: they are those of another version then. 0 for others.
+    pub version: u64,
+    /// Bytes of the block: in a file that grows it has more.
+    pub length: u32,
+}
+
+impl BufferKey {
+    /// A block of an object, whose bytes never change.
+    pub(super) fn of_object(object: &ObjectVersion, index: u32) -> Self {
+        let block = BlockId { content: object.content, index };
+        Self { block, version: 0, length: object.block_length(index) }
+    }
+}
+
+type ChunkKey = (BufferKey, u32);
 
 /// Where a fetch counts what it waits for. The channel closes when it has ended.
 type Fetch = Option<Arc<Stages>>;
@@ -41,6 +63,8 @@ pub(super) enum Purpose {
 #[derive(Debug)]
 pub(super) struct Buffers {
     state: Mutex<State>,
+    /// Numbers of versions that were given out.
+    versions: AtomicU64,
     stats: Arc<Stats>,
 }
 
@@ -56,7 +80,7 @@ struct State {
 #[derive(Debug)]
 struct Piece {
     number: u64,
-    block: BlockId,
+    block: BufferKey,
     chunks: Range<u32>,
     /// Bytes of the memory budget.
     cost: u64,
@@ -101,7 +125,7 @@ pub(super) enum ChunkLookup {
 #[derive(Debug)]
 pub(super) struct FetchClaim {
     buffers: Arc<Buffers>,
-    block: BlockId,
+    block: BufferKey,
     chunks: Range<u32>,
     purpose: Purpose,
     fulfilled: bool,
@@ -110,11 +134,29 @@ pub(super) struct FetchClaim {
 
 impl Buffers {
     pub(super) fn new(stats: Arc<Stats>) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::default(), stats })
+        Arc::new(Self { state: Mutex::default(), versions: AtomicU64::new(0), stats })
+    }
+
+    /// A number that names a version of the bytes of blocks, and no other.
+    pub(super) fn new_version(&self) -> u64 {
+        self.versions.fetch_add(1, Relaxed) + 1
+    }
+
+    /// Drops what is here of a version.
+    pub(super) fn forget(&self, version: u64) {
+        let mut dropped = Vec::new();
+        let mut state = self.state.lock();
+        let pieces = std::mem::take(&mut state.pieces);
+        let (gone, left): (VecDeque<_>, VecDeque<_>) =
+            pieces.into_iter().partition(|piece| piece.block.version == version);
+        state.pieces = left;
+        gone.iter().for_each(|piece| state.take_out(piece, &mut dropped, &self.stats));
+        // Memory is given back after the lock.
+        drop(state);
     }
 
     /// Looks at `chunks` of a block, and claims the first run of missing ones.
-    pub(super) fn gather(self: &Arc<Self>, block: BlockId, chunks: Range<u32>, purpose: Purpose) -> ChunkLookup {
+    pub(super) fn gather(self: &Arc<Self>, block: BufferKey, chunks: Range<u32>, purpose: Purpose) -> ChunkLookup {
         let mut state = self.state.lock();
         if let Some(bytes) = state.in_one(block, chunks.clone()) {
             if purpose == Purpose::Read {
@@ -153,7 +195,7 @@ impl Buffers {
     }
 
     /// The chunks in one, when all of them are here and belong to one piece; for event loops.
-    pub(super) fn in_one(&self, block: BlockId, chunks: Range<u32>) -> Option<Bytes> {
+    pub(super) fn in_one(&self, block: BufferKey, chunks: Range<u32>) -> Option<Bytes> {
         let mut state = self.state.lock();
         let bytes = state.in_one(block, chunks.clone())?;
         state.note_use(block, chunks, &self.stats);
@@ -166,13 +208,13 @@ impl Buffers {
     }
 
     /// Whether all of these chunks are missing, and nobody fetches any.
-    pub(super) fn lack(&self, block: BlockId, mut chunks: Range<u32>) -> bool {
+    pub(super) fn lack(&self, block: BufferKey, mut chunks: Range<u32>) -> bool {
         let state = self.state.lock();
         state.chunks.is_empty() || !chunks.any(|chunk| state.chunks.contains_key(&(block, chunk)))
     }
 
     /// The chunks, when all of them are here; for event loops.
-    pub(super) fn peek(&self, block: BlockId, chunks: Range<u32>, mut take: impl FnMut(u32, &Bytes)) -> bool {
+    pub(super) fn peek(&self, block: BufferKey, chunks: Range<u32>, mut take: impl FnMut(u32, &Bytes)) -> bool {
         let mut state = self.state.lock();
         if state.chunks.is_empty() {
             return false;
@@ -235,7 +277,7 @@ impl Buffers {
 
 impl State {
     /// What was read ahead has been of use.
-    fn note_use(&mut self, block: BlockId, chunks: Range<u32>, stats: &Stats) {
+    fn note_use(&mut self, block: BufferKey, chunks: Range<u32>, stats: &Stats) {
         for chunk in chunks {
             if let Some(Slot::Present { bytes, unused_readahead, .. }) = self.chunks.get_mut(&(block, chunk))
                 && std::mem::take(unused_readahead)
@@ -245,7 +287,7 @@ impl State {
         }
     }
 
-    fn in_one(&self, block: BlockId, chunks: Range<u32>) -> Option<Bytes> {
+    fn in_one(&self, block: BufferKey, chunks: Range<u32>) -> Option<Bytes> {
         let slot = |chunk| match self.chunks.get(&(block, chunk))? {
             Slot::Present { bytes, piece, whole, start, .. } => Some((*piece, whole, *start..*start + bytes.len())),
             Slot::InFlight(_) => None,
@@ -332,8 +374,9 @@ mod tests {
 
     use super::*;
 
-    fn block() -> BlockId {
-        BlockId { content: ContentId::of_object("s", "k", "e", 1, 1), index: 0 }
+    fn block() -> BufferKey {
+        let block = BlockId { content: ContentId::of_object("s", "k", "e", 1, 1), index: 0 };
+        BufferKey { block, version: 0, length: 1 << 20 }
     }
 
     fn claim(buffers: &Arc<Buffers>, chunks: Range<u32>, purpose: Purpose) -> FetchClaim {
@@ -401,5 +444,21 @@ mod tests {
         assert!(matches!(buffers.gather(block(), 2..4, Purpose::Read), ChunkLookup::Missing(_)));
         buffers.make_room(1, TrimPolicy::Nothing);
         assert!(buffers.state.lock().chunks.is_empty(), "a piece goes as a whole: only that frees its memory");
+    }
+
+    #[test]
+    fn what_was_buffered_of_a_version_is_found_under_no_other_and_leaves_with_it() {
+        let (stats, bytes) = (Arc::new(Stats::default()), Bytes::from(vec![1u8; CHUNK_BYTES as usize]));
+        let buffers = Buffers::new(stats.clone());
+        let (first, second) = (buffers.new_version(), buffers.new_version());
+        let of = |version| BufferKey { version, ..block() };
+        for key in [block(), of(first), of(second)] {
+            let ChunkLookup::Missing(claim) = buffers.gather(key, 0..1, Purpose::Readahead) else { panic!("{key:?}") };
+            claim.fulfil(&bytes);
+        }
+        assert!(buffers.lack(BufferKey { length: 5, ..of(first) }, 0..1), "the file is longer, or shorter");
+        buffers.forget(first);
+        assert!(buffers.lack(of(first), 0..1) && !buffers.lack(of(second), 0..1) && !buffers.lack(block(), 0..1));
+        assert_eq!((stats.readahead_wasted_bytes.get(), buffers.state.lock().pieces.len()), (bytes.len() as u64, 2));
     }
 }

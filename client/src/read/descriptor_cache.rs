@@ -5,7 +5,6 @@
 //! evicted their blocks, since they keep the space of unlinked files.
 
 use std::collections::HashMap;
-use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,16 +14,13 @@ use std::time::Duration;
 use cavern_proto::chunk::chunk_count;
 use cavern_proto::{BlockId, ChunkMap};
 use quick_cache::sync::Cache;
-use rustix::io::{Errno, ReadWriteFlags};
 
 use super::kept_files::{Held, KeptFiles, LastUse, remove_idle};
+use super::local_file::read_now;
 use crate::stats::Stats;
 
 /// A descriptor that nobody used for this long is closed.
 const IDLE: Duration = Duration::from_secs(30);
-
-/// Bytes read at once through a descriptor at most: bounds how long a system call can last.
-const PREAD_MAX: usize = 8 << 20;
 
 /// The file of one block, and which of its chunks may be read from it.
 #[derive(Debug)]
@@ -94,10 +90,6 @@ impl Descriptor {
         self.unreadable.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-
     /// Whether the file has all the bytes of the block.
     pub(super) fn is_whole(&self) -> bool {
         rustix::fs::fstat(&self.file).is_ok_and(|status| status.st_size >= i64::from(self.length))
@@ -105,38 +97,19 @@ impl Descriptor {
 
     /// Fills `buffer` from `offset` without waiting for the disk; false when not all of it is in the page cache.
     pub(super) fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
-        self.used.touch();
-        let length = buffer.len();
-        let read = rustix::io::preadv2(&self.file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT);
-        match read {
-            Ok(count) => count == length,
-            // A file system that knows no such flag. Where that is memory, reading never waits.
-            Err(Errno::OPNOTSUPP) if self.is_in_memory() => self.read_blocking(offset, buffer).is_ok(),
-            Err(_) => false,
-        }
+        self.touch();
+        read_now(&self.file, offset, buffer)
     }
 
-    /// Fills `buffer` from `offset`, waiting for the disk where needed.
-    pub(super) fn read_blocking(&self, mut offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
+    /// It is read from.
+    pub(super) fn touch(&self) {
         self.used.touch();
-        while !buffer.is_empty() {
-            let part = buffer.len().min(PREAD_MAX);
-            match rustix::io::pread(&self.file, &mut buffer[..part], offset) {
-                Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the block file is too short")),
-                Ok(count) => {
-                    buffer = &mut buffer[count..];
-                    offset += count as u64;
-                }
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
     }
+}
 
-    fn is_in_memory(&self) -> bool {
-        const TMPFS_MAGIC: u64 = 0x0102_1994;
-        rustix::fs::fstatfs(&self.file).is_ok_and(|status| status.f_type as u64 == TMPFS_MAGIC)
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
     }
 }
 
@@ -231,8 +204,6 @@ impl DescriptorCache {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use cavern_proto::CHUNK_BYTES;
 
     use super::*;
@@ -265,17 +236,5 @@ mod tests {
         assert!(!descriptor.is_whole());
         rustix::fs::ftruncate(descriptor.as_fd(), 10).unwrap();
         assert!(descriptor.is_whole());
-    }
-
-    #[test]
-    fn reads_what_is_there_and_says_when_the_file_is_short() {
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(b"0123456789").unwrap();
-        let descriptor = Descriptor::new(file.into(), 1, 1, 10, &map(&[0]));
-        let mut buffer = [0; 4];
-        assert!(descriptor.read_now(3, &mut buffer));
-        assert_eq!(&buffer, b"3456");
-        assert!(!descriptor.read_now(8, &mut buffer));
-        assert_eq!(descriptor.read_blocking(8, &mut buffer).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     }
 }

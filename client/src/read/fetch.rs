@@ -9,45 +9,46 @@ use cavern_net::workers::Attempt;
 use cavern_net::{NetError, Route};
 use cavern_proto::chunk::{PART_BYTES, chunk_range, part_count};
 use cavern_proto::data::{self, Status};
-use cavern_proto::{BlockId, CHUNK_BYTES, ChunkMap};
+use cavern_proto::{CHUNK_BYTES, ChunkMap};
 use tokio::time::Instant;
 
 use super::Core;
 use super::buffers::{FetchClaim, Purpose, TrimPolicy};
 use super::descriptor_cache::Descriptor;
+use super::location::{BlockLocation, ReplicatedBlock};
 use super::span::bytes_of_chunks;
 use crate::error::ClientError;
 use crate::memory::Charge;
-use crate::mounts::ObjectVersion;
 use crate::stages::{Stage, Stages};
 
 /// Chunks of one block that somebody needs.
 #[derive(Clone, Debug)]
 pub(super) struct ChunkRequest {
-    pub object: ObjectVersion,
-    pub index: u32,
+    pub at: BlockLocation,
     pub chunks: Range<u32>,
-    /// All of them that is wanted from another host, if that is less: whole parts, as offsets in the block.
+    /// All of them that is wanted from another host, if that is less, as offsets in the block: whole parts of a block
+    /// of an object, anything of one of an fs-mode file.
     pub part: Option<Range<u32>>,
     pub purpose: Purpose,
 }
 
 impl ChunkRequest {
-    pub(super) fn block(&self) -> BlockId {
-        BlockId { content: self.object.content, index: self.index }
-    }
-
-    fn block_length(&self) -> u32 {
-        self.object.block_length(self.index)
+    /// Whole chunks, for a read.
+    pub(super) fn new(at: BlockLocation, chunks: Range<u32>) -> Self {
+        Self { at, chunks, part: None, purpose: Purpose::Read }
     }
 
     /// As offsets in the block.
     fn bytes(&self) -> Range<u32> {
-        bytes_of_chunks(&self.chunks, self.block_length())
+        bytes_of_chunks(&self.chunks, self.at.length())
     }
 
+    /// Bytes that a buffer for them may take.
     fn length(&self) -> u64 {
-        self.bytes().len() as u64
+        match (&self.at, &self.part) {
+            (BlockLocation::Replicas(_), Some(part)) => part.len() as u64,
+            _ => self.bytes().len() as u64,
+        }
     }
 
     fn range(&self) -> data::Range {
@@ -60,7 +61,7 @@ impl ChunkRequest {
     }
 
     fn item(&self) -> data::open_request::Item {
-        data::open_request::Item { block: Some(self.object.block(self.index)), want: vec![self.range()] }
+        data::open_request::Item { block: Some(self.at.name()), want: vec![self.range()] }
     }
 }
 
@@ -76,43 +77,57 @@ pub(super) enum Piece {
 }
 
 impl Core {
-    /// Tries one worker, over whatever way leads to it.
+    /// Tries one worker, over whatever way leads to it; of an fs-mode file only over the network. A worker that is left
+    /// alone, and asked all the same, has no attempt to be counted.
     pub(super) async fn try_worker(
         &self,
         want: &ChunkRequest,
         worker: u64,
-        attempt: Attempt,
+        attempt: Option<Attempt>,
         wait: Duration,
     ) -> Result<Piece, ClientError> {
         let mut started = Instant::now();
-        let result = match self.pool.route(worker).await {
+        let route = match &want.at {
+            BlockLocation::Object { .. } => self.pool.route(worker).await,
+            BlockLocation::Replicas(_) => Ok(Route::Remote),
+        };
+        let result = match route {
             Ok(Route::Local) => self.try_local(want, worker, wait).await.map(Piece::Local),
             Ok(Route::Remote) => match self.charge(want.length(), want.purpose, self.memory_wait()).await {
                 Ok(charge) => {
                     // Waiting for memory says nothing of the worker.
                     started = Instant::now();
-                    self.try_remote(want, worker, charge, wait).await
+                    match &want.at {
+                        BlockLocation::Object { .. } => self.try_remote(want, worker, charge, wait).await,
+                        BlockLocation::Replicas(block) => self.try_replica(want, block, worker, charge, wait).await,
+                    }
                 }
                 Err(error) => Err(error),
             },
             Err(error) => Err(error.into()),
         };
-        match &result {
+        let is_answered = match &result {
             Ok(_) => {
                 if want.purpose == Purpose::Read {
                     self.hedge.observe(started.elapsed());
                 }
-                attempt.answered();
+                Some(true)
             }
             Err(ClientError::Net(NetError::WorkerConnection { .. } | NetError::WorkerDeadline { .. })) => {
                 self.stats.worker_errors.inc();
-                attempt.failed();
+                Some(false)
             }
             Err(ClientError::Net(NetError::WorkerStatus { .. }) | ClientError::Corrupt { .. }) => {
                 self.stats.worker_errors.inc();
-                attempt.answered();
+                Some(true)
             }
-            Err(_) => drop(attempt),
+            Err(_) => None,
+        };
+        match (attempt, is_answered) {
+            (Some(attempt), Some(true)) => attempt.answered(),
+            (Some(attempt), Some(false)) => attempt.failed(),
+            // It counts as neither.
+            (attempt, _) => drop(attempt),
         }
         result
     }
@@ -124,7 +139,7 @@ impl Core {
         worker: u64,
         wait: Duration,
     ) -> Result<Arc<Descriptor>, ClientError> {
-        let block = want.block();
+        let block = want.at.id();
         if let Some(known) = self.descriptors.get(&block).filter(|known| known.worker == worker) {
             if want.purpose == Purpose::Read {
                 self.stats.local_fills.inc();
@@ -153,7 +168,7 @@ impl Core {
             ClientError::Net(NetError::WorkerStatus { worker, status: Status::IoError, message: message.to_owned() })
         };
         let file = files.pop().ok_or_else(|| refused("the answer has no descriptor"))?;
-        if item.length != want.block_length() {
+        if item.length != want.at.length() {
             return Err(refused("the block has another length than the object"));
         }
         let present = ChunkMap::from_bytes(&item.present);
@@ -178,7 +193,7 @@ impl Core {
             self.stats.remote_reads.inc();
         }
         let part = want.part.as_ref().map(wire_range);
-        let item = data::read_request::Item { block: Some(want.object.block(want.index)), range: Some(range), part };
+        let item = data::read_request::Item { block: Some(want.at.name()), range: Some(range), part };
         let (reply, payload) = self.pool.read(worker, vec![item], wait).await?;
         let item = only_item(reply.items, worker)?;
         check_status(worker, item.status(), &item.message)?;
@@ -201,29 +216,68 @@ impl Core {
                 wrong.map(|number| (parts.start + number as u32 * PART_BYTES) / CHUNK_BYTES)
             }
             None => want.chunks.clone().zip(&item.chunk_crcs).find_map(|(chunk, expected)| {
-                let bytes = chunk_range(chunk, want.block_length());
+                let bytes = chunk_range(chunk, want.at.length());
                 let bytes = &payload[(bytes.start - range.offset) as usize..(bytes.end - range.offset) as usize];
                 (crc32c::crc32c(bytes) != *expected).then_some(chunk)
             }),
         };
         if let Some(chunk) = wrong {
-            self.report_corrupt(worker, want.object.block(want.index), vec![chunk]);
-            return Err(ClientError::Corrupt { worker, block: want.block().to_string(), chunk });
+            return Err(self.corrupt(want, worker, chunk));
         }
         self.stats.remote_bytes.inc_by(payload.len() as u64);
         let kind = if parts.is_some() { Piece::Parts } else { Piece::Buffer };
         Ok(kind(charge.hold(payload)))
     }
 
+    /// Reads the chunks of a block of an fs-mode file, or exactly what is wanted of them, over the network, where they
+    /// are compared with their checksums.
+    async fn try_replica(
+        &self,
+        want: &ChunkRequest,
+        block: &ReplicatedBlock,
+        worker: u64,
+        charge: Charge,
+        wait: Duration,
+    ) -> Result<Piece, ClientError> {
+        if want.purpose == Purpose::Read {
+            self.stats.remote_reads.inc();
+        }
+        let bytes = want.part.clone().unwrap_or_else(|| want.bytes());
+        let range = Some(wire_range(&bytes));
+        let item = data::read_request::Item { block: Some(block.name.clone()), range, part: None };
+        let (reply, payload) = match self.pool.read(worker, vec![item], wait).await {
+            Err(NetError::Corrupt { at, .. }) => {
+                return Err(self.corrupt(want, worker, (bytes.start + at) / CHUNK_BYTES));
+            }
+            answer => answer?,
+        };
+        let item = only_item(reply.items, worker)?;
+        check_status(worker, item.status(), &item.message)?;
+        if payload.len() != bytes.len() {
+            let message = "the answer has fewer bytes than were asked for".to_owned();
+            return Err(ClientError::Net(NetError::WorkerStatus { worker, status: Status::IoError, message }));
+        }
+        self.stats.remote_bytes.inc_by(payload.len() as u64);
+        let kind = if want.part.is_some() { Piece::Parts } else { Piece::Buffer };
+        Ok(kind(charge.hold(payload)))
+    }
+
+    /// A chunk is not what its checksum says: the worker is told.
+    fn corrupt(&self, want: &ChunkRequest, worker: u64, chunk: u32) -> ClientError {
+        self.report_corrupt(worker, want.at.name(), vec![chunk]);
+        ClientError::Corrupt { worker, block: want.at.id().to_string(), chunk }
+    }
+
     /// Reads the chunks from the object itself.
     pub(super) async fn try_bucket(&self, want: &ChunkRequest, wait: Duration) -> Result<Bytes, ClientError> {
+        let BlockLocation::Object { object, index } = &want.at else { return Err(ClientError::NoWorkers) };
         let bytes = want.bytes();
-        let ufs = want.object.mount.ufs()?;
+        let ufs = object.mount.ufs()?;
         let charge = self.charge(want.length(), want.purpose, wait).await?;
         self.stats.bucket_reads.inc();
-        let start = u64::from(want.index) * want.object.mount.block_size();
+        let start = u64::from(*index) * object.mount.block_size();
         let range = start + u64::from(bytes.start)..start + u64::from(bytes.end);
-        let payload = ufs.get_bytes(&want.object.key, &want.object.etag, range).await?;
+        let payload = ufs.get_bytes(&object.key, &object.etag, range).await?;
         self.stats.bucket_bytes.inc_by(payload.len() as u64);
         Ok(charge.hold(payload))
     }
@@ -270,8 +324,8 @@ impl Core {
         }
     }
 
-    /// Has the worker look at chunks that are not what they should be: it drops those that are wrong, and fetches them
-    /// again.
+    /// Has the worker look at chunks that are not what they should be: it drops those of an object that are wrong, and
+    /// fetches them again.
     pub(super) fn report_corrupt(&self, worker: u64, block: data::BlockRef, chunks: Vec<u32>) {
         self.stats.corrupt_chunks.inc_by(chunks.len() as u64);
         let pool = self.pool.clone();

@@ -4,39 +4,37 @@ mod parts;
 
 use std::any::Any;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use cavern_net::Route;
-use cavern_proto::chunk::chunk_range;
 use cavern_proto::{BlockId, CHUNK_BYTES};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::Core;
-use super::buffers::{ChunkLookup, Purpose, TrimPolicy};
+use super::buffers::{BufferKey, Purpose};
 use super::descriptor_cache::Descriptor;
-use super::fetch::{ChunkRequest, Piece, wire_range};
-use super::readahead::{Pattern, Readahead};
+use super::fetch::{ChunkRequest, wire_range};
+use super::location::BlockLocation;
+use super::readahead::Pattern;
+use super::reader::{BlockReader, REMOTE_PIECE_BYTES, ReadAttempt, Step, SweepOnDrop, copy_chunk};
 use super::span::{Span, spans};
 use crate::error::ClientError;
 use crate::metadata::Node;
 use crate::mounts::ObjectVersion;
-use crate::stages::{Stage, Stages};
+use crate::stages::Stage;
 
 /// Part of a block that one read or one fill handles at a time.
 const PIECE_BYTES: u64 = 8 << 20;
-/// Part that read-ahead over the network asks for at a time: small, so that a reader who catches up waits little.
-const REMOTE_PIECE_BYTES: u64 = 1 << 20;
 /// Windows from this size on are announced to a remote worker at once, so that its own requests are large.
 const ANNOUNCE_BYTES: u64 = 4 << 20;
 
 /// One open file: an immutable version of an object. Reads of one handle run concurrently. Dropping it closes it and
 /// ends its read-ahead.
 pub struct OpenFile {
-    file: Arc<File>,
+    file: File,
 }
 
 type RecentBlock = (u32, Arc<Descriptor>);
@@ -52,30 +50,7 @@ struct File {
     whole: OnceLock<Arc<Descriptor>>,
     /// The descriptors used last, by block: spares the shared cache, and keeps an evicted block readable.
     recent: RwLock<[Option<RecentBlock>; 2]>,
-    readahead: Mutex<Readahead>,
-    closed: CancellationToken,
-}
-
-/// Whether a read has already waited for a fetch that did not bring all it needs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum ReadAttempt {
-    First,
-    Further,
-}
-
-/// The end of a read, which may have been what a buffer was kept for.
-struct SweepOnDrop<'a>(&'a Core);
-
-impl Drop for SweepOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.give_up(TrimPolicy::Nothing);
-    }
-}
-
-impl Drop for OpenFile {
-    fn drop(&mut self) {
-        self.file.closed.cancel();
-    }
+    reader: BlockReader,
 }
 
 impl OpenFile {
@@ -87,10 +62,8 @@ impl OpenFile {
     /// An object, whatever file it belongs to.
     pub(super) fn of(core: Arc<Core>, node: Arc<Node>, object: Option<ObjectVersion>) -> Self {
         let size = object.as_ref().map_or(0, |object| object.length);
-        let readahead = Mutex::new(Readahead::new(core.readahead_max));
-        let closed = core.stop.child_token();
-        let (whole, recent) = (OnceLock::new(), RwLock::default());
-        Self { file: Arc::new(File { core, node, size, object, whole, recent, readahead, closed }) }
+        let (whole, recent, reader) = (OnceLock::new(), RwLock::default(), BlockReader::new(core.clone()));
+        Self { file: File { core, node, size, object, whole, recent, reader } }
     }
 
     /// The node it was opened from; stays readable when the inode is gone.
@@ -128,7 +101,7 @@ impl OpenFile {
         if file.core.buffers.is_empty() || file.descriptor(object, &span).is_some() {
             return None;
         }
-        let chunks = file.core.buffers.in_one(file.block(object, span.index), span.chunks())?;
+        let chunks = file.core.buffers.in_one(BufferKey::of_object(object, span.index), span.chunks())?;
         let start = (span.bytes.start % CHUNK_BYTES) as usize;
         let bytes = chunks.slice(start..start + span.length());
         file.core.stats.buffer_reads.inc();
@@ -220,7 +193,7 @@ impl OpenFile {
         let span = Span { index: 0, bytes: 0..object.block_length(0) };
         file.descriptor(object, &span).is_some()
             || file.core.descriptors.kept().contains(&file.block(object, 0))
-            || file.core.buffers.peek(file.block(object, 0), span.chunks(), |_, _| {})
+            || file.core.buffers.peek(BufferKey::of_object(object, 0), span.chunks(), |_, _| {})
     }
 }
 
@@ -292,7 +265,7 @@ impl File {
             return read;
         }
         let length = object.block_length(span.index);
-        let here = self.core.buffers.peek(self.block(object, span.index), span.chunks(), |chunk, bytes| {
+        let here = self.core.buffers.peek(BufferKey::of_object(object, span.index), span.chunks(), |chunk, bytes| {
             copy_chunk(span, chunk, length, bytes, buffer);
         });
         if here {
@@ -367,121 +340,14 @@ impl File {
         tries: ReadAttempt,
         deadline: Instant,
     ) -> Result<Option<Bytes>, ClientError> {
-        let block = self.block(object, span.index);
-        match self.core.buffers.gather(block, span.chunks(), Purpose::Read) {
-            ChunkLookup::All(chunks) => self.join_chunks(object, span, chunks, deadline).await,
-            // Memory is short, and what came may have left before it was read: without its neighbours in the buffers a
-            // read depends on nobody, and goes on as soon as its turn to have memory comes.
-            ChunkLookup::Wait(_) | ChunkLookup::Missing(_)
-                if tries == ReadAttempt::Further && self.core.memory.wanted_bytes() > 0 =>
-            {
-                self.read_alone(object, span, deadline).await
-            }
-            ChunkLookup::Wait(mut done) => {
-                let fetch = done.borrow().clone();
-                let _joined = Stages::join(fetch);
-                match tokio::time::timeout_at(deadline, done.changed()).await {
-                    Ok(_ended) => Ok(None),
-                    Err(_elapsed) => Err(ClientError::Read {
-                        key: object.key.to_string(),
-                        causes: "another read of the same bytes did not end before the deadline".to_owned(),
-                    }),
-                }
-            }
-            ChunkLookup::Missing(claim) => {
-                let chunks = claim.chunks();
-                let want = ChunkRequest {
-                    object: object.clone(),
-                    index: span.index,
-                    chunks: chunks.clone(),
-                    part: None,
-                    purpose: Purpose::Read,
-                };
-                match self.core.fetch_from_any(&want, deadline).await? {
-                    Piece::Local(descriptor) => {
-                        self.remember(span.index, &descriptor);
-                        Ok(None)
-                    }
-                    Piece::Buffer(bytes) | Piece::Parts(bytes) => {
-                        self.core.keep(claim, &bytes);
-                        if chunks != span.chunks() {
-                            return Ok(None);
-                        }
-                        let start = chunk_range(chunks.start, object.block_length(span.index)).start;
-                        let start = (span.bytes.start - start) as usize;
-                        Ok(Some(bytes.slice(start..start + span.length())))
-                    }
-                }
-            }
-        }
-    }
-
-    /// All chunks of a span, or parts of them.
-    fn want(&self, object: &ObjectVersion, span: &Span, part: Option<Range<u32>>) -> ChunkRequest {
-        let (index, chunks) = (span.index, span.chunks());
-        ChunkRequest { object: object.clone(), index, chunks, part, purpose: Purpose::Read }
-    }
-
-    /// Fetches a whole span for this reader only.
-    async fn read_alone(
-        &self,
-        object: &ObjectVersion,
-        span: &Span,
-        deadline: Instant,
-    ) -> Result<Option<Bytes>, ClientError> {
-        match self.core.fetch_from_any(&self.want(object, span, None), deadline).await? {
-            Piece::Local(descriptor) => {
+        match self.core.next_step(&location(object, span.index), span, tries, deadline).await? {
+            Step::Bytes(bytes) => Ok(Some(bytes)),
+            Step::Descriptor(descriptor) => {
                 self.remember(span.index, &descriptor);
                 Ok(None)
             }
-            Piece::Buffer(bytes) | Piece::Parts(bytes) => {
-                let start = (span.bytes.start % CHUNK_BYTES) as usize;
-                Ok(Some(bytes.slice(start..start + span.length())))
-            }
+            Step::Again => Ok(None),
         }
-    }
-
-    /// The bytes of a span out of its chunks: a slice when they are in one, else a copy. Chunks that left while
-    /// this waited for memory are fetched once more, for this reader only.
-    async fn join_chunks(
-        &self,
-        object: &ObjectVersion,
-        span: &Span,
-        mut chunks: Vec<Bytes>,
-        deadline: Instant,
-    ) -> Result<Option<Bytes>, ClientError> {
-        if let [chunk] = &chunks[..] {
-            let start = (span.bytes.start % CHUNK_BYTES) as usize;
-            return Ok(Some(chunk.slice(start..start + span.length())));
-        }
-        let (block, bytes) = (self.block(object, span.index), span.length() as u64);
-        let charge = match self.core.memory.try_charge(bytes) {
-            Some(charge) => charge,
-            None => {
-                // Chunks are memory: whoever waits for more lets go of them.
-                drop(chunks);
-                let wait = deadline.saturating_duration_since(Instant::now());
-                let charge = self.core.charge(bytes, Purpose::Read, wait).await?;
-                let again = match self.core.buffers.gather(block, span.chunks(), Purpose::Read) {
-                    ChunkLookup::All(again) => Some(again),
-                    ChunkLookup::Wait(_) | ChunkLookup::Missing(_) => None,
-                };
-                let Some(again) = again else {
-                    // Chunks and their copy together may be more than the budget: they would be fetched, and leave for
-                    // the copy, again and again.
-                    drop(charge);
-                    return self.read_alone(object, span, deadline).await;
-                };
-                chunks = again;
-                charge
-            }
-        };
-        let mut whole = vec![0; span.length()];
-        let length = object.block_length(span.index);
-        for (chunk, bytes) in span.chunks().zip(&chunks) {
-            copy_chunk(span, chunk, length, bytes, &mut whole);
-        }
-        Ok(Some(charge.hold(whole)))
     }
 
     async fn read_descriptor(
@@ -490,30 +356,10 @@ impl File {
         span: &Span,
         deadline: Instant,
     ) -> Result<Bytes, ClientError> {
-        let core = &self.core;
-        let wait = deadline.saturating_duration_since(Instant::now());
-        let charge = core.charge(span.length() as u64, Purpose::Read, wait).await?;
-        let (descriptor, start, length) = (descriptor.clone(), u64::from(span.bytes.start), span.length());
-        let mut buffer = vec![0; length];
-        if !descriptor.read_now(start, &mut buffer) {
-            let read = tokio::task::spawn_blocking(move || {
-                descriptor.read_blocking(start, &mut buffer)?;
-                Ok::<_, std::io::Error>(buffer)
-            });
-            let _disk = Stage::Disk.begin();
-            // The disk decides how long this takes; the reader goes on at its deadline.
-            buffer = match tokio::time::timeout_at(deadline, read).await {
-                Ok(Ok(read)) => read?,
-                Ok(Err(_cancelled)) => return Err(ClientError::Shutdown),
-                Err(_elapsed) => {
-                    let causes = "the local disk did not answer before the deadline".to_owned();
-                    let key = self.object.as_ref().map_or_else(|| self.node.key(), |object| object.key.to_string());
-                    return Err(ClientError::Read { key, causes });
-                }
-            };
-        }
-        core.stats.read_by_descriptor(length);
-        Ok(charge.hold(buffer))
+        descriptor.touch();
+        let name = || self.object.as_ref().map_or_else(|| self.node.key(), |object| object.key.to_string());
+        let (file, start) = (descriptor.clone(), u64::from(span.bytes.start));
+        self.reader.read_local(file, start, span.length(), deadline, name).await
     }
 
     /// From the bucket, for a span whose local file turned out to be unreadable.
@@ -523,7 +369,7 @@ impl File {
         span: &Span,
         deadline: Instant,
     ) -> Result<Bytes, ClientError> {
-        let want = self.want(object, span, None);
+        let want = ChunkRequest::new(location(object, span.index), span.chunks());
         let wait = deadline.saturating_duration_since(Instant::now());
         let _bucket = Stage::Bucket.begin();
         match tokio::time::timeout_at(deadline, self.core.try_bucket(&want, wait)).await {
@@ -539,21 +385,15 @@ impl File {
     }
 
     /// Reports a read to the read-ahead, and starts what it asks for.
-    fn read_ahead_of(self: &Arc<Self>, object: &ObjectVersion, read: Range<u64>) -> Pattern {
-        if self.core.readahead_max == 0 || object.length <= u64::from(CHUNK_BYTES) {
-            return Pattern::Streams;
-        }
-        let (wanted, pattern) = {
-            let mut readahead = self.readahead.lock();
-            (readahead.on_read(read, object.length), readahead.pattern())
-        };
+    fn read_ahead_of(&self, object: &ObjectVersion, read: Range<u64>) -> Pattern {
+        let (wanted, pattern) = self.reader.on_read(read, object.length);
         if let Some(wanted) = wanted {
             self.read_ahead(object, wanted);
         }
         pattern
     }
 
-    fn read_ahead(self: &Arc<Self>, object: &ObjectVersion, range: Range<u64>) {
+    fn read_ahead(&self, object: &ObjectVersion, range: Range<u64>) {
         let placement = self.core.pool.placement();
         let block_size = object.mount.block_size();
         for span in spans(range, block_size, PIECE_BYTES) {
@@ -564,92 +404,43 @@ impl File {
             let route = owner.map_or(Route::Remote, |owner| self.core.pool.known_route(owner));
             self.core.stats.readahead_bytes.inc_by(span.length() as u64);
             match (route, owner) {
-                (Route::Local, Some(owner)) => self.fill_ahead(object, span, owner),
+                (Route::Local, Some(owner)) => self.fill_ahead(object, &span, owner),
                 (_, owner) => {
                     let start = u64::from(span.index) * block_size;
                     let bytes = start + u64::from(span.bytes.start)..start + u64::from(span.bytes.end);
                     if let Some(owner) = owner.filter(|_| span.length() as u64 >= ANNOUNCE_BYTES) {
                         self.announce(object, &span, owner);
                     }
-                    spans(bytes, block_size, REMOTE_PIECE_BYTES).for_each(|piece| self.fetch_ahead(object, piece));
+                    for piece in spans(bytes, block_size, REMOTE_PIECE_BYTES) {
+                        self.core.fetch_ahead(location(object, piece.index), piece, self.reader.closed());
+                    }
                 }
             }
         }
     }
 
-    /// Runs a piece of read-ahead in the background while the file is open; skipped when too many run.
-    fn in_background(self: &Arc<Self>, work: impl Future<Output = Result<(), ClientError>> + Send + 'static) {
-        let Ok(slot) = self.core.ahead_slots.clone().try_acquire_owned() else { return };
-        let closed = self.closed.clone();
-        let task = async move {
-            tokio::select! {
-                result = work => if let Err(error) = result {
-                    // The read that needs the bytes meets the error again, and reports it.
-                    tracing::debug!("read-ahead: {error}");
-                },
-                () = closed.cancelled() => {}
-            }
-            drop(slot);
-        };
-        self.core.tasks.spawn_on(task, &self.core.runtime);
-    }
-
     /// Has the worker on this host make a span present.
-    fn fill_ahead(self: &Arc<Self>, object: &ObjectVersion, span: Span, owner: u64) {
-        let (file, object) = (self.clone(), object.clone());
-        self.in_background(async move {
-            let Some(attempt) = file.core.pool.admit(owner) else { return Ok(()) };
-            let want = ChunkRequest {
-                object,
-                index: span.index,
-                chunks: span.chunks(),
-                part: None,
-                purpose: Purpose::Readahead,
-            };
-            file.core.try_worker(&want, owner, attempt, file.core.read_timeout).await.map(drop)
+    fn fill_ahead(&self, object: &ObjectVersion, span: &Span, owner: u64) {
+        let at = location(object, span.index);
+        let want = ChunkRequest { purpose: Purpose::Readahead, ..ChunkRequest::new(at, span.chunks()) };
+        let core = self.core.clone();
+        self.core.in_background(self.reader.closed(), async move {
+            let Some(attempt) = core.pool.admit(owner) else { return Ok(()) };
+            core.try_worker(&want, owner, Some(attempt), core.read_timeout).await.map(drop)
         });
     }
 
     /// Has a worker elsewhere make a span present, so that the pieces that follow find it.
-    fn announce(self: &Arc<Self>, object: &ObjectVersion, span: &Span, owner: u64) {
+    fn announce(&self, object: &ObjectVersion, span: &Span, owner: u64) {
         let (block, want) = (Some(object.block(span.index)), vec![wire_range(&span.bytes)]);
         let item = cavern_proto::data::open_request::Item { block, want };
         let core = self.core.clone();
-        self.in_background(async move { Ok(core.pool.fill(owner, vec![item], core.read_timeout).await.map(drop)?) });
-    }
-
-    /// Brings the chunks of a span into buffers, as far as memory is free.
-    fn fetch_ahead(self: &Arc<Self>, object: &ObjectVersion, span: Span) {
-        let (file, object) = (self.clone(), object.clone());
-        // For readers who come to wait for it.
-        let stages = Some(Stages::new());
-        self.in_background(Stages::scope(stages, async move {
-            let block = file.block(&object, span.index);
-            let deadline = Instant::now() + file.core.read_timeout;
-            while let ChunkLookup::Missing(claim) = file.core.buffers.gather(block, span.chunks(), Purpose::Readahead) {
-                let want = ChunkRequest {
-                    object: object.clone(),
-                    index: span.index,
-                    chunks: claim.chunks(),
-                    part: None,
-                    purpose: Purpose::Readahead,
-                };
-                match file.core.fetch_from_any(&want, deadline).await? {
-                    Piece::Buffer(bytes) | Piece::Parts(bytes) => file.core.keep(claim, &bytes),
-                    Piece::Local(_) => return Ok(()),
-                }
-            }
-            Ok(())
-        }));
+        self.core.in_background(self.reader.closed(), async move {
+            Ok(core.pool.fill(owner, vec![item], core.read_timeout).await.map(drop)?)
+        });
     }
 }
 
-/// Copies the part of a chunk that lies in the span to its place in the span's buffer.
-fn copy_chunk(span: &Span, chunk: u32, block_length: u32, bytes: &[u8], buffer: &mut [u8]) {
-    let here = chunk_range(chunk, block_length);
-    let (start, end) = (here.start.max(span.bytes.start), here.end.min(span.bytes.end));
-    if start < end {
-        let into = (start - span.bytes.start) as usize..(end - span.bytes.start) as usize;
-        buffer[into].copy_from_slice(&bytes[(start - here.start) as usize..(end - here.start) as usize]);
-    }
+fn location(object: &ObjectVersion, index: u32) -> BlockLocation {
+    BlockLocation::Object { object: object.clone(), index }
 }

@@ -10,6 +10,8 @@ use std::ops::Range;
 
 /// Streams of one handle.
 const STREAMS: usize = 3;
+/// Streams of a file, of all who have it open.
+const STREAMS_OF_MANY: usize = 16;
 /// First window.
 const WINDOW_FIRST: u64 = 512 * 1024;
 /// How far the kernel may reorder the reads of one stream.
@@ -18,6 +20,7 @@ const REORDER: u64 = 2 << 20;
 #[derive(Debug)]
 pub(super) struct Readahead {
     streams: Vec<Stream>,
+    streams_max: usize,
     window_max: u64,
     clock: u64,
     pattern: Pattern,
@@ -46,9 +49,19 @@ struct Stream {
 }
 
 impl Readahead {
-    /// `window_max` in bytes; 0 switches it off.
+    /// Of a handle. `window_max` in bytes; 0 switches it off.
     pub(super) fn new(window_max: u64) -> Self {
-        Self { streams: Vec::new(), window_max, clock: 0, pattern: Pattern::Streams }
+        Self { streams: Vec::new(), streams_max: STREAMS, window_max, clock: 0, pattern: Pattern::Streams }
+    }
+
+    /// Of all handles of a file.
+    pub(super) fn of_many(window_max: u64) -> Self {
+        Self { streams_max: STREAMS_OF_MANY, ..Self::new(window_max) }
+    }
+
+    /// Nothing that was asked for counts any more.
+    pub(super) fn reset(&mut self) {
+        self.streams.clear();
     }
 
     /// A read happens: what to ask for now, beyond it, in a file of `length` bytes.
@@ -59,7 +72,7 @@ impl Readahead {
         self.clock += 1;
         let clock = self.clock;
         let Some(stream) = self.streams.iter_mut().find(|stream| stream.takes(&read)) else {
-            self.pattern = if self.streams.len() == STREAMS { Pattern::Random } else { Pattern::Streams };
+            self.pattern = if self.streams.len() == self.streams_max { Pattern::Random } else { Pattern::Streams };
             self.begin(read);
             return None;
         };
@@ -90,7 +103,7 @@ impl Readahead {
     }
 
     fn begin(&mut self, read: Range<u64>) {
-        if self.streams.len() == STREAMS {
+        if self.streams.len() == self.streams_max {
             let oldest = self.streams.iter().enumerate().min_by_key(|(_, stream)| stream.used);
             if let Some((oldest, _)) = oldest {
                 self.streams.swap_remove(oldest);
@@ -204,6 +217,22 @@ mod tests {
         let mut off = Readahead::new(0);
         reads(&mut off, [5, 90, 33, 700].map(|number| step(number, MIB)));
         assert_eq!(off.pattern(), Pattern::Streams);
+    }
+
+    #[test]
+    fn streams_of_many_handles_are_kept_apart_and_begin_anew_after_a_change() {
+        let mut readahead = Readahead::of_many(4 * MIB);
+        let all = (0..3).flat_map(|number| {
+            (0..10).map(move |handle| {
+                let read = step(number, 128 * KIB);
+                read.start + handle * 64 * MIB..read.end + handle * 64 * MIB
+            })
+        });
+        let asked = reads(&mut readahead, all).into_iter().flatten().count();
+        assert!(asked >= 10, "{asked} of ten streams");
+        readahead.reset();
+        assert_eq!(readahead.on_read(step(3, 128 * KIB), GIB), None, "a first read");
+        assert!(readahead.on_read(step(4, 128 * KIB), GIB).is_some());
     }
 
     proptest! {

@@ -5,6 +5,9 @@
 //! worker fill its cache: otherwise a block that was slow once would stay cold. An answer that the version is gone ends
 //! the climb: no other source may have it.
 //!
+//! A block of an fs-mode file has its replicas for sources, and no others. One that failed lately comes last, but is
+//! asked: nobody else has the bytes. Whoever reads such a file knows what the last failure means.
+//!
 //! When the bucket cannot be reached, neither by the workers nor from here, or is slow, a read climbs again and again
 //! until its deadline. What the bucket refuses is final at once.
 
@@ -22,6 +25,7 @@ use tokio::time::Instant;
 use super::Core;
 use super::buffers::Purpose;
 use super::fetch::{ChunkRequest, Piece};
+use super::location::BlockLocation;
 use super::outage_wait::OutageWaiter;
 use crate::error::ClientError;
 use crate::stages::{Stage, Waiting};
@@ -69,12 +73,14 @@ impl Core {
                     }
                     return Ok(piece);
                 }
-                Err(FetchFailure { error, is_transient: true }) if want.purpose == Purpose::Read => {
-                    let waiting = outage.get_or_insert_with(|| self.outages.enter(&want.object.mount));
-                    let _bucket = Stage::Bucket.begin();
-                    waiting.wait(error, deadline).await?;
-                }
-                Err(FetchFailure { error, .. }) => return Err(error),
+                Err(FetchFailure { error, is_transient }) => match &want.at {
+                    BlockLocation::Object { object, .. } if is_transient && want.purpose == Purpose::Read => {
+                        let waiting = outage.get_or_insert_with(|| self.outages.enter(&object.mount));
+                        let _bucket = Stage::Bucket.begin();
+                        waiting.wait(error, deadline).await?;
+                    }
+                    _ => return Err(error),
+                },
             }
         }
     }
@@ -83,14 +89,15 @@ impl Core {
         let sources = self.sources(want).into_iter();
         let deadline = deadline.min(Instant::now() + self.read_timeout);
         let mut climb =
-            SourceFallback { core: self, want, deadline, sources, asked: vec![], causes: vec![], is_outage: false };
+            SourceFallback { core: self, want, deadline, sources, asked: vec![], failures: vec![], is_outage: false };
         match tokio::time::timeout_at(deadline, climb.run()).await {
             Ok(result) => result,
             Err(_elapsed) => {
                 let silent: Vec<String> = climb.asked.iter().map(|(source, _)| source.to_string()).collect();
-                climb.causes.push(format!("{} gave no answer within client.read_timeout", silent.join(" and ")));
+                let causes = format!("{} gave no answer within client.read_timeout", silent.join(" and "));
                 let is_slow = climb.asked.iter().any(|(source, _)| *source == Source::Bucket);
-                Err(FetchFailure { error: climb.failed(), is_transient: climb.is_outage || is_slow })
+                let error = climb.failed(Some(causes));
+                Err(FetchFailure { error, is_transient: climb.is_outage || is_slow })
             }
         }
     }
@@ -112,9 +119,17 @@ impl Core {
 
     /// Best first. A worker on this host goes before others that hold the block as well.
     fn sources(&self, want: &ChunkRequest) -> Vec<Source> {
-        let replicas = want.object.mount.replicas();
+        let (object, index) = match &want.at {
+            BlockLocation::Object { object, index } => (object, *index),
+            BlockLocation::Replicas(block) => {
+                let mut workers = block.workers.clone();
+                workers.sort_by_key(|worker| self.pool.rests(*worker));
+                return workers.into_iter().map(Source::Worker).collect();
+            }
+        };
+        let replicas = object.mount.replicas();
         let placement = self.pool.placement();
-        let candidates = placement.candidates(want.object.content, want.index, replicas.max(WORKERS_TRIED));
+        let candidates = placement.candidates(object.content, index, replicas.max(WORKERS_TRIED));
         let mut workers: Vec<u64> = candidates.iter().collect();
         if replicas > 1 {
             let holders = replicas.min(workers.len());
@@ -145,9 +160,24 @@ struct SourceFallback<'a> {
     /// Sources that have not answered yet. The wait for one ends with the climb: who lost goes on for nobody.
     asked: Vec<(Source, Waiting)>,
     /// Why sources failed, in the order in which they did.
-    causes: Vec<String>,
+    failures: Vec<Failure>,
     /// The bucket could not be reached from here, or did not answer.
     is_outage: bool,
+}
+
+/// Why a source was of no use.
+enum Failure {
+    LeftAlone(Source),
+    Failed(ClientError),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LeftAlone(source) => write!(f, "{source}: left alone after it failed"),
+            Self::Failed(error) => write!(f, "{error}"),
+        }
+    }
 }
 
 impl SourceFallback<'_> {
@@ -172,7 +202,8 @@ impl SourceFallback<'_> {
                         if hedged == Some(source) {
                             self.core.stats.hedges_won.inc();
                         }
-                        if self.asked.iter().any(|(asked, _)| matches!(asked, Source::Worker(_)) && *asked != source) {
+                        let is_filled = |asked: &Source| matches!(asked, Source::Worker(_)) && *asked != source;
+                        if self.is_of_object() && self.asked.iter().any(|(asked, _)| is_filled(asked)) {
                             self.core.finish_in_background(running);
                         }
                         return Ok(piece);
@@ -181,10 +212,10 @@ impl SourceFallback<'_> {
                     // Another source would need the same memory.
                     Err(error @ (ClientError::Memory { .. } | ClientError::Shutdown)) => return Err(error.into()),
                     Err(error) => {
-                        self.causes.push(error.to_string());
+                        self.failures.push(Failure::Failed(error.clone()));
                         self.asked.retain(|(asked, _)| *asked != source);
                         self.is_outage |= matches!(&error, ClientError::Ufs(error) if error.is_outage());
-                        if is_bucket_trouble(&error) && self.want.object.mount.replicas() == 1 {
+                        if is_bucket_trouble(&error) && self.has_one_owner() {
                             // A worker that does not hold the block would have to ask the same bucket.
                             self.skip_workers();
                         }
@@ -194,7 +225,9 @@ impl SourceFallback<'_> {
                                 None if matches!(&error, ClientError::Ufs(_)) && error.errno() != EIO => {
                                     return Err(error.into());
                                 }
-                                None => return Err(FetchFailure { error: self.failed(), is_transient: self.is_outage }),
+                                None => {
+                                    return Err(FetchFailure { error: self.failed(None), is_transient: self.is_outage });
+                                }
                             }
                         }
                     }
@@ -210,7 +243,7 @@ impl SourceFallback<'_> {
                         running.push(attempt);
                     }
                 }
-                else => return Err(self.failed().into()),
+                else => return Err(self.failed(None).into()),
             }
         }
     }
@@ -221,19 +254,22 @@ impl SourceFallback<'_> {
         for source in self.sources.by_ref() {
             let left = self.deadline.saturating_duration_since(Instant::now());
             match source {
-                Source::Worker(worker) => match core.pool.admit(worker) {
-                    Some(attempt) => {
-                        let wait = left.min(core.worker_timeout).max(Duration::from_millis(1));
-                        let stage = match core.pool.known_route(worker) {
-                            Route::Local => Stage::Descriptor,
-                            Route::Remote => Stage::Network,
-                        };
-                        self.asked.push((source, stage.begin()));
-                        let tried = async move { (source, core.try_worker(&want, worker, attempt, wait).await) };
-                        return Some((source, Box::pin(tried)));
+                Source::Worker(worker) => {
+                    let attempt = core.pool.admit(worker);
+                    let is_of_object = matches!(want.at, BlockLocation::Object { .. });
+                    if attempt.is_none() && is_of_object {
+                        self.failures.push(Failure::LeftAlone(source));
+                        continue;
                     }
-                    None => self.causes.push(format!("{source}: left alone after it failed")),
-                },
+                    let wait = left.min(core.worker_timeout).max(Duration::from_millis(1));
+                    let stage = match core.pool.known_route(worker) {
+                        Route::Local if is_of_object => Stage::Descriptor,
+                        _ => Stage::Network,
+                    };
+                    self.asked.push((source, stage.begin()));
+                    let tried = async move { (source, core.try_worker(&want, worker, attempt, wait).await) };
+                    return Some((source, Box::pin(tried)));
+                }
                 Source::Bucket => {
                     self.asked.push((source, Stage::Bucket.begin()));
                     let tried = async move { (source, core.try_bucket(&want, left).await.map(Piece::Buffer)) };
@@ -250,12 +286,25 @@ impl SourceFallback<'_> {
         }
     }
 
-    fn failed(&self) -> ClientError {
-        let causes = match self.causes.is_empty() {
-            true => "no source".to_owned(),
-            false => self.causes.join("; "),
-        };
-        ClientError::Read { key: self.want.object.key.to_string(), causes }
+    fn is_of_object(&self) -> bool {
+        matches!(self.want.at, BlockLocation::Object { .. })
+    }
+
+    /// Whether one worker alone is to have the block, an object's.
+    fn has_one_owner(&self) -> bool {
+        matches!(&self.want.at, BlockLocation::Object { object, .. } if object.mount.replicas() == 1)
+    }
+
+    /// What all of the failures are, and what came last; of an fs-mode file the last one of a worker.
+    fn failed(&mut self, last: Option<String>) -> ClientError {
+        if !self.is_of_object()
+            && let Some(Failure::Failed(error)) = self.failures.pop()
+        {
+            return error;
+        }
+        let causes: Vec<String> = self.failures.iter().map(ToString::to_string).chain(last).collect();
+        let causes = if causes.is_empty() { "no source".to_owned() } else { causes.join("; ") };
+        ClientError::Read { key: self.want.at.file(), causes }
     }
 }
 

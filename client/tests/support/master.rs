@@ -78,7 +78,7 @@ pub struct State {
     pub session: u64,
     pub mutations: Mutations,
     /// Workers of the only blocks of files, by inode.
-    blocks: HashMap<u64, u64>,
+    blocks: HashMap<u64, Vec<u64>>,
     pub watchers: Vec<mpsc::Sender<Result<WatchEvent, Status>>>,
     acknowledged: u64,
     let_go: u64,
@@ -231,9 +231,21 @@ impl FakeMaster {
 
     /// A file of an fs-mode mount, all of it in one block at a worker.
     pub fn put_block(&self, parent: u64, name: &str, worker: u64, size: u64) -> u64 {
+        self.put_replicas(parent, name, &[worker], size)
+    }
+
+    /// The same at several workers.
+    pub fn put_replicas(&self, parent: u64, name: &str, workers: &[u64], size: u64) -> u64 {
         let inode = self.put_file(parent, name, "", size);
-        self.service.state.lock().blocks.insert(inode, worker);
+        self.service.state.lock().blocks.insert(inode, workers.to_vec());
         inode
+    }
+
+    /// Somebody has changed the content of a file; announces it.
+    pub fn change_content(&self, inode: u64) {
+        let mut state = self.service.state.lock();
+        state.entries.get_mut(&inode).unwrap().attr.as_mut().unwrap().version += 1;
+        state.announce(Event::InodeChanged(inode));
     }
 
     pub fn put_directory(&self, parent: u64, name: &str) -> u64 {
@@ -523,7 +535,7 @@ impl Namespace for Service {
         let state = self.state.lock();
         let inode = request.into_inner().inode;
         let attr = state.entry(inode)?.attr;
-        let block = |worker: &u64| Extent { generation: 1, workers: vec![*worker], ..Extent::default() };
+        let block = |workers: &Vec<u64>| Extent { generation: 1, workers: workers.clone(), ..Extent::default() };
         let extents = state.blocks.get(&inode).map(block).into_iter().collect();
         Ok(Response::new(Layout { attr, block_size: state.mount.block_size, extents, ..Layout::default() }))
     }

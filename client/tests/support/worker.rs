@@ -324,7 +324,9 @@ impl FakeWorker {
             let bounds = chunk_range(chunk, bytes.len() as u32);
             crc32c::crc32c(&bytes[bounds.start as usize..bounds.end as usize])
         });
-        let chunk_crcs = crcs.collect();
+        let chunk_crcs = if block.data { vec![] } else { crcs.collect() };
+        let sent = part.chunks(CHUNK_BYTES as usize).filter(|_| block.data);
+        let sent_crcs = sent.map(crc32c::crc32c).collect();
         let at = payload.len();
         payload.extend_from_slice(part);
         if mood == Mood::Corrupts {
@@ -334,6 +336,7 @@ impl FakeWorker {
             status: Status::Ok.into(),
             length: part.len() as u32,
             chunk_crcs,
+            sent_crcs,
             ..Default::default()
         }
     }

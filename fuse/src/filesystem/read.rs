@@ -49,6 +49,7 @@ impl Inner {
             return reply.error(errno);
         }
         if length >= BUFFERED_BYTES
+            && (is_kept || handle.file.is_read_only())
             && let Some(bytes) = handle.file.read_buffered(offset, length)
         {
             return reply.bytes(&bytes);
@@ -64,7 +65,11 @@ impl Inner {
             return reply.defer_blocking(move |reply| this.answer_read(&handle, read, disk.run(), reply));
         }
         let task = move |reply| async move {
-            let bytes = handle.file.read(offset, length).await;
+            let bytes = if is_kept {
+                handle.file.read(offset, length).await
+            } else {
+                handle.file.read_direct(offset, length).await
+            };
             this.answer_read(&handle, read, bytes, reply);
         };
         // A small read has its request sent before another thread has woken up.
@@ -108,6 +113,7 @@ impl Inner {
             Some(file) => file,
             None => self.client.open_to_read(&node).await?,
         };
-        file.read(read.offset, read.size as usize).await
+        let length = read.size as usize;
+        if read.is_kept { file.read(read.offset, length).await } else { file.read_direct(read.offset, length).await }
     }
 }

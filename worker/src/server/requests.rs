@@ -22,6 +22,7 @@ use cavern_proto::{BlockId, ChunkMap, ContentId};
 use cavern_security::Tenant;
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
+use prost::Message as _;
 use tokio::sync::Semaphore;
 
 use super::MAX_INFLIGHT_BYTES;
@@ -64,6 +65,8 @@ pub(super) struct Service {
     pub spares: Arc<Semaphore>,
     /// Chunks that were reported as corrupt and cannot be checked.
     pub unchecked: LogLimit<()>,
+    /// Bytes of fs-mode files that arrived otherwise than they were sent.
+    pub damaged_sends: LogLimit<()>,
 }
 
 /// A block whose wanted chunks can be read, and the bytes that had to be fetched for that.
@@ -85,6 +88,8 @@ enum ChecksumUnit {
     Chunk,
     /// Every part; what is sent are whole parts.
     Part,
+    /// Every 128 KiB that are sent: of a block of an fs-mode file nothing else is known of its bytes.
+    Sent,
 }
 
 /// A range to be read from a block, or why it cannot be.
@@ -175,7 +180,12 @@ impl Service {
                 }
                 let all = asked.offset..asked.offset.saturating_add(asked.length).min(source.length());
                 match part.map(|part| part.offset..part.offset.saturating_add(part.length)) {
-                    None => range = all,
+                    None => {
+                        range = all;
+                        if source.data().is_some() {
+                            unit = ChecksumUnit::Sent;
+                        }
+                    }
                     Some(part) => {
                         let is_within = all.start <= part.start && part.end <= all.end;
                         if source.data().is_some() || !is_within || !is_whole_parts(&part, source.length()) {
@@ -265,22 +275,18 @@ impl Service {
     /// Writes the answer to a read whose blocks are at hand; `false` when some page is not in memory.
     pub(super) fn read_at_hand(&self, request: &ContentRequest, blocks: &[&Arc<Block>], out: &mut Vec<u8>) -> bool {
         let items = request.items.iter().zip(blocks);
-        let described = items
-            .clone()
-            .map(|(item, block)| read_reply_item(&self.store, block, &item.range, item.unit, ReadWait::Never));
+        let described =
+            items.map(|(item, block)| read_reply_item(&self.store, block, &item.range, item.unit, ReadWait::Never));
         // An error is met again, and dealt with, on the slow path.
         let Ok(described) = described.collect::<Result<_, _>>() else { return false };
-        let reply = ReadReply { items: described };
-        append_frame(out, FrameKind::ReadReply, request.request_id, &reply, request.payload_bytes());
-        for (item, block) in items {
-            let at = out.len();
-            out.resize(at + item.range.len(), 0);
-            match block.read_cached(item.range.start, &mut out[at..]) {
-                Ok(true) => {}
-                Ok(false) | Err(_) => return false,
+        let read = |position: usize, into: &mut [u8]| {
+            let (item, block) = (&request.items[position], blocks[position]);
+            match block.read_cached(item.range.start, into) {
+                Ok(true) => Ok(()),
+                Ok(false) | Err(_) => Err(()),
             }
-        }
-        true
+        };
+        append_read(out, request.request_id, ReadReply { items: described }, read).is_ok()
     }
 
     /// The answer to an open or a fill whose blocks are at hand.
@@ -503,6 +509,14 @@ impl Service {
             }
         });
         if let Some(block) = block {
+            if block.is_data() {
+                self.metrics.corrupt_chunks.inc();
+                if let Some(suppressed) = self.damaged_sends.admit(()) {
+                    tracing::warn!(block = %block.id(), suppressed, chunk = ?request.chunks.first(),
+                        "what was sent of a block did not arrive as it was: look at memory and network of both hosts");
+                }
+                return CorruptReply {};
+            }
             let count = chunk_count(block.length());
             // Each once, however often it is named.
             let chunks: BTreeSet<u32> = request.chunks.into_iter().filter(|index| *index < count).collect();
@@ -543,6 +557,8 @@ fn read_reply_item(
         read_reply::Item { status: Status::Ok.into(), length: range.len() as u32, ..read_reply::Item::default() };
     match unit {
         ChecksumUnit::Part => item.part_crcs = store.part_checksums(block, range, wait)?,
+        // What they are is known when the bytes have been read.
+        ChecksumUnit::Sent => item.sent_crcs = vec![0; range.len().div_ceil(CHUNK_BYTES as usize)],
         ChecksumUnit::Chunk => {
             let touched = chunks_touching(range.start, range.len() as u32);
             let whole = touched.filter(|index| {
@@ -586,7 +602,7 @@ fn refused_read(request: &ContentRequest, refusal: &Refusal) -> Segment {
 /// disk now and then would keep the memory that it has allocated and that others have freed.
 fn room_for_read(items: &[ReadItem], payload_bytes: usize) -> Vec<u8> {
     let checksums = items.iter().map(|item| match item.unit {
-        ChecksumUnit::Chunk => item.range.len() / CHUNK_BYTES as usize + 1,
+        ChecksumUnit::Chunk | ChecksumUnit::Sent => item.range.len() / CHUNK_BYTES as usize + 1,
         ChecksumUnit::Part => part_count(&item.range),
     });
     let checksums: usize = checksums.sum();
@@ -619,15 +635,37 @@ fn try_compose_read(
         Err(refusal) => Ok(refused_item(refusal)),
     };
     let reply = ReadReply { items: items.iter().enumerate().map(describe).collect::<Result<_, _>>()? };
+    append_read(frame, request_id, reply, |position, into| {
+        let ReadItem { range, block, .. } = &items[position];
+        let Ok(block) = block else { return Ok(()) };
+        block.read(range.start, into).map_err(|source| (position, unreadable(store, block, range, source)))
+    })
+}
+
+/// Appends the answer to a read. `read` fills in the bytes of an item, by its position. Checksums of what is sent are
+/// those of the bytes that have been read: they take as much room in the message as what stands in for them.
+fn append_read<E>(
+    frame: &mut Vec<u8>,
+    request_id: u64,
+    mut reply: ReadReply,
+    mut read: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let message = frame.len() + HEADER_BYTES;
     let payload = reply.items.iter().map(|item| item.length as usize).sum();
     append_frame(frame, FrameKind::ReadReply, request_id, &reply, payload);
-    for (position, ReadItem { range, block, .. }) in items.iter().enumerate() {
-        let Ok(block) = block else { continue };
+    let mut is_changed = false;
+    for (position, item) in reply.items.iter_mut().enumerate() {
         let at = frame.len();
-        frame.resize(at + range.len(), 0);
-        block
-            .read(range.start, &mut frame[at..])
-            .map_err(|source| (position, unreadable(store, block, range, source)))?;
+        frame.resize(at + item.length as usize, 0);
+        read(position, &mut frame[at..])?;
+        if !item.sent_crcs.is_empty() {
+            item.sent_crcs = frame[at..].chunks(CHUNK_BYTES as usize).map(crc32c::crc32c).collect();
+            is_changed = true;
+        }
+    }
+    if is_changed {
+        let mut into = &mut frame[message..message + reply.encoded_len()];
+        reply.encode_raw(&mut into);
     }
     Ok(())
 }

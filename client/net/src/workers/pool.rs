@@ -14,7 +14,7 @@ use cavern_conf::schema;
 use cavern_proto::bounded::decode;
 use cavern_proto::frame::{FrameKind, MAX_WRITE_BYTES};
 use cavern_proto::master::{Worker, WorkerTable};
-use cavern_proto::{BlockId, ChunkMap, data};
+use cavern_proto::{BlockId, CHUNK_BYTES, ChunkMap, data};
 use cavern_security::{Role, TlsSocket, Transport};
 use parking_lot::{Mutex, RwLock};
 use prost::Message;
@@ -247,7 +247,11 @@ impl WorkerPool {
         }
     }
 
-    /// Bytes over the connection: the reply and the concatenated payload of its items.
+    /// Bytes over the connection: the reply and the concatenated payload of its items. Those of fs-mode files are
+    /// compared with the checksums that they were sent with; those of objects are the caller's to compare.
+    ///
+    /// # Errors
+    /// Those of every request, and [`NetError::Corrupt`].
     pub async fn read(
         &self,
         worker: u64,
@@ -265,6 +269,14 @@ impl WorkerPool {
         let sent = reply.items.iter().map(|item| u64::from(item.length)).sum::<u64>();
         if reply.items.len() != request.items.len() || sent != answer.payload.len() as u64 {
             return Err(link.failed("its answer does not fit the request"));
+        }
+        let mut rest = &answer.payload[..];
+        for item in &reply.items {
+            let (bytes, after) = rest.split_at(item.length as usize);
+            rest = after;
+            if let Some(at) = first_wrong(bytes, &item.sent_crcs) {
+                return Err(NetError::Corrupt { worker, address: link.address.clone(), at });
+            }
         }
         Ok((reply, answer.payload))
     }
@@ -624,4 +636,34 @@ impl Link {
 
 fn milliseconds(duration: Duration) -> u32 {
     u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}
+
+/// Where bytes of an item begin whose checksum is another, 128 KiB each; `None` where all are right, and where the item
+/// came without any.
+fn first_wrong(bytes: &[u8], checksums: &[u32]) -> Option<u32> {
+    if checksums.is_empty() {
+        return None;
+    }
+    let mut pieces = (0u32..).zip(bytes.chunks(CHUNK_BYTES as usize));
+    let is_right = |number: u32, piece: &[u8]| checksums.get(number as usize) == Some(&crc32c::crc32c(piece));
+    pieces.find(|(number, piece)| !is_right(*number, piece)).map(|(number, _)| number * CHUNK_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_bit_shows_in_the_checksum_of_its_piece() {
+        let mut bytes: Vec<u8> = (0..CHUNK_BYTES * 2 + 77).map(|at| (at % 251) as u8).collect();
+        let checksums: Vec<u32> = bytes.chunks(CHUNK_BYTES as usize).map(crc32c::crc32c).collect();
+        assert_eq!((checksums.len(), first_wrong(&bytes, &checksums)), (3, None));
+        assert_eq!(first_wrong(&bytes, &checksums[..2]), Some(2 * CHUNK_BYTES), "one is missing");
+        assert_eq!(first_wrong(&bytes, &[]), None, "the worker knows none");
+        for (at, piece) in [(0, 0), (CHUNK_BYTES, 1), (2 * CHUNK_BYTES + 76, 2)] {
+            bytes[at as usize] ^= 4;
+            assert_eq!(first_wrong(&bytes, &checksums), Some(piece * CHUNK_BYTES));
+            bytes[at as usize] ^= 4;
+        }
+    }
 }

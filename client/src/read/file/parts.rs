@@ -11,12 +11,12 @@ use cavern_proto::CHUNK_BYTES;
 use cavern_proto::chunk::widen_to_parts;
 use tokio::time::Instant;
 
-use super::File;
+use super::{File, location};
 use crate::error::ClientError;
 use crate::mounts::ObjectVersion;
 use crate::read::EAGER_BYTES;
-use crate::read::buffers::{ChunkLookup, Purpose};
-use crate::read::fetch::Piece;
+use crate::read::buffers::{BufferKey, ChunkLookup, Purpose};
+use crate::read::fetch::{ChunkRequest, Piece};
 use crate::read::readahead::Pattern;
 use crate::read::span::Span;
 
@@ -31,7 +31,9 @@ impl File {
             return None;
         }
         let parts = widen_to_parts(&span.bytes, object.block_length(span.index));
-        if parts.len() > PART_READ_BYTES || !self.core.buffers.lack(self.block(object, span.index), span.chunks()) {
+        if parts.len() > PART_READ_BYTES
+            || !self.core.buffers.lack(BufferKey::of_object(object, span.index), span.chunks())
+        {
             return None;
         }
         let owner = self.core.pool.placement().candidates(object.content, span.index, 1).first()?;
@@ -50,7 +52,9 @@ impl File {
             let start = (span.bytes.start - start) as usize;
             Some(bytes.slice(start..start + span.length()))
         };
-        match self.core.fetch_from_any(&self.want(object, span, Some(parts.clone())), deadline).await? {
+        let at = location(object, span.index);
+        let want = ChunkRequest { part: Some(parts.clone()), ..ChunkRequest::new(at, span.chunks()) };
+        match self.core.fetch_from_any(&want, deadline).await? {
             Piece::Local(descriptor) => {
                 self.remember(span.index, &descriptor);
                 Ok(None)
@@ -58,7 +62,7 @@ impl File {
             Piece::Parts(bytes) => Ok(from(&bytes, parts.start)),
             Piece::Buffer(bytes) => {
                 // The source knows no parts: what it gave is there for others, as if it had been asked for.
-                let block = self.block(object, span.index);
+                let block = BufferKey::of_object(object, span.index);
                 if let ChunkLookup::Missing(claim) = self.core.buffers.gather(block, span.chunks(), Purpose::Read)
                     && claim.chunks() == span.chunks()
                 {

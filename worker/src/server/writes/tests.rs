@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use cavern_proto::CHUNK_BYTES;
 use cavern_proto::data::*;
 use cavern_proto::frame::{FrameKind, MAX_WRITE_BYTES, encode_frame};
 
@@ -71,6 +72,12 @@ async fn what_is_written_is_read_synced_and_freed() {
         assert_eq!(statuses, [Status::Ok, Status::Ok, Status::NoSuchBlock]);
         assert!(payload == [&expected[..], &[0; 10]].concat());
         assert!(reply.items.iter().all(|item| item.chunk_crcs.is_empty()));
+        let (first, second) = payload.split_at(BLOCK_BYTES as usize);
+        let checksums = |bytes: &[u8]| bytes.chunks(CHUNK_BYTES as usize).map(crc32c::crc32c).collect::<Vec<_>>();
+        assert_eq!(reply.items[0].sent_crcs, checksums(first), "of what is sent, whatever the chunks are");
+        assert_eq!(reply.items[1].sent_crcs, checksums(second));
+        let (reply, payload) = client.read(vec![(one.clone(), 1000, CHUNK_BYTES + 500)]).await;
+        assert_eq!(reply.items[0].sent_crcs, checksums(&payload), "from the first byte that is sent on");
 
         assert_eq!(sync(&mut client, vec![one.clone(), other.clone()]).await.status(), Status::Ok);
         assert_eq!(sync(&mut client, vec![]).await.status(), Status::Ok);
@@ -88,6 +95,20 @@ async fn what_is_written_is_read_synced_and_freed() {
         assert_eq!(sync(&mut client, vec![one]).await.status(), Status::NoSuchBlock);
     }
     assert_eq!(bench.store.usage()[0].blocks, 2);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_of_a_file_that_did_not_arrive_as_they_were_sent_are_counted_and_stay() {
+    let bench = Fixture::new("damaged-sends").await;
+    let (mut client, bytes) = (bench.tcp().await, noise(BLOCK_BYTES as usize));
+    write(&mut client, write_of(block(1, 0), 0), &bytes).await;
+    let report = CorruptRequest { block: Some(block(1, 0)), chunks: vec![1] };
+    client.send(FrameKind::Corrupt, &report).await;
+    client.receive().await.unwrap().decode::<CorruptReply>(FrameKind::CorruptReply);
+    assert_eq!(bench.metrics.corrupt_chunks.get(), 1);
+    let (reply, payload) = client.read(vec![(block(1, 0), 0, BLOCK_BYTES)]).await;
+    assert!(reply.items[0].status() == Status::Ok && payload == bytes);
     bench.end().await;
 }
 

@@ -1,0 +1,373 @@
+//! What all readers of blocks share: buffers in which a fetch is made once for all who want it, and read-ahead.
+//!
+//! Objects never change, and what is buffered of them is there for every handle. The bytes of an fs-mode file may: they
+//! are buffered under a *version* of the file as it is read here, and only by read-ahead. Whatever may have changed the
+//! file, here or elsewhere, ends the version ([`BlockReader::invalidate`]): nothing that was asked for before is given
+//! out after it. What a reader asks for himself is read as it is then, and kept by nobody but him.
+
+use std::ops::Range;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use cavern_proto::CHUNK_BYTES;
+use cavern_proto::chunk::chunk_range;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Core;
+use super::buffers::{ChunkLookup, Purpose, TrimPolicy};
+use super::descriptor_cache::Descriptor;
+use super::fetch::{ChunkRequest, Piece};
+use super::location::{BlockLocation, ReplicatedBlock};
+use super::readahead::{Pattern, Readahead};
+use super::span::Span;
+use crate::error::ClientError;
+use crate::stages::Stages;
+
+/// Part that read-ahead over the network asks for at a time: small, so that a reader who catches up waits little.
+pub(crate) const REMOTE_PIECE_BYTES: u64 = 1 << 20;
+
+/// What is read of one file: its streams, and what is buffered of it if it may change. Dropping it ends its read-ahead.
+pub(crate) struct BlockReader {
+    core: Arc<Core>,
+    readahead: Mutex<Readahead>,
+    version: Mutex<Option<BufferVersion>>,
+    /// There is one: spares whoever writes the lock.
+    has_version: AtomicBool,
+    /// Cancelled when it is dropped. Made when something is to end then: most files are closed before.
+    closed: OnceLock<CancellationToken>,
+}
+
+/// A version of a file's bytes, as long as it counts.
+#[derive(Clone, Debug)]
+pub(crate) struct BufferVersion {
+    /// Differs from that of every other version of any file.
+    pub number: u64,
+    counts: CancellationToken,
+}
+
+/// How far a read has come.
+pub(super) enum Step {
+    /// All of the span.
+    Bytes(Bytes),
+    /// The span can be read through this.
+    Descriptor(Arc<Descriptor>),
+    /// A fetch has ended, of this reader or of another: look again.
+    Again,
+}
+
+/// Whether a read has already waited for a fetch that did not bring all it needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ReadAttempt {
+    First,
+    Further,
+}
+
+/// The end of something that may have changed a file, however it ends.
+#[must_use]
+pub(crate) struct InvalidateOnDrop<'a>(&'a BlockReader);
+
+impl Drop for InvalidateOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.invalidate();
+    }
+}
+
+/// The end of a read, which may have been what a buffer was kept for.
+pub(super) struct SweepOnDrop<'a>(pub &'a Core);
+
+impl Drop for SweepOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.give_up(TrimPolicy::Nothing);
+    }
+}
+
+impl Drop for BlockReader {
+    fn drop(&mut self) {
+        if let Some(closed) = self.closed.get() {
+            closed.cancel();
+        }
+        self.invalidate();
+    }
+}
+
+impl BlockReader {
+    /// A reader of a file whose bytes never change.
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        let readahead = Readahead::new(core.readahead_max);
+        Self::with(core, readahead)
+    }
+
+    /// A reader of a file that may change, for all who have it open.
+    pub(super) fn shared(core: Arc<Core>) -> Self {
+        let readahead = Readahead::of_many(core.readahead_max);
+        Self::with(core, readahead)
+    }
+
+    fn with(core: Arc<Core>, readahead: Readahead) -> Self {
+        let (version, has_version) = (Mutex::new(None), AtomicBool::new(false));
+        Self { core, readahead: Mutex::new(readahead), version, has_version, closed: OnceLock::new() }
+    }
+
+    /// A read happens in a file of `length` bytes: what to ask for now, beyond it.
+    pub(crate) fn ahead_of(&self, read: Range<u64>, length: u64) -> Option<Range<u64>> {
+        self.on_read(read, length).0
+    }
+
+    /// As [`Self::ahead_of`]; and how the read goes with those before it.
+    pub(super) fn on_read(&self, read: Range<u64>, length: u64) -> (Option<Range<u64>>, Pattern) {
+        if self.core.readahead_max == 0 || length <= u64::from(CHUNK_BYTES) {
+            return (None, Pattern::Streams);
+        }
+        let mut readahead = self.readahead.lock();
+        (readahead.on_read(read, length), readahead.pattern())
+    }
+
+    /// The version under which bytes are buffered from now on. To be called with the layout at hand that they are of.
+    pub(crate) fn begin_version(&self) -> BufferVersion {
+        let mut version = self.version.lock();
+        let begin = || BufferVersion { number: self.core.buffers.new_version(), counts: self.core.stop.child_token() };
+        let current = version.get_or_insert_with(begin).clone();
+        self.has_version.store(true, SeqCst);
+        current
+    }
+
+    /// The number of the version that counts; `None` while nothing is buffered.
+    pub(crate) fn version(&self) -> Option<u64> {
+        if !self.has_version.load(SeqCst) {
+            return None;
+        }
+        self.version.lock().as_ref().map(|version| version.number)
+    }
+
+    /// The file may have changed: what was asked for before this is given to no read that begins after it. A writer
+    /// calls it when the bytes are in their place, and before it is answered.
+    pub(crate) fn invalidate(&self) {
+        if !self.has_version.load(SeqCst) {
+            return;
+        }
+        let mut version = self.version.lock();
+        self.has_version.store(false, SeqCst);
+        let Some(ended) = version.take() else { return };
+        drop(version);
+        ended.counts.cancel();
+        self.readahead.lock().reset();
+        self.core.buffers.forget(ended.number);
+    }
+
+    /// Invalidates what is buffered at the end of a change.
+    pub(crate) fn invalidate_on_drop(&self) -> InvalidateOnDrop<'_> {
+        InvalidateOnDrop(self)
+    }
+
+    /// Bytes of a file that may change, if they are in a buffer as a whole; for event loops.
+    pub(crate) fn buffered(&self, block: &ReplicatedBlock, span: &Span) -> Option<Bytes> {
+        let chunks = self.core.buffers.in_one(block.key(), span.chunks())?;
+        let start = (span.bytes.start % CHUNK_BYTES) as usize;
+        let bytes = chunks.get(start..start + span.length()).map(|part| chunks.slice_ref(part))?;
+        self.core.stats.buffer_reads.inc();
+        self.core.stats.buffer_bytes.inc_by(bytes.len() as u64);
+        Some(bytes)
+    }
+
+    /// All bytes of a span of a block of an fs-mode file, over the network: out of buffers where read-ahead has some of
+    /// them, or is about to, else exactly these from a replica.
+    pub(crate) async fn read(
+        &self,
+        block: &Arc<ReplicatedBlock>,
+        span: &Span,
+        deadline: Instant,
+    ) -> Result<Bytes, ClientError> {
+        let (core, at) = (&self.core, BlockLocation::Replicas(block.clone()));
+        let _done = SweepOnDrop(core);
+        let mut tries = ReadAttempt::First;
+        while block.version != 0 && !core.buffers.lack(at.key(), span.chunks()) {
+            if let Step::Bytes(bytes) = core.next_step(&at, span, tries, deadline).await? {
+                core.stats.buffer_reads.inc();
+                core.stats.buffer_bytes.inc_by(bytes.len() as u64);
+                return Ok(bytes);
+            }
+            tries = ReadAttempt::Further;
+        }
+        let want = ChunkRequest { part: Some(span.bytes.clone()), ..ChunkRequest::new(at, span.chunks()) };
+        match core.fetch_from_any(&want, deadline).await? {
+            Piece::Buffer(bytes) | Piece::Parts(bytes) => Ok(bytes),
+            Piece::Local(_) => Err(ClientError::NoWorkers),
+        }
+    }
+
+    /// Brings a span of a block of an fs-mode file into buffers, as far as memory is free, while its version counts.
+    pub(crate) fn read_ahead(&self, block: Arc<ReplicatedBlock>, span: Span, version: &BufferVersion) {
+        self.core.stats.readahead_bytes.inc_by(span.length() as u64);
+        self.core.fetch_ahead(BlockLocation::Replicas(block), span, version.counts.clone());
+    }
+
+    pub(super) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// What ends with the reader.
+    pub(super) fn closed(&self) -> CancellationToken {
+        self.closed.get_or_init(|| self.core.stop.child_token()).clone()
+    }
+}
+
+impl Core {
+    /// Brings the chunks of a span one step nearer.
+    pub(super) async fn next_step(
+        self: &Arc<Self>,
+        at: &BlockLocation,
+        span: &Span,
+        tries: ReadAttempt,
+        deadline: Instant,
+    ) -> Result<Step, ClientError> {
+        match self.buffers.gather(at.key(), span.chunks(), Purpose::Read) {
+            ChunkLookup::All(chunks) => self.join_chunks(at, span, chunks, deadline).await,
+            // Memory is short, and what came may have left before it was read: without its neighbours in the buffers a
+            // read depends on nobody, and goes on as soon as its turn to have memory comes.
+            ChunkLookup::Wait(_) | ChunkLookup::Missing(_)
+                if tries == ReadAttempt::Further && self.memory.wanted_bytes() > 0 =>
+            {
+                self.read_alone(at, span, deadline).await
+            }
+            ChunkLookup::Wait(mut done) => {
+                let fetch = done.borrow().clone();
+                let _joined = Stages::join(fetch);
+                match tokio::time::timeout_at(deadline, done.changed()).await {
+                    Ok(_ended) => Ok(Step::Again),
+                    Err(_elapsed) => Err(ClientError::Read {
+                        key: at.file(),
+                        causes: "another read of the same bytes did not end before the deadline".to_owned(),
+                    }),
+                }
+            }
+            ChunkLookup::Missing(claim) => {
+                let chunks = claim.chunks();
+                let want = ChunkRequest::new(at.clone(), chunks.clone());
+                match self.fetch_from_any(&want, deadline).await? {
+                    Piece::Local(descriptor) => Ok(Step::Descriptor(descriptor)),
+                    Piece::Buffer(bytes) | Piece::Parts(bytes) => {
+                        self.keep(claim, &bytes);
+                        if chunks != span.chunks() {
+                            return Ok(Step::Again);
+                        }
+                        let start = chunk_range(chunks.start, at.length()).start;
+                        let start = (span.bytes.start - start) as usize;
+                        Ok(Step::Bytes(bytes.slice(start..start + span.length())))
+                    }
+                }
+            }
+        }
+    }
+
+    /// Fetches a whole span for this reader only.
+    async fn read_alone(
+        self: &Arc<Self>,
+        at: &BlockLocation,
+        span: &Span,
+        deadline: Instant,
+    ) -> Result<Step, ClientError> {
+        match self.fetch_from_any(&ChunkRequest::new(at.clone(), span.chunks()), deadline).await? {
+            Piece::Local(descriptor) => Ok(Step::Descriptor(descriptor)),
+            Piece::Buffer(bytes) | Piece::Parts(bytes) => {
+                let start = (span.bytes.start % CHUNK_BYTES) as usize;
+                Ok(Step::Bytes(bytes.slice(start..start + span.length())))
+            }
+        }
+    }
+
+    /// The bytes of a span out of its chunks: a slice when they are in one, else a copy. Chunks that left while
+    /// this waited for memory are fetched once more, for this reader only.
+    async fn join_chunks(
+        self: &Arc<Self>,
+        at: &BlockLocation,
+        span: &Span,
+        mut chunks: Vec<Bytes>,
+        deadline: Instant,
+    ) -> Result<Step, ClientError> {
+        if let [chunk] = &chunks[..] {
+            let start = (span.bytes.start % CHUNK_BYTES) as usize;
+            return Ok(Step::Bytes(chunk.slice(start..start + span.length())));
+        }
+        let bytes = span.length() as u64;
+        let charge = match self.memory.try_charge(bytes) {
+            Some(charge) => charge,
+            None => {
+                // Chunks are memory: whoever waits for more lets go of them.
+                drop(chunks);
+                let wait = deadline.saturating_duration_since(Instant::now());
+                let charge = self.charge(bytes, Purpose::Read, wait).await?;
+                let again = match self.buffers.gather(at.key(), span.chunks(), Purpose::Read) {
+                    ChunkLookup::All(again) => Some(again),
+                    ChunkLookup::Wait(_) | ChunkLookup::Missing(_) => None,
+                };
+                let Some(again) = again else {
+                    // Chunks and their copy together may be more than the budget: they would be fetched, and leave for
+                    // the copy, again and again.
+                    drop(charge);
+                    return self.read_alone(at, span, deadline).await;
+                };
+                chunks = again;
+                charge
+            }
+        };
+        let mut whole = vec![0; span.length()];
+        for (chunk, bytes) in span.chunks().zip(&chunks) {
+            copy_chunk(span, chunk, at.length(), bytes, &mut whole);
+        }
+        Ok(Step::Bytes(charge.hold(whole)))
+    }
+
+    /// Brings the chunks of a span into buffers, as far as memory is free, unless `until` comes first.
+    pub(super) fn fetch_ahead(self: &Arc<Self>, at: BlockLocation, span: Span, until: CancellationToken) {
+        let core = self.clone();
+        // For readers who come to wait for it.
+        let stages = Some(Stages::new());
+        let fetch = async move {
+            let deadline = Instant::now() + core.read_timeout;
+            while let ChunkLookup::Missing(claim) = core.buffers.gather(at.key(), span.chunks(), Purpose::Readahead) {
+                let want =
+                    ChunkRequest { purpose: Purpose::Readahead, ..ChunkRequest::new(at.clone(), claim.chunks()) };
+                match core.fetch_from_any(&want, deadline).await? {
+                    Piece::Buffer(bytes) | Piece::Parts(bytes) => core.keep(claim, &bytes),
+                    Piece::Local(_) => break,
+                }
+            }
+            Ok::<_, ClientError>(())
+        };
+        self.in_background(until, Stages::scope(stages, fetch));
+    }
+
+    /// Runs a piece of read-ahead in the background, unless `until` comes first; skipped when too many run.
+    pub(super) fn in_background(
+        &self,
+        until: CancellationToken,
+        work: impl Future<Output = Result<(), ClientError>> + Send + 'static,
+    ) {
+        let Ok(slot) = self.ahead_slots.clone().try_acquire_owned() else { return };
+        let task = async move {
+            tokio::select! {
+                result = work => if let Err(error) = result {
+                    // The read that needs the bytes meets the error again, and reports it.
+                    tracing::debug!("read-ahead: {error}");
+                },
+                () = until.cancelled() => {}
+            }
+            drop(slot);
+        };
+        self.tasks.spawn_on(task, &self.runtime);
+    }
+}
+
+/// Copies the part of a chunk that lies in the span to its place in the span's buffer.
+pub(super) fn copy_chunk(span: &Span, chunk: u32, block_length: u32, bytes: &[u8], buffer: &mut [u8]) {
+    let here = chunk_range(chunk, block_length);
+    let (start, end) = (here.start.max(span.bytes.start), here.end.min(span.bytes.end));
+    if start < end {
+        let into = (start - span.bytes.start) as usize..(end - span.bytes.start) as usize;
+        buffer[into].copy_from_slice(&bytes[(start - here.start) as usize..(end - here.start) as usize]);
+    }
+}
