@@ -15,9 +15,9 @@ use tonic::Code;
 use tracing::{info, warn};
 
 use crate::error::WorkerError;
+use crate::membership::Membership;
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
-use crate::server::Membership;
 use crate::store::Store;
 
 /// Bounds of what the master may ask for as heartbeat interval.

@@ -22,8 +22,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use crate::journals::Journals;
+use crate::membership::Membership;
 use crate::metrics::WorkerMetrics;
-use crate::server::Membership;
 use crate::store::{ReferencedBlocks, Store};
 
 /// What the search works with.

@@ -27,9 +27,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use crate::journals::Journals;
+use crate::membership::Membership;
 use crate::metrics::WorkerMetrics;
 use crate::request_error::Refusal;
-use crate::server::Membership;
 use crate::store::Store;
 
 /// Between two questions to the masters.

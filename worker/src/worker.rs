@@ -17,12 +17,14 @@ use crate::error::WorkerError;
 use crate::fill::{FillLimits, Fills};
 use crate::heartbeat::{Addresses, Heartbeat};
 use crate::journals::Journals;
+use crate::local_peers::{LocalPeers, bind_unix};
+use crate::membership::Membership;
 use crate::metrics::{StoreCollector, WorkerMetrics};
 use crate::mounts::Mounts;
 use crate::orphan_blocks::Unclaimed;
 use crate::persist::{Peers, UploadParts, Uploads};
 use crate::reserved::{ReservedBlocks, ReservedLimits};
-use crate::server::{self, Cores, LocalPeers, Membership, Server, Serving};
+use crate::server::{self, Cores, Server, Serving};
 use crate::store::{self, Store, StoreOptions};
 
 /// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
@@ -88,7 +90,7 @@ pub async fn run_with_replays(
     let server = Server::bind(&config.worker.listen, &socket, local_peers).await?;
     let journal_socket = cavern_net::journals::socket_path(server.socket_path());
     // Whoever hands over a journal has it replayed with the rights of this process: that is not for a group.
-    let journal_listener = match server::bind_unix(&journal_socket, LocalPeers::default()).await {
+    let journal_listener = match bind_unix(&journal_socket, LocalPeers::default()).await {
         Ok(listener) => Some(listener),
         // The path of the other socket is short enough; clients do without this one.
         Err(error @ WorkerError::SocketPath { .. }) => {

@@ -24,7 +24,6 @@ use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 use tokio::sync::Semaphore;
 
-use super::MAX_INFLIGHT_BYTES;
 use super::limits::on_disk;
 use super::memory::{Budget, kib_for_requests};
 use super::outgoing::{PassedFile, Segment, append_frame};
@@ -35,6 +34,8 @@ use crate::persist::Uploads;
 use crate::request_error::Refusal;
 use crate::store::{Block, Lookup, PartError, ReadWait, Store, Touch};
 
+/// Bytes that one connection may have in flight: asked for and not yet sent. Announced to clients in the hello.
+pub(super) const MAX_INFLIGHT_BYTES: u32 = 32 << 20;
 /// Items of one request that are worked on at a time.
 const ITEMS_AT_A_TIME: usize = 64;
 /// A request that names no deadline gets this one.

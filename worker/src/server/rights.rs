@@ -16,7 +16,6 @@ use cavern_security::Role;
 use cavern_ufs::Ufs;
 use tokio::time::Instant;
 
-use super::Membership;
 use super::roles::Peer;
 use crate::mounts::{Mounts, check_key};
 use crate::request_error::Refusal;

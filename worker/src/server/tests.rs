@@ -22,6 +22,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 
+use super::requests::MAX_INFLIGHT_BYTES;
 use super::*;
 use crate::fill::FillLimits;
 use crate::mounts::Mounts;
