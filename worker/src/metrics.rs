@@ -1,16 +1,9 @@
 //! What a worker counts. Counters are handles into the process's registry; the heartbeat reads the same ones.
 
-use std::sync::Arc;
-
 use cavern_conf::process::Metrics;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-
-use crate::store::{DirectoryUsage, Store};
 
 /// The worker's metrics; cloning is cheap and gives the same counters.
 #[derive(Clone, Debug)]
@@ -108,41 +101,5 @@ impl WorkerMetrics {
             ),
             fast_requests: counter("fast_requests", "Requests answered from memory and page cache without waiting"),
         }
-    }
-}
-
-/// Sizes of the store, read when somebody asks for metrics.
-#[derive(Debug)]
-pub struct StoreCollector {
-    store: Arc<Store>,
-}
-
-impl StoreCollector {
-    pub fn new(store: Arc<Store>) -> Self {
-        Self { store }
-    }
-}
-
-impl Collector for StoreCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let usage = self.store.usage();
-        type Read = fn(&DirectoryUsage) -> u64;
-        let gauges: [(&str, &str, Read); 5] = [
-            ("cavern_worker_used_bytes", "Bytes of blocks, in units of 4 KiB", |disk| disk.used_bytes),
-            ("cavern_worker_data_bytes", "Bytes of blocks of fs-mode files, which are never evicted", |disk| {
-                disk.data_bytes
-            }),
-            ("cavern_worker_capacity_bytes", "Bytes that blocks may take", |disk| disk.capacity_bytes),
-            ("cavern_worker_blocks", "Blocks in the store", |disk| disk.blocks),
-            ("cavern_worker_directory_healthy", "1 while the directory works", |disk| u64::from(disk.healthy)),
-        ];
-        for (name, help, read) in gauges {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for disk in &usage {
-                let labels = [("directory", disk.path.as_str()), ("tier", disk.tier.name())];
-                ConstGauge::new(read(disk)).encode(family.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
     }
 }

@@ -39,7 +39,7 @@ use self::source::Source;
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::request_error::Refusal;
-use crate::store::Store;
+use crate::store::DataStore;
 
 /// Objects up to this size are sent in one request, larger ones in parts of at least this size.
 const PART_BYTES: u64 = 8 << 20;
@@ -51,7 +51,7 @@ const PARTS_AT_A_TIME: usize = 4;
 /// What uploads work with.
 #[derive(Debug)]
 pub struct UploadParts {
-    pub store: Arc<Store>,
+    pub data: Arc<DataStore>,
     pub mounts: Arc<Mounts>,
     pub peers: Peers,
     /// Budget for buffers, and its size, in KiB.

@@ -43,7 +43,7 @@ use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::persist::Uploads;
 use crate::reserved::ReservedBlocks;
-use crate::store::{Eviction, Store};
+use crate::store::{Eviction, Stores};
 
 /// Buffers that all connections together keep for their next answers, beside the memory budget.
 const SPARES_KIB: usize = 16 << 10;
@@ -64,19 +64,25 @@ pub struct Server {
     socket_path: PathBuf,
 }
 
-/// What the data plane serves from.
+/// Who is let in, and how.
 #[derive(Debug)]
-pub struct Serving {
-    pub store: Arc<Store>,
-    pub fills: Arc<Fills>,
-    pub uploads: Arc<Uploads>,
-    pub membership: Arc<Membership>,
-    pub mounts: Arc<Mounts>,
+pub struct Admission {
     /// How TCP clients are to speak.
     pub transport: Transport,
     pub audit: AuditLog,
     /// Clients, where connections are secured.
     pub tenants: Tenants,
+}
+
+/// What the data plane serves from.
+#[derive(Debug)]
+pub struct Serving {
+    pub stores: Stores,
+    pub fills: Arc<Fills>,
+    pub uploads: Arc<Uploads>,
+    pub membership: Arc<Membership>,
+    pub mounts: Arc<Mounts>,
+    pub admission: Admission,
     /// What they have made and not committed.
     pub reserved: Arc<ReservedBlocks>,
     pub metrics: WorkerMetrics,
@@ -121,14 +127,12 @@ impl Server {
     /// removed.
     pub async fn serve(self, serving: Serving, stop: CancellationToken) {
         let Serving {
-            store,
+            stores,
             fills,
             uploads,
             membership,
             mounts,
-            transport,
-            audit,
-            tenants,
+            admission: Admission { transport, audit, tenants },
             reserved,
             metrics,
             memory,
@@ -140,7 +144,7 @@ impl Server {
         let spares = Arc::new(Semaphore::new(SPARES_KIB));
         let requests = Arc::new(Semaphore::new(kib_for_requests(memory_kib) as usize));
         let service = Service {
-            store,
+            stores,
             fills,
             uploads,
             metrics,

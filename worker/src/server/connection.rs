@@ -759,7 +759,7 @@ impl Connection {
             return false;
         }
         let service = self.shared.service.clone();
-        let Some(blocks) = service.all_cached(request) else { return false };
+        let Some(blocks) = service.all_at_hand(request) else { return false };
         if request.kind == FrameKind::Read {
             let payload = request.payload_bytes();
             if payload > INLINE_BYTES {

@@ -44,7 +44,7 @@ pub(super) struct Fixture {
     pub(super) home: tempfile::TempDir,
     pub(super) bucket: MemoryBucket,
     store_id: String,
-    pub(super) store: Arc<Store>,
+    pub(super) stores: Stores,
     pub(super) memory: Arc<Semaphore>,
     membership: Arc<Membership>,
     /// The way to other workers.
@@ -78,7 +78,7 @@ impl Fixture {
             keys: Arc::default(),
         };
         let (evicted, evictions) = mpsc::channel(1000);
-        let (store, _) = crate::store::open(options, metrics.clone(), evicted).unwrap();
+        let (stores, _) = crate::store::open(options, metrics.clone(), evicted).unwrap();
         let link = no_master();
         let mounts = Arc::new(Mounts::new(link, schema::Ufs { retries: 0, ..Default::default() }));
         let uri = format!("memory://server-{name}");
@@ -86,7 +86,7 @@ impl Fixture {
         mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: vec![] });
         let memory = Arc::new(Semaphore::new(64 << 10));
         let limits = FillLimits { concurrency: 16, size_max: 8 * MIB };
-        let fills = Arc::new(Fills::new(store.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
+        let fills = Arc::new(Fills::new(stores.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
         let socket = home.path().join("w.sock");
         let server = Server::bind("127.0.0.1:0", &socket, Some(LocalPeers::default())).await.unwrap();
         let address = server.address();
@@ -96,7 +96,7 @@ impl Fixture {
         let link = no_master();
         let pool = cavern_net::WorkerPool::new(&schema::Client::default(), Transport::Plain, "test");
         let uploads = Arc::new(Uploads::new(UploadParts {
-            store: store.clone(),
+            data: stores.data.clone(),
             mounts: mounts.clone(),
             peers: Peers::new(pool.clone(), link, membership.clone()),
             memory: memory.clone(),
@@ -104,16 +104,18 @@ impl Fixture {
             metrics: metrics.clone(),
         }));
         let limits = ReservedLimits::of(&schema::Worker::default());
-        let reserved = ReservedBlocks::new(store.clone(), no_master(), membership.clone(), metrics.clone(), limits);
+        let reserved = ReservedBlocks::new(stores.clone(), no_master(), membership.clone(), metrics.clone(), limits);
         let serving = Serving {
-            store: store.clone(),
+            stores: stores.clone(),
             fills,
             uploads: uploads.clone(),
             membership: membership.clone(),
             mounts: mounts.clone(),
-            transport,
-            audit: AuditLog::default(),
-            tenants: super::tenants(&schema::Worker::default(), 64 << 10),
+            admission: Admission {
+                transport,
+                audit: AuditLog::default(),
+                tenants: super::tenants(&schema::Worker::default(), 64 << 10),
+            },
             reserved: Arc::new(reserved),
             metrics: metrics.clone(),
             memory: memory.clone(),
@@ -128,7 +130,7 @@ impl Fixture {
             home,
             bucket,
             store_id,
-            store,
+            stores,
             memory,
             membership,
             pool,
@@ -806,6 +808,6 @@ fn garbage_never_harms_the_worker() {
             assert_eq!(payload, bytes);
         });
     });
-    assert_eq!(bench.store.usage()[0].blocks, 1);
+    assert_eq!(bench.stores.table.usage()[0].blocks, 1);
     runtime.block_on(bench.end());
 }

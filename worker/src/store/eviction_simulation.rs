@@ -45,7 +45,7 @@ impl Simulation {
         self.cache.count_use(id);
         let now = self.now as u32;
         let mut evicted = Vec::new();
-        if let Some(slot) = self.cache.table.find(id) {
+        if let Some(slot) = self.cache.slab.find(id) {
             self.cache.touch(slot, now);
             return true;
         }
@@ -53,7 +53,7 @@ impl Simulation {
         self.cache.touch(slot, now);
         self.cache.keep_share(0, mount_id, u64::from(units), now, &mut evicted);
         self.cache.make_room(0, u64::from(units), now, &mut evicted).unwrap();
-        if let Some(slot) = self.cache.table.find(id) {
+        if let Some(slot) = self.cache.slab.find(id) {
             self.cache.charge(slot, units);
         }
         if self.cache.above_high(0) {
@@ -121,7 +121,7 @@ fn a_mount_that_reads_more_than_its_share_displaces_its_own_blocks_alone() {
                 simulation.read_of(1, &id(value), 100);
             }
         }
-        let is_there = |value: &u64| simulation.cache.table.find(&id(*value)).is_some();
+        let is_there = |value: &u64| simulation.cache.slab.find(&id(*value)).is_some();
         assert_eq!((0..25).all(|value| is_there(&value)), others_stay, "{percent} percent");
         assert!(is_there(&1399));
         let own = (1000..1400).filter(is_there).count() as u64 * 100;
@@ -195,11 +195,11 @@ fn a_stream_through_a_small_cache_finds_the_block_that_it_is_reading() {
         for _ in 0..64 {
             simulation.now += 0.001;
             let now = simulation.now as u32;
-            let slot = simulation.cache.table.find(&block).expect("evicted while it is being read");
+            let slot = simulation.cache.slab.find(&block).expect("evicted while it is being read");
             simulation.cache.touch(slot, now);
             let mut evicted = Vec::new();
             simulation.cache.make_room(0, u64::from(piece), now, &mut evicted).unwrap();
-            let slot = simulation.cache.table.find(&block).expect("evicted for its own next piece");
+            let slot = simulation.cache.slab.find(&block).expect("evicted for its own next piece");
             simulation.cache.charge(slot, piece);
             if simulation.cache.above_high(0) {
                 simulation.cache.relieve(0, now, 64, &mut evicted);
@@ -216,14 +216,14 @@ fn expired_blocks_go_before_all_others() {
     for block in &blocks {
         simulation.read(block, 100);
     }
-    let old = simulation.cache.table.find(&blocks[70]).unwrap();
+    let old = simulation.cache.slab.find(&blocks[70]).unwrap();
     simulation.cache.expire(old);
     simulation.now = 100.0;
     for value in 1000..1020 {
         simulation.read(&id(value), 100);
     }
-    assert!(simulation.cache.table.find(&blocks[70]).is_none());
-    assert!(simulation.cache.table.find(&blocks[71]).is_some());
+    assert!(simulation.cache.slab.find(&blocks[70]).is_none());
+    assert!(simulation.cache.slab.find(&blocks[71]).is_some());
     simulation.cache.check_sums();
 }
 

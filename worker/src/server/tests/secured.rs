@@ -364,7 +364,7 @@ async fn each_frame_about_blocks_is_judged_by_the_mount_that_it_names() {
         let answer = next_text(&mut stream).await;
         assert!(answer.contains("mount 1 is not there for the client \"here\""), "{name}: {answer}");
     }
-    assert_eq!(bench.store.usage()[0].data_bytes, 0);
+    assert_eq!(bench.stores.table.usage()[0].data_bytes, 0);
     drop(stream);
     bench.end().await;
 }
