@@ -155,29 +155,22 @@ impl<'a> Source<'a> {
     /// Returns when the blocks are on the disks of their workers: no loss of power takes from the file what the bucket
     /// has got of it.
     pub(super) async fn sync(&self) -> Result<(), Refusal> {
-        let mut elsewhere: BTreeMap<u64, Vec<BlockRef>> = BTreeMap::new();
-        let mut here = Vec::new();
-        for (block, place) in self.blocks.values() {
-            match place {
-                BlockLocation::Local(target) => here.push(*target),
-                BlockLocation::Remote(worker) => elsewhere.entry(*worker).or_default().push(block.block.clone()),
-            }
-        }
+        let (here, elsewhere) = self.by_place();
+        let here: Vec<DataTarget> = here.into_iter().map(|(_, target)| target).collect();
         let data = self.parts.data.clone();
         blocking(move || Ok(data.sync(&here)?)).await?;
         for (worker, blocks) in elsewhere {
             for blocks in blocks.chunks(QUERY_BLOCKS) {
-                self.parts.peers.sync(worker, blocks.to_vec()).await?;
+                let blocks = blocks.iter().map(|(_, block)| block.clone()).collect();
+                self.parts.peers.sync(worker, blocks).await?;
             }
         }
         Ok(())
     }
 
-    /// The stamps of all blocks, in the order of their indexes.
-    async fn look(&self) -> Result<Vec<Stamp>, LookError> {
-        let mut stamps = BTreeMap::new();
-        let mut elsewhere: BTreeMap<u64, Vec<(u32, BlockRef)>> = BTreeMap::new();
-        let mut here = Vec::new();
+    /// The blocks that are here, and those that each other worker has; with their indexes.
+    fn by_place(&self) -> (Vec<(u32, DataTarget)>, BTreeMap<u64, Vec<(u32, BlockRef)>>) {
+        let (mut here, mut elsewhere) = (Vec::new(), BTreeMap::<u64, Vec<_>>::new());
         for (index, (block, place)) in &self.blocks {
             match place {
                 BlockLocation::Local(target) => here.push((*index, *target)),
@@ -186,6 +179,13 @@ impl<'a> Source<'a> {
                 }
             }
         }
+        (here, elsewhere)
+    }
+
+    /// The stamps of all blocks, in the order of their indexes.
+    async fn look(&self) -> Result<Vec<Stamp>, LookError> {
+        let mut stamps = BTreeMap::new();
+        let (here, elsewhere) = self.by_place();
         if !here.is_empty() {
             let data = self.parts.data.clone();
             stamps.extend(blocking(move || look_here(&data, &here)).await.map_err(LookError::Refused)?);
