@@ -25,7 +25,7 @@ use cavern_proto::BlockId;
 
 use super::frequency::FrequencySketch;
 use super::shares::{MountLists, Shares};
-use super::slab::{Entry, Links, List, NIL, Segment, Slab, Standing, hash_of};
+use super::slab::{Entry, Links, List, NIL, Relist, Segment, Slab, Standing, hash_of};
 use super::units::UNIT_BYTES;
 
 /// Blocks used this recently are spared while there is another way.
@@ -180,31 +180,25 @@ impl Cache {
 
     /// Puts an entry into the lists of its segment, as the most recently used one.
     fn push_head(&mut self, slot: u32) {
-        let Some(entry) = self.slab.at(slot) else { return };
-        let standing @ Standing { directory, segment, units, .. } = entry.standing();
-        self.spaces[directory].list(segment).push_head(&mut self.slab, slot, units);
-        if let Some((list, links)) = self.list_of_mount(slot, standing) {
-            list.push_head(links, slot, units);
-        }
+        self.relist(slot, Relist::Head);
     }
 
-    /// The same as the first to go.
+    /// Puts an entry into the lists of its segment, as the first to go.
     fn push_tail(&mut self, slot: u32) {
-        let Some(entry) = self.slab.at(slot) else { return };
-        let standing @ Standing { directory, segment, units, .. } = entry.standing();
-        self.spaces[directory].list(segment).push_tail(&mut self.slab, slot, units);
-        if let Some((list, links)) = self.list_of_mount(slot, standing) {
-            list.push_tail(links, slot, units);
-        }
+        self.relist(slot, Relist::Tail);
     }
 
     /// Takes an entry out of its lists.
     fn unlink(&mut self, slot: u32) {
+        self.relist(slot, Relist::Out);
+    }
+
+    fn relist(&mut self, slot: u32, step: Relist) {
         let Some(entry) = self.slab.at(slot) else { return };
         let standing @ Standing { directory, segment, units, .. } = entry.standing();
-        self.spaces[directory].list(segment).unlink(&mut self.slab, slot, units);
+        self.spaces[directory].list(segment).relist(&mut self.slab, slot, units, step);
         if let Some((list, links)) = self.list_of_mount(slot, standing) {
-            list.unlink(links, slot, units);
+            list.relist(links, slot, units, step);
         }
     }
 

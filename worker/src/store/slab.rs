@@ -247,6 +247,16 @@ impl LinkTable for Vec<Links> {
     }
 }
 
+/// What happens to an entry in a list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Relist {
+    /// It comes, as the most recently used one.
+    Head,
+    /// It comes, as the first to go.
+    Tail,
+    Out,
+}
+
 /// A list of entries, most recently used first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
@@ -263,41 +273,35 @@ impl List {
         self.tail
     }
 
-    pub(super) fn push_head(&mut self, table: &mut impl LinkTable, slot: u32, units: u32) {
-        let head = self.head;
-        let Some(links) = table.links_mut(slot) else { return };
-        *links = Links { previous: NIL, next: head };
-        self.units += u64::from(units);
-        match table.links_mut(head) {
-            Some(old) => old.previous = slot,
-            None => self.tail = slot,
+    pub(super) fn relist(&mut self, table: &mut impl LinkTable, slot: u32, units: u32, step: Relist) {
+        match step {
+            Relist::Head => self.insert(table, slot, units, Links { previous: NIL, next: self.head }),
+            Relist::Tail => self.insert(table, slot, units, Links { previous: self.tail, next: NIL }),
+            Relist::Out => {
+                let Some(links) = table.links_mut(slot) else { return };
+                let Links { previous, next } = std::mem::replace(links, Links::NONE);
+                self.units -= u64::from(units);
+                self.join(table, Links { previous, next }, next, previous);
+            }
         }
-        self.head = slot;
     }
 
-    pub(super) fn push_tail(&mut self, table: &mut impl LinkTable, slot: u32, units: u32) {
-        let tail = self.tail;
+    fn insert(&mut self, table: &mut impl LinkTable, slot: u32, units: u32, between: Links) {
         let Some(links) = table.links_mut(slot) else { return };
-        *links = Links { previous: tail, next: NIL };
+        *links = between;
         self.units += u64::from(units);
-        match table.links_mut(tail) {
-            Some(old) => old.next = slot,
-            None => self.head = slot,
-        }
-        self.tail = slot;
+        self.join(table, between, slot, slot);
     }
 
-    pub(super) fn unlink(&mut self, table: &mut impl LinkTable, slot: u32, units: u32) {
-        let Some(links) = table.links_mut(slot) else { return };
-        let Links { previous, next } = std::mem::replace(links, Links::NONE);
-        self.units -= u64::from(units);
+    /// Lets the neighbours, or the ends of the list where there are none, say what comes after and before them.
+    fn join(&mut self, table: &mut impl LinkTable, Links { previous, next }: Links, after: u32, before: u32) {
         match table.links_mut(previous) {
-            Some(neighbour) => neighbour.next = next,
-            None => self.head = next,
+            Some(neighbour) => neighbour.next = after,
+            None => self.head = after,
         }
         match table.links_mut(next) {
-            Some(neighbour) => neighbour.previous = previous,
-            None => self.tail = previous,
+            Some(neighbour) => neighbour.previous = before,
+            None => self.tail = before,
         }
     }
 
@@ -437,15 +441,15 @@ mod tests {
             .collect();
         // They are given in order.
         let units = |slot: u32| slot + 1;
-        slots.iter().for_each(|slot| list.push_head(&mut table, *slot, units(*slot)));
+        slots.iter().for_each(|slot| list.relist(&mut table, *slot, units(*slot), Relist::Head));
         assert_eq!(order(&table, &list), slots);
         assert_eq!(list.units, 10);
-        list.unlink(&mut table, slots[0], units(slots[0]));
-        list.push_head(&mut table, slots[0], units(slots[0]));
-        list.unlink(&mut table, slots[2], units(slots[2]));
-        list.push_tail(&mut table, slots[2], units(slots[2]));
+        list.relist(&mut table, slots[0], units(slots[0]), Relist::Out);
+        list.relist(&mut table, slots[0], units(slots[0]), Relist::Head);
+        list.relist(&mut table, slots[2], units(slots[2]), Relist::Out);
+        list.relist(&mut table, slots[2], units(slots[2]), Relist::Tail);
         assert_eq!(order(&table, &list), [slots[2], slots[1], slots[3], slots[0]]);
-        slots.iter().for_each(|slot| list.unlink(&mut table, *slot, units(*slot)));
+        slots.iter().for_each(|slot| list.relist(&mut table, *slot, units(*slot), Relist::Out));
         assert_eq!((list.units, list.tail(), list.head), (0, NIL, NIL));
     }
 
