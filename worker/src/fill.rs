@@ -224,7 +224,7 @@ impl Fills {
             if wanted.iter().all(|range| block.has(range.clone())) {
                 return Ok(Filled { block, fetched_bytes });
             }
-            let ufs = match self.mounts.ufs_for(source.mount_id(), source.key()).await {
+            let ufs = match self.mounts.ufs_for(source.mount_id, &source.key).await {
                 Ok(ufs) if source.is_of(ufs.store_id()) => ufs,
                 Ok(_) => {
                     self.stores.cache.forget_if_empty(&block);
@@ -242,7 +242,7 @@ impl Fills {
             for asker in &own {
                 let (fills, block, source, ufs, run) =
                     (self.clone(), block.clone(), source.clone(), ufs.clone(), asker.0.clone());
-                fetched_bytes += bytes_of(&run.chunks, source.length());
+                fetched_bytes += bytes_of(&run.chunks, source.length);
                 let fetch = Box::pin(async move { fills.fetch_run(run, block, source, ufs).await });
                 match led {
                     None => led = Some(LedRun { fetch: Some(fetch), tasks: self.tasks.clone() }),
@@ -264,7 +264,7 @@ impl Fills {
     /// The block, made if need be. The file of a new block of one chunk is made here, as that chunk is written: both
     /// take less than the way to another thread and back.
     async fn open(&self, source: &ObjectBlock, touch: Touch) -> Result<Arc<CachedBlock>, Refusal> {
-        let (id, length, mount_id, cache) = (*source.id(), source.length(), source.mount_id(), &self.stores.cache);
+        let (id, length, mount_id, cache) = (source.id, source.length, source.mount_id, &self.stores.cache);
         let block = match cache.get(&id, Touch::None) {
             Lookup::Open(block) => block,
             Lookup::Absent if length <= CHUNK_BYTES => cache.create(&id, length, mount_id, touch)?,

@@ -25,28 +25,22 @@ use bytes::Bytes;
 use cavern_conf::process::LogLimit;
 use cavern_proto::data::{Evicted, evicted};
 use cavern_proto::frame::{FrameKind, encode_frame};
-use cavern_security::{AuditLog, Tenants, Transport};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Semaphore, broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
+pub use self::connection::Admission;
 use self::connection::Shared;
 pub use self::cores::Cores;
 pub use self::limits::tenants;
-use self::memory::kib_for_requests;
-use self::requests::Service;
+pub use self::requests::Service;
 use crate::error::WorkerError;
-use crate::fill::Fills;
 use crate::local_peers::{LocalPeers, bind_unix};
 use crate::membership::Membership;
-use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
-use crate::persist::Uploads;
 use crate::reserved::ReservedBlocks;
-use crate::store::{Eviction, Stores};
+use crate::store::Eviction;
 
-/// Buffers that all connections together keep for their next answers, beside the memory budget.
-const SPARES_KIB: usize = 16 << 10;
 /// Notices about evictions that a slow connection may miss without falling behind.
 const EVICTION_FRAMES: usize = 64;
 /// Evictions are gathered for this long, so that a burst of them is one frame.
@@ -64,31 +58,15 @@ pub struct Server {
     socket_path: PathBuf,
 }
 
-/// Who is let in, and how.
-#[derive(Debug)]
-pub struct Admission {
-    /// How TCP clients are to speak.
-    pub transport: Transport,
-    pub audit: AuditLog,
-    /// Clients, where connections are secured.
-    pub tenants: Tenants,
-}
-
 /// What the data plane serves from.
 #[derive(Debug)]
 pub struct Serving {
-    pub stores: Stores,
-    pub fills: Arc<Fills>,
-    pub uploads: Arc<Uploads>,
+    pub service: Arc<Service>,
     pub membership: Arc<Membership>,
     pub mounts: Arc<Mounts>,
     pub admission: Admission,
-    /// What they have made and not committed.
+    /// What clients have made and not committed.
     pub reserved: Arc<ReservedBlocks>,
-    pub metrics: WorkerMetrics,
-    /// Budget for buffers, and its size, in KiB. Requests that wait have a quarter as much besides.
-    pub memory: Arc<Semaphore>,
-    pub memory_kib: u32,
     /// What the store says about evicted blocks.
     pub evictions: mpsc::Receiver<Eviction>,
     /// The threads that serve connections. They are to outlive what these have begun.
@@ -126,43 +104,15 @@ impl Server {
     /// Serves until `stop`; then answers what is in flight, for a few seconds at most, and returns. The socket file is
     /// removed.
     pub async fn serve(self, serving: Serving, stop: CancellationToken) {
-        let Serving {
-            stores,
-            fills,
-            uploads,
-            membership,
-            mounts,
-            admission: Admission { transport, audit, tenants },
-            reserved,
-            metrics,
-            memory,
-            memory_kib,
-            evictions,
-            cores,
-        } = serving;
+        let Serving { service, membership, mounts, admission, reserved, evictions, cores } = serving;
         let (frames, _) = broadcast::channel(EVICTION_FRAMES);
-        let spares = Arc::new(Semaphore::new(SPARES_KIB));
-        let requests = Arc::new(Semaphore::new(kib_for_requests(memory_kib) as usize));
-        let service = Service {
-            stores,
-            fills,
-            uploads,
-            metrics,
-            memory,
-            memory_kib,
-            requests,
-            spares,
-            unchecked: LogLimit::default(),
-        };
         let shared = Arc::new(Shared {
-            service: Arc::new(service),
+            service,
             membership,
             mounts,
-            transport,
-            audit,
+            admission,
             refusals: LogLimit::default(),
             refused_connections: LogLimit::default(),
-            tenants,
             reserved,
             evictions: frames.clone(),
             stop: stop.clone(),

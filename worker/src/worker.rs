@@ -26,8 +26,8 @@ use crate::mounts::Mounts;
 use crate::orphan_blocks::Unclaimed;
 use crate::persist::{Peers, UploadParts, Uploads};
 use crate::reserved::{ReservedBlocks, ReservedLimits};
-use crate::server::{self, Admission, Cores, Server, Serving};
-use crate::store::{self, BlockTable, CacheStore, Cleanup, Eviction, StoreCollector, StoreOptions, Stores};
+use crate::server::{self, Admission, Cores, Server, Service, Serving};
+use crate::store::{self, BlockTable, Cleanup, Eviction, StoreCollector, StoreOptions, Stores};
 
 /// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
 const MAX_OPEN_BLOCKS: u64 = 32_768;
@@ -92,12 +92,12 @@ pub async fn run_with_replays(
 
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = Arc::new(Cores::start(threads).map_err(WorkerError::Threads)?);
-    let tenants = server::tenants(&config.worker, parts.memory_kib);
+    let tenants = server::tenants(&config.worker, parts.service.memory_kib);
     registry.register_collector(TenantCollector::new(tenants.clone(), "cavern_worker"));
     let serving = parts.serving(Admission { transport, audit, tenants }, evictions, cores.clone());
     let Ports { server, journals: journal_listener, http, addresses } = ports;
     let health = {
-        let table = parts.stores.table.clone();
+        let table = parts.service.stores.table.clone();
         move || health_of(&table)
     };
     let keeping_journals = async {
@@ -116,7 +116,7 @@ pub async fn run_with_replays(
     );
     parts.drain().await;
     // The threads were at fills until now; their end is waited for.
-    let table = parts.stores.table.clone();
+    let table = parts.service.stores.table.clone();
     tokio::task::spawn_blocking(move || (drop(cores), table.flush())).await?;
     cleaned?;
     info!("stopped");
@@ -168,18 +168,12 @@ impl Ports {
 
 /// What requests and the tasks in the background work with.
 struct Parts {
-    stores: Stores,
+    service: Arc<Service>,
     mounts: Arc<Mounts>,
     master: MasterChannel,
     membership: Arc<Membership>,
     journals: Arc<Journals>,
     reserved: Arc<ReservedBlocks>,
-    fills: Arc<Fills>,
-    uploads: Arc<Uploads>,
-    /// Budget for buffers, and its size, in KiB.
-    memory: Arc<Semaphore>,
-    memory_kib: u32,
-    metrics: WorkerMetrics,
 }
 
 impl Parts {
@@ -205,49 +199,33 @@ impl Parts {
         membership.set(0, &stores.table.identity().1);
         let journals = Journals::new(replay, membership.clone(), metrics.clone(), stop.clone());
         let pool = WorkerPool::new(&config.client, transport, "worker");
-        let peers = Peers::new(pool, master.clone(), membership.clone());
         let uploads = Arc::new(Uploads::new(UploadParts {
             data: stores.data.clone(),
             mounts: mounts.clone(),
-            peers,
+            peers: Peers::new(pool, master.clone(), membership.clone()),
             memory: memory.clone(),
             memory_kib,
             metrics: metrics.clone(),
         }));
-        let reserved = Arc::new(ReservedBlocks::new(
-            stores.clone(),
-            master.clone(),
-            membership.clone(),
-            metrics.clone(),
-            ReservedLimits::of(&config.worker),
-        ));
-        Self { stores, mounts, master, membership, journals, reserved, fills, uploads, memory, memory_kib, metrics }
+        let limits = ReservedLimits::of(&config.worker);
+        let reserved = ReservedBlocks::new(stores.clone(), master.clone(), membership.clone(), metrics.clone(), limits);
+        let service = Arc::new(Service::new(stores, fills, uploads, metrics, memory, memory_kib));
+        Self { service, mounts, master, membership, journals, reserved: Arc::new(reserved) }
     }
 
     fn serving(&self, admission: Admission, evictions: mpsc::Receiver<Eviction>, cores: Arc<Cores>) -> Serving {
-        Serving {
-            stores: self.stores.clone(),
-            fills: self.fills.clone(),
-            uploads: self.uploads.clone(),
-            membership: self.membership.clone(),
-            mounts: self.mounts.clone(),
-            admission,
-            reserved: self.reserved.clone(),
-            metrics: self.metrics.clone(),
-            memory: self.memory.clone(),
-            memory_kib: self.memory_kib,
-            evictions,
-            cores,
-        }
+        let (service, membership) = (self.service.clone(), self.membership.clone());
+        let (mounts, reserved) = (self.mounts.clone(), self.reserved.clone());
+        Serving { service, membership, mounts, admission, reserved, evictions, cores }
     }
 
     fn heartbeat(&self, addresses: Addresses) -> Heartbeat {
         Heartbeat {
-            table: self.stores.table.clone(),
+            table: self.service.stores.table.clone(),
             mounts: self.mounts.clone(),
             master: self.master.clone(),
             membership: self.membership.clone(),
-            metrics: self.metrics.clone(),
+            metrics: self.service.metrics.clone(),
             addresses,
         }
     }
@@ -255,19 +233,32 @@ impl Parts {
     /// Looks after what is in the stores, until `stop`.
     async fn tend(&self, worker: &schema::Worker, stop: &CancellationToken) {
         let unclaimed = Unclaimed {
-            stores: self.stores.clone(),
+            stores: self.service.stores.clone(),
             master: self.master.clone(),
             membership: self.membership.clone(),
             journals: self.journals.clone(),
-            metrics: self.metrics.clone(),
+            metrics: self.service.metrics.clone(),
             rest: worker.unclaimed_after.get(),
         };
-        let Stores { cache, .. } = &self.stores;
+        let Stores { table, cache, data } = self.service.stores.clone();
+        let (relieved, expired, mounts) = (cache.clone(), cache.clone(), self.mounts.clone());
         tokio::join!(
             store::scrub(cache.clone(), worker.scrub_rate.bytes(), stop.clone()),
-            relieve(cache.clone(), stop.clone()),
-            keep_space(self.stores.clone(), stop.clone()),
-            expire(cache.clone(), self.mounts.clone(), stop.clone()),
+            // Keeps directories below their high watermarks.
+            every(RELIEF_INTERVAL, stop, || cache.needs_relief(), move || while relieved.relieve() {}),
+            // Keeps the capacity of each directory to what its file system has, and what is charged for blocks to what
+            // they take.
+            every(
+                SPACE_INTERVAL,
+                stop,
+                || true,
+                move || {
+                    data.settle();
+                    table.fit_to_file_systems();
+                }
+            ),
+            // Marks blocks that their mount does not want to keep any longer.
+            every(EXPIRY_INTERVAL, stop, || true, move || expired.expire(|mount| mounts.ttl_seconds(mount))),
             unclaimed.run(stop.clone()),
             self.reserved.clone().run(self.journals.clone(), stop.clone()),
         );
@@ -275,10 +266,10 @@ impl Parts {
 
     /// Lets what was begun come to its end, for a while.
     async fn drain(&self) {
-        if tokio::time::timeout(FILL_DRAIN, self.fills.finish()).await.is_err() {
+        if tokio::time::timeout(FILL_DRAIN, self.service.fills.finish()).await.is_err() {
             warn!("stopped while fills were running: what they had not written is fetched again");
         }
-        if tokio::time::timeout(FILL_DRAIN, self.uploads.finish()).await.is_err() {
+        if tokio::time::timeout(FILL_DRAIN, self.service.uploads.finish()).await.is_err() {
             warn!("stopped while uploads were given up: the bucket may keep parts of them until it tidies up");
         }
         self.master.shutdown().await;
@@ -361,33 +352,15 @@ fn health_of(table: &BlockTable) -> Result<(), String> {
     }
 }
 
-/// Keeps directories below their high watermarks.
-async fn relieve(cache: Arc<CacheStore>, stop: CancellationToken) {
-    while stop.run_until_cancelled(tokio::time::sleep(RELIEF_INTERVAL)).await.is_some() {
-        if cache.needs_relief() {
-            let cache = cache.clone();
-            if tokio::task::spawn_blocking(move || while cache.relieve() {}).await.is_err() {
-                return;
-            }
-        }
-    }
-}
-
-/// Keeps the capacity of each directory to what its file system has, and what is charged for blocks to what they take.
-async fn keep_space(stores: Stores, stop: CancellationToken) {
-    while stop.run_until_cancelled(tokio::time::sleep(SPACE_INTERVAL)).await.is_some() {
-        let Stores { table, data, .. } = stores.clone();
-        if tokio::task::spawn_blocking(move || (data.settle(), table.fit_to_file_systems())).await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Marks blocks that their mount does not want to keep any longer.
-async fn expire(cache: Arc<CacheStore>, mounts: Arc<Mounts>, stop: CancellationToken) {
-    while stop.run_until_cancelled(tokio::time::sleep(EXPIRY_INTERVAL)).await.is_some() {
-        let (cache, mounts) = (cache.clone(), mounts.clone());
-        if tokio::task::spawn_blocking(move || cache.expire(|mount| mounts.ttl_seconds(mount))).await.is_err() {
+/// Does what may wait for a disk when it is due, after each interval, until `stop`.
+async fn every(
+    interval: Duration,
+    stop: &CancellationToken,
+    is_due: impl Fn() -> bool,
+    work: impl Fn() + Clone + Send + 'static,
+) {
+    while stop.run_until_cancelled(tokio::time::sleep(interval)).await.is_some() {
+        if is_due() && tokio::task::spawn_blocking(work.clone()).await.is_err() {
             return;
         }
     }

@@ -15,15 +15,15 @@ impl Fills {
     /// # Errors
     /// Two blocks that do not fit together; another object is there by now; no room; or the bucket or the disk failed.
     pub async fn begin_with_origin(&self, target: DataTarget, origin: &ObjectBlock, bytes: u32) -> Result<(), Refusal> {
-        if target.id.index != origin.id().index || target.start() != origin.start() || bytes > origin.length() {
+        if target.id.index != origin.id.index || target.start() != origin.start() || bytes > origin.length {
             return Err(Refusal::bad_request("an origin that does not fit the block"));
         }
         let store = self.stores.data.clone();
         let Some(mut draft) = blocking(move || store.begin_draft(&target, bytes)).await? else { return Ok(()) };
-        let ufs = self.mounts.ufs_for(origin.mount_id(), origin.key()).await?;
+        let ufs = self.mounts.ufs_for(origin.mount_id, &origin.key).await?;
         let range = origin.start()..origin.start() + u64::from(bytes);
         let noted = |error| self.noted(origin, error);
-        let mut pieces = ufs.get(origin.key(), origin.etag(), range).await.map_err(noted)?;
+        let mut pieces = ufs.get(&origin.key, &origin.etag, range).await.map_err(noted)?;
         let mut at = 0;
         while let Some(piece) = pieces.next().await {
             let (piece, store) = (piece.map_err(noted)?, self.stores.data.clone());
@@ -32,7 +32,7 @@ impl Fills {
             draft = blocking(move || write(&store, draft, at, &piece)).await?;
             at += length;
         }
-        self.mounts.fetch_succeeded(origin.mount_id(), origin.key());
+        self.mounts.fetch_succeeded(origin.mount_id, &origin.key);
         let store = self.stores.data.clone();
         // Once it is written to, the bucket does not stand in for it any more.
         blocking(move || store.publish_draft_on_disk(&draft)).await

@@ -38,14 +38,13 @@ impl Fills {
         ufs: Ufs,
     ) {
         self.metrics.fills_running.inc();
-        let limit = ufs.deadline(bytes_of(&run.chunks, source.length())) + GRACE;
+        let limit = ufs.deadline(bytes_of(&run.chunks, source.length)) + GRACE;
         let fetched = Box::pin(self.fetch(&run, &block, &source, &ufs));
         let result = match tokio::time::timeout(limit, fetched).await {
             Ok(result) => result,
-            Err(_) => Err(Refusal::new(
-                Status::UfsUnavailable,
-                format!("a GET of {} took longer than {limit:?}", source.key()),
-            )),
+            Err(_) => {
+                Err(Refusal::new(Status::UfsUnavailable, format!("a GET of {} took longer than {limit:?}", source.key)))
+            }
         };
         self.conclude(&run, &block, &source, result);
         self.metrics.fills_running.dec();
@@ -81,7 +80,7 @@ impl Fills {
         };
         if let Err(refusal) = &result {
             self.metrics.ufs_errors.inc();
-            debug!(block = %block.id(), key = source.key(), %refusal, "a fill failed");
+            debug!(block = %block.id(), key = source.key, %refusal, "a fill failed");
         }
         self.retire(block.id(), run, false);
         run.progress.send_modify(|progress| progress.end = Some(result));
@@ -106,7 +105,7 @@ impl Fills {
         ufs: &Ufs,
     ) -> Result<(), Refusal> {
         let stopping = |_| Refusal::new(Status::Overloaded, "the worker is stopping");
-        let bytes = bytes_of(&run.chunks, source.length());
+        let bytes = bytes_of(&run.chunks, source.length);
         let _turn = self.gets.acquire().await.map_err(stopping)?;
         let kib = u32::try_from(bytes.div_ceil(1024).min(MAX_BUFFER_KIB)).unwrap_or(u32::MAX);
         let _memory = self.memory.acquire_many(kib).await.map_err(stopping)?;
@@ -115,9 +114,9 @@ impl Fills {
         let room = self.room(run, block)?;
 
         self.metrics.ufs_requests.inc();
-        let start = source.start() + u64::from(chunk_range(run.chunks.start, source.length()).start);
+        let start = source.start() + u64::from(chunk_range(run.chunks.start, source.length).start);
         let noted = |error| self.noted(source, error);
-        let mut body = ufs.get(source.key(), source.etag(), start..start + bytes).await.map_err(noted)?;
+        let mut body = ufs.get(&source.key, &source.etag, start..start + bytes).await.map_err(noted)?;
         let mut gathered = Gathered::default();
         let mut next = run.chunks.start;
         while let Some(piece) = body.next().await {
@@ -126,7 +125,7 @@ impl Fills {
             gathered.push(piece);
             let mut chunks = Vec::new();
             while next < run.chunks.end {
-                let Some(pieces) = gathered.take(chunk_range(next, source.length()).len()) else { break };
+                let Some(pieces) = gathered.take(chunk_range(next, source.length).len()) else { break };
                 chunks.push((next, pieces));
                 next += 1;
             }
@@ -138,15 +137,15 @@ impl Fills {
             }
         }
         if next < run.chunks.end {
-            return Err(Refusal::new(Status::UfsUnavailable, format!("the body of {} ended early", source.key())));
+            return Err(Refusal::new(Status::UfsUnavailable, format!("the body of {} ended early", source.key)));
         }
-        self.mounts.fetch_succeeded(source.mount_id(), source.key());
+        self.mounts.fetch_succeeded(source.mount_id, &source.key);
         Ok(())
     }
 
     /// What a failure of the bucket is answered with, after it was noted.
     pub(super) fn noted(&self, source: &ObjectBlock, error: UfsError) -> Refusal {
-        self.mounts.fetch_failed(source.mount_id(), source.key(), &error);
+        self.mounts.fetch_failed(source.mount_id, &source.key, &error);
         error.into()
     }
 

@@ -27,11 +27,14 @@ pub enum BlockSource {
 /// A block of an object of a bucket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ObjectBlock {
-    id: BlockId,
-    length: u32,
-    mount_id: u32,
-    key: String,
-    etag: String,
+    pub id: BlockId,
+    /// Bytes of the block.
+    pub length: u32,
+    pub mount_id: u32,
+    /// Full object key.
+    pub key: String,
+    /// Version, without quotes.
+    pub etag: String,
     object_length: u64,
     block_size: u64,
 }
@@ -88,29 +91,6 @@ impl BlockSource {
 }
 
 impl ObjectBlock {
-    pub fn id(&self) -> &BlockId {
-        &self.id
-    }
-
-    /// Bytes of the block.
-    pub fn length(&self) -> u32 {
-        self.length
-    }
-
-    pub fn mount_id(&self) -> u32 {
-        self.mount_id
-    }
-
-    /// Full object key.
-    pub fn key(&self) -> &str {
-        &self.key
-    }
-
-    /// Version, without quotes.
-    pub fn etag(&self) -> &str {
-        &self.etag
-    }
-
     /// Where the block begins in its object.
     pub fn start(&self) -> u64 {
         u64::from(self.id.index) * self.block_size
@@ -145,7 +125,7 @@ mod tests {
     #[test]
     fn sense_is_told_from_nonsense() {
         let BlockSource::Object(source) = BlockSource::parse(reference()).unwrap() else { panic!("an object") };
-        assert_eq!((source.length(), source.start()), (36, 64));
+        assert_eq!((source.length, source.start()), (36, 64));
         assert!(source.is_of("s") && !source.is_of("t"));
         for wrong in [
             BlockRef { content_id: vec![0; 15].into(), ..reference() },

@@ -74,6 +74,16 @@ const FIELD_MEMORY: usize = 1 << 10;
 /// A message that is longer is received when there is memory for it.
 const SHORT_MESSAGE_BYTES: usize = 64 << 10;
 
+/// Who is let in, and how.
+#[derive(Debug)]
+pub struct Admission {
+    /// How TCP clients are to speak.
+    pub transport: Transport,
+    pub audit: AuditLog,
+    /// Clients, where connections are secured.
+    pub tenants: Tenants,
+}
+
 /// What all connections share.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -81,13 +91,11 @@ pub(super) struct Shared {
     pub membership: Arc<Membership>,
     /// Their rules say what clients may do.
     pub mounts: Arc<Mounts>,
-    pub transport: Transport,
-    pub audit: AuditLog,
+    pub admission: Admission,
     /// Whose requests were refused.
     pub refusals: LogLimit<Option<Identity>>,
     /// Connections that were.
     pub refused_connections: LogLimit<()>,
-    pub tenants: Tenants,
     pub reserved: Arc<ReservedBlocks>,
     /// Frames for clients that hold descriptors.
     pub evictions: broadcast::Sender<Bytes>,
@@ -477,7 +485,7 @@ impl Connection {
     /// What this peer has asked for, and what came of it.
     fn audit(&self, kind: FrameKind, subject: &str, result: Result<(), &str>, suppressed: u64) {
         let (identity, peer, operation) = (self.caller.peer.identity(), &self.caller.from, &format!("{kind:?}"));
-        self.shared.audit.record(Audited { identity, peer, operation, subject, result, suppressed });
+        self.shared.admission.audit.record(Audited { identity, peer, operation, subject, result, suppressed });
     }
 
     /// A request that this peer may make; `None` for what is refused, or postponed.

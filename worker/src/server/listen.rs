@@ -36,7 +36,7 @@ pub(super) async fn accept(
     let mut connections = JoinSet::new();
     let metrics = shared.service.metrics.clone();
     let handshakes = Places::new(MAX_HANDSHAKES);
-    let is_secured = matches!(shared.transport, Transport::Tls(_));
+    let is_secured = matches!(shared.admission.transport, Transport::Tls(_));
     loop {
         let accepted = tokio::select! {
             () = shared.stop.cancelled() => break,
@@ -110,12 +110,12 @@ async fn admitted(
     shared: &Shared,
 ) -> io::Result<(Socket, Peer, Option<TenantConnection>)> {
     let Some(mut place) = place else {
-        let (socket, peer) = secured(socket, &shared.transport).await?;
+        let (socket, peer) = secured(socket, &shared.admission.transport).await?;
         return Ok((socket, peer, None));
     };
     let admit = async {
-        let (socket, peer) = secured(socket, &shared.transport).await?;
-        match peer.identity().and_then(|identity| shared.tenants.admit(identity)).transpose() {
+        let (socket, peer) = secured(socket, &shared.admission.transport).await?;
+        match peer.identity().and_then(|identity| shared.admission.tenants.admit(identity)).transpose() {
             Ok(tenant) => Ok((socket, peer, tenant)),
             Err(reason) => {
                 let outgoing = Outgoing::new(shared.service.spares.clone());

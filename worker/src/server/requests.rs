@@ -13,6 +13,7 @@ use std::time::Duration;
 use cavern_conf::process::LogLimit;
 use cavern_proto::bounded::MAX_ITEMS;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching, is_whole_parts, part_count};
+use cavern_proto::data::open_request::Item;
 use cavern_proto::data::{
     BlockRef, CorruptReply, CorruptRequest, FillReply, FillRequest, FreeReply, FreeRequest, OpenReply, OpenRequest,
     QueryReply, QueryRequest, ReadReply, ReadRequest, Status, open_reply, query_reply, read_reply,
@@ -23,6 +24,7 @@ use cavern_security::Tenant;
 use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use super::limits::on_disk;
 use super::memory::{Budget, kib_for_requests};
@@ -36,6 +38,8 @@ use crate::store::{Block, CachedBlock, PartError, ReadWait, Stores, Touch};
 
 /// Bytes that one connection may have in flight: asked for and not yet sent. Announced to clients in the hello.
 pub(super) const MAX_INFLIGHT_BYTES: u32 = 32 << 20;
+/// Buffers that all connections together keep for their next answers, beside the memory budget.
+const SPARES_KIB: usize = 16 << 10;
 /// Items of one request that are worked on at a time.
 const ITEMS_AT_A_TIME: usize = 64;
 /// A request that names no deadline gets this one.
@@ -51,12 +55,12 @@ const ITEM_BYTES: usize = 16;
 
 /// What requests work with.
 #[derive(Debug)]
-pub(super) struct Service {
+pub struct Service {
     pub stores: Stores,
     pub fills: Arc<Fills>,
     pub uploads: Arc<Uploads>,
     pub metrics: WorkerMetrics,
-    /// In KiB.
+    /// Budget for buffers, and its size, in KiB.
     pub memory: Arc<Semaphore>,
     pub memory_kib: u32,
     /// Beside it, for requests that wait; in KiB.
@@ -155,6 +159,20 @@ pub(super) fn deadline_of(deadline_ms: u32) -> Duration {
 }
 
 impl Service {
+    /// With so many KiB of memory for buffers. Requests that wait have a quarter as much besides.
+    pub fn new(
+        stores: Stores,
+        fills: Arc<Fills>,
+        uploads: Arc<Uploads>,
+        metrics: WorkerMetrics,
+        memory: Arc<Semaphore>,
+        memory_kib: u32,
+    ) -> Self {
+        let requests = Arc::new(Semaphore::new(kib_for_requests(memory_kib) as usize));
+        let (spares, unchecked) = (Arc::new(Semaphore::new(SPARES_KIB)), LogLimit::default());
+        Self { stores, fills, uploads, metrics, memory, memory_kib, requests, spares, unchecked }
+    }
+
     /// Decodes and looks up a read.
     ///
     /// # Errors
@@ -208,12 +226,9 @@ impl Service {
     /// # Errors
     /// As [`Self::prepare_read`].
     pub(super) fn prepare_open(&self, request_id: u64, request: OpenRequest) -> Result<ContentRequest, Refusal> {
-        if request.items.len() > MAX_DESCRIPTORS {
-            let message = format!("{} blocks opened at once, {MAX_DESCRIPTORS} are the most", request.items.len());
-            return Err(Refusal::bad_request(message));
-        }
-        let items = request.items.into_iter().map(|item| self.prepare_item(item, Touch::Open)).collect();
-        Ok(ContentRequest { kind: FrameKind::Open, request_id, items, deadline: deadline_of(request.deadline_ms) })
+        let (kind, deadline) = (FrameKind::Open, deadline_of(request.deadline_ms));
+        let items = self.prepare_items(request.items, MAX_DESCRIPTORS, Touch::Open)?;
+        Ok(ContentRequest { kind, request_id, items, deadline })
     }
 
     /// Decodes and looks up a fill.
@@ -221,14 +236,19 @@ impl Service {
     /// # Errors
     /// As [`Self::prepare_read`].
     pub(super) fn prepare_fill(&self, request_id: u64, request: FillRequest) -> Result<ContentRequest, Refusal> {
-        if request.items.len() > MAX_ITEMS {
-            return Err(Refusal::bad_request(format!("{} items in one request", request.items.len())));
-        }
-        let items = request.items.into_iter().map(|item| self.prepare_item(item, Touch::Refresh)).collect();
-        Ok(ContentRequest { kind: FrameKind::Fill, request_id, items, deadline: deadline_of(request.deadline_ms) })
+        let (kind, deadline) = (FrameKind::Fill, deadline_of(request.deadline_ms));
+        let items = self.prepare_items(request.items, MAX_ITEMS, Touch::Refresh)?;
+        Ok(ContentRequest { kind, request_id, items, deadline })
     }
 
-    fn prepare_item(&self, item: cavern_proto::data::open_request::Item, touch: Touch) -> Prepared {
+    fn prepare_items(&self, items: Vec<Item>, most: usize, touch: Touch) -> Result<Vec<Prepared>, Refusal> {
+        if items.len() > most {
+            return Err(Refusal::bad_request(format!("{} blocks in one request, {most} are the most", items.len())));
+        }
+        Ok(items.into_iter().map(|item| self.prepare_item(item, touch)).collect())
+    }
+
+    fn prepare_item(&self, item: Item, touch: Touch) -> Prepared {
         let source = BlockSource::parse(item.block.unwrap_or_default());
         let length = source.as_ref().map_or(0, |source| source.length());
         let mut wanted: Vec<Range<u32>> = (item.want.iter())
@@ -245,7 +265,7 @@ impl Service {
 
     fn look_up(&self, source: Result<BlockSource, Refusal>, wanted: Vec<Range<u32>>, touch: Touch) -> Prepared {
         let block = source.as_ref().ok().and_then(|source| match source {
-            BlockSource::Object(object) => self.stores.cache.get(object.id(), touch).open().map(Block::Cached),
+            BlockSource::Object(object) => self.stores.cache.get(&object.id, touch).open().map(Block::Cached),
             BlockSource::Data(target) => self.stores.data.get(&target.id, touch).open().map(Block::Data),
         });
         Prepared { source, wanted, range: 0..0, unit: ChecksumUnit::Chunk, block, touch }
@@ -299,7 +319,7 @@ impl Service {
 
     /// Answers a request that has to wait, within its deadline.
     pub(super) async fn answer(self: Arc<Self>, request: ContentRequest, tenant: Option<Arc<Tenant>>) -> Segment {
-        let started = tokio::time::Instant::now();
+        let started = Instant::now();
         let until = started + request.deadline;
         let segment = match request.kind {
             FrameKind::Read => self.answer_read(&request, until, tenant.as_deref()).await,
@@ -309,12 +329,7 @@ impl Service {
         segment
     }
 
-    async fn answer_open(
-        &self,
-        request: &ContentRequest,
-        until: tokio::time::Instant,
-        tenant: Option<&Tenant>,
-    ) -> Segment {
+    async fn answer_open(&self, request: &ContentRequest, until: Instant, tenant: Option<&Tenant>) -> Segment {
         let filled = self.make_all_ready(request, until, tenant).await;
         let (mut items, mut descriptors) = (Vec::new(), Vec::new());
         for filled in filled {
@@ -333,12 +348,7 @@ impl Service {
         open_segment(request, items, descriptors)
     }
 
-    async fn answer_read(
-        &self,
-        request: &ContentRequest,
-        until: tokio::time::Instant,
-        tenant: Option<&Tenant>,
-    ) -> Segment {
+    async fn answer_read(&self, request: &ContentRequest, until: Instant, tenant: Option<&Tenant>) -> Segment {
         let filled = self.make_all_ready(request, until, tenant).await;
         let share = self.budget(tenant).take(request.payload_bytes());
         let memory = match tokio::time::timeout_at(until, share).await {
@@ -377,12 +387,7 @@ impl Service {
         Budget::of_requests(self.requests.clone(), kib_for_requests(self.memory_kib), tenant)
     }
 
-    async fn make_all_ready(
-        &self,
-        request: &ContentRequest,
-        until: tokio::time::Instant,
-        tenant: Option<&Tenant>,
-    ) -> Vec<Ready> {
+    async fn make_all_ready(&self, request: &ContentRequest, until: Instant, tenant: Option<&Tenant>) -> Vec<Ready> {
         // Disks and buckets have queues that all share: what a tenant asks for beyond its turns waits here.
         let _turn = match tenant {
             Some(tenant) => match tokio::time::timeout_at(until, tenant.turns.acquire()).await {
@@ -408,7 +413,7 @@ impl Service {
     }
 
     /// Makes the wanted chunks of one item readable; gives the block and what had to be fetched.
-    async fn make_ready(&self, item: &Prepared, until: tokio::time::Instant, tenant: Option<&Tenant>) -> Ready {
+    async fn make_ready(&self, item: &Prepared, until: Instant, tenant: Option<&Tenant>) -> Ready {
         let source = item.source.as_ref().map_err(Clone::clone)?;
         let block = match (item.block_at_hand(), source) {
             (Some(block), _) => block.clone(),
@@ -423,8 +428,8 @@ impl Service {
     }
 
     /// Makes the wanted chunks of a block of an object readable.
-    async fn fetch(&self, item: &Prepared, object: &Arc<ObjectBlock>, until: tokio::time::Instant) -> Ready {
-        let began = tokio::time::Instant::now();
+    async fn fetch(&self, item: &Prepared, object: &Arc<ObjectBlock>, until: Instant) -> Ready {
+        let began = Instant::now();
         let fill = Box::pin(self.fills.ensure(object, &item.wanted, item.touch));
         let filled = tokio::time::timeout_at(until, fill).await.unwrap_or_else(|_| Err(Refusal::deadline()))?;
         if item.touch != Touch::Refresh {
@@ -445,7 +450,7 @@ impl Service {
         }
         let items = request.blocks.into_iter().map(|block| {
             let (block, modified_ns) = match BlockSource::parse(block).ok()? {
-                BlockSource::Object(object) => (Block::Cached(self.stores.cache.find(object.id(), Touch::None)?), 0),
+                BlockSource::Object(object) => (Block::Cached(self.stores.cache.find(&object.id, Touch::None)?), 0),
                 BlockSource::Data(target) => {
                     let block = self.stores.data.find(&target, Touch::None).ok()?;
                     let modified_ns = block.modified_ns().ok()?;
@@ -484,7 +489,7 @@ impl Service {
     pub(super) fn free(&self, request: FreeRequest) -> FreeReply {
         let sources = request.blocks.into_iter().filter_map(|block| BlockSource::parse(block).ok());
         let free = |source: BlockSource| match source {
-            BlockSource::Object(object) => self.stores.cache.remove(object.id()),
+            BlockSource::Object(object) => self.stores.cache.remove(&object.id),
             BlockSource::Data(target) => self.stores.data.free_of(&target),
         };
         let freed: Vec<u64> = sources.filter_map(free).collect();
@@ -495,7 +500,7 @@ impl Service {
     pub(super) fn corrupt(&self, request: CorruptRequest) -> CorruptReply {
         // Blocks of fs-mode files have no checksums.
         if let Some(BlockSource::Object(object)) = request.block.and_then(|block| BlockSource::parse(block).ok())
-            && let Some(block) = self.stores.cache.find(object.id(), Touch::None)
+            && let Some(block) = self.stores.cache.find(&object.id, Touch::None)
         {
             let count = chunk_count(block.length());
             // Each once, however often it is named.

@@ -14,22 +14,25 @@ use cavern_proto::data::*;
 use cavern_proto::frame::{FrameHeader, HEADER_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
 use cavern_proto::master::{Mount, MountTable, WriteType};
 use cavern_proto::{BlockId, ContentId};
+use cavern_security::{AuditLog, Transport};
 use cavern_ufs::MemoryBucket;
 use proptest::prelude::*;
 use prost::Message;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use super::requests::MAX_INFLIGHT_BYTES;
 use super::*;
-use crate::fill::FillLimits;
+use crate::fill::{FillLimits, Fills};
+use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::mounts::tests::no_master;
-use crate::persist::{Peers, UploadParts};
+use crate::persist::{Peers, UploadParts, Uploads};
 use crate::reserved::ReservedLimits;
-use crate::store::StoreOptions;
+use crate::store::{StoreOptions, Stores};
 
 mod copy;
 mod origin;
@@ -105,10 +108,9 @@ impl Fixture {
         }));
         let limits = ReservedLimits::of(&schema::Worker::default());
         let reserved = ReservedBlocks::new(stores.clone(), no_master(), membership.clone(), metrics.clone(), limits);
+        let service = Service::new(stores.clone(), fills, uploads.clone(), metrics.clone(), memory.clone(), 64 << 10);
         let serving = Serving {
-            stores: stores.clone(),
-            fills,
-            uploads: uploads.clone(),
+            service: Arc::new(service),
             membership: membership.clone(),
             mounts: mounts.clone(),
             admission: Admission {
@@ -117,9 +119,6 @@ impl Fixture {
                 tenants: super::tenants(&schema::Worker::default(), 64 << 10),
             },
             reserved: Arc::new(reserved),
-            metrics: metrics.clone(),
-            memory: memory.clone(),
-            memory_kib: 64 << 10,
             evictions,
             cores: Arc::new(Cores::start(2).unwrap()),
         };

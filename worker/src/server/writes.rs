@@ -109,7 +109,7 @@ impl Service {
         &self,
         target: DataTarget,
         touch: Touch,
-        until: tokio::time::Instant,
+        until: Instant,
         tenant: Option<&Tenant>,
     ) -> Result<Arc<DataBlock>, Refusal> {
         let data = self.stores.data.clone();

@@ -8,6 +8,7 @@ use cavern_proto::data::{
     PersistRequest, QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteRequest,
 };
 use cavern_proto::frame::{FrameHeader, FrameKind, PROTOCOL_VERSION};
+use prost::Message;
 use tokio::time::Instant;
 
 use super::{Connection, REQUEST_MEMORY, decode};
@@ -16,6 +17,7 @@ use crate::reserved::{Room, Taken};
 use crate::server::limits::on_disk;
 use crate::server::outgoing::{PassedFile, Segment};
 use crate::server::requests::{ContentRequest, MAX_INFLIGHT_BYTES, Service, deadline_of};
+use crate::server::rights::OfBlocks;
 use crate::server::roles;
 use crate::server::upload::{PayloadState, Upload};
 use crate::server::writes::{PeerLocality, Write, not_kept, refused_reserve, refused_write};
@@ -44,18 +46,32 @@ impl Connection {
         }
         match header.kind {
             FrameKind::Hello => self.greet(header.request_id, &decode::<Hello>(message)?),
-            FrameKind::Read => self.read(header, message),
-            FrameKind::Open => self.open(header, message),
-            FrameKind::Fill => self.fill(header, message),
-            FrameKind::Query => self.query(header, message),
-            FrameKind::Free => self.free(header, message),
-            FrameKind::Corrupt => self.corrupt(header, message),
-            FrameKind::Reserve => self.reserve(header, message),
-            FrameKind::Write => self.write(header, message),
-            FrameKind::Sync => self.sync(header, message),
-            FrameKind::Persist => self.persist(header.request_id, message),
-            FrameKind::Copy => self.copy(header.request_id, message),
-            FrameKind::Cancel => self.cancel(message),
+            FrameKind::Read => self.on(header, message, Self::read),
+            FrameKind::Open => self.on(header, message, Self::open),
+            FrameKind::Fill => self.on(header, message, Self::fill),
+            FrameKind::Query => self.on(header, message, Self::query),
+            FrameKind::Free => self.free(header, decode::<FreeRequest>(message)?),
+            FrameKind::Corrupt => self.on(header, message, Self::corrupt),
+            FrameKind::Reserve => self.on(header, message, Self::reserve),
+            FrameKind::Write => self.on(header, message, Self::write),
+            FrameKind::Sync => match self.permitted::<SyncRequest>(header, message)? {
+                Some(request) => self.sync(header, request),
+                None => Ok(()),
+            },
+            FrameKind::Persist => {
+                self.persist(header, decode::<PersistRequest>(message)?);
+                Ok(())
+            }
+            FrameKind::Copy => {
+                self.copy(header, decode::<CopyRequest>(message)?);
+                Ok(())
+            }
+            FrameKind::Cancel => {
+                if let Some(task) = self.waits_no_more(decode::<Cancel>(message)?.request_id) {
+                    task.abort();
+                }
+                Ok(())
+            }
             FrameKind::ReadReply
             | FrameKind::OpenReply
             | FrameKind::FillReply
@@ -100,68 +116,64 @@ impl Connection {
         Ok(())
     }
 
-    fn read(&mut self, header: &FrameHeader, message: Bytes) -> Result<(), Refusal> {
-        if let Some(request) = self.permitted::<ReadRequest>(header, message)? {
-            let prepared = self.shared.service.prepare_read(header.request_id, request);
-            self.content(header.request_id, prepared);
+    /// Does what a request asks for, if this peer may ask for it.
+    ///
+    /// # Errors
+    /// The frame is malformed.
+    fn on<R: OfBlocks + Message + Default>(
+        &mut self,
+        header: &FrameHeader,
+        message: Bytes,
+        act: impl FnOnce(&mut Self, &FrameHeader, R),
+    ) -> Result<(), Refusal> {
+        if let Some(request) = self.permitted(header, message)? {
+            act(self, header, request);
         }
         Ok(())
     }
 
-    fn open(&mut self, header: &FrameHeader, message: Bytes) -> Result<(), Refusal> {
-        let Some(request) = self.permitted::<OpenRequest>(header, message)? else { return Ok(()) };
+    fn read(&mut self, header: &FrameHeader, request: ReadRequest) {
+        let prepared = self.shared.service.prepare_read(header.request_id, request);
+        self.content(header.request_id, prepared);
+    }
+
+    fn open(&mut self, header: &FrameHeader, request: OpenRequest) {
         let prepared = if self.socket.passes_descriptors() {
             self.shared.service.prepare_open(header.request_id, request)
         } else {
             Err(Refusal::bad_request("descriptors are handed out over the Unix socket only"))
         };
         self.content(header.request_id, prepared);
-        Ok(())
     }
 
-    fn fill(&mut self, header: &FrameHeader, message: Bytes) -> Result<(), Refusal> {
-        if let Some(request) = self.permitted::<FillRequest>(header, message)? {
-            let prepared = self.shared.service.prepare_fill(header.request_id, request);
-            self.content(header.request_id, prepared);
-        }
-        Ok(())
+    fn fill(&mut self, header: &FrameHeader, request: FillRequest) {
+        let prepared = self.shared.service.prepare_fill(header.request_id, request);
+        self.content(header.request_id, prepared);
     }
 
-    fn query(&mut self, header: &FrameHeader, message: Bytes) -> Result<(), Refusal> {
-        if let Some(request) = self.permitted::<QueryRequest>(header, message)? {
-            let with_paths = self.caller.peer.may_see_paths();
-            self.look_up(header.request_id, move |service, id| {
-                Segment::of(FrameKind::QueryReply, id, &service.query(request, with_paths))
-            });
-        }
-        Ok(())
+    fn query(&mut self, header: &FrameHeader, request: QueryRequest) {
+        let with_paths = self.caller.peer.may_see_paths();
+        self.look_up(header, move |service, id| {
+            Segment::of(FrameKind::QueryReply, id, &service.query(request, with_paths))
+        });
     }
 
-    fn free(&mut self, header: &FrameHeader, message: Bytes) -> Result<(), Refusal> {
-        let request = decode::<FreeRequest>(message)?;
+    fn free(&mut self, header: &FrameHeader, request: FreeRequest) -> Result<(), Refusal> {
         if let Err(refusal) = self.caller.peer.check_free(&request) {
             return self.deny(header, refusal);
         }
-        if self.shared.audit.is_on() {
+        if self.shared.admission.audit.is_on() {
             self.audit(header.kind, &format!("{} blocks", request.blocks.len()), Ok(()), 0);
         }
-        self.look_up(header.request_id, move |service, id| {
-            Segment::of(FrameKind::FreeReply, id, &service.free(request))
-        });
+        self.look_up(header, move |service, id| Segment::of(FrameKind::FreeReply, id, &service.free(request)));
         Ok(())
     }
 
-    fn corrupt(&mut self, header: &FrameHeader, message: Bytes) -> Result<(), Refusal> {
-        if let Some(request) = self.permitted::<CorruptRequest>(header, message)? {
-            self.look_up(header.request_id, move |service, id| {
-                Segment::of(FrameKind::CorruptReply, id, &service.corrupt(request))
-            });
-        }
-        Ok(())
+    fn corrupt(&mut self, header: &FrameHeader, request: CorruptRequest) {
+        self.look_up(header, move |service, id| Segment::of(FrameKind::CorruptReply, id, &service.corrupt(request)));
     }
 
-    fn reserve(&mut self, header: &FrameHeader, message: Bytes) -> Result<(), Refusal> {
-        let Some(request) = self.permitted::<ReserveRequest>(header, message)? else { return Ok(()) };
+    fn reserve(&mut self, header: &FrameHeader, request: ReserveRequest) {
         let (id, cost, service) = (header.request_id, self.memory.cost, self.shared.service.clone());
         let asker = if self.socket.passes_descriptors() { PeerLocality::SameHost } else { PeerLocality::Elsewhere };
         let wanted = request.ranges.iter().map(|range| u64::from(range.length)).sum::<u64>();
@@ -199,20 +211,15 @@ impl Connection {
                 }
             }),
         }
-        Ok(())
     }
 
-    fn write(&mut self, header: &FrameHeader, message: Bytes) -> Result<(), Refusal> {
-        if let Some(request) = self.permitted::<WriteRequest>(header, message)? {
-            let room = self.room(request.block.as_ref(), u64::from(header.payload_bytes));
-            let write = Write::parse(request, header.payload_bytes).map(|write| write.within(room));
-            self.begin_upload(header.request_id, header.payload_bytes, write);
-        }
-        Ok(())
+    fn write(&mut self, header: &FrameHeader, request: WriteRequest) {
+        let room = self.room(request.block.as_ref(), u64::from(header.payload_bytes));
+        let write = Write::parse(request, header.payload_bytes).map(|write| write.within(room));
+        self.begin_upload(header.request_id, header.payload_bytes, write);
     }
 
-    fn sync(&mut self, header: &FrameHeader, message: Bytes) -> Result<(), Refusal> {
-        let Some(request) = self.permitted::<SyncRequest>(header, message)? else { return Ok(()) };
+    fn sync(&mut self, header: &FrameHeader, request: SyncRequest) -> Result<(), Refusal> {
         if let Err(refusal) = self.caller.peer.check_sync(&request) {
             return self.deny(header, refusal);
         }
@@ -222,33 +229,22 @@ impl Connection {
         Ok(())
     }
 
-    fn persist(&mut self, id: u64, message: Bytes) -> Result<(), Refusal> {
-        let request = decode::<PersistRequest>(message)?;
-        let uploads = self.shared.service.uploads.clone();
+    fn persist(&mut self, header: &FrameHeader, request: PersistRequest) {
+        let (id, uploads) = (header.request_id, self.shared.service.uploads.clone());
         let answer = async move { Segment::of(FrameKind::PersistReply, id, &uploads.persist(request).await) };
         self.begin(id, self.memory.cost, answer);
-        Ok(())
     }
 
-    fn copy(&mut self, id: u64, message: Bytes) -> Result<(), Refusal> {
-        let request = decode::<CopyRequest>(message)?;
-        let uploads = self.shared.service.uploads.clone();
+    fn copy(&mut self, header: &FrameHeader, request: CopyRequest) {
+        let (id, uploads) = (header.request_id, self.shared.service.uploads.clone());
         let answer = async move { Segment::of(FrameKind::CopyReply, id, &uploads.copy(request).await) };
         self.begin(id, self.memory.cost, answer);
-        Ok(())
-    }
-
-    fn cancel(&mut self, message: Bytes) -> Result<(), Refusal> {
-        if let Some(task) = self.waits_no_more(decode::<Cancel>(message)?.request_id) {
-            task.abort();
-        }
-        Ok(())
     }
 
     /// Answers a request about blocks that names no deadline, on a thread that may wait for the disk.
-    fn look_up(&mut self, request_id: u64, work: impl FnOnce(&Service, u64) -> Segment + Send + 'static) {
-        let service = self.shared.service.clone();
-        self.wait_for(request_id, self.memory.cost, deadline_of(0), move || work(&service, request_id));
+    fn look_up(&mut self, header: &FrameHeader, work: impl FnOnce(&Service, u64) -> Segment + Send + 'static) {
+        let (id, service) = (header.request_id, self.shared.service.clone());
+        self.wait_for(id, self.memory.cost, deadline_of(0), move || work(&service, id));
     }
 
     /// Answers a request for block content at once, or begins to wait for it.
