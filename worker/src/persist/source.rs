@@ -39,6 +39,9 @@ enum BlockLocation {
     Remote(u64),
 }
 
+/// Blocks of other workers, by their worker, each with its index.
+type RemoteBlocks = BTreeMap<u64, Vec<(u32, BlockRef)>>;
+
 /// A file whose blocks have been found, and were at rest.
 pub(super) struct Source<'a> {
     parts: &'a UploadParts,
@@ -169,8 +172,8 @@ impl<'a> Source<'a> {
     }
 
     /// The blocks that are here, and those that each other worker has; with their indexes.
-    fn by_place(&self) -> (Vec<(u32, DataTarget)>, BTreeMap<u64, Vec<(u32, BlockRef)>>) {
-        let (mut here, mut elsewhere) = (Vec::new(), BTreeMap::<u64, Vec<_>>::new());
+    fn by_place(&self) -> (Vec<(u32, DataTarget)>, RemoteBlocks) {
+        let (mut here, mut elsewhere) = (Vec::new(), RemoteBlocks::new());
         for (index, (block, place)) in &self.blocks {
             match place {
                 BlockLocation::Local(target) => here.push((*index, *target)),
