@@ -27,7 +27,7 @@ use cavern_proto::data::Status;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use run::DiskPace;
-pub use source::BlockSource;
+pub use source::{BlockSource, ObjectBlock};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
@@ -35,7 +35,7 @@ use tokio_util::task::TaskTracker;
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::request_error::Refusal;
-use crate::store::{Block, Lookup, Store, Touch};
+use crate::store::{CachedBlock, Lookup, Stores, Touch};
 
 /// A block that is dropped while it is filled is begun anew this often.
 const MAX_ROUNDS: usize = 3;
@@ -163,14 +163,14 @@ pub struct FillLimits {
 /// A block with the chunks that were asked for, and the bytes that had to be fetched for it.
 #[derive(Debug)]
 pub struct Filled {
-    pub block: Arc<Block>,
+    pub block: Arc<CachedBlock>,
     pub fetched_bytes: u64,
 }
 
 /// The fill engine of a worker.
 #[derive(Debug)]
 pub struct Fills {
-    store: Arc<Store>,
+    stores: Stores,
     mounts: Arc<Mounts>,
     runs: Mutex<HashMap<BlockId, Vec<Arc<Run>>>>,
     gets: Semaphore,
@@ -185,7 +185,7 @@ pub struct Fills {
 impl Fills {
     /// `memory` is the budget for buffers in KiB.
     pub fn new(
-        store: Arc<Store>,
+        stores: Stores,
         mounts: Arc<Mounts>,
         memory: Arc<Semaphore>,
         limits: FillLimits,
@@ -193,7 +193,7 @@ impl Fills {
     ) -> Self {
         let chunks = u32::try_from(limits.size_max / u64::from(CHUNK_BYTES)).unwrap_or(u32::MAX);
         Self {
-            store,
+            stores,
             mounts,
             runs: Mutex::default(),
             gets: Semaphore::new(limits.concurrency.max(1)),
@@ -213,30 +213,27 @@ impl Fills {
     /// Why the chunks cannot be had.
     pub async fn ensure(
         self: &Arc<Self>,
-        source: &Arc<BlockSource>,
+        source: &Arc<ObjectBlock>,
         wanted: &[Range<u32>],
         touch: Touch,
     ) -> Result<Filled, Refusal> {
         let mut fetched_bytes = 0;
         for _ in 0..MAX_ROUNDS {
             let block = self.open(source, touch).await?;
-            if block.length() != source.length() || block.is_data() {
-                return Err(Refusal::bad_request("the content id stands for another block"));
-            }
             self.verify(&block, wanted).await?;
             if wanted.iter().all(|range| block.has(range.clone())) {
                 return Ok(Filled { block, fetched_bytes });
             }
-            let ufs = match self.mounts.ufs_for(source.mount_id(), source.key()).await {
+            let ufs = match self.mounts.ufs_for(source.mount_id, &source.key).await {
                 Ok(ufs) if source.is_of(ufs.store_id()) => ufs,
                 Ok(_) => {
-                    self.store.forget_if_empty(&block);
+                    self.stores.cache.forget_if_empty(&block);
                     return Err(Refusal::bad_request(
                         "the content id is not that of the key, version and bucket named",
                     ));
                 }
                 Err(refusal) => {
-                    self.store.forget_if_empty(&block);
+                    self.stores.cache.forget_if_empty(&block);
                     return Err(refusal);
                 }
             };
@@ -245,7 +242,7 @@ impl Fills {
             for asker in &own {
                 let (fills, block, source, ufs, run) =
                     (self.clone(), block.clone(), source.clone(), ufs.clone(), asker.0.clone());
-                fetched_bytes += bytes_of(&run.chunks, source.length());
+                fetched_bytes += bytes_of(&run.chunks, source.length);
                 let fetch = Box::pin(async move { fills.fetch_run(run, block, source, ufs).await });
                 match led {
                     None => led = Some(LedRun { fetch: Some(fetch), tasks: self.tasks.clone() }),
@@ -266,21 +263,24 @@ impl Fills {
 
     /// The block, made if need be. The file of a new block of one chunk is made here, as that chunk is written: both
     /// take less than the way to another thread and back.
-    async fn open(&self, source: &BlockSource, touch: Touch) -> Result<Arc<Block>, Refusal> {
-        let (id, length, mount_id) = (*source.id(), source.length(), source.mount_id());
-        match self.store.get(&id, Touch::None) {
-            Lookup::Open(block) => return Ok(block),
-            Lookup::Absent if length <= CHUNK_BYTES => {
-                return self.store.create(&id, length, mount_id, touch).map_err(Refusal::from);
+    async fn open(&self, source: &ObjectBlock, touch: Touch) -> Result<Arc<CachedBlock>, Refusal> {
+        let (id, length, mount_id, cache) = (source.id, source.length, source.mount_id, &self.stores.cache);
+        let block = match cache.get(&id, Touch::None) {
+            Lookup::Open(block) => block,
+            Lookup::Absent if length <= CHUNK_BYTES => cache.create(&id, length, mount_id, touch)?,
+            Lookup::Absent | Lookup::Closed | Lookup::Other => {
+                let cache = cache.clone();
+                let made = tokio::task::spawn_blocking(move || cache.create(&id, length, mount_id, touch)).await;
+                made.map_err(|_| Refusal::new(Status::IoError, "opening the block failed"))??
             }
-            Lookup::Absent | Lookup::Closed => {}
+        };
+        if block.length() != length {
+            return Err(Refusal::bad_request("the content id stands for another block"));
         }
-        let store = self.store.clone();
-        let made = tokio::task::spawn_blocking(move || store.create(&id, length, mount_id, touch)).await;
-        made.map_err(|_| Refusal::new(Status::IoError, "opening the block failed"))?.map_err(Refusal::from)
+        Ok(block)
     }
 
-    async fn verify(&self, block: &Arc<Block>, wanted: &[Range<u32>]) -> Result<(), Refusal> {
+    async fn verify(&self, block: &Arc<CachedBlock>, wanted: &[Range<u32>]) -> Result<(), Refusal> {
         let doubtful = {
             let state = block.state();
             let in_doubt = |index: &u32| state.present.contains(*index) && !state.verified.contains(*index);
@@ -289,14 +289,14 @@ impl Fills {
         if !doubtful {
             return Ok(());
         }
-        let (store, block, wanted) = (self.store.clone(), block.clone(), wanted.to_vec());
-        let checked = move || wanted.into_iter().try_for_each(|range| store.verify(&block, range));
+        let (cache, block, wanted) = (self.stores.cache.clone(), block.clone(), wanted.to_vec());
+        let checked = move || wanted.into_iter().try_for_each(|range| cache.verify(&block, range));
         let checked = tokio::task::spawn_blocking(checked).await;
         checked.map_err(|_| Refusal::new(Status::IoError, "verifying the block failed"))?.map_err(Refusal::from)
     }
 
     /// Which runs bring the chunks that are missing: new ones, to be spawned at once, and those of others.
-    fn plan(&self, block: &Block, wanted: &[Range<u32>]) -> (Vec<RunWaiter>, Vec<RunWaiter>) {
+    fn plan(&self, block: &CachedBlock, wanted: &[Range<u32>]) -> (Vec<RunWaiter>, Vec<RunWaiter>) {
         let (mut own, mut theirs) = (Vec::<RunWaiter>::new(), Vec::<RunWaiter>::new());
         let mut runs = self.runs.lock();
         let under_way = runs.entry(*block.id()).or_default();

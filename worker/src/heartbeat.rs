@@ -15,10 +15,10 @@ use tonic::Code;
 use tracing::{info, warn};
 
 use crate::error::WorkerError;
+use crate::membership::Membership;
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
-use crate::server::Membership;
-use crate::store::Store;
+use crate::store::{BlockTable, DirectoryUsage};
 
 /// Bounds of what the master may ask for as heartbeat interval.
 const INTERVALS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
@@ -35,7 +35,7 @@ pub struct Addresses {
 /// Keeps the master informed.
 #[derive(Debug)]
 pub struct Heartbeat {
-    pub store: Arc<Store>,
+    pub table: Arc<BlockTable>,
     pub mounts: Arc<Mounts>,
     pub master: MasterChannel,
     pub membership: Arc<Membership>,
@@ -98,8 +98,8 @@ impl Heartbeat {
 
     /// Gives the heartbeat interval that the master asks for.
     async fn register(&self) -> Result<Duration, LinkError> {
-        let (uuid, cluster_id) = self.store.identity();
-        let usage = self.store.usage();
+        let (uuid, cluster_id) = self.table.identity();
+        let usage = self.table.usage();
         let worker = Worker {
             data_address: self.addresses.data.clone(),
             socket_path: self.addresses.socket.clone(),
@@ -129,8 +129,8 @@ impl Heartbeat {
             Err(error) => return Err(LinkError::Call(error)),
         };
         self.master.note_group(reply.group_epoch, &reply.masters);
-        let (store, cluster_id) = (self.store.clone(), reply.cluster_id.clone());
-        let joined = tokio::task::spawn_blocking(move || store.join_cluster(&cluster_id)).await;
+        let (table, cluster_id) = (self.table.clone(), reply.cluster_id.clone());
+        let joined = tokio::task::spawn_blocking(move || table.join_cluster(&cluster_id)).await;
         joined.map_err(|error| LinkError::Fatal(error.into()))?.map_err(LinkError::Fatal)?;
         self.membership.set(reply.worker_id, &reply.cluster_id);
         info!(
@@ -143,7 +143,7 @@ impl Heartbeat {
     }
 
     async fn beat(&self) -> Result<Beat, LinkError> {
-        let (usage, past) = (self.store.usage(), self.membership.past());
+        let (usage, past) = (self.table.usage(), self.membership.past());
         let request = HeartbeatRequest {
             worker_id: self.membership.now().0,
             used_bytes: usage.iter().map(|disk| disk.used_bytes).sum(),
@@ -178,7 +178,7 @@ impl Heartbeat {
     }
 
     fn disks(&self) -> Vec<DiskReport> {
-        let report = |disk: crate::store::DirectoryUsage| DiskReport {
+        let report = |disk: DirectoryUsage| DiskReport {
             path: disk.path,
             tier: disk.tier.name().to_owned(),
             capacity_bytes: disk.capacity_bytes,
@@ -187,7 +187,7 @@ impl Heartbeat {
             healthy: disk.healthy,
             error: disk.error,
         };
-        self.store.usage().into_iter().map(report).collect()
+        self.table.usage().into_iter().map(report).collect()
     }
 
     fn counters(&self) -> WorkerCounters {

@@ -33,8 +33,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{debug, error, warn};
 
+use crate::local_peers::LocalPeers;
+use crate::membership::Membership;
 use crate::metrics::WorkerMetrics;
-use crate::server::{LocalPeers, Membership};
 
 /// Journals that are kept at a time: mounts of one host.
 const JOURNALS_MAX: usize = 64;

@@ -17,6 +17,8 @@ mod error;
 mod fill;
 mod heartbeat;
 mod journals;
+mod local_peers;
+mod membership;
 mod metrics;
 mod mounts;
 mod orphan_blocks;

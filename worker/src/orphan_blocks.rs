@@ -22,14 +22,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use crate::journals::Journals;
+use crate::membership::Membership;
 use crate::metrics::WorkerMetrics;
-use crate::server::Membership;
-use crate::store::{ReferencedBlocks, Store};
+use crate::store::{ReferencedBlocks, Stores};
 
 /// What the search works with.
 #[derive(Debug)]
 pub struct Unclaimed {
-    pub store: Arc<Store>,
+    pub stores: Stores,
     pub master: MasterChannel,
     pub membership: Arc<Membership>,
     pub journals: Arc<Journals>,
@@ -61,12 +61,12 @@ impl Unclaimed {
         if self.journals.are_replayed() {
             return Ok(HashSet::new());
         }
-        if worker_id == 0 || self.store.usage().iter().all(|disk| disk.data_bytes == 0) {
+        if worker_id == 0 || self.stores.table.usage().iter().all(|disk| disk.data_bytes == 0) {
             return Ok(HashSet::new());
         }
         let claims = self.claims(worker_id, &cluster_id).await?;
-        let (store, rest) = (self.store.clone(), self.rest);
-        let found = tokio::task::spawn_blocking(move || store.unclaimed(&claims, rest)).await;
+        let (data, rest) = (self.stores.data.clone(), self.rest);
+        let found = tokio::task::spawn_blocking(move || data.unclaimed(&claims, rest)).await;
         let found = found?;
         if self.membership.past().is_lost {
             let kept = (found.len() as u64, found.iter().map(|(_, bytes)| bytes).sum());
@@ -79,9 +79,9 @@ impl Unclaimed {
         let found: HashSet<Suspect> = found.into_iter().map(|(suspect, _)| suspect).collect();
         let due: Vec<Suspect> = found.intersection(suspects).copied().collect();
         if !due.is_empty() {
-            let store = self.store.clone();
+            let data = self.stores.data.clone();
             let free = move || -> Vec<u64> {
-                due.into_iter().filter_map(|suspect| store.free_unclaimed(suspect, rest)).collect()
+                due.into_iter().filter_map(|suspect| data.free_unclaimed(suspect, rest)).collect()
             };
             let freed = tokio::task::spawn_blocking(free).await?;
             self.metrics.unclaimed_blocks.inc_by(freed.len() as u64);
@@ -104,7 +104,7 @@ impl Unclaimed {
                 content: ContentId::of_inode(cluster_id, claim.mount_id, claim.inode, claim.generation),
                 index: claim.index,
             });
-            self.store.claim(&mut claims, blocks);
+            self.stores.data.claim(&mut claims, blocks);
             if list.is_last {
                 return Ok(claims);
             }

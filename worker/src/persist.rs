@@ -39,7 +39,7 @@ use self::source::Source;
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::request_error::Refusal;
-use crate::store::Store;
+use crate::store::DataStore;
 
 /// Objects up to this size are sent in one request, larger ones in parts of at least this size.
 const PART_BYTES: u64 = 8 << 20;
@@ -51,7 +51,7 @@ const PARTS_AT_A_TIME: usize = 4;
 /// What uploads work with.
 #[derive(Debug)]
 pub struct UploadParts {
-    pub store: Arc<Store>,
+    pub data: Arc<DataStore>,
     pub mounts: Arc<Mounts>,
     pub peers: Peers,
     /// Budget for buffers, and its size, in KiB.
@@ -170,25 +170,23 @@ impl Uploads {
             Failpoint::UploadPut.pass();
             return put.map_err(stopped);
         }
-        let upload = ufs.begin_multipart(&plan.key, &plan.metadata).await.map_err(stopped)?;
-        Failpoint::UploadBegun.pass();
-        let mut guard = AbortUnlessDone { upload: Some(upload.clone()), tasks: self.tasks.clone() };
-        let etags = self.send_parts(&upload, &source, plan.length).await?;
+        let upload = self.begin_upload(ufs, plan).await?;
+        let etags = self.send_parts(&upload.parts, &source, plan.length).await?;
         source.check_untouched().await?;
-        Failpoint::UploadSent.pass();
-        let etag = upload.complete(&etags, plan.replaces()).await.map_err(stopped)?;
-        Failpoint::UploadCompleted.pass();
-        guard.upload = None;
-        Ok(etag)
+        upload.complete(&etags, plan).await
+    }
+
+    async fn begin_upload(&self, ufs: &Ufs, plan: &Plan) -> Result<PendingUpload, UploadError> {
+        let parts = ufs.begin_multipart(&plan.key, &plan.metadata).await.map_err(stopped)?;
+        Failpoint::UploadBegun.pass();
+        Ok(PendingUpload { parts, is_done: false, tasks: self.tasks.clone() })
     }
 
     /// Makes the object of one that has the same content; `None` when that is not there any more, or the store does not
     /// copy it.
     async fn copy_there(&self, ufs: &Ufs, plan: &Plan, same: &ObjectMeta) -> Result<Option<String>, UploadError> {
-        let upload = ufs.begin_multipart(&plan.key, &plan.metadata).await.map_err(stopped)?;
-        Failpoint::UploadBegun.pass();
-        let mut guard = AbortUnlessDone { upload: Some(upload.clone()), tasks: self.tasks.clone() };
-        let etags = match upload.copy(same).await {
+        let upload = self.begin_upload(ufs, plan).await?;
+        let etags = match upload.parts.copy(same).await {
             Ok(etags) => etags,
             Err(UfsError::VersionChanged { .. } | UfsError::NotFound { .. }) => return Ok(None),
             Err(refusal) if refusal.refuses_copy() => {
@@ -197,11 +195,7 @@ impl Uploads {
             }
             Err(error) => return Err(Refusal::from(error).into()),
         };
-        Failpoint::UploadSent.pass();
-        let etag = upload.complete(&etags, plan.replaces()).await.map_err(stopped)?;
-        Failpoint::UploadCompleted.pass();
-        guard.upload = None;
-        Ok(Some(etag))
+        upload.complete(&etags, plan).await.map(Some)
     }
 
     async fn send_parts(
@@ -246,17 +240,30 @@ fn part_bytes(length: u64) -> u64 {
     length.div_ceil(PARTS_MAX).next_multiple_of(PART_GRAIN).max(PART_BYTES)
 }
 
-/// Gives an upload up when it is dropped.
-struct AbortUnlessDone {
-    upload: Option<MultipartUpload>,
+/// An upload of several parts: complete, or given up when it is dropped.
+struct PendingUpload {
+    parts: MultipartUpload,
+    is_done: bool,
     tasks: TaskTracker,
 }
 
-impl Drop for AbortUnlessDone {
+impl PendingUpload {
+    /// Makes the object of its parts; gives its ETag.
+    async fn complete(mut self, etags: &[String], plan: &Plan) -> Result<String, UploadError> {
+        Failpoint::UploadSent.pass();
+        let etag = self.parts.complete(etags, plan.replaces()).await.map_err(stopped)?;
+        Failpoint::UploadCompleted.pass();
+        self.is_done = true;
+        Ok(etag)
+    }
+}
+
+impl Drop for PendingUpload {
     fn drop(&mut self) {
-        if let Some(upload) = self.upload.take() {
+        if !self.is_done {
+            let parts = self.parts.clone();
             self.tasks.spawn(async move {
-                if let Err(error) = upload.abort().await {
+                if let Err(error) = parts.abort().await {
                     tracing::warn!(%error, "an upload was given up, and its parts are still at the store");
                 }
             });

@@ -27,10 +27,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use crate::journals::Journals;
+use crate::membership::Membership;
 use crate::metrics::WorkerMetrics;
 use crate::request_error::Refusal;
-use crate::server::Membership;
-use crate::store::Store;
+use crate::store::Stores;
 
 /// Between two questions to the masters.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
@@ -70,7 +70,7 @@ impl ReservedLimits {
 /// See the module.
 #[derive(Debug)]
 pub struct ReservedBlocks {
-    store: Arc<Store>,
+    stores: Stores,
     master: MasterChannel,
     membership: Arc<Membership>,
     metrics: WorkerMetrics,
@@ -142,26 +142,26 @@ pub type Room = Result<Option<Taken>, Box<Wanted>>;
 
 impl ReservedBlocks {
     pub fn new(
-        store: Arc<Store>,
+        stores: Stores,
         master: MasterChannel,
         membership: Arc<Membership>,
         metrics: WorkerMetrics,
         limits: ReservedLimits,
     ) -> Self {
         let (noted, asked) = (Mutex::default(), tokio::sync::Mutex::default());
-        Self { store, master, membership, metrics, limits, noted, asked }
+        Self { stores, master, membership, metrics, limits, noted, asked }
     }
 
     /// Room for up to so many bytes more of a block, if the client may have as much.
     pub fn take(self: &Arc<Self>, client: Option<&Arc<str>>, block: &BlockRef, bytes: u64) -> Room {
         let (Some(client), Some(id), true) = (client, BlockId::of(block), block.data) else { return Ok(None) };
         let worker_id = self.membership.worker_id();
-        let capacity = self.store.capacity_bytes();
+        let capacity = self.stores.table.capacity_bytes();
         let mut noted = self.noted.lock();
         noted.begin_as(worker_id);
         let (owner, more) = match noted.blocks.get(&id) {
             Some(known) => (known.client.clone(), bytes),
-            None if self.store.data_use(&id).is_some() => return Ok(None),
+            None if self.stores.data.usage(&id).is_some() => return Ok(None),
             None => (client.clone(), bytes.max(LEAST_BYTES)),
         };
         for (scope, has, most) in [
@@ -187,7 +187,7 @@ impl ReservedBlocks {
 
     /// A request has been carried out: what is noted of its block is what that takes.
     fn settle(&self, id: &BlockId) {
-        let used = self.store.data_use(id);
+        let used = self.stores.data.usage(id);
         self.noted.lock().done(id, used);
     }
 
@@ -232,9 +232,9 @@ impl ReservedBlocks {
         if due.is_empty() {
             return Ok(());
         }
-        let store = self.store.clone();
+        let data = self.stores.data.clone();
         let free = move || -> Vec<(BlockId, u64)> {
-            let free = |block: (BlockId, u64)| Some((block.0, store.free_unclaimed(block, after)?));
+            let free = |block: (BlockId, u64)| Some((block.0, data.free_unclaimed(block, after)?));
             due.into_iter().filter_map(free).collect()
         };
         let freed = tokio::task::spawn_blocking(free).await.unwrap_or_default();
@@ -325,7 +325,7 @@ impl ReservedBlocks {
         let meant = noted.blocks.iter().filter(|(_, block)| is_meant(block) && is_made(block));
         let mut pending: Vec<_> = meant.map(|(id, block)| ((block.inode, id.index), *id)).collect();
         for (_, id) in &pending {
-            let used = self.store.data_use(id);
+            let used = self.stores.data.usage(id);
             noted.settle(id, used, None);
         }
         drop(noted);

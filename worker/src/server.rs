@@ -6,7 +6,6 @@ mod connection;
 mod cores;
 mod limits;
 mod listen;
-mod local_peers;
 mod memory;
 mod outgoing;
 mod pacing;
@@ -20,118 +19,34 @@ mod writes;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::process::LogLimit;
-use cavern_proto::data::{BlockRef, Evicted, evicted};
+use cavern_proto::data::{Evicted, evicted};
 use cavern_proto::frame::{FrameKind, encode_frame};
-use cavern_proto::master::LogPast;
-use cavern_security::{AuditLog, Tenants, Transport};
-use parking_lot::RwLock;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{Semaphore, broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
 
+pub use self::connection::Admission;
 use self::connection::Shared;
 pub use self::cores::Cores;
 pub use self::limits::tenants;
-pub use self::listen::bind_unix;
-pub use self::local_peers::LocalPeers;
-use self::memory::kib_for_requests;
-use self::requests::Service;
+pub use self::requests::Service;
 use crate::error::WorkerError;
-use crate::fill::Fills;
-use crate::metrics::WorkerMetrics;
+use crate::local_peers::{LocalPeers, bind_unix};
+use crate::membership::Membership;
 use crate::mounts::Mounts;
-use crate::persist::Uploads;
 use crate::reserved::ReservedBlocks;
-use crate::store::{Eviction, Store};
+use crate::store::Eviction;
 
-/// Bytes that one connection may have in flight: asked for and not yet sent. Announced to clients in the hello.
-pub const MAX_INFLIGHT_BYTES: u32 = 32 << 20;
-/// Buffers that all connections together keep for their next answers, beside the memory budget.
-const SPARES_KIB: usize = 16 << 10;
 /// Notices about evictions that a slow connection may miss without falling behind.
 const EVICTION_FRAMES: usize = 64;
 /// Evictions are gathered for this long, so that a burst of them is one frame.
 const EVICTION_DELAY: Duration = Duration::from_millis(50);
 /// Blocks in one such frame at most.
 const EVICTIONS_PER_FRAME: usize = 4096;
-
-/// What the worker is to its cluster, as far as it knows.
-#[derive(Debug, Default)]
-pub struct Membership {
-    place: RwLock<(u64, String)>,
-    /// Of the masters that were heard of, the latest in which one led.
-    term: AtomicU64,
-    past: RwLock<Past>,
-}
-
-/// What the masters have told of their log.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Past {
-    /// The latest that they told before they did not know it any more.
-    pub told: Option<LogPast>,
-    /// They do not know it any more: blocks that no file has are kept, since a file may have had them.
-    pub is_lost: bool,
-    /// So many are kept for that, with so many bytes.
-    pub kept: (u64, u64),
-}
-
-impl Membership {
-    pub fn past(&self) -> Past {
-        *self.past.read()
-    }
-
-    /// The master that leads in this term has answered what it has applied, and whether it lacks what was told before.
-    pub fn told(&self, term: u64, applied: Option<LogPast>, is_lost: bool) {
-        let mut past = self.past.write();
-        if is_lost && !past.is_lost {
-            past.is_lost = true;
-            // The terms that were heard of are none of these masters'.
-            self.term.store(term, Ordering::Release);
-        }
-        if !past.is_lost {
-            past.told = applied.or(past.told);
-        }
-    }
-
-    /// So many blocks are kept since the masters lack what was told, with so many bytes.
-    pub fn keeps(&self, blocks: u64, bytes: u64) {
-        self.past.write().kept = (blocks, bytes);
-    }
-
-    /// Whether a block is one of the file that its reference names, in this cluster.
-    pub fn is_of_cluster(&self, block: &BlockRef) -> bool {
-        block.is_of_inode(&self.place.read().1)
-    }
-
-    /// Worker id (0 while unknown) and cluster id (empty while unknown).
-    pub fn now(&self) -> (u64, String) {
-        self.place.read().clone()
-    }
-
-    /// 0 while unknown.
-    pub fn worker_id(&self) -> u64 {
-        self.place.read().0
-    }
-
-    pub fn set(&self, worker_id: u64, cluster_id: &str) {
-        *self.place.write() = (worker_id, cluster_id.to_owned());
-    }
-
-    /// A master leads in this term: those of earlier ones have nothing done any more.
-    pub fn heard_of(&self, term: u64) {
-        self.term.fetch_max(term, Ordering::AcqRel);
-    }
-
-    /// Whether a master that led in this term has been succeeded by another.
-    pub fn is_over(&self, term: u64) -> bool {
-        term < self.term.load(Ordering::Acquire)
-    }
-}
 
 /// The data plane of a worker, bound and not serving yet.
 #[derive(Debug)]
@@ -146,22 +61,12 @@ pub struct Server {
 /// What the data plane serves from.
 #[derive(Debug)]
 pub struct Serving {
-    pub store: Arc<Store>,
-    pub fills: Arc<Fills>,
-    pub uploads: Arc<Uploads>,
+    pub service: Arc<Service>,
     pub membership: Arc<Membership>,
     pub mounts: Arc<Mounts>,
-    /// How TCP clients are to speak.
-    pub transport: Transport,
-    pub audit: AuditLog,
-    /// Clients, where connections are secured.
-    pub tenants: Tenants,
-    /// What they have made and not committed.
+    pub admission: Admission,
+    /// What clients have made and not committed.
     pub reserved: Arc<ReservedBlocks>,
-    pub metrics: WorkerMetrics,
-    /// Budget for buffers, and its size, in KiB. Requests that wait have a quarter as much besides.
-    pub memory: Arc<Semaphore>,
-    pub memory_kib: u32,
     /// What the store says about evicted blocks.
     pub evictions: mpsc::Receiver<Eviction>,
     /// The threads that serve connections. They are to outlive what these have begun.
@@ -177,7 +82,7 @@ impl Server {
     pub async fn bind(listen: &str, socket: &Path, peers: Option<LocalPeers>) -> Result<Self, WorkerError> {
         let tcp = cavern_conf::process::bind_tcp(listen, "worker.listen").await?;
         let address = tcp.local_addr().map_err(|source| WorkerError::Listen { address: listen.to_owned(), source })?;
-        let unix = listen::bind_unix(socket, peers.unwrap_or_default()).await?;
+        let unix = bind_unix(socket, peers.unwrap_or_default()).await?;
         let unix = peers.map(|peers| (unix, peers));
         if unix.is_none() {
             // Clients would try again and again.
@@ -199,46 +104,15 @@ impl Server {
     /// Serves until `stop`; then answers what is in flight, for a few seconds at most, and returns. The socket file is
     /// removed.
     pub async fn serve(self, serving: Serving, stop: CancellationToken) {
-        let Serving {
-            store,
-            fills,
-            uploads,
-            membership,
-            mounts,
-            transport,
-            audit,
-            tenants,
-            reserved,
-            metrics,
-            memory,
-            memory_kib,
-            evictions,
-            cores,
-        } = serving;
+        let Serving { service, membership, mounts, admission, reserved, evictions, cores } = serving;
         let (frames, _) = broadcast::channel(EVICTION_FRAMES);
-        let spares = Arc::new(Semaphore::new(SPARES_KIB));
-        let requests = Arc::new(Semaphore::new(kib_for_requests(memory_kib) as usize));
-        let service = Service {
-            store,
-            fills,
-            uploads,
-            metrics,
-            memory,
-            memory_kib,
-            requests,
-            spares,
-            unchecked: LogLimit::default(),
-            damaged_sends: LogLimit::default(),
-        };
         let shared = Arc::new(Shared {
-            service: Arc::new(service),
+            service,
             membership,
             mounts,
-            transport,
-            audit,
+            admission,
             refusals: LogLimit::default(),
             refused_connections: LogLimit::default(),
-            tenants,
             reserved,
             evictions: frames.clone(),
             stop: stop.clone(),

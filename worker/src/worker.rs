@@ -1,7 +1,7 @@
 //! The life of a worker process: open the store, bind the ports, serve, drain.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,9 @@ use cavern_conf::process::{self, Metrics, MissingDir};
 use cavern_conf::{Config, DirSpec, schema};
 use cavern_net::{MasterChannel, WorkerPool};
 use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, TenantCollector, Transport};
+use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -17,13 +19,15 @@ use crate::error::WorkerError;
 use crate::fill::{FillLimits, Fills};
 use crate::heartbeat::{Addresses, Heartbeat};
 use crate::journals::Journals;
-use crate::metrics::{StoreCollector, WorkerMetrics};
+use crate::local_peers::{LocalPeers, bind_unix};
+use crate::membership::Membership;
+use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::orphan_blocks::Unclaimed;
 use crate::persist::{Peers, UploadParts, Uploads};
 use crate::reserved::{ReservedBlocks, ReservedLimits};
-use crate::server::{self, Cores, LocalPeers, Membership, Server, Serving};
-use crate::store::{self, Store, StoreOptions};
+use crate::server::{self, Admission, Cores, Server, Service, Serving};
+use crate::store::{self, BlockTable, Cleanup, Eviction, StoreCollector, StoreOptions, Stores};
 
 /// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
 const MAX_OPEN_BLOCKS: u64 = 32_768;
@@ -51,8 +55,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), WorkerEr
     Box::pin(run_with_replays(config, Vec::new(), stop)).await
 }
 
-/// The same. With the arguments `replay` this executable makes what a mount had answered whose journal is its standard
-/// input; without any, no journals are kept.
+/// Runs a worker that keeps journals of mounts. With the arguments `replay` this executable makes what a mount had
+/// answered whose journal is its standard input; without any, no journals are kept.
 ///
 /// # Errors
 /// Those of [`run`].
@@ -79,148 +83,209 @@ pub async fn run_with_replays(
     let keys = key_wrapping(&config.worker).await?;
     let options = store_options(&config.worker, directories, keys.clone());
     let opening = metrics.clone();
-    let (store, cleanup) = tokio::task::spawn_blocking(move || store::open(options, opening, evictions_in)).await??;
-    registry.register_collector(StoreCollector::new(store.clone()));
+    let (stores, cleanup) = tokio::task::spawn_blocking(move || store::open(options, opening, evictions_in)).await??;
+    registry.register_collector(StoreCollector::new(stores.table.clone()));
 
-    let local_peers = LocalPeers::of(&config.worker)?;
-    // Whoever has a file that is encrypted can do nothing with it.
-    let local_peers = (!keys.is_there()).then_some(local_peers);
-    let server = Server::bind(&config.worker.listen, &socket, local_peers).await?;
-    let journal_socket = cavern_net::journals::socket_path(server.socket_path());
-    // Whoever hands over a journal has it replayed with the rights of this process: that is not for a group.
-    let journal_listener = match server::bind_unix(&journal_socket, LocalPeers::default()).await {
-        Ok(listener) => Some(listener),
-        // The path of the other socket is short enough; clients do without this one.
-        Err(error @ WorkerError::SocketPath { .. }) => {
-            warn!("journals of mounts are not kept: {error}");
-            None
-        }
-        Err(error) => return Err(error),
-    };
-    let http = HttpServer::bind(&config.worker.http_listen).await?;
-    let addresses = Addresses {
-        data: advertised(&config.worker, &server),
-        socket: server.socket_path().display().to_string(),
-        http: http.local_addr().to_string(),
-        host: host_name(),
-    };
+    let ports = Ports::bind(&config.worker, &socket, &keys).await?;
+    let parts = Parts::new(&config, replay, stores, master, transport.clone(), metrics, &stop);
+    ports.announce();
 
-    let memory_bytes = config.worker.memory_budget.bytes().max(MIN_MEMORY_BYTES);
-    let memory_kib = u32::try_from(memory_bytes / 1024).unwrap_or(u32::MAX).min(Semaphore::MAX_PERMITS as u32);
-    let memory = Arc::new(Semaphore::new(memory_kib as usize));
-    let mounts = Arc::new(Mounts::new(master.clone(), config.ufs.clone()));
-    let limits = FillLimits {
-        concurrency: config.worker.fill_concurrency,
-        size_max: config.worker.fill_size_max.bytes().min(memory_bytes),
-    };
-    let fills = Arc::new(Fills::new(store.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
-    let membership = Arc::new(Membership::default());
-    membership.set(0, &store.identity().1);
-    let journals = Journals::new(replay, membership.clone(), metrics.clone(), stop.clone());
-    let pool = WorkerPool::new(&config.client, transport.clone(), "worker");
-    let peers = Peers::new(pool, master.clone(), membership.clone());
-    let uploads = Arc::new(Uploads::new(UploadParts {
-        store: store.clone(),
-        mounts: mounts.clone(),
-        peers,
-        memory: memory.clone(),
-        memory_kib,
-        metrics: metrics.clone(),
-    }));
-
-    let endpoints =
-        [("data", addresses.data.clone()), ("socket", addresses.socket.clone()), ("http", addresses.http.clone())];
-    process::ready("worker", &endpoints);
-    info!(data = addresses.data, socket = addresses.socket, http = addresses.http, "serving");
-
-    // Whatever ends first with an error ends the others.
-    let unclaimed = Unclaimed {
-        store: store.clone(),
-        master: master.clone(),
-        membership: membership.clone(),
-        journals: journals.clone(),
-        metrics: metrics.clone(),
-        rest: config.worker.unclaimed_after.get(),
-    };
-    let reserved = Arc::new(ReservedBlocks::new(
-        store.clone(),
-        master.clone(),
-        membership.clone(),
-        metrics.clone(),
-        ReservedLimits::of(&config.worker),
-    ));
-    let reclaiming = reserved.clone().run(journals.clone(), stop.clone());
-    let heartbeat = Heartbeat {
-        store: store.clone(),
-        mounts: mounts.clone(),
-        master: master.clone(),
-        membership: membership.clone(),
-        metrics: metrics.clone(),
-        addresses,
-    };
-    let keeping = async {
-        if let Some(listener) = journal_listener {
-            journals.serve(listener, journal_socket).await;
-        }
-    };
-    let link = async {
-        let result = heartbeat.run(stop.clone()).await;
-        stop.cancel();
-        result
-    };
-    let cleaning = {
-        let stop = stop.clone();
-        async move { tokio::task::spawn_blocking(move || cleanup.run(&stop)).await }
-    };
-    let health = {
-        let store = store.clone();
-        move || health_of(&store)
-    };
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = Arc::new(Cores::start(threads).map_err(WorkerError::Threads)?);
-    let tenants = server::tenants(&config.worker, memory_kib);
+    let tenants = server::tenants(&config.worker, parts.service.memory_kib);
     registry.register_collector(TenantCollector::new(tenants.clone(), "cavern_worker"));
-    let serving = Serving {
-        store: store.clone(),
-        fills: fills.clone(),
-        uploads: uploads.clone(),
-        membership,
-        mounts: mounts.clone(),
-        transport,
-        audit,
-        tenants,
-        reserved,
-        metrics,
-        memory,
-        memory_kib,
-        evictions,
-        cores: cores.clone(),
+    let serving = parts.serving(Admission { transport, audit, tenants }, evictions, cores.clone());
+    let Ports { server, journals: journal_listener, http, addresses } = ports;
+    let health = {
+        let table = parts.service.stores.table.clone();
+        move || health_of(&table)
     };
-    let (result, cleaned, (), (), (), (), (), (), (), (), ()) = tokio::join!(
-        link,
-        cleaning,
+    let keeping_journals = async {
+        if let Some((listener, path)) = journal_listener {
+            parts.journals.clone().serve(listener, path).await;
+        }
+    };
+    // Whatever ends first with an error ends the others.
+    let (result, cleaned, (), (), (), ()) = tokio::join!(
+        keep_link(parts.heartbeat(addresses), &stop),
+        clean(cleanup, stop.clone()),
         server.serve(serving, stop.clone()),
         http.serve(access, axum::Router::new(), registry, health, stop.clone()),
-        store::scrub(store.clone(), config.worker.scrub_rate.bytes(), stop.clone()),
-        relieve(store.clone(), stop.clone()),
-        keep_space(store.clone(), stop.clone()),
-        expire(store.clone(), mounts, stop.clone()),
-        unclaimed.run(stop.clone()),
-        reclaiming,
-        keeping,
+        parts.tend(&config.worker, &stop),
+        keeping_journals,
     );
-    if tokio::time::timeout(FILL_DRAIN, fills.finish()).await.is_err() {
-        warn!("stopped while fills were running: what they had not written is fetched again");
-    }
-    if tokio::time::timeout(FILL_DRAIN, uploads.finish()).await.is_err() {
-        warn!("stopped while uploads were given up: the bucket may keep parts of them until it tidies up");
-    }
-    master.shutdown().await;
+    parts.drain().await;
     // The threads were at fills until now; their end is waited for.
-    tokio::task::spawn_blocking(move || (drop(cores), store.flush())).await?;
+    let table = parts.service.stores.table.clone();
+    tokio::task::spawn_blocking(move || (drop(cores), table.flush())).await?;
     cleaned?;
     info!("stopped");
     result
+}
+
+/// What the process listens on.
+struct Ports {
+    server: Server,
+    /// For journals of mounts, with its path.
+    journals: Option<(UnixListener, PathBuf)>,
+    http: HttpServer,
+    addresses: Addresses,
+}
+
+impl Ports {
+    async fn bind(worker: &schema::Worker, socket: &Path, keys: &KeyWrapping) -> Result<Self, WorkerError> {
+        let local_peers = LocalPeers::of(worker)?;
+        // Whoever has a file that is encrypted can do nothing with it.
+        let local_peers = (!keys.is_there()).then_some(local_peers);
+        let server = Server::bind(&worker.listen, socket, local_peers).await?;
+        let path = cavern_net::journals::socket_path(server.socket_path());
+        // Whoever hands over a journal has it replayed with the rights of this process: that is not for a group.
+        let journals = match bind_unix(&path, LocalPeers::default()).await {
+            Ok(listener) => Some((listener, path)),
+            // The path of the other socket is short enough; clients do without this one.
+            Err(error @ WorkerError::SocketPath { .. }) => {
+                warn!("journals of mounts are not kept: {error}");
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        let http = HttpServer::bind(&worker.http_listen).await?;
+        let addresses = Addresses {
+            data: advertised(worker, &server),
+            socket: server.socket_path().display().to_string(),
+            http: http.local_addr().to_string(),
+            host: host_name(),
+        };
+        Ok(Self { server, journals, http, addresses })
+    }
+
+    fn announce(&self) {
+        let Addresses { data, socket, http, .. } = &self.addresses;
+        process::ready("worker", &[("data", data.clone()), ("socket", socket.clone()), ("http", http.clone())]);
+        info!(data, socket, http, "serving");
+    }
+}
+
+/// What requests and the tasks in the background work with.
+struct Parts {
+    service: Arc<Service>,
+    mounts: Arc<Mounts>,
+    master: MasterChannel,
+    membership: Arc<Membership>,
+    journals: Arc<Journals>,
+    reserved: Arc<ReservedBlocks>,
+}
+
+impl Parts {
+    fn new(
+        config: &Config,
+        replay: Vec<OsString>,
+        stores: Stores,
+        master: MasterChannel,
+        transport: Transport,
+        metrics: WorkerMetrics,
+        stop: &CancellationToken,
+    ) -> Self {
+        let memory_bytes = config.worker.memory_budget.bytes().max(MIN_MEMORY_BYTES);
+        let memory_kib = u32::try_from(memory_bytes / 1024).unwrap_or(u32::MAX).min(Semaphore::MAX_PERMITS as u32);
+        let memory = Arc::new(Semaphore::new(memory_kib as usize));
+        let mounts = Arc::new(Mounts::new(master.clone(), config.ufs.clone()));
+        let limits = FillLimits {
+            concurrency: config.worker.fill_concurrency,
+            size_max: config.worker.fill_size_max.bytes().min(memory_bytes),
+        };
+        let fills = Arc::new(Fills::new(stores.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
+        let membership = Arc::new(Membership::default());
+        membership.set(0, &stores.table.identity().1);
+        let journals = Journals::new(replay, membership.clone(), metrics.clone(), stop.clone());
+        let pool = WorkerPool::new(&config.client, transport, "worker");
+        let uploads = Arc::new(Uploads::new(UploadParts {
+            data: stores.data.clone(),
+            mounts: mounts.clone(),
+            peers: Peers::new(pool, master.clone(), membership.clone()),
+            memory: memory.clone(),
+            memory_kib,
+            metrics: metrics.clone(),
+        }));
+        let limits = ReservedLimits::of(&config.worker);
+        let reserved = ReservedBlocks::new(stores.clone(), master.clone(), membership.clone(), metrics.clone(), limits);
+        let service = Arc::new(Service::new(stores, fills, uploads, metrics, memory, memory_kib));
+        Self { service, mounts, master, membership, journals, reserved: Arc::new(reserved) }
+    }
+
+    fn serving(&self, admission: Admission, evictions: mpsc::Receiver<Eviction>, cores: Arc<Cores>) -> Serving {
+        let (service, membership) = (self.service.clone(), self.membership.clone());
+        let (mounts, reserved) = (self.mounts.clone(), self.reserved.clone());
+        Serving { service, membership, mounts, admission, reserved, evictions, cores }
+    }
+
+    fn heartbeat(&self, addresses: Addresses) -> Heartbeat {
+        Heartbeat {
+            table: self.service.stores.table.clone(),
+            mounts: self.mounts.clone(),
+            master: self.master.clone(),
+            membership: self.membership.clone(),
+            metrics: self.service.metrics.clone(),
+            addresses,
+        }
+    }
+
+    /// Looks after what is in the stores, until `stop`.
+    async fn tend(&self, worker: &schema::Worker, stop: &CancellationToken) {
+        let unclaimed = Unclaimed {
+            stores: self.service.stores.clone(),
+            master: self.master.clone(),
+            membership: self.membership.clone(),
+            journals: self.journals.clone(),
+            metrics: self.service.metrics.clone(),
+            rest: worker.unclaimed_after.get(),
+        };
+        let Stores { table, cache, data } = self.service.stores.clone();
+        let (relieved, expired, mounts) = (cache.clone(), cache.clone(), self.mounts.clone());
+        tokio::join!(
+            store::scrub(cache.clone(), worker.scrub_rate.bytes(), stop.clone()),
+            // Keeps directories below their high watermarks.
+            every(RELIEF_INTERVAL, stop, || cache.needs_relief(), move || while relieved.relieve() {}),
+            // Keeps the capacity of each directory to what its file system has, and what is charged for blocks to what
+            // they take.
+            every(
+                SPACE_INTERVAL,
+                stop,
+                || true,
+                move || {
+                    data.settle();
+                    table.fit_to_file_systems();
+                }
+            ),
+            // Marks blocks that their mount does not want to keep any longer.
+            every(EXPIRY_INTERVAL, stop, || true, move || expired.expire(|mount| mounts.ttl_seconds(mount))),
+            unclaimed.run(stop.clone()),
+            self.reserved.clone().run(self.journals.clone(), stop.clone()),
+        );
+    }
+
+    /// Lets what was begun come to its end, for a while.
+    async fn drain(&self) {
+        if tokio::time::timeout(FILL_DRAIN, self.service.fills.finish()).await.is_err() {
+            warn!("stopped while fills were running: what they had not written is fetched again");
+        }
+        if tokio::time::timeout(FILL_DRAIN, self.service.uploads.finish()).await.is_err() {
+            warn!("stopped while uploads were given up: the bucket may keep parts of them until it tidies up");
+        }
+        self.master.shutdown().await;
+    }
+}
+
+/// Keeps the master informed; what ends that ends the worker.
+async fn keep_link(heartbeat: Heartbeat, stop: &CancellationToken) -> Result<(), WorkerError> {
+    let result = heartbeat.run(stop.clone()).await;
+    stop.cancel();
+    result
+}
+
+/// Deletes what a crash left behind.
+async fn clean(cleanup: Cleanup, stop: CancellationToken) -> Result<(), JoinError> {
+    tokio::task::spawn_blocking(move || cleanup.run(&stop)).await
 }
 
 fn invalid_dirs(worker: &schema::Worker, reason: String) -> WorkerError {
@@ -277,8 +342,8 @@ fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-fn health_of(store: &Store) -> Result<(), String> {
-    let usage = store.usage();
+fn health_of(table: &BlockTable) -> Result<(), String> {
+    let usage = table.usage();
     let failed: Vec<_> = usage.iter().filter(|disk| !disk.healthy).collect();
     match failed.first() {
         Some(first) if failed.len() == usage.len() => {
@@ -288,33 +353,15 @@ fn health_of(store: &Store) -> Result<(), String> {
     }
 }
 
-/// Keeps directories below their high watermarks.
-async fn relieve(store: Arc<Store>, stop: CancellationToken) {
-    while stop.run_until_cancelled(tokio::time::sleep(RELIEF_INTERVAL)).await.is_some() {
-        if store.needs_relief() {
-            let store = store.clone();
-            if tokio::task::spawn_blocking(move || while store.relieve() {}).await.is_err() {
-                return;
-            }
-        }
-    }
-}
-
-/// Keeps the capacity of each directory to what its file system has, and what is charged for blocks to what they take.
-async fn keep_space(store: Arc<Store>, stop: CancellationToken) {
-    while stop.run_until_cancelled(tokio::time::sleep(SPACE_INTERVAL)).await.is_some() {
-        let store = store.clone();
-        if tokio::task::spawn_blocking(move || (store.settle(), store.fit_to_file_systems())).await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Marks blocks that their mount does not want to keep any longer.
-async fn expire(store: Arc<Store>, mounts: Arc<Mounts>, stop: CancellationToken) {
-    while stop.run_until_cancelled(tokio::time::sleep(EXPIRY_INTERVAL)).await.is_some() {
-        let (store, mounts) = (store.clone(), mounts.clone());
-        if tokio::task::spawn_blocking(move || store.expire(|mount| mounts.ttl_seconds(mount))).await.is_err() {
+/// Does what may wait for a disk when it is due, after each interval, until `stop`.
+async fn every(
+    interval: Duration,
+    stop: &CancellationToken,
+    is_due: impl Fn() -> bool,
+    work: impl Fn() + Clone + Send + 'static,
+) {
+    while stop.run_until_cancelled(tokio::time::sleep(interval)).await.is_some() {
+        if is_due() && tokio::task::spawn_blocking(work.clone()).await.is_err() {
             return;
         }
     }

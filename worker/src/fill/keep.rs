@@ -9,32 +9,29 @@ use bytes::Bytes;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_range};
 use cavern_proto::data::Status;
 
-use super::{BlockSource, Fills, Run};
+use super::{Fills, ObjectBlock, Run};
 use crate::request_error::Refusal;
-use crate::store::{Block, Touch};
+use crate::store::{CachedBlock, Touch};
 
 impl Fills {
     /// Keeps whole chunks of a block, beginning with chunk `first`.
     ///
     /// # Errors
     /// The content id is not that of the object named; no room; or the disk failed.
-    pub async fn keep(self: &Arc<Self>, source: &Arc<BlockSource>, first: u32, bytes: Bytes) -> Result<(), Refusal> {
-        let ufs = self.mounts.ufs_for(source.mount_id(), source.key()).await?;
+    pub async fn keep(self: &Arc<Self>, source: &Arc<ObjectBlock>, first: u32, bytes: Bytes) -> Result<(), Refusal> {
+        let ufs = self.mounts.ufs_for(source.mount_id, &source.key).await?;
         if !source.is_of(ufs.store_id()) {
             return Err(Refusal::bad_request("the content id is not that of the key, version and bucket named"));
         }
         let block = self.open(source, Touch::Refresh).await?;
-        if block.length() != source.length() || block.is_data() {
-            return Err(Refusal::bad_request("the content id stands for another block"));
-        }
         let count = u32::try_from(bytes.len().div_ceil(CHUNK_BYTES as usize)).unwrap_or(u32::MAX);
-        let start = chunk_range(first, source.length()).start;
+        let start = chunk_range(first, source.length).start;
         let chunks = first..first + count;
         let (own, _) = self.plan(&block, std::slice::from_ref(&chunks));
         let mut kept = Ok(());
         for asker in &own {
             let (fills, run, block, source) = (self.clone(), asker.0.clone(), block.clone(), source.clone());
-            let begin = (chunk_range(run.chunks.start, source.length()).start - start) as usize;
+            let begin = (chunk_range(run.chunks.start, source.length).start - start) as usize;
             let bytes = bytes.slice(begin..);
             // Once it is known to others a run comes to its end, whatever becomes of the request.
             let keeping = self.tasks.spawn(async move {
@@ -52,14 +49,14 @@ impl Fills {
     async fn keep_run(
         &self,
         run: &Arc<Run>,
-        block: &Arc<Block>,
-        source: &BlockSource,
+        block: &Arc<CachedBlock>,
+        source: &ObjectBlock,
         bytes: &Bytes,
     ) -> Result<(), Refusal> {
         let room = self.room(run, block)?;
-        let start = chunk_range(run.chunks.start, source.length()).start;
+        let start = chunk_range(run.chunks.start, source.length).start;
         let chunk = |index: u32| {
-            let range = chunk_range(index, source.length());
+            let range = chunk_range(index, source.length);
             (index, vec![bytes.slice((range.start - start) as usize..(range.end - start) as usize)])
         };
         let chunks = run.chunks.clone().map(chunk).collect();

@@ -13,9 +13,9 @@ use futures::StreamExt;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-use super::{BlockSource, Fills, Run, bytes_of};
+use super::{Fills, ObjectBlock, Run, bytes_of};
 use crate::request_error::Refusal;
-use crate::store::{Block, Store, is_out_of_space};
+use crate::store::{CacheStore, CachedBlock};
 
 /// Memory that a run is charged for at most: pieces of the body are written as they come.
 const MAX_BUFFER_KIB: u64 = 1024;
@@ -33,19 +33,18 @@ impl Fills {
     pub(super) async fn fetch_run(
         self: Arc<Self>,
         run: Arc<Run>,
-        block: Arc<Block>,
-        source: Arc<BlockSource>,
+        block: Arc<CachedBlock>,
+        source: Arc<ObjectBlock>,
         ufs: Ufs,
     ) {
         self.metrics.fills_running.inc();
-        let limit = ufs.deadline(bytes_of(&run.chunks, source.length())) + GRACE;
+        let limit = ufs.deadline(bytes_of(&run.chunks, source.length)) + GRACE;
         let fetched = Box::pin(self.fetch(&run, &block, &source, &ufs));
         let result = match tokio::time::timeout(limit, fetched).await {
             Ok(result) => result,
-            Err(_) => Err(Refusal::new(
-                Status::UfsUnavailable,
-                format!("a GET of {} took longer than {limit:?}", source.key()),
-            )),
+            Err(_) => {
+                Err(Refusal::new(Status::UfsUnavailable, format!("a GET of {} took longer than {limit:?}", source.key)))
+            }
         };
         self.conclude(&run, &block, &source, result);
         self.metrics.fills_running.dec();
@@ -55,8 +54,8 @@ impl Fills {
     pub(super) fn conclude(
         &self,
         run: &Arc<Run>,
-        block: &Arc<Block>,
-        source: &BlockSource,
+        block: &Arc<CachedBlock>,
+        source: &ObjectBlock,
         result: Result<(), Refusal>,
     ) {
         let ready = run.progress.borrow().ready;
@@ -64,43 +63,49 @@ impl Fills {
         let result = match result {
             Ok(()) => {
                 // What was fetched can be read in this run all the same.
-                if let Err(error) = self.store.record(block) {
+                if let Err(error) = self.stores.cache.record(block) {
                     debug!(block = %block.id(), %error, "cannot record what was fetched");
                 }
                 Ok(())
             }
             Err(refusal) => {
                 if ready > run.chunks.start
-                    && let Err(error) = self.store.record(block)
+                    && let Err(error) = self.stores.cache.record(block)
                 {
                     warn!(block = %block.id(), %error, "cannot record what was fetched");
                 }
-                self.store.forget_if_empty(block);
+                self.stores.cache.forget_if_empty(block);
                 Err(refusal)
             }
         };
         if let Err(refusal) = &result {
             self.metrics.ufs_errors.inc();
-            debug!(block = %block.id(), key = source.key(), %refusal, "a fill failed");
+            debug!(block = %block.id(), key = source.key, %refusal, "a fill failed");
         }
         self.retire(block.id(), run, false);
         run.progress.send_modify(|progress| progress.end = Some(result));
     }
 
     /// Room in the store for the chunks of a run.
-    pub(super) fn room(&self, run: &Run, block: &Arc<Block>) -> Result<Arc<Room>, Refusal> {
-        self.store.reserve(block, run.chunks.clone())?;
+    pub(super) fn room(&self, run: &Run, block: &Arc<CachedBlock>) -> Result<Arc<Room>, Refusal> {
+        self.stores.cache.reserve(block, run.chunks.clone())?;
         Ok(Arc::new(Room {
-            store: self.store.clone(),
+            cache: self.stores.cache.clone(),
             block: block.clone(),
             chunks: run.chunks.clone(),
             written: AtomicU32::new(0),
         }))
     }
 
-    async fn fetch(&self, run: &Arc<Run>, block: &Arc<Block>, source: &BlockSource, ufs: &Ufs) -> Result<(), Refusal> {
+    async fn fetch(
+        &self,
+        run: &Arc<Run>,
+        block: &Arc<CachedBlock>,
+        source: &ObjectBlock,
+        ufs: &Ufs,
+    ) -> Result<(), Refusal> {
         let stopping = |_| Refusal::new(Status::Overloaded, "the worker is stopping");
-        let bytes = bytes_of(&run.chunks, source.length());
+        let bytes = bytes_of(&run.chunks, source.length);
         let _turn = self.gets.acquire().await.map_err(stopping)?;
         let kib = u32::try_from(bytes.div_ceil(1024).min(MAX_BUFFER_KIB)).unwrap_or(u32::MAX);
         let _memory = self.memory.acquire_many(kib).await.map_err(stopping)?;
@@ -109,9 +114,9 @@ impl Fills {
         let room = self.room(run, block)?;
 
         self.metrics.ufs_requests.inc();
-        let start = source.start() + u64::from(chunk_range(run.chunks.start, source.length()).start);
+        let start = source.start() + u64::from(chunk_range(run.chunks.start, source.length).start);
         let noted = |error| self.noted(source, error);
-        let mut body = ufs.get(source.key(), source.etag(), start..start + bytes).await.map_err(noted)?;
+        let mut body = ufs.get(&source.key, &source.etag, start..start + bytes).await.map_err(noted)?;
         let mut gathered = Gathered::default();
         let mut next = run.chunks.start;
         while let Some(piece) = body.next().await {
@@ -120,7 +125,7 @@ impl Fills {
             gathered.push(piece);
             let mut chunks = Vec::new();
             while next < run.chunks.end {
-                let Some(pieces) = gathered.take(chunk_range(next, source.length()).len()) else { break };
+                let Some(pieces) = gathered.take(chunk_range(next, source.length).len()) else { break };
                 chunks.push((next, pieces));
                 next += 1;
             }
@@ -132,20 +137,20 @@ impl Fills {
             }
         }
         if next < run.chunks.end {
-            return Err(Refusal::new(Status::UfsUnavailable, format!("the body of {} ended early", source.key())));
+            return Err(Refusal::new(Status::UfsUnavailable, format!("the body of {} ended early", source.key)));
         }
-        self.mounts.fetch_succeeded(source.mount_id(), source.key());
+        self.mounts.fetch_succeeded(source.mount_id, &source.key);
         Ok(())
     }
 
     /// What a failure of the bucket is answered with, after it was noted.
-    pub(super) fn noted(&self, source: &BlockSource, error: UfsError) -> Refusal {
-        self.mounts.fetch_failed(source.mount_id(), source.key(), &error);
+    pub(super) fn noted(&self, source: &ObjectBlock, error: UfsError) -> Refusal {
+        self.mounts.fetch_failed(source.mount_id, &source.key, &error);
         error.into()
     }
 
     /// Whether anybody still wants the run, and its bytes can still be kept.
-    fn go_on(&self, run: &Arc<Run>, block: &Block) -> Result<(), Refusal> {
+    fn go_on(&self, run: &Arc<Run>, block: &CachedBlock) -> Result<(), Refusal> {
         if self.retire_if_abandoned(block, run) {
             return Err(Refusal::new(Status::Deadline, "nobody waits for it any more"));
         }
@@ -155,7 +160,7 @@ impl Fills {
         Ok(())
     }
 
-    fn retire_if_abandoned(&self, block: &Block, run: &Arc<Run>) -> bool {
+    fn retire_if_abandoned(&self, block: &CachedBlock, run: &Arc<Run>) -> bool {
         run.waiters.load(Ordering::Acquire) == 0 && self.retire(block.id(), run, true)
     }
 
@@ -214,8 +219,8 @@ impl DiskPace {
 
 /// What was not written is given back when the run has ended and the last write with it.
 pub(super) struct Room {
-    store: Arc<Store>,
-    block: Arc<Block>,
+    cache: Arc<CacheStore>,
+    block: Arc<CachedBlock>,
     chunks: Range<u32>,
     /// Chunks written, from the first one on.
     written: AtomicU32,
@@ -223,37 +228,18 @@ pub(super) struct Room {
 
 impl Room {
     fn write(&self, chunks: &[(u32, Vec<Bytes>)]) -> Result<(), Refusal> {
-        chunks.iter().try_for_each(|(index, pieces)| self.write_one(*index, pieces))
-    }
-
-    fn write_one(&self, index: u32, pieces: &[Bytes]) -> Result<(), Refusal> {
-        let (store, block) = (&self.store, &self.block);
-        let written = match block.write_chunk(index, pieces) {
-            Err(error) if is_out_of_space(&error) => {
-                store.out_of_space(block);
-                block.write_chunk(index, pieces)
-            }
-            written => written,
-        };
-        match written {
-            Ok(crc) => {
-                store.disk_succeeded(block);
-                store.publish(block, index, crc);
-                self.written.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            }
-            Err(source) if is_out_of_space(&source) => {
-                Err(Refusal::new(Status::Overloaded, "no space left on the device, even after eviction"))
-            }
-            Err(source) => Err(store.disk_failed(block, "writing a block file", source).into()),
+        for (index, pieces) in chunks {
+            self.cache.write(&self.block, *index, pieces)?;
+            self.written.fetch_add(1, Ordering::Relaxed);
         }
+        Ok(())
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
         let unused = self.chunks.start + self.written.load(Ordering::Relaxed)..self.chunks.end;
-        self.store.release(&self.block, unused);
+        self.cache.release(&self.block, unused);
     }
 }
 

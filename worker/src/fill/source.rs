@@ -1,5 +1,7 @@
 //! Where the bytes of a block come from, as a request names it, checked.
 
+use std::sync::Arc;
+
 use cavern_proto::block_id::block_length;
 use cavern_proto::data::BlockRef;
 use cavern_proto::{BlockId, ContentId};
@@ -14,17 +16,27 @@ const MAX_KEY_BYTES: usize = 4096;
 /// ETags are 32 to 40 bytes; anything spelled by a server that is still one.
 const MAX_ETAG_BYTES: usize = 1024;
 
-/// A block reference that makes sense.
+/// A block reference that makes sense. It says in which of the two stores the block is.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct BlockSource {
-    id: BlockId,
-    length: u32,
-    mount_id: u32,
-    key: String,
-    etag: String,
+pub enum BlockSource {
+    Object(Arc<ObjectBlock>),
+    /// Of an fs-mode file, as the store names it.
+    Data(DataTarget),
+}
+
+/// A block of an object of a bucket.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ObjectBlock {
+    pub id: BlockId,
+    /// Bytes of the block.
+    pub length: u32,
+    pub mount_id: u32,
+    /// Full object key.
+    pub key: String,
+    /// Version, without quotes.
+    pub etag: String,
     object_length: u64,
     block_size: u64,
-    data: bool,
 }
 
 impl BlockSource {
@@ -42,34 +54,20 @@ impl BlockSource {
         if block.key.len() > MAX_KEY_BYTES || block.etag.len() > MAX_ETAG_BYTES {
             return Err(Refusal::bad_request("the key or the etag is too long"));
         }
-        if block.data && !(block.key.is_empty() && block.etag.is_empty()) {
-            return Err(Refusal::bad_request("a block of an fs-mode file has neither key nor etag"));
-        }
-        let length = match block.data {
+        let BlockRef { mount_id, key, etag, object_length, block_size, index, .. } = block;
+        if block.data {
+            if !(key.is_empty() && etag.is_empty()) {
+                return Err(Refusal::bad_request("a block of an fs-mode file has neither key nor etag"));
+            }
             // At most MAX_BLOCK_BYTES.
-            true => block.block_size as u32,
-            false => block_length(block.object_length, block.block_size, block.index),
-        };
+            return Ok(Self::Data(DataTarget { id, length: block_size as u32, mount_id }));
+        }
+        let length = block_length(object_length, block_size, index);
         if length == 0 {
-            let message =
-                format!("block {} lies past the end of an object of {} bytes", block.index, block.object_length);
+            let message = format!("block {index} lies past the end of an object of {object_length} bytes");
             return Err(Refusal::bad_request(message));
         }
-        Ok(Self {
-            id,
-            length,
-            mount_id: block.mount_id,
-            key: block.key,
-            etag: block.etag,
-            object_length: block.object_length,
-            block_size: block.block_size,
-            data: block.data,
-        })
-    }
-
-    /// The block as the store names it, if it is one of an fs-mode file.
-    pub fn data(&self) -> Option<DataTarget> {
-        self.data.then_some(DataTarget { id: self.id, length: self.length, mount_id: self.mount_id })
+        Ok(Self::Object(Arc::new(ObjectBlock { id, length, mount_id, key, etag, object_length, block_size })))
     }
 
     /// Checks a reference to a block of an fs-mode file.
@@ -77,34 +75,22 @@ impl BlockSource {
     /// # Errors
     /// What makes no sense, or that it is none.
     pub fn parse_data(block: BlockRef) -> Result<DataTarget, Refusal> {
-        Self::parse(block)?
-            .data()
-            .ok_or_else(|| Refusal::bad_request("only blocks of fs-mode files are written: set data"))
-    }
-
-    pub fn id(&self) -> &BlockId {
-        &self.id
+        match Self::parse(block)? {
+            Self::Data(target) => Ok(target),
+            Self::Object(_) => Err(Refusal::bad_request("only blocks of fs-mode files are written: set data")),
+        }
     }
 
     /// Bytes of the block.
     pub fn length(&self) -> u32 {
-        self.length
+        match self {
+            Self::Object(object) => object.length,
+            Self::Data(target) => target.length,
+        }
     }
+}
 
-    pub fn mount_id(&self) -> u32 {
-        self.mount_id
-    }
-
-    /// Full object key.
-    pub fn key(&self) -> &str {
-        &self.key
-    }
-
-    /// Version, without quotes.
-    pub fn etag(&self) -> &str {
-        &self.etag
-    }
-
+impl ObjectBlock {
     /// Where the block begins in its object.
     pub fn start(&self) -> u64 {
         u64::from(self.id.index) * self.block_size
@@ -138,8 +124,8 @@ mod tests {
 
     #[test]
     fn sense_is_told_from_nonsense() {
-        let source = BlockSource::parse(reference()).unwrap();
-        assert_eq!((source.length(), source.start()), (36, 64));
+        let BlockSource::Object(source) = BlockSource::parse(reference()).unwrap() else { panic!("an object") };
+        assert_eq!((source.length, source.start()), (36, 64));
         assert!(source.is_of("s") && !source.is_of("t"));
         for wrong in [
             BlockRef { content_id: vec![0; 15].into(), ..reference() },
@@ -151,11 +137,11 @@ mod tests {
         ] {
             assert!(BlockSource::parse(wrong).is_err());
         }
-        assert_eq!(BlockSource::parse(reference()).unwrap().data(), None);
         assert!(BlockSource::parse_data(reference()).is_err());
         let data = BlockRef { data: true, key: String::new(), etag: String::new(), object_length: 0, ..reference() };
         let target = BlockSource::parse_data(BlockRef { index: u32::MAX, ..data.clone() }).unwrap();
         assert_eq!((target.id.index, target.length, target.mount_id), (u32::MAX, 64, 1));
+        assert_eq!(DataTarget { id: BlockId { index: 3, ..target.id }, ..target }.start(), 192);
         for wrong in [
             BlockRef { key: "k".into(), ..data.clone() },
             BlockRef { etag: "e".into(), ..data.clone() },

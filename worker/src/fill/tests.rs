@@ -42,7 +42,7 @@ fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>
         keys: Arc::default(),
     };
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
-    let store = loop {
+    let stores = loop {
         match crate::store::open(options.clone(), metrics.clone(), mpsc::channel(64).0) {
             // A program that another test starts has a copy of the lock for a moment.
             Err(WorkerError::DirectoryInUse(_)) if std::time::Instant::now() < deadline => {
@@ -57,8 +57,15 @@ fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>
     let mount = Mount { id: 1, uri: uri.to_owned(), ..Default::default() };
     mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: vec![] });
     let limits = FillLimits { concurrency: 8, size_max: MIB };
-    let fills = Fills::new(store, mounts.clone(), Arc::new(Semaphore::new(64 << 10)), limits, metrics.clone());
+    let fills = Fills::new(stores, mounts.clone(), Arc::new(Semaphore::new(64 << 10)), limits, metrics.clone());
     (Arc::new(fills), mounts, metrics)
+}
+
+fn object(reference: BlockRef) -> Arc<ObjectBlock> {
+    match BlockSource::parse(reference).unwrap() {
+        BlockSource::Object(object) => object,
+        BlockSource::Data(target) => panic!("{target:?}"),
+    }
 }
 
 impl Fixture {
@@ -70,7 +77,7 @@ impl Fixture {
         Self { _home: home, bucket, uri, mounts, fills, metrics }
     }
 
-    async fn source(&self, key: &str, etag: &str, length: u64, block_size: u64, index: u32) -> Arc<BlockSource> {
+    async fn source(&self, key: &str, etag: &str, length: u64, block_size: u64, index: u32) -> Arc<ObjectBlock> {
         let store = self.mounts.ufs(1).await.unwrap().store_id().to_owned();
         let content = ContentId::of_object(&store, key, etag, length, block_size);
         let reference = BlockRef {
@@ -83,10 +90,10 @@ impl Fixture {
             object_length: length,
             ..BlockRef::default()
         };
-        Arc::new(BlockSource::parse(reference).unwrap())
+        object(reference)
     }
 
-    async fn ensure(&self, source: &Arc<BlockSource>, chunks: Range<u32>) -> Result<Filled, Refusal> {
+    async fn ensure(&self, source: &Arc<ObjectBlock>, chunks: Range<u32>) -> Result<Filled, Refusal> {
         self.fills.ensure(source, &[chunks], Touch::Open).await
     }
 }
@@ -95,7 +102,7 @@ fn noise(length: usize) -> Vec<u8> {
     (0..length as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as u8).collect()
 }
 
-fn content(block: &Block, range: Range<u32>) -> Vec<u8> {
+fn content(block: &CachedBlock, range: Range<u32>) -> Vec<u8> {
     let mut bytes = vec![0; range.len()];
     block.read(range.start, &mut bytes).unwrap();
     bytes
@@ -167,7 +174,7 @@ async fn another_version_or_no_object_leaves_nothing_behind() {
     assert_eq!(bench.ensure(&source, 0..1).await.unwrap_err().status, Status::VersionChanged);
     let missing = bench.source("nowhere", "e", 1000, MIB, 0).await;
     assert_eq!(bench.ensure(&missing, 0..1).await.unwrap_err().status, Status::NotFound);
-    let usage = &bench.fills.store.usage()[0];
+    let usage = &bench.fills.stores.table.usage()[0];
     assert_eq!((usage.blocks, usage.used_bytes), (0, 0));
     assert!(bench.fills.runs.lock().is_empty());
 }
@@ -199,7 +206,7 @@ async fn an_abandoned_run_is_not_sent() {
     drop(turns);
     bench.fills.finish().await;
     assert_eq!(bench.metrics.ufs_requests.get(), 0);
-    assert_eq!(bench.fills.store.usage()[0].blocks, 0);
+    assert_eq!(bench.fills.stores.table.usage()[0].blocks, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -217,9 +224,9 @@ async fn a_content_id_that_is_not_the_keys_is_refused() {
         object_length: 1000,
         ..BlockRef::default()
     };
-    let source = Arc::new(BlockSource::parse(reference).unwrap());
+    let source = object(reference);
     assert_eq!(bench.ensure(&source, 0..1).await.unwrap_err().status, Status::BadRequest);
-    assert_eq!(bench.fills.store.usage()[0].blocks, 0);
+    assert_eq!(bench.fills.stores.table.usage()[0].blocks, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -237,7 +244,7 @@ async fn more_than_the_cache_holds_flows_through_it() {
                 Ok(filled) => assert_eq!(&content(&filled.block, 0..2 * MIB as u32), bytes),
                 Err(refusal) => assert_eq!(refusal.status, Status::Overloaded),
             }
-            assert!(bench.fills.store.usage()[0].used_bytes <= 4 * MIB);
+            assert!(bench.fills.stores.table.usage()[0].used_bytes <= 4 * MIB);
         }
     };
     for round in 0..3 {

@@ -10,7 +10,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::process::Child;
 
 use super::*;
-use crate::server::{LocalPeers, bind_unix};
+use crate::local_peers::bind_unix;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A process that replays nothing, and fails.

@@ -21,7 +21,7 @@ use super::plan::PlannedBlock;
 use super::source::{Source, blocking};
 use crate::fill::BlockSource;
 use crate::request_error::Refusal;
-use crate::store::{DataTarget, Lookup, Store, Touch};
+use crate::store::{DataStore, DataTarget, Touch};
 
 /// Workers named in one request at most.
 const WORKERS_MAX: usize = 16;
@@ -77,10 +77,10 @@ impl Uploads {
             match self.copy_from(&planned, target, &copying).await {
                 Ok(()) => return Ok(()),
                 Err(refusal) => {
-                    let (store, copying) = (self.parts.store.clone(), copying.clone());
+                    let (store, copying) = (self.parts.data.clone(), copying.clone());
                     blocking(move || {
                         let _alone = copying;
-                        store.free_data(&target.id);
+                        store.free(&target.id);
                         Ok(())
                     })
                     .await?;
@@ -97,7 +97,7 @@ impl Uploads {
         target: DataTarget,
         copying: &Arc<Copying>,
     ) -> Result<(), Refusal> {
-        let (store, alone) = (self.parts.store.clone(), copying.clone());
+        let (store, alone) = (self.parts.data.clone(), copying.clone());
         let incarnation = blocking(move || {
             let _alone = alone;
             make_anew(&store, &target)
@@ -109,7 +109,7 @@ impl Uploads {
         while at < target.length {
             let length = (target.length - at).min(READ_BYTES);
             let (bytes, memory) = self.read(&source, first + u64::from(at), u64::from(length)).await?;
-            let (store, alone) = (self.parts.store.clone(), copying.clone());
+            let (store, alone) = (self.parts.data.clone(), copying.clone());
             blocking(move || {
                 let _alone = (alone, memory);
                 write(&store, &target, incarnation, at, &bytes)
@@ -118,29 +118,29 @@ impl Uploads {
             at += length;
         }
         source.check_untouched().await?;
-        let (store, alone) = (self.parts.store.clone(), copying.clone());
+        let (store, alone) = (self.parts.data.clone(), copying.clone());
         blocking(move || {
             let _alone = alone;
-            Ok(store.sync_data(&[target])?)
+            Ok(store.sync(&[target])?)
         })
         .await
     }
 }
 
 /// Makes the block, all of it a hole, instead of whatever is here under its name; gives its incarnation.
-fn make_anew(store: &Store, target: &DataTarget) -> Result<u64, Refusal> {
-    store.free_data(&target.id);
-    if !matches!(store.get(&target.id, Touch::None), Lookup::Absent) {
+fn make_anew(store: &DataStore, target: &DataTarget) -> Result<u64, Refusal> {
+    store.free(&target.id);
+    if !store.get(&target.id, Touch::None).is_absent() {
         return Err(Refusal::new(Status::IoError, "an old replica of the block cannot be deleted"));
     }
-    Ok(store.reserve_data(target, &[])?.incarnation())
+    Ok(store.reserve(target, &[])?.incarnation())
 }
 
 /// Writes what is not zeros.
-fn write(store: &Store, target: &DataTarget, incarnation: u64, offset: u32, bytes: &Bytes) -> Result<(), Refusal> {
+fn write(store: &DataStore, target: &DataTarget, incarnation: u64, offset: u32, bytes: &Bytes) -> Result<(), Refusal> {
     for run in runs(bytes) {
         let at = offset + run.start as u32;
-        let block = store.write_data(target, at, &bytes[run], &[])?;
+        let block = store.write(target, at, &bytes[run], &[])?;
         if block.incarnation() != incarnation {
             return Err(Refusal::new(Status::Changed, "the block was freed while it was copied"));
         }

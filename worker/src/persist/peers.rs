@@ -11,8 +11,8 @@ use cavern_proto::master::ListWorkersRequest;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use crate::membership::Membership;
 use crate::request_error::Refusal;
-use crate::server::Membership;
 
 /// The master is asked for the table at most this often.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -16,7 +15,7 @@ use super::peers::READ_BYTES;
 use super::plan::{Origin, Plan, PlannedBlock};
 use crate::fill::BlockSource;
 use crate::request_error::Refusal;
-use crate::store::{Block, DataTarget, Lookup, Store, Touch};
+use crate::store::{DataStore, DataTarget, Touch};
 
 /// Blocks asked about in one request.
 const QUERY_BLOCKS: usize = 1000;
@@ -39,6 +38,9 @@ enum BlockLocation {
     Local(DataTarget),
     Remote(u64),
 }
+
+/// Blocks of other workers, by their worker, each with its index.
+type RemoteBlocks = BTreeMap<u64, Vec<(u32, BlockRef)>>;
 
 /// A file whose blocks have been found, and were at rest.
 pub(super) struct Source<'a> {
@@ -86,8 +88,7 @@ impl<'a> Source<'a> {
         for block in planned {
             let target = BlockSource::parse_data(block.block.clone())?;
             let own_id = parts.peers.own_id();
-            let is_here =
-                block.workers.contains(&own_id) && !matches!(parts.store.get(&target.id, Touch::None), Lookup::Absent);
+            let is_here = block.workers.contains(&own_id) && parts.data.get(&target.id, Touch::None).is_here();
             let place = match block.workers.iter().find(|worker| **worker != own_id) {
                 _ if is_here => BlockLocation::Local(target),
                 Some(worker) => BlockLocation::Remote(*worker),
@@ -157,29 +158,22 @@ impl<'a> Source<'a> {
     /// Returns when the blocks are on the disks of their workers: no loss of power takes from the file what the bucket
     /// has got of it.
     pub(super) async fn sync(&self) -> Result<(), Refusal> {
-        let mut elsewhere: BTreeMap<u64, Vec<BlockRef>> = BTreeMap::new();
-        let mut here = Vec::new();
-        for (block, place) in self.blocks.values() {
-            match place {
-                BlockLocation::Local(target) => here.push(*target),
-                BlockLocation::Remote(worker) => elsewhere.entry(*worker).or_default().push(block.block.clone()),
-            }
-        }
-        let store = self.parts.store.clone();
-        blocking(move || Ok(store.sync_data(&here)?)).await?;
+        let (here, elsewhere) = self.by_place();
+        let here: Vec<DataTarget> = here.into_iter().map(|(_, target)| target).collect();
+        let data = self.parts.data.clone();
+        blocking(move || Ok(data.sync(&here)?)).await?;
         for (worker, blocks) in elsewhere {
             for blocks in blocks.chunks(QUERY_BLOCKS) {
-                self.parts.peers.sync(worker, blocks.to_vec()).await?;
+                let blocks = blocks.iter().map(|(_, block)| block.clone()).collect();
+                self.parts.peers.sync(worker, blocks).await?;
             }
         }
         Ok(())
     }
 
-    /// The stamps of all blocks, in the order of their indexes.
-    async fn look(&self) -> Result<Vec<Stamp>, LookError> {
-        let mut stamps = BTreeMap::new();
-        let mut elsewhere: BTreeMap<u64, Vec<(u32, BlockRef)>> = BTreeMap::new();
-        let mut here = Vec::new();
+    /// The blocks that are here, and those that each other worker has; with their indexes.
+    fn by_place(&self) -> (Vec<(u32, DataTarget)>, RemoteBlocks) {
+        let (mut here, mut elsewhere) = (Vec::new(), RemoteBlocks::new());
         for (index, (block, place)) in &self.blocks {
             match place {
                 BlockLocation::Local(target) => here.push((*index, *target)),
@@ -188,9 +182,16 @@ impl<'a> Source<'a> {
                 }
             }
         }
+        (here, elsewhere)
+    }
+
+    /// The stamps of all blocks, in the order of their indexes.
+    async fn look(&self) -> Result<Vec<Stamp>, LookError> {
+        let mut stamps = BTreeMap::new();
+        let (here, elsewhere) = self.by_place();
         if !here.is_empty() {
-            let store = self.parts.store.clone();
-            stamps.extend(blocking(move || look_here(&store, &here)).await.map_err(LookError::Refused)?);
+            let data = self.parts.data.clone();
+            stamps.extend(blocking(move || look_here(&data, &here)).await.map_err(LookError::Refused)?);
         }
         for (worker, blocks) in elsewhere {
             for blocks in blocks.chunks(QUERY_BLOCKS) {
@@ -270,12 +271,12 @@ impl<'a> Source<'a> {
             let at = (from - start) as usize;
             match place {
                 BlockLocation::Local(target) => {
-                    let (store, target) = (self.parts.store.clone(), *target);
+                    let (data, target) = (self.parts.data.clone(), *target);
                     let mut piece = bytes.split_off(at);
                     let rest = piece.split_off(within.len());
                     let (read, piece) = blocking(move || {
                         let mut piece = piece;
-                        Ok((read_here(&store, &target, within.start, &mut piece), piece))
+                        Ok((data.read(&target, within.start, &mut piece), piece))
                     })
                     .await?;
                     read?;
@@ -313,20 +314,12 @@ impl<'a> Source<'a> {
     }
 }
 
-fn look_here(store: &Store, blocks: &[(u32, DataTarget)]) -> Result<Vec<(u32, Stamp)>, Refusal> {
+fn look_here(data: &DataStore, blocks: &[(u32, DataTarget)]) -> Result<Vec<(u32, Stamp)>, Refusal> {
     let look = |(index, target): &(u32, DataTarget)| {
-        let block = store.find_data(target, Touch::None)?;
-        let modified_ns =
-            block.modified_ns().map_err(|source| store.disk_failed(&block, "looking at a data block", source))?;
-        Ok((*index, Stamp { incarnation: block.incarnation(), modified_ns }))
+        let (incarnation, modified_ns) = data.last_write(target)?;
+        Ok((*index, Stamp { incarnation, modified_ns }))
     };
     blocks.iter().map(look).collect()
-}
-
-fn read_here(store: &Store, target: &DataTarget, offset: u32, into: &mut [u8]) -> Result<(), Refusal> {
-    let block: Arc<Block> = store.find_data(target, Touch::None)?;
-    let read = block.read(offset, into);
-    read.map_err(|source| store.disk_failed(&block, "reading a data block", source).into())
 }
 
 pub(super) async fn blocking<T: Send + 'static>(

@@ -16,8 +16,8 @@ use cavern_security::Identity;
 use cavern_ufs::Ufs;
 use tokio::time::Instant;
 
-use super::Membership;
 use super::roles::Peer;
+use crate::membership::Membership;
 use crate::mounts::{Mounts, check_key};
 use crate::request_error::Refusal;
 

@@ -1,58 +1,30 @@
 //! Accepting connections, TCP and Unix alike, up to a bound, and finding out who is at their other ends.
 
 use std::io;
-use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::backoff;
 use cavern_security::{Place, Places, TenantConnection, TlsSocket, Transport};
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
 use tracing::warn;
 
 use super::connection::{Connection, FRAME_TIMEOUT, Shared};
 use super::cores::{Cores, Seat};
 use super::limits;
-use super::local_peers::LocalPeers;
 use super::outgoing::Outgoing;
 use super::pacing::Pacing;
 use super::roles::Peer;
 use super::socket::Socket;
-use crate::error::WorkerError;
+use crate::local_peers::LocalPeers;
 
 /// Connections at a time; more are closed at once, and their clients go to another worker.
 const MAX_CONNECTIONS: usize = 4096;
 /// Of those, connections whose handshake is not done: the oldest make way for others.
 const MAX_HANDSHAKES: usize = 512;
-/// Longest path that fits in a Unix address, without the closing zero.
-const MAX_SOCKET_PATH: usize = 107;
 /// What connections get to end in when the worker stops, beyond their own patience.
 const END_TIMEOUT: Duration = Duration::from_secs(6);
-
-/// Binds a Unix socket for some processes of this host, in place of a file that a dead worker left there.
-pub async fn bind_unix(path: &Path, peers: LocalPeers) -> Result<UnixListener, WorkerError> {
-    let length = path.as_os_str().len();
-    if length > MAX_SOCKET_PATH {
-        return Err(WorkerError::SocketPath { path: path.to_owned(), length });
-    }
-    let failed = |source| WorkerError::Listen { address: path.display().to_string(), source };
-    match std::fs::symlink_metadata(path) {
-        Ok(found) if found.file_type().is_socket() => {
-            if UnixStream::connect(path).await.is_ok() {
-                return Err(WorkerError::SocketInUse(path.to_owned()));
-            }
-            std::fs::remove_file(path).map_err(failed)?;
-        }
-        Ok(_) => return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is there"))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(failed(error)),
-    }
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    peers.open(path)?;
-    Ok(listener)
-}
 
 /// Accepts and serves until the worker stops; then waits for the connections to end.
 pub(super) async fn accept(
@@ -64,7 +36,7 @@ pub(super) async fn accept(
     let mut connections = JoinSet::new();
     let metrics = shared.service.metrics.clone();
     let handshakes = Places::new(MAX_HANDSHAKES);
-    let is_secured = matches!(shared.transport, Transport::Tls(_));
+    let is_secured = matches!(shared.admission.transport, Transport::Tls(_));
     loop {
         let accepted = tokio::select! {
             () = shared.stop.cancelled() => break,
@@ -138,12 +110,12 @@ async fn admitted(
     shared: &Shared,
 ) -> io::Result<(Socket, Peer, Option<TenantConnection>)> {
     let Some(mut place) = place else {
-        let (socket, peer) = secured(socket, &shared.transport).await?;
+        let (socket, peer) = secured(socket, &shared.admission.transport).await?;
         return Ok((socket, peer, None));
     };
     let admit = async {
-        let (socket, peer) = secured(socket, &shared.transport).await?;
-        match peer.identity().and_then(|identity| shared.tenants.admit(identity)).transpose() {
+        let (socket, peer) = secured(socket, &shared.admission.transport).await?;
+        match peer.identity().and_then(|identity| shared.admission.tenants.admit(identity)).transpose() {
             Ok(tenant) => Ok((socket, peer, tenant)),
             Err(reason) => {
                 let outgoing = Outgoing::new(shared.service.spares.clone());

@@ -6,6 +6,7 @@
 //! Requests that wait, and long messages that are not all here, have a budget of their own: if they took of that for
 //! answers, those that wait could use up what they wait for.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use cavern_security::Tenant;
@@ -38,6 +39,9 @@ impl Share {
         }
     }
 }
+
+/// A share of the memory budget, when there is one.
+pub(super) type PendingShare = Pin<Box<dyn Future<Output = Result<Share, AcquireError>> + Send>>;
 
 /// Share of the memory for answers and payloads that requests may take besides.
 const REQUESTS_PART: u32 = 4;
@@ -93,6 +97,93 @@ impl Budget {
             None => None,
         };
         Ok(Share { all: self.all.acquire_many_owned(kib).await?, own })
+    }
+}
+
+/// Requests of a connection that take no more than this take nothing of the budget.
+pub(super) const FREE_BYTES: usize = 128 << 10;
+
+/// What the requests of a connection take of the memory for requests while they wait.
+///
+/// A frame is handled when what it takes is free, or it has a share of the budget; until then it is awaited, and
+/// nothing behind it is looked at. If it begins to wait for a disk or a bucket it takes along what it has, and gives
+/// that back with its answer.
+pub(super) struct RequestMemory {
+    budget: Budget,
+    /// For the frame that is next or handled now.
+    share: Option<Share>,
+    /// The next frame waits for it.
+    awaited: Option<PendingShare>,
+    /// What the frame that is handled now takes while it waits, in bytes.
+    pub cost: usize,
+    /// What those take that wait and have no share, in bytes.
+    free_used: usize,
+}
+
+/// What one request takes while it waits.
+pub(super) struct RequestShare {
+    /// Without one it is among those that take nothing of the budget.
+    share: Option<Share>,
+    cost: usize,
+}
+
+impl RequestMemory {
+    pub(super) fn new(budget: Budget) -> Self {
+        Self { budget, share: None, awaited: None, cost: 0, free_used: 0 }
+    }
+
+    /// Whether the next frame may take so much while it waits; if not, it waits for a share.
+    pub(super) fn admits(&mut self, bytes: usize) -> bool {
+        self.free_used + bytes <= FREE_BYTES || self.has_share_of(bytes)
+    }
+
+    /// Whether the next frame has a share of the budget; if not, it waits for one of so many bytes.
+    pub(super) fn has_share_of(&mut self, bytes: usize) -> bool {
+        if self.share.is_none() {
+            self.share = self.budget.try_take(bytes);
+        }
+        if self.share.is_none() {
+            self.awaited = Some(Box::pin(self.budget.clone().take(bytes)));
+        }
+        self.share.is_some()
+    }
+
+    /// Whether the next frame waits for a share.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.awaited.is_some()
+    }
+
+    /// Returns when the next frame has the share that it waits for, or, which is false, will never have it; waits for
+    /// ever when it does not wait.
+    pub(super) async fn granted(&mut self) -> bool {
+        let granted = match &mut self.awaited {
+            Some(share) => share.await,
+            None => std::future::pending().await,
+        };
+        self.awaited = None;
+        self.share = granted.ok();
+        self.share.is_some()
+    }
+
+    /// What the request that is handled now takes along, since it begins to wait.
+    pub(super) fn take_along(&mut self) -> RequestShare {
+        let taken = RequestShare { share: self.share.take(), cost: self.cost };
+        if taken.share.is_none() {
+            self.free_used += taken.cost;
+        }
+        taken
+    }
+
+    /// A request waits no more.
+    pub(super) fn give_back(&mut self, taken: &RequestShare) {
+        if taken.share.is_none() {
+            self.free_used -= taken.cost;
+        }
+    }
+
+    /// The frame has been handled: it does not wait, or has taken its share along.
+    pub(super) fn end_frame(&mut self) {
+        self.share = None;
     }
 }
 

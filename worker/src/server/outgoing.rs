@@ -29,7 +29,7 @@ const MAX_SLICES: usize = 16;
 #[derive(Debug)]
 pub(super) enum PassedFile {
     /// To be read only.
-    Block(Arc<Block>),
+    Block(Block),
     /// To be read and written.
     File(Arc<File>),
 }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use cavern_conf::process::LogLimit;
 use cavern_proto::bounded::MAX_ITEMS;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching, is_whole_parts, part_count};
+use cavern_proto::data::open_request::Item;
 use cavern_proto::data::{
     BlockRef, CorruptReply, CorruptRequest, FillReply, FillRequest, FreeReply, FreeRequest, OpenReply, OpenRequest,
     QueryReply, QueryRequest, ReadReply, ReadRequest, Status, open_reply, query_reply, read_reply,
@@ -24,18 +25,22 @@ use futures::StreamExt;
 use futures::stream::FuturesOrdered;
 use prost::Message as _;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
-use super::MAX_INFLIGHT_BYTES;
 use super::limits::on_disk;
 use super::memory::{Budget, kib_for_requests};
 use super::outgoing::{PassedFile, Segment, append_frame};
 use super::socket::MAX_DESCRIPTORS;
-use crate::fill::{BlockSource, Fills};
+use crate::fill::{BlockSource, Fills, ObjectBlock};
 use crate::metrics::WorkerMetrics;
 use crate::persist::Uploads;
 use crate::request_error::Refusal;
-use crate::store::{Block, Lookup, PartError, ReadWait, Store, Touch};
+use crate::store::{Block, CachedBlock, PartError, ReadWait, Stores, Touch};
 
+/// Bytes that one connection may have in flight: asked for and not yet sent. Announced to clients in the hello.
+pub(super) const MAX_INFLIGHT_BYTES: u32 = 32 << 20;
+/// Buffers that all connections together keep for their next answers, beside the memory budget.
+const SPARES_KIB: usize = 16 << 10;
 /// Items of one request that are worked on at a time.
 const ITEMS_AT_A_TIME: usize = 64;
 /// A request that names no deadline gets this one.
@@ -51,12 +56,12 @@ const ITEM_BYTES: usize = 16;
 
 /// What requests work with.
 #[derive(Debug)]
-pub(super) struct Service {
-    pub store: Arc<Store>,
+pub struct Service {
+    pub stores: Stores,
     pub fills: Arc<Fills>,
     pub uploads: Arc<Uploads>,
     pub metrics: WorkerMetrics,
-    /// In KiB.
+    /// Budget for buffers, and its size, in KiB.
     pub memory: Arc<Semaphore>,
     pub memory_kib: u32,
     /// Beside it, for requests that wait; in KiB.
@@ -70,7 +75,7 @@ pub(super) struct Service {
 }
 
 /// A block whose wanted chunks can be read, and the bytes that had to be fetched for that.
-type Ready = Result<(Arc<Block>, Fetched), Refusal>;
+type Ready = Result<(Block, Fetched), Refusal>;
 
 /// What had to be fetched from the bucket for an item.
 #[derive(Clone, Copy, Default)]
@@ -96,20 +101,20 @@ enum ChecksumUnit {
 struct ReadItem {
     range: Range<u32>,
     unit: ChecksumUnit,
-    block: Result<Arc<Block>, Refusal>,
+    block: Result<Block, Refusal>,
     fetch_us: u32,
 }
 
 /// One item after its preparation.
 pub(super) struct Prepared {
-    source: Result<Arc<BlockSource>, Refusal>,
+    source: Result<BlockSource, Refusal>,
     /// Chunks that must be readable.
     wanted: Vec<Range<u32>>,
     /// Bytes of the block that are to be sent (reads only).
     range: Range<u32>,
     unit: ChecksumUnit,
     /// The block, when it was open.
-    block: Option<Arc<Block>>,
+    block: Option<Block>,
     touch: Touch,
 }
 
@@ -123,11 +128,11 @@ pub(super) struct ContentRequest {
 
 impl Prepared {
     /// The block, if all that is wanted of it can be had at once.
-    fn cached_block(&self) -> Option<&Arc<Block>> {
+    fn block_at_hand(&self) -> Option<&Block> {
         let (source, block) = (self.source.as_ref().ok()?, self.block.as_ref()?);
-        let is_meant = match source.data() {
-            Some(target) => block.is_data() && block.mount_id() == target.mount_id,
-            None => !block.is_data(),
+        let is_meant = match source {
+            BlockSource::Data(target) => block.mount_id() == target.mount_id,
+            BlockSource::Object(_) => true,
         };
         let all =
             is_meant && block.length() == source.length() && self.wanted.iter().all(|chunks| block.has(chunks.clone()));
@@ -159,6 +164,21 @@ pub(super) fn deadline_of(deadline_ms: u32) -> Duration {
 }
 
 impl Service {
+    /// With so many KiB of memory for buffers. Requests that wait have a quarter as much besides.
+    pub fn new(
+        stores: Stores,
+        fills: Arc<Fills>,
+        uploads: Arc<Uploads>,
+        metrics: WorkerMetrics,
+        memory: Arc<Semaphore>,
+        memory_kib: u32,
+    ) -> Self {
+        let requests = Arc::new(Semaphore::new(kib_for_requests(memory_kib) as usize));
+        let spares = Arc::new(Semaphore::new(SPARES_KIB));
+        let (unchecked, damaged_sends) = (LogLimit::default(), LogLimit::default());
+        Self { stores, fills, uploads, metrics, memory, memory_kib, requests, spares, unchecked, damaged_sends }
+    }
+
     /// Decodes and looks up a read.
     ///
     /// # Errors
@@ -178,24 +198,25 @@ impl Service {
                     let message = format!("offset {} in a block of {} bytes", asked.offset, source.length());
                     return Err(Refusal::bad_request(message));
                 }
+                let is_data = matches!(source, BlockSource::Data(_));
                 let all = asked.offset..asked.offset.saturating_add(asked.length).min(source.length());
                 match part.map(|part| part.offset..part.offset.saturating_add(part.length)) {
                     None => {
                         range = all;
-                        if source.data().is_some() {
+                        if is_data {
                             unit = ChecksumUnit::Sent;
                         }
                     }
                     Some(part) => {
                         let is_within = all.start <= part.start && part.end <= all.end;
-                        if source.data().is_some() || !is_within || !is_whole_parts(&part, source.length()) {
+                        if is_data || !is_within || !is_whole_parts(&part, source.length()) {
                             let message = format!("{part:?} are no whole parts of {all:?} in a cached block");
                             return Err(Refusal::bad_request(message));
                         }
                         (range, unit) = (part, ChecksumUnit::Part);
                     }
                 }
-                Ok(Arc::new(source))
+                Ok(source)
             });
             payload += range.len() as u64;
             let wanted = vec![chunks_touching(range.start, range.len() as u32)];
@@ -214,12 +235,9 @@ impl Service {
     /// # Errors
     /// As [`Self::prepare_read`].
     pub(super) fn prepare_open(&self, request_id: u64, request: OpenRequest) -> Result<ContentRequest, Refusal> {
-        if request.items.len() > MAX_DESCRIPTORS {
-            let message = format!("{} blocks opened at once, {MAX_DESCRIPTORS} are the most", request.items.len());
-            return Err(Refusal::bad_request(message));
-        }
-        let items = request.items.into_iter().map(|item| self.prepare_item(item, Touch::Open)).collect();
-        Ok(ContentRequest { kind: FrameKind::Open, request_id, items, deadline: deadline_of(request.deadline_ms) })
+        let (kind, deadline) = (FrameKind::Open, deadline_of(request.deadline_ms));
+        let items = self.prepare_items(request.items, MAX_DESCRIPTORS, Touch::Open)?;
+        Ok(ContentRequest { kind, request_id, items, deadline })
     }
 
     /// Decodes and looks up a fill.
@@ -227,15 +245,20 @@ impl Service {
     /// # Errors
     /// As [`Self::prepare_read`].
     pub(super) fn prepare_fill(&self, request_id: u64, request: FillRequest) -> Result<ContentRequest, Refusal> {
-        if request.items.len() > MAX_ITEMS {
-            return Err(Refusal::bad_request(format!("{} items in one request", request.items.len())));
-        }
-        let items = request.items.into_iter().map(|item| self.prepare_item(item, Touch::Refresh)).collect();
-        Ok(ContentRequest { kind: FrameKind::Fill, request_id, items, deadline: deadline_of(request.deadline_ms) })
+        let (kind, deadline) = (FrameKind::Fill, deadline_of(request.deadline_ms));
+        let items = self.prepare_items(request.items, MAX_ITEMS, Touch::Refresh)?;
+        Ok(ContentRequest { kind, request_id, items, deadline })
     }
 
-    fn prepare_item(&self, item: cavern_proto::data::open_request::Item, touch: Touch) -> Prepared {
-        let source = BlockSource::parse(item.block.unwrap_or_default()).map(Arc::new);
+    fn prepare_items(&self, items: Vec<Item>, most: usize, touch: Touch) -> Result<Vec<Prepared>, Refusal> {
+        if items.len() > most {
+            return Err(Refusal::bad_request(format!("{} blocks in one request, {most} are the most", items.len())));
+        }
+        Ok(items.into_iter().map(|item| self.prepare_item(item, touch)).collect())
+    }
+
+    fn prepare_item(&self, item: Item, touch: Touch) -> Prepared {
+        let source = BlockSource::parse(item.block.unwrap_or_default());
         let length = source.as_ref().map_or(0, |source| source.length());
         let mut wanted: Vec<Range<u32>> = (item.want.iter())
             .map(|range| range.offset.min(length)..range.offset.saturating_add(range.length).min(length))
@@ -249,18 +272,17 @@ impl Service {
         self.look_up(source, wanted, touch)
     }
 
-    fn look_up(&self, source: Result<Arc<BlockSource>, Refusal>, wanted: Vec<Range<u32>>, touch: Touch) -> Prepared {
-        let block = source.as_ref().ok().and_then(|source| match self.store.get(source.id(), touch) {
-            Lookup::Open(block) => Some(block),
-            Lookup::Closed | Lookup::Absent => None,
+    fn look_up(&self, source: Result<BlockSource, Refusal>, wanted: Vec<Range<u32>>, touch: Touch) -> Prepared {
+        let block = source.as_ref().ok().and_then(|source| match source {
+            BlockSource::Object(object) => self.stores.cache.get(&object.id, touch).open().map(Block::Cached),
+            BlockSource::Data(target) => self.stores.data.get(&target.id, touch).open().map(Block::Data),
         });
         Prepared { source, wanted, range: 0..0, unit: ChecksumUnit::Chunk, block, touch }
     }
 
     /// The blocks of a request, if all of it is at hand.
-    pub(super) fn all_cached<'a>(&self, request: &'a ContentRequest) -> Option<Vec<&'a Arc<Block>>> {
-        let blocks: Vec<&Arc<Block>> = request.items.iter().map(Prepared::cached_block).collect::<Option<_>>()?;
-        Some(blocks)
+    pub(super) fn all_at_hand<'a>(&self, request: &'a ContentRequest) -> Option<Vec<&'a Block>> {
+        request.items.iter().map(Prepared::block_at_hand).collect()
     }
 
     /// Counts the items of a request that was answered at once.
@@ -273,10 +295,10 @@ impl Service {
     }
 
     /// Writes the answer to a read whose blocks are at hand; `false` when some page is not in memory.
-    pub(super) fn read_at_hand(&self, request: &ContentRequest, blocks: &[&Arc<Block>], out: &mut Vec<u8>) -> bool {
+    pub(super) fn read_at_hand(&self, request: &ContentRequest, blocks: &[&Block], out: &mut Vec<u8>) -> bool {
         let items = request.items.iter().zip(blocks);
         let described =
-            items.map(|(item, block)| read_reply_item(&self.store, block, &item.range, item.unit, ReadWait::Never));
+            items.map(|(item, block)| read_reply_item(&self.stores, block, &item.range, item.unit, ReadWait::Never));
         // An error is met again, and dealt with, on the slow path.
         let Ok(described) = described.collect::<Result<_, _>>() else { return false };
         let read = |position: usize, into: &mut [u8]| {
@@ -290,7 +312,7 @@ impl Service {
     }
 
     /// The answer to an open or a fill whose blocks are at hand.
-    pub(super) fn open_at_hand(&self, request: &ContentRequest, blocks: &[&Arc<Block>]) -> Segment {
+    pub(super) fn open_at_hand(&self, request: &ContentRequest, blocks: &[&Block]) -> Segment {
         let items = blocks.iter().map(|block| open_reply_item(block, Fetched::default())).collect();
         let descriptors = if request.kind == FrameKind::Open {
             blocks.iter().map(|block| PassedFile::Block((*block).clone())).collect()
@@ -302,7 +324,7 @@ impl Service {
 
     /// Answers a request that has to wait, within its deadline.
     pub(super) async fn answer(self: Arc<Self>, request: ContentRequest, tenant: Option<Arc<Tenant>>) -> Segment {
-        let started = tokio::time::Instant::now();
+        let started = Instant::now();
         let until = started + request.deadline;
         let segment = match request.kind {
             FrameKind::Read => self.answer_read(&request, until, tenant.as_deref()).await,
@@ -312,12 +334,7 @@ impl Service {
         segment
     }
 
-    async fn answer_open(
-        &self,
-        request: &ContentRequest,
-        until: tokio::time::Instant,
-        tenant: Option<&Tenant>,
-    ) -> Segment {
+    async fn answer_open(&self, request: &ContentRequest, until: Instant, tenant: Option<&Tenant>) -> Segment {
         let filled = self.make_all_ready(request, until, tenant).await;
         let (mut items, mut descriptors) = (Vec::new(), Vec::new());
         for filled in filled {
@@ -336,12 +353,7 @@ impl Service {
         open_segment(request, items, descriptors)
     }
 
-    async fn answer_read(
-        &self,
-        request: &ContentRequest,
-        until: tokio::time::Instant,
-        tenant: Option<&Tenant>,
-    ) -> Segment {
+    async fn answer_read(&self, request: &ContentRequest, until: Instant, tenant: Option<&Tenant>) -> Segment {
         let filled = self.make_all_ready(request, until, tenant).await;
         let share = self.budget(tenant).take(request.payload_bytes());
         let memory = match tokio::time::timeout_at(until, share).await {
@@ -359,10 +371,10 @@ impl Service {
                 block: filled.map(|(block, _)| block),
             })
             .collect();
-        let (store, request_id) = (self.store.clone(), request.request_id);
+        let (stores, request_id) = (self.stores.clone(), request.request_id);
         let room = room_for_read(&items, request.payload_bytes());
         // The memory is that of the work, whether or not anybody still waits for it.
-        let compose = move || (compose_read(&store, request_id, items, room), memory);
+        let compose = move || (compose_read(&stores, request_id, items, room), memory);
         let composed = on_disk(tenant.map(|tenant| &tenant.disk_turns), until, compose);
         match tokio::time::timeout_at(until, composed).await.unwrap_or_else(|_| Err(Refusal::deadline())) {
             Ok((bytes, memory)) => Segment { bytes, descriptors: Vec::new(), memory: Some(memory) },
@@ -380,12 +392,7 @@ impl Service {
         Budget::of_requests(self.requests.clone(), kib_for_requests(self.memory_kib), tenant)
     }
 
-    async fn make_all_ready(
-        &self,
-        request: &ContentRequest,
-        until: tokio::time::Instant,
-        tenant: Option<&Tenant>,
-    ) -> Vec<Ready> {
+    async fn make_all_ready(&self, request: &ContentRequest, until: Instant, tenant: Option<&Tenant>) -> Vec<Ready> {
         // Disks and buckets have queues that all share: what a tenant asks for beyond its turns waits here.
         let _turn = match tenant {
             Some(tenant) => match tokio::time::timeout_at(until, tenant.turns.acquire()).await {
@@ -411,40 +418,34 @@ impl Service {
     }
 
     /// Makes the wanted chunks of one item readable; gives the block and what had to be fetched.
-    async fn make_ready(&self, item: &Prepared, until: tokio::time::Instant, tenant: Option<&Tenant>) -> Ready {
+    async fn make_ready(&self, item: &Prepared, until: Instant, tenant: Option<&Tenant>) -> Ready {
         let source = item.source.as_ref().map_err(Clone::clone)?;
-        let counted = item.touch != Touch::Refresh;
-        if let Some(block) = item.cached_block() {
-            if counted {
-                self.metrics.hits.inc();
-                self.metrics.hit_bytes.inc_by(item.wanted_bytes());
-            }
-            return Ok((block.clone(), Fetched::default()));
+        let block = match (item.block_at_hand(), source) {
+            (Some(block), _) => block.clone(),
+            (None, BlockSource::Data(target)) => Block::Data(self.open_data(*target, item.touch, until, tenant).await?),
+            (None, BlockSource::Object(object)) => return self.fetch(item, object, until).await,
+        };
+        if item.touch != Touch::Refresh {
+            self.metrics.hits.inc();
+            self.metrics.hit_bytes.inc_by(item.wanted_bytes());
         }
-        if let Some(target) = source.data() {
-            let block = self.open_data(target, item.touch, until, tenant).await?;
-            if counted {
-                self.metrics.hits.inc();
-                self.metrics.hit_bytes.inc_by(item.wanted_bytes());
-            }
-            return Ok((block, Fetched::default()));
-        }
-        let began = tokio::time::Instant::now();
-        let fill = self.fills.ensure(source, &item.wanted, item.touch);
-        let filled =
-            tokio::time::timeout_at(until, Box::pin(fill)).await.unwrap_or_else(|_| Err(Refusal::deadline()))?;
-        if counted {
+        Ok((block, Fetched::default()))
+    }
+
+    /// Makes the wanted chunks of a block of an object readable.
+    async fn fetch(&self, item: &Prepared, object: &Arc<ObjectBlock>, until: Instant) -> Ready {
+        let began = Instant::now();
+        let fill = Box::pin(self.fills.ensure(object, &item.wanted, item.touch));
+        let filled = tokio::time::timeout_at(until, fill).await.unwrap_or_else(|_| Err(Refusal::deadline()))?;
+        if item.touch != Touch::Refresh {
             let missed = filled.fetched_bytes.min(item.wanted_bytes());
-            if filled.fetched_bytes > 0 {
-                self.metrics.misses.inc()
-            } else {
-                self.metrics.hits.inc()
-            };
+            let items = if filled.fetched_bytes > 0 { &self.metrics.misses } else { &self.metrics.hits };
+            items.inc();
             self.metrics.miss_bytes.inc_by(missed);
             self.metrics.hit_bytes.inc_by(item.wanted_bytes() - missed);
         }
         let us = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
-        Ok((filled.block, Fetched { bytes: filled.fetched_bytes, us }))
+        Ok((Block::Cached(filled.block), Fetched { bytes: filled.fetched_bytes, us }))
     }
 
     /// Which chunks are here; and in which files, for whoever may know of them. *Blocking*.
@@ -453,20 +454,21 @@ impl Service {
             return self.confirm(&request.blocks, read);
         }
         let items = request.blocks.into_iter().map(|block| {
-            let source = BlockSource::parse(block).ok()?;
-            let block = match self.store.get(source.id(), Touch::None) {
-                Lookup::Open(block) => block,
-                Lookup::Closed => self.store.load(source.id())?,
-                Lookup::Absent => return None,
+            let (block, modified_ns) = match BlockSource::parse(block).ok()? {
+                BlockSource::Object(object) => (Block::Cached(self.stores.cache.find(&object.id, Touch::None)?), 0),
+                BlockSource::Data(target) => {
+                    let block = self.stores.data.find(&target, Touch::None).ok()?;
+                    let modified_ns = block.modified_ns().ok()?;
+                    (Block::Data(block), modified_ns)
+                }
             };
-            let present = block.state().present.to_bytes().into();
             Some(query_reply::Item {
                 known: true,
-                present,
+                present: block.present_bytes().into(),
                 length: block.length(),
                 path: if with_paths { block.path().display().to_string() } else { String::new() },
                 incarnation: block.incarnation(),
-                modified_ns: if block.is_data() { block.modified_ns().ok()? } else { 0 },
+                modified_ns,
             })
         });
         QueryReply { items: items.map(Option::unwrap_or_default).collect() }
@@ -480,7 +482,7 @@ impl Service {
             (ContentId::from_slice(&block.content_id).map(|content| BlockId { content, index: block.index }), is_read)
         });
         let files: Vec<_> = files.collect();
-        let items = self.store.confirm(&files).into_iter().map(|incarnation| query_reply::Item {
+        let items = self.stores.table.confirm(&files).into_iter().map(|incarnation| query_reply::Item {
             known: incarnation.is_some(),
             incarnation: incarnation.unwrap_or_default(),
             ..query_reply::Item::default()
@@ -491,44 +493,45 @@ impl Service {
     /// Drops blocks. *Blocking*.
     pub(super) fn free(&self, request: FreeRequest) -> FreeReply {
         let sources = request.blocks.into_iter().filter_map(|block| BlockSource::parse(block).ok());
-        let free = |source: BlockSource| match source.data() {
-            Some(target) => self.store.free_data_of(&target),
-            None => self.store.remove(source.id()),
+        let free = |source: BlockSource| match source {
+            BlockSource::Object(object) => self.stores.cache.remove(&object.id),
+            BlockSource::Data(target) => self.stores.data.free_of(&target),
         };
         let freed: Vec<u64> = sources.filter_map(free).collect();
         FreeReply { blocks: freed.len() as u64, bytes: freed.iter().sum() }
     }
 
-    /// Checks chunks that a client found to be wrong. *Blocking*.
+    /// Does what can be done about bytes that a client found to be wrong. *Blocking*.
     pub(super) fn corrupt(&self, request: CorruptRequest) -> CorruptReply {
-        let block = request.block.and_then(|block| BlockSource::parse(block).ok()).and_then(|source| {
-            match self.store.get(source.id(), Touch::None) {
-                Lookup::Open(block) => Some(block),
-                Lookup::Closed => self.store.load(source.id()),
-                Lookup::Absent => None,
-            }
-        });
-        if let Some(block) = block {
-            if block.is_data() {
+        match request.block.and_then(|block| BlockSource::parse(block).ok()) {
+            Some(BlockSource::Object(object)) => self.check_reported(&object.id, request.chunks),
+            // Of these nothing was kept to compare with.
+            Some(BlockSource::Data(target)) if self.stores.data.get(&target.id, Touch::None).is_here() => {
                 self.metrics.corrupt_chunks.inc();
                 if let Some(suppressed) = self.damaged_sends.admit(()) {
-                    tracing::warn!(block = %block.id(), suppressed, chunk = ?request.chunks.first(),
+                    tracing::warn!(block = %target.id, suppressed, chunk = ?request.chunks.first(),
                         "what was sent of a block did not arrive as it was: look at memory and network of both hosts");
                 }
-                return CorruptReply {};
             }
+            Some(BlockSource::Data(_)) | None => {}
+        }
+        CorruptReply {}
+    }
+
+    /// Checks chunks of a cached block that a client found to be wrong. *Blocking*.
+    fn check_reported(&self, id: &BlockId, chunks: Vec<u32>) {
+        if let Some(block) = self.stores.cache.find(id, Touch::None) {
             let count = chunk_count(block.length());
             // Each once, however often it is named.
-            let chunks: BTreeSet<u32> = request.chunks.into_iter().filter(|index| *index < count).collect();
+            let chunks: BTreeSet<u32> = chunks.into_iter().filter(|index| *index < count).collect();
             let chunks: Vec<u32> = chunks.into_iter().collect();
-            if let Err(error) = self.store.recheck(&block, &chunks)
+            if let Err(error) = self.stores.cache.recheck(&block, &chunks)
                 && let Some(suppressed) = self.unchecked.admit(())
             {
                 tracing::warn!(block = %block.id(), suppressed, %error,
                     "cannot check chunks that a client reported as corrupt");
             }
         }
-        CorruptReply {}
     }
 }
 
@@ -547,7 +550,7 @@ fn join(ranges: &mut Vec<Range<u32>>) {
 
 /// What the answer says of an item that is to be sent.
 fn read_reply_item(
-    store: &Store,
+    stores: &Stores,
     block: &Block,
     range: &Range<u32>,
     unit: ChecksumUnit,
@@ -555,11 +558,13 @@ fn read_reply_item(
 ) -> Result<read_reply::Item, PartError> {
     let mut item =
         read_reply::Item { status: Status::Ok.into(), length: range.len() as u32, ..read_reply::Item::default() };
-    match unit {
-        ChecksumUnit::Part => item.part_crcs = store.part_checksums(block, range, wait)?,
+    match (block, unit) {
+        (Block::Cached(block), ChecksumUnit::Part) => {
+            item.part_crcs = stores.cache.part_checksums(block, range, wait)?
+        }
         // What they are is known when the bytes have been read.
-        ChecksumUnit::Sent => item.sent_crcs = vec![0; range.len().div_ceil(CHUNK_BYTES as usize)],
-        ChecksumUnit::Chunk => {
+        (_, ChecksumUnit::Sent) => item.sent_crcs = vec![0; range.len().div_ceil(CHUNK_BYTES as usize)],
+        (Block::Cached(block), ChecksumUnit::Chunk) => {
             let touched = chunks_touching(range.start, range.len() as u32);
             let whole = touched.filter(|index| {
                 let chunk = chunk_range(*index, block.length());
@@ -568,6 +573,8 @@ fn read_reply_item(
             let state = block.state();
             item.chunk_crcs = whole.filter_map(|index| state.crcs.get(index as usize).copied()).collect();
         }
+        // Blocks of fs-mode files have no checksums.
+        (Block::Data(_), _) => {}
     }
     Ok(item)
 }
@@ -610,10 +617,10 @@ fn room_for_read(items: &[ReadItem], payload_bytes: usize) -> Vec<u8> {
 }
 
 /// Reads the ranges from the disk into the frame of the answer. *Blocking*.
-fn compose_read(store: &Store, request_id: u64, mut items: Vec<ReadItem>, mut frame: Vec<u8>) -> Vec<u8> {
+fn compose_read(stores: &Stores, request_id: u64, mut items: Vec<ReadItem>, mut frame: Vec<u8>) -> Vec<u8> {
     // The checksums come before the bytes. An item that turns out to be unreadable becomes one that is refused, and the
     // answer is begun anew.
-    while let Err((position, refusal)) = try_compose_read(store, request_id, &items, &mut frame) {
+    while let Err((position, refusal)) = try_compose_read(stores, request_id, &items, &mut frame) {
         items[position].block = Err(refusal);
         frame.clear();
     }
@@ -623,22 +630,22 @@ fn compose_read(store: &Store, request_id: u64, mut items: Vec<ReadItem>, mut fr
 /// # Errors
 /// The first item that cannot be read, and why.
 fn try_compose_read(
-    store: &Store,
+    stores: &Stores,
     request_id: u64,
     items: &[ReadItem],
     frame: &mut Vec<u8>,
 ) -> Result<(), (usize, Refusal)> {
     let describe = |(position, item): (usize, &ReadItem)| match &item.block {
-        Ok(block) => read_reply_item(store, block, &item.range, item.unit, ReadWait::Disk)
+        Ok(block) => read_reply_item(stores, block, &item.range, item.unit, ReadWait::Disk)
             .map(|described| read_reply::Item { fetch_us: item.fetch_us, ..described })
-            .map_err(|error| (position, without_checksums(store, block, &item.range, error))),
+            .map_err(|error| (position, without_checksums(stores, block, &item.range, error))),
         Err(refusal) => Ok(refused_item(refusal)),
     };
     let reply = ReadReply { items: items.iter().enumerate().map(describe).collect::<Result<_, _>>()? };
     append_read(frame, request_id, reply, |position, into| {
         let ReadItem { range, block, .. } = &items[position];
         let Ok(block) = block else { return Ok(()) };
-        block.read(range.start, into).map_err(|source| (position, unreadable(store, block, range, source)))
+        block.read(range.start, into).map_err(|source| (position, unreadable(stores, block, range, source)))
     })
 }
 
@@ -671,14 +678,22 @@ fn append_read<E>(
 }
 
 /// Parts have no checksums, because their chunk is not what it should be.
-fn without_checksums(store: &Store, block: &Block, range: &Range<u32>, error: PartError) -> Refusal {
-    let chunk = match error {
-        PartError::Damaged(chunk) => chunk,
-        PartError::Io(source) => return unreadable(store, block, range, source),
-        PartError::NotCached => return Refusal::new(Status::IoError, "the block is not in memory"),
-    };
-    match store.recheck(block, &[chunk]) {
-        Ok(()) => Refusal::new(Status::IoError, "a chunk of the block is damaged; it will be fetched again"),
+fn without_checksums(stores: &Stores, block: &Block, range: &Range<u32>, error: PartError) -> Refusal {
+    match (error, block) {
+        (PartError::Damaged(chunk), Block::Cached(block)) => {
+            rechecked(stores, block, &[chunk], "a chunk of the block is damaged; it will be fetched again")
+        }
+        (PartError::Io(source), _) => unreadable(stores, block, range, source),
+        (PartError::NotCached | PartError::Damaged(_), _) => {
+            Refusal::new(Status::IoError, "the block is not in memory")
+        }
+    }
+}
+
+/// Drops what is wrong of chunks, to be fetched the next time.
+fn rechecked(stores: &Stores, block: &CachedBlock, chunks: &[u32], message: &str) -> Refusal {
+    match stores.cache.recheck(block, chunks) {
+        Ok(()) => Refusal::new(Status::IoError, message),
         Err(error) => error.into(),
     }
 }
@@ -688,18 +703,17 @@ fn refused_item(refusal: &Refusal) -> read_reply::Item {
 }
 
 /// A read failed that should not have.
-fn unreadable(store: &Store, block: &Block, range: &Range<u32>, source: io::Error) -> Refusal {
+fn unreadable(stores: &Stores, block: &Block, range: &Range<u32>, source: io::Error) -> Refusal {
     if source.kind() != io::ErrorKind::UnexpectedEof {
-        return store.disk_failed(block, "reading", source).into();
+        return stores.table.disk_failed(block, "reading", source).into();
     }
-    if block.is_data() {
-        return Refusal::new(Status::IoError, "the file of the block is too short: somebody has cut it off");
-    }
-    // A file that somebody cut off is no fault of the disk: what is missing is dropped, and fetched the next time.
-    let chunks: Vec<u32> = chunks_touching(range.start, range.len() as u32).collect();
-    match store.recheck(block, &chunks) {
-        Ok(()) => Refusal::new(Status::IoError, "the file of the block is too short; it will be fetched again"),
-        Err(error) => error.into(),
+    match block {
+        Block::Data(_) => Refusal::new(Status::IoError, "the file of the block is too short: somebody has cut it off"),
+        // A file that somebody cut off is no fault of the disk.
+        Block::Cached(block) => {
+            let chunks: Vec<u32> = chunks_touching(range.start, range.len() as u32).collect();
+            rechecked(stores, block, &chunks, "the file of the block is too short; it will be fetched again")
+        }
     }
 }
 

@@ -14,21 +14,25 @@ use cavern_proto::data::*;
 use cavern_proto::frame::{FrameHeader, HEADER_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
 use cavern_proto::master::{Mount, MountTable, WriteType};
 use cavern_proto::{BlockId, ContentId};
+use cavern_security::{AuditLog, Tenants, Transport};
 use cavern_ufs::MemoryBucket;
 use proptest::prelude::*;
 use prost::Message;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
+use super::requests::MAX_INFLIGHT_BYTES;
 use super::*;
-use crate::fill::FillLimits;
+use crate::fill::{FillLimits, Fills};
+use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::mounts::tests::no_master;
-use crate::persist::{Peers, UploadParts};
+use crate::persist::{Peers, UploadParts, Uploads};
 use crate::reserved::ReservedLimits;
-use crate::store::StoreOptions;
+use crate::store::{StoreOptions, Stores};
 
 mod copy;
 mod origin;
@@ -43,7 +47,7 @@ pub(super) struct Fixture {
     pub(super) home: tempfile::TempDir,
     pub(super) bucket: MemoryBucket,
     store_id: String,
-    pub(super) store: Arc<Store>,
+    pub(super) stores: Stores,
     pub(super) memory: Arc<Semaphore>,
     membership: Arc<Membership>,
     /// The way to other workers.
@@ -79,7 +83,7 @@ impl Fixture {
             keys: Arc::default(),
         };
         let (evicted, evictions) = mpsc::channel(1000);
-        let (store, _) = crate::store::open(options, metrics.clone(), evicted).unwrap();
+        let (stores, _) = crate::store::open(options, metrics.clone(), evicted).unwrap();
         let link = no_master();
         let mounts = Arc::new(Mounts::new(link, schema::Ufs { retries: 0, ..Default::default() }));
         let uri = format!("memory://server-{name}");
@@ -87,7 +91,7 @@ impl Fixture {
         mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: vec![] });
         let memory = Arc::new(Semaphore::new(64 << 10));
         let limits = FillLimits { concurrency: 16, size_max: 8 * MIB };
-        let fills = Arc::new(Fills::new(store.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
+        let fills = Arc::new(Fills::new(stores.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
         let socket = home.path().join("w.sock");
         let server = Server::bind("127.0.0.1:0", &socket, Some(LocalPeers::default())).await.unwrap();
         let address = server.address();
@@ -97,7 +101,7 @@ impl Fixture {
         let link = no_master();
         let pool = cavern_net::WorkerPool::new(&schema::Client::default(), Transport::Plain, "test");
         let uploads = Arc::new(Uploads::new(UploadParts {
-            store: store.clone(),
+            data: stores.data.clone(),
             mounts: mounts.clone(),
             peers: Peers::new(pool.clone(), link, membership.clone()),
             memory: memory.clone(),
@@ -105,21 +109,15 @@ impl Fixture {
             metrics: metrics.clone(),
         }));
         let limits = ReservedLimits::of(&schema::Worker::default());
-        let reserved = ReservedBlocks::new(store.clone(), no_master(), membership.clone(), metrics.clone(), limits);
+        let reserved = ReservedBlocks::new(stores.clone(), no_master(), membership.clone(), metrics.clone(), limits);
+        let service = Service::new(stores.clone(), fills, uploads.clone(), metrics.clone(), memory.clone(), 64 << 10);
         let tenants = super::tenants(&schema::Worker::default(), 64 << 10);
         let serving = Serving {
-            store: store.clone(),
-            fills,
-            uploads: uploads.clone(),
+            service: Arc::new(service),
             membership: membership.clone(),
             mounts: mounts.clone(),
-            transport,
-            audit: AuditLog::default(),
-            tenants: tenants.clone(),
+            admission: Admission { transport, audit: AuditLog::default(), tenants: tenants.clone() },
             reserved: Arc::new(reserved),
-            metrics: metrics.clone(),
-            memory: memory.clone(),
-            memory_kib: 64 << 10,
             evictions,
             cores: Arc::new(Cores::start(2).unwrap()),
         };
@@ -130,7 +128,7 @@ impl Fixture {
             home,
             bucket,
             store_id,
-            store,
+            stores,
             memory,
             membership,
             pool,
@@ -809,6 +807,6 @@ fn garbage_never_harms_the_worker() {
             assert_eq!(payload, bytes);
         });
     });
-    assert_eq!(bench.store.usage()[0].blocks, 1);
+    assert_eq!(bench.stores.table.usage()[0].blocks, 1);
     runtime.block_on(bench.end());
 }

@@ -2,22 +2,18 @@
 //! sense, or gets no memory in time, is answered at once, and its bytes are thrown away as they come.
 
 use std::io;
-use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, BytesMut};
 use tokio::sync::AcquireError;
 use tokio::time::Instant;
 
-use super::memory::Share;
+use super::memory::{PendingShare, Share};
 use super::socket::Socket;
 use super::writes::Write;
 
 /// A write waits for memory at most this long. Nothing else of its connection is looked at meanwhile.
 pub(super) const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// A share of the memory budget, when there is one.
-pub(super) type PendingShare = Pin<Box<dyn Future<Output = Result<Share, AcquireError>> + Send>>;
 
 /// What becomes of the bytes.
 pub(super) enum PayloadState {

@@ -22,7 +22,7 @@ use super::requests::{MAX_DEADLINE, Service, deadline_of};
 use crate::fill::BlockSource;
 use crate::request_error::Refusal;
 use crate::reserved::Room;
-use crate::store::{Block, DataTarget, Lookup, Touch};
+use crate::store::{DataBlock, DataTarget, Lookup, Touch};
 
 /// Ranges of one reservation or write at most.
 const MAX_RANGES: usize = 1024;
@@ -40,7 +40,8 @@ pub(super) enum PeerLocality {
 /// A write that makes sense.
 #[derive(Debug)]
 pub(super) struct Write {
-    target: Target,
+    /// What is written to: a block of an fs-mode file, or one of an object, of which a client has the bytes.
+    block: BlockSource,
     offset: u32,
     zero: Vec<Range<u32>>,
     begins: bool,
@@ -48,15 +49,6 @@ pub(super) struct Write {
     pub(super) until: Instant,
     /// For what it takes of the disks.
     pub(super) room: Room,
-}
-
-/// What is written to.
-#[derive(Debug)]
-enum Target {
-    /// A block of an fs-mode file.
-    Data(DataTarget),
-    /// One of an object, of which a client has the bytes.
-    Cached(Arc<BlockSource>),
 }
 
 impl Write {
@@ -67,7 +59,7 @@ impl Write {
 
     /// Whether the bytes are to be kept in the cache.
     pub(super) fn is_of_object(&self) -> bool {
-        matches!(self.target, Target::Cached(_))
+        matches!(self.block, BlockSource::Object(_))
     }
 
     /// Checks a write of `payload_bytes` that has just been received.
@@ -75,30 +67,24 @@ impl Write {
     /// # Errors
     /// What makes no sense.
     pub(super) fn parse(request: WriteRequest, payload_bytes: u32) -> Result<Self, Refusal> {
-        let source = BlockSource::parse(request.block.unwrap_or_default())?;
-        let zero = within(&request.zero, source.length())?;
+        let block = BlockSource::parse(request.block.unwrap_or_default())?;
+        let zero = within(&request.zero, block.length())?;
         let payload = WireRange { offset: request.offset, length: payload_bytes };
-        within(&[payload], source.length())?;
+        within(&[payload], block.length())?;
         if request.begins && (request.offset > 0 || !zero.is_empty()) {
             return Err(Refusal::bad_request("a block begins with bytes at offset 0, and nothing else"));
         }
-        let target = match source.data() {
-            Some(target) => Target::Data(target),
-            None => {
-                let is_whole = |at: u32| at.is_multiple_of(CHUNK_BYTES) || at == source.length();
-                let end = request.offset + payload_bytes;
-                let is_kept = payload_bytes > 0 && request.offset.is_multiple_of(CHUNK_BYTES) && is_whole(end);
-                if !is_kept || request.sync || request.begins || !zero.is_empty() {
-                    return Err(Refusal::bad_request(
-                        "of a block of an object whole chunks are kept, and nothing else",
-                    ));
-                }
-                Target::Cached(Arc::new(source))
+        if let BlockSource::Object(_) = block {
+            let is_whole = |at: u32| at.is_multiple_of(CHUNK_BYTES) || at == block.length();
+            let end = request.offset + payload_bytes;
+            let is_kept = payload_bytes > 0 && request.offset.is_multiple_of(CHUNK_BYTES) && is_whole(end);
+            if !is_kept || request.sync || request.begins || !zero.is_empty() {
+                return Err(Refusal::bad_request("of a block of an object whole chunks are kept, and nothing else"));
             }
-        };
+        }
         let until = Instant::now() + deadline_of(request.deadline_ms);
         let WriteRequest { offset, begins, sync, .. } = request;
-        Ok(Self { target, offset, zero, begins, sync, until, room: Ok(None) })
+        Ok(Self { block, offset, zero, begins, sync, until, room: Ok(None) })
     }
 }
 
@@ -123,12 +109,12 @@ impl Service {
         &self,
         target: DataTarget,
         touch: Touch,
-        until: tokio::time::Instant,
+        until: Instant,
         tenant: Option<&Tenant>,
-    ) -> Result<Arc<Block>, Refusal> {
-        let store = self.store.clone();
+    ) -> Result<Arc<DataBlock>, Refusal> {
+        let data = self.stores.data.clone();
         let turns = tenant.map(|tenant| &tenant.disk_turns);
-        let found = on_disk(turns, until, move || store.find_data(&target, touch));
+        let found = on_disk(turns, until, move || data.find(&target, touch));
         let found = tokio::time::timeout_at(until, found).await.unwrap_or_else(|_| Err(Refusal::deadline()));
         found?.map_err(Refusal::from)
     }
@@ -136,17 +122,19 @@ impl Service {
     /// Makes the block of a reservation that begins with what the bucket has.
     pub(super) async fn begin_with_origin(&self, request: &ReserveRequest) -> Result<(), Refusal> {
         let Some(origin) = request.origin.clone() else { return Ok(()) };
-        let data = BlockSource::parse(request.block.clone().unwrap_or_default())?;
-        within(&request.ranges, data.length())?;
-        let origin = BlockSource::parse(origin)?;
-        let begun = self.fills.begin_with_origin(&data, &origin, request.origin_bytes);
+        let target = BlockSource::parse_data(request.block.clone().unwrap_or_default())?;
+        within(&request.ranges, target.length)?;
+        let BlockSource::Object(origin) = BlockSource::parse(origin)? else {
+            return Err(Refusal::bad_request("an origin is a block of an object"));
+        };
+        let begun = self.fills.begin_with_origin(target, &origin, request.origin_bytes);
         let begun = tokio::time::timeout(deadline_of(request.deadline_ms), begun);
         begun.await.unwrap_or_else(|_| Err(Refusal::deadline()))
     }
 
     /// How long a writer who wants room is to wait.
     pub(super) fn pressure(&self) -> Duration {
-        let (data, capacity) = self.store.data_share();
+        let (data, capacity) = self.stores.table.data_share();
         pressure::pause(data, capacity)
     }
 
@@ -165,21 +153,17 @@ impl Service {
         &self,
         request: ReserveRequest,
         asker: PeerLocality,
-    ) -> Result<(Arc<Block>, Option<Arc<File>>), Refusal> {
+    ) -> Result<(Arc<DataBlock>, Option<Arc<File>>), Refusal> {
         let target = BlockSource::parse_data(request.block.unwrap_or_default())?;
         let ranges = within(&request.ranges, target.length)?;
-        let block = self.store.reserve_data(&target, &ranges)?;
+        let data = &self.stores.data;
+        let block = data.reserve(&target, &ranges)?;
         if request.allocate {
-            self.store.allocate_data(&block, &ranges)?;
-        }
-        if asker == PeerLocality::Elsewhere {
-            return Ok((block, None));
+            data.allocate(&block, &ranges)?;
         }
         // From here on a client holds a descriptor, and is notified when the block goes.
-        self.store.get(&target.id, Touch::Open);
-        let opened = block.writer();
-        let file = opened.map_err(|error| self.store.disk_failed(&block, "opening a data block", error))?;
-        Ok((block, Some(file)))
+        let file = if asker == PeerLocality::SameHost { Some(data.share(&block)?) } else { None };
+        Ok((block, file))
     }
 
     /// Carries out a write. *Blocking*.
@@ -193,34 +177,35 @@ impl Service {
         }
     }
 
-    fn try_write(&self, write: &Write, payload: &[u8]) -> Result<Arc<Block>, Refusal> {
+    fn try_write(&self, write: &Write, payload: &[u8]) -> Result<Arc<DataBlock>, Refusal> {
         if Instant::now() > write.until {
             return Err(Refusal::deadline());
         }
-        let Target::Data(target) = &write.target else {
+        let BlockSource::Data(target) = &write.block else {
             return Err(Refusal::bad_request("a block of an object is not written, but kept"));
         };
+        let data = &self.stores.data;
         if write.begins
-            && let Some(draft) = self.store.begin_draft(target, payload.len() as u32)?
+            && let Some(draft) = data.begin_draft(target, payload.len() as u32)?
         {
-            self.store.write_draft(&draft, 0, payload)?;
-            self.store.publish_draft(&draft)?;
+            data.write_draft(&draft, 0, payload)?;
+            data.publish_draft(&draft)?;
         }
         // Once more where it has just begun so: another may have made it meanwhile.
-        let block = self.store.write_data(target, write.offset, payload, &write.zero)?;
+        let block = data.write(target, write.offset, payload, &write.zero)?;
         self.metrics.written_bytes.inc_by(payload.len() as u64);
         if write.sync {
-            self.store.sync_blocks(std::slice::from_ref(&block))?;
+            data.sync_blocks(std::slice::from_ref(&block))?;
         }
         Ok(block)
     }
 
     /// Keeps bytes of an object in the cache.
     pub(super) async fn keep(&self, write: &Write, payload: Bytes) -> WriteReply {
-        let Target::Cached(source) = &write.target else {
+        let BlockSource::Object(object) = &write.block else {
             return refused_write(Refusal::bad_request("a block of an fs-mode file is written, not kept"));
         };
-        let keeping = self.fills.keep(source, write.offset / CHUNK_BYTES, payload);
+        let keeping = self.fills.keep(object, write.offset / CHUNK_BYTES, payload);
         match tokio::time::timeout_at(write.until, keeping).await {
             Ok(Ok(())) => WriteReply { status: Status::Ok.into(), ..WriteReply::default() },
             Ok(Err(refusal)) => refused_write(refusal),
@@ -251,8 +236,8 @@ impl Service {
         let syncs: Vec<_> = targets
             .chunks(share)
             .map(|targets| {
-                let (store, targets) = (self.store.clone(), targets.to_vec());
-                on_disk(turns, until, move || store.sync_data(&targets))
+                let (data, targets) = (self.stores.data.clone(), targets.to_vec());
+                on_disk(turns, until, move || data.sync(&targets))
             })
             .collect();
         futures::future::join_all(syncs).await.into_iter().try_for_each(|synced| synced?.map_err(Refusal::from))
@@ -266,16 +251,18 @@ impl Service {
         tenant: Option<&Tenant>,
         until: Instant,
     ) -> Result<(), Refusal> {
+        let data = self.stores.data.clone();
         // Those that are open are told of it in memory.
-        let is_closed = |target: &DataTarget| matches!(self.store.get(&target.id, Touch::None), Lookup::Closed);
+        let is_closed = |target: &DataTarget| matches!(data.get(&target.id, Touch::None), Lookup::Closed);
         let turns = tenant.filter(|_| failed.iter().any(is_closed)).map(|tenant| &tenant.disk_turns);
-        let store = self.store.clone();
-        let tell = move || failed.iter().map(|target| store.sync_failed_elsewhere(target)).collect::<Vec<_>>();
+        let tell = {
+            let data = data.clone();
+            move || failed.iter().map(|target| data.sync_failed_elsewhere(target)).collect::<Vec<_>>()
+        };
         let told = on_disk(turns, until, tell).await?;
-        let suspects: Vec<Arc<Block>> = told.iter().flatten().flatten().cloned().collect();
+        let suspects: Vec<Arc<DataBlock>> = told.iter().flatten().flatten().cloned().collect();
         if !suspects.is_empty() {
-            let store = self.store.clone();
-            let ask = move || suspects.iter().for_each(|block| store.ask_disk_of(block));
+            let ask = move || suspects.iter().for_each(|block| data.ask_disk_of(block));
             on_disk(tenant.map(|tenant| &tenant.sync_turns), until, ask).await?;
         }
         told.into_iter().try_for_each(|told| told.map(drop).map_err(Refusal::from))

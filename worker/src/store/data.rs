@@ -14,36 +14,39 @@
 //! the file holds (`reservations`).
 //!
 //! Locks are taken in this order: the stripe that a block is made and freed under (held during the I/O of just that, on
-//! threads that may wait), then that of the residents, then that of the charged chunks (both for a moment).
+//! threads that may wait), then that of the table's residents, then those of the block's state (for a moment).
 
-mod draft;
-mod orphans;
-mod recovery;
+pub(super) mod block;
+pub(super) mod draft;
+pub(super) mod orphans;
+pub(super) mod recovery;
 mod reservations;
 mod room;
 mod sync;
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching};
-use cavern_proto::{BlockId, ChunkMap};
-pub use draft::Draft;
-pub use orphans::ReferencedBlocks;
+use cavern_conf::Failpoint;
+use cavern_conf::process::LogLimit;
+use cavern_proto::BlockId;
 use parking_lot::Mutex;
-pub(super) use recovery::scan;
-pub(super) use reservations::OpenReservations;
-use rustix::fs::{FallocateFlags, SeekFrom};
-use rustix::io::Errno;
 use tokio::time::Instant;
 
-use super::block::{Block, BlockPlace, BlockState, open_to_read};
-use super::chunk_units;
-use super::sealing::Sealed;
+use self::block::DataBlock;
+use super::block::Block;
+use super::block_file::BlockPlace;
+use super::error::StoreError;
+use super::slab::{Entry, Lookup, hash_of};
+use super::table::{BlockTable, Touch};
+use super::units::UNIT_BYTES;
+
+/// Locks that keep the making and the freeing of one block apart.
+const STRIPES: usize = 64;
+/// A request whose block is freed under its hands begins anew this often.
+const MAX_ROUNDS: usize = 3;
 
 /// Which block of an fs-mode file a request means.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -54,199 +57,200 @@ pub struct DataTarget {
     pub mount_id: u32,
 }
 
-/// What only data blocks have; it outlives the block's being open.
+impl DataTarget {
+    /// Where the block begins in its file.
+    pub fn start(&self) -> u64 {
+        u64::from(self.id.index) * u64::from(self.length)
+    }
+}
+
+/// The blocks of fs-mode files of a worker.
+///
+/// A block is absent; made, by a reservation, a write or a draft; then written, zeroed and synced as often as somebody
+/// wants; and freed, by name. Whoever makes or frees it holds its stripe.
 #[derive(Debug)]
-pub(super) struct DataState {
-    /// Chunks whose room is accounted for.
-    charged: Mutex<ChunkMap>,
-    /// Of these, those that the file system has set aside for good.
-    allocated: Mutex<ChunkMap>,
-    /// When room was given last, unless that has been settled. Taken after the residents' lock, and before the two
-    /// above.
-    given: Mutex<Option<Instant>>,
-    /// The file's name is on disk.
-    name_synced: AtomicBool,
-    /// The kernel reports once that it could not write pages, and believes them clean from then on.
-    sync_failed: AtomicBool,
+pub struct DataStore {
+    table: Arc<BlockTable>,
+    stripes: Vec<Mutex<()>>,
+    /// Blocks in which room was given, each once, nearly in the order of the time when it was.
+    reservations: Mutex<VecDeque<(Instant, BlockId)>>,
+    /// Blocks that clients say they could not sync.
+    unsynced: LogLimit<()>,
 }
 
-impl DataState {
-    fn new(charged: ChunkMap) -> Self {
-        Self {
-            charged: Mutex::new(charged),
-            allocated: Mutex::default(),
-            given: Mutex::default(),
-            name_synced: AtomicBool::new(false),
-            sync_failed: AtomicBool::new(false),
-        }
-    }
+/// A name that is meant for a block of an fs-mode file.
+fn of_an_object() -> StoreError {
+    StoreError::Mismatch("the content id stands for a block of an object".to_owned())
 }
 
-/// The chunks that byte ranges of a block touch.
-fn chunks_of(ranges: impl IntoIterator<Item = Range<u32>>) -> ChunkMap {
-    let mut chunks = ChunkMap::new();
-    for range in ranges {
-        chunks_touching(range.start, range.len() as u32).for_each(|index| {
-            chunks.insert(index);
-        });
-    }
-    chunks
-}
-
-/// Accounting units of chunks of a block of `length` bytes.
-fn units_of_chunks(chunks: &ChunkMap, length: u32) -> u32 {
-    chunks.iter().map(|index| chunk_units(index, length)).sum()
-}
-
-static ZEROS: [u8; CHUNK_BYTES as usize] = [0; CHUNK_BYTES as usize];
-
-/// Whether zeroing gave room back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum ZeroOutcome {
-    Freed,
-    InPlace,
-}
-
-impl Block {
-    /// Makes the file of a new data block, all of it a hole.
-    fn create_data(place: BlockPlace, charged: ChunkMap) -> io::Result<Self> {
-        let writer = File::options().read(true).write(true).create_new(true).open(&place.path)?;
-        let made = writer.set_len(u64::from(place.length)).and_then(|()| open_to_read(&place.path));
-        match made {
-            Ok(file) => Ok(Self::of_data(place, file, Some(Arc::new(writer)), Arc::new(DataState::new(charged)))),
-            Err(error) => {
-                let _ = std::fs::remove_file(&place.path);
-                Err(error)
-            }
-        }
+impl DataStore {
+    pub(super) fn new(table: Arc<BlockTable>) -> Self {
+        let stripes = (0..STRIPES).map(|_| Mutex::new(())).collect();
+        Self { table, stripes, reservations: Mutex::default(), unsynced: LogLimit::default() }
     }
 
-    /// Opens the file of a data block; `state` is what is known of it in this run.
-    fn open_data(place: BlockPlace, state: Option<Arc<DataState>>) -> io::Result<Self> {
-        let file = open_to_read(&place.path)?;
-        let length = file.metadata()?.len();
-        if length != u64::from(place.length) {
-            let message = format!("the file has {length} bytes where the block has {}", place.length);
-            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
-        }
-        let state = match state {
-            Some(state) => state,
-            None => Arc::new(DataState::new(chunks_with_data(&file, place.length)?)),
-        };
-        Ok(Self::of_data(place, file, None, state))
+    /// Keeps apart those who make and free one block.
+    fn stripe(&self, id: &BlockId) -> &Mutex<()> {
+        &self.stripes[hash_of(id) as usize % self.stripes.len()]
     }
 
-    fn of_data(place: BlockPlace, file: File, writer: Option<Arc<File>>, data: Arc<DataState>) -> Self {
-        // All of it can be read at any time, and nothing of it has a checksum.
-        let mut present = ChunkMap::new();
-        (0..chunk_count(place.length)).for_each(|index| {
-            present.insert(index);
-        });
-        let state = BlockState { verified: present.clone(), present, crcs: Vec::new() };
-        Self::assemble(place, file, writer, state, Some(data))
+    /// Finds a block, and counts the use.
+    pub fn get(&self, id: &BlockId, touch: Touch) -> Lookup<DataBlock> {
+        self.table.get(id, touch, Entry::look_up_data)
     }
 
-    /// Writes bytes of a data block whose chunks are charged. *Blocking*.
+    /// The block, if it is here. *Blocking* when it is closed.
     ///
     /// # Errors
-    /// How many bytes were written, and why no more.
-    fn write_bytes(&self, offset: u32, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
-        let writer = self.writer().map_err(|error| (0, error))?;
-        if let Some(sealed) = self.sealed() {
-            let _alone = sealed.alone();
-            return sealed.write(&writer, offset, bytes);
+    /// It is not here, has another length or is one of another mount, or its file cannot be opened.
+    pub fn find(&self, target: &DataTarget, touch: Touch) -> Result<Arc<DataBlock>, StoreError> {
+        let block = match self.get(&target.id, touch) {
+            Lookup::Open(block) => block,
+            Lookup::Closed => self.load(&target.id)?.ok_or(StoreError::NoSuchBlock)?,
+            Lookup::Other => return Err(of_an_object()),
+            Lookup::Absent => return Err(StoreError::NoSuchBlock),
+        };
+        if block.length() != target.length {
+            let message = format!("the block has {} bytes, not {}", block.length(), target.length);
+            return Err(StoreError::Mismatch(message));
         }
-        let mut done = 0;
-        while done < bytes.len() {
-            match writer.write_at(&bytes[done..], u64::from(offset) + done as u64) {
-                Ok(0) => return Err((done, io::ErrorKind::WriteZero.into())),
-                Ok(written) => done += written,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err((done, error)),
+        // Its name says nothing of the mount, and a right is one for a mount.
+        if block.mount_id() != target.mount_id {
+            let message = format!("the block is one of mount {}, not of {}", block.mount_id(), target.mount_id);
+            return Err(StoreError::Mismatch(message));
+        }
+        Ok(block)
+    }
+
+    /// Opens a block that is here but closed; `None` when it has gone. *Blocking*.
+    fn load(&self, id: &BlockId) -> Result<Option<Arc<DataBlock>>, StoreError> {
+        for _ in 0..MAX_ROUNDS {
+            let (place, state) = {
+                let residents = self.table.residents.lock();
+                let Some(entry) = residents.cache.slab.get(id) else { return Ok(None) };
+                let data = entry.data().ok_or_else(of_an_object)?;
+                if let Some(block) = &data.open {
+                    return Ok(Some(block.clone()));
+                }
+                (self.table.place(entry), data.state.clone())
+            };
+            let (directory, path, incarnation) = (place.directory, place.path.clone(), place.incarnation);
+            match DataBlock::open(place, state) {
+                Ok(block) => {
+                    if let Some(block) = self.keep_open(Arc::new(block)) {
+                        return Ok(Some(block));
+                    }
+                }
+                Err(source) => {
+                    if source.kind() == io::ErrorKind::NotFound {
+                        // It may be about to be freed: then its name goes as well.
+                        let _freed = self.stripe(id).lock();
+                        if !self.table.is_resident(id, incarnation) {
+                            continue;
+                        }
+                    }
+                    tracing::error!(block = %id, file = %path.display(), error = %source,
+                        "the file of a block of an fs-mode file cannot be opened: what it holds is missing until it is \
+                         back");
+                    if !matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidData) {
+                        self.table.directory_failed(directory, "opening a data block", &source);
+                    }
+                    return Err(StoreError::Io { action: "opening a data block", source });
+                }
             }
         }
-        Ok(())
+        Err(StoreError::Dropped)
     }
 
-    /// Makes a range of a data block zeros. *Blocking*.
-    fn zero(&self, range: &Range<u32>) -> io::Result<ZeroOutcome> {
-        let writer = self.writer()?;
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let Some(sealed) = self.sealed() else {
-            return if fallocate(&writer, flags, range)? { Ok(ZeroOutcome::Freed) } else { self.write_zeros(range) };
+    /// Registers a block that was opened, or gives the one that was there first; `None` when it was freed, or opened
+    /// and closed again, meanwhile.
+    fn keep_open(&self, block: Arc<DataBlock>) -> Option<Arc<DataBlock>> {
+        let mut residents = self.table.residents.lock();
+        let slab = &residents.cache.slab;
+        let slot = slab.find_as(block.id(), block.incarnation())?;
+        let data = slab.at(slot)?.data()?;
+        if let Some(first) = &data.open {
+            return Some(first.clone());
+        }
+        if data.state.as_ref().is_some_and(|known| !Arc::ptr_eq(known, block.state())) {
+            return None;
+        }
+        let closed = residents.open(slot, Block::Data(block.clone()));
+        drop(residents);
+        drop(closed);
+        Some(block)
+    }
+
+    /// Which of those that ever had its name a block is, and the bytes that it takes; `None` when it is not here.
+    pub fn usage(&self, id: &BlockId) -> Option<(u64, u64)> {
+        let residents = self.table.residents.lock();
+        let entry = residents.cache.slab.get(id).filter(|entry| entry.data().is_some())?;
+        Some((entry.incarnation, u64::from(entry.units) * u64::from(UNIT_BYTES)))
+    }
+
+    /// Reads bytes of a block. *Blocking*.
+    ///
+    /// # Errors
+    /// Those of [`Self::find`], or the disk failed.
+    pub fn read(&self, target: &DataTarget, offset: u32, into: &mut [u8]) -> Result<(), StoreError> {
+        let block = self.find(target, Touch::None)?;
+        block.read(offset, into).map_err(|source| self.table.disk_failed(&block, "reading a data block", source))
+    }
+
+    /// Which file a block is, by its incarnation, and when it was last written to, nanoseconds since the Unix epoch.
+    /// *Blocking*.
+    ///
+    /// # Errors
+    /// Those of [`Self::find`], or the disk failed.
+    pub fn last_write(&self, target: &DataTarget) -> Result<(u64, i64), StoreError> {
+        let block = self.find(target, Touch::None)?;
+        let modified_ns = block.modified_ns();
+        let modified_ns =
+            modified_ns.map_err(|source| self.table.disk_failed(&block, "looking at a data block", source))?;
+        Ok((block.incarnation(), modified_ns))
+    }
+
+    /// The descriptor of a block for a client, which is told when the block goes from now on. *Blocking*.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub fn share(&self, block: &DataBlock) -> Result<Arc<File>, StoreError> {
+        self.get(block.id(), Touch::Open);
+        block.writer().map_err(|source| self.table.disk_failed(block, "opening a data block", source))
+    }
+
+    /// Removes a block for good, whichever mount it is of; gives the bytes that it took, or `None` when it is not here
+    /// or its file cannot be deleted. Descriptors of it go on working. *Blocking*.
+    pub fn free(&self, id: &BlockId) -> Option<u64> {
+        self.free_if(id, |_| true)
+    }
+
+    /// As [`Self::free`]; a block of another mount stays.
+    pub fn free_of(&self, target: &DataTarget) -> Option<u64> {
+        self.free_if(&target.id, |place| place.mount_id == target.mount_id)
+    }
+
+    /// As [`Self::free`], unless `is_free` says otherwise when nobody can make the block.
+    fn free_if(&self, id: &BlockId, is_free: impl FnOnce(&BlockPlace) -> bool) -> Option<u64> {
+        let _alone = self.stripe(id).lock();
+        let place = {
+            let residents = self.table.residents.lock();
+            let entry = residents.cache.slab.get(id).filter(|entry| entry.data().is_some())?;
+            self.table.place(entry)
         };
-        // Zeros on disk are zeros of the block where they are whole cells.
-        let cells = Sealed::within(range);
-        for part in [range.start..cells.start.min(range.end), cells.end.max(range.start)..range.end] {
-            self.write_bytes(part.start, &ZEROS[..part.len()]).map_err(|(_, error)| error)?;
+        if !is_free(&place) {
+            return None;
         }
-        if cells.is_empty() {
-            return Ok(ZeroOutcome::InPlace);
-        }
-        let alone = sealed.alone();
-        if fallocate(&writer, flags, &cells)? {
-            return Ok(ZeroOutcome::Freed);
-        }
-        drop(alone);
-        self.write_zeros(&cells)
-    }
-
-    /// The same on a file system without holes. What was never charged was never written.
-    fn write_zeros(&self, range: &Range<u32>) -> io::Result<ZeroOutcome> {
-        let Some(data) = self.data() else { return Ok(ZeroOutcome::InPlace) };
-        let charged = data.charged.lock().clone();
-        for index in chunks_touching(range.start, range.len() as u32).filter(|index| charged.contains(*index)) {
-            let chunk = chunk_range(index, self.length());
-            let part = chunk.start.max(range.start)..chunk.end.min(range.end);
-            self.write_bytes(part.start, &ZEROS[..part.len()]).map_err(|(_, error)| error)?;
-        }
-        Ok(ZeroOutcome::InPlace)
-    }
-}
-
-/// Sets room of a file aside, or gives it back; false where the file system cannot do that.
-fn fallocate(file: &File, flags: FallocateFlags, range: &Range<u32>) -> io::Result<bool> {
-    loop {
-        match rustix::fs::fallocate(file, flags, u64::from(range.start), range.len() as u64) {
-            Ok(()) => return Ok(true),
-            Err(Errno::INTR) => {}
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        }
-    }
-}
-
-/// The chunks of a file that are not holes through and through.
-fn chunks_with_data(file: &File, length: u32) -> io::Result<ChunkMap> {
-    let mut chunks = ChunkMap::new();
-    let mut at = 0;
-    while at < u64::from(length) {
-        let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => break,
-            Err(error) => return Err(error.into()),
+        // Not synced: should a power failure bring the file back, it is freed once more.
+        self.table.delete_file(&place, "deleting a data block").ok()?;
+        Failpoint::BlockFreed.pass();
+        let removed = {
+            let mut residents = self.table.residents.lock();
+            let slot = residents.cache.slab.find(id)?;
+            residents.cache.remove(slot)?
         };
-        let end = rustix::fs::seek(file, SeekFrom::Hole(start))?.min(u64::from(length));
-        if end <= start {
-            break;
-        }
-        // Both lie within the block, which has less than 2^32 bytes.
-        chunks_touching(start as u32, (end - start) as u32).for_each(|index| {
-            chunks.insert(index);
-        });
-        at = end;
-    }
-    Ok(chunks)
-}
-
-impl DataState {
-    /// Says whether they failed before.
-    fn fail_syncs(&self) -> bool {
-        self.sync_failed.swap(true, Ordering::AcqRel)
-    }
-
-    fn syncs_fail(&self) -> bool {
-        self.sync_failed.load(Ordering::Acquire)
+        self.table.announce(&removed);
+        Some(u64::from(removed.units) * u64::from(UNIT_BYTES))
     }
 }
 

@@ -12,7 +12,7 @@
 use std::collections::HashSet;
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -24,12 +24,11 @@ use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, IFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use tracing::debug;
 
-use super::block::FILE_MODE;
-use super::file_system::CapacityAdjustment;
-use super::index::SharedIndex;
-use super::recovery::{INCARNATION_BITS, Opened};
+use super::files::replace_file;
+use super::index::Index;
 use super::sealing::Cipher;
 use crate::error::WorkerError;
 
@@ -37,6 +36,8 @@ use crate::error::WorkerError;
 const FORMAT: u32 = 1;
 /// and of the same with blocks that are encrypted.
 const FORMAT_ENCRYPTED: u32 = 2;
+/// Incarnations are `starts` in the high bits, a counter in these low ones.
+pub(super) const INCARNATION_BITS: u32 = 40;
 /// Starts of a worker that its incarnations have room for.
 const STARTS_MAX: u64 = (1 << (u64::BITS - INCARNATION_BITS)) - 1;
 /// A directory is given up after this many I/O errors in a row.
@@ -134,16 +135,6 @@ pub(super) fn check_kept(directories: &[DirSpec]) -> Result<(), WorkerError> {
     }
 }
 
-/// Puts a file in the place of what has its name in a directory, in one step; it is on disk when this returns.
-pub(super) fn replace_file(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
-    let fresh = directory.join(format!("{name}.new"));
-    let mut file = File::options().write(true).create(true).truncate(true).mode(FILE_MODE).open(&fresh)?;
-    io::Write::write_all(&mut file, bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&fresh, directory.join(name))?;
-    File::open(directory)?.sync_all()
-}
-
 /// Takes the lock of a directory, for as long as the file is kept.
 pub(super) fn lock(directory: &Path) -> Result<File, WorkerError> {
     let path = directory.join("lock");
@@ -156,14 +147,24 @@ pub(super) fn lock(directory: &Path) -> Result<File, WorkerError> {
     }
 }
 
-/// A data directory in use.
+/// When the capacity of a directory was changed.
+#[derive(Debug, Default)]
+pub(super) struct CapacityAdjustment {
+    pub lowered: Option<Instant>,
+    /// When a write found no space although the file system showed some.
+    pub disbelieved: Option<Instant>,
+}
+
+/// A data directory in use. It is healthy until several operations on its disk have failed in a row; what was given up
+/// stays so until the next start.
 #[derive(Debug)]
 pub(super) struct Directory {
     pub spec: DirSpec,
     /// What was configured, or reckoned at start. The capacity in force may be less.
     pub capacity_bytes: u64,
+    /// Taken before the lock of the table's residents.
     pub fitted: Mutex<CapacityAdjustment>,
-    pub index: SharedIndex,
+    pub index: Index,
     /// Where its blocks are encrypted.
     pub cipher: Option<Arc<Cipher>>,
     healthy: AtomicBool,
@@ -173,8 +174,14 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    pub(super) fn new(opened: Opened) -> Self {
-        let Opened { spec, capacity_bytes, index, cipher, lock, .. } = opened;
+    /// To be used by whoever has its lock.
+    pub(super) fn new(
+        spec: DirSpec,
+        capacity_bytes: u64,
+        index: Index,
+        cipher: Option<Arc<Cipher>>,
+        lock: File,
+    ) -> Self {
         Self {
             spec,
             capacity_bytes,

@@ -27,7 +27,8 @@ use cavern_proto::BlockId;
 
 use super::frequency::FrequencySketch;
 use super::shares::{MountLists, Shares};
-use super::table::{Entry, Links, List, NIL, Segment, Standing, Table, UNIT_BYTES, hash_of};
+use super::slab::{Entry, Links, List, NIL, Relist, Segment, Slab, Standing, hash_of};
+use super::units::UNIT_BYTES;
 
 /// Blocks used this recently are spared while there is another way.
 const RECENT_SECONDS: u32 = 2;
@@ -145,19 +146,19 @@ impl Space {
         self.low.saturating_sub(self.window_target).saturating_sub(self.data.units)
     }
 
-    fn list(&mut self, segment: Segment) -> &mut List {
+    fn list(&mut self, segment: Option<Segment>) -> &mut List {
         match segment {
-            Segment::Window => &mut self.window,
-            Segment::Main => &mut self.main,
-            Segment::Data => &mut self.data,
+            Some(Segment::Window) => &mut self.window,
+            Some(Segment::Main) => &mut self.main,
+            None => &mut self.data,
         }
     }
 }
 
-/// All cached blocks of a worker, and the order in which they would go.
+/// All blocks of a worker, what they take of each directory, and the order in which cached ones would go.
 #[derive(Debug)]
 pub(super) struct Cache {
-    pub table: Table,
+    pub slab: Slab,
     pub spaces: Vec<Space>,
     pub tally: AdmissionCounters,
     sketch: FrequencySketch,
@@ -170,36 +171,30 @@ impl Cache {
     pub(super) fn new(spaces: Vec<Space>, shares: Option<Shares>) -> Self {
         let expected = spaces.iter().map(|space| space.capacity).sum::<u64>() / UNITS_PER_BLOCK;
         let sketch = FrequencySketch::new(usize::try_from(expected).unwrap_or(usize::MAX));
-        Self { table: Table::default(), spaces, tally: AdmissionCounters::default(), sketch, shares }
+        Self { slab: Slab::default(), spaces, tally: AdmissionCounters::default(), sketch, shares }
     }
 
     /// Puts an entry into the lists of its segment, as the most recently used one.
     fn push_head(&mut self, slot: u32) {
-        let Some(entry) = self.table.at(slot) else { return };
-        let standing @ Standing { directory, segment, units, .. } = entry.standing();
-        self.spaces[directory].list(segment).push_head(&mut self.table, slot, units);
-        if let Some((list, links)) = self.list_of_mount(slot, standing) {
-            list.push_head(links, slot, units);
-        }
+        self.relist(slot, Relist::Head);
     }
 
-    /// The same as the first to go.
+    /// Puts an entry into the lists of its segment, as the first to go.
     fn push_tail(&mut self, slot: u32) {
-        let Some(entry) = self.table.at(slot) else { return };
-        let standing @ Standing { directory, segment, units, .. } = entry.standing();
-        self.spaces[directory].list(segment).push_tail(&mut self.table, slot, units);
-        if let Some((list, links)) = self.list_of_mount(slot, standing) {
-            list.push_tail(links, slot, units);
-        }
+        self.relist(slot, Relist::Tail);
     }
 
     /// Takes an entry out of its lists.
     fn unlink(&mut self, slot: u32) {
-        let Some(entry) = self.table.at(slot) else { return };
+        self.relist(slot, Relist::Out);
+    }
+
+    fn relist(&mut self, slot: u32, step: Relist) {
+        let Some(entry) = self.slab.at(slot) else { return };
         let standing @ Standing { directory, segment, units, .. } = entry.standing();
-        self.spaces[directory].list(segment).unlink(&mut self.table, slot, units);
+        self.spaces[directory].list(segment).relist(&mut self.slab, slot, units, step);
         if let Some((list, links)) = self.list_of_mount(slot, standing) {
-            list.unlink(links, slot, units);
+            list.relist(links, slot, units, step);
         }
     }
 
@@ -228,7 +223,7 @@ impl Cache {
     fn newer(&self, scope: Scope, slot: u32) -> u32 {
         match (scope, &self.shares) {
             (Scope::Mount(_), Some(shares)) => shares.newer(slot),
-            _ => self.table.newer(slot),
+            _ => self.slab.newer(slot),
         }
     }
 
@@ -239,21 +234,21 @@ impl Cache {
 
     /// Marks an entry as the most recently used of its list.
     pub(super) fn touch(&mut self, slot: u32, now: u32) {
-        let Some(entry) = self.table.at_mut(slot) else { return };
+        let Some(entry) = self.slab.at_mut(slot) else { return };
         entry.last_used = now;
-        entry.expired = false;
+        if let Some(cached) = entry.cached_mut() {
+            cached.expired = false;
+        }
         self.unlink(slot);
         self.push_head(slot);
     }
 
     /// Marks an entry as unused beyond its time: it is the first to go when room is needed.
     pub(super) fn expire(&mut self, slot: u32) {
-        let Some(entry) = self.table.at_mut(slot).filter(|entry| !entry.is_data()) else { return };
-        entry.expired = true;
+        let Some(cached) = self.slab.at_mut(slot).and_then(Entry::cached_mut) else { return };
+        cached.expired = true;
         self.unlink(slot);
-        if let Some(entry) = self.table.at_mut(slot) {
-            entry.segment = Segment::Main;
-        }
+        self.assign_to_main(slot);
         self.push_tail(slot);
     }
 
@@ -261,20 +256,20 @@ impl Cache {
     /// once: make room before.
     pub(super) fn insert(&mut self, entry: Entry) -> u32 {
         let (directory, mount_id) = (usize::from(entry.directory), entry.mount_id);
-        let slot = self.table.insert(entry);
+        let slot = self.slab.insert(entry);
         self.push_head(slot);
         self.spaces[directory].blocks += 1;
-        self.sketch.grow_to(self.table.len());
+        self.sketch.grow_to(self.slab.len());
         self.settle(directory, mount_id);
         slot
     }
 
     /// Takes an entry out, wherever it is.
     pub(super) fn remove(&mut self, slot: u32) -> Option<Entry> {
-        let directory = usize::from(self.table.at(slot)?.directory);
+        let directory = usize::from(self.slab.at(slot)?.directory);
         self.unlink(slot);
         self.spaces[directory].blocks -= 1;
-        self.table.remove(slot)
+        self.slab.remove(slot)
     }
 
     /// Adds units to an entry, for bytes about to be written. Make room before.
@@ -288,7 +283,7 @@ impl Cache {
     }
 
     fn adjust(&mut self, slot: u32, units: i64) {
-        let Some(entry) = self.table.at_mut(slot) else { return };
+        let Some(entry) = self.slab.at_mut(slot) else { return };
         let after = (i64::from(entry.units) + units).clamp(0, i64::from(u32::MAX)) as u32;
         let standing @ Standing { directory, segment, mount_id, units: before } = entry.standing();
         entry.units = after;
@@ -306,7 +301,7 @@ impl Cache {
         loop {
             let Lists { window, main, window_target, main_limit } = self.lists(directory, scope);
             let tail = window.tail();
-            let Some(entry) = self.table.at(tail) else { return };
+            let Some(entry) = self.slab.at(tail) else { return };
             let (space, units) = (&self.spaces[directory], u64::from(entry.units));
             let fits = main.units + units <= main_limit && space.main.units + units <= space.main_limit();
             let over = window.units > window_target || space.window.units > space.window_target;
@@ -319,10 +314,15 @@ impl Cache {
 
     fn promote(&mut self, slot: u32) {
         self.unlink(slot);
-        if let Some(entry) = self.table.at_mut(slot) {
-            entry.segment = Segment::Main;
-        }
+        self.assign_to_main(slot);
         self.push_head(slot);
+    }
+
+    /// Of an entry that is in no list now.
+    fn assign_to_main(&mut self, slot: u32) {
+        if let Some(cached) = self.slab.at_mut(slot).and_then(Entry::cached_mut) {
+            cached.segment = Segment::Main;
+        }
     }
 
     /// Evicts blocks of a mount until `units` more of it are within its share of the directory, none that a request
@@ -454,15 +454,15 @@ impl Cache {
     }
 
     fn is_expired(&self, slot: u32) -> bool {
-        self.table.at(slot).is_some_and(|entry| entry.expired)
+        self.slab.at(slot).is_some_and(Entry::is_expired)
     }
 
     /// The coldest entry of a list that may go, or `NIL`.
     fn coldest(&self, list: &List, scope: Scope, spare: Protect, now: u32) -> u32 {
         let mut slot = list.tail();
         for _ in 0..MAX_PASSED_OVER {
-            let Some(entry) = self.table.at(slot) else { return NIL };
-            let recent = !entry.expired && now < entry.last_used.saturating_add(RECENT_SECONDS);
+            let Some(entry) = self.slab.at(slot) else { return NIL };
+            let recent = !entry.is_expired() && now < entry.last_used.saturating_add(RECENT_SECONDS);
             let spared = match spare {
                 // Lists are roughly ordered by use: what is further up is hardly colder.
                 Protect::Recent if recent => return NIL,
@@ -480,19 +480,20 @@ impl Cache {
     /// A newcomer against the coldest blocks of main that it would displace: the one or the others go.
     fn contest(&mut self, directory: usize, scope: Scope, candidate: u32, evicted: &mut Vec<Entry>) {
         let Lists { main, main_limit, .. } = self.lists(directory, scope);
-        let Some(entry) = self.table.at(candidate) else { return };
+        let Some(entry) = self.slab.at(candidate) else { return };
         let frequency = self.sketch.estimate(hash_of(&entry.id));
         let mut needed = (main.units + u64::from(entry.units)).saturating_sub(main_limit);
         let (mut victims, mut defender) = (Vec::new(), NIL);
         let (mut slot, mut passed_over) = (main.tail(), 0);
         while needed > 0 {
-            let Some(victim) = self.table.at(slot) else { break };
+            let Some(victim) = self.slab.at(slot) else { break };
             if victim.busy() {
                 passed_over += 1;
                 if passed_over > MAX_PASSED_OVER {
                     break;
                 }
-            } else if victim.expired || frequency > self.sketch.estimate(hash_of(&victim.id)).saturating_add(HYSTERESIS)
+            } else if victim.is_expired()
+                || frequency > self.sketch.estimate(hash_of(&victim.id)).saturating_add(HYSTERESIS)
             {
                 needed = needed.saturating_sub(u64::from(victim.units));
                 victims.push(slot);
@@ -538,13 +539,13 @@ impl Cache {
     #[cfg(test)]
     pub(super) fn check_sums(&self) {
         for (directory, space) in self.spaces.iter().enumerate() {
-            let entries = (0..self.table.slot_count()).filter_map(|slot| self.table.at(slot));
+            let entries = (0..self.slab.slot_count()).filter_map(|slot| self.slab.at(slot));
             let own: Vec<&Entry> = entries.filter(|entry| usize::from(entry.directory) == directory).collect();
             assert_eq!(own.iter().map(|entry| u64::from(entry.units)).sum::<u64>(), space.used());
             assert_eq!(own.len() as u64, space.blocks);
             let Some(shares) = &self.shares else { continue };
             for mount_id in shares.mounts(directory) {
-                let cached = own.iter().filter(|entry| entry.mount_id == mount_id && !entry.is_data());
+                let cached = own.iter().filter(|entry| entry.mount_id == mount_id && entry.cached().is_some());
                 let units = cached.map(|entry| u64::from(entry.units)).sum::<u64>();
                 assert_eq!(units, shares.lists(directory, mount_id).units(), "mount {mount_id}");
             }

@@ -51,7 +51,7 @@ impl Simulation {
         self.cache.count_use(id);
         let now = self.now as u32;
         let mut evicted = Vec::new();
-        if let Some(slot) = self.cache.table.find(id) {
+        if let Some(slot) = self.cache.slab.find(id) {
             self.cache.touch(slot, now);
             return true;
         }
@@ -59,7 +59,7 @@ impl Simulation {
         self.cache.touch(slot, now);
         self.cache.keep_share(0, mount_id, u64::from(units), now, &mut evicted);
         self.cache.make_room(0, u64::from(units), now, &mut evicted).unwrap();
-        if let Some(slot) = self.cache.table.find(id) {
+        if let Some(slot) = self.cache.slab.find(id) {
             self.cache.charge(slot, units);
         }
         self.cache.relieve(0, now, 64, &mut evicted);
@@ -125,7 +125,7 @@ fn a_mount_that_reads_more_than_its_share_displaces_its_own_blocks_alone() {
                 simulation.read_of(1, &id(value), 100);
             }
         }
-        let is_there = |value: &u64| simulation.cache.table.find(&id(*value)).is_some();
+        let is_there = |value: &u64| simulation.cache.slab.find(&id(*value)).is_some();
         assert_eq!((0..25).all(|value| is_there(&value)), others_stay, "{percent} percent");
         assert!(is_there(&1399));
         let own = (1000..1400).filter(is_there).count() as u64 * 100;
@@ -147,7 +147,7 @@ fn large_blocks_of_a_mount_take_the_place_of_many_small_ones() {
         assert!(own <= 30_000, "{own} units of 30,000 after block {value}");
     }
     assert!(simulation.cache.used(0, Scope::Mount(1)) > 25_000);
-    assert!((0..60).all(|value| simulation.cache.table.find(&id(value)).is_some()), "what others have stays");
+    assert!((0..60).all(|value| simulation.cache.slab.find(&id(value)).is_some()), "what others have stays");
     simulation.cache.check_sums();
 }
 
@@ -176,7 +176,7 @@ fn a_mount_may_have_what_is_reserved_at_a_time_whatever_its_percentage_is() {
     // One percent is a single block.
     let mut simulation = Simulation::with_least_share(10_000, 1, 2048);
     let count = |simulation: &Simulation, blocks: std::ops::Range<u64>| {
-        blocks.filter(|value| simulation.cache.table.find(&id(*value)).is_some()).count()
+        blocks.filter(|value| simulation.cache.slab.find(&id(*value)).is_some()).count()
     };
     (0..20).for_each(|value| assert!(!simulation.read(&id(value), 100)));
     assert_eq!(count(&simulation, 0..20), 20);
@@ -250,11 +250,11 @@ fn a_stream_through_a_small_cache_finds_the_block_that_it_is_reading() {
         for _ in 0..64 {
             simulation.now += 0.001;
             let now = simulation.now as u32;
-            let slot = simulation.cache.table.find(&block).expect("evicted while it is being read");
+            let slot = simulation.cache.slab.find(&block).expect("evicted while it is being read");
             simulation.cache.touch(slot, now);
             let mut evicted = Vec::new();
             simulation.cache.make_room(0, u64::from(piece), now, &mut evicted).unwrap();
-            let slot = simulation.cache.table.find(&block).expect("evicted for its own next piece");
+            let slot = simulation.cache.slab.find(&block).expect("evicted for its own next piece");
             simulation.cache.charge(slot, piece);
             simulation.cache.relieve(0, now, 64, &mut evicted);
             assert!(simulation.cache.spaces[0].used() <= simulation.capacity);
@@ -269,14 +269,14 @@ fn expired_blocks_go_before_all_others() {
     for block in &blocks {
         simulation.read(block, 100);
     }
-    let old = simulation.cache.table.find(&blocks[70]).unwrap();
+    let old = simulation.cache.slab.find(&blocks[70]).unwrap();
     simulation.cache.expire(old);
     simulation.now = 100.0;
     for value in 1000..1020 {
         simulation.read(&id(value), 100);
     }
-    assert!(simulation.cache.table.find(&blocks[70]).is_none());
-    assert!(simulation.cache.table.find(&blocks[71]).is_some());
+    assert!(simulation.cache.slab.find(&blocks[70]).is_none());
+    assert!(simulation.cache.slab.find(&blocks[71]).is_some());
     simulation.cache.check_sums();
 }
 

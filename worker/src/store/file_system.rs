@@ -8,14 +8,15 @@
 //! The capacity is lowered once in a while only: what was evicted while clients hold its descriptors gives its space
 //! back when they have let go. A store that shrank at each failed write would be empty before it had gained a byte.
 
-use std::io;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::table::UNIT_BYTES;
-use super::{Block, Store, directory};
+use super::block_file::BlockFile;
+use super::directory;
+use super::table::BlockTable;
+use super::units::UNIT_BYTES;
 
 /// From one lowering of the capacity to the next.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -27,13 +28,6 @@ const HEADROOM_SHARE: u64 = 50;
 const HEADROOM_MIN_BYTES: u64 = 1 << 20;
 const HEADROOM_MAX_BYTES: u64 = 1 << 30;
 
-/// When the capacity of a directory was changed.
-#[derive(Debug, Default)]
-pub(super) struct CapacityAdjustment {
-    lowered: Option<Instant>,
-    disbelieved: Option<Instant>,
-}
-
 /// What shows that space is short.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sign {
@@ -43,12 +37,7 @@ enum Sign {
     WriteFailed,
 }
 
-/// Whether an error says that the file system takes no more bytes. That is no fault of the disk.
-pub(crate) fn is_out_of_space(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-}
-
-impl Store {
+impl BlockTable {
     /// Fits the capacity of every directory to its file system. *Blocking*, for a moment.
     pub fn fit_to_file_systems(&self) {
         for position in 0..self.directories.len() {
@@ -57,11 +46,11 @@ impl Store {
     }
 
     /// A write found no space.
-    pub(crate) fn out_of_space(&self, block: &Block) {
-        self.fit(block.directory(), Sign::WriteFailed);
+    pub(super) fn out_of_space(&self, block: &BlockFile) {
+        self.directory_out_of_space(block.directory());
     }
 
-    /// The same, where there is no block yet.
+    /// A write to a directory, of what is no block yet, found no space.
     pub(super) fn directory_out_of_space(&self, position: usize) {
         self.fit(position, Sign::WriteFailed);
     }

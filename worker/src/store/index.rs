@@ -5,15 +5,15 @@
 //! and a clean empty directory is worth more than a half-believed one.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use cavern_proto::BlockId;
 use cavern_proto::record::BlockRecord;
 use parking_lot::Mutex;
 use prost::Message;
 use rocksdb::{BlockBasedOptions, Cache, DB, DBCompressionType, ErrorKind, Options, ReadOptions};
+use tracing::{debug, warn};
 
-use super::table::hash_of;
+use super::slab::hash_of;
 
 /// Locks that keep the deletion of a record and the put of its successor apart.
 const STRIPES: usize = 64;
@@ -152,6 +152,18 @@ impl Index {
         }
     }
 
+    /// Removes the record of one incarnation, which no block needs any more, or says in the log why not.
+    pub(super) fn forget(&self, id: &BlockId, incarnation: u64) {
+        if let Err(error) = self.remove(id, incarnation) {
+            if is_out_of_space(&error) {
+                // Many of these come together; a record without a file is noticed when the block is asked for.
+                debug!(block = %id, %error, "cannot remove an index entry");
+                return;
+            }
+            warn!(block = %id, %error, "cannot remove an index entry");
+        }
+    }
+
     fn stripe(&self, id: &BlockId) -> &Mutex<()> {
         &self.stripes[hash_of(id) as usize % STRIPES]
     }
@@ -174,9 +186,6 @@ pub(super) fn set_aside(directory: &Path) -> std::io::Result<PathBuf> {
         attempt += 1;
     }
 }
-
-/// Shared by the store and its background tasks.
-pub(super) type SharedIndex = Arc<Index>;
 
 #[cfg(test)]
 mod tests {

@@ -2,10 +2,9 @@
 //! was opened first is closed unless it was used since the hand last passed.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use super::block::Block;
-use super::table::Table;
+use super::slab::Slab;
 
 /// Places that the hand passes in one go; beyond that the bound is exceeded until the next time.
 const MAX_STEPS: usize = 32;
@@ -24,8 +23,8 @@ impl OpenBlocks {
 
     /// Notes that the entry at `slot` was opened. Gives the blocks that were closed for it: drop them after the lock is
     /// released.
-    pub(super) fn opened(&mut self, table: &mut Table, slot: u32) -> Vec<Arc<Block>> {
-        if let Some(entry) = table.at(slot) {
+    pub(super) fn opened(&mut self, slab: &mut Slab, slot: u32) -> Vec<Block> {
+        if let Some(entry) = slab.at(slot) {
             self.ring.push_back((slot, entry.incarnation, entry.last_used));
         }
         let mut closed = Vec::new();
@@ -34,14 +33,11 @@ impl OpenBlocks {
                 break;
             }
             let Some((slot, incarnation, seen)) = self.ring.pop_front() else { break };
-            let Some(entry) = table.at_mut(slot).filter(|entry| entry.incarnation == incarnation) else { continue };
+            let Some(entry) = slab.at_mut(slot).filter(|entry| entry.incarnation == incarnation) else { continue };
             if entry.busy() || entry.last_used > seen {
                 self.ring.push_back((slot, incarnation, entry.last_used));
-            } else if let Some(block) = entry.open.take() {
-                let state = block.state();
-                entry.verified = state.verified == state.present;
-                drop(state);
-                closed.push(block);
+            } else {
+                closed.extend(entry.close());
             }
         }
         closed

@@ -4,7 +4,6 @@
 //! No file of a cached block is touched before the worker serves. A record is believed to exist, its bytes are not:
 //! they are checked when they are first asked for (see `block`).
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,24 +16,17 @@ use cavern_security::KeyWrapping;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::directory::{self, Identity};
-use super::index::{Index, IndexError, SharedIndex, set_aside};
+use super::directory::{self, Directory, INCARNATION_BITS, Identity};
+use super::index::{Index, IndexError, set_aside};
 use super::sealing::Cipher;
-use super::table::{Entry, UNIT_BYTES};
-use super::{Store, units_of};
+use super::slab::Entry;
+use super::table::BlockTable;
+use super::units::{UNIT_BYTES, units_of};
 use crate::error::WorkerError;
-
-/// Incarnations are `starts` in the high bits, a counter in these low ones.
-pub(super) const INCARNATION_BITS: u32 = 40;
 
 /// A directory after its index was read.
 pub(super) struct Opened {
-    pub spec: DirSpec,
-    pub capacity_bytes: u64,
-    pub index: SharedIndex,
-    /// Where its blocks are encrypted.
-    pub cipher: Option<Arc<Cipher>>,
-    pub lock: File,
+    pub directory: Directory,
     pub identity: Option<Identity>,
     pub entries: Vec<Entry>,
     /// Blocks of fs-mode files, which no index can lose.
@@ -89,7 +81,7 @@ pub(super) fn open(
         Err(IndexError::Unusable(source)) => return Err(WorkerError::Index { path: path.join("index"), source }),
     };
     directory::make_folders(&path)?;
-    let data = super::data::scan(&path, position).map_err(failed("read the data blocks of"))?;
+    let data = super::data::recovery::scan(&path, position).map_err(failed("read the data blocks of"))?;
 
     if cipher.is_none() && keys.is_there() {
         if !entries.is_empty() || !data.is_empty() {
@@ -106,11 +98,11 @@ pub(super) fn open(
     };
     let starts_seen = entries.iter().chain(&data).map(|entry| entry.incarnation >> INCARNATION_BITS).max().unwrap_or(0);
     let orphaned = orphaned_folders(&path).map_err(failed("read"))?;
-    let (directory, blocks, data_blocks) = (path.display(), entries.len(), data.len());
-    let encrypted = cipher.is_some();
-    info!(%directory, blocks, data_blocks, used_bytes = used, capacity_bytes, encrypted, "opened a data directory");
-    let (index, cipher) = (Arc::new(index), cipher.map(Arc::new));
-    Ok(Opened { spec, capacity_bytes, index, cipher, lock, identity, entries, data, orphaned, starts_seen })
+    let (blocks, data_blocks, encrypted) = (entries.len(), data.len(), cipher.is_some());
+    info!(directory = %path.display(), blocks, data_blocks, used_bytes = used, capacity_bytes, encrypted,
+        "opened a data directory");
+    let directory = Directory::new(spec, capacity_bytes, index, cipher.map(Arc::new), lock);
+    Ok(Opened { directory, identity, entries, data, orphaned, starts_seen })
 }
 
 fn open_index(path: &Path, position: u8, cache_bytes: usize) -> Result<(Index, Vec<Entry>), IndexError> {
@@ -131,13 +123,13 @@ fn open_index(path: &Path, position: u8, cache_bytes: usize) -> Result<(Index, V
 fn units_present(record: &BlockRecord) -> u32 {
     let present = ChunkMap::from_bytes(&record.present);
     let chunks = chunk_count(record.length);
-    let full = units_of(chunk_range(0, u32::MAX));
+    let full = units_of(&chunk_range(0, u32::MAX));
     match chunks.checked_sub(1) {
         None => 0,
         Some(last) => {
             let last_there = present.contains(last);
             let others = present.iter().take_while(|index| *index < last).count() as u32;
-            others * full + if last_there { units_of(chunk_range(last, record.length)) } else { 0 }
+            others * full + if last_there { units_of(&chunk_range(last, record.length)) } else { 0 }
         }
     }
 }
@@ -165,7 +157,7 @@ fn orphaned_folders(path: &Path) -> std::io::Result<Vec<PathBuf>> {
 
 /// Deletes block files that no entry names, left by a crash. Blocking; ends early when `stop` is cancelled.
 /// Files made by this run are left alone: they may be about to be recorded.
-pub(super) fn delete_orphans(store: &Store, orphaned: Vec<PathBuf>, stop: &CancellationToken) {
+pub(super) fn delete_orphans(table: &BlockTable, orphaned: Vec<PathBuf>, stop: &CancellationToken) {
     for folder in orphaned {
         if stop.is_cancelled() {
             return;
@@ -174,8 +166,8 @@ pub(super) fn delete_orphans(store: &Store, orphaned: Vec<PathBuf>, stop: &Cance
             warn!(folder = %folder.display(), %error, "cannot delete blocks that were set aside");
         }
     }
-    for position in 0..store.directory_count() {
-        let root = store.directory_path(position).join("blocks");
+    for path in table.directories.iter().map(|directory| &directory.spec.path) {
+        let root = path.join("blocks");
         let mut deleted = 0u64;
         for folder in (0..=255u8).map(|folder| root.join(format!("{folder:02x}"))) {
             let Ok(files) = std::fs::read_dir(&folder) else { continue };
@@ -185,7 +177,7 @@ pub(super) fn delete_orphans(store: &Store, orphaned: Vec<PathBuf>, stop: &Cance
                 }
                 let name = file.file_name();
                 let known = match name.to_str().and_then(directory::parse_block_name) {
-                    Some((id, incarnation)) => store.may_own(&id, incarnation),
+                    Some((id, incarnation)) => table.may_own(&id, incarnation),
                     None => false,
                 };
                 if !known && std::fs::remove_file(file.path()).is_ok() {
@@ -194,8 +186,7 @@ pub(super) fn delete_orphans(store: &Store, orphaned: Vec<PathBuf>, stop: &Cance
             }
         }
         if deleted > 0 {
-            info!(directory = %store.directory_path(position).display(), files = deleted, "deleted block files without \
-                a record");
+            info!(directory = %path.display(), files = deleted, "deleted block files without a record");
         }
     }
 }

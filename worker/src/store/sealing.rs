@@ -30,7 +30,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ring::digest::{SHA512, digest};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use super::directory::replace_file;
+use super::files::replace_file;
 use crate::error::WorkerError;
 
 /// What is encrypted by itself.

@@ -6,7 +6,8 @@
 
 use hashbrown::HashMap;
 
-use super::table::{Links, List, NIL, Segment, Standing, UNIT_BYTES};
+use super::slab::{Links, List, NIL, Segment, Standing};
+use super::units::UNIT_BYTES;
 
 /// See the module.
 #[derive(Debug)]
@@ -71,9 +72,7 @@ impl Shares {
     /// The list of its mount that an entry is in, or is to be in, and the links of all; `None` for data.
     pub(super) fn list(&mut self, slot: u32, standing: Standing) -> Option<(&mut List, &mut Vec<Links>)> {
         let Standing { directory, segment, mount_id, .. } = standing;
-        if segment == Segment::Data {
-            return None;
-        }
+        let segment = segment?;
         let slots = slot as usize + 1;
         if self.links.len() < slots {
             self.links.resize(slots, Links::NONE);

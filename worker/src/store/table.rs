@@ -1,332 +1,320 @@
-//! Every block in memory: a slab of small entries, a hash table of slots over it, and the intrusive lists in
-//! which eviction keeps them.
+//! The table of blocks: every block of the worker, of both kinds, with the directory that its file is in and the room
+//! that it takes. Both stores work on it; what is here is the same for cached blocks and for data.
 //!
-//! Ten million blocks must fit, so an entry is 80 bytes and holds what placement and eviction need and nothing else;
-//! checksums and bitmaps are in the index on disk, and in memory only for blocks in use (`Entry::open`).
+//! One lock guards the entries, the eviction lists and the ring of open blocks; it is held for a few hundred
+//! nanoseconds, never during I/O. What goes is taken out of the table under the lock, and its index entry and file are
+//! removed after it (`discard`); a block that comes back in between gets a new incarnation, hence another file, and
+//! `Index::remove` spares its record.
+//!
+//! Locks are taken in this order: the stripe that a data block is made and freed under, that of a directory's fitted
+//! capacity, that of the residents, then those of one block.
 
-use std::sync::Arc;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use cavern_conf::Tier;
 use cavern_proto::BlockId;
-use hashbrown::HashTable;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tracing::{error, warn};
 
 use super::block::Block;
-use super::data::DataState;
+use super::block_file::{BlockFile, BlockPlace};
+use super::directory::{Directory, Identity};
+use super::error::{StoreError, is_out_of_space};
+use super::eviction::Cache;
+use super::open_blocks::OpenBlocks;
+use super::placement::Candidate;
+use super::slab::{Entry, Kind, Lookup};
+use super::units::UNIT_BYTES;
+use crate::error::WorkerError;
+use crate::metrics::WorkerMetrics;
 
-/// No slot: the end of a list.
-pub(super) const NIL: u32 = u32::MAX;
+/// Blocks that are confirmed under the lock at a time.
+const CONFIRM_BATCH: usize = 256;
 
-/// Bytes of one accounting unit: what a file system allocates at least.
-pub(super) const UNIT_BYTES: u32 = 4096;
-
-/// Which list of its directory an entry is in.
+/// What a request does to a block's standing in eviction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Segment {
-    /// Newcomers.
-    Window,
-    /// What has proved itself, or came while there was room.
-    Main,
-    /// Blocks of fs-mode files: never evicted.
-    Data,
+pub enum Touch {
+    /// One use.
+    Open,
+    /// A use of this many bytes; uses are counted by the block's worth.
+    Read(u32),
+    /// Keeps it recent, counts as no use (read-ahead).
+    Refresh,
+    /// Leaves everything as it is.
+    None,
 }
 
-/// One block.
-#[derive(Debug)]
-pub(super) struct Entry {
+/// A block that went, of which clients may hold descriptors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Eviction {
     pub id: BlockId,
     pub incarnation: u64,
-    /// Bytes of the block when complete.
-    pub length: u32,
-    /// Bytes on disk, present or reserved for a running fill, in units of 4 KiB.
-    pub units: u32,
-    pub mount_id: u32,
-    /// Seconds of the worker's clock.
-    pub last_used: u32,
-    /// Bytes read since the last use was counted.
-    pub credit: u32,
-    pub directory: u8,
-    pub segment: Segment,
-    /// Unused for longer than its mount's ttl: goes first.
-    pub expired: bool,
-    /// A descriptor of it has been handed out in this run.
-    pub shared: bool,
-    /// All chunks of the index entry have been verified in this run.
-    pub verified: bool,
-    /// In memory with its file open.
-    pub open: Option<Arc<Block>>,
-    /// Of data blocks that were open once in this run.
-    pub data: Option<Arc<DataState>>,
-    links: Links,
 }
 
-/// Which lists an entry is in, and what it adds to them.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Standing {
-    pub directory: usize,
-    pub segment: Segment,
-    pub mount_id: u32,
-    pub units: u32,
+/// One data directory, for reports.
+#[derive(Clone, Debug)]
+pub struct DirectoryUsage {
+    pub path: String,
+    pub tier: Tier,
+    pub capacity_bytes: u64,
+    pub used_bytes: u64,
+    /// Of these, what blocks of fs-mode files take.
+    pub data_bytes: u64,
+    pub blocks: u64,
+    pub healthy: bool,
+    pub error: String,
 }
 
-impl Entry {
-    pub(super) fn new(id: BlockId, incarnation: u64, length: u32, mount_id: u32, directory: u8) -> Self {
-        Self {
-            id,
-            incarnation,
-            length,
-            units: 0,
-            mount_id,
-            last_used: 0,
-            credit: 0,
-            directory,
-            segment: Segment::Window,
-            expired: false,
-            shared: false,
-            verified: false,
-            open: None,
-            data: None,
-            links: Links::NONE,
+/// What the lock guards.
+#[derive(Debug)]
+pub(super) struct Residents {
+    pub cache: Cache,
+    pub open: OpenBlocks,
+}
+
+impl Residents {
+    /// Adds an entry with its block. Gives the blocks that were closed for it: drop them after the lock is released.
+    pub(super) fn insert(&mut self, mut entry: Entry, block: Block) -> Vec<Block> {
+        entry.open(block);
+        let slot = self.cache.insert(entry);
+        self.open.opened(&mut self.cache.slab, slot)
+    }
+
+    /// Notes the block that was opened for an entry. Gives those that were closed for it, as [`Self::insert`] does.
+    pub(super) fn open(&mut self, slot: u32, block: Block) -> Vec<Block> {
+        if let Some(entry) = self.cache.slab.at_mut(slot) {
+            entry.open(block);
         }
-    }
-
-    /// Whether it is a block of an fs-mode file.
-    pub(super) fn is_data(&self) -> bool {
-        self.segment == Segment::Data
-    }
-
-    pub(super) fn standing(&self) -> Standing {
-        let (directory, segment, mount_id, units) = (self.directory, self.segment, self.mount_id, self.units);
-        Standing { directory: usize::from(directory), segment, mount_id, units }
-    }
-
-    /// Whether a request or a fill holds the block at this moment.
-    pub(super) fn busy(&self) -> bool {
-        self.open.as_ref().is_some_and(|block| Arc::strong_count(block) > 1)
+        self.open.opened(&mut self.cache.slab, slot)
     }
 }
 
-/// The neighbours of an entry in a list.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Links {
-    pub previous: u32,
-    next: u32,
+/// The blocks of a worker. See the top of this file for its lock.
+#[derive(Debug)]
+pub struct BlockTable {
+    pub(super) directories: Vec<Directory>,
+    pub(super) residents: Mutex<Residents>,
+    pub(super) identity: Mutex<Identity>,
+    pub(super) high_watermark: f64,
+    pub(super) low_watermark: f64,
+    /// First incarnation of this run: what is older may be an orphan.
+    pub(super) first_incarnation: u64,
+    pub(super) next_incarnation: AtomicU64,
+    pub(super) started: Instant,
+    pub(super) metrics: WorkerMetrics,
+    pub(super) evictions: mpsc::Sender<Eviction>,
 }
 
-impl Links {
-    pub(super) const NONE: Self = Self { previous: NIL, next: NIL };
-}
-
-/// Where the links of a list are, by slot.
-pub(super) trait LinkTable {
-    fn links_mut(&mut self, slot: u32) -> Option<&mut Links>;
-}
-
-impl LinkTable for Table {
-    fn links_mut(&mut self, slot: u32) -> Option<&mut Links> {
-        self.at_mut(slot).map(|entry| &mut entry.links)
-    }
-}
-
-impl LinkTable for Vec<Links> {
-    fn links_mut(&mut self, slot: u32) -> Option<&mut Links> {
-        self.get_mut(slot as usize)
-    }
-}
-
-/// A list of entries, most recently used first.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct List {
-    head: u32,
-    tail: u32,
-    /// Units of all its entries.
-    pub units: u64,
-}
-
-impl List {
-    pub(super) const EMPTY: Self = Self { head: NIL, tail: NIL, units: 0 };
-
-    pub(super) fn tail(&self) -> u32 {
-        self.tail
+impl BlockTable {
+    /// Seconds since a moment before the start; 0 is for blocks not used in this run.
+    pub(super) fn now(&self) -> u32 {
+        u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX).saturating_add(10)
     }
 
-    pub(super) fn push_head(&mut self, table: &mut impl LinkTable, slot: u32, units: u32) {
-        let head = self.head;
-        let Some(links) = table.links_mut(slot) else { return };
-        *links = Links { previous: NIL, next: head };
-        self.units += u64::from(units);
-        match table.links_mut(head) {
-            Some(old) => old.previous = slot,
-            None => self.tail = slot,
+    pub(super) fn new_incarnation(&self) -> u64 {
+        self.next_incarnation.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The worker's uuid and the cluster it belongs to (empty while unknown).
+    pub fn identity(&self) -> ([u8; 16], String) {
+        let identity = self.identity.lock();
+        (identity.uuid_bytes().unwrap_or_default(), identity.cluster_id.clone())
+    }
+
+    /// Binds the directories to a cluster. *Blocking*.
+    ///
+    /// # Errors
+    /// They belong to another one, or `worker.json` cannot be written.
+    pub fn join_cluster(&self, cluster_id: &str) -> Result<(), WorkerError> {
+        let mut identity = self.identity.lock();
+        if identity.cluster_id == cluster_id {
+            return Ok(());
         }
-        self.head = slot;
-    }
-
-    pub(super) fn push_tail(&mut self, table: &mut impl LinkTable, slot: u32, units: u32) {
-        let tail = self.tail;
-        let Some(links) = table.links_mut(slot) else { return };
-        *links = Links { previous: tail, next: NIL };
-        self.units += u64::from(units);
-        match table.links_mut(tail) {
-            Some(old) => old.next = slot,
-            None => self.head = slot,
+        if !identity.cluster_id.is_empty() {
+            let path = self.directories.first().map(|directory| directory.spec.path.join("worker.json"));
+            return Err(WorkerError::ForeignCluster {
+                path: path.unwrap_or_default(),
+                found: identity.cluster_id.clone(),
+                expected: cluster_id.to_owned(),
+            });
         }
-        self.tail = slot;
+        cluster_id.clone_into(&mut identity.cluster_id);
+        self.directories.iter().try_for_each(|directory| identity.write(&directory.spec.path))
     }
 
-    pub(super) fn unlink(&mut self, table: &mut impl LinkTable, slot: u32, units: u32) {
-        let Some(links) = table.links_mut(slot) else { return };
-        let Links { previous, next } = std::mem::replace(links, Links::NONE);
-        self.units -= u64::from(units);
-        match table.links_mut(previous) {
-            Some(neighbour) => neighbour.next = next,
-            None => self.head = next,
-        }
-        match table.links_mut(next) {
-            Some(neighbour) => neighbour.previous = previous,
-            None => self.tail = previous,
-        }
-    }
-
-    /// An entry takes `after` units instead of `before`.
-    pub(super) fn adjust(&mut self, before: u32, after: u32) {
-        self.units = self.units + u64::from(after) - u64::from(before);
-    }
-}
-
-/// The entries and how to find them.
-#[derive(Debug, Default)]
-pub(super) struct Table {
-    slots: Vec<Option<Entry>>,
-    free: Vec<u32>,
-    by_id: HashTable<u32>,
-}
-
-/// 64 well-mixed bits of a block's name.
-pub(super) fn hash_of(id: &BlockId) -> u64 {
-    (id.content.hash64() ^ u64::from(id.index).wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xd6e8_feb8_6659_fd93)
-}
-
-impl Table {
-    pub(super) fn len(&self) -> usize {
-        self.by_id.len()
-    }
-
-    /// One more than the highest slot ever used: the bound of a walk by slot.
-    pub(super) fn slot_count(&self) -> u32 {
-        self.slots.len() as u32
-    }
-
-    pub(super) fn find(&self, id: &BlockId) -> Option<u32> {
-        self.by_id.find(hash_of(id), |slot| self.has_id(*slot, id)).copied()
-    }
-
-    fn has_id(&self, slot: u32, id: &BlockId) -> bool {
-        self.slots[slot as usize].as_ref().is_some_and(|entry| entry.id == *id)
-    }
-
-    pub(super) fn at(&self, slot: u32) -> Option<&Entry> {
-        self.slots.get(slot as usize)?.as_ref()
-    }
-
-    pub(super) fn at_mut(&mut self, slot: u32) -> Option<&mut Entry> {
-        self.slots.get_mut(slot as usize)?.as_mut()
-    }
-
-    /// Adds an entry whose id is not there yet. The table is full at 2³² − 1 entries, far beyond the memory of a host.
-    pub(super) fn insert(&mut self, entry: Entry) -> u32 {
-        let hash = hash_of(&entry.id);
-        let slot = match self.free.pop() {
-            Some(slot) => {
-                self.slots[slot as usize] = Some(entry);
-                slot
-            }
-            None => {
-                self.slots.push(Some(entry));
-                self.slots.len() as u32 - 1
-            }
-        };
-        let slots = &self.slots;
-        self.by_id
-            .insert_unique(hash, slot, |slot| slots[*slot as usize].as_ref().map_or(0, |entry| hash_of(&entry.id)));
-        slot
-    }
-
-    /// Takes an entry out; it must not be in a list any more.
-    pub(super) fn remove(&mut self, slot: u32) -> Option<Entry> {
-        let entry = self.slots.get_mut(slot as usize)?.take()?;
-        if let Ok(found) = self.by_id.find_entry(hash_of(&entry.id), |candidate| *candidate == slot) {
-            found.remove();
-        }
-        self.free.push(slot);
-        Some(entry)
-    }
-
-    /// The next entry towards the head of its list, the more recently used one.
-    pub(super) fn newer(&self, slot: u32) -> u32 {
-        self.at(slot).map_or(NIL, |entry| entry.links.previous)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use cavern_proto::ContentId;
-
-    use super::*;
-
-    fn id(value: u32) -> BlockId {
-        BlockId { content: ContentId::of_object("s", &value.to_string(), "e", 1, 1), index: value % 3 }
-    }
-
-    fn order(table: &Table, list: &List) -> Vec<u32> {
-        let mut slots = Vec::new();
-        let mut slot = list.tail();
-        while slot != NIL {
-            slots.push(slot);
-            slot = table.newer(slot);
-        }
-        slots
-    }
-
-    #[test]
-    fn entries_are_found_by_name_and_slots_are_reused() {
-        let mut table = Table::default();
-        let slots: Vec<u32> = (0..1000).map(|value| table.insert(Entry::new(id(value), 1, 1, 0, 0))).collect();
-        for value in 0..1000 {
-            assert_eq!(table.find(&id(value)), Some(slots[value as usize]));
-        }
-        assert!(table.remove(slots[5]).is_some());
-        assert!(table.remove(slots[5]).is_none());
-        assert_eq!(table.find(&id(5)), None);
-        assert_eq!(table.insert(Entry::new(id(2000), 1, 1, 0, 0)), slots[5]);
-        assert_eq!(table.len(), 1000);
-    }
-
-    #[test]
-    fn lists_keep_order_and_units() {
-        let mut table = Table::default();
-        let mut list = List::EMPTY;
-        let slots: Vec<u32> = (0..4)
-            .map(|value| {
-                let mut entry = Entry::new(id(value), 1, 1, 0, 0);
-                entry.units = value + 1;
-                table.insert(entry)
+    /// The state of each directory.
+    pub fn usage(&self) -> Vec<DirectoryUsage> {
+        let residents = self.residents.lock();
+        let spaces = residents.cache.spaces.iter();
+        spaces
+            .zip(&self.directories)
+            .map(|(space, directory)| DirectoryUsage {
+                path: directory.spec.path.display().to_string(),
+                tier: directory.tier(),
+                capacity_bytes: space.capacity() * u64::from(UNIT_BYTES),
+                used_bytes: space.used() * u64::from(UNIT_BYTES),
+                data_bytes: space.data() * u64::from(UNIT_BYTES),
+                blocks: space.blocks(),
+                healthy: directory.is_healthy(),
+                error: directory.last_error(),
             })
-            .collect();
-        // They are given in order.
-        let units = |slot: u32| slot + 1;
-        slots.iter().for_each(|slot| list.push_head(&mut table, *slot, units(*slot)));
-        assert_eq!(order(&table, &list), slots);
-        assert_eq!(list.units, 10);
-        list.unlink(&mut table, slots[0], units(slots[0]));
-        list.push_head(&mut table, slots[0], units(slots[0]));
-        list.unlink(&mut table, slots[2], units(slots[2]));
-        list.push_tail(&mut table, slots[2], units(slots[2]));
-        assert_eq!(order(&table, &list), [slots[2], slots[1], slots[3], slots[0]]);
-        slots.iter().for_each(|slot| list.unlink(&mut table, *slot, units(*slot)));
-        assert_eq!((list.units, list.tail(), list.head), (0, NIL, NIL));
+            .collect()
     }
 
-    #[test]
-    fn an_entry_is_small() {
-        assert!(size_of::<Option<Entry>>() <= 80, "{} bytes", size_of::<Option<Entry>>());
+    /// What blocks of fs-mode files take of the healthy directories, and what these have, in one unit.
+    pub fn data_share(&self) -> (u64, u64) {
+        let candidates = self.candidates();
+        candidates.iter().fold((0, 0), |(data, all), (candidate, of_it)| (data + of_it, all + candidate.capacity))
+    }
+
+    /// Bytes that the healthy directories may take.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.data_share().1 * u64::from(UNIT_BYTES)
+    }
+
+    /// The healthy directories as placement sees them, each with the units that data blocks take of it.
+    pub(super) fn candidates(&self) -> Vec<(Candidate, u64)> {
+        let residents = self.residents.lock();
+        let spaces = residents.cache.spaces.iter().zip(&self.directories).enumerate();
+        spaces
+            .filter(|(_, (_, directory))| directory.is_healthy())
+            .map(|(position, (space, directory))| {
+                let (tier, capacity, free) = (directory.tier(), space.capacity(), space.free());
+                (Candidate { position, tier, capacity, free }, space.data())
+            })
+            .collect()
+    }
+
+    /// Finds a block, as those of its kind `look` at an entry, and counts the use.
+    pub(super) fn get<B>(&self, id: &BlockId, touch: Touch, look: impl FnOnce(&Entry) -> Lookup<B>) -> Lookup<B> {
+        let now = self.now();
+        let mut residents = self.residents.lock();
+        let cache = &mut residents.cache;
+        let Some(slot) = cache.slab.find(id) else {
+            if matches!(touch, Touch::Open | Touch::Read(_)) {
+                cache.count_use(id);
+            }
+            return Lookup::Absent;
+        };
+        let Some(entry) = cache.slab.at_mut(slot) else { return Lookup::Absent };
+        let found = look(entry);
+        if touch == Touch::None || matches!(found, Lookup::Other) {
+            return found;
+        }
+        entry.shared |= touch == Touch::Open;
+        let length = entry.length;
+        let counts = match (touch, entry.cached_mut()) {
+            (Touch::Open, Some(_)) => true,
+            (Touch::Read(bytes), Some(cached)) => {
+                cached.credit = cached.credit.saturating_add(bytes);
+                let whole = cached.credit >= length;
+                cached.credit -= if whole { length } else { 0 };
+                whole
+            }
+            // Data is in no contest for its place.
+            _ => false,
+        };
+        cache.touch(slot, now);
+        if counts {
+            cache.count_use(id);
+        }
+        found
+    }
+
+    /// The incarnations of blocks of which clients have descriptors, as far as they are here. Those with `true` were
+    /// read, and count as used.
+    pub fn confirm(&self, files: &[(Option<BlockId>, bool)]) -> Vec<Option<u64>> {
+        let now = self.now();
+        let mut incarnations = Vec::with_capacity(files.len());
+        for batch in files.chunks(CONFIRM_BATCH) {
+            let mut residents = self.residents.lock();
+            let cache = &mut residents.cache;
+            incarnations.extend(batch.iter().map(|(id, is_read)| {
+                let slot = cache.slab.find(id.as_ref()?)?;
+                let entry = cache.slab.at_mut(slot)?;
+                // Also where it was handed out by the process before.
+                entry.shared = true;
+                let (id, incarnation) = (entry.id, entry.incarnation);
+                if *is_read {
+                    cache.touch(slot, now);
+                    cache.count_use(&id);
+                }
+                Some(incarnation)
+            }));
+        }
+        incarnations
+    }
+
+    /// Where the file of a block is, or is to be.
+    pub(super) fn place(&self, entry: &Entry) -> BlockPlace {
+        let Entry { id, incarnation, length, mount_id, .. } = *entry;
+        let position = usize::from(entry.directory);
+        let directory = &self.directories[position];
+        let path = match entry.kind {
+            Kind::Cached(_) => directory.block_path(&id, incarnation),
+            Kind::Data(_) => directory.data_path(&id, incarnation, mount_id),
+        };
+        BlockPlace { id, incarnation, length, mount_id, directory: position, path, cipher: directory.cipher.clone() }
+    }
+
+    /// Whether the file of this incarnation is, or may be about to become, that of a known block.
+    pub(super) fn may_own(&self, id: &BlockId, incarnation: u64) -> bool {
+        incarnation >= self.first_incarnation || self.is_resident(id, incarnation)
+    }
+
+    /// Whether this incarnation of a block is here.
+    pub(super) fn is_resident(&self, id: &BlockId, incarnation: u64) -> bool {
+        self.residents.lock().cache.slab.find_as(id, incarnation).is_some()
+    }
+
+    /// A disk failed. After several failures in a row its directory is given up: its blocks are forgotten, and
+    /// fetched again into others.
+    pub(crate) fn disk_failed(&self, block: &BlockFile, action: &'static str, source: io::Error) -> StoreError {
+        self.directory_failed(block.directory(), action, &source);
+        StoreError::Io { action, source }
+    }
+
+    pub(super) fn directory_failed(&self, position: usize, action: &'static str, cause: &dyn fmt::Display) {
+        let directory = &self.directories[position];
+        warn!(directory = %directory.spec.path.display(), action, cause = %cause, "a data directory failed");
+        if directory.failed(cause) {
+            let forgotten = self.forget_directory(position);
+            error!(directory = %directory.spec.path.display(), blocks = forgotten, cause = %cause,
+                "a data directory is given up after repeated errors; its blocks will be fetched again: replace the \
+                 disk and restart the worker");
+        }
+    }
+
+    /// A file cannot be made in a directory: its disk has failed, or, which is `full`, takes no more bytes.
+    pub(super) fn not_made(
+        &self,
+        position: usize,
+        action: &'static str,
+        source: io::Error,
+        full: StoreError,
+    ) -> StoreError {
+        if is_out_of_space(&source) {
+            self.directory_out_of_space(position);
+            return full;
+        }
+        self.directory_failed(position, action, &source);
+        StoreError::Io { action, source }
+    }
+
+    pub(super) fn disk_succeeded(&self, block: &BlockFile) {
+        self.directories[block.directory()].succeeded();
+    }
+
+    /// Writes the indexes to their files. *Blocking*; for an orderly end.
+    pub fn flush(&self) {
+        for directory in self.directories.iter().filter(|directory| directory.is_healthy()) {
+            if let Err(error) = directory.index.flush() {
+                warn!(directory = %directory.spec.path.display(), %error, "cannot flush the block index");
+            }
+        }
     }
 }

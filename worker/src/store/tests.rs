@@ -3,14 +3,16 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use cavern_conf::process::{Metrics, MissingDir};
-use cavern_proto::chunk::chunk_count;
-use cavern_proto::{CHUNK_BYTES, ContentId};
+use cavern_proto::chunk::{chunk_count, chunk_range};
+use cavern_proto::{BlockId, CHUNK_BYTES, ContentId};
 use proptest::prelude::*;
 
+use super::units::UNIT_BYTES;
 use super::*;
 
 pub(super) const MIB: u64 = 1 << 20;
@@ -54,11 +56,11 @@ pub(super) fn options(dirs: &[(&Path, u64)]) -> StoreOptions {
     }
 }
 
-pub(super) fn open_store(dir: &Path, capacity: u64) -> Arc<Store> {
+pub(super) fn open_store(dir: &Path, capacity: u64) -> Stores {
     try_open(dir, capacity).unwrap()
 }
 
-pub(super) fn try_open(dir: &Path, capacity: u64) -> Result<Arc<Store>, WorkerError> {
+pub(super) fn try_open(dir: &Path, capacity: u64) -> Result<Stores, WorkerError> {
     let metrics = WorkerMetrics::new(&Metrics::new("worker"));
     let (store, cleanup) = open(options(&[(dir, capacity)]), metrics, mpsc::channel(64).0)?;
     cleanup.run(&CancellationToken::new());
@@ -77,41 +79,37 @@ fn content(id: &BlockId, index: u32, length: u32) -> Vec<u8> {
 }
 
 /// Fills chunks that are missing, as the fill engine does.
-pub(super) fn fill(store: &Store, id: &BlockId, length: u32, chunks: Range<u32>) -> Result<(), StoreError> {
+pub(super) fn fill(store: &Stores, id: &BlockId, length: u32, chunks: Range<u32>) -> Result<(), StoreError> {
     fill_of(1, store, id, length, chunks)
 }
 
 /// Fills chunks of a block of a mount.
-fn fill_of(mount_id: u32, store: &Store, id: &BlockId, length: u32, chunks: Range<u32>) -> Result<(), StoreError> {
-    let block = store.create(id, length, mount_id, Touch::None)?;
+fn fill_of(mount_id: u32, store: &Stores, id: &BlockId, length: u32, chunks: Range<u32>) -> Result<(), StoreError> {
+    let cache = &store.cache;
+    let block = cache.create(id, length, mount_id, Touch::None)?;
     for index in chunks {
-        store.verify(&block, index..index + 1)?;
+        cache.verify(&block, index..index + 1)?;
         if block.has(index..index + 1) {
             continue;
         }
-        store.reserve(&block, index..index + 1)?;
+        cache.reserve(&block, index..index + 1)?;
         let bytes = content(id, index, length);
         let pieces: Vec<Bytes> = bytes.chunks(50_000).map(Bytes::copy_from_slice).collect();
-        let crc = block.write_chunk(index, &pieces).unwrap();
-        store.publish(&block, index, crc);
+        cache.write(&block, index, &pieces).unwrap();
     }
     block.close_writer();
-    store.record(&block)
+    cache.record(&block)
 }
 
-pub(super) fn find(store: &Store, id: &BlockId) -> Option<Arc<Block>> {
-    match store.get(id, Touch::Open) {
-        Lookup::Open(block) => Some(block),
-        Lookup::Closed => store.load(id),
-        Lookup::Absent => None,
-    }
+pub(super) fn find(store: &Stores, id: &BlockId) -> Option<Arc<CachedBlock>> {
+    store.cache.find(id, Touch::Open)
 }
 
 /// The chunks that can be read, each compared with what it must be.
-fn readable(store: &Store, id: &BlockId, length: u32) -> Vec<u32> {
+fn readable(store: &Stores, id: &BlockId, length: u32) -> Vec<u32> {
     let Some(block) = find(store, id) else { return Vec::new() };
     assert_eq!(block.length(), length);
-    store.verify(&block, 0..chunk_count(length)).unwrap();
+    store.cache.verify(&block, 0..chunk_count(length)).unwrap();
     let verified: Vec<u32> = block.state().verified.iter().collect();
     for index in &verified {
         let expected = content(id, *index, length);
@@ -122,9 +120,9 @@ fn readable(store: &Store, id: &BlockId, length: u32) -> Vec<u32> {
     verified
 }
 
-pub(super) fn used(store: &Store) -> u64 {
-    store.residents.lock().cache.check_sums();
-    store.usage()[0].used_bytes
+pub(super) fn used(store: &Stores) -> u64 {
+    store.table.residents.lock().cache.check_sums();
+    store.table.usage()[0].used_bytes
 }
 
 pub(super) fn block_files(dir: &Path) -> Vec<PathBuf> {
@@ -217,7 +215,7 @@ fn run_steps(steps: Vec<Step>) {
                 *known = seen;
             }
             Step::Remove { block } => {
-                store.remove(&id(block));
+                store.cache.remove(&id(block));
                 model.remove(&block);
             }
             Step::Corrupt { block } | Step::Truncate { block } | Step::Delete { block } => {
@@ -242,7 +240,7 @@ fn run_steps(steps: Vec<Step>) {
                 assert_eq!(readable(&store, &id(block), length_of(block)), [0u32; 0]);
                 model.remove(&block);
             }
-            Step::Relieve => while store.relieve() {},
+            Step::Relieve => while store.cache.relieve() {},
             Step::Restart { crash } => {
                 let before: HashMap<u64, Vec<u32>> =
                     (0..12).map(|block| (block, readable(&store, &id(block), length_of(block)))).collect();
@@ -261,7 +259,7 @@ fn run_steps(steps: Vec<Step>) {
         }
         assert!(used(&store) <= capacity);
     }
-    let blocks = store.usage()[0].blocks;
+    let blocks = store.table.usage()[0].blocks;
     assert_eq!(block_files(&dir).len() as u64, blocks, "one file per block");
 }
 
@@ -288,9 +286,9 @@ fn nothing_is_believed_before_it_was_verified_in_this_run() {
     let store = open_store(dir.path(), MIB);
     let block = find(&store, &id(1)).unwrap();
     assert!(!block.has(0..1));
-    store.verify(&block, 1..2).unwrap();
+    store.cache.verify(&block, 1..2).unwrap();
     assert!(block.has(1..2) && !block.has(0..1));
-    store.verify(&block, 0..3).unwrap();
+    store.cache.verify(&block, 0..3).unwrap();
     assert!(block.is_complete());
 }
 
@@ -299,7 +297,7 @@ fn a_block_that_is_closed_and_opened_again_stays_verified() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 16 * MIB);
     (0..20).for_each(|value| fill(&store, &id(value), 50_000, 0..1).unwrap());
-    let closed = (0..20).filter(|value| matches!(store.get(&id(*value), Touch::None), Lookup::Closed)).count();
+    let closed = (0..20).filter(|value| matches!(store.cache.get(&id(*value), Touch::None), Lookup::Closed)).count();
     assert!(closed >= 16, "at most four are kept open");
     assert!((0..20).all(|value| find(&store, &id(value)).unwrap().is_complete()));
 }
@@ -312,7 +310,7 @@ fn an_evicted_block_stays_readable_through_its_handle() {
     let (store, _) = open(options(&[(dir.path(), MIB)]), metrics, eviction_sender).unwrap();
     fill(&store, &id(1), 100_000, 0..1).unwrap();
     let block = find(&store, &id(1)).unwrap();
-    assert!(store.remove(&id(1)).is_some());
+    assert!(store.cache.remove(&id(1)).is_some());
     assert!(block.is_dead() && !block.path().exists());
     assert_eq!(evictions.try_recv().unwrap(), Eviction { id: id(1), incarnation: block.incarnation() });
     let mut bytes = vec![0; 100_000];
@@ -320,7 +318,7 @@ fn an_evicted_block_stays_readable_through_its_handle() {
     assert_eq!(bytes, content(&id(1), 0, 100_000));
     assert!(block.read_cached(0, &mut bytes).is_ok());
     // A late record of the dead block does not bring it back.
-    store.record(&block).unwrap();
+    store.cache.record(&block).unwrap();
     fill(&store, &id(1), 100_000, 0..1).unwrap();
     assert!(find(&store, &id(1)).unwrap().incarnation() > block.incarnation());
     assert_eq!(used(&store), 25 * 4096);
@@ -340,16 +338,16 @@ fn what_clients_hold_is_told_when_it_goes_and_used_when_they_say_so() {
     let (store, _) = open(options(&[(dir.path(), capacity)]), metrics, eviction_sender).unwrap();
     let ask = |values: &[(u64, bool)]| {
         let files: Vec<_> = values.iter().map(|(value, is_read)| (Some(id(*value)), *is_read)).collect();
-        store.confirm(&files)
+        store.table.confirm(&files)
     };
     // Often, and in an order that would have them go first.
     for _ in 0..10 {
         assert!(ask(&[(0, true), (1, true), (2, false)]).iter().all(Option::is_some));
     }
-    assert_eq!(store.confirm(&[(None, true), (Some(id(99)), true)]), [None, None]);
+    assert_eq!(store.table.confirm(&[(None, true), (Some(id(99)), true)]), [None, None]);
     for value in 10..40 {
         // Used more often than what nobody says anything of.
-        (0..5).for_each(|_| drop(store.get(&id(value), Touch::Read(CHUNK_BYTES))));
+        (0..5).for_each(|_| drop(store.cache.get(&id(value), Touch::Read(CHUNK_BYTES))));
         let _ = fill(&store, &id(value), CHUNK_BYTES, 0..1);
     }
     assert!(ask(&[(0, false), (1, false)]).iter().all(Option::is_some), "they are used");
@@ -362,7 +360,7 @@ fn what_clients_hold_is_told_when_it_goes_and_used_when_they_say_so() {
 fn blocks_in_use_are_not_evicted_and_a_full_store_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), MIB);
-    let held: Vec<Arc<Block>> = (0..8)
+    let held: Vec<Arc<CachedBlock>> = (0..8)
         .map(|value| {
             fill(&store, &id(value), CHUNK_BYTES, 0..1).unwrap();
             find(&store, &id(value)).unwrap()
@@ -380,7 +378,7 @@ fn a_damaged_index_is_set_aside() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 4 * MIB);
     (0..10).for_each(|value| fill(&store, &id(value), 200_000, 0..2).unwrap());
-    store.flush();
+    store.table.flush();
     drop(store);
     for file in fs::read_dir(dir.path().join("index")).unwrap().map(|file| file.unwrap().path()) {
         let name = file.file_name().unwrap().to_str().unwrap().to_owned();
@@ -417,11 +415,11 @@ fn a_smaller_capacity_after_a_restart_is_kept_to() {
     (0..15).for_each(|value| fill(&store, &id(value), 2 * CHUNK_BYTES, 0..2).unwrap());
     drop(store);
     let store = open_store(dir.path(), MIB);
-    assert!(used(&store) <= MIB && store.usage()[0].blocks == block_files(dir.path()).len() as u64);
+    assert!(used(&store) <= MIB && store.table.usage()[0].blocks == block_files(dir.path()).len() as u64);
 }
 
 /// With a share of each mount, in percent.
-fn open_shared(dir: &Path, capacity: u64, mount_cache_share: u32) -> Arc<Store> {
+fn open_shared(dir: &Path, capacity: u64, mount_cache_share: u32) -> Stores {
     let metrics = WorkerMetrics::new(&Metrics::new("worker"));
     let options = StoreOptions { mount_cache_share, ..options(&[(dir, capacity)]) };
     open(options, metrics, mpsc::channel(64).0).unwrap().0
@@ -433,9 +431,9 @@ fn a_mount_has_its_share_and_what_others_have_stays() {
     let dir = tempfile::tempdir().unwrap();
     let open_with = |mount_cache_share| open_shared(dir.path(), 20 * u64::from(LENGTH), mount_cache_share);
     let (others, flood) = (0..4, 100..130);
-    let count = |store: &Store, blocks: &Range<u64>| {
+    let count = |store: &Stores, blocks: &Range<u64>| {
         used(store);
-        blocks.clone().filter(|value| !matches!(store.get(&id(*value), Touch::None), Lookup::Absent)).count()
+        blocks.clone().filter(|value| !matches!(store.cache.get(&id(*value), Touch::None), Lookup::Absent)).count()
     };
     let store = open_with(50);
     others.clone().for_each(|value| fill_of(2, &store, &id(value), LENGTH, 0..4).unwrap());
@@ -447,7 +445,7 @@ fn a_mount_has_its_share_and_what_others_have_stays() {
     drop(store);
 
     let store = open_with(25);
-    while store.relieve() {}
+    while store.cache.relieve() {}
     assert_eq!(count(&store, &others), 4);
     let own = count(&store, &flood);
     assert!((3..=4).contains(&own), "{own} of 20, after a start with a smaller share");
@@ -463,18 +461,18 @@ fn a_mount_has_its_share_and_what_others_have_stays() {
 fn what_exceeds_a_share_because_it_is_held_goes_when_it_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_shared(dir.path(), 20 * u64::from(CHUNK_BYTES), 50);
-    let held: Vec<Arc<Block>> = (0..16)
+    let held: Vec<Arc<CachedBlock>> = (0..16)
         .map(|value| {
             fill(&store, &id(value), CHUNK_BYTES, 0..1).unwrap();
             find(&store, &id(value)).unwrap()
         })
         .collect();
-    while store.relieve() {}
+    while store.cache.relieve() {}
     assert_eq!(used(&store), 16 * u64::from(CHUNK_BYTES));
     drop(held);
-    assert!(store.needs_relief());
-    while store.relieve() {}
-    assert!(!store.needs_relief());
+    assert!(store.cache.needs_relief());
+    while store.cache.relieve() {}
+    assert!(!store.cache.needs_relief());
     let own = used(&store) / u64::from(CHUNK_BYTES);
     assert!((8..=10).contains(&own), "{own} of 20");
 }
@@ -486,13 +484,13 @@ fn what_exceeds_a_smaller_share_goes_in_batches_after_the_start() {
     (0..200).for_each(|value| fill(&store, &id(value), UNIT_BYTES, 0..1).unwrap());
     drop(store);
     let store = open_shared(dir.path(), capacity, 10);
-    let blocks = || store.usage()[0].blocks;
+    let blocks = || store.table.usage()[0].blocks;
     assert_eq!(blocks(), 200, "the start waits for nothing");
     fill(&store, &id(200), UNIT_BYTES, 0..1).unwrap();
     assert_eq!(blocks(), 200, "a fill makes up for itself alone");
-    assert!(store.relieve());
+    assert!(store.cache.relieve());
     assert!((130..200).contains(&blocks()), "{} after a batch", blocks());
-    while store.relieve() {}
+    while store.cache.relieve() {}
     assert!((30..=40).contains(&blocks()), "{} of 400", blocks());
     assert_eq!(used(&store), blocks() * u64::from(UNIT_BYTES));
 }
@@ -501,15 +499,15 @@ fn what_exceeds_a_smaller_share_goes_in_batches_after_the_start() {
 fn clusters_are_kept_apart() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), MIB);
-    let (uuid, cluster) = store.identity();
+    let (uuid, cluster) = store.table.identity();
     assert_eq!(cluster, "");
-    store.join_cluster("one").unwrap();
+    store.table.join_cluster("one").unwrap();
     assert!(matches!(try_open(dir.path(), MIB), Err(WorkerError::DirectoryInUse(_))));
     drop(store);
     let store = open_store(dir.path(), MIB);
-    assert_eq!(store.identity(), (uuid, "one".to_owned()));
-    store.join_cluster("one").unwrap();
-    let error = store.join_cluster("two").unwrap_err();
+    assert_eq!(store.table.identity(), (uuid, "one".to_owned()));
+    store.table.join_cluster("one").unwrap();
+    let error = store.table.join_cluster("two").unwrap_err();
     assert!(matches!(error, WorkerError::ForeignCluster { .. }), "{error}");
 }
 
@@ -565,13 +563,13 @@ fn a_disk_that_keeps_failing_is_given_up() {
     let dirs = [(good.path(), 8 * MIB), (bad.path(), 8 * MIB)];
     let (store, _) = open(options(&dirs), metrics, mpsc::channel(64).0).unwrap();
     (0..40).for_each(|value| fill(&store, &id(value), CHUNK_BYTES, 0..1).unwrap());
-    assert!(store.usage().iter().all(|directory| directory.blocks > 0));
+    assert!(store.table.usage().iter().all(|directory| directory.blocks > 0));
     // Folders gone stand for a disk gone.
     fs::remove_dir_all(bad.path().join("blocks")).unwrap();
     for value in 100..200 {
         let _ = fill(&store, &id(value), CHUNK_BYTES, 0..1);
     }
-    let usage = store.usage();
+    let usage = store.table.usage();
     assert!(usage[0].healthy && !usage[1].healthy && usage[1].blocks == 0, "{usage:?}");
     assert!(usage[1].error.contains("No such file"));
     fill(&store, &id(300), CHUNK_BYTES, 0..1).unwrap();
@@ -587,7 +585,7 @@ fn the_scrubber_drops_what_is_wrong() {
     let mut bytes = fs::read(block.path()).unwrap();
     bytes[CHUNK_BYTES as usize + 5] ^= 1;
     fs::write(block.path(), bytes).unwrap();
-    assert_eq!(store.scrub_block(&id(1)), 3 * u64::from(CHUNK_BYTES));
+    assert_eq!(store.cache.scrub_block(&id(1)), 3 * u64::from(CHUNK_BYTES));
     assert!(block.has(0..1) && !block.has(1..2) && block.has(2..3));
     assert_eq!(used(&store), 2 * u64::from(CHUNK_BYTES));
     fill(&store, &id(1), 3 * CHUNK_BYTES, 0..3).unwrap();

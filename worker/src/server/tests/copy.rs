@@ -14,7 +14,7 @@ async fn copy(client: &mut Client, request: &CopyRequest) -> CopyReply {
 
 fn content(bench: &Fixture, name: &BlockRef) -> Vec<u8> {
     let target = crate::fill::BlockSource::parse_data(name.clone()).unwrap();
-    let block = bench.store.find_data(&target, crate::store::Touch::None).unwrap();
+    let block = bench.stores.data.find(&target, crate::store::Touch::None).unwrap();
     let mut bytes = vec![0; BLOCK];
     block.read(0, &mut bytes).unwrap();
     bytes
@@ -42,12 +42,12 @@ async fn a_copy_is_the_source_and_nothing_of_what_was_there_before() {
     let mut expected = vec![0; BLOCK];
     expected[5 * MIB as usize..][..data.len()].copy_from_slice(&data);
     assert!(content(&here, &name) == expected);
-    let used: u64 = here.store.usage().iter().map(|disk| disk.used_bytes).sum();
+    let used: u64 = here.stores.table.usage().iter().map(|disk| disk.used_bytes).sum();
     assert!(used < 2 * MIB, "{used} bytes are used where most is a hole");
 
     // A source without the block leaves nothing behind, and another one may have it.
     here.pool.set_table("cluster-1", &WorkerTable { epoch: 2, workers: vec![worker(7, &there), worker(9, &there)] });
-    there.store.free_data(&BlockId::of(&name).unwrap()).unwrap();
+    there.stores.data.free(&BlockId::of(&name).unwrap()).unwrap();
     assert_eq!(copy(&mut near, &request).await.status(), Status::NoSuchBlock);
     let query: QueryReply = {
         near.send(FrameKind::Query, &QueryRequest { blocks: vec![name.clone()], held: None }).await;

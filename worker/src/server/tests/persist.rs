@@ -284,7 +284,7 @@ async fn blocks_come_from_other_workers_too() {
     assert_eq!(reply.status(), Status::Ok, "{}", reply.message);
     let (object, _) = here.bucket.object("both").unwrap();
     assert!(object[..12_345] == more && object[BLOCK as usize..] == bytes);
-    there.store.free_data(&BlockId::of(&block(1, 1)).unwrap()).unwrap();
+    there.stores.data.free(&BlockId::of(&block(1, 1)).unwrap()).unwrap();
     assert_eq!(persist(&mut near, &both).await.status(), Status::NoSuchBlock);
     here.end().await;
     there.end().await;

@@ -314,7 +314,7 @@ async fn that_a_block_could_not_be_synced_is_heard_while_all_syncs_wait_for_a_di
         async move { pool.sync_failed(WORKER, vec![name], PATIENCE).await }
     });
     let until = tokio::time::Instant::now() + PATIENCE;
-    while bench.store.sync_data(&[target]).is_ok() {
+    while bench.stores.data.sync(&[target]).is_ok() {
         assert!(tokio::time::Instant::now() < until, "the worker has not heard of it");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -399,7 +399,7 @@ async fn each_frame_about_blocks_is_judged_by_the_mount_that_it_names() {
         let answer = next_text(&mut stream).await;
         assert!(answer.contains("mount 1 is not there for the client \"here\""), "{name}: {answer}");
     }
-    assert_eq!(bench.store.usage()[0].data_bytes, 0);
+    assert_eq!(bench.stores.table.usage()[0].data_bytes, 0);
     drop(stream);
     bench.end().await;
 }

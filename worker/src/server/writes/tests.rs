@@ -94,7 +94,7 @@ async fn what_is_written_is_read_synced_and_freed() {
         assert_eq!(reply.items[0].status(), Status::NoSuchBlock);
         assert_eq!(sync(&mut client, vec![one]).await.status(), Status::NoSuchBlock);
     }
-    assert_eq!(bench.store.usage()[0].blocks, 2);
+    assert_eq!(bench.stores.table.usage()[0].blocks, 2);
     bench.end().await;
 }
 
@@ -132,7 +132,7 @@ async fn a_block_begins_with_bytes_and_one_that_is_there_is_written() {
     ] {
         assert_eq!(write(&mut client, wrong, b"x").await.status(), Status::BadRequest);
     }
-    assert_eq!(bench.store.usage()[0].blocks, 2);
+    assert_eq!(bench.stores.table.usage()[0].blocks, 2);
     bench.end().await;
 }
 
@@ -154,7 +154,7 @@ async fn a_client_of_this_host_writes_through_a_descriptor() {
     // Over TCP there is room, and no descriptor.
     let again = reserve(&mut far, block(1, 0), whole.clone()).await;
     assert_eq!((again.status(), again.incarnation), (Status::Ok, reserved.incarnation));
-    let usage = bench.store.usage();
+    let usage = bench.stores.table.usage();
     assert_eq!((usage[0].data_bytes, usage[0].blocks), (u64::from(BLOCK_BYTES), 1));
 
     // To read it, one that cannot be written; of a block that is not here, none.
@@ -170,7 +170,7 @@ async fn a_client_of_this_host_writes_through_a_descriptor() {
     let refused = reserve(&mut near, large, vec![Range { offset: 0, length: 257 << 20 }]).await;
     assert_eq!(refused.status(), Status::NoSpace);
     assert!(near.descriptors.is_empty());
-    assert_eq!(bench.store.usage()[0].blocks, 1);
+    assert_eq!(bench.stores.table.usage()[0].blocks, 1);
 
     // A client that holds descriptors is notified of the end, and they go on working.
     assert_eq!(free(&mut far, block(1, 0)).await.blocks, 1);
@@ -215,7 +215,7 @@ async fn writes_that_make_no_sense_are_refused_alone() {
         assert_eq!(reserve(&mut client, block, ranges).await.status(), Status::BadRequest);
     }
     assert_eq!(sync(&mut client, vec![BlockRef::default()]).await.status(), Status::BadRequest);
-    assert_eq!(bench.store.usage()[0].blocks, 0, "nothing was made");
+    assert_eq!(bench.stores.table.usage()[0].blocks, 0, "nothing was made");
     // The connection goes on, and a block keeps its size.
     assert_eq!(write(&mut client, good.clone(), b"0123456789").await.status(), Status::Ok);
     let other = BlockRef { block_size: 4096, ..block(1, 0) };

@@ -6,14 +6,18 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{DataState, DataTarget, chunks_of, units_of_chunks};
-use crate::store::block::{Block, BlockPlace, FILE_MODE, open_to_read};
+use super::block::{DataBlock, chunks_of};
+use super::{DataStore, DataTarget};
+use crate::store::block_file::BlockPlace;
+use crate::store::error::StoreError;
+use crate::store::files::{create_file, open_to_read};
 use crate::store::sealing::Sealed;
-use crate::store::{Lookup, Store, StoreError, Touch, is_out_of_space};
+use crate::store::table::Touch;
+use crate::store::units::units_of_chunks;
 
 /// End of the name of a draft's file.
 pub(super) const SUFFIX: &str = ".draft";
@@ -37,36 +41,23 @@ impl Drop for Draft {
     }
 }
 
-impl Store {
+impl DataStore {
     /// A draft of a data block that will begin with so many bytes; `None` when the block is here. *Blocking*.
     ///
     /// # Errors
     /// [`StoreError::NoSpace`], or no directory works.
     pub fn begin_draft(&self, target: &DataTarget, bytes: u32) -> Result<Option<Draft>, StoreError> {
-        if !matches!(self.get(&target.id, Touch::None), Lookup::Absent) {
+        if !self.get(&target.id, Touch::None).is_absent() {
             return Ok(None);
         }
         let bytes = 0..bytes.min(target.length);
-        let units = units_of_chunks(&chunks_of([bytes.clone()]), target.length);
-        let directory = self.choose_for_data(target, units)?;
-        let incarnation = self.new_incarnation();
-        let DataTarget { id, length, mount_id } = *target;
-        let place = BlockPlace {
-            id,
-            incarnation,
-            length,
-            mount_id,
-            directory,
-            path: self.directories[directory].data_path(&id, incarnation, mount_id),
-            cipher: self.directories[directory].cipher.clone(),
-        };
+        let place = self.choose_place(target, units_of_chunks(chunks_of([bytes.clone()]).iter(), target.length))?;
         let mut path = place.path.clone().into_os_string();
         path.push(SUFFIX);
         let path = PathBuf::from(path);
-        let made = File::options().read(true).write(true).create_new(true).mode(FILE_MODE).open(&path);
-        match made.and_then(|file| file.set_len(u64::from(length)).map(|()| file)) {
+        match create_file(&path, target.length) {
             Ok(file) => Ok(Some(Draft { sealed: place.sealed(), place, file: Arc::new(file), path, bytes })),
-            Err(error) => Err(self.draft_failed(directory, error)),
+            Err(error) => Err(self.draft_failed(place.directory, error)),
         }
     }
 
@@ -92,23 +83,17 @@ impl Store {
     pub fn publish_draft(&self, draft: &Draft) -> Result<(), StoreError> {
         let Draft { place, file, path, bytes, .. } = draft;
         let _alone = self.stripe(&place.id).lock();
-        if !matches!(self.get(&place.id, Touch::None), Lookup::Absent) {
+        if !self.get(&place.id, Touch::None).is_absent() {
             return Ok(());
         }
         let chunks = chunks_of([bytes.clone()]);
-        let units = units_of_chunks(&chunks, place.length);
+        let units = units_of_chunks(chunks.iter(), place.length);
         let named = std::fs::rename(path, &place.path).and_then(|()| open_to_read(&place.path));
         let reader = named.map_err(|error| self.draft_failed(place.directory, error))?;
-        let state = Arc::new(DataState::new(chunks));
-        let block = Arc::new(Block::of_data(place.clone(), reader, Some(file.clone()), state));
-        if self.enter_data(&block, units) {
-            return Ok(());
-        }
-        let _ = std::fs::remove_file(&place.path);
-        Err(StoreError::NoSpace)
+        self.enter(&Arc::new(DataBlock::of_draft(place.clone(), reader, file.clone(), chunks)), units)
     }
 
-    /// The same; its bytes and its name are on disk when this returns. *Blocking*.
+    /// Makes a draft the block, with its bytes and its name on disk when this returns. *Blocking*.
     ///
     /// # Errors
     /// As [`Self::publish_draft`].
@@ -117,15 +102,10 @@ impl Store {
         draft.file.sync_data().map_err(|error| self.draft_failed(draft.place.directory, error))?;
         self.publish_draft(draft)?;
         let BlockPlace { id, length, mount_id, .. } = draft.place;
-        self.sync_data(&[DataTarget { id, length, mount_id }])
+        self.sync(&[DataTarget { id, length, mount_id }])
     }
 
     fn draft_failed(&self, directory: usize, source: io::Error) -> StoreError {
-        if is_out_of_space(&source) {
-            self.directory_out_of_space(directory);
-            return StoreError::NoSpace;
-        }
-        self.directory_failed(directory, "making a data block", &source);
-        StoreError::Io { action: "making a data block", source }
+        self.table.not_made(directory, "making a data block", source, StoreError::NoSpace)
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use cavern_conf::host;
 use cavern_proto::BlockId;
 
-use crate::store::Store;
+use super::DataStore;
 
 /// Slots looked at under one lock.
 const SLOTS: u32 = 4096;
@@ -30,12 +30,12 @@ impl ReferencedBlocks {
     }
 }
 
-impl Store {
+impl DataStore {
     /// Some file has these blocks.
     pub fn claim(&self, claims: &mut ReferencedBlocks, blocks: impl Iterator<Item = BlockId>) {
-        let residents = self.residents.lock();
+        let residents = self.table.residents.lock();
         for id in blocks {
-            if let Some(slot) = residents.cache.table.find(&id) {
+            if let Some(slot) = residents.cache.slab.find(&id) {
                 claims.add(slot);
             }
         }
@@ -47,14 +47,15 @@ impl Store {
         let (mut found, mut slot) = (Vec::new(), 0);
         loop {
             let places: Vec<_> = {
-                let residents = self.residents.lock();
-                let table = &residents.cache.table;
-                let end = table.slot_count().min(slot + SLOTS);
+                let residents = self.table.residents.lock();
+                let slab = &residents.cache.slab;
+                let end = slab.slot_count().min(slot + SLOTS);
                 if slot >= end {
                     return found;
                 }
-                let unclaimed = (slot..end).filter(|slot| !claims.has(*slot)).filter_map(|slot| table.at(slot));
-                let places = unclaimed.filter(|entry| entry.is_data()).map(|entry| self.place(entry)).collect();
+                let unclaimed = (slot..end).filter(|slot| !claims.has(*slot)).filter_map(|slot| slab.at(slot));
+                let data = unclaimed.filter(|entry| entry.data().is_some());
+                let places = data.map(|entry| self.table.place(entry)).collect();
                 slot = end;
                 places
             };
@@ -68,7 +69,7 @@ impl Store {
 
     /// Frees such a block, if it is still the same and still rests; gives its bytes. *Blocking*.
     pub fn free_unclaimed(&self, (id, incarnation): (BlockId, u64), rest: Duration) -> Option<u64> {
-        self.free_data_if(&id, |place| place.incarnation == incarnation && bytes_at_rest(&place.path, rest).is_some())
+        self.free_if(&id, |place| place.incarnation == incarnation && bytes_at_rest(&place.path, rest).is_some())
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use tracing::warn;
 
 use crate::store::directory::parse_data_name;
-use crate::store::table::{Entry, Segment};
+use crate::store::slab::Entry;
 
 fn is_draft(name: &str) -> bool {
     name.strip_suffix(super::draft::SUFFIX).is_some_and(|name| parse_data_name(name).is_some())
@@ -28,9 +28,8 @@ pub(in crate::store) fn scan(directory: &Path, position: u8) -> io::Result<Vec<E
                 // The worker died before the file had its length, and so before anything was answered.
                 Some((_, 0)) => std::fs::remove_file(item.path())?,
                 Some(((id, incarnation, mount_id), length)) => {
-                    let mut entry = Entry::new(id, incarnation, length, mount_id, position);
-                    entry.segment = Segment::Data;
-                    entry.units = super::reservations::units_of(&stat);
+                    let mut entry = Entry::of_data(id, incarnation, length, mount_id, position);
+                    entry.units = super::reservations::units_on_disk(&stat);
                     entries.push(entry);
                 }
                 // A block that was being made when the worker died.

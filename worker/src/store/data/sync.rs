@@ -9,54 +9,57 @@ use std::sync::atomic::Ordering;
 
 use cavern_conf::Failpoint;
 
-use super::{DataState, DataTarget};
-use crate::store::block::Block;
-use crate::store::{Store, StoreError, Touch};
+use super::block::DataBlock;
+use super::{DataStore, DataTarget};
+use crate::store::error::StoreError;
+use crate::store::table::Touch;
 
-impl Store {
+impl DataStore {
     /// Returns when everything written to these blocks is on disk, and their existence with it. *Blocking*.
     ///
     /// # Errors
     /// One of them is not here, or the disk failed.
-    pub fn sync_data(&self, targets: &[DataTarget]) -> Result<(), StoreError> {
-        let find = |target| self.find_data(target, Touch::None);
-        let blocks: Vec<Arc<Block>> = targets.iter().map(find).collect::<Result<_, _>>()?;
+    pub fn sync(&self, targets: &[DataTarget]) -> Result<(), StoreError> {
+        let find = |target| self.find(target, Touch::None);
+        let blocks: Vec<Arc<DataBlock>> = targets.iter().map(find).collect::<Result<_, _>>()?;
         self.sync_blocks(&blocks)
     }
 
-    /// The same for blocks at hand. *Blocking*.
-    pub(crate) fn sync_blocks(&self, blocks: &[Arc<Block>]) -> Result<(), StoreError> {
-        let mut unnamed: Vec<(&Block, &DataState)> = Vec::new();
+    /// Syncs blocks at hand. *Blocking*.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub(crate) fn sync_blocks(&self, blocks: &[Arc<DataBlock>]) -> Result<(), StoreError> {
+        let mut unnamed: Vec<&DataBlock> = Vec::new();
         for block in blocks {
-            let Some(data) = block.data() else { return Err(StoreError::NoSuchBlock) };
-            if data.syncs_fail() {
+            if block.state().syncs_fail() {
                 let source = io::Error::other("an earlier sync of this block failed, and what was lost cannot be told");
                 return Err(StoreError::Io { action: "syncing a data block", source });
             }
             if let Err(source) = rustix::fs::fdatasync(block.descriptor()) {
-                return Err(self.note_failed_sync(block, data, source.into()));
+                return Err(self.note_failed_sync(block, source.into()));
             }
             Failpoint::BlockSynced.pass();
-            if !data.name_synced.load(Ordering::Acquire) {
-                unnamed.push((&**block, &**data));
+            if !block.state().name_synced.load(Ordering::Acquire) {
+                unnamed.push(block);
             }
         }
-        let folders: BTreeSet<&Path> = unnamed.iter().filter_map(|(block, _)| block.path().parent()).collect();
+        let folders: BTreeSet<&Path> = unnamed.iter().filter_map(|block| block.path().parent()).collect();
         for folder in folders {
             if let Err(source) = File::open(folder).and_then(|folder| folder.sync_all()) {
                 tracing::error!(folder = %folder.display(), error = %source, "a folder of data blocks could not be \
                     synced");
                 let action = "syncing a folder of data blocks";
-                return Err(match unnamed.iter().find(|(block, _)| block.path().parent() == Some(folder)) {
-                    Some((block, _)) => self.disk_failed(block, action, source),
+                return Err(match unnamed.iter().find(|block| block.path().parent() == Some(folder)) {
+                    Some(block) => self.table.disk_failed(block, action, source),
                     None => StoreError::Io { action, source },
                 });
             }
         }
         Failpoint::FolderSynced.pass();
-        self.metrics.syncs.inc_by(blocks.len() as u64);
-        for (_, data) in unnamed {
-            data.name_synced.store(true, Ordering::Release);
+        self.table.metrics.syncs.inc_by(blocks.len() as u64);
+        for block in unnamed {
+            block.state().name_synced.store(true, Ordering::Release);
         }
         Ok(())
     }
@@ -67,10 +70,9 @@ impl Store {
     ///
     /// # Errors
     /// It is not here.
-    pub fn sync_failed_elsewhere(&self, target: &DataTarget) -> Result<Option<Arc<Block>>, StoreError> {
-        let block = self.find_data(target, Touch::None)?;
-        let Some(data) = block.data() else { return Err(StoreError::NoSuchBlock) };
-        if data.fail_syncs() {
+    pub fn sync_failed_elsewhere(&self, target: &DataTarget) -> Result<Option<Arc<DataBlock>>, StoreError> {
+        let block = self.find(target, Touch::None)?;
+        if block.state().fail_syncs() {
             return Ok(None);
         }
         if let Some(suppressed) = self.unsynced.admit(()) {
@@ -81,16 +83,16 @@ impl Store {
     }
 
     /// Looks whether the disk of a block has failed, as a client says. *Blocking*.
-    pub fn ask_disk_of(&self, block: &Block) {
+    pub fn ask_disk_of(&self, block: &DataBlock) {
         if let Err(source) = rustix::fs::fdatasync(block.descriptor()) {
-            self.disk_failed(block, "syncing a data block", source.into());
+            self.table.disk_failed(block, "syncing a data block", source.into());
         }
     }
 
-    fn note_failed_sync(&self, block: &Block, data: &DataState, source: io::Error) -> StoreError {
-        data.fail_syncs();
+    fn note_failed_sync(&self, block: &DataBlock, source: io::Error) -> StoreError {
+        block.state().fail_syncs();
         tracing::error!(block = %block.id(), file = %block.path().display(), error = %source,
             "a block of an fs-mode file could not be synced: what was written to it may be lost on this disk");
-        self.disk_failed(block, "syncing a data block", source)
+        self.table.disk_failed(block, "syncing a data block", source)
     }
 }

@@ -2,15 +2,17 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use cavern_proto::ContentId;
+use cavern_proto::chunk::CHUNK_BYTES;
 use proptest::prelude::*;
 
 use super::*;
-use crate::store::table::UNIT_BYTES;
+use crate::store::Stores;
 use crate::store::tests::{MIB, block_files, copy_tree, fill, find, id, open_store, used, with_keys, wrapping};
-use crate::store::{Lookup, Store, StoreError, Touch};
 
 /// Two whole chunks and a short one.
 const LENGTH: u32 = 2 * CHUNK_BYTES + 5008;
@@ -20,15 +22,15 @@ fn target(value: u64) -> DataTarget {
     DataTarget { id: BlockId { content, index: value as u32 % 3 }, length: LENGTH, mount_id: 7 }
 }
 
-fn bytes_of(store: &Store, target: &DataTarget) -> Vec<u8> {
-    let block = store.find_data(target, Touch::Open).unwrap();
+fn bytes_of(store: &Stores, target: &DataTarget) -> Vec<u8> {
+    let block = store.data.find(target, Touch::Open).unwrap();
     let mut bytes = vec![0; target.length as usize];
     block.read(0, &mut bytes).unwrap();
     bytes
 }
 
-fn is_here(store: &Store, target: &DataTarget) -> bool {
-    match store.find_data(target, Touch::None) {
+fn is_here(store: &Stores, target: &DataTarget) -> bool {
+    match store.data.find(target, Touch::None) {
         Ok(_) => true,
         Err(StoreError::NoSuchBlock) => false,
         Err(error) => panic!("{error}"),
@@ -120,14 +122,14 @@ fn run_steps(steps: Vec<Step>) {
         seed += 1000;
         match step {
             Step::Reserve { block, range } => {
-                if has_room(store.reserve_data(&target(block), std::slice::from_ref(&range))).is_some() {
+                if has_room(store.data.reserve(&target(block), std::slice::from_ref(&range))).is_some() {
                     model.entry(block).or_insert_with(|| vec![0; LENGTH as usize]);
                 }
             }
             Step::Write { block, range, zero } => {
                 let bytes = noise(seed, range.len());
                 let zeros = zero.as_slice();
-                if has_room(store.write_data(&target(block), range.start, &bytes, zeros)).is_some() {
+                if has_room(store.data.write(&target(block), range.start, &bytes, zeros)).is_some() {
                     let known = model.entry(block).or_insert_with(|| vec![0; LENGTH as usize]);
                     for zero in zeros {
                         known[zero.start as usize..zero.end as usize].fill(0);
@@ -136,11 +138,11 @@ fn run_steps(steps: Vec<Step>) {
                 }
             }
             Step::Through { block, range } => {
-                let reserved = has_room(store.reserve_data(&target(block), std::slice::from_ref(&range)));
+                let reserved = has_room(store.data.reserve(&target(block), std::slice::from_ref(&range)));
                 if let Some(reserved) = reserved {
                     let bytes = noise(seed, range.len());
                     if reserved.sealed().is_some() {
-                        store.write_data(&target(block), range.start, &bytes, &[]).unwrap();
+                        store.data.write(&target(block), range.start, &bytes, &[]).unwrap();
                     } else {
                         let file = reserved.writer().unwrap();
                         file.write_all_at(&bytes, u64::from(range.start)).unwrap();
@@ -150,14 +152,14 @@ fn run_steps(steps: Vec<Step>) {
                 }
             }
             Step::Sync { block } => {
-                let synced = store.sync_data(&[target(block)]);
+                let synced = store.data.sync(&[target(block)]);
                 match model.contains_key(&block) {
                     true => synced.unwrap(),
                     false => assert!(matches!(synced, Err(StoreError::NoSuchBlock))),
                 }
             }
             Step::Free { block } => {
-                assert_eq!(store.free_data(&target(block).id).is_some(), model.remove(&block).is_some());
+                assert_eq!(store.data.free(&target(block).id).is_some(), model.remove(&block).is_some());
             }
             Step::Fill { block } => match fill(&store, &id(block), 2 * CHUNK_BYTES, 0..2) {
                 Ok(()) | Err(StoreError::Full | StoreError::Dropped) => {}
@@ -165,16 +167,16 @@ fn run_steps(steps: Vec<Step>) {
             },
             Step::Threats { block } => {
                 let id = target(block).id;
-                assert_eq!(store.remove(&id), None, "only freed by name");
-                store.scrub_block(&id);
-                if let Some(block) = find(&store, &id) {
-                    store.recheck(&block, &[0, 1, 2]).unwrap();
-                    store.drop_chunks(&block, &[0, 1, 2]);
-                    store.forget_if_empty(&block);
-                    assert!(block.has(0..3));
+                assert_eq!(store.cache.remove(&id), None, "only freed by name");
+                store.cache.scrub_block(&id);
+                assert!(find(&store, &id).is_none(), "nothing that is done to cached blocks is done to it");
+                if let Ok(block) = store.data.find(&target(block), Touch::Open) {
+                    assert!(matches!(store.cache.get(&id, Touch::Open), Lookup::Other));
+                    assert!(matches!(store.cache.create(&id, LENGTH, 7, Touch::None), Err(StoreError::Mismatch(_))));
+                    assert!(Block::Data(block).has(0..3));
                 }
-                store.expire(|_| Some(0));
-                while store.relieve() {}
+                store.cache.expire(|_| Some(0));
+                while store.cache.relieve() {}
             }
             Step::Restart { crash } => {
                 if crash {
@@ -193,7 +195,7 @@ fn run_steps(steps: Vec<Step>) {
                 None => assert!(!is_here(&store, &target(block))),
             }
         }
-        let usage = &store.usage()[0];
+        let usage = &store.table.usage()[0];
         assert!(used(&store) <= capacity.max(usage.data_bytes), "{usage:?}");
         assert_eq!(data_files(&dir).len(), model.len(), "one file per block");
         assert!(usage.blocks as usize >= model.len());
@@ -222,18 +224,18 @@ fn cached_blocks_go_first_then_there_is_no_space_and_nothing_is_lost() {
     let block = |value| DataTarget { id: target(value).id, ..whole };
     for value in 0..8 {
         let bytes = noise(value, CHUNK_BYTES as usize);
-        store.write_data(&block(value), 0, &bytes, &[]).unwrap();
+        store.data.write(&block(value), 0, &bytes, &[]).unwrap();
     }
     assert!(block_files(dir.path()).is_empty(), "cached blocks made room");
-    let usage = store.usage();
+    let usage = store.table.usage();
     assert_eq!((usage[0].used_bytes, usage[0].data_bytes), (MIB, MIB));
     // Neither new blocks nor cached ones, and nothing is left behind by the attempt.
-    assert!(matches!(store.write_data(&block(8), 0, &[1], &[]), Err(StoreError::NoSpace)));
-    assert!(matches!(store.reserve_data(&block(8), std::slice::from_ref(&(0..1))), Err(StoreError::NoSpace)));
+    assert!(matches!(store.data.write(&block(8), 0, &[1], &[]), Err(StoreError::NoSpace)));
+    assert!(matches!(store.data.reserve(&block(8), std::slice::from_ref(&(0..1))), Err(StoreError::NoSpace)));
     assert!(fill(&store, &id(100), CHUNK_BYTES, 0..1).is_err());
     assert_eq!(data_files(dir.path()).len(), 8);
     // What is there may be written again, and is there after a start.
-    store.write_data(&block(3), 10, b"again", &[]).unwrap();
+    store.data.write(&block(3), 10, b"again", &[]).unwrap();
     drop(store);
     let store = open_store(dir.path(), MIB);
     for value in 0..8 {
@@ -244,11 +246,11 @@ fn cached_blocks_go_first_then_there_is_no_space_and_nothing_is_lost() {
         assert!(bytes_of(&store, &block(value)) == bytes);
     }
     // Room that is given back can be used again: by freeing, or by zeroing.
-    assert_eq!(store.free_data(&block(5).id), Some(u64::from(CHUNK_BYTES)));
-    store.write_data(&block(8), 0, &[1], &[]).unwrap();
-    assert!(matches!(store.write_data(&block(9), 0, &[1], &[]), Err(StoreError::NoSpace)));
-    store.write_data(&block(6), 0, &[], std::slice::from_ref(&(0..CHUNK_BYTES))).unwrap();
-    store.write_data(&block(9), 0, &[1], &[]).unwrap();
+    assert_eq!(store.data.free(&block(5).id), Some(u64::from(CHUNK_BYTES)));
+    store.data.write(&block(8), 0, &[1], &[]).unwrap();
+    assert!(matches!(store.data.write(&block(9), 0, &[1], &[]), Err(StoreError::NoSpace)));
+    store.data.write(&block(6), 0, &[], std::slice::from_ref(&(0..CHUNK_BYTES))).unwrap();
+    store.data.write(&block(9), 0, &[1], &[]).unwrap();
     assert!(bytes_of(&store, &block(6)).iter().all(|byte| *byte == 0));
 }
 
@@ -257,27 +259,27 @@ fn a_growing_block_that_finds_no_room_stays_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 2 * u64::from(CHUNK_BYTES));
     let big = target(1);
-    store.write_data(&big, 0, b"one", &[]).unwrap();
-    store.write_data(&big, CHUNK_BYTES, b"two", &[]).unwrap();
+    store.data.write(&big, 0, b"one", &[]).unwrap();
+    store.data.write(&big, CHUNK_BYTES, b"two", &[]).unwrap();
     let across = noise(1, 1000);
-    let failed = store.write_data(&big, 2 * CHUNK_BYTES - 500, &across, std::slice::from_ref(&(0..10)));
+    let failed = store.data.write(&big, 2 * CHUNK_BYTES - 500, &across, std::slice::from_ref(&(0..10)));
     assert!(matches!(failed, Err(StoreError::NoSpace)));
     let bytes = bytes_of(&store, &big);
     assert_eq!((&bytes[..3], &bytes[CHUNK_BYTES as usize..][..3]), (&b"one"[..], &b"two"[..]));
-    assert_eq!(store.usage()[0].data_bytes, 2 * u64::from(CHUNK_BYTES));
+    assert_eq!(store.table.usage()[0].data_bytes, 2 * u64::from(CHUNK_BYTES));
 }
 
 #[test]
 fn what_is_reserved_stays_reserved_while_the_block_is_closed() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 64 * MIB);
-    store.reserve_data(&target(0), std::slice::from_ref(&(0..LENGTH))).unwrap();
-    let charged = store.usage()[0].data_bytes;
+    store.data.reserve(&target(0), std::slice::from_ref(&(0..LENGTH))).unwrap();
+    let charged = store.table.usage()[0].data_bytes;
     // Four blocks are kept open.
-    (1..20).for_each(|value| drop(store.reserve_data(&target(value), &[]).unwrap()));
-    assert!(matches!(store.get(&target(0).id, Touch::None), Lookup::Closed));
-    store.reserve_data(&target(0), std::slice::from_ref(&(0..LENGTH))).unwrap();
-    assert_eq!(store.usage()[0].data_bytes, charged);
+    (1..20).for_each(|value| drop(store.data.reserve(&target(value), &[]).unwrap()));
+    assert!(matches!(store.data.get(&target(0).id, Touch::None), Lookup::Closed));
+    store.data.reserve(&target(0), std::slice::from_ref(&(0..LENGTH))).unwrap();
+    assert_eq!(store.table.usage()[0].data_bytes, charged);
 }
 
 #[test]
@@ -286,29 +288,29 @@ fn room_that_was_given_and_not_used_comes_back() {
     let store = open_store(dir.path(), 64 * MIB);
     let all = std::slice::from_ref(&(0..LENGTH));
     let (unit, rest) = (u64::from(UNIT_BYTES), u64::from(LENGTH.next_multiple_of(UNIT_BYTES) - CHUNK_BYTES));
-    let data_bytes = || store.usage()[0].data_bytes;
-    let block = store.reserve_data(&target(1), all).unwrap();
+    let data_bytes = || store.table.usage()[0].data_bytes;
+    let block = store.data.reserve(&target(1), all).unwrap();
     let given = Instant::now();
     block.writer().unwrap().write_all_at(b"a few", 0).unwrap();
     assert_eq!(data_bytes(), u64::from(CHUNK_BYTES) + rest);
-    store.reserve_data(&target(1), &[]).unwrap();
-    store.settle_until(Some(given));
+    store.data.reserve(&target(1), &[]).unwrap();
+    store.data.settle_until(Some(given));
     assert_eq!(data_bytes(), u64::from(CHUNK_BYTES) + rest, "more was asked for since");
-    store.settle_until(Some(Instant::now()));
+    store.data.settle_until(Some(Instant::now()));
     assert_eq!(data_bytes(), unit);
-    store.reserve_data(&target(1), all).unwrap();
+    store.data.reserve(&target(1), all).unwrap();
     assert_eq!(data_bytes(), unit + rest, "all but the chunk that is there");
 
-    store.allocate_data(&block, all).unwrap();
-    store.settle_until(Some(Instant::now()));
+    store.data.allocate(&block, all).unwrap();
+    store.data.settle_until(Some(Instant::now()));
     assert!(data_bytes() >= u64::from(LENGTH), "what was set aside stays: {}", data_bytes());
-    store.write_data(&target(1), 0, &[], all).unwrap();
-    store.settle_until(Some(Instant::now()));
+    store.data.write(&target(1), 0, &[], all).unwrap();
+    store.data.settle_until(Some(Instant::now()));
     // The disk's block that the end of the file cuts stays, and one in which the file system may keep where the file's
     // blocks are.
     assert!(data_bytes() <= 2 * unit, "nothing is set aside any more: {}", data_bytes());
-    store.free_data(&target(1).id).unwrap();
-    store.settle_until(Some(Instant::now()));
+    store.data.free(&target(1).id).unwrap();
+    store.data.settle_until(Some(Instant::now()));
 }
 
 #[test]
@@ -316,9 +318,9 @@ fn a_damaged_index_takes_no_data_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 4 * MIB);
     let bytes = noise(5, LENGTH as usize);
-    store.write_data(&target(1), 0, &bytes, &[]).unwrap();
+    store.data.write(&target(1), 0, &bytes, &[]).unwrap();
     (0..3).for_each(|value| fill(&store, &id(value), 200_000, 0..2).unwrap());
-    store.flush();
+    store.table.flush();
     drop(store);
     for file in fs::read_dir(dir.path().join("index")).unwrap().map(|file| file.unwrap().path()) {
         if file.file_name().unwrap().to_str().unwrap().starts_with("MANIFEST") {
@@ -328,15 +330,15 @@ fn a_damaged_index_takes_no_data_with_it() {
     let store = open_store(dir.path(), 4 * MIB);
     assert!(dir.path().join("index.damaged-1").is_dir());
     assert!(bytes_of(&store, &target(1)) == bytes);
-    assert_eq!((block_files(dir.path()).len(), store.usage()[0].blocks), (0, 1));
+    assert_eq!((block_files(dir.path()).len(), store.table.usage()[0].blocks), (0, 1));
 }
 
 #[test]
 fn a_start_tells_blocks_from_what_is_left_of_them() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 4 * MIB);
-    store.write_data(&target(1), 0, b"one", &[]).unwrap();
-    let newer = store.find_data(&target(1), Touch::None).unwrap();
+    store.data.write(&target(1), 0, b"one", &[]).unwrap();
+    let newer = store.data.find(&target(1), Touch::None).unwrap();
     let (path, incarnation) = (newer.path().to_owned(), newer.incarnation());
     drop(newer);
     drop(store);
@@ -354,8 +356,8 @@ fn a_start_tells_blocks_from_what_is_left_of_them() {
     let store = open_store(dir.path(), 4 * MIB);
     assert!(bytes_of(&store, &target(1)).starts_with(b"one"));
     assert_eq!((older.exists(), empty.exists(), stray.exists()), (true, false, true));
-    assert_eq!(store.usage()[0].data_bytes, u64::from(UNIT_BYTES), "the sum is that of the files");
-    let new = store.write_data(&target(2), 0, b"two", &[]).unwrap();
+    assert_eq!(store.table.usage()[0].data_bytes, u64::from(UNIT_BYTES), "the sum is that of the files");
+    let new = store.data.write(&target(2), 0, b"two", &[]).unwrap();
     assert!(new.incarnation() > incarnation);
 }
 
@@ -363,18 +365,18 @@ fn a_start_tells_blocks_from_what_is_left_of_them() {
 fn a_freed_block_goes_on_behind_its_descriptors() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 4 * MIB);
-    let block = store.reserve_data(&target(1), std::slice::from_ref(&(0..10))).unwrap();
+    let block = store.data.reserve(&target(1), std::slice::from_ref(&(0..10))).unwrap();
     let file = block.writer().unwrap();
     file.write_all_at(b"before", 0).unwrap();
-    assert!(store.free_data(&target(1).id).is_some());
-    assert!(store.free_data(&target(1).id).is_none());
+    assert!(store.data.free(&target(1).id).is_some());
+    assert!(store.data.free(&target(1).id).is_none());
     file.write_all_at(b"after", 0).unwrap();
     let mut bytes = [0; 6];
     block.read(0, &mut bytes).unwrap();
     assert_eq!((&bytes, block.is_dead()), (b"aftere", true));
-    assert!(matches!(store.sync_data(&[target(1)]), Err(StoreError::NoSuchBlock)));
+    assert!(matches!(store.data.sync(&[target(1)]), Err(StoreError::NoSuchBlock)));
     // The same name begins anew.
-    let again = store.write_data(&target(1), 1, b"x", &[]).unwrap();
+    let again = store.data.write(&target(1), 1, b"x", &[]).unwrap();
     assert_ne!(again.incarnation(), block.incarnation());
     assert!(bytes_of(&store, &target(1)).starts_with(b"\0x\0"));
 }
@@ -383,24 +385,24 @@ fn a_freed_block_goes_on_behind_its_descriptors() {
 fn requests_that_do_not_fit_the_block_are_told_so() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 4 * MIB);
-    store.write_data(&target(1), 0, b"data", &[]).unwrap();
+    store.data.write(&target(1), 0, b"data", &[]).unwrap();
     fill(&store, &id(1), 1000, 0..1).unwrap();
     let cached = DataTarget { id: id(1), length: 1000, mount_id: 7 };
     let longer = DataTarget { length: LENGTH + 1, ..target(1) };
     let elsewhere = DataTarget { mount_id: 8, ..target(1) };
     for wrong in [cached, longer, elsewhere] {
-        assert!(matches!(store.write_data(&wrong, 0, b"x", &[]), Err(StoreError::Mismatch(_))));
-        assert!(matches!(store.reserve_data(&wrong, &[]), Err(StoreError::Mismatch(_))));
-        assert!(matches!(store.find_data(&wrong, Touch::Open), Err(StoreError::Mismatch(_))));
-        assert!(matches!(store.sync_data(&[wrong]), Err(StoreError::Mismatch(_))));
-        assert!(matches!(store.sync_failed_elsewhere(&wrong), Err(StoreError::Mismatch(_))));
+        assert!(matches!(store.data.write(&wrong, 0, b"x", &[]), Err(StoreError::Mismatch(_))));
+        assert!(matches!(store.data.reserve(&wrong, &[]), Err(StoreError::Mismatch(_))));
+        assert!(matches!(store.data.find(&wrong, Touch::Open), Err(StoreError::Mismatch(_))));
+        assert!(matches!(store.data.sync(&[wrong]), Err(StoreError::Mismatch(_))));
+        assert!(matches!(store.data.sync_failed_elsewhere(&wrong), Err(StoreError::Mismatch(_))));
     }
-    assert_eq!(store.free_data(&id(1)), None);
+    assert_eq!(store.data.free(&id(1)), None);
     assert!(find(&store, &id(1)).is_some());
-    assert_eq!(store.free_data_of(&elsewhere), None);
-    store.sync_data(&[target(1)]).unwrap();
+    assert_eq!(store.data.free_of(&elsewhere), None);
+    store.data.sync(&[target(1)]).unwrap();
     assert!(bytes_of(&store, &target(1)).starts_with(b"data\0"), "nothing of it has changed");
-    assert!(store.free_data_of(&target(1)).is_some());
+    assert!(store.data.free_of(&target(1)).is_some());
 }
 
 #[test]
@@ -413,7 +415,7 @@ fn many_writers_of_one_block_and_many_who_make_it() {
             scope.spawn(move || {
                 for value in 0..20 {
                     let bytes = vec![writer as u8 + 1; 1000];
-                    store.write_data(&target(value), writer * 1000, &bytes, &[]).unwrap();
+                    store.data.write(&target(value), writer * 1000, &bytes, &[]).unwrap();
                 }
             });
         }
@@ -430,32 +432,32 @@ fn many_writers_of_one_block_and_many_who_make_it() {
 fn a_directory_that_is_given_up_says_so_and_forgets_no_data() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 16 * MIB);
-    let block = store.write_data(&target(1), 0, b"data", &[]).unwrap();
+    let block = store.data.write(&target(1), 0, b"data", &[]).unwrap();
     for _ in 0..5 {
-        store.disk_failed(&block, "writing a data block", io::Error::other("the disk is on fire"));
+        store.table.disk_failed(&block, "writing a data block", io::Error::other("the disk is on fire"));
     }
-    assert!(!store.usage()[0].healthy);
+    assert!(!store.table.usage()[0].healthy);
     assert!(bytes_of(&store, &target(1)).starts_with(b"data"), "what can be read is");
-    let error = store.write_data(&target(1), 0, b"x", &[]).unwrap_err();
+    let error = store.data.write(&target(1), 0, b"x", &[]).unwrap_err();
     assert!(error.to_string().contains("the disk is on fire"), "{error}");
-    assert!(matches!(store.write_data(&target(2), 0, b"x", &[]), Err(StoreError::NoDirectory)));
+    assert!(matches!(store.data.write(&target(2), 0, b"x", &[]), Err(StoreError::NoDirectory)));
     // A file that is gone is no block that never was.
     drop(block);
     drop(store);
     let store = open_store(dir.path(), 16 * MIB);
     fs::remove_file(&data_files(dir.path())[0]).unwrap();
-    assert!(matches!(store.write_data(&target(1), 0, b"x", &[]), Err(StoreError::Io { .. })));
-    assert!(matches!(store.find_data(&target(1), Touch::Open), Err(StoreError::Io { .. })));
+    assert!(matches!(store.data.write(&target(1), 0, b"x", &[]), Err(StoreError::Io { .. })));
+    assert!(matches!(store.data.find(&target(1), Touch::Open), Err(StoreError::Io { .. })));
 }
 
 #[test]
 fn a_sync_that_failed_once_fails_for_good() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 16 * MIB);
-    let block = store.write_data(&target(1), 0, b"data", &[]).unwrap();
-    store.sync_data(&[target(1)]).unwrap();
-    block.data().unwrap().fail_syncs();
-    let error = store.sync_data(&[target(1)]).unwrap_err();
+    let block = store.data.write(&target(1), 0, b"data", &[]).unwrap();
+    store.data.sync(&[target(1)]).unwrap();
+    block.state().fail_syncs();
+    let error = store.data.sync(&[target(1)]).unwrap_err();
     assert!(error.to_string().contains("earlier sync"), "{error}");
 }
 
@@ -464,18 +466,18 @@ fn a_sync_that_failed_at_a_client_fails_here_from_then_on() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 16 * MIB);
     for number in [1, 2] {
-        store.write_data(&target(number), 0, b"data", &[]).unwrap();
+        store.data.write(&target(number), 0, b"data", &[]).unwrap();
     }
-    let failed = store.sync_failed_elsewhere(&target(1)).unwrap().unwrap();
-    store.ask_disk_of(&failed);
-    let error = store.sync_data(&[target(1)]).unwrap_err();
+    let failed = store.data.sync_failed_elsewhere(&target(1)).unwrap().unwrap();
+    store.data.ask_disk_of(&failed);
+    let error = store.data.sync(&[target(1)]).unwrap_err();
     assert!(error.to_string().contains("earlier sync"), "{error}");
-    store.sync_data(&[target(2)]).unwrap();
-    assert!(matches!(store.sync_failed_elsewhere(&target(3)), Err(StoreError::NoSuchBlock)));
+    store.data.sync(&[target(2)]).unwrap();
+    assert!(matches!(store.data.sync_failed_elsewhere(&target(3)), Err(StoreError::NoSuchBlock)));
     // What a client says of a block is not said of the disk, however often.
     for _ in 0..50 {
-        assert!(store.sync_failed_elsewhere(&target(1)).unwrap().is_none(), "its disk is asked once");
+        assert!(store.data.sync_failed_elsewhere(&target(1)).unwrap().is_none(), "its disk is asked once");
     }
-    store.write_data(&target(4), 0, b"data", &[]).unwrap();
-    store.sync_data(&[target(4)]).unwrap();
+    store.data.write(&target(4), 0, b"data", &[]).unwrap();
+    store.data.sync(&[target(4)]).unwrap();
 }

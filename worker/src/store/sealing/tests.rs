@@ -6,7 +6,7 @@ use xts_mode::Xts128;
 
 use super::*;
 use crate::store::tests::{MIB, copy_tree, fill, find, id, open_store, try_open, with_keys, wrapping};
-use crate::store::{DataTarget, Store, Touch};
+use crate::store::{DataTarget, Stores, Touch};
 
 fn cipher() -> Cipher {
     Cipher::new(&[7; KEY_BYTES])
@@ -120,9 +120,9 @@ fn target() -> DataTarget {
     DataTarget { id: id(1), length: 1 << 20, mount_id: 7 }
 }
 
-fn bytes_of(store: &Store) -> Vec<u8> {
+fn bytes_of(store: &Stores) -> Vec<u8> {
     let mut bytes = vec![0; 1 << 20];
-    store.find_data(&target(), Touch::Open).unwrap().read(0, &mut bytes).unwrap();
+    store.data.find(&target(), Touch::Open).unwrap().read(0, &mut bytes).unwrap();
     bytes
 }
 
@@ -130,7 +130,7 @@ fn bytes_of(store: &Store) -> Vec<u8> {
 fn parts_of_a_cell_are_changed_by_many_at_once_and_read_before_or_after() {
     let dir = tempfile::tempdir().unwrap();
     let store = with_keys(wrapping(&[1; 32], None), || open_store(dir.path(), 16 * MIB));
-    store.write_data(&target(), 0, &[1; 4096], &[]).unwrap();
+    store.data.write(&target(), 0, &[1; 4096], &[]).unwrap();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..4)
@@ -140,13 +140,13 @@ fn parts_of_a_cell_are_changed_by_many_at_once_and_read_before_or_after() {
                     for round in 0..2_000u32 {
                         // Each has a quarter of each cell.
                         let at = round % 256 * CELL + writer * 4;
-                        store.write_data(&target(), at, &[2 + round as u8 % 2; 4], &[]).unwrap();
+                        store.data.write(&target(), at, &[2 + round as u8 % 2; 4], &[]).unwrap();
                     }
                 })
             })
             .collect();
         let reader = scope.spawn(|| {
-            let (block, mut bytes) = (store.find_data(&target(), Touch::Open).unwrap(), [0; 4096]);
+            let (block, mut bytes) = (store.data.find(&target(), Touch::Open).unwrap(), [0; 4096]);
             while !is_over.load(Ordering::Relaxed) {
                 block.read(0, &mut bytes).unwrap();
                 assert!(bytes.iter().all(|byte| (1..=3).contains(byte)), "nobody has written that");
@@ -178,7 +178,7 @@ fn nothing_of_a_block_is_on_disk_in_clear_and_the_former_key_is_replaced() {
     let (one, two, three) = ([1; 32], [2; 40], [3; 32]);
     let secret = b"nobody finds this on the disk";
     let store = with_keys(wrapping(&one, None), || open_store(dir.path(), 16 * MIB));
-    store.write_data(&target(), 5, secret, &[]).unwrap();
+    store.data.write(&target(), 5, secret, &[]).unwrap();
     fill(&store, &id(2), 300_001, 0..3).unwrap();
     let crcs = find(&store, &id(2)).unwrap().state().crcs.clone();
     drop(store);
@@ -203,7 +203,7 @@ fn nothing_of_a_block_is_on_disk_in_clear_and_the_former_key_is_replaced() {
         let store = with_keys(keys, || open_store(dir.path(), 16 * MIB));
         assert_eq!(&bytes_of(&store)[5..][..secret.len()], secret);
         let block = find(&store, &id(2)).unwrap();
-        store.verify(&block, 0..3).unwrap();
+        store.cache.verify(&block, 0..3).unwrap();
         assert!(block.is_complete());
     };
     check(wrapping(&one, None));
@@ -216,7 +216,7 @@ fn nothing_of_a_block_is_on_disk_in_clear_and_the_former_key_is_replaced() {
 fn a_directory_with_blocks_in_clear_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 16 * MIB);
-    store.write_data(&target(), 0, b"in clear", &[]).unwrap();
+    store.data.write(&target(), 0, b"in clear", &[]).unwrap();
     drop(store);
     let refused = with_keys(wrapping(&[1; 32], None), || try_open(dir.path(), 16 * MIB)).err().unwrap().to_string();
     assert!(refused.contains("1 blocks that are not encrypted"), "{refused}");
@@ -224,7 +224,7 @@ fn a_directory_with_blocks_in_clear_is_left_alone() {
     let store = open_store(dir.path(), 16 * MIB);
     assert_eq!(&bytes_of(&store)[..8], b"in clear");
     // Once it is empty it can be given a key; and then it is no directory for those who have none.
-    store.free_data(&id(1)).unwrap();
+    store.data.free(&id(1)).unwrap();
     drop(store);
     with_keys(wrapping(&[1; 32], None), || open_store(dir.path(), 16 * MIB));
     assert!(try_open(dir.path(), 16 * MIB).is_err());

@@ -8,7 +8,8 @@ use cavern_proto::BlockId;
 use cavern_proto::chunk::chunk_range;
 use tokio_util::sync::CancellationToken;
 
-use super::{Lookup, Store, Touch};
+use super::CacheStore;
+use crate::store::table::Touch;
 
 /// Blocks looked up in the index at a time.
 const BATCH: usize = 64;
@@ -17,7 +18,7 @@ const PASS_PAUSE: Duration = Duration::from_secs(60);
 
 /// Verifies all directories in turn, for ever, at `bytes_per_second`; returns when `stop` is cancelled. A rate of 0
 /// switches it off.
-pub(crate) async fn scrub(store: Arc<Store>, bytes_per_second: u64, stop: CancellationToken) {
+pub(crate) async fn scrub(store: Arc<CacheStore>, bytes_per_second: u64, stop: CancellationToken) {
     if bytes_per_second == 0 {
         return;
     }
@@ -29,13 +30,13 @@ pub(crate) async fn scrub(store: Arc<Store>, bytes_per_second: u64, stop: Cancel
 }
 
 /// One pass over all directories.
-async fn scrub_once(store: &Arc<Store>, bytes_per_second: u64) {
-    for position in 0..store.directories.len() {
+async fn scrub_once(store: &Arc<CacheStore>, bytes_per_second: u64) {
+    for position in 0..store.table.directories.len() {
         let mut from = vec![0];
         loop {
             let (work, start) = (store.clone(), from.clone());
-            let batch = tokio::task::spawn_blocking(move || work.directories[position].index.ids_from(&start, BATCH));
-            let Ok(Ok(ids)) = batch.await else { break };
+            let ids_from = move || work.table.directories[position].index.ids_from(&start, BATCH);
+            let Ok(Ok(ids)) = tokio::task::spawn_blocking(ids_from).await else { break };
             let Some(last) = ids.last() else { break };
             // The first key after the last one.
             from = last.to_key().to_vec();
@@ -49,18 +50,11 @@ async fn scrub_once(store: &Arc<Store>, bytes_per_second: u64) {
     }
 }
 
-impl Store {
+impl CacheStore {
     /// Verifies all chunks of a block, whether believed or not, and drops the bad ones; gives the bytes read.
     /// *Blocking*.
-    pub(super) fn scrub_block(&self, id: &BlockId) -> u64 {
-        let block = match self.get(id, Touch::None) {
-            Lookup::Open(block) => block,
-            Lookup::Closed => match self.load(id) {
-                Some(block) => block,
-                None => return 0,
-            },
-            Lookup::Absent => return 0,
-        };
+    pub(in crate::store) fn scrub_block(&self, id: &BlockId) -> u64 {
+        let Some(block) = self.find(id, Touch::None) else { return 0 };
         let present: Vec<u32> = block.state().present.iter().collect();
         let (mut bad, mut bytes, mut buffer) = (Vec::new(), 0, Vec::new());
         for index in present {
@@ -69,12 +63,12 @@ impl Store {
                 Ok(true) => {}
                 Ok(false) => bad.push(index),
                 Err(source) => {
-                    self.disk_failed(&block, "reading", source);
+                    self.table.disk_failed(&block, "reading", source);
                     return bytes;
                 }
             }
         }
-        self.metrics.scrubbed_bytes.inc_by(bytes);
+        self.table.metrics.scrubbed_bytes.inc_by(bytes);
         self.drop_chunks(&block, &bad);
         bytes
     }

@@ -13,8 +13,7 @@ use cavern_proto::CHUNK_BYTES;
 use cavern_proto::chunk::{PART_BYTES, chunk_range, chunks_touching, part_count};
 use parking_lot::Mutex;
 
-use super::Store;
-use super::block::Block;
+use super::block::CachedBlock;
 
 const PARTS_PER_CHUNK: usize = (CHUNK_BYTES / PART_BYTES) as usize;
 /// Places are made in groups of this many, each when it is first needed.
@@ -62,19 +61,12 @@ thread_local! {
     static CHUNK: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Store {
-    /// CRC32C of each part of `bytes`, which are whole parts of chunks of a cached block that have been verified.
-    pub fn part_checksums(&self, block: &Block, bytes: &Range<u32>, wait: ReadWait) -> Result<Vec<u32>, PartError> {
-        self.part_checksums.of(block, bytes, wait)
-    }
-}
-
 impl PartChecksums {
     pub(super) fn new() -> Self {
         Self { groups: (0..GROUPS).map(|_| OnceLock::new()).collect() }
     }
 
-    fn of(&self, block: &Block, bytes: &Range<u32>, wait: ReadWait) -> Result<Vec<u32>, PartError> {
+    pub(super) fn of(&self, block: &CachedBlock, bytes: &Range<u32>, wait: ReadWait) -> Result<Vec<u32>, PartError> {
         let mut crcs = Vec::with_capacity(part_count(bytes));
         for chunk in chunks_touching(bytes.start, bytes.len() as u32) {
             let bounds = chunk_range(chunk, block.length());
@@ -86,7 +78,7 @@ impl PartChecksums {
         Ok(crcs)
     }
 
-    fn of_chunk(&self, block: &Block, chunk: u32, wait: ReadWait) -> Result<[u32; PARTS_PER_CHUNK], PartError> {
+    fn of_chunk(&self, block: &CachedBlock, chunk: u32, wait: ReadWait) -> Result<[u32; PARTS_PER_CHUNK], PartError> {
         let place = self.place(block.incarnation(), chunk);
         let kept = *place.lock();
         if (kept.incarnation, kept.chunk) == (block.incarnation(), chunk) {
@@ -108,7 +100,7 @@ impl PartChecksums {
 }
 
 fn compute(
-    block: &Block,
+    block: &CachedBlock,
     chunk: u32,
     wait: ReadWait,
     bytes: &mut Vec<u8>,

@@ -9,18 +9,21 @@
 use std::fs::Permissions;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
-use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 
 use cavern_conf::{accounts, schema};
 use rustix::process::geteuid;
-use tokio::net::UnixStream;
+use tokio::net::{UnixListener, UnixStream};
 
 use crate::error::WorkerError;
 
 /// Groups of a process for which there is room at first; few have more.
 const GROUPS: usize = 32;
 const GROUP_BYTES: usize = size_of::<libc::gid_t>();
+
+/// Longest path that fits in a Unix address, without the closing zero.
+const MAX_SOCKET_PATH: usize = 107;
 
 /// See the module. By default there is no group.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,7 +47,7 @@ impl LocalPeers {
     ///
     /// # Errors
     /// Those of the system; the user of this process may be no member of the group.
-    pub(super) fn open(self, path: &Path) -> Result<(), WorkerError> {
+    fn open(self, path: &Path) -> Result<(), WorkerError> {
         if let Some(group) = self.group {
             chown(path, None, Some(group)).map_err(|error| {
                 let reason = format!("cannot give {} to this group ({error}): make the user a member", path.display());
@@ -102,14 +105,35 @@ fn groups_of(stream: &UnixStream) -> io::Result<Vec<libc::gid_t>> {
     }
 }
 
+/// Binds a Unix socket for some processes of this host, in place of a file that a dead worker left there.
+pub async fn bind_unix(path: &Path, peers: LocalPeers) -> Result<UnixListener, WorkerError> {
+    let length = path.as_os_str().len();
+    if length > MAX_SOCKET_PATH {
+        return Err(WorkerError::SocketPath { path: path.to_owned(), length });
+    }
+    let failed = |source| WorkerError::Listen { address: path.display().to_string(), source };
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => {
+            if UnixStream::connect(path).await.is_ok() {
+                return Err(WorkerError::SocketInUse(path.to_owned()));
+            }
+            std::fs::remove_file(path).map_err(failed)?;
+        }
+        Ok(_) => return Err(failed(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is there"))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    peers.open(path)?;
+    Ok(listener)
+}
+
 #[cfg(test)]
 mod tests {
     use rustix::process::{Gid, Uid};
     use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-    use tokio::net::UnixListener;
 
     use super::*;
-    use crate::server::bind_unix;
 
     const NOBODY: u32 = 65_534;
     const GROUP: u32 = 54_321;

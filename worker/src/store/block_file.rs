@@ -1,0 +1,199 @@
+//! The file of a block, of whichever kind: opened to be read, and to be written while somebody writes.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cavern_conf::FileUsage;
+use cavern_proto::BlockId;
+use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use super::files::{create_file, open_to_read};
+use super::sealing::{Cipher, Sealed};
+
+/// Names a block and where its file is.
+#[derive(Clone, Debug)]
+pub(super) struct BlockPlace {
+    pub id: BlockId,
+    pub incarnation: u64,
+    pub length: u32,
+    pub mount_id: u32,
+    pub directory: usize,
+    pub path: PathBuf,
+    /// Of the directory, if it is encrypted.
+    pub cipher: Option<Arc<Cipher>>,
+}
+
+impl BlockPlace {
+    /// How its file is encrypted.
+    pub fn sealed(&self) -> Option<Sealed> {
+        self.cipher.clone().map(|cipher| Sealed::new(cipher, self.incarnation, self.length))
+    }
+}
+
+/// The open file of a block. It may be read for as long as this lives, whether or not the block is still in the store.
+///
+/// Two descriptors: one to read, which is handed to clients, and one to write, which is opened when somebody writes and
+/// closed when nobody does. Its lock is held while the file is opened, and for no other I/O.
+#[derive(Debug)]
+pub struct BlockFile {
+    place: BlockPlace,
+    reader: File,
+    writer: Mutex<Option<Arc<File>>>,
+    /// Where the directory is encrypted.
+    sealed: Option<Sealed>,
+    dead: AtomicBool,
+}
+
+impl BlockFile {
+    /// Makes the file of a new block, with so many bytes that are a hole.
+    pub(super) fn create(place: BlockPlace, bytes: u32) -> io::Result<Self> {
+        let writer = create_file(&place.path, bytes)?;
+        match open_to_read(&place.path) {
+            Ok(reader) => Ok(Self::of(place, reader, Some(Arc::new(writer)))),
+            Err(error) => {
+                let _ = std::fs::remove_file(&place.path);
+                Err(error)
+            }
+        }
+    }
+
+    /// Opens the file of a block that is there.
+    pub(super) fn open(place: BlockPlace) -> io::Result<Self> {
+        let reader = open_to_read(&place.path)?;
+        Ok(Self::of(place, reader, None))
+    }
+
+    pub(super) fn of(place: BlockPlace, reader: File, writer: Option<Arc<File>>) -> Self {
+        let sealed = place.sealed();
+        Self { place, reader, writer: Mutex::new(writer), sealed, dead: AtomicBool::new(false) }
+    }
+
+    /// The block's name.
+    pub fn id(&self) -> &BlockId {
+        &self.place.id
+    }
+
+    /// Names this file of the block: no two files of this worker ever share it.
+    pub fn incarnation(&self) -> u64 {
+        self.place.incarnation
+    }
+
+    /// The mount that it was made for.
+    pub fn mount_id(&self) -> u32 {
+        self.place.mount_id
+    }
+
+    /// Bytes of the block when it is complete.
+    pub fn length(&self) -> u32 {
+        self.place.length
+    }
+
+    /// Where it is, or was.
+    pub fn path(&self) -> &Path {
+        &self.place.path
+    }
+
+    pub(super) fn directory(&self) -> usize {
+        self.place.directory
+    }
+
+    pub(super) fn sealed(&self) -> Option<&Sealed> {
+        self.sealed.as_ref()
+    }
+
+    pub(super) fn reader(&self) -> &File {
+        &self.reader
+    }
+
+    /// The file, read only: byte 0 is the block's byte 0. Holes are chunks that are not present.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.reader.as_fd()
+    }
+
+    /// Whether the block has been evicted or dropped: its file may be read, but nothing more will be kept in it.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    pub(super) fn kill(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Reads `buffer.len()` bytes at `offset`, as long as they are in the page cache; `Ok(false)` when they are not,
+    /// with the buffer's content undefined. Never waits for a disk.
+    ///
+    /// # Errors
+    /// Those of the disk, and `UnexpectedEof` when the file is shorter than it should be.
+    pub fn read_cached(&self, offset: u32, buffer: &mut [u8]) -> io::Result<bool> {
+        let Some(sealed) = &self.sealed else { return read_pages(&self.reader, offset, buffer) };
+        match sealed.try_still() {
+            Some(_still) => sealed.read(offset, buffer, |offset, cells| read_pages(&self.reader, offset, cells)),
+            None => Ok(false),
+        }
+    }
+
+    /// Reads `buffer.len()` bytes at `offset`. Waits for the disk: not for async threads.
+    ///
+    /// # Errors
+    /// As [`Self::read_cached`].
+    pub fn read(&self, offset: u32, buffer: &mut [u8]) -> io::Result<()> {
+        let read = |offset: u32, bytes: &mut [u8]| self.reader.read_exact_at(bytes, u64::from(offset)).map(|()| true);
+        let Some(sealed) = &self.sealed else { return read(offset, buffer).map(drop) };
+        let _still = sealed.still();
+        sealed.read(offset, buffer, read).map(drop)
+    }
+
+    /// When the file was last written to, nanoseconds since the Unix epoch.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn modified_ns(&self) -> io::Result<i64> {
+        let metadata = self.reader.metadata()?;
+        Ok(metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()))
+    }
+
+    /// The descriptor that is written through, opened when there is none. It can be read too.
+    pub(crate) fn writer(&self) -> io::Result<Arc<File>> {
+        let mut writer = self.writer.lock();
+        if let Some(file) = &*writer {
+            return Ok(file.clone());
+        }
+        let file = Arc::new(File::options().read(true).write(true).open(&self.place.path)?);
+        *writer = Some(file.clone());
+        Ok(file)
+    }
+
+    /// Closes the descriptor that is written through; the next write opens it anew.
+    pub(crate) fn close_writer(&self) {
+        self.writer.lock().take();
+    }
+
+    /// Bytes that the file system has given to the file.
+    pub fn allocated_bytes(&self) -> io::Result<u64> {
+        Ok(FileUsage::of(&self.reader)?.allocated)
+    }
+}
+
+/// Reads bytes of a file that are in the page cache; `Ok(false)` when some are not.
+fn read_pages(file: &File, offset: u32, buffer: &mut [u8]) -> io::Result<bool> {
+    let mut done = 0;
+    while done < buffer.len() {
+        let slice = io::IoSliceMut::new(&mut buffer[done..]);
+        let flags = rustix::io::ReadWriteFlags::NOWAIT;
+        match rustix::io::preadv2(file, &mut [slice], u64::from(offset) + done as u64, flags) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => done += read,
+            Err(Errno::INTR) => {}
+            // A file system without the flag is asked on a thread that may wait.
+            Err(Errno::AGAIN | Errno::OPNOTSUPP) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(true)
+}

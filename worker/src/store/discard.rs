@@ -1,0 +1,99 @@
+//! What is left of blocks that have gone from the table: their index entries and files.
+
+use std::io;
+
+use super::block_file::BlockPlace;
+use super::slab::Entry;
+use super::table::{BlockTable, Eviction};
+
+/// Entries looked at per round of walks over all blocks.
+pub(super) const WALK_BATCH: u32 = 10_000;
+
+impl BlockTable {
+    /// A block has gone: nothing more is kept in its file, and clients that have descriptors of it are told.
+    pub(super) fn announce(&self, removed: &Entry) {
+        if let Some(block) = removed.block() {
+            block.kill();
+        }
+        if removed.shared {
+            // What does not fit is dropped: clients close idle descriptors by themselves.
+            let _ = self.evictions.try_send(Eviction { id: removed.id, incarnation: removed.incarnation });
+        }
+    }
+
+    /// Removes the file of a block. *Blocking*.
+    ///
+    /// # Errors
+    /// It is still there.
+    pub(super) fn delete_file(&self, place: &BlockPlace, action: &'static str) -> Result<(), io::Error> {
+        match std::fs::remove_file(&place.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                // Somebody else's directory in the place of a file is no fault of the disk, and not ours to delete.
+                if error.kind() != io::ErrorKind::IsADirectory {
+                    self.directory_failed(place.directory, action, &error);
+                }
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes what is left of evicted entries.
+    pub(super) fn discard_evicted(&self, evicted: Vec<Entry>) {
+        if !evicted.is_empty() {
+            self.metrics.evicted_blocks.inc_by(evicted.len() as u64);
+            self.discard(evicted);
+        }
+    }
+
+    /// Removes what is left of entries of cached blocks.
+    pub(super) fn discard(&self, removed: impl IntoIterator<Item = Entry>) {
+        for entry in removed {
+            self.announce(&entry);
+            let place = self.place(&entry);
+            let directory = &self.directories[place.directory];
+            if directory.is_healthy() {
+                directory.index.forget(&entry.id, entry.incarnation);
+                let _ = self.delete_file(&place, "deleting a block file");
+            }
+        }
+    }
+
+    /// Evicts what exceeds the capacity after a start with a smaller one. What exceeds the share of a mount is for
+    /// `CacheStore::relieve`.
+    pub(super) fn fit_capacity(&self) {
+        for position in 0..self.directories.len() {
+            let (now, mut evicted) = (self.now(), Vec::new());
+            let mut residents = self.residents.lock();
+            let _ = residents.cache.make_room(position, 0, now, &mut evicted);
+            drop(residents);
+            self.discard_evicted(evicted);
+        }
+    }
+
+    /// Forgets all cached blocks of a directory that failed; gives how many. Data blocks stay known: what can still be
+    /// read of them is, and nobody must take them for blocks that never were.
+    pub(super) fn forget_directory(&self, position: usize) -> u64 {
+        let (mut from, mut forgotten) = (0, 0);
+        loop {
+            let mut removed = Vec::new();
+            let mut residents = self.residents.lock();
+            let cache = &mut residents.cache;
+            let until = cache.slab.slot_count().min(from + WALK_BATCH);
+            for slot in from..until {
+                let entry = cache.slab.at(slot).filter(|entry| entry.cached().is_some());
+                if entry.is_some_and(|entry| usize::from(entry.directory) == position) {
+                    removed.extend(cache.remove(slot));
+                }
+            }
+            from = until;
+            let end = until == cache.slab.slot_count();
+            drop(residents);
+            forgotten += removed.len() as u64;
+            self.discard(removed);
+            if end {
+                return forgotten;
+            }
+        }
+    }
+}
