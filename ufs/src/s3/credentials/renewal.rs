@@ -490,7 +490,7 @@ mod tests {
         assert_eq!(access().await.unwrap(), "key-2");
         let (until, error) = renewing.status();
         assert!(until.is_some() && error.unwrap().contains("STS is down"));
-        advance(LONGEST_PAUSE).await;
+        advance(CREDENTIALS.longest).await;
         let began = Instant::now();
         assert_eq!(access().await.unwrap(), "key-2");
         assert_eq!((began.elapsed(), *asked.lock()), (PATIENCE, 4));
