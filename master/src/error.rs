@@ -10,6 +10,7 @@ use cavern_conf::process::ProcessError;
 use cavern_posix::PosixError;
 use cavern_proto::{NotLeading, StatusMark};
 use cavern_security::SecurityError;
+use cavern_state::StateError;
 use cavern_ufs::{KeyError, UfsError};
 use thiserror::Error;
 use tonic::{Code, Status};
@@ -21,17 +22,10 @@ pub enum MasterError {
     Process(#[from] ProcessError),
     #[error(transparent)]
     Security(#[from] SecurityError),
-    #[error("another master already uses the data directory {}: stop it, or choose another with \
-        master.data_dir", .0.display())]
-    DataDirInUse(PathBuf),
+    #[error(transparent)]
+    State(#[from] StateError),
     #[error("cannot use {} ({source}): check its permissions and the disk", path.display())]
     Io { path: PathBuf, source: std::io::Error },
-    #[error(
-        "cannot open the database in {} ({source}); nothing was changed: check the disk, and restore the directory \
-         from a backup if it is damaged",
-        path.display()
-    )]
-    OpenDatabase { path: PathBuf, source: rocksdb::Error },
     /// A master has worked here, but its database is gone.
     #[error(
         "{} is no database, but {} shows that a master has worked here; nothing was changed: restore the directory, or \
@@ -46,11 +40,6 @@ pub enum MasterError {
         path.display(), mark.display()
     )]
     DatabaseCut { path: PathBuf, reason: String, mark: PathBuf },
-    #[error("the database failed ({0}): check the disk of master.data_dir")]
-    Database(#[from] rocksdb::Error),
-    /// Stored bytes make no sense.
-    #[error("{0} cannot be decoded: the database is damaged, or was written by a newer version")]
-    Corrupt(String),
     #[error(
         "the encryption key in {} is not usable: {reason}; restore the file, or mount the buckets anew",
         path.display()
@@ -74,15 +63,6 @@ pub enum MasterError {
              included"
     )]
     Failed(String),
-    /// Another version of the master has put it there.
-    #[error("the log has a command that this version does not know: a newer one has put it there. Upgrade this master")]
-    UnknownCommand,
-    /// The masters have agreed on what only later versions know.
-    #[error(
-        "the masters of this cluster have agreed on feature version {agreed}, and this one knows those up to {known}: \
-         upgrade this master, nothing is lost"
-    )]
-    NewerFeatureVersion { agreed: u32, known: u32 },
     /// Only the leader does this; nothing was done.
     #[error("{}", .0.to_status().message())]
     NotLeading(NotLeading),
@@ -124,10 +104,21 @@ impl From<PosixError> for MasterError {
     }
 }
 
+impl From<rocksdb::Error> for MasterError {
+    fn from(error: rocksdb::Error) -> Self {
+        StateError::from(error).into()
+    }
+}
+
 impl MasterError {
     /// Whether a read of what is in memory would have had to wait for the disk.
     pub(crate) fn needs_disk(&self) -> bool {
-        matches!(self, Self::Database(error) if error.kind() == rocksdb::ErrorKind::Incomplete)
+        matches!(self, Self::State(error) if error.needs_disk())
+    }
+
+    /// What is stored makes no sense.
+    pub(crate) fn corrupt(what: String) -> Self {
+        StateError::Corrupt(what).into()
     }
 
     /// An I/O error with the path it is about.
@@ -183,7 +174,7 @@ impl MasterError {
             Self::Denied(_) => Code::PermissionDenied,
             Self::AlreadyExists(_) => Code::AlreadyExists,
             Self::Invalid(_) => Code::InvalidArgument,
-            Self::Refused(_) => Code::FailedPrecondition,
+            Self::Refused(_) | Self::State(StateError::NotADirectory(_)) => Code::FailedPrecondition,
             Self::Overloaded(_) => Code::ResourceExhausted,
             Self::Deadline(_) => Code::DeadlineExceeded,
             Self::Unreachable { .. } => Code::Unavailable,

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use cavern_net::master::innermost;
 use cavern_proto::raft::{GetGroupRequest, Group, JoinRequest, Target};
+use cavern_state::CurrentDatabase;
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
@@ -26,7 +27,6 @@ use crate::blocking::blocking;
 use crate::feature_version;
 use crate::mounts::{KeyDirectory, Vault};
 use crate::raft::{Consensus, FIRST_NODE, Identity, NodeId, Ways, has_log};
-use crate::state::CurrentDatabase;
 
 /// Pause between two looks at the others, and the time in which one answers.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
@@ -127,7 +127,7 @@ impl Seat {
     /// The group as this master knows it.
     pub fn group(&self) -> Group {
         if let Some(consensus) = self.consensus.get() {
-            return consensus.group();
+            return described(consensus);
         }
         let place = self.place.borrow().clone();
         Group {
@@ -303,6 +303,15 @@ impl Seat {
 
 fn unreachable(address: &str, cause: String) -> MasterError {
     MasterError::Unreachable { address: address.to_owned(), cause }
+}
+
+/// The group as a master sees it, with what this program knows.
+pub fn described(consensus: &Consensus) -> Group {
+    Group {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        feature_version: feature_version::known_at(consensus.address()),
+        ..consensus.group()
+    }
 }
 
 /// What the master at an address says of its group.

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use cavern_proto::master::{Job, JobKind, JobState};
 use cavern_proto::record::command::Command;
+use cavern_state::Outcome;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -33,7 +34,6 @@ use crate::namespace::Lookups;
 use crate::persist::Persistence;
 use crate::raft::Proposer;
 use crate::request::Request;
-use crate::state::Outcome;
 
 /// Jobs that run at a time.
 const JOBS_MAX: usize = 16;
@@ -76,7 +76,7 @@ impl Jobs {
 
     /// Goes on with the jobs that the log says are running.
     pub async fn resume(self: &Arc<Self>) -> Result<(), MasterError> {
-        for job in self.lookups.reader.read(|tables| tables.jobs()).await? {
+        for job in self.lookups.reader.read(|tables| Ok(tables.jobs()?)).await? {
             if job.state() == JobState::Running {
                 tracing::info!(job = job.id, path = job.path, "a job goes on");
                 self.spawn(match job.kind() {
@@ -150,12 +150,12 @@ impl Jobs {
         if let Some(running) = self.running.lock().get(&id) {
             return Ok(running.snapshot());
         }
-        let job = self.lookups.reader.read(move |tables| tables.job(id)).await?;
+        let job = self.lookups.reader.read(move |tables| Ok(tables.job(id)?)).await?;
         job.ok_or_else(|| MasterError::NotFound(format!("there is no job {id}: cv job list names the jobs")))
     }
 
     pub async fn list(&self) -> Result<Vec<Job>, MasterError> {
-        let jobs = self.lookups.reader.read(|tables| tables.jobs()).await?;
+        let jobs = self.lookups.reader.read(|tables| Ok(tables.jobs()?)).await?;
         let running = self.running.lock();
         Ok(jobs.into_iter().map(|job| running.get(&job.id).map_or(job, |running| running.snapshot())).collect())
     }

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use cavern_proto::record::BeginHistory;
 use cavern_proto::record::command::Command;
+use cavern_state::apply::GENERATIONS_MAX;
+use cavern_state::{Database, Tables};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
 use crate::background::TaskGroup;
 use crate::metrics::MasterMetrics;
 use crate::service::Services;
-use crate::state::apply::GENERATIONS_MAX;
-use crate::state::{Database, Tables};
 use crate::{MasterError, feature_version, mounts};
 #[cfg(test)]
 pub use upkeep::{COUNT_STEP, REAP_STEP};
@@ -73,7 +73,7 @@ impl Leadership {
 /// Begins a history when this master may have been restored from a copy, with all others: when no master has begun one
 /// since this process was started. From then on blocks have names that were not given in a past that is not known here.
 async fn begin_history(services: &Services) -> Result<(), MasterError> {
-    let counters = services.lookups.reader.look(|tables| tables.counters()).await?;
+    let counters = services.lookups.reader.look(|tables| Ok(tables.counters()?)).await?;
     let began_since_start = counters.history != 0 && counters.history_after >= services.consensus.log_at_start();
     if began_since_start {
         return Ok(());

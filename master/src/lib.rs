@@ -1,6 +1,7 @@
 //! The master of a Cavern cluster: it owns the namespace, the mounts, the worker table and the jobs.
 //!
-//! - [`state`]: the tables in RocksDB, and what each command does to them.
+//! - [`cavern_state`]: the tables in RocksDB, and what each command does to them; [`reader`] reads them while this
+//!   master leads.
 //! - [`raft`]: the replicated log that commands go through; [`recovery`]: what is looked at before the database is
 //!   opened.
 //! - [`namespace`]: the namespace as clients see it: names, pages of directories, refreshes.
@@ -38,6 +39,7 @@ mod mounts;
 mod namespace;
 mod persist;
 mod raft;
+mod reader;
 mod recovery;
 mod repair;
 mod request;
@@ -46,7 +48,6 @@ mod server;
 mod service;
 mod sessions;
 mod silence;
-mod state;
 mod term;
 #[cfg(test)]
 mod tests;

@@ -37,6 +37,8 @@ use std::sync::Arc;
 
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{ApplyListing, ListingGroup};
+use cavern_state::Outcome;
+use cavern_state::namespace::ListingCounts;
 use cavern_ufs::{ListMode, ListPage, Lister};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -56,8 +58,7 @@ use crate::background::{TaskGroup, TaskList};
 use crate::metrics::ListingMetrics;
 use crate::mounts::{Mounts, OpenMount};
 use crate::raft::Proposer;
-use crate::state::namespace::ListingCounts;
-use crate::state::{Outcome, StateReader};
+use crate::reader::StateReader;
 
 /// Entries of one command, and directories that are to be found for them.
 const PORTION: usize = 500;

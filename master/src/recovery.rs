@@ -17,19 +17,21 @@ use std::fs;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
+use cavern_state::{CurrentDatabase, Database, Family, Lock, current};
 use rocksdb::IteratorMode;
 
 use crate::MasterError;
 use crate::raft::{purged, read_position};
-use crate::state::{CurrentDatabase, Database, Family, Lock, current};
 
 const MARK: &str = "high-water";
 
 /// Opens the database of a data directory, or makes it at the very first start.
 ///
 /// # Errors
-/// [`MasterError::DatabaseMissing`], [`MasterError::DatabaseCut`] and [`MasterError::OpenDatabase`] for one that is not
+/// [`MasterError::DatabaseMissing`], [`MasterError::DatabaseCut`] and [`StateError::OpenDatabase`] for one that is not
 /// whole; nothing has been changed then.
+///
+/// [`StateError::OpenDatabase`]: cavern_state::StateError::OpenDatabase
 pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<(CurrentDatabase, HighWater), MasterError> {
     let lock = Lock::take(data_dir)?;
     let directory = current::directory(data_dir)?;
@@ -93,7 +95,7 @@ fn last_entry(database: &Database) -> Result<u64, MasterError> {
 /// Index of the first or last entry of the log.
 fn log_entry(database: &Database, which: IteratorMode<'_>) -> Result<Option<u64>, MasterError> {
     let entry = database.raw().iterator_cf(database.family(Family::RaftLog), which).next().transpose()?;
-    let damaged = |_| MasterError::Corrupt("the key of a log entry".to_owned());
+    let damaged = |_| MasterError::corrupt("the key of a log entry".to_owned());
     entry.map(|(key, _)| key.as_ref().try_into().map(u64::from_be_bytes).map_err(damaged)).transpose()
 }
 
@@ -163,7 +165,11 @@ impl HighWater {
 }
 
 #[cfg(test)]
+mod replaced;
+
+#[cfg(test)]
 mod tests {
+    use cavern_state::StateError;
     use rocksdb::WriteBatch;
 
     use super::*;
@@ -289,7 +295,10 @@ mod tests {
         fs::write(&log, bytes).unwrap();
         let error = refusal(dir.path());
         // Damage that looks like a torn end is detected by the mark.
-        assert!(matches!(error, MasterError::OpenDatabase { .. } | MasterError::DatabaseCut { .. }), "{error}");
+        assert!(
+            matches!(error, MasterError::State(StateError::OpenDatabase { .. }) | MasterError::DatabaseCut { .. }),
+            "{error}"
+        );
     }
 
     #[test]

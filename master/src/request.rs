@@ -1,7 +1,7 @@
 //! Requests that their callers may send again after a lost answer, to this master or to a later one.
 //!
 //! What changes the state and is not the same when it is done twice goes into the log under the id that its caller has
-//! chosen ([`crate::state::requests`]). A service looks first whether the request is answered already, so that neither
+//! chosen ([`cavern_state::requests`]). A service looks first whether the request is answered already, so that neither
 //! a bucket is asked nor a worker is emptied for it; what is decided counts in the log, where two attempts at the same
 //! time meet.
 //!
@@ -23,7 +23,7 @@ use cavern_proto::record::{Command, Once, RequestRecord};
 use prost::Message;
 
 use crate::MasterError;
-use crate::state::StateReader;
+use crate::reader::StateReader;
 
 /// Bytes of an id.
 const ID_BYTES: usize = 16;
@@ -50,7 +50,7 @@ impl Request {
             return Ok(None);
         }
         let id = self.id.clone();
-        reader.read(move |tables| tables.request(&id)).await
+        reader.read(move |tables| Ok(tables.request(&id)?)).await
     }
 
     /// The command that does it once.

@@ -18,6 +18,7 @@ use cavern_net::master::innermost;
 use cavern_proto::raft::{Member, RotateSecretsReply, SettleKeysRequest, TakeKeyRequest, Target};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{SealSecrets, SealedOptions, SecretsRecord};
+use cavern_state::{CurrentDatabase, Outcome, Tables};
 use futures::future::join_all;
 use prost::Message as _;
 use tokio::time::Instant;
@@ -30,7 +31,6 @@ use crate::mounts::Vault;
 use crate::raft::{Consensus, Ways};
 use crate::request::Request;
 use crate::service::Services;
-use crate::state::{CurrentDatabase, Outcome, Tables};
 
 /// For a master to have a key on its disk, or to apply what the leader has applied and forget one.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -82,7 +82,7 @@ async fn use_new_key(
     vault: &Arc<Vault>,
 ) -> Result<RotateSecretsReply, MasterError> {
     let reader = &services.lookups.reader;
-    let generation = reader.read(|tables| tables.secrets()).await?.generation + 1;
+    let generation = reader.read(|tables| Ok(tables.secrets()?)).await?.generation + 1;
     let preparing = vault.clone();
     let (id, key) = blocking(move || preparing.prepare(generation)).await?;
     let given = others(consensus);
@@ -164,7 +164,7 @@ pub async fn give_to_joining(
     target: Target,
     address: &str,
 ) -> Result<(), MasterError> {
-    let SecretsRecord { generation, key_id } = services.lookups.reader.read(|tables| tables.secrets()).await?;
+    let SecretsRecord { generation, key_id } = services.lookups.reader.read(|tables| Ok(tables.secrets()?)).await?;
     if generation == 0 {
         return Ok(());
     }

@@ -13,13 +13,15 @@ use cavern_conf::{Config, host};
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
 use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, TenantCollector, Transport};
+use cavern_state::Free;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use crate::blocking::blocking;
+use crate::blocking::{blocking, run_blocking};
 use crate::clock::Clock;
+use crate::feature_version::FEATURE_VERSION;
 use crate::group::Seat;
 use crate::jobs::PooledWorkers;
 use crate::lead::Lead;
@@ -107,8 +109,8 @@ pub struct Master {
     pub lead: Arc<Lead>,
     pub address: String,
     consensus: Arc<Consensus>,
-    /// Cancelled when the database is closed.
-    database: CancellationToken,
+    /// Set when the database is closed.
+    database: Free,
     server: JoinHandle<()>,
     leading: JoinHandle<()>,
     upkeep: JoinHandle<()>,
@@ -143,7 +145,7 @@ impl Master {
         let (data_dir, cache_bytes) = (conf.data_dir.clone(), conf.metadata_cache.bytes());
         let opened = blocking(move || recovery::open(&data_dir, cache_bytes)).await?;
         let (database, high_water) = (Arc::new(opened.0), opened.1);
-        let closing = database.closed();
+        let free = database.free();
         let transport = Transport::of_server(&config, Role::Master)?;
         transport.register_metrics(&metrics.registry);
         let ways = Ways(transport.clone());
@@ -174,6 +176,7 @@ impl Master {
                         size_max: conf.log_size_max.bytes(),
                     },
                     ways,
+                    known: FEATURE_VERSION,
                 },
                 lead.sessions(),
                 metrics.raft.clone(),
@@ -210,7 +213,7 @@ impl Master {
         let leading = host::spawn(async move { own.run(&context, &until).await });
         let upkeep = upkeep::keep(consensus.clone(), database, vault, metrics.clone(), high_water, ending.clone());
         let upkeep = host::spawn(upkeep);
-        let master = Self { lead, address, consensus, database: closing, server, leading, upkeep, ending };
+        let master = Self { lead, address, consensus, database: free, server, leading, upkeep, ending };
         if master.is_ready(&stop).await {
             return Ok(Some(master));
         }
@@ -265,7 +268,8 @@ impl Master {
         drop((consensus, lead));
         // A read that was given up, or a snapshot, may still be at work on the blocking pool. The directory is free for
         // the next process when this returns.
-        if tokio::time::timeout(DRAIN, database.cancelled()).await.is_err() {
+        let is_free = run_blocking(move || database.wait(DRAIN)).await;
+        if !is_free.unwrap_or(false) {
             tracing::warn!("the database is still in use at the end");
         }
     }

@@ -9,6 +9,7 @@ use cavern_proto::master::cluster_server::ClusterServer;
 use cavern_proto::master::namespace_server::NamespaceServer;
 use cavern_proto::record::InitCluster;
 use cavern_proto::record::command::Command;
+use cavern_state::{CurrentDatabase, Database, Tables};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -24,10 +25,10 @@ use crate::mounts::{Mounts, Vault};
 use crate::namespace::Lookups;
 use crate::persist::{Fenced, ObjectWriter, PersistOptions, Persistence};
 use crate::raft::{Consensus, LeaderId, Proposer};
+use crate::reader::StateReader;
 use crate::repair::{Repair, RepairOptions};
 use crate::service::Services;
 use crate::sessions::{CurrentSessions, Recalls, WatchHub};
-use crate::state::{CurrentDatabase, Database, StateReader, Tables};
 use crate::workers::Workers;
 use crate::{MasterError, feature_version};
 
@@ -178,7 +179,7 @@ fn services(
     let TermContext { config, vault, clock, metrics, workers: way, consensus, .. } = context;
     let conf = &config.master;
     let cluster_id = Tables::new(database).cluster_id()?;
-    let cluster_id = cluster_id.ok_or_else(|| MasterError::Corrupt("the cluster id, which is missing,".into()))?;
+    let cluster_id = cluster_id.ok_or_else(|| MasterError::corrupt("the cluster id, which is missing,".into()))?;
     let lease = consensus.lease(lead);
     let mut hub = WatchHub::new(conf.session_lease.get(), lease.clone(), metrics.clone(), sessions.clone());
     hub.limit_sessions_of_client(conf.client_sessions);

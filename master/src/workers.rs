@@ -15,6 +15,7 @@ use cavern_proto::master::{
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{PutWorker, SetWorkerState, WorkerRecord};
 use cavern_security::Identity;
+use cavern_state::{Database, Outcome, Tables, refusal_of_owner};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -23,7 +24,6 @@ use crate::MasterError;
 use crate::metrics::MasterMetrics;
 use crate::raft::Proposer;
 use crate::silence::{LastLook, excuse};
-use crate::state::{Database, Outcome, Tables, refusal_of_owner};
 
 /// Bytes of any text that a worker reports, at most.
 const TEXT_MAX: usize = 4096;

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use cavern_proto::master::{FreeFate, TtlAction};
 use cavern_proto::record::TtlRecord;
+use cavern_state::Outcome;
 use futures::FutureExt as _;
 use tokio::time::Instant;
 
@@ -26,7 +27,6 @@ use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
 use crate::clock::Clock;
 use crate::metrics::ExpiryMetrics;
 use crate::service::Services;
-use crate::state::Outcome;
 
 /// Names looked at with one read.
 const PAGE: usize = 1000;

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{CountUsage, ReapOrphans};
+use cavern_state::{Database, Family, Outcome, Tables, tables, usage};
 use futures::FutureExt as _;
 
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
 use crate::metrics::MasterMetrics;
 use crate::raft::Proposer;
 use crate::service::Services;
-use crate::state::{Database, Family, Outcome, Tables, tables, usage};
 use crate::{MasterError, sessions};
 
 /// Period of ticks to the sessions, of the gauges, and of looks at what is left.

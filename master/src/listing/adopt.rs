@@ -5,6 +5,8 @@ use cavern_conf::schema::Fuse;
 use cavern_proto::master::Existing;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{AdoptListing, TakeInObject};
+use cavern_state::Directory;
+use cavern_state::namespace::ListingCounts;
 use cavern_ufs::{Listed, Window};
 
 use super::Listings;
@@ -12,8 +14,6 @@ use super::diff::listed_entry;
 use crate::MasterError;
 use crate::mounts::{CLAIM, OpenMount};
 use crate::persist::PARKED;
-use crate::state::Directory;
-use crate::state::namespace::ListingCounts;
 
 /// Entries of one command.
 pub const ENTRIES: usize = 250;

@@ -5,14 +5,14 @@
 use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::ListingGroup;
+use cavern_state::records::version;
+use cavern_state::{Directory, EntryVersion};
 use cavern_ufs::{Listed, UfsError, is_name};
 
 use super::Listings;
 use super::diff::listed_entry;
 use crate::MasterError;
 use crate::mounts::OpenMount;
-use crate::state::records::version;
-use crate::state::{Directory, EntryVersion};
 
 /// What is known of a name already decides what needs to be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,8 +41,12 @@ impl Listings {
             return Ok(());
         }
         self.0.metrics.one_name_checks.inc();
-        let place =
-            self.0.reader.read(move |tables| tables.directory(directory)).await?.ok_or(MasterError::Gone(directory))?;
+        let place = self
+            .0
+            .reader
+            .read(move |tables| Ok(tables.directory(directory)?))
+            .await?
+            .ok_or(MasterError::Gone(directory))?;
         if place.mount_id == 0 {
             return Ok(());
         }
@@ -85,7 +89,7 @@ impl Listings {
         let prefix = place.key_prefix(mount.ufs.prefix()).ok_or(MasterError::Gone(place.inode))?;
         let key = format!("{prefix}{}", String::from_utf8_lossy(name));
         let (directory, looked_up) = (place.inode, name.clone());
-        let known = self.0.reader.read(move |tables| tables.dentry(directory, &looked_up)).await?;
+        let known = self.0.reader.read(move |tables| Ok(tables.dentry(directory, &looked_up)?)).await?;
         let known = known.map_or(KnownKind::Nothing, |dentry| match dentry.kind() {
             Kind::Directory => KnownKind::Directory,
             _ => KnownKind::File,

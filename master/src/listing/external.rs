@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::ListedEntry;
+use cavern_state::Directory;
 use cavern_ufs::{Listed, Lister, Window, Windows, is_name};
 
 use super::Listings;
@@ -11,7 +12,6 @@ use super::check::Why;
 use super::diff::{self, listed_entry};
 use crate::MasterError;
 use crate::mounts::{CLAIM, OpenMount};
-use crate::state::Directory;
 
 /// A name that may have been changed by others.
 #[derive(Clone, Debug)]

@@ -6,6 +6,7 @@ use cavern_proto::master::{
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{AttachMount, RequestRecord};
 use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX};
+use cavern_state::Outcome;
 use cavern_ufs::Contents;
 
 use super::claim::{Claimed, TakeOver};
@@ -13,7 +14,6 @@ use crate::MasterError;
 use crate::namespace::components;
 use crate::request::Request;
 use crate::service::Services;
-use crate::state::Outcome;
 
 const BLOCK_SIZE_DEFAULT: u64 = 64 << 20;
 const BLOCK_SIZE_MIN: u64 = 1 << 20;

@@ -12,6 +12,7 @@ use cavern_conf::counted;
 use cavern_proto::master::{Mount, WriteType};
 use cavern_proto::record::RemoveMount;
 use cavern_proto::record::command::Command;
+use cavern_state::Outcome;
 use tokio::time::Instant;
 
 use super::attach::{normalized, not_mounted};
@@ -19,7 +20,6 @@ use crate::MasterError;
 use crate::persist::{Backlog, Scope};
 use crate::request::Request;
 use crate::service::Services;
-use crate::state::Outcome;
 
 /// How long the bucket is brought up to date before the mount stays.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -55,7 +55,7 @@ impl Services {
         let began = Instant::now();
         loop {
             let looked_up = path.clone();
-            let read = self.lookups.reader.read(move |tables| tables.mounts());
+            let read = self.lookups.reader.read(move |tables| Ok(tables.mounts()?));
             let Some(mount) = read.await?.into_iter().find(|mount| mount.path == looked_up) else {
                 return Err(not_mounted(&path));
             };
@@ -111,7 +111,7 @@ impl Services {
                     return Err(lacks_changes(path, &backlog, failed.last_error()));
                 }
             } else {
-                let held = self.lookups.reader.read(move |tables| tables.held_of(id)).await?;
+                let held = self.lookups.reader.read(move |tables| Ok(tables.held_of(id)?)).await?;
                 if held == 0 {
                     return Ok(change);
                 }

@@ -7,6 +7,7 @@
 use cavern_proto::master::{Mount, UpdateMountRequest, WriteType};
 use cavern_proto::record::UpdateMount;
 use cavern_proto::record::command::Command;
+use cavern_state::Outcome;
 use cavern_ufs::{KeySpace, Ufs, changed_options};
 use futures::{StreamExt, stream};
 
@@ -14,7 +15,6 @@ use super::attach::{complete, normalized, not_mounted};
 use super::overlap::refuse_overlap;
 use crate::MasterError;
 use crate::service::Services;
-use crate::state::Outcome;
 
 /// Objects by which a bucket is known again, and how many are asked about at a time.
 const SAMPLE: usize = 32;
@@ -84,7 +84,7 @@ impl Services {
     /// Another endpoint must lead to the bucket that has what was written: some objects are looked for there.
     async fn refuse_other_bucket(&self, mount: &Mount, ufs: &Ufs) -> Result<(), MasterError> {
         let id = mount.id;
-        let noted = self.lookups.reader.read(move |tables| tables.noted_objects(id, SAMPLE)).await?;
+        let noted = self.lookups.reader.read(move |tables| Ok(tables.noted_objects(id, SAMPLE)?)).await?;
         let sample = noted.len();
         let is_there = stream::iter(noted).map(|(key, etag)| async move {
             let object = ufs.head(&key).await;

@@ -13,14 +13,15 @@ use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Consistency, Entry, Kind, MakeListedReply, OwnAttributes};
 use cavern_proto::record::InodeRecord;
 use cavern_security::MountDebt;
+use cavern_state::{Directory, StateError, Tables, Whereabouts};
 use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
 use crate::MasterError;
 use crate::listing::{ListPolicy, Listings, Progress, Started, Walk, Why};
 use crate::mounts::{Mounts, OpenMount};
+use crate::reader::StateReader;
 use crate::sessions::{Recalls, WatchHub};
-use crate::state::{Directory, StateReader, Tables, Whereabouts};
 
 /// Longest path, in bytes, and its deepest nesting.
 const PATH_MAX: usize = 4096;
@@ -216,7 +217,7 @@ impl Lookups {
 
     async fn known_inode(&self, inode: u64) -> Result<Entry, MasterError> {
         let found = self.see_inode_with(inode, move |tables, record| {
-            tables.directory(if record.kind() == Kind::Directory { inode } else { record.parent })
+            Ok(tables.directory(if record.kind() == Kind::Directory { inode } else { record.parent })?)
         });
         let (record, directory) = found.await?.ok_or(MasterError::Gone(inode))?;
         let directory = directory.ok_or(MasterError::Gone(inode))?;
@@ -328,7 +329,7 @@ impl Lookups {
             for inode in inodes {
                 let directory = match tables.directory(inode) {
                     _ if hidden.contains(&inode) => None,
-                    Err(MasterError::Refused(_)) => None,
+                    Err(StateError::NotADirectory(_)) => None,
                     directory => directory?,
                 };
                 let age_ms = directory.as_ref().map_or(-1, |directory| reader.age_ms(directory.record.listed_ns));
@@ -340,9 +341,9 @@ impl Lookups {
     }
 
     async fn touch_one(&self, inode: u64, wait: bool) -> Result<(), MasterError> {
-        let directory = match self.reader.read(move |tables| tables.directory(inode)).await {
+        let directory = match self.reader.read(move |tables| Ok(tables.directory(inode)?)).await {
             // Not a directory: answered as gone.
-            Err(MasterError::Refused(_)) => return Ok(()),
+            Err(MasterError::State(StateError::NotADirectory(_))) => return Ok(()),
             directory => directory?,
         };
         let Some(directory) = directory.filter(|directory| directory.mount_id != 0) else { return Ok(()) };
@@ -465,11 +466,11 @@ impl Lookups {
 fn plain_entry(parent: u64, name: Bytes, inode: u64, record: &InodeRecord) -> Entry {
     Entry {
         name,
-        attr: Some(crate::state::records::attributes(inode, record)),
+        attr: Some(cavern_state::records::attributes(inode, record)),
         parent,
         mount_id: record.mount_id,
         key: String::new(),
-        etag: crate::state::records::etag(record),
+        etag: cavern_state::records::etag(record),
         listing_age_ms: -1,
         target: record.target.clone(),
     }

@@ -33,7 +33,7 @@ impl Lookups {
             loop {
                 let from = after.take();
                 let (page, end) =
-                    self.reader.read(move |tables| tables.page(inode, from.as_deref(), PAGE_ENTRIES)).await?;
+                    self.reader.read(move |tables| Ok(tables.page(inode, from.as_deref(), PAGE_ENTRIES)?)).await?;
                 let files = page.iter().filter(|(_, _, record)| record.kind() == Kind::File);
                 for (_, _, record) in files {
                     progress.files += 1;

@@ -10,6 +10,7 @@ use cavern_conf::Failpoint;
 use cavern_proto::master::{Kind, Mount};
 use cavern_proto::record::Deleted;
 use cavern_proto::record::command::Command;
+use cavern_state::{PendingDeletion, Tables};
 use cavern_ufs::{Precondition, Ufs, UfsError};
 use tokio::time::Instant;
 
@@ -18,7 +19,6 @@ use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
 use crate::MasterError;
 use crate::background::Next;
 use crate::raft::LeaderLease;
-use crate::state::{PendingDeletion, Tables};
 
 /// How long the owner of a key is given to be written, before it is looked at again.
 const OWNER_PAUSE: Duration = Duration::from_secs(1);

@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use cavern_proto::master::{Extent, FreeFate, Worker, WorkerState};
 use cavern_proto::record::command::Command;
+use cavern_state::{Outcome, is_clean};
 
 use super::Persistence;
 use crate::MasterError;
 use crate::background::Next;
-use crate::state::{Outcome, is_clean};
 
 /// Of a hundred bytes of a worker's disks: where dropping begins, and where it ends.
 const HIGH_PERCENT: u64 = 75;

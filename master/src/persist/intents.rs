@@ -8,6 +8,7 @@ use cavern_proto::ContentId;
 use cavern_proto::data::Status;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{BeginObjects, IntentRecord, Persisted, PersistedObject, SpreadIntent};
+use cavern_state::Outcome;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
@@ -17,7 +18,6 @@ use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_EXPEDITED};
 use crate::MasterError;
 use crate::background::Next;
 use crate::mounts::OpenMount;
-use crate::state::Outcome;
 
 /// Entries of a renamed directory that get intents with one command.
 pub const SPREAD: u32 = 500;

@@ -15,6 +15,7 @@ use cavern_proto::data::BlockRef;
 use cavern_proto::master::{Extent, LostAction, ResolveLostReply, UnavailableFile};
 use cavern_proto::record::DropLost;
 use cavern_proto::record::command::Command;
+use cavern_state::{AT_ONCE, Outcome};
 use tokio::time::Instant;
 
 use super::intents::PersistOutcome;
@@ -22,7 +23,6 @@ use super::plan::Work;
 use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
 use super::scope::{Scope, ScopeFilter};
 use super::{PAUSES, Persistence};
-use crate::state::{AT_ONCE, Outcome};
 use crate::{MasterError, repair};
 
 /// Blocks that a worker is asked about at a time.

@@ -2,12 +2,12 @@
 //! long as it has its data: one that has lost them is another master, and needs another place, since it no longer knows
 //! how it voted.
 
+use cavern_state::{Database, Family};
 use rocksdb::WriteBatch;
 use serde::{Deserialize, Serialize};
 
 use super::types::{NodeId, from_json, to_json};
 use crate::MasterError;
-use crate::state::{Database, Family};
 
 const IDENTITY_KEY: &[u8] = b"identity";
 /// The first master of every cluster.
@@ -33,7 +33,7 @@ impl Identity {
     pub fn write(&self, database: &Database) -> Result<(), MasterError> {
         let mut batch = WriteBatch::default();
         batch.put_cf(database.family(Family::RaftMeta), IDENTITY_KEY, to_json(self, "an identity")?);
-        database.write_synced(batch)
+        Ok(database.write_synced(batch)?)
     }
 }
 

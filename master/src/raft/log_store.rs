@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use cavern_conf::host;
+use cavern_state::{CurrentDatabase, Database, Family};
 use openraft::storage::{IOFlushed, LogState, RaftLogStorage};
 use openraft::{OptionalSend, RaftLogReader};
 use parking_lot::Mutex;
@@ -38,7 +39,6 @@ use super::state_machine::read_position;
 use super::types::{Entry, LogId, Types, Vote, decode_entry, encode_entry, from_json, to_json};
 use crate::MasterError;
 use crate::metrics::RaftMetrics;
-use crate::state::{CurrentDatabase, Database, Family};
 
 const VOTE_KEY: &[u8] = b"vote";
 const PURGED_KEY: &[u8] = b"purged";

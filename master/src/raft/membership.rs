@@ -11,7 +11,7 @@ use openraft::{ChangeMembers, Instant as _, RaftMetrics};
 use super::node::{Consensus, fatal};
 use super::observe;
 use super::types::{Node, NodeId, Types};
-use crate::{MasterError, feature_version};
+use crate::MasterError;
 
 /// A follower that has answered within this is there.
 const ALIVE: Duration = Duration::from_secs(2);
@@ -29,7 +29,7 @@ const EPOCH_INDEX_BITS: u32 = 40;
 const SNAPSHOT: Duration = Duration::from_secs(600);
 
 impl Consensus {
-    /// The group as this master sees it.
+    /// The group as this master sees it. What its program knows is for others to add.
     pub fn group(&self) -> Group {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
@@ -57,10 +57,7 @@ impl Consensus {
             applied_index: index(metrics.last_applied),
             snapshot_index: index(metrics.snapshot),
             members: membership.nodes().map(member).collect(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            feature_version: feature_version::known_at(self.address()),
-            incoming: None,
-            unaware: Vec::new(),
+            ..Group::default()
         }
     }
 

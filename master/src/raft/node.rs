@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use cavern_proto::NotLeading;
+use cavern_state::{CurrentDatabase, Database};
 use openraft::async_runtime::watch::WatchReceiver as _;
 use openraft::errors::{InitializeError, RaftError};
 use openraft::{Config, RaftMetrics, ReadPolicy, ServerState, SnapshotPolicy};
@@ -28,7 +29,6 @@ use super::types::{LeaderId, Node, NodeId, Raft, Types};
 use crate::MasterError;
 use crate::clock::Clock;
 use crate::metrics;
-use crate::state::{CurrentDatabase, Database};
 
 /// How long an end waits for the threads.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -47,6 +47,8 @@ pub struct ConsensusConfig<'a> {
     pub snapshots: &'a Path,
     pub log: LogLimits,
     pub ways: Ways,
+    /// The feature version up to which this program knows commands.
+    pub known: u32,
 }
 
 /// A running node.
@@ -83,14 +85,14 @@ impl Consensus {
         listener: Arc<dyn ChangeListener>,
         metrics: metrics::RaftMetrics,
     ) -> Result<Self, MasterError> {
-        let ConsensusConfig { cluster_name, identity, address, snapshots, log: limits, ways } = config;
+        let ConsensusConfig { cluster_name, identity, address, snapshots, log: limits, ways, known } = config;
         let snapshots = Snapshots::open(snapshots.to_owned())?;
         finish_installation(&database, &snapshots)?;
         let (log, log_thread) = start_log(database.clone(), limits, &metrics)?;
         let is_alone = is_alone(&database.get(), identity.node_id)?;
         let log_at_start = log_state(&database.get())?.last_log_id.map_or(0, |id| id.index);
         let promise = if has_log(&database.get())? && !is_alone { Promise::begin() } else { Promise::default() };
-        let machine = StateMachine::open(database, snapshots.clone(), listener, metrics.clone())?;
+        let machine = StateMachine::open(database, snapshots.clone(), listener, metrics.clone(), known)?;
         let raft_config = Config {
             cluster_name: cluster_name.to_owned(),
             election_timeout_min: ELECTION.start().as_millis() as u64,

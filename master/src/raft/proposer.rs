@@ -10,6 +10,7 @@ use cavern_conf::Failpoint;
 use cavern_proto::NotLeading;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, CommandBatch};
+use cavern_state::Outcome;
 use futures::stream::FuturesOrdered;
 use futures::{FutureExt, StreamExt};
 use openraft::errors::ClientWriteError;
@@ -23,7 +24,6 @@ use super::types::{Batch, LeaderId, Raft, Types};
 use crate::MasterError;
 use crate::clock::Clock;
 use crate::metrics::RaftMetrics;
-use crate::state::Outcome;
 
 /// Commands that wait for their entry at most; proposers beyond wait themselves.
 const QUEUE: usize = 1024;

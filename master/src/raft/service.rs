@@ -10,6 +10,7 @@ use cavern_proto::raft::{
     TakeKeyRequest, Target, TransferLeadRequest, VoteReply, VoteRequest, append_reply, hand_over_reply,
 };
 use cavern_proto::record::command::Command;
+use cavern_state::Outcome;
 use futures::StreamExt;
 use openraft::raft::{AppendEntriesResponse, TransferLeaderRequest};
 use tokio::sync::Mutex;
@@ -21,11 +22,10 @@ use super::snapshot::Incoming;
 use super::types::Snapshot;
 use crate::announce::announce;
 use crate::blocking::blocking;
-use crate::group::{Seat, look};
+use crate::group::{Seat, described, look};
 use crate::lead::Lead;
 use crate::request::Request;
 use crate::service::is_about;
-use crate::state::Outcome;
 use crate::{MasterError, feature_version, rotation};
 
 /// See the module. Cheap to clone.
@@ -82,7 +82,7 @@ impl RaftService {
         cavern_conf::check_master(address).map_err(MasterError::Invalid)?;
         let consensus = self.running()?;
         let _changing = self.changing.lock().await;
-        let group = consensus.group();
+        let group = described(consensus);
         let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
         // Whoever asks again, since no answer came, has what was asked for.
         if group.members.iter().any(|member| member.address == address && member.votes) {
@@ -114,7 +114,7 @@ impl RaftService {
             return Err(self.lead.not_leading());
         }
         consensus.let_vote(node_id, address).await?;
-        Ok(Group { unaware, ..consensus.group() })
+        Ok(Group { unaware, ..described(consensus) })
     }
 
     /// Has the numbers of all members be known as given. Those of founders are not, and nobody may have the number of
@@ -286,7 +286,7 @@ impl Raft for RaftService {
         let consensus = self.running()?;
         self.count_ids(&consensus.group()).await?;
         consensus.remove(request.into_inner().node_id).await?;
-        Ok(Response::new(consensus.group()))
+        Ok(Response::new(described(consensus)))
     }
 
     async fn transfer_lead(&self, request: tonic::Request<TransferLeadRequest>) -> Result<Response<Group>, Status> {
@@ -296,12 +296,12 @@ impl Raft for RaftService {
             return Err(self.lead.not_leading().into());
         }
         consensus.hand_over(request.into_inner().node_id).await?;
-        Ok(Response::new(consensus.group()))
+        Ok(Response::new(described(consensus)))
     }
 
     async fn make_snapshot(&self, _: tonic::Request<MakeSnapshotRequest>) -> Result<Response<Group>, Status> {
         let consensus = self.running()?;
         consensus.make_snapshot().await?;
-        Ok(Response::new(consensus.group()))
+        Ok(Response::new(described(consensus)))
     }
 }

@@ -21,6 +21,7 @@ use std::time::Duration;
 use cavern_proto::master::{Mount, WriteType};
 use cavern_proto::record::AttachMount;
 use cavern_proto::record::command::Command as Kind;
+use cavern_state::Outcome;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -29,7 +30,6 @@ use self::faults::{Faults, heal, keep_failing, start_all, watch_leases};
 use self::history::{Asked, History, Told};
 use self::master::{Flaw, MASTERS, SimulatedMaster, read, seen};
 use self::model::Model;
-use crate::state::Outcome;
 
 pub use runtime::SeededRuntime;
 pub use world::{Host, Transport};

@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cavern_conf::Failpoint;
+use cavern_state::current::link_files;
+use cavern_state::{CurrentDatabase, Database};
 use openraft::RaftSnapshotBuilder;
 use parking_lot::Mutex;
 
@@ -23,8 +25,6 @@ use super::state_machine::read_position;
 use super::types::{LogId, Meta, Snapshot, Types, from_json};
 use crate::MasterError;
 use crate::blocking::run_blocking;
-use crate::state::current::link_files;
-use crate::state::{CurrentDatabase, Database};
 
 pub use incoming::Incoming;
 pub use outgoing::Outgoing;
@@ -238,12 +238,12 @@ mod tests {
         for number in 0..40_u64 {
             let mut value = vec![0; 100 << 10];
             random.fill(&mut value).unwrap();
-            batch.put_cf(database.family(crate::state::Family::Inode), number.to_be_bytes(), value);
+            batch.put_cf(database.family(cavern_state::Family::Inode), number.to_be_bytes(), value);
         }
         database.write(batch).unwrap();
         let applied = serde_json::to_vec(&crate::raft::types::log_id(1, 1, 7)).unwrap();
         let mut position = rocksdb::WriteBatch::default();
-        position.put_cf(database.family(crate::state::Family::Meta), b"applied", applied);
+        position.put_cf(database.family(cavern_state::Family::Meta), b"applied", applied);
         database.write(position).unwrap();
         Snapshots::open(root.join("made")).unwrap().build(&database).unwrap()
     }
@@ -307,7 +307,7 @@ mod tests {
         fs::create_dir(&data).unwrap();
         let own = Database::open(&data, 1 << 20).unwrap();
         let mut batch = rocksdb::WriteBatch::default();
-        batch.put_cf(own.family(crate::state::Family::RaftLog), [0; 8], [7; 100]);
+        batch.put_cf(own.family(cavern_state::Family::RaftLog), [0; 8], [7; 100]);
         own.write(batch).unwrap();
         // What was begun before the other one came.
         let (current, _) = snapshots.build(&own).unwrap();
@@ -316,6 +316,6 @@ mod tests {
         let alone = Snapshots::open(root.path().join("alone")).unwrap();
         let (_, built) = alone.build(&own).unwrap();
         let built = Database::open_for_inspection(&built.directory).unwrap();
-        assert_eq!(built.get(crate::state::Family::RaftLog, &[0; 8]).unwrap(), None);
+        assert_eq!(built.get(cavern_state::Family::RaftLog, &[0; 8]).unwrap(), None);
     }
 }

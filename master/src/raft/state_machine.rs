@@ -12,6 +12,9 @@ use std::time::Duration;
 
 use cavern_conf::Failpoint;
 use cavern_proto::record::{Command, CommandBatch};
+use cavern_state::{
+    Changes, CurrentDatabase, Database, Family, Outcome, Tables, Transaction, Unwritten, apply, feature_version,
+};
 use futures::{Stream, StreamExt};
 use openraft::storage::{EntryResponder, RaftStateMachine};
 use openraft::{EntryPayload, OptionalSend};
@@ -22,10 +25,9 @@ use tokio::time::Instant;
 use super::log_store::carry_over;
 use super::snapshot::{Builder, Checkpoint, Snapshots};
 use super::types::{Entry, LogId, Meta, Outcomes, Snapshot, StoredMembership, Types, from_json, to_json};
+use crate::MasterError;
 use crate::blocking::run_blocking;
 use crate::metrics::RaftMetrics;
-use crate::state::{Changes, CurrentDatabase, Database, Family, Outcome, Tables, Transaction, Unwritten, apply};
-use crate::{MasterError, feature_version};
 
 pub(super) const APPLIED_KEY: &[u8] = b"applied";
 const MEMBERSHIP_KEY: &[u8] = b"membership";
@@ -59,6 +61,8 @@ pub struct StateMachine {
     snapshots: Snapshots,
     listener: Arc<dyn ChangeListener>,
     metrics: RaftMetrics,
+    /// The feature version up to which this program knows commands.
+    known: u32,
     /// Index of the entry that a crash left partly applied, and how many of its commands are done.
     progress: (u64, u64),
     /// When the last entries were applied.
@@ -92,22 +96,26 @@ fn read_progress(database: &Database) -> Result<(u64, u64), MasterError> {
     let number =
         |range: std::ops::Range<usize>| -> Option<u64> { Some(u64::from_be_bytes(bytes.get(range)?.try_into().ok()?)) };
     let progress = number(0..8).zip(number(8..16));
-    progress.ok_or_else(|| MasterError::Corrupt("the progress inside a log entry".into()))
+    progress.ok_or_else(|| MasterError::corrupt("the progress inside a log entry".into()))
 }
 
 impl StateMachine {
-    /// Finds out where to go on. *Blocking*.
+    /// Finds out where to go on. `known` is the feature version up to which this program knows commands. *Blocking*.
+    ///
+    /// # Errors
+    /// [`NewerFeatureVersion`](cavern_state::StateError::NewerFeatureVersion) for a state beyond that.
     pub fn open(
         database: Arc<CurrentDatabase>,
         snapshots: Snapshots,
         listener: Arc<dyn ChangeListener>,
         metrics: RaftMetrics,
+        known: u32,
     ) -> Result<Self, MasterError> {
         let current = database.get();
-        feature_version::check_state(&current)?;
+        feature_version::check_state(&current, known)?;
         let progress = read_progress(&current)?;
         listener.begin_with(Tables::new(&current))?;
-        Ok(Self { database, snapshots, listener, metrics, progress, ended: None })
+        Ok(Self { database, snapshots, listener, metrics, known, progress, ended: None })
     }
 
     fn apply_entry(&mut self, entry: Entry) -> Result<Outcomes, MasterError> {
@@ -177,6 +185,7 @@ impl StateMachine {
         now_ns: i64,
     ) -> Result<(Outcome, Changes), MasterError> {
         let mut transaction = Transaction::on(Tables::with(database, unwritten))?;
+        transaction.known = self.known;
         transaction.counters.now_ns = transaction.counters.now_ns.max(now_ns);
         let outcome = apply(&mut transaction, command)?;
         let (writes, changes) = transaction.finish()?;
@@ -221,8 +230,8 @@ impl StateMachine {
 }
 
 /// Keeps a snapshot of another master, which is to take the place of the state here.
-fn adopt(snapshots: &Snapshots, meta: &Meta, checkpoint: &Checkpoint) -> Result<(), MasterError> {
-    feature_version::check_state(&Database::open_for_inspection(&checkpoint.directory)?)?;
+fn adopt(snapshots: &Snapshots, meta: &Meta, checkpoint: &Checkpoint, known: u32) -> Result<(), MasterError> {
+    feature_version::check_state(&Database::open_for_inspection(&checkpoint.directory)?, known)?;
     snapshots.adopt(meta, checkpoint)?;
     Failpoint::SnapshotAdopted.pass();
     Ok(())
@@ -234,7 +243,18 @@ pub fn finish_installation(database: &CurrentDatabase, snapshots: &Snapshots) ->
     if read_position(&database.get())?.0 < meta.last_log_id {
         tracing::info!("taking in a snapshot that this master has kept, but has not come to use");
         let next = database.prepare(&checkpoint.directory)?;
-        database.replace(next, |from, to| carry_over(from, to, meta.last_log_id))?;
+        replace(database, next, meta.last_log_id)?;
+    }
+    Ok(())
+}
+
+/// Has a prepared database take the place of the current one, with what this master keeps of its log. *Blocking*.
+fn replace(database: &CurrentDatabase, next: Database, covered: Option<LogId>) -> Result<(), MasterError> {
+    database.replace(next, |from, to| carry_over(from, to, covered))?;
+    // A simulated disk has all of it.
+    #[cfg(test)]
+    if let Some(host) = super::simulation::Host::current() {
+        host.disk.lock().note_synced();
     }
     Ok(())
 }
@@ -279,9 +299,9 @@ impl RaftStateMachine<Types> for StateMachine {
     }
 
     async fn install_snapshot(&mut self, meta: &Meta, snapshot: Checkpoint) -> io::Result<()> {
-        let (snapshots, own) = (self.snapshots.clone(), meta.clone());
+        let (snapshots, own, known) = (self.snapshots.clone(), meta.clone(), self.known);
         let adopted = run_blocking(move || {
-            adopt(&snapshots, &own, &snapshot)?;
+            adopt(&snapshots, &own, &snapshot, known)?;
             Ok::<_, MasterError>(snapshot)
         });
         let snapshot = adopted.await.map_err(io::Error::other)?.map_err(io::Error::other)?;
@@ -294,7 +314,7 @@ impl RaftStateMachine<Types> for StateMachine {
         let replaced = run_blocking(move || {
             // A checkpoint may have been made in the middle of an entry.
             let progress = read_progress(&next)?;
-            database.replace(next, |from, to| carry_over(from, to, covered))?;
+            replace(&database, next, covered)?;
             // It has its own names for the files.
             snapshots.forget_incoming()?;
             Ok::<_, MasterError>(progress)
@@ -321,18 +341,18 @@ mod tests {
     use cavern_proto::record::{
         ApplyListing, AttachMount, Command, Counters, InitCluster, ListedEntry, ListingGroup, Mutate,
     };
+    use cavern_state::feature_version::FEATURE_VERSION;
+    use cavern_state::tables::COUNTERS_KEY;
+    use cavern_state::{Lock, StateError};
 
     use prost::Message as _;
 
     use std::path::Path;
 
     use super::*;
-    use crate::feature_version::FEATURE_VERSION;
     use crate::metrics::MasterMetrics;
     use crate::raft::types::{Batch, log_id};
     use crate::sessions::CurrentSessions;
-    use crate::state::Lock;
-    use crate::state::tables::COUNTERS_KEY;
 
     struct NullListener;
 
@@ -345,7 +365,8 @@ mod tests {
 
     fn open(database: &Arc<CurrentDatabase>, snapshots: &Snapshots) -> StateMachine {
         let metrics = MasterMetrics::new().raft;
-        StateMachine::open(database.clone(), snapshots.clone(), Arc::new(NullListener), metrics).unwrap()
+        let (database, snapshots, listener) = (database.clone(), snapshots.clone(), Arc::new(NullListener));
+        StateMachine::open(database, snapshots, listener, metrics, FEATURE_VERSION).unwrap()
     }
 
     fn entry(index: u64, jobs: usize) -> Entry {
@@ -389,7 +410,7 @@ mod tests {
         machine.apply_entry(entry(1, 1)).unwrap();
         let unknown = Batch(CommandBatch { commands: vec![Command { command: None }], now_ns: 0 });
         let newer = Entry { log_id: log_id(1, 1, 2), payload: EntryPayload::Normal(unknown) };
-        assert!(matches!(machine.apply_entry(newer), Err(MasterError::UnknownCommand)));
+        assert!(matches!(machine.apply_entry(newer), Err(MasterError::State(StateError::UnknownCommand))));
         assert_eq!(machine.applied_state().await.unwrap().0, Some(log_id(1, 1, 1)));
 
         // In the middle of an entry: what comes before it is done, once.
@@ -397,7 +418,7 @@ mod tests {
         if let EntryPayload::Normal(batch) = &mut mixed.payload {
             batch.0.commands[2].command = None;
         }
-        assert!(matches!(machine.apply_entry(mixed), Err(MasterError::UnknownCommand)));
+        assert!(matches!(machine.apply_entry(mixed), Err(MasterError::State(StateError::UnknownCommand))));
         assert_eq!(Tables::new(&database.get()).jobs().unwrap().len(), 3);
         assert_eq!(read_progress(&database.get()).unwrap(), (2, 2));
         let mut newer = open(&database, &snapshots);
@@ -424,7 +445,8 @@ mod tests {
         let (_dir, database, snapshots) = empty();
         let witness = Arc::new(Witness { database: database.clone(), seen: parking_lot::Mutex::default() });
         let metrics = MasterMetrics::new().raft;
-        let mut machine = StateMachine::open(database.clone(), snapshots, witness.clone(), metrics).unwrap();
+        let mut machine =
+            StateMachine::open(database.clone(), snapshots, witness.clone(), metrics, FEATURE_VERSION).unwrap();
         let mut mixed = entry(1, 4);
         if let EntryPayload::Normal(batch) = &mut mixed.payload {
             let mutation = Some(Mutation { seq: 1, ..Mutation::default() });
@@ -488,7 +510,7 @@ mod tests {
         machine.apply_entry(raise(2, 0)).unwrap();
         assert_eq!(version(), FEATURE_VERSION, "it never falls");
         let newer = machine.apply_entry(raise(3, FEATURE_VERSION + 1));
-        assert!(matches!(newer, Err(MasterError::NewerFeatureVersion { .. })), "{newer:?}");
+        assert!(matches!(newer, Err(MasterError::State(StateError::NewerFeatureVersion { .. }))), "{newer:?}");
         assert_eq!((version(), machine.applied_state().await.unwrap().0), (FEATURE_VERSION, Some(log_id(1, 1, 2))));
 
         // Nor does it start with a state of theirs, or take one in.
@@ -502,15 +524,16 @@ mod tests {
         assert!(refused.contains("upgrade this master"), "{refused}");
         assert_eq!(machine.applied_state().await.unwrap().0, Some(log_id(1, 1, 1)), "nothing was changed");
         let metrics = MasterMetrics::new().raft;
-        let refused = StateMachine::open(database, snapshots, Arc::new(NullListener), metrics).err();
-        assert!(matches!(refused, Some(MasterError::NewerFeatureVersion { .. })), "{refused:?}");
+        let refused = StateMachine::open(database, snapshots, Arc::new(NullListener), metrics, FEATURE_VERSION).err();
+        assert!(matches!(refused, Some(MasterError::State(StateError::NewerFeatureVersion { .. }))), "{refused:?}");
     }
 
     #[tokio::test]
     async fn what_sessions_hold_is_known_after_a_start_and_with_a_snapshot() {
         let open = |database: &Arc<CurrentDatabase>, snapshots: &Snapshots| {
             let (sessions, metrics) = (Arc::new(CurrentSessions::default()), MasterMetrics::new().raft);
-            let machine = StateMachine::open(database.clone(), snapshots.clone(), sessions.clone(), metrics);
+            let (database, snapshots, listener) = (database.clone(), snapshots.clone(), sessions.clone());
+            let machine = StateMachine::open(database, snapshots, listener, metrics, FEATURE_VERSION);
             (machine.unwrap(), sessions.held())
         };
         let (_dir, database, snapshots) = empty();
@@ -550,7 +573,7 @@ mod tests {
         let (meta, checkpoint) = snapshots.build(&database.get()).unwrap();
         let (_own, database, snapshots) = empty();
         // As a crash in the middle of an installation leaves it.
-        adopt(&snapshots, &meta, &checkpoint).unwrap();
+        adopt(&snapshots, &meta, &checkpoint, FEATURE_VERSION).unwrap();
         finish_installation(&database, &snapshots).unwrap();
         let mut machine = open(&database, &snapshots);
         assert_eq!(Tables::new(&database.get()).jobs().unwrap(), expected);

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use cavern_state::feature_version::FEATURE_VERSION;
+use cavern_state::{Changes, CurrentDatabase, Lock};
 use openraft::StorageError;
 use openraft::testing::log::{StoreBuilder, Suite};
 use tempfile::TempDir;
@@ -12,7 +14,6 @@ use super::snapshot::Snapshots;
 use super::state_machine::{ChangeListener, StateMachine};
 use super::types::Types;
 use crate::metrics::MasterMetrics;
-use crate::state::{Changes, CurrentDatabase, Lock};
 
 struct NullListener;
 
@@ -48,7 +49,8 @@ impl StoreBuilder<Types, LogStore, StateMachine, Place> for Builder {
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
         let metrics = MasterMetrics::new().raft;
         let (log, thread) = LogStore::start(database.clone(), 1 << 10, metrics.clone()).unwrap();
-        let machine = StateMachine::open(database, snapshots, Arc::new(NullListener), metrics).unwrap();
+        let machine =
+            StateMachine::open(database, snapshots, Arc::new(NullListener), metrics, FEATURE_VERSION).unwrap();
         Ok((Place { dir, log: Some(thread) }, log, machine))
     }
 }

@@ -2,6 +2,7 @@
 
 use cavern_proto::record::log_record::Payload;
 use cavern_proto::record::{CommandBatch, LogRecord};
+use cavern_state::Outcome;
 use openraft::EntryPayload;
 use openraft::impls::{BasicNode, leader_id_adv};
 use openraft::type_config::alias::{DefaultEntryOf, LogIdOf, SnapshotMetaOf, SnapshotOf, StoredMembershipOf, VoteOf};
@@ -11,7 +12,6 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 use super::snapshot::Checkpoint;
 use super::state_machine::StateMachine;
 use crate::MasterError;
-use crate::state::Outcome;
 
 pub type NodeId = u64;
 pub type Node = BasicNode;
@@ -98,7 +98,7 @@ pub fn record_of_entry(entry: Entry) -> Result<LogRecord, MasterError> {
 
 /// The reverse of [`record_of_entry`].
 pub fn entry_of_record(record: LogRecord) -> Result<Entry, MasterError> {
-    let corrupt = || MasterError::Corrupt("an entry of the log".into());
+    let corrupt = || MasterError::corrupt("an entry of the log".into());
     let payload = match record.payload.ok_or_else(corrupt)? {
         Payload::Blank(_) => EntryPayload::Blank,
         Payload::Commands(batch) => EntryPayload::Normal(Batch(batch)),
@@ -129,7 +129,7 @@ pub fn encode_entry(entry: Entry) -> Result<(Vec<u8>, Entry), MasterError> {
 
 /// An entry from the log.
 pub fn decode_entry(bytes: &[u8]) -> Result<Entry, MasterError> {
-    entry_of_record(LogRecord::decode(bytes).map_err(|_| MasterError::Corrupt("an entry of the log".into()))?)
+    entry_of_record(LogRecord::decode(bytes).map_err(|_| MasterError::corrupt("an entry of the log".into()))?)
 }
 
 /// A position in the log.
@@ -139,12 +139,12 @@ pub fn log_id(term: u64, node_id: NodeId, index: u64) -> LogId {
 
 /// Small records of the consensus, as JSON.
 pub fn to_json(value: &impl Serialize, what: &str) -> Result<Vec<u8>, MasterError> {
-    serde_json::to_vec(value).map_err(|error| MasterError::Corrupt(format!("{what} ({error})")))
+    serde_json::to_vec(value).map_err(|error| MasterError::corrupt(format!("{what} ({error})")))
 }
 
 /// The reverse of [`to_json`].
 pub fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8], what: &str) -> Result<T, MasterError> {
-    serde_json::from_slice(bytes).map_err(|_| MasterError::Corrupt(what.to_owned()))
+    serde_json::from_slice(bytes).map_err(|_| MasterError::corrupt(what.to_owned()))
 }
 
 #[cfg(test)]

@@ -12,11 +12,11 @@ use cavern_proto::data::{BlockRef, CopyRequest};
 use cavern_proto::master::{Extent, FreeFate};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{BlockOf, GiveUpReplicas, JoinReplica, SettleReplica};
+use cavern_state::Outcome;
 
 use super::Repair;
 use super::plan::{Copy, Step};
 use crate::MasterError;
-use crate::state::Outcome;
 
 /// For a copy. Writers wait so long, and have `client.read_timeout`.
 const COPY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use cavern_proto::master::{RemoveWorkerReply, UnavailableFiles, Worker, WorkerBlocks, WorkerState, WriteType};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{BlockOf, DrainWorker, GiveUpReplicas, RemoveWorker, RequestRecord};
+use cavern_state::{FileBlock, Outcome, Tables};
 use prost::Message as _;
 
 use super::block::Problem;
@@ -21,7 +22,6 @@ use super::unavailable::{describe, is_in_bucket};
 use super::{AvailabilityMap, PAGE, Repair};
 use crate::MasterError;
 use crate::request::Request;
-use crate::state::{FileBlock, Outcome, Tables};
 
 /// Files that an answer names.
 const LISTED: usize = 20;
@@ -90,7 +90,7 @@ impl Repair {
 
     /// Whether a worker of the table is being emptied.
     async fn known(&self, worker_id: u64) -> Result<bool, MasterError> {
-        let record = self.reader.read(move |tables| tables.worker(worker_id)).await?;
+        let record = self.reader.read(move |tables| Ok(tables.worker(worker_id)?)).await?;
         let worker = record.and_then(|record| record.worker);
         let worker = worker
             .ok_or_else(|| MasterError::NotFound(format!("there is no worker {worker_id}: see `cv node list`")))?;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_state::{CurrentDatabase, Tables};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -12,7 +13,6 @@ use crate::mounts::Vault;
 use crate::raft::Consensus;
 use crate::recovery::HighWater;
 use crate::rotation;
-use crate::state::{CurrentDatabase, Tables};
 
 /// Period of the mark and of the gauges.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -12,6 +12,7 @@ use cavern_proto::master::{
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
 use cavern_security::{Identity, Role, Tenant};
+use cavern_state::Outcome;
 use futures::StreamExt;
 use futures::future::{Either, ready};
 use futures::stream::FuturesOrdered;
@@ -25,7 +26,6 @@ use super::limits::{self, Waiting};
 use crate::MasterError;
 use crate::namespace::Lookups;
 use crate::raft::Room;
-use crate::state::Outcome;
 
 /// Calls of a stream under way at a time, and answers that wait for a slow reader.
 pub(super) const CALLS_AHEAD: usize = 16;

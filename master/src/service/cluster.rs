@@ -16,6 +16,7 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::SessionRecord;
 use cavern_security::{Identity, Role};
+use cavern_state::Tables;
 use cavern_ufs::Contents;
 use futures::StreamExt;
 use tokio::sync::mpsc;
@@ -28,7 +29,6 @@ use crate::MasterError;
 use crate::mounts::{DetachPolicy, MountPolicy, TakeOver, redact, told};
 use crate::request::Request;
 use crate::sessions::{self, Before};
-use crate::state::Tables;
 
 /// Events handed to the transport before the client takes them; what waits longer stays in the session's queue.
 const EVENTS_AHEAD: usize = 64;
@@ -63,7 +63,7 @@ impl Cluster for Services {
             Some(first) => first?,
             None => return Err(MasterError::Invalid("the first message of a session names the client".into()).into()),
         };
-        let recorded = self.lookups.reader.read(move |tables| tables.session(earlier)).await?;
+        let recorded = self.lookups.reader.read(move |tables| Ok(tables.session(earlier)?)).await?;
         let (owner, certificate) = (owner.as_ref(), certificate.as_ref());
         check_recorded(recorded.as_ref(), owner)?;
         let is_recorded = recorded.is_some_and(|record| !record.is_ending);
@@ -145,7 +145,7 @@ impl Cluster for Services {
         let (group_epoch, masters) = self.consensus.masters_unless_known(request.group_epoch);
         let is_known = self.workers.heartbeat(request.clone(), asker.as_ref()).await?;
         let applied_index = self.consensus.progress().0;
-        let counters = self.lookups.reader.read(|tables| tables.counters()).await?;
+        let counters = self.lookups.reader.read(|tables| Ok(tables.counters()?)).await?;
         let is_rolled_back = is_known && self.lost_pasts.heard_worker(&request, &counters, applied_index);
         Ok(Response::new(HeartbeatReply {
             workers_epoch: counters.workers_epoch,

@@ -12,6 +12,8 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{FreeOwnContent, InodeRecord};
+use cavern_state::records::attributes;
+use cavern_state::{Directory, Outcome, Tables, blocking_lock, next_generation};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
@@ -25,8 +27,6 @@ use crate::MasterError;
 use crate::listing::Why;
 use crate::namespace::{Listing, Lookups};
 use crate::persist::RefreshMode;
-use crate::state::records::attributes;
-use crate::state::{Directory, Outcome, Tables, blocking_lock, next_generation};
 
 /// Pages that wait for a slow reader.
 const PAGES_AHEAD: usize = 2;
@@ -89,7 +89,7 @@ impl Namespace for Services {
         self.watch.see_directory(request.session, request.inode);
         // Before the stream begins: an inode that is gone is the answer to the call itself.
         let inode = request.inode;
-        let read = || lookups.reader.read(move |tables| tables.directory(inode));
+        let read = || lookups.reader.read(move |tables| Ok(tables.directory(inode)?));
         let place = |found: &Option<Directory>| found.iter().map(|directory| directory.record.parent).collect();
         let directory = lookups.when_let_go(inode, read, place).await?;
         let directory = directory.ok_or(MasterError::Gone(inode))?;
@@ -213,7 +213,7 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let CheckAccessRequest { inode, user, wanted, .. } = request.into_inner();
         let read = || async {
-            let above = lookups.reader.read(move |tables| tables.above(inode)).await?;
+            let above = lookups.reader.read(move |tables| Ok(tables.above(inode)?)).await?;
             Ok((above, lookups.may_access(inode, user.as_ref(), wanted).await?))
         };
         // Whoever holds one of them may have answered that it has another mode.
@@ -302,7 +302,7 @@ impl Namespace for Services {
         request.held.retain(|inode| !hidden.contains(inode));
         // Before the read: the session is notified of names that are lost after it.
         self.watch.see_inodes(request.session, request.open.iter().chain(&request.held).copied());
-        let mut reply = lookups.reader.read(move |tables| tables.check_holds(&request)).await?;
+        let mut reply = lookups.reader.read(move |tables| Ok(tables.check_holds(&request)?)).await?;
         reply.gone.extend(hidden);
         Ok(Response::new(reply))
     }
@@ -358,14 +358,14 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, 0)?;
         let GetTtlsRequest { inode } = request.into_inner();
         check_one_directory(&lookups, inode).await?;
-        Ok(Response::new(lookups.reader.read(move |tables| tables.ttls(inode)).await?))
+        Ok(Response::new(lookups.reader.read(move |tables| Ok(tables.ttls(inode)?)).await?))
     }
 
     async fn get_quotas(&self, request: Request<GetQuotasRequest>) -> Result<Response<Quotas>, Status> {
         let lookups = self.asked_by(&request, 0)?;
         let GetQuotasRequest { inode } = request.into_inner();
         check_one_directory(&lookups, inode).await?;
-        Ok(Response::new(lookups.reader.read(move |tables| tables.quotas(inode)).await?))
+        Ok(Response::new(lookups.reader.read(move |tables| Ok(tables.quotas(inode)?)).await?))
     }
 
     type UsageStream = Answers<UsageProgress>;

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use cavern_state::{Changes, Tables};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::WatchHub;
@@ -11,7 +12,6 @@ use super::recent::RecentChanges;
 use super::visible::VisibleMounts;
 use crate::MasterError;
 use crate::raft::ChangeListener;
-use crate::state::{Changes, Tables};
 
 /// See the module.
 #[derive(Default)]

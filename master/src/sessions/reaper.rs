@@ -4,11 +4,12 @@
 use cavern_conf::Failpoint;
 use cavern_proto::record::EndSessionStep;
 use cavern_proto::record::command::Command;
+use cavern_state::{Outcome, StepProgress};
 
 use crate::MasterError;
 use crate::raft::Proposer;
+use crate::reader::StateReader;
 use crate::service::Services;
-use crate::state::{Outcome, StateReader, StepProgress};
 
 /// Inodes deleted in one round.
 const REAP_MAX: usize = 1000;
@@ -19,9 +20,9 @@ pub const END_STEP: u32 = 256;
 /// once only.
 pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
     let (watch, reader) = (&services.watch, &services.lookups.reader);
-    for session in reader.read(|tables| tables.session_ids()).await? {
+    for session in reader.read(|tables| Ok(tables.session_ids()?)).await? {
         if watch.outlives_lease(session) {
-            let locks = reader.read(move |tables| tables.locks_of(session, 1)).await?;
+            let locks = reader.read(move |tables| Ok(tables.locks_of(session, 1)?)).await?;
             if !locks.is_empty() {
                 watch.end_with_lease(session);
             }
@@ -52,7 +53,7 @@ pub async fn reap_unlinked(services: &Services) -> Result<(), MasterError> {
     if !services.watch.has_settled() {
         return Ok(());
     }
-    let unlinked = services.lookups.reader.read(|tables| tables.unheld(REAP_MAX)).await?;
+    let unlinked = services.lookups.reader.read(|tables| Ok(tables.unheld(REAP_MAX)?)).await?;
     if unlinked.is_empty() {
         return Ok(());
     }

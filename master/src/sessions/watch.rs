@@ -26,6 +26,7 @@ use std::time::Duration;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{Reset, Resumed, WatchEvent};
 use cavern_security::{Identity, PeerCertificate, Role};
+use cavern_state::{ALL_BEFORE, Change};
 use parking_lot::{Mutex, MutexGuard};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::Notify;
@@ -42,7 +43,6 @@ use crate::MasterError;
 use crate::metrics::MasterMetrics;
 use crate::raft::LeaderLease;
 use crate::silence::{LastLook, excuse};
-use crate::state::{ALL_BEFORE, Change};
 use lapsed::Lapsed;
 use notify::payload;
 

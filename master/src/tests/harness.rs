@@ -13,6 +13,7 @@ use cavern_proto::master::{Job, Kind, Mount, RemoveWorkerReply, Worker, WorkerSt
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{AttachMount, PutWorker};
 use cavern_security::AuditLog;
+use cavern_state::Outcome;
 use cavern_ufs::MemoryBucket;
 use futures::future::BoxFuture;
 use tempfile::TempDir;
@@ -28,7 +29,6 @@ use crate::repair::Repair;
 use crate::request::Request;
 use crate::server::Master;
 use crate::service::Services;
-use crate::state::Outcome;
 use crate::term::{Term, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
 
@@ -263,7 +263,7 @@ impl TestMaster {
     pub async fn indexed(&self, mount: &Mount) {
         let id = mount.id;
         eventually(|| async move {
-            self.services().lookups.reader.read(move |tables| tables.index(id)).await.unwrap().is_some()
+            self.services().lookups.reader.read(move |tables| Ok(tables.index(id)?)).await.unwrap().is_some()
         })
         .await;
     }
@@ -282,7 +282,8 @@ impl TestMaster {
                     result => result.unwrap(),
                 };
             }
-            let (entries, end) = lookups.reader.read(move |tables| tables.page(inode, None, usize::MAX)).await.unwrap();
+            let (entries, end) =
+                lookups.reader.read(move |tables| Ok(tables.page(inode, None, usize::MAX)?)).await.unwrap();
             assert!(end);
             for (name, inode, record) in entries {
                 let path = format!("{above}{}", std::str::from_utf8(&name).unwrap());
@@ -290,7 +291,7 @@ impl TestMaster {
                     waiting.push((inode, format!("{path}/")));
                     tree.insert(path, None);
                 } else {
-                    tree.insert(path, Some((record.size, crate::state::records::etag(&record))));
+                    tree.insert(path, Some((record.size, cavern_state::records::etag(&record))));
                 }
             }
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use cavern_conf::{ByteSize, Interval, schema};
 use cavern_proto::master::Job;
 use cavern_proto::record::command::Command;
+use cavern_state::{Database, Family, Outcome};
 use openraft::async_runtime::watch::WatchReceiver as _;
 use rocksdb::IteratorMode;
 use tokio::task::JoinSet;
@@ -14,7 +15,6 @@ use tokio::time::Instant;
 use super::harness::{eventually, metric};
 use super::members::{Member, addresses, group, group_with, leader, stop};
 use crate::raft::Proposer;
-use crate::state::{Database, Family, Outcome};
 
 /// So little that tests write more.
 const SMALL: ByteSize = ByteSize::kib(64);

@@ -1,12 +1,12 @@
 //! What of its log a master keeps when a snapshot takes the place of its state: how it voted, who it is, and the
 //! entries behind the snapshot. Those that the snapshot covers are purged.
 
+use cavern_state::{Database, Family};
 use rocksdb::{Direction, IteratorMode, WriteBatch};
 
 use super::{PURGED_KEY, purged};
 use crate::MasterError;
 use crate::raft::types::{LogId, to_json};
-use crate::state::{Database, Family};
 
 /// Bytes of one batch.
 const BATCH_BYTES: usize = 4 << 20;
@@ -30,5 +30,5 @@ pub fn carry_over(from: &Database, to: &Database, covered: Option<LogId>) -> Res
     {
         batch.put_cf(to.family(Family::RaftMeta), PURGED_KEY, to_json(&covered, "a log id")?);
     }
-    to.write_synced(batch)
+    Ok(to.write_synced(batch)?)
 }

@@ -6,10 +6,10 @@
 
 use std::collections::VecDeque;
 
+use cavern_state::{Database, Family};
 use rocksdb::{Direction, IteratorMode, WriteBatch};
 
 use crate::MasterError;
-use crate::state::{Database, Family};
 
 /// Key of a mark: this, and the index (u64, big-endian).
 const MARK_PREFIX: &[u8] = b"mark";
@@ -174,7 +174,7 @@ impl LogSize {
 
 fn index_of(key: &[u8]) -> Result<u64, MasterError> {
     let index = key.try_into().map(u64::from_be_bytes);
-    index.map_err(|_| MasterError::Corrupt("the key of a log entry".to_owned()))
+    index.map_err(|_| MasterError::corrupt("the key of a log entry".to_owned()))
 }
 
 #[cfg(test)]

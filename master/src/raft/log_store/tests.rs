@@ -7,6 +7,7 @@ use std::path::Path;
 use cavern_proto::master::Job;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, CommandBatch};
+use cavern_state::Lock;
 use openraft::EntryPayload;
 use openraft::type_config::TypeConfigExt as _;
 use proptest::prelude::*;
@@ -15,7 +16,6 @@ use super::*;
 use crate::metrics::MasterMetrics;
 use crate::raft::state_machine::APPLIED_KEY;
 use crate::raft::types::{Batch, log_id};
-use crate::state::Lock;
 use crate::tests::harness::metric;
 
 const STEP: u64 = 1000;

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use cavern_conf::{Failpoint, host};
+use cavern_state::{Database, Family};
 use openraft::storage::IOFlushed;
 use rocksdb::WriteBatch;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
@@ -14,7 +15,6 @@ use super::{PURGED_KEY, Shared, VOTE_KEY};
 use crate::MasterError;
 use crate::metrics::RaftMetrics;
 use crate::raft::types::Types;
-use crate::state::{Database, Family};
 
 /// Bytes of one write, but for the one that exceeds it.
 const BATCH_BYTES: usize = 16 << 20;

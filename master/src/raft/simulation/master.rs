@@ -10,6 +10,9 @@ use cavern_proto::master::Mutation;
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command as Kind;
 use cavern_security::KeyWrapping;
+use cavern_state::feature_version::FEATURE_VERSION;
+use cavern_state::records::attributes;
+use cavern_state::{Changes, CurrentDatabase, Family, Lock, Outcome, Tables};
 use openraft::EntryPayload;
 use parking_lot::Mutex;
 use tempfile::TempDir;
@@ -30,8 +33,7 @@ use crate::raft::types::{NodeId, decode_entry};
 use crate::raft::{
     ChangeListener, Consensus, ConsensusConfig, Identity, LeaderLease, LogLimits, Proposer, RaftService, Ways,
 };
-use crate::state::records::attributes;
-use crate::state::{Changes, CurrentDatabase, Family, Lock, Outcome, StateReader, Tables};
+use crate::reader::StateReader;
 use crate::term::open_log;
 
 /// Masters of a group.
@@ -202,18 +204,18 @@ impl SimulatedMaster {
     /// Ends the process without its having a say in it; or the whole host, by a loss of power.
     pub async fn kill(&self, is_power_lost: bool) {
         let Some(Life { host, consensus, database, serving }) = self.life.lock().take() else { return };
-        let closed = database.closed();
+        let free = database.free();
         drop((consensus, database));
         host.kill().await;
         serving.lock().take();
         drop(serving);
         for _ in 0..1000 {
-            if closed.is_cancelled() {
+            if free.is_set() {
                 break;
             }
             yield_now().await;
         }
-        assert!(closed.is_cancelled(), "somebody keeps the database of master {}", self.id);
+        assert!(free.is_set(), "somebody keeps the database of master {}", self.id);
         if is_power_lost {
             host.disk.lock().lose_power(&mut self.world.chance.lock());
         }
@@ -345,6 +347,7 @@ async fn begin(host: Arc<Host>, directory: PathBuf, clock: Clock, flaw: Flaw) ->
         // Who was away for a moment needs a snapshot.
         log: LogLimits { snapshot_after: 2 << 10, keep: Duration::ZERO, size_max: 1 << 10 },
         ways,
+        known: FEATURE_VERSION,
     };
     let recorder = Recorder { world: host.world.clone(), host: host.clone(), database: database.clone() };
     let metrics = MasterMetrics::new().raft;

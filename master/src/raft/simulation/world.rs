@@ -10,6 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use cavern_proto::raft::raft_server::RaftServer;
+use cavern_state::Database;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -26,7 +27,6 @@ use super::runtime::Chance;
 use crate::MasterError;
 use crate::raft::service::RaftService;
 use crate::raft::types::NodeId;
-use crate::state::Database;
 
 /// After this a message that was lost is known to be: the connection is.
 const LOST: Duration = Duration::from_secs(2);
@@ -178,7 +178,7 @@ impl Disk {
 
 /// The file that RocksDB logs to, and its length.
 fn newest_log(directory: &Path) -> Option<(PathBuf, u64)> {
-    let files = std::fs::read_dir(crate::state::current::directory(directory).ok()?).ok()?;
+    let files = std::fs::read_dir(cavern_state::current::directory(directory).ok()?).ok()?;
     let paths = files.filter_map(|file| Some(file.ok()?.path()));
     let newest = paths.filter(|path| path.extension().is_some_and(|extension| extension == "log")).max()?;
     let length = std::fs::metadata(&newest).ok()?.len();

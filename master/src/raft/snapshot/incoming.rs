@@ -10,12 +10,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use cavern_proto::raft::{SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotTransfer};
+use cavern_state::Database;
 use prost::Message;
 
 use super::{Checkpoint, Snapshots, read_position, remove_dir};
 use crate::MasterError;
 use crate::raft::types::{Meta, from_json};
-use crate::state::Database;
 
 /// Bytes after which a file goes to the disk. A sync of something else on the same disk may have to wait for what lies
 /// in memory of this one.

@@ -58,7 +58,7 @@ impl Outgoing {
 
     /// One piece. *Blocking*.
     pub fn read(&self, file: u32, offset: u64) -> Result<SnapshotPiece, MasterError> {
-        let corrupt = || MasterError::Corrupt(format!("file {file} of a snapshot"));
+        let corrupt = || MasterError::corrupt(format!("file {file} of a snapshot"));
         let (SnapshotFile { name, bytes }, open) = self.files.get(file as usize).ok_or_else(corrupt)?;
         let length = bytes.saturating_sub(offset).min(PIECE_BYTES);
         let mut data = vec![0; usize::try_from(length).map_err(|_| corrupt())?];

@@ -2,10 +2,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use cavern_proto::master::EntryChanged;
+use cavern_state::{Changes, Whereabouts};
 
 use super::*;
 use crate::raft::{ChangeListener, LeaderLease};
-use crate::state::{Changes, Whereabouts};
 
 fn hub(lease: Duration) -> Arc<WatchHub> {
     hub_of(lease, &Arc::default())
