@@ -17,8 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_proto::master::{Job, JobKind, JobState};
-use cavern_proto::record::command::Command;
-use cavern_state::Outcome;
+use cavern_state::outcome::{PutJob, Repeatable};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -136,11 +135,10 @@ impl Jobs {
         }
         job.started_ns = self.lookups.reader.clock().now_ns();
         (job.path, job.state, job.retry_of) = (path.to_owned(), JobState::Running as i32, retry_of);
-        match self.proposer.propose(request.command(Command::PutJob(job.clone()))).await? {
-            Outcome::Job(id) => job.id = id,
+        match self.proposer.propose(request.command(PutJob(job.clone()))).await? {
+            Repeatable::First(id) => job.id = id,
             // Whoever recorded it has it run.
-            Outcome::Repeated(answer) => return self.get(answer.job).await,
-            other => return Err(MasterError::Refused(format!("a job was answered by {other:?}"))),
+            Repeatable::Repeated(answer) => return self.get(answer.job).await,
         }
         self.spawn(job.clone());
         Ok(job)
@@ -194,7 +192,7 @@ impl Jobs {
             jobs.metrics.ended(kind, ended.as_ref().map(Job::state));
             if let Some(ended) = ended {
                 tracing::info!(job = ended.id, path = ended.path, errors = ended.errors, "a job ended");
-                if let Err(error) = jobs.proposer.propose(Command::PutJob(ended)).await {
+                if let Err(error) = jobs.proposer.propose(PutJob(ended)).await {
                     tracing::warn!(job = job.id, "the end of a job is not recorded: {error}");
                 }
             }
@@ -208,7 +206,7 @@ impl Jobs {
             loop {
                 tokio::time::sleep(SAVE_INTERVAL).await;
                 // The next one, or the end, makes up for one that fails.
-                let _ = self.proposer.propose(Command::PutJob(job.snapshot())).await;
+                let _ = self.proposer.propose(PutJob(job.snapshot())).await;
             }
         };
         let work = async {

@@ -18,8 +18,9 @@
 //! | refresh, free, snapshot | does again what changes nothing the second time |
 
 use bytes::Bytes;
-use cavern_proto::record::command::Command as Kind;
-use cavern_proto::record::{Command, Once, RequestRecord};
+use cavern_proto::record::RequestRecord;
+use cavern_state::TypedCommand;
+use cavern_state::outcome::Requested;
 use prost::Message;
 
 use crate::MasterError;
@@ -54,16 +55,12 @@ impl Request {
     }
 
     /// The command that does it once.
-    pub fn command(&self, kind: Kind) -> Kind {
-        self.command_with(kind, &())
+    pub fn command<C: TypedCommand>(&self, command: C) -> Requested<C> {
+        self.command_with(command, &())
     }
 
     /// The same, with an answer that is kept.
-    pub fn command_with(&self, kind: Kind, reply: &impl Message) -> Kind {
-        if self.id.is_empty() {
-            return kind;
-        }
-        let (request, reply) = (self.id.clone(), reply.encode_to_vec().into());
-        Kind::Once(Box::new(Once { request, reply, command: Some(Box::new(Command { command: Some(kind) })) }))
+    pub fn command_with<C: TypedCommand>(&self, command: C, reply: &impl Message) -> Requested<C> {
+        Requested { id: self.id.clone(), reply: reply.encode_to_vec().into(), command }
     }
 }

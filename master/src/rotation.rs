@@ -16,9 +16,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_net::master::innermost;
 use cavern_proto::raft::{Member, RotateSecretsReply, SettleKeysRequest, TakeKeyRequest, Target};
-use cavern_proto::record::command::Command;
 use cavern_proto::record::{SealSecrets, SealedOptions, SecretsRecord};
-use cavern_state::{CurrentDatabase, Outcome, Tables};
+use cavern_state::outcome::{Repeatable, Sealing};
+use cavern_state::{CurrentDatabase, Tables};
 use futures::future::join_all;
 use prost::Message as _;
 use tokio::time::Instant;
@@ -103,16 +103,15 @@ async fn use_new_key(
         }
         let reply = RotateSecretsReply { generation, mounts: sealed.len() as u64, behind: Vec::new() };
         let seal = SealSecrets { mounts_epoch: epoch, generation, key_id: id.clone().into(), sealed };
-        let seal = request.command_with(Command::SealSecrets(seal), &reply);
+        let seal = request.command_with(seal, &reply);
         match services.proposer.propose(seal).await? {
-            Outcome::Done => {
+            Repeatable::First(Sealing::Done) => {
                 tracing::info!(generation, mounts = reply.mounts, "the cluster's secrets have a new key");
                 return Ok(reply);
             }
-            Outcome::Repeated(before) => return rotated_before(&before.reply),
+            Repeatable::Repeated(before) => return rotated_before(&before.reply),
             // A mount has come, gone or changed.
-            Outcome::OutOfDate => {}
-            other => return Err(MasterError::Refused(format!("a change of the key was answered by {other:?}"))),
+            Repeatable::First(Sealing::OutOfDate) => {}
         }
     }
 }

@@ -15,7 +15,8 @@ use cavern_proto::master::{
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{PutWorker, SetWorkerState, WorkerRecord};
 use cavern_security::Identity;
-use cavern_state::{Database, Outcome, Tables, refusal_of_owner};
+use cavern_state::outcome::Registration;
+use cavern_state::{Database, Tables, refusal_of_owner};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -119,8 +120,8 @@ impl Workers {
             Worker { used_bytes: 0, blocks: 0, last_heartbeat_age_ms: 0, disks: Vec::new(), counters: None, ..worker };
         let owner = asker.map_or_else(String::new, |asker| asker.name.clone());
         let put = PutWorker { uuid: Bytes::clone(&request.uuid), worker: Some(logged.clone()), owner };
-        match self.proposer.propose(Command::PutWorker(put)).await? {
-            Outcome::Worker { id, epoch } => {
+        match self.proposer.propose(put).await? {
+            Registration::Registered { id, epoch } => {
                 let report = Report {
                     received_at: Instant::now(),
                     used_bytes: worker.used_bytes,
@@ -137,9 +138,8 @@ impl Workers {
                 }
                 Ok((id, epoch))
             }
-            Outcome::Refused(reason) => Err(MasterError::Refused(reason)),
-            Outcome::Denied(reason) => Err(MasterError::Denied(reason)),
-            other => Err(MasterError::Refused(format!("a registration was answered by {other:?}"))),
+            Registration::Refused(reason) => Err(MasterError::Refused(reason)),
+            Registration::Denied(reason) => Err(MasterError::Denied(reason)),
         }
     }
 

@@ -6,8 +6,7 @@
 
 use cavern_proto::master::{Mount, UpdateMountRequest, WriteType};
 use cavern_proto::record::UpdateMount;
-use cavern_proto::record::command::Command;
-use cavern_state::Outcome;
+use cavern_state::outcome::MountChange;
 use cavern_ufs::{KeySpace, Ufs, changed_options};
 use futures::{StreamExt, stream};
 
@@ -43,8 +42,8 @@ impl Services {
             self.mounts.will_be(&wanted);
             self.lookups.recalls.recall_mount(before.id).await?;
             let update = UpdateMount { mount: Some(self.mounts.seal(wanted.clone())?), mounts_epoch };
-            match self.proposer.propose(Command::UpdateMount(update)).await? {
-                Outcome::Mount(_) => {
+            match self.proposer.propose(update).await? {
+                MountChange::Mount(_) => {
                     self.mounts.reopen(wanted.id)?;
                     if wanted.limits_users() {
                         // Whoever has come to hold something meanwhile answers there by what was allowed before.
@@ -53,9 +52,8 @@ impl Services {
                     tracing::info!(mount = wanted.path, "a mount has got other options");
                     return Ok(wanted);
                 }
-                Outcome::OutOfDate => {}
-                Outcome::NoSuchMount => return Err(not_mounted(&path)),
-                other => return Err(MasterError::Refused(format!("a change of a mount was answered by {other:?}"))),
+                MountChange::OutOfDate => {}
+                MountChange::NoSuchMount => return Err(not_mounted(&path)),
             }
         }
     }

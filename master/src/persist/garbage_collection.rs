@@ -12,7 +12,7 @@ use cavern_proto::data::BlockRef;
 use cavern_proto::master::{Extent, WorkerState};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{DropBlocks, Freed, GarbageRecord};
-use cavern_state::{AT_ONCE, Outcome};
+use cavern_state::AT_ONCE;
 use tokio::time::Instant;
 
 use super::Persistence;
@@ -48,8 +48,8 @@ impl Persistence {
     /// Goes on dropping the blocks of files that were cut, until there are none: they become records behind these.
     async fn drop_blocks(&self, records: &[(u64, GarbageRecord)]) -> Result<(), MasterError> {
         for (number, _) in records.iter().filter(|(_, record)| record.is_cut) {
-            let step = || Command::DropBlocks(DropBlocks { number: *number, limit: AT_ONCE as u32 });
-            while matches!(self.proposer.propose(step()).await?, Outcome::StepProgress(reaped) if reaped.more) {}
+            let step = || DropBlocks { number: *number, limit: AT_ONCE as u32 };
+            while self.proposer.propose(step()).await?.more {}
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use cavern_proto::ContentId;
 use cavern_proto::data::Status;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{BeginObjects, IntentRecord, Persisted, PersistedObject, SpreadIntent};
-use cavern_state::Outcome;
+use cavern_state::outcome::Beginning;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
@@ -182,10 +182,10 @@ impl Persistence {
             portion.writes.iter().filter(|write| write.is_new).map(|write| write.key.clone()).collect();
         if !new.is_empty() {
             let begin = BeginObjects { inode: work.inode, keys: new };
-            match self.proposer.propose(Command::BeginObjects(begin)).await? {
-                Outcome::Began { is_named: false } => return Ok(Some(PersistOutcome::Done)),
-                Outcome::OutOfDate => return Ok(Some(PersistOutcome::Again)),
-                _ => {}
+            match self.proposer.propose(begin).await? {
+                Beginning::Began { is_named: false } => return Ok(Some(PersistOutcome::Done)),
+                Beginning::OutOfDate => return Ok(Some(PersistOutcome::Again)),
+                Beginning::Began { is_named: true } => {}
             }
         }
         Failpoint::ObjectNoted.pass();

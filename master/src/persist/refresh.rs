@@ -16,9 +16,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_proto::master::{Kind, RefreshFate, RefreshItem, RefreshProgress};
-use cavern_proto::record::command::Command;
 use cavern_proto::record::{ListedEntry, TakeInObject};
-use cavern_state::{Directory, Outcome, Transaction, take_in};
+use cavern_state::{Directory, Transaction, take_in};
 use cavern_ufs::UfsError;
 use futures::stream::{self, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
@@ -277,10 +276,7 @@ impl Persistence {
         let inode = taken.inode;
         let fate = match run {
             RefreshMode::DryRun => self.would_become(&taken).await?,
-            RefreshMode::Apply => match self.proposer.propose(Command::TakeInObject(taken)).await? {
-                Outcome::TakenIn(fate) => fate,
-                other => return Err(MasterError::Refused(format!("an object was answered by {other:?}"))),
-            },
+            RefreshMode::Apply => self.proposer.propose(taken).await?,
         };
         if fate == RefreshFate::Conflict && self.is_own(mount, &key, inode).await? {
             return Ok((RefreshFate::Pending, path));

@@ -10,7 +10,7 @@ use cavern_conf::Failpoint;
 use cavern_proto::NotLeading;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, CommandBatch};
-use cavern_state::Outcome;
+use cavern_state::{Outcome, TypedCommand};
 use futures::stream::FuturesOrdered;
 use futures::{FutureExt, StreamExt};
 use openraft::errors::ClientWriteError;
@@ -93,33 +93,37 @@ impl Proposer {
     /// # Errors
     /// [`MasterError::NotLeading`] when this master leads no more and the command was not put into the log;
     /// [`MasterError::Consensus`] when nothing can be committed: it may still be applied later.
-    pub async fn propose(&self, kind: Kind) -> Result<Outcome, MasterError> {
-        received(self.enqueue(kind, None).await?).await
+    pub async fn propose<C: TypedCommand>(&self, command: C) -> Result<C::Outcome, MasterError> {
+        let answer = self.enqueue(command.into_kind(), None).await?;
+        Ok(C::outcome(received(answer).await?)?)
     }
 
     /// The same for several commands, which are applied in their order, though others may come in between.
     ///
     /// # Errors
     /// As [`Self::propose`]: any of them may have been applied.
-    pub async fn propose_all(&self, kinds: impl IntoIterator<Item = Kind>) -> Result<Vec<Outcome>, MasterError> {
-        self.begin_all(kinds.into_iter().collect(), None).await?.await
+    pub async fn propose_all<C: TypedCommand>(
+        &self,
+        commands: impl IntoIterator<Item = C>,
+    ) -> Result<Vec<C::Outcome>, MasterError> {
+        self.begin_all(commands.into_iter().collect(), None).await?.await
     }
 
     /// The same; returns when they have their places, so that what is proposed after them is applied after them. `room`
     /// is given back when the last of them is answered.
-    pub async fn begin_all(
+    pub async fn begin_all<C: TypedCommand>(
         &self,
-        kinds: Vec<Kind>,
+        commands: Vec<C>,
         room: Option<Room>,
-    ) -> Result<impl Future<Output = Result<Vec<Outcome>, MasterError>> + Send + use<>, MasterError> {
+    ) -> Result<impl Future<Output = Result<Vec<C::Outcome>, MasterError>> + Send + use<C>, MasterError> {
         let mut waiting = Vec::new();
-        for kind in kinds {
-            waiting.push(self.enqueue(kind, room.clone()).await?);
+        for command in commands {
+            waiting.push(self.enqueue(command.into_kind(), room.clone()).await?);
         }
         Ok(async move {
             let mut outcomes = Vec::with_capacity(waiting.len());
             for answer in waiting {
-                outcomes.push(received(answer).await?);
+                outcomes.push(C::outcome(received(answer).await?)?);
             }
             Ok(outcomes)
         })

@@ -9,8 +9,7 @@ use cavern_proto::raft::{
     SettleKeysRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotReply, SnapshotTransfer, TakeKeyReply,
     TakeKeyRequest, Target, TransferLeadRequest, VoteReply, VoteRequest, append_reply, hand_over_reply,
 };
-use cavern_proto::record::command::Command;
-use cavern_state::Outcome;
+use cavern_state::outcome::ReserveMasterId;
 use futures::StreamExt;
 use openraft::raft::{AppendEntriesResponse, TransferLeaderRequest};
 use tokio::sync::Mutex;
@@ -98,10 +97,7 @@ impl RaftService {
             None if own_place.cluster_id == group.cluster_id && own_place.members.is_empty() => own_place.node_id,
             None => {
                 let taken = group.members.iter().map(|member| member.node_id).max().unwrap_or(0);
-                match proposer.propose(Command::ReserveMasterId(taken)).await? {
-                    Outcome::MasterId(id) => id,
-                    other => return Err(MasterError::Refused(format!("a master's id was answered by {other:?}"))),
-                }
+                proposer.propose(ReserveMasterId(taken)).await?.map_err(MasterError::Refused)?
             }
         };
         self.seat.give_place(&group.cluster_id, node_id, address).await?;
@@ -124,7 +120,8 @@ impl RaftService {
         let largest = group.members.iter().map(|member| member.node_id).max().unwrap_or(0);
         let counted = term.services.lookups.reader.read(|tables| Ok(tables.counters()?.master)).await?;
         if counted < largest {
-            term.proposer().propose(Command::ReserveMasterId(largest - 1)).await?;
+            // Where no numbers are left, none is given again.
+            let _counted = term.proposer().propose(ReserveMasterId(largest - 1)).await?;
         }
         Ok(())
     }

@@ -10,9 +10,8 @@ use cavern_proto::master::{
     WriteType,
 };
 use cavern_proto::record::Mutate;
-use cavern_proto::record::command::Command;
 use cavern_security::{Identity, Role, Tenant};
-use cavern_state::Outcome;
+use cavern_state::outcome::Mutated;
 use futures::StreamExt;
 use futures::future::{Either, ready};
 use futures::stream::FuturesOrdered;
@@ -132,20 +131,17 @@ impl Services {
                 let name = name.as_deref().filter(|_| is_setting);
                 let client = name.or(client.as_deref()).map(str::to_owned);
                 let owner = std::mem::take(&mut owner);
-                Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation), client, owner })
+                Mutate { session, answered, now_ns, mutation: Some(mutation), client, owner }
             });
         let made = self.proposer.begin_all(commands.collect(), room).await?;
         let watch = self.watch.clone();
         Ok(Either::Right(async move {
             let mut waits_for = Vec::new();
-            let results = made.await?.into_iter().map(|outcome| match outcome {
-                Outcome::Mutated(result, change) => {
-                    waits_for.extend((change != 0).then_some(change));
-                    Ok(*result)
-                }
-                other => Err(MasterError::Refused(format!("a change was answered by {other:?}"))),
+            let results = made.await?.into_iter().map(|Mutated { result, waits_for: change }| {
+                waits_for.extend((change != 0).then_some(change));
+                result
             });
-            let results = results.collect::<Result<_, _>>()?;
+            let results = results.collect();
             watch.wait_let_go(&waits_for).await;
             Ok::<_, MasterError>(MutateReply { results, event_seq: watch.last_queued_seq(session) })
         }))

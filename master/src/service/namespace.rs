@@ -10,10 +10,10 @@ use cavern_proto::master::{
     RefreshProgress, RefreshRequest, RememberReply, RememberRequest, ResolveRequest, RevalidateRequest, TouchReply,
     TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
 };
-use cavern_proto::record::command::Command;
-use cavern_proto::record::{FreeOwnContent, InodeRecord};
+use cavern_proto::record::InodeRecord;
+use cavern_state::outcome::FreeContent;
 use cavern_state::records::attributes;
-use cavern_state::{Directory, Outcome, Tables, blocking_lock, next_generation};
+use cavern_state::{Directory, Tables, blocking_lock, next_generation};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
@@ -252,20 +252,14 @@ impl Namespace for Services {
         let hidden = lookups.hidden(&inodes).await?;
         let visible: Vec<u64> = inodes.iter().copied().filter(|inode| !hidden.contains(inode)).collect();
         self.check_free(&lookups, &visible, session).await?;
-        let free = |inode| match session {
-            0 => Command::FreeContent(inode),
-            session => Command::FreeOwnContent(FreeOwnContent { inode, session }),
-        };
-        let mut outcomes = self.proposer.propose_all(visible.into_iter().map(free)).await?.into_iter();
+        let free = |inode| FreeContent { inode, session };
+        let mut freed = self.proposer.propose_all(visible.into_iter().map(free)).await?.into_iter();
         let results = inodes.iter().map(|inode| match hidden.contains(inode) {
             // As what is nowhere has nothing to be freed.
-            true => Ok(FreedContent::default()),
-            false => match outcomes.next() {
-                Some(Outcome::Freed(freed)) => Ok(freed),
-                other => Err(MasterError::Refused(format!("dropping blocks was answered by {other:?}"))),
-            },
+            true => FreedContent::default(),
+            false => freed.next().unwrap_or_default(),
         });
-        Ok(Response::new(FreeContentReply { results: results.collect::<Result<_, _>>()? }))
+        Ok(Response::new(FreeContentReply { results: results.collect() }))
     }
 
     async fn get_lock(&self, request: Request<GetLockRequest>) -> Result<Response<GetLockReply>, Status> {

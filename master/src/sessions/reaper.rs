@@ -3,8 +3,8 @@
 
 use cavern_conf::Failpoint;
 use cavern_proto::record::EndSessionStep;
-use cavern_proto::record::command::Command;
-use cavern_state::{Outcome, StepProgress};
+use cavern_state::StepProgress;
+use cavern_state::outcome::ReapUnlinked;
 
 use crate::MasterError;
 use crate::raft::Proposer;
@@ -38,9 +38,7 @@ pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
 /// Ends a session in the log. What it had locked is free when this returns, and everything that it held.
 pub async fn end(proposer: &Proposer, reader: &StateReader, session: u64) -> Result<(), MasterError> {
     let mut step = EndSessionStep { session, limit: END_STEP, part: 0, now_ns: reader.clock().now_ns() };
-    while let Outcome::StepProgress(StepProgress { more: true, next, .. }) =
-        proposer.propose(Command::EndSessionStep(step)).await?
-    {
+    while let StepProgress { more: true, next, .. } = proposer.propose(step).await? {
         Failpoint::SessionEnding.pass();
         step.part = next as u32;
     }
@@ -62,11 +60,11 @@ pub async fn reap_unlinked(services: &Services) -> Result<(), MasterError> {
     if !services.watch.wait_settled(services.watch.seq()).await {
         return Ok(());
     }
-    let reaped = services.proposer.propose_all(unlinked.iter().copied().map(Command::ReapUnlinked)).await?;
+    let reaped = services.proposer.propose_all(unlinked.iter().copied().map(ReapUnlinked)).await?;
     for (inode, mut reaped) in unlinked.into_iter().zip(reaped) {
         // A file with very many blocks goes step by step.
-        while matches!(reaped, Outcome::StepProgress(reaped) if reaped.more) {
-            reaped = services.proposer.propose(Command::ReapUnlinked(inode)).await?;
+        while reaped.more {
+            reaped = services.proposer.propose(ReapUnlinked(inode)).await?;
         }
     }
     Ok(())

@@ -279,12 +279,8 @@ impl Life {
             let mutation = Some(Mutation { seq, change: Some(change), ..Mutation::default() });
             let now_ns = serving.clock.now_ns();
             let mutate = Mutate { session, answered: seq - 1, now_ns, mutation, ..Mutate::default() };
-            let made = serving.proposer.begin_all(vec![Kind::Mutate(mutate)], None).await?.await?;
-            return match made.into_iter().next() {
-                Some(Outcome::Mutated(result, _)) if result.errno == 0 => Ok(Told::Changed(Ok(result.inode))),
-                Some(Outcome::Mutated(result, _)) => Ok(Told::Changed(Err(result.errno))),
-                other => panic!("a change was answered by {other:?}"),
-            };
+            let result = serving.proposer.propose(mutate).await?.result;
+            return Ok(Told::Changed(if result.errno == 0 { Ok(result.inode) } else { Err(result.errno) }));
         }
         if flaw == Flaw::NoLease {
             return Ok(read(Tables::new(&self.database.get()), &asked)?);
