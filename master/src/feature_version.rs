@@ -40,7 +40,7 @@ pub fn known_at(_address: &str) -> u32 {
 /// Which feature version the masters have agreed on.
 ///
 /// # Errors
-/// [`MasterError::NotLeading`] when this master leads no more.
+/// [`MasterError::Consensus`] when this master leads no more.
 pub async fn agreed(reader: &StateReader) -> Result<u32, MasterError> {
     reader.look(|tables| Ok(state::of(&tables.counters()?))).await
 }

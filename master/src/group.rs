@@ -16,6 +16,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use cavern_consensus::{Consensus, FIRST_NODE, Identity, NodeId, Ways, has_log};
 use cavern_net::master::innermost;
 use cavern_proto::raft::{GetGroupRequest, Group, JoinRequest, Target};
 use cavern_state::CurrentDatabase;
@@ -26,7 +27,6 @@ use crate::MasterError;
 use crate::blocking::blocking;
 use crate::feature_version;
 use crate::mounts::{KeyDirectory, Vault};
-use crate::raft::{Consensus, FIRST_NODE, Identity, NodeId, Ways, has_log};
 
 /// Pause between two looks at the others, and the time in which one answers.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
@@ -91,7 +91,7 @@ impl Seat {
 
     /// The keys of the cluster's secrets.
     pub fn vault(&self) -> Result<&Arc<Vault>, MasterError> {
-        self.vault.get().ok_or_else(|| MasterError::Consensus("this master is starting".to_owned()))
+        self.vault.get().ok_or_else(|| MasterError::unavailable("this master is starting".to_owned()))
     }
 
     pub fn database(&self) -> &Arc<CurrentDatabase> {
@@ -121,7 +121,7 @@ impl Seat {
             let reason = format!("the master at {} is {own}, and not {}", self.address, whom());
             return Err(MasterError::Refused(reason));
         }
-        self.consensus.get().ok_or_else(|| MasterError::Consensus("this master is starting".to_owned()))
+        self.consensus.get().ok_or_else(|| MasterError::unavailable("this master is starting".to_owned()))
     }
 
     /// The group as this master knows it.
@@ -174,7 +174,7 @@ impl Seat {
             if let Some(key) = key {
                 Vault::adopt(&keys, &key)?;
             }
-            kept.write(&database.get())
+            Ok(kept.write(&database.get())?)
         })
         .await?;
         self.place.send_replace(Some(place));

@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_consensus::Proposer;
 use cavern_proto::master::{Job, JobKind, JobState};
 use cavern_state::outcome::{PutJob, Repeatable};
 use parking_lot::Mutex;
@@ -31,7 +32,6 @@ use crate::MasterError;
 use crate::metrics::JobMetrics;
 use crate::namespace::Lookups;
 use crate::persist::Persistence;
-use crate::raft::Proposer;
 use crate::request::Request;
 
 /// Jobs that run at a time.

@@ -83,13 +83,15 @@ async fn begin_history(services: &Services) -> Result<(), MasterError> {
     let most = (GENERATIONS_MAX.saturating_sub(counters.next_generation) / GENERATIONS_PART).max(1);
     let generations = 1 + u32::from_le_bytes(random()?) % most;
     let begin = BeginHistory { id: u64::from_le_bytes(random()?).max(1), after, generations };
-    services.proposer.propose(Command::BeginHistory(begin)).await.map(drop)
+    services.proposer.propose(Command::BeginHistory(begin)).await?;
+    Ok(())
 }
 
 /// Has the inodes of this term have numbers that no other term has given, though this master may have been restored
 /// from a copy and know nothing of that term: workers keep blocks by the numbers of their files.
 async fn leave_out_inodes(services: &Services) -> Result<(), MasterError> {
-    services.proposer.propose(Command::SkipInodes(u64::from(u32::from_le_bytes(random()?)))).await.map(drop)
+    services.proposer.propose(Command::SkipInodes(u64::from(u32::from_le_bytes(random()?)))).await?;
+    Ok(())
 }
 
 fn random<const BYTES: usize>() -> Result<[u8; BYTES], MasterError> {

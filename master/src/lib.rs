@@ -2,8 +2,7 @@
 //!
 //! - [`cavern_state`]: the tables in RocksDB, and what each command does to them; [`reader`] reads them while this
 //!   master leads.
-//! - [`raft`]: the replicated log that commands go through; [`recovery`]: what is looked at before the database is
-//!   opened.
+//! - [`cavern_consensus`]: the replicated log that commands go through, and its clock.
 //! - [`namespace`]: the namespace as clients see it: names, pages of directories, refreshes.
 //! - [`listing`]: from the buckets into the namespace: directories on demand, whole prefixes in the background, single
 //!   names; what is fresh and what is not.
@@ -25,7 +24,6 @@
 mod announce;
 mod background;
 mod blocking;
-mod clock;
 mod error;
 mod feature_version;
 mod group;
@@ -38,9 +36,7 @@ mod metrics;
 mod mounts;
 mod namespace;
 mod persist;
-mod raft;
 mod reader;
-mod recovery;
 mod repair;
 mod request;
 mod rotation;

@@ -35,6 +35,7 @@ mod walk;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use cavern_consensus::Proposer;
 use cavern_proto::record::{ApplyListing, ListingGroup};
 use cavern_state::TypedCommand;
 use cavern_state::namespace::ListingCounts;
@@ -56,7 +57,6 @@ use crate::MasterError;
 use crate::background::{TaskGroup, TaskList};
 use crate::metrics::ListingMetrics;
 use crate::mounts::{Mounts, OpenMount};
-use crate::raft::Proposer;
 use crate::reader::StateReader;
 
 /// Entries of one command, and directories that are to be found for them.
@@ -158,7 +158,7 @@ impl Listings {
         self.0.tasks.tracker.spawn(async move {
             let result = tokio::select! {
                 result = listings.list_directory(directory, &running) => result,
-                () = listings.0.tasks.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
+                () = listings.0.tasks.stop.cancelled() => Err(MasterError::stopping()),
             };
             {
                 let mut flights = listings.0.flights.lock();
@@ -237,7 +237,7 @@ impl Listings {
         send: impl Future<Output = Result<T, cavern_ufs::UfsError>>,
     ) -> Result<T, MasterError> {
         let turn = self.0.requests.acquire().await;
-        let _turn = turn.map_err(|_| MasterError::Consensus("the master is stopping".into()))?;
+        let _turn = turn.map_err(|_| MasterError::stopping())?;
         let answered = tokio::select! {
             answered = send => answered,
             () = mount.detached() => {

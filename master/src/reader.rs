@@ -4,12 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_consensus::{Clock, LeaderLease};
 use cavern_state::{Database, Tables};
 
 use crate::MasterError;
-use crate::blocking::run_blocking;
-use crate::clock::Clock;
-use crate::raft::LeaderLease;
 
 /// Reads what has been applied. Cheap to clone.
 #[derive(Clone)]
@@ -27,20 +25,12 @@ impl StateReader {
     /// Runs `read` with the tables on the blocking pool. All that it reads is of one moment, after the call.
     ///
     /// # Errors
-    /// Those of `read`, and [`MasterError::NotLeading`] when somebody else may have led at that moment.
+    /// Those of `read`, and [`MasterError::Consensus`] when somebody else may have led at that moment.
     pub async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(Tables<'_>) -> Result<T, MasterError> + Send + 'static,
     ) -> Result<T, MasterError> {
-        let database = self.database.clone();
-        let result = run_blocking(move || {
-            let snapshot = database.raw().snapshot();
-            read(Tables::at(&database, &snapshot))
-        })
-        .await;
-        let result = result.map_err(|error| MasterError::Consensus(format!("a read was given up: {error}")))?;
-        self.lease.check()?;
-        result
+        self.lease.read(self.database.clone(), read).await
     }
 
     /// The same for a few records, which are in memory as a rule: they are read here and now, and on the blocking pool
@@ -55,7 +45,10 @@ impl StateReader {
         };
         match found {
             Err(error) if error.needs_disk() => self.read(look).await,
-            found => self.lease.check().and(found),
+            found => {
+                self.lease.check()?;
+                found
+            }
         }
     }
 

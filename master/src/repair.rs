@@ -23,6 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::backoff;
+use cavern_consensus::Proposer;
 use cavern_net::Placement;
 use cavern_proto::ContentId;
 use cavern_proto::master::WorkerState;
@@ -38,7 +39,6 @@ use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup, TaskList};
 use crate::metrics::RepairMetrics;
 use crate::persist::ObjectWriter;
-use crate::raft::Proposer;
 use crate::reader::StateReader;
 use crate::sessions::WatchHub;
 use crate::workers::Workers;

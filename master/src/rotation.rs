@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_consensus::{Consensus, Ways};
 use cavern_net::master::innermost;
 use cavern_proto::raft::{Member, RotateSecretsReply, SettleKeysRequest, TakeKeyRequest, Target};
 use cavern_proto::record::{SealSecrets, SealedOptions, SecretsRecord};
@@ -28,7 +29,6 @@ use crate::MasterError;
 use crate::blocking::blocking;
 use crate::group::Seat;
 use crate::mounts::Vault;
-use crate::raft::{Consensus, Ways};
 use crate::request::Request;
 use crate::service::Services;
 

@@ -10,6 +10,9 @@ use std::time::Duration;
 
 use cavern_conf::process::{MissingDir, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
 use cavern_conf::{Config, host};
+use cavern_consensus::{
+    Clock, Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, Ways, recovery, run_blocking, until,
+};
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
 use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, TenantCollector, Transport};
@@ -19,19 +22,17 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use crate::blocking::{blocking, run_blocking};
-use crate::clock::Clock;
+use crate::MasterError;
+use crate::blocking::blocking;
 use crate::feature_version::FEATURE_VERSION;
 use crate::group::Seat;
 use crate::jobs::PooledWorkers;
 use crate::lead::Lead;
 use crate::metrics::MasterMetrics;
 use crate::mounts::{KeyDirectory, Vault};
-use crate::raft::{Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, RaftService, Ways};
-use crate::service::{Gate, Guarded, Lanes, tenants};
+use crate::service::{Gate, Guarded, Lanes, RaftService, tenants};
 use crate::term::{TermContext, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
-use crate::{MasterError, raft, recovery};
 
 /// How long calls in flight may take at the end.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -143,7 +144,7 @@ impl Master {
         });
         let keys = keys.await?;
         let (data_dir, cache_bytes) = (conf.data_dir.clone(), conf.metadata_cache.bytes());
-        let opened = blocking(move || recovery::open(&data_dir, cache_bytes)).await?;
+        let opened = blocking(move || Ok(recovery::open(&data_dir, cache_bytes)?)).await?;
         let (database, high_water) = (Arc::new(opened.0), opened.1);
         let free = database.free();
         let transport = Transport::of_server(&config, Role::Master)?;
@@ -179,7 +180,7 @@ impl Master {
                     known: FEATURE_VERSION,
                 },
                 lead.sessions(),
-                metrics.raft.clone(),
+                metrics.consensus.clone(),
             )
             .await?;
             let (consensus, vault) = (Arc::new(consensus), Arc::new(vault));
@@ -239,14 +240,14 @@ impl Master {
 
     /// What its consensus shows.
     #[cfg(test)]
-    pub fn observe(&self) -> raft::Observed {
+    pub fn observe(&self) -> cavern_consensus::Observed {
         self.consensus.observe()
     }
 
     /// Returns with the reason when this master can go on no longer.
     pub async fn failed(&self) -> String {
         let mut observed = self.consensus.observe();
-        raft::until(&mut observed, |metrics| metrics.running_state.is_err()).await;
+        until(&mut observed, |metrics| metrics.running_state.is_err()).await;
         self.consensus.progress().2.err().unwrap_or_else(|| "the consensus has ended".to_owned())
     }
 

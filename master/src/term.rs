@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use cavern_conf::{Config, host};
+use cavern_conf::Config;
+use cavern_consensus::lead::open_log;
+use cavern_consensus::{Clock, Consensus, LeaderId, Proposer};
 use cavern_net::WorkerPool;
 use cavern_proto::master::cluster_server::ClusterServer;
 use cavern_proto::master::namespace_server::NamespaceServer;
-use cavern_proto::record::InitCluster;
-use cavern_proto::record::command::Command;
 use cavern_state::{CurrentDatabase, Database, Tables};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -16,7 +16,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::background::TaskList;
-use crate::clock::Clock;
 use crate::jobs::{BlockFiller, Jobs};
 use crate::leader::Leadership;
 use crate::listing::{ListingOptions, Listings, Looks};
@@ -24,7 +23,6 @@ use crate::metrics::MasterMetrics;
 use crate::mounts::{Mounts, Vault};
 use crate::namespace::Lookups;
 use crate::persist::{Fenced, ObjectWriter, PersistOptions, Persistence};
-use crate::raft::{Consensus, LeaderId, Proposer};
 use crate::reader::StateReader;
 use crate::repair::{Repair, RepairOptions};
 use crate::service::Services;
@@ -72,7 +70,7 @@ impl Term {
     /// Begins when everything of before this lead is applied.
     ///
     /// # Errors
-    /// [`MasterError::NotLeading`] and [`MasterError::Consensus`] when the lead is over before that. Nothing of it is
+    /// [`MasterError::Consensus`] when the lead is over before that. Nothing of it is
     /// under way then.
     pub async fn begin(
         context: &TermContext,
@@ -84,12 +82,12 @@ impl Term {
         // For as long as this master has this lead it takes no snapshot in: it stays the current one.
         let database = &context.database.get();
         let opened = stop.run_until_cancelled(open_log(database, clock, consensus, lead)).await;
-        let (proposer, proposals) = opened.ok_or_else(|| MasterError::Consensus("the master is stopping".into()))??;
+        let (proposer, proposals) = opened.ok_or_else(MasterError::stopping)??;
         let (services, pool) = services(context, database, lead, proposer, sessions)?;
         let leadership = Leadership::new(&services);
         // What it puts into the log may wait for a majority that is not there any more.
         let begun = stop.run_until_cancelled(leadership.begin(database, &context.metrics)).await;
-        let begun = begun.unwrap_or_else(|| Err(MasterError::Consensus("the master is stopping".into())));
+        let begun = begun.unwrap_or_else(|| Err(MasterError::stopping()));
         let term = Self { services, running: Mutex::new(Some(Running { leadership, pool, proposals })) };
         if let Err(error) = begun {
             term.end().await;
@@ -112,7 +110,7 @@ impl Term {
     /// Which feature version the masters have agreed on.
     ///
     /// # Errors
-    /// [`MasterError::NotLeading`] when the term is over.
+    /// [`MasterError::Consensus`] when the term is over.
     pub async fn feature_version(&self) -> Result<u32, MasterError> {
         feature_version::agreed(&self.services.lookups.reader).await
     }
@@ -137,35 +135,6 @@ impl Term {
         // Aborted, which is how it is meant to end.
         let _ = proposals.await;
     }
-}
-
-/// The way into the log for a lead, and the task that serves it, once all that was in the log before is applied here.
-///
-/// # Errors
-/// Those of [`Term::begin`]. The task has nothing to do then, and ends.
-pub async fn open_log(
-    database: &Arc<Database>,
-    clock: &Arc<Clock>,
-    consensus: &Consensus,
-    lead: LeaderId,
-) -> Result<(Proposer, JoinHandle<()>), MasterError> {
-    clock.witness(Tables::new(database).counters()?.now_ns);
-    let (proposer, serve) = consensus.proposer(lead, clock.clone());
-    let proposals = spawn(serve);
-    let cluster_id = consensus.identity().cluster_id.clone();
-    let init = Command::Init(InitCluster { cluster_id, now_ns: clock.now_ns() });
-    proposer.propose(init).await?;
-    // The rest of the log has been applied meanwhile.
-    clock.witness(Tables::new(database).counters()?.now_ns);
-    Ok((proposer, proposals))
-}
-
-fn spawn(task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
-    #[cfg(test)]
-    if let Some(simulated) = crate::raft::simulation::Host::current() {
-        return simulated.spawn(task);
-    }
-    host::spawn(task)
 }
 
 /// Everything that a leader's services speak for, as the tables have it now.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::process::LogLimit;
+use cavern_consensus::Proposer;
 use cavern_proto::master::{
     DiskReport, FetchFailure, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState, WorkerTable,
 };
@@ -23,7 +24,6 @@ use tokio::time::Instant;
 
 use crate::MasterError;
 use crate::metrics::MasterMetrics;
-use crate::raft::Proposer;
 use crate::silence::{LastLook, excuse};
 
 /// Bytes of any text that a worker reports, at most.
@@ -284,7 +284,8 @@ impl Workers {
 
     async fn set_state(&self, worker_id: u64, state: WorkerState) -> Result<(), MasterError> {
         let command = Command::WorkerState(SetWorkerState { worker_id, state: state as i32 });
-        self.proposer.propose(command).await.map(drop)
+        self.proposer.propose(command).await?;
+        Ok(())
     }
 
     /// The table with what the last heartbeats said. The capacity is the registered one, which placement goes by and

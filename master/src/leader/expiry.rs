@@ -15,6 +15,7 @@ mod walk;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use cavern_consensus::Clock;
 use cavern_proto::master::{FreeFate, TtlAction};
 use cavern_proto::record::TtlRecord;
 use cavern_state::Outcome;
@@ -24,7 +25,6 @@ use tokio::time::Instant;
 use self::walk::{Due, Walk};
 use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
-use crate::clock::Clock;
 use crate::metrics::ExpiryMetrics;
 use crate::service::Services;
 

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_consensus::Proposer;
 use cavern_proto::record::{CountUsage, ReapOrphans};
 use cavern_state::{Database, Family, Tables, tables, usage};
 use futures::FutureExt as _;
 
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
 use crate::metrics::MasterMetrics;
-use crate::raft::Proposer;
 use crate::service::Services;
 use crate::{MasterError, sessions};
 

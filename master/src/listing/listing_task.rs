@@ -102,7 +102,7 @@ impl Flight {
     pub async fn ended(&self) -> Result<ListingCounts, MasterError> {
         match self.wait(|progress| matches!(progress, Progress::Ended(_))).await {
             Progress::Ended(result) => Ok(result?),
-            Progress::Running(_) => Err(MasterError::Consensus("the master is stopping".into())),
+            Progress::Running(_) => Err(MasterError::stopping()),
         }
     }
 

@@ -32,7 +32,9 @@ impl Services {
             }
             Ok(epoch)
         });
-        compared.await.map_err(|error| MasterError::Consensus(format!("the mounts could not be compared: {error}")))?
+        compared
+            .await
+            .map_err(|error| MasterError::unavailable(format!("the mounts could not be compared: {error}")))?
     }
 }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_consensus::LeaderLease;
 use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest};
 use cavern_proto::master::Worker;
@@ -11,7 +12,6 @@ use futures::future::BoxFuture;
 
 use super::ObjectWriter;
 use crate::MasterError;
-use crate::raft::LeaderLease;
 
 /// See the module.
 pub struct Fenced {

@@ -91,7 +91,8 @@ impl Persistence {
         };
         let freed = records.iter().filter(|(_, record)| touches(record));
         let freed = freed.map(|(number, _)| Command::Freed(Freed { number: *number, workers: done.clone() }));
-        self.proposer.propose_all(freed.collect::<Vec<_>>()).await.map(drop)
+        self.proposer.propose_all(freed.collect::<Vec<_>>()).await?;
+        Ok(())
     }
 
     async fn free_at(&self, worker: u64, blocks: &[BlockRef]) -> Result<(), String> {

@@ -8,6 +8,7 @@
 
 use std::time::Duration;
 
+use cavern_consensus::ConsensusError;
 use cavern_proto::data::{BlockRef, CopyRequest};
 use cavern_proto::master::{Extent, FreeFate};
 use cavern_proto::record::{BlockOf, GiveUpReplicas, JoinReplica, SettleReplica};
@@ -16,7 +17,6 @@ use cavern_state::outcome::{FreeContent, Verdict};
 
 use super::Repair;
 use super::plan::{Copy, Step};
-use crate::MasterError;
 
 /// For a copy. Writers wait so long, and have `client.read_timeout`.
 const COPY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -108,8 +108,8 @@ impl Problem {
     }
 }
 
-impl From<MasterError> for Problem {
-    fn from(error: MasterError) -> Self {
+impl From<ConsensusError> for Problem {
+    fn from(error: ConsensusError) -> Self {
         Self::Failed(error.to_string())
     }
 }

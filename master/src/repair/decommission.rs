@@ -46,7 +46,7 @@ impl Repair {
         match self.propose(DrainWorker { worker_id, draining }).await {
             Ok(()) => self.blocks_of(worker_id).await,
             Err(Problem::Refused(reason)) => Err(MasterError::Refused(reason)),
-            Err(Problem::Failed(reason)) => Err(MasterError::Consensus(reason)),
+            Err(Problem::Failed(reason)) => Err(MasterError::unavailable(reason)),
         }
     }
 

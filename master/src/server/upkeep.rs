@@ -4,14 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_consensus::Consensus;
+use cavern_consensus::recovery::HighWater;
 use cavern_state::{CurrentDatabase, Tables};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::MasterMetrics;
 use crate::mounts::Vault;
-use crate::raft::Consensus;
-use crate::recovery::HighWater;
 use crate::rotation;
 
 /// Period of the mark and of the gauges.

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use cavern_consensus::Room;
 use cavern_proto::bounded::MAX_CHANGES;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
@@ -24,7 +25,6 @@ use super::guard::AuditedCall;
 use super::limits::{self, Waiting};
 use crate::MasterError;
 use crate::namespace::Lookups;
-use crate::raft::Room;
 
 /// Calls of a stream under way at a time, and answers that wait for a slow reader.
 pub(super) const CALLS_AHEAD: usize = 16;

@@ -98,7 +98,7 @@ impl Namespace for Services {
         self.tasks.spawn(async move {
             let result = tokio::select! {
                 result = lookups.send_pages(request, directory, &listing, &answers) => result,
-                () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
+                () = services.stop.cancelled() => Err(MasterError::stopping()),
                 () = answers.closed() => return,
             };
             if let Err(error) = result {
@@ -162,7 +162,7 @@ impl Namespace for Services {
         self.tasks.spawn(async move {
             let result = tokio::select! {
                 result = services.run_refresh(&path, (recursive, dry_run), may_recall, &answers) => result,
-                () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
+                () = services.stop.cancelled() => Err(MasterError::stopping()),
                 () = answers.closed() => return,
             };
             let last = result.map(|progress| RefreshProgress { done: true, ..progress });
@@ -372,7 +372,7 @@ impl Namespace for Services {
         self.tasks.spawn(async move {
             let result = tokio::select! {
                 result = lookups.usage(&path, &answers) => result,
-                () = services.stop.cancelled() => Err(MasterError::Consensus("the master is stopping".into())),
+                () = services.stop.cancelled() => Err(MasterError::stopping()),
                 () = answers.closed() => return,
             };
             let last = result.map(|progress| UsageProgress { done: true, ..progress });

@@ -2,12 +2,12 @@
 //! holds.
 
 use cavern_conf::Failpoint;
+use cavern_consensus::Proposer;
 use cavern_proto::record::EndSessionStep;
 use cavern_state::StepProgress;
 use cavern_state::outcome::ReapUnlinked;
 
 use crate::MasterError;
-use crate::raft::Proposer;
 use crate::reader::StateReader;
 use crate::service::Services;
 

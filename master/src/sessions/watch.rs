@@ -23,6 +23,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_consensus::LeaderLease;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{Reset, Resumed, WatchEvent};
 use cavern_security::{Identity, PeerCertificate, Role};
@@ -41,7 +42,6 @@ use super::recent::Recent;
 use super::session_log::SessionLog;
 use crate::MasterError;
 use crate::metrics::MasterMetrics;
-use crate::raft::LeaderLease;
 use crate::silence::{LastLook, excuse};
 use lapsed::Lapsed;
 use notify::payload;
@@ -323,7 +323,7 @@ impl WatchHub {
         let wake = Arc::new(Notify::new());
         let mut state = self.looked();
         if state.closed {
-            return Err(MasterError::Consensus("the master is stopping".into()));
+            return Err(MasterError::stopping());
         }
         if state.sessions.len() >= SESSIONS_MAX {
             return Err(MasterError::Overloaded(format!(
@@ -760,7 +760,7 @@ impl SessionStream {
 fn new_id() -> Result<u64, MasterError> {
     let mut bytes = [0; 8];
     let random = SystemRandom::new().fill(&mut bytes);
-    random.map_err(|_| MasterError::Consensus("the system has no random numbers".into()))?;
+    random.map_err(|_| MasterError::unavailable("the system has no random numbers".into()))?;
     // Positive as a signed number, too; 0 is no session.
     Ok((u64::from_be_bytes(bytes) >> 1).max(1))
 }

@@ -16,7 +16,7 @@ use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use rocksdb::IteratorMode;
 
-use crate::raft::simulation::number_from_environment;
+use super::harness::number_from_environment;
 
 /// Sequences, unless the environment asks for more.
 const ROUNDS: u64 = 60;

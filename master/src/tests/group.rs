@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use cavern_consensus::ConsensusError;
 use cavern_proto::raft::raft_client::RaftClient;
 use cavern_proto::raft::{
     AddMasterRequest, MakeSnapshotRequest, RemoveMasterRequest, Target, TransferLeadRequest, VoteRequest,
@@ -135,9 +136,9 @@ async fn a_proposal_of_a_lead_that_is_over_goes_into_no_log() {
     members[second].calls().await.transfer_lead(TransferLeadRequest { node_id: id }).await.unwrap();
     eventually(|| async { members[first].term().is_some() }).await;
     let late = proposer.propose(Command::ReserveMasterId(0)).await;
-    assert!(matches!(late, Err(MasterError::NotLeading(_) | MasterError::Consensus(_))), "{late:?}");
+    assert!(matches!(late, Err(ConsensusError::NotLeading(_) | ConsensusError::Unavailable(_))), "{late:?}");
     let late = reader.read(|tables| Ok(tables.counters()?)).await;
-    assert!(matches!(late, Err(MasterError::NotLeading(_))), "{late:?}");
+    assert!(matches!(late, Err(MasterError::Consensus(ConsensusError::NotLeading(_)))), "{late:?}");
     let term = members[first].term().unwrap();
     assert_eq!(term.services.lookups.reader.read(|tables| Ok(tables.counters()?)).await.unwrap().master, 0);
     stop(members).await;

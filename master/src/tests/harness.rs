@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::{Config, Interval};
+use cavern_consensus::Clock;
+use cavern_consensus::clock::Reading;
 use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, open_request};
 use cavern_proto::master::{Job, Kind, Mount, RemoveWorkerReply, Worker, WorkerState, WorkerTable, WriteType};
@@ -20,7 +22,6 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::MasterError;
-use crate::clock::{Clock, Reading};
 use crate::jobs::{BlockFiller, Filled, Jobs};
 use crate::metrics::MasterMetrics;
 use crate::mounts::{DetachPolicy, MountPolicy, TakeOver};
@@ -335,6 +336,11 @@ pub async fn eventually<F: Future<Output = bool>>(mut holds: impl FnMut() -> F) 
 pub fn placement_of(workers: &[(u64, WorkerState)]) -> Arc<Placement> {
     let worker = |(id, state): &(u64, WorkerState)| Worker { id: *id, state: *state as i32, ..Worker::default() };
     Arc::new(Placement::new(&WorkerTable { epoch: 1, workers: workers.iter().map(worker).collect() }))
+}
+
+/// A number that a variable of the environment has.
+pub fn number_from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
 }
 
 /// A counter, by its name without what all of them begin with.

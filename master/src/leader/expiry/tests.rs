@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
+use cavern_consensus::clock::Reading;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
@@ -15,7 +16,6 @@ use proptest::prelude::*;
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
 
 use super::*;
-use crate::clock::Reading;
 
 const SECOND: i64 = 1_000_000_000;
 /// The time that it is.

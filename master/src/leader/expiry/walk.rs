@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use bytes::Bytes;
+use cavern_consensus::Clock;
 use cavern_proto::master::{Kind, TtlAction};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{Expire, TtlRecord};
@@ -17,7 +18,6 @@ use cavern_state::{Tables, is_clean};
 
 use super::{Rules, is_over};
 use crate::MasterError;
-use crate::clock::Clock;
 
 /// A file whose time is over.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,11 +1,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use cavern_consensus::{ChangeListener, LeaderLease};
 use cavern_proto::master::EntryChanged;
 use cavern_state::{Changes, Whereabouts};
 
 use super::*;
-use crate::raft::{ChangeListener, LeaderLease};
 
 fn hub(lease: Duration) -> Arc<WatchHub> {
     hub_of(lease, &Arc::default())

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::{Config, Interval};
+use cavern_consensus::Clock;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     CommitContent, CreateInode, Existing, Extent, FreeFate, Kind, Mount, Mutation, MutationResult, PersistStatus,
@@ -19,7 +20,6 @@ use cavern_ufs::MemoryBucket;
 
 use super::fake::{Fake, HOLE, body, written};
 use crate::MasterError;
-use crate::clock::Clock;
 use crate::tests::harness::{TestMaster, eventually, name, new_bucket};
 
 /// A master with an fs-mode mount of a bucket of its own.

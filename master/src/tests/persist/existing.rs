@@ -14,10 +14,10 @@ use cavern_proto::record::command::Command;
 use cavern_proto::record::{AdoptListing, ListedEntry};
 use rustix::io::Errno;
 
+use super::super::harness::number_from_environment;
 use super::bench::{BLOCK, Fixture};
 use super::fake::{body, written};
 use crate::namespace::Lookups;
-use crate::raft::simulation::number_from_environment;
 use crate::tests::harness::{PATIENCE, eventually, name};
 
 /// What is under a path: the words of a file, or a directory.
