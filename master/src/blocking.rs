@@ -2,7 +2,7 @@
 
 use cavern_consensus::run_blocking;
 
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// Runs it there.
 ///

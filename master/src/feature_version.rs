@@ -9,11 +9,11 @@ use cavern_state::feature_version as state;
 use futures::FutureExt as _;
 use futures::future::join_all;
 
-use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
+use crate::error::MasterError;
 use crate::group::{described, look};
 use crate::reader::StateReader;
-use crate::service::Services;
+use crate::services::Services;
 
 /// What this version knows.
 #[cfg(not(test))]

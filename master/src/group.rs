@@ -23,8 +23,8 @@ use cavern_state::CurrentDatabase;
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
-use crate::MasterError;
 use crate::blocking::blocking;
+use crate::error::MasterError;
 use crate::feature_version;
 use crate::mounts::{KeyDirectory, Vault};
 

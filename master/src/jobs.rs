@@ -28,7 +28,7 @@ pub use self::filler::{BlockFiller, PooledWorkers};
 pub use self::filler::{Failure, Filled};
 use self::load::Loader;
 use self::running::RunningJob;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::metrics::JobMetrics;
 use crate::namespace::Lookups;
 use crate::persist::Persistence;

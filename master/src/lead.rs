@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::group::Seat;
 use crate::sessions::CurrentSessions;
 use crate::term::{Term, TermContext};

@@ -14,9 +14,10 @@ use cavern_state::{Database, Tables};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
 use crate::background::TaskGroup;
+use crate::error::MasterError;
 use crate::metrics::MasterMetrics;
-use crate::service::Services;
-use crate::{MasterError, feature_version, mounts};
+use crate::services::Services;
+use crate::{feature_version, mounts};
 #[cfg(test)]
 pub use upkeep::{COUNT_STEP, REAP_STEP};
 

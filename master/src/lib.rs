@@ -14,7 +14,8 @@
 //!   cluster's secrets is changed for all of them.
 //! - [`term`]: all that a leader has, made when it begins to lead and ended with that; [`leader`]: what it does all the
 //!   time; [`background`]: the frame of its tasks, which notes how they fare.
-//! - [`service`]: the gRPC face of all that; [`request`]: what may be asked for twice, and is done once.
+//! - [`services`]: what of this a leader has; [`service`]: the gRPC face of all that; [`request`]: what may be asked
+//!   for twice, and is done once.
 //!
 //! Reads are served from RocksDB directly. Everything that changes goes through the log and is on disk before it is
 //! answered; whatever depends on a clock, a random number or a bucket is decided before it is proposed.
@@ -42,6 +43,7 @@ mod request;
 mod rotation;
 mod server;
 mod service;
+mod services;
 mod sessions;
 mod silence;
 mod term;

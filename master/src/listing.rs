@@ -53,8 +53,8 @@ pub use {diff::is_same_version, diff::step as diff_step};
 
 use name_checks::NameChecks;
 
-use crate::MasterError;
 use crate::background::{TaskGroup, TaskList};
+use crate::error::MasterError;
 use crate::metrics::ListingMetrics;
 use crate::mounts::{Mounts, OpenMount};
 use crate::reader::StateReader;

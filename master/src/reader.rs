@@ -7,7 +7,7 @@ use std::time::Duration;
 use cavern_consensus::{Clock, LeaderLease};
 use cavern_state::{Database, Tables};
 
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// Reads what has been applied. Cheap to clone.
 #[derive(Clone)]

@@ -35,8 +35,8 @@ use tokio::time::Instant;
 
 use self::plan::{Step, plan};
 pub(crate) use self::unavailable::describe;
-use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup, TaskList};
+use crate::error::MasterError;
 use crate::metrics::RepairMetrics;
 use crate::persist::ObjectWriter;
 use crate::reader::StateReader;

@@ -23,7 +23,7 @@ use cavern_state::TypedCommand;
 use cavern_state::outcome::Requested;
 use prost::Message;
 
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::reader::StateReader;
 
 /// Bytes of an id.

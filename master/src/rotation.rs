@@ -25,12 +25,12 @@ use prost::Message as _;
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::MasterError;
 use crate::blocking::blocking;
+use crate::error::MasterError;
 use crate::group::Seat;
 use crate::mounts::Vault;
 use crate::request::Request;
-use crate::service::Services;
+use crate::services::Services;
 
 /// For a master to have a key on its disk, or to apply what the leader has applied and forget one.
 const ANSWER: Duration = Duration::from_secs(5);

@@ -22,8 +22,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use crate::MasterError;
 use crate::blocking::blocking;
+use crate::error::MasterError;
 use crate::feature_version::FEATURE_VERSION;
 use crate::group::Seat;
 use crate::jobs::PooledWorkers;

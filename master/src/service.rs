@@ -15,25 +15,15 @@ mod roles;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use cavern_consensus::{Consensus, LeaderLease, Proposer};
 use cavern_proto::master::cluster_server::ClusterServer;
 use cavern_proto::master::namespace_server::NamespaceServer;
 use cavern_security::{Identity, MountDebt, PeerCertificate, Role};
 use futures::Stream;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tonic::Status;
 
-use crate::MasterError;
-use crate::background::TaskList;
-use crate::jobs::Jobs;
-use crate::lost_pasts::LostPasts;
-use crate::mounts::Mounts;
+use crate::error::MasterError;
 use crate::namespace::Lookups;
-use crate::persist::Persistence;
-use crate::repair::Repair;
-use crate::sessions::WatchHub;
-use crate::workers::Workers;
+use crate::services::Services;
 
 pub use gate::Gate;
 pub use guard::{Guarded, is_about};
@@ -62,31 +52,6 @@ fn shown<T>(request: &tonic::Request<T>) -> Option<&PeerCertificate> {
 
 /// A stream of answers.
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
-/// Everything that the services speak for. Cheap to clone.
-#[derive(Clone)]
-pub struct Services {
-    pub lookups: Lookups,
-    pub mounts: Arc<Mounts>,
-    pub watch: Arc<WatchHub>,
-    pub workers: Arc<Workers>,
-    pub lost_pasts: Arc<LostPasts>,
-    pub jobs: Arc<Jobs>,
-    pub persistence: Arc<Persistence>,
-    pub repair: Arc<Repair>,
-    pub consensus: Arc<Consensus>,
-    pub lease: LeaderLease,
-    pub proposer: Proposer,
-    pub cluster_id: Arc<str>,
-    /// In which this master leads.
-    pub term: u64,
-    pub heartbeat_ms: u32,
-    /// What goes on in the background, and how it fares.
-    pub background: TaskList,
-    /// Tasks of answers that are streamed, and their end.
-    pub tasks: TaskTracker,
-    pub stop: CancellationToken,
-}
 
 impl Services {
     /// The namespace as a session of whoever asks is answered; 0 for no session.

@@ -16,6 +16,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::background::TaskList;
+use crate::error::MasterError;
+use crate::feature_version;
 use crate::jobs::{BlockFiller, Jobs};
 use crate::leader::Leadership;
 use crate::listing::{ListingOptions, Listings, Looks};
@@ -25,10 +27,9 @@ use crate::namespace::Lookups;
 use crate::persist::{Fenced, ObjectWriter, PersistOptions, Persistence};
 use crate::reader::StateReader;
 use crate::repair::{Repair, RepairOptions};
-use crate::service::Services;
+use crate::services::Services;
 use crate::sessions::{CurrentSessions, Recalls, WatchHub};
 use crate::workers::Workers;
-use crate::{MasterError, feature_version};
 
 /// The way to the workers.
 pub struct WorkerClients {

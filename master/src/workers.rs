@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::metrics::MasterMetrics;
 use crate::silence::{LastLook, excuse};
 

@@ -2,7 +2,7 @@
 
 use tokio::task::JoinError;
 
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 
 /// Runs it there.
 ///

@@ -7,7 +7,7 @@ use rocksdb::WriteBatch;
 use serde::{Deserialize, Serialize};
 
 use super::types::{NodeId, from_json, to_json};
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 
 const IDENTITY_KEY: &[u8] = b"identity";
 /// The first master of every cluster.

@@ -11,7 +11,8 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::clock::Clock;
-use crate::{Consensus, ConsensusError, LeaderId, LeaderLease, Proposer, until};
+use crate::error::ConsensusError;
+use crate::{Consensus, LeaderId, LeaderLease, Proposer, until};
 
 /// Between two looks whether a majority still answers.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);

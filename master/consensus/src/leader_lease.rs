@@ -21,8 +21,8 @@ use parking_lot::Mutex;
 
 use super::observe::{self, Observed};
 use super::types::{LeaderId, Raft, Types};
-use crate::ConsensusError;
 use crate::blocking::run_blocking;
+use crate::error::ConsensusError;
 
 /// An election begins when a leader has been silent for the longest of these and one of them by chance.
 pub const ELECTION: RangeInclusive<Duration> = Duration::from_millis(400)..=Duration::from_millis(800);

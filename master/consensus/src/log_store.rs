@@ -37,7 +37,7 @@ use self::tail::Tail;
 use self::writer::{Done, LogChange, Write, write_loop};
 use super::state_machine::read_position;
 use super::types::{Entry, LogId, Types, Vote, decode_entry, encode_entry, from_json, to_json};
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 use crate::metrics::ConsensusMetrics;
 
 const VOTE_KEY: &[u8] = b"vote";

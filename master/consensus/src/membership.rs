@@ -11,7 +11,7 @@ use openraft::{ChangeMembers, Instant as _, RaftMetrics};
 use super::node::{Consensus, fatal};
 use super::observe;
 use super::types::{Node, NodeId, Types};
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 
 /// A follower that has answered within this is there.
 const ALIVE: Duration = Duration::from_secs(2);

@@ -30,7 +30,7 @@ use tonic::{Code, Response, Status};
 use self::reachability::Reachability;
 use super::snapshot::Checkpoint;
 use super::types::{Node, NodeId, Snapshot, Types, Vote};
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 
 /// Longest message between masters: an entry has at most 4 MiB of commands, and some more of encoding.
 pub const MESSAGE_MAX: usize = 16 << 20;

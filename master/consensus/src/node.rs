@@ -27,8 +27,8 @@ use super::snapshot::Snapshots;
 use super::state_machine::{ChangeListener, StateMachine, finish_installation, read_position};
 use super::threads::RaftThreads;
 use super::types::{LeaderId, Node, NodeId, Raft, Types};
-use crate::ConsensusError;
 use crate::clock::Clock;
+use crate::error::ConsensusError;
 use crate::metrics::ConsensusMetrics;
 
 /// How long an end waits for the threads.

@@ -21,8 +21,8 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::observe;
 use super::types::{Batch, LeaderId, Raft, Types};
-use crate::ConsensusError;
 use crate::clock::Clock;
+use crate::error::ConsensusError;
 use crate::metrics::ConsensusMetrics;
 
 /// Commands that wait for their entry at most; proposers beyond wait themselves.

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use cavern_state::{CurrentDatabase, Database, Family, Lock, current};
 use rocksdb::IteratorMode;
 
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 use crate::log_store::purged;
 use crate::state_machine::read_position;
 

@@ -14,8 +14,8 @@ use super::network::convert;
 use super::node::{Consensus, fatal};
 use super::snapshot::Incoming;
 use super::types::Snapshot;
-use crate::ConsensusError;
 use crate::blocking::blocking;
+use crate::error::ConsensusError;
 
 /// A snapshot that comes from another master.
 #[derive(Default)]

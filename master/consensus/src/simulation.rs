@@ -2,9 +2,9 @@
 //!
 //! Three masters run on one thread and on a clock that only the simulation moves ([`runtime`]). Their network, their
 //! disks and their clocks are simulated ([`world`]); what they are made of is real ([`master`]), and so is what they
-//! answer each other ([`service`]). While [`faults`] makes
-//! things go wrong, [`clients`] change and read the namespace. Then [`history`] judges whether what they were told can
-//! be explained by one namespace that did one thing after another, that of [`model`], and all masters must have that.
+//! answer each other ([`service`]). While [`faults`] makes things go wrong, [`clients`] change and read the namespace.
+//! Then [`history`] judges whether what they were told can be explained by one namespace that did one thing after
+//! another, that of [`model`], and all masters must have that.
 //!
 //! `CAVERN_SIMULATION_SEEDS` says how many seeds are tried, `CAVERN_SEED` which is the first.
 

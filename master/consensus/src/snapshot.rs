@@ -23,8 +23,8 @@ use parking_lot::Mutex;
 
 use super::state_machine::read_position;
 use super::types::{LogId, Meta, Snapshot, Types, from_json};
-use crate::ConsensusError;
 use crate::blocking::run_blocking;
+use crate::error::ConsensusError;
 
 pub use incoming::Incoming;
 pub use outgoing::Outgoing;

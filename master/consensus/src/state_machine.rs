@@ -26,8 +26,8 @@ use tokio::time::Instant;
 use super::log_store::carry_over;
 use super::snapshot::{Builder, Checkpoint, Snapshots};
 use super::types::{Entry, LogId, Meta, Outcomes, Snapshot, StoredMembership, Types, from_json, to_json};
-use crate::ConsensusError;
 use crate::blocking::run_blocking;
+use crate::error::ConsensusError;
 use crate::metrics::ConsensusMetrics;
 
 pub(super) const APPLIED_KEY: &[u8] = b"applied";

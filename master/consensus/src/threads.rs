@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 
 /// One may be applying an entry, or reading the log for another master: the other answers and sends meanwhile.
 const THREADS: usize = 2;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
 use super::snapshot::Checkpoint;
 use super::state_machine::StateMachine;
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 
 pub type NodeId = u64;
 pub type Node = BasicNode;

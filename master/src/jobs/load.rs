@@ -19,7 +19,7 @@ use self::blocks::File;
 use self::fill::Batches;
 use super::filler::BlockFiller;
 use super::running::RunningJob;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::{ListPolicy, Walk};
 use crate::namespace::Lookups;
 

@@ -23,10 +23,10 @@ use futures::FutureExt as _;
 use tokio::time::Instant;
 
 use self::walk::{Due, Walk};
-use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
+use crate::error::MasterError;
 use crate::metrics::ExpiryMetrics;
-use crate::service::Services;
+use crate::services::Services;
 
 /// Names looked at with one read.
 const PAGE: usize = 1000;

@@ -10,9 +10,10 @@ use cavern_state::{Database, Family, Tables, tables, usage};
 use futures::FutureExt as _;
 
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
+use crate::error::MasterError;
 use crate::metrics::MasterMetrics;
-use crate::service::Services;
-use crate::{MasterError, sessions};
+use crate::services::Services;
+use crate::sessions;
 
 /// Period of ticks to the sessions, of the gauges, and of looks at what is left.
 const TICK: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use cavern_ufs::{Listed, Window};
 
 use super::Listings;
 use super::diff::listed_entry;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::{CLAIM, OpenMount};
 use crate::persist::PARKED;
 

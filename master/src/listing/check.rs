@@ -11,7 +11,7 @@ use cavern_ufs::{Listed, UfsError, is_name};
 
 use super::Listings;
 use super::diff::listed_entry;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
 
 /// What is known of a name already decides what needs to be asked.

@@ -14,7 +14,7 @@ use cavern_state::records::version;
 use cavern_state::{EntryVersion, Tables};
 use cavern_ufs::{Listed, Window, place_cmp};
 
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// Removals of one step at most.
 const STEP_REMOVALS: usize = 1000;

@@ -14,7 +14,7 @@ use futures::FutureExt;
 
 use super::adopt::WindowTail;
 use super::{Flight, Listings, PORTION, diff};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
 
 /// Memory for what a listing would take away at its end. What is more goes with the next listing, which follows.

@@ -17,8 +17,8 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 
 use super::Listings;
-use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace};
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
 
 /// Unlisted directories that are read at a time.

@@ -10,7 +10,7 @@ use cavern_ufs::{Listed, Lister, Window, Windows, is_name};
 use super::Listings;
 use super::check::Why;
 use super::diff::{self, listed_entry};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::{CLAIM, OpenMount};
 
 /// A name that may have been changed by others.

@@ -26,8 +26,8 @@ use futures::FutureExt as _;
 
 use super::Listings;
 use super::diff::listed_entry;
-use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace};
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
 
 /// A directory of the current key's path.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// Names that may be checked while one listing runs.
 const CHECKS_MAX: usize = 65_536;

@@ -10,7 +10,7 @@ use cavern_state::{Directory, EntryVersion};
 use cavern_ufs::{ObjectAttributes, ObjectMeta, UfsError};
 
 use super::{Listings, Why};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
 
 impl Listings {

@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 
 use super::Listings;
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// What a walk does to a directory before it visits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

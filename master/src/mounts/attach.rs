@@ -9,10 +9,10 @@ use cavern_state::outcome::{Attachment, Repeatable};
 use cavern_ufs::Contents;
 
 use super::claim::{Claimed, TakeOver};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::namespace::components;
 use crate::request::Request;
-use crate::service::Services;
+use crate::services::Services;
 
 const BLOCK_SIZE_DEFAULT: u64 = 64 << 20;
 const BLOCK_SIZE_MIN: u64 = 1 << 20;

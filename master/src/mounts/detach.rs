@@ -15,10 +15,10 @@ use cavern_state::outcome::{MountChange, Repeatable};
 use tokio::time::Instant;
 
 use super::attach::{normalized, not_mounted};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::persist::{Backlog, Scope};
 use crate::request::Request;
-use crate::service::Services;
+use crate::services::Services;
 
 /// How long the bucket is brought up to date before the mount stays.
 const DRAIN: Duration = Duration::from_secs(10);

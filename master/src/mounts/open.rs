@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::claim::CLAIM;
 use super::secrets::Vault;
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// After a failed listing, accesses that could do with an old one do not wait for a new one for this long.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);

@@ -12,8 +12,8 @@ use futures::{StreamExt, stream};
 
 use super::attach::{complete, normalized, not_mounted};
 use super::overlap::refuse_overlap;
-use crate::MasterError;
-use crate::service::Services;
+use crate::error::MasterError;
+use crate::services::Services;
 
 /// Objects by which a bucket is known again, and how many are asked about at a time.
 const SAMPLE: usize = 32;

@@ -4,7 +4,7 @@ use cavern_proto::master::{Mount, User};
 use cavern_state::{Tables, may_access, may_have_layout};
 
 use super::Lookups;
-use crate::MasterError;
+use crate::error::MasterError;
 
 impl Lookups {
     /// Whether a user may do all of this (of 0o7) with an inode.

@@ -17,7 +17,7 @@ use cavern_state::{Directory, StateError, Tables, Whereabouts};
 use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::{ListPolicy, Listings, Progress, Started, Walk, Why};
 use crate::mounts::{Mounts, OpenMount};
 use crate::reader::StateReader;

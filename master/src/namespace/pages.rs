@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::Status;
 
 use super::{Lookups, PAGE_ENTRIES};
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// While a directory's first listing runs, an empty page is sent so often: the asker knows that it goes on.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::{Lookups, PROGRESS_INTERVAL};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::{ListPolicy, Walk, Why};
 
 impl Lookups {

@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::{Lookups, PAGE_ENTRIES, PROGRESS_INTERVAL};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::{ListPolicy, Walk};
 
 impl Lookups {

@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use super::Persistence;
 use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
-use crate::MasterError;
 use crate::background::Next;
+use crate::error::MasterError;
 
 /// How long the owner of a key is given to be written, before it is looked at again.
 const OWNER_PAUSE: Duration = Duration::from_secs(1);

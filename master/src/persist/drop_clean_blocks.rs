@@ -15,8 +15,8 @@ use cavern_state::is_clean;
 use cavern_state::outcome::FreeContent;
 
 use super::Persistence;
-use crate::MasterError;
 use crate::background::Next;
+use crate::error::MasterError;
 
 /// Of a hundred bytes of a worker's disks: where dropping begins, and where it ends.
 const HIGH_PERCENT: u64 = 75;

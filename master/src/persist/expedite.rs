@@ -16,7 +16,7 @@ use super::retry_tracker::Priority;
 use super::scope::{Scope, ScopeFilter};
 use super::status::{Backlog, ChangeRange};
 use super::{PAGE, Persistence};
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// What somebody waits for.
 pub(super) struct ExpeditedScope {

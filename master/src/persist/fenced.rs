@@ -11,7 +11,7 @@ use cavern_proto::master::Worker;
 use futures::future::BoxFuture;
 
 use super::ObjectWriter;
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// See the module.
 pub struct Fenced {

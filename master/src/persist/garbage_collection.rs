@@ -16,8 +16,8 @@ use cavern_state::AT_ONCE;
 use tokio::time::Instant;
 
 use super::Persistence;
-use crate::MasterError;
 use crate::background::Next;
+use crate::error::MasterError;
 
 /// Records worked off together.
 const RECORDS: usize = 200;

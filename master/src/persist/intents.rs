@@ -15,8 +15,8 @@ use tokio::time::Instant;
 use super::plan::{self, Portion, Step, Work, Write};
 use super::retry_tracker::{FailureKind, Item, KeyClaim, Priority, WorkPermit};
 use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_EXPEDITED};
-use crate::MasterError;
 use crate::background::Next;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
 
 /// Entries of a renamed directory that get intents with one command.

@@ -23,7 +23,8 @@ use super::plan::Work;
 use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
 use super::scope::{Scope, ScopeFilter};
 use super::{PAUSES, Persistence};
-use crate::{MasterError, repair};
+use crate::error::MasterError;
+use crate::repair;
 
 /// Blocks that a worker is asked about at a time.
 const ASKED: usize = 1000;

@@ -22,7 +22,7 @@ use super::deletions::is_named;
 use super::intents::PersistOutcome;
 use super::retry_tracker::{FailureKind, Item, Priority};
 use super::{PAGE, Persistence};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
 
 /// What is given up is deleted meanwhile.

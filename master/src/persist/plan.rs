@@ -10,7 +10,7 @@ use cavern_state::records::is_directory;
 use cavern_state::{Directory, Tables};
 
 use super::{metadata, object_tag};
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// Longest key that S3 takes.
 const KEY_BYTES_MAX: usize = 1024;

@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::{Persistence, object_tag};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
 
 /// Directories that are compared at a time, and names of each that are asked for once more.

@@ -7,7 +7,7 @@ use cavern_proto::record::IntentRecord;
 use cavern_state::{PendingDeletion, Tables};
 
 use super::Persistence;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::namespace::components;
 
 /// An inode and what lies below it.

@@ -14,7 +14,8 @@ use super::retry_tracker::Item;
 use super::scope::{Scope, ScopeFilter};
 use super::{PAGE, Persistence};
 use crate::background::Next;
-use crate::{MasterError, repair};
+use crate::error::MasterError;
+use crate::repair;
 
 /// The rate is that of so many seconds.
 const WINDOW: Duration = Duration::from_secs(10);

@@ -6,7 +6,7 @@ use cavern_security::Identity;
 use cavern_state::Tables;
 
 use super::Repair;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::workers::check_owner;
 
 /// Claims of one answer.

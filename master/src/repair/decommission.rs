@@ -20,7 +20,7 @@ use prost::Message as _;
 use super::block::Problem;
 use super::unavailable::{describe, is_in_bucket};
 use super::{AvailabilityMap, PAGE, Repair};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::request::Request;
 
 /// Files that an answer names.

@@ -6,7 +6,7 @@ use cavern_proto::record::{ExtentRecord, Stray};
 use cavern_state::{FileBlock, Tables, is_clean};
 
 use super::{Availability, AvailabilityMap};
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// What is to be done about a block.
 #[derive(Debug)]

@@ -9,8 +9,8 @@ use cavern_proto::record::{Stray, StraysFreed};
 use cavern_state::StrayReplica;
 
 use super::{Availability, PAGE, Repair};
-use crate::MasterError;
 use crate::background::Next;
+use crate::error::MasterError;
 
 /// Between two looks at all strays.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);

@@ -10,8 +10,8 @@ use cavern_proto::master::{Extent, UnavailableFile, UnavailableFiles};
 use cavern_state::{FileBlock, Tables, has_content};
 
 use super::{AvailabilityMap, PAGE, Repair};
-use crate::MasterError;
 use crate::background::Next;
+use crate::error::MasterError;
 
 /// Between two counts.
 pub(super) const PAUSE: Duration = Duration::from_secs(2);

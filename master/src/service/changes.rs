@@ -23,7 +23,7 @@ use tonic::{Status, Streaming};
 use super::Services;
 use super::guard::AuditedCall;
 use super::limits::{self, Waiting};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::namespace::Lookups;
 
 /// Calls of a stream under way at a time, and answers that wait for a slow reader.

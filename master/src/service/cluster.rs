@@ -25,7 +25,7 @@ use tonic::{Response, Status, Streaming};
 
 use super::guard::is_about;
 use super::{Answers, Services, asker, shown};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::{DetachPolicy, MountPolicy, TakeOver, redact, told};
 use crate::request::Request;
 use crate::sessions::{self, Before};

@@ -17,10 +17,11 @@ use tonic::{Response, Status, Streaming};
 use super::guard::is_about;
 use crate::announce::announce;
 use crate::blocking::blocking;
+use crate::error::MasterError;
 use crate::group::{Seat, described, look};
 use crate::lead::Lead;
 use crate::request::Request;
-use crate::{MasterError, feature_version, rotation};
+use crate::{feature_version, rotation};
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]

@@ -23,7 +23,7 @@ use super::changes::CALLS_AHEAD;
 use super::guard::{AuditedCall, is_about};
 use super::lanes::Lane;
 use super::{Answers, Services, asker, limits};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::Why;
 use crate::namespace::{Listing, Lookups};
 use crate::persist::RefreshMode;

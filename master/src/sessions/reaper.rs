@@ -7,9 +7,9 @@ use cavern_proto::record::EndSessionStep;
 use cavern_state::StepProgress;
 use cavern_state::outcome::ReapUnlinked;
 
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::reader::StateReader;
-use crate::service::Services;
+use crate::services::Services;
 
 /// Inodes deleted in one round.
 const REAP_MAX: usize = 1000;

@@ -40,7 +40,7 @@ use super::let_go::PendingLetGo;
 use super::owners::Owners;
 use super::recent::Recent;
 use super::session_log::SessionLog;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::metrics::MasterMetrics;
 use crate::silence::{LastLook, excuse};
 use lapsed::Lapsed;

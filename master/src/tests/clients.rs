@@ -26,7 +26,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::harness::{TestMaster, eventually, mount_request, name, new_bucket};
 use super::mutations::{self, create};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::DetachPolicy;
 use crate::service::Peer;
 use crate::sessions::{Before, SessionStream, WatchHub};

@@ -17,7 +17,7 @@ use tonic::Code;
 
 use super::harness::eventually;
 use super::members::{Member, addresses, group, have_lead, leader, member, mount, mounts, started, stop};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::feature_version::{FEATURE_VERSION, OLDER, raise, require};
 
 #[tokio::test(flavor = "multi_thread")]

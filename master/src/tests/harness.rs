@@ -21,7 +21,7 @@ use futures::future::BoxFuture;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::jobs::{BlockFiller, Filled, Jobs};
 use crate::metrics::MasterMetrics;
 use crate::mounts::{DetachPolicy, MountPolicy, TakeOver};
@@ -29,7 +29,7 @@ use crate::persist::ObjectWriter;
 use crate::repair::Repair;
 use crate::request::Request;
 use crate::server::Master;
-use crate::service::Services;
+use crate::services::Services;
 use crate::term::{Term, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
 

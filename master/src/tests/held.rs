@@ -26,9 +26,9 @@ use tonic::{Code, Request};
 
 use super::harness::{NoWorkers, PATIENCE, TestMaster, eventually, name};
 use super::mutations::{create, mount};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::DetachPolicy;
-use crate::service::Services;
+use crate::services::Services;
 use crate::sessions::{Before, SessionStream};
 
 const LEASE: Duration = Duration::from_secs(3);

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use super::harness::{NoWorkers, eventually, mount_request, new_bucket};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::metrics::MasterMetrics;
 use crate::server::Master;
 use crate::term::Term;

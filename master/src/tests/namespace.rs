@@ -17,7 +17,7 @@ use futures::StreamExt;
 use tonic::Request;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, name, new_bucket};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::Why;
 use crate::mounts::DetachPolicy;
 

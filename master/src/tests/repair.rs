@@ -19,7 +19,7 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket, placement_of};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::persist::ObjectWriter;
 use crate::repair::claims;
 use crate::term::{WorkerClientFactory, WorkerClients};

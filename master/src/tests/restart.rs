@@ -6,7 +6,7 @@ use cavern_conf::{ByteSize, Config, Interval};
 use cavern_state::StateError;
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::Why;
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::harness::{PATIENCE, TestMaster, eventually, name, new_bucket};
-use crate::MasterError;
+use crate::error::MasterError;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refresh_ends_when_the_client_has_heard_of_the_changes() {

@@ -13,7 +13,7 @@ use super::{
     Family, Outcome, existing, extent, feature_version, intent, kept, lost, mount, origin, posix, registry, requests,
     restored, usage,
 };
-use crate::StateError;
+use crate::error::StateError;
 
 /// Numbers of inodes that are left out at a time, at most.
 const INODES_SKIPPED_MAX: u64 = 1 << 40;

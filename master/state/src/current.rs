@@ -25,7 +25,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::Database;
 use super::database::cache;
-use crate::StateError;
+use crate::error::StateError;
 
 /// The file that names the directory.
 pub const POINTER: &str = "database";

@@ -15,7 +15,7 @@ use rocksdb::{
 };
 
 use super::current::Lock;
-use crate::StateError;
+use crate::error::StateError;
 
 /// Column families. `record.proto` says what is in each; `Orphan` holds the inode ids (u64, big-endian) of directories
 /// that are out of the namespace and wait to be deleted, with the last name in each that is gone already as value,

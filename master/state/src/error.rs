@@ -4,10 +4,8 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::Outcome;
-
 /// Why the state cannot be opened, read or changed. What a command asks for and may not have is no error but an
-/// [`Outcome`].
+/// [`Outcome`](crate::Outcome).
 #[derive(Debug, Error)]
 pub enum StateError {
     #[error("another master already uses the data directory {}: stop it, or choose another with \
@@ -42,8 +40,8 @@ pub enum StateError {
     #[error("{0} is not a directory")]
     NotADirectory(String),
     /// The outcome of another command: an error of this program.
-    #[error("{command} was answered by {outcome:?}: this is an error of the program, please report it")]
-    UnexpectedOutcome { command: &'static str, outcome: Box<Outcome> },
+    #[error("{command} was answered by {outcome}: this is an error of the program, please report it")]
+    UnexpectedOutcome { command: &'static str, outcome: String },
 }
 
 impl StateError {

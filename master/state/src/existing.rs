@@ -25,7 +25,7 @@ use super::records::{MODE_CHOSEN, count_entries, directory_record, is_directory,
 use super::tables::{DEPTH_MAX, index_key};
 use super::transaction::Change;
 use super::{Family, Transaction, intent, origin, restored};
-use crate::StateError;
+use crate::error::StateError;
 
 /// The root of a new mount whose bucket has objects.
 pub(super) fn begin(transaction: &mut Transaction<'_>, mount: &Mount) {

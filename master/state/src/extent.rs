@@ -18,7 +18,7 @@ use cavern_proto::record::{
 use super::orphans::StepProgress;
 use super::records::{extent_key, replica_key, stray_key};
 use super::{Change, Family, Outcome, Transaction};
-use crate::StateError;
+use crate::error::StateError;
 
 /// Blocks whose records one command takes away.
 pub const AT_ONCE: usize = 400;

@@ -11,7 +11,9 @@
 
 use cavern_proto::record::Counters;
 
-use crate::{Database, StateError, Tables};
+use crate::error::StateError;
+
+use crate::{Database, Tables};
 
 /// What this version knows. One more with each command that is new, or means something else, and its line above.
 pub const FEATURE_VERSION: u32 = FIRST;

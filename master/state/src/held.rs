@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::Family;
 use super::records::{held_by_key, held_count_key, held_key};
 use super::transaction::Transaction;
-use crate::StateError;
+use crate::error::StateError;
 
 /// Directories of one session. More that are made in directories which it holds, and that it has answered for, are held
 /// nevertheless.

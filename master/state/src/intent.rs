@@ -26,7 +26,7 @@ use cavern_proto::record::{
 use super::records::{deletion_key, inode_key, object_key};
 use super::tables::change_key;
 use super::{Family, Outcome, Transaction, origin};
-use crate::StateError;
+use crate::error::StateError;
 
 /// Objects of an inode that one command gives up by itself. What is beyond waits for the leader.
 const AT_ONCE: usize = 256;

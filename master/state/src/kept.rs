@@ -5,7 +5,7 @@ use cavern_proto::record::KeepAttributes;
 use super::records::{EntryVersion, is_directory, version};
 use super::transaction::{Change, Transaction};
 use crate::Outcome;
-use crate::StateError;
+use crate::error::StateError;
 
 /// Notes what the bucket keeps with an object, unless its inode stands for another version by now.
 pub fn keep(transaction: &mut Transaction<'_>, keep: KeepAttributes) -> Result<Outcome, StateError> {

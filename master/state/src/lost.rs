@@ -10,7 +10,7 @@ use cavern_proto::record::{DropLost, InodeRecord, ObjectRecord};
 use super::origin::LOOKED_AT;
 use super::transaction::Change;
 use super::{Outcome, Tables, Transaction, extent, intent, origin};
-use crate::StateError;
+use crate::error::StateError;
 
 /// What the bucket has of a file: an object of the file's own, or the origin of the file, which may be kept under
 /// another key.

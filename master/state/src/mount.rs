@@ -14,7 +14,7 @@ use super::records::directory_record;
 use super::tables::{SECRETS_KEY, change_key};
 use super::transaction::{Change, RulesChange, Transaction};
 use super::{Outcome, existing, held, orphans};
-use crate::StateError;
+use crate::error::StateError;
 
 /// Directories of a mount that are held still when it goes: what is in them goes with it.
 const HELD_MAX: usize = 1000;

@@ -10,7 +10,7 @@ use cavern_proto::record::{ApplyListing, DentryRecord, ListedEntry, ListingGroup
 use super::records::{EntryVersion, directory_record, file_record, version};
 use super::transaction::{Change, Transaction};
 use super::{Family, orphans};
-use crate::StateError;
+use crate::error::StateError;
 
 /// What an [`ApplyListing`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -20,7 +20,7 @@ use cavern_proto::record::{InodeRecord, MoveOrigin, ObjectRecord, PersistedObjec
 use super::records::deletion_key;
 use super::transaction::Change;
 use super::{Family, Outcome, Tables, Transaction, extent};
-use crate::StateError;
+use crate::error::StateError;
 
 /// Objects of a file that are looked at in search of one that is whole, or that can take the place of another. Where a
 /// file has so many, nearly all are.

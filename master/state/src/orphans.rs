@@ -12,7 +12,7 @@ use super::extent::DropProgress;
 use super::records::{inode_key, links};
 use super::transaction::Transaction;
 use super::{intent, posix};
-use crate::StateError;
+use crate::error::StateError;
 
 /// Records that one step writes before it leaves the rest to the next, whatever belongs to its inodes.
 const WRITES: usize = 2000;

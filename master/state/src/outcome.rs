@@ -9,7 +9,7 @@ use cavern_proto::record::{
     RemoveWorker, RequestRecord, SealSecrets, SettleReplica, TakeInObject, UpdateMount,
 };
 
-use crate::StateError;
+use crate::error::StateError;
 use crate::namespace::ListingCounts;
 use crate::orphans::StepProgress;
 
@@ -265,7 +265,7 @@ macro_rules! answered {
                     $($outcome => Ok($value),)+
                     other => Err(StateError::UnexpectedOutcome {
                         command: stringify!($command),
-                        outcome: Box::new(other),
+                        outcome: format!("{other:?}"),
                     }),
                 }
             }

@@ -44,7 +44,7 @@ use super::intent::{self, Reach};
 use super::records::{attributes, inode_key, is_directory};
 use super::transaction::{Change, Transaction};
 use super::{ALL_BEFORE, Family, Outcome, next_generation, records};
-use crate::StateError;
+use crate::error::StateError;
 use permission::JudgedUser;
 use results::{Known, shortened};
 

@@ -11,7 +11,7 @@ use cavern_proto::master::{Attr, Kind, LockKind, OwnAttributes};
 use cavern_proto::record::{InodeRecord, ListedEntry, Stray};
 use prost::Message;
 
-use crate::StateError;
+use crate::error::StateError;
 
 /// In the mode of a record: the permission bits are what they are, none left out.
 pub const MODE_CHOSEN: u32 = 1 << 16;

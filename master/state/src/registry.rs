@@ -8,7 +8,7 @@ use super::Outcome;
 use super::database::Family;
 use super::tables::removed_key;
 use super::transaction::{Change, Transaction};
-use crate::StateError;
+use crate::error::StateError;
 
 /// Ended jobs that are kept.
 const ENDED_JOBS_KEPT: usize = 100;

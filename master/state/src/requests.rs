@@ -7,7 +7,7 @@ use cavern_proto::record::{Command, Once, RequestRecord};
 use super::apply::apply_changes;
 use super::tables::{request_key, requested_key};
 use super::{Family, Outcome, Transaction};
-use crate::StateError;
+use crate::error::StateError;
 
 /// Requests that are remembered. They come from people and their scripts, and are sent again within minutes.
 pub const KEPT: u64 = 1000;

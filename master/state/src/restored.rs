@@ -9,7 +9,7 @@ use super::intent::{self, Reach};
 use super::records::{MODE_CHOSEN, deletion_key, links, xattr_key};
 use super::transaction::Change;
 use super::{Family, Transaction, posix};
-use crate::StateError;
+use crate::error::StateError;
 
 /// Gives a record what is known of it. What cannot be read from a listing is as it was.
 pub(super) fn restore(record: &mut InodeRecord, restored: &Restored) {

@@ -33,7 +33,7 @@ use super::records::{
 };
 use super::unwritten::{Scan, Unwritten};
 use super::{Database, Family};
-use crate::StateError;
+use crate::error::StateError;
 
 pub const COUNTERS_KEY: &[u8] = b"counters";
 pub const CLUSTER_KEY: &[u8] = b"cluster";

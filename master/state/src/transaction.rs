@@ -15,7 +15,7 @@ use super::records::{dentry_key, inode_key, is_directory, links};
 use super::tables::{COUNTERS_KEY, Tables};
 use super::unwritten::{Write, Writes};
 use super::{Database, Family};
-use crate::StateError;
+use crate::error::StateError;
 
 /// Something that clients may hold in a cache has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use cavern_proto::record::{CountUsage, InodeRecord, UsageRecord};
 use super::records::{inode_key, is_directory};
 use super::tables::DEPTH_MAX;
 use super::{Family, Outcome, Transaction};
-use crate::StateError;
+use crate::error::StateError;
 
 /// In `Counters.counted`: not begun. The root of the namespace, which is first, is in no mount.
 pub const NOTHING: u64 = 0;

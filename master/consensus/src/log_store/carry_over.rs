@@ -5,7 +5,7 @@ use cavern_state::{Database, Family};
 use rocksdb::{Direction, IteratorMode, WriteBatch};
 
 use super::{PURGED_KEY, purged};
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 use crate::types::{LogId, to_json};
 
 /// Bytes of one batch.

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use cavern_state::{Database, Family};
 use rocksdb::{Direction, IteratorMode, WriteBatch};
 
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 
 /// Key of a mark: this, and the index (u64, big-endian).
 const MARK_PREFIX: &[u8] = b"mark";

@@ -12,7 +12,7 @@ use rocksdb::WriteBatch;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::{PURGED_KEY, Shared, VOTE_KEY};
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 use crate::metrics::ConsensusMetrics;
 use crate::types::Types;
 

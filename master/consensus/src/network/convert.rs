@@ -3,7 +3,7 @@
 use cavern_proto::raft::{self, AppendRequest, Ballot, LogPosition, Target};
 use openraft::raft::{AppendEntriesRequest, VoteRequest, VoteResponse};
 
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 use crate::types::{self, LogId, Types, Vote, entry_of_record, record_of_entry};
 
 /// More entries than a log ever has.

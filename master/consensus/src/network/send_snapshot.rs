@@ -9,8 +9,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::{Calls, convert};
-use crate::ConsensusError;
 use crate::blocking::blocking;
+use crate::error::ConsensusError;
 use crate::snapshot::Outgoing;
 use crate::types::{Snapshot, Vote, to_json};
 

@@ -24,12 +24,12 @@ use super::model::Seen;
 use super::service::Service;
 use super::world::{Disk, Host, World, address};
 use crate::clock::{Clock, Reading};
+use crate::error::ConsensusError;
 use crate::lead::{RETRY_PAUSE, alone, lead_is_over, next_lead, open_log};
 use crate::leader_lease::Promise;
 use crate::types::{NodeId, decode_entry};
 use crate::{
-    ChangeListener, Consensus, ConsensusConfig, ConsensusError, ConsensusMetrics, Identity, LeaderLease, LogLimits,
-    Proposer, Ways,
+    ChangeListener, Consensus, ConsensusConfig, ConsensusMetrics, Identity, LeaderLease, LogLimits, Proposer, Ways,
 };
 
 /// Masters of a group.

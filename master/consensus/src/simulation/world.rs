@@ -25,7 +25,7 @@ use tonic::transport::Channel;
 use super::history::History;
 use super::runtime::Chance;
 use super::service::Service;
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 use crate::types::NodeId;
 
 /// After this a message that was lost is known to be: the connection is.

@@ -14,7 +14,7 @@ use cavern_state::Database;
 use prost::Message;
 
 use super::{Checkpoint, Snapshots, read_position, remove_dir};
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 use crate::types::{Meta, from_json};
 
 /// Bytes after which a file goes to the disk. A sync of something else on the same disk may have to wait for what lies

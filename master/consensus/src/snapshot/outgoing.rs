@@ -8,7 +8,7 @@ use bytes::Bytes;
 use cavern_proto::raft::{SnapshotFile, SnapshotPiece, SnapshotProgress};
 
 use super::{Checkpoint, read_dir};
-use crate::ConsensusError;
+use crate::error::ConsensusError;
 
 /// Bytes of one piece.
 const PIECE_BYTES: u64 = 1 << 20;

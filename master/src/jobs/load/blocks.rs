@@ -10,7 +10,7 @@ use cavern_proto::master::Origin;
 use cavern_proto::record::InodeRecord;
 use cavern_state::Tables;
 
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
 
 /// A file to be loaded.

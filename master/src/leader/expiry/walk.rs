@@ -17,7 +17,7 @@ use cavern_state::tables::DEPTH_MAX;
 use cavern_state::{Tables, is_clean};
 
 use super::{Rules, is_over};
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// A file whose time is over.
 #[derive(Clone, Debug, PartialEq)]

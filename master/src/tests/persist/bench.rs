@@ -19,7 +19,7 @@ use cavern_state::{Outcome, Tables};
 use cavern_ufs::MemoryBucket;
 
 use super::fake::{Fake, HOLE, body, written};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::tests::harness::{TestMaster, eventually, name, new_bucket};
 
 /// A master with an fs-mode mount of a bucket of its own.

@@ -7,7 +7,7 @@ use cavern_proto::master::{Kind, LostAction, ResolveLostReply, WorkerState};
 use super::super::harness::eventually;
 use super::bench::{BLOCK, Fixture};
 use super::fake::{HOLE, written};
-use crate::MasterError;
+use crate::error::MasterError;
 
 impl Fixture {
     async fn resolve(&self, path: &str, action: LostAction) -> Result<ResolveLostReply, MasterError> {

@@ -4,7 +4,7 @@ use cavern_posix::acl::{ACCESS, Acl};
 use cavern_proto::record::InodeRecord;
 
 use super::MutationContext;
-use crate::StateError;
+use crate::error::StateError;
 use crate::records::{mode, xattr_key};
 use crate::{Family, Tables};
 

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
 use crate::Family;
-use crate::StateError;
+use crate::error::StateError;
 use crate::extent::{self, BlockOwner, DropProgress};
 use crate::records::{self, extent_key};
 use crate::{Tables, allocated, origin};

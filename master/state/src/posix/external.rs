@@ -13,7 +13,7 @@ use cavern_proto::record::{
 };
 
 use super::{MutationContext, MutationError};
-use crate::StateError;
+use crate::error::StateError;
 use crate::records::{is_directory, links};
 use crate::tables::index_key;
 use crate::transaction::{Change, Transaction};

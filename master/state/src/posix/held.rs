@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
 use crate::Family;
-use crate::StateError;
+use crate::error::StateError;
 use crate::held::{self, HELD_MAX, HeldDirectory};
 
 /// Numbers of one reservation, and reservations of a session: a new one takes the place of the oldest.

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::quota::drop_quota;
 use super::ttl::drop_ttl;
 use super::{MutationContext, MutationError, Outcome, refuse};
-use crate::StateError;
+use crate::error::StateError;
 use crate::extent::{self, DropProgress};
 use crate::intent::Reach;
 use crate::orphans::StepProgress;

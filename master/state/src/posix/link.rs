@@ -11,7 +11,7 @@ use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
 use super::{EntriesChange, MutationContext, MutationError, refuse};
-use crate::StateError;
+use crate::error::StateError;
 use crate::records::{self, dentry_key, inode_key, is_directory, links};
 use crate::usage::UsageDelta;
 use crate::{Family, Transaction};

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
 use crate::Family;
-use crate::StateError;
+use crate::error::StateError;
 use crate::records::{lock_key, lock_session_key};
 use crate::tables::Tables;
 use crate::transaction::{Change, Transaction};

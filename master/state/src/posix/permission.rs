@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use super::hold::MAY_WRITE;
 use super::{MutationContext, MutationError, acl, refuse};
-use crate::StateError;
+use crate::error::StateError;
 use crate::records::{attributes, is_directory, links};
 use crate::tables::{DEPTH_MAX, Tables};
 

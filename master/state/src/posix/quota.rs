@@ -11,7 +11,7 @@ use cavern_proto::record::{InodeRecord, QuotaRecord};
 use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
-use crate::StateError;
+use crate::error::StateError;
 use crate::records::{inode_key, is_directory, links};
 use crate::tables::DEPTH_MAX;
 use crate::usage::{self, UsageDelta};

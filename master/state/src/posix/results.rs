@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::held::with_range;
 use super::{hold, lock};
-use crate::StateError;
+use crate::error::StateError;
 use crate::orphans::StepProgress;
 use crate::records::{leading_id, result_key};
 use crate::transaction::Transaction;

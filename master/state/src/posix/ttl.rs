@@ -5,7 +5,7 @@ use cavern_proto::record::{Expire, InodeRecord, TtlRecord};
 use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, Outcome, Refusal, refuse};
-use crate::StateError;
+use crate::error::StateError;
 use crate::records::{inode_key, is_directory};
 use crate::{Family, Transaction};
 

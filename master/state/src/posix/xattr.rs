@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::{MutationContext, MutationError, refuse};
 use crate::Family;
-use crate::StateError;
+use crate::error::StateError;
 use crate::records::{self, xattr_key};
 
 /// As the kernel has them: bytes of a value, and of all names of an inode with their NULs.

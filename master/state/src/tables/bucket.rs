@@ -8,7 +8,7 @@ use prost::Message;
 
 use super::{DEPTH_MAX, Tables};
 use crate::Family;
-use crate::StateError;
+use crate::error::StateError;
 use crate::records::{decode, deletion_key, inode_key, is_directory, leading_id, links, object_key};
 
 /// A deletion, and which key it is for.

@@ -4,7 +4,7 @@ use cavern_proto::record::InodeRecord;
 
 use super::Tables;
 use crate::Family;
-use crate::StateError;
+use crate::error::StateError;
 use crate::held::HeldDirectory;
 use crate::records::{
     held_by_key, held_count_key, held_key, is_directory, leading_id, parse_held_by_key, parse_held_key,

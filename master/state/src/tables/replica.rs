@@ -4,7 +4,7 @@ use cavern_proto::record::Stray;
 
 use super::Tables;
 use crate::Family;
-use crate::StateError;
+use crate::error::StateError;
 use crate::records::{extent_key, leading_id, parse_extent_key, parse_stray_key, replica_key, stray_key};
 
 /// A block of a file: inode and index.

@@ -5,7 +5,7 @@ use cavern_proto::record::TtlRecord;
 
 use super::Tables;
 use crate::Family;
-use crate::StateError;
+use crate::error::StateError;
 use crate::records::{inode_key, leading_id};
 
 impl Tables<'_> {

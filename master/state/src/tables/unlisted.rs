@@ -2,7 +2,7 @@
 
 use super::Tables;
 use crate::Family;
-use crate::StateError;
+use crate::error::StateError;
 use crate::records::{leading_id, unlisted_key};
 
 impl Tables<'_> {

@@ -5,7 +5,7 @@ use cavern_proto::master::{Quota, Quotas};
 use cavern_proto::record::{InodeRecord, QuotaRecord, UsageRecord};
 
 use super::{DEPTH_MAX, Tables};
-use crate::StateError;
+use crate::error::StateError;
 use crate::records::{decode, inode_key, leading_id};
 use crate::{Family, usage};
 
