@@ -8,8 +8,8 @@
 //! That takes the time of a heartbeat at most, and never longer than a lease: by then a session that says nothing is
 //! over. Whoever is left is named to the one who asked for the new master.
 
-use crate::MasterError;
-use crate::service::Services;
+use crate::error::MasterError;
+use crate::services::Services;
 
 /// Tells all clients and workers who the masters are. Returns when they know, at the latest after a lease, with the
 /// names of those that have not said so.

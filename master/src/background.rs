@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// A task writes one line about its failures in so long.
 const LOG_PERIOD: Duration = Duration::from_secs(60);

@@ -7,9 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cavern_conf::process::ProcessError;
+use cavern_consensus::ConsensusError;
 use cavern_posix::PosixError;
 use cavern_proto::{NotLeading, StatusMark};
 use cavern_security::SecurityError;
+use cavern_state::StateError;
 use cavern_ufs::{KeyError, UfsError};
 use thiserror::Error;
 use tonic::{Code, Status};
@@ -21,36 +23,10 @@ pub enum MasterError {
     Process(#[from] ProcessError),
     #[error(transparent)]
     Security(#[from] SecurityError),
-    #[error("another master already uses the data directory {}: stop it, or choose another with \
-        master.data_dir", .0.display())]
-    DataDirInUse(PathBuf),
-    #[error("cannot use {} ({source}): check its permissions and the disk", path.display())]
-    Io { path: PathBuf, source: std::io::Error },
-    #[error(
-        "cannot open the database in {} ({source}); nothing was changed: check the disk, and restore the directory \
-         from a backup if it is damaged",
-        path.display()
-    )]
-    OpenDatabase { path: PathBuf, source: rocksdb::Error },
-    /// A master has worked here, but its database is gone.
-    #[error(
-        "{} is no database, but {} shows that a master has worked here; nothing was changed: restore the directory, or \
-         move {} away to begin with an empty namespace",
-        path.display(), evidence.display(), data_dir.display()
-    )]
-    DatabaseMissing { path: PathBuf, evidence: PathBuf, data_dir: PathBuf },
-    /// Entries of the log that were acknowledged are not there.
-    #[error(
-        "the database in {} is not whole ({reason}): it was cut off, or replaced by an older copy; nothing was \
-         changed: restore the directory from a backup, or delete {} to accept the loss of what an older copy lacks",
-        path.display(), mark.display()
-    )]
-    DatabaseCut { path: PathBuf, reason: String, mark: PathBuf },
-    #[error("the database failed ({0}): check the disk of master.data_dir")]
-    Database(#[from] rocksdb::Error),
-    /// Stored bytes make no sense.
-    #[error("{0} cannot be decoded: the database is damaged, or was written by a newer version")]
-    Corrupt(String),
+    #[error(transparent)]
+    State(#[from] StateError),
+    #[error(transparent)]
+    Consensus(#[from] ConsensusError),
     #[error(
         "the encryption key in {} is not usable: {reason}; restore the file, or mount the buckets anew",
         path.display()
@@ -66,26 +42,11 @@ pub enum MasterError {
     LostPlace { cluster_id: String, node_id: u64, address: String, data_dir: PathBuf },
     #[error("the master at {address} cannot be reached ({cause})")]
     Unreachable { address: String, cause: String },
-    /// Consensus cannot take a proposal now: another leader, or shutting down.
-    #[error("the log does not accept proposals: {0}")]
-    Consensus(String),
     #[error(
         "this master cannot go on: {0}. Do what that says, or check the disk of master.data_dir, its room \
              included"
     )]
     Failed(String),
-    /// Another version of the master has put it there.
-    #[error("the log has a command that this version does not know: a newer one has put it there. Upgrade this master")]
-    UnknownCommand,
-    /// The masters have agreed on what only later versions know.
-    #[error(
-        "the masters of this cluster have agreed on feature version {agreed}, and this one knows those up to {known}: \
-         upgrade this master, nothing is lost"
-    )]
-    NewerFeatureVersion { agreed: u32, known: u32 },
-    /// Only the leader does this; nothing was done.
-    #[error("{}", .0.to_status().message())]
-    NotLeading(NotLeading),
     #[error("gRPC cannot be served: {0}")]
     Serve(#[from] tonic::transport::Error),
 
@@ -125,20 +86,35 @@ impl From<PosixError> for MasterError {
 }
 
 impl MasterError {
-    /// What is under way when the master stops.
-    pub(crate) fn stopping() -> Self {
-        Self::Consensus("the master is stopping".into())
-    }
-
     /// Whether a read of what is in memory would have had to wait for the disk.
     pub(crate) fn needs_disk(&self) -> bool {
-        matches!(self, Self::Database(error) if error.kind() == rocksdb::ErrorKind::Incomplete)
+        matches!(self, Self::State(error) if error.needs_disk())
+    }
+
+    /// What is stored makes no sense.
+    pub(crate) fn corrupt(what: String) -> Self {
+        StateError::Corrupt(what).into()
     }
 
     /// An I/O error with the path it is about.
     pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
-        let path = path.into();
-        move |source| Self::Io { path, source }
+        let failed = StateError::io(path);
+        move |source| failed(source).into()
+    }
+
+    /// The log takes no proposals now, or this master is about to stop.
+    pub(crate) fn unavailable(reason: String) -> Self {
+        ConsensusError::Unavailable(reason).into()
+    }
+
+    /// What is under way when the master stops.
+    pub(crate) fn stopping() -> Self {
+        Self::unavailable("the master is stopping".to_owned())
+    }
+
+    /// Only the leader does this; nothing was done.
+    pub(crate) fn not_leading(answer: NotLeading) -> Self {
+        ConsensusError::NotLeading(answer).into()
     }
 
     /// Whether the thing that was asked about is not there (or no longer).
@@ -167,9 +143,8 @@ impl MasterError {
     pub(crate) fn to_status(&self) -> Status {
         let code = match self {
             Self::Shared(shared) => return shared.to_status(),
-            Self::NotLeading(answer) => return answer.to_status(),
+            Self::Consensus(error) => return error.to_status(),
             Self::Gone(_) => return StatusMark::Gone.to_status(self.to_string()),
-            Self::Consensus(_) => return StatusMark::Unanswered.to_status(self.to_string()),
             Self::Ufs(error) => match error {
                 UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Code::PermissionDenied,
                 UfsError::NoBucket { .. }
@@ -188,7 +163,7 @@ impl MasterError {
             Self::Denied(_) => Code::PermissionDenied,
             Self::AlreadyExists(_) => Code::AlreadyExists,
             Self::Invalid(_) => Code::InvalidArgument,
-            Self::Refused(_) => Code::FailedPrecondition,
+            Self::Refused(_) | Self::State(StateError::NotADirectory(_)) => Code::FailedPrecondition,
             Self::Overloaded(_) => Code::ResourceExhausted,
             Self::Deadline(_) => Code::DeadlineExceeded,
             Self::Unreachable { .. } => Code::Unavailable,

@@ -1,37 +1,26 @@
-//! The feature version of a group of masters: which commands they have agreed to put into their log.
-//!
-//! While a cluster is upgraded, masters of two versions work together. A command that one of them does not know, or
-//! understands otherwise, would make its state another than that of the others. So every version of the program knows
-//! the commands up to a feature version, and the leader proposes nothing that is beyond the one in the state. It raises
-//! that as soon as all masters of the group say that they know a higher one. It never falls: whoever knows less is not
-//! taken in then, and does not start.
-//!
-//! | feature version | adds |
-//! |---|---|
-//! | 1 | all commands of the first version of the program: a new group begins with it |
+//! How the masters of a group come to a higher [feature version](cavern_state::feature_version): the leader raises it
+//! as soon as all masters of the group say that they know a higher one. Whoever knows less is not taken in then.
 
 use std::time::Duration;
 
 use cavern_proto::raft::Group;
-use cavern_proto::record::Counters;
 use cavern_proto::record::command::Command;
+use cavern_state::feature_version as state;
 use futures::FutureExt as _;
 use futures::future::join_all;
 
-use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
-use crate::group::look;
-use crate::service::Services;
-use crate::state::{Database, StateReader, Tables};
+use crate::error::MasterError;
+use crate::group::{described, look};
+use crate::reader::StateReader;
+use crate::services::Services;
 
-/// What this version knows. One more with each command that is new, or means something else, and its line above.
+/// What this version knows.
 #[cfg(not(test))]
-pub const FEATURE_VERSION: u32 = FIRST;
+pub const FEATURE_VERSION: u32 = state::FEATURE_VERSION;
 /// Tests pretend to know one more: a group of theirs has something to agree on.
 #[cfg(test)]
-pub const FEATURE_VERSION: u32 = FIRST + 1;
-/// What every version knows: whatever a new group is made of, it begins with this.
-pub const FIRST: u32 = 1;
+pub const FEATURE_VERSION: u32 = state::FEATURE_VERSION + 1;
 /// Addresses of masters that pretend to be of the version before, in tests.
 #[cfg(test)]
 pub static OLDER: parking_lot::Mutex<std::collections::BTreeSet<String>> =
@@ -39,16 +28,11 @@ pub static OLDER: parking_lot::Mutex<std::collections::BTreeSet<String>> =
 /// Between two looks at the others, as long as one of them knows less.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// The feature version of a state: that of a new group is not recorded.
-fn of(counters: &Counters) -> u32 {
-    counters.feature_version.max(FIRST)
-}
-
 /// What the master of this program at an address knows.
 pub fn known_at(_address: &str) -> u32 {
     #[cfg(test)]
     if OLDER.lock().contains(_address) {
-        return FIRST;
+        return state::FEATURE_VERSION;
     }
     FEATURE_VERSION
 }
@@ -56,9 +40,9 @@ pub fn known_at(_address: &str) -> u32 {
 /// Which feature version the masters have agreed on.
 ///
 /// # Errors
-/// [`MasterError::NotLeading`] when this master leads no more.
+/// [`MasterError::Consensus`] when this master leads no more.
 pub async fn agreed(reader: &StateReader) -> Result<u32, MasterError> {
-    reader.look(|tables| Ok(of(&tables.counters()?))).await
+    reader.look(|tables| Ok(state::of(&tables.counters()?))).await
 }
 
 /// Refuses what takes commands of a feature version that not every master knows; `what` as it is asked for.
@@ -71,22 +55,6 @@ pub async fn require(reader: &StateReader, version: u32, what: &str) -> Result<(
         return Ok(());
     }
     Err(MasterError::Refused(format!("not every master knows yet {what}: upgrade them all first")))
-}
-
-/// The same as [`check`] of what a database has.
-pub fn check_state(database: &Database) -> Result<(), MasterError> {
-    check(of(&Tables::new(database).counters()?))
-}
-
-/// Refuses a feature version that this version of the program does not know.
-///
-/// # Errors
-/// [`MasterError::NewerFeatureVersion`].
-pub fn check(agreed: u32) -> Result<(), MasterError> {
-    match agreed > FEATURE_VERSION {
-        true => Err(MasterError::NewerFeatureVersion { agreed, known: FEATURE_VERSION }),
-        false => Ok(()),
-    }
 }
 
 /// Refuses to take a master in that does not know what the others have agreed on.
@@ -121,7 +89,7 @@ pub async fn raise(services: &Services) -> Result<bool, MasterError> {
     if agreed >= FEATURE_VERSION {
         return Ok(true);
     }
-    let group = services.consensus.group();
+    let group = described(&services.consensus);
     let others = group.members.iter().filter(|member| member.node_id != group.node_id);
     let answers = join_all(others.map(|member| look(services.consensus.ways(), &member.address))).await;
     let answers = answers.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -150,14 +118,11 @@ mod tests {
     fn what_one_does_not_know_is_not_agreed_on() {
         assert_eq!(known_to_all([].iter()), FEATURE_VERSION, "alone");
         assert_eq!(known_to_all([group(2), group(3)].iter()), FEATURE_VERSION);
-        assert_eq!(known_to_all([group(2), group(FIRST)].iter()), FIRST);
+        assert_eq!(known_to_all([group(2), group(state::FIRST)].iter()), state::FIRST);
     }
 
     #[test]
     fn whoever_knows_less_is_refused_with_what_to_do() {
-        assert!(check(FEATURE_VERSION).is_ok());
-        let refused = check(FEATURE_VERSION + 1).unwrap_err().to_string();
-        assert!(refused.contains("feature version 3") && refused.contains("upgrade this master"), "{refused}");
         assert!(check_joining(&group(3), 3).is_ok());
         let refused = check_joining(&group(2), 3).unwrap_err().to_string();
         assert!(

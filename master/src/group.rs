@@ -16,17 +16,17 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use cavern_consensus::{Consensus, FIRST_NODE, Identity, NodeId, Ways, has_log};
 use cavern_net::master::innermost;
 use cavern_proto::raft::{GetGroupRequest, Group, JoinRequest, Target};
+use cavern_state::CurrentDatabase;
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
-use crate::MasterError;
 use crate::blocking::blocking;
+use crate::error::MasterError;
 use crate::feature_version;
 use crate::mounts::{KeyDirectory, Vault};
-use crate::raft::{Consensus, FIRST_NODE, Identity, NodeId, Ways, has_log};
-use crate::state::CurrentDatabase;
 
 /// Pause between two looks at the others, and the time in which one answers.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
@@ -91,7 +91,7 @@ impl Seat {
 
     /// The keys of the cluster's secrets.
     pub fn vault(&self) -> Result<&Arc<Vault>, MasterError> {
-        self.vault.get().ok_or_else(|| MasterError::Consensus("this master is starting".to_owned()))
+        self.vault.get().ok_or_else(|| MasterError::unavailable("this master is starting".to_owned()))
     }
 
     pub fn database(&self) -> &Arc<CurrentDatabase> {
@@ -121,13 +121,13 @@ impl Seat {
             let reason = format!("the master at {} is {own}, and not {}", self.address, whom());
             return Err(MasterError::Refused(reason));
         }
-        self.consensus.get().ok_or_else(|| MasterError::Consensus("this master is starting".to_owned()))
+        self.consensus.get().ok_or_else(|| MasterError::unavailable("this master is starting".to_owned()))
     }
 
     /// The group as this master knows it.
     pub fn group(&self) -> Group {
         if let Some(consensus) = self.consensus.get() {
-            return consensus.group();
+            return described(consensus);
         }
         let place = self.place.borrow().clone();
         Group {
@@ -174,7 +174,7 @@ impl Seat {
             if let Some(key) = key {
                 Vault::adopt(&keys, &key)?;
             }
-            kept.write(&database.get())
+            Ok(kept.write(&database.get())?)
         })
         .await?;
         self.place.send_replace(Some(place));
@@ -303,6 +303,15 @@ impl Seat {
 
 fn unreachable(address: &str, cause: String) -> MasterError {
     MasterError::Unreachable { address: address.to_owned(), cause }
+}
+
+/// The group as a master sees it, with what this program knows.
+pub fn described(consensus: &Consensus) -> Group {
+    Group {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        feature_version: feature_version::known_at(consensus.address()),
+        ..consensus.group()
+    }
 }
 
 /// What the master at an address says of its group.

@@ -16,8 +16,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_consensus::Proposer;
 use cavern_proto::master::{Job, JobKind, JobState};
-use cavern_proto::record::command::Command;
+use cavern_state::outcome::{PutJob, Repeatable};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -27,13 +28,11 @@ pub use self::filler::{BlockFiller, PooledWorkers};
 pub use self::filler::{Failure, Filled};
 use self::load::Loader;
 use self::running::RunningJob;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::metrics::JobMetrics;
 use crate::namespace::Lookups;
 use crate::persist::Persistence;
-use crate::raft::Proposer;
 use crate::request::Request;
-use crate::state::Outcome;
 
 /// Jobs that run at a time.
 const JOBS_MAX: usize = 16;
@@ -76,7 +75,7 @@ impl Jobs {
 
     /// Goes on with the jobs that the log says are running.
     pub async fn resume(self: &Arc<Self>) -> Result<(), MasterError> {
-        for job in self.lookups.reader.read(|tables| tables.jobs()).await? {
+        for job in self.lookups.reader.read(|tables| Ok(tables.jobs()?)).await? {
             if job.state() == JobState::Running {
                 tracing::info!(job = job.id, path = job.path, "a job goes on");
                 self.spawn(match job.kind() {
@@ -136,11 +135,10 @@ impl Jobs {
         }
         job.started_ns = self.lookups.reader.clock().now_ns();
         (job.path, job.state, job.retry_of) = (path.to_owned(), JobState::Running as i32, retry_of);
-        match self.proposer.propose(request.command(Command::PutJob(job.clone()))).await? {
-            Outcome::Job(id) => job.id = id,
+        match self.proposer.propose(request.command(PutJob(job.clone()))).await? {
+            Repeatable::First(id) => job.id = id,
             // Whoever recorded it has it run.
-            Outcome::Repeated(answer) => return self.get(answer.job).await,
-            other => return Err(MasterError::Refused(format!("a job was answered by {other:?}"))),
+            Repeatable::Repeated(answer) => return self.get(answer.job).await,
         }
         self.spawn(job.clone());
         Ok(job)
@@ -150,12 +148,12 @@ impl Jobs {
         if let Some(running) = self.running.lock().get(&id) {
             return Ok(running.snapshot());
         }
-        let job = self.lookups.reader.read(move |tables| tables.job(id)).await?;
+        let job = self.lookups.reader.read(move |tables| Ok(tables.job(id)?)).await?;
         job.ok_or_else(|| MasterError::NotFound(format!("there is no job {id}: cv job list names the jobs")))
     }
 
     pub async fn list(&self) -> Result<Vec<Job>, MasterError> {
-        let jobs = self.lookups.reader.read(|tables| tables.jobs()).await?;
+        let jobs = self.lookups.reader.read(|tables| Ok(tables.jobs()?)).await?;
         let running = self.running.lock();
         Ok(jobs.into_iter().map(|job| running.get(&job.id).map_or(job, |running| running.snapshot())).collect())
     }
@@ -194,7 +192,7 @@ impl Jobs {
             jobs.metrics.ended(kind, ended.as_ref().map(Job::state));
             if let Some(ended) = ended {
                 tracing::info!(job = ended.id, path = ended.path, errors = ended.errors, "a job ended");
-                if let Err(error) = jobs.proposer.propose(Command::PutJob(ended)).await {
+                if let Err(error) = jobs.proposer.propose(PutJob(ended)).await {
                     tracing::warn!(job = job.id, "the end of a job is not recorded: {error}");
                 }
             }
@@ -208,7 +206,7 @@ impl Jobs {
             loop {
                 tokio::time::sleep(SAVE_INTERVAL).await;
                 // The next one, or the end, makes up for one that fails.
-                let _ = self.proposer.propose(Command::PutJob(job.snapshot())).await;
+                let _ = self.proposer.propose(PutJob(job.snapshot())).await;
             }
         };
         let work = async {

@@ -1,26 +1,18 @@
 //! Whether this master leads: a term is begun when it comes to, and ended when it no longer does.
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use cavern_consensus::lead::{RETRY_PAUSE, alone, lead_is_over, next_lead};
+use cavern_consensus::{Consensus, LeaderId};
 use cavern_proto::NotLeading;
 use parking_lot::RwLock;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::group::Seat;
-use crate::raft::{Consensus, LeaderId, LeaderLease, until};
 use crate::sessions::CurrentSessions;
 use crate::term::{Term, TermContext};
-
-/// Between two looks whether a majority still answers.
-const LOOK_PERIOD: Duration = Duration::from_millis(100);
-/// A leader that no majority has answered for this long ends its term: its clients find another sooner.
-const ALONE_MAX: Duration = Duration::from_secs(3);
-/// Pause before a term that could not begin is tried again.
-pub const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// See the module.
 pub struct Lead {
@@ -47,7 +39,7 @@ impl Lead {
 
     /// The answer to one who asked the wrong master.
     pub fn not_leading(&self) -> MasterError {
-        MasterError::NotLeading(self.seat.consensus().map_or(NotLeading { leader: None }, |node| node.not_leading()))
+        MasterError::not_leading(self.seat.consensus().map_or(NotLeading { leader: None }, |node| node.not_leading()))
     }
 
     /// For what goes on when its caller is gone.
@@ -84,35 +76,5 @@ impl Lead {
         }
         *self.term.write() = None;
         term.end().await;
-    }
-}
-
-/// Returns when this master has a lead in which it can propose.
-pub async fn next_lead(consensus: &Consensus) -> LeaderId {
-    let mut observed = consensus.observe();
-    while until(&mut observed, |observed| consensus.can_propose(observed)).await {
-        // It may have lasted for a moment only.
-        if let Some(lead) = consensus.leads() {
-            return lead;
-        }
-    }
-    // The consensus is over; so is the process, soon.
-    std::future::pending().await
-}
-
-pub async fn lead_is_over(consensus: &Consensus, lead: LeaderId) {
-    let mut observed = consensus.observe();
-    until(&mut observed, |observed| consensus.lead_in(observed) != Some(lead)).await;
-}
-
-/// Returns when no majority has answered for a while.
-pub async fn alone(lease: &LeaderLease) {
-    let mut since: Option<Instant> = None;
-    loop {
-        tokio::time::sleep(LOOK_PERIOD).await;
-        since = if lease.holds() { None } else { Some(since.unwrap_or_else(Instant::now)) };
-        if since.is_some_and(|since| since.elapsed() >= ALONE_MAX) {
-            return;
-        }
     }
 }

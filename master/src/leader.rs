@@ -9,14 +9,15 @@ use std::sync::Arc;
 
 use cavern_proto::record::BeginHistory;
 use cavern_proto::record::command::Command;
+use cavern_state::apply::GENERATIONS_MAX;
+use cavern_state::{Database, Tables};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
 use crate::background::TaskGroup;
+use crate::error::MasterError;
 use crate::metrics::MasterMetrics;
-use crate::service::Services;
-use crate::state::apply::GENERATIONS_MAX;
-use crate::state::{Database, Tables};
-use crate::{MasterError, feature_version, mounts};
+use crate::services::Services;
+use crate::{feature_version, mounts};
 #[cfg(test)]
 pub use upkeep::{COUNT_STEP, REAP_STEP};
 
@@ -73,7 +74,7 @@ impl Leadership {
 /// Begins a history when this master may have been restored from a copy, with all others: when no master has begun one
 /// since this process was started. From then on blocks have names that were not given in a past that is not known here.
 async fn begin_history(services: &Services) -> Result<(), MasterError> {
-    let counters = services.lookups.reader.look(|tables| tables.counters()).await?;
+    let counters = services.lookups.reader.look(|tables| Ok(tables.counters()?)).await?;
     let began_since_start = counters.history != 0 && counters.history_after >= services.consensus.log_at_start();
     if began_since_start {
         return Ok(());
@@ -83,13 +84,15 @@ async fn begin_history(services: &Services) -> Result<(), MasterError> {
     let most = (GENERATIONS_MAX.saturating_sub(counters.next_generation) / GENERATIONS_PART).max(1);
     let generations = 1 + u32::from_le_bytes(random()?) % most;
     let begin = BeginHistory { id: u64::from_le_bytes(random()?).max(1), after, generations };
-    services.proposer.propose(Command::BeginHistory(begin)).await.map(drop)
+    services.proposer.propose(Command::BeginHistory(begin)).await?;
+    Ok(())
 }
 
 /// Has the inodes of this term have numbers that no other term has given, though this master may have been restored
 /// from a copy and know nothing of that term: workers keep blocks by the numbers of their files.
 async fn leave_out_inodes(services: &Services) -> Result<(), MasterError> {
-    services.proposer.propose(Command::SkipInodes(u64::from(u32::from_le_bytes(random()?)))).await.map(drop)
+    services.proposer.propose(Command::SkipInodes(u64::from(u32::from_le_bytes(random()?)))).await?;
+    Ok(())
 }
 
 fn random<const BYTES: usize>() -> Result<[u8; BYTES], MasterError> {

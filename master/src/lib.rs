@@ -1,8 +1,8 @@
 //! The master of a Cavern cluster: it owns the namespace, the mounts, the worker table and the jobs.
 //!
-//! - [`state`]: the tables in RocksDB, and what each command does to them.
-//! - [`raft`]: the replicated log that commands go through; [`recovery`]: what is looked at before the database is
-//!   opened.
+//! - [`cavern_state`]: the tables in RocksDB, and what each command does to them; [`reader`] reads them while this
+//!   master leads.
+//! - [`cavern_consensus`]: the replicated log that commands go through, and its clock.
 //! - [`namespace`]: the namespace as clients see it: names, pages of directories, refreshes.
 //! - [`listing`]: from the buckets into the namespace: directories on demand, whole prefixes in the background, single
 //!   names; what is fresh and what is not.
@@ -14,7 +14,8 @@
 //!   cluster's secrets is changed for all of them.
 //! - [`term`]: all that a leader has, made when it begins to lead and ended with that; [`leader`]: what it does all the
 //!   time; [`background`]: the frame of its tasks, which notes how they fare.
-//! - [`service`]: the gRPC face of all that; [`request`]: what may be asked for twice, and is done once.
+//! - [`services`]: what of this a leader has; [`service`]: the gRPC face of all that; [`request`]: what may be asked
+//!   for twice, and is done once.
 //!
 //! Reads are served from RocksDB directly. Everything that changes goes through the log and is on disk before it is
 //! answered; whatever depends on a clock, a random number or a bucket is decided before it is proposed.
@@ -24,7 +25,6 @@
 mod announce;
 mod background;
 mod blocking;
-mod clock;
 mod error;
 mod feature_version;
 mod group;
@@ -37,16 +37,15 @@ mod metrics;
 mod mounts;
 mod namespace;
 mod persist;
-mod raft;
-mod recovery;
+mod reader;
 mod repair;
 mod request;
 mod rotation;
 mod server;
 mod service;
+mod services;
 mod sessions;
 mod silence;
-mod state;
 mod term;
 #[cfg(test)]
 mod tests;

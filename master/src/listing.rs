@@ -35,8 +35,10 @@ mod walk;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cavern_proto::record::command::Command;
+use cavern_consensus::Proposer;
 use cavern_proto::record::{ApplyListing, ListingGroup};
+use cavern_state::TypedCommand;
+use cavern_state::namespace::ListingCounts;
 use cavern_ufs::{ListMode, ListPage, Lister};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -51,13 +53,11 @@ pub use {diff::is_same_version, diff::step as diff_step};
 
 use name_checks::NameChecks;
 
-use crate::MasterError;
 use crate::background::{TaskGroup, TaskList};
+use crate::error::MasterError;
 use crate::metrics::ListingMetrics;
 use crate::mounts::{Mounts, OpenMount};
-use crate::raft::Proposer;
-use crate::state::namespace::ListingCounts;
-use crate::state::{Outcome, StateReader};
+use crate::reader::StateReader;
 
 /// Entries of one command, and directories that are to be found for them.
 const PORTION: usize = 500;
@@ -193,21 +193,18 @@ impl Listings {
     async fn propose_listing(&self, mount_id: u32, groups: Vec<ListingGroup>) -> Result<ListingCounts, MasterError> {
         let now_ns = self.0.reader.clock().now_ns();
         let portions = portions(groups);
-        let commands = portions.into_iter().map(|groups| Command::Listing(ApplyListing { mount_id, groups, now_ns }));
+        let commands = portions.into_iter().map(|groups| ApplyListing { mount_id, groups, now_ns });
         self.propose_portions(commands).await
     }
 
     /// Proposes the parts of a listing, in their order, and counts what they changed together.
-    async fn propose_portions(
+    async fn propose_portions<C: TypedCommand<Outcome = ListingCounts>>(
         &self,
-        commands: impl IntoIterator<Item = Command>,
+        portions: impl IntoIterator<Item = C>,
     ) -> Result<ListingCounts, MasterError> {
         let mut counts = ListingCounts::default();
-        for outcome in self.0.proposer.propose_all(commands).await? {
-            match outcome {
-                Outcome::Listed(more) => counts += more,
-                other => return Err(MasterError::Refused(format!("a listing was answered by {other:?}"))),
-            }
+        for more in self.0.proposer.propose_all(portions).await? {
+            counts += more;
         }
         Ok(counts)
     }

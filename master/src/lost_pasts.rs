@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use cavern_proto::master::{HeartbeatRequest, LogPast, LostPast};
 use cavern_proto::record::Counters;
 use cavern_security::Identity;
+use cavern_state::transaction::Changes;
 use parking_lot::Mutex;
-
-use crate::state::transaction::Changes;
 
 /// Of so many clients it is known who they are. What they say leaves no worker out.
 const CLIENTS_MAX: usize = 1000;

@@ -4,71 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::process::Metrics;
+use cavern_consensus::ConsensusMetrics;
 use cavern_proto::master::{JobKind, JobState};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-
-/// What consensus counts.
-#[derive(Clone, Debug)]
-pub struct RaftMetrics {
-    commands: Counter,
-    batch_commands: Histogram,
-    log_sync_seconds: Histogram,
-    log_bytes: Gauge,
-    snapshots_installed: Counter,
-    apply_seconds: Histogram,
-    command_seconds: Histogram,
-}
-
-impl RaftMetrics {
-    fn register(metrics: &Metrics) -> Self {
-        Self {
-            commands: metrics.counter("master_commands", "Commands put into the log"),
-            batch_commands: metrics.register(
-                "master_log_batch_commands",
-                "Commands that shared one entry of the log, and with it one sync",
-                Histogram::new(exponential_buckets(1.0, 2.0, 9)),
-            ),
-            log_sync_seconds: metrics.latency("master_log_sync_seconds", "Time of one synced write of the log"),
-            log_bytes: metrics.gauge("master_log_bytes", "Bytes of the entries that the log has"),
-            snapshots_installed: metrics
-                .counter("master_snapshots_installed", "Snapshots of other masters that this one began anew with"),
-            apply_seconds: metrics.latency("master_apply_seconds", "Time to apply one entry"),
-            command_seconds: metrics.latency(
-                "master_command_seconds",
-                "Time to apply one command: nobody else is served by the log meanwhile",
-            ),
-        }
-    }
-
-    pub fn proposed(&self, commands: usize) {
-        self.commands.inc_by(commands as u64);
-        self.batch_commands.observe(commands as f64);
-    }
-
-    pub fn log_synced(&self, time: Duration) {
-        self.log_sync_seconds.observe(time.as_secs_f64());
-    }
-
-    pub fn log_size(&self, bytes: u64) {
-        self.log_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
-    }
-
-    pub fn installed_snapshot(&self) {
-        self.snapshots_installed.inc();
-    }
-
-    pub fn applied_command(&self, time: Duration) {
-        self.command_seconds.observe(time.as_secs_f64());
-    }
-
-    pub fn applied(&self, time: Duration) {
-        self.apply_seconds.observe(time.as_secs_f64());
-    }
-}
+use prometheus_client::metrics::histogram::Histogram;
 
 /// What the listing of buckets counts.
 #[derive(Clone, Debug)]
@@ -260,7 +202,7 @@ pub struct Gauges {
 #[derive(Clone, Debug)]
 pub struct MasterMetrics {
     pub registry: Arc<Metrics>,
-    pub raft: RaftMetrics,
+    pub consensus: ConsensusMetrics,
     pub listing: ListingMetrics,
     pub persist: PersistMetrics,
     pub repair: RepairMetrics,
@@ -282,7 +224,7 @@ impl MasterMetrics {
             workers_lost: registry.gauge("master_workers_lost", "Workers that stopped sending heartbeats"),
         };
         Self {
-            raft: RaftMetrics::register(&registry),
+            consensus: ConsensusMetrics::register(&registry),
             listing: ListingMetrics::register(&registry),
             persist: PersistMetrics::register(&registry),
             repair: RepairMetrics::register(&registry),

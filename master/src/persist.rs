@@ -48,6 +48,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cavern_conf::backoff::{Jitter, Profile};
+use cavern_consensus::Proposer;
 use futures::FutureExt as _;
 use tokio::sync::Semaphore;
 
@@ -63,7 +64,6 @@ pub use self::workers::ObjectWriter;
 use crate::background::{BackgroundTask, Pace, TaskGroup, TaskList};
 use crate::metrics::PersistMetrics;
 use crate::namespace::Lookups;
-use crate::raft::Proposer;
 
 /// A file that never comes to rest, or whose master is never at rest, is written when its oldest change is so many
 /// delays old.

@@ -23,9 +23,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::backoff;
+use cavern_consensus::Proposer;
 use cavern_net::Placement;
 use cavern_proto::ContentId;
 use cavern_proto::master::WorkerState;
+use cavern_state::FileBlock;
 use futures::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -33,13 +35,12 @@ use tokio::time::Instant;
 
 use self::plan::{Step, plan};
 pub(crate) use self::unavailable::describe;
-use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup, TaskList};
+use crate::error::MasterError;
 use crate::metrics::RepairMetrics;
 use crate::persist::ObjectWriter;
-use crate::raft::Proposer;
+use crate::reader::StateReader;
 use crate::sessions::WatchHub;
-use crate::state::{FileBlock, StateReader};
 use crate::workers::Workers;
 
 /// Blocks looked at with one read.
@@ -182,17 +183,17 @@ impl Repair {
         let availability = self.availability()?;
         let mut after = None;
         loop {
-            let page = self.reader.read(move |tables| tables.repairs(after, PAGE)).await?;
+            let page = self.reader.read(move |tables| Ok(tables.repairs(after, PAGE)?)).await?;
             let Some(last) = page.last() else { break };
             after = Some(*last);
             self.start_due(page, &availability).await?;
         }
-        let workers = self.reader.read(|tables| tables.workers_with_replicas()).await?;
+        let workers = self.reader.read(|tables| Ok(tables.workers_with_replicas()?)).await?;
         let leave = |worker: &u64| matches!(availability.of(*worker), Availability::Lost | Availability::Draining);
         for worker in workers.into_iter().filter(leave) {
             let mut after = None;
             loop {
-                let page = self.reader.read(move |tables| tables.replicas_at(worker, after, PAGE)).await?;
+                let page = self.reader.read(move |tables| Ok(tables.replicas_at(worker, after, PAGE)?)).await?;
                 let Some(last) = page.last() else { break };
                 after = Some(*last);
                 self.start_due(page, &availability).await?;

@@ -1,7 +1,7 @@
 //! Requests that their callers may send again after a lost answer, to this master or to a later one.
 //!
 //! What changes the state and is not the same when it is done twice goes into the log under the id that its caller has
-//! chosen ([`crate::state::requests`]). A service looks first whether the request is answered already, so that neither
+//! chosen ([`cavern_state::requests`]). A service looks first whether the request is answered already, so that neither
 //! a bucket is asked nor a worker is emptied for it; what is decided counts in the log, where two attempts at the same
 //! time meet.
 //!
@@ -18,12 +18,13 @@
 //! | refresh, free, snapshot | does again what changes nothing the second time |
 
 use bytes::Bytes;
-use cavern_proto::record::command::Command as Kind;
-use cavern_proto::record::{Command, Once, RequestRecord};
+use cavern_proto::record::RequestRecord;
+use cavern_state::TypedCommand;
+use cavern_state::outcome::Requested;
 use prost::Message;
 
-use crate::MasterError;
-use crate::state::StateReader;
+use crate::error::MasterError;
+use crate::reader::StateReader;
 
 /// Bytes of an id.
 const ID_BYTES: usize = 16;
@@ -50,20 +51,16 @@ impl Request {
             return Ok(None);
         }
         let id = self.id.clone();
-        reader.read(move |tables| tables.request(&id)).await
+        reader.read(move |tables| Ok(tables.request(&id)?)).await
     }
 
     /// The command that does it once.
-    pub fn command(&self, kind: Kind) -> Kind {
-        self.command_with(kind, &())
+    pub fn command<C: TypedCommand>(&self, command: C) -> Requested<C> {
+        self.command_with(command, &())
     }
 
     /// The same, with an answer that is kept.
-    pub fn command_with(&self, kind: Kind, reply: &impl Message) -> Kind {
-        if self.id.is_empty() {
-            return kind;
-        }
-        let (request, reply) = (self.id.clone(), reply.encode_to_vec().into());
-        Kind::Once(Box::new(Once { request, reply, command: Some(Box::new(Command { command: Some(kind) })) }))
+    pub fn command_with<C: TypedCommand>(&self, command: C, reply: &impl Message) -> Requested<C> {
+        Requested { id: self.id.clone(), reply: reply.encode_to_vec().into(), command }
     }
 }

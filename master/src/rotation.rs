@@ -14,23 +14,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_consensus::{Consensus, Ways};
 use cavern_net::master::innermost;
 use cavern_proto::raft::{Member, RotateSecretsReply, SettleKeysRequest, TakeKeyRequest, Target};
-use cavern_proto::record::command::Command;
 use cavern_proto::record::{SealSecrets, SealedOptions, SecretsRecord};
+use cavern_state::outcome::{Repeatable, Sealing};
+use cavern_state::{CurrentDatabase, Tables};
 use futures::future::join_all;
 use prost::Message as _;
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::MasterError;
 use crate::blocking::blocking;
+use crate::error::MasterError;
 use crate::group::Seat;
 use crate::mounts::Vault;
-use crate::raft::{Consensus, Ways};
 use crate::request::Request;
-use crate::service::Services;
-use crate::state::{CurrentDatabase, Outcome, Tables};
+use crate::services::Services;
 
 /// For a master to have a key on its disk, or to apply what the leader has applied and forget one.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -82,7 +82,7 @@ async fn use_new_key(
     vault: &Arc<Vault>,
 ) -> Result<RotateSecretsReply, MasterError> {
     let reader = &services.lookups.reader;
-    let generation = reader.read(|tables| tables.secrets()).await?.generation + 1;
+    let generation = reader.read(|tables| Ok(tables.secrets()?)).await?.generation + 1;
     let preparing = vault.clone();
     let (id, key) = blocking(move || preparing.prepare(generation)).await?;
     let given = others(consensus);
@@ -103,16 +103,15 @@ async fn use_new_key(
         }
         let reply = RotateSecretsReply { generation, mounts: sealed.len() as u64, behind: Vec::new() };
         let seal = SealSecrets { mounts_epoch: epoch, generation, key_id: id.clone().into(), sealed };
-        let seal = request.command_with(Command::SealSecrets(seal), &reply);
+        let seal = request.command_with(seal, &reply);
         match services.proposer.propose(seal).await? {
-            Outcome::Done => {
+            Repeatable::First(Sealing::Done) => {
                 tracing::info!(generation, mounts = reply.mounts, "the cluster's secrets have a new key");
                 return Ok(reply);
             }
-            Outcome::Repeated(before) => return rotated_before(&before.reply),
+            Repeatable::Repeated(before) => return rotated_before(&before.reply),
             // A mount has come, gone or changed.
-            Outcome::OutOfDate => {}
-            other => return Err(MasterError::Refused(format!("a change of the key was answered by {other:?}"))),
+            Repeatable::First(Sealing::OutOfDate) => {}
         }
     }
 }
@@ -164,7 +163,7 @@ pub async fn give_to_joining(
     target: Target,
     address: &str,
 ) -> Result<(), MasterError> {
-    let SecretsRecord { generation, key_id } = services.lookups.reader.read(|tables| tables.secrets()).await?;
+    let SecretsRecord { generation, key_id } = services.lookups.reader.read(|tables| Ok(tables.secrets()?)).await?;
     if generation == 0 {
         return Ok(());
     }

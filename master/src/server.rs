@@ -10,26 +10,29 @@ use std::time::Duration;
 
 use cavern_conf::process::{MissingDir, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
 use cavern_conf::{Config, host};
+use cavern_consensus::{
+    Clock, Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, Ways, recovery, run_blocking, until,
+};
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
 use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, TenantCollector, Transport};
+use cavern_state::Free;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::blocking::blocking;
-use crate::clock::Clock;
+use crate::error::MasterError;
+use crate::feature_version::FEATURE_VERSION;
 use crate::group::Seat;
 use crate::jobs::PooledWorkers;
 use crate::lead::Lead;
 use crate::metrics::MasterMetrics;
 use crate::mounts::{KeyDirectory, Vault};
-use crate::raft::{Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, RaftService, Ways};
-use crate::service::{Gate, Guarded, Lanes, tenants};
+use crate::service::{Gate, Guarded, Lanes, RaftService, tenants};
 use crate::term::{TermContext, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
-use crate::{MasterError, raft, recovery};
 
 /// How long calls in flight may take at the end.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -107,8 +110,8 @@ pub struct Master {
     pub lead: Arc<Lead>,
     pub address: String,
     consensus: Arc<Consensus>,
-    /// Cancelled when the database is closed.
-    database: CancellationToken,
+    /// Set when the database is closed.
+    database: Free,
     server: JoinHandle<()>,
     leading: JoinHandle<()>,
     upkeep: JoinHandle<()>,
@@ -141,9 +144,9 @@ impl Master {
         });
         let keys = keys.await?;
         let (data_dir, cache_bytes) = (conf.data_dir.clone(), conf.metadata_cache.bytes());
-        let opened = blocking(move || recovery::open(&data_dir, cache_bytes)).await?;
+        let opened = blocking(move || Ok(recovery::open(&data_dir, cache_bytes)?)).await?;
         let (database, high_water) = (Arc::new(opened.0), opened.1);
-        let closing = database.closed();
+        let free = database.free();
         let transport = Transport::of_server(&config, Role::Master)?;
         transport.register_metrics(&metrics.registry);
         let ways = Ways(transport.clone());
@@ -174,9 +177,10 @@ impl Master {
                         size_max: conf.log_size_max.bytes(),
                     },
                     ways,
+                    known: FEATURE_VERSION,
                 },
                 lead.sessions(),
-                metrics.raft.clone(),
+                metrics.consensus.clone(),
             )
             .await?;
             let (consensus, vault) = (Arc::new(consensus), Arc::new(vault));
@@ -210,7 +214,7 @@ impl Master {
         let leading = host::spawn(async move { own.run(&context, &until).await });
         let upkeep = upkeep::keep(consensus.clone(), database, vault, metrics.clone(), high_water, ending.clone());
         let upkeep = host::spawn(upkeep);
-        let master = Self { lead, address, consensus, database: closing, server, leading, upkeep, ending };
+        let master = Self { lead, address, consensus, database: free, server, leading, upkeep, ending };
         if master.is_ready(&stop).await {
             return Ok(Some(master));
         }
@@ -236,14 +240,14 @@ impl Master {
 
     /// What its consensus shows.
     #[cfg(test)]
-    pub fn observe(&self) -> raft::Observed {
+    pub fn observe(&self) -> cavern_consensus::Observed {
         self.consensus.observe()
     }
 
     /// Returns with the reason when this master can go on no longer.
     pub async fn failed(&self) -> String {
         let mut observed = self.consensus.observe();
-        raft::until(&mut observed, |metrics| metrics.running_state.is_err()).await;
+        until(&mut observed, |metrics| metrics.running_state.is_err()).await;
         self.consensus.progress().2.err().unwrap_or_else(|| "the consensus has ended".to_owned())
     }
 
@@ -265,7 +269,8 @@ impl Master {
         drop((consensus, lead));
         // A read that was given up, or a snapshot, may still be at work on the blocking pool. The directory is free for
         // the next process when this returns.
-        if tokio::time::timeout(DRAIN, database.cancelled()).await.is_err() {
+        let is_free = run_blocking(move || database.wait(DRAIN)).await;
+        if !is_free.unwrap_or(false) {
             tracing::warn!("the database is still in use at the end");
         }
     }

@@ -6,6 +6,7 @@ mod gate;
 mod guard;
 mod lanes;
 mod limits;
+mod masters;
 mod messages;
 mod namespace;
 mod peer;
@@ -19,26 +20,17 @@ use cavern_proto::master::cluster_server::ClusterServer;
 use cavern_proto::master::namespace_server::NamespaceServer;
 use cavern_security::{Identity, MountDebt, PeerCertificate};
 use futures::Stream;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 use tonic::Status;
 
-use crate::MasterError;
-use crate::background::TaskList;
-use crate::jobs::Jobs;
-use crate::lost_pasts::LostPasts;
-use crate::mounts::Mounts;
+use crate::error::MasterError;
 use crate::namespace::Lookups;
-use crate::persist::Persistence;
-use crate::raft::{Consensus, LeaderLease, Proposer};
-use crate::repair::Repair;
-use crate::sessions::WatchHub;
-use crate::workers::Workers;
+use crate::services::Services;
 
 pub use gate::Gate;
 pub use guard::{Guarded, is_about};
 pub use lanes::{Lane, Lanes, SlowThreads};
 pub use limits::tenants;
+pub use masters::RaftService;
 pub use peer::{Peer, PeerAddress};
 #[cfg(test)]
 pub use roles::documented;
@@ -69,31 +61,6 @@ fn check_count(count: usize, what: &str, most: usize) -> Result<(), MasterError>
 
 /// A stream of answers.
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
-/// Everything that the services speak for. Cheap to clone.
-#[derive(Clone)]
-pub struct Services {
-    pub lookups: Lookups,
-    pub mounts: Arc<Mounts>,
-    pub watch: Arc<WatchHub>,
-    pub workers: Arc<Workers>,
-    pub lost_pasts: Arc<LostPasts>,
-    pub jobs: Arc<Jobs>,
-    pub persistence: Arc<Persistence>,
-    pub repair: Arc<Repair>,
-    pub consensus: Arc<Consensus>,
-    pub lease: LeaderLease,
-    pub proposer: Proposer,
-    pub cluster_id: Arc<str>,
-    /// In which this master leads.
-    pub term: u64,
-    pub heartbeat_ms: u32,
-    /// What goes on in the background, and how it fares.
-    pub background: TaskList,
-    /// Tasks of answers that are streamed, and their end.
-    pub tasks: TaskTracker,
-    pub stop: CancellationToken,
-}
 
 impl Services {
     /// The namespace as a session of whoever asks is answered; 0 for no session.

@@ -3,19 +3,21 @@
 
 use std::sync::Arc;
 
-use cavern_conf::{Config, host};
+use cavern_conf::Config;
+use cavern_consensus::lead::open_log;
+use cavern_consensus::{Clock, Consensus, LeaderId, Proposer};
 use cavern_net::WorkerPool;
 use cavern_proto::master::cluster_server::ClusterServer;
 use cavern_proto::master::namespace_server::NamespaceServer;
-use cavern_proto::record::InitCluster;
-use cavern_proto::record::command::Command;
+use cavern_state::{CurrentDatabase, Database, Tables};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::background::TaskList;
-use crate::clock::Clock;
+use crate::error::MasterError;
+use crate::feature_version;
 use crate::jobs::{BlockFiller, Jobs};
 use crate::leader::Leadership;
 use crate::listing::{ListingOptions, Listings, Looks};
@@ -23,13 +25,11 @@ use crate::metrics::MasterMetrics;
 use crate::mounts::{Mounts, Vault};
 use crate::namespace::Lookups;
 use crate::persist::{Fenced, ObjectWriter, PersistOptions, Persistence};
-use crate::raft::{Consensus, LeaderId, Proposer};
+use crate::reader::StateReader;
 use crate::repair::{Repair, RepairOptions};
-use crate::service::Services;
+use crate::services::Services;
 use crate::sessions::{CurrentSessions, Recalls, WatchHub};
-use crate::state::{CurrentDatabase, Database, StateReader, Tables};
 use crate::workers::Workers;
-use crate::{MasterError, feature_version};
 
 /// The way to the workers.
 pub struct WorkerClients {
@@ -71,7 +71,7 @@ impl Term {
     /// Begins when everything of before this lead is applied.
     ///
     /// # Errors
-    /// [`MasterError::NotLeading`] and [`MasterError::Consensus`] when the lead is over before that. Nothing of it is
+    /// [`MasterError::Consensus`] when the lead is over before that. Nothing of it is
     /// under way then.
     pub async fn begin(
         context: &TermContext,
@@ -111,7 +111,7 @@ impl Term {
     /// Which feature version the masters have agreed on.
     ///
     /// # Errors
-    /// [`MasterError::NotLeading`] when the term is over.
+    /// [`MasterError::Consensus`] when the term is over.
     pub async fn feature_version(&self) -> Result<u32, MasterError> {
         feature_version::agreed(&self.services.lookups.reader).await
     }
@@ -138,35 +138,6 @@ impl Term {
     }
 }
 
-/// The way into the log for a lead, and the task that serves it, once all that was in the log before is applied here.
-///
-/// # Errors
-/// Those of [`Term::begin`]. The task has nothing to do then, and ends.
-pub async fn open_log(
-    database: &Arc<Database>,
-    clock: &Arc<Clock>,
-    consensus: &Consensus,
-    lead: LeaderId,
-) -> Result<(Proposer, JoinHandle<()>), MasterError> {
-    clock.witness(Tables::new(database).counters()?.now_ns);
-    let (proposer, serve) = consensus.proposer(lead, clock.clone());
-    let proposals = spawn(serve);
-    let cluster_id = consensus.identity().cluster_id.clone();
-    let init = Command::Init(InitCluster { cluster_id, now_ns: clock.now_ns() });
-    proposer.propose(init).await?;
-    // The rest of the log has been applied meanwhile.
-    clock.witness(Tables::new(database).counters()?.now_ns);
-    Ok((proposer, proposals))
-}
-
-fn spawn(task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
-    #[cfg(test)]
-    if let Some(simulated) = crate::raft::simulation::Host::current() {
-        return simulated.spawn(task);
-    }
-    host::spawn(task)
-}
-
 /// Everything that a leader's services speak for, as the tables have it now.
 fn services(
     context: &TermContext,
@@ -178,7 +149,7 @@ fn services(
     let TermContext { config, vault, clock, metrics, workers: way, consensus, .. } = context;
     let conf = &config.master;
     let cluster_id = Tables::new(database).cluster_id()?;
-    let cluster_id = cluster_id.ok_or_else(|| MasterError::Corrupt("the cluster id, which is missing,".into()))?;
+    let cluster_id = cluster_id.ok_or_else(|| MasterError::corrupt("the cluster id, which is missing,".into()))?;
     let lease = consensus.lease(lead);
     let mut hub = WatchHub::new(conf.session_lease.get(), lease.clone(), metrics.clone(), sessions.clone());
     hub.limit_sessions_of_client(conf.client_sessions);

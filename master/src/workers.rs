@@ -9,21 +9,22 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::process::LogLimit;
+use cavern_consensus::Proposer;
 use cavern_proto::master::{
     DiskReport, FetchFailure, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState, WorkerTable,
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{PutWorker, SetWorkerState, WorkerRecord};
 use cavern_security::Identity;
+use cavern_state::outcome::Registration;
+use cavern_state::{Database, Tables, refusal_of_owner};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::metrics::MasterMetrics;
-use crate::raft::Proposer;
 use crate::silence::{LastLook, excuse};
-use crate::state::{Database, Outcome, Tables, refusal_of_owner};
 
 /// Bytes of any text that a worker reports, at most.
 const TEXT_MAX: usize = 4096;
@@ -119,8 +120,8 @@ impl Workers {
             Worker { used_bytes: 0, blocks: 0, last_heartbeat_age_ms: 0, disks: Vec::new(), counters: None, ..worker };
         let owner = asker.map_or_else(String::new, |asker| asker.name.clone());
         let put = PutWorker { uuid: Bytes::clone(&request.uuid), worker: Some(logged.clone()), owner };
-        match self.proposer.propose(Command::PutWorker(put)).await? {
-            Outcome::Worker { id, epoch } => {
+        match self.proposer.propose(put).await? {
+            Registration::Registered { id, epoch } => {
                 let report = Report {
                     received_at: Instant::now(),
                     used_bytes: worker.used_bytes,
@@ -137,9 +138,8 @@ impl Workers {
                 }
                 Ok((id, epoch))
             }
-            Outcome::Refused(reason) => Err(MasterError::Refused(reason)),
-            Outcome::Denied(reason) => Err(MasterError::Denied(reason)),
-            other => Err(MasterError::Refused(format!("a registration was answered by {other:?}"))),
+            Registration::Refused(reason) => Err(MasterError::Refused(reason)),
+            Registration::Denied(reason) => Err(MasterError::Denied(reason)),
         }
     }
 
@@ -284,7 +284,8 @@ impl Workers {
 
     async fn set_state(&self, worker_id: u64, state: WorkerState) -> Result<(), MasterError> {
         let command = Command::WorkerState(SetWorkerState { worker_id, state: state as i32 });
-        self.proposer.propose(command).await.map(drop)
+        self.proposer.propose(command).await?;
+        Ok(())
     }
 
     /// The table with what the last heartbeats said. The capacity is the registered one, which placement goes by and

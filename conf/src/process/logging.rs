@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn levels_and_directives_are_told_from_nonsense() {
-        for good in ["info", "WARN", "info,cavern_worker=debug", "off", "warn, cavern_master::raft=trace"] {
+        for good in ["info", "WARN", "info,cavern_worker=debug", "off", "warn, cavern_master::group=trace"] {
             assert!(parse_level(good).is_ok(), "{good}");
         }
         for bad in ["", "verbose", "info,,debug", "info,cavern_worker=loud", "cavern_worker", "a[=info"] {

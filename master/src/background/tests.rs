@@ -11,7 +11,7 @@ fn rests(_: usize) -> Result<Next, MasterError> {
 }
 
 fn fails(_: usize) -> Result<Next, MasterError> {
-    Err(MasterError::Consensus("no majority".into()))
+    Err(MasterError::unavailable("no majority".into()))
 }
 
 fn comes_too_late() -> Result<Next, MasterError> {

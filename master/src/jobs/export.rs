@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::Jobs;
 use super::running::RunningJob;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::persist::Scope;
 
 /// How often what is left is measured; where that takes long, it is so many times as long.

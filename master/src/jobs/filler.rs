@@ -7,7 +7,7 @@ use cavern_net::{Placement, WorkerPool};
 use cavern_proto::data::{self, open_request};
 use futures::future::BoxFuture;
 
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::workers::Workers;
 
 /// Time for one request: its bytes at a rate that any bucket reaches, retries of the worker included.

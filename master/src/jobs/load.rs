@@ -12,16 +12,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_proto::master::{Entry, Job, Kind};
+use cavern_state::records::etag;
 use tokio::sync::Semaphore;
 
 use self::blocks::File;
 use self::fill::Batches;
 use super::filler::BlockFiller;
 use super::running::RunningJob;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::{ListPolicy, Walk};
 use crate::namespace::Lookups;
-use crate::state::records::etag;
 
 /// Entries of a directory read at a time.
 const PAGE_ENTRIES: usize = 1000;
@@ -84,7 +84,7 @@ impl Loader {
 
     async fn load_directory(&self, batches: &mut Batches, inode: u64) -> Result<(), MasterError> {
         let reader = &self.lookups.reader;
-        let Some(directory) = reader.read(move |tables| tables.directory(inode)).await? else { return Ok(()) };
+        let Some(directory) = reader.read(move |tables| Ok(tables.directory(inode)?)).await? else { return Ok(()) };
         if directory.mount_id == 0 {
             return Ok(());
         }

@@ -15,18 +15,18 @@ mod walk;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use cavern_consensus::Clock;
 use cavern_proto::master::{FreeFate, TtlAction};
 use cavern_proto::record::TtlRecord;
+use cavern_state::Outcome;
 use futures::FutureExt as _;
 use tokio::time::Instant;
 
 use self::walk::{Due, Walk};
-use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
-use crate::clock::Clock;
+use crate::error::MasterError;
 use crate::metrics::ExpiryMetrics;
-use crate::service::Services;
-use crate::state::Outcome;
+use crate::services::Services;
 
 /// Names looked at with one read.
 const PAGE: usize = 1000;

@@ -4,16 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_proto::record::command::Command;
+use cavern_consensus::Proposer;
 use cavern_proto::record::{CountUsage, ReapOrphans};
+use cavern_state::{Database, Family, Tables, tables, usage};
 use futures::FutureExt as _;
 
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
+use crate::error::MasterError;
 use crate::metrics::MasterMetrics;
-use crate::raft::Proposer;
-use crate::service::Services;
-use crate::state::{Database, Family, Outcome, Tables, tables, usage};
-use crate::{MasterError, sessions};
+use crate::services::Services;
+use crate::sessions;
 
 /// Period of ticks to the sessions, of the gauges, and of looks at what is left.
 const TICK: Duration = Duration::from_secs(1);
@@ -68,11 +68,12 @@ async fn reap(services: &Services, database: &Database) -> Result<Next, MasterEr
 async fn reap_orphans(proposer: &Proposer) -> Result<(), MasterError> {
     let mut from = 0;
     loop {
-        match proposer.propose(Command::ReapOrphans(ReapOrphans { limit: REAP_STEP, from })).await? {
-            Outcome::StepProgress(reaped) if reaped.more => from = reaped.next,
+        let reaped = proposer.propose(ReapOrphans { limit: REAP_STEP, from }).await?;
+        match reaped.more {
+            true => from = reaped.next,
             // Directories below others may be older than those.
-            _ if from > 0 => from = 0,
-            _ => return Ok(()),
+            false if from > 0 => from = 0,
+            false => return Ok(()),
         }
     }
 }
@@ -83,8 +84,6 @@ async fn count_usage(proposer: &Proposer, database: &Database) -> Result<(), Mas
     if matches!(counted, usage::NOTHING | usage::ALL) {
         return Ok(());
     }
-    while let Outcome::Counted { more: true } =
-        proposer.propose(Command::CountUsage(CountUsage { limit: COUNT_STEP })).await?
-    {}
+    while proposer.propose(CountUsage { limit: COUNT_STEP }).await? {}
     Ok(())
 }

@@ -3,17 +3,16 @@
 use bytes::Bytes;
 use cavern_conf::schema::Fuse;
 use cavern_proto::master::Existing;
-use cavern_proto::record::command::Command;
 use cavern_proto::record::{AdoptListing, TakeInObject};
+use cavern_state::Directory;
+use cavern_state::namespace::ListingCounts;
 use cavern_ufs::{Listed, Window};
 
 use super::Listings;
 use super::diff::listed_entry;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::{CLAIM, OpenMount};
 use crate::persist::PARKED;
-use crate::state::Directory;
-use crate::state::namespace::ListingCounts;
 
 /// Entries of one command.
 pub const ENTRIES: usize = 250;
@@ -120,10 +119,10 @@ impl Listings {
         let mut commands = Vec::new();
         while entries.len() > ENTRIES {
             let rest = entries.split_off(ENTRIES);
-            commands.push(Command::AdoptListing(AdoptListing { entries, ..part.clone() }));
+            commands.push(AdoptListing { entries, ..part.clone() });
             entries = rest;
         }
-        commands.push(Command::AdoptListing(AdoptListing { entries, marker, complete, hidden, ..part }));
+        commands.push(AdoptListing { entries, marker, complete, hidden, ..part });
         self.propose_portions(commands).await
     }
 }

@@ -5,14 +5,14 @@
 use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::ListingGroup;
+use cavern_state::records::version;
+use cavern_state::{Directory, EntryVersion};
 use cavern_ufs::{Listed, UfsError, is_name};
 
 use super::Listings;
 use super::diff::listed_entry;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
-use crate::state::records::version;
-use crate::state::{Directory, EntryVersion};
 
 /// Why a name is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +33,12 @@ impl Listings {
             return Ok(());
         }
         self.0.metrics.one_name_checks.inc();
-        let place =
-            self.0.reader.read(move |tables| tables.directory(directory)).await?.ok_or(MasterError::Gone(directory))?;
+        let place = self
+            .0
+            .reader
+            .read(move |tables| Ok(tables.directory(directory)?))
+            .await?
+            .ok_or(MasterError::Gone(directory))?;
         if place.mount_id == 0 {
             return Ok(());
         }
@@ -77,7 +81,7 @@ impl Listings {
         let prefix = place.key_prefix(mount.ufs.prefix()).ok_or(MasterError::Gone(place.inode))?;
         let key = format!("{prefix}{}", String::from_utf8_lossy(name));
         let (directory, looked_up) = (place.inode, name.clone());
-        let known = self.0.reader.read(move |tables| tables.dentry(directory, &looked_up)).await?;
+        let known = self.0.reader.read(move |tables| Ok(tables.dentry(directory, &looked_up)?)).await?;
         let head = async {
             match self.request(mount, mount.ufs.head(&key)).await {
                 Ok(object) => Ok(Some(Listed::of(&object))),

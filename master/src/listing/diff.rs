@@ -10,11 +10,11 @@ use bytes::Bytes;
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::Kind;
 use cavern_proto::record::{DentryRecord, InodeRecord, ListedEntry};
+use cavern_state::records::version;
+use cavern_state::{EntryVersion, Tables};
 use cavern_ufs::{Listed, Window, place_cmp};
 
-use crate::MasterError;
-use crate::state::records::version;
-use crate::state::{EntryVersion, Tables};
+use crate::error::MasterError;
 
 /// Removals of one step at most.
 const STEP_REMOVALS: usize = 1000;

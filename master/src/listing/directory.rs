@@ -7,15 +7,15 @@ use std::pin::pin;
 
 use bytes::Bytes;
 use cavern_proto::record::{ListedEntry, ListingGroup};
+use cavern_state::Directory;
+use cavern_state::namespace::ListingCounts;
 use cavern_ufs::{Window, Windows};
 use futures::FutureExt;
 
 use super::adopt::WindowTail;
 use super::{Flight, Listings, PORTION, diff};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
-use crate::state::Directory;
-use crate::state::namespace::ListingCounts;
 
 /// Memory for what a listing would take away at its end. What is more goes with the next listing, which follows.
 const ABSENT_BYTES: usize = 64 << 20;
@@ -61,7 +61,7 @@ enum WindowEnd<'a> {
 impl Listings {
     pub(super) async fn list_directory(&self, inode: u64, flight: &Flight) -> Result<ListingCounts, MasterError> {
         let directory =
-            self.0.reader.read(move |tables| tables.directory(inode)).await?.ok_or(MasterError::Gone(inode))?;
+            self.0.reader.read(move |tables| Ok(tables.directory(inode)?)).await?.ok_or(MasterError::Gone(inode))?;
         if directory.mount_id == 0 {
             return Ok(ListingCounts::default());
         }
@@ -222,7 +222,7 @@ impl Listings {
     async fn remove_directory(&self, directory: &Directory, mount: &OpenMount) -> Result<ListingCounts, MasterError> {
         let (parent, name) = (directory.record.parent, directory.record.name.clone());
         let (inode, looked_up) = (directory.inode, name.clone());
-        let still_there = self.0.reader.read(move |tables| tables.dentry(parent, &looked_up)).await?;
+        let still_there = self.0.reader.read(move |tables| Ok(tables.dentry(parent, &looked_up)?)).await?;
         if still_there.is_none_or(|dentry| dentry.inode != inode) {
             return Ok(ListingCounts::default());
         }

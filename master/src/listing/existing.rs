@@ -11,15 +11,15 @@ use std::sync::Arc;
 use cavern_conf::backoff;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{IndexRecord, PutIndex};
+use cavern_state::namespace::ListingCounts;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 
 use super::Listings;
-use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace};
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
-use crate::state::namespace::ListingCounts;
 
 /// Unlisted directories that are read at a time.
 const PAGE: usize = 256;
@@ -89,7 +89,7 @@ impl Listings {
     /// Shows how far the index is; `None` when the mount is gone, or never needed one.
     async fn publish_index(&self, mount: &OpenMount) -> Result<Option<IndexRecord>, MasterError> {
         let id = mount.id();
-        let index = self.0.reader.read(move |tables| tables.index(id)).await?;
+        let index = self.0.reader.read(move |tables| Ok(tables.index(id)?)).await?;
         let shown = index.unwrap_or_default();
         mount.set_index(shown.unlisted > 0, shown.entries, shown.hidden_keys, shown.unlisted);
         mount.set_incomplete(shown.incomplete);
@@ -100,7 +100,8 @@ impl Listings {
     async fn next_unlisted(&self, mount: &OpenMount, queue: &mut Queue) -> Result<Option<u64>, MasterError> {
         if queue.waiting.is_empty() {
             let (id, after) = (mount.id(), queue.after.take());
-            queue.waiting = self.0.reader.read(move |tables| tables.unlisted(id, after.as_deref(), PAGE)).await?.into();
+            queue.waiting =
+                self.0.reader.read(move |tables| Ok(tables.unlisted(id, after.as_deref(), PAGE)?)).await?.into();
         }
         let Some((path, inode)) = queue.waiting.pop_front() else { return Ok(None) };
         queue.after = Some(path);

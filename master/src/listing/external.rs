@@ -4,14 +4,14 @@
 use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::ListedEntry;
+use cavern_state::Directory;
 use cavern_ufs::{Listed, Lister, Window, Windows, is_name};
 
 use super::Listings;
 use super::check::Why;
 use super::diff::{self, listed_entry};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::{CLAIM, OpenMount};
-use crate::state::Directory;
 
 /// A name that may have been changed by others.
 #[derive(Clone, Debug)]

@@ -19,16 +19,16 @@ use cavern_conf::backoff;
 use cavern_proto::master::Kind;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{IndexRecord, InodeRecord, ListingGroup, PutIndex};
+use cavern_state::records::version;
+use cavern_state::{EntryVersion, Tables};
 use cavern_ufs::{ListPage, Listed, Lister, is_name};
 use futures::FutureExt as _;
 
 use super::Listings;
 use super::diff::listed_entry;
-use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace};
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
-use crate::state::records::version;
-use crate::state::{EntryVersion, Tables};
 
 /// A directory of the current key's path.
 struct Frame {
@@ -116,7 +116,7 @@ impl Listings {
     /// Where the index of a mount begins; `None` when it was made before.
     async fn begin_index(&self, mount: &OpenMount) -> Result<Option<(Lister, Run)>, MasterError> {
         let id = mount.id();
-        if let Some(done) = self.0.reader.read(move |tables| tables.index(id)).await? {
+        if let Some(done) = self.0.reader.read(move |tables| Ok(tables.index(id)?)).await? {
             mount.set_index(false, done.entries, done.hidden_keys, 0);
             return Ok(None);
         }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use bytes::Bytes;
+use cavern_state::namespace::ListingCounts;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::MasterError;
-use crate::state::namespace::ListingCounts;
+use crate::error::MasterError;
 
 /// Names that may be checked while one listing runs.
 const CHECKS_MAX: usize = 65_536;

@@ -7,7 +7,7 @@ use cavern_ufs::{ObjectMeta, UfsError};
 use futures::{StreamExt, TryStreamExt, stream};
 
 use super::Listings;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
 use crate::persist::metadata;
 

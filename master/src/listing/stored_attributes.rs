@@ -5,13 +5,13 @@ use bytes::Bytes;
 use cavern_posix::mode::{MODE_BITS, type_bits};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{InodeRecord, KeepAttributes, KeptAttributes};
+use cavern_state::records::{is_directory, version};
+use cavern_state::{Directory, EntryVersion};
 use cavern_ufs::{ObjectAttributes, ObjectMeta, UfsError};
 
 use super::{Listings, Why};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
-use crate::state::records::{is_directory, version};
-use crate::state::{Directory, EntryVersion};
 
 impl Listings {
     /// After this the namespace says of something in `place` what the bucket said after the call: one HEAD. An object

@@ -4,14 +4,14 @@
 use std::ops::ControlFlow;
 
 use cavern_proto::master::Kind;
+use cavern_state::Directory;
+use cavern_state::namespace::ListingCounts;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 
 use super::Listings;
-use crate::MasterError;
-use crate::state::Directory;
-use crate::state::namespace::ListingCounts;
+use crate::error::MasterError;
 
 /// What a walk does to a directory before it visits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,9 @@ async fn visit_directory(
     visit: ListPolicy,
     recursive: bool,
 ) -> Result<Option<(u64, ListingCounts, Vec<u64>)>, MasterError> {
-    let Some(directory) = listings.0.reader.read(move |tables| tables.directory(inode)).await? else { return Ok(None) };
+    let Some(directory) = listings.0.reader.read(move |tables| Ok(tables.directory(inode)?)).await? else {
+        return Ok(None);
+    };
     let mut counts = ListingCounts::default();
     if directory.mount_id != 0 && needs_listing(listings, &directory, visit)? {
         let listed = match visit {

@@ -3,17 +3,16 @@
 use cavern_proto::master::{
     AccessMode, AttributePolicy, ClientRule, Consistency, Existing, Mount, Names, UserLimits, WriteType,
 };
-use cavern_proto::record::command::Command;
 use cavern_proto::record::{AttachMount, RequestRecord};
 use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX, StoreUri};
+use cavern_state::outcome::{Attachment, Repeatable};
 use cavern_ufs::{Contents, UfsError};
 
 use super::claim::{Claimed, TakeOver};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::namespace::components;
 use crate::request::Request;
-use crate::service::Services;
-use crate::state::Outcome;
+use crate::services::Services;
 
 const BLOCK_SIZE_DEFAULT: u64 = 64 << 20;
 const BLOCK_SIZE_MIN: u64 = 1 << 20;
@@ -68,17 +67,18 @@ impl Services {
         };
         self.mounts.will_be(&mount);
         mount.created_ns = self.lookups.reader.clock().now_ns();
-        let outcome = loop {
+        let attached = loop {
             let sealed = self.mounts.seal(mount.clone())?;
-            let attach = Command::AttachMount(AttachMount { mount: Some(sealed), mounts_epoch });
+            let attach = AttachMount { mount: Some(sealed), mounts_epoch };
             match self.proposer.propose(request.command(attach)).await? {
                 // Each time, another mount has come, gone or changed.
-                Outcome::OutOfDate => mounts_epoch = self.compare_with_others(&mount).await?,
-                outcome => break outcome,
+                Repeatable::First(Attachment::OutOfDate) => mounts_epoch = self.compare_with_others(&mount).await?,
+                Repeatable::First(attached) => break attached,
+                Repeatable::Repeated(answer) => return Ok((self.mounted_before(*answer)?, None)),
             }
         };
-        match outcome {
-            Outcome::Mount(recorded) => {
+        match attached {
+            Attachment::Mount(recorded) => {
                 let open = self.mounts.get(recorded.id)?;
                 tracing::info!(mount = recorded.path, uri = recorded.uri, "a bucket is mounted");
                 let recorded = open.mount.clone();
@@ -90,7 +90,7 @@ impl Services {
                 }
                 Ok((recorded, Some(contents)))
             }
-            Outcome::MountExists(existing) => {
+            Attachment::Exists(existing) => {
                 let existing = self.mounts.unseal(*existing)?;
                 if claimed == Claimed::Now && existing.uri != mount.uri {
                     self.release_claim(&ufs, &mount).await;
@@ -120,14 +120,12 @@ impl Services {
                     false => format!("{path} already carries {uri}: unmount it first, or choose another path"),
                 }))
             }
-            Outcome::Repeated(answer) => Ok((self.mounted_before(*answer)?, None)),
-            Outcome::Refused(reason) => {
+            Attachment::Refused(reason) => {
                 if claimed == Claimed::Now {
                     self.release_claim(&ufs, &mount).await;
                 }
                 Err(MasterError::Refused(reason))
             }
-            other => Err(MasterError::Refused(format!("a mount was answered by {other:?}"))),
         }
     }
 

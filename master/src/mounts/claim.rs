@@ -12,9 +12,9 @@ use cavern_ufs::{Metadata, Precondition, Ufs, UfsError, named};
 use futures::FutureExt as _;
 
 use super::OpenMount;
-use crate::MasterError;
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
-use crate::service::Services;
+use crate::error::MasterError;
+use crate::services::Services;
 
 /// Name of the object, below the prefix. No file of an fs-mode mount comes from it.
 pub const CLAIM: &str = ".cavern-cluster";

@@ -11,15 +11,14 @@ use std::time::Duration;
 use cavern_conf::counted;
 use cavern_proto::master::{Mount, WriteType};
 use cavern_proto::record::RemoveMount;
-use cavern_proto::record::command::Command;
+use cavern_state::outcome::{MountChange, Repeatable};
 use tokio::time::Instant;
 
 use super::attach::{normalized, not_mounted};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::persist::{Backlog, Scope};
 use crate::request::Request;
-use crate::service::Services;
-use crate::state::Outcome;
+use crate::services::Services;
 
 /// How long the bucket is brought up to date before the mount stays.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -55,7 +54,7 @@ impl Services {
         let began = Instant::now();
         loop {
             let looked_up = path.clone();
-            let read = self.lookups.reader.read(move |tables| tables.mounts());
+            let read = self.lookups.reader.read(move |tables| Ok(tables.mounts()?));
             let Some(mount) = read.await?.into_iter().find(|mount| mount.path == looked_up) else {
                 return Err(not_mounted(&path));
             };
@@ -70,9 +69,13 @@ impl Services {
                 _ => 0,
             };
             let open = self.mounts.get(mount.id);
-            let remove = Command::RemoveMount(RemoveMount { mount_id: mount.id, change, discard });
-            match self.proposer.propose(request.command(remove)).await? {
-                Outcome::Mount(removed) => {
+            let remove = RemoveMount { mount_id: mount.id, change, discard };
+            let removed = match self.proposer.propose(request.command(remove)).await? {
+                Repeatable::First(removed) => removed,
+                Repeatable::Repeated(answer) => return Ok(answer.mount.unwrap_or_default()),
+            };
+            match removed {
+                MountChange::Mount(removed) => {
                     self.mounts.forget(removed.id);
                     if let Ok(open) = open {
                         self.release_claim(&open.ufs, &open.mount).await;
@@ -81,16 +84,14 @@ impl Services {
                     // The answer goes to a person: without credentials.
                     return Ok(Mount { options: std::collections::HashMap::new(), ..*removed });
                 }
-                Outcome::OutOfDate if began.elapsed() > DRAIN => {
+                MountChange::OutOfDate if began.elapsed() > DRAIN => {
                     return Err(MasterError::Refused(format!(
                         "{path} is being changed all the time: end what changes it, or lose what is not in the bucket \
                          with `cv umount {path} --discard`"
                     )));
                 }
-                Outcome::OutOfDate => {}
-                Outcome::Repeated(answer) => return Ok(answer.mount.unwrap_or_default()),
-                Outcome::NoSuchMount => return Err(not_mounted(&path)),
-                other => return Err(MasterError::Refused(format!("an unmount was answered by {other:?}"))),
+                MountChange::OutOfDate => {}
+                MountChange::NoSuchMount => return Err(not_mounted(&path)),
             }
         }
     }
@@ -111,7 +112,7 @@ impl Services {
                     return Err(lacks_changes(path, &backlog, failed.last_error()));
                 }
             } else {
-                let held = self.lookups.reader.read(move |tables| tables.held_of(id)).await?;
+                let held = self.lookups.reader.read(move |tables| Ok(tables.held_of(id)?)).await?;
                 if held == 0 {
                     return Ok(change);
                 }

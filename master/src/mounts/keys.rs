@@ -24,7 +24,7 @@ use ring::aead::{CHACHA20_POLY1305, LessSafeKey, UnboundKey};
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 
-use crate::MasterError;
+use crate::error::MasterError;
 
 const FILE: &str = "secret.key";
 /// Bytes of a key's id.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_proto::master::{self, AttributePolicy, Mount, MountStatus, WriteType};
+use cavern_state::{Database, Tables};
 use cavern_ufs::{KeyLender, KeyStatus, KeyVendor, Ufs};
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
@@ -15,8 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::claim::CLAIM;
 use super::secrets::Vault;
-use crate::MasterError;
-use crate::state::{Database, Tables};
+use crate::error::MasterError;
 
 /// After a failed listing, accesses that could do with an old one do not wait for a new one for this long.
 const FAILURE_PAUSE: Duration = Duration::from_secs(1);
@@ -213,7 +213,7 @@ impl Mounts {
 
     /// All mounts as they are recorded, with their options sealed.
     pub fn all_recorded(&self) -> Result<Vec<Mount>, MasterError> {
-        Tables::new(&self.database).mounts()
+        Ok(Tables::new(&self.database).mounts()?)
     }
 
     /// A handle on what a mount request names; nothing is sent.

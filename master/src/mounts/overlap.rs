@@ -10,8 +10,8 @@
 use cavern_proto::master::{AccessMode, Mount, WriteType};
 use cavern_ufs::KeySpace;
 
-use crate::MasterError;
-use crate::service::Services;
+use crate::error::MasterError;
+use crate::services::Services;
 
 impl Services {
     /// Compares a mount with all others. Answers the epoch of the mount table that they are in, which the command
@@ -32,7 +32,9 @@ impl Services {
             }
             Ok(epoch)
         });
-        compared.await.map_err(|error| MasterError::Consensus(format!("the mounts could not be compared: {error}")))?
+        compared
+            .await
+            .map_err(|error| MasterError::unavailable(format!("the mounts could not be compared: {error}")))?
     }
 }
 

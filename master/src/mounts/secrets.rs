@@ -15,7 +15,7 @@ use ring::aead::{Aad, NONCE_LEN, Nonce};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::keys::{self, Key, KeyDirectory, KeyFiles};
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// Marks an encrypted value, with the version of the form.
 const MARK: &str = "sealed1:";

@@ -6,15 +6,14 @@
 
 use cavern_proto::master::{Mount, UpdateMountRequest, WriteType};
 use cavern_proto::record::UpdateMount;
-use cavern_proto::record::command::Command;
+use cavern_state::outcome::MountChange;
 use cavern_ufs::{KeySpace, Ufs, changed_options};
 use futures::{StreamExt, stream};
 
 use super::attach::{complete, normalized, not_mounted};
 use super::overlap::refuse_overlap;
-use crate::MasterError;
-use crate::service::Services;
-use crate::state::Outcome;
+use crate::error::MasterError;
+use crate::services::Services;
 
 /// Objects by which a bucket is known again, and how many are asked about at a time.
 const SAMPLE: usize = 32;
@@ -43,8 +42,8 @@ impl Services {
             self.mounts.will_be(&wanted);
             self.lookups.recalls.recall_mount(before.id).await?;
             let update = UpdateMount { mount: Some(self.mounts.seal(wanted.clone())?), mounts_epoch };
-            match self.proposer.propose(Command::UpdateMount(update)).await? {
-                Outcome::Mount(_) => {
+            match self.proposer.propose(update).await? {
+                MountChange::Mount(_) => {
                     self.mounts.reopen(wanted.id)?;
                     if wanted.limits_users() {
                         // Whoever has come to hold something meanwhile answers there by what was allowed before.
@@ -53,9 +52,8 @@ impl Services {
                     tracing::info!(mount = wanted.path, "a mount has got other options");
                     return Ok(wanted);
                 }
-                Outcome::OutOfDate => {}
-                Outcome::NoSuchMount => return Err(not_mounted(&path)),
-                other => return Err(MasterError::Refused(format!("a change of a mount was answered by {other:?}"))),
+                MountChange::OutOfDate => {}
+                MountChange::NoSuchMount => return Err(not_mounted(&path)),
             }
         }
     }
@@ -84,7 +82,7 @@ impl Services {
     /// Another endpoint must lead to the bucket that has what was written: some objects are looked for there.
     async fn refuse_other_bucket(&self, mount: &Mount, ufs: &Ufs) -> Result<(), MasterError> {
         let id = mount.id;
-        let noted = self.lookups.reader.read(move |tables| tables.noted_objects(id, SAMPLE)).await?;
+        let noted = self.lookups.reader.read(move |tables| Ok(tables.noted_objects(id, SAMPLE)?)).await?;
         let sample = noted.len();
         let is_there = stream::iter(noted).map(|(key, etag)| async move {
             let object = ufs.head(&key).await;

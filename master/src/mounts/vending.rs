@@ -12,8 +12,8 @@ use cavern_security::Identity;
 use cavern_ufs::{KeyLender, KeyRight, KeyVendor, is_vended, lent_options};
 
 use super::open::OpenMount;
-use crate::MasterError;
-use crate::service::Services;
+use crate::error::MasterError;
+use crate::services::Services;
 
 impl Services {
     /// Whether STS gives keys for a mount that vends them, and the bucket takes these. What was given is there for the

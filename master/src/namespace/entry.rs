@@ -3,13 +3,13 @@
 use bytes::Bytes;
 use cavern_proto::master::{Entry, Kind, OwnAttributes};
 use cavern_proto::record::InodeRecord;
+use cavern_state::{Directory, Tables, records};
 
 use super::Lookups;
 use super::let_go::Place;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::Why;
 use crate::mounts::OpenMount;
-use crate::state::{Directory, Tables, records};
 
 impl Lookups {
     /// A directory, and what a name in it leads to.

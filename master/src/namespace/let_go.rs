@@ -8,7 +8,7 @@
 use cavern_proto::master::{Entry, Kind};
 
 use super::Lookups;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::sessions::Recalls;
 
 /// Reads of one question. What is found is recalled once each; no more than some follow each other.

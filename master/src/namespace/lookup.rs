@@ -15,13 +15,14 @@ use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Entry, Kind, MakeListedReply};
 use cavern_proto::record::InodeRecord;
 use cavern_security::MountDebt;
+use cavern_state::{Tables, Whereabouts};
 
 use super::let_go::places_of;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::{ListPolicy, Listings, Walk, Why};
 use crate::mounts::Mounts;
+use crate::reader::StateReader;
 use crate::sessions::{Recalls, WatchHub};
-use crate::state::{StateReader, Tables, Whereabouts};
 use step::Lookup;
 
 /// Longest path, in bytes, and its deepest nesting.
@@ -129,7 +130,7 @@ impl Lookups {
 
     async fn known_inode(&self, inode: u64) -> Result<Entry, MasterError> {
         let found = self.see_inode_with(inode, move |tables, record| {
-            tables.directory(if record.kind() == Kind::Directory { inode } else { record.parent })
+            Ok(tables.directory(if record.kind() == Kind::Directory { inode } else { record.parent })?)
         });
         let (record, directory) = found.await?.ok_or(MasterError::Gone(inode))?;
         let directory = directory.ok_or(MasterError::Gone(inode))?;

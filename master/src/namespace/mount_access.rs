@@ -9,7 +9,7 @@ use cavern_proto::ClientAccess;
 use cavern_proto::master::{Mount, WriteType};
 
 use super::{Lookups, components};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
 
 /// A mount is not there for a client.

@@ -8,7 +8,7 @@ use cavern_proto::master::{Mount, Mutation};
 use cavern_security::Tenant;
 
 use super::Lookups;
-use crate::MasterError;
+use crate::error::MasterError;
 
 impl Lookups {
     /// The call is an operation in a mount, if it has been in none before.

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use cavern_proto::master::{ReadDirPage, ReadDirRequest};
 use cavern_security::{Rate, Tenant};
+use cavern_state::Directory;
+use cavern_state::tables::Listed;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::Status;
 
 use super::{Lookups, PAGE_ENTRIES};
-use crate::MasterError;
-use crate::state::Directory;
-use crate::state::tables::Listed;
+use crate::error::MasterError;
 
 /// While a directory's first listing runs, an empty page is sent so often: the asker knows that it goes on.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
@@ -94,7 +94,7 @@ impl Lookups {
             let (from, count) = (&after, left.min(PAGE_ENTRIES));
             let read = || {
                 let from = from.clone();
-                listing.page(self.reader.read(move |tables| tables.page(inode, from.as_deref(), count)))
+                listing.page(self.reader.read(move |tables| Ok(tables.page(inode, from.as_deref(), count)?)))
             };
             let places = |(page, _): &(Vec<Listed>, bool)| {
                 page.iter().flat_map(|(_, inode, record)| [*inode, record.parent]).collect()
@@ -136,7 +136,7 @@ impl Lookups {
             }
         }
         flight.ended().await?;
-        let listed = self.reader.read(move |tables| tables.directory(inode)).await?;
+        let listed = self.reader.read(move |tables| Ok(tables.directory(inode)?)).await?;
         listed.ok_or(MasterError::Gone(inode))
     }
 }

@@ -4,13 +4,13 @@ use std::ops::ControlFlow;
 
 use bytes::Bytes;
 use cavern_proto::master::{Entry, Kind, RefreshProgress};
+use cavern_state::namespace::ListingCounts;
 use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::{Lookups, PROGRESS_INTERVAL};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::{ListPolicy, Walk, Why};
-use crate::state::namespace::ListingCounts;
 
 impl Lookups {
     /// Brings what is below a path of a cache-mode mount up to date with its bucket, and says now and then how far it

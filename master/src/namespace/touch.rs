@@ -1,11 +1,11 @@
 //! Listings that are used are renewed before they are too old.
 
+use cavern_state::{StateError, Tables};
 use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
 use super::Lookups;
-use crate::MasterError;
-use crate::state::Tables;
+use crate::error::MasterError;
 
 /// Directories of one `touch` that are looked after at a time.
 const TOUCH_CONCURRENCY: usize = 64;
@@ -42,7 +42,7 @@ impl Lookups {
             for inode in inodes {
                 let directory = match tables.directory(inode) {
                     _ if hidden.contains(&inode) => None,
-                    Err(MasterError::Refused(_)) => None,
+                    Err(StateError::NotADirectory(_)) => None,
                     directory => directory?,
                 };
                 let age_ms = directory.as_ref().map_or(-1, |directory| reader.age_ms(directory.record.listed_ns));
@@ -54,9 +54,9 @@ impl Lookups {
     }
 
     async fn touch_one(&self, inode: u64, wait: bool) -> Result<(), MasterError> {
-        let directory = match self.reader.read(move |tables| tables.directory(inode)).await {
+        let directory = match self.reader.read(move |tables| Ok(tables.directory(inode)?)).await {
             // Not a directory: answered as gone.
-            Err(MasterError::Refused(_)) => return Ok(()),
+            Err(MasterError::State(StateError::NotADirectory(_))) => return Ok(()),
             directory => directory?,
         };
         let Some(directory) = directory.filter(|directory| directory.mount_id != 0) else { return Ok(()) };

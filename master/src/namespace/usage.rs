@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::{Lookups, PAGE_ENTRIES, PROGRESS_INTERVAL};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::{ListPolicy, Walk};
 
 impl Lookups {
@@ -33,7 +33,7 @@ impl Lookups {
             loop {
                 let from = after.take();
                 let (page, end) =
-                    self.reader.read(move |tables| tables.page(inode, from.as_deref(), PAGE_ENTRIES)).await?;
+                    self.reader.read(move |tables| Ok(tables.page(inode, from.as_deref(), PAGE_ENTRIES)?)).await?;
                 let files = page.iter().filter(|(_, _, record)| record.kind() == Kind::File);
                 for (_, _, record) in files {
                     progress.files += 1;

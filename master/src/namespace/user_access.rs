@@ -1,15 +1,16 @@
 //! May this user read this inode? Asked in mounts that limit the users of the client that asks.
 
 use cavern_proto::master::{Mount, User};
+use cavern_state::{Tables, may_access, may_have_layout};
 
 use super::Lookups;
-use crate::MasterError;
-use crate::state::{Tables, may_access, may_have_layout};
+use crate::error::MasterError;
 
 impl Lookups {
     /// Whether a user may do all of this (of 0o7) with an inode.
     pub async fn may_access(&self, inode: u64, user: Option<&User>, wanted: u32) -> Result<bool, MasterError> {
-        self.permits(inode, user, move |tables, mount, user| may_access(tables, (mount, user), inode, &[wanted])).await
+        self.permits(inode, user, move |tables, mount, user| Ok(may_access(tables, (mount, user), inode, &[wanted])?))
+            .await
     }
 
     /// Refuses to tell a user where the bytes of a file are that he may neither read nor write.
@@ -41,8 +42,10 @@ impl Lookups {
 
     async fn may_have_layout(&self, inode: u64, user: Option<&User>) -> Result<bool, MasterError> {
         let session = self.asker;
-        self.permits(inode, user, move |tables, mount, user| may_have_layout(tables, (mount, user), inode, session))
-            .await
+        self.permits(inode, user, move |tables, mount, user| {
+            Ok(may_have_layout(tables, (mount, user), inode, session)?)
+        })
+        .await
     }
 
     /// Whether `check` says so of a user as he counts in the mount of an inode; true where users are not limited.

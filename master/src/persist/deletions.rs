@@ -7,18 +7,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::Failpoint;
+use cavern_consensus::LeaderLease;
 use cavern_proto::master::{Kind, Mount};
 use cavern_proto::record::Deleted;
 use cavern_proto::record::command::Command;
+use cavern_state::{PendingDeletion, Tables};
 use cavern_ufs::{Precondition, Ufs, UfsError};
 use tokio::time::Instant;
 
 use super::Persistence;
 use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
-use crate::MasterError;
 use crate::background::Next;
-use crate::raft::LeaderLease;
-use crate::state::{PendingDeletion, Tables};
+use crate::error::MasterError;
 
 /// How long the owner of a key is given to be written, before it is looked at again.
 const OWNER_PAUSE: Duration = Duration::from_secs(1);
@@ -122,7 +122,8 @@ impl Persistence {
     async fn deleted(&self, deletion: &PendingDeletion) -> Result<(), MasterError> {
         let deleted =
             Deleted { mount_id: deletion.mount_id, key: deletion.key.clone(), change: deletion.record.change };
-        self.proposer.propose(Command::Deleted(deleted)).await.map(drop)
+        self.proposer.propose(Command::Deleted(deleted)).await?;
+        Ok(())
     }
 }
 

@@ -11,12 +11,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cavern_proto::master::{Extent, FreeFate, Worker, WorkerState};
-use cavern_proto::record::command::Command;
+use cavern_state::is_clean;
+use cavern_state::outcome::FreeContent;
 
 use super::Persistence;
-use crate::MasterError;
 use crate::background::Next;
-use crate::state::{Outcome, is_clean};
+use crate::error::MasterError;
 
 /// Of a hundred bytes of a worker's disks: where dropping begins, and where it ends.
 const HIGH_PERCENT: u64 = 75;
@@ -68,9 +68,8 @@ impl Persistence {
                 if !extents.iter().any(|extent| has_excess(&excess, extent)) {
                     continue;
                 }
-                if let Outcome::Freed(freed) = self.proposer.propose(Command::FreeContent(inode)).await?
-                    && freed.fate() == FreeFate::Freed
-                {
+                let freed = self.proposer.propose(FreeContent { inode, session: 0 }).await?;
+                if freed.fate() == FreeFate::Freed {
                     dropped += freed.bytes;
                     deduct(&mut excess, &extents, freed.bytes);
                 }

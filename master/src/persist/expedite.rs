@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use cavern_proto::record::IntentRecord;
+use cavern_state::{PendingDeletion, Tables};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -15,8 +16,7 @@ use super::retry_tracker::Priority;
 use super::scope::{Scope, ScopeFilter};
 use super::status::{Backlog, ChangeRange};
 use super::{PAGE, Persistence};
-use crate::MasterError;
-use crate::state::{PendingDeletion, Tables};
+use crate::error::MasterError;
 
 /// What somebody waits for.
 pub(super) struct ExpeditedScope {

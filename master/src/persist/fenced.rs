@@ -4,14 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_consensus::LeaderLease;
 use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest};
 use cavern_proto::master::Worker;
 use futures::future::BoxFuture;
 
 use super::ObjectWriter;
-use crate::MasterError;
-use crate::raft::LeaderLease;
+use crate::error::MasterError;
 
 /// See the module.
 pub struct Fenced {

@@ -12,12 +12,12 @@ use cavern_proto::data::BlockRef;
 use cavern_proto::master::{Extent, WorkerState};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{DropBlocks, Freed, GarbageRecord};
+use cavern_state::AT_ONCE;
 use tokio::time::Instant;
 
 use super::Persistence;
-use crate::MasterError;
 use crate::background::Next;
-use crate::state::{AT_ONCE, Outcome};
+use crate::error::MasterError;
 
 /// Records worked off together.
 const RECORDS: usize = 200;
@@ -35,7 +35,7 @@ impl Persistence {
     pub(super) async fn free_garbage(&self, away: &mut Away) -> Result<Next, MasterError> {
         let (mut after, mut failure) = (0, None);
         loop {
-            let page = self.lookups.reader.read(move |tables| tables.garbage(after, RECORDS)).await?;
+            let page = self.lookups.reader.read(move |tables| Ok(tables.garbage(after, RECORDS)?)).await?;
             let Some((last, _)) = page.last() else { return failure.map_or(Ok(Next::Rest), Err) };
             after = *last;
             let dropped = self.drop_blocks(&page).await;
@@ -48,8 +48,8 @@ impl Persistence {
     /// Goes on dropping the blocks of files that were cut, until there are none: they become records behind these.
     async fn drop_blocks(&self, records: &[(u64, GarbageRecord)]) -> Result<(), MasterError> {
         for (number, _) in records.iter().filter(|(_, record)| record.is_cut) {
-            let step = || Command::DropBlocks(DropBlocks { number: *number, limit: AT_ONCE as u32 });
-            while matches!(self.proposer.propose(step()).await?, Outcome::StepProgress(reaped) if reaped.more) {}
+            let step = || DropBlocks { number: *number, limit: AT_ONCE as u32 };
+            while self.proposer.propose(step()).await?.more {}
         }
         Ok(())
     }
@@ -59,7 +59,7 @@ impl Persistence {
         away.retain(|_, until| Instant::now() < *until);
         let mut blocks: BTreeMap<u64, Vec<BlockRef>> = BTreeMap::new();
         let mounts: BTreeSet<u32> = records.iter().map(|(_, record)| record.mount_id).collect();
-        let sizes = self.lookups.reader.read(move |tables| tables.block_sizes(mounts)).await?;
+        let sizes = self.lookups.reader.read(move |tables| Ok(tables.block_sizes(mounts)?)).await?;
         for (_, GarbageRecord { inode, mount_id, extents, .. }) in &records {
             for extent in extents {
                 let Extent { generation, index, .. } = *extent;
@@ -91,7 +91,8 @@ impl Persistence {
         };
         let freed = records.iter().filter(|(_, record)| touches(record));
         let freed = freed.map(|(number, _)| Command::Freed(Freed { number: *number, workers: done.clone() }));
-        self.proposer.propose_all(freed.collect::<Vec<_>>()).await.map(drop)
+        self.proposer.propose_all(freed.collect::<Vec<_>>()).await?;
+        Ok(())
     }
 
     async fn free_at(&self, worker: u64, blocks: &[BlockRef]) -> Result<(), String> {

@@ -8,16 +8,16 @@ use cavern_proto::ContentId;
 use cavern_proto::data::Status;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{BeginObjects, IntentRecord, Persisted, PersistedObject, SpreadIntent};
+use cavern_state::outcome::Beginning;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::plan::{self, Portion, Step, Work, Write};
 use super::retry_tracker::{FailureKind, Item, KeyClaim, Priority, WorkPermit};
 use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_EXPEDITED};
-use crate::MasterError;
 use crate::background::Next;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
-use crate::state::Outcome;
 
 /// Entries of a renamed directory that get intents with one command.
 pub const SPREAD: u32 = 500;
@@ -182,10 +182,10 @@ impl Persistence {
             portion.writes.iter().filter(|write| write.is_new).map(|write| write.key.clone()).collect();
         if !new.is_empty() {
             let begin = BeginObjects { inode: work.inode, keys: new };
-            match self.proposer.propose(Command::BeginObjects(begin)).await? {
-                Outcome::Began { is_named: false } => return Ok(Some(PersistOutcome::Done)),
-                Outcome::OutOfDate => return Ok(Some(PersistOutcome::Again)),
-                _ => {}
+            match self.proposer.propose(begin).await? {
+                Beginning::Began { is_named: false } => return Ok(Some(PersistOutcome::Done)),
+                Beginning::OutOfDate => return Ok(Some(PersistOutcome::Again)),
+                Beginning::Began { is_named: true } => {}
             }
         }
         Failpoint::ObjectNoted.pass();

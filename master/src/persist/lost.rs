@@ -14,7 +14,8 @@ use std::time::Duration;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::{Extent, LostAction, ResolveLostReply, UnavailableFile};
 use cavern_proto::record::DropLost;
-use cavern_proto::record::command::Command;
+use cavern_state::AT_ONCE;
+use cavern_state::outcome::LostDrop;
 use tokio::time::Instant;
 
 use super::intents::PersistOutcome;
@@ -22,8 +23,8 @@ use super::plan::Work;
 use super::retry_tracker::{FailureKind, Item, Priority, WorkPermit};
 use super::scope::{Scope, ScopeFilter};
 use super::{PAUSES, Persistence};
-use crate::state::{AT_ONCE, Outcome};
-use crate::{MasterError, repair};
+use crate::error::MasterError;
+use crate::repair;
 
 /// Blocks that a worker is asked about at a time.
 const ASKED: usize = 1000;
@@ -222,14 +223,13 @@ impl Persistence {
         for portion in lost.chunks(AT_ONCE) {
             let now_ns = self.lookups.reader.clock().now_ns();
             let drop = DropLost { inode, blocks: portion.to_vec(), now_ns };
-            match self.proposer.propose(Command::DropLost(drop)).await? {
-                Outcome::LostDropped { reverted: is_reverted } => reverted = is_reverted,
-                Outcome::Refused(reason) => return Err(MasterError::Refused(format!("inode {inode}: {reason}"))),
-                Outcome::Held(_) => {
+            match self.proposer.propose(drop).await? {
+                LostDrop::Dropped { reverted: is_reverted } => reverted = is_reverted,
+                LostDrop::Refused(reason) => return Err(MasterError::Refused(format!("inode {inode}: {reason}"))),
+                LostDrop::Held(_) => {
                     let reason = format!("a client holds the directory of inode {inode} again: try once more");
                     return Err(MasterError::Refused(reason));
                 }
-                other => return Err(MasterError::Refused(format!("lost blocks were answered by {other:?}"))),
             }
             blocks += portion.len() as u64;
             if reverted {

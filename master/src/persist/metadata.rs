@@ -9,10 +9,9 @@ use cavern_posix::xattr::{has_length, is_bare_prefix};
 use cavern_proto::data::MetadataItem;
 use cavern_proto::master::{Kind, Xattr};
 use cavern_proto::record::{InodeRecord, Restored};
+use cavern_state::records;
 use cavern_ufs::{ObjectMeta, nanoseconds, seconds};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-
-use crate::state::records;
 
 /// Bytes of all names and values that S3 takes, less those of [`object_tag`](super::object_tag).
 const BYTES_MAX: usize = 2048 - super::object_tag::BYTES_MAX;

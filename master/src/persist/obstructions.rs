@@ -15,15 +15,15 @@ use std::time::Duration;
 use cavern_proto::master::Kind;
 use cavern_proto::record::Persisted;
 use cavern_proto::record::command::Command;
+use cavern_state::Tables;
 use futures::future::BoxFuture;
 
 use super::deletions::is_named;
 use super::intents::PersistOutcome;
 use super::retry_tracker::{FailureKind, Item, Priority};
 use super::{PAGE, Persistence};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
-use crate::state::Tables;
 
 /// What is given up is deleted meanwhile.
 const PAUSE: Duration = Duration::from_millis(100);

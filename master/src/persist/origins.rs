@@ -20,7 +20,7 @@ use super::intents::PersistOutcome;
 use super::plan::{Content, Work, Write};
 use super::retry_tracker::{FailureKind, Priority};
 use super::{PARKED, Persistence, object_tag};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
 
 /// Pause before a file that waits for another is looked at again, and how long it waits before it does something about

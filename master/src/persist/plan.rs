@@ -6,11 +6,11 @@ use bytes::Bytes;
 use cavern_proto::data::{MetadataItem, PersistRequest};
 use cavern_proto::master::{Extent, Kind, Mount, Origin};
 use cavern_proto::record::{InodeRecord, IntentRecord, ObjectRecord};
+use cavern_state::records::is_directory;
+use cavern_state::{Directory, Tables};
 
 use super::{metadata, object_tag};
-use crate::MasterError;
-use crate::state::records::is_directory;
-use crate::state::{Directory, Tables};
+use crate::error::MasterError;
 
 /// Longest key that S3 takes.
 const KEY_BYTES_MAX: usize = 1024;

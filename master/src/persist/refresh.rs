@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_proto::master::{Kind, RefreshFate, RefreshItem, RefreshProgress};
-use cavern_proto::record::command::Command;
 use cavern_proto::record::{ListedEntry, TakeInObject};
+use cavern_state::{Directory, Transaction, take_in};
 use cavern_ufs::UfsError;
 use futures::stream::{self, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
@@ -25,9 +25,8 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::{Persistence, object_tag};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
-use crate::state::{Directory, Outcome, Transaction, take_in};
 
 /// Directories that are compared at a time, and names of each that are asked for once more.
 const DIRECTORIES: usize = 16;
@@ -158,7 +157,7 @@ impl Persistence {
     }
 
     async fn directory(&self, inode: u64) -> Result<Directory, MasterError> {
-        let directory = self.lookups.reader.read(move |tables| tables.directory(inode)).await?;
+        let directory = self.lookups.reader.read(move |tables| Ok(tables.directory(inode)?)).await?;
         directory.ok_or(MasterError::Gone(inode))
     }
 
@@ -233,7 +232,7 @@ impl Persistence {
                 }
                 // It is not empty yet.
                 RefreshMode::DryRun => {
-                    let has_intent = self.lookups.reader.read(move |tables| tables.intent(inode)).await?.is_some();
+                    let has_intent = self.lookups.reader.read(move |tables| Ok(tables.intent(inode)?)).await?.is_some();
                     let fate = if has_intent { RefreshFate::Nothing } else { RefreshFate::Removed };
                     (fate, shown(&mount, &parent, &directory.record.name))
                 }
@@ -277,10 +276,7 @@ impl Persistence {
         let inode = taken.inode;
         let fate = match run {
             RefreshMode::DryRun => self.would_become(&taken).await?,
-            RefreshMode::Apply => match self.proposer.propose(Command::TakeInObject(taken)).await? {
-                Outcome::TakenIn(fate) => fate,
-                other => return Err(MasterError::Refused(format!("an object was answered by {other:?}"))),
-            },
+            RefreshMode::Apply => self.proposer.propose(taken).await?,
         };
         if fate == RefreshFate::Conflict && self.is_own(mount, &key, inode).await? {
             return Ok((RefreshFate::Pending, path));
@@ -323,7 +319,10 @@ impl Persistence {
 
     async fn would_become(&self, taken: &TakeInObject) -> Result<RefreshFate, MasterError> {
         let taken = taken.clone();
-        let read = self.lookups.reader.read(move |tables| take_in(&mut Transaction::new(tables.database())?, &taken));
+        let read = self.lookups.reader.read(move |tables| {
+            let mut transaction = Transaction::new(tables.database())?;
+            Ok(take_in(&mut transaction, &taken)?)
+        });
         read.await
     }
 

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use cavern_proto::master::{Entry, Kind};
 use cavern_proto::record::IntentRecord;
+use cavern_state::{PendingDeletion, Tables};
 
 use super::Persistence;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::namespace::components;
-use crate::state::{PendingDeletion, Tables};
 
 /// An inode and what lies below it.
 #[derive(Clone, Debug)]
@@ -106,7 +106,7 @@ impl<'s> ScopeFilter<'s> {
     /// Whether a whole mount lies in the scope.
     fn has_mount(&self, tables: Tables<'_>, mount_id: u32) -> Result<bool, MasterError> {
         let Some(mount) = tables.mount(mount_id)? else { return Ok(false) };
-        tables.is_below(mount.root_inode, self.scope.inode)
+        Ok(tables.is_below(mount.root_inode, self.scope.inode)?)
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use cavern_proto::master::{Kind, PersistStatus, UnavailableFile};
 use cavern_proto::record::InodeRecord;
+use cavern_state::{PendingDeletion, Tables, has_content};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -13,8 +14,8 @@ use super::retry_tracker::Item;
 use super::scope::{Scope, ScopeFilter};
 use super::{PAGE, Persistence};
 use crate::background::Next;
-use crate::state::{PendingDeletion, Tables, has_content};
-use crate::{MasterError, repair};
+use crate::error::MasterError;
+use crate::repair;
 
 /// The rate is that of so many seconds.
 const WINDOW: Duration = Duration::from_secs(10);

@@ -8,7 +8,7 @@ use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest};
 use cavern_proto::master::Worker;
 use futures::future::BoxFuture;
 
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::jobs::{BlockFiller, PooledWorkers};
 
 /// For an object: so long, and so long for each MiB, slower than any bucket is.

@@ -8,15 +8,15 @@
 
 use std::time::Duration;
 
+use cavern_consensus::ConsensusError;
 use cavern_proto::data::{BlockRef, CopyRequest};
 use cavern_proto::master::{Extent, FreeFate};
-use cavern_proto::record::command::Command;
 use cavern_proto::record::{BlockOf, GiveUpReplicas, JoinReplica, SettleReplica};
+use cavern_state::TypedCommand;
+use cavern_state::outcome::{FreeContent, Verdict};
 
 use super::Repair;
 use super::plan::{Copy, Step};
-use crate::MasterError;
-use crate::state::Outcome;
 
 /// For a copy. Writers wait so long, and have `client.read_timeout`.
 const COPY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +30,7 @@ impl Repair {
             Step::Shed { inode, index, worker, others } => {
                 let blocks = vec![BlockOf { inode: *inode, index: *index }];
                 let given_up = GiveUpReplicas { worker_id: *worker, blocks, others: others.clone() };
-                self.propose(Command::GiveUpReplicas(given_up)).await.map_err(Problem::into_reason)
+                self.propose(given_up).await.map_err(Problem::into_reason)
             }
         }
     }
@@ -42,7 +42,7 @@ impl Repair {
         }
         let Copy { inode, extent, .. } = copy;
         let join = JoinReplica { inode: *inode, extent: Some(extent.clone()) };
-        match self.propose(Command::JoinReplica(join)).await {
+        match self.propose(join).await {
             Ok(()) => {}
             // Things have changed since they were looked at: they are looked at again.
             Err(Problem::Refused(_)) => return Ok(()),
@@ -70,7 +70,7 @@ impl Repair {
     async fn settle(&self, inode: u64, extent: &Extent, keep: Option<&[u64]>) -> Result<(), String> {
         let (joined, keep) = (keep.is_some(), keep.unwrap_or_default().to_vec());
         let settle = SettleReplica { inode, extent: Some(extent.clone()), joined, keep };
-        match self.propose(Command::SettleReplica(settle)).await {
+        match self.propose(settle).await {
             // It has been given up already.
             Err(Problem::Refused(_)) if !joined => Ok(()),
             Ok(()) => Ok(()),
@@ -80,20 +80,16 @@ impl Repair {
 
     /// The blocks of a file make way for what the bucket has.
     pub(super) async fn drop_lost(&self, inode: u64) -> Result<(), String> {
-        match self.proposer.propose(Command::FreeContent(inode)).await {
-            Ok(Outcome::Freed(freed)) if matches!(freed.fate(), FreeFate::Freed | FreeFate::Nothing) => Ok(()),
-            Ok(Outcome::Freed(freed)) => Err(format!("the bucket cannot stand in for it: {:?}", freed.fate())),
-            Ok(_) => Err("the state does not know it".into()),
-            Err(error) => Err(error.to_string()),
+        let freed =
+            self.proposer.propose(FreeContent { inode, session: 0 }).await.map_err(|error| error.to_string())?;
+        match freed.fate() {
+            FreeFate::Freed | FreeFate::Nothing => Ok(()),
+            other => Err(format!("the bucket cannot stand in for it: {other:?}")),
         }
     }
 
-    pub(super) async fn propose(&self, command: Command) -> Result<(), Problem> {
-        match self.proposer.propose(command).await {
-            Ok(Outcome::Refused(reason)) => Err(Problem::Refused(reason)),
-            Ok(_) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+    pub(super) async fn propose(&self, command: impl TypedCommand<Outcome = Verdict>) -> Result<(), Problem> {
+        self.proposer.propose(command).await?.map_err(Problem::Refused)
     }
 }
 
@@ -112,8 +108,8 @@ impl Problem {
     }
 }
 
-impl From<MasterError> for Problem {
-    fn from(error: MasterError) -> Self {
+impl From<ConsensusError> for Problem {
+    fn from(error: ConsensusError) -> Self {
         Self::Failed(error.to_string())
     }
 }

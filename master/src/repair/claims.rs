@@ -3,10 +3,10 @@
 
 use cavern_proto::master::{Claim, ClaimList, ListClaimsRequest};
 use cavern_security::Identity;
+use cavern_state::Tables;
 
 use super::Repair;
-use crate::MasterError;
-use crate::state::Tables;
+use crate::error::MasterError;
 use crate::workers::check_worker_owner;
 
 /// Claims of one answer.

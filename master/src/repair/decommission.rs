@@ -12,16 +12,16 @@
 use std::collections::BTreeSet;
 
 use cavern_proto::master::{RemoveWorkerReply, UnavailableFiles, Worker, WorkerBlocks, WorkerState, WriteType};
-use cavern_proto::record::command::Command;
 use cavern_proto::record::{BlockOf, DrainWorker, GiveUpReplicas, RemoveWorker, RequestRecord};
+use cavern_state::outcome::Repeatable;
+use cavern_state::{FileBlock, Tables};
 use prost::Message as _;
 
 use super::block::Problem;
 use super::unavailable::{describe, is_in_bucket};
 use super::{AvailabilityMap, PAGE, Repair};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::request::Request;
-use crate::state::{FileBlock, Outcome, Tables};
 
 /// Files that an answer names.
 const LISTED: usize = 20;
@@ -43,10 +43,10 @@ impl Repair {
     /// [`MasterError::NotFound`] for a worker that is none, [`MasterError::Refused`] when nobody could take its blocks.
     pub async fn drain(&self, worker_id: u64, draining: bool) -> Result<WorkerBlocks, MasterError> {
         self.known(worker_id).await?;
-        match self.propose(Command::DrainWorker(DrainWorker { worker_id, draining })).await {
+        match self.propose(DrainWorker { worker_id, draining }).await {
             Ok(()) => self.blocks_of(worker_id).await,
             Err(Problem::Refused(reason)) => Err(MasterError::Refused(reason)),
-            Err(Problem::Failed(reason)) => Err(MasterError::Consensus(reason)),
+            Err(Problem::Failed(reason)) => Err(MasterError::unavailable(reason)),
         }
     }
 
@@ -90,7 +90,7 @@ impl Repair {
 
     /// Whether a worker of the table is being emptied.
     async fn known(&self, worker_id: u64) -> Result<bool, MasterError> {
-        let record = self.reader.read(move |tables| tables.worker(worker_id)).await?;
+        let record = self.reader.read(move |tables| Ok(tables.worker(worker_id)?)).await?;
         let worker = record.and_then(|record| record.worker);
         let worker = worker
             .ok_or_else(|| MasterError::NotFound(format!("there is no worker {worker_id}: see `cv node list`")))?;
@@ -147,12 +147,12 @@ impl Repair {
                 return refused(format!("worker {worker_id} cannot be removed yet: {reason}"), only_here);
             }
         }
-        let remove = Command::RemoveWorker(RemoveWorker { worker_id, with_replicas: forced });
+        let remove = RemoveWorker { worker_id, with_replicas: forced };
         let reply = RemoveWorkerReply { removed: true, reason: String::new(), only_here: Some(only_here) };
         match self.proposer.propose(request.command_with(remove, &reply)).await? {
-            Outcome::Repeated(answer) => removed_before(&answer),
-            Outcome::Refused(reason) => refused(reason, reply.only_here.unwrap_or_default()),
-            _ => Ok(reply),
+            Repeatable::Repeated(answer) => removed_before(&answer),
+            Repeatable::First(Err(reason)) => refused(reason, reply.only_here.unwrap_or_default()),
+            Repeatable::First(Ok(())) => Ok(reply),
         }
     }
 
@@ -166,7 +166,7 @@ impl Repair {
         {
             let blocks = page.elsewhere.iter().map(|(inode, index)| BlockOf { inode: *inode, index: *index }).collect();
             let given_up = GiveUpReplicas { worker_id, blocks, others: others.clone() };
-            self.propose(Command::GiveUpReplicas(given_up)).await.map_err(Problem::into_reason)?;
+            self.propose(given_up).await.map_err(Problem::into_reason)?;
             for inode in page.in_bucket {
                 self.drop_lost(inode).await?;
             }

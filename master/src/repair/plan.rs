@@ -3,10 +3,10 @@
 use cavern_proto::ContentId;
 use cavern_proto::master::Extent;
 use cavern_proto::record::{ExtentRecord, Stray};
+use cavern_state::{FileBlock, Tables, is_clean};
 
 use super::{Availability, AvailabilityMap};
-use crate::MasterError;
-use crate::state::{FileBlock, Tables, is_clean};
+use crate::error::MasterError;
 
 /// What is to be done about a block.
 #[derive(Debug)]

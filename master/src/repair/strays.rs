@@ -6,11 +6,11 @@ use std::time::Duration;
 use cavern_proto::data::BlockRef;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{Stray, StraysFreed};
+use cavern_state::StrayReplica;
 
 use super::{Availability, PAGE, Repair};
-use crate::MasterError;
 use crate::background::Next;
-use crate::state::StrayReplica;
+use crate::error::MasterError;
 
 /// Between two looks at all strays.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ impl Repair {
         let mut after: Option<(u64, Stray)> = None;
         loop {
             let from = after.take();
-            let page = self.reader.read(move |tables| tables.strays(from.as_ref(), PAGE)).await?;
+            let page = self.reader.read(move |tables| Ok(tables.strays(from.as_ref(), PAGE)?)).await?;
             let Some(worker) = page.first().map(|first| first.worker) else { return Ok(Next::Rest) };
             let of_worker: Vec<StrayReplica> = page.into_iter().filter(|stray| stray.worker == worker).collect();
             let is_gone = availability.placement.worker(worker).is_none();
@@ -50,7 +50,7 @@ impl Repair {
 
     async fn free_at(&self, worker: u64, strays: &[StrayReplica]) -> Result<(), String> {
         let mounts: BTreeSet<u32> = strays.iter().map(|replica| replica.mount_id).collect();
-        let sizes = self.reader.read(move |tables| tables.block_sizes(mounts)).await;
+        let sizes = self.reader.read(move |tables| Ok(tables.block_sizes(mounts)?)).await;
         let sizes = sizes.map_err(|error| error.to_string())?;
         let block = |StrayReplica { stray, mount_id, .. }: &StrayReplica| {
             BlockRef::of_inode(&self.cluster_id, stray.inode, stray.generation, stray.index, sizes[mount_id], *mount_id)

@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use cavern_proto::master::{Extent, UnavailableFile, UnavailableFiles};
+use cavern_state::{FileBlock, Tables, has_content};
 
 use super::{AvailabilityMap, PAGE, Repair};
-use crate::MasterError;
 use crate::background::Next;
-use crate::state::{FileBlock, Tables, has_content};
+use crate::error::MasterError;
 
 /// Between two counts.
 pub(super) const PAUSE: Duration = Duration::from_secs(2);
@@ -39,7 +39,7 @@ impl Repair {
     /// How many files there are, and up to `limit` of them.
     pub async fn unavailable(&self, limit: usize) -> Result<UnavailableFiles, MasterError> {
         let availability = self.availability()?;
-        let workers = self.reader.read(|tables| tables.workers_with_replicas()).await?;
+        let workers = self.reader.read(|tables| Ok(tables.workers_with_replicas()?)).await?;
         let away: Vec<u64> = workers.into_iter().filter(|worker| !availability.is_there(*worker)).collect();
         let mut found = UnavailableFiles::default();
         let mut files: BTreeSet<u64> = BTreeSet::new();
@@ -113,7 +113,7 @@ fn is_lost(
 /// Whether an object holds the content of a file as it is.
 pub(super) fn is_in_bucket(tables: Tables<'_>, inode: u64) -> Result<bool, MasterError> {
     let Some(record) = tables.inode(inode)? else { return Ok(true) };
-    has_content(tables, inode, &record)
+    Ok(has_content(tables, inode, &record)?)
 }
 
 /// A file as it is listed; `None` when it is gone, or has no name any more.

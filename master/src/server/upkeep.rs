@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_consensus::Consensus;
+use cavern_consensus::recovery::HighWater;
+use cavern_state::{CurrentDatabase, Tables};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::MasterMetrics;
 use crate::mounts::Vault;
-use crate::raft::Consensus;
-use crate::recovery::HighWater;
 use crate::rotation;
-use crate::state::{CurrentDatabase, Tables};
 
 /// Period of the mark and of the gauges.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use cavern_consensus::Room;
 use cavern_proto::bounded::MAX_CHANGES;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
@@ -10,8 +11,8 @@ use cavern_proto::master::{
     WriteType,
 };
 use cavern_proto::record::Mutate;
-use cavern_proto::record::command::Command;
 use cavern_security::{Identity, Tenant};
+use cavern_state::outcome::Mutated;
 use futures::StreamExt;
 use futures::future::{Either, ready};
 use futures::stream::FuturesOrdered;
@@ -22,10 +23,8 @@ use tonic::{Status, Streaming};
 use super::guard::AuditedCall;
 use super::limits::{self, Waiting};
 use super::{Services, check_count};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::namespace::Lookups;
-use crate::raft::Room;
-use crate::state::Outcome;
 
 /// Calls of a stream under way at a time, and answers that wait for a slow reader.
 pub(super) const CALLS_AHEAD: usize = 16;
@@ -127,20 +126,17 @@ impl Services {
                 let is_setting = matches!(mutation.change, Some(Change::SetQuota(_) | Change::SetTtl(_)));
                 let client = name.filter(|_| is_setting).or(client.as_deref()).map(str::to_owned);
                 let owner = std::mem::take(&mut owner);
-                Command::Mutate(Mutate { session, answered, now_ns, mutation: Some(mutation), client, owner })
+                Mutate { session, answered, now_ns, mutation: Some(mutation), client, owner }
             });
         let made = self.proposer.begin_all(commands.collect(), room).await?;
         let watch = self.watch.clone();
         Ok(Either::Right(async move {
             let mut waits_for = Vec::new();
-            let results = made.await?.into_iter().map(|outcome| match outcome {
-                Outcome::Mutated(result, change) => {
-                    waits_for.extend((change != 0).then_some(change));
-                    Ok(*result)
-                }
-                other => Err(MasterError::Refused(format!("a change was answered by {other:?}"))),
+            let results = made.await?.into_iter().map(|Mutated { result, waits_for: change }| {
+                waits_for.extend((change != 0).then_some(change));
+                result
             });
-            let results = results.collect::<Result<_, _>>()?;
+            let results = results.collect();
             watch.wait_let_go(&waits_for).await;
             Ok::<_, MasterError>(MutateReply { results, event_seq: watch.last_queued_seq(session) })
         }))

@@ -14,6 +14,7 @@ use cavern_proto::master::{
     WorkerBlocks, WorkerBlocksRequest, WorkerTable,
 };
 use cavern_security::{Identity, Role};
+use cavern_state::Tables;
 use cavern_ufs::Contents;
 use futures::StreamExt;
 use tokio::sync::mpsc;
@@ -23,11 +24,10 @@ use tonic::{Response, Status, Streaming};
 use super::guard::is_about;
 use super::session::SessionService;
 use super::{Answers, Services, asker, shown};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::{DetachPolicy, MountPolicy, TakeOver, redact, told};
 use crate::request::Request;
 use crate::sessions::{self, Before};
-use crate::state::Tables;
 
 /// Events handed to the transport before the client takes them; what waits longer stays in the session's queue.
 const EVENTS_AHEAD: usize = 64;
@@ -58,7 +58,7 @@ impl Cluster for Services {
         let unnamed = || MasterError::Invalid("the first message of a session names the client".into());
         let WatchRequest { client, session: earlier, place, knows_inodes, applied_seq, has_changed, .. } =
             first.ok_or_else(unnamed)??;
-        let recorded = self.lookups.reader.read(move |tables| tables.session(earlier)).await?;
+        let recorded = self.lookups.reader.read(move |tables| Ok(tables.session(earlier)?)).await?;
         let (owner, certificate) = (owner.as_ref(), certificate.as_ref());
         let before = Before {
             session: earlier,
@@ -106,7 +106,7 @@ impl Cluster for Services {
         let (group_epoch, masters) = self.consensus.masters_unless_known(request.group_epoch);
         let is_known = self.workers.heartbeat(request.clone(), asker.as_ref()).await?;
         let applied_index = self.consensus.progress().0;
-        let counters = self.lookups.reader.read(|tables| tables.counters()).await?;
+        let counters = self.lookups.reader.read(|tables| Ok(tables.counters()?)).await?;
         let is_rolled_back = is_known && self.lost_pasts.heard_worker(&request, &counters, applied_index);
         Ok(Response::new(HeartbeatReply {
             workers_epoch: counters.workers_epoch,

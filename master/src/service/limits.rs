@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::schema;
+use cavern_consensus::Room;
 use cavern_proto::master::MutateRequest;
 use cavern_security::{Limit, MountDebt, Tenant, TenantCall, TenantLimits, Tenants};
 use http_body_util::BodyExt as _;
@@ -19,7 +20,6 @@ use tonic::codegen::http;
 use super::peer::Peer;
 use super::{messages, roles};
 use crate::namespace::Lookups;
-use crate::raft::Room;
 
 /// Calls of one client that are worked on at a time: as many as a kernel has under way for a mount.
 const TURNS: usize = 256;

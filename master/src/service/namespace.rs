@@ -10,8 +10,10 @@ use cavern_proto::master::{
     RefreshProgress, RefreshRequest, RememberReply, RememberRequest, ResolveRequest, RevalidateRequest, TouchReply,
     TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
 };
-use cavern_proto::record::command::Command;
-use cavern_proto::record::{FreeOwnContent, InodeRecord};
+use cavern_proto::record::InodeRecord;
+use cavern_state::outcome::FreeContent;
+use cavern_state::records::attributes;
+use cavern_state::{Directory, Tables, blocking_lock, next_generation};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
@@ -21,12 +23,10 @@ use super::changes::CALLS_AHEAD;
 use super::guard::{AuditedCall, is_about};
 use super::lanes::Lane;
 use super::{Answers, Services, asker, check_count, limits};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::Why;
 use crate::namespace::{Listing, Lookups};
 use crate::persist::RefreshMode;
-use crate::state::records::attributes;
-use crate::state::{Directory, Outcome, Tables, blocking_lock, next_generation};
 
 /// Pages that wait for a slow reader.
 const PAGES_AHEAD: usize = 2;
@@ -88,7 +88,7 @@ impl Namespace for Services {
         let (inode, session) = (request.inode, request.session);
         let read = || {
             self.watch.see_directory(session, inode);
-            lookups.reader.read(move |tables| tables.directory(inode))
+            lookups.reader.read(move |tables| Ok(tables.directory(inode)?))
         };
         let place = |found: &Option<Directory>| found.iter().map(|directory| directory.record.parent).collect();
         let directory = lookups.when_let_go(inode, read, place).await?;
@@ -199,7 +199,7 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let CheckAccessRequest { inode, user, wanted, .. } = request.into_inner();
         let read = || async {
-            let above = lookups.reader.read(move |tables| tables.above(inode)).await?;
+            let above = lookups.reader.read(move |tables| Ok(tables.above(inode)?)).await?;
             Ok((above, lookups.may_access(inode, user.as_ref(), wanted).await?))
         };
         // Whoever holds one of them may have answered that it has another mode.
@@ -232,20 +232,14 @@ impl Namespace for Services {
         let hidden = lookups.hidden(&inodes).await?;
         let visible: Vec<u64> = inodes.iter().copied().filter(|inode| !hidden.contains(inode)).collect();
         self.check_free(&lookups, &visible, session).await?;
-        let free = |inode| match session {
-            0 => Command::FreeContent(inode),
-            session => Command::FreeOwnContent(FreeOwnContent { inode, session }),
-        };
-        let mut outcomes = self.proposer.propose_all(visible.into_iter().map(free)).await?.into_iter();
+        let free = |inode| FreeContent { inode, session };
+        let mut freed = self.proposer.propose_all(visible.into_iter().map(free)).await?.into_iter();
         let results = inodes.iter().map(|inode| match hidden.contains(inode) {
             // As what is nowhere has nothing to be freed.
-            true => Ok(FreedContent::default()),
-            false => match outcomes.next() {
-                Some(Outcome::Freed(freed)) => Ok(freed),
-                other => Err(MasterError::Refused(format!("dropping blocks was answered by {other:?}"))),
-            },
+            true => FreedContent::default(),
+            false => freed.next().unwrap_or_default(),
         });
-        Ok(Response::new(FreeContentReply { results: results.collect::<Result<_, _>>()? }))
+        Ok(Response::new(FreeContentReply { results: results.collect() }))
     }
 
     async fn get_lock(&self, request: Request<GetLockRequest>) -> Result<Response<GetLockReply>, Status> {
@@ -278,7 +272,7 @@ impl Namespace for Services {
         request.held.retain(|inode| !hidden.contains(inode));
         // Before the read: the session is notified of names that are lost after it.
         self.watch.see_inodes(request.session, request.open.iter().chain(&request.held).copied());
-        let mut reply = lookups.reader.read(move |tables| tables.check_holds(&request)).await?;
+        let mut reply = lookups.reader.read(move |tables| Ok(tables.check_holds(&request)?)).await?;
         reply.gone.extend(hidden);
         Ok(Response::new(reply))
     }
@@ -330,14 +324,14 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, 0)?;
         let GetTtlsRequest { inode } = request.into_inner();
         check_one_directory(&lookups, inode).await?;
-        Ok(Response::new(lookups.reader.read(move |tables| tables.ttls(inode)).await?))
+        Ok(Response::new(lookups.reader.read(move |tables| Ok(tables.ttls(inode)?)).await?))
     }
 
     async fn get_quotas(&self, request: Request<GetQuotasRequest>) -> Result<Response<Quotas>, Status> {
         let lookups = self.asked_by(&request, 0)?;
         let GetQuotasRequest { inode } = request.into_inner();
         check_one_directory(&lookups, inode).await?;
-        Ok(Response::new(lookups.reader.read(move |tables| tables.quotas(inode)).await?))
+        Ok(Response::new(lookups.reader.read(move |tables| Ok(tables.quotas(inode)?)).await?))
     }
 
     type UsageStream = Answers<UsageProgress>;

@@ -3,15 +3,14 @@
 
 use std::sync::Arc;
 
+use cavern_consensus::ChangeListener;
+use cavern_state::{Changes, StateError, Tables};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::WatchHub;
 use super::event_access::VisibleMounts;
 use super::held::HeldDirectories;
 use super::recent::RecentChanges;
-use crate::MasterError;
-use crate::raft::ChangeListener;
-use crate::state::{Changes, Tables};
 
 /// See the module.
 #[derive(Default)]
@@ -62,7 +61,7 @@ impl Remembered<'_> {
 }
 
 impl ChangeListener for CurrentSessions {
-    fn begin_with(&self, tables: Tables<'_>) -> Result<(), MasterError> {
+    fn begin_with(&self, tables: Tables<'_>) -> Result<(), StateError> {
         self.held.replace(tables.all_held()?);
         self.visible.replace(tables.mounts()?);
         Ok(())
@@ -104,5 +103,45 @@ impl ChangeListener for CurrentSessions {
         if let Some(hub) = &current.hub {
             hub.replaced();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::master::mutation::Change;
+    use cavern_proto::master::{CreateInode, Kind as InodeKind, Mount, Mutation, WriteType};
+    use cavern_proto::record::command::Command as Kind;
+    use cavern_proto::record::{AttachMount, Command, InitCluster, Mutate};
+    use cavern_state::{Database, Outcome, Transaction, apply};
+
+    use super::*;
+
+    #[test]
+    fn what_sessions_hold_in_the_state_is_known_from_its_begin() {
+        let dir = tempfile::tempdir().unwrap();
+        let database = Database::open(dir.path(), 1 << 20).unwrap();
+        let run = |kind| {
+            let mut transaction = Transaction::new(&database).unwrap();
+            let outcome = apply(&mut transaction, Command { command: Some(kind) }).unwrap();
+            database.write(transaction.finish().unwrap().0.into_batch(&database)).unwrap();
+            outcome
+        };
+        run(Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
+        let write_type = WriteType::FsMode as i32;
+        let mount = Mount { path: "/m".into(), uri: "memory://m".into(), write_type, ..Mount::default() };
+        let Outcome::Mount(mount) = run(Kind::AttachMount(AttachMount { mount: Some(mount), mounts_epoch: 0 })) else {
+            panic!("no mount")
+        };
+        let (parent, kind) = (mount.root_inode, InodeKind::Directory as i32);
+        let create = CreateInode { parent, name: "d".into(), kind, hold: true, ..CreateInode::default() };
+        let mutation = Some(Mutation { seq: 1, change: Some(Change::Create(create)), ..Mutation::default() });
+        let made = run(Kind::Mutate(Mutate { session: 7, mutation, ..Mutate::default() }));
+        let Outcome::Mutated(made, _) = made else { panic!("{made:?}") };
+        assert!(made.held, "{made:?}");
+
+        let sessions = CurrentSessions::default();
+        assert!(sessions.held().is_empty());
+        sessions.begin_with(Tables::new(&database)).unwrap();
+        assert_eq!(sessions.held().holder(made.inode), Some(7));
     }
 }

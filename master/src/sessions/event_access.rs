@@ -5,9 +5,8 @@ use std::collections::HashMap;
 
 use cavern_proto::master::{ClientRule, Mount};
 use cavern_security::Identity;
+use cavern_state::{Change, RulesChange};
 use parking_lot::RwLock;
-
-use crate::state::{Change, RulesChange};
 
 /// Mounts that are not there for all clients. Those that have gone stay in it: sessions are told of that later.
 #[derive(Default)]

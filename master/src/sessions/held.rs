@@ -8,11 +8,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use cavern_conf::Failpoint;
+use cavern_state::{HeldChange, HeldDirectory};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
-
-use crate::state::{HeldChange, HeldDirectory};
 
 /// See the module.
 #[derive(Default)]

@@ -12,7 +12,7 @@ use std::collections::hash_map::Entry as Slot;
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
-use crate::state::Whereabouts;
+use cavern_state::Whereabouts;
 
 /// Names of a directory that are remembered one by one for a session; whoever knows more of them counts as knowing all.
 const NAMES_MAX: usize = 64;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use cavern_security::{Identity, PeerCertificate, Role};
 
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// See the module.
 #[derive(Default)]

@@ -2,13 +2,14 @@
 //! holds.
 
 use cavern_conf::Failpoint;
+use cavern_consensus::Proposer;
 use cavern_proto::record::EndSessionStep;
-use cavern_proto::record::command::Command;
+use cavern_state::StepProgress;
+use cavern_state::outcome::ReapUnlinked;
 
-use crate::MasterError;
-use crate::raft::Proposer;
-use crate::service::Services;
-use crate::state::{Outcome, StateReader, StepProgress};
+use crate::error::MasterError;
+use crate::reader::StateReader;
+use crate::services::Services;
 
 /// Inodes deleted in one round.
 const REAP_MAX: usize = 1000;
@@ -19,9 +20,9 @@ pub const END_STEP: u32 = 256;
 /// once only.
 pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
     let (watch, reader) = (&services.watch, &services.lookups.reader);
-    for session in reader.read(|tables| tables.session_ids()).await? {
+    for session in reader.read(|tables| Ok(tables.session_ids()?)).await? {
         if watch.outlives_lease(session) {
-            let locks = reader.read(move |tables| tables.locks_of(session, 1)).await?;
+            let locks = reader.read(move |tables| Ok(tables.locks_of(session, 1)?)).await?;
             if !locks.is_empty() {
                 watch.end_with_lease(session);
             }
@@ -37,9 +38,7 @@ pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
 /// Ends a session in the log. What it had locked is free when this returns, and everything that it held.
 pub async fn end(proposer: &Proposer, reader: &StateReader, session: u64) -> Result<(), MasterError> {
     let mut step = EndSessionStep { session, limit: END_STEP, part: 0, now_ns: reader.clock().now_ns() };
-    while let Outcome::StepProgress(StepProgress { more: true, next, .. }) =
-        proposer.propose(Command::EndSessionStep(step)).await?
-    {
+    while let StepProgress { more: true, next, .. } = proposer.propose(step).await? {
         Failpoint::SessionEnding.pass();
         step.part = next as u32;
     }
@@ -52,7 +51,7 @@ pub async fn reap_unlinked(services: &Services) -> Result<(), MasterError> {
     if !services.watch.has_settled() {
         return Ok(());
     }
-    let unlinked = services.lookups.reader.read(|tables| tables.unheld(REAP_MAX)).await?;
+    let unlinked = services.lookups.reader.read(|tables| Ok(tables.unheld(REAP_MAX)?)).await?;
     if unlinked.is_empty() {
         return Ok(());
     }
@@ -61,11 +60,11 @@ pub async fn reap_unlinked(services: &Services) -> Result<(), MasterError> {
     if !services.watch.wait_settled(services.watch.seq()).await {
         return Ok(());
     }
-    let reaped = services.proposer.propose_all(unlinked.iter().copied().map(Command::ReapUnlinked)).await?;
+    let reaped = services.proposer.propose_all(unlinked.iter().copied().map(ReapUnlinked)).await?;
     for (inode, mut reaped) in unlinked.into_iter().zip(reaped) {
         // A file with very many blocks goes step by step.
-        while matches!(reaped, Outcome::StepProgress(reaped) if reaped.more) {
-            reaped = services.proposer.propose(Command::ReapUnlinked(inode)).await?;
+        while reaped.more {
+            reaped = services.proposer.propose(ReapUnlinked(inode)).await?;
         }
     }
     Ok(())

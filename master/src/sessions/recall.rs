@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::held::HeldDirectories;
 use super::watch::WatchHub;
-use crate::MasterError;
+use crate::error::MasterError;
 
 /// Between two events to the same session about the same directory.
 const AGAIN: Duration = Duration::from_secs(1);

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::state::{Change, Changes};
+use cavern_state::{Change, Changes};
 
 /// Changes remembered; some 100 bytes each.
 const REMEMBERED: usize = 65_536;

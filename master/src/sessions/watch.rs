@@ -24,9 +24,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_consensus::LeaderLease;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{Reset, Resumed, WatchEvent};
 use cavern_security::Identity;
+use cavern_state::ALL_BEFORE;
 use parking_lot::{Mutex, MutexGuard};
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::Notify;
@@ -38,11 +40,9 @@ use super::interest::Interest;
 use super::let_go::PendingLetGo;
 use super::owners::Owners;
 use super::session_log::SessionLog;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::metrics::MasterMetrics;
-use crate::raft::LeaderLease;
 use crate::silence::{LastLook, excuse};
-use crate::state::ALL_BEFORE;
 use lapsed::Lapsed;
 
 pub use open::Before;
@@ -626,7 +626,7 @@ impl SessionStream {
 fn new_id() -> Result<u64, MasterError> {
     let mut bytes = [0; 8];
     let random = SystemRandom::new().fill(&mut bytes);
-    random.map_err(|_| MasterError::Consensus("the system has no random numbers".into()))?;
+    random.map_err(|_| MasterError::unavailable("the system has no random numbers".into()))?;
     // Positive as a signed number, too; 0 is no session.
     Ok((u64::from_be_bytes(bytes) >> 1).max(1))
 }

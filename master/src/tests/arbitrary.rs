@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use cavern_proto::master::{Mount, Mutation, Worker, WriteType};
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{AttachMount, Command, InitCluster, Mutate, PutWorker};
+use cavern_state::{Database, Family, Outcome, StateError, Tables, Transaction, apply, records};
 use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint};
 use prost_types::field_descriptor_proto::{Label, Type};
@@ -15,9 +16,7 @@ use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use rocksdb::IteratorMode;
 
-use crate::MasterError;
-use crate::raft::simulation::number_from_environment;
-use crate::state::{Database, Family, Outcome, Tables, Transaction, apply, records};
+use super::harness::number_from_environment;
 
 /// Sequences, unless the environment asks for more.
 const ROUNDS: u64 = 60;
@@ -178,7 +177,7 @@ fn beginning() -> Vec<Kind> {
     ]
 }
 
-fn apply_one(database: &Database, command: Command) -> Result<Outcome, MasterError> {
+fn apply_one(database: &Database, command: Command) -> Result<Outcome, StateError> {
     let mut transaction = Transaction::new(database).unwrap();
     let outcome = apply(&mut transaction, command)?;
     let (writes, _) = transaction.finish()?;
@@ -230,7 +229,7 @@ fn whatever_is_in_the_log_is_applied() {
             match apply_one(&database, command) {
                 Ok(Outcome::Mutated(result, _)) if result.errno == 0 => done += 1,
                 // It is too old for them.
-                Ok(_) | Err(MasterError::UnknownCommand | MasterError::NewerFeatureVersion { .. }) => refused += 1,
+                Ok(_) | Err(StateError::UnknownCommand | StateError::NewerFeatureVersion { .. }) => refused += 1,
                 Err(error) => panic!("seed {seed}, command {place}: {error}: {shown}"),
             }
         }

@@ -15,10 +15,9 @@ use cavern_proto::record::{
     Mutate, ObjectRecord, Persisted, PersistedObject, PutIndex, PutWorker, ReapOrphans, RemoveMount, RemoveWorker,
     SetWorkerState, SettleReplica, SpreadIntent, TakeInObject,
 };
+use cavern_state::{Changes, Database, Family, Outcome, Tables, Transaction, Unwritten, apply};
 use proptest::prelude::*;
 use rocksdb::IteratorMode;
-
-use crate::state::{Changes, Database, Family, Outcome, Tables, Transaction, Unwritten, apply};
 
 const BLOCK: u64 = 1 << 20;
 /// Of the mounts: in fs-mode, in cache-mode, and in fs-mode over a bucket that has something.

@@ -26,7 +26,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::harness::{TestMaster, eventually, mount_request, name, new_bucket};
 use super::mutations::{self, create};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::DetachPolicy;
 use crate::service::Peer;
 use crate::sessions::{Before, SessionStream, WatchHub};
@@ -366,7 +366,7 @@ async fn only_whoever_may_changes_a_mount_and_whoever_reads_may_lock() {
 async fn a_client_without_a_mount_that_it_could_change_puts_nothing_into_the_log() {
     let (master, mount) = master().await;
     let services = master.services();
-    let sessions = async || services.lookups.reader.read(|tables| tables.session_ids()).await.unwrap().len();
+    let sessions = async || services.lookups.reader.read(|tables| Ok(tables.session_ids()?)).await.unwrap().len();
     let before = sessions().await;
     for asked in [create(mount.root_inode, "g", Kind::File), Change::Hold(mount.root_inode), Change::LetGo(7)] {
         assert_eq!(change(&master, "b", asked).await, Errno::STALE.raw_os_error());

@@ -75,7 +75,7 @@ async fn no_file_expires_because_the_clock_was_set_forward_while_the_master_runs
         assert_eq!(bench.change(Change::SetTtl(rule(directory, seconds))).await, directory);
     }
     let is_named = async |inode: u64| {
-        let read = bench.master().services().lookups.reader.read(move |tables| tables.inode(inode));
+        let read = bench.master().services().lookups.reader.read(move |tables| Ok(tables.inode(inode)?));
         read.await.unwrap().is_some_and(|record| !record.unlinked)
     };
     // What a new rule governs is looked at along with what all others do.

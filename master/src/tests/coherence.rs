@@ -8,12 +8,12 @@ use cavern_conf::{Config, Interval};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Kind, LinkInode, RemoveName, RenameMode, RenameName, SetAttr};
 use cavern_proto::record::InodeRecord;
+use cavern_state::records::attributes;
 use futures::future::join_all;
 use proptest::prelude::*;
 
 use super::harness::{NoWorkers, TestMaster, eventually, name};
 use super::mutations::{create, mount};
-use crate::state::records::attributes;
 
 const CLIENTS: usize = 3;
 const NAMES: u8 = 5;

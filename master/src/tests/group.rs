@@ -4,19 +4,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use cavern_consensus::ConsensusError;
 use cavern_proto::raft::raft_client::RaftClient;
 use cavern_proto::raft::{
     AddMasterRequest, MakeSnapshotRequest, RemoveMasterRequest, Target, TransferLeadRequest, VoteRequest,
 };
 use cavern_proto::record::command::Command;
+use cavern_state::feature_version::FIRST;
 use openraft::async_runtime::watch::WatchReceiver as _;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::harness::eventually;
 use super::members::{Member, addresses, group, have_lead, leader, member, mount, mounts, started, stop};
-use crate::MasterError;
-use crate::feature_version::{FEATURE_VERSION, FIRST, OLDER, raise, require};
+use crate::error::MasterError;
+use crate::feature_version::{FEATURE_VERSION, OLDER, raise, require};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_masters_agree_and_each_can_lead() {
@@ -134,11 +136,11 @@ async fn a_proposal_of_a_lead_that_is_over_goes_into_no_log() {
     members[second].calls().await.transfer_lead(TransferLeadRequest { node_id: id }).await.unwrap();
     eventually(|| async { members[first].term().is_some() }).await;
     let late = proposer.propose(Command::ReserveMasterId(0)).await;
-    assert!(matches!(late, Err(MasterError::NotLeading(_) | MasterError::Consensus(_))), "{late:?}");
-    let late = reader.read(|tables| tables.counters()).await;
-    assert!(matches!(late, Err(MasterError::NotLeading(_))), "{late:?}");
+    assert!(matches!(late, Err(ConsensusError::NotLeading(_) | ConsensusError::Unavailable(_))), "{late:?}");
+    let late = reader.read(|tables| Ok(tables.counters()?)).await;
+    assert!(matches!(late, Err(MasterError::Consensus(ConsensusError::NotLeading(_)))), "{late:?}");
     let term = members[first].term().unwrap();
-    assert_eq!(term.services.lookups.reader.read(|tables| tables.counters()).await.unwrap().master, 0);
+    assert_eq!(term.services.lookups.reader.read(|tables| Ok(tables.counters()?)).await.unwrap().master, 0);
     stop(members).await;
 }
 

@@ -7,19 +7,21 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::{Config, Interval};
+use cavern_consensus::Clock;
+use cavern_consensus::clock::Reading;
 use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, open_request};
 use cavern_proto::master::{Job, Kind, Mount, RemoveWorkerReply, Worker, WorkerState, WorkerTable, WriteType};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{AttachMount, PutWorker};
 use cavern_security::AuditLog;
+use cavern_state::Outcome;
 use cavern_ufs::MemoryBucket;
 use futures::future::BoxFuture;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-use crate::MasterError;
-use crate::clock::{Clock, Reading};
+use crate::error::MasterError;
 use crate::jobs::{BlockFiller, Filled, Jobs};
 use crate::metrics::MasterMetrics;
 use crate::mounts::{DetachPolicy, MountPolicy, TakeOver};
@@ -27,8 +29,7 @@ use crate::persist::ObjectWriter;
 use crate::repair::Repair;
 use crate::request::Request;
 use crate::server::Master;
-use crate::service::Services;
-use crate::state::Outcome;
+use crate::services::Services;
 use crate::term::{Term, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
 
@@ -263,7 +264,7 @@ impl TestMaster {
     pub async fn indexed(&self, mount: &Mount) {
         let id = mount.id;
         eventually(|| async move {
-            self.services().lookups.reader.read(move |tables| tables.index(id)).await.unwrap().is_some()
+            self.services().lookups.reader.read(move |tables| Ok(tables.index(id)?)).await.unwrap().is_some()
         })
         .await;
     }
@@ -282,7 +283,8 @@ impl TestMaster {
                     result => result.unwrap(),
                 };
             }
-            let (entries, end) = lookups.reader.read(move |tables| tables.page(inode, None, usize::MAX)).await.unwrap();
+            let (entries, end) =
+                lookups.reader.read(move |tables| Ok(tables.page(inode, None, usize::MAX)?)).await.unwrap();
             assert!(end);
             for (name, inode, record) in entries {
                 let path = format!("{above}{}", std::str::from_utf8(&name).unwrap());
@@ -290,7 +292,7 @@ impl TestMaster {
                     waiting.push((inode, format!("{path}/")));
                     tree.insert(path, None);
                 } else {
-                    tree.insert(path, Some((record.size, crate::state::records::etag(&record))));
+                    tree.insert(path, Some((record.size, cavern_state::records::etag(&record))));
                 }
             }
         }
@@ -334,6 +336,11 @@ pub async fn eventually<F: Future<Output = bool>>(mut holds: impl FnMut() -> F) 
 pub fn placement_of(workers: &[(u64, WorkerState)]) -> Arc<Placement> {
     let worker = |(id, state): &(u64, WorkerState)| Worker { id: *id, state: *state as i32, ..Worker::default() };
     Arc::new(Placement::new(&WorkerTable { epoch: 1, workers: workers.iter().map(worker).collect() }))
+}
+
+/// A number that a variable of the environment has.
+pub fn number_from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
 }
 
 /// A counter, by its name without what all of them begin with.

@@ -17,6 +17,7 @@ use cavern_proto::master::{
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
 use cavern_security::{Authority, Identity, PeerStream, Protocol, Role, Tls, Transport};
+use cavern_state::Outcome;
 use futures::StreamExt;
 use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpStream};
@@ -25,11 +26,10 @@ use tonic::{Code, Request};
 
 use super::harness::{NoWorkers, PATIENCE, TestMaster, eventually, name};
 use super::mutations::{create, mount};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::DetachPolicy;
-use crate::service::Services;
+use crate::services::Services;
 use crate::sessions::{Before, SessionStream};
-use crate::state::Outcome;
 
 const LEASE: Duration = Duration::from_secs(3);
 const AGAIN: i32 = Errno::AGAIN.raw_os_error();
@@ -475,7 +475,7 @@ async fn a_session_outlives_its_lease_until_somebody_wants_what_it_holds() {
     let root = mount(&master).await.root_inode;
     let recorded = |master: &TestMaster| {
         let reader = master.services().lookups.reader.clone();
-        async move { reader.read(|tables| tables.session_ids()).await.unwrap() }
+        async move { reader.read(|tables| Ok(tables.session_ids()?)).await.unwrap() }
     };
     let (mut id, mut directory, mut seq) = (0, 0, 0);
     for is_restarted in [false, true] {
@@ -574,7 +574,7 @@ async fn what_a_session_holds_whose_certificate_is_revoked_is_kept_for_no_longer
     expected.sort_unstable();
     eventually(|| async {
         let reader = &master.services().lookups.reader;
-        let mut recorded = reader.read(|tables| tables.session_ids()).await.unwrap();
+        let mut recorded = reader.read(|tables| Ok(tables.session_ids()?)).await.unwrap();
         recorded.sort_unstable();
         recorded == expected
     })

@@ -12,7 +12,7 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, new_bucket};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::jobs::{BlockFiller, Failure, Filled};
 use crate::term::{WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cavern_conf::{Config, schema};
+use cavern_consensus::Clock;
 use cavern_proto::raft::raft_client::RaftClient;
 use cavern_proto::raft::{GetGroupRequest, Group, TransferLeadRequest};
 use cavern_security::AuditLog;
@@ -13,8 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use super::harness::{NoWorkers, eventually, mount_request, new_bucket};
-use crate::MasterError;
-use crate::clock::Clock;
+use crate::error::MasterError;
 use crate::metrics::MasterMetrics;
 use crate::server::Master;
 use crate::term::Term;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cavern_proto::master::Mount;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{ApplyListing, AttachMount, Command, InitCluster, ListingGroup};
+use cavern_state::{Database, Outcome, Tables, Transaction, apply};
 use cavern_ufs::{ListPage, ObjectMeta, Windows, is_name};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
@@ -13,7 +14,6 @@ use proptest::test_runner::{Config as Cases, TestRunner};
 use super::harness::{TestMaster, Tree, new_bucket};
 use crate::listing::{diff_step, is_same_version};
 use crate::mounts::DetachPolicy;
-use crate::state::{Database, Outcome, Tables, Transaction, apply};
 
 /// A key's components as the model makes them, from a set that provokes every rule.
 fn component() -> impl Strategy<Value = String> {
@@ -236,7 +236,7 @@ impl Fixture {
         let entry = |(name, _, record): (bytes::Bytes, u64, cavern_proto::record::InodeRecord)| {
             let is_file = record.kind() == cavern_proto::master::Kind::File;
             let name = String::from_utf8(name.to_vec()).unwrap();
-            (name, is_file.then(|| (record.size, crate::state::records::etag(&record))))
+            (name, is_file.then(|| (record.size, cavern_state::records::etag(&record))))
         };
         entries.into_iter().map(entry).collect()
     }

@@ -144,7 +144,7 @@ async fn a_removed_inode_stays_while_it_is_held_and_goes_after_that() {
     mutate(&master, id, 3, vec![remove(root, "a"), remove(root, "b")]).await.unwrap();
     let here = |inode| {
         let reader = master.services().lookups.reader.clone();
-        async move { reader.read(move |tables| tables.inode(inode)).await.unwrap().is_some() }
+        async move { reader.read(move |tables| Ok(tables.inode(inode)?)).await.unwrap().is_some() }
     };
 
     // Notified of both, it holds one, and goes on living.

@@ -12,14 +12,14 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{ApplyListing, AttachMount, ListedEntry, ListingGroup};
+use cavern_state::Outcome;
 use futures::StreamExt;
 use tonic::Request;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, name, new_bucket};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::Why;
 use crate::mounts::DetachPolicy;
-use crate::state::Outcome;
 
 async fn read_dir(master: &TestMaster, inode: u64, after: &str, limit: u64) -> Vec<ReadDirPage> {
     let request = ReadDirRequest { inode, after_name: name(after), limit, ..ReadDirRequest::default() };
@@ -55,11 +55,11 @@ async fn names_that_lead_elsewhere_meanwhile_are_in_every_page_and_found() {
     });
     let reader = &master.services().lookups.reader;
     while !replacing.is_finished() {
-        let (page, is_last) = reader.read(move |tables| tables.page(root, None, 2 * NAMES)).await.unwrap();
+        let (page, is_last) = reader.read(move |tables| Ok(tables.page(root, None, 2 * NAMES)?)).await.unwrap();
         assert_eq!((page.len(), is_last), (NAMES, true), "no name is missing");
         let found = reader.read(move |tables| {
             let dentry = tables.dentry(root, b"f000")?.unwrap();
-            tables.inode(dentry.inode)
+            Ok(tables.inode(dentry.inode)?)
         });
         assert!(found.await.unwrap().is_some(), "a name leads to an inode");
     }
@@ -225,7 +225,7 @@ async fn an_absence_is_proven_again_when_the_listing_is_old() {
     bucket.put("c", "1");
     let touched = lookups.touch(&[old, 777_777], true).await.unwrap();
     assert!(touched[0].age_ms >= 0 && !touched[0].gone && touched[1].gone);
-    let found = lookups.reader.read(move |tables| tables.dentry(old, b"c")).await.unwrap();
+    let found = lookups.reader.read(move |tables| Ok(tables.dentry(old, b"c")?)).await.unwrap();
     assert!(found.is_some());
     master.stop().await;
 }

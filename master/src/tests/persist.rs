@@ -208,7 +208,7 @@ async fn dropped_blocks_are_freed_at_workers_that_are_there() {
     bench.commit(file, 2, 0, vec![3]).await;
     bench.cut(file, 0).await;
     let left = async |bench: &Fixture| {
-        let read = bench.master().services().lookups.reader.read(|tables| tables.garbage(0, 10));
+        let read = bench.master().services().lookups.reader.read(|tables| Ok(tables.garbage(0, 10)?));
         read.await.unwrap()
     };
     eventually(|| async {

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cavern_conf::{ByteSize, Interval, schema};
+use cavern_consensus::Proposer;
 use cavern_proto::master::Job;
 use cavern_proto::record::command::Command;
+use cavern_state::{Database, Family, Outcome};
 use openraft::async_runtime::watch::WatchReceiver as _;
 use rocksdb::IteratorMode;
 use tokio::task::JoinSet;
@@ -13,8 +15,6 @@ use tokio::time::Instant;
 
 use super::harness::{eventually, metric};
 use super::members::{Member, addresses, group, group_with, leader, stop};
-use crate::raft::Proposer;
-use crate::state::{Database, Family, Outcome};
 
 /// So little that tests write more.
 const SMALL: ByteSize = ByteSize::kib(64);
@@ -75,7 +75,7 @@ async fn many_proposers_share_syncs() {
 fn progress(member: &Member) -> (u64, u64, u64) {
     let observed = member.running.as_ref().unwrap().observe();
     let observed = observed.borrow_watched();
-    let index = |id: Option<_>| id.map_or(0, |id: crate::raft::LogId| id.index);
+    let index = |id: Option<_>| id.map_or(0, |id: cavern_consensus::LogId| id.index);
     (index(observed.last_applied), index(observed.snapshot), index(observed.purged))
 }
 

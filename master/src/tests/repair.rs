@@ -14,14 +14,14 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{DrainWorker, JoinReplica, Mutate, PutWorker, RemoveWorker};
+use cavern_state::Outcome;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket, placement_of};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::persist::ObjectWriter;
 use crate::repair::claims;
-use crate::state::Outcome;
 use crate::term::{WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
 
@@ -145,7 +145,7 @@ impl Fixture {
     /// Workers of a block, which replica of each it is, and who joins.
     async fn extent(&self, index: u32) -> (Vec<u64>, Vec<u32>, u64) {
         let file = self.file;
-        let read = self.master().services().lookups.reader.read(move |tables| tables.extent(file, index));
+        let read = self.master().services().lookups.reader.read(move |tables| Ok(tables.extent(file, index)?));
         let record = read.await.unwrap().unwrap();
         (record.workers, record.joined, record.joining)
     }
@@ -155,7 +155,7 @@ impl Fixture {
     }
 
     async fn has_strays(&self) -> bool {
-        let read = self.master().services().lookups.reader.read(|tables| tables.strays(None, 10));
+        let read = self.master().services().lookups.reader.read(|tables| Ok(tables.strays(None, 10)?));
         !read.await.unwrap().is_empty()
     }
 

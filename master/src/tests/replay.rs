@@ -7,10 +7,9 @@ use cavern_proto::record::{
     ApplyListing, AttachMount, Command, InitCluster, ListedEntry, ListingGroup, PutWorker, ReapOrphans, RemoveMount,
     SetWorkerState,
 };
+use cavern_state::{Change, Database, Family, Outcome, Transaction, apply};
 use proptest::prelude::*;
 use rocksdb::IteratorMode;
-
-use crate::state::{Change, Database, Family, Outcome, Transaction, apply};
 
 fn any_name() -> impl Strategy<Value = Bytes> {
     prop::sample::select(vec!["a", "b", "c"]).prop_map(|name| Bytes::from_static(name.as_bytes()))
@@ -94,11 +93,11 @@ fn replay(commands: &[Kind]) -> (Vec<Outcome>, Vec<Change>, Dump) {
 /// Every name leads to an inode that says so, every inode has a name or is waiting to be reaped, and the count is
 /// right.
 fn check_invariants(database: &Database) {
-    let tables = crate::state::Tables::new(database);
+    let tables = cavern_state::Tables::new(database);
     let mut inodes = 0;
     for item in database.raw().iterator_cf(database.family(Family::Inode), IteratorMode::Start) {
         let (key, _) = item.unwrap();
-        let inode = crate::state::records::leading_id(&key).unwrap();
+        let inode = cavern_state::records::leading_id(&key).unwrap();
         let record = tables.inode(inode).unwrap().unwrap();
         inodes += 1;
         let is_orphan = database.get(Family::Orphan, &key).unwrap().is_some();
@@ -110,7 +109,7 @@ fn check_invariants(database: &Database) {
     assert_eq!(tables.counters().unwrap().inodes, inodes);
     for item in database.raw().iterator_cf(database.family(Family::Dentry), IteratorMode::Start) {
         let (key, _) = item.unwrap();
-        let parent = crate::state::records::leading_id(&key).unwrap();
+        let parent = cavern_state::records::leading_id(&key).unwrap();
         let dentry = tables.dentry(parent, &key[8..]).unwrap().unwrap();
         let record = tables.inode(dentry.inode).unwrap().expect("the inode of a name");
         assert_eq!(record.kind, dentry.kind);

@@ -11,13 +11,13 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, Once};
+use cavern_state::requests::KEPT;
+use cavern_state::{Outcome, Tables, Transaction, apply};
 use tonic::Code;
 use tonic::transport::Channel;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, new_bucket};
 use super::members::{Member, group, have_lead, leader, stop};
-use crate::state::requests::KEPT;
-use crate::state::{Outcome, Tables, Transaction, apply};
 
 async fn cluster(member: &Member) -> ClusterClient<Channel> {
     ClusterClient::connect(format!("http://{}", member.address)).await.unwrap()
@@ -143,7 +143,7 @@ async fn a_job_is_begun_and_tried_again_once() {
 #[test]
 fn the_last_requests_are_remembered_and_refusals_are_none() {
     let dir = tempfile::tempdir().unwrap();
-    let database = crate::state::Database::open(dir.path(), 1 << 20).unwrap();
+    let database = cavern_state::Database::open(dir.path(), 1 << 20).unwrap();
     let run = |number: u64, kind: Kind| {
         let mut transaction = Transaction::new(&database).unwrap();
         let request = Bytes::copy_from_slice(&u128::from(number).to_be_bytes());

@@ -8,11 +8,11 @@ use cavern_proto::raft::raft_client::RaftClient;
 use cavern_proto::raft::{AddMasterRequest, JoinRequest, RotateSecretsReply, RotateSecretsRequest};
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{AttachMount, Command, SealSecrets, SealedOptions};
+use cavern_state::{Database, Outcome, Tables, Transaction, apply};
 use tonic::{Code, Status};
 
 use super::harness::{eventually, mount_request};
 use super::members::{Member, addresses, group, have_lead, leader, member, stop};
-use crate::state::{Database, Outcome, Tables, Transaction, apply};
 
 const SECRET: &str = "hush";
 

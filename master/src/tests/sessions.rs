@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::harness::{PATIENCE, TestMaster, eventually, name, new_bucket};
-use crate::MasterError;
+use crate::error::MasterError;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refresh_ends_when_the_client_has_heard_of_the_changes() {
@@ -287,7 +287,7 @@ async fn what_two_hundred_clients_have_open_is_held_across_a_restart() {
     }))
     .await;
     let holds = async |master: &TestMaster| {
-        let count = master.services().lookups.reader.read(|tables| Ok(tables.keys(crate::state::Family::Hold).count()));
+        let count = master.services().lookups.reader.read(|tables| Ok(tables.keys(cavern_state::Family::Hold).count()));
         count.await.unwrap()
     };
 
@@ -307,7 +307,8 @@ async fn what_two_hundred_clients_have_open_is_held_across_a_restart() {
     changes.into_iter().for_each(|change| change.unwrap());
     eventually(|| async { holds(&master).await == CLIENTS * FILES }).await;
     assert_eq!(master.services().watch.sessions(), CLIENTS as u64);
-    let there = master.services().lookups.reader.read(move |tables| tables.inodes(inodes.into_iter())).await.unwrap();
+    let there =
+        master.services().lookups.reader.read(move |tables| Ok(tables.inodes(inodes.into_iter())?)).await.unwrap();
     assert!(there.iter().all(|record| record.as_ref().is_some_and(|record| record.unlinked)));
     drop(kept);
     eventually(|| async { holds(&master).await == 0 }).await;

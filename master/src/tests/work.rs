@@ -19,6 +19,7 @@ use cavern_proto::record::{
     Expire, Freed, InitCluster, ListedEntry, ListingGroup, Mutate, Persisted, PersistedObject, PutIndex, PutWorker,
     ReapOrphans, RemoveMount, SpreadIntent,
 };
+use cavern_state::{AT_ONCE, Database, Family, Outcome, StepProgress, Tables, Transaction, apply};
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -27,7 +28,6 @@ use crate::listing::{adopt, portions};
 use crate::persist::intents::SPREAD;
 use crate::persist::plan::{self, Step};
 use crate::sessions::END_STEP;
-use crate::state::{AT_ONCE, Database, Family, Outcome, StepProgress, Tables, Transaction, apply};
 
 /// Records of one command: ten milliseconds, or a little more. The longest are those that pass over names that have
 /// just been removed.

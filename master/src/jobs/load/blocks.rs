@@ -8,10 +8,10 @@ use cavern_proto::block_id::block_length;
 use cavern_proto::data::{self, BlockRef, open_request};
 use cavern_proto::master::Origin;
 use cavern_proto::record::InodeRecord;
+use cavern_state::Tables;
 
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::mounts::OpenMount;
-use crate::state::Tables;
 
 /// A file to be loaded.
 pub struct File {

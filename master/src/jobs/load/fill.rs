@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::Loader;
 use super::blocks::{File, Wanted};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::jobs::filler::{Failure, Filled};
 use crate::jobs::running::RunningJob;
 use crate::mounts::OpenMount;

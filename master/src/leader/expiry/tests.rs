@@ -1,6 +1,7 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
+use cavern_consensus::clock::Reading;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
@@ -9,13 +10,12 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command as Kinds;
 use cavern_proto::record::{AdoptListing, AttachMount, InitCluster, ListedEntry, Mutate, PutWorker, Restored};
+use cavern_state::records::is_directory;
+use cavern_state::{Database, Tables, Transaction, apply};
 use proptest::prelude::*;
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
 
 use super::*;
-use crate::clock::Reading;
-use crate::state::records::is_directory;
-use crate::state::{Database, Tables, Transaction, apply};
 
 const SECOND: i64 = 1_000_000_000;
 /// The time that it is.

@@ -8,16 +8,16 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use bytes::Bytes;
+use cavern_consensus::Clock;
 use cavern_proto::master::{Kind, TtlAction};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{Expire, TtlRecord};
+use cavern_state::records::{changed_ns, is_directory};
+use cavern_state::tables::DEPTH_MAX;
+use cavern_state::{Tables, is_clean};
 
 use super::{Rules, is_over};
-use crate::MasterError;
-use crate::clock::Clock;
-use crate::state::records::{changed_ns, is_directory};
-use crate::state::tables::DEPTH_MAX;
-use crate::state::{Tables, is_clean};
+use crate::error::MasterError;
 
 /// A file whose time is over.
 #[derive(Clone, Debug, PartialEq)]

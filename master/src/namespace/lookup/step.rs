@@ -18,14 +18,14 @@ use bytes::Bytes;
 use cavern_posix::check_name;
 use cavern_proto::master::{Consistency, Entry};
 use cavern_proto::record::InodeRecord;
+use cavern_state::Directory;
 
 use super::Lookups;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::listing::{Progress, Why};
 use crate::mounts::OpenMount;
 use crate::namespace::entry::name_not_found;
 use crate::namespace::let_go::{Place, Rounds, places_of};
-use crate::state::Directory;
 
 /// An inode, and what is known of it.
 type Found = (u64, InodeRecord);

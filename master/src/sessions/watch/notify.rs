@@ -6,12 +6,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use cavern_consensus::ChangeListener;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{EntryChanged, WatchEvent};
+use cavern_state::{Change, Changes, Whereabouts};
 
 use super::{QUEUE_EVENTS, State, WatchHub, event};
-use crate::raft::ChangeListener;
-use crate::state::{Change, Changes, Whereabouts};
 
 /// Changes that are looked at together; a bit each says whom they concern.
 const CHANGES_AT_ONCE: usize = u64::BITS as usize;

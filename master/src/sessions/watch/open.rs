@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cavern_security::{Identity, PeerCertificate, Role};
+use cavern_state::Change;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::notify::payload;
 use super::{QUEUE_EVENTS, SESSIONS_MAX, Session, SessionStream, State, WatchHub, event, new_id};
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::sessions::recent::{Recent, RecentChanges};
-use crate::state::Change;
 
 /// What a client had before it opens a stream.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,12 +1,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use cavern_consensus::{ChangeListener, LeaderLease};
 use cavern_proto::master::EntryChanged;
 use cavern_security::Role;
+use cavern_state::{Change, Changes, Whereabouts};
 
 use super::*;
-use crate::raft::{ChangeListener, LeaderLease};
-use crate::state::{Change, Changes, Whereabouts};
 
 fn hub(lease: Duration) -> Arc<WatchHub> {
     hub_of(lease, &Arc::default())

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::{Config, Interval};
+use cavern_consensus::Clock;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     CommitContent, CreateInode, Existing, Extent, FreeFate, Kind, Mount, Mutation, MutationResult, PersistStatus,
@@ -13,13 +14,12 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{FreeOwnContent, InodeRecord, Mutate};
+use cavern_state::records::mode;
+use cavern_state::{Outcome, Tables};
 use cavern_ufs::MemoryBucket;
 
 use super::fake::{Fake, HOLE, body, written};
-use crate::MasterError;
-use crate::clock::Clock;
-use crate::state::records::mode;
-use crate::state::{Outcome, Tables};
+use crate::error::MasterError;
 use crate::tests::harness::{TestMaster, eventually, name, new_bucket};
 
 /// A master with an fs-mode mount of a bucket of its own.
@@ -243,7 +243,8 @@ impl Fixture {
         assert_eq!(known, there, "what is noted of the objects is what they are");
         for (inode, blocks) in &self.model {
             let inode = *inode;
-            let known = self.master().services().lookups.reader.read(move |tables| tables.inode(inode)).await.unwrap();
+            let known =
+                self.master().services().lookups.reader.read(move |tables| Ok(tables.inode(inode)?)).await.unwrap();
             if known.is_some() {
                 assert_eq!(self.read(inode).await.as_ref(), Some(blocks), "inode {inode}");
             }

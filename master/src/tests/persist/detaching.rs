@@ -6,10 +6,10 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Kind, LinkInode};
 use cavern_proto::record::RemoveMount;
 use cavern_proto::record::command::Command;
+use cavern_state::{Family, Outcome};
 
 use super::bench::Fixture;
 use crate::mounts::DetachPolicy;
-use crate::state::{Family, Outcome};
 use crate::tests::harness::{eventually, name};
 
 #[tokio::test(flavor = "multi_thread")]

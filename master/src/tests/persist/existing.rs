@@ -14,10 +14,10 @@ use cavern_proto::record::command::Command;
 use cavern_proto::record::{AdoptListing, ListedEntry};
 use rustix::io::Errno;
 
+use super::super::harness::number_from_environment;
 use super::bench::{BLOCK, Fixture};
 use super::fake::{body, written};
 use crate::namespace::Lookups;
-use crate::raft::simulation::number_from_environment;
 use crate::tests::harness::{PATIENCE, eventually, name};
 
 /// What is under a path: the words of a file, or a directory.
@@ -59,7 +59,7 @@ impl Fixture {
 
     pub(super) async fn indexed(&self) {
         eventually(|| async {
-            let read = self.lookups().reader.read(|tables| tables.index(1)).await.unwrap();
+            let read = self.lookups().reader.read(|tables| Ok(tables.index(1)?)).await.unwrap();
             read.is_some_and(|index| index.finished_ns != 0)
         })
         .await;
@@ -273,9 +273,9 @@ pub(super) async fn step(bench: &mut Fixture, model: &mut Model, dice: &mut Dice
             let found = bench.find(&path).await;
             assert_eq!(found.is_some(), model.contains_key(&path), "{path}");
             let (Some(inode), Some(Some(words))) = (found, model.get_mut(&path)) else { return };
-            let record = bench.lookups().reader.read(move |tables| tables.inode(inode)).await.unwrap().unwrap();
+            let record = bench.lookups().reader.read(move |tables| Ok(tables.inode(inode)?)).await.unwrap().unwrap();
             let index = dice.below(2) as u32;
-            let known = bench.lookups().reader.read(move |tables| tables.extent(inode, index)).await.unwrap();
+            let known = bench.lookups().reader.read(move |tables| Ok(tables.extent(inode, index)?)).await.unwrap();
             let generation = known.map_or(record.generation, |known| known.generation);
             let commit = CommitContent {
                 inode,
@@ -290,7 +290,7 @@ pub(super) async fn step(bench: &mut Fixture, model: &mut Model, dice: &mut Dice
         5 => {
             // What readdir does.
             while !bench.lookups().make_listed(directory, false).await.unwrap().done {}
-            let read = bench.lookups().reader.read(move |tables| tables.page(directory, None, usize::MAX));
+            let read = bench.lookups().reader.read(move |tables| Ok(tables.page(directory, None, usize::MAX)?));
             let names = read.await.unwrap().0.into_iter().map(|(name, _, _)| String::from_utf8(name.to_vec()).unwrap());
             let expected = model.keys().filter(|key| parts(key).0 == place).map(|key| parts(key).1.to_owned());
             assert_eq!(names.collect::<BTreeSet<_>>(), expected.collect(), "{place}");
@@ -391,13 +391,13 @@ async fn an_index_goes_on_after_a_restart_and_counts_everything_once() {
     let mut bench = Fixture::with(&objects).await;
     bench.start_index();
     eventually(|| async {
-        let index = bench.lookups().reader.read(|tables| tables.index(1)).await.unwrap().unwrap();
+        let index = bench.lookups().reader.read(|tables| Ok(tables.index(1)?)).await.unwrap().unwrap();
         index.entries > 100
     })
     .await;
     bench.restart().await;
     bench.indexed().await;
-    let index = bench.lookups().reader.read(|tables| tables.index(1)).await.unwrap().unwrap();
+    let index = bench.lookups().reader.read(|tables| Ok(tables.index(1)?)).await.unwrap().unwrap();
     assert_eq!((index.entries, index.hidden_keys, index.unlisted), (3000 + 7 + 70 + 1, 1, 0));
     eventually(|| async { !bench.master().services().mounts.status()[0].indexing }).await;
     let top = bench.lookups().resolve("/m").await.unwrap().attr.unwrap();

@@ -14,7 +14,7 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::bench::BLOCK;
-use crate::MasterError;
+use crate::error::MasterError;
 use crate::jobs::{BlockFiller, Failure, Filled};
 use crate::persist::ObjectWriter;
 use crate::term::{WorkerClientFactory, WorkerClients};

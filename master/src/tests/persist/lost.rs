@@ -7,7 +7,7 @@ use cavern_proto::master::{Kind, LostAction, ResolveLostReply, WorkerState};
 use super::super::harness::eventually;
 use super::bench::{BLOCK, Fixture};
 use super::fake::{HOLE, written};
-use crate::MasterError;
+use crate::error::MasterError;
 
 impl Fixture {
     async fn resolve(&self, path: &str, action: LostAction) -> Result<ResolveLostReply, MasterError> {
@@ -90,7 +90,7 @@ async fn lost_blocks_of_a_file_that_the_bucket_never_had_become_zeros() {
     // What is written there later is another block.
     bench.fake.lost.lock().clear();
     assert_eq!(bench.commit(file, 1, 0, whole.clone()).await, 0);
-    let record = bench.lookups().reader.read(move |tables| tables.inode(file)).await.unwrap().unwrap();
+    let record = bench.lookups().reader.read(move |tables| Ok(tables.inode(file)?)).await.unwrap().unwrap();
     assert_eq!(bench.commit(file, 1, record.generation, whole).await, file);
     bench.check().await;
     bench.end().await;

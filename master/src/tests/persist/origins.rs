@@ -6,9 +6,9 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{FreeFate, Kind, RenameMode, SetAttr};
 use cavern_proto::record::BeginObjects;
 use cavern_proto::record::command::Command;
+use cavern_state::Outcome;
 
 use super::bench::{BLOCK, Fixture};
-use crate::state::Outcome;
 use crate::tests::harness::eventually;
 
 impl Fixture {
@@ -24,7 +24,7 @@ impl Fixture {
     }
 
     async fn generation(&self, inode: u64) -> u32 {
-        let read = self.master().services().lookups.reader.read(move |tables| tables.inode(inode));
+        let read = self.master().services().lookups.reader.read(move |tables| Ok(tables.inode(inode)?));
         read.await.unwrap().unwrap().generation
     }
 
@@ -208,7 +208,7 @@ async fn where_a_worker_is_nearly_full_the_oldest_clean_files_go_first() {
     assert_eq!(bench.fake.disk.lock().0, 15 * BLOCK);
     *bench.fake.disk.lock() = (15 * BLOCK, 9 * BLOCK);
     for (file, is_dropped) in files.iter().copied().zip([false, false, true, false]) {
-        let read = bench.master().services().lookups.reader.read(move |tables| tables.extents(file, 0));
+        let read = bench.master().services().lookups.reader.read(move |tables| Ok(tables.extents(file, 0)?));
         assert_eq!(read.await.unwrap().is_empty(), is_dropped, "inode {file}");
     }
     bench.fake.is_away.store(0, Ordering::Release);

@@ -1,0 +1,321 @@
+//! Snapshots: RocksDB checkpoints in `data_dir/snapshots`, one directory each, with the metadata beside it as JSON.
+//!
+//! A snapshot counts once its metadata file is there; that file is written last and renamed into place, and older
+//! snapshots are deleted after it. A directory without metadata is what a crash left, and is deleted; but for the one
+//! in which a snapshot of another master is [`incoming`], which goes on where it was.
+//!
+//! Snapshots are named by their position in the log. Of one position there is one: its files never change, so what is
+//! [`outgoing`] holds them open, and need not care that a newer snapshot has taken the place of theirs.
+
+mod incoming;
+mod outgoing;
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cavern_conf::Failpoint;
+use cavern_state::current::link_files;
+use cavern_state::{CurrentDatabase, Database};
+use openraft::RaftSnapshotBuilder;
+use parking_lot::Mutex;
+
+use super::state_machine::read_position;
+use super::types::{LogId, Meta, Snapshot, Types, from_json};
+use crate::blocking::run_blocking;
+use crate::error::ConsensusError;
+
+pub use incoming::Incoming;
+pub use outgoing::Outgoing;
+
+/// Directory of what comes from another master.
+const INCOMING: &str = "incoming";
+/// Directories of snapshots that are not complete yet: one made here, and one of another master.
+const NEW: &str = "new";
+const ADOPTED: &str = "adopted";
+
+/// A snapshot's content: the directory of a RocksDB checkpoint.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    pub directory: PathBuf,
+}
+
+/// The snapshots of one node.
+#[derive(Clone, Debug)]
+pub struct Snapshots {
+    directory: PathBuf,
+    /// Held while one becomes the current one: what is made here and what comes from another master may meet.
+    committing: Arc<Mutex<()>>,
+}
+
+impl Snapshots {
+    /// Opens the directory and removes what a crash may have left in it.
+    pub fn open(directory: PathBuf) -> Result<Self, ConsensusError> {
+        fs::create_dir_all(&directory).map_err(ConsensusError::io(&directory))?;
+        let snapshots = Self { directory, committing: Arc::default() };
+        let current = snapshots.current()?;
+        let current = current.as_ref().map(|(meta, _)| name(meta)).unwrap_or_default();
+        snapshots.remove_all_but(&[INCOMING, &current])?;
+        Ok(snapshots)
+    }
+
+    /// The newest complete snapshot.
+    pub fn current(&self) -> Result<Option<(Meta, Checkpoint)>, ConsensusError> {
+        let mut newest: Option<Meta> = None;
+        for path in self.entries()? {
+            if path.extension().is_some_and(|extension| extension == "json") {
+                let bytes = fs::read(&path).map_err(ConsensusError::io(&path))?;
+                let meta: Meta = from_json(&bytes, &format!("the snapshot description {}", path.display()))?;
+                let is_newer = newest.as_ref().is_none_or(|newest| newest.last_log_id < meta.last_log_id);
+                if is_newer && self.data(&name(&meta)).is_dir() {
+                    newest = Some(meta);
+                }
+            }
+        }
+        Ok(newest.map(|meta| {
+            let directory = self.data(&name(&meta));
+            (meta, Checkpoint { directory })
+        }))
+    }
+
+    /// Makes a snapshot of `database` and the current one.
+    pub fn build(&self, database: &Database) -> Result<(Meta, Checkpoint), ConsensusError> {
+        let temporary = self.directory.join(NEW);
+        remove_dir(&temporary)?;
+        database.checkpoint(&temporary)?;
+        // The log is of no use to another master, and may be larger than the state.
+        Database::strip_checkpoint(&temporary)?;
+        // The position is read from the checkpoint itself: the database has moved on.
+        let (last_log_id, last_membership) = read_position(&Database::open_for_inspection(&temporary)?)?;
+        Failpoint::SnapshotBuilt.pass();
+        let meta = Meta { last_log_id, last_membership };
+        let made = self.commit(meta, &temporary)?;
+        Failpoint::SnapshotMade.pass();
+        Ok(made)
+    }
+
+    /// Where the files of a snapshot that comes from another master are collected.
+    pub fn incoming(&self) -> PathBuf {
+        self.directory.join(INCOMING)
+    }
+
+    /// What came from another master is taken in, or of no use.
+    pub fn forget_incoming(&self) -> Result<(), ConsensusError> {
+        remove_dir(&self.incoming())
+    }
+
+    /// Keeps a copy (hard links) of a received checkpoint as the current snapshot.
+    pub fn adopt(&self, meta: &Meta, checkpoint: &Checkpoint) -> Result<(), ConsensusError> {
+        let temporary = self.directory.join(ADOPTED);
+        remove_dir(&temporary)?;
+        link_files(&checkpoint.directory, &temporary).map_err(ConsensusError::io(&temporary))?;
+        self.commit(meta.clone(), &temporary).map(drop)
+    }
+
+    /// Makes a directory the current snapshot, unless there is one that is no older: another master may have a part of
+    /// that. Returns the current one.
+    fn commit(&self, meta: Meta, temporary: &Path) -> Result<(Meta, Checkpoint), ConsensusError> {
+        let _only = self.committing.lock();
+        if let Some((current, checkpoint)) = self.current()?
+            && current.last_log_id >= meta.last_log_id
+        {
+            remove_dir(temporary)?;
+            return Ok((current, checkpoint));
+        }
+        let name = name(&meta);
+        let directory = self.data(&name);
+        remove_dir(&directory)?;
+        fs::rename(temporary, &directory).map_err(ConsensusError::io(&directory))?;
+        let description = self.directory.join(format!("{name}.json"));
+        let unfinished = self.directory.join("description");
+        let write = || {
+            let mut file = fs::File::create(&unfinished)?;
+            file.write_all(&serde_json::to_vec(&meta)?)?;
+            file.sync_all()?;
+            fs::rename(&unfinished, &description)?;
+            fs::File::open(&self.directory)?.sync_all()
+        };
+        write().map_err(ConsensusError::io(&description))?;
+        self.remove_all_but(&[INCOMING, NEW, ADOPTED, &name])?;
+        Ok((meta, Checkpoint { directory }))
+    }
+
+    fn remove_all_but(&self, keep: &[&str]) -> Result<(), ConsensusError> {
+        for path in self.entries()? {
+            let stem = path.file_stem().and_then(|stem| stem.to_str());
+            if stem.is_some_and(|stem| keep.contains(&stem)) {
+                continue;
+            }
+            if path.is_dir() {
+                remove_dir(&path)?;
+            } else {
+                fs::remove_file(&path).map_err(ConsensusError::io(&path))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn entries(&self) -> Result<Vec<PathBuf>, ConsensusError> {
+        read_dir(&self.directory)
+    }
+
+    fn data(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+}
+
+/// The name of a snapshot: its position in the log.
+fn name(meta: &Meta) -> String {
+    let position = |id: LogId| format!("{}-{}-{}", id.leader_id.term, id.leader_id.node_id, id.index);
+    meta.last_log_id.map_or_else(|| "empty".to_owned(), position)
+}
+
+fn read_dir(directory: &Path) -> Result<Vec<PathBuf>, ConsensusError> {
+    let read = || fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, std::io::Error>>();
+    read().map_err(ConsensusError::io(directory))
+}
+
+fn remove_dir(directory: &Path) -> Result<(), ConsensusError> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(ConsensusError::io(directory)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Makes snapshots in the background.
+pub struct Builder {
+    pub snapshots: Snapshots,
+    pub database: Arc<CurrentDatabase>,
+}
+
+impl RaftSnapshotBuilder<Types> for Builder {
+    type SnapshotData = Checkpoint;
+
+    async fn build_snapshot(&mut self) -> io::Result<Snapshot> {
+        let (snapshots, database) = (self.snapshots.clone(), self.database.clone());
+        let built = run_blocking(move || snapshots.build(&database.get())).await;
+        let (meta, snapshot) = built.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        tracing::info!(snapshot = name(&meta), "made a snapshot");
+        Ok(Snapshot { meta, snapshot })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::raft::SnapshotOffer;
+
+    use super::*;
+
+    #[test]
+    fn leftovers_are_removed_and_the_newest_complete_snapshot_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let data = root.path().join("data");
+        fs::create_dir(&data).unwrap();
+        let database = Database::open(&data, 1 << 20).unwrap();
+        let snapshots = Snapshots::open(root.path().join("snapshots")).unwrap();
+        assert!(snapshots.current().unwrap().is_none());
+        let (meta, checkpoint) = snapshots.build(&database).unwrap();
+        assert!(checkpoint.directory.is_dir());
+        fs::create_dir(root.path().join("snapshots/new")).unwrap();
+        fs::write(root.path().join("snapshots/new/CURRENT"), b"half").unwrap();
+        let reopened = Snapshots::open(root.path().join("snapshots")).unwrap();
+        assert_eq!(reopened.current().unwrap().unwrap().0, meta);
+        assert!(!root.path().join("snapshots/new").exists());
+        fs::write(root.path().join("snapshots/9-9.json"), b"nonsense").unwrap();
+        let error = reopened.current().unwrap_err().to_string();
+        assert!(error.contains("9-9.json"), "{error}");
+    }
+
+    /// Some files have several pieces, and bytes that cannot be made fewer.
+    fn large_snapshot(root: &Path) -> (Meta, Checkpoint) {
+        use ring::rand::SecureRandom as _;
+        let data = root.join("theirs");
+        fs::create_dir(&data).unwrap();
+        let database = Database::open(&data, 1 << 20).unwrap();
+        let random = ring::rand::SystemRandom::new();
+        let mut batch = rocksdb::WriteBatch::default();
+        for number in 0..40_u64 {
+            let mut value = vec![0; 100 << 10];
+            random.fill(&mut value).unwrap();
+            batch.put_cf(database.family(cavern_state::Family::Inode), number.to_be_bytes(), value);
+        }
+        database.write(batch).unwrap();
+        let applied = serde_json::to_vec(&crate::types::log_id(1, 1, 7)).unwrap();
+        let mut position = rocksdb::WriteBatch::default();
+        position.put_cf(database.family(cavern_state::Family::Meta), b"applied", applied);
+        database.write(position).unwrap();
+        Snapshots::open(root.join("made")).unwrap().build(&database).unwrap()
+    }
+
+    #[test]
+    fn a_transfer_that_breaks_goes_on_where_it_was() {
+        let root = tempfile::tempdir().unwrap();
+        let (meta, checkpoint) = large_snapshot(root.path());
+        let outgoing = Outgoing::open(&checkpoint).unwrap();
+        let offer = SnapshotOffer {
+            meta: serde_json::to_vec(&meta).unwrap().into(),
+            files: outgoing.files(),
+            ..SnapshotOffer::default()
+        };
+        let whole: u64 = offer.files.iter().map(|file| file.bytes).sum();
+        let snapshots = Snapshots::open(root.path().join("snapshots")).unwrap();
+        let (mut rounds, mut sent) = (0, 0);
+        loop {
+            // As after a restart.
+            let snapshots = Snapshots::open(root.path().join("snapshots")).unwrap();
+            let mut incoming = Incoming::begin(&snapshots, offer.clone()).unwrap();
+            assert_eq!(incoming.transfer().received, sent);
+            assert_eq!(incoming.transfer().bytes, whole);
+            let missing = outgoing.missing(&incoming.progress());
+            if missing.is_empty() {
+                break;
+            }
+            for (file, offset) in missing.into_iter().take(2) {
+                let piece = outgoing.read(file, offset).unwrap();
+                sent += piece.data.len() as u64;
+                incoming.write(&piece).unwrap();
+            }
+            // One that is not the next one is refused, and one that is cut off has come to a part of the file.
+            let again = outgoing.read(0, 0).unwrap();
+            assert!(matches!(incoming.write(&again), Err(ConsensusError::Invalid(_))));
+            rounds += 1;
+        }
+        assert!(rounds > 2 && sent == whole, "{sent} of {whole} bytes in {rounds} rounds");
+        let (found, received) = Incoming::begin(&snapshots, offer.clone()).unwrap().finish().unwrap();
+        assert_eq!(found, meta);
+        for file in &offer.files {
+            let [theirs, ours] = [&checkpoint, &received].map(|of| fs::read(of.directory.join(&file.name)).unwrap());
+            assert!(theirs == ours, "{}", file.name);
+        }
+        // Another one begins anew, and is not taken for whole before it is.
+        let other = SnapshotOffer { files: offer.files[1..].to_vec(), ..offer };
+        let incoming = Incoming::begin(&snapshots, other).unwrap();
+        assert_eq!(incoming.transfer().received, 0);
+        assert!(matches!(incoming.finish(), Err(ConsensusError::Invalid(_))));
+        snapshots.forget_incoming().unwrap();
+        assert!(!snapshots.incoming().exists());
+    }
+
+    #[test]
+    fn a_snapshot_has_no_log_and_does_not_take_the_place_of_a_later_one() {
+        let root = tempfile::tempdir().unwrap();
+        let (meta, checkpoint) = large_snapshot(root.path());
+        let snapshots = Snapshots::open(root.path().join("snapshots")).unwrap();
+        snapshots.adopt(&meta, &checkpoint).unwrap();
+        let data = root.path().join("own");
+        fs::create_dir(&data).unwrap();
+        let own = Database::open(&data, 1 << 20).unwrap();
+        let mut batch = rocksdb::WriteBatch::default();
+        batch.put_cf(own.family(cavern_state::Family::RaftLog), [0; 8], [7; 100]);
+        own.write(batch).unwrap();
+        // What was begun before the other one came.
+        let (current, _) = snapshots.build(&own).unwrap();
+        assert_eq!(current, meta);
+        assert_eq!(snapshots.current().unwrap().unwrap().0, meta);
+        let alone = Snapshots::open(root.path().join("alone")).unwrap();
+        let (_, built) = alone.build(&own).unwrap();
+        let built = Database::open_for_inspection(&built.directory).unwrap();
+        assert_eq!(built.get(cavern_state::Family::RaftLog, &[0; 8]).unwrap(), None);
+    }
+}

@@ -1,0 +1,217 @@
+//! The `Raft` service: what other masters ask of this one, and what `cv raft` does.
+
+use std::sync::Arc;
+
+use cavern_consensus::{Consensus, offer_of};
+use cavern_proto::raft::raft_server::Raft;
+use cavern_proto::raft::{
+    AddMasterRequest, AppendReply, AppendRequest, GetGroupRequest, Group, HandOverReply, HandOverRequest, JoinReply,
+    JoinRequest, MakeSnapshotRequest, RemoveMasterRequest, RotateSecretsReply, RotateSecretsRequest, SettleKeysReply,
+    SettleKeysRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotReply, TakeKeyReply, TakeKeyRequest,
+    Target, TransferLeadRequest, VoteReply, VoteRequest,
+};
+use cavern_state::outcome::ReserveMasterId;
+use tokio::sync::Mutex;
+use tonic::{Response, Status, Streaming};
+
+use super::guard::is_about;
+use crate::announce::announce;
+use crate::blocking::blocking;
+use crate::error::MasterError;
+use crate::group::{Seat, described, look};
+use crate::lead::Lead;
+use crate::request::Request;
+use crate::{feature_version, rotation};
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub struct RaftService {
+    seat: Arc<Seat>,
+    lead: Arc<Lead>,
+    /// One change of the group is made at a time.
+    changing: Arc<Mutex<()>>,
+}
+
+impl RaftService {
+    pub fn new(seat: Arc<Seat>, lead: Arc<Lead>) -> Self {
+        Self { seat, lead, changing: Arc::default() }
+    }
+
+    fn running(&self) -> Result<&Arc<Consensus>, MasterError> {
+        self.seat
+            .consensus()
+            .ok_or_else(|| MasterError::unavailable("this master has no place in a cluster yet".into()))
+    }
+
+    async fn add(&self, address: &str) -> Result<Group, MasterError> {
+        cavern_conf::check_master(address).map_err(MasterError::Invalid)?;
+        let consensus = self.running()?;
+        let _changing = self.changing.lock().await;
+        let group = described(consensus);
+        let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
+        // Whoever asks again, since no answer came, has what was asked for.
+        if group.members.iter().any(|member| member.address == address && member.votes) {
+            return Ok(Group { unaware: announce(&term.services).await?, ..group });
+        }
+        let proposer = term.proposer();
+        // One that was given a place, but did not come to vote: it goes on.
+        let begun = group.members.iter().find(|member| member.address == address);
+        let own_place = look(self.seat.ways(), address).await?;
+        feature_version::check_joining(&own_place, term.feature_version().await?)?;
+        let node_id = match begun {
+            Some(begun) => begun.node_id,
+            None if own_place.cluster_id == group.cluster_id && own_place.members.is_empty() => own_place.node_id,
+            None => {
+                let taken = group.members.iter().map(|member| member.node_id).max().unwrap_or(0);
+                proposer.propose(ReserveMasterId(taken)).await?.map_err(MasterError::Refused)?
+            }
+        };
+        self.seat.give_place(&group.cluster_id, node_id, address).await?;
+        let target = Target { cluster_id: group.cluster_id, node_id };
+        rotation::give_to_joining(&term.services, &self.seat, target, address).await?;
+        consensus.add(node_id, address).await?;
+        let unaware = announce(&term.services).await?;
+        if self.lead.term().is_none_or(|now| now.services.term != term.services.term) {
+            // Nobody was told by a term that is over.
+            return Err(self.lead.not_leading());
+        }
+        consensus.let_vote(node_id, address).await?;
+        Ok(Group { unaware, ..described(consensus) })
+    }
+
+    /// Has the numbers of all members be known as given. Those of founders are not, and nobody may have the number of
+    /// one that leaves: its directory may come back.
+    async fn count_ids(&self, group: &Group) -> Result<(), MasterError> {
+        let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
+        let largest = group.members.iter().map(|member| member.node_id).max().unwrap_or(0);
+        let counted = term.services.lookups.reader.read(|tables| Ok(tables.counters()?.master)).await?;
+        if counted < largest {
+            // Where no numbers are left, none is given again.
+            let _counted = term.proposer().propose(ReserveMasterId(largest - 1)).await?;
+        }
+        Ok(())
+    }
+
+    async fn rotate(&self, request: &Request) -> Result<RotateSecretsReply, MasterError> {
+        let _changing = self.changing.lock().await;
+        let consensus = self.running()?;
+        let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
+        rotation::rotate(request, &term.services, consensus, self.seat.vault()?, self.seat.database()).await
+    }
+}
+
+#[tonic::async_trait]
+impl Raft for RaftService {
+    async fn append(&self, request: tonic::Request<AppendRequest>) -> Result<Response<AppendReply>, Status> {
+        let request = request.into_inner();
+        let consensus = self.seat.consensus_for(request.target.as_ref())?;
+        Ok(Response::new(consensus.append(request).await?))
+    }
+
+    async fn vote(&self, request: tonic::Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
+        let request = request.get_ref();
+        Ok(Response::new(self.seat.consensus_for(request.target.as_ref())?.vote(request).await?))
+    }
+
+    async fn pre_vote(&self, request: tonic::Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
+        let request = request.get_ref();
+        Ok(Response::new(self.seat.consensus_for(request.target.as_ref())?.pre_vote(request).await?))
+    }
+
+    async fn hand_over(&self, request: tonic::Request<HandOverRequest>) -> Result<Response<HandOverReply>, Status> {
+        let request = request.into_inner();
+        let consensus = self.seat.consensus_for(request.target.as_ref())?;
+        Ok(Response::new(consensus.take_over(request).await?))
+    }
+
+    async fn offer_snapshot(
+        &self,
+        request: tonic::Request<SnapshotOffer>,
+    ) -> Result<Response<SnapshotProgress>, Status> {
+        let offer = request.into_inner();
+        let consensus = self.seat.consensus_for(offer.target.as_ref())?;
+        Ok(Response::new(consensus.consider(offer).await?))
+    }
+
+    async fn send_snapshot(
+        &self,
+        request: tonic::Request<Streaming<SnapshotPiece>>,
+    ) -> Result<Response<SnapshotReply>, Status> {
+        let mut pieces = request.into_inner();
+        let offer = offer_of(&mut pieces).await?;
+        let consensus = self.seat.consensus_for(offer.target.as_ref())?;
+        Ok(Response::new(consensus.take_in(offer, pieces).await?))
+    }
+
+    async fn get_group(&self, _: tonic::Request<GetGroupRequest>) -> Result<Response<Group>, Status> {
+        Ok(Response::new(self.seat.group()))
+    }
+
+    async fn join(&self, request: tonic::Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+        is_about(&request, |asked| format!("master {}", asked.node_id));
+        self.seat.join(request.into_inner()).await?;
+        Ok(Response::new(JoinReply {}))
+    }
+
+    async fn take_key(&self, request: tonic::Request<TakeKeyRequest>) -> Result<Response<TakeKeyReply>, Status> {
+        let TakeKeyRequest { target, generation, key } = request.into_inner();
+        self.seat.consensus_for(target.as_ref())?;
+        let vault = self.seat.vault()?.clone();
+        blocking(move || vault.take(generation, &key)).await?;
+        Ok(Response::new(TakeKeyReply {}))
+    }
+
+    async fn settle_keys(
+        &self,
+        request: tonic::Request<SettleKeysRequest>,
+    ) -> Result<Response<SettleKeysReply>, Status> {
+        let SettleKeysRequest { target, generation } = request.into_inner();
+        self.seat.consensus_for(target.as_ref())?;
+        let settled = rotation::settle_from(self.seat.vault()?, self.seat.database(), generation).await?;
+        Ok(Response::new(SettleKeysReply { settled }))
+    }
+
+    async fn rotate_secrets(
+        &self,
+        request: tonic::Request<RotateSecretsRequest>,
+    ) -> Result<Response<RotateSecretsReply>, Status> {
+        let request = Request::new(request.into_inner().request_id)?;
+        // A caller who is gone must not leave half of it.
+        let service = self.clone();
+        let rotated = self.lead.tasks().spawn(async move { service.rotate(&request).await });
+        Ok(Response::new(rotated.await.map_err(|error| MasterError::unavailable(error.to_string()))??))
+    }
+
+    async fn add_master(&self, request: tonic::Request<AddMasterRequest>) -> Result<Response<Group>, Status> {
+        is_about(&request, |asked| asked.address.clone());
+        // A caller who is gone must not leave half of it.
+        let (service, address) = (self.clone(), request.into_inner().address);
+        let added = self.lead.tasks().spawn(async move { service.add(&address).await });
+        Ok(Response::new(added.await.map_err(|error| MasterError::unavailable(error.to_string()))??))
+    }
+
+    async fn remove_master(&self, request: tonic::Request<RemoveMasterRequest>) -> Result<Response<Group>, Status> {
+        is_about(&request, |asked| format!("master {}", asked.node_id));
+        let _changing = self.changing.lock().await;
+        let consensus = self.running()?;
+        self.count_ids(&consensus.group()).await?;
+        consensus.remove(request.into_inner().node_id).await?;
+        Ok(Response::new(described(consensus)))
+    }
+
+    async fn transfer_lead(&self, request: tonic::Request<TransferLeadRequest>) -> Result<Response<Group>, Status> {
+        is_about(&request, |asked| format!("master {}", asked.node_id));
+        let consensus = self.running()?;
+        if consensus.leads().is_none() {
+            return Err(self.lead.not_leading().into());
+        }
+        consensus.hand_over(request.into_inner().node_id).await?;
+        Ok(Response::new(described(consensus)))
+    }
+
+    async fn make_snapshot(&self, _: tonic::Request<MakeSnapshotRequest>) -> Result<Response<Group>, Status> {
+        let consensus = self.running()?;
+        consensus.make_snapshot().await?;
+        Ok(Response::new(described(consensus)))
+    }
+}

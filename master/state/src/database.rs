@@ -1,0 +1,355 @@
+//! The RocksDB of a master: its column families and its options. Which one it is, [`current`](super::current) knows.
+//!
+//! Log and state share one database, and so one write-ahead log. A state change is written without a sync of its own:
+//! should a crash lose it, the crash loses no log entry before it, and the entry is applied again. A log purge cannot
+//! outlive the state that made it possible, for the same reason.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rocksdb::{
+    BlockBasedIndexType, BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType,
+    DBRecoveryMode, DEFAULT_COLUMN_FAMILY_NAME, Options, WriteBatch, WriteOptions,
+};
+
+use super::current::Lock;
+use crate::error::StateError;
+
+/// Column families. `record.proto` says what is in each; `Orphan` holds the inode ids (u64, big-endian) of directories
+/// that are out of the namespace and wait to be deleted, with the last name in each that is gone already as value,
+/// `Unlinked` those of inodes of fs-mode mounts that have no name any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    RaftLog,
+    RaftMeta,
+    Inode,
+    Dentry,
+    Orphan,
+    Mount,
+    Worker,
+    Job,
+    Meta,
+    Link,
+    Xattr,
+    Unlinked,
+    Session,
+    Result,
+    Hold,
+    HoldSession,
+    Extent,
+    Garbage,
+    Intent,
+    Object,
+    Deletion,
+    Lock,
+    LockSession,
+    Replica,
+    Repair,
+    Stray,
+    Origin,
+    Quota,
+    Usage,
+    Ttl,
+    Unlisted,
+    Noted,
+    Recovered,
+}
+
+impl Family {
+    pub const ALL: [Self; 33] = [
+        Self::RaftLog,
+        Self::RaftMeta,
+        Self::Inode,
+        Self::Dentry,
+        Self::Orphan,
+        Self::Mount,
+        Self::Worker,
+        Self::Job,
+        Self::Meta,
+        Self::Link,
+        Self::Xattr,
+        Self::Unlinked,
+        Self::Session,
+        Self::Result,
+        Self::Hold,
+        Self::HoldSession,
+        Self::Extent,
+        Self::Garbage,
+        Self::Intent,
+        Self::Object,
+        Self::Deletion,
+        Self::Lock,
+        Self::LockSession,
+        Self::Replica,
+        Self::Repair,
+        Self::Stray,
+        Self::Origin,
+        Self::Quota,
+        Self::Usage,
+        Self::Ttl,
+        Self::Unlisted,
+        Self::Noted,
+        Self::Recovered,
+    ];
+
+    /// Those of the log, which are of one master. The others are its state, which all masters have.
+    pub const LOG: [Self; 2] = [Self::RaftLog, Self::RaftMeta];
+    /// Those of the state.
+    pub const STATE: &[Self] = Self::ALL.split_at(Self::LOG.len()).1;
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::RaftLog => "raft_log",
+            Self::RaftMeta => "raft_meta",
+            Self::Inode => "inode",
+            Self::Dentry => "dentry",
+            Self::Orphan => "orphan",
+            Self::Mount => "mount",
+            Self::Worker => "worker",
+            Self::Job => "job",
+            Self::Meta => "meta",
+            Self::Link => "link",
+            Self::Xattr => "xattr",
+            Self::Unlinked => "unlinked",
+            Self::Session => "session",
+            Self::Result => "result",
+            Self::Hold => "hold",
+            Self::HoldSession => "hold_session",
+            Self::Extent => "extent",
+            Self::Garbage => "garbage",
+            Self::Intent => "intent",
+            Self::Object => "object",
+            Self::Deletion => "deletion",
+            Self::Lock => "lock",
+            Self::LockSession => "lock_session",
+            Self::Replica => "replica",
+            Self::Repair => "repair",
+            Self::Stray => "stray",
+            Self::Origin => "origin",
+            Self::Quota => "quota",
+            Self::Usage => "usage",
+            Self::Ttl => "ttl",
+            Self::Unlisted => "unlisted",
+            Self::Noted => "noted",
+            Self::Recovered => "recovered",
+        }
+    }
+}
+
+/// An open database. Dropping it closes it.
+pub struct Database {
+    db: DB,
+    /// Dropped when the database is closed.
+    place: Place,
+    /// Held for as long as the database is open; the last to be dropped.
+    _lock: Option<Arc<Lock>>,
+}
+
+/// Where a database is.
+struct Place {
+    directory: PathBuf,
+    /// Another one has taken its place: nobody needs its files.
+    is_retired: AtomicBool,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.is_retired.load(Ordering::Relaxed)
+            && let Err(error) = fs::remove_dir_all(&self.directory)
+        {
+            // The next start removes it.
+            tracing::warn!("cannot remove the earlier database in {}: {error}", self.directory.display());
+        }
+    }
+}
+
+/// Bytes of write-ahead log after which RocksDB flushes the oldest memtable, so that a restart replays little.
+const WAL_BYTES: u64 = 256 << 20;
+const MEMTABLE_BYTES: usize = 32 << 20;
+const SMALL_MEMTABLE_BYTES: usize = 4 << 20;
+/// All memtables together, of which some wait to be flushed; beyond it the largest is flushed early.
+const MEMTABLES_BYTES: usize = 64 << 20;
+const OPEN_FILES: i32 = 1024;
+
+impl Database {
+    /// Opens (or makes) the current database of a data directory without looking at it first, for tests and tools.
+    pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<Self, StateError> {
+        let lock = Lock::take(data_dir)?;
+        Self::open_in(&super::current::directory(data_dir)?, &cache(cache_bytes), Some(lock))
+    }
+
+    /// Opens (or makes) the database in a directory. The master looks at it first: RocksDB itself takes a damaged
+    /// database for an older one, or for none.
+    pub fn open_in(directory: &Path, cache: &Cache, lock: Option<Arc<Lock>>) -> Result<Self, StateError> {
+        let families =
+            Family::ALL.map(|family| ColumnFamilyDescriptor::new(family.name(), family_options(family, cache)));
+        let db = DB::open_cf_descriptors(&writing_options(), directory, families)
+            .map_err(|source| StateError::OpenDatabase { path: directory.to_owned(), source })?;
+        Ok(Self::new(db, directory, lock))
+    }
+
+    /// Makes a database of the files of a checkpoint, with all of its state and none of its log: that is of the master
+    /// that has made the checkpoint.
+    pub fn open_without_log(directory: &Path, cache: &Cache, lock: Option<Arc<Lock>>) -> Result<Self, StateError> {
+        let (options, failed) =
+            (writing_options(), |source| StateError::OpenDatabase { path: directory.to_owned(), source });
+        let mut families = DB::list_cf(&options, directory).map_err(failed)?;
+        // A master of a later version may have more, which are empty as long as this one belongs to the group.
+        families.retain(|name| name != DEFAULT_COLUMN_FAMILY_NAME && Family::ALL.iter().all(|own| own.name() != name));
+        let own = Family::ALL.map(|family| ColumnFamilyDescriptor::new(family.name(), family_options(family, cache)));
+        let unknown = families.iter().map(|name| ColumnFamilyDescriptor::new(name, Options::default()));
+        let mut db = DB::open_cf_descriptors(&options, directory, own.into_iter().chain(unknown)).map_err(failed)?;
+        for name in &families {
+            db.drop_cf(name)?;
+        }
+        let mut database = Self::new(db, directory, lock);
+        database.drop_log(cache)?;
+        Ok(database)
+    }
+
+    /// Takes the log out of a checkpoint, which nobody else knows yet. *Blocking*.
+    pub fn strip_checkpoint(directory: &Path) -> Result<(), StateError> {
+        let (cache, options) = (cache(0), writing_options());
+        let families = Family::ALL.map(|family| {
+            let mut options = family_options(family, &cache);
+            // The files stay as the database has them.
+            options.set_disable_auto_compactions(true);
+            ColumnFamilyDescriptor::new(family.name(), options)
+        });
+        let db = DB::open_cf_descriptors(&options, directory, families)
+            .map_err(|source| StateError::OpenDatabase { path: directory.to_owned(), source })?;
+        Self::new(db, directory, None).drop_log(&cache)
+    }
+
+    /// Whole files go, and no record is touched.
+    fn drop_log(&mut self, cache: &Cache) -> Result<(), StateError> {
+        for family in Family::LOG {
+            self.db.drop_cf(family.name())?;
+            self.db.create_cf(family.name(), &family_options(family, cache))?;
+        }
+        Ok(())
+    }
+
+    /// Opens a database as it lies there: nothing is changed.
+    ///
+    /// # Errors
+    /// [`StateError::OpenDatabase`] when a file is missing, cut off or damaged.
+    pub fn open_for_inspection(directory: &Path) -> Result<Self, StateError> {
+        let failed = |source| StateError::OpenDatabase { path: directory.to_owned(), source };
+        let mut options = recovery_options();
+        options.set_max_open_files(OPEN_FILES);
+        // A later version may have more families than there are yet; these are as old as the database.
+        let names = DB::list_cf(&options, directory).map_err(failed)?;
+        for family in [Family::RaftLog, Family::RaftMeta, Family::Meta] {
+            if !names.iter().any(|name| name == family.name()) {
+                return Err(StateError::Corrupt(format!("the list of tables in {}", directory.display())));
+            }
+        }
+        let db = DB::open_cf_for_read_only(&options, directory, names, false).map_err(failed)?;
+        Ok(Self::new(db, directory, None))
+    }
+
+    fn new(db: DB, directory: &Path, lock: Option<Arc<Lock>>) -> Self {
+        cavern_conf::process::skip_destructors_at_exit();
+        let place = Place { directory: directory.to_owned(), is_retired: AtomicBool::new(false) };
+        Self { db, place, _lock: lock }
+    }
+
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.place.directory
+    }
+
+    /// Has its files removed when the last who reads it has let go.
+    pub(super) fn retire(&self) {
+        self.place.is_retired.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes a checkpoint in `directory`, which must not exist: hard links where the file system allows them.
+    pub fn checkpoint(&self, directory: &Path) -> Result<(), StateError> {
+        Ok(rocksdb::checkpoint::Checkpoint::new(&self.db)?.create_checkpoint(directory)?)
+    }
+
+    /// The handle of a column family.
+    #[expect(clippy::expect_used, reason = "every family is opened, or created, by `open`, and none is ever dropped")]
+    pub fn family(&self, family: Family) -> &ColumnFamily {
+        self.db.cf_handle(family.name()).expect("the family was opened with the database")
+    }
+
+    /// One value.
+    pub fn get(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
+        Ok(self.db.get_cf(self.family(family), key)?)
+    }
+
+    /// The library's own handle, for scans and batched reads.
+    pub fn raw(&self) -> &DB {
+        &self.db
+    }
+
+    /// Writes a batch without waiting for the disk.
+    pub fn write(&self, batch: WriteBatch) -> Result<(), StateError> {
+        Ok(self.db.write(batch)?)
+    }
+
+    /// Writes a batch and returns when it, and everything written before it, is on disk.
+    pub fn write_synced(&self, batch: WriteBatch) -> Result<(), StateError> {
+        let mut options = WriteOptions::default();
+        options.set_sync(true);
+        Ok(self.db.write_opt(batch, &options)?)
+    }
+}
+
+/// What every opening has in common. A log is read up to the first record that is not whole: behind the last sync a
+/// loss of power may leave any of the pages that were being written, and zeros for others. That nothing acknowledged is
+/// behind that record is for the master to show. A log that is missing, or shorter than when it was synced and closed,
+/// is not forgiven. A database that tracks its logs must be opened so for reading too: RocksDB would try to end the
+/// tracking, and crash.
+fn recovery_options() -> Options {
+    let mut options = Options::default();
+    options.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
+    options.set_track_and_verify_wals_in_manifest(true);
+    options
+}
+
+/// RocksDB's block cache, which all families share.
+pub fn cache(bytes: u64) -> Cache {
+    Cache::new_lru_cache(usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
+fn writing_options() -> Options {
+    let mut options = recovery_options();
+    options.create_if_missing(true);
+    options.create_missing_column_families(true);
+    options.set_max_total_wal_size(WAL_BYTES);
+    options.set_db_write_buffer_size(MEMTABLES_BYTES);
+    options.set_max_open_files(OPEN_FILES);
+    options.set_keep_log_file_num(4);
+    options.set_max_background_jobs(2);
+    options
+}
+
+fn family_options(family: Family, cache: &Cache) -> Options {
+    let mut table = BlockBasedOptions::default();
+    table.set_block_cache(cache);
+    table.set_cache_index_and_filter_blocks(true);
+    table.set_pin_l0_filter_and_index_blocks_in_cache(true);
+    let mut options = Options::default();
+    options.set_compression_type(DBCompressionType::Lz4);
+    match family {
+        Family::Inode | Family::Dentry | Family::Extent => {
+            table.set_bloom_filter(10.0, false);
+            // Of 100 million records the index and the filter are larger than the cache: of both only the parts that
+            // are used are in it, and what leads to them stays.
+            table.set_index_type(BlockBasedIndexType::TwoLevelIndexSearch);
+            table.set_partition_filters(true);
+            table.set_pin_top_level_index_and_filter(true);
+            options.set_write_buffer_size(MEMTABLE_BYTES);
+        }
+        Family::RaftLog => options.set_write_buffer_size(MEMTABLE_BYTES),
+        _ => options.set_write_buffer_size(SMALL_MEMTABLE_BYTES),
+    }
+    options.set_block_based_table_factory(&table);
+    options
+}

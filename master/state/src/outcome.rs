@@ -1,0 +1,399 @@
+//! What a command did, and which commands have which outcomes.
+
+use bytes::Bytes;
+use cavern_proto::master::{FreedContent, Job, Mount, MutationResult, RefreshFate};
+use cavern_proto::record::command::Command as Kind;
+use cavern_proto::record::{
+    AdoptListing, ApplyListing, AttachMount, BeginObjects, Command, CountUsage, DrainWorker, DropBlocks, DropLost,
+    EndSessionStep, FreeOwnContent, GiveUpReplicas, JoinReplica, Mutate, Once, PutWorker, ReapOrphans, RemoveMount,
+    RemoveWorker, RequestRecord, SealSecrets, SettleReplica, TakeInObject, UpdateMount,
+};
+
+use crate::error::StateError;
+use crate::namespace::ListingCounts;
+use crate::orphans::StepProgress;
+
+/// Instead of the number of a change: the answer was made before, and waits for all changes of strict mounts that are
+/// waited for.
+pub const ALL_BEFORE: u64 = u64::MAX;
+
+/// What a command did.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    Done,
+    /// The mount as it is recorded now, or as it was before it was removed.
+    Mount(Box<Mount>),
+    /// Another mount has the path.
+    MountExists(Box<Mount>),
+    NoSuchMount,
+    /// Something has been changed since the proposer looked, who looks again.
+    OutOfDate,
+    Listed(ListingCounts),
+    Worker {
+        id: u64,
+        epoch: u64,
+    },
+    Job(u64),
+    MasterId(u64),
+    StepProgress(StepProgress),
+    /// Whether any inodes are left to be counted.
+    Counted {
+        more: bool,
+    },
+    /// The result, and the number of the change that its answer waits for, or [`ALL_BEFORE`], or 0. Whoever notifies
+    /// clients of the change sets its number.
+    Mutated(Box<MutationResult>, u64),
+    /// Whether the inode still has a name: what has none is not written to the bucket.
+    Began {
+        is_named: bool,
+    },
+    Freed(FreedContent),
+    /// Lost blocks of a file are given up. The file went back to what its bucket has; otherwise they are zeros.
+    LostDropped {
+        reverted: bool,
+    },
+    /// What others changed, taken in or not.
+    TakenIn(RefreshFate),
+    /// It was done before, when it was asked for under the same id.
+    Repeated(Box<RequestRecord>),
+    /// A session holds this directory, which must be recalled first.
+    Held(u64),
+    /// The state does not allow it; a sentence for the one who asked.
+    Refused(String),
+    /// It is not for the one who asked.
+    Denied(String),
+}
+
+/// A command, with the outcomes that it has.
+pub trait TypedCommand: Send {
+    type Outcome: Send;
+
+    /// The command as the log has it.
+    fn into_kind(self) -> Kind;
+
+    /// What it did.
+    ///
+    /// # Errors
+    /// [`StateError::UnexpectedOutcome`] for the outcome of another command.
+    fn outcome(outcome: Outcome) -> Result<Self::Outcome, StateError>;
+}
+
+/// Any command, for those who know its outcomes.
+impl TypedCommand for Kind {
+    type Outcome = Outcome;
+
+    fn into_kind(self) -> Kind {
+        self
+    }
+
+    fn outcome(outcome: Outcome) -> Result<Outcome, StateError> {
+        Ok(outcome)
+    }
+}
+
+/// Done, or why not; a sentence for the one who asked.
+pub type Verdict<T = ()> = Result<T, String>;
+
+/// What became of a worker that registers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Registration {
+    /// The worker has this id; the table of workers has another epoch.
+    Registered { id: u64, epoch: u64 },
+    /// The state does not allow it; a sentence for the worker.
+    Refused(String),
+    /// It is the worker of somebody else; a sentence for the worker.
+    Denied(String),
+}
+
+/// What became of a mount that is to be made.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Attachment {
+    /// The mount as it is recorded now.
+    Mount(Box<Mount>),
+    /// Another mount has the path.
+    Exists(Box<Mount>),
+    /// The table of mounts has been changed since the proposer looked, who looks again.
+    OutOfDate,
+    /// The state does not allow it; a sentence for the one who asked.
+    Refused(String),
+}
+
+/// What became of a mount that is to be changed or removed.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MountChange {
+    /// The mount as it is recorded now, or as it was before it was removed.
+    Mount(Box<Mount>),
+    /// Something has been changed since the proposer looked, who looks again.
+    OutOfDate,
+    NoSuchMount,
+}
+
+/// What became of secrets that are to be sealed with another key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sealing {
+    Done,
+    /// Mounts or the key have been changed since the proposer looked, who looks again.
+    OutOfDate,
+}
+
+/// What became of objects that are to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beginning {
+    /// What has no name is not written to the bucket.
+    Began { is_named: bool },
+    /// One of them has become the origin of its inode since the proposer looked, who looks again.
+    OutOfDate,
+}
+
+/// What became of lost blocks that are to be given up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LostDrop {
+    /// The file went back to what its bucket has; otherwise the blocks are zeros.
+    Dropped { reverted: bool },
+    /// A session holds this directory, which must be recalled first.
+    Held(u64),
+    /// The state does not allow it; a sentence for the one who asked.
+    Refused(String),
+}
+
+/// What a change did.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mutated {
+    pub result: MutationResult,
+    /// The number of the change that the answer waits for, or [`ALL_BEFORE`], or 0.
+    pub waits_for: u64,
+}
+
+/// Records a job, or what became of it. Its outcome is the id of the job.
+#[derive(Clone, Debug)]
+pub struct PutJob(pub Job);
+
+/// Gives out the id of a master, greater than this one and than all that were given out before.
+#[derive(Clone, Copy, Debug)]
+pub struct ReserveMasterId(pub u64);
+
+/// Deletes an inode without a name that nobody has open, in steps.
+#[derive(Clone, Copy, Debug)]
+pub struct ReapUnlinked(pub u64);
+
+/// Gives the blocks of a file up that the bucket has, too. With a session: as it has the file open itself.
+#[derive(Clone, Copy, Debug)]
+pub struct FreeContent {
+    pub inode: u64,
+    /// 0 for none.
+    pub session: u64,
+}
+
+impl From<PutJob> for Kind {
+    fn from(put: PutJob) -> Self {
+        Self::PutJob(put.0)
+    }
+}
+
+impl From<ReserveMasterId> for Kind {
+    fn from(reserve: ReserveMasterId) -> Self {
+        Self::ReserveMasterId(reserve.0)
+    }
+}
+
+impl From<ReapUnlinked> for Kind {
+    fn from(reap: ReapUnlinked) -> Self {
+        Self::ReapUnlinked(reap.0)
+    }
+}
+
+impl From<FreeContent> for Kind {
+    fn from(free: FreeContent) -> Self {
+        match free {
+            FreeContent { inode, session: 0 } => Self::FreeContent(inode),
+            FreeContent { inode, session } => Self::FreeOwnContent(FreeOwnContent { inode, session }),
+        }
+    }
+}
+
+/// A command that is done once, however often it comes under its id.
+#[derive(Clone, Debug)]
+pub struct Requested<C> {
+    /// Empty for one that is done each time.
+    pub id: Bytes,
+    /// What is kept for those who ask again.
+    pub reply: Bytes,
+    pub command: C,
+}
+
+/// What a [`Requested`] command did.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Repeatable<T> {
+    /// It came for the first time.
+    First(T),
+    /// It was done before, under the same id.
+    Repeated(Box<RequestRecord>),
+}
+
+impl<C: TypedCommand> TypedCommand for Requested<C> {
+    type Outcome = Repeatable<C::Outcome>;
+
+    fn into_kind(self) -> Kind {
+        let Self { id: request, reply, command } = self;
+        let kind = command.into_kind();
+        if request.is_empty() {
+            return kind;
+        }
+        Kind::Once(Box::new(Once { request, reply, command: Some(Box::new(Command { command: Some(kind) })) }))
+    }
+
+    fn outcome(outcome: Outcome) -> Result<Self::Outcome, StateError> {
+        Ok(match outcome {
+            Outcome::Repeated(record) => Repeatable::Repeated(record),
+            first => Repeatable::First(C::outcome(first)?),
+        })
+    }
+}
+
+/// Which outcomes a command has.
+macro_rules! answered {
+    ($($command:ident, $kind:expr => $answer:ty { $($outcome:pat => $value:expr,)+ })+) => {$(
+        impl TypedCommand for $command {
+            type Outcome = $answer;
+
+            fn into_kind(self) -> Kind {
+                $kind(self)
+            }
+
+            fn outcome(outcome: Outcome) -> Result<$answer, StateError> {
+                match outcome {
+                    $($outcome => Ok($value),)+
+                    other => Err(StateError::UnexpectedOutcome {
+                        command: stringify!($command),
+                        outcome: format!("{other:?}"),
+                    }),
+                }
+            }
+        }
+    )+};
+}
+
+answered! {
+    PutWorker, Kind::PutWorker => Registration {
+        Outcome::Worker { id, epoch } => Registration::Registered { id, epoch },
+        Outcome::Refused(reason) => Registration::Refused(reason),
+        Outcome::Denied(reason) => Registration::Denied(reason),
+    }
+    DrainWorker, Kind::DrainWorker => Verdict {
+        Outcome::Done => Ok(()),
+        Outcome::Refused(reason) => Err(reason),
+    }
+    RemoveWorker, Kind::RemoveWorker => Verdict {
+        Outcome::Done => Ok(()),
+        Outcome::Refused(reason) => Err(reason),
+    }
+    ReserveMasterId, Kind::from => Verdict<u64> {
+        Outcome::MasterId(id) => Ok(id),
+        Outcome::Refused(reason) => Err(reason),
+    }
+    PutJob, Kind::from => u64 {
+        Outcome::Job(id) => id,
+    }
+    AttachMount, Kind::AttachMount => Attachment {
+        Outcome::Mount(mount) => Attachment::Mount(mount),
+        Outcome::MountExists(mount) => Attachment::Exists(mount),
+        Outcome::OutOfDate => Attachment::OutOfDate,
+        Outcome::Refused(reason) => Attachment::Refused(reason),
+    }
+    UpdateMount, Kind::UpdateMount => MountChange {
+        Outcome::Mount(mount) => MountChange::Mount(mount),
+        Outcome::OutOfDate => MountChange::OutOfDate,
+        Outcome::NoSuchMount => MountChange::NoSuchMount,
+    }
+    RemoveMount, Kind::RemoveMount => MountChange {
+        Outcome::Mount(mount) => MountChange::Mount(mount),
+        Outcome::OutOfDate => MountChange::OutOfDate,
+        Outcome::NoSuchMount => MountChange::NoSuchMount,
+    }
+    SealSecrets, Kind::SealSecrets => Sealing {
+        Outcome::Done => Sealing::Done,
+        Outcome::OutOfDate => Sealing::OutOfDate,
+    }
+    ApplyListing, Kind::Listing => ListingCounts {
+        Outcome::Listed(counts) => counts,
+    }
+    AdoptListing, Kind::AdoptListing => ListingCounts {
+        Outcome::Listed(counts) => counts,
+    }
+    TakeInObject, Kind::TakeInObject => RefreshFate {
+        Outcome::TakenIn(fate) => fate,
+    }
+    Mutate, Kind::Mutate => Mutated {
+        Outcome::Mutated(result, waits_for) => Mutated { result: *result, waits_for },
+    }
+    EndSessionStep, Kind::EndSessionStep => StepProgress {
+        Outcome::StepProgress(progress) => progress,
+    }
+    ReapOrphans, Kind::ReapOrphans => StepProgress {
+        Outcome::StepProgress(progress) => progress,
+    }
+    ReapUnlinked, Kind::from => StepProgress {
+        Outcome::StepProgress(progress) => progress,
+    }
+    DropBlocks, Kind::DropBlocks => StepProgress {
+        Outcome::StepProgress(progress) => progress,
+    }
+    // Whether any inodes are left to be counted.
+    CountUsage, Kind::CountUsage => bool {
+        Outcome::Counted { more } => more,
+    }
+    BeginObjects, Kind::BeginObjects => Beginning {
+        Outcome::Began { is_named } => Beginning::Began { is_named },
+        Outcome::OutOfDate => Beginning::OutOfDate,
+    }
+    FreeContent, Kind::from => FreedContent {
+        Outcome::Freed(freed) => freed,
+    }
+    DropLost, Kind::DropLost => LostDrop {
+        Outcome::LostDropped { reverted } => LostDrop::Dropped { reverted },
+        Outcome::Held(directory) => LostDrop::Held(directory),
+        Outcome::Refused(reason) => LostDrop::Refused(reason),
+    }
+    JoinReplica, Kind::JoinReplica => Verdict {
+        Outcome::Done => Ok(()),
+        Outcome::Refused(reason) => Err(reason),
+    }
+    SettleReplica, Kind::SettleReplica => Verdict {
+        Outcome::Done => Ok(()),
+        Outcome::Refused(reason) => Err(reason),
+    }
+    GiveUpReplicas, Kind::GiveUpReplicas => Verdict {
+        Outcome::Done => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_has_its_own_outcomes_only() {
+        assert_eq!(PutJob::outcome(Outcome::Job(7)).unwrap(), 7);
+        assert_eq!(
+            ReserveMasterId::outcome(Outcome::Refused("none left".into())).unwrap(),
+            Err("none left".to_owned())
+        );
+        let unexpected = PutJob::outcome(Outcome::MasterId(7)).unwrap_err().to_string();
+        assert!(unexpected.contains("PutJob was answered by MasterId(7)"), "{unexpected}");
+    }
+
+    #[test]
+    fn a_request_has_the_outcomes_of_its_command_and_that_it_was_done_before() {
+        let asked =
+            |id: &'static [u8]| Requested { id: id.into(), reply: Bytes::new(), command: PutJob(Job::default()) };
+        assert_eq!(asked(b"").into_kind(), Kind::PutJob(Job::default()), "without an id it is done each time");
+        let Kind::Once(once) = asked(b"id").into_kind() else { panic!("it would be done twice") };
+        let command = once.command.and_then(|command| command.command);
+        assert_eq!((&once.request[..], command), (&b"id"[..], Some(Kind::PutJob(Job::default()))));
+        assert_eq!(Requested::<PutJob>::outcome(Outcome::Job(7)).unwrap(), Repeatable::First(7));
+        let record = Box::new(RequestRecord { job: 7, ..RequestRecord::default() });
+        let repeated = Requested::<PutJob>::outcome(Outcome::Repeated(record.clone())).unwrap();
+        assert_eq!(repeated, Repeatable::Repeated(record));
+        assert!(Requested::<PutJob>::outcome(Outcome::Done).is_err());
+    }
+}

@@ -1,0 +1,206 @@
+//! The content of files: their length, and which blocks they have.
+//!
+//! A block is named by inode, generation and index. Whenever blocks are dropped, the file's generation grows, so what
+//! is written in their place later has other names, and dropped blocks can be freed at leisure.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use cavern_posix::{block_takes, changes_content, content_changed};
+use cavern_proto::master::{CommitContent, Extent, Kind};
+use cavern_proto::record::{ExtentRecord, InodeRecord};
+use rustix::io::Errno;
+
+use super::{MutationContext, MutationError, refuse};
+use crate::Family;
+use crate::error::StateError;
+use crate::extent::{self, BlockOwner, DropProgress};
+use crate::records::{self, extent_key};
+use crate::{Tables, allocated, origin};
+
+/// 16 TiB, as ext4 has it.
+const FILE_BYTES_MAX: u64 = 1 << 44;
+/// Blocks of one commit.
+const MADE_MAX: usize = 1024;
+const WORKERS_MAX: usize = 8;
+/// Cuts of a file whose blocks are still to be dropped. Each is of hundreds of blocks that somebody has written since
+/// the one before.
+const CUTS_MAX: usize = 1000;
+
+impl MutationContext<'_, '_> {
+    pub(super) fn commit(&mut self, commit: &CommitContent) -> Result<u64, MutationError> {
+        let mut record = self.inode(commit.inode)?;
+        check_file(&record)?;
+        self.check_commit(commit.inode, &record)?;
+        check_length(commit.grow_to)?;
+        let is_sound = |made: &Extent| {
+            let joined = made.joined.len();
+            (1..=WORKERS_MAX).contains(&made.workers.len()) && (joined == 0 || joined == made.workers.len())
+        };
+        if commit.made.len() > MADE_MAX || !commit.made.iter().all(is_sound) {
+            return refuse(Errno::INVAL, "a commit of too many blocks, or of a block without workers");
+        }
+        if !names_each_once(&commit.made) {
+            return refuse(Errno::INVAL, "a commit that names a block, or a worker of a block, twice");
+        }
+        let tables = self.transaction.before();
+        let last = self.transaction.counters.worker;
+        let mut registered = Registered { tables, last, known: BTreeMap::new() };
+        let size = record.size.max(commit.grow_to);
+        let next_generation = extent::next_generation(&self.transaction.counters, commit.inode, &record);
+        let (mut blocks, mut cut_off) = (Vec::new(), Vec::new());
+        for made in &commit.made {
+            let recorded = tables.recorded_extent(commit.inode, made.index)?;
+            let is_truncated = |known: &ExtentRecord| extent::is_truncated(&record.cuts, made.index, known.generation);
+            let (known, old) = match recorded {
+                Some(recorded) if is_truncated(&recorded) => (None, Some(recorded)),
+                recorded => (recorded, None),
+            };
+            // Its record makes room for that of the next one.
+            cut_off.extend(old.map(|old| extent::at(made.index, old)));
+            let there = registered.of(made, known.as_ref())?;
+            let made = there.map_or(Cow::Borrowed(made), Cow::Owned);
+            if made.workers.is_empty() {
+                let reason =
+                    format!("no worker of block {} of {} was ever there", made.index, self.shown(commit.inode)?);
+                return refuse(Errno::STALE, reason);
+            }
+            let after = match &known {
+                Some(known) => extent::after_commit(known, &made),
+                None if (record.generation..=next_generation).contains(&made.generation) => {
+                    let (generation, workers) = (made.generation, made.workers.clone());
+                    Some(ExtentRecord { generation, workers, ..ExtentRecord::default() })
+                }
+                None => None,
+            };
+            let Some(mut after) = after else {
+                let reason = format!("block {} of {} is another by now", made.index, self.shown(commit.inode)?);
+                return refuse(Errno::STALE, reason);
+            };
+            after.allocated = block_takes(known.as_ref(), &made, self.block_size, size);
+            blocks.push((made, known, after));
+        }
+        self.check_growth(&record, commit.grow_to)?;
+        let owner = BlockOwner { inode: commit.inode, mount_id: record.mount_id, replicas: self.mount_replicas };
+        extent::retire_extents(self.transaction, commit.inode, record.mount_id, cut_off);
+        for (made, known, after) in &blocks {
+            extent::commit(self.transaction, &owner, made.index, known.as_ref(), after, &made.workers);
+            allocated::committed(&mut record, made.index, known.as_ref(), after, self.block_size);
+        }
+        if changes_content(commit, record.size) {
+            self.content_changed(&mut record, size);
+            self.put(commit.inode, record);
+        }
+        Ok(commit.inode)
+    }
+
+    /// Gives a file another length; the caller stores the record.
+    pub(super) fn set_length(
+        &mut self,
+        inode: u64,
+        record: &mut InodeRecord,
+        length: u64,
+    ) -> Result<(), MutationError> {
+        check_file(record)?;
+        check_length(length)?;
+        self.check_growth(record, length)?;
+        if length < record.size {
+            let kept = u32::try_from(length.div_ceil(self.block_size)).unwrap_or(u32::MAX);
+            if record.cuts.len() >= CUTS_MAX {
+                return refuse(Errno::AGAIN, format!("blocks that were cut off inode {inode} are still being dropped"));
+            }
+            let Some(generation) = extent::generation_after(&self.transaction.counters, inode, record) else {
+                let reason = format!("{} has been cut as often as a file can be: copy it", self.shown(inode)?);
+                return refuse(Errno::FBIG, reason);
+            };
+            let (dropped, rest) = extent::cut(self.transaction, inode, record, kept, generation)?;
+            let ends_in = kept.saturating_sub(1);
+            let mut last = match length.is_multiple_of(self.block_size) {
+                true => None,
+                false => self.transaction.before().extent(inode, ends_in)?,
+            };
+            allocated::cut(record, length, self.block_size, &dropped, last.as_mut());
+            if rest == DropProgress::Some && length > 0 {
+                // What the others take would have to be read.
+                record.allocated = None;
+            }
+            if let Some(last) = last {
+                self.transaction.put(Family::Extent, &extent_key(inode, ends_in), &last);
+            }
+            origin::cut(self.transaction, inode, record, length)?;
+        }
+        self.content_changed(record, length);
+        Ok(())
+    }
+
+    fn content_changed(&self, record: &mut InodeRecord, size: u64) {
+        records::change(record, |attr| content_changed(attr, size, self.made_ns));
+    }
+}
+
+/// Workers that somebody names, looked up once each.
+struct Registered<'d> {
+    tables: Tables<'d>,
+    /// The last that was registered: no other has a higher number.
+    last: u64,
+    known: BTreeMap<u64, bool>,
+}
+
+impl Registered<'_> {
+    /// A block at those of the workers named that the table has, or that have the block already; `None` when these are
+    /// all. One that was removed meanwhile leaves the content to the others; where there are none, the block is at it,
+    /// and lost with it, which costs the other blocks of the commit nothing.
+    fn of(&mut self, made: &Extent, recorded: Option<&ExtentRecord>) -> Result<Option<Extent>, StateError> {
+        let mut is_there = Vec::with_capacity(made.workers.len());
+        for worker in &made.workers {
+            let has_block = recorded.is_some_and(|recorded| recorded.workers.contains(worker));
+            is_there.push(has_block || self.has(*worker)?);
+        }
+        if is_there.iter().all(|there| *there) {
+            return Ok(None);
+        }
+        if !is_there.contains(&true) {
+            is_there = made.workers.iter().map(|worker| (1..=self.last).contains(worker)).collect();
+        }
+        let (workers, joined) = (those(&made.workers, &is_there), those(&made.joined, &is_there));
+        Ok(Some(Extent { workers, joined, ..made.clone() }))
+    }
+
+    fn has(&mut self, worker: u64) -> Result<bool, StateError> {
+        if let Some(known) = self.known.get(&worker) {
+            return Ok(*known);
+        }
+        let is_there = self.tables.worker(worker)?.is_some();
+        self.known.insert(worker, is_there);
+        Ok(is_there)
+    }
+}
+
+/// The values in whose place it says so.
+fn those<T: Copy>(values: &[T], chosen: &[bool]) -> Vec<T> {
+    values.iter().zip(chosen).filter(|(_, chosen)| **chosen).map(|(value, _)| *value).collect()
+}
+
+/// Whether no block is there twice, and no worker of a block.
+fn names_each_once(made: &[Extent]) -> bool {
+    let mut indexes = BTreeSet::new();
+    made.iter().all(|extent| {
+        let mut workers = extent.workers.iter().enumerate();
+        indexes.insert(extent.index) && workers.all(|(place, worker)| !extent.workers[..place].contains(worker))
+    })
+}
+
+fn check_file(record: &InodeRecord) -> Result<(), MutationError> {
+    match record.kind() {
+        Kind::File => Ok(()),
+        Kind::Directory => refuse(Errno::ISDIR, "a directory has no length"),
+        _ => refuse(Errno::INVAL, "only a file has a length"),
+    }
+}
+
+fn check_length(length: u64) -> Result<(), MutationError> {
+    if length <= FILE_BYTES_MAX {
+        return Ok(());
+    }
+    refuse(Errno::FBIG, format!("a file of {length} bytes: {FILE_BYTES_MAX} are the most"))
+}

@@ -1,0 +1,189 @@
+//! What commands have changed and the database does not have yet. The commands of a log entry share one write batch,
+//! and each of them reads what those before it have written.
+//!
+//! A record that many of them change, as the counters, the directory in which all of them work, and its intent, is
+//! written once, as the last of them left it.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Range;
+use std::iter::Peekable;
+use std::ops::Bound;
+
+use rocksdb::{DBIterator, WriteBatch};
+
+use super::{Database, Family};
+
+/// Records and bytes that are gathered at most, and those of one command more.
+const RECORDS: usize = 4096;
+const BYTES: usize = 1 << 20;
+
+type Key = Vec<u8>;
+type Pair = (Box<[u8]>, Box<[u8]>);
+
+/// One change of a table.
+#[derive(Debug)]
+pub(super) enum Write {
+    Put(Family, Key, Vec<u8>),
+    Delete(Family, Key),
+    /// From one key on, up to another.
+    DeleteRange(Family, Key, Key),
+}
+
+/// What one command writes, in its order.
+#[derive(Debug, Default)]
+pub struct Writes(Vec<Write>);
+
+impl Writes {
+    pub(super) fn push(&mut self, write: Write) {
+        self.0.push(write);
+    }
+
+    /// Records written and deleted; a range counts as one.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The batch of this command alone.
+    pub fn into_batch(self, database: &Database) -> WriteBatch {
+        let mut batch = WriteBatch::default();
+        self.append_to(&mut batch, database);
+        batch
+    }
+
+    fn append_to(self, batch: &mut WriteBatch, database: &Database) {
+        for write in self.0 {
+            match write {
+                Write::Put(family, key, value) => batch.put_cf(database.family(family), key, value),
+                Write::Delete(family, key) => batch.delete_cf(database.family(family), key),
+                Write::DeleteRange(family, from, to) => batch.delete_range_cf(database.family(family), from, to),
+            }
+        }
+    }
+}
+
+/// The records of one family by their keys; `None` for one that was deleted.
+type Records = BTreeMap<Key, Option<Vec<u8>>>;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Unwritten {
+    families: [Records; Family::ALL.len()],
+    /// What goes behind all of these, in its order: the writes of a command that deletes ranges, which no later one can
+    /// be shown before they are in the database.
+    last: Writes,
+    records: usize,
+    bytes: usize,
+}
+
+impl Default for Unwritten {
+    fn default() -> Self {
+        let families = std::array::from_fn(|_| Records::new());
+        Self { families, last: Writes::default(), records: 0, bytes: 0 }
+    }
+}
+
+impl Unwritten {
+    /// Adds what one more command writes.
+    pub fn add(&mut self, writes: Writes) {
+        let has_range = writes.0.iter().any(|write| matches!(write, Write::DeleteRange(..)));
+        if has_range || !self.last.0.is_empty() {
+            self.last.0.extend(writes.0);
+            return;
+        }
+        for write in writes.0 {
+            match write {
+                Write::Put(family, key, value) => self.insert(family, key, Some(value)),
+                Write::Delete(family, key) => self.insert(family, key, None),
+                // They are not here: see above.
+                Write::DeleteRange(..) => {}
+            }
+        }
+    }
+
+    fn insert(&mut self, family: Family, key: Key, value: Option<Vec<u8>>) {
+        self.records += 1;
+        self.bytes += key.len() + value.as_ref().map_or(0, Vec::len);
+        self.families[family as usize].insert(key, value);
+    }
+
+    /// Whether it has to be written before the next command is applied.
+    pub fn is_due(&self) -> bool {
+        self.records >= RECORDS || self.bytes >= BYTES || !self.last.0.is_empty()
+    }
+
+    /// The batch to write.
+    pub fn into_batch(mut self, database: &Database) -> WriteBatch {
+        let mut batch = WriteBatch::default();
+        for family in Family::ALL {
+            let handle = database.family(family);
+            for (key, value) in std::mem::take(&mut self.families[family as usize]) {
+                match value {
+                    Some(value) => batch.put_cf(handle, key, value),
+                    None => batch.delete_cf(handle, key),
+                }
+            }
+        }
+        self.last.append_to(&mut batch, database);
+        batch
+    }
+
+    /// What is known of a record: its value, or that it is gone.
+    pub(super) fn get(&self, family: Family, key: &[u8]) -> Option<Option<&[u8]>> {
+        self.families[family as usize].get(key).map(Option::as_deref)
+    }
+
+    /// The records from one key on, up to another if there is one.
+    fn range(&self, family: Family, from: &[u8], until: Option<&[u8]>) -> Option<Range<'_, Key, Option<Vec<u8>>>> {
+        let records = &self.families[family as usize];
+        if records.is_empty() || until.is_some_and(|until| until <= from) {
+            return None;
+        }
+        let until = until.map_or(Bound::Unbounded, Bound::Excluded);
+        Some(records.range::<[u8], _>((Bound::Included(from), until)))
+    }
+}
+
+/// The records of a family in the order of their keys: those of the database, and over them what is not written yet.
+pub(super) enum Scan<'a> {
+    Written(DBIterator<'a>),
+    Merged { written: Peekable<DBIterator<'a>>, unwritten: Peekable<Range<'a, Key, Option<Vec<u8>>>> },
+}
+
+impl<'a> Scan<'a> {
+    /// `written` goes over the same keys.
+    pub fn new(
+        written: DBIterator<'a>,
+        unwritten: Option<&'a Unwritten>,
+        family: Family,
+        from: &[u8],
+        until: Option<&[u8]>,
+    ) -> Self {
+        match unwritten.and_then(|unwritten| unwritten.range(family, from, until)) {
+            None => Self::Written(written),
+            Some(range) => Self::Merged { written: written.peekable(), unwritten: range.peekable() },
+        }
+    }
+}
+
+impl Iterator for Scan<'_> {
+    type Item = Result<Pair, rocksdb::Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (written, unwritten) = match self {
+            Self::Written(written) => return written.next(),
+            Self::Merged { written, unwritten } => (written, unwritten),
+        };
+        loop {
+            let Some((key, _)) = unwritten.peek() else { return written.next() };
+            match written.peek() {
+                Some(Err(_)) => return written.next(),
+                Some(Ok((other, _))) if other[..] < key[..] => return written.next(),
+                Some(Ok((other, _))) if other[..] == key[..] => drop(written.next()),
+                Some(Ok(_)) | None => {}
+            }
+            if let Some((key, Some(value))) = unwritten.next() {
+                return Some(Ok((key.as_slice().into(), value.as_slice().into())));
+            }
+        }
+    }
+}
