@@ -1,15 +1,21 @@
-//! What clients see on the wire: an S3 client (opendal) for the usual paths, and bytes over TCP under presigned URLs
-//! where the exact answer counts.
+//! What clients see on the wire: signed requests and the documents that answer them for the usual paths, and bytes over
+//! TCP under presigned URLs where the exact answer counts. `tests/e2e/s3_clients.rs` has the clients of others.
 
 // Helpers count as tests here: they stop where they cannot go on.
 #![allow(clippy::unwrap_used)]
 
 use std::net::SocketAddr;
-use std::sync::Once;
 use std::time::{Duration, Instant};
 
-use cavern_dev_s3::{DevS3, DevS3Config, FaultKind, FaultRule, Kind, Running};
-use opendal::{ErrorKind, Operator, services};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use cavern_dev_s3::{DEFAULT_ACCESS_KEY, DEFAULT_SECRET_KEY, DevS3, DevS3Config, FaultKind, FaultRule, Kind, Running};
+use cavern_plain_s3::{Answer, PlainS3, PlainS3Error};
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::{HeaderMap, Method, StatusCode};
+use md5::{Digest as _, Md5};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -22,8 +28,6 @@ struct Fixture {
 
 impl Fixture {
     async fn start() -> Self {
-        static PROVIDER: Once = Once::new();
-        PROVIDER.call_once(|| rustls::crypto::ring::default_provider().install_default().unwrap());
         let root = tempfile::tempdir().unwrap();
         let mut config = DevS3Config::new(root.path().join("root"));
         config.request_log = Some(root.path().join("log"));
@@ -33,27 +37,39 @@ impl Fixture {
         Self { root, s3 }
     }
 
-    fn client(&self) -> Operator {
-        self.client_with("cavern", "cavern-secret", "bucket")
+    fn client(&self) -> PlainS3 {
+        PlainS3::new(&self.s3.endpoint(), DEFAULT_ACCESS_KEY, DEFAULT_SECRET_KEY).unwrap()
     }
 
-    fn client_with(&self, access_key: &str, secret_key: &str, bucket: &str) -> Operator {
-        opendal_http_transport_reqwest::install_default();
-        let s3 = services::S3::default()
-            .endpoint(&self.s3.endpoint())
-            .region("us-east-1")
-            .bucket(bucket)
-            .access_key_id(access_key)
-            .secret_access_key(secret_key)
-            .disable_config_load()
-            .disable_ec2_metadata();
-        Operator::new(s3).unwrap()
+    /// Sends a signed request that has neither headers nor a body.
+    async fn ask(&self, method: Method, key: &str, query: &str) -> Result<Answer, PlainS3Error> {
+        self.client().send(method, "bucket", key, query, HeaderMap::new(), Bytes::new()).await
+    }
+
+    /// The entries of all pages of a listing, as they are written: on each page first its prefixes, then its objects.
+    async fn list(&self, prefix: &str, delimiter: &str) -> Result<Vec<String>, PlainS3Error> {
+        let encode = |name: &str| utf8_percent_encode(name, NON_ALPHANUMERIC).to_string();
+        let rest = format!("delimiter={}&list-type=2&prefix={}", encode(delimiter), encode(prefix));
+        let (mut entries, mut query) = (Vec::new(), rest.clone());
+        loop {
+            let page = text(&self.ask(Method::GET, "", &query).await?);
+            for kind in ["CommonPrefixes", "Contents"] {
+                entries.extend(elements(&page, kind).into_iter().map(str::to_owned));
+            }
+            let next = elements(&page, "NextContinuationToken").pop();
+            assert_eq!(elements(&page, "IsTruncated"), [if next.is_some() { "true" } else { "false" }]);
+            let Some(next) = next else { return Ok(entries) };
+            query = format!("continuation-token={next}&{rest}");
+        }
     }
 
     /// Sends a presigned GET with more headers and returns the answer's head and body.
     async fn get(&self, key: &str, headers: &str) -> Result<(String, Vec<u8>), std::io::Error> {
-        let signed = self.client().presign_read(key, PATIENCE).await.unwrap();
-        exchange(self.s3.addr(), "GET", &signed.uri().to_string(), headers).await
+        exchange(self.s3.addr(), "GET", &self.presigned(key).await, headers).await
+    }
+
+    async fn presigned(&self, key: &str) -> String {
+        self.client().presigned("bucket", key, PATIENCE).await.unwrap()
     }
 
     /// The header with the token of the second port.
@@ -74,8 +90,12 @@ impl Fixture {
 }
 
 /// One request on a connection of its own, read to its end.
-async fn exchange(to: SocketAddr, method: &str, uri: &str, headers: &str) -> Result<(String, Vec<u8>), std::io::Error> {
-    let path = uri.split_once(&to.to_string()).map_or(uri, |(_, path)| path);
+async fn exchange(
+    to: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &str,
+) -> Result<(String, Vec<u8>), std::io::Error> {
     let request = format!("{method} {path} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n{headers}\r\n");
     let mut stream = TcpStream::connect(to).await?;
     stream.write_all(request.as_bytes()).await?;
@@ -88,59 +108,104 @@ async fn exchange(to: SocketAddr, method: &str, uri: &str, headers: &str) -> Res
     Ok((head, answer[end + 4..].to_vec()))
 }
 
+fn header(name: &'static str, value: &str) -> HeaderMap {
+    HeaderMap::from_iter([(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())])
+}
+
+fn text(answer: &Answer) -> String {
+    String::from_utf8(answer.body.to_vec()).unwrap()
+}
+
+/// What is within each element of this name, as it is written.
+fn elements<'d>(document: &'d str, name: &str) -> Vec<&'d str> {
+    let (begin, end) = (format!("<{name}>"), format!("</{name}>"));
+    document.split(&begin).skip(1).map(|rest| rest.split_once(&end).unwrap().0).collect()
+}
+
+/// The key, or the prefix, of an entry of a listing.
+fn name_of(entry: &str) -> &str {
+    elements(entry, "Key").pop().unwrap_or_else(|| elements(entry, "Prefix")[0])
+}
+
+fn is_refusal(error: &PlainS3Error, wanted: StatusCode, code: &str) -> bool {
+    matches!(error, PlainS3Error::Refused { status, body, .. } if *status == wanted && body.contains(code))
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_writes_reads_lists_and_deletes() {
     let fixture = Fixture::start().await;
-    let op = fixture.client();
+    let s3 = fixture.client();
     let big: Vec<u8> = (0..3_000_000u32).map(|n| n as u8 ^ (n >> 8) as u8).collect();
     for (key, data) in [("a b/ü%+.bin", big.as_slice()), ("a b/empty", b""), ("top", b"top")] {
-        op.write_with(key, data.to_vec()).content_type("text/x").await.unwrap();
-        assert_eq!(op.read(key).await.unwrap().to_vec(), data, "{key}");
+        let typed = header("content-type", "text/x");
+        s3.send(Method::PUT, "bucket", key, "", typed, Bytes::copy_from_slice(data)).await.unwrap();
+        assert_eq!(s3.get("bucket", key).await.unwrap(), data, "{key}");
     }
-    let part = op.read_with("a b/ü%+.bin").range(1_000_000..1_700_000).await.unwrap();
-    assert_eq!(part.to_vec(), &big[1_000_000..1_700_000]);
-    let stat = op.stat("top").await.unwrap();
-    assert_eq!((stat.content_length(), stat.content_type()), (3, Some("text/x")));
-    assert_eq!(stat.etag(), Some("\"b28354b543375bfa94dabaeda722927f\""));
+    let part = s3.get_range("bucket", "a b/ü%+.bin", 1_000_000, 1_699_999).await.unwrap();
+    assert_eq!(part, &big[1_000_000..1_700_000]);
+    let head = fixture.ask(Method::HEAD, "top", "").await.unwrap().headers;
+    assert_eq!(head["content-length"], "3");
+    assert_eq!(head["content-type"], "text/x");
+    assert_eq!(head["etag"], "\"b28354b543375bfa94dabaeda722927f\"");
 
-    let mut names: Vec<_> = op.list("").await.unwrap().iter().map(|entry| entry.path().to_owned()).collect();
-    names.sort();
-    assert_eq!(names, ["a b/", "top"]);
-    let mut writer = op.writer_with("parts").chunk(5 << 20).concurrent(3).await.unwrap();
-    for _ in 0..4 {
-        writer.write(big.clone()).await.unwrap();
-    }
-    writer.close().await.unwrap();
-    assert!(op.stat("parts").await.unwrap().etag().unwrap().ends_with("-3\""));
-    assert_eq!(op.read("parts").await.unwrap().to_vec(), big.repeat(4));
-    op.copy("parts", "a b/copy").await.unwrap();
-    assert_eq!(op.read("a b/copy").await.unwrap().len(), 12_000_000);
+    let entries = fixture.list("", "/").await.unwrap();
+    assert_eq!(entries.iter().map(|entry| name_of(entry)).collect::<Vec<_>>(), ["a b/", "top"]);
+    let created = text(&fixture.ask(Method::POST, "parts", "uploads=").await.unwrap());
+    let id = elements(&created, "UploadId")[0];
+    let content = big.repeat(4);
+    let parts = content.chunks(5 << 20).zip(1..).map(|(part, number)| {
+        let (s3, query) = (&s3, format!("partNumber={number}&uploadId={id}"));
+        async move {
+            let part = Bytes::copy_from_slice(part);
+            let stored = s3.send(Method::PUT, "bucket", "parts", &query, HeaderMap::new(), part).await.unwrap();
+            format!("<Part><PartNumber>{number}</PartNumber><ETag>\"{}\"</ETag></Part>", stored.etag())
+        }
+    });
+    let parts = futures::future::join_all(parts).await.concat();
+    let parts = format!("<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>");
+    let query = format!("uploadId={id}");
+    s3.send(Method::POST, "bucket", "parts", &query, HeaderMap::new(), parts.into()).await.unwrap();
+    assert!(fixture.ask(Method::HEAD, "parts", "").await.unwrap().etag().ends_with("-3"));
+    assert!(s3.get("bucket", "parts").await.unwrap() == content);
+    let source = header("x-amz-copy-source", "/bucket/parts");
+    s3.send(Method::PUT, "bucket", "a b/copy", "", source, Bytes::new()).await.unwrap();
+    assert_eq!(s3.get("bucket", "a b/copy").await.unwrap().len(), 12_000_000);
     assert_eq!(fixture.s3.stats().operations["CopyObject"], 1);
 
-    op.delete("top").await.unwrap();
-    assert_eq!(op.read("top").await.unwrap_err().kind(), ErrorKind::NotFound);
-    op.delete_with("a b/").recursive(true).await.unwrap();
-    let left: Vec<_> = op.list_with("").recursive(true).await.unwrap().iter().map(|e| e.path().to_owned()).collect();
-    assert_eq!(left, ["parts"]);
+    s3.delete("bucket", "top").await.unwrap();
+    let gone = s3.get("bucket", "top").await.unwrap_err();
+    assert!(is_refusal(&gone, StatusCode::NOT_FOUND, "NoSuchKey"), "{gone}");
+    let entries = fixture.list("a b/", "").await.unwrap();
+    let objects: String =
+        entries.iter().map(|entry| format!("<Object><Key>{}</Key></Object>", name_of(entry))).collect();
+    let batch = format!("<Delete>{objects}</Delete>");
+    let digest = header("content-md5", &BASE64_STANDARD.encode(Md5::digest(&batch)));
+    let deleted = s3.send(Method::POST, "bucket", "", "delete=", digest, batch.into()).await.unwrap();
+    assert_eq!(elements(&text(&deleted), "Deleted").len(), 3);
+    let left = fixture.list("", "").await.unwrap();
+    assert_eq!(left.iter().map(|entry| name_of(entry)).collect::<Vec<_>>(), ["parts"]);
     fixture.s3.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn listings_of_thousands_are_paged() {
     let fixture = Fixture::start().await;
-    let keys: Vec<String> = (0..2500).map(|n| format!("d{}/{n:05}", n % 7)).collect();
-    for key in &keys {
-        fixture.s3.store().put("bucket", key, key.as_bytes()).unwrap();
+    let mut expected = Vec::new();
+    for n in 0..2500 {
+        let key = format!("d{}/{n:05}", n % 7);
+        let object = fixture.s3.store().put("bucket", &key, key.as_bytes()).unwrap();
+        expected.push(format!("{key} \"{}\" 8", object.etag));
     }
-    let op = fixture.client();
-    let found = op.list_with("").recursive(true).await.unwrap();
-    let mut expected = keys.clone();
     expected.sort();
-    assert_eq!(found.iter().map(|entry| entry.path()).collect::<Vec<_>>(), expected);
-    assert!(found.iter().all(|entry| entry.metadata().etag().is_some() && entry.metadata().content_length() == 8));
+    let found = fixture.list("", "").await.unwrap();
+    let found = found.iter().map(|entry| {
+        let (etag, size) = (elements(entry, "ETag")[0].replace("&quot;", "\""), elements(entry, "Size")[0]);
+        format!("{} {etag} {size}", name_of(entry))
+    });
+    assert_eq!(found.collect::<Vec<_>>(), expected);
     assert_eq!(fixture.s3.stats().count(Kind::List), 3);
     fixture.s3.reset_stats();
-    assert_eq!(op.list("").await.unwrap().len(), 7);
+    assert_eq!(fixture.list("", "/").await.unwrap().len(), 7);
     assert_eq!(fixture.s3.stats().count(Kind::List), 1);
     assert_eq!(fixture.s3.stats().count(Kind::Head), 0);
     fixture.s3.stop().await;
@@ -153,14 +218,14 @@ async fn wrong_keys_are_refused() {
     for (access_key, secret_key, code) in
         [("other", "cavern-secret", "InvalidAccessKeyId"), ("cavern", "wrong", "SignatureDoesNotMatch")]
     {
-        let error = fixture.client_with(access_key, secret_key, "bucket").read("key").await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
-        assert!(error.to_string().contains(code), "{error}");
+        let s3 = PlainS3::new(&fixture.s3.endpoint(), access_key, secret_key).unwrap();
+        let error = s3.get("bucket", "key").await.unwrap_err();
+        assert!(is_refusal(&error, StatusCode::FORBIDDEN, code), "{error}");
     }
     let (head, _) = exchange(fixture.s3.addr(), "GET", "/bucket/key", "").await.unwrap();
     assert!(head.starts_with("http/1.1 403"), "{head}");
-    let error = fixture.client_with("cavern", "cavern-secret", "nobody").read("key").await.unwrap_err();
-    assert!(error.to_string().contains("NoSuchBucket"), "{error}");
+    let error = fixture.client().get("nobody", "key").await.unwrap_err();
+    assert!(is_refusal(&error, StatusCode::NOT_FOUND, "NoSuchBucket"), "{error}");
     let (head, _) = exchange(fixture.s3.addr(), "GET", "/%ff%00?list-type=%", "").await.unwrap();
     assert!(head.starts_with("http/1.1 4"), "{head}");
     fixture.s3.stop().await;
@@ -211,8 +276,7 @@ async fn a_download_goes_on_with_its_version() {
     let fixture = Fixture::start().await;
     let (old, new) = (vec![1u8; 32 << 20], vec![2u8; 32 << 20]);
     fixture.s3.store().put("bucket", "key", &old).unwrap();
-    let signed = fixture.client().presign_read("key", PATIENCE).await.unwrap().uri().to_string();
-    let path = signed.split_once(&fixture.s3.addr().to_string()).unwrap().1;
+    let path = fixture.presigned("key").await;
     let mut stream = TcpStream::connect(fixture.s3.addr()).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", fixture.s3.addr());
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -221,7 +285,7 @@ async fn a_download_goes_on_with_its_version() {
     fixture.s3.store().put("bucket", "key", &new).unwrap();
     stream.read_to_end(&mut answer).await.unwrap();
     assert!(answer.ends_with(&old));
-    assert_eq!(fixture.client().read("key").await.unwrap().to_vec(), new);
+    assert_eq!(fixture.client().get("bucket", "key").await.unwrap(), new);
     fixture.s3.stop().await;
 }
 
@@ -251,7 +315,7 @@ async fn faults_are_real_on_the_wire() {
     let (head, body) = fixture.get("big", "").await.unwrap();
     assert!(head.starts_with("http/1.1 200") && head.contains("content-length: 1048576"), "{head}");
     assert_eq!(body, &data[..data.len() / 2]);
-    assert!(fixture.client().read("big").await.is_err());
+    assert!(fixture.client().get("bucket", "big").await.is_err());
     fixture.s3.faults().clear();
 
     fixture.s3.faults().add(fault(None, 300)).unwrap();
@@ -268,13 +332,10 @@ async fn faults_are_real_on_the_wire() {
 
     // A store with a request that hangs stops all the same.
     fixture.s3.faults().add(fault(Some(FaultKind::Hang), 0)).unwrap();
-    let signed = fixture.client().presign_read("big", PATIENCE).await.unwrap().uri().to_string();
-    let request = tokio::spawn(async move {
-        let to = signed.strip_prefix("http://").unwrap().split('/').next().unwrap().parse().unwrap();
-        exchange(to, "GET", &signed, "").await
-    });
+    let (to, path, before) = (fixture.s3.addr(), fixture.presigned("big").await, fixture.s3.stats().faults);
+    let request = tokio::spawn(async move { exchange(to, "GET", &path, "").await });
     let deadline = Instant::now() + PATIENCE;
-    while fixture.s3.stats().faults < 6 {
+    while fixture.s3.stats().faults == before {
         assert!(Instant::now() < deadline);
         tokio::task::yield_now().await;
     }
@@ -285,13 +346,12 @@ async fn faults_are_real_on_the_wire() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_log_has_a_line_for_every_answer() {
     let fixture = Fixture::start().await;
-    let op = fixture.client();
-    op.write("k e y", vec![1u8; 300_000]).await.unwrap();
+    fixture.client().put("bucket", "k e y", vec![1u8; 300_000]).await.unwrap();
     fixture.get("k e y", "Range: bytes=0-9\r\n").await.unwrap();
     fixture.get("k e y", "").await.unwrap();
-    op.stat("k e y").await.unwrap();
-    op.stat("missing").await.unwrap_err();
-    op.list("").await.unwrap();
+    fixture.ask(Method::HEAD, "k e y", "").await.unwrap();
+    fixture.ask(Method::HEAD, "missing", "").await.unwrap_err();
+    fixture.list("", "/").await.unwrap();
     let log = fixture.log();
     let lines: Vec<&str> = log.lines().collect();
     let expect = [
@@ -335,7 +395,7 @@ async fn the_second_port_is_for_who_has_its_token_and_is_no_page() {
     let mut answer = [0; 12];
     tokio::time::timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
     assert_eq!(&answer, b"HTTP/1.1 403");
-    assert_eq!(fixture.client().read("key").await.unwrap().to_vec(), b"kept");
+    assert_eq!(fixture.client().get("bucket", "key").await.unwrap(), "kept");
     assert!(fixture.admin("POST", sparse, "").await.0.starts_with("http/1.1 200"));
 
     let other = tempfile::tempdir().unwrap();
@@ -363,16 +423,16 @@ async fn the_second_port_takes_faults_and_shows_counters() {
     }
     let (_, body) = fixture.admin("GET", "/_dev/faults", "").await;
     assert!(String::from_utf8(body).unwrap().contains(r#""kind":"503""#));
-    fixture.client().list("").await.unwrap_err();
-    fixture.client().list("").await.unwrap();
+    fixture.list("", "/").await.unwrap_err();
+    fixture.list("", "/").await.unwrap();
     assert!(fixture.admin("DELETE", "/_dev/faults", "").await.0.starts_with("http/1.1 204"));
 
     let (head, body) = fixture.admin("POST", "/_dev/sparse?bucket=bucket&key=big&size=5368709120", "").await;
     assert!(head.starts_with("http/1.1 200"), "{head}");
     assert!(String::from_utf8(body).unwrap().contains("-1\""));
-    assert_eq!(fixture.client().stat("big").await.unwrap().content_length(), 5 << 30);
-    let tail = fixture.client().read_with("big").range((5 << 30) - 4..5 << 30).await.unwrap();
-    assert_eq!(tail.to_vec(), [0; 4]);
+    assert_eq!(fixture.ask(Method::HEAD, "big", "").await.unwrap().headers["content-length"], "5368709120");
+    let tail = fixture.client().get_range("bucket", "big", (5 << 30) - 4, (5 << 30) - 1).await.unwrap();
+    assert_eq!(tail, [0u8; 4].as_slice());
     assert!(fixture.admin("POST", "/_dev/sparse?bucket=none&key=k&size=1", "").await.0.starts_with("http/1.1 400"));
 
     let (_, stats) = fixture.admin("GET", "/_dev/stats", "").await;
@@ -411,6 +471,6 @@ async fn garbage_does_no_harm() {
             exchange(fixture.s3.addr(), method, path, "Authorization: AWS4-HMAC-SHA256 x\r\n").await.unwrap();
         assert!(head.starts_with("http/1.1 4"), "{method} {path}: {head}");
     }
-    fixture.client().write("key", "still here").await.unwrap();
+    fixture.client().put("bucket", "key", "still here").await.unwrap();
     fixture.s3.stop().await;
 }

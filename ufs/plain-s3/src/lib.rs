@@ -1,5 +1,5 @@
 //! A plain S3 client: it signs a request, sends it and answers what came back. `cv local seed` fills buckets with it,
-//! and the end-to-end tests use it as a second opinion that shares no code with what they test.
+//! and tests, of the embedded store and end to end, use it as a second opinion that shares no code with what they test.
 //!
 //! Keys reach the server byte for byte (`a/../b`, `//`, a trailing `/`), since the path is escaped and sent as it is.
 //! There are no retries and no deadlines: who needs them has `cavern-ufs`. Only `http://` endpoints, path style.
@@ -7,10 +7,12 @@
 use std::fmt::Write as _;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::TryStreamExt as _;
 use http::header::{CONTENT_LENGTH, ETAG, RANGE};
+use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -138,6 +140,13 @@ impl PlainS3 {
         self.send(Method::DELETE, bucket, key, "", HeaderMap::new(), Bytes::new()).await.map(|_| ())
     }
 
+    /// Path and query of a presigned GET of an object: whoever has them may send it, with any headers, for `lasting`
+    /// (in whole seconds).
+    pub async fn presigned(&self, bucket: &str, key: &str, lasting: Duration) -> Result<String, PlainS3Error> {
+        let parts = self.signed(Method::GET, bucket, key, "", HeaderMap::new(), Some(lasting)).await?;
+        Ok(parts.uri.path_and_query().map(ToString::to_string).unwrap_or_default())
+    }
+
     /// Any request: `key` unescaped and empty for the bucket itself, `query` as it goes over the wire, its parameters
     /// sorted.
     ///
@@ -165,19 +174,11 @@ impl PlainS3 {
         headers: HeaderMap,
         body: Body,
     ) -> Result<Answer, PlainS3Error> {
-        let broken = |cause: String| PlainS3Error::Connection { endpoint: self.authority.clone(), cause };
-        let path = format!("/{}/{}", escape(bucket), escape(key));
-        let path = if key.is_empty() { path.trim_end_matches('/').to_owned() } else { path };
-        let target = if query.is_empty() { path } else { format!("{path}?{query}") };
-        let request = Request::builder().method(method.clone()).uri(format!("http://{}{target}", self.authority));
-        let (mut parts, ()) = request.body(()).map_err(|error| broken(error.to_string()))?.into_parts();
-        parts.headers = headers;
-        let signed = self.signer.sign_request(&Context::new(), &mut parts, Some(&self.keys), None).await;
-        signed.map_err(|error| broken(causes(&error)))?;
+        let parts = self.signed(method.clone(), bucket, key, query, headers, None).await?;
         let request = Request::from_parts(parts, body);
-        let response = self.client.request(request).await.map_err(|error| broken(causes(&error)))?;
+        let response = self.client.request(request).await.map_err(|error| self.broken(&error))?;
         let (parts, body) = response.into_parts();
-        let body = body.collect().await.map_err(|error| broken(causes(&error)))?.to_bytes();
+        let body = body.collect().await.map_err(|error| self.broken(&error))?.to_bytes();
         if parts.status.is_success() {
             return Ok(Answer { status: parts.status, headers: parts.headers, body });
         }
@@ -188,6 +189,31 @@ impl PlainS3 {
             status: parts.status,
             body: String::from_utf8_lossy(&body).into_owned(),
         })
+    }
+
+    /// The head of a request with its signature: among the headers, or for `lasting` in the query.
+    async fn signed(
+        &self,
+        method: Method,
+        bucket: &str,
+        key: &str,
+        query: &str,
+        headers: HeaderMap,
+        lasting: Option<Duration>,
+    ) -> Result<Parts, PlainS3Error> {
+        let path = format!("/{}/{}", escape(bucket), escape(key));
+        let path = if key.is_empty() { path.trim_end_matches('/').to_owned() } else { path };
+        let target = if query.is_empty() { path } else { format!("{path}?{query}") };
+        let request = Request::builder().method(method).uri(format!("http://{}{target}", self.authority));
+        let (mut parts, ()) = request.body(()).map_err(|error| self.broken(&error))?.into_parts();
+        parts.headers = headers;
+        let signed = self.signer.sign_request(&Context::new(), &mut parts, Some(&self.keys), lasting).await;
+        signed.map_err(|error| self.broken(&error))?;
+        Ok(parts)
+    }
+
+    fn broken(&self, error: &dyn std::error::Error) -> PlainS3Error {
+        PlainS3Error::Connection { endpoint: self.authority.clone(), cause: causes(error) }
     }
 }
 
