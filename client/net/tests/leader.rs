@@ -320,3 +320,17 @@ async fn a_command_gives_up_when_no_master_answers_any_more() {
     assert!(error.is_master_silent() && error.to_string().contains("it leads no more"), "{error}");
     channel.shutdown().await;
 }
+
+#[tokio::test]
+async fn a_command_looks_for_a_leader_as_long_as_it_may_and_no_longer() {
+    let timeout = Duration::from_millis(1200);
+    let masters = three(0);
+    let all = masters.each_ref().map(FakeMaster::address);
+    let channel = MasterChannel::for_command(&config(&all, timeout)).unwrap();
+    let begun = tokio::time::Instant::now();
+    let error = channel.ask(ask).await.unwrap_err();
+    let took = begun.elapsed();
+    assert!(error.is_master_silent() && error.to_string().contains("no master leads"), "{error}");
+    assert!(took >= timeout / 2 && took < timeout * 4 / 3, "{took:?}");
+    channel.shutdown().await;
+}

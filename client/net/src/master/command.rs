@@ -17,7 +17,7 @@ use cavern_conf::Config;
 use cavern_conf::backoff::{self, Backoff};
 use cavern_proto::raft::GetGroupRequest;
 use cavern_proto::{NotLeading, StatusMark};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::{Code, Response, Status};
 
 use super::members::{MASTERS_MAX, Origin};
@@ -58,7 +58,7 @@ impl MasterChannel {
         let masters = Self::for_command(config)?;
         let first = masters.inner.masters.preferred().origin;
         // One that stands still keeps nobody waiting who finds that another one leads.
-        let found = masters.attend(first, masters.inner.find_leader()).await;
+        let found = masters.attend(first, masters.inner.find_leader(masters.deadline())).await;
         found.unwrap_or(Ok(()))?;
         Ok(masters)
     }
@@ -129,9 +129,11 @@ impl MasterChannel {
                 biased;
                 // What the probe has found is certain.
                 () = inner.masters.confirmed_since(failed) => return true,
-                found = inner.find_leader() => if found.is_ok() {
+                found = inner.find_leader(deadline) => if found.is_ok() {
                     return true;
                 },
+                // Each master that stands still takes a part of the time.
+                () = sleep_until(deadline) => return false,
             }
         }
         false
@@ -139,9 +141,9 @@ impl MasterChannel {
 }
 
 impl Inner {
-    /// Prefers the master that leads, as the masters say.
-    async fn find_leader(&self) -> Result<(), NetError> {
-        let (mut backoff, deadline) = (backoff::MASTER.begin(), Instant::now() + self.timeout);
+    /// Prefers the master that leads, as the masters say. Asks all of them once, and again until the deadline.
+    async fn find_leader(&self, deadline: Instant) -> Result<(), NetError> {
+        let mut backoff = backoff::MASTER.begin();
         loop {
             let mut said: Vec<(Stubs, String)> = Vec::new();
             let mut is_any_reached = false;
