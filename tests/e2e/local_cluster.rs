@@ -120,6 +120,19 @@ fn a_failing_child_is_shown_with_its_log_and_nothing_stays() {
 }
 
 #[test]
+fn a_master_that_does_not_answer_is_waited_for_no_longer_than_told() {
+    let cluster = Cluster::up(Options::default());
+    let (place, master) = (cluster.directory().to_str().unwrap(), &cluster.at_start.masters[0]);
+    cluster.signal(master, Signal::STOP);
+    let up = cluster.try_cv(&["local", "up", "--dir", place, "--timeout", "2"]);
+    cluster.signal(master, Signal::CONT);
+    assert_eq!(up.code, 1, "{up:?}");
+    assert!(up.stderr.contains("the master knows 0 of 1 workers after 2 s"), "{}", up.stderr);
+    cluster.cv(&["local", "up", "--dir", place]);
+    assert_eq!(cluster.status().masters[0].pid, master.pid, "what ran before is not stopped");
+}
+
+#[test]
 fn a_wrong_configuration_starts_nothing() {
     let cluster = Cluster::up(Options::default());
     let directory = tempfile::tempdir().unwrap();

@@ -89,7 +89,7 @@ impl TakingIn {
         let ask = move || {
             // Asked again, the leader goes on, or has nothing left to do.
             let added = block_on(async {
-                let masters = MasterChannel::connect(&config).await?;
+                let masters = MasterChannel::for_command(&config)?;
                 let add = async |mut leader: Stubs| leader.raft.add_master(request.clone()).await;
                 Ok(masters.ask_unary(add).await?)
             });

@@ -267,20 +267,23 @@ fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> 
     config.client.metadata_timeout = Interval::secs(patience.as_secs());
     let deadline = Instant::now() + patience;
     block_on(async {
-        let masters = MasterChannel::connect(&config).await?;
-        loop {
-            let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
-            let workers = masters.ask_unary(list).await?.workers;
-            let live = workers.iter().filter(|worker| worker.state() == WorkerState::Live).count();
-            if live >= wanted {
-                return Ok(());
+        let (masters, mut live) = (MasterChannel::for_command(&config)?, 0);
+        let all_live = async {
+            loop {
+                let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
+                let workers = masters.ask_unary(list).await?.workers;
+                live = workers.iter().filter(|worker| worker.state() == WorkerState::Live).count();
+                if live >= wanted {
+                    return Ok::<(), CliError>(());
+                }
+                tokio::time::sleep(POLL).await;
             }
-            if Instant::now() > deadline {
-                let text = format!("the master knows {live} of {wanted} workers after {} s", patience.as_secs());
-                return Err(CliError::Failed(text));
-            }
-            tokio::time::sleep(POLL).await;
-        }
+        };
+        let answer = tokio::time::timeout_at(deadline, all_live).await;
+        answer.unwrap_or_else(|_elapsed| {
+            let text = format!("the master knows {live} of {wanted} workers after {} s", patience.as_secs());
+            Err(CliError::Failed(text))
+        })
     })
 }
 
