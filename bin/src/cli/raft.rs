@@ -1,10 +1,9 @@
 //! `cv raft`: the group of masters, and who belongs to it.
 
-use std::time::Duration;
-
-use cavern_conf::{Config, backoff};
+use cavern_conf::{Config, Interval, backoff};
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
+use cavern_proto::NotLeading;
 use cavern_proto::raft::{
     AddMasterRequest, GetGroupRequest, Group, MakeSnapshotRequest, Member, RemoveMasterRequest, TransferLeadRequest,
 };
@@ -19,7 +18,7 @@ use crate::error::CliError;
 use crate::group::{Dial, GroupView, MasterView, Survey, leads, remark_unaware};
 
 /// An election takes a part of this.
-const ELECTION_PATIENCE: Duration = Duration::from_secs(10);
+const ELECTION_PATIENCE: Interval = Interval::secs(10);
 
 #[derive(Subcommand)]
 pub enum RaftCommand {
@@ -155,9 +154,11 @@ struct Led {
 impl Led {
     /// Waits for an election where there may be one.
     async fn find(cluster: &ClusterArgs) -> Result<Self, CliError> {
-        let config = cluster.config()?;
+        let mut config = cluster.config()?;
         let dial = Dial::of(&config)?;
-        let (mut backoff, deadline) = (backoff::MASTER.begin(), Instant::now() + ELECTION_PATIENCE);
+        // Whoever has lost an answer waits for an election, too.
+        config.client.metadata_timeout = config.client.metadata_timeout.max(ELECTION_PATIENCE);
+        let (mut backoff, deadline) = (backoff::MASTER.begin(), Instant::now() + ELECTION_PATIENCE.get());
         loop {
             let survey = ask(&config, &dial).await?;
             let view = survey.view();
@@ -194,22 +195,33 @@ impl Led {
         is_done: impl Fn(&Group) -> bool,
         mut request: impl AsyncFnMut(Stubs) -> Result<Response<Group>, Status>,
     ) -> Result<Group, CliError> {
-        let mut is_sent = false;
+        let mut may_be_done = false;
         let change = async |mut master: Stubs| {
-            if is_sent {
+            if may_be_done {
                 let found = master.raft.get_group(GetGroupRequest {}).await?;
                 if leads(found.get_ref()) && is_done(found.get_ref()) {
                     return Ok(found);
                 }
             }
-            is_sent = true;
-            request(master).await
-        };
-        self.masters.ask_unary(change).await.map_err(|error| match CliError::from(error) {
-            CliError::Unreachable(cause) => {
-                CliError::Unreachable(format!("{cause}. Whether the group has changed, `cv raft status` shows"))
+            // Also where the answer is not waited for, since another master leads.
+            let was_sent = std::mem::replace(&mut may_be_done, true);
+            let answer = request(master).await;
+            if let Err(status) = &answer
+                && NotLeading::from_status(status).is_some()
+            {
+                may_be_done = was_sent;
             }
-            error => error,
+            answer
+        };
+        let answer = self.masters.ask_unary(change).await;
+        answer.map_err(|error| {
+            let is_lost = may_be_done && error.is_master_silent();
+            match CliError::from(error) {
+                CliError::Unreachable(cause) if is_lost => {
+                    CliError::Unreachable(format!("{cause}. Whether the group has changed, `cv raft status` shows"))
+                }
+                error => error,
+            }
         })
     }
 
@@ -389,4 +401,36 @@ fn say(args: &ResultArgs, group: &Group, text: String) -> Result<(), CliError> {
     };
     let (members, unaware) = (group.members.iter().map(view).collect(), group.unaware.clone());
     args.show(&ChangeView { leader: group.leader, members, unaware }, |_| console::line(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::StatusMark;
+
+    use super::*;
+
+    /// What a change comes to that its master answers so, while no other can be reached.
+    async fn changed(answer: Status) -> String {
+        let mut config = Config::default();
+        config.cluster.masters = vec!["127.0.0.1:1".to_owned()];
+        config.client.metadata_timeout = Interval::millis(200);
+        let dial = Dial::of(&config).unwrap();
+        let survey = Survey::take(&[], &dial).await;
+        let (view, masters) = (survey.view(), MasterChannel::for_command(&config).unwrap());
+        let led = Led { survey, view, leader: String::new(), dial, masters };
+        let error = led.change(|_| false, async |_: Stubs| Err(answer.clone())).await.unwrap_err();
+        assert!(matches!(error, CliError::Unreachable(_)), "{error:?}");
+        error.to_string()
+    }
+
+    #[tokio::test]
+    async fn only_a_lost_answer_leaves_open_whether_the_group_has_changed() {
+        let remark = "Whether the group has changed";
+        let lost = changed(StatusMark::Unanswered.to_status("it leads no more".to_owned())).await;
+        assert!(lost.contains("it leads no more") && lost.contains(remark), "{lost}");
+        let unled = changed(NotLeading { leader: None }.to_status()).await;
+        assert!(unled.contains("no master leads") && !unled.contains(remark), "{unled}");
+        let refused = changed(Status::deadline_exceeded("master 2 did not take the lead")).await;
+        assert_eq!(refused, "master 2 did not take the lead");
+    }
 }
