@@ -126,6 +126,8 @@ fn a_killed_master_is_waited_for_and_the_job_goes_on() {
         (list[0]["files_done"].as_u64()? > 0).then_some(())
     });
     cluster.kill("master");
+    // By the first failure, not when the search for another master is over.
+    load.says("the connection to the master broke");
     load.says("waiting for a master");
     cluster.start("master");
     load.says("a master answers again");

@@ -40,8 +40,18 @@ impl Follower {
     ) -> Result<T, CliError> {
         let mut away: Option<Instant> = None;
         loop {
-            let asked = self.masters.ask_unary(async |master: Stubs| request(master).await);
-            let cause = match tokio::time::timeout(answer_timeout, asked).await {
+            let asked = self.masters.ask_unary(async |master: Stubs| {
+                let answer = request(master).await;
+                // Said now: another master is looked for before the call fails.
+                if let Err(status) = &answer
+                    && let CliError::Unreachable(cause) = CliError::from(status.clone())
+                {
+                    self.away_since(&mut away, &cause);
+                }
+                answer
+            });
+            let answer = tokio::time::timeout(answer_timeout, asked).await;
+            let cause = match answer {
                 Ok(Ok(answer)) => {
                     if away.is_some() {
                         console::remark("a master answers again");
@@ -54,11 +64,7 @@ impl Follower {
                 },
                 Err(_late) => format!("the master does not answer within {} s", answer_timeout.as_secs()),
             };
-            let since = *away.get_or_insert_with(|| {
-                console::remark(format_args!("{cause}; waiting for a master, {} goes on when there is one", self.what));
-                Instant::now()
-            });
-            if since.elapsed() >= MASTER_PATIENCE {
+            if self.away_since(&mut away, &cause).elapsed() >= MASTER_PATIENCE {
                 return Err(CliError::Unreachable(format!(
                     "no master has answered for {} s ({cause}): {} {goes_on}",
                     MASTER_PATIENCE.as_secs(),
@@ -67,5 +73,13 @@ impl Follower {
             }
             tokio::time::sleep(POLL_PERIOD).await;
         }
+    }
+
+    /// Since when no master answers, which is said at the first failure.
+    fn away_since(&self, away: &mut Option<Instant>, cause: &str) -> Instant {
+        *away.get_or_insert_with(|| {
+            console::remark(format_args!("{cause}; waiting for a master, {} goes on when there is one", self.what));
+            Instant::now()
+        })
     }
 }
