@@ -26,12 +26,13 @@ pub struct Copied {
 
 /// Copies every file below `source` to `target` (`s3://BUCKET[/PREFIX]`), under its relative path. Makes the bucket.
 pub fn seed(s3: &S3, source: &Path, target: &str) -> Result<Copied, CliError> {
-    let (bucket, prefix) = match StoreUri::parse(target).map_err(|error| CliError::Usage(error.to_string()))? {
+    let wrong = |reason: &str| {
+        let form = Scheme::S3.form();
+        CliError::Usage(format!("{target} is no bucket of the object store ({reason}): write it as {form}"))
+    };
+    let (bucket, prefix) = match StoreUri::parse(target).map_err(|error| wrong(error.reason))? {
         StoreUri::S3 { bucket, prefix } => (bucket, prefix),
-        StoreUri::File { .. } | StoreUri::Memory { .. } => {
-            let form = Scheme::S3.form();
-            return Err(CliError::Usage(format!("{target} is no bucket of the object store: write it as {form}")));
-        }
+        StoreUri::File { .. } | StoreUri::Memory { .. } => return Err(wrong("its scheme is another one")),
     };
     let files = files_below(source)?;
     let client = PlainS3::new(&format!("http://{}", s3.listen), &s3.access_key, &s3.secret_key);
@@ -79,4 +80,22 @@ fn files_below(source: &Path) -> Result<Vec<PathBuf>, CliError> {
         }
     }
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_that_is_no_bucket_is_told_the_form_of_one() {
+        let [listen, access_key, secret_key] = ["127.0.0.1:1", "", ""].map(str::to_owned);
+        let s3 = S3 { listen, admin: None, access_key, secret_key, root: PathBuf::new() };
+        for target in ["bucket/prefix", "gs://bucket", "file:///tree", "memory://name", "s3://", "s3://a b"] {
+            let Err(CliError::Usage(text)) = seed(&s3, Path::new("nowhere"), target) else {
+                panic!("{target} is taken")
+            };
+            assert!(text.starts_with(&format!("{target} is no bucket of the object store (")), "{text}");
+            assert!(text.ends_with(": write it as s3://BUCKET[/PREFIX]"), "{text}");
+        }
+    }
 }
