@@ -149,7 +149,8 @@ impl Wanted {
         conf: &schema::Ufs,
     ) -> std::result::Result<Self, UfsError> {
         let token_sts = sts_of_process(options).unwrap_or_else(|| Sts::of_region(&options.region));
-        let role = role.map(|role| Ok((role.clone(), sts_of_roles(ROLE, options)?))).transpose()?;
+        let sts = role.map(|_| sts_of_roles(ROLE, options)).transpose()?;
+        let role = role.cloned().zip(sts);
         Ok(Self { source: source.clone(), role, vended: None, token_sts, conf: conf.clone() })
     }
 }
