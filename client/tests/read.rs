@@ -369,6 +369,36 @@ async fn a_file_is_read_on_though_its_only_worker_ends_the_connection_instead_of
     cluster.stop(client).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_waited_for_a_master_longer_than_a_read_may_take_is_served_when_it_is_back() {
+    let sockets = tempfile::tempdir().unwrap();
+    for (name, worker) in
+        [("late-local", FakeWorker::local(1, sockets.path()).await), ("late-remote", FakeWorker::remote(1).await)]
+    {
+        let mut cluster = Cluster::new(name, vec![worker]).await;
+        let bytes = content(26, 300_000);
+        cluster.workers[0].put("", "", bytes.clone());
+        cluster.workers[0].keep_cold();
+        cluster.master.fs_mode();
+        cluster.master.set_lease(Duration::from_secs(60));
+        cluster.master.put_block(MOUNT_ROOT, "f", 1, bytes.len() as u64);
+        cluster.config.client.read_timeout = Interval::millis(400);
+        cluster.config.client.worker_timeout = Interval::millis(2000);
+        cluster.config.client.change_timeout = Interval::secs(20);
+        let client = cluster.client().await;
+        let file = open(&client, "f").await;
+        cluster.master.hang(true);
+        let asked = cluster.master.count("GetLayout");
+        let reading = tokio::spawn(async move { file.read(0, 100_000).await });
+        until("the layout is asked for", || cluster.master.count("GetLayout") > asked).await;
+        let since = Instant::now();
+        until("the read is late", || since.elapsed() > Duration::from_millis(800)).await;
+        cluster.master.hang(false);
+        assert!(reading.await.unwrap().unwrap() == bytes[..100_000], "{name}");
+        cluster.stop(client).await;
+    }
+}
+
 /// A cluster with one file of an fs-mode mount, `f`, of one block, at workers on other hosts; and its inode.
 async fn fs_mode(name: &str, workers: u64, bytes: &[u8]) -> (Cluster, u64) {
     let ids: Vec<u64> = (1..=workers).collect();

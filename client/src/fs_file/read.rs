@@ -114,7 +114,8 @@ impl FsFile {
         Some(bytes)
     }
 
-    /// Reads `length` bytes at `offset`, fewer only at the end of the file. Bounded by `client.read_timeout`.
+    /// Reads `length` bytes at `offset`, fewer only at the end of the file. Bounded by `client.read_timeout`, but for
+    /// the wait for a master and for what is written behind, after which each block has one attempt at least.
     pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
         self.read_as(offset, length, ReadMode::Buffered).await
     }
@@ -188,7 +189,8 @@ impl FsFile {
     ) -> Result<Bytes, ClientError> {
         if let Some(file) = open.file().cloned() {
             let (start, name) = (u64::from(span.bytes.start), || format!("inode {}", self.inode));
-            match self.reader.read_local(file, start, span.length(), deadline, name).await {
+            let until = self.attempt_deadline(deadline, 1);
+            match self.reader.read_local(file, start, span.length(), until, name).await {
                 Err(ClientError::Io(error)) => {
                     tracing::warn!(inode = self.inode, span.index, "a local block cannot be read: {error}");
                 }
@@ -201,7 +203,8 @@ impl FsFile {
         }
         loop {
             let block = Arc::new(self.block_over_network(open, span, mode));
-            let failure = match self.reader.read(&block, span, deadline).await {
+            let until = self.attempt_deadline(deadline, block.workers.len());
+            let failure = match self.reader.read(&block, span, until).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(error) => self.unavailable_if_lost(span.index, error),
             };
@@ -209,6 +212,12 @@ impl FsFile {
                 return Err(failure);
             }
         }
+    }
+
+    /// Until when an attempt lasts that begins now: each of its workers has its time, however long the layout, or what
+    /// came before in the same read, was waited for.
+    fn attempt_deadline(&self, deadline: Instant, workers: usize) -> Instant {
+        deadline.max(Instant::now() + self.shared.worker_timeout * workers as u32)
     }
 
     /// A block at its replicas, with what is buffered of it if that will do for a read of this span.
