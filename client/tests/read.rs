@@ -531,24 +531,49 @@ async fn wrong_bytes_of_a_replica_are_reported_and_read_from_another_or_not_at_a
     cluster.stop(client).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_slow_replica_is_overtaken_by_another() {
-    let bytes = content(25, 4 * MIB);
-    let (mut cluster, _) = fs_mode("fs-hedge", 2, &bytes).await;
+/// Two replicas of the bytes, and a client that has read so often that it knows how long an answer takes, and may ask
+/// twice some times. A worker that fails is left alone for longer than a test takes.
+async fn hedging(name: &str, worker_timeout: Interval, bytes: &[u8]) -> (Cluster, Arc<Client>, File) {
+    let (mut cluster, _) = fs_mode(name, 2, bytes).await;
     cluster.config.client.hedge_percent = 50;
     cluster.config.client.read_timeout = Interval::secs(20);
-    cluster.config.client.worker_timeout = Interval::secs(10);
+    cluster.config.client.worker_timeout = worker_timeout;
+    cluster.config.client.worker_backoff = Interval::secs(30);
+    cluster.config.client.worker_backoff_max = Interval::secs(30);
     let client = cluster.client().await;
     let file = open(&client, "f").await;
     for number in 0..40 {
         assert!(file.read_direct(number * 100_000, 1000).await.is_ok());
     }
+    (cluster, client, file)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_replica_is_overtaken_by_another() {
+    let bytes = content(25, 4 * MIB);
+    let (cluster, client, file) = hedging("fs-hedge", Interval::secs(10), &bytes).await;
     let won = client.stats().hedges_won.get();
     cluster.workers[0].set_mood(Mood::Slow(Duration::from_secs(5)));
     let started = Instant::now();
     assert!(file.read(3_000_000, 1000).await.unwrap() == bytes[3_000_000..3_001_000]);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     assert_eq!(client.stats().hedges_won.get(), won + 1);
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_replica_that_was_overtaken_is_left_alone() {
+    let bytes = content(27, 4 * MIB);
+    let (cluster, client, file) = hedging("fs-silent", Interval::millis(700), &bytes).await;
+    let errors = client.stats().worker_errors.get();
+    cluster.workers[0].set_mood(Mood::Hangs);
+    assert!(file.read_direct(1_000_000, 1000).await.unwrap() == bytes[1_000_000..1_001_000]);
+    until("the silent one counts as failed", || client.stats().worker_errors.get() > errors).await;
+    let asked = (client.stats().hedges.get(), cluster.workers[0].count("Read"));
+    for at in (0..MIB).step_by(100_000) {
+        assert!(file.read_direct(at as u64, 1000).await.unwrap() == bytes[at..at + 1000]);
+    }
+    assert_eq!((client.stats().hedges.get(), cluster.workers[0].count("Read")), asked, "no read asks it, nor waits");
     cluster.stop(client).await;
 }
 
