@@ -26,6 +26,7 @@ use tokio::time::Instant;
 use super::Core;
 use super::buffers::Purpose;
 use super::fetch::{ChunkRequest, Piece};
+use super::hedge::Hedge;
 use super::location::BlockLocation;
 use super::outage_wait::OutageWaiter;
 use crate::error::ClientError;
@@ -100,6 +101,14 @@ impl Core {
                 let error = climb.failed(Some(causes));
                 Err(FetchFailure { error, is_transient: climb.is_outage || is_slow })
             }
+        }
+    }
+
+    /// Who decides when a read of a block is sent twice: each kind takes as long as it takes, and has its own share.
+    pub(super) fn hedge(&self, at: &BlockLocation) -> &Hedge {
+        match at {
+            BlockLocation::Object { .. } => &self.object_hedge,
+            BlockLocation::Replicas(_) => &self.replica_hedge,
         }
     }
 
@@ -186,8 +195,8 @@ impl SourceFallback<'_> {
         let mut running = FuturesUnordered::new();
         running.extend(self.start_next().map(|(_, attempt)| attempt));
         let mut hedge = match self.want.purpose {
-            Purpose::Read => self.core.hedge.delay().map(|delay| Instant::now() + delay),
-            Purpose::Readahead => None,
+            Purpose::Read if self.sources.len() > 0 => self.hedge().delay().map(|delay| Instant::now() + delay),
+            Purpose::Read | Purpose::Readahead => None,
         };
         let mut hedged = None;
         loop {
@@ -236,7 +245,7 @@ impl SourceFallback<'_> {
                 () = timer, if hedge.is_some() => {
                     hedge = None;
                     if self.sources.len() > 0
-                        && self.core.hedge.permit()
+                        && self.hedge().permit()
                         && let Some((source, attempt)) = self.start_next()
                     {
                         self.core.stats.hedges.inc();
@@ -285,6 +294,10 @@ impl SourceFallback<'_> {
         while let Some(Source::Worker(_)) = self.sources.as_slice().first() {
             self.sources.next();
         }
+    }
+
+    fn hedge(&self) -> &Hedge {
+        self.core.hedge(&self.want.at)
     }
 
     fn is_of_object(&self) -> bool {
