@@ -578,6 +578,23 @@ async fn a_silent_replica_that_was_overtaken_is_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_replica_that_failed_lately_is_asked_beside_a_slow_one() {
+    let bytes = content(28, 4 * MIB);
+    let (cluster, client, file) = hedging("fs-resting", Interval::secs(10), &bytes).await;
+    cluster.workers[1].kill().await;
+    cluster.workers[0].set_mood(Mood::Slow(Duration::from_millis(500)));
+    let errors = client.stats().worker_errors.get();
+    assert!(file.read_direct(1_000_000, 1000).await.unwrap() == bytes[1_000_000..1_001_000]);
+    assert!(client.stats().worker_errors.get() > errors, "the dead one was asked");
+    let hedges = client.stats().hedges.get();
+    for at in [0, 100_000, 200_000] {
+        assert!(file.read_direct(at as u64, 1000).await.unwrap() == bytes[at..at + 1000]);
+    }
+    assert_eq!(client.stats().hedges.get(), hedges);
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_dead_worker_is_left_alone_and_used_again_when_it_is_back() {
     let cluster = Cluster::new("dead-worker", vec![FakeWorker::remote(1).await]).await;
     let files: Vec<Vec<u8>> = (0..20).map(|number| content(number, 10_000)).collect();

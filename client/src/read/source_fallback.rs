@@ -195,7 +195,7 @@ impl SourceFallback<'_> {
         let mut running = FuturesUnordered::new();
         running.extend(self.start_next().map(|(_, attempt)| attempt));
         let mut hedge = match self.want.purpose {
-            Purpose::Read if self.sources.len() > 0 => self.hedge().delay().map(|delay| Instant::now() + delay),
+            Purpose::Read if self.can_be_hedged() => self.hedge().delay().map(|delay| Instant::now() + delay),
             Purpose::Read | Purpose::Readahead => None,
         };
         let mut hedged = None;
@@ -244,7 +244,7 @@ impl SourceFallback<'_> {
                 },
                 () = timer, if hedge.is_some() => {
                     hedge = None;
-                    if self.sources.len() > 0
+                    if self.can_be_hedged()
                         && self.hedge().permit()
                         && let Some((source, attempt)) = self.start_next()
                     {
@@ -293,6 +293,15 @@ impl SourceFallback<'_> {
     fn skip_workers(&mut self) {
         while let Some(Source::Worker(_)) = self.sources.as_slice().first() {
             self.sources.next();
+        }
+    }
+
+    /// Whether there is a source to be asked beside one that is slow. A replica that failed lately is none: it is asked
+    /// when all others have failed.
+    fn can_be_hedged(&self) -> bool {
+        match (&self.want.at, self.sources.as_slice().first()) {
+            (BlockLocation::Replicas(_), Some(Source::Worker(worker))) => !self.core.pool.rests(*worker),
+            (_, next) => next.is_some(),
         }
     }
 
