@@ -595,6 +595,23 @@ async fn no_replica_that_failed_lately_is_asked_beside_a_slow_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_reader_overtakes_read_ahead_that_a_replica_is_slow_to_answer() {
+    const PART: usize = MIB / 8;
+    let bytes = content(29, 4 * MIB);
+    let (cluster, client, file) = hedging("fs-ahead", Interval::secs(10), &bytes).await;
+    assert!(file.read(0, PART).await.unwrap() == bytes[..PART]);
+    cluster.workers[0].set_mood(Mood::Hangs);
+    let (started, before) = (Instant::now(), client.stats().readahead_bytes.get());
+    // The second read begins the read-ahead, and the third wants what that has asked for.
+    for start in [PART, 2 * PART] {
+        assert!(file.read(start as u64, PART).await.unwrap() == bytes[start..start + PART], "at {start}");
+    }
+    assert!(client.stats().readahead_bytes.get() > before, "nothing was read ahead");
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_dead_worker_is_left_alone_and_used_again_when_it_is_back() {
     let cluster = Cluster::new("dead-worker", vec![FakeWorker::remote(1).await]).await;
     let files: Vec<Vec<u8>> = (0..20).map(|number| content(number, 10_000)).collect();

@@ -346,7 +346,7 @@ impl File {
                 self.remember(span.index, &descriptor);
                 Ok(None)
             }
-            Step::Again => Ok(None),
+            Step::Again | Step::Overtake => Ok(None),
         }
     }
 

@@ -57,6 +57,8 @@ pub(super) enum Step {
     Descriptor(Arc<Descriptor>),
     /// A fetch has ended, of this reader or of another: look again.
     Again,
+    /// The fetch of another takes long, and a replica may be asked beside it.
+    Overtake,
 }
 
 /// Whether a read has already waited for a fetch that did not bring all it needs.
@@ -185,10 +187,14 @@ impl BlockReader {
         let _done = SweepOnDrop(core);
         let mut tries = ReadAttempt::First;
         while block.version != 0 && !core.buffers.lack(at.key(), span.chunks()) {
-            if let Step::Bytes(bytes) = core.next_step(&at, span, tries, deadline).await? {
-                core.stats.buffer_reads.inc();
-                core.stats.buffer_bytes.inc_by(bytes.len() as u64);
-                return Ok(bytes);
+            match core.next_step(&at, span, tries, deadline).await? {
+                Step::Bytes(bytes) => {
+                    core.stats.buffer_reads.inc();
+                    core.stats.buffer_bytes.inc_by(bytes.len() as u64);
+                    return Ok(bytes);
+                }
+                Step::Overtake => break,
+                Step::Descriptor(_) | Step::Again => {}
             }
             tries = ReadAttempt::Further;
         }
@@ -236,6 +242,20 @@ impl Core {
             ChunkLookup::Wait(mut done) => {
                 let fetch = done.borrow().clone();
                 let _joined = Stages::join(fetch);
+                // Read-ahead is not hedged.
+                if let BlockLocation::Replicas(block) = at
+                    && block.workers.len() > 1
+                    && let Some(delay) = self.hedge(at).delay()
+                {
+                    let hedged = deadline.min(Instant::now() + delay);
+                    if tokio::time::timeout_at(hedged, done.changed()).await.is_ok() {
+                        return Ok(Step::Again);
+                    }
+                    if self.hedge(at).permit() {
+                        self.stats.hedges.inc();
+                        return Ok(Step::Overtake);
+                    }
+                }
                 match tokio::time::timeout_at(deadline, done.changed()).await {
                     Ok(_ended) => Ok(Step::Again),
                     Err(_elapsed) => Err(ClientError::Read {
