@@ -515,6 +515,7 @@ async fn wrong_bytes_of_a_replica_are_reported_and_read_from_another_or_not_at_a
     let bytes = content(24, 200_000);
     let (mut cluster, _) = fs_mode("fs-corrupt", 2, &bytes).await;
     cluster.config.client.hedge_percent = 0;
+    cluster.config.client.read_timeout = Interval::millis(1000);
     cluster.workers[0].set_mood(Mood::Corrupts);
     let client = cluster.client().await;
     let file = open(&client, "f").await;
@@ -529,6 +530,27 @@ async fn wrong_bytes_of_a_replica_are_reported_and_read_from_another_or_not_at_a
     cluster.workers[1].set_mood(Mood::Well);
     assert!(file.read(150_000, 1000).await.unwrap() == bytes[150_000..151_000]);
     cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_were_damaged_once_are_asked_for_again_while_no_other_replica_answers() {
+    let bytes = content(30, 200_000);
+    for (name, replicas) in [("fs-flip", 1), ("fs-flip-and-restart", 2)] {
+        let (mut cluster, _) = fs_mode(name, replicas, &bytes).await;
+        cluster.config.client.hedge_percent = 0;
+        cluster.config.client.read_timeout = Interval::secs(10);
+        let (client, last) = (cluster.client().await, cluster.workers.last().unwrap().clone());
+        let file = open(&client, "f").await;
+        if replicas > 1 {
+            cluster.workers[0].kill().await;
+        }
+        last.set_mood(Mood::Corrupts);
+        let reading = tokio::spawn(async move { file.read(0, MIB).await });
+        until("damaged bytes have come", || client.stats().corrupt_chunks.get() > 0).await;
+        last.set_mood(Mood::Well);
+        assert!(reading.await.unwrap().unwrap() == bytes, "{name}");
+        cluster.stop(client).await;
+    }
 }
 
 /// Two replicas of the bytes, and a client that has read so often that it knows how long an answer takes, and may ask

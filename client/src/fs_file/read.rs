@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use cavern_conf::backoff;
-use cavern_net::{NetError, Route};
+use cavern_net::Route;
 use cavern_proto::BlockId;
 use cavern_proto::block_id::block_length;
-use cavern_proto::data::{BlockRef, Status};
+use cavern_proto::data::BlockRef;
 use tokio::time::Instant;
 
 use super::FsFile;
@@ -208,7 +208,7 @@ impl FsFile {
                 Ok(bytes) => return Ok(bytes),
                 Err(error) => self.unavailable_if_lost(span.index, error),
             };
-            if !is_transient(&failure) || !backoff::BLOCK.begin().wait_before(deadline).await {
+            if !failure.is_transient_at_worker() || !backoff::BLOCK.begin().wait_before(deadline).await {
                 return Err(failure);
             }
         }
@@ -324,18 +324,6 @@ impl FsFile {
 
 fn id_of(name: &BlockRef) -> BlockId {
     BlockId::of(name).unwrap_or_else(|| unreachable!("the content id was made here"))
-}
-
-/// Whether a failure may pass soon: the worker could not be reached, or cannot now, but is not lost; or the bucket
-/// could not.
-pub(super) fn is_transient(failure: &ClientError) -> bool {
-    match failure {
-        ClientError::Net(NetError::WorkerConnection { .. } | NetError::WorkerDeadline { .. }) => true,
-        ClientError::Net(NetError::WorkerStatus { status, .. }) => {
-            matches!(status, Status::Overloaded | Status::UfsUnavailable)
-        }
-        _ => false,
-    }
 }
 
 fn clip(size: u64, offset: u64, length: usize) -> Range<u64> {

@@ -7,7 +7,7 @@
 //! source may have it.
 //!
 //! A block of an fs-mode file has its replicas for sources, and no others. One that failed lately comes last, but is
-//! asked: nobody else has the bytes. Whoever reads such a file knows what the last failure means.
+//! asked: nobody else has the bytes. Whoever reads such a file knows what a failure means, and when to climb again.
 //!
 //! When the bucket cannot be reached, neither by the workers nor from here, or is slow, a read climbs again and again
 //! until its deadline. What the bucket refuses is final at once.
@@ -181,6 +181,15 @@ enum Failure {
     Failed(ClientError),
 }
 
+impl Failure {
+    fn error(&self) -> Option<&ClientError> {
+        match self {
+            Self::LeftAlone(_) => None,
+            Self::Failed(error) => Some(error),
+        }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -318,12 +327,15 @@ impl SourceFallback<'_> {
         matches!(&self.want.at, BlockLocation::Object { object, .. } if object.mount.replicas() == 1)
     }
 
-    /// What all of the failures are, and what came last; of an fs-mode file the last one of a worker.
-    fn failed(&mut self, last: Option<String>) -> ClientError {
-        if !self.is_of_object()
-            && let Some(Failure::Failed(error)) = self.failures.pop()
-        {
-            return error;
+    /// What all of the failures are, and what came last; of an fs-mode file the last one of a worker that may pass, if
+    /// there is such a one, else the last one.
+    fn failed(&self, last: Option<String>) -> ClientError {
+        if !self.is_of_object() {
+            let mut errors = self.failures.iter().rev().filter_map(Failure::error);
+            let passing = errors.clone().find(|error| error.is_transient_at_worker());
+            if let Some(error) = passing.or_else(|| errors.next()) {
+                return error.clone();
+            }
         }
         let causes: Vec<String> = self.failures.iter().map(ToString::to_string).chain(last).collect();
         let causes = if causes.is_empty() { "no source".to_owned() } else { causes.join("; ") };
