@@ -443,6 +443,23 @@ async fn a_sequential_reader_of_a_file_that_may_change_finds_its_bytes_already_t
     cluster.stop(client).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_read_ahead_is_of_use_though_a_replica_could_not_be_opened() {
+    let bytes = content(31, 8 * MIB);
+    let (mut cluster, _) = fs_mode("fs-left-out", 1, &bytes).await;
+    cluster.config.client.hedge_percent = 0;
+    // No table has the other worker.
+    cluster.master.put_replicas(MOUNT_ROOT, "g", &[1, 2], bytes.len() as u64);
+    let client = cluster.client().await;
+    let file = open(&client, "g").await;
+    for start in (0..bytes.len()).step_by(MIB / 4) {
+        assert!(file.read(start as u64, MIB / 4).await.unwrap() == bytes[start..start + MIB / 4], "at {start}");
+    }
+    let buffered = client.stats().buffer_reads.get();
+    assert!(buffered >= 10, "{buffered} of 32 reads found their bytes in a buffer");
+    cluster.stop(client).await;
+}
+
 /// Reads a stream until what comes next is in a buffer, and replaces the bytes at the workers.
 async fn buffer_and_replace(cluster: &Cluster, file: &File, old: &[u8], new: &[u8]) {
     for start in (0..MIB / 2).step_by(MIB / 8) {

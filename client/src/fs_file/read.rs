@@ -220,15 +220,16 @@ impl FsFile {
         deadline.max(Instant::now() + self.shared.worker_timeout * workers as u32)
     }
 
-    /// A block at its replicas, with what is buffered of it if that will do for a read of this span.
+    /// A block at its replicas, with what is buffered of it if that will do for a read of this span. What goes into
+    /// buffers comes from the workers of the layout that the version is of, whichever of them the block is open at.
     fn block_over_network(&self, open: &OpenBlock, span: &Span, mode: ReadMode) -> ReplicatedBlock {
         let index = span.index;
         let buffered = |layout: &mut Layout, _: &mut HashMap<u32, Arc<OpenBlock>>| {
-            let is_same = layout.block(index).is_some_and(|known| known.is_at(open.generation, &open.replicas));
+            let known = layout.block(index).filter(|known| known.generation == open.generation)?;
             let is_within = span.bytes.end <= block_length(layout.size(), self.block_size(), index);
-            let will_do = mode == ReadMode::Buffered && is_same && is_within && self.may_buffer(layout);
+            let will_do = mode == ReadMode::Buffered && is_within && self.may_buffer(layout);
             let version = self.reader.version().filter(|_| will_do)?;
-            Some(self.replicated(layout, index, open.name.clone(), open.workers(), version))
+            Some(self.replicated(layout, index, open.name.clone(), known.workers.clone(), version))
         };
         self.with_layout(buffered).flatten().unwrap_or_else(|| ReplicatedBlock {
             id: id_of(&open.name),
