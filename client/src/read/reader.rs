@@ -78,6 +78,21 @@ impl Drop for InvalidateOnDrop<'_> {
     }
 }
 
+/// A version that counts no more. What is there of it, or on its way, goes when this is dropped: best where no lock is
+/// held.
+#[must_use]
+pub(crate) struct EndedVersion<'a> {
+    core: &'a Core,
+    version: BufferVersion,
+}
+
+impl Drop for EndedVersion<'_> {
+    fn drop(&mut self) {
+        self.version.counts.cancel();
+        self.core.buffers.forget(self.version.number);
+    }
+}
+
 /// The end of a read, which may have been what a buffer was kept for.
 pub(super) struct SweepOnDrop<'a>(pub &'a Core);
 
@@ -148,16 +163,22 @@ impl BlockReader {
     /// The file may have changed: what was asked for before this is given to no read that begins after it. A writer
     /// calls it when the bytes are in their place, and before it is answered.
     pub(crate) fn invalidate(&self) {
+        drop(self.end_version());
+    }
+
+    /// As [`Self::invalidate`], for callers that hold a lock: they drop what it gives when they have released that.
+    pub(crate) fn end_version(&self) -> Option<EndedVersion<'_>> {
         if !self.has_version.load(SeqCst) {
-            return;
+            return None;
         }
-        let mut version = self.version.lock();
-        self.has_version.store(false, SeqCst);
-        let Some(ended) = version.take() else { return };
-        drop(version);
-        ended.counts.cancel();
+        let ended = {
+            let mut version = self.version.lock();
+            self.has_version.store(false, SeqCst);
+            version.take()
+        };
+        let version = ended?;
         self.readahead.lock().reset();
-        self.core.buffers.forget(ended.number);
+        Some(EndedVersion { core: &self.core, version })
     }
 
     /// Invalidates what is buffered at the end of a change.
