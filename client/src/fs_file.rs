@@ -60,7 +60,7 @@ use group_commit::Rounds;
 use layout::{EventHistory, Layout};
 use origin::OpenOrigin;
 use page_versions::PageVersions;
-pub use read::Seek;
+pub use read::{ReadAtHand, Seek};
 use recovery::Noted;
 pub use sync::LocalSync;
 use write_behind::WriteBehind;
