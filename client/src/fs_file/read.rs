@@ -80,8 +80,8 @@ impl FsFile {
         }
     }
 
-    /// As [`Self::read_now`]; and bytes of one block that were read ahead over the network, without a copy, where all of
-    /// them are in one buffer.
+    /// As [`Self::read_now`]; and bytes of one block that were read ahead over the network, without a copy, where all
+    /// of them are in one buffer.
     pub fn read_at_hand(&self, offset: u64, buffer: &mut [u8]) -> Option<ReadAtHand> {
         match self.at_hand(offset, buffer.len(), ReadMode::Buffered)? {
             AtHand::Here(parts) => self.read_here(parts, buffer).map(ReadAtHand::Copied),

@@ -1,9 +1,10 @@
 //! What all readers of blocks share: buffers in which a fetch is made once for all who want it, and read-ahead.
 //!
 //! Objects never change, and what is buffered of them is there for every handle. The bytes of an fs-mode file may: they
-//! are buffered under a *version* of the file as it is read here, and only by read-ahead. Whatever may have changed the
-//! file, here or elsewhere, ends the version ([`BlockReader::invalidate`]): nothing that was asked for before is given
-//! out after it. What a reader asks for himself is read as it is then, and kept by nobody but him.
+//! are buffered under a *version* of the file as it is read here, by read-ahead. Whatever may have changed the file,
+//! here or elsewhere, ends the version ([`BlockReader::invalidate`]): nothing that was asked for before is given out
+//! after it. What a reader asks for himself is read as it is then, and kept by nobody but him, unless other chunks of
+//! what he reads are there or on their way.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;

@@ -1,10 +1,10 @@
 //! The ladder of sources: the best worker, the next ones, the bucket itself.
 //!
 //! A source that fails gives way to the next at once. A source that is merely slow is overtaken by the next one where
-//! hedging allows it; then the first answer wins. The slow request to a worker is left to end in the background. It makes
-//! the worker fill its cache with a block of an object, which would stay cold otherwise; and it shows whether the worker
-//! answers at all, so that one that does not is left alone. An answer that the version is gone ends the climb: no other
-//! source may have it.
+//! hedging allows it; then the first answer wins. The slow request to a worker is left to end in the background. It
+//! makes the worker fill its cache with a block of an object, which would stay cold otherwise; and it shows whether the
+//! worker answers at all, so that one that does not is left alone. An answer that the version is gone ends the climb:
+//! no other source may have it.
 //!
 //! A block of an fs-mode file has its replicas for sources, and no others. One that failed lately comes last, but is
 //! asked: nobody else has the bytes. Whoever reads such a file knows what a failure means, and when to climb again.
