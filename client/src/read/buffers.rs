@@ -237,7 +237,7 @@ impl Buffers {
     pub(super) fn make_room(&self, bytes: u64, spare: TrimPolicy) {
         let (mut freed, mut going, mut dropped) = (0, Vec::new(), Vec::new());
         let mut state = self.state.lock();
-        let may_go = |piece: &Piece| !(piece.awaited && spare == TrimPolicy::Awaited);
+        let may_go = |piece: &Piece| spare == TrimPolicy::Nothing || !piece.awaited;
         for (number, piece) in state.pieces.iter().filter(|(_, piece)| may_go(piece)) {
             if freed >= bytes {
                 break;
