@@ -208,7 +208,8 @@ impl BlockReader {
         let (core, at) = (&self.core, BlockLocation::Replicas(block.clone()));
         let _done = SweepOnDrop(core);
         let mut tries = ReadAttempt::First;
-        while block.version != 0 && !core.buffers.lack(at.key(), span.chunks()) {
+        // Nothing stays in buffers of a version that has ended meanwhile.
+        while self.version() == Some(block.version) && !core.buffers.lack(at.key(), span.chunks()) {
             match core.next_step(&at, span, tries, deadline).await? {
                 Step::Bytes(bytes) => {
                     core.stats.buffer_reads.inc();
