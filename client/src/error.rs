@@ -153,6 +153,20 @@ impl ClientError {
         matches!(self, Self::Net(error) if error.is_transient())
     }
 
+    /// Whether the same question to the workers of a block may be answered soon: one could not be reached, or cannot
+    /// answer now, but is not lost; the bucket could not be reached; or what was sent was damaged on its way.
+    pub(crate) fn is_transient_at_worker(&self) -> bool {
+        match self {
+            Self::Net(NetError::WorkerConnection { .. } | NetError::WorkerDeadline { .. }) | Self::Corrupt { .. } => {
+                true
+            }
+            Self::Net(NetError::WorkerStatus { status, .. }) => {
+                matches!(status, DataStatus::Overloaded | DataStatus::UfsUnavailable)
+            }
+            _ => false,
+        }
+    }
+
     /// Whether no answer came from any master, so that what is cached may be served instead.
     pub fn is_master_silent(&self) -> bool {
         matches!(self, Self::Net(error) if error.is_master_silent())
@@ -212,6 +226,21 @@ mod tests {
             (ClientError::Net(NetError::MasterDeadline { call: "Lookup", waited_ms: 1 }), Errno::IO),
         ] {
             assert_eq!(error.errno(), errno.raw_os_error(), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_a_worker_may_answer_soon_is_asked_again() {
+        let status = |status| ClientError::Net(NetError::WorkerStatus { worker: 1, status, message: String::new() });
+        for (error, is_transient) in [
+            (ClientError::Corrupt { worker: 1, block: String::from("b"), chunk: 0 }, true),
+            (status(DataStatus::Overloaded), true),
+            (status(DataStatus::UfsUnavailable), true),
+            (status(DataStatus::NoSuchBlock), false),
+            (status(DataStatus::IoError), false),
+            (ClientError::NoWorkers, false),
+        ] {
+            assert_eq!(error.is_transient_at_worker(), is_transient, "{error}");
         }
     }
 

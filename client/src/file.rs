@@ -25,7 +25,7 @@ use staged_handle::StagedHandle;
 
 use crate::cached_copies::Copies;
 use crate::error::ClientError;
-use crate::fs_file::{FileEnd, FsFile, LocalSync, Seek, WriteBehindOutcome};
+use crate::fs_file::{FileEnd, FsFile, LocalSync, ReadAtHand, Seek, WriteBehindOutcome};
 use crate::metadata::Node;
 use crate::read::{DiskRead, OpenFile};
 
@@ -149,12 +149,15 @@ impl File {
         }
     }
 
-    /// The same without a copy: a `read_now` whose bytes are in a buffer as a whole. `None` also where they can be had
-    /// in another way.
-    pub fn read_buffered(&self, offset: u64, length: usize) -> Option<Bytes> {
+    /// As [`read_now`](Self::read_now); and without a copy, where all of the bytes are in a buffer of what was read
+    /// ahead. For large reads, and readers who keep what they read: see [`read_direct`](Self::read_direct).
+    pub fn read_at_hand(&self, offset: u64, buffer: &mut [u8]) -> Option<ReadAtHand> {
         match &self.backing {
-            Backing::Object(file) => file.read_buffered(offset, length),
-            Backing::FsFile(file) => file.read_buffered(offset, length),
+            Backing::Object(file) => match file.read_buffered(offset, buffer.len()) {
+                Some(bytes) => Some(ReadAtHand::Buffered(bytes)),
+                None => file.read_now(offset, buffer).map(ReadAtHand::Copied),
+            },
+            Backing::FsFile(file) => file.read_at_hand(offset, buffer),
             Backing::Staged(_) => None,
         }
     }
@@ -179,7 +182,7 @@ impl File {
     }
 
     /// As [`read`](Self::read), for a reader who keeps nothing of what he reads, as with `O_DIRECT`: of a file that
-    /// others may change, nothing that was read ahead will do. Nor will [`read_buffered`](Self::read_buffered).
+    /// others may change, nothing that was read ahead will do. Nor will [`read_at_hand`](Self::read_at_hand).
     pub async fn read_direct(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
         match &self.backing {
             Backing::FsFile(file) => file.read_direct(offset, length).await,

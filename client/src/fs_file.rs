@@ -60,7 +60,7 @@ use group_commit::Rounds;
 use layout::{EventHistory, Layout};
 use origin::OpenOrigin;
 use page_versions::PageVersions;
-pub use read::Seek;
+pub use read::{ReadAtHand, Seek};
 use recovery::Noted;
 pub use sync::LocalSync;
 use write_behind::WriteBehind;
@@ -512,8 +512,10 @@ impl FsFile {
             layout.block(*index).is_some_and(|known| known.is_at(open.generation, &open.replicas))
         });
         // Before anybody takes the layout for current: what was asked for before the change is not of it.
-        self.reader.invalidate();
+        let ended = self.reader.end_version();
         (state.seen, state.gaps) = (seen, gaps);
+        drop(state);
+        drop(ended);
         Ok(())
     }
 }

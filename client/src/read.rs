@@ -94,7 +94,10 @@ struct Core {
     buffers: Arc<Buffers>,
     descriptors: Arc<DescriptorCache>,
     closing: Arc<CloseQueue>,
-    hedge: Hedge,
+    /// Of reads of objects, which may have to be fetched from a bucket first.
+    object_hedge: Hedge,
+    /// Of reads of blocks of fs-mode files, which their workers have.
+    replica_hedge: Hedge,
     outages: OutageWaiters,
     /// By errno.
     failures: LogLimit<i32>,
@@ -140,7 +143,8 @@ impl Files {
             buffers,
             descriptors,
             closing,
-            hedge: Hedge::new(conf.hedge_percent),
+            object_hedge: Hedge::new(conf.hedge_percent),
+            replica_hedge: Hedge::new(conf.hedge_percent),
             outages: OutageWaiters::default(),
             failures: LogLimit::default(),
             successors: SingleFlight::default(),

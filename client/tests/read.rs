@@ -7,7 +7,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cavern_client::{Access, CachedLookup, Client, ClientError, File, Node, Opened};
+use cavern_client::{Access, CachedLookup, Client, ClientError, File, Node, Opened, ReadAtHand};
 use cavern_conf::{ByteSize, Config, Interval};
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::data::Status;
@@ -369,6 +369,36 @@ async fn a_file_is_read_on_though_its_only_worker_ends_the_connection_instead_of
     cluster.stop(client).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_waited_for_a_master_longer_than_a_read_may_take_is_served_when_it_is_back() {
+    let sockets = tempfile::tempdir().unwrap();
+    for (name, worker) in
+        [("late-local", FakeWorker::local(1, sockets.path()).await), ("late-remote", FakeWorker::remote(1).await)]
+    {
+        let mut cluster = Cluster::new(name, vec![worker]).await;
+        let bytes = content(26, 300_000);
+        cluster.workers[0].put("", "", bytes.clone());
+        cluster.workers[0].keep_cold();
+        cluster.master.fs_mode();
+        cluster.master.set_lease(Duration::from_secs(60));
+        cluster.master.put_block(MOUNT_ROOT, "f", 1, bytes.len() as u64);
+        cluster.config.client.read_timeout = Interval::millis(400);
+        cluster.config.client.worker_timeout = Interval::millis(2000);
+        cluster.config.client.change_timeout = Interval::secs(20);
+        let client = cluster.client().await;
+        let file = open(&client, "f").await;
+        cluster.master.hang(true);
+        let asked = cluster.master.count("GetLayout");
+        let reading = tokio::spawn(async move { file.read(0, 100_000).await });
+        until("the layout is asked for", || cluster.master.count("GetLayout") > asked).await;
+        let since = Instant::now();
+        until("the read is late", || since.elapsed() > Duration::from_millis(800)).await;
+        cluster.master.hang(false);
+        assert!(reading.await.unwrap().unwrap() == bytes[..100_000], "{name}");
+        cluster.stop(client).await;
+    }
+}
+
 /// A cluster with one file of an fs-mode mount, `f`, of one block, at workers on other hosts; and its inode.
 async fn fs_mode(name: &str, workers: u64, bytes: &[u8]) -> (Cluster, u64) {
     let ids: Vec<u64> = (1..=workers).collect();
@@ -385,6 +415,14 @@ fn put_block(cluster: &Cluster, bytes: &[u8]) {
     cluster.workers.iter().for_each(|worker| worker.put("", "", bytes.to_vec()));
 }
 
+/// Bytes that are in a buffer as a whole.
+fn read_buffered(file: &File, offset: u64, length: usize) -> Option<bytes::Bytes> {
+    match file.read_at_hand(offset, &mut vec![0; length])? {
+        ReadAtHand::Buffered(bytes) => Some(bytes),
+        ReadAtHand::Copied(copied) => panic!("{copied} bytes of a file that is at other hosts"),
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sequential_reader_of_a_file_that_may_change_finds_its_bytes_already_there() {
     let bytes = content(5, 24 * MIB);
@@ -394,7 +432,7 @@ async fn a_sequential_reader_of_a_file_that_may_change_finds_its_bytes_already_t
     let file = open(&client, "f").await;
     let mut without_waiting = 0;
     for start in (0..bytes.len()).step_by(MIB / 4) {
-        let buffered = file.read_buffered(start as u64, MIB / 4);
+        let buffered = read_buffered(&file, start as u64, MIB / 4);
         without_waiting += u32::from(buffered.is_some());
         let read = match buffered {
             Some(bytes) => bytes,
@@ -413,12 +451,29 @@ async fn a_sequential_reader_of_a_file_that_may_change_finds_its_bytes_already_t
     cluster.stop(client).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_read_ahead_is_of_use_though_a_replica_could_not_be_opened() {
+    let bytes = content(31, 8 * MIB);
+    let (mut cluster, _) = fs_mode("fs-left-out", 1, &bytes).await;
+    cluster.config.client.hedge_percent = 0;
+    // No table has the other worker.
+    cluster.master.put_replicas(MOUNT_ROOT, "g", &[1, 2], bytes.len() as u64);
+    let client = cluster.client().await;
+    let file = open(&client, "g").await;
+    for start in (0..bytes.len()).step_by(MIB / 4) {
+        assert!(file.read(start as u64, MIB / 4).await.unwrap() == bytes[start..start + MIB / 4], "at {start}");
+    }
+    let buffered = client.stats().buffer_reads.get();
+    assert!(buffered >= 10, "{buffered} of 32 reads found their bytes in a buffer");
+    cluster.stop(client).await;
+}
+
 /// Reads a stream until what comes next is in a buffer, and replaces the bytes at the workers.
 async fn buffer_and_replace(cluster: &Cluster, file: &File, old: &[u8], new: &[u8]) {
     for start in (0..MIB / 2).step_by(MIB / 8) {
         assert!(file.read(start as u64, MIB / 8).await.unwrap() == old[start..start + MIB / 8]);
     }
-    until("it is read ahead", || file.read_buffered(AHEAD, 1000).is_some()).await;
+    until("it is read ahead", || read_buffered(file, AHEAD, 1000).is_some()).await;
     put_block(cluster, new);
     let ahead = AHEAD as usize..AHEAD as usize + 1000;
     assert!(file.read(AHEAD, 1000).await.unwrap() == old[ahead.clone()], "it is in a buffer");
@@ -440,7 +495,7 @@ async fn what_was_read_ahead_is_given_out_no_more_when_the_file_may_have_changed
     let before = client.stats().invalidations.get();
     cluster.master.change_content(inode);
     until("the change is known", || client.stats().invalidations.get() > before).await;
-    assert!(file.read_buffered(AHEAD, 1000).is_none());
+    assert!(read_buffered(&file, AHEAD, 1000).is_none());
     assert!(file.read(AHEAD, 1000).await.unwrap() == new[ahead.clone()], "another client has changed it");
     cluster.stop(client).await;
 
@@ -485,6 +540,7 @@ async fn wrong_bytes_of_a_replica_are_reported_and_read_from_another_or_not_at_a
     let bytes = content(24, 200_000);
     let (mut cluster, _) = fs_mode("fs-corrupt", 2, &bytes).await;
     cluster.config.client.hedge_percent = 0;
+    cluster.config.client.read_timeout = Interval::millis(1000);
     cluster.workers[0].set_mood(Mood::Corrupts);
     let client = cluster.client().await;
     let file = open(&client, "f").await;
@@ -502,23 +558,103 @@ async fn wrong_bytes_of_a_replica_are_reported_and_read_from_another_or_not_at_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slow_replica_is_overtaken_by_another() {
-    let bytes = content(25, 4 * MIB);
-    let (mut cluster, _) = fs_mode("fs-hedge", 2, &bytes).await;
+async fn bytes_that_were_damaged_once_are_asked_for_again_while_no_other_replica_answers() {
+    let bytes = content(30, 200_000);
+    for (name, replicas) in [("fs-flip", 1), ("fs-flip-and-restart", 2)] {
+        let (mut cluster, _) = fs_mode(name, replicas, &bytes).await;
+        cluster.config.client.hedge_percent = 0;
+        cluster.config.client.read_timeout = Interval::secs(10);
+        let (client, last) = (cluster.client().await, cluster.workers.last().unwrap().clone());
+        let file = open(&client, "f").await;
+        if replicas > 1 {
+            cluster.workers[0].kill().await;
+        }
+        last.set_mood(Mood::Corrupts);
+        let reading = tokio::spawn(async move { file.read(0, MIB).await });
+        until("damaged bytes have come", || client.stats().corrupt_chunks.get() > 0).await;
+        last.set_mood(Mood::Well);
+        assert!(reading.await.unwrap().unwrap() == bytes, "{name}");
+        cluster.stop(client).await;
+    }
+}
+
+/// Two replicas of the bytes, and a client that has read so often that it knows how long an answer takes, and may ask
+/// twice some times. A worker that fails is left alone for longer than a test takes.
+async fn hedging(name: &str, worker_timeout: Interval, bytes: &[u8]) -> (Cluster, Arc<Client>, File) {
+    let (mut cluster, _) = fs_mode(name, 2, bytes).await;
     cluster.config.client.hedge_percent = 50;
     cluster.config.client.read_timeout = Interval::secs(20);
-    cluster.config.client.worker_timeout = Interval::secs(10);
+    cluster.config.client.worker_timeout = worker_timeout;
+    cluster.config.client.worker_backoff = Interval::secs(30);
+    cluster.config.client.worker_backoff_max = Interval::secs(30);
     let client = cluster.client().await;
     let file = open(&client, "f").await;
     for number in 0..40 {
         assert!(file.read_direct(number * 100_000, 1000).await.is_ok());
     }
+    (cluster, client, file)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_replica_is_overtaken_by_another() {
+    let bytes = content(25, 4 * MIB);
+    let (cluster, client, file) = hedging("fs-hedge", Interval::secs(10), &bytes).await;
     let won = client.stats().hedges_won.get();
     cluster.workers[0].set_mood(Mood::Slow(Duration::from_secs(5)));
     let started = Instant::now();
     assert!(file.read(3_000_000, 1000).await.unwrap() == bytes[3_000_000..3_001_000]);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     assert_eq!(client.stats().hedges_won.get(), won + 1);
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_replica_that_was_overtaken_is_left_alone() {
+    let bytes = content(27, 4 * MIB);
+    let (cluster, client, file) = hedging("fs-silent", Interval::millis(700), &bytes).await;
+    let errors = client.stats().worker_errors.get();
+    cluster.workers[0].set_mood(Mood::Hangs);
+    assert!(file.read_direct(1_000_000, 1000).await.unwrap() == bytes[1_000_000..1_001_000]);
+    until("the silent one counts as failed", || client.stats().worker_errors.get() > errors).await;
+    let asked = (client.stats().hedges.get(), cluster.workers[0].count("Read"));
+    for at in (0..MIB).step_by(100_000) {
+        assert!(file.read_direct(at as u64, 1000).await.unwrap() == bytes[at..at + 1000]);
+    }
+    assert_eq!((client.stats().hedges.get(), cluster.workers[0].count("Read")), asked, "no read asks it, nor waits");
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_replica_that_failed_lately_is_asked_beside_a_slow_one() {
+    let bytes = content(28, 4 * MIB);
+    let (cluster, client, file) = hedging("fs-resting", Interval::secs(10), &bytes).await;
+    cluster.workers[1].kill().await;
+    cluster.workers[0].set_mood(Mood::Slow(Duration::from_millis(500)));
+    let errors = client.stats().worker_errors.get();
+    assert!(file.read_direct(1_000_000, 1000).await.unwrap() == bytes[1_000_000..1_001_000]);
+    assert!(client.stats().worker_errors.get() > errors, "the dead one was asked");
+    let hedges = client.stats().hedges.get();
+    for at in [0, 100_000, 200_000] {
+        assert!(file.read_direct(at as u64, 1000).await.unwrap() == bytes[at..at + 1000]);
+    }
+    assert_eq!(client.stats().hedges.get(), hedges);
+    cluster.stop(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_overtakes_read_ahead_that_a_replica_is_slow_to_answer() {
+    const PART: usize = MIB / 8;
+    let bytes = content(29, 4 * MIB);
+    let (cluster, client, file) = hedging("fs-ahead", Interval::secs(10), &bytes).await;
+    assert!(file.read(0, PART).await.unwrap() == bytes[..PART]);
+    cluster.workers[0].set_mood(Mood::Hangs);
+    let (started, before) = (Instant::now(), client.stats().readahead_bytes.get());
+    // The second read begins the read-ahead, and the third wants what that has asked for.
+    for start in [PART, 2 * PART] {
+        assert!(file.read(start as u64, PART).await.unwrap() == bytes[start..start + PART], "at {start}");
+    }
+    assert!(client.stats().readahead_bytes.get() > before, "nothing was read ahead");
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     cluster.stop(client).await;
 }
 

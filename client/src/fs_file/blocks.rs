@@ -19,7 +19,6 @@ use tokio::time::Instant;
 use super::FsFile;
 use super::block::{OpenBlock, Replica, ReportedAllocation};
 use super::layout::LocatedBlock;
-use super::read::is_transient;
 use super::write_back::Streamed;
 use crate::error::ClientError;
 use crate::mounts::MountView;
@@ -68,7 +67,7 @@ impl FsFile {
     ) -> Result<Option<Arc<OpenBlock>>, ClientError> {
         loop {
             let opened = self.open_to_read(index).await;
-            let may_go_better = opened.as_ref().is_err_and(is_transient);
+            let may_go_better = opened.as_ref().is_err_and(ClientError::is_transient_at_worker);
             if !may_go_better || !backoff::BLOCK.begin().wait_before(deadline).await {
                 return opened;
             }

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use cavern_conf::backoff;
-use cavern_net::{NetError, Route};
+use cavern_net::Route;
 use cavern_proto::BlockId;
 use cavern_proto::block_id::block_length;
-use cavern_proto::data::{BlockRef, Status};
+use cavern_proto::data::BlockRef;
 use tokio::time::Instant;
 
 use super::FsFile;
@@ -39,6 +39,26 @@ enum ReadMode {
     Direct,
 }
 
+/// Bytes that could be had without waiting.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ReadAtHand {
+    /// So many were copied to where they are wanted: fewer than asked only at the end of the file.
+    Copied(usize),
+    /// All of them are in a buffer, and were not copied.
+    Buffered(Bytes),
+}
+
+/// A part of a file that is on this host: of a block through its descriptor; else so many bytes of the origin, then
+/// zeros.
+type LocalPart = (Span, Option<Arc<OpenBlock>>, usize);
+
+/// Where the bytes of a read are.
+enum AtHand {
+    Here(Vec<LocalPart>),
+    /// In a buffer: all of this range of the file.
+    Buffered(Bytes, Range<u64>),
+}
+
 impl FsFile {
     /// Bytes of the file, asking the master where that is not known, with all that was written.
     pub async fn size(&self) -> Result<u64, ClientError> {
@@ -54,13 +74,33 @@ impl FsFile {
     /// Reads without waiting, for event loops: holes, and what is in the page cache of this host. `None` when that is
     /// not possible for the whole range: use `read`. Fewer bytes than asked only at the end of the file.
     pub fn read_now(&self, offset: u64, buffer: &mut [u8]) -> Option<usize> {
+        match self.at_hand(offset, buffer.len(), ReadMode::Direct)? {
+            AtHand::Here(parts) => self.read_here(parts, buffer),
+            AtHand::Buffered(..) => None,
+        }
+    }
+
+    /// As [`Self::read_now`]; and bytes of one block that were read ahead over the network, without a copy, where all
+    /// of them are in one buffer.
+    pub fn read_at_hand(&self, offset: u64, buffer: &mut [u8]) -> Option<ReadAtHand> {
+        match self.at_hand(offset, buffer.len(), ReadMode::Buffered)? {
+            AtHand::Here(parts) => self.read_here(parts, buffer).map(ReadAtHand::Copied),
+            AtHand::Buffered(bytes, range) => {
+                self.read_ahead_of(range);
+                Some(ReadAtHand::Buffered(bytes))
+            }
+        }
+    }
+
+    /// One look at the layout for all that may be had without waiting.
+    fn at_hand(&self, offset: u64, length: usize, mode: ReadMode) -> Option<AtHand> {
         if !self.behind.is_empty() {
             return None;
         }
-        let parts = self.with_layout(|layout, blocks| {
-            let range = clip(layout.size(), offset, buffer.len());
+        let look = |layout: &mut Layout, blocks: &mut HashMap<u32, Arc<OpenBlock>>| {
+            let range = clip(layout.size(), offset, length);
             let part = |span: Span| match (blocks.get(&span.index), layout.block(span.index)) {
-                (Some(open), _) => Some((span, Some(open.clone()), 0)),
+                (Some(open), _) => open.file().is_some().then(|| (span, Some(open.clone()), 0)),
                 (None, None) => {
                     let bytes = layout.origin_bytes(span.index, self.block_size());
                     let bytes = bytes.clamp(span.bytes.start, span.bytes.end) - span.bytes.start;
@@ -68,10 +108,19 @@ impl FsFile {
                 }
                 (None, Some(_)) => None,
             };
-            spans(range, self.block_size(), u64::MAX).map(part).collect::<Option<Vec<_>>>()
-        });
+            let here = spans(range.clone(), self.block_size(), u64::MAX).map(part).collect::<Option<Vec<_>>>();
+            if here.is_some() || mode == ReadMode::Direct {
+                return here.map(AtHand::Here);
+            }
+            self.buffered(layout, blocks, range.clone()).map(|bytes| AtHand::Buffered(bytes, range))
+        };
+        self.with_layout(look).flatten()
+    }
+
+    /// Reads parts of the file into a buffer that has room for them.
+    fn read_here(&self, parts: Vec<LocalPart>, buffer: &mut [u8]) -> Option<usize> {
         let (mut done, mut described) = (0, 0);
-        for (span, block, origin_bytes) in parts?? {
+        for (span, block, origin_bytes) in parts {
             let part = &mut buffer[done..done + span.length()];
             done += span.length();
             if let Some(open) = block {
@@ -92,29 +141,18 @@ impl FsFile {
         Some(done)
     }
 
-    /// Reads, without waiting and without a copy, bytes of one block that were read ahead over the network. `None`
-    /// where not all of them are in one buffer, and where `read_now` may have them.
-    pub fn read_buffered(&self, offset: u64, length: usize) -> Option<Bytes> {
-        let version = self.reader.version().filter(|_| self.behind.is_empty())?;
-        let (block, span, range) = self
-            .with_layout(|layout, blocks| {
-                let range = clip(layout.size(), offset, length);
-                let mut parts = spans(range.clone(), self.block_size(), u64::MAX);
-                let (Some(span), None) = (parts.next(), parts.next()) else { return None };
-                let open = blocks.get(&span.index).filter(|open| open.file().is_none())?;
-                if !self.may_buffer(layout) || self.reader.version() != Some(version) {
-                    return None;
-                }
-                let block = self.replicated(layout, span.index, open.name.clone(), Vec::new(), version);
-                Some((block, span, range))
-            })
-            .flatten()?;
-        let bytes = self.reader.buffered(&block, &span)?;
-        self.read_ahead_of(range);
-        Some(bytes)
+    /// What is buffered of a range, if that is of one block over the network, and in one buffer.
+    fn buffered(&self, layout: &Layout, blocks: &HashMap<u32, Arc<OpenBlock>>, range: Range<u64>) -> Option<Bytes> {
+        let version = self.reader.version().filter(|_| self.may_buffer(layout))?;
+        let mut parts = spans(range, self.block_size(), u64::MAX);
+        let (Some(span), None) = (parts.next(), parts.next()) else { return None };
+        let open = blocks.get(&span.index).filter(|open| open.file().is_none())?;
+        let block = self.replicated(layout, span.index, open.name.clone(), Vec::new(), version);
+        self.reader.buffered(&block, &span)
     }
 
-    /// Reads `length` bytes at `offset`, fewer only at the end of the file. Bounded by `client.read_timeout`.
+    /// Reads `length` bytes at `offset`, fewer only at the end of the file. Bounded by `client.read_timeout`, but for
+    /// the wait for a master and for what is written behind, after which each block has one attempt at least.
     pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
         self.read_as(offset, length, ReadMode::Buffered).await
     }
@@ -188,7 +226,8 @@ impl FsFile {
     ) -> Result<Bytes, ClientError> {
         if let Some(file) = open.file().cloned() {
             let (start, name) = (u64::from(span.bytes.start), || format!("inode {}", self.inode));
-            match self.reader.read_local(file, start, span.length(), deadline, name).await {
+            let until = self.attempt_deadline(deadline, 1);
+            match self.reader.read_local(file, start, span.length(), until, name).await {
                 Err(ClientError::Io(error)) => {
                     tracing::warn!(inode = self.inode, span.index, "a local block cannot be read: {error}");
                 }
@@ -201,25 +240,33 @@ impl FsFile {
         }
         loop {
             let block = Arc::new(self.block_over_network(open, span, mode));
-            let failure = match self.reader.read(&block, span, deadline).await {
+            let until = self.attempt_deadline(deadline, block.workers.len());
+            let failure = match self.reader.read(&block, span, until).await {
                 Ok(bytes) => return Ok(bytes),
                 Err(error) => self.unavailable_if_lost(span.index, error),
             };
-            if !is_transient(&failure) || !backoff::BLOCK.begin().wait_before(deadline).await {
+            if !failure.is_transient_at_worker() || !backoff::BLOCK.begin().wait_before(deadline).await {
                 return Err(failure);
             }
         }
     }
 
-    /// A block at its replicas, with what is buffered of it if that will do for a read of this span.
+    /// Until when an attempt lasts that begins now: each of its workers has its time, however long the layout, or what
+    /// came before in the same read, was waited for.
+    fn attempt_deadline(&self, deadline: Instant, workers: usize) -> Instant {
+        deadline.max(Instant::now() + self.shared.worker_timeout * workers as u32)
+    }
+
+    /// A block at its replicas, with what is buffered of it if that will do for a read of this span. What goes into
+    /// buffers comes from the workers of the layout that the version is of, whichever of them the block is open at.
     fn block_over_network(&self, open: &OpenBlock, span: &Span, mode: ReadMode) -> ReplicatedBlock {
         let index = span.index;
         let buffered = |layout: &mut Layout, _: &mut HashMap<u32, Arc<OpenBlock>>| {
-            let is_same = layout.block(index).is_some_and(|known| known.is_at(open.generation, &open.replicas));
+            let known = layout.block(index).filter(|known| known.generation == open.generation)?;
             let is_within = span.bytes.end <= block_length(layout.size(), self.block_size(), index);
-            let will_do = mode == ReadMode::Buffered && is_same && is_within && self.may_buffer(layout);
+            let will_do = mode == ReadMode::Buffered && is_within && self.may_buffer(layout);
             let version = self.reader.version().filter(|_| will_do)?;
-            Some(self.replicated(layout, index, open.name.clone(), open.workers(), version))
+            Some(self.replicated(layout, index, open.name.clone(), known.workers.clone(), version))
         };
         self.with_layout(buffered).flatten().unwrap_or_else(|| ReplicatedBlock {
             id: id_of(&open.name),
@@ -315,18 +362,6 @@ impl FsFile {
 
 fn id_of(name: &BlockRef) -> BlockId {
     BlockId::of(name).unwrap_or_else(|| unreachable!("the content id was made here"))
-}
-
-/// Whether a failure may pass soon: the worker could not be reached, or cannot now, but is not lost; or the bucket
-/// could not.
-pub(super) fn is_transient(failure: &ClientError) -> bool {
-    match failure {
-        ClientError::Net(NetError::WorkerConnection { .. } | NetError::WorkerDeadline { .. }) => true,
-        ClientError::Net(NetError::WorkerStatus { status, .. }) => {
-            matches!(status, Status::Overloaded | Status::UfsUnavailable)
-        }
-        _ => false,
-    }
 }
 
 fn clip(size: u64, offset: u64, length: usize) -> Range<u64> {

@@ -13,7 +13,6 @@ use super::FsFile;
 use super::block::OpenBlock;
 use super::blocks::is_worker_failure;
 use super::layout::{Layout, LocatedBlock};
-use super::read::is_transient;
 use crate::error::ClientError;
 
 /// How long a worker is asked.
@@ -207,7 +206,7 @@ impl FsFile {
     ) -> Result<(), ClientError> {
         loop {
             failure = self.unavailable_if_lost(index, failure);
-            if !is_transient(&failure) || !backoff::BLOCK.begin().wait_before(deadline).await {
+            if !failure.is_transient_at_worker() || !backoff::BLOCK.begin().wait_before(deadline).await {
                 return Err(failure);
             }
             let names = || vec![self.name_of(index, known.generation)];
@@ -249,7 +248,7 @@ impl FsFile {
             let synced = self.asking(worker, self.shared.pool.sync(worker, names.clone(), wait)).await;
             let Err(error) = synced else { return Ok(()) };
             let error = self.unavailable_if_lost(first, error);
-            let may_go_better = patience == RetryPolicy::UntilDeadline && is_transient(&error);
+            let may_go_better = patience == RetryPolicy::UntilDeadline && error.is_transient_at_worker();
             if !may_go_better || !backoff::BLOCK.begin().wait_before(deadline).await {
                 return Err(error);
             }

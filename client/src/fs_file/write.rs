@@ -15,7 +15,6 @@ use tokio::time::Instant;
 
 use super::block::{OpenBlock, Replica};
 use super::layout::Layout;
-use super::read::is_transient;
 use super::{FILE_BYTES_MAX, FsFile};
 use crate::error::ClientError;
 use crate::read::fetch::wire_range;
@@ -277,7 +276,7 @@ impl FsFile {
             self.give_up_copy(index).await;
         }
         let no_space = failure.errno() == Errno::NOSPC.raw_os_error();
-        let waits = no_space || is_transient(&failure) || matches!(failure, ClientError::BlockHeld { .. });
+        let waits = no_space || failure.is_transient_at_worker() || matches!(failure, ClientError::BlockHeld { .. });
         let pauses = if no_space { backoff::SPACE } else { backoff::BLOCK };
         if waits && pauses.begin().wait_before(deadline).await { Ok(()) } else { Err(failure) }
     }

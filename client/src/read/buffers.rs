@@ -7,13 +7,12 @@
 //!
 //! Chunks that came together are a *piece*: one buffer, whose memory is free when all of them have left. Pieces leave
 //! in the order in which they came: what is read again is in the kernel's page cache. While a read waits for memory
-//! nothing is kept for later; a piece that somebody else waits for is spared until he has read it.
+//! nothing is kept for later; a piece that somebody else waits for is spared until he has read it. Nothing is kept of a
+//! version that has ended, however late it comes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -63,23 +62,23 @@ pub(super) enum Purpose {
 #[derive(Debug)]
 pub(super) struct Buffers {
     state: Mutex<State>,
-    /// Numbers of versions that were given out.
-    versions: AtomicU64,
     stats: Arc<Stats>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     chunks: HashMap<ChunkKey, Slot>,
-    /// Oldest first.
-    pieces: VecDeque<Piece>,
+    /// By number: oldest first.
+    pieces: BTreeMap<u64, Piece>,
     next_piece: u64,
+    /// The versions that count, each with the numbers of its pieces.
+    versions: HashMap<u64, BTreeSet<u64>>,
+    last_version: u64,
 }
 
 /// Chunks that share a buffer.
 #[derive(Debug)]
 struct Piece {
-    number: u64,
     block: BufferKey,
     chunks: Range<u32>,
     /// Bytes of the memory budget.
@@ -134,23 +133,25 @@ pub(super) struct FetchClaim {
 
 impl Buffers {
     pub(super) fn new(stats: Arc<Stats>) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::default(), versions: AtomicU64::new(0), stats })
+        Arc::new(Self { state: Mutex::default(), stats })
     }
 
-    /// A number that names a version of the bytes of blocks, and no other.
+    /// A number that names a version of the bytes of blocks, and no other. It counts until it is forgotten.
     pub(super) fn new_version(&self) -> u64 {
-        self.versions.fetch_add(1, Relaxed) + 1
+        let mut state = self.state.lock();
+        state.last_version += 1;
+        let version = state.last_version;
+        state.versions.insert(version, BTreeSet::new());
+        version
     }
 
-    /// Drops what is here of a version.
+    /// A version has ended: drops what is here of it.
     pub(super) fn forget(&self, version: u64) {
         let mut dropped = Vec::new();
         let mut state = self.state.lock();
-        let pieces = std::mem::take(&mut state.pieces);
-        let (gone, left): (VecDeque<_>, VecDeque<_>) =
-            pieces.into_iter().partition(|piece| piece.block.version == version);
-        state.pieces = left;
-        gone.iter().for_each(|piece| state.take_out(piece, &mut dropped, &self.stats));
+        for number in state.versions.remove(&version).unwrap_or_default() {
+            state.take_out(number, &mut dropped, &self.stats);
+        }
         // Memory is given back after the lock.
         drop(state);
     }
@@ -234,20 +235,17 @@ impl Buffers {
 
     /// Drops the oldest pieces of at least `bytes` bytes in total, or all that may go.
     pub(super) fn make_room(&self, bytes: u64, spare: TrimPolicy) {
-        let (mut freed, mut dropped, mut spared) = (0, Vec::new(), Vec::new());
+        let (mut freed, mut going, mut dropped) = (0, Vec::new(), Vec::new());
         let mut state = self.state.lock();
-        while freed < bytes {
-            let Some(piece) = state.pieces.pop_front() else { break };
-            if piece.awaited && spare == TrimPolicy::Awaited {
-                spared.push(piece);
-                continue;
+        let may_go = |piece: &Piece| spare == TrimPolicy::Nothing || !piece.awaited;
+        for (number, piece) in state.pieces.iter().filter(|(_, piece)| may_go(piece)) {
+            if freed >= bytes {
+                break;
             }
             freed += piece.cost;
-            state.take_out(&piece, &mut dropped, &self.stats);
+            going.push(*number);
         }
-        for piece in spared.into_iter().rev() {
-            state.pieces.push_front(piece);
-        }
+        going.into_iter().for_each(|number| state.take_out(number, &mut dropped, &self.stats));
         // Memory is given back after the lock.
         drop(state);
     }
@@ -257,15 +255,14 @@ impl Buffers {
         let now = Instant::now();
         let mut dropped = Vec::new();
         let mut state = self.state.lock();
-        while let Some(piece) = state.pieces.pop_front() {
-            if now.saturating_duration_since(piece.since) < IDLE {
-                state.pieces.push_front(piece);
-                break;
-            }
-            state.take_out(&piece, &mut dropped, &self.stats);
+        while let Some((number, piece)) = state.pieces.first_key_value()
+            && now.saturating_duration_since(piece.since) >= IDLE
+        {
+            let number = *number;
+            state.take_out(number, &mut dropped, &self.stats);
         }
         if state.chunks.is_empty() {
-            *state = State { next_piece: state.next_piece, ..State::default() };
+            state.chunks = HashMap::new();
         }
         drop(state);
     }
@@ -301,10 +298,14 @@ impl State {
         Some(whole.slice(first.start..end))
     }
 
-    fn take_out(&mut self, piece: &Piece, dropped: &mut Vec<Bytes>, stats: &Stats) {
-        for chunk in piece.chunks.clone() {
+    fn take_out(&mut self, number: u64, dropped: &mut Vec<Bytes>, stats: &Stats) {
+        let Some(piece) = self.pieces.remove(&number) else { return };
+        if let Some(numbers) = self.versions.get_mut(&piece.block.version) {
+            numbers.remove(&number);
+        }
+        for chunk in piece.chunks {
             let key = (piece.block, chunk);
-            if !matches!(self.chunks.get(&key), Some(Slot::Present { piece: number, .. }) if *number == piece.number) {
+            if !matches!(self.chunks.get(&key), Some(Slot::Present { piece, .. }) if *piece == number) {
                 continue;
             }
             if let Some(Slot::Present { bytes, unused_readahead, .. }) = self.chunks.remove(&key) {
@@ -322,11 +323,15 @@ impl FetchClaim {
         self.chunks.clone()
     }
 
-    /// The bytes of all claimed chunks have come.
+    /// The bytes of all claimed chunks have come. Those of a version that has ended are dropped.
     pub(super) fn fulfil(mut self, bytes: &Bytes) {
-        self.fulfilled = true;
         let mut state = self.buffers.state.lock();
         let number = state.next_piece;
+        if self.block.version != 0 {
+            let Some(numbers) = state.versions.get_mut(&self.block.version) else { return };
+            numbers.insert(number);
+        }
+        self.fulfilled = true;
         state.next_piece += 1;
         // Every slot holds one receiver; whoever waits, another.
         let awaited = self.done.receiver_count() > self.chunks.len();
@@ -342,14 +347,9 @@ impl FetchClaim {
             };
             state.chunks.insert((self.block, chunk), slot);
         }
-        state.pieces.push_back(Piece {
-            number,
-            block: self.block,
-            chunks: self.chunks.clone(),
-            cost: (bytes.len() as u64).max(CHARGE_MIN_BYTES),
-            since: Instant::now(),
-            awaited,
-        });
+        let cost = (bytes.len() as u64).max(CHARGE_MIN_BYTES);
+        let piece = Piece { block: self.block, chunks: self.chunks.clone(), cost, since: Instant::now(), awaited };
+        state.pieces.insert(number, piece);
     }
 }
 
@@ -460,5 +460,27 @@ mod tests {
         buffers.forget(first);
         assert!(buffers.lack(of(first), 0..1) && !buffers.lack(of(second), 0..1) && !buffers.lack(block(), 0..1));
         assert_eq!((stats.readahead_wasted_bytes.get(), buffers.state.lock().pieces.len()), (bytes.len() as u64, 2));
+    }
+
+    #[test]
+    fn what_comes_of_a_version_that_has_ended_is_dropped() {
+        let (buffers, bytes) = (Buffers::new(Arc::default()), Bytes::from(vec![1u8; CHUNK_BYTES as usize]));
+        let of = |version| BufferKey { version, ..block() };
+        let claim = |key| match buffers.gather(key, 0..1, Purpose::Readahead) {
+            ChunkLookup::Missing(claim) => claim,
+            other => panic!("{other:?}"),
+        };
+        let (ended, counts) = (buffers.new_version(), buffers.new_version());
+        let (late, in_time) = (claim(of(ended)), claim(of(counts)));
+        buffers.forget(ended);
+        late.fulfil(&bytes);
+        in_time.fulfil(&bytes);
+        // Whoever read before the end may ask once more.
+        claim(of(ended)).fulfil(&bytes);
+        assert!(buffers.lack(of(ended), 0..1) && !buffers.lack(of(counts), 0..1));
+        buffers.make_room(1, TrimPolicy::Nothing);
+        buffers.forget(counts);
+        let state = buffers.state.lock();
+        assert!(state.chunks.is_empty() && state.pieces.is_empty() && state.versions.is_empty());
     }
 }

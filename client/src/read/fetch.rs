@@ -109,7 +109,7 @@ impl Core {
         let is_answered = match &result {
             Ok(_) => {
                 if want.purpose == Purpose::Read {
-                    self.hedge.observe(started.elapsed());
+                    self.hedge(&want.at).observe(started.elapsed());
                 }
                 Some(true)
             }

@@ -90,8 +90,8 @@ impl OpenFile {
         Some((range.end - range.start) as usize)
     }
 
-    /// The same without a copy: bytes that came in one piece and are in a buffer. `None` also where `read_now` may have
-    /// them.
+    /// Reads without waiting and without a copy: bytes that came in one piece and are in a buffer. `None` also where
+    /// `read_now` may have them.
     pub fn read_buffered(&self, offset: u64, length: usize) -> Option<Bytes> {
         let file = &self.file;
         let range = file.clip(offset, length);
@@ -346,7 +346,7 @@ impl File {
                 self.remember(span.index, &descriptor);
                 Ok(None)
             }
-            Step::Again => Ok(None),
+            Step::Again | Step::Overtake => Ok(None),
         }
     }
 

@@ -1,9 +1,10 @@
 //! What all readers of blocks share: buffers in which a fetch is made once for all who want it, and read-ahead.
 //!
 //! Objects never change, and what is buffered of them is there for every handle. The bytes of an fs-mode file may: they
-//! are buffered under a *version* of the file as it is read here, and only by read-ahead. Whatever may have changed the
-//! file, here or elsewhere, ends the version ([`BlockReader::invalidate`]): nothing that was asked for before is given
-//! out after it. What a reader asks for himself is read as it is then, and kept by nobody but him.
+//! are buffered under a *version* of the file as it is read here, by read-ahead. Whatever may have changed the file,
+//! here or elsewhere, ends the version ([`BlockReader::invalidate`]): nothing that was asked for before is given out
+//! after it. What a reader asks for himself is read as it is then, and kept by nobody but him, unless other chunks of
+//! what he reads are there or on their way.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -57,6 +58,8 @@ pub(super) enum Step {
     Descriptor(Arc<Descriptor>),
     /// A fetch has ended, of this reader or of another: look again.
     Again,
+    /// The fetch of another takes long, and a replica may be asked beside it.
+    Overtake,
 }
 
 /// Whether a read has already waited for a fetch that did not bring all it needs.
@@ -73,6 +76,21 @@ pub(crate) struct InvalidateOnDrop<'a>(&'a BlockReader);
 impl Drop for InvalidateOnDrop<'_> {
     fn drop(&mut self) {
         self.0.invalidate();
+    }
+}
+
+/// A version that counts no more. What is there of it, or on its way, goes when this is dropped: best where no lock is
+/// held.
+#[must_use]
+pub(crate) struct EndedVersion<'a> {
+    core: &'a Core,
+    version: BufferVersion,
+}
+
+impl Drop for EndedVersion<'_> {
+    fn drop(&mut self) {
+        self.version.counts.cancel();
+        self.core.buffers.forget(self.version.number);
     }
 }
 
@@ -146,16 +164,22 @@ impl BlockReader {
     /// The file may have changed: what was asked for before this is given to no read that begins after it. A writer
     /// calls it when the bytes are in their place, and before it is answered.
     pub(crate) fn invalidate(&self) {
+        drop(self.end_version());
+    }
+
+    /// As [`Self::invalidate`], for callers that hold a lock: they drop what it gives when they have released that.
+    pub(crate) fn end_version(&self) -> Option<EndedVersion<'_>> {
         if !self.has_version.load(SeqCst) {
-            return;
+            return None;
         }
-        let mut version = self.version.lock();
-        self.has_version.store(false, SeqCst);
-        let Some(ended) = version.take() else { return };
-        drop(version);
-        ended.counts.cancel();
+        let ended = {
+            let mut version = self.version.lock();
+            self.has_version.store(false, SeqCst);
+            version.take()
+        };
+        let version = ended?;
         self.readahead.lock().reset();
-        self.core.buffers.forget(ended.number);
+        Some(EndedVersion { core: &self.core, version })
     }
 
     /// Invalidates what is buffered at the end of a change.
@@ -184,11 +208,16 @@ impl BlockReader {
         let (core, at) = (&self.core, BlockLocation::Replicas(block.clone()));
         let _done = SweepOnDrop(core);
         let mut tries = ReadAttempt::First;
-        while block.version != 0 && !core.buffers.lack(at.key(), span.chunks()) {
-            if let Step::Bytes(bytes) = core.next_step(&at, span, tries, deadline).await? {
-                core.stats.buffer_reads.inc();
-                core.stats.buffer_bytes.inc_by(bytes.len() as u64);
-                return Ok(bytes);
+        // Nothing stays in buffers of a version that has ended meanwhile.
+        while self.version() == Some(block.version) && !core.buffers.lack(at.key(), span.chunks()) {
+            match core.next_step(&at, span, tries, deadline).await? {
+                Step::Bytes(bytes) => {
+                    core.stats.buffer_reads.inc();
+                    core.stats.buffer_bytes.inc_by(bytes.len() as u64);
+                    return Ok(bytes);
+                }
+                Step::Overtake => break,
+                Step::Descriptor(_) | Step::Again => {}
             }
             tries = ReadAttempt::Further;
         }
@@ -236,6 +265,20 @@ impl Core {
             ChunkLookup::Wait(mut done) => {
                 let fetch = done.borrow().clone();
                 let _joined = Stages::join(fetch);
+                // Read-ahead is not hedged.
+                if let BlockLocation::Replicas(block) = at
+                    && block.workers.len() > 1
+                    && let Some(delay) = self.hedge(at).delay()
+                {
+                    let hedged = deadline.min(Instant::now() + delay);
+                    if tokio::time::timeout_at(hedged, done.changed()).await.is_ok() {
+                        return Ok(Step::Again);
+                    }
+                    if self.hedge(at).permit() {
+                        self.stats.hedges.inc();
+                        return Ok(Step::Overtake);
+                    }
+                }
                 match tokio::time::timeout_at(deadline, done.changed()).await {
                     Ok(_ended) => Ok(Step::Again),
                     Err(_elapsed) => Err(ClientError::Read {

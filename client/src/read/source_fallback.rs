@@ -1,12 +1,13 @@
 //! The ladder of sources: the best worker, the next ones, the bucket itself.
 //!
 //! A source that fails gives way to the next at once. A source that is merely slow is overtaken by the next one where
-//! hedging allows it; then the first answer wins. The slow request is left to end in the background where it makes a
-//! worker fill its cache: otherwise a block that was slow once would stay cold. An answer that the version is gone ends
-//! the climb: no other source may have it.
+//! hedging allows it; then the first answer wins. The slow request to a worker is left to end in the background. It
+//! makes the worker fill its cache with a block of an object, which would stay cold otherwise; and it shows whether the
+//! worker answers at all, so that one that does not is left alone. An answer that the version is gone ends the climb:
+//! no other source may have it.
 //!
 //! A block of an fs-mode file has its replicas for sources, and no others. One that failed lately comes last, but is
-//! asked: nobody else has the bytes. Whoever reads such a file knows what the last failure means.
+//! asked: nobody else has the bytes. Whoever reads such a file knows what a failure means, and when to climb again.
 //!
 //! When the bucket cannot be reached, neither by the workers nor from here, or is slow, a read climbs again and again
 //! until its deadline. What the bucket refuses is final at once.
@@ -25,6 +26,7 @@ use tokio::time::Instant;
 use super::Core;
 use super::buffers::Purpose;
 use super::fetch::{ChunkRequest, Piece};
+use super::hedge::Hedge;
 use super::location::BlockLocation;
 use super::outage_wait::OutageWaiter;
 use crate::error::ClientError;
@@ -102,6 +104,14 @@ impl Core {
         }
     }
 
+    /// Who decides when a read of a block is sent twice: each kind takes as long as it takes, and has its own share.
+    pub(super) fn hedge(&self, at: &BlockLocation) -> &Hedge {
+        match at {
+            BlockLocation::Object { .. } => &self.object_hedge,
+            BlockLocation::Replicas(_) => &self.replica_hedge,
+        }
+    }
+
     /// Lets requests that lost end by themselves.
     fn finish_in_background(&self, mut running: FuturesUnordered<Running>) {
         let Ok(slot) = self.ahead_slots.clone().try_acquire_owned() else { return };
@@ -171,6 +181,15 @@ enum Failure {
     Failed(ClientError),
 }
 
+impl Failure {
+    fn error(&self) -> Option<&ClientError> {
+        match self {
+            Self::LeftAlone(_) => None,
+            Self::Failed(error) => Some(error),
+        }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -185,8 +204,8 @@ impl SourceFallback<'_> {
         let mut running = FuturesUnordered::new();
         running.extend(self.start_next().map(|(_, attempt)| attempt));
         let mut hedge = match self.want.purpose {
-            Purpose::Read => self.core.hedge.delay().map(|delay| Instant::now() + delay),
-            Purpose::Readahead => None,
+            Purpose::Read if self.can_be_hedged() => self.hedge().delay().map(|delay| Instant::now() + delay),
+            Purpose::Read | Purpose::Readahead => None,
         };
         let mut hedged = None;
         loop {
@@ -202,8 +221,8 @@ impl SourceFallback<'_> {
                         if hedged == Some(source) {
                             self.core.stats.hedges_won.inc();
                         }
-                        let is_filled = |asked: &Source| matches!(asked, Source::Worker(_)) && *asked != source;
-                        if self.is_of_object() && self.asked.iter().any(|(asked, _)| is_filled(asked)) {
+                        let is_overtaken = |asked: &Source| matches!(asked, Source::Worker(_)) && *asked != source;
+                        if self.asked.iter().any(|(asked, _)| is_overtaken(asked)) {
                             self.core.finish_in_background(running);
                         }
                         return Ok(piece);
@@ -234,8 +253,8 @@ impl SourceFallback<'_> {
                 },
                 () = timer, if hedge.is_some() => {
                     hedge = None;
-                    if self.sources.len() > 0
-                        && self.core.hedge.permit()
+                    if self.can_be_hedged()
+                        && self.hedge().permit()
                         && let Some((source, attempt)) = self.start_next()
                     {
                         self.core.stats.hedges.inc();
@@ -286,6 +305,19 @@ impl SourceFallback<'_> {
         }
     }
 
+    /// Whether there is a source to be asked beside one that is slow. A replica that failed lately is none: it is asked
+    /// when all others have failed.
+    fn can_be_hedged(&self) -> bool {
+        match (&self.want.at, self.sources.as_slice().first()) {
+            (BlockLocation::Replicas(_), Some(Source::Worker(worker))) => !self.core.pool.rests(*worker),
+            (_, next) => next.is_some(),
+        }
+    }
+
+    fn hedge(&self) -> &Hedge {
+        self.core.hedge(&self.want.at)
+    }
+
     fn is_of_object(&self) -> bool {
         matches!(self.want.at, BlockLocation::Object { .. })
     }
@@ -295,12 +327,15 @@ impl SourceFallback<'_> {
         matches!(&self.want.at, BlockLocation::Object { object, .. } if object.mount.replicas() == 1)
     }
 
-    /// What all of the failures are, and what came last; of an fs-mode file the last one of a worker.
-    fn failed(&mut self, last: Option<String>) -> ClientError {
-        if !self.is_of_object()
-            && let Some(Failure::Failed(error)) = self.failures.pop()
-        {
-            return error;
+    /// What all of the failures are, and what came last; of an fs-mode file the last one of a worker that may pass, if
+    /// there is such a one, else the last one.
+    fn failed(&self, last: Option<String>) -> ClientError {
+        if !self.is_of_object() {
+            let mut errors = self.failures.iter().rev().filter_map(Failure::error);
+            let passing = errors.clone().find(|error| error.is_transient_at_worker());
+            if let Some(error) = passing.or_else(|| errors.next()) {
+                return error.clone();
+            }
         }
         let causes: Vec<String> = self.failures.iter().map(ToString::to_string).chain(last).collect();
         let causes = if causes.is_empty() { "no source".to_owned() } else { causes.join("; ") };

@@ -54,6 +54,8 @@ struct State {
     mood: Mood,
     /// Whether reads of parts are answered with parts; a worker of an older version sends whole chunks.
     knows_parts: bool,
+    /// What is in a file that is handed out is on its disk alone, as far as the file system lets go of it.
+    is_cold: bool,
     objects: HashMap<(String, String), Bytes>,
     files: HashMap<(Bytes, u32), BlockFile>,
     incarnation: u64,
@@ -90,6 +92,7 @@ impl FakeWorker {
             state: Arc::new(Mutex::new(State {
                 mood: Mood::Well,
                 knows_parts: true,
+                is_cold: false,
                 objects: HashMap::new(),
                 files: HashMap::new(),
                 incarnation: 0,
@@ -153,6 +156,11 @@ impl FakeWorker {
     /// From now on as a worker that does not know reads of parts.
     pub fn forget_parts(&self) {
         self.state.lock().knows_parts = false;
+    }
+
+    /// From now on no file that is handed out is in the page cache.
+    pub fn keep_cold(&self) {
+        self.state.lock().is_cold = true;
     }
 
     pub fn put(&self, key: &str, etag: &str, bytes: impl Into<Bytes>) {
@@ -380,7 +388,7 @@ impl FakeWorker {
         state.incarnation += 1;
         let incarnation = state.incarnation;
         let new = || BlockFile { file: tempfile::tempfile().unwrap(), incarnation, present: ChunkMap::new() };
-        let mut filled = 0;
+        let (mut filled, is_cold) = (0, state.is_cold);
         // A block of a file is there as a whole.
         let whole = data::Range { offset: 0, length: bytes.len() as u32 };
         let want = if block.key.is_empty() { &vec![whole] } else { &item.want };
@@ -404,6 +412,10 @@ impl FakeWorker {
             ..Default::default()
         };
         file.file.flush().unwrap();
+        if is_cold {
+            file.file.sync_all().unwrap();
+            rustix::fs::fadvise(&file.file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        }
         let descriptor = file.file.try_clone().unwrap().into();
         state.filled_bytes += filled;
         (reply, Some(descriptor))

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_client::ClientError;
+use cavern_client::{ClientError, ReadAtHand};
 use tokio::time::Instant;
 
 use super::Inner;
@@ -48,14 +48,16 @@ impl Inner {
         if let Some(errno) = handle.failed.take(&(offset..offset.saturating_add(length as u64)), Instant::now()) {
             return reply.error(errno);
         }
-        if length >= BUFFERED_BYTES
-            && (is_kept || handle.file.is_read_only())
-            && let Some(bytes) = handle.file.read_buffered(offset, length)
-        {
-            return reply.bytes(&bytes);
-        }
-        if let Some(read) = handle.file.read_now(offset, &mut payload[..length]) {
-            return reply.bytes(&payload[..read]);
+        let into = &mut payload[..length];
+        let at_hand = if length >= BUFFERED_BYTES && (is_kept || handle.file.is_read_only()) {
+            handle.file.read_at_hand(offset, into)
+        } else {
+            handle.file.read_now(offset, into).map(ReadAtHand::Copied)
+        };
+        match at_hand {
+            Some(ReadAtHand::Copied(read)) => return reply.bytes(&payload[..read]),
+            Some(ReadAtHand::Buffered(bytes)) => return reply.bytes(&bytes),
+            None => {}
         }
         let this = Arc::clone(self);
         let (inode, node) = (handle.file.inode(), handle.file.version_node().cloned());

@@ -3,8 +3,12 @@
 //! The master sees to it that clients do not write to a block while it is copied (decision 10). What a client does that
 //! has not been notified of that, shows in the time of the source's file: a copy is good only if the source has not
 //! been touched since before its first byte was read. Chunks of zeros stay holes.
+//!
+//! A copy is a draft until it is whole. A client that is cut off from the masters may believe that the block is here,
+//! from an earlier time, and ask for it: it is told that there is none.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,14 +25,14 @@ use super::plan::PlannedBlock;
 use super::source::{Source, blocking};
 use crate::fill::BlockSource;
 use crate::request_error::Refusal;
-use crate::store::{DataStore, DataTarget, Touch};
+use crate::store::{DataStore, DataTarget, Draft};
 
 /// Workers named in one request at most.
 const WORKERS_MAX: usize = 16;
 
-/// The blocks that are being copied here.
+/// The blocks that are being copied here, each with whether it was freed meanwhile.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Copies(Arc<Mutex<HashSet<BlockId>>>);
+pub(super) struct Copies(Arc<Mutex<HashMap<BlockId, bool>>>);
 
 /// A copy under way. It is shared with whatever still writes for it, so that no second one begins before.
 struct Copying {
@@ -38,7 +42,19 @@ struct Copying {
 
 impl Copies {
     fn begin(&self, id: BlockId) -> Option<Arc<Copying>> {
-        self.0.lock().insert(id).then(|| Arc::new(Copying { copies: self.clone(), id }))
+        match self.0.lock().entry(id) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(none) => {
+                none.insert(false);
+                Some(Arc::new(Copying { copies: self.clone(), id }))
+            }
+        }
+    }
+}
+
+impl Copying {
+    fn is_wanted(&self) -> bool {
+        self.copies.0.lock().get(&self.id) == Some(&false)
     }
 }
 
@@ -49,6 +65,13 @@ impl Drop for Copying {
 }
 
 impl Uploads {
+    /// A block is freed: a copy of it that is not whole yet does not become the block.
+    pub fn give_up_copy(&self, id: &BlockId) {
+        if let Some(is_freed) = self.copies.0.lock().get_mut(id) {
+            *is_freed = true;
+        }
+    }
+
     /// Makes a copy, within the request's deadline.
     pub async fn copy(&self, request: CopyRequest) -> CopyReply {
         let deadline = Duration::from_millis(u64::from(request.deadline_ms));
@@ -98,52 +121,55 @@ impl Uploads {
         copying: &Arc<Copying>,
     ) -> Result<(), Refusal> {
         let (store, alone) = (self.parts.data.clone(), copying.clone());
-        let incarnation = blocking(move || {
+        let begun = blocking(move || {
             let _alone = alone;
-            make_anew(&store, &target)
-        })
-        .await?;
+            begin_anew(&store, &target)
+        });
+        let draft = Arc::new(begun.await?);
         let source = Source::open_elsewhere(&self.parts, u64::from(target.length), planned).await?;
         let first = u64::from(target.id.index) * u64::from(target.length);
         let mut at = 0;
         while at < target.length {
             let length = (target.length - at).min(READ_BYTES);
             let (bytes, memory) = self.read(&source, first + u64::from(at), u64::from(length)).await?;
-            let (store, alone) = (self.parts.data.clone(), copying.clone());
+            let (store, alone, draft) = (self.parts.data.clone(), copying.clone(), draft.clone());
             blocking(move || {
                 let _alone = (alone, memory);
-                write(&store, &target, incarnation, at, &bytes)
+                write(&store, &draft, at, &bytes)
             })
             .await?;
             at += length;
         }
         source.check_untouched().await?;
-        let (store, alone) = (self.parts.data.clone(), copying.clone());
+        let (store, alone, whole) = (self.parts.data.clone(), copying.clone(), draft.clone());
         blocking(move || {
             let _alone = alone;
+            Ok(store.sync_draft(&whole)?)
+        })
+        .await?;
+        // What nobody waits for any more does not become the block.
+        let (store, alone) = (self.parts.data.clone(), copying.clone());
+        blocking(move || {
+            if !store.publish_draft_if(&draft, || alone.is_wanted())? {
+                return Err(Refusal::new(Status::Changed, "the block was made or freed while it was copied"));
+            }
             Ok(store.sync(&[target])?)
         })
         .await
     }
 }
 
-/// Makes the block, all of it a hole, instead of whatever is here under its name; gives its incarnation.
-fn make_anew(store: &DataStore, target: &DataTarget) -> Result<u64, Refusal> {
+/// A draft of the block, instead of whatever is here under its name.
+fn begin_anew(store: &DataStore, target: &DataTarget) -> Result<Draft, Refusal> {
     store.free(&target.id);
-    if !store.get(&target.id, Touch::None).is_absent() {
-        return Err(Refusal::new(Status::IoError, "an old replica of the block cannot be deleted"));
-    }
-    Ok(store.reserve(target, &[])?.incarnation())
+    let is_here = || Refusal::new(Status::IoError, "an old replica of the block cannot be deleted");
+    store.begin_draft(target, 0)?.ok_or_else(is_here)
 }
 
 /// Writes what is not zeros.
-fn write(store: &DataStore, target: &DataTarget, incarnation: u64, offset: u32, bytes: &Bytes) -> Result<(), Refusal> {
+fn write(store: &DataStore, draft: &Draft, offset: u32, bytes: &Bytes) -> Result<(), Refusal> {
     for run in runs(bytes) {
-        let at = offset + run.start as u32;
-        let block = store.write(target, at, &bytes[run], &[])?;
-        if block.incarnation() != incarnation {
-            return Err(Refusal::new(Status::Changed, "the block was freed while it was copied"));
-        }
+        store.write_draft(draft, offset + run.start as u32, &bytes[run])?;
     }
     Ok(())
 }
@@ -190,6 +216,9 @@ mod tests {
         drop(first);
         assert!(copies.begin(id).is_none(), "something is still written for it");
         drop(writing);
-        assert!(copies.begin(id).is_some());
+        let again = copies.begin(id).unwrap();
+        assert!(again.is_wanted());
+        copies.0.lock().insert(id, true);
+        assert!(!again.is_wanted(), "it was freed");
     }
 }

@@ -495,7 +495,10 @@ impl Service {
         let sources = request.blocks.into_iter().filter_map(|block| BlockSource::parse(block).ok());
         let free = |source: BlockSource| match source {
             BlockSource::Object(object) => self.stores.cache.remove(&object.id),
-            BlockSource::Data(target) => self.stores.data.free_of(&target),
+            BlockSource::Data(target) => {
+                self.uploads.give_up_copy(&target.id);
+                self.stores.data.free_of(&target)
+            }
         };
         let freed: Vec<u64> = sources.filter_map(free).collect();
         FreeReply { blocks: freed.len() as u64, bytes: freed.iter().sum() }

@@ -67,3 +67,58 @@ async fn a_copy_is_the_source_and_nothing_of_what_was_there_before() {
     here.end().await;
     there.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_that_is_being_copied_is_not_here_before_it_is_whole_nor_when_it_is_freed_meanwhile() {
+    let (here, there) = (Fixture::new("copy-joining").await, Fixture::new("copy-joined").await);
+    here.membership.set(8, "cluster-1");
+    let source = Worker { id: 7, data_address: there.address().to_string(), ..Default::default() };
+    here.pool.set_table("cluster-1", &WorkerTable { epoch: 1, workers: vec![source] });
+    let (mut master, mut client, mut far) = (here.tcp_as(8).await, here.tcp_as(8).await, there.tcp().await);
+    let (name, data) = (block(1, 0), noise(300_000));
+    // What was here at an earlier time is not what the block has now.
+    write(&mut client, &name, &noise(1000)).await;
+    write(&mut far, &name, &data).await;
+    let request = CopyRequest { block: Some(name.clone()), workers: vec![7], deadline_ms: 20_000 };
+    let id = BlockId::of(&name).unwrap();
+    for is_freed in [false, true] {
+        // What it has read of the source has no place meanwhile.
+        let memory = here.memory.clone().acquire_many_owned(64 << 10).await.unwrap();
+        master.send(FrameKind::Copy, &request).await;
+        let until = tokio::time::Instant::now() + PATIENCE;
+        while !has_draft(&here) {
+            assert!(tokio::time::Instant::now() < until, "no copy is begun");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        client.send(FrameKind::Query, &QueryRequest { blocks: vec![name.clone()], held: None }).await;
+        let query: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
+        assert!(!query.items[0].known);
+        let open = open_request::Item { block: Some(name.clone()), want: vec![] };
+        let mut same_host = Client::greet(Stream::Unix(UnixStream::connect(here.socket()).await.unwrap()), 8).await;
+        same_host.send(FrameKind::Open, &OpenRequest { items: vec![open], deadline_ms: 10_000 }).await;
+        let opened: OpenReply = same_host.receive().await.unwrap().decode(FrameKind::OpenReply);
+        assert_eq!(opened.items[0].status(), Status::NoSuchBlock, "{}", opened.items[0].message);
+        if is_freed {
+            client.send(FrameKind::Free, &FreeRequest { blocks: vec![name.clone()] }).await;
+            let freed: FreeReply = client.receive().await.unwrap().decode(FrameKind::FreeReply);
+            assert_eq!(freed.blocks, 0);
+        }
+        drop(memory);
+        let reply: CopyReply = master.receive().await.unwrap().decode(FrameKind::CopyReply);
+        assert_eq!(reply.status(), if is_freed { Status::Changed } else { Status::Ok }, "{}", reply.message);
+        assert_eq!(here.stores.data.get(&id, crate::store::Touch::None).is_absent(), is_freed);
+        if !is_freed {
+            assert!(content(&here, &name).starts_with(&data));
+        }
+        assert!(!has_draft(&here));
+    }
+    here.end().await;
+    there.end().await;
+}
+
+/// Whether a block is being made that is not whole.
+fn has_draft(bench: &Fixture) -> bool {
+    let folders = std::fs::read_dir(bench.home.path().join("data")).unwrap();
+    let mut files = folders.flat_map(|folder| std::fs::read_dir(folder.unwrap().path()).unwrap());
+    files.any(|file| file.unwrap().file_name().to_string_lossy().ends_with(".draft"))
+}

@@ -208,6 +208,24 @@ impl DataStore {
         Err(StoreError::NoSpace)
     }
 
+    /// Evicts cached blocks until so many units fit in a directory beside what is charged there.
+    ///
+    /// # Errors
+    /// [`StoreError::NoSpace`].
+    pub(super) fn make_room(&self, directory: usize, units: u32) -> Result<(), StoreError> {
+        let (now, units) = (self.table.now(), u64::from(units));
+        let mut evicted = Vec::new();
+        let is_made = {
+            let mut residents = self.table.residents.lock();
+            let cache = &mut residents.cache;
+            let space = &cache.spaces[directory];
+            // Nothing is evicted in vain.
+            space.data() + units <= space.capacity() && cache.make_room(directory, units, now, &mut evicted).is_ok()
+        };
+        self.table.discard_evicted(evicted);
+        if is_made { Ok(()) } else { Err(StoreError::NoSpace) }
+    }
+
     /// Where the file of a new block is to be that begins with `units`.
     pub(super) fn choose_place(&self, target: &DataTarget, units: u32) -> Result<BlockPlace, StoreError> {
         let directory = self.choose_directory(target, units)?;

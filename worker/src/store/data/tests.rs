@@ -362,6 +362,39 @@ fn a_start_tells_blocks_from_what_is_left_of_them() {
 }
 
 #[test]
+fn a_draft_is_no_block_before_it_is_whole_nor_after_a_crash() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    let draft = |store: &Stores| {
+        let draft = store.data.begin_draft(&target(1), 0).unwrap().unwrap();
+        store.data.write_draft(&draft, CHUNK_BYTES, b"copied").unwrap();
+        assert!(!is_here(store, &target(1)));
+        draft
+    };
+    // A crash drops nothing.
+    std::mem::forget(draft(&store));
+    drop(store);
+    assert_eq!(data_files(dir.path()).len(), 1);
+    let store = open_store(dir.path(), 4 * MIB);
+    assert!(!is_here(&store, &target(1)) && data_files(dir.path()).is_empty());
+    let whole = draft(&store);
+    assert!(matches!(store.data.publish_draft_if(&whole, || false), Ok(false)), "it is not wanted");
+    assert!(!is_here(&store, &target(1)));
+    store.data.sync_draft(&whole).unwrap();
+    assert!(matches!(store.data.publish_draft_if(&whole, || true), Ok(true)));
+    assert!(matches!(store.data.publish_draft_if(&whole, || true), Ok(false)), "it has come to be");
+    drop(whole);
+    let mut expected = vec![0; LENGTH as usize];
+    expected[CHUNK_BYTES as usize..][..6].copy_from_slice(b"copied");
+    assert!(bytes_of(&store, &target(1)) == expected);
+    assert_eq!(used(&store), u64::from(CHUNK_BYTES), "the rest is a hole");
+    let full = DataTarget { length: 5 * MIB as u32, ..target(2) };
+    let draft = store.data.begin_draft(&full, 0).unwrap().unwrap();
+    let written = store.data.write_draft(&draft, 0, &vec![1u8; 4 * MIB as usize]);
+    assert!(matches!(written, Err(StoreError::NoSpace)));
+}
+
+#[test]
 fn a_freed_block_goes_on_behind_its_descriptors() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_store(dir.path(), 4 * MIB);
