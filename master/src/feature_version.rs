@@ -42,7 +42,7 @@ pub fn known_at(_address: &str) -> u32 {
 /// # Errors
 /// [`MasterError::Consensus`] when this master leads no more.
 pub async fn agreed(reader: &StateReader) -> Result<u32, MasterError> {
-    reader.look(|tables| Ok(state::of(&tables.counters()?))).await
+    reader.look(|tables| Ok(tables.counters()?.feature_version)).await
 }
 
 /// Refuses what takes commands of a feature version that not every master knows; `what` as it is asked for.
@@ -124,6 +124,7 @@ mod tests {
     #[test]
     fn whoever_knows_less_is_refused_with_what_to_do() {
         assert!(check_joining(&group(3), 3).is_ok());
+        assert!(check_joining(&group(0), state::FIRST).is_err(), "of before there were feature versions");
         let refused = check_joining(&group(2), 3).unwrap_err().to_string();
         assert!(
             refused.contains("m:1") && refused.contains("0.0.9") && refused.contains("upgrade it first"),

@@ -131,7 +131,7 @@ impl Fixture {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
         let mut bench = Self { database, root: 0, seq: 0, _dir: dir };
-        bench.run(Kinds::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
+        bench.run(Kinds::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 }));
         let range = |low, high| IdRange { low, high };
         let squashed = UserLimits { root_squash: true, uids: vec![range(1000, 4000)], ..UserLimits::default() };
         let uids = vec![range(0, 0), range(1000, 1999)];
