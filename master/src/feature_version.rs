@@ -74,13 +74,20 @@ pub fn check_joining(joining: &Group, agreed: u32) -> Result<(), MasterError> {
 
 /// Begins to raise the feature version when all masters know more than that, until there is nothing to raise.
 pub fn start_raising(background: &TaskGroup, services: &Services) {
-    // Masters are away for a while when they are upgraded.
-    let task = BackgroundTask::new("raise-feature-version", Pace::after(PERIOD)).steady();
+    let task = BackgroundTask::new("raise-feature-version", Pace::after(PERIOD));
     services.background.start(background, task, services.clone(), |services| raise_step(services).boxed());
 }
 
 async fn raise_step(services: &Services) -> Result<Next, MasterError> {
-    Ok(if raise(services).await? { Next::End } else { Next::Rest })
+    Ok(match raise(services).await {
+        Ok(true) => Next::End,
+        Ok(false) => Next::Rest,
+        // Masters are away for a while when they are upgraded: it is no failure.
+        Err(error) => {
+            tracing::debug!("the feature version of the group is not raised: {error}");
+            Next::Rest
+        }
+    })
 }
 
 /// Whether the group has agreed on all that this version knows by now.
