@@ -1,5 +1,4 @@
-//! Ticks of sessions and workers, and, in steps of bounded size, what commands have
-//! left for later.
+//! Ticks of sessions and workers, and, in steps of bounded size, what commands have left for later.
 
 use std::sync::Arc;
 use std::time::Duration;
