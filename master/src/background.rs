@@ -112,18 +112,24 @@ pub struct BackgroundTask {
     name: Cow<'static, str>,
     pace: Pace,
     backoff: Backoff,
+    rests_first: bool,
 }
 
 impl BackgroundTask {
     /// After a failure it waits for the period of its pace, and longer after each further one.
     pub fn new(name: impl Into<Cow<'static, str>>, pace: Pace) -> Self {
         let backoff = Profile::new(pace.period, pace.period.max(PAUSE_MAX), Jitter::None).begin();
-        Self { name: name.into(), pace, backoff }
+        Self { name: name.into(), pace, backoff, rests_first: false }
     }
 
     /// Waits otherwise after failures.
     pub fn with_backoff(self, pauses: Profile) -> Self {
         Self { backoff: pauses.begin(), ..self }
+    }
+
+    /// It rests for the period of its pace before the first step.
+    pub fn resting_first(self) -> Self {
+        Self { rests_first: true, ..self }
     }
 
     /// Failures do not slow it down: others wait for it.
@@ -163,7 +169,7 @@ impl TaskGroup {
 pub struct TaskList(Arc<Mutex<Vec<Arc<ListedTask>>>>);
 
 impl TaskList {
-    /// Starts a task of a group. Its first step begins at once; each is given the state.
+    /// Starts a task of a group. Its first step begins at once, unless it rests first; each is given the state.
     pub fn start<S: Send + 'static>(
         &self,
         group: &TaskGroup,
@@ -193,7 +199,10 @@ async fn run<S>(
     mut state: S,
     mut step: impl for<'a> FnMut(&'a mut S) -> BoxFuture<'a, Result<Next, MasterError>>,
 ) {
-    let BackgroundTask { mut pace, mut backoff, .. } = task;
+    let BackgroundTask { mut pace, mut backoff, rests_first, .. } = task;
+    if rests_first {
+        pace.wait(pace.period).await;
+    }
     loop {
         listed.begins();
         let began = Instant::now();

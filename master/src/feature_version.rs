@@ -42,7 +42,7 @@ pub fn known_at(_address: &str) -> u32 {
 /// # Errors
 /// [`MasterError::Consensus`] when this master leads no more.
 pub async fn agreed(reader: &StateReader) -> Result<u32, MasterError> {
-    reader.look(|tables| Ok(state::of(&tables.counters()?))).await
+    reader.look(|tables| Ok(tables.counters()?.feature_version)).await
 }
 
 /// Refuses what takes commands of a feature version that not every master knows; `what` as it is asked for.
@@ -74,13 +74,20 @@ pub fn check_joining(joining: &Group, agreed: u32) -> Result<(), MasterError> {
 
 /// Begins to raise the feature version when all masters know more than that, until there is nothing to raise.
 pub fn start_raising(background: &TaskGroup, services: &Services) {
-    // Masters are away for a while when they are upgraded.
-    let task = BackgroundTask::new("raise-feature-version", Pace::after(PERIOD)).steady();
+    let task = BackgroundTask::new("raise-feature-version", Pace::after(PERIOD));
     services.background.start(background, task, services.clone(), |services| raise_step(services).boxed());
 }
 
 async fn raise_step(services: &Services) -> Result<Next, MasterError> {
-    Ok(if raise(services).await? { Next::End } else { Next::Rest })
+    Ok(match raise(services).await {
+        Ok(true) => Next::End,
+        Ok(false) => Next::Rest,
+        // Masters are away for a while when they are upgraded: it is no failure.
+        Err(error) => {
+            tracing::debug!("the feature version of the group is not raised: {error}");
+            Next::Rest
+        }
+    })
 }
 
 /// Whether the group has agreed on all that this version knows by now.
@@ -124,6 +131,7 @@ mod tests {
     #[test]
     fn whoever_knows_less_is_refused_with_what_to_do() {
         assert!(check_joining(&group(3), 3).is_ok());
+        assert!(check_joining(&group(0), state::FIRST).is_err(), "of before there were feature versions");
         let refused = check_joining(&group(2), 3).unwrap_err().to_string();
         assert!(
             refused.contains("m:1") && refused.contains("0.0.9") && refused.contains("upgrade it first"),

@@ -136,9 +136,9 @@ impl Persistence {
     /// Begins to work.
     pub fn start(self: &Arc<Self>, list: &TaskList) {
         let expedited = || Pace::after(PAUSES.1).woken_by(self.expedited.subscribe());
-        let persist = BackgroundTask::new("persist-files", expedited());
+        let persist = BackgroundTask::new("persist-files", expedited()).steady();
         list.start(&self.tasks, persist, self.clone(), |persistence| persistence.persist_due().boxed());
-        let delete = BackgroundTask::new("delete-objects", expedited());
+        let delete = BackgroundTask::new("delete-objects", expedited()).steady();
         list.start(&self.tasks, delete, self.clone(), |persistence| persistence.delete_due().boxed());
         let free = BackgroundTask::new("free-blocks", Pace::after(garbage_collection::PAUSE));
         let nobody_away = garbage_collection::Away::new();

@@ -71,8 +71,7 @@ impl Term {
     /// Begins when everything of before this lead is applied.
     ///
     /// # Errors
-    /// [`MasterError::Consensus`] when the lead is over before that. Nothing of it is
-    /// under way then.
+    /// [`MasterError::Consensus`] when the lead is over before that. Nothing of it is under way then.
     pub async fn begin(
         context: &TermContext,
         lead: LeaderId,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use cavern_conf::host;
 use cavern_proto::record::InitCluster;
 use cavern_proto::record::command::Command;
-use cavern_state::{Database, Tables};
+use cavern_state::{Database, Tables, feature_version};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -67,7 +67,8 @@ pub async fn open_log(
     let (proposer, serve) = consensus.proposer(lead, clock.clone());
     let proposals = spawn(serve);
     let cluster_id = consensus.identity().cluster_id.clone();
-    let init = Command::Init(InitCluster { cluster_id, now_ns: clock.now_ns() });
+    let init =
+        Command::Init(InitCluster { cluster_id, now_ns: clock.now_ns(), feature_version: feature_version::FIRST });
     proposer.propose(init).await?;
     // The rest of the log has been applied meanwhile.
     clock.witness(Tables::new(database).counters()?.now_ns);

@@ -104,7 +104,7 @@ impl StateMachine {
     /// Finds out where to go on. `known` is the feature version up to which this program knows commands. *Blocking*.
     ///
     /// # Errors
-    /// [`StateError::NewerFeatureVersion`] for a state beyond that.
+    /// [`StateError::NewerFeatureVersion`] for a state beyond that, [`StateError::FormerState`] for one without any.
     pub fn open(
         database: Arc<CurrentDatabase>,
         snapshots: Snapshots,
@@ -346,7 +346,7 @@ mod tests {
     use cavern_proto::record::{
         ApplyListing, AttachMount, Command, Counters, InitCluster, ListedEntry, ListingGroup, Mutate,
     };
-    use cavern_state::feature_version::FEATURE_VERSION;
+    use cavern_state::feature_version::{FEATURE_VERSION, FIRST};
     use cavern_state::tables::COUNTERS_KEY;
     use cavern_state::{HeldChange, Lock};
     use prost::Message as _;
@@ -474,7 +474,7 @@ mod tests {
         let (_dir, database, snapshots) = empty();
         let mut machine = open(&database, &snapshots);
         let mount = Mount { path: "/m".into(), uri: "memory://m".into(), ..Mount::default() };
-        let init = InitCluster { cluster_id: "c".into(), now_ns: 1 };
+        let init = InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 };
         let attach = AttachMount { mount: Some(mount), mounts_epoch: 0 };
         let mut kinds = vec![Kind::Init(init), Kind::AttachMount(attach)];
         for part in 0..10 {
@@ -529,6 +529,46 @@ mod tests {
         assert!(matches!(refused, Some(ConsensusError::State(StateError::NewerFeatureVersion { .. }))), "{refused:?}");
     }
 
+    #[tokio::test]
+    async fn what_an_earlier_commit_has_written_is_refused_and_stays_as_it_is() {
+        let (_dir, database, snapshots) = empty();
+        let mut machine = open(&database, &snapshots);
+        let init = |feature_version| {
+            let init = InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version };
+            let commands = vec![Command { command: Some(Kind::Init(init)) }];
+            let payload = EntryPayload::Normal(Batch(CommandBatch { commands, now_ns: 0 }));
+            Entry { log_id: log_id(1, 1, 1), payload }
+        };
+        let is_former = |error: Option<&ConsensusError>| {
+            let says = |error: &ConsensusError| error.to_string().contains("go back to that commit");
+            matches!(error, Some(ConsensusError::State(StateError::FormerState))) && error.is_some_and(says)
+        };
+        let counters = || Tables::new(&database.get()).counters().unwrap();
+        // Its log.
+        assert!(is_former(machine.apply_entry(init(0)).err().as_ref()));
+        assert_eq!((machine.applied_state().await.unwrap().0, counters()), (None, Counters::default()));
+        machine.apply_entry(init(FIRST)).unwrap();
+        assert_eq!(counters().feature_version, FIRST);
+
+        // Its state, whichever level its masters had agreed on, and a snapshot of that.
+        let former = |former_level| Counters { former_level, feature_version: 0, ..counters() };
+        let both = Counters { former_level: 13, ..counters() };
+        for written in [former(0), former(1), former(13), both] {
+            write(&database, Family::Meta, COUNTERS_KEY, &written.encode_to_vec());
+            let listener = Arc::new(NullListener);
+            let opened =
+                StateMachine::open(database.clone(), snapshots.clone(), listener, metrics(), FEATURE_VERSION).err();
+            assert!(is_former(opened.as_ref()), "{written:?}: {opened:?}");
+            assert_eq!(counters(), written);
+        }
+        let (meta, theirs) = snapshots.build(&database.get()).unwrap();
+        let (_other, other, own) = empty();
+        let mut machine = open(&other, &own);
+        let refused = machine.install_snapshot(&meta, theirs).await.unwrap_err().to_string();
+        assert!(refused.contains("go back to that commit"), "{refused}");
+        assert_eq!(machine.applied_state().await.unwrap().0, None);
+    }
+
     /// Which session holds a directory.
     #[derive(Default)]
     struct Holders(parking_lot::Mutex<BTreeMap<u64, u64>>);
@@ -574,7 +614,7 @@ mod tests {
         let (path, uri, write_type) = ("/m".to_owned(), "memory://m".to_owned(), WriteType::FsMode as i32);
         let mount = Some(Mount { path, uri, write_type, ..Mount::default() });
         let kinds = [
-            Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }),
+            Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 }),
             Kind::AttachMount(AttachMount { mount, mounts_epoch: 0 }),
             Kind::Mutate(Mutate { session: 7, mutation, ..Mutate::default() }),
         ];

@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn entries_survive_the_round_trip() {
-        let init = command::Command::Init(InitCluster { cluster_id: "c".into(), now_ns: -5 });
+        let init = command::Command::Init(InitCluster { cluster_id: "c".into(), now_ns: -5, feature_version: 1 });
         let batch = CommandBatch { commands: vec![Command { command: Some(init) }], now_ns: 7 };
         let nodes = BTreeMap::from([(1, Node::new("a:1")), (2, Node::new("b:1"))]);
         let membership = Membership::new(vec![BTreeSet::from([1, 2])], nodes).unwrap();

@@ -67,6 +67,15 @@ async fn a_task_rests_as_its_pace_says() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_task_may_rest_before_its_first_step() {
+    let (begun, statuses) = observed(task(Pace::after(SECOND * 2)).resting_first(), 10, rests).await;
+    assert_eq!(begun, [2, 5, 8]);
+    assert_eq!((statuses[0].runs, statuses[0].state()), (3, TaskState::Idle));
+    let (begun, statuses) = observed(task(Pace::after(SECOND * 2)).resting_first(), 1, rests).await;
+    assert_eq!((begun.len(), statuses[0].runs, statuses[0].state()), (0, 0, TaskState::Idle));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_step_may_say_otherwise() {
     let pace = || Pace::after(SECOND * 100);
     assert_eq!(observed(task(pace()), 10, |_| Ok(Next::RestFor(SECOND * 4))).await.0, [0, 5, 10]);

@@ -68,7 +68,8 @@ fn is_over(changed_ns: i64, rule: &TtlRecord, clock: &Clock) -> bool {
 
 /// Begins to look at the rules.
 pub fn start(background: &TaskGroup, services: &Services, metrics: ExpiryMetrics) {
-    let task = BackgroundTask::new("expire-files", Pace::after(TICK)).steady();
+    // The term serves nobody before all of it has begun.
+    let task = BackgroundTask::new("expire-files", Pace::after(TICK)).steady().resting_first();
     let expiry = Expiry { services: services.clone(), metrics, last: Rules::new(), governed: HashMap::new() };
     services.background.start(background, task, expiry, |expiry| expiry.look().boxed());
 }

@@ -1,5 +1,4 @@
-//! Ticks of sessions and workers, and, in steps of bounded size, what commands have
-//! left for later.
+//! Ticks of sessions and workers, and, in steps of bounded size, what commands have left for later.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +34,7 @@ pub fn start(background: &TaskGroup, services: &Services, database: &Arc<Databas
     let task = BackgroundTask::new("end-sessions", ticks()).steady();
     list.start(background, task, services.clone(), |services| end_sessions(services).boxed());
     let state = (services.clone(), database.clone());
-    list.start(background, BackgroundTask::new("reap", Pace::every(TICK)), state, |(services, database)| {
+    list.start(background, BackgroundTask::new("reap", Pace::every(TICK)).steady(), state, |(services, database)| {
         reap(services, database).boxed()
     });
 }

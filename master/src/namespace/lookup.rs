@@ -190,12 +190,6 @@ pub fn components(path: &str) -> Result<Vec<&str>, MasterError> {
         return Err(MasterError::Invalid(format!("the path {:?}… has more than {COMPONENTS_MAX} components", shown())));
     }
     for name in &names {
-        if *name == "." || *name == ".." {
-            return Err(MasterError::Invalid(format!(
-                "the path {:?} has the component {name}: write it without",
-                shown()
-            )));
-        }
         check_name(name.as_bytes())?;
     }
     Ok(names)

@@ -126,7 +126,7 @@ mod tests {
             database.write(transaction.finish().unwrap().0.into_batch(&database)).unwrap();
             outcome
         };
-        run(Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
+        run(Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 }));
         let write_type = WriteType::FsMode as i32;
         let mount = Mount { path: "/m".into(), uri: "memory://m".into(), write_type, ..Mount::default() };
         let Outcome::Mount(mount) = run(Kind::AttachMount(AttachMount { mount: Some(mount), mounts_epoch: 0 })) else {

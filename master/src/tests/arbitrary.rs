@@ -169,7 +169,7 @@ fn beginning() -> Vec<Kind> {
         Kind::AttachMount(AttachMount { mount: Some(mount), mounts_epoch })
     };
     vec![
-        Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }),
+        Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 }),
         worker(1),
         worker(2),
         mount(0, "/m", WriteType::FsMode),

@@ -187,7 +187,7 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
             2 => Kind::EndSessionStep(EndSessionStep { session: 7, limit: 10_000, part: 0, now_ns }),
             _ => attach(Mount { path: format!("/n{}", a % 2), uri: "memory://n".into(), ..Mount::default() }),
         },
-        _ => Kind::Init(InitCluster { cluster_id: "c".into(), now_ns }),
+        _ => Kind::Init(InitCluster { cluster_id: "c".into(), now_ns, feature_version: 1 }),
     }
 }
 
@@ -209,7 +209,7 @@ fn begin() -> Vec<Kind> {
         attach(Mount { path, uri, write_type, existing, block_size: BLOCK, created_ns: 1, ..Mount::default() })
     };
     vec![
-        Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }),
+        Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 }),
         mount("/f", WriteType::FsMode, Existing::None),
         mount("/c", WriteType::CacheMode, Existing::None),
         mount("/e", WriteType::FsMode, Existing::Indexed),

@@ -186,7 +186,7 @@ impl Fixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
-        let init = Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 });
+        let init = Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 });
         run(&database, init);
         let request = Mount { path: "/m".into(), uri: "memory://m".into(), ..Mount::default() };
         let attach = AttachMount { mount: Some(request), mounts_epoch: 0 };

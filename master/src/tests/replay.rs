@@ -41,7 +41,7 @@ fn any_group() -> impl Strategy<Value = ListingGroup> {
 fn any_command() -> impl Strategy<Value = Kind> {
     let path = prop::sample::select(vec!["/m", "/x/m", "/x/m/n", "/x"]).prop_map(str::to_owned);
     prop_oneof![
-        1 => Just(Kind::Init(InitCluster { cluster_id: "other".into(), now_ns: 9 })),
+        1 => Just(Kind::Init(InitCluster { cluster_id: "other".into(), now_ns: 9, feature_version: 1 })),
         3 => path.prop_map(|path| {
             let mount = Some(Mount { path, uri: "memory://m".into(), ..Mount::default() });
             // Compared with whatever mount table there is then.
@@ -68,7 +68,7 @@ fn replay(commands: &[Kind]) -> (Vec<Outcome>, Vec<Change>, Dump) {
     let dir = tempfile::tempdir().unwrap();
     let database = Database::open(dir.path(), 1 << 20).unwrap();
     let (mut outcomes, mut all_changes) = (Vec::new(), Vec::new());
-    let first = Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 });
+    let first = Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 });
     for mut kind in std::iter::once(&first).chain(commands).cloned() {
         let mut transaction = Transaction::new(&database).unwrap();
         if let Kind::AttachMount(attach) = &mut kind {

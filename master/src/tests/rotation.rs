@@ -158,7 +158,7 @@ fn what_was_sealed_with_the_key_before_is_looked_at_again() {
     let epoch = || Tables::new(&database).counters().unwrap().mounts_epoch;
     let attach =
         |path: &str, mounts_epoch| Kind::AttachMount(AttachMount { mount: Some(with_secret(path)), mounts_epoch });
-    run(Kind::Init(cavern_proto::record::InitCluster { cluster_id: "c".into(), now_ns: 1 }));
+    run(Kind::Init(cavern_proto::record::InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 }));
     let Outcome::Mount(mount) = run(attach("/a", epoch())) else { panic!("no mount") };
     let seal = |mounts_epoch, generation| {
         let options = [("s3.credentials.secret".to_owned(), format!("sealed in {generation}"))].into();

@@ -69,7 +69,7 @@ impl Fixture {
         let database = Database::open(dir.path(), 64 << 20).unwrap();
         let (mount, counts, heaviest) = (Mount::default(), PerfContext::default(), BTreeMap::new());
         let mut bench = Self { database, mount, seq: 0, now_ns: 1, counts, heaviest, _dir: dir };
-        bench.run("init", Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
+        bench.run("init", Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 }));
         let worker = Some(Worker { data_address: "worker:1".into(), ..Worker::default() });
         bench.run("worker", Kind::PutWorker(PutWorker { uuid: vec![1; 16].into(), worker, ..PutWorker::default() }));
         let (path, uri, write_type) = ("/m".to_owned(), "memory://m".to_owned(), write_type as i32);

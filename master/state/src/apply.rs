@@ -104,13 +104,17 @@ fn begin_history(transaction: &mut Transaction<'_>, begin: BeginHistory) -> Outc
     Outcome::Done
 }
 
-/// Gives a new cluster its id and its root directory; does nothing to an old one.
+/// Gives a new cluster its id, its feature version and its root directory; does nothing to an old one.
 fn init_cluster(transaction: &mut Transaction<'_>, init: &InitCluster) -> Result<Outcome, StateError> {
-    if transaction.before().cluster_id()?.is_none() {
-        create_root(transaction, init.now_ns)?;
-        transaction.put_bytes(Family::Meta, CLUSTER_KEY, init.cluster_id.as_bytes());
+    if transaction.before().cluster_id()?.is_some() {
+        return Ok(Outcome::Done);
     }
-    Ok(Outcome::Done)
+    if init.feature_version == 0 {
+        return Err(StateError::FormerState);
+    }
+    create_root(transaction, init.now_ns)?;
+    transaction.put_bytes(Family::Meta, CLUSTER_KEY, init.cluster_id.as_bytes());
+    raise_feature_version(transaction, init.feature_version)
 }
 
 fn put_index(transaction: &mut Transaction<'_>, put: &PutIndex) -> Result<Outcome, StateError> {

@@ -36,6 +36,13 @@ pub enum StateError {
          upgrade this master, nothing is lost"
     )]
     NewerFeatureVersion { agreed: u32, known: u32 },
+    /// It has no feature version: it is of before there were any.
+    #[error(
+        "the state of these masters was written by an earlier commit, and this one cannot go on with it; nothing was \
+         changed: go back to that commit, bring what is written to the buckets, and mount the prefixes anew with an \
+         empty master.data_dir"
+    )]
+    FormerState,
     /// A path, or what stands for one.
     #[error("{0} is not a directory")]
     NotADirectory(String),

@@ -9,10 +9,7 @@
 //! |---|---|
 //! | 1 | all commands of the first version of the program: a new group begins with it |
 
-use cavern_proto::record::Counters;
-
 use crate::error::StateError;
-
 use crate::{Database, Tables};
 
 /// What this version knows. One more with each command that is new, or means something else, and its line above.
@@ -20,17 +17,19 @@ pub const FEATURE_VERSION: u32 = FIRST;
 /// What every version knows: whatever a new group is made of, it begins with this.
 pub const FIRST: u32 = 1;
 
-/// The feature version of a state: that of a new group is not recorded.
-pub fn of(counters: &Counters) -> u32 {
-    counters.feature_version.max(FIRST)
-}
-
-/// Refuses a state whose feature version is beyond what a replica knows.
+/// Refuses a state whose feature version is beyond what a replica knows, and one of before there were any.
 ///
 /// # Errors
-/// [`StateError::NewerFeatureVersion`], and those of reading it.
+/// [`StateError::NewerFeatureVersion`], [`StateError::FormerState`], and those of reading it.
 pub fn check_state(database: &Database, known: u32) -> Result<(), StateError> {
-    check(of(&Tables::new(database).counters()?), known)
+    let tables = Tables::new(database);
+    let counters = tables.counters()?;
+    // A replica that has nothing yet has no feature version either.
+    let lacks_version = counters.feature_version == 0 && tables.cluster_id()?.is_some();
+    if counters.former_level != 0 || lacks_version {
+        return Err(StateError::FormerState);
+    }
+    check(counters.feature_version, known)
 }
 
 /// Refuses a feature version beyond what a replica knows.

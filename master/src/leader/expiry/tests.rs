@@ -39,7 +39,7 @@ impl Fixture {
         let database = Database::open(dir.path(), 1 << 20).unwrap();
         let clock = Clock::new(|| Reading { wall_ns: NOW, uptime_ns: NOW });
         let mut bench = Self { database, root: ROOT_INODE + 1, seq: 0, clock, _dir: dir };
-        bench.run(Kinds::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
+        bench.run(Kinds::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 }));
         let (path, uri, write_type) = ("/m".to_owned(), "memory://m".to_owned(), WriteType::FsMode as i32);
         let existing = existing as i32;
         let mount = Mount { path, uri, write_type, existing, block_size: 1 << 20, created_ns: 1, ..Mount::default() };

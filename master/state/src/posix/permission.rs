@@ -13,6 +13,7 @@
 
 use cavern_posix::acl::ACCESS;
 use cavern_posix::mode::{EXECUTE, READ, WRITE};
+use cavern_posix::xattr::CAPABILITY;
 use cavern_posix::{PosixError, Right, XattrChange, check_sticky, right_to_set, right_to_xattr};
 use cavern_proto::master::{Kind, Mount, RenameName, SetAttr, User, UserLimits};
 use cavern_proto::record::InodeRecord;
@@ -207,9 +208,16 @@ impl MutationContext<'_, '_> {
         name: &[u8],
         change: XattrChange,
     ) -> Result<(), MutationError> {
+        // Linux resolves the path before it looks at the attribute. What a write takes away was opened then.
+        if name != CAPABILITY || change != XattrChange::Remove {
+            self.check_reach(inode, record)?;
+        }
         let Some(user) = self.limited_user() else { return Ok(()) };
-        let right = right_to_xattr(user, &attributes(inode, record), name, change)?;
-        self.check_permission(inode, record, right)
+        match right_to_xattr(user, &attributes(inode, record), name, change)? {
+            Right::Commit => self.check_commit(inode, record),
+            Right::Write if !self.allows(inode, record, WRITE)? => self.refuse_access(inode, "write attributes of"),
+            Right::Write | Right::Reach => Ok(()),
+        }
     }
 }
 

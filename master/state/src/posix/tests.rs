@@ -108,7 +108,7 @@ impl Fixture {
         // Not /tmp, which may lack extended attributes.
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
-        run(&database, Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
+        run(&database, Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 }));
         let write_type = WriteType::FsMode as i32;
         let mount =
             Mount { path: "/m".into(), uri: "memory://m".into(), write_type, block_size: 1 << 20, ..Mount::default() };

@@ -73,7 +73,7 @@ impl Fixture {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
         let mut bench = Self { database, mount: Mount::default(), root: 0, seq: 0, _dir: dir };
-        bench.run(Kinds::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
+        bench.run(Kinds::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 }));
         let (uri, write_type) = ("memory://m".to_owned(), WriteType::FsMode as i32);
         let mount = Mount { path: "/m".into(), uri, write_type, block_size: 1 << 20, ..Mount::default() };
         let attach = AttachMount { mount: Some(mount), mounts_epoch: 0 };

@@ -27,7 +27,7 @@ impl Fixture {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
         let mut bench = Self { database, files: [0; 2], seq: 0, _dir: dir };
-        bench.run(Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
+        bench.run(Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 }));
         let write_type = WriteType::FsMode as i32;
         let mount = Mount { path: "/m".into(), uri: "memory://m".into(), write_type, ..Mount::default() };
         let attach = AttachMount { mount: Some(mount), mounts_epoch: 0 };

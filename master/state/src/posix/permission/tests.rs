@@ -131,7 +131,7 @@ impl Fixture {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
         let mut bench = Self { database, root: 0, seq: 0, _dir: dir };
-        bench.run(Kinds::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
+        bench.run(Kinds::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 }));
         let range = |low, high| IdRange { low, high };
         let squashed = UserLimits { root_squash: true, uids: vec![range(1000, 4000)], ..UserLimits::default() };
         let uids = vec![range(0, 0), range(1000, 1999)];
@@ -360,6 +360,15 @@ fn attributes_are_the_owners_and_content_is_of_those_who_may_write() {
     bench.check("trusted.", &set_xattr(file, "trusted.x", b"v"), &[], &[PERM]);
     bench.check("a capability", &set_xattr(file, "security.capability", b"w"), &[], &[PERM]);
     bench.check("an access list", &set_xattr(file, "system.posix_acl_access", &list()), owner, &[PERM]);
+    // Whoever does not get to the file is not told what it would take there.
+    let acl = set_xattr(below, "system.posix_acl_access", &list());
+    bench.check("an access list below a private directory", &acl, owner, &[ACCES]);
+    for attribute in ["trusted.x", "security.capability"] {
+        let refused = bench.ask((Some(SQUASHED), SESSION), Some(stranger()), set_xattr(below, attribute, b"v"));
+        assert_eq!(refused.errno, ACCES, "{attribute}: {}", refused.reason);
+    }
+    let refused = bench.ask((Some(SQUASHED), SESSION), Some(stranger()), set_xattr(file, "user.x", b"v"));
+    assert!(refused.reason.contains("may not write attributes of"), "{}", refused.reason);
     let taken = |text: &str| Change::RemoveXattr(RemoveXattr { inode: file, name: name(text) });
     bench.check("user. is taken away", &taken("user.there"), members, &[ACCES]);
     bench.check("a capability is, as before a write", &taken("security.capability"), members, &[ACCES]);

@@ -64,7 +64,7 @@ impl Fixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(dir.path(), 1 << 20).unwrap();
-        run(&database, Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1 }));
+        run(&database, Kind::Init(InitCluster { cluster_id: "c".into(), now_ns: 1, feature_version: 1 }));
         let write_type = WriteType::FsMode as i32;
         let mount = Mount {
             path: "/m/fs".into(),
