@@ -27,7 +27,7 @@ use crate::namespace::Lookups;
 use crate::services::Services;
 
 pub use gate::Gate;
-pub use guard::{Guarded, is_about};
+pub use guard::Guarded;
 pub use lanes::{Lane, Lanes, SlowThreads};
 pub use limits::tenants;
 pub use masters::RaftService;

@@ -73,12 +73,19 @@ impl Services {
             match self.proposer.propose(request.command(attach)).await? {
                 // Each time, another mount has come, gone or changed.
                 Repeatable::First(Attachment::OutOfDate) => mounts_epoch = self.compare_with_others(&mount).await?,
-                Repeatable::First(attached) => break attached,
+                Repeatable::First(Attachment::Mount(recorded)) => break Ok(recorded),
+                Repeatable::First(Attachment::Exists(existing)) => break Err(existing),
+                Repeatable::First(Attachment::Refused(reason)) => {
+                    if claimed == Claimed::Now {
+                        self.release_claim(&ufs, &mount).await;
+                    }
+                    return Err(MasterError::Refused(reason));
+                }
                 Repeatable::Repeated(answer) => return Ok((self.mounted_before(*answer)?, None)),
             }
         };
         match attached {
-            Attachment::Mount(recorded) => {
+            Ok(recorded) => {
                 let open = self.mounts.get(recorded.id)?;
                 tracing::info!(mount = recorded.path, uri = recorded.uri, "a bucket is mounted");
                 let recorded = open.mount.clone();
@@ -90,7 +97,7 @@ impl Services {
                 }
                 Ok((recorded, Some(contents)))
             }
-            Attachment::Exists(existing) => {
+            Err(existing) => {
                 let existing = self.mounts.unseal(*existing)?;
                 if claimed == Claimed::Now && existing.uri != mount.uri {
                     self.release_claim(&ufs, &mount).await;
@@ -119,12 +126,6 @@ impl Services {
                     ),
                     false => format!("{path} already carries {uri}: unmount it first, or choose another path"),
                 }))
-            }
-            Attachment::Refused(reason) => {
-                if claimed == Claimed::Now {
-                    self.release_claim(&ufs, &mount).await;
-                }
-                Err(MasterError::Refused(reason))
             }
         }
     }
@@ -351,7 +352,7 @@ mod tests {
 
     #[test]
     fn impossible_requests_are_refused() {
-        let broken: [fn(&mut Mount); 29] = [
+        let broken: [fn(&mut Mount); 30] = [
             |mount| {
                 mount.clients = vec![ClientRule { name: "a".into(), sets_quotas: true, ..ClientRule::default() }];
             },

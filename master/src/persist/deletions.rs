@@ -149,7 +149,7 @@ async fn delete_object(ufs: &Ufs, deletion: &PendingDeletion, lease: &LeaderLeas
     match ufs.head(&deletion.key).await {
         Ok(there) => {
             // Nobody else led when that was read.
-            lease.check().map_err(DeleteError::Lead)?;
+            lease.check().map_err(|error| DeleteError::Lead(error.into()))?;
             Ok(ufs.delete(&deletion.key, Precondition::Version(&there.etag)).await?)
         }
         Err(UfsError::NotFound { .. }) => Ok(()),

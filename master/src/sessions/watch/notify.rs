@@ -227,7 +227,7 @@ impl WatchHub {
         state.interest.begin(id);
         session.knows_earlier = true;
         session.clear();
-        session.push(&self.reset_event(id, seq, self.cluster_id.lock().clone()));
+        session.push(&self.reset_event(id, seq));
         self.metrics.resets.inc();
     }
 }
