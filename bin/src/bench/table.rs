@@ -52,7 +52,7 @@ fn right_aligned<const N: usize>(
 
 fn print<const N: usize>(heading: [&str; N], rows: Vec<[String; N]>, from: usize) -> Result<(), CliError> {
     let (heading, rows) = right_aligned(heading, rows, from);
-    console::table(std::array::from_fn(|column| heading[column].as_str()), &rows)
+    console::table(std::array::from_fn(|column| heading[column].as_str()), rows)
 }
 
 impl Report {

@@ -152,7 +152,7 @@ impl WhyArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let cluster = &self.result.cluster;
         let path = in_namespace(&self.path, &cluster.config()?.fuse.path);
-        let found = with_client(cluster, async |client| find(client, &path).await).await?;
+        let found = with_client(cluster, async |client| Box::pin(find(client, &path)).await).await?;
         self.result.show(&found, Found::print)
     }
 }

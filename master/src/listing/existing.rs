@@ -47,7 +47,7 @@ impl IndexingExisting {
     /// Begins as many listings as there may be, and waits for the next of them to end.
     async fn step(&mut self) -> Result<Next, MasterError> {
         let Self { listings, mount, queue, running, busy } = self;
-        if !listings.publish_index(mount).await?.is_some_and(|index| index.finished_ns == 0) {
+        if listings.publish_index(mount).await?.is_none_or(|index| index.finished_ns != 0) {
             return Ok(Next::End);
         }
         // Half of the requests are left to those who wait.
