@@ -93,8 +93,12 @@ impl Persistence {
                 match delete_object(&mount.ufs, deletion, self.lookups.reader.lease()).await {
                     Ok(()) => {
                         Failpoint::ObjectDeleted.pass();
-                        self.metrics.deletions.inc();
                         mount.succeeded();
+                        if let Some(pause) = self.may_still_arrive(deletion) {
+                            turn.later(pause);
+                            return Ok(());
+                        }
+                        self.metrics.deletions.inc();
                         turn.succeeded();
                     }
                     Err(DeleteError::Lead(error)) => return Err(error),
@@ -117,6 +121,16 @@ impl Persistence {
     pub(super) fn waits_for_owner(&self, tables: Tables<'_>, deletion: &PendingDeletion) -> Result<bool, MasterError> {
         let Ok(mount) = self.lookups.mounts.get(deletion.mount_id) else { return Ok(false) };
         Ok(owner(tables, &mount.mount, mount.ufs.prefix(), &deletion.key)? == KeyOwner::Waited)
+    }
+
+    /// How long the object may still come: nobody has confirmed its write, and the store may be at it.
+    fn may_still_arrive(&self, deletion: &PendingDeletion) -> Option<Duration> {
+        if !deletion.record.etag.is_empty() {
+            return None;
+        }
+        let age_ns = self.lookups.reader.clock().age_ns(deletion.record.since_ns);
+        let age = Duration::from_nanos(u64::try_from(age_ns).ok()?);
+        self.writer.arrives_within().checked_sub(age).filter(|left| !left.is_zero())
     }
 
     async fn deleted(&self, deletion: &PendingDeletion) -> Result<(), MasterError> {

@@ -45,6 +45,10 @@ impl ObjectWriter for Fenced {
         self.do_as_leader(|workers| workers.persist(worker, request))
     }
 
+    fn arrives_within(&self) -> Duration {
+        self.workers.arrives_within()
+    }
+
     fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>> {
         self.do_as_leader(|workers| workers.free(worker, blocks))
     }

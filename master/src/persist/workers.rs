@@ -26,6 +26,11 @@ pub trait ObjectWriter: Send + Sync + 'static {
     /// Has a worker write an object. An error is about the worker: nothing is known of the object then.
     fn persist(&self, worker: u64, request: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>>;
 
+    /// How long after it was begun the write of a worker that went away may still become an object.
+    fn arrives_within(&self) -> Duration {
+        Duration::from_secs(5)
+    }
+
     /// Has a worker free blocks for good.
     fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>>;
 

@@ -197,6 +197,22 @@ async fn an_object_that_is_in_the_way_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_object_that_comes_after_its_worker_and_its_file_are_gone_is_deleted() {
+    let mut bench = Fixture::new().await;
+    let root = bench.root;
+    bench.fake.arrives_within.store(2000, Ordering::Release);
+    bench.fake.is_lost.store(1, Ordering::Release);
+    bench.create(root, "f", Kind::File).await;
+    eventually(|| async { bench.bucket.keys() == ["top/f"] }).await;
+    bench.remove(root, "f", false).await;
+    eventually(|| async { bench.bucket.keys().is_empty() }).await;
+    bench.bucket.put("top/f", "what the store was still at");
+    bench.settled().await;
+    assert!(bench.bucket.keys().is_empty());
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn dropped_blocks_are_freed_at_workers_that_are_there() {
     let mut bench = Fixture::new().await;
     let root = bench.root;

@@ -43,6 +43,8 @@ pub struct Fake {
     pub disk: Arc<Mutex<(u64, u64)>>,
     /// Keys, indexes and lengths of blocks that were filled.
     pub filled: Arc<Mutex<Vec<(String, u32, u32)>>>,
+    /// Milliseconds that a write may take to become an object when its worker is gone.
+    pub arrives_within: Arc<AtomicU64>,
     /// Held while a test lets nothing be filled.
     pub fills: Arc<tokio::sync::RwLock<()>>,
 }
@@ -61,6 +63,7 @@ impl Fake {
             freed: Arc::default(),
             disk: Arc::default(),
             filled: Arc::default(),
+            arrives_within: Arc::default(),
             fills: Arc::default(),
             lost: Arc::default(),
             live: Arc::new(Mutex::new(vec![(1, WorkerState::Live)])),
@@ -214,6 +217,10 @@ impl ObjectWriter for Fake {
 
     fn persist(&self, _: u64, request: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>> {
         Box::pin(self.write(request))
+    }
+
+    fn arrives_within(&self) -> Duration {
+        Duration::from_millis(self.arrives_within.load(Ordering::Acquire))
     }
 
     fn has(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<bool>, String>> {
