@@ -26,6 +26,7 @@ mod announce;
 mod background;
 mod blocking;
 mod error;
+mod expiry;
 mod feature_version;
 mod group;
 mod jobs;
@@ -49,6 +50,7 @@ mod silence;
 mod term;
 #[cfg(test)]
 mod tests;
+mod upkeep;
 mod workers;
 
 pub use error::MasterError;

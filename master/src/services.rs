@@ -10,6 +10,7 @@ use crate::background::TaskList;
 use crate::jobs::Jobs;
 use crate::lost_pasts::LostPasts;
 use crate::mounts::Mounts;
+use crate::mounts::changes::MountChanges;
 use crate::namespace::Lookups;
 use crate::persist::Persistence;
 use crate::repair::Repair;
@@ -21,6 +22,7 @@ use crate::workers::Workers;
 pub struct Services {
     pub lookups: Lookups,
     pub mounts: Arc<Mounts>,
+    pub mount_changes: MountChanges,
     pub watch: Arc<WatchHub>,
     pub workers: Arc<Workers>,
     pub lost_pasts: Arc<LostPasts>,

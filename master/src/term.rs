@@ -22,7 +22,8 @@ use crate::jobs::{BlockFiller, Jobs};
 use crate::leader::Leadership;
 use crate::listing::{ListingOptions, Listings, Looks};
 use crate::metrics::MasterMetrics;
-use crate::mounts::{Mounts, Vault};
+use crate::mounts::changes::MountChanges;
+use crate::mounts::{Claims, Mounts, Vault};
 use crate::namespace::Lookups;
 use crate::persist::{Fenced, ObjectWriter, PersistOptions, Persistence};
 use crate::reader::StateReader;
@@ -148,7 +149,8 @@ fn services(
     let TermContext { config, vault, clock, metrics, workers: way, consensus, .. } = context;
     let conf = &config.master;
     let cluster_id = Tables::new(database).cluster_id()?;
-    let cluster_id = cluster_id.ok_or_else(|| MasterError::corrupt("the cluster id, which is missing,".into()))?;
+    let missing = || MasterError::corrupt("the cluster id, which is missing,".into());
+    let cluster_id: Arc<str> = cluster_id.ok_or_else(missing)?.into();
     let lease = consensus.lease(lead);
     let mut hub = WatchHub::new(conf.session_lease.get(), lease.clone(), metrics.clone(), sessions.clone());
     hub.limit_sessions_of_client(conf.client_sessions);
@@ -170,14 +172,14 @@ fn services(
             entries: conf.listing_entries,
             index_entries: conf.index_entries,
             looks: Looks::new(&config.fuse),
-            cluster_id: cluster_id.as_str().into(),
+            cluster_id: cluster_id.clone(),
         },
     );
     let workers = Arc::new(Workers::new(
         database.clone(),
         proposer.clone(),
         conf.worker_timeout.get(),
-        cluster_id.clone(),
+        cluster_id.to_string(),
         metrics.clone(),
     ));
     let lookups = Lookups {
@@ -220,9 +222,13 @@ fn services(
         &options,
         metrics.repair.clone(),
     );
+    let claims = Claims { mounts: mounts.clone(), lease: lease.clone(), cluster_id: cluster_id.clone() };
+    let mount_changes =
+        MountChanges { lookups: lookups.clone(), persistence: persistence.clone(), proposer: proposer.clone(), claims };
     let services = Services {
         lookups,
         mounts,
+        mount_changes,
         watch,
         workers,
         lost_pasts: Arc::default(),
@@ -232,7 +238,7 @@ fn services(
         consensus: consensus.clone(),
         lease,
         proposer,
-        cluster_id: cluster_id.into(),
+        cluster_id,
         term: lead.term,
         heartbeat_ms: u32::try_from(conf.heartbeat.get().as_millis()).unwrap_or(u32::MAX),
         background,

@@ -8,11 +8,11 @@ use cavern_proto::{CHUNK_BYTES, REPLICAS_MAX, StoreUri};
 use cavern_state::outcome::{Attachment, Repeatable};
 use cavern_ufs::{Contents, UfsError};
 
-use super::claim::{Claimed, TakeOver};
+use super::changes::{MountChanges, MountPolicy};
+use super::claim::Claimed;
 use crate::error::MasterError;
 use crate::namespace::components;
 use crate::request::Request;
-use crate::services::Services;
 
 const BLOCK_SIZE_DEFAULT: u64 = 64 << 20;
 const BLOCK_SIZE_MIN: u64 = 1 << 20;
@@ -29,15 +29,7 @@ const CLIENT_NAME_MAX: usize = 64;
 /// Ranges of users in a rule, and of groups.
 const RANGES_MAX: usize = 16;
 
-/// What is to be done about a mount request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MountPolicy {
-    /// It is verified only.
-    Check(TakeOver),
-    Record(TakeOver),
-}
-
-impl Services {
+impl MountChanges {
     /// Verifies a mount request and its bucket, and records it, once. What is not given gets its default. Also says
     /// what is under the prefix, unless the mount was there before.
     pub async fn mount_once(
@@ -51,33 +43,35 @@ impl Services {
         }
         let wanted_existing = wanted.existing();
         let mut mount = complete(wanted)?;
-        let ufs = self.mounts.open_ufs(&mount)?;
-        let mut mounts_epoch = self.compare_with_others(&mount).await?;
+        let ufs = self.lookups.mounts.open_ufs(&mount)?;
+        let mut mounts_epoch = self.lookups.mounts.compare_with_others(&mount).await?;
         let contents = ufs.check().await?;
         if mount.write_type() != WriteType::FsMode || contents != Contents::Objects {
             mount.existing = Existing::None as i32;
         }
-        let _vendor = self.check_vending(&mount).await?;
+        let _vendor = self.lookups.mounts.check_vending(&mount).await?;
         let claimed = match policy {
             MountPolicy::Check(take_over) => {
-                self.check_claim(&ufs, &mount, take_over).await?;
+                self.claims.check(&ufs, &mount, take_over).await?;
                 return Ok((mount, Some(contents)));
             }
-            MountPolicy::Record(take_over) => self.claim(&ufs, &mount, take_over).await?,
+            MountPolicy::Record(take_over) => self.claims.claim(&ufs, &mount, take_over).await?,
         };
-        self.mounts.will_be(&mount);
+        self.lookups.mounts.will_be(&mount);
         mount.created_ns = self.lookups.reader.clock().now_ns();
         let attached = loop {
-            let sealed = self.mounts.seal(mount.clone())?;
+            let sealed = self.lookups.mounts.seal(mount.clone())?;
             let attach = AttachMount { mount: Some(sealed), mounts_epoch };
             match self.proposer.propose(request.command(attach)).await? {
                 // Each time, another mount has come, gone or changed.
-                Repeatable::First(Attachment::OutOfDate) => mounts_epoch = self.compare_with_others(&mount).await?,
+                Repeatable::First(Attachment::OutOfDate) => {
+                    mounts_epoch = self.lookups.mounts.compare_with_others(&mount).await?
+                }
                 Repeatable::First(Attachment::Mount(recorded)) => break Ok(recorded),
                 Repeatable::First(Attachment::Exists(existing)) => break Err(existing),
                 Repeatable::First(Attachment::Refused(reason)) => {
                     if claimed == Claimed::Now {
-                        self.release_claim(&ufs, &mount).await;
+                        self.claims.release(&ufs, &mount).await;
                     }
                     return Err(MasterError::Refused(reason));
                 }
@@ -86,7 +80,7 @@ impl Services {
         };
         match attached {
             Ok(recorded) => {
-                let open = self.mounts.get(recorded.id)?;
+                let open = self.lookups.mounts.get(recorded.id)?;
                 tracing::info!(mount = recorded.path, uri = recorded.uri, "a bucket is mounted");
                 let recorded = open.mount.clone();
                 let is_to_be_listed = recorded.existing() != Existing::None;
@@ -98,9 +92,9 @@ impl Services {
                 Ok((recorded, Some(contents)))
             }
             Err(existing) => {
-                let existing = self.mounts.unseal(*existing)?;
+                let existing = self.lookups.mounts.unseal(*existing)?;
                 if claimed == Claimed::Now && existing.uri != mount.uri {
-                    self.release_claim(&ufs, &mount).await;
+                    self.claims.release(&ufs, &mount).await;
                 }
                 if wanted_existing == Existing::Recovered && existing.existing() == Existing::Indexed {
                     return Err(MasterError::AlreadyExists(format!(
@@ -134,7 +128,7 @@ impl Services {
     fn mounted_before(&self, answer: RequestRecord) -> Result<Mount, MasterError> {
         let made =
             answer.mount.ok_or_else(|| MasterError::Invalid("this request's id is that of another one".into()))?;
-        match self.mounts.get(made.id) {
+        match self.lookups.mounts.get(made.id) {
             Ok(open) => Ok(open.mount.clone()),
             // It was detached since.
             Err(error) if error.is_not_found() => Ok(made),

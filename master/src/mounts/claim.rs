@@ -5,19 +5,19 @@
 //! looked at for as long as the mount is there: when another cluster has taken the prefix over, this one writes and
 //! deletes nothing under it any more.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_consensus::LeaderLease;
 use cavern_proto::master::{Mount, WriteType};
 use cavern_ufs::{Metadata, Precondition, Ufs, UfsError, named};
 use futures::FutureExt as _;
 
-use super::OpenMount;
-use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
+use super::open::{Mounts, OpenMount};
+use super::reserved::CLAIM;
+use crate::background::{BackgroundTask, Next, Pace, TaskGroup, TaskList};
 use crate::error::MasterError;
-use crate::services::Services;
 
-/// Name of the object, below the prefix. No file of an fs-mode mount comes from it.
-pub const CLAIM: &str = ".cavern-cluster";
 /// In its metadata: the cluster's id.
 const CLUSTER: &str = "cavern-cluster";
 /// Between two looks at the claims of all mounts.
@@ -102,7 +102,15 @@ fn is_of_another(mount: &Mount, cluster_id: &str) -> String {
     )
 }
 
-impl Services {
+/// The claims of this cluster, for as long as this master leads.
+#[derive(Clone)]
+pub struct Claims {
+    pub mounts: Arc<Mounts>,
+    pub lease: LeaderLease,
+    pub cluster_id: Arc<str>,
+}
+
+impl Claims {
     /// Claims the prefix of a mount that is to be made.
     ///
     /// # Errors
@@ -129,8 +137,8 @@ impl Services {
     /// Whether a mount could be made that must claim its prefix.
     ///
     /// # Errors
-    /// As [`Services::claim`].
-    pub(super) async fn check_claim(&self, ufs: &Ufs, mount: &Mount, take_over: TakeOver) -> Result<(), MasterError> {
+    /// As [`Self::claim`].
+    pub(super) async fn check(&self, ufs: &Ufs, mount: &Mount, take_over: TakeOver) -> Result<(), MasterError> {
         self.claimant_unless_refused(ufs, mount, take_over).await.map(drop)
     }
 
@@ -155,7 +163,7 @@ impl Services {
 
     /// Gives up the claim of a mount that is gone, or was not made. What cannot be given up now is in the way of other
     /// clusters, which are told what to do.
-    pub(super) async fn release_claim(&self, ufs: &Ufs, mount: &Mount) {
+    pub(super) async fn release(&self, ufs: &Ufs, mount: &Mount) {
         if !can_be_claimed(mount) {
             return;
         }
@@ -169,19 +177,19 @@ impl Services {
     }
 
     /// Looks at the claims of all mounts.
-    async fn check_claims(&self) -> Result<Next, MasterError> {
+    async fn look_at_all(&self) -> Result<Next, MasterError> {
         let mut failure = None;
         for recorded in self.mounts.all_recorded()? {
             let Ok(mount) = self.mounts.get(recorded.id) else { continue };
-            if can_be_claimed(&mount.mount) && self.lookups.reader.lease().check().is_ok() {
-                failure = failure.or(self.look_at_claim(&mount).await.err());
+            if can_be_claimed(&mount.mount) && self.lease.check().is_ok() {
+                failure = failure.or(self.look_at(&mount).await.err());
             }
         }
         failure.map_or(Ok(Next::Rest), |error| Err(error.into()))
     }
 
     /// Looks whether a prefix is still this cluster's, and claims what nobody has claimed.
-    async fn look_at_claim(&self, mount: &OpenMount) -> Result<(), UfsError> {
+    async fn look_at(&self, mount: &OpenMount) -> Result<(), UfsError> {
         match claimant(&mount.ufs, &self.cluster_id).await? {
             Claimant::Other { cluster_id, .. } => mount.set_claimant(Some(is_of_another(&mount.mount, &cluster_id))),
             Claimant::Nobody => {
@@ -194,17 +202,17 @@ impl Services {
                 mount.set_claimant(None);
                 if self.mounts.recorded(mount.id()).is_err_and(|error| error.is_not_found()) {
                     // It was unmounted meanwhile.
-                    self.release_claim(&mount.ufs, &mount.mount).await;
+                    self.release(&mount.ufs, &mount.mount).await;
                 }
             }
             Claimant::Own(_) | Claimant::Unknown => mount.set_claimant(None),
         }
         Ok(())
     }
-}
 
-/// Has the claims of all mounts looked at, from time to time.
-pub fn start_checking_claims(background: &TaskGroup, services: &Services) {
-    let task = BackgroundTask::new("check-claims", Pace::after(PERIOD));
-    services.background.start(background, task, services.clone(), |services| services.check_claims().boxed());
+    /// Begins to look at the claims of all mounts, from time to time.
+    pub fn start(&self, background: &TaskGroup, list: &TaskList) {
+        let task = BackgroundTask::new("check-claims", Pace::after(PERIOD));
+        list.start(background, task, self.clone(), |claims| claims.look_at_all().boxed());
+    }
 }

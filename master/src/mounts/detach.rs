@@ -15,10 +15,10 @@ use cavern_state::outcome::{MountChange, Repeatable};
 use tokio::time::Instant;
 
 use super::attach::{normalized, not_mounted};
+use super::changes::{DetachPolicy, MountChanges};
 use crate::error::MasterError;
 use crate::persist::{Backlog, Scope};
 use crate::request::Request;
-use crate::services::Services;
 
 /// How long the bucket is brought up to date before the mount stays.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -28,15 +28,7 @@ const REFUSED: Duration = Duration::from_secs(3);
 const LET_GO: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What becomes of changes that the bucket of an fs-mode mount lacks when it is detached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DetachPolicy {
-    /// They are written, or the mount stays.
-    Keep,
-    Discard,
-}
-
-impl Services {
+impl MountChanges {
     /// Detaches the bucket at a path, once. It disappears at once; what was known of it is deleted in the background.
     ///
     /// # Errors
@@ -68,7 +60,7 @@ impl Services {
                 WriteType::FsMode if !discard => self.drained(&mount, began).await?,
                 _ => 0,
             };
-            let open = self.mounts.get(mount.id);
+            let open = self.lookups.mounts.get(mount.id);
             let remove = RemoveMount { mount_id: mount.id, change, discard };
             let removed = match self.proposer.propose(request.command(remove)).await? {
                 Repeatable::First(removed) => removed,
@@ -76,9 +68,9 @@ impl Services {
             };
             match removed {
                 MountChange::Mount(removed) => {
-                    self.mounts.forget(removed.id);
+                    self.lookups.mounts.forget(removed.id);
                     if let Ok(open) = open {
-                        self.release_claim(&open.ufs, &open.mount).await;
+                        self.claims.release(&open.ufs, &open.mount).await;
                     }
                     tracing::info!(mount = removed.path, "a bucket is unmounted");
                     // The answer goes to a person: without credentials.

@@ -14,7 +14,7 @@ use tokio::sync::RwLock;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::claim::CLAIM;
+use super::reserved::CLAIM;
 use super::secrets::Vault;
 use crate::error::MasterError;
 

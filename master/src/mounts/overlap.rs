@@ -7,20 +7,22 @@
 //! Which keys a mount has is known to whoever has its options in clear, and for a directory tree to this host alone: so
 //! it is judged before the command, which does nothing when the mount table has become another meanwhile.
 
+use std::sync::Arc;
+
 use cavern_proto::master::{AccessMode, Mount, WriteType};
 use cavern_ufs::KeySpace;
 
+use super::open::Mounts;
 use crate::error::MasterError;
-use crate::services::Services;
 
-impl Services {
+impl Mounts {
     /// Compares a mount with all others. Answers the epoch of the mount table that they are in, which the command
     /// carries.
     ///
     /// # Errors
     /// [`MasterError::Refused`] when it must not be beside one of them.
-    pub(super) async fn compare_with_others(&self, wanted: &Mount) -> Result<u64, MasterError> {
-        let (mounts, wanted) = (self.mounts.clone(), wanted.clone());
+    pub(super) async fn compare_with_others(self: &Arc<Self>, wanted: &Mount) -> Result<u64, MasterError> {
+        let (mounts, wanted) = (self.clone(), wanted.clone());
         let compared = tokio::task::spawn_blocking(move || {
             let (epoch, recorded) = mounts.table()?;
             // Whether it is the same mount again is for the command to say.

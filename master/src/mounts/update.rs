@@ -11,23 +11,23 @@ use cavern_ufs::{KeySpace, Ufs, changed_options};
 use futures::{StreamExt, stream};
 
 use super::attach::{complete, normalized, not_mounted};
+use super::changes::MountChanges;
 use super::overlap::refuse_overlap;
 use crate::error::MasterError;
-use crate::services::Services;
 
 /// Objects by which a bucket is known again, and how many are asked about at a time.
 const SAMPLE: usize = 32;
 const SAMPLE_AHEAD: usize = 8;
 
-impl Services {
+impl MountChanges {
     /// Changes a mount as far as it can be changed while it is in use.
     ///
     /// # Errors
     /// [`MasterError::Refused`] and those of the bucket: the mount is as it was then.
-    pub async fn update_mount_at(&self, request: UpdateMountRequest) -> Result<Mount, MasterError> {
+    pub async fn update(&self, request: UpdateMountRequest) -> Result<Mount, MasterError> {
         let path = normalized(&request.path)?;
         loop {
-            let (mounts_epoch, mounts) = self.mounts.table()?;
+            let (mounts_epoch, mounts) = self.lookups.mounts.table()?;
             let Some(before) = mounts.iter().find(|mount| mount.path == path) else { return Err(not_mounted(&path)) };
             let wanted = changed(before, &request)?;
             if wanted == *before {
@@ -37,14 +37,14 @@ impl Services {
             self.check_options(before, &wanted, &mounts).await?;
             let _vendor = match wanted.options == before.options {
                 true => None,
-                false => self.check_vending(&wanted).await?,
+                false => self.lookups.mounts.check_vending(&wanted).await?,
             };
-            self.mounts.will_be(&wanted);
+            self.lookups.mounts.will_be(&wanted);
             self.lookups.recalls.recall_mount(before.id).await?;
-            let update = UpdateMount { mount: Some(self.mounts.seal(wanted.clone())?), mounts_epoch };
+            let update = UpdateMount { mount: Some(self.lookups.mounts.seal(wanted.clone())?), mounts_epoch };
             match self.proposer.propose(update).await? {
                 MountChange::Mount(_) => {
-                    self.mounts.reopen(wanted.id)?;
+                    self.lookups.mounts.reopen(wanted.id)?;
                     if wanted.limits_users() {
                         // Whoever has come to hold something meanwhile answers there by what was allowed before.
                         self.lookups.recalls.recall_mount(before.id).await?;
@@ -63,7 +63,7 @@ impl Services {
         if wanted.options == before.options {
             return Ok(());
         }
-        let ufs = self.mounts.open_ufs(wanted)?;
+        let ufs = self.lookups.mounts.open_ufs(wanted)?;
         ufs.check().await?;
         // Links of directory trees need not be followed here: they have no options.
         let place = KeySpace::of(&wanted.uri, &wanted.options)?;

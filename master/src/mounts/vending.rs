@@ -11,11 +11,10 @@ use cavern_proto::master::{AccessMode, Mount, VendedKeys, WriteType};
 use cavern_security::Identity;
 use cavern_ufs::{KeyLender, KeyRight, KeyVendor, is_vended, lent_options};
 
-use super::open::OpenMount;
+use super::open::{Mounts, OpenMount};
 use crate::error::MasterError;
-use crate::services::Services;
 
-impl Services {
+impl Mounts {
     /// Whether STS gives keys for a mount that vends them, and the bucket takes these. What was given is there for the
     /// mount as long as the answer is kept.
     ///
@@ -25,7 +24,7 @@ impl Services {
         if !is_vended(&mount.options) {
             return Ok(None);
         }
-        let Some(vendor) = self.mounts.vendor(mount)? else { return Ok(None) };
+        let Some(vendor) = self.vendor(mount)? else { return Ok(None) };
         let rights: &[KeyRight] = match changes_objects(mount) {
             true => &[KeyRight::Read, KeyRight::Write],
             false => &[KeyRight::Read],
@@ -34,7 +33,7 @@ impl Services {
             let keys = vendor.keys(*right).await;
             let keys = keys.map_err(|source| MasterError::Keys { path: mount.path.clone(), source })?;
             let lender = KeyLender::new("STS", move || std::future::ready(Ok(keys.clone())));
-            self.mounts.open_lent(mount, &lender)?.check().await?;
+            self.open_lent(mount, &lender)?.check().await?;
         }
         Ok(Some(vendor))
     }

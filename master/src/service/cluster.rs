@@ -25,7 +25,8 @@ use super::guard::is_about;
 use super::session::SessionService;
 use super::{Answers, Services, asker, shown};
 use crate::error::MasterError;
-use crate::mounts::{DetachPolicy, MountPolicy, TakeOver, redact, told};
+use crate::mounts::changes::{DetachPolicy, MountPolicy};
+use crate::mounts::{TakeOver, redact, told};
 use crate::request::Request;
 use crate::sessions::{self, Before};
 
@@ -147,7 +148,7 @@ impl Cluster for Services {
         check_named(is_secured, mount.is_restricted())?;
         let take_over = if take_over { TakeOver::Always } else { TakeOver::Never };
         let policy = if check_only { MountPolicy::Check(take_over) } else { MountPolicy::Record(take_over) };
-        let (mount, contents) = self.mount_once(&Request::new(request_id)?, mount, policy).await?;
+        let (mount, contents) = self.mount_changes.mount_once(&Request::new(request_id)?, mount, policy).await?;
         let is_empty = contents == Some(Contents::Nothing);
         let keys = self.key_status(&mount);
         Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), is_empty, keys }))
@@ -157,7 +158,7 @@ impl Cluster for Services {
         is_about(&request, |asked| asked.path.clone());
         let UnmountRequest { path, discard, request_id } = request.into_inner();
         let unwritten = if discard { DetachPolicy::Discard } else { DetachPolicy::Keep };
-        let mount = self.unmount_once(&Request::new(request_id)?, &path, unwritten).await?;
+        let mount = self.mount_changes.unmount_once(&Request::new(request_id)?, &path, unwritten).await?;
         Ok(Response::new(UnmountReply { mount: Some(mount.without_secrets()) }))
     }
 
@@ -166,7 +167,7 @@ impl Cluster for Services {
         let is_secured = asker(&request).is_some();
         let request = request.into_inner();
         check_named(is_secured, request.clients.as_ref().is_some_and(|clients| !clients.rules.is_empty()))?;
-        let mount = self.update_mount_at(request).await?;
+        let mount = self.mount_changes.update(request).await?;
         let keys = self.key_status(&mount);
         Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), keys, ..MountReply::default() }))
     }

@@ -2,14 +2,14 @@
 //! holds.
 
 use cavern_conf::Failpoint;
-use cavern_consensus::Proposer;
+use cavern_consensus::{Consensus, Proposer};
 use cavern_proto::record::EndSessionStep;
 use cavern_state::StepProgress;
 use cavern_state::outcome::ReapUnlinked;
 
+use super::watch::WatchHub;
 use crate::error::MasterError;
 use crate::reader::StateReader;
-use crate::services::Services;
 
 /// Inodes deleted in one round.
 const REAP_MAX: usize = 1000;
@@ -18,8 +18,7 @@ pub const END_STEP: u32 = 256;
 
 /// Ends, in the log, the sessions whose lease is over and that nothing keeps. Locks do not: others may ask for them
 /// once only.
-pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
-    let (watch, reader) = (&services.watch, &services.lookups.reader);
+pub async fn end_lapsed(watch: &WatchHub, proposer: &Proposer, reader: &StateReader) -> Result<(), MasterError> {
     for session in reader.read(|tables| Ok(tables.session_ids()?)).await? {
         if watch.outlives_lease(session) {
             let locks = reader.read(move |tables| Ok(tables.locks_of(session, 1)?)).await?;
@@ -28,7 +27,7 @@ pub async fn end_lapsed(services: &Services) -> Result<(), MasterError> {
             }
         }
         if watch.is_over(session) {
-            end(&services.proposer, reader, session).await?;
+            end(proposer, reader, session).await?;
             watch.forget(session);
         }
     }
@@ -46,25 +45,30 @@ pub async fn end(proposer: &Proposer, reader: &StateReader, session: u64) -> Res
 }
 
 /// Deletes inodes that had lost their last name when every session had taken in that they had.
-pub async fn reap_unlinked(services: &Services) -> Result<(), MasterError> {
+pub async fn reap_unlinked(
+    watch: &WatchHub,
+    consensus: &Consensus,
+    proposer: &Proposer,
+    reader: &StateReader,
+) -> Result<(), MasterError> {
     // Who has an inode open and was away may come back for a lease.
-    if !services.watch.has_settled() {
+    if !watch.has_settled() {
         return Ok(());
     }
-    let unlinked = services.lookups.reader.read(|tables| Ok(tables.unheld(REAP_MAX)?)).await?;
+    let unlinked = reader.read(|tables| Ok(tables.unheld(REAP_MAX)?)).await?;
     if unlinked.is_empty() {
         return Ok(());
     }
     // The sessions may not have been notified yet of what the tables show.
-    services.consensus.wait_notified().await?;
-    if !services.watch.wait_settled(services.watch.seq()).await {
+    consensus.wait_notified().await?;
+    if !watch.wait_settled(watch.seq()).await {
         return Ok(());
     }
-    let reaped = services.proposer.propose_all(unlinked.iter().copied().map(ReapUnlinked)).await?;
+    let reaped = proposer.propose_all(unlinked.iter().copied().map(ReapUnlinked)).await?;
     for (inode, mut reaped) in unlinked.into_iter().zip(reaped) {
         // A file with very many blocks goes step by step.
         while reaped.more {
-            reaped = services.proposer.propose(ReapUnlinked(inode)).await?;
+            reaped = proposer.propose(ReapUnlinked(inode)).await?;
         }
     }
     Ok(())

@@ -27,7 +27,7 @@ use tonic::{Code, Request, Response, Status};
 use super::harness::{TestMaster, eventually, mount_request, name, new_bucket};
 use super::mutations::{self, create};
 use crate::error::MasterError;
-use crate::mounts::DetachPolicy;
+use crate::mounts::changes::DetachPolicy;
 use crate::service::Peer;
 use crate::sessions::{Before, SessionStream, WatchHub};
 

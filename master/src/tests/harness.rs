@@ -24,7 +24,8 @@ use tokio_util::sync::CancellationToken;
 use crate::error::MasterError;
 use crate::jobs::{BlockFiller, Filled, Jobs};
 use crate::metrics::MasterMetrics;
-use crate::mounts::{DetachPolicy, MountPolicy, TakeOver};
+use crate::mounts::TakeOver;
+use crate::mounts::changes::{DetachPolicy, MountPolicy};
 use crate::persist::ObjectWriter;
 use crate::repair::Repair;
 use crate::request::Request;
@@ -113,11 +114,14 @@ impl HostClock {
 impl Services {
     pub async fn mount_bucket(&self, wanted: Mount, check_only: bool) -> Result<Mount, MasterError> {
         let policy = if check_only { MountPolicy::Check } else { MountPolicy::Record };
-        self.mount_once(&Request::default(), wanted, policy(TakeOver::Never)).await.map(|(mount, _)| mount)
+        self.mount_changes
+            .mount_once(&Request::default(), wanted, policy(TakeOver::Never))
+            .await
+            .map(|(mount, _)| mount)
     }
 
     pub async fn unmount_bucket(&self, path: &str, unwritten: DetachPolicy) -> Result<Mount, MasterError> {
-        self.unmount_once(&Request::default(), path, unwritten).await
+        self.mount_changes.unmount_once(&Request::default(), path, unwritten).await
     }
 }
 

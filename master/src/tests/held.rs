@@ -27,7 +27,7 @@ use tonic::{Code, Request};
 use super::harness::{NoWorkers, PATIENCE, TestMaster, eventually, name};
 use super::mutations::{create, mount};
 use crate::error::MasterError;
-use crate::mounts::DetachPolicy;
+use crate::mounts::changes::DetachPolicy;
 use crate::services::Services;
 use crate::sessions::{Before, SessionStream};
 

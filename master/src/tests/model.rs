@@ -13,7 +13,7 @@ use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::harness::{TestMaster, Tree, new_bucket};
 use crate::listing::{diff_step, is_same_version};
-use crate::mounts::DetachPolicy;
+use crate::mounts::changes::DetachPolicy;
 
 /// A key's components as the model makes them, from a set that provokes every rule.
 fn component() -> impl Strategy<Value = String> {

@@ -15,7 +15,8 @@ use tokio::time::Instant;
 use tonic::{Code, Request, Status};
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket};
-use crate::sessions::{Before, SessionStream};
+use crate::services::Services;
+use crate::sessions::{Before, SessionStream, reap_unlinked};
 
 async fn with_short_leases() -> TestMaster {
     let mut config = Config::default();
@@ -186,7 +187,8 @@ async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of
     let services = master.services().clone();
     let reaping = tokio::spawn(async move {
         loop {
-            crate::sessions::reap_unlinked(&services).await.unwrap();
+            let Services { watch, consensus, proposer, .. } = &services;
+            reap_unlinked(watch, consensus, proposer, &services.lookups.reader).await.unwrap();
             tokio::task::yield_now().await;
         }
     });

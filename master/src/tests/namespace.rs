@@ -19,7 +19,7 @@ use tonic::Request;
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, name, new_bucket};
 use crate::error::MasterError;
 use crate::listing::Why;
-use crate::mounts::DetachPolicy;
+use crate::mounts::changes::DetachPolicy;
 
 async fn read_dir(master: &TestMaster, inode: u64, after: &str, limit: u64) -> Vec<ReadDirPage> {
     let request = ReadDirRequest { inode, after_name: name(after), limit, ..ReadDirRequest::default() };

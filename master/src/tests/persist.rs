@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use self::bench::Fixture;
 use super::harness::{eventually, name};
-use crate::mounts::DetachPolicy;
+use crate::mounts::changes::DetachPolicy;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_links_and_directories_become_objects_and_go_again() {

@@ -23,11 +23,11 @@ use cavern_state::{AT_ONCE, Database, Family, Outcome, StepProgress, Tables, Tra
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::leader::{COUNT_STEP, REAP_STEP};
 use crate::listing::{adopt, portions};
 use crate::persist::intents::SPREAD;
 use crate::persist::plan::{self, Step};
 use crate::sessions::END_STEP;
+use crate::upkeep::{COUNT_STEP, REAP_STEP};
 
 /// Records of one command: ten milliseconds, or a little more. The longest are those that pass over names that have
 /// just been removed.

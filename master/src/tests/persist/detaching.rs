@@ -9,7 +9,7 @@ use cavern_proto::record::command::Command;
 use cavern_state::{Family, Outcome};
 
 use super::bench::Fixture;
-use crate::mounts::DetachPolicy;
+use crate::mounts::changes::DetachPolicy;
 use crate::tests::harness::{eventually, name};
 
 #[tokio::test(flavor = "multi_thread")]

@@ -174,7 +174,7 @@ async fn only_fs_mode_mounts_are_exported() {
     let begun = bench.export("/m").await;
     eventually(|| async { !bench.job(begun.id).await.last_error.is_empty() }).await;
     let services = bench.master().services().clone();
-    services.unmount_bucket("/m", crate::mounts::DetachPolicy::Discard).await.unwrap();
+    services.unmount_bucket("/m", crate::mounts::changes::DetachPolicy::Discard).await.unwrap();
     let failed = bench.ended(begun.id).await;
     assert_eq!(failed.state(), JobState::Failed);
     assert!(failed.last_error.contains("the mount is gone"), "{}", failed.last_error);

@@ -15,7 +15,7 @@ mod walk;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use cavern_consensus::Clock;
+use cavern_consensus::{Clock, Proposer};
 use cavern_proto::master::{FreeFate, TtlAction};
 use cavern_proto::record::TtlRecord;
 use cavern_state::Outcome;
@@ -23,10 +23,11 @@ use futures::FutureExt as _;
 use tokio::time::Instant;
 
 use self::walk::{Due, Walk};
-use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
+use crate::background::{BackgroundTask, Next, Pace, TaskGroup, TaskList};
 use crate::error::MasterError;
 use crate::metrics::ExpiryMetrics;
-use crate::services::Services;
+use crate::namespace::Lookups;
+use crate::reader::StateReader;
 
 /// Names looked at with one read.
 const PAGE: usize = 1000;
@@ -66,98 +67,95 @@ fn is_over(changed_ns: i64, rule: &TtlRecord, clock: &Clock) -> bool {
     age >= Duration::from_secs(rule.seconds)
 }
 
-/// Begins to look at the rules.
-pub fn start(background: &TaskGroup, services: &Services, metrics: ExpiryMetrics) {
-    // The term serves nobody before all of it has begun.
-    let task = BackgroundTask::new("expire-files", Pace::after(TICK)).steady().resting_first();
-    let expiry = Expiry { services: services.clone(), metrics, last: Rules::new(), governed: HashMap::new() };
-    services.background.start(background, task, expiry, |expiry| expiry.look().boxed());
-}
-
 /// What is known from the last look at the rules.
-struct Expiry {
-    services: Services,
+pub struct Expiry {
+    lookups: Lookups,
+    proposer: Proposer,
     metrics: ExpiryMetrics,
     last: Rules,
     governed: HashMap<u64, Governed>,
 }
 
 impl Expiry {
+    pub fn new(lookups: Lookups, proposer: Proposer, metrics: ExpiryMetrics) -> Self {
+        Self { lookups, proposer, metrics, last: Rules::new(), governed: HashMap::new() }
+    }
+
+    /// Begins to look at the rules.
+    pub fn start(self, background: &TaskGroup, list: &TaskList) {
+        // The term serves nobody before all of it has begun.
+        let task = BackgroundTask::new("expire-files", Pace::after(TICK)).steady().resting_first();
+        list.start(background, task, self, |expiry| expiry.look().boxed());
+    }
+
     /// Goes through what those of the rules govern that can have something due.
     async fn look(&mut self) -> Result<Next, MasterError> {
-        let Self { services, metrics, last, governed } = self;
-        let (rules, arrivals) = rules(services).await?;
+        let (rules, arrivals) = rules(&self.lookups.reader).await?;
         // What one governs depends on all of them.
-        if rules != *last {
-            governed.clear();
+        if rules != self.last {
+            self.governed.clear();
         }
         let mut failure = None;
         for (directory, rule) in rules.iter().filter(|(_, rule)| rule.action() != TtlAction::None) {
-            let known: Option<&Governed> = governed.get(directory);
-            if known.is_some_and(|known| !known.is_due(rule, arrivals, services.lookups.reader.clock())) {
+            let known = self.governed.get(directory);
+            if known.is_some_and(|known| !known.is_due(rule, arrivals, self.lookups.reader.clock())) {
                 continue;
             }
             let began = Instant::now();
-            let (oldest_ns, failed) = match sweep(services, *directory, &rules, metrics).await {
+            let (oldest_ns, failed) = match self.sweep(*directory, &rules).await {
                 Ok(oldest_ns) => (oldest_ns, None),
                 // There may be anything.
                 Err(error) => (0, Some(error)),
             };
             failure = failure.or(failed);
-            governed.insert(*directory, Governed { began, arrivals, oldest_ns });
+            self.governed.insert(*directory, Governed { began, arrivals, oldest_ns });
         }
-        *last = rules;
+        self.last = rules;
         failure.map_or(Ok(Next::Rest), Err)
+    }
+
+    /// Goes through what the rule of a directory governs, and expires what is due. Gives the time of the last change of
+    /// the oldest file that is left.
+    async fn sweep(&self, directory: u64, rules: &Rules) -> Result<i64, MasterError> {
+        let reader = &self.lookups.reader;
+        let Some(mut walk) = Walk::new(directory, rules, reader.clock().now_ns()) else { return Ok(i64::MAX) };
+        while !walk.is_over() {
+            let clock = reader.clone();
+            let step = reader.read(move |tables| {
+                let due = walk.step(tables, PAGE, clock.clock())?;
+                Ok((walk, due))
+            });
+            let due;
+            (walk, due) = step.await?;
+            for together in due.chunks(TOGETHER) {
+                let proposed = self.proposer.propose_all(together.iter().map(Due::command));
+                for (outcome, due) in proposed.await?.into_iter().zip(together) {
+                    let (is_done, done) = match &outcome {
+                        Outcome::Freed(freed) => (freed.fate() == FreeFate::Freed, &self.metrics.freed),
+                        _ => (matches!(outcome, Outcome::Done), &self.metrics.removed),
+                    };
+                    if let Outcome::Held(directory) = outcome {
+                        // By the next turn it will have been let go of.
+                        self.lookups.recalls.ask(directory);
+                    }
+                    if is_done {
+                        done.inc();
+                    } else {
+                        // It has changed meanwhile, or somebody writes to it: it is looked at again.
+                        walk.leave(due);
+                    }
+                }
+            }
+        }
+        Ok(walk.oldest_ns())
     }
 }
 
 /// The rules, and how many arrivals there have been.
-async fn rules(services: &Services) -> Result<(Rules, u64), MasterError> {
-    let read = services.lookups.reader.read(|tables| Ok((tables.ttls(0)?, tables.counters()?.arrivals)));
-    let (all, arrivals) = read.await?;
+async fn rules(reader: &StateReader) -> Result<(Rules, u64), MasterError> {
+    let (all, arrivals) = reader.read(|tables| Ok((tables.ttls(0)?, tables.counters()?.arrivals))).await?;
     let rule = |seconds, action| TtlRecord { seconds, action };
     Ok((all.ttls.into_iter().map(|ttl| (ttl.inode, rule(ttl.seconds, ttl.action))).collect(), arrivals))
-}
-
-/// Goes through what the rule of a directory governs, and expires what is due. Gives the time of the last change of the
-/// oldest file that is left.
-async fn sweep(
-    services: &Services,
-    directory: u64,
-    rules: &Rules,
-    metrics: &ExpiryMetrics,
-) -> Result<i64, MasterError> {
-    let reader = &services.lookups.reader;
-    let Some(mut walk) = Walk::new(directory, rules, reader.clock().now_ns()) else { return Ok(i64::MAX) };
-    while !walk.is_over() {
-        let clock = reader.clone();
-        let step = reader.read(move |tables| {
-            let due = walk.step(tables, PAGE, clock.clock())?;
-            Ok((walk, due))
-        });
-        let due;
-        (walk, due) = step.await?;
-        for together in due.chunks(TOGETHER) {
-            let proposed = services.proposer.propose_all(together.iter().map(Due::command));
-            for (outcome, due) in proposed.await?.into_iter().zip(together) {
-                let (is_done, done) = match &outcome {
-                    Outcome::Freed(freed) => (freed.fate() == FreeFate::Freed, &metrics.freed),
-                    _ => (matches!(outcome, Outcome::Done), &metrics.removed),
-                };
-                if let Outcome::Held(directory) = outcome {
-                    // By the next turn it will have been let go of.
-                    services.lookups.recalls.ask(directory);
-                }
-                if is_done {
-                    done.inc();
-                } else {
-                    // It has changed meanwhile, or somebody writes to it: it is looked at again.
-                    walk.leave(due);
-                }
-            }
-        }
-    }
-    Ok(walk.oldest_ns())
 }
 
 #[cfg(test)]
