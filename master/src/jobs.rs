@@ -8,7 +8,6 @@
 //! again makes a new one.
 
 mod export;
-mod filler;
 mod load;
 mod running;
 
@@ -23,9 +22,6 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use self::filler::{BlockFiller, PooledWorkers};
-#[cfg(test)]
-pub use self::filler::{Failure, Filled};
 use self::load::Loader;
 use self::running::RunningJob;
 use crate::error::MasterError;
@@ -33,6 +29,7 @@ use crate::metrics::JobMetrics;
 use crate::namespace::Lookups;
 use crate::persist::Persistence;
 use crate::request::Request;
+use crate::workers::calls::BlockFiller;
 
 /// Jobs that run at a time.
 const JOBS_MAX: usize = 16;

@@ -21,16 +21,17 @@
 
 pub mod adopt;
 mod check;
-mod diff;
+pub mod diff;
 mod directory;
 mod existing;
 mod external;
 mod index;
 mod listing_task;
+mod looks;
 mod name_checks;
 mod recover;
 mod stored_attributes;
-mod walk;
+pub mod walk;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -44,12 +45,9 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-pub use adopt::Looks;
-pub use check::Why;
 pub use listing_task::{Flight, Progress};
-pub use walk::{ListPolicy, Walk};
-#[cfg(test)]
-pub use {diff::is_same_version, diff::step as diff_step};
+pub use looks::Looks;
+pub use name_checks::Why;
 
 use name_checks::NameChecks;
 

@@ -7,18 +7,51 @@ mod let_go;
 mod lookup;
 mod mount_access;
 mod paced;
-mod pages;
+pub mod pages;
+mod path;
 mod refresh;
 mod touch;
 mod usage;
 mod user_access;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-pub use lookup::{Lookups, components};
-pub use pages::Listing;
+use cavern_security::MountDebt;
+
+use crate::listing::Listings;
+use crate::mounts::Mounts;
+use crate::reader::StateReader;
+use crate::sessions::{Recalls, WatchHub};
+
+pub use path::components;
 
 /// Entries of one page of a directory.
 const PAGE_ENTRIES: usize = 1000;
 /// How often progress is reported.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The namespace as clients see it. Cheap to clone.
+#[derive(Clone)]
+pub struct Lookups {
+    pub reader: StateReader,
+    pub listings: Listings,
+    pub mounts: Arc<Mounts>,
+    pub watch: Arc<WatchHub>,
+    pub recalls: Arc<Recalls>,
+    pub refresh_wait: Duration,
+    /// The session that asks, and is notified of what it was answered when that changes; 0 for whoever keeps nothing.
+    pub asker: u64,
+    /// The name of the client that asks, if there may be mounts that are not there for all; `None` for whoever sees all
+    /// of them.
+    pub client: Option<Arc<str>>,
+    /// What the call owes for what it does in mounts.
+    pub debt: Option<Arc<MountDebt>>,
+}
+
+impl Lookups {
+    /// The namespace as a session is answered.
+    pub fn asked_by(&self, asker: u64) -> Self {
+        Self { asker, ..self.clone() }
+    }
+}

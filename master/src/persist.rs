@@ -24,11 +24,12 @@
 //! What fails is tried again for ever, with pauses that grow ([`cavern_conf::backoff::PERSIST`]); while a whole bucket
 //! fails, one request at a time asks whether it is back.
 
+mod backlog;
 mod client_load;
 mod deletions;
 mod drop_clean_blocks;
 mod expedite;
-mod fenced;
+mod expedited_scopes;
 mod garbage_collection;
 pub mod intents;
 mod lost;
@@ -37,39 +38,36 @@ mod object_tag;
 mod obstructions;
 mod origins;
 pub mod plan;
-mod refresh;
+pub mod refresh;
 mod retry_tracker;
 mod scope;
 mod status;
-mod workers;
+mod tasks;
+mod throughput;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cavern_conf::backoff::{Jitter, Profile};
 use cavern_consensus::Proposer;
-use futures::FutureExt as _;
+use cavern_proto::master::{Entry, Kind};
 use tokio::sync::Semaphore;
 
+pub use self::backlog::Backlog;
 use self::client_load::ClientLoad;
-use self::expedite::ExpeditedScopes;
-pub use self::fenced::Fenced;
-pub use self::refresh::RefreshMode;
+use self::expedited_scopes::ExpeditedScopes;
 use self::retry_tracker::Ledger;
 pub use self::scope::Scope;
-pub use self::status::Backlog;
-use self::status::Throughput;
-pub use self::workers::ObjectWriter;
-use crate::background::{BackgroundTask, Pace, TaskGroup, TaskList};
+use self::throughput::Throughput;
+use crate::background::TaskGroup;
+use crate::error::MasterError;
 use crate::metrics::PersistMetrics;
-use crate::namespace::Lookups;
+use crate::namespace::{Lookups, components};
+use crate::workers::calls::ObjectWriter;
 
 /// A file that never comes to rest, or whose master is never at rest, is written when its oldest change is so many
 /// delays old.
 const PATIENCE: u32 = 10;
-/// Begins the names of objects that are kept beside all names of the namespace; the cluster's id follows.
-pub const PARKED: &str = ".cavern-kept-";
 /// Records read at a time.
 const PAGE: usize = 500;
 /// Bounds of the pause after a look at all records.
@@ -133,26 +131,18 @@ impl Persistence {
         })
     }
 
-    /// Begins to work.
-    pub fn start(self: &Arc<Self>, list: &TaskList) {
-        let expedited = || Pace::after(PAUSES.1).woken_by(self.expedited.subscribe());
-        let persist = BackgroundTask::new("persist-files", expedited()).steady();
-        list.start(&self.tasks, persist, self.clone(), |persistence| persistence.persist_due().boxed());
-        let delete = BackgroundTask::new("delete-objects", expedited()).steady();
-        list.start(&self.tasks, delete, self.clone(), |persistence| persistence.delete_due().boxed());
-        let free = BackgroundTask::new("free-blocks", Pace::after(garbage_collection::PAUSE));
-        let nobody_away = garbage_collection::Away::new();
-        list.start(&self.tasks, free, (self.clone(), nobody_away), |(persistence, away)| {
-            persistence.free_garbage(away).boxed()
-        });
-        let (pause, settle) = (drop_clean_blocks::PAUSE, drop_clean_blocks::SETTLE);
-        let room =
-            BackgroundTask::new("make-room", Pace::after(pause)).with_backoff(Profile::steady(settle, Jitter::None));
-        list.start(&self.tasks, room, (self.clone(), 0u64), |(persistence, after)| {
-            persistence.make_room(after).boxed()
-        });
-        let measure = BackgroundTask::new("measure-backlog", Pace::after_at_least(status::MEASURE, REST));
-        list.start(&self.tasks, measure, self.clone(), |persistence| persistence.show_backlog().boxed());
+    /// What a path leads to.
+    ///
+    /// # Errors
+    /// [`MasterError::NotFound`] for a path that leads nowhere.
+    pub async fn scope(&self, path: &str) -> Result<Scope, MasterError> {
+        let names = components(path)?;
+        let Entry { attr, mount_id, .. } = self.lookups.resolve(&format!("/{}", names.join("/"))).await?;
+        let attr = attr.unwrap_or_default();
+        if attr.kind() != Kind::Directory && mount_id == 0 {
+            return Err(MasterError::Invalid(format!("{path} is in no mount")));
+        }
+        Ok(Scope { inode: attr.inode, mount_id })
     }
 
     /// Clients make so many changes.

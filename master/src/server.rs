@@ -26,13 +26,13 @@ use crate::blocking::blocking;
 use crate::error::MasterError;
 use crate::feature_version::FEATURE_VERSION;
 use crate::group::Seat;
-use crate::jobs::PooledWorkers;
 use crate::lead::Lead;
 use crate::metrics::MasterMetrics;
 use crate::mounts::{KeyDirectory, Vault};
 use crate::service::{Gate, Guarded, Lanes, RaftService, tenants};
 use crate::term::{TermContext, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
+use crate::workers::calls::PooledWorkers;
 
 /// How long calls in flight may take at the end.
 const DRAIN: Duration = Duration::from_secs(5);

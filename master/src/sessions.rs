@@ -25,4 +25,5 @@ pub use current::CurrentSessions;
 pub use reaper::END_STEP;
 pub use reaper::{end, end_lapsed, reap_unlinked};
 pub use recall::Recalls;
-pub use watch::{Before, SessionStream, WatchHub};
+pub use watch::open::Before;
+pub use watch::{SessionStream, WatchHub};

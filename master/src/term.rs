@@ -18,19 +18,21 @@ use tokio_util::task::TaskTracker;
 use crate::background::TaskList;
 use crate::error::MasterError;
 use crate::feature_version;
-use crate::jobs::{BlockFiller, Jobs};
+use crate::jobs::Jobs;
 use crate::leader::Leadership;
 use crate::listing::{ListingOptions, Listings, Looks};
 use crate::metrics::MasterMetrics;
 use crate::mounts::changes::MountChanges;
 use crate::mounts::{Claims, Mounts, Vault};
 use crate::namespace::Lookups;
-use crate::persist::{Fenced, ObjectWriter, PersistOptions, Persistence};
+use crate::persist::{PersistOptions, Persistence};
 use crate::reader::StateReader;
 use crate::repair::{Repair, RepairOptions};
 use crate::services::Services;
 use crate::sessions::{CurrentSessions, Recalls, WatchHub};
 use crate::workers::Workers;
+use crate::workers::calls::{BlockFiller, ObjectWriter};
+use crate::workers::fenced::Fenced;
 
 /// The way to the workers.
 pub struct WorkerClients {

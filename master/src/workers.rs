@@ -3,6 +3,9 @@
 //! Heartbeats are not logged; only that a worker is lost or back. After a restart of the master everyone keeps the
 //! state that the log has, and has `worker_timeout` to send a heartbeat.
 
+pub mod calls;
+pub mod fenced;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;

@@ -17,11 +17,11 @@ use tokio::sync::Semaphore;
 
 use self::blocks::File;
 use self::fill::Batches;
-use super::filler::BlockFiller;
 use super::running::RunningJob;
 use crate::error::MasterError;
-use crate::listing::{ListPolicy, Walk};
+use crate::listing::walk::{ListPolicy, Walk};
 use crate::namespace::Lookups;
+use crate::workers::calls::BlockFiller;
 
 /// Entries of a directory read at a time.
 const PAGE_ENTRIES: usize = 1000;

@@ -1,48 +1,20 @@
 //! What a listing says of a directory of an fs-mode mount, on its way into the namespace.
 
 use bytes::Bytes;
-use cavern_conf::schema::Fuse;
 use cavern_proto::master::Existing;
-use cavern_proto::record::{AdoptListing, TakeInObject};
+use cavern_proto::record::AdoptListing;
 use cavern_state::Directory;
 use cavern_state::namespace::ListingCounts;
 use cavern_ufs::{Listed, Window};
 
 use super::Listings;
 use super::diff::listed_entry;
+use super::looks::Looks;
 use crate::error::MasterError;
-use crate::mounts::{CLAIM, OpenMount};
-use crate::persist::PARKED;
+use crate::mounts::{CLAIM, OpenMount, PARKED};
 
 /// Entries of one command.
 pub const ENTRIES: usize = 250;
-
-/// Owner and permissions of what the bucket says nothing of.
-#[derive(Clone, Copy, Debug)]
-pub struct Looks {
-    uid: u32,
-    gid: u32,
-    file_mode: u32,
-    dir_mode: u32,
-}
-
-impl Looks {
-    /// As objects of cache-mode mounts have them.
-    pub fn new(conf: &Fuse) -> Self {
-        Self {
-            uid: u32::try_from(conf.uid).unwrap_or_else(|_| rustix::process::geteuid().as_raw()),
-            gid: u32::try_from(conf.gid).unwrap_or_else(|_| rustix::process::getegid().as_raw()),
-            file_mode: conf.file_mode & 0o7777,
-            dir_mode: conf.dir_mode & 0o7777,
-        }
-    }
-
-    /// Gives an object that comes in by itself its looks.
-    pub fn of_object(self, taken: TakeInObject) -> TakeInObject {
-        let Self { uid, gid, file_mode, dir_mode } = self;
-        TakeInObject { uid, gid, file_mode, dir_mode, ..taken }
-    }
-}
 
 /// What follows a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

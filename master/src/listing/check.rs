@@ -9,22 +9,10 @@ use cavern_state::records::version;
 use cavern_state::{Directory, EntryVersion};
 use cavern_ufs::{Listed, UfsError, is_name};
 
-use super::Listings;
 use super::diff::listed_entry;
+use super::{Listings, Why};
 use crate::error::MasterError;
 use crate::mounts::OpenMount;
-
-/// Why a name is checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// Whatever is there now is to be known.
-    Unknown,
-    /// A client has just changed the bucket under it: an object that is found need not be compared with what lies below
-    /// it.
-    Written,
-    /// The same of all that is below the name: what is known of a directory does not hold any more.
-    WrittenBelow,
-}
 
 impl Listings {
     /// After this the namespace says about `name` in `directory` what the bucket said at some time after the call.

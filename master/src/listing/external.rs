@@ -7,9 +7,8 @@ use cavern_proto::record::ListedEntry;
 use cavern_state::Directory;
 use cavern_ufs::{Listed, Lister, Window, Windows, is_name};
 
-use super::Listings;
-use super::check::Why;
 use super::diff::{self, listed_entry};
+use super::{Listings, Why};
 use crate::error::MasterError;
 use crate::mounts::{CLAIM, OpenMount};
 

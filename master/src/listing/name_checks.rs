@@ -1,4 +1,4 @@
-//! Checks of one name that run at the same time: what was asked later wins.
+//! Why a name is checked, and checks of one name that run at the same time: what was asked later wins.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,6 +6,18 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::MutexGuard;
+
+/// Why a name is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Whatever is there now is to be known.
+    Unknown,
+    /// A client has just changed the bucket under it: an object that is found need not be compared with what lies below
+    /// it.
+    Written,
+    /// The same of all that is below the name: what is known of a directory does not hold any more.
+    WrittenBelow,
+}
 
 /// The names that are being checked.
 #[derive(Default)]

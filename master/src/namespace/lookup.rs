@@ -6,53 +6,21 @@
 
 mod step;
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use bytes::Bytes;
 use cavern_posix::check_name;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Entry, Kind, MakeListedReply};
 use cavern_proto::record::InodeRecord;
-use cavern_security::MountDebt;
 use cavern_state::{Tables, Whereabouts};
 
 use super::let_go::places_of;
+use super::{Lookups, components};
 use crate::error::MasterError;
-use crate::listing::{ListPolicy, Listings, Walk, Why};
-use crate::mounts::Mounts;
-use crate::reader::StateReader;
-use crate::sessions::{Recalls, WatchHub};
+use crate::listing::Why;
+use crate::listing::walk::{ListPolicy, Walk};
 use step::Lookup;
 
-/// Longest path, in bytes, and its deepest nesting.
-const PATH_MAX: usize = 4096;
-const COMPONENTS_MAX: usize = 1024;
-
-/// The namespace as clients see it. Cheap to clone.
-#[derive(Clone)]
-pub struct Lookups {
-    pub reader: StateReader,
-    pub listings: Listings,
-    pub mounts: Arc<Mounts>,
-    pub watch: Arc<WatchHub>,
-    pub recalls: Arc<Recalls>,
-    pub refresh_wait: Duration,
-    /// The session that asks, and is notified of what it was answered when that changes; 0 for whoever keeps nothing.
-    pub asker: u64,
-    /// The name of the client that asks, if there may be mounts that are not there for all; `None` for whoever sees all
-    /// of them.
-    pub client: Option<Arc<str>>,
-    /// What the call owes for what it does in mounts.
-    pub debt: Option<Arc<MountDebt>>,
-}
-
 impl Lookups {
-    /// The namespace as a session is answered.
-    pub fn asked_by(&self, asker: u64) -> Self {
-        Self { asker, ..self.clone() }
-    }
-
     /// The entry that a path leads to.
     ///
     /// # Errors
@@ -173,49 +141,5 @@ impl Lookups {
         // It has another name meanwhile, and may have more of them.
         self.watch.see_inodes(self.asker, [inode]);
         read().await
-    }
-}
-
-/// The components of an absolute path.
-pub fn components(path: &str) -> Result<Vec<&str>, MasterError> {
-    let shown = || path.chars().take(100).collect::<String>();
-    if !path.starts_with('/') {
-        return Err(MasterError::Invalid(format!("the path {:?} is not absolute: begin it with /", shown())));
-    }
-    if path.len() > PATH_MAX {
-        return Err(MasterError::Invalid(format!("the path {:?}… is longer than {PATH_MAX} bytes", shown())));
-    }
-    let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
-    if names.len() > COMPONENTS_MAX {
-        return Err(MasterError::Invalid(format!("the path {:?}… has more than {COMPONENTS_MAX} components", shown())));
-    }
-    for name in &names {
-        check_name(name.as_bytes())?;
-    }
-    Ok(names)
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn paths_are_absolute_and_plain() {
-        assert_eq!(components("/").unwrap(), Vec::<&str>::new());
-        assert_eq!(components("/a//b/").unwrap(), ["a", "b"]);
-        for bad in ["", "a", "a/b", "/a/../b", "/.", "/a\0b", &format!("/{}", "x".repeat(256)), &"/a".repeat(2500)] {
-            assert!(matches!(components(bad), Err(MasterError::Invalid(_))), "{bad:?}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_path_is_taken_or_refused(path in ".{0,300}") {
-            if let Ok(names) = components(&path) {
-                prop_assert!(names.iter().all(|name| !name.is_empty() && *name != ".." && !name.contains('\0')));
-            }
-        }
     }
 }

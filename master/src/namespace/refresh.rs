@@ -10,7 +10,8 @@ use tonic::Status;
 
 use super::{Lookups, PROGRESS_INTERVAL};
 use crate::error::MasterError;
-use crate::listing::{ListPolicy, Walk, Why};
+use crate::listing::Why;
+use crate::listing::walk::{ListPolicy, Walk};
 
 impl Lookups {
     /// Brings what is below a path of a cache-mode mount up to date with its bucket, and says now and then how far it

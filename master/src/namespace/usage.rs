@@ -7,7 +7,7 @@ use tonic::Status;
 
 use super::{Lookups, PAGE_ENTRIES, PROGRESS_INTERVAL};
 use crate::error::MasterError;
-use crate::listing::{ListPolicy, Walk};
+use crate::listing::walk::{ListPolicy, Walk};
 
 impl Lookups {
     /// Counts, and says now and then how far it has come.

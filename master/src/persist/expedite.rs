@@ -8,36 +8,14 @@ use std::sync::Arc;
 
 use cavern_proto::record::IntentRecord;
 use cavern_state::{PendingDeletion, Tables};
-use parking_lot::Mutex;
-use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::backlog::{Backlog, ChangeRange};
+use super::expedited_scopes::ExpeditedScope;
 use super::retry_tracker::Priority;
 use super::scope::{Scope, ScopeFilter};
-use super::status::{Backlog, ChangeRange};
 use super::{PAGE, Persistence};
 use crate::error::MasterError;
-
-/// What somebody waits for.
-pub(super) struct ExpeditedScope {
-    scope: Scope,
-    /// Number of the last change.
-    up_to: u64,
-    since: Instant,
-}
-
-/// All that are waited for.
-pub(super) struct ExpeditedScopes {
-    list: Mutex<Vec<Arc<ExpeditedScope>>>,
-    /// Changes when one begins.
-    begun: watch::Sender<()>,
-}
-
-impl Default for ExpeditedScopes {
-    fn default() -> Self {
-        Self { list: Mutex::default(), begun: watch::Sender::new(()) }
-    }
-}
 
 /// Somebody waits until this is dropped.
 pub struct Expedited {
@@ -47,7 +25,7 @@ pub struct Expedited {
 
 impl Drop for Expedited {
     fn drop(&mut self) {
-        self.persistence.expedited.list.lock().retain(|request| !Arc::ptr_eq(request, &self.request));
+        self.persistence.expedited.remove(&self.request);
     }
 }
 
@@ -69,27 +47,11 @@ impl Expedited {
     }
 }
 
-impl ExpeditedScopes {
-    /// Those of now.
-    pub(super) fn current(&self) -> Vec<Arc<ExpeditedScope>> {
-        self.list.lock().clone()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.list.lock().is_empty()
-    }
-
-    pub(super) fn subscribe(&self) -> watch::Receiver<()> {
-        self.begun.subscribe()
-    }
-}
-
 impl Persistence {
     /// Brings the changes of a scope up to a number to the bucket now, until what is answered is dropped.
     pub fn expedite(self: &Arc<Self>, scope: Scope, up_to: u64) -> Expedited {
         let request = Arc::new(ExpeditedScope { scope, up_to, since: Instant::now() });
-        self.expedited.list.lock().push(request.clone());
-        self.expedited.begun.send_replace(());
+        self.expedited.add(request.clone());
         Expedited { persistence: self.clone(), request }
     }
 

@@ -19,9 +19,9 @@ use cavern_ufs::UfsError;
 use super::intents::PersistOutcome;
 use super::plan::{Content, Work, Write};
 use super::retry_tracker::{FailureKind, Priority};
-use super::{PARKED, Persistence, object_tag};
+use super::{Persistence, object_tag};
 use crate::error::MasterError;
-use crate::mounts::OpenMount;
+use crate::mounts::{OpenMount, PARKED};
 
 /// Pause before a file that waits for another is looked at again, and how long it waits before it does something about
 /// it.

@@ -2,13 +2,11 @@
 
 use std::collections::HashMap;
 
-use cavern_proto::master::{Entry, Kind};
+use cavern_proto::master::Kind;
 use cavern_proto::record::IntentRecord;
 use cavern_state::{PendingDeletion, Tables};
 
-use super::Persistence;
 use crate::error::MasterError;
-use crate::namespace::components;
 
 /// An inode and what lies below it.
 #[derive(Clone, Debug)]
@@ -16,22 +14,6 @@ pub struct Scope {
     pub inode: u64,
     /// 0 above all mounts.
     pub mount_id: u32,
-}
-
-impl Persistence {
-    /// What a path leads to.
-    ///
-    /// # Errors
-    /// [`MasterError::NotFound`] for a path that leads nowhere.
-    pub async fn scope(&self, path: &str) -> Result<Scope, MasterError> {
-        let names = components(path)?;
-        let Entry { attr, mount_id, .. } = self.lookups.resolve(&format!("/{}", names.join("/"))).await?;
-        let attr = attr.unwrap_or_default();
-        if attr.kind() != Kind::Directory && mount_id == 0 {
-            return Err(MasterError::Invalid(format!("{path} is in no mount")));
-        }
-        Ok(Scope { inode: attr.inode, mount_id })
-    }
 }
 
 /// Says what lies in a scope.

@@ -36,12 +36,7 @@ impl Repair {
 }
 
 /// Up to `limit` claims beyond this one.
-pub(crate) fn page(
-    tables: Tables<'_>,
-    worker: u64,
-    after: Option<Claim>,
-    limit: usize,
-) -> Result<ClaimList, MasterError> {
+pub fn page(tables: Tables<'_>, worker: u64, after: Option<Claim>, limit: usize) -> Result<ClaimList, MasterError> {
     if tables.worker(worker)?.is_none() {
         return Err(MasterError::Refused(format!("there is no worker {worker}")));
     }

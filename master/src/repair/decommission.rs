@@ -17,9 +17,10 @@ use cavern_state::outcome::Repeatable;
 use cavern_state::{FileBlock, Tables};
 use prost::Message as _;
 
+use super::availability::AvailabilityMap;
 use super::block::Problem;
-use super::unavailable::{describe, is_in_bucket};
-use super::{AvailabilityMap, PAGE, Repair};
+use super::unavailable::is_in_bucket;
+use super::{PAGE, Repair, describe};
 use crate::error::MasterError;
 use crate::request::Request;
 

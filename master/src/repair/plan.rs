@@ -5,7 +5,7 @@ use cavern_proto::master::Extent;
 use cavern_proto::record::{ExtentRecord, Stray};
 use cavern_state::{FileBlock, Tables, is_clean};
 
-use super::{Availability, AvailabilityMap};
+use super::availability::{Availability, AvailabilityMap};
 use crate::error::MasterError;
 
 /// What is to be done about a block.

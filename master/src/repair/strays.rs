@@ -8,7 +8,8 @@ use cavern_proto::record::command::Command;
 use cavern_proto::record::{Stray, StraysFreed};
 use cavern_state::StrayReplica;
 
-use super::{Availability, PAGE, Repair};
+use super::availability::Availability;
+use super::{PAGE, Repair};
 use crate::background::Next;
 use crate::error::MasterError;
 

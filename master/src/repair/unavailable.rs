@@ -6,10 +6,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use cavern_proto::master::{Extent, UnavailableFile, UnavailableFiles};
+use cavern_proto::master::{Extent, UnavailableFiles};
 use cavern_state::{FileBlock, Tables, has_content};
 
-use super::{AvailabilityMap, PAGE, Repair};
+use super::availability::AvailabilityMap;
+use super::{PAGE, Repair, describe};
 use crate::background::Next;
 use crate::error::MasterError;
 
@@ -114,15 +115,4 @@ fn is_lost(
 pub(super) fn is_in_bucket(tables: Tables<'_>, inode: u64) -> Result<bool, MasterError> {
     let Some(record) = tables.inode(inode)? else { return Ok(true) };
     Ok(has_content(tables, inode, &record)?)
-}
-
-/// A file as it is listed; `None` when it is gone, or has no name any more.
-pub(crate) fn describe(tables: Tables<'_>, inode: u64) -> Result<Option<UnavailableFile>, MasterError> {
-    let Some(record) = tables.inode(inode)? else { return Ok(None) };
-    let Some((parent, name)) = tables.names(inode, &record).next().transpose()? else { return Ok(None) };
-    let Some(directory) = tables.directory(parent)? else { return Ok(None) };
-    let mount = tables.mount(directory.mount_id)?.map_or_else(String::new, |mount| mount.path);
-    let below = directory.path.iter().chain([&name]).map(|name| String::from_utf8_lossy(name));
-    let path = below.fold(mount.trim_end_matches('/').to_owned(), |path, name| format!("{path}/{name}"));
-    Ok(Some(UnavailableFile { inode, path, size: record.size }))
 }

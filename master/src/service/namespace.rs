@@ -25,8 +25,9 @@ use super::lanes::Lane;
 use super::{Answers, Services, asker, check_count, limits};
 use crate::error::MasterError;
 use crate::listing::Why;
-use crate::namespace::{Listing, Lookups};
-use crate::persist::RefreshMode;
+use crate::namespace::Lookups;
+use crate::namespace::pages::Listing;
+use crate::persist::refresh::RefreshMode;
 
 /// Pages that wait for a slow reader.
 const PAGES_AHEAD: usize = 2;

@@ -7,10 +7,10 @@ use cavern_consensus::ChangeListener;
 use cavern_state::{Changes, StateError, Tables};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::WatchHub;
 use super::event_access::VisibleMounts;
 use super::held::HeldDirectories;
 use super::recent::RecentChanges;
+use super::watch::WatchHub;
 
 /// See the module.
 #[derive(Default)]

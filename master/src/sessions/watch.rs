@@ -18,7 +18,7 @@
 mod group;
 mod lapsed;
 mod notify;
-mod open;
+pub(super) mod open;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -44,8 +44,6 @@ use crate::error::MasterError;
 use crate::metrics::MasterMetrics;
 use crate::silence::{LastLook, excuse};
 use lapsed::Lapsed;
-
-pub use open::Before;
 
 /// Events that a session may be behind; about 100 bytes each, which all sessions share.
 const QUEUE_EVENTS: usize = 16_384;

@@ -22,17 +22,17 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::MasterError;
-use crate::jobs::{BlockFiller, Filled, Jobs};
+use crate::jobs::Jobs;
 use crate::metrics::MasterMetrics;
 use crate::mounts::TakeOver;
 use crate::mounts::changes::{DetachPolicy, MountPolicy};
-use crate::persist::ObjectWriter;
 use crate::repair::Repair;
 use crate::request::Request;
 use crate::server::Master;
 use crate::services::Services;
 use crate::term::{Term, WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
+use crate::workers::calls::{BlockFiller, Filled, ObjectWriter};
 
 /// Long enough for a busy machine; nothing waits for it unless something is wrong.
 pub const PATIENCE: Duration = Duration::from_secs(60);

@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, new_bucket};
 use crate::error::MasterError;
-use crate::jobs::{BlockFiller, Failure, Filled};
 use crate::term::{WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
+use crate::workers::calls::{BlockFiller, Failure, Filled};
 
 /// Keys and indexes of blocks.
 type Blocks = HashSet<(String, u32)>;

@@ -20,10 +20,10 @@ use parking_lot::Mutex;
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket, placement_of};
 use crate::error::MasterError;
-use crate::persist::ObjectWriter;
 use crate::repair::claims;
 use crate::term::{WorkerClientFactory, WorkerClients};
 use crate::workers::Workers;
+use crate::workers::calls::ObjectWriter;
 
 /// Target, sources and index of a copy.
 type Copied = (u64, Vec<u64>, u32);

@@ -12,9 +12,9 @@ use tokio_util::task::TaskTracker;
 use super::Loader;
 use super::blocks::{File, Wanted};
 use crate::error::MasterError;
-use crate::jobs::filler::{Failure, Filled};
 use crate::jobs::running::RunningJob;
 use crate::mounts::OpenMount;
+use crate::workers::calls::{Failure, Filled};
 
 /// Blocks and bytes of one request to a worker, at most.
 const REQUEST_BLOCKS: usize = 32;

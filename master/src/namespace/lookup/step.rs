@@ -20,10 +20,10 @@ use cavern_proto::master::{Consistency, Entry};
 use cavern_proto::record::InodeRecord;
 use cavern_state::Directory;
 
-use super::Lookups;
 use crate::error::MasterError;
 use crate::listing::{Progress, Why};
 use crate::mounts::OpenMount;
+use crate::namespace::Lookups;
 use crate::namespace::entry::name_not_found;
 use crate::namespace::let_go::{Place, Rounds, places_of};
 

@@ -6,6 +6,7 @@ use cavern_proto::master::EntryChanged;
 use cavern_security::Role;
 use cavern_state::{Change, Changes, Whereabouts};
 
+use super::open::Before;
 use super::*;
 
 fn hub(lease: Duration) -> Arc<WatchHub> {

@@ -15,11 +15,10 @@ use parking_lot::Mutex;
 
 use super::bench::BLOCK;
 use crate::error::MasterError;
-use crate::jobs::{BlockFiller, Failure, Filled};
-use crate::persist::ObjectWriter;
 use crate::term::{WorkerClientFactory, WorkerClients};
 use crate::tests::harness::placement_of;
 use crate::workers::Workers;
+use crate::workers::calls::{BlockFiller, Failure, Filled, ObjectWriter};
 
 /// Workers that make objects of the names of blocks, and fail as a test configures them to.
 #[derive(Clone)]

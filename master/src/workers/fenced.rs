@@ -10,7 +10,7 @@ use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest};
 use cavern_proto::master::Worker;
 use futures::future::BoxFuture;
 
-use super::ObjectWriter;
+use super::calls::ObjectWriter;
 use crate::error::MasterError;
 
 /// See the module.
