@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use cavern_consensus::lead::{RETRY_PAUSE, alone, lead_is_over, next_lead};
-use cavern_consensus::{Consensus, LeaderId};
+use cavern_consensus::{Consensus, ConsensusError, LeaderId};
 use cavern_proto::NotLeading;
+use cavern_work::sessions::CurrentSessions;
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::MasterError;
 use crate::group::Seat;
-use crate::sessions::CurrentSessions;
 use crate::term::{Term, TermContext};
 
 /// See the module.
@@ -39,7 +39,8 @@ impl Lead {
 
     /// The answer to one who asked the wrong master.
     pub fn not_leading(&self) -> MasterError {
-        MasterError::not_leading(self.seat.consensus().map_or(NotLeading { leader: None }, |node| node.not_leading()))
+        let answer = self.seat.consensus().map_or(NotLeading { leader: None }, |node| node.not_leading());
+        ConsensusError::NotLeading(answer).into()
     }
 
     /// For what goes on when its caller is gone.

@@ -8,15 +8,15 @@ use cavern_proto::record::BeginHistory;
 use cavern_proto::record::command::Command;
 use cavern_state::apply::GENERATIONS_MAX;
 use cavern_state::{Database, Tables};
+use cavern_work::background::TaskGroup;
+use cavern_work::expiry::Expiry;
+use cavern_work::metrics::MasterMetrics;
+use cavern_work::upkeep::Upkeep;
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use crate::background::TaskGroup;
 use crate::error::MasterError;
-use crate::expiry::Expiry;
 use crate::feature_version;
-use crate::metrics::MasterMetrics;
 use crate::services::Services;
-use crate::upkeep::Upkeep;
 
 /// A history leaves out at most this part of the generations that are left.
 const GENERATIONS_PART: u32 = 512;

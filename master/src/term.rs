@@ -7,32 +7,29 @@ use cavern_conf::Config;
 use cavern_consensus::lead::open_log;
 use cavern_consensus::{Clock, Consensus, LeaderId, Proposer};
 use cavern_net::WorkerPool;
-use cavern_proto::master::cluster_server::ClusterServer;
-use cavern_proto::master::namespace_server::NamespaceServer;
-use cavern_state::{CurrentDatabase, Database, Tables};
+use cavern_state::{CurrentDatabase, Database, StateError, Tables};
+use cavern_work::background::TaskList;
+use cavern_work::jobs::Jobs;
+use cavern_work::listing::{ListingOptions, Listings, Looks};
+use cavern_work::metrics::MasterMetrics;
+use cavern_work::mounts::changes::MountChanges;
+use cavern_work::mounts::{Claims, Mounts, Vault};
+use cavern_work::namespace::Lookups;
+use cavern_work::persist::{PersistOptions, Persistence};
+use cavern_work::repair::{Repair, RepairOptions};
+use cavern_work::sessions::{CurrentSessions, Recalls, WatchHub};
+use cavern_work::workers::Workers;
+use cavern_work::workers::calls::{BlockFiller, ObjectWriter};
+use cavern_work::workers::fenced::Fenced;
+use cavern_work::{StateReader, WorkError};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::background::TaskList;
 use crate::error::MasterError;
-use crate::feature_version;
-use crate::jobs::Jobs;
 use crate::leader::Leadership;
-use crate::listing::{ListingOptions, Listings, Looks};
-use crate::metrics::MasterMetrics;
-use crate::mounts::changes::MountChanges;
-use crate::mounts::{Claims, Mounts, Vault};
-use crate::namespace::Lookups;
-use crate::persist::{PersistOptions, Persistence};
-use crate::reader::StateReader;
-use crate::repair::{Repair, RepairOptions};
 use crate::services::Services;
-use crate::sessions::{CurrentSessions, Recalls, WatchHub};
-use crate::workers::Workers;
-use crate::workers::calls::{BlockFiller, ObjectWriter};
-use crate::workers::fenced::Fenced;
 
 /// The way to the workers.
 pub struct WorkerClients {
@@ -74,7 +71,7 @@ impl Term {
     /// Begins when everything of before this lead is applied.
     ///
     /// # Errors
-    /// [`MasterError::Consensus`] when the lead is over before that. Nothing of it is under way then.
+    /// [`WorkError::Consensus`] when the lead is over before that. Nothing of it is under way then.
     pub async fn begin(
         context: &TermContext,
         lead: LeaderId,
@@ -85,12 +82,12 @@ impl Term {
         // For as long as this master has this lead it takes no snapshot in: it stays the current one.
         let database = &context.database.get();
         let opened = stop.run_until_cancelled(open_log(database, clock, consensus, lead)).await;
-        let (proposer, proposals) = opened.ok_or_else(MasterError::stopping)??;
+        let (proposer, proposals) = opened.ok_or_else(WorkError::stopping)??;
         let (services, pool) = services(context, database, lead, proposer, sessions)?;
         let leadership = Leadership::new(&services);
         // What it puts into the log may wait for a majority that is not there any more.
         let begun = stop.run_until_cancelled(leadership.begin(database, &context.metrics)).await;
-        let begun = begun.unwrap_or_else(|| Err(MasterError::stopping()));
+        let begun = begun.unwrap_or_else(|| Err(WorkError::stopping().into()));
         let term = Self { services, running: Mutex::new(Some(Running { leadership, pool, proposals })) };
         if let Err(error) = begun {
             term.end().await;
@@ -100,26 +97,6 @@ impl Term {
             tracing::warn!("the group does not know the address of this master yet: {error}");
         }
         Ok(term)
-    }
-
-    pub fn namespace(&self) -> NamespaceServer<Services> {
-        self.services.namespace_server()
-    }
-
-    pub fn cluster(&self) -> ClusterServer<Services> {
-        self.services.cluster_server()
-    }
-
-    /// Which feature version the masters have agreed on.
-    ///
-    /// # Errors
-    /// [`MasterError::Consensus`] when the term is over.
-    pub async fn feature_version(&self) -> Result<u32, MasterError> {
-        feature_version::agreed(&self.services.lookups.reader).await
-    }
-
-    pub fn proposer(&self) -> Proposer {
-        self.services.proposer.clone()
     }
 
     /// Lets nothing of the term go on. Calls under way are answered that it is over.
@@ -151,7 +128,7 @@ fn services(
     let TermContext { config, vault, clock, metrics, workers: way, consensus, .. } = context;
     let conf = &config.master;
     let cluster_id = Tables::new(database).cluster_id()?;
-    let missing = || MasterError::corrupt("the cluster id, which is missing,".into());
+    let missing = || StateError::Corrupt("the cluster id, which is missing,".into());
     let cluster_id: Arc<str> = cluster_id.ok_or_else(missing)?.into();
     let lease = consensus.lease(lead);
     let mut hub = WatchHub::new(conf.session_lease.get(), lease.clone(), metrics.clone(), sessions.clone());

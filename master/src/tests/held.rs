@@ -18,6 +18,9 @@ use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
 use cavern_security::{Authority, Identity, PeerStream, Protocol, Role, Tls, Transport};
 use cavern_state::Outcome;
+use cavern_work::WorkError;
+use cavern_work::mounts::changes::DetachPolicy;
+use cavern_work::sessions::{Before, SessionStream};
 use futures::StreamExt;
 use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpStream};
@@ -26,10 +29,7 @@ use tonic::{Code, Request};
 
 use super::harness::{NoWorkers, PATIENCE, TestMaster, eventually, name};
 use super::mutations::{create, mount};
-use crate::error::MasterError;
-use crate::mounts::changes::DetachPolicy;
 use crate::services::Services;
-use crate::sessions::{Before, SessionStream};
 
 const LEASE: Duration = Duration::from_secs(3);
 const AGAIN: i32 = Errno::AGAIN.raw_os_error();
@@ -463,7 +463,7 @@ async fn the_end_of_a_session_frees_whoever_waits() {
             }
         }
     };
-    assert!(matches!(error, MasterError::Deadline(_)) && error.to_string().contains("does not let go"), "{error}");
+    assert!(matches!(error, WorkError::Deadline(_)) && error.to_string().contains("does not let go"), "{error}");
     assert!((3..=8).contains(&recalls), "it was asked {recalls} times, once a second");
     assert_eq!(holder(&master, directory), Some(own.id()));
     master.stop().await;

@@ -6,12 +6,12 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{GetLockRequest, Kind, Lock, LockKind, LockType, SetLock};
+use cavern_work::sessions::{Before, SessionStream};
 use rustix::io::Errno;
 use tonic::Request;
 
 use super::harness::{NoWorkers, TestMaster, eventually};
 use super::mutations::{create, mount, mutate};
-use crate::sessions::{Before, SessionStream};
 
 fn lock(inode: u64, waiter: u64) -> SetLock {
     let lock = Lock { owner: 5, pid: 50, r#type: LockType::Exclusive.into(), end: 9, ..Lock::default() };

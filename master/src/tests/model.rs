@@ -8,12 +8,12 @@ use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{ApplyListing, AttachMount, Command, InitCluster, ListingGroup};
 use cavern_state::{Database, Outcome, Tables, Transaction, apply};
 use cavern_ufs::{ListPage, ObjectMeta, Windows, is_name};
+use cavern_work::listing::diff;
+use cavern_work::mounts::changes::DetachPolicy;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::harness::{TestMaster, Tree, new_bucket};
-use crate::listing::diff;
-use crate::mounts::changes::DetachPolicy;
 
 /// A key's components as the model makes them, from a set that provokes every rule.
 fn component() -> impl Strategy<Value = String> {

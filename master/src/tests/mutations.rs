@@ -10,13 +10,13 @@ use cavern_proto::master::{
     Consistency, CreateInode, GetXattrsRequest, Kind, Mount, MutateRequest, Mutation, MutationResult, ReadDirRequest,
     RemoveName, SetXattr, WatchEvent, WriteType, Xattr,
 };
+use cavern_work::sessions::{Before, SessionStream, reap_unlinked};
 use futures::StreamExt;
 use tokio::time::Instant;
 use tonic::{Code, Request, Status};
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket};
 use crate::services::Services;
-use crate::sessions::{Before, SessionStream, reap_unlinked};
 
 async fn with_short_leases() -> TestMaster {
     let mut config = Config::default();
