@@ -37,11 +37,12 @@ const REPORT_PERIOD: Duration = Duration::from_secs(10);
 
 /// What is known of this master before it has a place, and where its place is put.
 pub struct Seat {
-    database: Arc<CurrentDatabase>,
+    pub database: Arc<CurrentDatabase>,
     keys: KeyDirectory,
     /// Where others reach this master.
-    address: String,
-    ways: Ways,
+    pub address: String,
+    /// To other masters.
+    pub ways: Ways,
     place: watch::Sender<Option<Identity>>,
     /// One place is given at a time.
     giving: Mutex<()>,
@@ -69,15 +70,6 @@ impl Seat {
         })
     }
 
-    pub fn address(&self) -> &str {
-        &self.address
-    }
-
-    /// To other masters.
-    pub fn ways(&self) -> &Ways {
-        &self.ways
-    }
-
     /// The consensus runs: others may speak to it.
     pub fn open(&self, consensus: Arc<Consensus>) {
         // It is opened once.
@@ -93,10 +85,6 @@ impl Seat {
     /// The keys of the cluster's secrets.
     pub fn vault(&self) -> Result<&Arc<Vault>, MasterError> {
         self.vault.get().ok_or_else(starting)
-    }
-
-    pub fn database(&self) -> &Arc<CurrentDatabase> {
-        &self.database
     }
 
     /// The consensus, once it runs.
@@ -174,7 +162,7 @@ impl Seat {
         let (database, keys, kept) = (self.database.clone(), self.keys.clone(), place.clone());
         blocking(move || {
             if let Some(key) = key {
-                Vault::adopt(&keys, &key)?;
+                keys.adopt(&key)?;
             }
             Ok(kept.write(&database.get())?)
         })

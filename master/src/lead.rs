@@ -17,19 +17,16 @@ use crate::term::{Term, TermContext};
 /// See the module.
 pub struct Lead {
     seat: Arc<Seat>,
-    sessions: Arc<CurrentSessions>,
+    /// For the state machine.
+    pub sessions: Arc<CurrentSessions>,
     term: RwLock<Option<Arc<Term>>>,
-    tasks: TaskTracker,
+    /// Of what goes on when its caller is gone.
+    pub tasks: TaskTracker,
 }
 
 impl Lead {
     pub fn new(seat: Arc<Seat>) -> Self {
         Self { seat, sessions: Arc::default(), term: RwLock::default(), tasks: TaskTracker::new() }
-    }
-
-    /// For the state machine.
-    pub fn sessions(&self) -> Arc<CurrentSessions> {
-        self.sessions.clone()
     }
 
     /// The term in which this master leads, if it does.
@@ -41,11 +38,6 @@ impl Lead {
     pub fn not_leading(&self) -> MasterError {
         let answer = self.seat.consensus().map_or(NotLeading { leader: None }, |node| node.not_leading());
         ConsensusError::NotLeading(answer).into()
-    }
-
-    /// For what goes on when its caller is gone.
-    pub fn tasks(&self) -> &TaskTracker {
-        &self.tasks
     }
 
     /// Begins and ends terms until `stop`.

@@ -169,7 +169,7 @@ pub async fn give_to_joining(
         return Ok(());
     }
     let member = Member { node_id: target.node_id, address: address.to_owned(), ..Member::default() };
-    give(seat.ways(), &member, target, (generation, seat.vault()?.key(&key_id)?.into())).await
+    give(&seat.ways, &member, target, (generation, seat.vault()?.key(&key_id)?.into())).await
 }
 
 /// Forgets what is of no use any more by what is applied here. Answers the generation that is.

@@ -101,7 +101,7 @@ struct PooledClientFactory {
 impl WorkerClientFactory for PooledClientFactory {
     fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str, term: u64) -> WorkerClients {
         let pool = WorkerPool::of_master(&config.client, self.transport.clone(), term);
-        let pooled = Arc::new(PooledWorkers::new(pool.clone(), workers, cluster_id.to_owned()));
+        let pooled = Arc::new(PooledWorkers { pool: pool.clone(), workers, cluster_id: cluster_id.to_owned() });
         WorkerClients { filler: pooled.clone(), writer: pooled, pool: Some(pool) }
     }
 }
@@ -170,7 +170,7 @@ impl Master {
                 ConsensusConfig {
                     cluster_name: &config.cluster.name,
                     identity,
-                    address: seat.address().to_owned(),
+                    address: seat.address.clone(),
                     snapshots: &conf.data_dir.join("snapshots"),
                     log: LogLimits {
                         snapshot_after: conf.snapshot_after.bytes(),
@@ -180,7 +180,7 @@ impl Master {
                     ways,
                     known: FEATURE_VERSION,
                 },
-                lead.sessions(),
+                lead.sessions.clone(),
                 metrics.consensus.clone(),
             )
             .await?;

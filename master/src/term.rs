@@ -10,13 +10,13 @@ use cavern_net::WorkerPool;
 use cavern_state::{CurrentDatabase, Database, StateError, Tables};
 use cavern_work::background::TaskList;
 use cavern_work::jobs::Jobs;
-use cavern_work::listing::{ListingOptions, Listings, Looks};
+use cavern_work::listing::Listings;
 use cavern_work::metrics::MasterMetrics;
 use cavern_work::mounts::changes::MountChanges;
 use cavern_work::mounts::{Claims, Mounts, Vault};
 use cavern_work::namespace::Lookups;
-use cavern_work::persist::{PersistOptions, Persistence};
-use cavern_work::repair::{Repair, RepairOptions};
+use cavern_work::persist::Persistence;
+use cavern_work::repair::Repair;
 use cavern_work::sessions::{CurrentSessions, Recalls, WatchHub};
 use cavern_work::workers::Workers;
 use cavern_work::workers::calls::{BlockFiller, ObjectWriter};
@@ -131,10 +131,13 @@ fn services(
     let missing = || StateError::Corrupt("the cluster id, which is missing,".into());
     let cluster_id: Arc<str> = cluster_id.ok_or_else(missing)?.into();
     let lease = consensus.lease(lead);
-    let mut hub = WatchHub::new(conf.session_lease.get(), lease.clone(), metrics.clone(), sessions.clone());
-    hub.limit_sessions_of_client(conf.client_sessions);
-    let watch = Arc::new(hub);
-    watch.set_cluster_id(&cluster_id);
+    let watch = Arc::new(WatchHub::new(
+        (conf.session_lease.get(), conf.client_sessions),
+        lease.clone(),
+        metrics.clone(),
+        sessions.clone(),
+        cluster_id.clone(),
+    ));
     watch.know_owners(Tables::new(database).session_owners()?);
     sessions.set(Some(watch.clone()));
     let mounts = Arc::new(Mounts::new(database.clone(), vault.clone(), config.ufs.clone()));
@@ -146,13 +149,8 @@ fn services(
         proposer.clone(),
         metrics.listing.clone(),
         background.clone(),
-        ListingOptions {
-            concurrency: conf.list_concurrency,
-            entries: conf.listing_entries,
-            index_entries: conf.index_entries,
-            looks: Looks::new(&config.fuse),
-            cluster_id: cluster_id.clone(),
-        },
+        config,
+        cluster_id.clone(),
     );
     let workers = Arc::new(Workers::new(
         database.clone(),
@@ -174,13 +172,12 @@ fn services(
     };
     let WorkerClients { filler, writer, pool } = way.make(config, workers.clone(), &cluster_id, lead.term);
     let writer = Arc::new(Fenced { workers: writer, lease: lease.clone() });
-    let options = PersistOptions { delay: conf.persist_delay.get(), concurrency: conf.persist_concurrency };
     let persistence = Persistence::new(
         lookups.clone(),
         proposer.clone(),
         writer.clone(),
-        &cluster_id,
-        &options,
+        cluster_id.clone(),
+        conf,
         metrics.persist.clone(),
     );
     let jobs = Jobs::new(
@@ -191,14 +188,13 @@ fn services(
         persistence.clone(),
         metrics.jobs.clone(),
     );
-    let options = RepairOptions { after: conf.repair_after.get(), concurrency: conf.repair_concurrency };
     let repair = Repair::new(
         (reader, watch.clone()),
         proposer.clone(),
         writer,
         workers.clone(),
-        &cluster_id,
-        &options,
+        cluster_id.clone(),
+        conf,
         metrics.repair.clone(),
     );
     let claims = Claims { mounts: mounts.clone(), lease: lease.clone(), cluster_id: cluster_id.clone() };

@@ -59,7 +59,7 @@ impl Services {
     pub(super) fn asked_by<T>(&self, request: &tonic::Request<T>, session: u64) -> Result<Lookups, MasterError> {
         self.watch.check_owner(session, asker(request))?;
         let debt = request.extensions().get::<Arc<MountDebt>>().cloned();
-        Ok(Lookups { client: self.client(asker(request)), debt, ..self.lookups.asked_by(session) })
+        Ok(Lookups { asker: session, client: self.client(asker(request)), debt, ..self.lookups.clone() })
     }
 
     /// The name of a client that asks, if there may be mounts that are not there for all clients; empty where it has

@@ -6,7 +6,7 @@ use cavern_proto::ClientAccess;
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
     AccessMode, ClaimList, ClusterStatus, DrainWorkerRequest, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job,
-    JobList, KeyStatus, ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest,
+    JobKind, JobList, KeyStatus, ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest,
     ListWorkersRequest, LogPast, LostAction, Mount, MountReply, MountRequest, MountStatus, MountTable, PersistStatus,
     PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest,
     ResolveLostReply, ResolveLostRequest, StatusRequest, SubmitExportRequest, SubmitLoadRequest, UnavailableFiles,
@@ -205,14 +205,14 @@ impl Cluster for Services {
         is_about(&request, |asked| asked.path.clone());
         let SubmitLoadRequest { path, request_id } = request.into_inner();
         let request = Request::new(request_id).or_status()?;
-        Ok(Response::new(self.jobs.load_once(&request, &path).await.or_status()?))
+        Ok(Response::new(self.jobs.submit_once(&request, JobKind::Load, &path, 0).await.or_status()?))
     }
 
     async fn submit_export(&self, request: tonic::Request<SubmitExportRequest>) -> Result<Response<Job>, Status> {
         is_about(&request, |asked| asked.path.clone());
         let SubmitExportRequest { path, request_id } = request.into_inner();
         let request = Request::new(request_id).or_status()?;
-        Ok(Response::new(self.jobs.export_once(&request, &path).await.or_status()?))
+        Ok(Response::new(self.jobs.submit_once(&request, JobKind::Export, &path, 0).await.or_status()?))
     }
 
     async fn get_job(&self, request: tonic::Request<GetJobRequest>) -> Result<Response<Job>, Status> {

@@ -58,7 +58,7 @@ impl RaftService {
         let Services { proposer, lookups, .. } = &term.services;
         // One that was given a place, but did not come to vote: it goes on.
         let begun = group.members.iter().find(|member| member.address == address);
-        let own_place = look(self.seat.ways(), address).await?;
+        let own_place = look(&self.seat.ways, address).await?;
         feature_version::check_joining(&own_place, feature_version::agreed(&lookups.reader).await?)?;
         let node_id = match begun {
             Some(begun) => begun.node_id,
@@ -98,7 +98,7 @@ impl RaftService {
         let _changing = self.changing.lock().await;
         let consensus = self.running()?;
         let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
-        rotation::rotate(request, &term.services, consensus, self.seat.vault()?, self.seat.database()).await
+        rotation::rotate(request, &term.services, consensus, self.seat.vault()?, &self.seat.database).await
     }
 }
 
@@ -169,7 +169,7 @@ impl Raft for RaftService {
     ) -> Result<Response<SettleKeysReply>, Status> {
         let SettleKeysRequest { target, generation } = request.into_inner();
         self.seat.consensus_for(target.as_ref())?;
-        let settled = rotation::settle_from(self.seat.vault()?, self.seat.database(), generation).await?;
+        let settled = rotation::settle_from(self.seat.vault()?, &self.seat.database, generation).await?;
         Ok(Response::new(SettleKeysReply { settled }))
     }
 
@@ -180,7 +180,7 @@ impl Raft for RaftService {
         let request = Request::new(request.into_inner().request_id).or_status()?;
         // A caller who is gone must not leave half of it.
         let service = self.clone();
-        let rotated = self.lead.tasks().spawn(async move { service.rotate(&request).await });
+        let rotated = self.lead.tasks.spawn(async move { service.rotate(&request).await });
         Ok(Response::new(rotated.await.map_err(|error| WorkError::unavailable(error.to_string())).or_status()??))
     }
 
@@ -188,7 +188,7 @@ impl Raft for RaftService {
         is_about(&request, |asked| asked.address.clone());
         // A caller who is gone must not leave half of it.
         let (service, address) = (self.clone(), request.into_inner().address);
-        let added = self.lead.tasks().spawn(async move { service.add(&address).await });
+        let added = self.lead.tasks.spawn(async move { service.add(&address).await });
         Ok(Response::new(added.await.map_err(|error| WorkError::unavailable(error.to_string())).or_status()??))
     }
 

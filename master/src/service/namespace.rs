@@ -8,7 +8,7 @@ use cavern_proto::master::{
     GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout, Lock, LookupRequest, MakeListedReply,
     MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest, RecallReply, RecallRequest,
     RefreshProgress, RefreshRequest, RememberReply, RememberRequest, ResolveRequest, RevalidateRequest, TouchReply,
-    TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
+    TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs,
 };
 use cavern_proto::record::InodeRecord;
 use cavern_state::outcome::FreeContent;
@@ -113,17 +113,9 @@ impl Namespace for Services {
         limits::count_more(&request, request.get_ref().directories.len().min(TOUCH_MAX));
         let TouchRequest { directories, wait, session } = request.into_inner();
         check_count(directories.len(), "directories", TOUCH_MAX)?;
-        let touched = lookups.touch(&directories, wait).await.or_status()?;
-        let directories = touched.into_iter().map(|touched| touch_reply::Directory {
-            inode: touched.inode,
-            listing_age_ms: touched.age_ms,
-            gone: touched.gone,
-        });
+        let directories = lookups.touch(&directories, wait).await.or_status()?;
         // After the ages were read: every change that made them is numbered by now.
-        Ok(Response::new(TouchReply {
-            directories: directories.collect(),
-            event_seq: self.watch.last_queued_seq(session),
-        }))
+        Ok(Response::new(TouchReply { directories, event_seq: self.watch.last_queued_seq(session) }))
     }
 
     async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {

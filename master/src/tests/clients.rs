@@ -28,7 +28,7 @@ use futures::StreamExt;
 use rustix::io::Errno;
 use tonic::{Code, Request, Response, Status};
 
-use super::harness::{TestMaster, eventually, mount_request, name, new_bucket};
+use super::harness::{TestMaster, eventually, mount_request, name, new_bucket, session_before};
 use super::mutations::{self, create};
 use crate::service::Peer;
 
@@ -380,7 +380,7 @@ async fn a_client_without_a_mount_that_it_could_change_puts_nothing_into_the_log
 }
 
 fn open_as(master: &TestMaster, owner: &Identity, session: u64) -> Result<SessionStream, WorkError> {
-    let before = Before { owner: Some(owner), ..Before::of(session, session != 0) };
+    let before = Before { owner: Some(owner), ..session_before(session, session != 0) };
     master.services().watch.open("x", before)
 }
 
@@ -563,7 +563,7 @@ async fn a_client_is_told_of_no_name_in_a_mount_that_is_not_there_for_it() {
     assert_eq!(told(&watch, &mut a).await, ["secret"]);
     // Of one who comes back, and may have missed anything.
     drop(b);
-    let before = Before { applied_seq: seen, ..Before::of(0, false) };
+    let before = Before { applied_seq: seen, ..session_before(0, false) };
     let mut b = open(&other, before);
     assert_eq!(told(&watch, &mut b).await, [] as [&str; 0]);
     all(b.id());
@@ -579,7 +579,7 @@ async fn a_client_is_told_of_no_name_in_a_mount_that_is_not_there_for_it() {
     assert_eq!(change(&master, "b", create(mount.root_inode, "another", Kind::File)).await, 0);
     let id = a.id();
     drop(a);
-    let mut a = open(&own, Before { applied_seq: seen, ..Before::of(id, false) });
+    let mut a = open(&own, Before { applied_seq: seen, ..session_before(id, false) });
     assert_eq!((told(&watch, &mut a).await, told(&watch, &mut b).await), (vec![], vec!["another".to_owned()]));
     of(&[]).await.unwrap();
     assert_eq!((told(&watch, &mut a).await, told(&watch, &mut b).await), (vec!["m".to_owned()], vec!["m".to_owned()]));

@@ -20,6 +20,7 @@ use cavern_ufs::MemoryBucket;
 use cavern_work::metrics::MasterMetrics;
 use cavern_work::mounts::TakeOver;
 use cavern_work::mounts::changes::{DetachPolicy, MountPolicy};
+use cavern_work::sessions::Before;
 use cavern_work::workers::Workers;
 use cavern_work::workers::calls::{BlockFiller, Filled, ObjectWriter};
 use cavern_work::{Request, WorkError};
@@ -121,6 +122,11 @@ impl Services {
     pub async fn unmount_bucket(&self, path: &str, unwritten: DetachPolicy) -> Result<Mount, WorkError> {
         self.mount_changes.unmount_once(&Request::default(), path, unwritten).await
     }
+}
+
+/// A session that was there before.
+pub fn session_before(session: u64, is_recorded: bool) -> Before<'static> {
+    Before { session, is_recorded, ..Before::default() }
 }
 
 /// One master in a directory of its own.

@@ -224,7 +224,7 @@ async fn an_absence_is_proven_again_when_the_listing_is_old() {
     let old = lookups.resolve("/old").await.unwrap().attr.unwrap().inode;
     bucket.put("c", "1");
     let touched = lookups.touch(&[old, 777_777], true).await.unwrap();
-    assert!(touched[0].age_ms >= 0 && !touched[0].gone && touched[1].gone);
+    assert!(touched[0].listing_age_ms >= 0 && !touched[0].gone && touched[1].gone);
     let found = lookups.reader.read(move |tables| Ok(tables.dentry(old, b"c")?)).await.unwrap();
     assert!(found.is_some());
     master.stop().await;

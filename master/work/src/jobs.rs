@@ -19,11 +19,10 @@ use cavern_consensus::Proposer;
 use cavern_proto::master::{Job, JobKind, JobState};
 use cavern_state::outcome::{PutJob, Repeatable};
 use parking_lot::Mutex;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use self::load::Loader;
 use self::running::RunningJob;
+use crate::background::TaskGroup;
 use crate::error::WorkError;
 use crate::metrics::JobMetrics;
 use crate::namespace::Lookups;
@@ -44,8 +43,7 @@ pub struct Jobs {
     persistence: Arc<Persistence>,
     metrics: JobMetrics,
     running: Mutex<HashMap<u64, Arc<RunningJob>>>,
-    tasks: TaskTracker,
-    stop: CancellationToken,
+    tasks: TaskGroup,
 }
 
 impl Jobs {
@@ -65,8 +63,7 @@ impl Jobs {
             persistence,
             metrics,
             running: Mutex::default(),
-            tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
+            tasks: TaskGroup::default(),
         })
     }
 
@@ -85,21 +82,11 @@ impl Jobs {
         Ok(())
     }
 
-    /// Records a job that warms what is below a path, and starts it.
-    pub async fn load_once(self: &Arc<Self>, request: &Request, path: &str) -> Result<Job, WorkError> {
-        self.submit(request, JobKind::Load, path, 0).await
-    }
-
-    /// Records a job that brings what is below a path to the bucket, and starts it.
-    pub async fn export_once(self: &Arc<Self>, request: &Request, path: &str) -> Result<Job, WorkError> {
-        self.submit(request, JobKind::Export, path, 0).await
-    }
-
     /// Begins a job of the kind and path of one that failed or was cancelled.
     pub async fn retry_once(self: &Arc<Self>, request: &Request, id: u64) -> Result<Job, WorkError> {
         let job = self.get(id).await?;
         match job.state() {
-            JobState::Failed | JobState::Cancelled => self.submit(request, job.kind(), &job.path, id).await,
+            JobState::Failed | JobState::Cancelled => self.submit_once(request, job.kind(), &job.path, id).await,
             JobState::Done => Err(WorkError::Refused(format!(
                 "job {id} is done, there is nothing to be tried again: begin another for {}",
                 job.path
@@ -110,7 +97,9 @@ impl Jobs {
         }
     }
 
-    async fn submit(
+    /// Records a job that warms what is below a path, or brings it to the bucket, and starts it. `retry_of` is the number
+    /// of the job that it tries again; 0 for none.
+    pub async fn submit_once(
         self: &Arc<Self>,
         request: &Request,
         kind: JobKind,
@@ -167,25 +156,23 @@ impl Jobs {
 
     /// Stops what runs and waits for it; the jobs go on after a restart.
     pub async fn shutdown(&self) {
-        self.stop.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
+        self.tasks.shutdown().await;
     }
 
     fn spawn(self: &Arc<Self>, job: Job) {
         let kind = job.kind();
-        let job = Arc::new(RunningJob::new(job, self.stop.child_token()));
+        let job = Arc::new(RunningJob::new(job, self.tasks.stop.child_token()));
         self.running.lock().insert(job.id, job.clone());
         self.metrics.began(kind);
         let jobs = self.clone();
-        self.tasks.spawn(async move {
+        self.tasks.tracker.spawn(async move {
             tokio::select! {
                 result = jobs.run(&job) => if let Err(error) = result {
                     job.failed(&error.to_string());
                 },
                 () = job.cancel.cancelled() => {}
             }
-            let ended = (!jobs.stop.is_cancelled()).then(|| job.end(jobs.lookups.reader.clock().now_ns()));
+            let ended = (!jobs.tasks.stop.is_cancelled()).then(|| job.end(jobs.lookups.reader.clock().now_ns()));
             jobs.metrics.ended(kind, ended.as_ref().map(Job::state));
             if let Some(ended) = ended {
                 tracing::info!(job = ended.id, path = ended.path, errors = ended.errors, "a job ended");

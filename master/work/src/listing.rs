@@ -36,6 +36,7 @@ pub mod walk;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use cavern_conf::Config;
 use cavern_consensus::Proposer;
 use cavern_proto::record::{ApplyListing, ListingGroup};
 use cavern_state::TypedCommand;
@@ -77,6 +78,7 @@ struct Inner {
     /// LIST and HEAD requests in flight.
     requests: Semaphore,
     concurrency: usize,
+    /// Of one directory, and of the index of a mount, at most.
     entries: u64,
     index_entries: u64,
     looks: Looks,
@@ -87,17 +89,6 @@ struct Inner {
     tasks: TaskGroup,
 }
 
-/// How listing goes about it.
-pub struct ListingOptions {
-    /// LIST and HEAD requests in flight.
-    pub concurrency: usize,
-    /// Entries of one directory, and of the index of a mount, at most.
-    pub entries: u64,
-    pub index_entries: u64,
-    pub looks: Looks,
-    pub cluster_id: Arc<str>,
-}
-
 impl Listings {
     pub fn new(
         reader: StateReader,
@@ -105,10 +96,10 @@ impl Listings {
         proposer: Proposer,
         metrics: ListingMetrics,
         background: TaskList,
-        options: ListingOptions,
+        config: &Config,
+        cluster_id: Arc<str>,
     ) -> Self {
-        let ListingOptions { concurrency, entries, index_entries, looks, cluster_id } = options;
-        let concurrency = concurrency.max(1);
+        let concurrency = config.master.list_concurrency.max(1);
         Self(Arc::new(Inner {
             reader,
             mounts,
@@ -116,9 +107,9 @@ impl Listings {
             metrics,
             requests: Semaphore::new(concurrency),
             concurrency,
-            entries,
-            index_entries,
-            looks,
+            entries: config.master.listing_entries,
+            index_entries: config.master.index_entries,
+            looks: Looks::new(&config.fuse),
             cluster_id,
             flights: Mutex::default(),
             checks: NameChecks::default(),

@@ -48,10 +48,3 @@ pub struct Lookups {
     /// What the call owes for what it does in mounts.
     pub debt: Option<Arc<MountDebt>>,
 }
-
-impl Lookups {
-    /// The namespace as a session is answered.
-    pub fn asked_by(&self, asker: u64) -> Self {
-        Self { asker, ..self.clone() }
-    }
-}

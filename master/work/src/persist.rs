@@ -43,22 +43,22 @@ mod retry_tracker;
 mod scope;
 mod status;
 mod tasks;
-mod throughput;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use cavern_conf::schema;
 use cavern_consensus::Proposer;
 use cavern_proto::master::{Entry, Kind};
 use tokio::sync::Semaphore;
 
 pub use self::backlog::Backlog;
+use self::backlog::Throughput;
 use self::client_load::ClientLoad;
 use self::expedited_scopes::ExpeditedScopes;
 use self::retry_tracker::Ledger;
 pub use self::scope::Scope;
-use self::throughput::Throughput;
 use crate::background::TaskGroup;
 use crate::error::WorkError;
 use crate::metrics::PersistMetrics;
@@ -84,6 +84,7 @@ pub struct Persistence {
     proposer: Proposer,
     writer: Arc<dyn ObjectWriter>,
     cluster_id: Arc<str>,
+    /// How long a changed file is left alone.
     delay: Duration,
     /// Objects written and deleted at a time.
     permits: Arc<Semaphore>,
@@ -97,30 +98,22 @@ pub struct Persistence {
     tasks: TaskGroup,
 }
 
-/// How persistence goes about it.
-pub struct PersistOptions {
-    /// How long a changed file is left alone.
-    pub delay: Duration,
-    /// Objects written and deleted at a time.
-    pub concurrency: usize,
-}
-
 impl Persistence {
     pub fn new(
         lookups: Lookups,
         proposer: Proposer,
         writer: Arc<dyn ObjectWriter>,
-        cluster_id: &str,
-        options: &PersistOptions,
+        cluster_id: Arc<str>,
+        conf: &schema::Master,
         metrics: PersistMetrics,
     ) -> Arc<Self> {
         Arc::new(Self {
             lookups,
             proposer,
             writer,
-            cluster_id: cluster_id.into(),
-            delay: options.delay,
-            permits: Arc::new(Semaphore::new(options.concurrency.clamp(1, Semaphore::MAX_PERMITS))),
+            cluster_id,
+            delay: conf.persist_delay.get(),
+            permits: Arc::new(Semaphore::new(conf.persist_concurrency.clamp(1, Semaphore::MAX_PERMITS))),
             ledger: Ledger::default(),
             expedited: ExpeditedScopes::default(),
             demand: ClientLoad::default(),

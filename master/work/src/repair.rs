@@ -25,6 +25,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_conf::schema;
 use cavern_consensus::Proposer;
 use cavern_proto::master::WorkerState;
 use cavern_state::FileBlock;
@@ -45,14 +46,6 @@ use crate::workers::calls::ObjectWriter;
 /// Blocks looked at with one read.
 const PAGE: usize = 500;
 
-/// How repair goes about it.
-pub struct RepairOptions {
-    /// How long a worker is lost before others get what it had.
-    pub after: Duration,
-    /// Blocks copied at a time.
-    pub concurrency: usize,
-}
-
 /// What repair works with.
 pub struct Repair {
     reader: StateReader,
@@ -61,7 +54,9 @@ pub struct Repair {
     writer: Arc<dyn ObjectWriter>,
     workers: Arc<Workers>,
     cluster_id: Arc<str>,
+    /// How long a worker is lost before others get what it had.
     after: Duration,
+    /// Blocks copied at a time.
     permits: Arc<Semaphore>,
     progress: Mutex<RepairProgress>,
     metrics: RepairMetrics,
@@ -90,8 +85,8 @@ impl Repair {
         proposer: Proposer,
         writer: Arc<dyn ObjectWriter>,
         workers: Arc<Workers>,
-        cluster_id: &str,
-        options: &RepairOptions,
+        cluster_id: Arc<str>,
+        conf: &schema::Master,
         metrics: RepairMetrics,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -100,9 +95,9 @@ impl Repair {
             proposer,
             writer,
             workers,
-            cluster_id: cluster_id.into(),
-            after: options.after,
-            permits: Arc::new(Semaphore::new(options.concurrency.clamp(1, Semaphore::MAX_PERMITS))),
+            cluster_id,
+            after: conf.repair_after.get(),
+            permits: Arc::new(Semaphore::new(conf.repair_concurrency.clamp(1, Semaphore::MAX_PERMITS))),
             progress: Mutex::default(),
             metrics,
             tasks: TaskGroup::default(),

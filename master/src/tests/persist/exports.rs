@@ -15,7 +15,7 @@ impl Fixture {
     }
 
     async fn export(&self, path: &str) -> Job {
-        self.master().services().jobs.export_once(&Request::default(), path).await.unwrap()
+        self.master().services().jobs.submit_once(&Request::default(), JobKind::Export, path, 0).await.unwrap()
     }
 
     pub async fn ended(&self, id: u64) -> Job {
@@ -165,9 +165,12 @@ async fn only_fs_mode_mounts_are_exported() {
     let (_bucket, uri) = new_bucket();
     let services = bench.master().services().clone();
     services.mount_bucket(mount_request("/cached", &uri), false).await.unwrap();
-    let refused = services.jobs.export_once(&Request::default(), "/cached").await.unwrap_err().to_string();
+    let refused =
+        services.jobs.submit_once(&Request::default(), JobKind::Export, "/cached", 0).await.unwrap_err().to_string();
     assert!(refused.contains("/cached is in a cache-mode mount"), "{refused}");
-    assert!(services.jobs.export_once(&Request::default(), "/m/none").await.unwrap_err().is_not_found());
+    assert!(
+        services.jobs.submit_once(&Request::default(), JobKind::Export, "/m/none", 0).await.unwrap_err().is_not_found()
+    );
     // A mount that goes meanwhile takes its changes with it.
     drop(services);
     let mut bench = bench;
@@ -180,7 +183,8 @@ async fn only_fs_mode_mounts_are_exported() {
     let failed = bench.ended(begun.id).await;
     assert_eq!(failed.state(), JobState::Failed);
     assert!(failed.last_error.contains("the mount is gone"), "{}", failed.last_error);
-    let refused = services.jobs.export_once(&Request::default(), "/").await.unwrap_err().to_string();
+    let refused =
+        services.jobs.submit_once(&Request::default(), JobKind::Export, "/", 0).await.unwrap_err().to_string();
     assert!(refused.contains("no fs-mode mount is below /"), "{refused}");
     drop(services);
     bench.end().await;

@@ -108,7 +108,7 @@ fn needs_listing(listings: &Listings, directory: &Directory, visit: ListPolicy) 
         ListPolicy::Known => false,
         ListPolicy::Refreshed => true,
         ListPolicy::Fresh => {
-            let ttl = listings.0.mounts.get(directory.mount_id)?.ttl();
+            let ttl = listings.0.mounts.get(directory.mount_id)?.mount.listing_ttl();
             ttl.is_some_and(|ttl| listings.0.reader.is_older(listed_ns, ttl))
         }
     })

@@ -41,15 +41,15 @@ impl MountChanges {
         if let Some(answer) = request.answer(&self.lookups.reader).await? {
             return Ok((self.mounted_before(answer)?, None));
         }
-        let wanted_existing = wanted.existing();
+        let (mounts, wanted_existing) = (&self.lookups.mounts, wanted.existing());
         let mut mount = complete(wanted)?;
-        let ufs = self.lookups.mounts.open_ufs(&mount)?;
-        let mut mounts_epoch = self.lookups.mounts.compare_with_others(&mount).await?;
+        let ufs = mounts.open_ufs(&mount)?;
+        let mut mounts_epoch = mounts.compare_with_others(&mount).await?;
         let contents = ufs.check().await?;
         if mount.write_type() != WriteType::FsMode || contents != Contents::Objects {
             mount.existing = Existing::None as i32;
         }
-        let _vendor = self.lookups.mounts.check_vending(&mount).await?;
+        let _vendor = mounts.check_vending(&mount).await?;
         let claimed = match policy {
             MountPolicy::Check(take_over) => {
                 self.claims.check(&ufs, &mount, take_over).await?;
@@ -57,16 +57,14 @@ impl MountChanges {
             }
             MountPolicy::Record(take_over) => self.claims.claim(&ufs, &mount, take_over).await?,
         };
-        self.lookups.mounts.will_be(&mount);
+        mounts.will_be(&mount);
         mount.created_ns = self.lookups.reader.clock().now_ns();
         let attached = loop {
-            let sealed = self.lookups.mounts.seal(mount.clone())?;
+            let sealed = mounts.seal(mount.clone())?;
             let attach = AttachMount { mount: Some(sealed), mounts_epoch };
             match self.proposer.propose(request.command(attach)).await? {
                 // Each time, another mount has come, gone or changed.
-                Repeatable::First(Attachment::OutOfDate) => {
-                    mounts_epoch = self.lookups.mounts.compare_with_others(&mount).await?
-                }
+                Repeatable::First(Attachment::OutOfDate) => mounts_epoch = mounts.compare_with_others(&mount).await?,
                 Repeatable::First(Attachment::Mount(recorded)) => break Ok(recorded),
                 Repeatable::First(Attachment::Exists(existing)) => break Err(existing),
                 Repeatable::First(Attachment::Refused(reason)) => {
@@ -80,7 +78,7 @@ impl MountChanges {
         };
         match attached {
             Ok(recorded) => {
-                let open = self.lookups.mounts.get(recorded.id)?;
+                let open = mounts.get(recorded.id)?;
                 tracing::info!(mount = recorded.path, uri = recorded.uri, "a bucket is mounted");
                 let recorded = open.mount.clone();
                 let is_to_be_listed = recorded.existing() != Existing::None;
@@ -92,7 +90,7 @@ impl MountChanges {
                 Ok((recorded, Some(contents)))
             }
             Err(existing) => {
-                let existing = self.lookups.mounts.unseal(*existing)?;
+                let existing = mounts.unseal(*existing)?;
                 if claimed == Claimed::Now && existing.uri != mount.uri {
                     self.claims.release(&ufs, &mount).await;
                 }

@@ -80,6 +80,17 @@ impl KeyDirectory {
         &self.path
     }
 
+    /// Puts the key of a cluster that this master joins in the place of the one in use. *Blocking*; it is on disk when this returns.
+    ///
+    /// # Errors
+    /// [`WorkError::Invalid`] for what is no key.
+    pub fn adopt(&self, key: &[u8]) -> Result<(), WorkError> {
+        let length = key.len();
+        let key =
+            key.try_into().map_err(|_| WorkError::Invalid(format!("a key of {length} bytes and not {KEY_BYTES}")))?;
+        self.write(FILE, key)
+    }
+
     /// Writes a key into a file that is whole or not there, in the place of what it was.
     fn write(&self, name: &str, key: &[u8; KEY_BYTES]) -> Result<(), WorkError> {
         let (path, fresh) = (self.path.join(name), self.path.join("secret.key.new"));
@@ -218,17 +229,6 @@ impl KeyFiles {
     }
 }
 
-/// Puts a key in the place of the one in use, for a master that joins a cluster. *Blocking*; it is on disk when this
-/// returns.
-///
-/// # Errors
-/// [`WorkError::Invalid`] for what is no key.
-pub fn adopt(directory: &KeyDirectory, key: &[u8]) -> Result<(), WorkError> {
-    let length = key.len();
-    let key = key.try_into().map_err(|_| WorkError::Invalid(format!("a key of {length} bytes and not {KEY_BYTES}")))?;
-    directory.write(FILE, key)
-}
-
 fn random_key(path: &Path) -> Result<[u8; KEY_BYTES], WorkError> {
     let mut bytes = [0; KEY_BYTES];
     SystemRandom::new().fill(&mut bytes).map_err(|_| unusable(path, "the system gives no random numbers"))?;
@@ -339,7 +339,7 @@ mod tests {
         let next = keys.prepare(3).unwrap();
         assert!(keys.settle(3, &next.id).unwrap());
         assert_eq!(KeyFiles::open(&directory).unwrap().keys[0].id, next.id);
-        adopt(&directory, &[9; KEY_BYTES]).unwrap();
+        directory.adopt(&[9; KEY_BYTES]).unwrap();
         assert_eq!(KeyFiles::open(&directory).unwrap().keys[0].bytes(), [9; KEY_BYTES]);
         for wrong in [with(None, None), with(Some(&one), None)] {
             assert!(matches!(KeyFiles::open(&wrong), Err(WorkError::SecretKey { .. })));

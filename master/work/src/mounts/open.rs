@@ -53,12 +53,8 @@ pub struct OpenMount {
 
 #[derive(Default)]
 struct Health {
-    indexing: bool,
-    indexed_entries: u64,
-    hidden_keys: u64,
-    unlisted_directories: u64,
-    incomplete_entries: u64,
-    last_error: String,
+    /// Without the mount's number, and how its keys fare.
+    status: MountStatus,
     failed: Option<Instant>,
     logged: Option<Instant>,
     /// Why nothing may be written under the prefix: another cluster does.
@@ -80,11 +76,6 @@ impl OpenMount {
         !self.is_fs_mode() && self.mount.attributes() == AttributePolicy::Keep
     }
 
-    /// How long a listing is fresh; `None` when it is trusted until a refresh.
-    pub fn ttl(&self) -> Option<Duration> {
-        self.mount.listing_ttl()
-    }
-
     /// Completes when the mount is gone: nothing is to be done with its credentials any more.
     pub async fn detached(&self) {
         self.detached.cancelled().await;
@@ -93,14 +84,14 @@ impl OpenMount {
     pub fn succeeded(&self) {
         let mut health = self.health.lock();
         health.failed = None;
-        health.last_error.clear();
+        health.status.last_error.clear();
     }
 
     /// Notes a failure, and writes it to the log unless one was written a moment ago.
     pub fn failed(&self, error: &WorkError) {
         let mut health = self.health.lock();
         health.failed = Some(Instant::now());
-        health.last_error = error.to_string();
+        health.status.last_error = error.to_string();
         if health.logged.is_none_or(|logged| logged.elapsed() > LOG_PAUSE) {
             health.logged = health.failed;
             drop(health);
@@ -144,13 +135,13 @@ impl OpenMount {
     }
 
     pub fn set_index(&self, indexing: bool, entries: u64, hidden: u64, unlisted: u64) {
-        let mut health = self.health.lock();
-        (health.indexing, health.indexed_entries, health.hidden_keys) = (indexing, entries, hidden);
-        health.unlisted_directories = unlisted;
+        let status = &mut self.health.lock().status;
+        (status.indexing, status.indexed_entries, status.hidden_keys) = (indexing, entries, hidden);
+        status.unlisted_directories = unlisted;
     }
 
     pub fn set_incomplete(&self, entries: u64) {
-        self.health.lock().incomplete_entries = entries;
+        self.health.lock().status.incomplete_entries = entries;
     }
 
     /// How the keys fare, where they are vended.
@@ -170,18 +161,8 @@ impl OpenMount {
     }
 
     pub fn status(&self) -> MountStatus {
-        let health = self.health.lock();
-        MountStatus {
-            mount_id: self.mount.id,
-            indexing: health.indexing,
-            indexed_entries: health.indexed_entries,
-            hidden_keys: health.hidden_keys,
-            last_error: health.last_error.clone(),
-            unlisted_directories: health.unlisted_directories,
-            incomplete_entries: health.incomplete_entries,
-            keys: self.key_status(),
-            ..MountStatus::default()
-        }
+        let status = self.health.lock().status.clone();
+        MountStatus { mount_id: self.mount.id, keys: self.key_status(), ..status }
     }
 }
 

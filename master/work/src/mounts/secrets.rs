@@ -14,7 +14,7 @@ use parking_lot::{Mutex, RwLock};
 use ring::aead::{Aad, NONCE_LEN, Nonce};
 use ring::rand::{SecureRandom, SystemRandom};
 
-use super::keys::{self, Key, KeyDirectory, KeyFiles};
+use super::keys::{Key, KeyDirectory, KeyFiles};
 use crate::error::WorkError;
 
 /// Marks an encrypted value, with the version of the form.
@@ -42,14 +42,6 @@ impl Vault {
         let (path, keys) = (files.path(), RwLock::new(files.keys.clone()));
         let (changing, settled) = (Mutex::new(files), AtomicU64::new(0));
         Ok(Self { changing, keys, settled, random: SystemRandom::new(), path })
-    }
-
-    /// Takes the key of a cluster that this master joins. *Blocking*; the key is on disk when this returns.
-    ///
-    /// # Errors
-    /// [`WorkError::Invalid`] for what is no key.
-    pub fn adopt(directory: &KeyDirectory, key: &[u8]) -> Result<(), WorkError> {
-        keys::adopt(directory, key)
     }
 
     /// The key in use, for a master that joins. *Blocking*.
@@ -264,11 +256,11 @@ mod tests {
         let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let sealed = Vault::open(&directory(first.path())).unwrap().seal(&[], mount()).unwrap();
         Vault::open(&directory(second.path())).unwrap();
-        Vault::adopt(&directory(second.path()), &Vault::key_in_use(&directory(first.path())).unwrap()).unwrap();
+        directory(second.path()).adopt(&Vault::key_in_use(&directory(first.path())).unwrap()).unwrap();
         assert_eq!(Vault::open(&directory(second.path())).unwrap().unseal(sealed).unwrap(), mount());
         let mode = fs::metadata(second.path().join("secret.key")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert!(matches!(Vault::adopt(&directory(second.path()), b"short"), Err(WorkError::Invalid(_))));
+        assert!(matches!(directory(second.path()).adopt(b"short"), Err(WorkError::Invalid(_))));
     }
 
     #[test]

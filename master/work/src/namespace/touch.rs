@@ -1,5 +1,6 @@
 //! Listings that are used are renewed before they are too old.
 
+use cavern_proto::master::touch_reply;
 use cavern_state::{StateError, Tables};
 use futures::{StreamExt, stream};
 use tokio::time::Instant;
@@ -10,18 +11,10 @@ use crate::error::WorkError;
 /// Directories of one `touch` that are looked after at a time.
 const TOUCH_CONCURRENCY: usize = 64;
 
-/// What a directory's listing is worth now.
-#[derive(Clone, Debug)]
-pub struct Touched {
-    pub inode: u64,
-    pub age_ms: i64,
-    pub gone: bool,
-}
-
 impl Lookups {
     /// Renews the listings that are past half of their time. With `wait`, waits for them as long as the configuration
     /// allows, but not for buckets that have just failed.
-    pub async fn touch(&self, directories: &[u64], wait: bool) -> Result<Vec<Touched>, WorkError> {
+    pub async fn touch(&self, directories: &[u64], wait: bool) -> Result<Vec<touch_reply::Directory>, WorkError> {
         let hidden = self.hidden(directories).await?;
         let is_visible = |inode: &u64| !hidden.contains(inode);
         let visible: Vec<u64> = directories.iter().copied().filter(is_visible).collect();
@@ -45,8 +38,9 @@ impl Lookups {
                     Err(StateError::NotADirectory(_)) => None,
                     directory => directory?,
                 };
-                let age_ms = directory.as_ref().map_or(-1, |directory| reader.age_ms(directory.record.listed_ns));
-                touched.push(Touched { inode, age_ms, gone: directory.is_none() });
+                let age_ms = directory.map(|directory| reader.age_ms(directory.record.listed_ns));
+                let (listing_age_ms, gone) = (age_ms.unwrap_or(-1), age_ms.is_none());
+                touched.push(touch_reply::Directory { inode, listing_age_ms, gone });
             }
             Ok(touched)
         };
@@ -61,7 +55,7 @@ impl Lookups {
         };
         let Some(directory) = directory.filter(|directory| directory.mount_id != 0) else { return Ok(()) };
         let mount = self.mounts.get(directory.mount_id)?;
-        let Some(ttl) = mount.ttl() else { return Ok(()) };
+        let Some(ttl) = mount.mount.listing_ttl() else { return Ok(()) };
         let listed_ns = directory.record.listed_ns;
         if listed_ns != 0 && !self.reader.is_older(listed_ns, ttl / 2) || mount.is_failing() {
             return Ok(());

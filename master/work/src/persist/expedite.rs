@@ -25,7 +25,7 @@ pub struct Expedited {
 
 impl Drop for Expedited {
     fn drop(&mut self) {
-        self.persistence.expedited.remove(&self.request);
+        self.persistence.expedited.list.lock().retain(|request| !Arc::ptr_eq(request, &self.request));
     }
 }
 
@@ -51,7 +51,8 @@ impl Persistence {
     /// Brings the changes of a scope up to a number to the bucket now, until what is answered is dropped.
     pub fn expedite(self: &Arc<Self>, scope: Scope, up_to: u64) -> Expedited {
         let request = Arc::new(ExpeditedScope { scope, up_to, since: Instant::now() });
-        self.expedited.add(request.clone());
+        self.expedited.list.lock().push(request.clone());
+        self.expedited.begun.send_replace(());
         Expedited { persistence: self.clone(), request }
     }
 
@@ -65,7 +66,7 @@ impl Persistence {
         &self,
         after: u64,
     ) -> Result<Vec<(u64, IntentRecord, Priority)>, WorkError> {
-        let expedited = self.expedited.current();
+        let expedited = self.expedited.list.lock().clone();
         let read = self.lookups.reader.read(move |tables| {
             let mut paces = Priorities::new(&expedited);
             let intents = tables.intents(after, PAGE)?.into_iter();
@@ -83,7 +84,7 @@ impl Persistence {
         &self,
         after: Option<(u32, String)>,
     ) -> Result<Vec<(PendingDeletion, Priority)>, WorkError> {
-        let (expedited, mounts) = (self.expedited.current(), self.lookups.mounts.clone());
+        let (expedited, mounts) = (self.expedited.list.lock().clone(), self.lookups.mounts.clone());
         let read = self.lookups.reader.read(move |tables: Tables<'_>| {
             let mut paces = Priorities::new(&expedited);
             let after = after.as_ref().map(|(mount, key)| (*mount, key.as_str()));

@@ -42,7 +42,7 @@ impl Persistence {
     /// How long to rest after a look at everything, of which reading took so long and which found something to do or
     /// nothing. What is done is struck off the records, but must be passed over by whoever reads them again.
     pub(super) fn rest(&self, reading: Duration, busy: bool) -> Next {
-        let (shortest, rest) = match (self.expedited.is_empty(), busy) {
+        let (shortest, rest) = match (self.expedited.list.lock().is_empty(), busy) {
             (true, false) => (PAUSES.1, REST),
             (true, true) => (PAUSES.1, REST_BUSY),
             (false, _) => (PAUSES.0, REST_EXPEDITED),
@@ -111,7 +111,7 @@ impl Persistence {
                 PersistOutcome::Done => return turn.succeeded(),
                 PersistOutcome::Again => turn.succeeded(),
                 PersistOutcome::Later(pause) => return turn.later(pause),
-                PersistOutcome::Changing if self.expedited.is_empty() => return turn.later(self.delay),
+                PersistOutcome::Changing if self.expedited.list.lock().is_empty() => return turn.later(self.delay),
                 // It may be what somebody waits for, perhaps since a moment ago.
                 PersistOutcome::Changing => return turn.later(self.delay.min(CHANGING_PAUSE)),
                 PersistOutcome::Failed(blame, error) => {
@@ -280,10 +280,7 @@ impl Persistence {
     fn choose(&self, work: &Work, write: &Write) -> Result<u64, PersistOutcome> {
         let placement =
             self.writer.placement().map_err(|error| PersistOutcome::Failed(FailureKind::Item, error.to_string()))?;
-        let is_live = |worker: &u64| {
-            let known = placement.worker(*worker);
-            known.is_some_and(|worker| worker.state() == cavern_proto::master::WorkerState::Live)
-        };
+        let is_live = |worker: &u64| placement.is_live(*worker);
         let holder = work.content.extents.first().and_then(|first| first.workers.iter().copied().find(is_live));
         let any = || {
             let content = ContentId::of_object(&self.cluster_id, &write.key, "", 0, 1);

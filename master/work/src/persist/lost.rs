@@ -75,11 +75,7 @@ impl Persistence {
     /// The blocks of a file that all of their workers have lost. A worker that is away, lacks a disk or does not answer
     /// may have what it is to have.
     async fn lost_blocks(&self, inode: u64, mount_id: u32) -> Result<Vec<Extent>, WorkError> {
-        let read = self.lookups.reader.read(move |tables| {
-            let block_size = tables.mount(mount_id)?.map_or(0, |mount| mount.block_size);
-            Ok((tables.extents(inode, 0)?, block_size))
-        });
-        let (mut extents, block_size) = read.await?;
+        let (mut extents, block_size) = self.extents_of(inode, mount_id).await?;
         let placement = self.writer.placement()?;
         let reported = self.writer.reported()?;
         let ails = |worker: u64| {
@@ -99,13 +95,18 @@ impl Persistence {
 
     /// Whether each block of a file is at one of its workers, by that worker's own word.
     pub(super) async fn has_all_blocks(&self, inode: u64, mount_id: u32) -> Result<bool, WorkError> {
+        let (extents, block_size) = self.extents_of(inode, mount_id).await?;
+        let answers = self.ask_for_blocks(inode, mount_id, block_size, &extents).await;
+        Ok(extents.iter().all(|extent| answers.found.contains(&extent.index)))
+    }
+
+    /// The blocks of a file, and how large those of its mount are.
+    async fn extents_of(&self, inode: u64, mount_id: u32) -> Result<(Vec<Extent>, u64), WorkError> {
         let read = self.lookups.reader.read(move |tables| {
             let block_size = tables.mount(mount_id)?.map_or(0, |mount| mount.block_size);
             Ok((tables.extents(inode, 0)?, block_size))
         });
-        let (extents, block_size) = read.await?;
-        let answers = self.ask_for_blocks(inode, mount_id, block_size, &extents).await;
-        Ok(extents.iter().all(|extent| answers.found.contains(&extent.index)))
+        read.await
     }
 
     async fn ask_for_blocks(&self, inode: u64, mount_id: u32, block_size: u64, extents: &[Extent]) -> Answers {

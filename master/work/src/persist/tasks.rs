@@ -11,7 +11,7 @@ use crate::background::{BackgroundTask, Pace, TaskList};
 impl Persistence {
     /// Begins to work.
     pub fn start(self: &Arc<Self>, list: &TaskList) {
-        let expedited = || Pace::after(PAUSES.1).woken_by(self.expedited.subscribe());
+        let expedited = || Pace::after(PAUSES.1).woken_by(self.expedited.begun.subscribe());
         let persist = BackgroundTask::new("persist-files", expedited()).steady();
         list.start(&self.tasks, persist, self.clone(), |persistence| persistence.persist_due().boxed());
         let delete = BackgroundTask::new("delete-objects", expedited()).steady();

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use cavern_net::Placement;
-use cavern_proto::ContentId;
 use cavern_proto::master::WorkerState;
 
 /// Whether a worker counts.
@@ -27,11 +26,6 @@ pub(super) struct AvailabilityMap {
 }
 
 impl AvailabilityMap {
-    /// Live workers that take blocks, the best for a block first.
-    pub(super) fn candidates(&self, content: ContentId, index: u32) -> Vec<u64> {
-        self.placement.ranked(content, index)
-    }
-
     pub(super) fn of(&self, worker: u64) -> Availability {
         match self.placement.worker(worker) {
             Some(known) if known.state() == WorkerState::Live && known.draining => Availability::Draining,

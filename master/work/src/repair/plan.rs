@@ -100,7 +100,9 @@ pub(super) fn plan(
     // Beside the copy: one that leaves goes when there are enough without it.
     keep.extend(leaving.iter().take(wanted - 1 - keep.len()));
     let stray = Stray { inode, generation, index };
-    let mut targets = availability.candidates(ContentId::of_inode(cluster_id, mount_id, inode, generation), index);
+    // Live ones that take blocks, the best for this one first.
+    let mut targets =
+        availability.placement.ranked(ContentId::of_inode(cluster_id, mount_id, inode, generation), index);
     targets.retain(|worker| !extent.workers.contains(worker));
     targets.sort_by_key(|worker| tried.iter().filter(|failed| *failed == worker).count());
     for target in targets {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cavern_consensus::ChangeListener;
 use cavern_state::{Changes, StateError, Tables};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
 use super::event_access::VisibleMounts;
 use super::held::HeldDirectories;
@@ -17,7 +17,7 @@ use super::watch::WatchHub;
 pub struct CurrentSessions {
     current: Mutex<Current>,
     held: Arc<HeldDirectories>,
-    visible: VisibleMounts,
+    pub(super) visible: VisibleMounts,
 }
 
 #[derive(Default)]
@@ -25,9 +25,6 @@ struct Current {
     recent: RecentChanges,
     hub: Option<Arc<WatchHub>>,
 }
-
-/// What is remembered, and stays as it is as long as this is there.
-pub(super) struct Remembered<'a>(MutexGuard<'a, Current>);
 
 impl CurrentSessions {
     /// From now on these sessions are notified; the changes before are those that the masters remember.
@@ -39,24 +36,14 @@ impl CurrentSessions {
         current.hub = hub;
     }
 
-    pub(super) fn remembered(&self) -> Remembered<'_> {
-        Remembered(self.current.lock())
+    /// What is remembered, which stays as it is as long as this is there.
+    pub(super) fn remembered(&self) -> MappedMutexGuard<'_, RecentChanges> {
+        MutexGuard::map(self.current.lock(), |current| &mut current.recent)
     }
 
     /// The directories that sessions hold.
     pub fn held(&self) -> Arc<HeldDirectories> {
         self.held.clone()
-    }
-
-    /// The mounts that are not there for all.
-    pub(super) fn visible(&self) -> &VisibleMounts {
-        &self.visible
-    }
-}
-
-impl Remembered<'_> {
-    pub(super) fn changes(&self) -> &RecentChanges {
-        &self.0.recent
     }
 }
 

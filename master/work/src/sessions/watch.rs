@@ -61,7 +61,7 @@ pub struct WatchHub {
     /// Sessions that one client may have.
     client_sessions: usize,
     lead: LeaderLease,
-    cluster_id: Mutex<String>,
+    cluster_id: Arc<str>,
     metrics: MasterMetrics,
     log: SessionLog,
     /// Who remembers the last changes. Locked before `state`.
@@ -196,8 +196,14 @@ impl Session {
 }
 
 impl WatchHub {
-    /// A hub without sessions.
-    pub fn new(lease: Duration, lead: LeaderLease, metrics: MasterMetrics, changes: Arc<CurrentSessions>) -> Self {
+    /// A hub without sessions; where connections are secured no client may have more than so many.
+    pub fn new(
+        (lease, client_sessions): (Duration, usize),
+        lead: LeaderLease,
+        metrics: MasterMetrics,
+        changes: Arc<CurrentSessions>,
+        cluster_id: Arc<str>,
+    ) -> Self {
         let state = State {
             seq: 0,
             sessions: HashMap::new(),
@@ -217,28 +223,18 @@ impl WatchHub {
             state: Mutex::new(state),
             progress: Notify::new(),
             lease,
-            client_sessions: SESSIONS_MAX,
+            client_sessions,
             lead,
-            cluster_id: Mutex::default(),
+            cluster_id,
             metrics,
             log: SessionLog::default(),
             changes,
         }
     }
 
-    /// Where connections are secured each client may have no more sessions than this.
-    pub fn limit_sessions_of_client(&mut self, most: usize) {
-        self.client_sessions = most;
-    }
-
     /// Events up to this one came before the hub.
     pub(super) fn begin_after(&self, seq: u64) {
         self.state.lock().seq = seq;
-    }
-
-    /// The cluster's id, for the first event of every session.
-    pub fn set_cluster_id(&self, id: &str) {
-        id.clone_into(&mut self.cluster_id.lock());
     }
 
     /// After which a session that has sent no message is over.
@@ -564,7 +560,7 @@ impl WatchHub {
     }
 
     fn reset_event(&self, session: u64, seq: u64) -> Arc<[WatchEvent]> {
-        let (lease_ms, cluster_id) = (self.lease_ms(), self.cluster_id.lock().clone());
+        let (lease_ms, cluster_id) = (self.lease_ms(), self.cluster_id.to_string());
         Arc::new([event(seq, Event::Reset(Reset { session, lease_ms, cluster_id }))])
     }
 

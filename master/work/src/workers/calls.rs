@@ -72,15 +72,9 @@ pub trait ObjectWriter: Send + Sync + 'static {
 
 /// The workers over the data plane.
 pub struct PooledWorkers {
-    pool: Arc<WorkerPool>,
-    workers: Arc<Workers>,
-    cluster_id: String,
-}
-
-impl PooledWorkers {
-    pub fn new(pool: Arc<WorkerPool>, workers: Arc<Workers>, cluster_id: String) -> Self {
-        Self { pool, workers, cluster_id }
-    }
+    pub pool: Arc<WorkerPool>,
+    pub workers: Arc<Workers>,
+    pub cluster_id: String,
 }
 
 impl BlockFiller for PooledWorkers {

@@ -147,7 +147,8 @@ impl Lookup<'_> {
             Consistency::Always => return Ok(State::AskBucket(Why::Unknown)),
             _ => {}
         }
-        let is_old = self.lookups.reader.is_older(directory.record.listed_ns, mount.ttl().unwrap_or_default());
+        let is_old =
+            self.lookups.reader.is_older(directory.record.listed_ns, mount.mount.listing_ttl().unwrap_or_default());
         if !is_old || mount.is_failing() {
             return Err(self.absent());
         }

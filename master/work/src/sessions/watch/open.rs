@@ -34,9 +34,8 @@ pub struct Before<'a> {
     pub certificate: Option<&'a PeerCertificate>,
 }
 
+#[cfg(test)]
 impl Before<'_> {
-    /// A session that was there before, for tests.
-    #[doc(hidden)]
     pub fn of(session: u64, is_recorded: bool) -> Self {
         Self { session, is_recorded, ..Self::default() }
     }
@@ -63,7 +62,7 @@ impl WatchHub {
         if let Some(certificate) = before.certificate {
             state.owners.show(id, certificate);
         }
-        let missed = self.missed(&state, (id, goes_on), &before, remembered.changes());
+        let missed = self.missed(&state, (id, goes_on), &before, &remembered);
         let is_known = goes_on && state.interest.has(id);
         match &missed {
             Some(_) if is_known => {}

@@ -16,8 +16,7 @@ fn hub(lease: Duration) -> Arc<WatchHub> {
 /// The sessions of a term, of a master that has seen these changes.
 fn hub_of(lease: Duration, changes: &Arc<CurrentSessions>) -> Arc<WatchHub> {
     let (lead, metrics) = (LeaderLease::of_one(), MasterMetrics::default());
-    let hub = Arc::new(WatchHub::new(lease, lead, metrics, changes.clone()));
-    hub.set_cluster_id("c");
+    let hub = Arc::new(WatchHub::new((lease, SESSIONS_MAX), lead, metrics, changes.clone(), "c".into()));
     changes.set(Some(hub.clone()));
     hub
 }
@@ -556,9 +555,7 @@ async fn a_session_is_that_of_whoever_has_opened_it_for_as_long_as_it_may_come_b
 async fn a_client_has_so_many_sessions_and_another_as_many_again() {
     let changes = Arc::default();
     let (lead, metrics) = (LeaderLease::of_one(), MasterMetrics::default());
-    let mut hub = WatchHub::new(Duration::from_secs(60), lead, metrics, changes);
-    hub.limit_sessions_of_client(2);
-    let hub = Arc::new(hub);
+    let hub = Arc::new(WatchHub::new((Duration::from_secs(60), 2), lead, metrics, changes, "c".into()));
     let [own, other] = ["own", "other"].map(|name| Identity::new("c", Role::Client, name).unwrap());
     let admin = Identity::new("c", Role::Admin, "admin").unwrap();
     let open = |owner, session| hub.open("a", Before { owner: Some(owner), ..Before::of(session, session != 0) });
