@@ -57,8 +57,8 @@ impl MasterError {
     /// The gRPC status that says what a caller is to do: NOT_FOUND ([`Gone`](WorkError::Gone) when it is what was asked
     /// by) and ALREADY_EXISTS as they say, INVALID_ARGUMENT for a request that can never work, FAILED_PRECONDITION for
     /// one that the present state refuses, PERMISSION_DENIED when the bucket or STS refused, or may not be reached from
-    /// here, UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED for what may work later, UNKNOWN for an answer of the
-    /// bucket that makes no sense, INTERNAL for damage.
+    /// here, UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED for what may work later, UNKNOWN for an answer of
+    /// the bucket that makes no sense, INTERNAL for damage.
     pub(crate) fn to_status(&self) -> Status {
         match self {
             Self::Work(error) => status_of(error),

@@ -5,8 +5,8 @@
 //! - [`cavern_work`]: what the master that leads does: for clients, with buckets and with workers.
 //! - [`group`]: how a master gets its place among several; [`lead`]: whether it leads; [`rotation`]: how the key of the
 //!   cluster's secrets is changed for all of them.
-//! - [`term`]: all that a leader has, made when it begins to lead and ended with that; [`leader`]: the work that it does
-//!   all the time.
+//! - [`term`]: all that a leader has, made when it begins to lead and ended with that; [`leader`]: its work begins and
+//!   ends.
 //! - [`services`]: what of this a leader has; [`service`]: the gRPC face of all that; [`server`]: the process.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]

@@ -97,8 +97,8 @@ impl Jobs {
         }
     }
 
-    /// Records a job that warms what is below a path, or brings it to the bucket, and starts it. `retry_of` is the number
-    /// of the job that it tries again; 0 for none.
+    /// Records a job that warms what is below a path, or brings it to the bucket, and starts it. `retry_of` is the
+    /// number of the job that it tries again; 0 for none.
     pub async fn submit_once(
         self: &Arc<Self>,
         request: &Request,

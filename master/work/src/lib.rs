@@ -9,12 +9,12 @@
 //! - [`sessions`]: leases of clients, the stream of events of each, and what they leave behind.
 //! - [`jobs`]: long work that commands ask for: loads and exports.
 //! - [`mounts`]: buckets that are attached, changed and detached; [`workers`]: the worker table, and the way to them.
-//! - [`upkeep`], [`expiry`]: what is looked at all the time; [`background`]: the frame of all tasks, which notes how they
-//!   fare.
+//! - [`upkeep`], [`expiry`]: what is looked at all the time; [`background`]: the frame of all tasks, which notes how
+//!   they fare.
 //! - [`Request`]: what may be asked for twice, and is done once.
 //!
-//! Reads are served from RocksDB directly. Everything that changes goes through the log ([`cavern_consensus`]) and is on
-//! disk before it is answered; whatever depends on a clock, a random number or a bucket is decided before it is
+//! Reads are served from RocksDB directly. Everything that changes goes through the log ([`cavern_consensus`]) and is
+//! on disk before it is answered; whatever depends on a clock, a random number or a bucket is decided before it is
 //! proposed. Nothing here knows of gRPC: errors are values of [`WorkError`], and long answers come in parts through
 //! channels.
 

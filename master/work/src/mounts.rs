@@ -3,8 +3,8 @@
 //! - [`open`]: their object stores, and how each of them fares.
 //! - [`secrets`]: their credentials at rest; [`keys`]: what these are encrypted with. [`vending`]: keys of theirs that
 //!   end, for workers and clients.
-//! - [`overlap`] refuses two that have keys in common, and [`claim`] tells other clusters whose a prefix is, by an object
-//!   of a [reserved] name.
+//! - [`overlap`] refuses two that have keys in common, and [`claim`] tells other clusters whose a prefix is, by an
+//!   object of a [reserved] name.
 //! - [`changes`], [`attach`], [`update`], [`detach`]: how they come, change and go. These are above the namespace and
 //!   persistence; all others are below.
 

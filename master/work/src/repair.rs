@@ -1,6 +1,7 @@
 //! Replicas of fs-mode files that are lacking: the leader has workers copy blocks from each other (decision 10).
 //!
-//! - [`scan`](self::scan): blocks that lack something are found; [`plan`](self::plan): what it is, and who is to get it.
+//! - [`scan`](self::scan): blocks that lack something are found.
+//! - [`plan`](self::plan): what a block lacks, and who is to get it.
 //! - [`block`](self::block): one copy: nobody writes to the block from its beginning to its end.
 //! - [`claims`](self::claims): what each worker is to keep.
 //! - [`strays`](self::strays): what workers have of blocks that they are no part of any more, to be freed.

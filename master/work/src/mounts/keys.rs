@@ -80,7 +80,8 @@ impl KeyDirectory {
         &self.path
     }
 
-    /// Puts the key of a cluster that this master joins in the place of the one in use. *Blocking*; it is on disk when this returns.
+    /// Puts the key of a cluster that this master joins in the place of the one in use. *Blocking*; it is on disk when
+    /// this returns.
     ///
     /// # Errors
     /// [`WorkError::Invalid`] for what is no key.
