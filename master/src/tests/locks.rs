@@ -6,7 +6,7 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{GetLockRequest, Kind, Lock, LockKind, LockType, SetLock};
-use cavern_work::sessions::{Before, SessionStream};
+use cavern_work::sessions::SessionStream;
 use rustix::io::Errno;
 use tonic::Request;
 
