@@ -3,7 +3,7 @@
 //! A pause doubles with every failure in a row, up to the longest. Where many processes may fail at the same moment,
 //! chance takes a part of it away, so that they do not come back in step. The profiles below are all that there are
 //! but for those of the configuration (`ufs.retry_backoff`, `client.worker_backoff`), and of a leader's tasks, whose
-//! first pause is their pace (`master/src/background.rs`).
+//! first pause is their pace (`master/work/src/background.rs`).
 
 use std::time::Duration;
 

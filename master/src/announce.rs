@@ -8,12 +8,13 @@
 //! That takes the time of a heartbeat at most, and never longer than a lease: by then a session that says nothing is
 //! over. Whoever is left is named to the one who asked for the new master.
 
-use crate::error::MasterError;
+use cavern_work::WorkError;
+
 use crate::services::Services;
 
 /// Tells all clients and workers who the masters are. Returns when they know, at the latest after a lease, with the
 /// names of those that have not said so.
-pub async fn announce(services: &Services) -> Result<Vec<String>, MasterError> {
+pub async fn announce(services: &Services) -> Result<Vec<String>, WorkError> {
     let epoch = services.consensus.group_epoch();
     services.watch.announce_group();
     let lease = services.watch.lease();

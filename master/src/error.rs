@@ -4,15 +4,14 @@
 //! place, [`MasterError::to_status`].
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use cavern_conf::process::ProcessError;
 use cavern_consensus::ConsensusError;
-use cavern_posix::PosixError;
-use cavern_proto::{NotLeading, StatusMark};
+use cavern_proto::StatusMark;
 use cavern_security::SecurityError;
 use cavern_state::StateError;
 use cavern_ufs::{KeyError, UfsError};
+use cavern_work::WorkError;
 use thiserror::Error;
 use tonic::{Code, Status};
 
@@ -24,14 +23,7 @@ pub enum MasterError {
     #[error(transparent)]
     Security(#[from] SecurityError),
     #[error(transparent)]
-    State(#[from] StateError),
-    #[error(transparent)]
-    Consensus(#[from] ConsensusError),
-    #[error(
-        "the encryption key in {} is not usable: {reason}; restore the file, or mount the buckets anew",
-        path.display()
-    )]
-    SecretKey { path: PathBuf, reason: String },
+    Work(#[from] WorkError),
     /// The cluster has this master as a member, but it has no data.
     #[error(
         "cluster {cluster_id} has the master at {address} as its master {node_id}, but {} is empty: it has lost its \
@@ -47,130 +39,66 @@ pub enum MasterError {
              included"
     )]
     Failed(String),
-    #[error("gRPC cannot be served: {0}")]
-    Serve(#[from] tonic::transport::Error),
-
-    #[error("{0}")]
-    NotFound(String),
-    /// An inode that no name leads to, and nobody has open, any more.
-    #[error("inode {0} is no longer in the namespace")]
-    Gone(u64),
-    #[error("{0}")]
-    AlreadyExists(String),
-    #[error("{0}")]
-    Invalid(String),
-    /// Well formed, but impossible in the present state.
-    #[error("{0}")]
-    Refused(String),
-    /// Whoever asks may not.
-    #[error("{0}")]
-    Denied(String),
-    #[error("{0}")]
-    Overloaded(String),
-    #[error("{0}")]
-    Deadline(String),
-    #[error(transparent)]
-    Ufs(#[from] UfsError),
-    /// STS gives no keys for a mount that vends them.
-    #[error("no keys of {path} can be had: {source}")]
-    Keys { path: String, source: KeyError },
-    /// One failure, answered to all who waited for the same thing.
-    #[error(transparent)]
-    Shared(#[from] Arc<MasterError>),
 }
 
-impl From<PosixError> for MasterError {
-    fn from(error: PosixError) -> Self {
-        Self::Invalid(error.to_string())
+impl From<StateError> for MasterError {
+    fn from(error: StateError) -> Self {
+        WorkError::from(error).into()
+    }
+}
+
+impl From<ConsensusError> for MasterError {
+    fn from(error: ConsensusError) -> Self {
+        WorkError::from(error).into()
     }
 }
 
 impl MasterError {
-    /// Whether a read of what is in memory would have had to wait for the disk.
-    pub(crate) fn needs_disk(&self) -> bool {
-        matches!(self, Self::State(error) if error.needs_disk())
-    }
-
-    /// What is stored makes no sense.
-    pub(crate) fn corrupt(what: String) -> Self {
-        StateError::Corrupt(what).into()
-    }
-
-    /// An I/O error with the path it is about.
-    pub(crate) fn io(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
-        let failed = StateError::io(path);
-        move |source| failed(source).into()
-    }
-
-    /// The log takes no proposals now, or this master is about to stop.
-    pub(crate) fn unavailable(reason: String) -> Self {
-        ConsensusError::Unavailable(reason).into()
-    }
-
-    /// What is under way when the master stops.
-    pub(crate) fn stopping() -> Self {
-        Self::unavailable("the master is stopping".to_owned())
-    }
-
-    /// Only the leader does this; nothing was done.
-    pub(crate) fn not_leading(answer: NotLeading) -> Self {
-        ConsensusError::NotLeading(answer).into()
-    }
-
-    /// Whether the thing that was asked about is not there (or no longer).
-    pub(crate) fn is_not_found(&self) -> bool {
-        match self {
-            Self::Shared(shared) => shared.is_not_found(),
-            Self::NotFound(_) | Self::Gone(_) => true,
-            _ => false,
-        }
-    }
-
-    /// Whether a bucket has failed or refused.
-    pub(crate) fn is_of_bucket(&self) -> bool {
-        match self {
-            Self::Shared(shared) => shared.is_of_bucket(),
-            Self::Ufs(_) => true,
-            _ => false,
-        }
-    }
-
-    /// The gRPC status that says what a caller is to do: NOT_FOUND ([`Gone`] when it is what was asked by) and
-    /// ALREADY_EXISTS as they say, INVALID_ARGUMENT for a request that can never work, FAILED_PRECONDITION for one that
-    /// the present state refuses, PERMISSION_DENIED when the bucket or STS refused, or may not be reached from here,
-    /// UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED for what may work later, UNKNOWN for an answer of the
-    /// bucket that makes no sense, INTERNAL for damage.
+    /// The gRPC status that says what a caller is to do: NOT_FOUND ([`Gone`](WorkError::Gone) when it is what was asked
+    /// by) and ALREADY_EXISTS as they say, INVALID_ARGUMENT for a request that can never work, FAILED_PRECONDITION for
+    /// one that the present state refuses, PERMISSION_DENIED when the bucket or STS refused, or may not be reached from
+    /// here, UNAVAILABLE, DEADLINE_EXCEEDED and RESOURCE_EXHAUSTED for what may work later, UNKNOWN for an answer of
+    /// the bucket that makes no sense, INTERNAL for damage.
     pub(crate) fn to_status(&self) -> Status {
-        let code = match self {
-            Self::Shared(shared) => return shared.to_status(),
-            Self::Consensus(error) => return error.to_status(),
-            Self::Gone(_) => return StatusMark::Gone.to_status(self.to_string()),
-            Self::Ufs(error) => match error {
-                UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Code::PermissionDenied,
-                UfsError::NoBucket { .. }
-                | UfsError::Obstructed { .. }
-                | UfsError::Rejected { .. }
-                | UfsError::Oversized { .. } => Code::FailedPrecondition,
-                UfsError::Invalid { .. } => Code::InvalidArgument,
-                UfsError::Deadline { .. } => Code::DeadlineExceeded,
-                UfsError::NotFound { .. } => Code::NotFound,
-                UfsError::Malformed { .. } => Code::Unknown,
-                _ => Code::Unavailable,
-            },
-            Self::Keys { source: KeyError::Unavailable(_), .. } => Code::Unavailable,
-            Self::Keys { .. } => Code::PermissionDenied,
-            Self::NotFound(_) => Code::NotFound,
-            Self::Denied(_) => Code::PermissionDenied,
-            Self::AlreadyExists(_) => Code::AlreadyExists,
-            Self::Invalid(_) => Code::InvalidArgument,
-            Self::Refused(_) | Self::State(StateError::NotADirectory(_)) => Code::FailedPrecondition,
-            Self::Overloaded(_) => Code::ResourceExhausted,
-            Self::Deadline(_) => Code::DeadlineExceeded,
-            Self::Unreachable { .. } => Code::Unavailable,
-            _ => Code::Internal,
-        };
-        Status::new(code, self.to_string())
+        match self {
+            Self::Work(error) => status_of(error),
+            Self::Unreachable { .. } => Status::unavailable(self.to_string()),
+            Self::Process(_) | Self::Security(_) | Self::LostPlace { .. } | Self::Failed(_) => {
+                Status::internal(self.to_string())
+            }
+        }
     }
+}
+
+fn status_of(error: &WorkError) -> Status {
+    let code = match error {
+        WorkError::Shared(shared) => return status_of(shared),
+        WorkError::Consensus(error) => return error.to_status(),
+        WorkError::Gone(_) => return StatusMark::Gone.to_status(error.to_string()),
+        WorkError::Ufs(error) => match error {
+            UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Code::PermissionDenied,
+            UfsError::NoBucket { .. }
+            | UfsError::Obstructed { .. }
+            | UfsError::Rejected { .. }
+            | UfsError::Oversized { .. } => Code::FailedPrecondition,
+            UfsError::Invalid { .. } => Code::InvalidArgument,
+            UfsError::Deadline { .. } => Code::DeadlineExceeded,
+            UfsError::NotFound { .. } => Code::NotFound,
+            UfsError::Malformed { .. } => Code::Unknown,
+            _ => Code::Unavailable,
+        },
+        WorkError::Keys { source: KeyError::Unavailable(_), .. } => Code::Unavailable,
+        WorkError::Keys { .. } => Code::PermissionDenied,
+        WorkError::NotFound(_) => Code::NotFound,
+        WorkError::Denied(_) => Code::PermissionDenied,
+        WorkError::AlreadyExists(_) => Code::AlreadyExists,
+        WorkError::Invalid(_) => Code::InvalidArgument,
+        WorkError::Refused(_) | WorkError::State(StateError::NotADirectory(_)) => Code::FailedPrecondition,
+        WorkError::Overloaded(_) => Code::ResourceExhausted,
+        WorkError::Deadline(_) => Code::DeadlineExceeded,
+        WorkError::State(_) | WorkError::SecretKey { .. } => Code::Internal,
+    };
+    Status::new(code, error.to_string())
 }
 
 impl From<MasterError> for Status {

@@ -6,13 +6,13 @@ use std::time::Duration;
 use cavern_proto::raft::Group;
 use cavern_proto::record::command::Command;
 use cavern_state::feature_version as state;
+use cavern_work::background::{BackgroundTask, Next, Pace, TaskGroup};
+use cavern_work::{StateReader, WorkError};
 use futures::FutureExt as _;
 use futures::future::join_all;
 
-use crate::background::{BackgroundTask, Next, Pace, TaskGroup};
 use crate::error::MasterError;
 use crate::group::{described, look};
-use crate::reader::StateReader;
 use crate::services::Services;
 
 /// What this version knows.
@@ -40,32 +40,32 @@ pub fn known_at(_address: &str) -> u32 {
 /// Which feature version the masters have agreed on.
 ///
 /// # Errors
-/// [`MasterError::Consensus`] when this master leads no more.
-pub async fn agreed(reader: &StateReader) -> Result<u32, MasterError> {
+/// [`WorkError::Consensus`] when this master leads no more.
+pub async fn agreed(reader: &StateReader) -> Result<u32, WorkError> {
     reader.look(|tables| Ok(tables.counters()?.feature_version)).await
 }
 
 /// Refuses what takes commands of a feature version that not every master knows; `what` as it is asked for.
 ///
 /// # Errors
-/// [`MasterError::Refused`], and those of [`agreed`].
+/// [`WorkError::Refused`], and those of [`agreed`].
 #[cfg_attr(not(test), expect(dead_code, reason = "every master knows what the first version has"))]
-pub async fn require(reader: &StateReader, version: u32, what: &str) -> Result<(), MasterError> {
+pub async fn require(reader: &StateReader, version: u32, what: &str) -> Result<(), WorkError> {
     if agreed(reader).await? >= version {
         return Ok(());
     }
-    Err(MasterError::Refused(format!("not every master knows yet {what}: upgrade them all first")))
+    Err(WorkError::Refused(format!("not every master knows yet {what}: upgrade them all first")))
 }
 
 /// Refuses to take a master in that does not know what the others have agreed on.
 ///
 /// # Errors
-/// [`MasterError::Refused`].
-pub fn check_joining(joining: &Group, agreed: u32) -> Result<(), MasterError> {
+/// [`WorkError::Refused`].
+pub fn check_joining(joining: &Group, agreed: u32) -> Result<(), WorkError> {
     if joining.feature_version >= agreed {
         return Ok(());
     }
-    Err(MasterError::Refused(format!(
+    Err(WorkError::Refused(format!(
         "the master at {} is of an older version ({}, feature version {}), and the others have agreed on feature \
          version {agreed}: upgrade it first",
         joining.address, joining.version, joining.feature_version
@@ -78,7 +78,7 @@ pub fn start_raising(background: &TaskGroup, services: &Services) {
     services.background.start(background, task, services.clone(), |services| raise_step(services).boxed());
 }
 
-async fn raise_step(services: &Services) -> Result<Next, MasterError> {
+async fn raise_step(services: &Services) -> Result<Next, WorkError> {
     Ok(match raise(services).await {
         Ok(true) => Next::End,
         Ok(false) => Next::Rest,

@@ -20,13 +20,14 @@ use cavern_consensus::{Consensus, FIRST_NODE, Identity, NodeId, Ways, has_log};
 use cavern_net::master::innermost;
 use cavern_proto::raft::{GetGroupRequest, Group, JoinRequest, Target};
 use cavern_state::CurrentDatabase;
+use cavern_work::WorkError;
+use cavern_work::mounts::{KeyDirectory, Vault};
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
 use crate::blocking::blocking;
 use crate::error::MasterError;
 use crate::feature_version;
-use crate::mounts::{KeyDirectory, Vault};
 
 /// Pause between two looks at the others, and the time in which one answers.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
@@ -36,11 +37,12 @@ const REPORT_PERIOD: Duration = Duration::from_secs(10);
 
 /// What is known of this master before it has a place, and where its place is put.
 pub struct Seat {
-    database: Arc<CurrentDatabase>,
+    pub database: Arc<CurrentDatabase>,
     keys: KeyDirectory,
     /// Where others reach this master.
-    address: String,
-    ways: Ways,
+    pub address: String,
+    /// To other masters.
+    pub ways: Ways,
     place: watch::Sender<Option<Identity>>,
     /// One place is given at a time.
     giving: Mutex<()>,
@@ -68,15 +70,6 @@ impl Seat {
         })
     }
 
-    pub fn address(&self) -> &str {
-        &self.address
-    }
-
-    /// To other masters.
-    pub fn ways(&self) -> &Ways {
-        &self.ways
-    }
-
     /// The consensus runs: others may speak to it.
     pub fn open(&self, consensus: Arc<Consensus>) {
         // It is opened once.
@@ -91,11 +84,7 @@ impl Seat {
 
     /// The keys of the cluster's secrets.
     pub fn vault(&self) -> Result<&Arc<Vault>, MasterError> {
-        self.vault.get().ok_or_else(|| MasterError::unavailable("this master is starting".to_owned()))
-    }
-
-    pub fn database(&self) -> &Arc<CurrentDatabase> {
-        &self.database
+        self.vault.get().ok_or_else(starting)
     }
 
     /// The consensus, once it runs.
@@ -106,7 +95,7 @@ impl Seat {
     /// The consensus, for a message that is meant for this master.
     ///
     /// # Errors
-    /// [`MasterError::Refused`] for one that is meant for somebody else, or that comes too early.
+    /// [`WorkError::Refused`] for one that is meant for somebody else, or that comes too early.
     pub fn consensus_for(&self, target: Option<&Target>) -> Result<&Arc<Consensus>, MasterError> {
         let place = self.place.borrow();
         let meant = target.is_some_and(|target| {
@@ -119,9 +108,9 @@ impl Seat {
                 |own| format!("master {} of cluster {}", own.node_id, own.cluster_id),
             );
             let reason = format!("the master at {} is {own}, and not {}", self.address, whom());
-            return Err(MasterError::Refused(reason));
+            return Err(WorkError::Refused(reason).into());
         }
-        self.consensus.get().ok_or_else(|| MasterError::unavailable("this master is starting".to_owned()))
+        self.consensus.get().ok_or_else(starting)
     }
 
     /// The group as this master knows it.
@@ -143,26 +132,27 @@ impl Seat {
     /// Takes a place that is given.
     ///
     /// # Errors
-    /// [`MasterError::Refused`] when this master has another place.
+    /// [`WorkError::Refused`] when this master has another place.
     pub async fn join(&self, request: JoinRequest) -> Result<(), MasterError> {
         let _giving = self.giving.lock().await;
         let JoinRequest { cluster_id, node_id, secret_key } = request;
         if cluster_id.is_empty() || node_id == 0 {
-            return Err(MasterError::Invalid("a place in no cluster".into()));
+            return Err(WorkError::Invalid("a place in no cluster".into()).into());
         }
         let own = self.place.borrow().clone();
         if let Some(own) = own {
             if (own.cluster_id.as_str(), own.node_id) == (cluster_id.as_str(), node_id) {
                 return Ok(());
             }
-            return Err(MasterError::Refused(format!(
+            let reason = format!(
                 "the master at {} is master {} of cluster {} already: to take it in elsewhere, stop it, move {} away \
                  and start it",
                 self.address,
                 own.node_id,
                 own.cluster_id,
                 self.keys.path().display()
-            )));
+            );
+            return Err(WorkError::Refused(reason).into());
         }
         self.take(Identity { cluster_id, node_id, founds: None }, Some(secret_key.to_vec())).await
     }
@@ -172,7 +162,7 @@ impl Seat {
         let (database, keys, kept) = (self.database.clone(), self.keys.clone(), place.clone());
         blocking(move || {
             if let Some(key) = key {
-                Vault::adopt(&keys, &key)?;
+                keys.adopt(&key)?;
             }
             Ok(kept.write(&database.get())?)
         })
@@ -267,7 +257,7 @@ impl Seat {
         for (node_id, address) in (FIRST_NODE..).zip(members).skip(1) {
             let mut reported = Instant::now();
             while let Err(error) = self.give_place(cluster_id, node_id, address).await {
-                if matches!(error, MasterError::Refused(_)) {
+                if matches!(error, MasterError::Work(WorkError::Refused(_))) {
                     return Err(error);
                 }
                 if reported.elapsed() >= REPORT_PERIOD {
@@ -283,22 +273,26 @@ impl Seat {
     /// Gives the empty master at an address a place.
     ///
     /// # Errors
-    /// [`MasterError::Refused`] when it has another, [`MasterError::Unreachable`] when it does not answer.
+    /// [`WorkError::Refused`] when it has another, [`MasterError::Unreachable`] when it does not answer.
     pub async fn give_place(&self, cluster_id: &str, node_id: NodeId, address: &str) -> Result<(), MasterError> {
         let keys = self.keys.clone();
         // Made here if this is a new cluster.
-        let key = blocking(move || Vault::key_in_use(&keys)).await?;
+        let key = blocking(move || Ok(Vault::key_in_use(&keys)?)).await?;
         let request = JoinRequest { cluster_id: cluster_id.to_owned(), node_id, secret_key: key.into() };
         let mut calls = self.ways.calls(address)?;
         match tokio::time::timeout(LOOK_TIMEOUT, calls.join(request)).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(status)) if status.code() == tonic::Code::FailedPrecondition => {
-                Err(MasterError::Refused(status.message().to_owned()))
+                Err(WorkError::Refused(status.message().to_owned()).into())
             }
             Ok(Err(status)) => Err(unreachable(address, innermost(&status))),
             Err(_elapsed) => Err(unreachable(address, "it does not answer".to_owned())),
         }
     }
+}
+
+fn starting() -> MasterError {
+    WorkError::unavailable("this master is starting".to_owned()).into()
 }
 
 fn unreachable(address: &str, cause: String) -> MasterError {

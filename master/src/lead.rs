@@ -3,33 +3,30 @@
 use std::sync::Arc;
 
 use cavern_consensus::lead::{RETRY_PAUSE, alone, lead_is_over, next_lead};
-use cavern_consensus::{Consensus, LeaderId};
+use cavern_consensus::{Consensus, ConsensusError, LeaderId};
 use cavern_proto::NotLeading;
+use cavern_work::sessions::CurrentSessions;
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::MasterError;
 use crate::group::Seat;
-use crate::sessions::CurrentSessions;
 use crate::term::{Term, TermContext};
 
 /// See the module.
 pub struct Lead {
     seat: Arc<Seat>,
-    sessions: Arc<CurrentSessions>,
+    /// For the state machine.
+    pub sessions: Arc<CurrentSessions>,
     term: RwLock<Option<Arc<Term>>>,
-    tasks: TaskTracker,
+    /// Of what goes on when its caller is gone.
+    pub tasks: TaskTracker,
 }
 
 impl Lead {
     pub fn new(seat: Arc<Seat>) -> Self {
         Self { seat, sessions: Arc::default(), term: RwLock::default(), tasks: TaskTracker::new() }
-    }
-
-    /// For the state machine.
-    pub fn sessions(&self) -> Arc<CurrentSessions> {
-        self.sessions.clone()
     }
 
     /// The term in which this master leads, if it does.
@@ -39,12 +36,8 @@ impl Lead {
 
     /// The answer to one who asked the wrong master.
     pub fn not_leading(&self) -> MasterError {
-        MasterError::not_leading(self.seat.consensus().map_or(NotLeading { leader: None }, |node| node.not_leading()))
-    }
-
-    /// For what goes on when its caller is gone.
-    pub fn tasks(&self) -> &TaskTracker {
-        &self.tasks
+        let answer = self.seat.consensus().map_or(NotLeading { leader: None }, |node| node.not_leading());
+        ConsensusError::NotLeading(answer).into()
     }
 
     /// Begins and ends terms until `stop`.

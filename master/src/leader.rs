@@ -1,9 +1,6 @@
-//! What only the leader does, as one object that begins and ends with its lead: what runs all the time (`upkeep`,
-//! `expiry`, persistence and repair), and what the log says was begun and is not over: jobs, indexes, and taking in
-//! what buckets had before.
-
-mod expiry;
-mod upkeep;
+//! What only the leader does, as one object that begins and ends with its lead: what runs all the time (upkeep, expiry,
+//! persistence and repair), and what the log says was begun and is not over: jobs, indexes, and taking in what buckets
+//! had before.
 
 use std::sync::Arc;
 
@@ -11,15 +8,15 @@ use cavern_proto::record::BeginHistory;
 use cavern_proto::record::command::Command;
 use cavern_state::apply::GENERATIONS_MAX;
 use cavern_state::{Database, Tables};
+use cavern_work::background::TaskGroup;
+use cavern_work::expiry::Expiry;
+use cavern_work::metrics::MasterMetrics;
+use cavern_work::upkeep::Upkeep;
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use crate::background::TaskGroup;
 use crate::error::MasterError;
-use crate::metrics::MasterMetrics;
+use crate::feature_version;
 use crate::services::Services;
-use crate::{feature_version, mounts};
-#[cfg(test)]
-pub use upkeep::{COUNT_STEP, REAP_STEP};
 
 /// A history leaves out at most this part of the generations that are left.
 const GENERATIONS_PART: u32 = 512;
@@ -42,8 +39,9 @@ impl Leadership {
         begin_history(services).await?;
         leave_out_inodes(services).await?;
         services.jobs.resume().await?;
-        services.persistence.start(&services.background);
-        services.repair.start(&services.background);
+        let list = &services.background;
+        services.persistence.start(list);
+        services.repair.start(list);
         for mount in Tables::new(database).mounts()? {
             match services.mounts.get(mount.id) {
                 Ok(open) if open.is_fs_mode() => services.lookups.listings.start_existing(open),
@@ -52,9 +50,12 @@ impl Leadership {
             }
         }
         feature_version::start_raising(background, services);
-        mounts::start_checking_claims(background, services);
-        upkeep::start(background, services, database, metrics);
-        expiry::start(background, services, metrics.expiry.clone());
+        services.mount_changes.claims.start(background, list);
+        let Services { lookups, workers, consensus, proposer, .. } = services.clone();
+        let expiry = Expiry::new(lookups.clone(), proposer.clone(), metrics.expiry.clone());
+        let (database, metrics) = (database.clone(), metrics.clone());
+        Upkeep { lookups, workers, consensus, proposer, database, metrics }.start(background, list);
+        expiry.start(background, list);
         Ok(())
     }
 

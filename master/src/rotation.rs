@@ -20,6 +20,8 @@ use cavern_proto::raft::{Member, RotateSecretsReply, SettleKeysRequest, TakeKeyR
 use cavern_proto::record::{SealSecrets, SealedOptions, SecretsRecord};
 use cavern_state::outcome::{Repeatable, Sealing};
 use cavern_state::{CurrentDatabase, Tables};
+use cavern_work::mounts::Vault;
+use cavern_work::{Request, WorkError};
 use futures::future::join_all;
 use prost::Message as _;
 use tokio::time::Instant;
@@ -28,8 +30,6 @@ use tonic::Code;
 use crate::blocking::blocking;
 use crate::error::MasterError;
 use crate::group::Seat;
-use crate::mounts::Vault;
-use crate::request::Request;
 use crate::services::Services;
 
 /// For a master to have a key on its disk, or to apply what the leader has applied and forget one.
@@ -41,7 +41,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// not forgotten the old one yet.
 ///
 /// # Errors
-/// [`MasterError::Refused`] while a master does not answer: nothing has changed then.
+/// [`WorkError::Refused`] while a master does not answer: nothing has changed then.
 pub async fn rotate(
     request: &Request,
     services: &Services,
@@ -70,9 +70,9 @@ pub async fn rotate(
     Ok(reply)
 }
 
-fn rotated_before(reply: &Bytes) -> Result<RotateSecretsReply, MasterError> {
+fn rotated_before(reply: &Bytes) -> Result<RotateSecretsReply, WorkError> {
     let reply = RotateSecretsReply::decode(reply.as_ref()).ok().filter(|reply| reply.generation > 0);
-    reply.ok_or_else(|| MasterError::Invalid("this request's id is that of another one".into()))
+    reply.ok_or_else(|| WorkError::Invalid("this request's id is that of another one".into()))
 }
 
 async fn use_new_key(
@@ -84,7 +84,7 @@ async fn use_new_key(
     let reader = &services.lookups.reader;
     let generation = reader.read(|tables| Ok(tables.secrets()?)).await?.generation + 1;
     let preparing = vault.clone();
-    let (id, key) = blocking(move || preparing.prepare(generation)).await?;
+    let (id, key) = blocking(move || Ok(preparing.prepare(generation)?)).await?;
     let given = others(consensus);
     let given = given
         .iter()
@@ -94,7 +94,7 @@ async fn use_new_key(
         let (epoch, mounts, secrets) =
             reader.read(|tables| Ok((tables.counters()?.mounts_epoch, tables.mounts()?, tables.secrets()?))).await?;
         if secrets.generation + 1 != generation {
-            return Err(MasterError::Refused("the key was changed by somebody else meanwhile".into()));
+            return Err(WorkError::Refused("the key was changed by somebody else meanwhile".into()).into());
         }
         let mut sealed = Vec::new();
         for mount in mounts {
@@ -109,7 +109,7 @@ async fn use_new_key(
                 tracing::info!(generation, mounts = reply.mounts, "the cluster's secrets have a new key");
                 return Ok(reply);
             }
-            Repeatable::Repeated(before) => return rotated_before(&before.reply),
+            Repeatable::Repeated(before) => return Ok(rotated_before(&before.reply)?),
             // A mount has come, gone or changed.
             Repeatable::First(Sealing::OutOfDate) => {}
         }
@@ -145,18 +145,19 @@ async fn give(
         }
         tokio::time::sleep(POLL).await;
     };
-    Err(MasterError::Refused(format!(
+    let reason = format!(
         "master {node_id} at {address} has not got the new key ({cause}), and each must have it before it is used: \
          start that master, or take it out with `cv raft remove {node_id}`, and try again; the old key is in use as \
          before"
-    )))
+    );
+    Err(WorkError::Refused(reason).into())
 }
 
 /// Gives a master that joins the key in use, unless it is the one that was made with the cluster, which came with its
 /// place: it may have got that place before the key was changed.
 ///
 /// # Errors
-/// [`MasterError::Refused`] when it does not take it.
+/// [`WorkError::Refused`] when it does not take it.
 pub async fn give_to_joining(
     services: &Services,
     seat: &Seat,
@@ -168,7 +169,7 @@ pub async fn give_to_joining(
         return Ok(());
     }
     let member = Member { node_id: target.node_id, address: address.to_owned(), ..Member::default() };
-    give(seat.ways(), &member, target, (generation, seat.vault()?.key(&key_id)?.into())).await
+    give(&seat.ways, &member, target, (generation, seat.vault()?.key(&key_id)?.into())).await
 }
 
 /// Forgets what is of no use any more by what is applied here. Answers the generation that is.
@@ -176,7 +177,7 @@ pub async fn settle(vault: &Arc<Vault>, database: &CurrentDatabase) -> Result<u6
     let SecretsRecord { generation, key_id } = Tables::new(&database.get()).secrets()?;
     if generation > 0 && vault.settled() != generation {
         let vault = vault.clone();
-        if blocking(move || vault.settle(generation, &key_id)).await? {
+        if blocking(move || Ok(vault.settle(generation, &key_id)?)).await? {
             tracing::info!(generation, "the keys of the cluster's secrets before this generation are forgotten");
         }
     }

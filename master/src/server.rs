@@ -16,7 +16,12 @@ use cavern_consensus::{
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
 use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, TenantCollector, Transport};
-use cavern_state::Free;
+use cavern_state::{Free, StateError};
+use cavern_work::WorkError;
+use cavern_work::metrics::MasterMetrics;
+use cavern_work::mounts::{KeyDirectory, Vault};
+use cavern_work::workers::Workers;
+use cavern_work::workers::calls::PooledWorkers;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -26,13 +31,9 @@ use crate::blocking::blocking;
 use crate::error::MasterError;
 use crate::feature_version::FEATURE_VERSION;
 use crate::group::Seat;
-use crate::jobs::PooledWorkers;
 use crate::lead::Lead;
-use crate::metrics::MasterMetrics;
-use crate::mounts::{KeyDirectory, Vault};
 use crate::service::{Gate, Guarded, Lanes, RaftService, tenants};
 use crate::term::{TermContext, WorkerClientFactory, WorkerClients};
-use crate::workers::Workers;
 
 /// How long calls in flight may take at the end.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -56,7 +57,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), MasterEr
     ensure_dir(&config.master.data_dir, "master.data_dir", missing)?;
     let audit = AuditLog::open(&config.master.audit_log)?.with_deletes(config.master.audit_deletes);
     let access = HttpAccess::of(&config.security, &transport, &audit)?;
-    let metrics = MasterMetrics::new();
+    let metrics = MasterMetrics::default();
     let running: Arc<OnceLock<Arc<Consensus>>> = Arc::default();
     let health = {
         let running = running.clone();
@@ -100,7 +101,7 @@ struct PooledClientFactory {
 impl WorkerClientFactory for PooledClientFactory {
     fn make(&self, config: &Config, workers: Arc<Workers>, cluster_id: &str, term: u64) -> WorkerClients {
         let pool = WorkerPool::of_master(&config.client, self.transport.clone(), term);
-        let pooled = Arc::new(PooledWorkers::new(pool.clone(), workers, cluster_id.to_owned()));
+        let pooled = Arc::new(PooledWorkers { pool: pool.clone(), workers, cluster_id: cluster_id.to_owned() });
         WorkerClients { filler: pooled.clone(), writer: pooled, pool: Some(pool) }
     }
 }
@@ -132,7 +133,7 @@ impl Master {
     ) -> Result<Option<Self>, MasterError> {
         let conf = config.master.clone();
         ensure_dir(&conf.data_dir, "master.data_dir", MissingDir::Create)?;
-        let address = grpc.local_addr().map_err(MasterError::io(PathBuf::from(&conf.listen)))?.to_string();
+        let address = grpc.local_addr().map_err(StateError::io(PathBuf::from(&conf.listen)))?.to_string();
         metrics.registry.with_registry(cavern_ufs::register_metrics);
         let master = conf.clone();
         let keys = blocking(move || {
@@ -158,18 +159,18 @@ impl Master {
         let tenants = tenants(&conf);
         metrics.registry.register_collector(TenantCollector::new(tenants.clone(), "cavern_master"));
         let incoming = incoming::incoming(grpc, transport, tenants, raise_descriptor_limit());
-        let lanes = Lanes::start().map_err(MasterError::io("the threads for clients with much under way"))?;
+        let lanes = Lanes::start().map_err(StateError::io("the threads for clients with much under way"))?;
         let server = connections::serve(incoming, routes(audit, &seat, &lead), lanes, ending.clone());
         let server = host::spawn(server);
         let started = async {
             let identity = seat.place(&config.cluster.masters, new_cluster_id()).await?;
-            let vault = blocking(move || Vault::open(&keys)).await?;
+            let vault = blocking(move || Ok(Vault::open(&keys)?)).await?;
             let consensus = Consensus::start(
                 database.clone(),
                 ConsensusConfig {
                     cluster_name: &config.cluster.name,
                     identity,
-                    address: seat.address().to_owned(),
+                    address: seat.address.clone(),
                     snapshots: &conf.data_dir.join("snapshots"),
                     log: LogLimits {
                         snapshot_after: conf.snapshot_after.bytes(),
@@ -179,7 +180,7 @@ impl Master {
                     ways,
                     known: FEATURE_VERSION,
                 },
-                lead.sessions(),
+                lead.sessions.clone(),
                 metrics.consensus.clone(),
             )
             .await?;
@@ -279,7 +280,7 @@ impl Master {
 
 /// Where others reach this master.
 fn advertised(config: &Config, bound: &str) -> Result<String, MasterError> {
-    let address = config.master_address().map_err(MasterError::Invalid)?;
+    let address = config.master_address().map_err(WorkError::Invalid)?;
     // A port that the system has chosen is known only now.
     Ok(if address.ends_with(":0") { bound.to_owned() } else { address })
 }

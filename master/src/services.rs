@@ -3,24 +3,26 @@
 use std::sync::Arc;
 
 use cavern_consensus::{Consensus, LeaderLease, Proposer};
+use cavern_work::background::TaskList;
+use cavern_work::jobs::Jobs;
+use cavern_work::mounts::Mounts;
+use cavern_work::mounts::changes::MountChanges;
+use cavern_work::namespace::Lookups;
+use cavern_work::persist::Persistence;
+use cavern_work::repair::Repair;
+use cavern_work::sessions::WatchHub;
+use cavern_work::workers::Workers;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::background::TaskList;
-use crate::jobs::Jobs;
 use crate::lost_pasts::LostPasts;
-use crate::mounts::Mounts;
-use crate::namespace::Lookups;
-use crate::persist::Persistence;
-use crate::repair::Repair;
-use crate::sessions::WatchHub;
-use crate::workers::Workers;
 
 /// See the module. Cheap to clone.
 #[derive(Clone)]
 pub struct Services {
     pub lookups: Lookups,
     pub mounts: Arc<Mounts>,
+    pub mount_changes: MountChanges,
     pub watch: Arc<WatchHub>,
     pub workers: Arc<Workers>,
     pub lost_pasts: Arc<LostPasts>,

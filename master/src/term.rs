@@ -7,29 +7,29 @@ use cavern_conf::Config;
 use cavern_consensus::lead::open_log;
 use cavern_consensus::{Clock, Consensus, LeaderId, Proposer};
 use cavern_net::WorkerPool;
-use cavern_proto::master::cluster_server::ClusterServer;
-use cavern_proto::master::namespace_server::NamespaceServer;
-use cavern_state::{CurrentDatabase, Database, Tables};
+use cavern_state::{CurrentDatabase, Database, StateError, Tables};
+use cavern_work::background::TaskList;
+use cavern_work::jobs::Jobs;
+use cavern_work::listing::Listings;
+use cavern_work::metrics::MasterMetrics;
+use cavern_work::mounts::changes::MountChanges;
+use cavern_work::mounts::{Claims, Mounts, Vault};
+use cavern_work::namespace::Lookups;
+use cavern_work::persist::Persistence;
+use cavern_work::repair::Repair;
+use cavern_work::sessions::{CurrentSessions, Recalls, WatchHub};
+use cavern_work::workers::Workers;
+use cavern_work::workers::calls::{BlockFiller, ObjectWriter};
+use cavern_work::workers::fenced::Fenced;
+use cavern_work::{StateReader, WorkError};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::background::TaskList;
 use crate::error::MasterError;
-use crate::feature_version;
-use crate::jobs::{BlockFiller, Jobs};
 use crate::leader::Leadership;
-use crate::listing::{ListingOptions, Listings, Looks};
-use crate::metrics::MasterMetrics;
-use crate::mounts::{Mounts, Vault};
-use crate::namespace::Lookups;
-use crate::persist::{Fenced, ObjectWriter, PersistOptions, Persistence};
-use crate::reader::StateReader;
-use crate::repair::{Repair, RepairOptions};
 use crate::services::Services;
-use crate::sessions::{CurrentSessions, Recalls, WatchHub};
-use crate::workers::Workers;
 
 /// The way to the workers.
 pub struct WorkerClients {
@@ -71,7 +71,7 @@ impl Term {
     /// Begins when everything of before this lead is applied.
     ///
     /// # Errors
-    /// [`MasterError::Consensus`] when the lead is over before that. Nothing of it is under way then.
+    /// [`WorkError::Consensus`] when the lead is over before that. Nothing of it is under way then.
     pub async fn begin(
         context: &TermContext,
         lead: LeaderId,
@@ -82,12 +82,12 @@ impl Term {
         // For as long as this master has this lead it takes no snapshot in: it stays the current one.
         let database = &context.database.get();
         let opened = stop.run_until_cancelled(open_log(database, clock, consensus, lead)).await;
-        let (proposer, proposals) = opened.ok_or_else(MasterError::stopping)??;
+        let (proposer, proposals) = opened.ok_or_else(WorkError::stopping)??;
         let (services, pool) = services(context, database, lead, proposer, sessions)?;
         let leadership = Leadership::new(&services);
         // What it puts into the log may wait for a majority that is not there any more.
         let begun = stop.run_until_cancelled(leadership.begin(database, &context.metrics)).await;
-        let begun = begun.unwrap_or_else(|| Err(MasterError::stopping()));
+        let begun = begun.unwrap_or_else(|| Err(WorkError::stopping().into()));
         let term = Self { services, running: Mutex::new(Some(Running { leadership, pool, proposals })) };
         if let Err(error) = begun {
             term.end().await;
@@ -97,26 +97,6 @@ impl Term {
             tracing::warn!("the group does not know the address of this master yet: {error}");
         }
         Ok(term)
-    }
-
-    pub fn namespace(&self) -> NamespaceServer<Services> {
-        self.services.namespace_server()
-    }
-
-    pub fn cluster(&self) -> ClusterServer<Services> {
-        self.services.cluster_server()
-    }
-
-    /// Which feature version the masters have agreed on.
-    ///
-    /// # Errors
-    /// [`MasterError::Consensus`] when the term is over.
-    pub async fn feature_version(&self) -> Result<u32, MasterError> {
-        feature_version::agreed(&self.services.lookups.reader).await
-    }
-
-    pub fn proposer(&self) -> Proposer {
-        self.services.proposer.clone()
     }
 
     /// Lets nothing of the term go on. Calls under way are answered that it is over.
@@ -148,12 +128,16 @@ fn services(
     let TermContext { config, vault, clock, metrics, workers: way, consensus, .. } = context;
     let conf = &config.master;
     let cluster_id = Tables::new(database).cluster_id()?;
-    let cluster_id = cluster_id.ok_or_else(|| MasterError::corrupt("the cluster id, which is missing,".into()))?;
+    let missing = || StateError::Corrupt("the cluster id, which is missing,".into());
+    let cluster_id: Arc<str> = cluster_id.ok_or_else(missing)?.into();
     let lease = consensus.lease(lead);
-    let mut hub = WatchHub::new(conf.session_lease.get(), lease.clone(), metrics.clone(), sessions.clone());
-    hub.limit_sessions_of_client(conf.client_sessions);
-    let watch = Arc::new(hub);
-    watch.set_cluster_id(&cluster_id);
+    let watch = Arc::new(WatchHub::new(
+        (conf.session_lease.get(), conf.client_sessions),
+        lease.clone(),
+        metrics.clone(),
+        sessions.clone(),
+        cluster_id.clone(),
+    ));
     watch.know_owners(Tables::new(database).session_owners()?);
     sessions.set(Some(watch.clone()));
     let mounts = Arc::new(Mounts::new(database.clone(), vault.clone(), config.ufs.clone()));
@@ -165,19 +149,14 @@ fn services(
         proposer.clone(),
         metrics.listing.clone(),
         background.clone(),
-        ListingOptions {
-            concurrency: conf.list_concurrency,
-            entries: conf.listing_entries,
-            index_entries: conf.index_entries,
-            looks: Looks::new(&config.fuse),
-            cluster_id: cluster_id.as_str().into(),
-        },
+        config,
+        cluster_id.clone(),
     );
     let workers = Arc::new(Workers::new(
         database.clone(),
         proposer.clone(),
         conf.worker_timeout.get(),
-        cluster_id.clone(),
+        cluster_id.to_string(),
         metrics.clone(),
     ));
     let lookups = Lookups {
@@ -193,13 +172,12 @@ fn services(
     };
     let WorkerClients { filler, writer, pool } = way.make(config, workers.clone(), &cluster_id, lead.term);
     let writer = Arc::new(Fenced { workers: writer, lease: lease.clone() });
-    let options = PersistOptions { delay: conf.persist_delay.get(), concurrency: conf.persist_concurrency };
     let persistence = Persistence::new(
         lookups.clone(),
         proposer.clone(),
         writer.clone(),
-        &cluster_id,
-        &options,
+        cluster_id.clone(),
+        conf,
         metrics.persist.clone(),
     );
     let jobs = Jobs::new(
@@ -210,19 +188,22 @@ fn services(
         persistence.clone(),
         metrics.jobs.clone(),
     );
-    let options = RepairOptions { after: conf.repair_after.get(), concurrency: conf.repair_concurrency };
     let repair = Repair::new(
         (reader, watch.clone()),
         proposer.clone(),
         writer,
         workers.clone(),
-        &cluster_id,
-        &options,
+        cluster_id.clone(),
+        conf,
         metrics.repair.clone(),
     );
+    let claims = Claims { mounts: mounts.clone(), lease: lease.clone(), cluster_id: cluster_id.clone() };
+    let mount_changes =
+        MountChanges { lookups: lookups.clone(), persistence: persistence.clone(), proposer: proposer.clone(), claims };
     let services = Services {
         lookups,
         mounts,
+        mount_changes,
         watch,
         workers,
         lost_pasts: Arc::default(),
@@ -232,7 +213,7 @@ fn services(
         consensus: consensus.clone(),
         lease,
         proposer,
-        cluster_id: cluster_id.into(),
+        cluster_id,
         term: lead.term,
         heartbeat_ms: u32::try_from(conf.heartbeat.get().as_millis()).unwrap_or(u32::MAX),
         background,

@@ -23,4 +23,3 @@ mod requests;
 mod restart;
 mod rotation;
 mod sessions;
-mod work;

@@ -7,11 +7,11 @@ use std::time::Duration;
 use cavern_consensus::Consensus;
 use cavern_consensus::recovery::HighWater;
 use cavern_state::{CurrentDatabase, Tables};
+use cavern_work::metrics::MasterMetrics;
+use cavern_work::mounts::Vault;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::metrics::MasterMetrics;
-use crate::mounts::Vault;
 use crate::rotation;
 
 /// Period of the mark and of the gauges.

@@ -13,6 +13,8 @@ use cavern_proto::master::{
 use cavern_proto::record::Mutate;
 use cavern_security::{Identity, Tenant};
 use cavern_state::outcome::Mutated;
+use cavern_work::WorkError;
+use cavern_work::namespace::Lookups;
 use futures::StreamExt;
 use futures::future::{Either, ready};
 use futures::stream::FuturesOrdered;
@@ -20,11 +22,11 @@ use rustix::io::Errno;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
+use super::call::check_count;
 use super::guard::AuditedCall;
 use super::limits::{self, Waiting};
-use super::{Services, check_count};
 use crate::error::MasterError;
-use crate::namespace::Lookups;
+use crate::services::Services;
 
 /// Calls of a stream under way at a time, and answers that wait for a slow reader.
 pub(super) const CALLS_AHEAD: usize = 16;
@@ -69,7 +71,7 @@ impl Services {
                 {
                     audited.record_as("Mutate", "", Err(&error.to_string()), suppressed);
                 }
-                break Some(error.into());
+                break Some(MasterError::from(error).into());
             }
             let audited = audited.map(|audited| (audited.clone(), audited_changes(&call, audited.has_deletes())));
             let audited = audited.filter(|(_, changes)| !changes.is_empty());
@@ -102,7 +104,7 @@ impl Services {
         check_count(mutations.len(), "changes", MAX_CHANGES)?;
         if !self.watch.is_live(session) {
             let reason = format!("session {session} has lapsed: open another, and forget what was cached");
-            return Err(MasterError::Refused(reason));
+            return Err(WorkError::Refused(reason).into());
         }
         if self.has_nothing_to_change(client.as_deref(), session).await? {
             let errno = Errno::STALE.raw_os_error();
@@ -144,7 +146,7 @@ impl Services {
 
     /// Whether a session has changed nothing yet, and there is no fs-mode mount for its client in which it could: the
     /// log has nothing of what it asks for, and no result is kept.
-    async fn has_nothing_to_change(&self, client: Option<&str>, session: u64) -> Result<bool, MasterError> {
+    async fn has_nothing_to_change(&self, client: Option<&str>, session: u64) -> Result<bool, WorkError> {
         let Some(client) = client else { return Ok(false) };
         if self.lookups.reader.look(move |tables| Ok(tables.session(session)?.is_some())).await? {
             return Ok(false);

@@ -6,7 +6,7 @@ use cavern_proto::ClientAccess;
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
     AccessMode, ClaimList, ClusterStatus, DrainWorkerRequest, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job,
-    JobList, KeyStatus, ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest,
+    JobKind, JobList, KeyStatus, ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest,
     ListWorkersRequest, LogPast, LostAction, Mount, MountReply, MountRequest, MountStatus, MountTable, PersistStatus,
     PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest,
     ResolveLostReply, ResolveLostRequest, StatusRequest, SubmitExportRequest, SubmitLoadRequest, UnavailableFiles,
@@ -16,18 +16,20 @@ use cavern_proto::master::{
 use cavern_security::{Identity, Role};
 use cavern_state::Tables;
 use cavern_ufs::Contents;
+use cavern_work::mounts::changes::{DetachPolicy, MountPolicy};
+use cavern_work::mounts::{TakeOver, redact, told};
+use cavern_work::sessions::{self, Before};
+use cavern_work::{Request, WorkError};
 use futures::StreamExt;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
 
+use super::call::{Answers, OrStatus as _, asker, shown};
 use super::guard::is_about;
 use super::session::SessionService;
-use super::{Answers, Services, asker, shown};
 use crate::error::MasterError;
-use crate::mounts::{DetachPolicy, MountPolicy, TakeOver, redact, told};
-use crate::request::Request;
-use crate::sessions::{self, Before};
+use crate::services::Services;
 
 /// Events handed to the transport before the client takes them; what waits longer stays in the session's queue.
 const EVENTS_AHEAD: usize = 64;
@@ -55,10 +57,10 @@ impl Cluster for Services {
         let certificate = shown(&request).cloned();
         let mut incoming = request.into_inner();
         let first = tokio::time::timeout(FIRST_MESSAGE, incoming.next()).await.ok().flatten();
-        let unnamed = || MasterError::Invalid("the first message of a session names the client".into());
+        let unnamed = || WorkError::Invalid("the first message of a session names the client".into());
         let WatchRequest { client, session: earlier, place, knows_inodes, applied_seq, has_changed, .. } =
-            first.ok_or_else(unnamed)??;
-        let recorded = self.lookups.reader.read(move |tables| Ok(tables.session(earlier)?)).await?;
+            first.ok_or_else(unnamed).or_status()??;
+        let recorded = self.lookups.reader.read(move |tables| Ok(tables.session(earlier)?)).await.or_status()?;
         let (owner, certificate) = (owner.as_ref(), certificate.as_ref());
         let before = Before {
             session: earlier,
@@ -70,13 +72,13 @@ impl Cluster for Services {
             owner,
             certificate,
         };
-        let session = self.watch.open(&client, before)?;
+        let session = self.watch.open(&client, before).or_status()?;
         self.lost_pasts.heard_client((client.as_str(), owner), applied_seq, self.consensus.progress().0);
         let id = session.id();
         if !place.is_empty() && place.len() <= PLACE_MAX {
             // What the one before had locked is free before the new one asks for it.
             if let Some(over) = self.watch.supersede_client(&place, id).await {
-                sessions::end(&self.proposer, &self.lookups.reader, over).await?;
+                sessions::end(&self.proposer, &self.lookups.reader, over).await.or_status()?;
                 self.watch.forget(over);
             }
         }
@@ -93,7 +95,7 @@ impl Cluster for Services {
             asked.worker.as_ref().map_or_else(String::new, |worker| worker.data_address.clone())
         });
         let asker = asker(&request).cloned();
-        let (worker_id, epoch) = self.workers.register(request.into_inner(), asker.as_ref()).await?;
+        let (worker_id, epoch) = self.workers.register(request.into_inner(), asker.as_ref()).await.or_status()?;
         let (cluster_id, heartbeat_ms) = (self.cluster_id.to_string(), self.heartbeat_ms);
         let (group_epoch, masters) = self.consensus.masters_unless_known(0);
         let reply = RegisterWorkerReply { worker_id, cluster_id, epoch, heartbeat_ms, group_epoch, masters };
@@ -104,9 +106,9 @@ impl Cluster for Services {
         let asker = asker(&request).cloned();
         let request = request.into_inner();
         let (group_epoch, masters) = self.consensus.masters_unless_known(request.group_epoch);
-        let is_known = self.workers.heartbeat(request.clone(), asker.as_ref()).await?;
+        let is_known = self.workers.heartbeat(request.clone(), asker.as_ref()).await.or_status()?;
         let applied_index = self.consensus.progress().0;
-        let counters = self.lookups.reader.read(|tables| Ok(tables.counters()?)).await?;
+        let counters = self.lookups.reader.read(|tables| Ok(tables.counters()?)).await.or_status()?;
         let is_rolled_back = is_known && self.lost_pasts.heard_worker(&request, &counters, applied_index);
         Ok(Response::new(HeartbeatReply {
             workers_epoch: counters.workers_epoch,
@@ -122,11 +124,11 @@ impl Cluster for Services {
 
     async fn list_claims(&self, request: tonic::Request<ListClaimsRequest>) -> Result<Response<ClaimList>, Status> {
         let asker = asker(&request).cloned();
-        Ok(Response::new(self.repair.claims(request.into_inner(), asker).await?))
+        Ok(Response::new(self.repair.claims(request.into_inner(), asker).await.or_status()?))
     }
 
     async fn list_workers(&self, request: tonic::Request<ListWorkersRequest>) -> Result<Response<WorkerTable>, Status> {
-        let mut table = self.workers.table()?;
+        let mut table = self.workers.table().or_status()?;
         if asker(&request).and_then(Identity::client_name).is_some() {
             // Clients reach workers by their addresses; where their files are is for those who look at the cluster.
             for disk in table.workers.iter_mut().flat_map(|worker| &mut worker.disks) {
@@ -147,7 +149,8 @@ impl Cluster for Services {
         check_named(is_secured, mount.is_restricted())?;
         let take_over = if take_over { TakeOver::Always } else { TakeOver::Never };
         let policy = if check_only { MountPolicy::Check(take_over) } else { MountPolicy::Record(take_over) };
-        let (mount, contents) = self.mount_once(&Request::new(request_id)?, mount, policy).await?;
+        let request = Request::new(request_id).or_status()?;
+        let (mount, contents) = self.mount_changes.mount_once(&request, mount, policy).await.or_status()?;
         let is_empty = contents == Some(Contents::Nothing);
         let keys = self.key_status(&mount);
         Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), is_empty, keys }))
@@ -157,7 +160,8 @@ impl Cluster for Services {
         is_about(&request, |asked| asked.path.clone());
         let UnmountRequest { path, discard, request_id } = request.into_inner();
         let unwritten = if discard { DetachPolicy::Discard } else { DetachPolicy::Keep };
-        let mount = self.unmount_once(&Request::new(request_id)?, &path, unwritten).await?;
+        let request = Request::new(request_id).or_status()?;
+        let mount = self.mount_changes.unmount_once(&request, &path, unwritten).await.or_status()?;
         Ok(Response::new(UnmountReply { mount: Some(mount.without_secrets()) }))
     }
 
@@ -166,7 +170,7 @@ impl Cluster for Services {
         let is_secured = asker(&request).is_some();
         let request = request.into_inner();
         check_named(is_secured, request.clients.as_ref().is_some_and(|clients| !clients.rules.is_empty()))?;
-        let mount = self.update_mount_at(request).await?;
+        let mount = self.mount_changes.update(request).await.or_status()?;
         let keys = self.key_status(&mount);
         Ok(Response::new(MountReply { mount: Some(mount.without_secrets()), keys, ..MountReply::default() }))
     }
@@ -191,39 +195,42 @@ impl Cluster for Services {
     async fn vend_keys(&self, request: tonic::Request<VendKeysRequest>) -> Result<Response<VendedKeys>, Status> {
         let asker = asker(&request).cloned();
         let VendKeysRequest { mount_id, to_write } = *request.get_ref();
-        let open = self.mounts.get(mount_id)?;
+        let open = self.mounts.get(mount_id).or_status()?;
         let what = if to_write { "write" } else { "read" };
         is_about(&request, |_| format!("keys to {what} {}", open.mount.path));
-        Ok(Response::new(open.vend(asker.as_ref(), to_write).await?))
+        Ok(Response::new(open.vend(asker.as_ref(), to_write).await.or_status()?))
     }
 
     async fn submit_load(&self, request: tonic::Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
         is_about(&request, |asked| asked.path.clone());
         let SubmitLoadRequest { path, request_id } = request.into_inner();
-        Ok(Response::new(self.jobs.load_once(&Request::new(request_id)?, &path).await?))
+        let request = Request::new(request_id).or_status()?;
+        Ok(Response::new(self.jobs.submit_once(&request, JobKind::Load, &path, 0).await.or_status()?))
     }
 
     async fn submit_export(&self, request: tonic::Request<SubmitExportRequest>) -> Result<Response<Job>, Status> {
         is_about(&request, |asked| asked.path.clone());
         let SubmitExportRequest { path, request_id } = request.into_inner();
-        Ok(Response::new(self.jobs.export_once(&Request::new(request_id)?, &path).await?))
+        let request = Request::new(request_id).or_status()?;
+        Ok(Response::new(self.jobs.submit_once(&request, JobKind::Export, &path, 0).await.or_status()?))
     }
 
     async fn get_job(&self, request: tonic::Request<GetJobRequest>) -> Result<Response<Job>, Status> {
-        Ok(Response::new(self.jobs.get(request.into_inner().id).await?))
+        Ok(Response::new(self.jobs.get(request.into_inner().id).await.or_status()?))
     }
 
     async fn list_jobs(&self, _: tonic::Request<ListJobsRequest>) -> Result<Response<JobList>, Status> {
-        Ok(Response::new(JobList { jobs: self.jobs.list().await? }))
+        Ok(Response::new(JobList { jobs: self.jobs.list().await.or_status()? }))
     }
 
     async fn cancel_job(&self, request: tonic::Request<GetJobRequest>) -> Result<Response<Job>, Status> {
-        Ok(Response::new(self.jobs.cancel(request.into_inner().id).await?))
+        Ok(Response::new(self.jobs.cancel(request.into_inner().id).await.or_status()?))
     }
 
     async fn retry_job(&self, request: tonic::Request<GetJobRequest>) -> Result<Response<Job>, Status> {
         let GetJobRequest { id, request_id } = request.into_inner();
-        Ok(Response::new(self.jobs.retry_once(&Request::new(request_id)?, id).await?))
+        let request = Request::new(request_id).or_status()?;
+        Ok(Response::new(self.jobs.retry_once(&request, id).await.or_status()?))
     }
 
     async fn get_persist_status(
@@ -233,14 +240,14 @@ impl Cluster for Services {
         let lookups = self.asked_by(&request, 0)?;
         let only_looks = asker(&request).is_some_and(|asker| asker.role == Role::Viewer);
         let PersistStatusRequest { path, up_to_change, settle } = request.into_inner();
-        let mount = lookups.check_path_access(&path)?;
+        let mount = lookups.check_path_access(&path).or_status()?;
         // Nobody lets go of anything for whoever may not change it.
         if settle && !only_looks && lookups.check_refresh(mount.as_ref()).is_ok() {
-            let scope = self.persistence.scope(&path).await?;
-            self.lookups.recall_mount_of(scope.inode).await?;
+            let scope = self.persistence.scope(&path).await.or_status()?;
+            self.lookups.recall_mount_of(scope.inode).await.or_status()?;
         }
         let up_to = if up_to_change == 0 { u64::MAX } else { up_to_change };
-        Ok(Response::new(self.persistence.status(&path, up_to).await?))
+        Ok(Response::new(self.persistence.status(&path, up_to).await.or_status()?))
     }
 
     async fn resolve_lost(
@@ -248,14 +255,14 @@ impl Cluster for Services {
         request: tonic::Request<ResolveLostRequest>,
     ) -> Result<Response<ResolveLostReply>, Status> {
         is_about(&request, |asked| asked.path.clone());
-        self.asked_by(&request, 0)?.check_path_access(&request.get_ref().path)?;
+        self.asked_by(&request, 0)?.check_path_access(&request.get_ref().path).or_status()?;
         let (action, path) = (request.get_ref().action(), request.into_inner().path);
         if action == LostAction::Drop {
             // What clients have answered for these files is made first.
-            let scope = self.persistence.scope(&path).await?;
-            self.lookups.recall_mount_of(scope.inode).await?;
+            let scope = self.persistence.scope(&path).await.or_status()?;
+            self.lookups.recall_mount_of(scope.inode).await.or_status()?;
         }
-        Ok(Response::new(self.persistence.resolve_lost(&path, action).await?))
+        Ok(Response::new(self.persistence.resolve_lost(&path, action).await.or_status()?))
     }
 
     async fn drain_worker(
@@ -264,14 +271,14 @@ impl Cluster for Services {
     ) -> Result<Response<WorkerBlocks>, Status> {
         is_about(&request, |asked| format!("worker {}", asked.worker_id));
         let DrainWorkerRequest { worker_id, undo } = request.into_inner();
-        Ok(Response::new(self.repair.drain(worker_id, !undo).await?))
+        Ok(Response::new(self.repair.drain(worker_id, !undo).await.or_status()?))
     }
 
     async fn get_worker_blocks(
         &self,
         request: tonic::Request<WorkerBlocksRequest>,
     ) -> Result<Response<WorkerBlocks>, Status> {
-        Ok(Response::new(self.repair.blocks_of(request.into_inner().worker_id).await?))
+        Ok(Response::new(self.repair.blocks_of(request.into_inner().worker_id).await.or_status()?))
     }
 
     async fn remove_worker(
@@ -280,7 +287,8 @@ impl Cluster for Services {
     ) -> Result<Response<RemoveWorkerReply>, Status> {
         is_about(&request, |asked| format!("worker {}", asked.worker_id));
         let RemoveWorkerRequest { worker_id, force, request_id } = request.into_inner();
-        Ok(Response::new(self.repair.remove_once(&Request::new(request_id)?, worker_id, force).await?))
+        let request = Request::new(request_id).or_status()?;
+        Ok(Response::new(self.repair.remove_once(&request, worker_id, force).await.or_status()?))
     }
 
     async fn list_unavailable(
@@ -289,24 +297,24 @@ impl Cluster for Services {
     ) -> Result<Response<UnavailableFiles>, Status> {
         let ListUnavailableRequest { limit, inode } = request.into_inner();
         if inode != 0 {
-            let extents = self.repair.unavailable_blocks(inode).await?;
+            let extents = self.repair.unavailable_blocks(inode).await.or_status()?;
             let (files, blocks) = (u64::from(!extents.is_empty()), extents.len() as u64);
             return Ok(Response::new(UnavailableFiles { files, blocks, extents, ..UnavailableFiles::default() }));
         }
         let limit = limit.min(LISTED_MAX) as usize;
-        let unavailable = self.repair.unavailable(limit).await?;
-        let (lost_files, lost) = self.persistence.lost(limit).await?;
+        let unavailable = self.repair.unavailable(limit).await.or_status()?;
+        let (lost_files, lost) = self.persistence.lost(limit).await.or_status()?;
         Ok(Response::new(UnavailableFiles { lost_files, lost, ..unavailable }))
     }
 
     async fn status(&self, _: tonic::Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {
-        let (epoch, mounts) = self.mounts.table()?;
+        let (epoch, mounts) = self.mounts.table().or_status()?;
         let shown = |mount: Mount| Mount { options: redact(&mount.options), ..mount };
         let mut mounts =
             MountTable { epoch, mounts: mounts.into_iter().map(shown).collect(), status: self.mounts.status() };
         self.add_fetch_failures(&mut mounts)?;
         let (applied_index, leader, _) = self.consensus.progress();
-        let inodes = self.lookups.reader.read(|tables: Tables<'_>| Ok(tables.counters()?.inodes)).await?;
+        let inodes = self.lookups.reader.read(|tables: Tables<'_>| Ok(tables.counters()?.inodes)).await.or_status()?;
         Ok(Response::new(ClusterStatus {
             cluster_id: self.cluster_id.to_string(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -314,9 +322,9 @@ impl Cluster for Services {
             applied_index,
             inodes,
             sessions: self.watch.sessions(),
-            workers: Some(self.workers.table()?),
+            workers: Some(self.workers.table().or_status()?),
             mounts: Some(mounts),
-            jobs: self.jobs.list().await?,
+            jobs: self.jobs.list().await.or_status()?,
             lost_pasts: self.lost_pasts.all(),
             tasks: self.background.statuses(),
         }))
@@ -383,5 +391,5 @@ fn check_named(is_secured: bool, has_rules: bool) -> Result<(), MasterError> {
         return Ok(());
     }
     let reason = "clients have names only where connections are secured: set [security] first (docs/security.md)";
-    Err(MasterError::Refused(reason.into()))
+    Err(WorkError::Refused(reason.into()).into())
 }

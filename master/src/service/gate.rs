@@ -11,8 +11,9 @@ use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::NamedService;
 
-use super::Services;
+use super::call::{ANSWER_MAX, REQUEST_MAX};
 use crate::lead::Lead;
+use crate::services::Services;
 use crate::term::Term;
 
 /// One of the services, `S`, of whatever term there is.
@@ -24,13 +25,21 @@ pub struct Gate<S> {
 
 impl Gate<NamespaceServer<Services>> {
     pub fn namespace(lead: Arc<Lead>) -> Self {
-        Self { lead, of: Term::namespace }
+        let of = |term: &Term| {
+            let server = NamespaceServer::new(term.services.clone());
+            server.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)
+        };
+        Self { lead, of }
     }
 }
 
 impl Gate<ClusterServer<Services>> {
     pub fn cluster(lead: Arc<Lead>) -> Self {
-        Self { lead, of: Term::cluster }
+        let of = |term: &Term| {
+            let server = ClusterServer::new(term.services.clone());
+            server.max_decoding_message_size(REQUEST_MAX).max_encoding_message_size(ANSWER_MAX)
+        };
+        Self { lead, of }
     }
 }
 

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use rustix::process::{getpriority_process, setpriority_process};
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use super::Peer;
+use super::peer::Peer;
 
 /// How much more willing than the others to let others go first the threads of the slow lane are: they get a tenth of
 /// the time of a processor that others want, too. It is not less, since what they have locked others wait for.

@@ -11,6 +11,7 @@ use cavern_conf::schema;
 use cavern_consensus::Room;
 use cavern_proto::master::MutateRequest;
 use cavern_security::{Limit, MountDebt, Tenant, TenantCall, TenantLimits, Tenants};
+use cavern_work::namespace::Lookups;
 use http_body_util::BodyExt as _;
 use tokio::sync::SemaphorePermit;
 use tonic::Status;
@@ -19,7 +20,6 @@ use tonic::codegen::http;
 
 use super::peer::Peer;
 use super::{messages, roles};
-use crate::namespace::Lookups;
 
 /// Calls of one client that are worked on at a time: as many as a kernel has under way for a mount.
 const TURNS: usize = 256;

@@ -11,16 +11,18 @@ use cavern_proto::raft::{
     Target, TransferLeadRequest, VoteReply, VoteRequest,
 };
 use cavern_state::outcome::ReserveMasterId;
+use cavern_work::{Request, WorkError};
 use tokio::sync::Mutex;
 use tonic::{Response, Status, Streaming};
 
+use super::call::OrStatus as _;
 use super::guard::is_about;
 use crate::announce::announce;
 use crate::blocking::blocking;
 use crate::error::MasterError;
 use crate::group::{Seat, described, look};
 use crate::lead::Lead;
-use crate::request::Request;
+use crate::services::Services;
 use crate::{feature_version, rotation};
 
 /// See the module. Cheap to clone.
@@ -40,11 +42,11 @@ impl RaftService {
     fn running(&self) -> Result<&Arc<Consensus>, MasterError> {
         self.seat
             .consensus()
-            .ok_or_else(|| MasterError::unavailable("this master has no place in a cluster yet".into()))
+            .ok_or_else(|| WorkError::unavailable("this master has no place in a cluster yet".into()).into())
     }
 
     async fn add(&self, address: &str) -> Result<Group, MasterError> {
-        cavern_conf::check_master(address).map_err(MasterError::Invalid)?;
+        cavern_conf::check_master(address).map_err(WorkError::Invalid)?;
         let consensus = self.running()?;
         let _changing = self.changing.lock().await;
         let group = described(consensus);
@@ -53,17 +55,17 @@ impl RaftService {
         if group.members.iter().any(|member| member.address == address && member.votes) {
             return Ok(Group { unaware: announce(&term.services).await?, ..group });
         }
-        let proposer = term.proposer();
+        let Services { proposer, lookups, .. } = &term.services;
         // One that was given a place, but did not come to vote: it goes on.
         let begun = group.members.iter().find(|member| member.address == address);
-        let own_place = look(self.seat.ways(), address).await?;
-        feature_version::check_joining(&own_place, term.feature_version().await?)?;
+        let own_place = look(&self.seat.ways, address).await?;
+        feature_version::check_joining(&own_place, feature_version::agreed(&lookups.reader).await?)?;
         let node_id = match begun {
             Some(begun) => begun.node_id,
             None if own_place.cluster_id == group.cluster_id && own_place.members.is_empty() => own_place.node_id,
             None => {
                 let taken = group.members.iter().map(|member| member.node_id).max().unwrap_or(0);
-                proposer.propose(ReserveMasterId(taken)).await?.map_err(MasterError::Refused)?
+                proposer.propose(ReserveMasterId(taken)).await?.map_err(WorkError::Refused)?
             }
         };
         self.seat.give_place(&group.cluster_id, node_id, address).await?;
@@ -87,7 +89,7 @@ impl RaftService {
         let counted = term.services.lookups.reader.read(|tables| Ok(tables.counters()?.master)).await?;
         if counted < largest {
             // Where no numbers are left, none is given again.
-            let _counted = term.proposer().propose(ReserveMasterId(largest - 1)).await?;
+            let _counted = term.services.proposer.propose(ReserveMasterId(largest - 1)).await?;
         }
         Ok(())
     }
@@ -96,7 +98,7 @@ impl RaftService {
         let _changing = self.changing.lock().await;
         let consensus = self.running()?;
         let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
-        rotation::rotate(request, &term.services, consensus, self.seat.vault()?, self.seat.database()).await
+        rotation::rotate(request, &term.services, consensus, self.seat.vault()?, &self.seat.database).await
     }
 }
 
@@ -157,7 +159,7 @@ impl Raft for RaftService {
         let TakeKeyRequest { target, generation, key } = request.into_inner();
         self.seat.consensus_for(target.as_ref())?;
         let vault = self.seat.vault()?.clone();
-        blocking(move || vault.take(generation, &key)).await?;
+        blocking(move || Ok(vault.take(generation, &key)?)).await?;
         Ok(Response::new(TakeKeyReply {}))
     }
 
@@ -167,7 +169,7 @@ impl Raft for RaftService {
     ) -> Result<Response<SettleKeysReply>, Status> {
         let SettleKeysRequest { target, generation } = request.into_inner();
         self.seat.consensus_for(target.as_ref())?;
-        let settled = rotation::settle_from(self.seat.vault()?, self.seat.database(), generation).await?;
+        let settled = rotation::settle_from(self.seat.vault()?, &self.seat.database, generation).await?;
         Ok(Response::new(SettleKeysReply { settled }))
     }
 
@@ -175,19 +177,19 @@ impl Raft for RaftService {
         &self,
         request: tonic::Request<RotateSecretsRequest>,
     ) -> Result<Response<RotateSecretsReply>, Status> {
-        let request = Request::new(request.into_inner().request_id)?;
+        let request = Request::new(request.into_inner().request_id).or_status()?;
         // A caller who is gone must not leave half of it.
         let service = self.clone();
-        let rotated = self.lead.tasks().spawn(async move { service.rotate(&request).await });
-        Ok(Response::new(rotated.await.map_err(|error| MasterError::unavailable(error.to_string()))??))
+        let rotated = self.lead.tasks.spawn(async move { service.rotate(&request).await });
+        Ok(Response::new(rotated.await.map_err(|error| WorkError::unavailable(error.to_string())).or_status()??))
     }
 
     async fn add_master(&self, request: tonic::Request<AddMasterRequest>) -> Result<Response<Group>, Status> {
         is_about(&request, |asked| asked.address.clone());
         // A caller who is gone must not leave half of it.
         let (service, address) = (self.clone(), request.into_inner().address);
-        let added = self.lead.tasks().spawn(async move { service.add(&address).await });
-        Ok(Response::new(added.await.map_err(|error| MasterError::unavailable(error.to_string()))??))
+        let added = self.lead.tasks.spawn(async move { service.add(&address).await });
+        Ok(Response::new(added.await.map_err(|error| WorkError::unavailable(error.to_string())).or_status()??))
     }
 
     async fn remove_master(&self, request: tonic::Request<RemoveMasterRequest>) -> Result<Response<Group>, Status> {

@@ -8,25 +8,28 @@ use cavern_proto::master::{
     GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout, Lock, LookupRequest, MakeListedReply,
     MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest, RecallReply, RecallRequest,
     RefreshProgress, RefreshRequest, RememberReply, RememberRequest, ResolveRequest, RevalidateRequest, TouchReply,
-    TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs, touch_reply,
+    TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs,
 };
 use cavern_proto::record::InodeRecord;
 use cavern_state::outcome::FreeContent;
 use cavern_state::records::attributes;
 use cavern_state::{Directory, Tables, blocking_lock, next_generation};
+use cavern_work::WorkError;
+use cavern_work::listing::Why;
+use cavern_work::namespace::Lookups;
+use cavern_work::namespace::pages::Listing;
+use cavern_work::persist::refresh::RefreshMode;
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::call::{Answers, OrStatus as _, asker, check_count};
 use super::changes::CALLS_AHEAD;
 use super::guard::{AuditedCall, is_about};
 use super::lanes::Lane;
-use super::{Answers, Services, asker, check_count, limits};
-use crate::error::MasterError;
-use crate::listing::Why;
-use crate::namespace::{Listing, Lookups};
-use crate::persist::RefreshMode;
+use super::limits;
+use crate::services::Services;
 
 /// Pages that wait for a slow reader.
 const PAGES_AHEAD: usize = 2;
@@ -44,7 +47,7 @@ const HOLDS_MAX: usize = 10_000;
 impl Services {
     /// Refuses to drop blocks for a client that may only read. What no worker that is there has any more it may let go
     /// of, to read it in the bucket.
-    async fn check_free(&self, lookups: &Lookups, inodes: &[u64], session: u64) -> Result<(), MasterError> {
+    async fn check_free(&self, lookups: &Lookups, inodes: &[u64], session: u64) -> Result<(), WorkError> {
         let checked = lookups.check_mount_change(inodes).await;
         if session == 0 || checked.is_ok() {
             return checked;
@@ -63,18 +66,18 @@ impl Namespace for Services {
     async fn resolve(&self, request: Request<ResolveRequest>) -> Result<Response<Entry>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let ResolveRequest { path, .. } = request.into_inner();
-        Ok(Response::new(lookups.resolve(&path).await?))
+        Ok(Response::new(lookups.resolve(&path).await.or_status()?))
     }
 
     async fn lookup(&self, request: Request<LookupRequest>) -> Result<Response<Entry>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let LookupRequest { parent, name, .. } = request.into_inner();
-        Ok(Response::new(lookups.lookup(parent, &name).await?))
+        Ok(Response::new(lookups.lookup(parent, &name).await.or_status()?))
     }
 
     async fn get_inode(&self, request: Request<GetInodeRequest>) -> Result<Response<Entry>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
-        Ok(Response::new(lookups.get_inode(request.into_inner().inode).await?))
+        Ok(Response::new(lookups.get_inode(request.into_inner().inode).await.or_status()?))
     }
 
     type ReadDirStream = Answers<ReadDirPage>;
@@ -83,7 +86,6 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let tenant = limits::tenant(&request);
         let request = request.into_inner();
-        let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         // Before the stream begins: an inode that is gone is the answer to the call itself.
         let (inode, session) = (request.inode, request.session);
         let read = || {
@@ -91,15 +93,15 @@ impl Namespace for Services {
             lookups.reader.read(move |tables| Ok(tables.directory(inode)?))
         };
         let place = |found: &Option<Directory>| found.iter().map(|directory| directory.record.parent).collect();
-        let directory = lookups.when_let_go(inode, read, place).await?;
-        let directory = directory.ok_or(MasterError::Gone(inode))?;
+        let directory = lookups.when_let_go(inode, read, place).await.or_status()?;
+        let directory = directory.ok_or(WorkError::Gone(inode)).or_status()?;
         let listing = Listing::of(tenant, lookups.operations_in(directory.mount_id), directory.mount_id);
         let taken = listing.clone();
-        self.answer_in_parts(answers.clone(), async move {
+        let pages = self.answer_in_parts(move |answers| async move {
             lookups.send_pages(request, directory, &listing, &answers).await?;
             Ok(None)
         });
-        let pages = ReceiverStream::new(stream).map(move |page| {
+        let pages = pages.map(move |page| {
             let _until_the_end = &taken;
             page
         });
@@ -111,17 +113,9 @@ impl Namespace for Services {
         limits::count_more(&request, request.get_ref().directories.len().min(TOUCH_MAX));
         let TouchRequest { directories, wait, session } = request.into_inner();
         check_count(directories.len(), "directories", TOUCH_MAX)?;
-        let touched = lookups.touch(&directories, wait).await?;
-        let directories = touched.into_iter().map(|touched| touch_reply::Directory {
-            inode: touched.inode,
-            listing_age_ms: touched.age_ms,
-            gone: touched.gone,
-        });
+        let directories = lookups.touch(&directories, wait).await.or_status()?;
         // After the ages were read: every change that made them is numbered by now.
-        Ok(Response::new(TouchReply {
-            directories: directories.collect(),
-            event_seq: self.watch.last_queued_seq(session),
-        }))
+        Ok(Response::new(TouchReply { directories, event_seq: self.watch.last_queued_seq(session) }))
     }
 
     async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
@@ -132,7 +126,7 @@ impl Namespace for Services {
             (true, false) => Why::Written,
             (true, true) => Why::WrittenBelow,
         };
-        Ok(Response::new(lookups.revalidate(parent, &name, why).await?))
+        Ok(Response::new(lookups.revalidate(parent, &name, why).await.or_status()?))
     }
 
     type RefreshStream = Answers<RefreshProgress>;
@@ -141,20 +135,18 @@ impl Namespace for Services {
         let lookups = self.asked_by(&request, 0)?;
         is_about(&request, |asked| asked.path.clone());
         let RefreshRequest { path, recursive, dry_run } = request.into_inner();
-        let mount = lookups.check_path_access(&path)?;
+        let mount = lookups.check_path_access(&path).or_status()?;
         let may_change = lookups.check_refresh(mount.as_ref());
         // Nobody lets go of anything for whoever may not change it.
         let may_recall = may_change.is_ok();
         if !dry_run {
-            may_change?;
+            may_change.or_status()?;
         }
-        let (answers, stream) = mpsc::channel(PAGES_AHEAD);
         let services = self.clone();
-        self.answer_in_parts(answers.clone(), async move {
+        Ok(Response::new(self.answer_in_parts(move |answers| async move {
             let progress = services.run_refresh(&path, (recursive, dry_run), may_recall, &answers).await?;
             Ok(Some(RefreshProgress { done: true, ..progress }))
-        });
-        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+        })))
     }
 
     type MutateStream = Answers<MutateReply>;
@@ -189,8 +181,8 @@ impl Namespace for Services {
             })
         };
         let place = |found: &Option<(u64, Vec<_>)>| found.iter().map(|(parent, _)| *parent).collect();
-        let found = lookups.when_let_go(inode, read, place).await?;
-        let (_, xattrs) = found.ok_or(MasterError::Gone(inode))?;
+        let found = lookups.when_let_go(inode, read, place).await.or_status()?;
+        let (_, xattrs) = found.ok_or(WorkError::Gone(inode)).or_status()?;
         let xattrs = xattrs.into_iter().map(|(name, value)| Xattr { name, value }).collect();
         Ok(Response::new(Xattrs { xattrs }))
     }
@@ -203,7 +195,7 @@ impl Namespace for Services {
             Ok((above, lookups.may_access(inode, user.as_ref(), wanted).await?))
         };
         // Whoever holds one of them may have answered that it has another mode.
-        let (_, allowed) = lookups.when_let_go(inode, read, |(above, _)| above.clone()).await?;
+        let (_, allowed) = lookups.when_let_go(inode, read, |(above, _)| above.clone()).await.or_status()?;
         Ok(Response::new(CheckAccessReply { allowed }))
     }
 
@@ -220,7 +212,7 @@ impl Namespace for Services {
         };
         // Those beside it are in the same directory.
         let place = |(record, _): &(InodeRecord, Layout)| vec![record.parent];
-        let (_, layout) = lookups.when_let_go(inode, read, place).await?;
+        let (_, layout) = lookups.when_let_go(inode, read, place).await.or_status()?;
         Ok(Response::new(layout))
     }
 
@@ -229,9 +221,9 @@ impl Namespace for Services {
         is_about(&request, |asked| format!("{} files", asked.inodes.len()));
         let FreeContentRequest { inodes, session } = request.into_inner();
         check_count(inodes.len(), "files", FREES_MAX)?;
-        let hidden = lookups.hidden(&inodes).await?;
+        let hidden = lookups.hidden(&inodes).await.or_status()?;
         let visible: Vec<u64> = inodes.iter().copied().filter(|inode| !hidden.contains(inode)).collect();
-        self.check_free(&lookups, &visible, session).await?;
+        self.check_free(&lookups, &visible, session).await.or_status()?;
         let free = |inode| FreeContent { inode, session };
         let mut freed = self.proposer.propose_all(visible.into_iter().map(free)).await?.into_iter();
         let results = inodes.iter().map(|inode| match hidden.contains(inode) {
@@ -252,7 +244,7 @@ impl Namespace for Services {
                 Ok((parent, blocking_lock(tables, inode, kind, &lock)?))
             })
         };
-        let (_, found) = lookups.when_let_go(inode, read, |(parent, _)| vec![*parent]).await?;
+        let (_, found) = lookups.when_let_go(inode, read, |(parent, _)| vec![*parent]).await.or_status()?;
         // Whose it is, is nobody else's business.
         let shown = |found: Lock| match found.session == lock.session {
             true => found,
@@ -267,12 +259,12 @@ impl Namespace for Services {
         let mut request = request.into_inner();
         check_count(request.open.len() + request.held.len(), "inodes", HOLDS_MAX)?;
         let asked: Vec<u64> = request.open.iter().chain(&request.held).copied().collect();
-        let hidden = lookups.hidden(&asked).await?;
+        let hidden = lookups.hidden(&asked).await.or_status()?;
         request.open.retain(|inode| !hidden.contains(inode));
         request.held.retain(|inode| !hidden.contains(inode));
         // Before the read: the session is notified of names that are lost after it.
         self.watch.see_inodes(request.session, request.open.iter().chain(&request.held).copied());
-        let mut reply = lookups.reader.read(move |tables| Ok(tables.check_holds(&request)?)).await?;
+        let mut reply = lookups.reader.read(move |tables| Ok(tables.check_holds(&request)?)).await.or_status()?;
         reply.gone.extend(hidden);
         Ok(Response::new(reply))
     }
@@ -286,7 +278,7 @@ impl Namespace for Services {
         let RememberRequest { session, mut directories, mut inodes, complete } = request.into_inner();
         check_count(directories.len() + inodes.len(), "places", HOLDS_MAX)?;
         for places in [&mut directories, &mut inodes] {
-            let hidden = lookups.hidden(places).await?;
+            let hidden = lookups.hidden(places).await.or_status()?;
             places.retain(|inode| !hidden.contains(inode));
         }
         self.watch.see_inodes(session, inodes);
@@ -300,22 +292,22 @@ impl Namespace for Services {
     async fn make_listed(&self, request: Request<MakeListedRequest>) -> Result<Response<MakeListedReply>, Status> {
         let lookups = self.asked_by(&request, 0)?;
         let MakeListedRequest { inode, recursive } = request.into_inner();
-        lookups.check_mount_access(inode).await?;
-        Ok(Response::new(lookups.make_listed(inode, recursive).await?))
+        lookups.check_mount_access(inode).await.or_status()?;
+        Ok(Response::new(lookups.make_listed(inode, recursive).await.or_status()?))
     }
 
     async fn recall(&self, request: Request<RecallRequest>) -> Result<Response<RecallReply>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let RecallRequest { inode, whole_mount, session } = request.into_inner();
         if whole_mount {
-            lookups.check_mount_access(inode).await?;
-            lookups.check_mount_change(&[inode]).await?;
+            lookups.check_mount_access(inode).await.or_status()?;
+            lookups.check_mount_change(&[inode]).await.or_status()?;
             let mount_id = lookups.reader.read(move |tables| Ok(tables.inode(inode)?.map(|record| record.mount_id)));
-            let mount_id = mount_id.await?.ok_or(MasterError::Gone(inode))?;
-            lookups.recalls.recall_mount(mount_id).await?;
-        } else if lookups.hidden(&[inode]).await?.is_empty() {
+            let mount_id = mount_id.await.or_status()?.ok_or(WorkError::Gone(inode)).or_status()?;
+            lookups.recalls.recall_mount(mount_id).await.or_status()?;
+        } else if lookups.hidden(&[inode]).await.or_status()?.is_empty() {
             // Nobody holds what is gone by now, which is no error: its change is asked for once more.
-            lookups.recalls.recall(inode, session).await?;
+            lookups.recalls.recall(inode, session).await.or_status()?;
         }
         Ok(Response::new(RecallReply {}))
     }
@@ -323,15 +315,15 @@ impl Namespace for Services {
     async fn get_ttls(&self, request: Request<GetTtlsRequest>) -> Result<Response<Ttls>, Status> {
         let lookups = self.asked_by(&request, 0)?;
         let GetTtlsRequest { inode } = request.into_inner();
-        check_one_directory(&lookups, inode).await?;
-        Ok(Response::new(lookups.reader.read(move |tables| Ok(tables.ttls(inode)?)).await?))
+        check_one_directory(&lookups, inode).await.or_status()?;
+        Ok(Response::new(lookups.reader.read(move |tables| Ok(tables.ttls(inode)?)).await.or_status()?))
     }
 
     async fn get_quotas(&self, request: Request<GetQuotasRequest>) -> Result<Response<Quotas>, Status> {
         let lookups = self.asked_by(&request, 0)?;
         let GetQuotasRequest { inode } = request.into_inner();
-        check_one_directory(&lookups, inode).await?;
-        Ok(Response::new(lookups.reader.read(move |tables| Ok(tables.quotas(inode)?)).await?))
+        check_one_directory(&lookups, inode).await.or_status()?;
+        Ok(Response::new(lookups.reader.read(move |tables| Ok(tables.quotas(inode)?)).await.or_status()?))
     }
 
     type UsageStream = Answers<UsageProgress>;
@@ -339,35 +331,35 @@ impl Namespace for Services {
     async fn usage(&self, request: Request<UsageRequest>) -> Result<Response<Self::UsageStream>, Status> {
         let lookups = self.asked_by(&request, 0)?;
         let UsageRequest { path } = request.into_inner();
-        let (answers, stream) = mpsc::channel(PAGES_AHEAD);
-        self.answer_in_parts(answers.clone(), async move {
+        Ok(Response::new(self.answer_in_parts(move |answers| async move {
             let progress = lookups.usage(&path, &answers).await?;
             Ok(Some(UsageProgress { done: true, ..progress }))
-        });
-        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+        })))
     }
 }
 
 impl Services {
     /// Does what sends the parts of an answer, and sends the last one that it gives, or why it failed. It is given up
     /// when nobody takes the parts any more.
-    fn answer_in_parts<T: Send + 'static>(
-        &self,
-        answers: mpsc::Sender<Result<T, Status>>,
-        work: impl Future<Output = Result<Option<T>, MasterError>> + Send + 'static,
-    ) {
-        let stop = self.stop.clone();
+    fn answer_in_parts<T, W>(&self, work: impl FnOnce(mpsc::Sender<Result<T, WorkError>>) -> W) -> Answers<T>
+    where
+        T: Send + 'static,
+        W: Future<Output = Result<Option<T>, WorkError>> + Send + 'static,
+    {
+        let (answers, parts) = mpsc::channel(PAGES_AHEAD);
+        let (work, stop) = (work(answers.clone()), self.stop.clone());
         self.tasks.spawn(async move {
             let result = tokio::select! {
                 result = work => result,
-                () = stop.cancelled() => Err(MasterError::stopping()),
+                () = stop.cancelled() => Err(WorkError::stopping()),
                 () = answers.closed() => return,
             };
-            if let Some(last) = result.map_err(Status::from).transpose() {
+            if let Some(last) = result.transpose() {
                 // Who is gone does not miss it.
                 let _gone = answers.send(last).await;
             }
         });
+        Box::pin(ReceiverStream::new(parts).map(|part| part.or_status()))
     }
 
     /// Brings a path up to date with its bucket, whichever of the two is the truth.
@@ -376,8 +368,8 @@ impl Services {
         path: &str,
         (recursive, dry_run): (bool, bool),
         may_recall: bool,
-        answers: &mpsc::Sender<Result<RefreshProgress, Status>>,
-    ) -> Result<RefreshProgress, MasterError> {
+        answers: &mpsc::Sender<Result<RefreshProgress, WorkError>>,
+    ) -> Result<RefreshProgress, WorkError> {
         if let Some((directory, name)) = self.lookups.fs_mode_target(path).await? {
             if may_recall {
                 self.lookups.recall_mount_of(directory).await?;
@@ -394,25 +386,25 @@ impl Services {
         if dry_run {
             let reason =
                 format!("{path} is in no fs-mode mount: what its bucket has is shown by a refresh, or after a while");
-            return Err(MasterError::Invalid(reason));
+            return Err(WorkError::Invalid(reason));
         }
         self.lookups.refresh(path, recursive, answers).await
     }
 }
 
 /// Refuses what is about all directories (0) to whoever does not see all of them.
-async fn check_one_directory(lookups: &Lookups, inode: u64) -> Result<(), MasterError> {
+async fn check_one_directory(lookups: &Lookups, inode: u64) -> Result<(), WorkError> {
     if inode == 0 && lookups.client.is_some() {
         let reason =
             "where mounts are not there for all clients, only an admin is told of all of them: name a directory";
-        return Err(MasterError::Denied(reason.into()));
+        return Err(WorkError::Denied(reason.into()));
     }
     lookups.check_mount_access(inode).await
 }
 
 /// A file as it is, with all of its blocks.
-async fn layout(lookups: &Lookups, inode: u64) -> Result<(InodeRecord, Layout), MasterError> {
-    let gone = || MasterError::Gone(inode);
+async fn layout(lookups: &Lookups, inode: u64) -> Result<(InodeRecord, Layout), WorkError> {
+    let gone = || WorkError::Gone(inode);
     let seen = lookups.see_inode_with(inode, move |tables, record| {
         let extents = tables.few_extents(inode, record, FEW_EXTENTS)?;
         extents.map(|extents| layout_of(tables, inode, record, extents)).transpose()
@@ -430,7 +422,7 @@ async fn layout(lookups: &Lookups, inode: u64) -> Result<(InodeRecord, Layout), 
 }
 
 /// Those of some files that are in this directory and have few blocks.
-async fn layouts_beside(lookups: &Lookups, parent: u64, inodes: &[u64]) -> Result<Vec<Layout>, MasterError> {
+async fn layouts_beside(lookups: &Lookups, parent: u64, inodes: &[u64]) -> Result<Vec<Layout>, WorkError> {
     let mut layouts = Vec::with_capacity(inodes.len());
     for inode in inodes.iter().copied() {
         let seen = lookups.see_inode_with(inode, move |tables, record| {
@@ -449,12 +441,7 @@ async fn layouts_beside(lookups: &Lookups, parent: u64, inodes: &[u64]) -> Resul
     Ok(layouts)
 }
 
-fn layout_of(
-    tables: Tables<'_>,
-    inode: u64,
-    record: &InodeRecord,
-    extents: Vec<Extent>,
-) -> Result<Layout, MasterError> {
+fn layout_of(tables: Tables<'_>, inode: u64, record: &InodeRecord, extents: Vec<Extent>) -> Result<Layout, WorkError> {
     let next_generation = next_generation(&tables.counters()?, inode, record);
     Ok(Layout {
         attr: Some(Attr { next_generation, ..attributes(inode, record) }),

@@ -6,7 +6,7 @@
 use cavern_security::{Identity, Role};
 use tonic::Status;
 
-use super::REQUEST_MAX;
+use super::call::REQUEST_MAX;
 use Role::{Admin, Client, Master, Operator, Viewer, Worker};
 
 /// Whoever reads and writes.

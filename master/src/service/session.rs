@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cavern_proto::master::{WatchEvent, WatchRequest};
+use cavern_work::sessions::SessionStream;
 use futures::StreamExt;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
-use super::Services;
-use crate::sessions::SessionStream;
+use crate::services::Services;
 
 pub(super) struct SessionService {
     services: Services,

@@ -20,16 +20,17 @@ use cavern_proto::master::{
     UsageRequest, User, UserLimits, VendKeysRequest, WriteType,
 };
 use cavern_security::{Identity, MountDebt, Role, Tenant};
+use cavern_work::WorkError;
+use cavern_work::mounts::changes::DetachPolicy;
+use cavern_work::namespace::Lookups;
+use cavern_work::sessions::{Before, SessionStream, WatchHub};
 use futures::StreamExt;
 use rustix::io::Errno;
 use tonic::{Code, Request, Response, Status};
 
-use super::harness::{TestMaster, eventually, mount_request, name, new_bucket};
+use super::harness::{TestMaster, eventually, mount_request, name, new_bucket, session_before};
 use super::mutations::{self, create};
-use crate::error::MasterError;
-use crate::mounts::DetachPolicy;
 use crate::service::Peer;
-use crate::sessions::{Before, SessionStream, WatchHub};
 
 /// A call of somebody.
 fn of<T>(role: Role, name: &str, message: T) -> Request<T> {
@@ -93,7 +94,7 @@ async fn calls_and_changes_count_in_the_mount_that_they_are_about() {
     };
     let pace = async |tenant: &Tenant, changes: &[Mutation]| {
         let client = Some(tenant.identity().name.as_str().into());
-        let lookups = crate::namespace::Lookups { client, ..services.lookups.clone() };
+        let lookups = Lookups { client, ..services.lookups.clone() };
         lookups.pace(tenant, changes).await.unwrap()
     };
     assert!(owes("/m").await.is_zero());
@@ -378,8 +379,8 @@ async fn a_client_without_a_mount_that_it_could_change_puts_nothing_into_the_log
     master.stop().await;
 }
 
-fn open_as(master: &TestMaster, owner: &Identity, session: u64) -> Result<SessionStream, MasterError> {
-    let before = Before { owner: Some(owner), ..Before::of(session, session != 0) };
+fn open_as(master: &TestMaster, owner: &Identity, session: u64) -> Result<SessionStream, WorkError> {
+    let before = Before { owner: Some(owner), ..session_before(session, session != 0) };
     master.services().watch.open("x", before)
 }
 
@@ -412,7 +413,7 @@ async fn nobody_takes_up_the_session_of_another_client_on_a_master_that_has_not_
     drop((session, stranger));
 
     let master = master.restart().await;
-    let denied = |asked: Result<(), MasterError>| assert!(matches!(asked, Err(MasterError::Denied(_))), "{asked:?}");
+    let denied = |asked: Result<(), WorkError>| assert!(matches!(asked, Err(WorkError::Denied(_))), "{asked:?}");
     denied(open_as(&master, &other, id).map(drop));
     denied(master.services().watch.check_owner(id, Some(&other)));
     let recall = RecallRequest { inode: file, whole_mount: false, session: id };
@@ -562,7 +563,7 @@ async fn a_client_is_told_of_no_name_in_a_mount_that_is_not_there_for_it() {
     assert_eq!(told(&watch, &mut a).await, ["secret"]);
     // Of one who comes back, and may have missed anything.
     drop(b);
-    let before = Before { applied_seq: seen, ..Before::of(0, false) };
+    let before = Before { applied_seq: seen, ..session_before(0, false) };
     let mut b = open(&other, before);
     assert_eq!(told(&watch, &mut b).await, [] as [&str; 0]);
     all(b.id());
@@ -578,7 +579,7 @@ async fn a_client_is_told_of_no_name_in_a_mount_that_is_not_there_for_it() {
     assert_eq!(change(&master, "b", create(mount.root_inode, "another", Kind::File)).await, 0);
     let id = a.id();
     drop(a);
-    let mut a = open(&own, Before { applied_seq: seen, ..Before::of(id, false) });
+    let mut a = open(&own, Before { applied_seq: seen, ..session_before(id, false) });
     assert_eq!((told(&watch, &mut a).await, told(&watch, &mut b).await), (vec![], vec!["another".to_owned()]));
     of(&[]).await.unwrap();
     assert_eq!((told(&watch, &mut a).await, told(&watch, &mut b).await), (vec!["m".to_owned()], vec!["m".to_owned()]));

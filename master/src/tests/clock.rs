@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use cavern_conf::Config;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Kind, SetTtl, TtlAction};
+use cavern_work::listing::Why;
 
 use super::harness::{HostClock, NoWorkers, TestMaster, eventually, name, new_bucket};
 use super::persist::bench::Fixture;
-use crate::listing::Why;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_written_to_a_bucket_shows_after_the_clock_was_set_back_across_a_restart() {

@@ -11,14 +11,14 @@ use cavern_proto::raft::{
 };
 use cavern_proto::record::command::Command;
 use cavern_state::feature_version::FIRST;
+use cavern_work::WorkError;
 use openraft::async_runtime::watch::WatchReceiver as _;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 use super::harness::eventually;
 use super::members::{Member, addresses, group, have_lead, leader, member, mount, mounts, started, stop};
-use crate::error::MasterError;
-use crate::feature_version::{FEATURE_VERSION, OLDER, raise, require};
+use crate::feature_version::{FEATURE_VERSION, OLDER, agreed, raise, require};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn three_masters_agree_and_each_can_lead() {
@@ -55,7 +55,7 @@ async fn masters_of_one_version_agree_on_all_that_it_knows() {
     for next in [1, 2, 0] {
         let leader = leader(&members).await;
         let term = || members[leader].term().unwrap();
-        eventually(|| async { term().feature_version().await.unwrap() == FEATURE_VERSION }).await;
+        eventually(|| async { agreed(&term().services.lookups.reader).await.unwrap() == FEATURE_VERSION }).await;
         let request = TransferLeadRequest { node_id: members[next].group().await.node_id };
         let group = members[leader].calls().await.transfer_lead(request).await.unwrap().into_inner();
         assert_eq!(group.feature_version, FEATURE_VERSION);
@@ -126,7 +126,7 @@ async fn a_group_outlives_any_one_of_its_masters() {
 async fn a_proposal_of_a_lead_that_is_over_goes_into_no_log() {
     let members = group(3).await;
     let first = leader(&members).await;
-    let proposer = members[first].term().unwrap().proposer();
+    let proposer = members[first].term().unwrap().services.proposer.clone();
     let reader = members[first].term().unwrap().services.lookups.reader.clone();
     members[first].calls().await.transfer_lead(TransferLeadRequest { node_id: 0 }).await.unwrap();
     let second = leader(&members).await;
@@ -138,7 +138,7 @@ async fn a_proposal_of_a_lead_that_is_over_goes_into_no_log() {
     let late = proposer.propose(Command::ReserveMasterId(0)).await;
     assert!(matches!(late, Err(ConsensusError::NotLeading(_) | ConsensusError::Unavailable(_))), "{late:?}");
     let late = reader.read(|tables| Ok(tables.counters()?)).await;
-    assert!(matches!(late, Err(MasterError::Consensus(ConsensusError::NotLeading(_)))), "{late:?}");
+    assert!(matches!(late, Err(WorkError::Consensus(ConsensusError::NotLeading(_)))), "{late:?}");
     let term = members[first].term().unwrap();
     assert_eq!(term.services.lookups.reader.read(|tables| Ok(tables.counters()?)).await.unwrap().master, 0);
     stop(members).await;

@@ -11,27 +11,27 @@ use cavern_consensus::Clock;
 use cavern_consensus::clock::Reading;
 use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, open_request};
-use cavern_proto::master::{Job, Kind, Mount, RemoveWorkerReply, Worker, WorkerState, WorkerTable, WriteType};
+use cavern_proto::master::{Kind, Mount, Worker, WorkerState, WorkerTable, WriteType};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{AttachMount, PutWorker};
 use cavern_security::AuditLog;
 use cavern_state::Outcome;
 use cavern_ufs::MemoryBucket;
+use cavern_work::metrics::MasterMetrics;
+use cavern_work::mounts::TakeOver;
+use cavern_work::mounts::changes::{DetachPolicy, MountPolicy};
+use cavern_work::sessions::Before;
+use cavern_work::workers::Workers;
+use cavern_work::workers::calls::{BlockFiller, Filled, ObjectWriter};
+use cavern_work::{Request, WorkError};
 use futures::future::BoxFuture;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::MasterError;
-use crate::jobs::{BlockFiller, Filled, Jobs};
-use crate::metrics::MasterMetrics;
-use crate::mounts::{DetachPolicy, MountPolicy, TakeOver};
-use crate::persist::ObjectWriter;
-use crate::repair::Repair;
-use crate::request::Request;
 use crate::server::Master;
 use crate::services::Services;
 use crate::term::{Term, WorkerClientFactory, WorkerClients};
-use crate::workers::Workers;
 
 /// Long enough for a busy machine; nothing waits for it unless something is wrong.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -54,11 +54,11 @@ impl WorkerClientFactory for NoWorkers {
 }
 
 impl ObjectWriter for NoWorkers {
-    fn placement(&self) -> Result<Arc<Placement>, MasterError> {
+    fn placement(&self) -> Result<Arc<Placement>, WorkError> {
         Ok(Arc::default())
     }
 
-    fn reported(&self) -> Result<Vec<Worker>, MasterError> {
+    fn reported(&self) -> Result<Vec<Worker>, WorkError> {
         Ok(Vec::new())
     }
 
@@ -80,7 +80,7 @@ impl ObjectWriter for NoWorkers {
 }
 
 impl BlockFiller for NoWorkers {
-    fn placement(&self) -> Result<Arc<Placement>, MasterError> {
+    fn placement(&self) -> Result<Arc<Placement>, WorkError> {
         Ok(Arc::default())
     }
 
@@ -111,34 +111,22 @@ impl HostClock {
 
 /// Requests as they come from callers that know of no ids.
 impl Services {
-    pub async fn mount_bucket(&self, wanted: Mount, check_only: bool) -> Result<Mount, MasterError> {
+    pub async fn mount_bucket(&self, wanted: Mount, check_only: bool) -> Result<Mount, WorkError> {
         let policy = if check_only { MountPolicy::Check } else { MountPolicy::Record };
-        self.mount_once(&Request::default(), wanted, policy(TakeOver::Never)).await.map(|(mount, _)| mount)
+        self.mount_changes
+            .mount_once(&Request::default(), wanted, policy(TakeOver::Never))
+            .await
+            .map(|(mount, _)| mount)
     }
 
-    pub async fn unmount_bucket(&self, path: &str, unwritten: DetachPolicy) -> Result<Mount, MasterError> {
-        self.unmount_once(&Request::default(), path, unwritten).await
+    pub async fn unmount_bucket(&self, path: &str, unwritten: DetachPolicy) -> Result<Mount, WorkError> {
+        self.mount_changes.unmount_once(&Request::default(), path, unwritten).await
     }
 }
 
-impl Jobs {
-    pub async fn load(self: &Arc<Self>, path: &str) -> Result<Job, MasterError> {
-        self.load_once(&Request::default(), path).await
-    }
-
-    pub async fn export(self: &Arc<Self>, path: &str) -> Result<Job, MasterError> {
-        self.export_once(&Request::default(), path).await
-    }
-
-    pub async fn retry(self: &Arc<Self>, id: u64) -> Result<Job, MasterError> {
-        self.retry_once(&Request::default(), id).await
-    }
-}
-
-impl Repair {
-    pub async fn remove(&self, worker_id: u64, forced: bool) -> Result<RemoveWorkerReply, MasterError> {
-        self.remove_once(&Request::default(), worker_id, forced).await
-    }
+/// A session that was there before.
+pub fn session_before(session: u64, is_recorded: bool) -> Before<'static> {
+    Before { session, is_recorded, ..Before::default() }
 }
 
 /// One master in a directory of its own.
@@ -205,7 +193,7 @@ impl TestMaster {
         config.ufs.retries = 0;
         config.ufs.file_roots = vec!["/".into()];
         config.ufs.retry_backoff = Interval::millis(1);
-        let (metrics, stop) = (MasterMetrics::new(), CancellationToken::new());
+        let (metrics, stop) = (MasterMetrics::default(), CancellationToken::new());
         let started = Master::start(config.clone(), grpc, fillers, clock, metrics, AuditLog::default(), stop);
         let master = started.await?.expect("nobody stops it");
         let term = master.lead.term().expect("the only master leads");

@@ -18,18 +18,19 @@ use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
 use cavern_security::{Authority, Identity, PeerStream, Protocol, Role, Tls, Transport};
 use cavern_state::Outcome;
+use cavern_work::WorkError;
+use cavern_work::mounts::changes::DetachPolicy;
+use cavern_work::namespace::Lookups;
+use cavern_work::sessions::{Before, SessionStream};
 use futures::StreamExt;
 use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tonic::{Code, Request};
 
-use super::harness::{NoWorkers, PATIENCE, TestMaster, eventually, name};
+use super::harness::{NoWorkers, PATIENCE, TestMaster, eventually, name, session_before};
 use super::mutations::{create, mount};
-use crate::error::MasterError;
-use crate::mounts::DetachPolicy;
 use crate::services::Services;
-use crate::sessions::{Before, SessionStream};
 
 const LEASE: Duration = Duration::from_secs(3);
 const AGAIN: i32 = Errno::AGAIN.raw_os_error();
@@ -463,7 +464,7 @@ async fn the_end_of_a_session_frees_whoever_waits() {
             }
         }
     };
-    assert!(matches!(error, MasterError::Deadline(_)) && error.to_string().contains("does not let go"), "{error}");
+    assert!(matches!(error, WorkError::Deadline(_)) && error.to_string().contains("does not let go"), "{error}");
     assert!((3..=8).contains(&recalls), "it was asked {recalls} times, once a second");
     assert_eq!(holder(&master, directory), Some(own.id()));
     master.stop().await;
@@ -479,7 +480,7 @@ async fn a_session_outlives_its_lease_until_somebody_wants_what_it_holds() {
     };
     let (mut id, mut directory, mut seq) = (0, 0, 0);
     for is_restarted in [false, true] {
-        let mut own = Session::open(&master, Before::of(id, id != 0));
+        let mut own = Session::open(&master, session_before(id, id != 0));
         assert!(id == 0 || own.id() == id);
         if id == 0 {
             directory = own.hold(root, "d").await;
@@ -509,7 +510,7 @@ async fn a_session_outlives_its_lease_until_somebody_wants_what_it_holds() {
     let lookups = master.services().lookups.clone();
     let looked = tokio::time::timeout(PATIENCE, lookups.lookup(directory, &name("f"))).await.unwrap();
     assert!(looked.unwrap_err().is_not_found());
-    let own = Session::open(&master, Before::of(id, true));
+    let own = Session::open(&master, session_before(id, true));
     assert_ne!(own.id(), id, "it is over");
     eventually(|| async { recorded(&master).await.is_empty() }).await;
     master.stop().await;
@@ -549,7 +550,7 @@ async fn what_a_session_holds_whose_certificate_is_revoked_is_kept_for_no_longer
 
     let master = with_lease(LEASE).await;
     let root = mount(&master).await.root_inode;
-    let before = |certificate, id| Before { owner: Some(&client), certificate, ..Before::of(id, id != 0) };
+    let before = |certificate, id| Before { owner: Some(&client), certificate, ..session_before(id, id != 0) };
     let [mut taken, mut good, mut back] =
         [&stolen, &renewed, &stolen].map(|certificate| Session::open(&master, before(Some(certificate), 0)));
     for (session, name) in [(&mut taken, "taken"), (&mut good, "good"), (&mut back, "back")] {
@@ -595,7 +596,7 @@ async fn a_later_master_knows_who_holds_what() {
     assert_eq!(holder(&master, directory), Some(id));
     let lookups = master.services().lookups.clone();
     let look = tokio::spawn(async move { lookups.lookup(directory, &name("f")).await.map(drop) });
-    let mut own = Session::open(&master, Before::of(id, true));
+    let mut own = Session::open(&master, session_before(id, true));
     own.seq = seq;
     assert_eq!(own.id(), id);
     // It was asked before it was back, and is asked once more.
@@ -639,7 +640,7 @@ async fn a_file_whose_time_is_over_is_removed_when_its_directory_was_recalled() 
     assert_eq!(own.mutate(vec![old]).await[0].errno, 0);
     assert_eq!(own.recalled().await, directory);
     let is_there = || async {
-        let lookups = services.lookups.asked_by(session);
+        let lookups = Lookups { asker: session, ..services.lookups.clone() };
         lookups.lookup(directory, &name("old")).await.is_ok()
     };
     assert!(is_there().await);

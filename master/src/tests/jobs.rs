@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use cavern_conf::Config;
 use cavern_net::Placement;
 use cavern_proto::data::open_request;
-use cavern_proto::master::{JobState, Mount, Worker, WorkerState, WorkerTable};
+use cavern_proto::master::{JobKind, JobState, Mount, Worker, WorkerState, WorkerTable};
+use cavern_work::workers::Workers;
+use cavern_work::workers::calls::{BlockFiller, Failure, Filled};
+use cavern_work::{Request, WorkError};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, new_bucket};
-use crate::error::MasterError;
-use crate::jobs::{BlockFiller, Failure, Filled};
 use crate::term::{WorkerClientFactory, WorkerClients};
-use crate::workers::Workers;
 
 /// Keys and indexes of blocks.
 type Blocks = HashSet<(String, u32)>;
@@ -34,7 +34,7 @@ impl WorkerClientFactory for Counting {
 }
 
 impl BlockFiller for Counting {
-    fn placement(&self) -> Result<Arc<Placement>, MasterError> {
+    fn placement(&self) -> Result<Arc<Placement>, WorkError> {
         let worker = |id| Worker { id, capacity_bytes: 1, state: WorkerState::Live as i32, ..Worker::default() };
         Ok(Arc::new(Placement::new(&WorkerTable { epoch: 1, workers: vec![worker(1), worker(2)] })))
     }
@@ -72,7 +72,7 @@ async fn a_job_fills_every_block_where_it_belongs_and_counts_what_failed() {
     master.services().mount_bucket(request, false).await.unwrap();
 
     let jobs = &master.services().jobs;
-    let job = jobs.load("/m").await.unwrap();
+    let job = jobs.submit_once(&Request::default(), JobKind::Load, "/m", 0).await.unwrap();
     eventually(|| async { jobs.get(job.id).await.unwrap().state() != JobState::Running }).await;
     let done = jobs.get(job.id).await.unwrap();
     assert_eq!(done.state(), JobState::Done, "{}", done.last_error);
@@ -85,12 +85,12 @@ async fn a_job_fills_every_block_where_it_belongs_and_counts_what_failed() {
 
     bucket.put("d0/bad", "1");
     master.refresh("/m").await;
-    let again = jobs.load("/m/d0").await.unwrap();
+    let again = jobs.submit_once(&Request::default(), JobKind::Load, "/m/d0", 0).await.unwrap();
     eventually(|| async { jobs.get(again.id).await.unwrap().state() != JobState::Running }).await;
     let failed = jobs.get(again.id).await.unwrap();
     assert_eq!((failed.state(), failed.errors, failed.bytes_fetched), (JobState::Failed, 1, 0));
     assert!(failed.last_error.contains("bad"), "{}", failed.last_error);
-    assert!(jobs.load("/nowhere").await.is_err());
+    assert!(jobs.submit_once(&Request::default(), JobKind::Load, "/nowhere", 0).await.is_err());
     assert!(jobs.get(99).await.unwrap_err().is_not_found());
     assert_eq!(jobs.list().await.unwrap().len(), 2);
 

@@ -6,12 +6,12 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{GetLockRequest, Kind, Lock, LockKind, LockType, SetLock};
+use cavern_work::sessions::SessionStream;
 use rustix::io::Errno;
 use tonic::Request;
 
-use super::harness::{NoWorkers, TestMaster, eventually};
+use super::harness::{NoWorkers, TestMaster, eventually, session_before};
 use super::mutations::{create, mount, mutate};
-use crate::sessions::{Before, SessionStream};
 
 fn lock(inode: u64, waiter: u64) -> SetLock {
     let lock = Lock { owner: 5, pid: 50, r#type: LockType::Exclusive.into(), end: 9, ..Lock::default() };
@@ -52,7 +52,7 @@ async fn locks_outlive_the_master_and_end_with_their_session() {
     let master = TestMaster::with(config, dir, Arc::new(NoWorkers)).await.unwrap();
     let root = mount(&master).await.root_inode;
     let watch = |master: &TestMaster, client: &str, earlier| {
-        master.services().watch.open(client, Before::of(earlier, earlier != 0)).unwrap()
+        master.services().watch.open(client, session_before(earlier, earlier != 0)).unwrap()
     };
     let (one, other) = (watch(&master, "one", 0), watch(&master, "other", 0));
     let (holding, waiting) = (one.id(), other.id());

@@ -7,6 +7,7 @@ use cavern_consensus::Clock;
 use cavern_proto::raft::raft_client::RaftClient;
 use cavern_proto::raft::{GetGroupRequest, Group, TransferLeadRequest};
 use cavern_security::AuditLog;
+use cavern_work::metrics::MasterMetrics;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -15,7 +16,6 @@ use tonic::transport::Channel;
 
 use super::harness::{NoWorkers, eventually, mount_request, new_bucket};
 use crate::error::MasterError;
-use crate::metrics::MasterMetrics;
 use crate::server::Master;
 use crate::term::Term;
 
@@ -84,7 +84,7 @@ pub fn member() -> Member {
 fn member_with(settings: schema::Master) -> Member {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap().to_string();
-    let (dir, metrics) = (tempfile::tempdir().unwrap(), MasterMetrics::new());
+    let (dir, metrics) = (tempfile::tempdir().unwrap(), MasterMetrics::default());
     Member { dir, address, running: None, settings, metrics }
 }
 

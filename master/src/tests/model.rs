@@ -8,12 +8,12 @@ use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{ApplyListing, AttachMount, Command, InitCluster, ListingGroup};
 use cavern_state::{Database, Outcome, Tables, Transaction, apply};
 use cavern_ufs::{ListPage, ObjectMeta, Windows, is_name};
+use cavern_work::listing::diff;
+use cavern_work::mounts::changes::DetachPolicy;
 use proptest::prelude::*;
 use proptest::test_runner::{Config as Cases, TestRunner};
 
 use super::harness::{TestMaster, Tree, new_bucket};
-use crate::listing::{diff_step, is_same_version};
-use crate::mounts::DetachPolicy;
 
 /// A key's components as the model makes them, from a set that provokes every rule.
 fn component() -> impl Strategy<Value = String> {
@@ -210,8 +210,9 @@ impl Fixture {
             let mut cursor = None;
             loop {
                 let tables = Tables::new(&self.database);
-                let step = diff_step(tables, self.mount.root_inode, &mut window, cursor, &|_| false, &is_same_version)
-                    .unwrap();
+                let step =
+                    diff::step(tables, self.mount.root_inode, &mut window, cursor, &|_| false, &diff::is_same_version)
+                        .unwrap();
                 cursor = step.next;
                 let group = ListingGroup {
                     remove: step.remove,

@@ -10,12 +10,13 @@ use cavern_proto::master::{
     Consistency, CreateInode, GetXattrsRequest, Kind, Mount, MutateRequest, Mutation, MutationResult, ReadDirRequest,
     RemoveName, SetXattr, WatchEvent, WriteType, Xattr,
 };
+use cavern_work::sessions::{Before, SessionStream, reap_unlinked};
 use futures::StreamExt;
 use tokio::time::Instant;
 use tonic::{Code, Request, Status};
 
-use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket};
-use crate::sessions::{Before, SessionStream};
+use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket, session_before};
+use crate::services::Services;
 
 async fn with_short_leases() -> TestMaster {
     let mut config = Config::default();
@@ -96,7 +97,7 @@ async fn changes_are_seen_at_once_and_a_retry_after_a_restart_applies_nothing_tw
     let master = master.restart().await;
     let refused = mutate(&master, id, 1, changes()).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
-    let session = master.services().watch.open("test", Before::of(id, true)).unwrap();
+    let session = master.services().watch.open("test", session_before(id, true)).unwrap();
     assert_eq!(session.id(), id);
     assert_eq!(mutate(&master, id, 1, changes()).await.unwrap(), results);
     assert_eq!(names(&master, root).await, ["d", "f"]);
@@ -186,7 +187,8 @@ async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of
     let services = master.services().clone();
     let reaping = tokio::spawn(async move {
         loop {
-            crate::sessions::reap_unlinked(&services).await.unwrap();
+            let Services { watch, consensus, proposer, .. } = &services;
+            reap_unlinked(watch, consensus, proposer, &services.lookups.reader).await.unwrap();
             tokio::task::yield_now().await;
         }
     });
@@ -236,7 +238,7 @@ async fn in_the_first_lease_of_a_term_no_change_of_a_strict_mount_is_answered() 
     let began = Instant::now();
     drop(stream);
     let master = master.restart().await;
-    let stream = master.services().watch.open("writer", Before::of(session, true)).unwrap();
+    let stream = master.services().watch.open("writer", session_before(session, true)).unwrap();
     assert_eq!(stream.id(), session);
     // The answer that it had may have been lost while it waited; and what is new waits as well.
     let again = async {

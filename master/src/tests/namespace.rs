@@ -13,13 +13,13 @@ use cavern_proto::master::{
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{ApplyListing, AttachMount, ListedEntry, ListingGroup};
 use cavern_state::Outcome;
+use cavern_work::WorkError;
+use cavern_work::listing::Why;
+use cavern_work::mounts::changes::DetachPolicy;
 use futures::StreamExt;
 use tonic::Request;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, name, new_bucket};
-use crate::error::MasterError;
-use crate::listing::Why;
-use crate::mounts::DetachPolicy;
 
 async fn read_dir(master: &TestMaster, inode: u64, after: &str, limit: u64) -> Vec<ReadDirPage> {
     let request = ReadDirRequest { inode, after_name: name(after), limit, ..ReadDirRequest::default() };
@@ -102,7 +102,7 @@ async fn a_bucket_appears_as_directories_and_files() {
     }
     let error = lookups.resolve("/nowhere/at/all").await.unwrap_err().to_string();
     assert!(error.contains("/nowhere") && !error.contains("/at"), "{error}");
-    assert!(matches!(lookups.lookup(ROOT_INODE, &name("a/b")).await, Err(MasterError::Invalid(_))));
+    assert!(matches!(lookups.lookup(ROOT_INODE, &name("a/b")).await, Err(WorkError::Invalid(_))));
     assert!(lookups.get_inode(999_999).await.unwrap_err().is_not_found());
 
     let usage = master.services().usage(Request::new(UsageRequest { path: "/".into() })).await.unwrap().into_inner();
@@ -224,7 +224,7 @@ async fn an_absence_is_proven_again_when_the_listing_is_old() {
     let old = lookups.resolve("/old").await.unwrap().attr.unwrap().inode;
     bucket.put("c", "1");
     let touched = lookups.touch(&[old, 777_777], true).await.unwrap();
-    assert!(touched[0].age_ms >= 0 && !touched[0].gone && touched[1].gone);
+    assert!(touched[0].listing_age_ms >= 0 && !touched[0].gone && touched[1].gone);
     let found = lookups.reader.read(move |tables| Ok(tables.dentry(old, b"c")?)).await.unwrap();
     assert!(found.is_some());
     master.stop().await;
@@ -274,10 +274,10 @@ async fn mounts_are_verified_idempotent_and_never_nested() {
     let mount = services.mount_bucket(mount_request("/x/m", &uri), false).await.unwrap();
     assert_eq!(services.mount_bucket(mount_request("/x/m/", &uri), false).await.unwrap(), mount);
     let other = Mount { replicas: 2, ..mount_request("/x/m", &uri) };
-    assert!(matches!(services.mount_bucket(other, false).await, Err(MasterError::AlreadyExists(_))));
+    assert!(matches!(services.mount_bucket(other, false).await, Err(WorkError::AlreadyExists(_))));
     for path in ["/x/m/inner", "/x"] {
         let refused = services.mount_bucket(mount_request(path, &uri), false).await;
-        assert!(matches!(refused, Err(MasterError::Refused(_))), "{path}");
+        assert!(matches!(refused, Err(WorkError::Refused(_))), "{path}");
     }
     for uri in ["memory:/", "ftp://b", ""] {
         assert!(services.mount_bucket(mount_request("/y", uri), false).await.is_err(), "{uri}");

@@ -18,11 +18,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Extent, Kind, LinkInode, RenameMode, RenameName, SetXattr, WorkerState};
+use cavern_work::mounts::changes::DetachPolicy;
 use tokio::time::Instant;
 
 use self::bench::Fixture;
 use super::harness::{eventually, name};
-use crate::mounts::DetachPolicy;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_links_and_directories_become_objects_and_go_again() {

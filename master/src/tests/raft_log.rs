@@ -42,7 +42,7 @@ async fn propose(proposer: &Proposer, proposers: usize, each: usize, bytes: usiz
 
 async fn proposer(members: &[Member]) -> (usize, Proposer) {
     let leads = leader(members).await;
-    (leads, members[leads].term().unwrap().proposer())
+    (leads, members[leads].term().unwrap().services.proposer.clone())
 }
 
 #[tokio::test(flavor = "multi_thread")]

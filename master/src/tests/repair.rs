@@ -15,15 +15,15 @@ use cavern_proto::master::{
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{DrainWorker, JoinReplica, Mutate, PutWorker, RemoveWorker};
 use cavern_state::Outcome;
+use cavern_work::repair::claims;
+use cavern_work::workers::Workers;
+use cavern_work::workers::calls::ObjectWriter;
+use cavern_work::{Request, WorkError};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket, placement_of};
-use crate::error::MasterError;
-use crate::persist::ObjectWriter;
-use crate::repair::claims;
 use crate::term::{WorkerClientFactory, WorkerClients};
-use crate::workers::Workers;
 
 /// Target, sources and index of a copy.
 type Copied = (u64, Vec<u64>, u32);
@@ -48,14 +48,14 @@ impl WorkerClientFactory for Fake {
 }
 
 impl ObjectWriter for Fake {
-    fn placement(&self) -> Result<Arc<Placement>, MasterError> {
+    fn placement(&self) -> Result<Arc<Placement>, WorkError> {
         if let Some(workers) = self.table.lock().clone() {
             return Ok(Arc::new(Placement::new(&WorkerTable { epoch: 1, workers })));
         }
         Ok(placement_of(&self.live.lock()))
     }
 
-    fn reported(&self) -> Result<Vec<Worker>, MasterError> {
+    fn reported(&self) -> Result<Vec<Worker>, WorkError> {
         Ok(Vec::new())
     }
 
@@ -297,10 +297,10 @@ async fn a_worker_is_to_keep_its_own_and_what_those_had_that_are_gone() {
     let known = ListClaimsRequest { worker_id: 1, cluster_id, after: None };
     assert_eq!(repair.claims(known.clone(), None).await.unwrap().claims.len(), 6);
     let others = ListClaimsRequest { cluster_id: "another".into(), ..known.clone() };
-    assert!(matches!(repair.claims(others, None).await, Err(MasterError::Refused(_))));
+    assert!(matches!(repair.claims(others, None).await, Err(WorkError::Refused(_))));
     assert!(matches!(
         repair.claims(ListClaimsRequest { worker_id: 9, ..known }, None).await,
-        Err(MasterError::Refused(_))
+        Err(WorkError::Refused(_))
     ));
     bench.end().await;
 }
@@ -326,7 +326,7 @@ async fn what_a_worker_that_leaves_has_moves_and_it_is_removed_for_good() {
     bench.commit(0, &[1, 2], &[]).await.unwrap();
     bench.commit(1, &[2, 1], &[]).await.unwrap();
     bench.commit(2, &[1, 2, 3], &[]).await.unwrap();
-    let refused = repair.remove(1, false).await.unwrap();
+    let refused = repair.remove_once(&Request::default(), 1, false).await.unwrap();
     assert!(!refused.removed && refused.reason.contains("cv node drain"), "{refused:?}");
 
     // Copies fail at first, and nothing is given up for them.
@@ -347,9 +347,9 @@ async fn what_a_worker_that_leaves_has_moves_and_it_is_removed_for_good() {
         assert!(workers.len() == 2 && !workers.contains(&1), "{workers:?}");
     }
 
-    let removed = repair.remove(1, false).await.unwrap();
+    let removed = repair.remove_once(&Request::default(), 1, false).await.unwrap();
     assert!(removed.removed && removed.only_here.unwrap().blocks == 0);
-    assert!(matches!(repair.remove(1, false).await, Err(MasterError::NotFound(_))));
+    assert!(matches!(repair.remove_once(&Request::default(), 1, false).await, Err(WorkError::NotFound(_))));
     match proposer.propose(put(1)).await.unwrap() {
         Outcome::Refused(reason) => {
             assert!(reason.contains("cv node remove") && reason.contains("host1:1"), "{reason}")
@@ -365,14 +365,14 @@ async fn what_a_worker_that_leaves_has_moves_and_it_is_removed_for_good() {
     bench.commit(4, &[2], &[]).await.unwrap();
     workers[0].set_state(WorkerState::Lost);
     *bench.fake.table.lock() = Some(workers);
-    let refused = repair.remove(2, false).await.unwrap();
+    let refused = repair.remove_once(&Request::default(), 2, false).await.unwrap();
     let only_here = refused.only_here.unwrap();
     assert_eq!(
         (refused.removed, only_here.blocks, only_here.files, &only_here.listed[0].path[..]),
         (false, 1, 1, "/m/f")
     );
     assert!(bench.extent(3).await.0.contains(&2), "a refusal changes nothing");
-    assert_eq!(repair.remove(2, true).await.unwrap().only_here.unwrap().blocks, 1);
+    assert_eq!(repair.remove_once(&Request::default(), 2, true).await.unwrap().only_here.unwrap().blocks, 1);
     assert!(bench.master().services().workers.table().unwrap().workers.iter().all(|worker| worker.id > 2));
     bench.end().await;
 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use cavern_conf::{ByteSize, Config, Interval};
 use cavern_consensus::ConsensusError;
 use cavern_state::StateError;
+use cavern_work::WorkError;
+use cavern_work::listing::Why;
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket};
 use crate::error::MasterError;
-use crate::listing::Why;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_is_there_after_restarts_with_and_without_snapshots() {
@@ -54,7 +55,9 @@ async fn a_second_master_on_the_same_directory_is_refused() {
     let master = TestMaster::new().await;
     let second = TestMaster::with(Config::default(), master.dir.clone(), Arc::new(NoWorkers)).await;
     let error = second.err().expect("the directory is in use");
-    assert!(matches!(error, MasterError::Consensus(ConsensusError::State(StateError::DataDirInUse(_)))), "{error}");
+    let in_use =
+        matches!(&error, MasterError::Work(WorkError::Consensus(ConsensusError::State(StateError::DataDirInUse(_)))));
+    assert!(in_use, "{error}");
     assert!(error.to_string().contains("master.data_dir"));
     let master = master.restart().await;
     master.stop().await;

@@ -14,13 +14,13 @@ use cavern_proto::master::{
     WorkerState, WorkerTable,
 };
 use cavern_security::{Identity, Role};
+use cavern_work::WorkError;
 use futures::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::harness::{PATIENCE, TestMaster, eventually, name, new_bucket};
-use crate::error::MasterError;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refresh_ends_when_the_client_has_heard_of_the_changes() {
@@ -180,7 +180,7 @@ async fn a_worker_is_at_one_address_at_a_time() {
     let shown = || workers.table().unwrap().workers.remove(0).data_address;
     let id = register(1).await.unwrap();
     let refused = register(2).await.unwrap_err();
-    assert!(matches!(&refused, MasterError::AlreadyExists(reason) if reason.contains("has a copy")), "{refused:?}");
+    assert!(matches!(&refused, WorkError::AlreadyExists(reason) if reason.contains("has a copy")), "{refused:?}");
     // A heartbeat from elsewhere is not that of the worker, nor does it keep it alive.
     assert!(!beat(id, 2).await.unwrap() && beat(id, 1).await.unwrap());
     assert_eq!((register(1).await.unwrap(), shown()), (id, address(1)), "it may start again where it is");
@@ -212,8 +212,8 @@ async fn nobody_speaks_for_the_worker_of_another() {
         let cluster_id = services.cluster_id.to_string();
         services.repair.claims(ListClaimsRequest { worker_id, cluster_id, after: None }, asker.cloned()).await
     };
-    let denied = |what: &str, refused: Option<MasterError>| match refused {
-        Some(MasterError::Denied(reason)) => {
+    let denied = |what: &str, refused: Option<WorkError>| match refused {
+        Some(WorkError::Denied(reason)) => {
             assert!(reason.contains("\"first\"") && reason.contains("\"second\""), "{what}: {reason}");
         }
         other => panic!("{what}: {other:?}"),

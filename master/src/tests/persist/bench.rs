@@ -17,9 +17,9 @@ use cavern_proto::record::{FreeOwnContent, InodeRecord, Mutate};
 use cavern_state::records::mode;
 use cavern_state::{Outcome, Tables};
 use cavern_ufs::MemoryBucket;
+use cavern_work::WorkError;
 
 use super::fake::{Fake, HOLE, body, written};
-use crate::error::MasterError;
 use crate::tests::harness::{TestMaster, eventually, name, new_bucket};
 
 /// A master with an fs-mode mount of a bucket of its own.
@@ -262,7 +262,7 @@ fn collect(
     directory: u64,
     prefix: &str,
     wanted: &mut BTreeMap<String, (Bytes, String)>,
-) -> Result<(), MasterError> {
+) -> Result<(), WorkError> {
     let (entries, _) = tables.page(directory, None, usize::MAX)?;
     for (text, inode, record) in entries {
         let key = format!("{prefix}{}", std::str::from_utf8(&text).unwrap());

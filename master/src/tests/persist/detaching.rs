@@ -7,9 +7,9 @@ use cavern_proto::master::{Kind, LinkInode};
 use cavern_proto::record::RemoveMount;
 use cavern_proto::record::command::Command;
 use cavern_state::{Family, Outcome};
+use cavern_work::mounts::changes::DetachPolicy;
 
 use super::bench::Fixture;
-use crate::mounts::DetachPolicy;
 use crate::tests::harness::{eventually, name};
 
 #[tokio::test(flavor = "multi_thread")]

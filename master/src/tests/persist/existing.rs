@@ -12,12 +12,12 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{AdoptListing, ListedEntry};
+use cavern_work::namespace::Lookups;
 use rustix::io::Errno;
 
 use super::super::harness::number_from_environment;
 use super::bench::{BLOCK, Fixture};
 use super::fake::{body, written};
-use crate::namespace::Lookups;
 use crate::tests::harness::{PATIENCE, eventually, name};
 
 /// What is under a path: the words of a file, or a directory.

@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use cavern_proto::master::{Job, JobKind, JobState, Kind, RenameMode};
+use cavern_work::Request;
+use cavern_work::mounts::changes::DetachPolicy;
 
 use super::bench::{BLOCK, Fixture};
 use crate::tests::harness::{eventually, mount_request, new_bucket};
@@ -13,7 +15,7 @@ impl Fixture {
     }
 
     async fn export(&self, path: &str) -> Job {
-        self.master().services().jobs.export(path).await.unwrap()
+        self.master().services().jobs.submit_once(&Request::default(), JobKind::Export, path, 0).await.unwrap()
     }
 
     pub async fn ended(&self, id: u64) -> Job {
@@ -88,18 +90,18 @@ async fn an_export_that_is_refused_fails_with_the_reason_and_can_be_tried_again(
     bench.fake.is_denied.store(1, Ordering::Release);
     let begun = bench.export("/m/d").await;
     let jobs = bench.master().services().jobs.clone();
-    let early = jobs.retry(begun.id).await.unwrap_err().to_string();
+    let early = jobs.retry_once(&Request::default(), begun.id).await.unwrap_err().to_string();
     assert!(early.contains("still runs"), "{early}");
     let failed = bench.ended(begun.id).await;
     assert_eq!((failed.state(), failed.errors, failed.files_done), (JobState::Failed, 4, 0));
     assert_eq!(failed.last_error, "on purpose");
     bench.fake.is_denied.store(0, Ordering::Release);
-    let again = jobs.retry(begun.id).await.unwrap();
+    let again = jobs.retry_once(&Request::default(), begun.id).await.unwrap();
     assert_eq!((again.kind(), again.path.as_str(), again.retry_of), (JobKind::Export, "/m/d", begun.id));
     assert_eq!(bench.ended(again.id).await.state(), JobState::Done);
     assert_eq!(bench.job(begun.id).await, failed, "what has ended stays as it is");
-    assert!(jobs.retry(again.id).await.unwrap_err().to_string().contains("is done"));
-    assert!(jobs.retry(99).await.unwrap_err().is_not_found());
+    assert!(jobs.retry_once(&Request::default(), again.id).await.unwrap_err().to_string().contains("is done"));
+    assert!(jobs.retry_once(&Request::default(), 99).await.unwrap_err().is_not_found());
     drop(jobs);
 
     // A name that cannot be a key keeps only itself back.
@@ -163,9 +165,12 @@ async fn only_fs_mode_mounts_are_exported() {
     let (_bucket, uri) = new_bucket();
     let services = bench.master().services().clone();
     services.mount_bucket(mount_request("/cached", &uri), false).await.unwrap();
-    let refused = services.jobs.export("/cached").await.unwrap_err().to_string();
+    let refused =
+        services.jobs.submit_once(&Request::default(), JobKind::Export, "/cached", 0).await.unwrap_err().to_string();
     assert!(refused.contains("/cached is in a cache-mode mount"), "{refused}");
-    assert!(services.jobs.export("/m/none").await.unwrap_err().is_not_found());
+    assert!(
+        services.jobs.submit_once(&Request::default(), JobKind::Export, "/m/none", 0).await.unwrap_err().is_not_found()
+    );
     // A mount that goes meanwhile takes its changes with it.
     drop(services);
     let mut bench = bench;
@@ -174,11 +179,12 @@ async fn only_fs_mode_mounts_are_exported() {
     let begun = bench.export("/m").await;
     eventually(|| async { !bench.job(begun.id).await.last_error.is_empty() }).await;
     let services = bench.master().services().clone();
-    services.unmount_bucket("/m", crate::mounts::DetachPolicy::Discard).await.unwrap();
+    services.unmount_bucket("/m", DetachPolicy::Discard).await.unwrap();
     let failed = bench.ended(begun.id).await;
     assert_eq!(failed.state(), JobState::Failed);
     assert!(failed.last_error.contains("the mount is gone"), "{}", failed.last_error);
-    let refused = services.jobs.export("/").await.unwrap_err().to_string();
+    let refused =
+        services.jobs.submit_once(&Request::default(), JobKind::Export, "/", 0).await.unwrap_err().to_string();
     assert!(refused.contains("no fs-mode mount is below /"), "{refused}");
     drop(services);
     bench.end().await;

@@ -10,16 +10,15 @@ use cavern_net::Placement;
 use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, Status, open_request};
 use cavern_proto::master::{DiskReport, Worker, WorkerState, WorkerTable};
 use cavern_ufs::{Metadata, Precondition, Ufs, UfsError};
+use cavern_work::WorkError;
+use cavern_work::workers::Workers;
+use cavern_work::workers::calls::{BlockFiller, Failure, Filled, ObjectWriter};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::bench::BLOCK;
-use crate::error::MasterError;
-use crate::jobs::{BlockFiller, Failure, Filled};
-use crate::persist::ObjectWriter;
 use crate::term::{WorkerClientFactory, WorkerClients};
 use crate::tests::harness::placement_of;
-use crate::workers::Workers;
 
 /// Workers that make objects of the names of blocks, and fail as a test configures them to.
 #[derive(Clone)]
@@ -180,7 +179,7 @@ impl WorkerClientFactory for Fake {
 }
 
 impl BlockFiller for Fake {
-    fn placement(&self) -> Result<Arc<Placement>, MasterError> {
+    fn placement(&self) -> Result<Arc<Placement>, WorkError> {
         let worker = |id: u64| Worker { id, capacity_bytes: 1, state: WorkerState::Live as i32, ..Worker::default() };
         Ok(Arc::new(Placement::new(&WorkerTable { epoch: 1, workers: vec![worker(1), worker(2)] })))
     }
@@ -205,11 +204,11 @@ impl BlockFiller for Fake {
 }
 
 impl ObjectWriter for Fake {
-    fn placement(&self) -> Result<Arc<Placement>, MasterError> {
+    fn placement(&self) -> Result<Arc<Placement>, WorkError> {
         Ok(placement_of(&self.live.lock()))
     }
 
-    fn reported(&self) -> Result<Vec<Worker>, MasterError> {
+    fn reported(&self) -> Result<Vec<Worker>, WorkError> {
         let (capacity_bytes, data_bytes) = *self.disk.lock();
         let disks = vec![DiskReport { capacity_bytes, data_bytes, healthy: true, ..DiskReport::default() }];
         Ok(vec![Worker { id: 1, state: WorkerState::Live as i32, disks, ..Worker::default() }])

@@ -1,13 +1,15 @@
 //! Loads of files in fs-mode mounts: what only the bucket has is filled, wherever it is by then.
 
-use cavern_proto::master::{FreeFate, Job, JobState, Kind, RenameMode};
+use cavern_proto::master::{FreeFate, Job, JobKind, JobState, Kind, RenameMode};
+use cavern_work::Request;
 
 use super::bench::{BLOCK, Fixture};
 use crate::tests::harness::eventually;
 
 impl Fixture {
     async fn loaded(&self, path: &str) -> Job {
-        let begun = self.master().services().jobs.load(path).await.unwrap();
+        let begun =
+            self.master().services().jobs.submit_once(&Request::default(), JobKind::Load, path, 0).await.unwrap();
         self.ended(begun.id).await
     }
 
@@ -69,7 +71,7 @@ async fn content_that_moves_while_it_is_loaded_is_followed() {
     }
     let hold = bench.fake.fills.clone().write_owned().await;
     let jobs = bench.master().services().jobs.clone();
-    let begun = jobs.load("/m").await.unwrap();
+    let begun = jobs.submit_once(&Request::default(), JobKind::Load, "/m", 0).await.unwrap();
     eventually(|| async { jobs.get(begun.id).await.unwrap().walked }).await;
     bench.rename((root, "moved"), (root, "elsewhere"), RenameMode::Replace).await;
     bench.remove(root, "removed", false).await;

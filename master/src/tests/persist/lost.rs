@@ -3,14 +3,14 @@
 use std::sync::atomic::Ordering;
 
 use cavern_proto::master::{Kind, LostAction, ResolveLostReply, WorkerState};
+use cavern_work::WorkError;
 
 use super::super::harness::eventually;
 use super::bench::{BLOCK, Fixture};
 use super::fake::{HOLE, written};
-use crate::error::MasterError;
 
 impl Fixture {
-    async fn resolve(&self, path: &str, action: LostAction) -> Result<ResolveLostReply, MasterError> {
+    async fn resolve(&self, path: &str, action: LostAction) -> Result<ResolveLostReply, WorkError> {
         self.master().services().persistence.resolve_lost(path, action).await
     }
 
@@ -51,7 +51,7 @@ async fn a_block_is_lost_when_all_of_its_workers_are_live_and_none_has_it() {
     eventually(|| async { !bench.status("/m/away").await.last_error.is_empty() }).await;
     eventually(|| async { !bench.status("/m/other").await.last_error.is_empty() }).await;
     let refused = bench.resolve("/m/away", LostAction::Drop).await.unwrap_err();
-    assert!(matches!(&refused, MasterError::Refused(reason) if reason.contains("/m/away")), "{refused}");
+    assert!(matches!(&refused, WorkError::Refused(reason) if reason.contains("/m/away")), "{refused}");
     let tried = bench.resolve("/m", LostAction::Retry).await.unwrap();
     assert_eq!((tried.files, tried.still_lost, tried.blocks), (1, 1, 0));
     assert!(tried.last_error.contains("cv persist drop"), "{}", tried.last_error);

@@ -1,0 +1,136 @@
+//! Loads: walk a subtree, name the blocks of every file, and have the workers that own them fill them.
+//!
+//! Of a file in a cache-mode mount the blocks are those of its object. Of one in an fs-mode mount they are those of its
+//! origin that no block of the file has taken the place of: the rest is at workers already, or is a hole, and counts as
+//! done. A walk has no cursor: after a restart it begins anew, where filling what is already filled costs a worker one
+//! look into its index.
+
+mod blocks;
+mod fill;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cavern_proto::master::{Entry, Job, Kind};
+use cavern_state::records::etag;
+use tokio::sync::Semaphore;
+
+use self::blocks::File;
+use self::fill::Batches;
+use super::running::RunningJob;
+use crate::error::WorkError;
+use crate::listing::walk::{ListPolicy, Walk};
+use crate::namespace::Lookups;
+use crate::workers::calls::BlockFiller;
+
+/// Entries of a directory read at a time.
+const PAGE_ENTRIES: usize = 1000;
+
+/// Fills blocks for all loads. Cheap to clone.
+#[derive(Clone)]
+pub struct Loader {
+    lookups: Lookups,
+    filler: Arc<dyn BlockFiller>,
+    /// Blocks in flight, over all jobs.
+    blocks: Arc<Semaphore>,
+    concurrency: u32,
+}
+
+/// A job as it is at the beginning of its walk.
+pub fn begun_anew(job: Job) -> Job {
+    Job {
+        files_total: 0,
+        bytes_total: 0,
+        walked: false,
+        files_done: 0,
+        bytes_done: 0,
+        bytes_fetched: 0,
+        errors: 0,
+        last_error: String::new(),
+        ..job
+    }
+}
+
+impl Loader {
+    pub fn new(lookups: Lookups, filler: Arc<dyn BlockFiller>, concurrency: usize) -> Self {
+        let concurrency = u32::try_from(concurrency.clamp(1, 1 << 16)).unwrap_or(1);
+        Self { lookups, filler, blocks: Arc::new(Semaphore::new(concurrency as usize)), concurrency }
+    }
+
+    /// Loads what is below the path of a job. What fails is counted; an error is about the path.
+    pub async fn run(&self, job: &Arc<RunningJob>) -> Result<(), WorkError> {
+        let path = job.snapshot().path;
+        let mut entry = self.lookups.resolve(&path).await?;
+        let attr = entry.attr.unwrap_or_default();
+        let mut batches = Batches::new(self.clone(), job.clone());
+        if attr.kind() == Kind::Directory {
+            let mut walk = Walk::new(self.lookups.listings.clone(), attr.inode, ListPolicy::Fresh, true);
+            while let Some(visited) = walk.next().await {
+                match visited {
+                    Ok((inode, _)) => self.load_directory(&mut batches, inode).await?,
+                    Err((_, error)) => job.failed(&error.to_string()),
+                }
+            }
+        } else {
+            // Known from the listing of its directory, which is renewed like those of a walk.
+            self.lookups.touch(&[entry.parent], true).await?;
+            entry = self.lookups.resolve(&path).await?;
+            self.load_file(&mut batches, &entry).await?;
+        }
+        job.walked();
+        batches.finish().await;
+        Ok(())
+    }
+
+    async fn load_directory(&self, batches: &mut Batches, inode: u64) -> Result<(), WorkError> {
+        let reader = &self.lookups.reader;
+        let Some(directory) = reader.read(move |tables| Ok(tables.directory(inode)?)).await? else { return Ok(()) };
+        if directory.mount_id == 0 {
+            return Ok(());
+        }
+        let mount = self.lookups.mounts.get(directory.mount_id)?;
+        let prefix = directory.key_prefix(mount.ufs.prefix()).unwrap_or_default();
+        let mut after: Option<Bytes> = None;
+        loop {
+            let (from, prefix, is_fs_mode) = (after.take(), prefix.clone(), mount.is_fs_mode());
+            let read = reader.read(move |tables| {
+                let (page, end) = tables.page(inode, from.as_deref(), PAGE_ENTRIES)?;
+                let last = page.last().map(|(name, _, _)| name.clone());
+                let files = page.into_iter().filter(|(_, _, record)| record.kind() == Kind::File);
+                let files = files.map(|(name, inode, record)| match is_fs_mode {
+                    true => File::of_content(tables, inode, record),
+                    false => {
+                        let key = format!("{prefix}{}", String::from_utf8_lossy(&name));
+                        Ok(File::of_object(key, etag(&record), record.size))
+                    }
+                });
+                Ok((files.collect::<Result<Vec<_>, _>>()?, last, end))
+            });
+            let (files, last, end) = read.await?;
+            for file in files {
+                batches.add(&mount, file).await?;
+            }
+            after = last;
+            if end || after.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn load_file(&self, batches: &mut Batches, entry: &Entry) -> Result<(), WorkError> {
+        let mount = self.lookups.mounts.get(entry.mount_id)?;
+        let attr = entry.attr.unwrap_or_default();
+        if !mount.is_fs_mode() {
+            return batches.add(&mount, File::of_object(entry.key.clone(), entry.etag.clone(), attr.size)).await;
+        }
+        let inode = attr.inode;
+        let read = self.lookups.reader.read(move |tables| {
+            let record = tables.inode(inode)?.filter(|record| record.kind() == Kind::File);
+            record.map(|record| File::of_content(tables, inode, record)).transpose()
+        });
+        match read.await? {
+            Some(file) => batches.add(&mount, file).await,
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! One listing of one directory, on its way, and those who wait for it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use bytes::Bytes;
+use cavern_state::namespace::ListingCounts;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::error::WorkError;
+
+/// Names that may be checked while one listing runs.
+const CHECKS_MAX: usize = 65_536;
+
+/// How far a listing has come.
+#[derive(Clone, Debug)]
+pub enum Progress {
+    /// This many pages are in the namespace, and more follow.
+    Running(u64),
+    Ended(Result<ListingCounts, Arc<WorkError>>),
+}
+
+/// A listing of one directory.
+pub struct Flight {
+    /// When it was asked for.
+    pub created: Instant,
+    /// When its first LIST was sent, on the master's clock; 0 before that.
+    began_ns: AtomicI64,
+    progress: watch::Sender<Progress>,
+    /// Held while a difference is found and proposed.
+    pub step: tokio::sync::Mutex<()>,
+    /// Names that were checked one by one since it began, and when they were asked about.
+    checks: Mutex<HashMap<Bytes, i64>>,
+}
+
+impl Flight {
+    pub(super) fn new() -> Self {
+        Self {
+            created: Instant::now(),
+            began_ns: AtomicI64::new(0),
+            progress: watch::Sender::new(Progress::Running(0)),
+            step: tokio::sync::Mutex::new(()),
+            checks: Mutex::default(),
+        }
+    }
+
+    /// Notes the time of the first LIST.
+    pub fn begin(&self, now_ns: i64) {
+        self.began_ns.store(now_ns, Ordering::Release);
+    }
+
+    /// Whether it began after `asked_ns`, or has not begun yet.
+    pub fn begins_after(&self, asked_ns: i64) -> bool {
+        let began = self.began_ns.load(Ordering::Acquire);
+        began == 0 || began > asked_ns
+    }
+
+    /// Notes that a name was asked about at `asked_ns`; false when that is older than this listing, whose word then
+    /// counts. To be called with `step` held.
+    pub fn record_check(&self, name: &Bytes, asked_ns: i64) -> Result<bool, WorkError> {
+        let began = self.began_ns.load(Ordering::Acquire);
+        if began != 0 && began > asked_ns {
+            return Ok(false);
+        }
+        let mut checks = self.checks.lock();
+        if checks.len() >= CHECKS_MAX {
+            return Err(WorkError::Overloaded(
+                "too many names are looked up in a directory that is being listed".into(),
+            ));
+        }
+        let latest = checks.entry(name.clone()).or_insert(asked_ns);
+        if *latest > asked_ns {
+            return Ok(false);
+        }
+        *latest = asked_ns;
+        Ok(true)
+    }
+
+    /// The names of which more is known than this listing can say.
+    pub fn checked_names(&self) -> HashSet<Bytes> {
+        let began = self.began_ns.load(Ordering::Acquire);
+        self.checks.lock().iter().filter(|(_, asked)| **asked >= began).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// One more page is in the namespace, and it was not the last.
+    pub fn advance(&self) {
+        self.progress.send_modify(|progress| {
+            if let Progress::Running(pages) = progress {
+                *pages += 1;
+            }
+        });
+    }
+
+    pub fn end(&self, result: Result<ListingCounts, WorkError>) {
+        self.progress.send_replace(Progress::Ended(result.map_err(Arc::new)));
+    }
+
+    /// Waits for the end.
+    pub async fn ended(&self) -> Result<ListingCounts, WorkError> {
+        match self.wait(|progress| matches!(progress, Progress::Ended(_))).await {
+            Progress::Ended(result) => Ok(result?),
+            Progress::Running(_) => Err(WorkError::stopping()),
+        }
+    }
+
+    /// Waits for the first page or the end, whichever comes first.
+    pub async fn first_page(&self) -> Progress {
+        self.wait(|progress| !matches!(progress, Progress::Running(0))).await
+    }
+
+    async fn wait(&self, is_enough: impl FnMut(&Progress) -> bool) -> Progress {
+        let mut progress = self.progress.subscribe();
+        // The sender lives in `self`, so the channel cannot be closed.
+        match progress.wait_for(is_enough).await {
+            Ok(progress) => progress.clone(),
+            Err(_) => Progress::Running(0),
+        }
+    }
+}

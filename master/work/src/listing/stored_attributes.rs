@@ -1,0 +1,54 @@
+//! Asks the bucket what it keeps of the attributes of one file or directory of a cache-mode mount, and records the
+//! answer. Listings do not contain that.
+
+use bytes::Bytes;
+use cavern_posix::mode::{MODE_BITS, type_bits};
+use cavern_proto::record::command::Command;
+use cavern_proto::record::{InodeRecord, KeepAttributes, KeptAttributes};
+use cavern_state::records::{is_directory, version};
+use cavern_state::{Directory, EntryVersion};
+use cavern_ufs::{ObjectAttributes, ObjectMeta, UfsError};
+
+use super::{Listings, Why};
+use crate::error::WorkError;
+use crate::mounts::OpenMount;
+
+impl Listings {
+    /// After this the namespace says of something in `place` what the bucket said after the call: one HEAD. An object
+    /// that turns out to be another one by now is taken in as such.
+    pub async fn look_at(
+        &self,
+        mount: &OpenMount,
+        place: &Directory,
+        name: &Bytes,
+        (inode, record): (u64, &InodeRecord),
+    ) -> Result<(), WorkError> {
+        let prefix = place.key_prefix(mount.ufs.prefix()).ok_or(WorkError::Gone(place.inode))?;
+        let slash = if is_directory(record) { "/" } else { "" };
+        let key = format!("{prefix}{}{slash}", String::from_utf8_lossy(name));
+        let object = match self.request(mount, mount.ufs.head(&key)).await {
+            Ok(object) => Some(object),
+            Err(WorkError::Ufs(UfsError::NotFound { .. })) => None,
+            Err(error) => return Err(error),
+        };
+        let is_current =
+            |object: &ObjectMeta| version(record) == EntryVersion { etag: object.etag.clone(), size: object.size };
+        if !is_directory(record) && !object.as_ref().is_some_and(is_current) {
+            return self.refresh_name(place.inode, name, Why::Unknown).await;
+        }
+        let own = object.and_then(|object| ObjectAttributes::read(&object.metadata, type_bits(record.kind())));
+        let kept = own.map_or_else(KeptAttributes::default, |own| KeptAttributes {
+            own: true,
+            mode: own.mode & MODE_BITS,
+            uid: own.uid,
+            gid: own.gid,
+            mtime_ns: own.mtime_ns,
+        });
+        let EntryVersion { etag, size } = version(record);
+        self.0
+            .proposer
+            .propose(Command::KeepAttributes(KeepAttributes { inode, etag, size, kept: Some(kept) }))
+            .await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! Parts of the namespace that somebody waits for: their changes are brought to the bucket without the usual delay, and
+//! what has failed before is tried again at once.
+//!
+//! A request is of the changes up to a number, and ends with the wait. It is kept nowhere but here: whoever waits keeps
+//! what it waits for.
+
+use std::sync::Arc;
+
+use cavern_proto::record::IntentRecord;
+use cavern_state::{PendingDeletion, Tables};
+use tokio::time::Instant;
+
+use super::backlog::{Backlog, ChangeRange};
+use super::expedited_scopes::ExpeditedScope;
+use super::retry_tracker::Priority;
+use super::scope::{Scope, ScopeFilter};
+use super::{PAGE, Persistence};
+use crate::error::WorkError;
+
+/// Somebody waits until this is dropped.
+pub struct Expedited {
+    persistence: Arc<Persistence>,
+    request: Arc<ExpeditedScope>,
+}
+
+impl Drop for Expedited {
+    fn drop(&mut self) {
+        self.persistence.expedited.list.lock().retain(|request| !Arc::ptr_eq(request, &self.request));
+    }
+}
+
+impl Expedited {
+    /// What is left of it.
+    ///
+    /// # Errors
+    /// [`WorkError::NotFound`] when the mount is gone.
+    pub async fn left(&self) -> Result<Backlog, WorkError> {
+        let ExpeditedScope { scope, up_to, since } = &*self.request;
+        let span = ChangeRange { up_to: *up_to, expedited_since: Some(*since) };
+        let (left, _) = self.persistence.measure(scope.clone(), span).await?;
+        let mount_id = scope.mount_id;
+        let read = self.persistence.lookups.reader.read(move |tables| Ok(tables.mount(mount_id)?.is_none()));
+        if mount_id != 0 && read.await? {
+            return Err(WorkError::NotFound("the mount is gone, and what its bucket lacked was given up".into()));
+        }
+        Ok(left)
+    }
+}
+
+impl Persistence {
+    /// Brings the changes of a scope up to a number to the bucket now, until what is answered is dropped.
+    pub fn expedite(self: &Arc<Self>, scope: Scope, up_to: u64) -> Expedited {
+        let request = Arc::new(ExpeditedScope { scope, up_to, since: Instant::now() });
+        self.expedited.list.lock().push(request.clone());
+        self.expedited.begun.send_replace(());
+        Expedited { persistence: self.clone(), request }
+    }
+
+    /// What the bucket of a scope lacks now, and the number of the last change.
+    pub async fn backlog(self: &Arc<Self>, scope: Scope) -> Result<(Backlog, u64), WorkError> {
+        self.measure(scope, ChangeRange::ALL).await
+    }
+
+    /// The intents that follow, and how soon each is to be worked off.
+    pub(super) async fn prioritized_intents(
+        &self,
+        after: u64,
+    ) -> Result<Vec<(u64, IntentRecord, Priority)>, WorkError> {
+        let expedited = self.expedited.list.lock().clone();
+        let read = self.lookups.reader.read(move |tables| {
+            let mut paces = Priorities::new(&expedited);
+            let intents = tables.intents(after, PAGE)?.into_iter();
+            let paced = intents.map(|(inode, intent)| {
+                let pace = paces.of(intent.first_change, |within| within.has(tables, inode, &intent))?;
+                Ok((inode, intent, pace))
+            });
+            paced.collect()
+        });
+        read.await
+    }
+
+    /// The deletions that follow, and how soon each is to be carried out.
+    pub(super) async fn prioritized_deletions(
+        &self,
+        after: Option<(u32, String)>,
+    ) -> Result<Vec<(PendingDeletion, Priority)>, WorkError> {
+        let (expedited, mounts) = (self.expedited.list.lock().clone(), self.lookups.mounts.clone());
+        let read = self.lookups.reader.read(move |tables: Tables<'_>| {
+            let mut paces = Priorities::new(&expedited);
+            let after = after.as_ref().map(|(mount, key)| (*mount, key.as_str()));
+            let paced = tables.deletions(after, PAGE)?.into_iter().map(|deletion| {
+                let prefix = || mounts.prefix(deletion.mount_id);
+                let pace =
+                    paces.of(deletion.record.first_change, |within| within.has_key(tables, &deletion, prefix))?;
+                Ok((deletion, pace))
+            });
+            paced.collect()
+        });
+        read.await
+    }
+}
+
+/// Looks up who waits for what.
+struct Priorities<'h>(Vec<(&'h ExpeditedScope, ScopeFilter<'h>)>);
+
+impl<'h> Priorities<'h> {
+    fn new(expedited: &'h [Arc<ExpeditedScope>]) -> Self {
+        Self(expedited.iter().map(|request| (&**request, ScopeFilter::new(&request.scope))).collect())
+    }
+
+    /// That of the last who began to wait, if anybody does.
+    fn of(
+        &mut self,
+        first_change: u64,
+        mut is_in: impl FnMut(&mut ScopeFilter<'h>) -> Result<bool, WorkError>,
+    ) -> Result<Priority, WorkError> {
+        for (request, within) in self.0.iter_mut().rev() {
+            if first_change <= request.up_to && is_in(within)? {
+                return Ok(Priority::Expedited(request.since));
+            }
+        }
+        Ok(Priority::Normal)
+    }
+}

@@ -1,0 +1,292 @@
+//! Works intents off: one inode at a time, many inodes at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_conf::Failpoint;
+use cavern_proto::ContentId;
+use cavern_proto::data::Status;
+use cavern_proto::record::command::Command;
+use cavern_proto::record::{BeginObjects, IntentRecord, Persisted, PersistedObject, SpreadIntent};
+use cavern_state::outcome::Beginning;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+use super::plan::{self, Portion, Step, Work, Write};
+use super::retry_tracker::{FailureKind, Item, KeyClaim, Priority, WorkPermit};
+use super::{PATIENCE, PAUSES, Persistence, REST, REST_BUSY, REST_EXPEDITED};
+use crate::background::Next;
+use crate::error::WorkError;
+use crate::mounts::OpenMount;
+
+/// Entries of a renamed directory that get intents with one command.
+pub const SPREAD: u32 = 500;
+/// A worker reports the object that is in the way under a key; so often it is believed.
+const ROUNDS: usize = 4;
+/// While somebody waits, a file that is being written to is looked at again after so long.
+const CHANGING_PAUSE: Duration = Duration::from_secs(1);
+
+/// How working on an inode ended.
+pub(super) enum PersistOutcome {
+    /// The bucket has it, or needs nothing.
+    Done,
+    /// The bucket did as it was asked, and there is more to do.
+    Again,
+    Later(Duration),
+    /// It was written to meanwhile.
+    Changing,
+    Failed(FailureKind, String),
+}
+
+impl Persistence {
+    /// How long to rest after a look at everything, of which reading took so long and which found something to do or
+    /// nothing. What is done is struck off the records, but must be passed over by whoever reads them again.
+    pub(super) fn rest(&self, reading: Duration, busy: bool) -> Next {
+        let (shortest, rest) = match (self.expedited.list.lock().is_empty(), busy) {
+            (true, false) => (PAUSES.1, REST),
+            (true, true) => (PAUSES.1, REST_BUSY),
+            (false, _) => (PAUSES.0, REST_EXPEDITED),
+        };
+        Next::RestFor((self.delay / 4).clamp(PAUSES.0, shortest).max(reading * rest))
+    }
+
+    /// Begins to work on all inodes that are due.
+    pub(super) async fn persist_due(self: &Arc<Self>) -> Result<Next, WorkError> {
+        let (mut reading, mut busy) = (Duration::ZERO, false);
+        let mut after = 0;
+        loop {
+            let began = Instant::now();
+            let page = self.prioritized_intents(after).await?;
+            reading += began.elapsed();
+            let Some((last, _, _)) = page.last() else { return Ok(self.rest(reading, busy)) };
+            after = *last;
+            for (inode, intent, pace) in page {
+                busy |= self.start_if_due(inode, &intent, pace).await;
+            }
+        }
+    }
+
+    /// Begins to work on an inode if it is due; says whether it has.
+    async fn start_if_due(self: &Arc<Self>, inode: u64, intent: &IntentRecord, pace: Priority) -> bool {
+        if pace == Priority::Normal && !self.is_due(intent) {
+            return false;
+        }
+        let Some(turn) = self.ledger.begin(&Item::Inode(inode), intent.mount_id, pace) else { return false };
+        let Ok(permit) = self.permits.clone().acquire_owned().await else { return false };
+        let (persistence, mount_id) = (self.clone(), intent.mount_id);
+        self.tasks.spawn(async move { persistence.process_intent(inode, mount_id, pace, &turn, permit).await });
+        true
+    }
+
+    fn is_due(&self, intent: &IntentRecord) -> bool {
+        self.is_overdue(intent.first_ns) || !self.yields_to_clients() && self.is_older(intent.changed_ns, self.delay)
+    }
+
+    /// Whether what has been to be done since then waits for nothing any longer.
+    pub(super) fn is_overdue(&self, since_ns: i64) -> bool {
+        self.is_older(since_ns, self.delay * PATIENCE)
+    }
+
+    fn is_older(&self, ns: i64, than: Duration) -> bool {
+        // Of what is from the future, written by a master that did not record its clock, no age is known: it does not
+        // wait.
+        u64::try_from(self.lookups.reader.clock().age_ns(ns)).map_or(true, |age| Duration::from_nanos(age) >= than)
+    }
+
+    pub(super) async fn process_intent(
+        &self,
+        inode: u64,
+        mount_id: u32,
+        pace: Priority,
+        turn: &WorkPermit,
+        _permit: OwnedSemaphorePermit,
+    ) {
+        loop {
+            let end = match self.step(inode, mount_id, pace).await {
+                Ok(end) => end,
+                // The log does not take anything at the moment: whatever is begun anew finds things as they are.
+                Err(error) => PersistOutcome::Failed(FailureKind::Item, error.to_string()),
+            };
+            match end {
+                PersistOutcome::Done => return turn.succeeded(),
+                PersistOutcome::Again => turn.succeeded(),
+                PersistOutcome::Later(pause) => return turn.later(pause),
+                PersistOutcome::Changing if self.expedited.list.lock().is_empty() => return turn.later(self.delay),
+                // It may be what somebody waits for, perhaps since a moment ago.
+                PersistOutcome::Changing => return turn.later(self.delay.min(CHANGING_PAUSE)),
+                PersistOutcome::Failed(blame, error) => {
+                    self.metrics.failures.inc();
+                    tracing::debug!(inode, mount = mount_id, "not persisted: {error}");
+                    return turn.failed(blame, &error);
+                }
+            }
+        }
+    }
+
+    async fn step(&self, inode: u64, mount_id: u32, pace: Priority) -> Result<PersistOutcome, WorkError> {
+        let mount = match self.lookups.mounts.get(mount_id) {
+            Ok(mount) => mount,
+            Err(error) if error.is_not_found() => {
+                let forget = Persisted { inode, change: u64::MAX, ..Persisted::default() };
+                self.proposer.propose(Command::Persisted(forget)).await?;
+                return Ok(PersistOutcome::Done);
+            }
+            Err(error) => return Err(error),
+        };
+        let (seen, cluster) = (mount.clone(), self.cluster_id.clone());
+        let planned =
+            self.lookups.reader.read(move |tables| plan::plan(tables, &cluster, inode, &seen.mount, seen.ufs.prefix()));
+        match planned.await? {
+            Err(unfit) => Ok(PersistOutcome::Failed(FailureKind::NeedsOperator, unfit)),
+            Ok(Step::None) => Ok(PersistOutcome::Done),
+            Ok(Step::Spread) => {
+                self.proposer.propose(Command::SpreadIntent(SpreadIntent { inode, limit: SPREAD })).await?;
+                Failpoint::RenameSpread.pass();
+                Ok(PersistOutcome::Again)
+            }
+            Ok(Step::KeyOccupied { key, owner }) => self.relocate_origin(&mount, inode, &key, owner, pace).await,
+            Ok(Step::Write(work)) => self.write_objects(&mount, *work).await,
+        }
+    }
+
+    async fn write_objects(&self, mount: &OpenMount, mut work: Work) -> Result<PersistOutcome, WorkError> {
+        // The first worker of a block is the one that is asked for it.
+        let placement = self.writer.placement()?;
+        for extent in &mut work.content.extents {
+            extent.workers.sort_by_key(|worker| !placement.is_live(*worker));
+        }
+        for portion in work.portions() {
+            if let Some(end) = self.write_portion(mount, &work, portion).await? {
+                return Ok(end);
+            }
+        }
+        Ok(PersistOutcome::Done)
+    }
+
+    /// Gives the end, if this is not done.
+    async fn write_portion(
+        &self,
+        mount: &OpenMount,
+        work: &Work,
+        portion: Portion,
+    ) -> Result<Option<PersistOutcome>, WorkError> {
+        let mut claims = Vec::new();
+        for write in &portion.writes {
+            match self.ledger.claim(work.mount_id, &write.key) {
+                Some(claim) => claims.push(claim),
+                // It is being deleted, or written for the inode that had the name before.
+                None => return Ok(Some(PersistOutcome::Later(PAUSES.0))),
+            }
+        }
+        let new: Vec<String> =
+            portion.writes.iter().filter(|write| write.is_new).map(|write| write.key.clone()).collect();
+        if !new.is_empty() {
+            let begin = BeginObjects { inode: work.inode, keys: new };
+            match self.proposer.propose(begin).await? {
+                Beginning::Began { is_named: false } => return Ok(Some(PersistOutcome::Done)),
+                Beginning::OutOfDate => return Ok(Some(PersistOutcome::Again)),
+                Beginning::Began { is_named: true } => {}
+            }
+        }
+        Failpoint::ObjectNoted.pass();
+        let (mut objects, mut failed) = (Vec::new(), None);
+        for write in &portion.writes {
+            match self.write(mount, work, write.clone()).await {
+                Ok(etag) => {
+                    let object = Some(work.content.object(etag));
+                    objects.push(PersistedObject { key: write.key.clone(), object });
+                }
+                Err(end) => {
+                    failed = Some(end);
+                    break;
+                }
+            }
+        }
+        Failpoint::ObjectWritten.pass();
+        self.confirm(work.inode, portion, objects, failed, claims).await
+    }
+
+    /// Puts what was done into the log; only then others may have the keys.
+    async fn confirm(
+        &self,
+        inode: u64,
+        portion: Portion,
+        objects: Vec<PersistedObject>,
+        failed: Option<PersistOutcome>,
+        claims: Vec<KeyClaim>,
+    ) -> Result<Option<PersistOutcome>, WorkError> {
+        // With one object missing, nothing is given up, and the bucket is behind still.
+        let (change, gone) = if failed.is_none() { (portion.change, portion.gone) } else { (0, Vec::new()) };
+        if failed.is_none() || !objects.is_empty() {
+            let persisted = Persisted { inode, change, objects, gone };
+            self.proposer.propose(Command::Persisted(persisted)).await?;
+            Failpoint::ObjectConfirmed.pass();
+        }
+        drop(claims);
+        Ok(failed)
+    }
+
+    /// Has a worker write one object; gives its ETag.
+    pub(super) async fn write(
+        &self,
+        mount: &OpenMount,
+        work: &Work,
+        mut write: Write,
+    ) -> Result<String, PersistOutcome> {
+        if let Err(refusal) = mount.check_claimant() {
+            mount.failed(&refusal);
+            return Err(PersistOutcome::Failed(FailureKind::Denied, refusal.to_string()));
+        }
+        let worker = self.choose(work, &write)?;
+        for _ in 0..ROUNDS {
+            let request = work.content.request(work, &write);
+            let reply = self.writer.persist(worker, request).await;
+            let reply = reply.map_err(|error| PersistOutcome::Failed(FailureKind::Item, error))?;
+            let failed = |blame: FailureKind| {
+                let message = if reply.message.is_empty() { reply.status().as_str_name() } else { &reply.message };
+                PersistOutcome::Failed(blame, message.to_owned())
+            };
+            match reply.status() {
+                Status::Ok => {
+                    mount.succeeded();
+                    self.metrics.uploads.inc();
+                    self.metrics.upload_bytes.inc_by(work.content.length);
+                    self.throughput.add(work.content.length);
+                    return Ok(reply.etag);
+                }
+                // The namespace says what is under the key: what is there goes.
+                Status::VersionChanged if write.replaces != reply.etag => write.replaces = reply.etag,
+                Status::VersionChanged => {
+                    return Err(self.clear_the_way(mount, work.inode, &write.key, &reply.message).await);
+                }
+                Status::Changed => return Err(PersistOutcome::Changing),
+                Status::NotFound => return Err(self.recognize_own_upload(mount, work, &reply.message).await),
+                Status::NoSuchBlock => return Err(self.recognize_lost(work, &reply.message).await),
+                status @ (Status::UfsUnavailable | Status::Denied) => {
+                    mount.failed(&WorkError::Refused(reply.message.clone()));
+                    return Err(failed(if status == Status::Denied {
+                        FailureKind::Denied
+                    } else {
+                        FailureKind::Bucket
+                    }));
+                }
+                _ => return Err(failed(FailureKind::Item)),
+            }
+        }
+        Err(PersistOutcome::Changing)
+    }
+
+    /// A live worker: one that has the first block, or else any, the same for the same object.
+    fn choose(&self, work: &Work, write: &Write) -> Result<u64, PersistOutcome> {
+        let placement =
+            self.writer.placement().map_err(|error| PersistOutcome::Failed(FailureKind::Item, error.to_string()))?;
+        let is_live = |worker: &u64| placement.is_live(*worker);
+        let holder = work.content.extents.first().and_then(|first| first.workers.iter().copied().find(is_live));
+        let any = || {
+            let content = ContentId::of_object(&self.cluster_id, &write.key, "", 0, 1);
+            placement.candidates(content, 0, 1).first()
+        };
+        let chosen = holder.or_else(any);
+        chosen.ok_or_else(|| PersistOutcome::Failed(FailureKind::Item, "no worker is live: start one".to_owned()))
+    }
+}

@@ -1,0 +1,143 @@
+//! Having sessions let go of directories that they hold: whoever looks into one, or changes something in it, waits here
+//! until the state says that nobody else holds it. By then everything is in the state that the holder had answered for.
+//!
+//! The holder is sent an event, and once more each second, since its stream may have broken. One whose stream stays
+//! broken is waited for until its session is over: the end of a session lets go of all.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_conf::Failpoint;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::held::HeldDirectories;
+use super::watch::WatchHub;
+use crate::error::WorkError;
+
+/// Between two events to the same session about the same directory.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How many leases a holder has: one in which it is cut off, and the end of its session.
+const LEASES: u32 = 2;
+/// So long after a whole mount was recalled no session comes to hold anything: whoever asked for that has its turn.
+const PAUSE: Duration = Duration::from_secs(2);
+/// All directories of a session, where one could be named.
+const ALL: u64 = 0;
+
+/// The recalls of one term.
+pub struct Recalls {
+    hub: Arc<WatchHub>,
+    held: Arc<HeldDirectories>,
+    asked: Mutex<Asked>,
+}
+
+#[derive(Default)]
+struct Asked {
+    /// When a session was sent an event about a directory, or about all.
+    sent: HashMap<(u64, u64), Instant>,
+    /// Whole mounts that are being recalled, and when the last one was.
+    mounts: usize,
+    ended: Option<Instant>,
+}
+
+/// A mount is being recalled as long as this is there.
+struct WholeMount<'a>(&'a Recalls);
+
+impl Drop for WholeMount<'_> {
+    fn drop(&mut self) {
+        let mut asked = self.0.asked.lock();
+        asked.mounts -= 1;
+        asked.ended = Some(Instant::now());
+    }
+}
+
+impl Recalls {
+    pub fn new(hub: Arc<WatchHub>) -> Self {
+        Self { held: hub.held(), hub, asked: Mutex::default() }
+    }
+
+    pub fn held(&self) -> &HeldDirectories {
+        &self.held
+    }
+
+    /// Returns when no other session than the asker (0 for whoever has none) holds a directory.
+    ///
+    /// # Errors
+    /// [`WorkError::Deadline`] when the holder does not let go.
+    pub async fn recall(&self, directory: u64, asker: u64) -> Result<(), WorkError> {
+        self.recall_all(&[directory], asker).await
+    }
+
+    /// The same of several.
+    pub async fn recall_all(&self, directories: &[u64], asker: u64) -> Result<(), WorkError> {
+        if self.held.is_empty() {
+            return Ok(());
+        }
+        let holders = || {
+            let other = |directory: &u64| Some((self.held.other_holder(*directory, asker)?, *directory));
+            directories.iter().filter_map(other).collect()
+        };
+        self.wait(holders).await
+    }
+
+    /// Returns when nobody holds any directory of a mount. New ones may be held right after that.
+    ///
+    /// # Errors
+    /// As [`Self::recall`].
+    pub async fn recall_mount(&self, mount_id: u32) -> Result<(), WorkError> {
+        self.asked.lock().mounts += 1;
+        let _whole = WholeMount(self);
+        self.wait(|| self.held.holders_in(mount_id).into_iter().map(|session| (session, ALL)).collect()).await
+    }
+
+    /// Has a directory recalled, without waiting for that.
+    pub fn ask(&self, directory: u64) {
+        if let Some(holder) = self.held.holder(directory) {
+            self.send(&[(holder, directory)]);
+        }
+    }
+
+    /// Whether sessions may come to hold what they make: not while somebody needs a whole mount.
+    pub fn allow_holding(&self) -> bool {
+        let asked = self.asked.lock();
+        asked.mounts == 0 && asked.ended.is_none_or(|ended| ended.elapsed() >= PAUSE)
+    }
+
+    /// Waits until there are no holders.
+    async fn wait(&self, holders: impl Fn() -> Vec<(u64, u64)>) -> Result<(), WorkError> {
+        let deadline = Instant::now() + self.hub.lease() * LEASES;
+        loop {
+            let let_go = self.held.next_let_go();
+            tokio::pin!(let_go);
+            // Registered before looking, so that none is missed.
+            let_go.as_mut().enable();
+            let holders = holders();
+            let Some((session, _)) = holders.first() else { return Ok(()) };
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(WorkError::Deadline(format!(
+                    "{} answers for changes here and does not let go: try again, or end it",
+                    self.hub.describe(*session)
+                )));
+            }
+            self.send(&holders);
+            let _again = tokio::time::timeout_at(deadline.min(now + AGAIN), let_go).await;
+        }
+    }
+
+    /// Sends each holder its event, unless it was sent it a moment ago.
+    fn send(&self, holders: &[(u64, u64)]) {
+        let now = Instant::now();
+        let mut due = HashSet::new();
+        let mut asked = self.asked.lock();
+        asked.sent.retain(|_, sent| now.duration_since(*sent) < AGAIN);
+        for holder in holders {
+            if !asked.sent.contains_key(holder) && self.hub.send_recall(holder.0, holder.1) {
+                due.insert(*holder);
+                Failpoint::RecallSent.pass();
+            }
+        }
+        asked.sent.extend(due.into_iter().map(|holder| (holder, now)));
+    }
+}

@@ -1,0 +1,655 @@
+//! The sessions that there are, and their streams of events.
+//!
+//! A session is a client's `Watch` stream, and those that follow it when it breaks; it is also the client's lease.
+//! Changes come from the applying task, in applied order, with numbers that come from the log, and are appended to the
+//! queues of the sessions. The queue is bounded: a session that falls too far behind loses it and is sent an event to
+//! forget everything (`Reset`), which is always right. A tick each second carries the current number, so a client that
+//! receives ticks knows that it has missed nothing.
+//!
+//! A stream that breaks may go on where it was, here or at another master, if all changes since are remembered
+//! ([`RecentChanges`](super::recent::RecentChanges)): the client keeps what it has cached. Otherwise it begins with a
+//! `Reset`.
+//!
+//! `cv refresh` and its like wait in [`WatchHub::wait_acknowledged`] until every session has acknowledged a number, for
+//! a lease at most.
+//!
+//! Who is notified of what: [`notify`].
+
+mod group;
+mod lapsed;
+mod notify;
+pub(super) mod open;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_consensus::LeaderLease;
+use cavern_proto::master::watch_event::Event;
+use cavern_proto::master::{Reset, Resumed, WatchEvent};
+use cavern_security::Identity;
+use cavern_state::ALL_BEFORE;
+use parking_lot::{Mutex, MutexGuard};
+use ring::rand::{SecureRandom, SystemRandom};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::current::CurrentSessions;
+use super::held::HeldDirectories;
+use super::interest::Interest;
+use super::let_go::PendingLetGo;
+use super::owners::Owners;
+use super::session_log::SessionLog;
+use crate::error::WorkError;
+use crate::metrics::MasterMetrics;
+use crate::silence::{LastLook, excuse};
+use lapsed::Lapsed;
+
+/// Events that a session may be behind; about 100 bytes each, which all sessions share.
+const QUEUE_EVENTS: usize = 16_384;
+/// Sessions at a time.
+const SESSIONS_MAX: usize = 10_000;
+/// How long the stream of a client that has died may take to break.
+const STREAM_BREAKS: Duration = Duration::from_millis(500);
+
+/// All sessions.
+pub struct WatchHub {
+    state: Mutex<State>,
+    /// Some session acknowledged something, or ended.
+    progress: Notify,
+    lease: Duration,
+    /// Sessions that one client may have.
+    client_sessions: usize,
+    lead: LeaderLease,
+    cluster_id: Arc<str>,
+    metrics: MasterMetrics,
+    log: SessionLog,
+    /// Who remembers the last changes. Locked before `state`.
+    changes: Arc<CurrentSessions>,
+}
+
+struct State {
+    seq: u64,
+    sessions: HashMap<u64, Session>,
+    /// Sessions whose stream broke, and when: for a lease they may be taken up again, and their clients believe what
+    /// they have cached.
+    broken: HashMap<u64, Instant>,
+    /// Sessions whose lease is over, and that are kept nevertheless.
+    lapsed: Lapsed,
+    /// Who has opened a session, as long as it may come back: where connections are secured it is nobody else's.
+    owners: Owners,
+    /// The last session that began at a place that has room for one.
+    places: HashMap<String, u64>,
+    /// Sessions of before this master's start may be taken up for a lease, too.
+    started: Instant,
+    interest: Interest,
+    held: Arc<HeldDirectories>,
+    let_go: PendingLetGo,
+    last_look: LastLook,
+    closed: bool,
+    /// Streams opened so far.
+    streams: u64,
+}
+
+impl State {
+    /// Leaves out of all silence what this master has not listened for.
+    fn look(&mut self, lease: Duration) {
+        let missed = self.last_look.missed(lease / 2);
+        if !missed.is_zero() {
+            let heard = self.sessions.values_mut().map(|session| &mut session.received_at);
+            excuse(heard.chain(self.broken.values_mut()).chain([&mut self.started]), missed);
+        }
+    }
+
+    /// Whether a session without a stream may get one.
+    fn may_return(&self, session: u64, is_recorded: bool, lease: Duration) -> bool {
+        !self.has_lapsed(session, is_recorded, lease) || is_recorded && self.is_kept(session)
+    }
+
+    /// Whether the lease of a session without a stream is over.
+    fn has_lapsed(&self, session: u64, is_recorded: bool, lease: Duration) -> bool {
+        match self.broken.get(&session) {
+            Some(since) => since.elapsed() >= lease,
+            None => !is_recorded || self.started.elapsed() >= lease,
+        }
+    }
+
+    /// Whether a session outlives its lease. Those of before this master's start have lapsed then, if they are not
+    /// back.
+    fn is_kept(&self, session: u64) -> bool {
+        self.lapsed.is_kept(session, self.started) && self.held.holds_any(session)
+    }
+
+    /// The lease of a session is over.
+    fn lapse(&mut self, session: u64) {
+        self.interest.end(session);
+        self.let_go.gone(session);
+        if self.is_kept(session) {
+            self.lapsed.add(session);
+        } else {
+            self.owners.remove(session);
+        }
+    }
+
+    /// Sessions without a stream do not outlive their lease where the certificate is revoked that they were opened
+    /// with: nobody comes back for what they hold. Whoever has another one has a lease to come back with it.
+    fn end_revoked(&mut self) {
+        for session in self.owners.revoked() {
+            if !self.sessions.contains_key(&session) && self.held.holds_any(session) {
+                self.lapsed.end(session);
+            }
+        }
+    }
+
+    fn has_settled(&self, lease: Duration) -> bool {
+        self.started.elapsed() >= lease && self.broken.values().all(|since| since.elapsed() >= lease)
+    }
+
+    /// Whether every session has acknowledged what it was sent of the events up to `seq`: its own changes it was not
+    /// sent.
+    fn have_acknowledged(&self, seq: u64) -> bool {
+        self.sessions.values().all(|session| session.acknowledged >= seq.min(session.last_queued))
+    }
+
+    /// Puts a tick in the queue of every session that waits for events.
+    fn push_ticks(&mut self) {
+        let tick: Arc<[WatchEvent]> = Arc::new([event(self.seq, Event::Tick(true))]);
+        for session in self.sessions.values_mut().filter(|session| session.queue.is_empty()) {
+            session.push(&tick);
+        }
+    }
+}
+
+struct Session {
+    client: String,
+    /// Which of its streams this is.
+    stream: u64,
+    /// Events that came together, shared with the other sessions.
+    queue: VecDeque<Arc<[WatchEvent]>>,
+    /// Events in the queue.
+    waiting: usize,
+    /// Number of the last event that was put in the queue, ever.
+    last_queued: u64,
+    wake: Arc<Notify>,
+    acknowledged: u64,
+    received_at: Instant,
+    /// Its client may refer to inodes that it knows from an earlier stream, and has not asked about in this one.
+    knows_earlier: bool,
+    /// Of which its client knows the masters.
+    group_epoch: u64,
+    /// When it is known here what its client knows, since it has said so, and its kernel trusts nothing else any more.
+    settles_at: Option<Instant>,
+}
+
+impl Session {
+    fn push(&mut self, events: &Arc<[WatchEvent]>) {
+        self.waiting += events.len();
+        self.last_queued = events.last().map_or(self.last_queued, |event| event.seq);
+        self.queue.push_back(events.clone());
+        self.wake.notify_one();
+    }
+
+    fn clear(&mut self) {
+        self.queue.clear();
+        self.waiting = 0;
+    }
+}
+
+impl WatchHub {
+    /// A hub without sessions; where connections are secured no client may have more than so many.
+    pub fn new(
+        (lease, client_sessions): (Duration, usize),
+        lead: LeaderLease,
+        metrics: MasterMetrics,
+        changes: Arc<CurrentSessions>,
+        cluster_id: Arc<str>,
+    ) -> Self {
+        let state = State {
+            seq: 0,
+            sessions: HashMap::new(),
+            broken: HashMap::new(),
+            lapsed: Lapsed::default(),
+            owners: Owners::default(),
+            places: HashMap::new(),
+            started: Instant::now(),
+            interest: Interest::default(),
+            held: changes.held(),
+            let_go: PendingLetGo::default(),
+            last_look: LastLook::now(),
+            closed: false,
+            streams: 0,
+        };
+        Self {
+            state: Mutex::new(state),
+            progress: Notify::new(),
+            lease,
+            client_sessions,
+            lead,
+            cluster_id,
+            metrics,
+            log: SessionLog::default(),
+            changes,
+        }
+    }
+
+    /// Events up to this one came before the hub.
+    pub(super) fn begin_after(&self, seq: u64) {
+        self.state.lock().seq = seq;
+    }
+
+    /// After which a session that has sent no message is over.
+    pub fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    /// The directories that sessions hold.
+    pub fn held(&self) -> Arc<HeldDirectories> {
+        self.changes.held()
+    }
+
+    /// For a question of silence. While this master does not know that it leads it does not listen.
+    fn looked(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        if self.lead.holds() {
+            state.look(self.lease);
+        }
+        state
+    }
+
+    /// Number of the last event.
+    pub fn seq(&self) -> u64 {
+        self.state.lock().seq
+    }
+
+    /// Number of the last event that a session is sent: those of its own changes it would wait for in vain. Of any
+    /// event, for a session that is not there.
+    pub fn last_queued_seq(&self, session: u64) -> u64 {
+        let state = self.state.lock();
+        state.sessions.get(&session).map_or(state.seq, |session| session.last_queued)
+    }
+
+    pub fn sessions(&self) -> u64 {
+        self.state.lock().sessions.len() as u64
+    }
+
+    /// A session (0 for whoever keeps nothing) is about to be answered what a name leads to, or that it is not there:
+    /// call it before the read that decides so. The session is notified of what changes afterwards.
+    pub fn see_name(&self, session: u64, directory: u64, name: &[u8]) {
+        if session != 0 {
+            self.state.lock().interest.see_name(session, directory, name);
+        }
+    }
+
+    /// The same of all that is in a directory.
+    pub fn see_directory(&self, session: u64, directory: u64) {
+        if session != 0 {
+            self.state.lock().interest.see_directory(session, directory);
+        }
+    }
+
+    /// The same of directories of which any names may be known, and that others are not there.
+    pub fn see_directories(&self, session: u64, directories: impl IntoIterator<Item = u64>) {
+        let mut state = self.state.lock();
+        for directory in directories {
+            state.interest.see_directory(session, directory);
+            state.interest.see_many_names(session, directory);
+        }
+    }
+
+    /// The same of inodes, whatever their names are.
+    pub fn see_inodes(&self, session: u64, inodes: impl IntoIterator<Item = u64>) {
+        if session != 0 {
+            let mut state = self.state.lock();
+            inodes.into_iter().for_each(|inode| state.interest.see_inode(session, inode));
+        }
+    }
+
+    /// A session has begun at a place that has room for one. Gives the one that was there before, which is over now:
+    /// its client is dead, as its broken stream shows. One whose stream is not broken within a moment is somebody else.
+    pub async fn supersede_client(&self, place: &str, session: u64) -> Option<u64> {
+        let deadline = tokio::time::Instant::now() + STREAM_BREAKS;
+        loop {
+            let changed = self.progress.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            {
+                let mut state = self.state.lock();
+                let before = state.places.get(place).copied().filter(|before| *before != session);
+                // Of one that is over nobody is the owner.
+                let owner = before.and_then(|before| state.owners.get(before));
+                if owner.is_some() && owner != state.owners.get(session) {
+                    // It is somebody else's place.
+                    return None;
+                }
+                let has_stream = before.is_some_and(|before| state.sessions.contains_key(&before));
+                if !has_stream || tokio::time::Instant::now() >= deadline {
+                    state.places.insert(place.to_owned(), session);
+                    let over = before.filter(|_| !has_stream)?;
+                    let was_broken = state.broken.remove(&over).is_some();
+                    if !was_broken && !state.lapsed.contains(over) {
+                        return None;
+                    }
+                    state.lapsed.end(over);
+                    state.over(over);
+                    return Some(over);
+                }
+            }
+            let _late = tokio::time::timeout_at(deadline, changed).await;
+        }
+    }
+
+    /// Sessions of before this master led, as they are recorded, and whose they are: nobody else takes them up, or
+    /// speaks for them.
+    pub fn know_owners(&self, owners: impl IntoIterator<Item = (u64, Identity)>) {
+        let mut state = self.state.lock();
+        owners.into_iter().for_each(|(session, owner)| state.owners.set(session, &owner));
+    }
+
+    /// Whose a session is, where connections are secured.
+    pub fn owner_of(&self, session: u64) -> Option<Identity> {
+        self.state.lock().owners.get(session).cloned()
+    }
+
+    /// Whether a session is that of whoever asks ([`Owners::check`]); 0 is nobody's.
+    ///
+    /// # Errors
+    /// [`WorkError::Denied`] when it is somebody else's.
+    pub fn check_owner(&self, session: u64, asker: Option<&Identity>) -> Result<(), WorkError> {
+        match asker {
+            Some(_) => self.state.lock().owners.check(session, "", asker),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the master has received a message of a session within its lease.
+    pub fn is_live(&self, session: u64) -> bool {
+        self.looked().sessions.get(&session).is_some_and(|session| session.received_at.elapsed() < self.lease)
+    }
+
+    /// Whether no session is on its way to another stream.
+    pub fn has_settled(&self) -> bool {
+        self.looked().has_settled(self.lease)
+    }
+
+    /// Whether a recorded session is over: it has no stream, and gets none from now on. None is as long as this master
+    /// does not know that it leads.
+    pub fn is_over(&self, session: u64) -> bool {
+        let mut state = self.looked();
+        let is_over =
+            self.lead.holds() && !state.sessions.contains_key(&session) && !state.may_return(session, true, self.lease);
+        if is_over {
+            state.lapsed.end(session);
+        }
+        is_over
+    }
+
+    /// Whether the lease of a recorded session is over, and it may have another stream nevertheless.
+    pub fn outlives_lease(&self, session: u64) -> bool {
+        let state = self.looked();
+        !state.sessions.contains_key(&session) && state.has_lapsed(session, true, self.lease) && state.is_kept(session)
+    }
+
+    /// Somebody else wants what a session has, that has no stream: it does not outlive its lease.
+    pub fn end_with_lease(&self, session: u64) {
+        self.state.lock().lapsed.end(session);
+    }
+
+    /// Nothing is left of a session.
+    pub fn forget(&self, session: u64) {
+        let mut state = self.state.lock();
+        state.lapsed.forget(session);
+        state.owners.remove(session);
+    }
+
+    /// The client of a session has taken in everything up to `seq`, and has let go of what the events up to `let_go`
+    /// made untrue; false when the session is over.
+    pub fn acknowledge(&self, session: u64, seq: u64, let_go: u64) -> bool {
+        {
+            let mut state = self.state.lock();
+            let State { sessions, let_go: pending, .. } = &mut *state;
+            let Some(known) = sessions.get_mut(&session) else { return false };
+            known.acknowledged = known.acknowledged.max(seq);
+            known.received_at = Instant::now();
+            pending.let_go(session, let_go);
+        }
+        self.progress.notify_waiters();
+        true
+    }
+
+    /// The client of a session says that it ends: it will not come back.
+    pub fn end(&self, session: u64) {
+        {
+            let mut state = self.state.lock();
+            if let Some(ended) = state.sessions.remove(&session) {
+                if state.held.holds_any(session) {
+                    state.lapsed.end(session);
+                }
+                self.log.life(state.owners.get(session), session, &ended.client, "a client's session ends");
+                state.over(session);
+                ended.wake.notify_one();
+            }
+        }
+        self.progress.notify_waiters();
+    }
+
+    /// Puts a tick in the queue of every session that waits for events, and ends those that have sent no message for a
+    /// lease. To be called about once a second. While this master does not know that it leads, it does neither: its
+    /// clients would believe what another one has changed.
+    pub fn tick(&self) {
+        if !self.lead.holds() {
+            return;
+        }
+        let mut state = self.looked();
+        let lease = self.lease;
+        let mut lapsed = Vec::new();
+        let State { sessions, owners, .. } = &mut *state;
+        sessions.retain(|id, session| {
+            let is_alive = session.received_at.elapsed() < lease;
+            if !is_alive {
+                self.log.life(owners.get(*id), *id, &session.client, "a client's session has lapsed");
+                lapsed.push(*id);
+                session.wake.notify_one();
+            }
+            is_alive
+        });
+        state.push_ticks();
+        state.broken.retain(|id, since| {
+            let may_return = since.elapsed() < lease;
+            lapsed.extend((!may_return).then_some(*id));
+            may_return
+        });
+        state.end_revoked();
+        lapsed.into_iter().for_each(|session| state.lapse(session));
+        let State { lapsed, held, .. } = &mut *state;
+        let over = lapsed.take_over(|session| held.holds_any(session));
+        over.into_iter().for_each(|session| state.over(session));
+        let State { sessions, interest, .. } = &mut *state;
+        for (id, session) in sessions {
+            if session.settles_at.take_if(|at| *at <= Instant::now()).is_some() {
+                interest.settle(*id);
+            }
+        }
+        let State { sessions, broken, lapsed, places, .. } = &mut *state;
+        let may_return = |session| broken.contains_key(&session) || lapsed.contains(session);
+        places.retain(|_, session| sessions.contains_key(session) || may_return(*session));
+        let after = state.sessions.len();
+        drop(state);
+        self.metrics.gauges.sessions.set(after as i64);
+        // Whether a session may come back is a question of time, too.
+        self.progress.notify_waiters();
+    }
+
+    /// Ends every session, and refuses new ones.
+    pub fn close(&self) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        (state.interest, state.let_go) = (Interest::default(), PendingLetGo::default());
+        state.owners.clear();
+        for (_, session) in state.sessions.drain() {
+            session.wake.notify_one();
+        }
+        drop(state);
+        self.progress.notify_waiters();
+    }
+
+    /// Returns when every session that is live has acknowledged `seq`, at the latest after one lease; whether all have.
+    pub async fn wait_acknowledged(&self, seq: u64) -> bool {
+        self.wait_until(|state| state.have_acknowledged(seq)).await
+    }
+
+    /// The same of all sessions, those that are on their way to another stream too.
+    pub async fn wait_settled(&self, seq: u64) -> bool {
+        self.wait_until(|state| state.has_settled(self.lease) && state.have_acknowledged(seq)).await
+    }
+
+    /// Returns when the sessions are as they should be, at the latest after one lease; whether they are.
+    async fn wait_until(&self, is_so: impl Fn(&State) -> bool) -> bool {
+        let deadline = tokio::time::Instant::now() + self.lease;
+        loop {
+            let changed = self.progress.notified();
+            tokio::pin!(changed);
+            // Registered before looking, so that no acknowledgement in between is missed.
+            changed.as_mut().enable();
+            if is_so(&self.looked()) {
+                return true;
+            }
+            if tokio::time::timeout_at(deadline, changed).await.is_err() {
+                return false;
+            }
+        }
+    }
+
+    /// Returns when nobody has anything cached that these changes of strict mounts made untrue, or any earlier one for
+    /// [`ALL_BEFORE`]: at the latest after one lease, since whoever is cut off believes nothing then. Who is there and
+    /// does not let go, a kernel that is stuck, say, is not waited for any longer.
+    pub async fn wait_let_go(&self, changes: &[u64]) {
+        if changes.is_empty() {
+            return;
+        }
+        // What clients of an earlier term have cached is not known before they are back, or their leases are over.
+        let unknown_until = self.state.lock().started + self.lease;
+        tokio::time::sleep_until(unknown_until).await;
+        let deadline = Instant::now() + self.lease;
+        let changes = match changes.contains(&ALL_BEFORE) {
+            true => &self.state.lock().let_go.pending(),
+            false => changes,
+        };
+        for change in changes {
+            let pending = self.state.lock().let_go.ask(*change);
+            let Some(pending) = pending else { continue };
+            if tokio::time::timeout_at(deadline, pending).await.is_err() {
+                self.log.stuck();
+            }
+        }
+    }
+
+    /// A session has said all that its client knows. What else its kernel believes it does not for longer than a lease.
+    pub fn has_remembered(&self, session: u64) {
+        if let Some(session) = self.state.lock().sessions.get_mut(&session) {
+            session.settles_at = Some(Instant::now() + self.lease);
+        }
+    }
+
+    fn lease_ms(&self) -> u32 {
+        u32::try_from(self.lease.as_millis()).unwrap_or(u32::MAX)
+    }
+
+    fn resumed_event(&self, session: u64, seq: u64, missed_up_to: u64) -> Arc<[WatchEvent]> {
+        let lease_ms = self.lease_ms();
+        Arc::new([event(seq, Event::Resumed(Resumed { session, lease_ms, missed_up_to }))])
+    }
+
+    fn reset_event(&self, session: u64, seq: u64) -> Arc<[WatchEvent]> {
+        let (lease_ms, cluster_id) = (self.lease_ms(), self.cluster_id.to_string());
+        Arc::new([event(seq, Event::Reset(Reset { session, lease_ms, cluster_id }))])
+    }
+
+    fn reset_all(&self, state: &mut State) {
+        let seq = state.seq;
+        for (id, session) in &mut state.sessions {
+            state.interest.begin(*id);
+            session.knows_earlier = true;
+            session.clear();
+            session.push(&self.reset_event(*id, seq));
+            self.metrics.resets.inc();
+        }
+    }
+}
+
+impl State {
+    /// A session is over, and cannot come back.
+    fn over(&mut self, session: u64) {
+        self.interest.end(session);
+        self.let_go.gone(session);
+        self.owners.remove(session);
+    }
+}
+
+/// The events of one session. After it is dropped the session may be taken up again for a lease, and for longer as long
+/// as it holds directories that nobody else wants.
+pub struct SessionStream {
+    hub: Arc<WatchHub>,
+    id: u64,
+    stream: u64,
+    wake: Arc<Notify>,
+}
+
+impl SessionStream {
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The next events, in order; `None` when the session has ended.
+    pub async fn next(&mut self) -> Option<Vec<Arc<[WatchEvent]>>> {
+        loop {
+            {
+                let mut state = self.hub.state.lock();
+                let session = state.sessions.get_mut(&self.id).filter(|session| session.stream == self.stream)?;
+                if !session.queue.is_empty() {
+                    session.waiting = 0;
+                    return Some(session.queue.drain(..).collect());
+                }
+            }
+            self.wake.notified().await;
+        }
+    }
+}
+
+/// An id that nobody guesses: who knows that of a session can take it up when its master is not there any more. Those
+/// of other masters and other times are different ones.
+fn new_id() -> Result<u64, WorkError> {
+    let mut bytes = [0; 8];
+    let random = SystemRandom::new().fill(&mut bytes);
+    random.map_err(|_| WorkError::unavailable("the system has no random numbers".into()))?;
+    // Positive as a signed number, too; 0 is no session.
+    Ok((u64::from_be_bytes(bytes) >> 1).max(1))
+}
+
+/// As it waits to be sent. How many messages the master has received by then, and which masters there are, is filled in
+/// when it is.
+fn event(seq: u64, event: Event) -> WatchEvent {
+    WatchEvent { seq, event: Some(event), ..WatchEvent::default() }
+}
+
+impl Drop for SessionStream {
+    fn drop(&mut self) {
+        let mut state = self.hub.state.lock();
+        let own = state.sessions.get(&self.id).filter(|session| session.stream == self.stream);
+        if let Some(session) = own {
+            self.hub.log.life(
+                state.owners.get(self.id),
+                self.id,
+                &session.client,
+                "the stream of a client's session ends",
+            );
+            state.sessions.remove(&self.id);
+            state.broken.insert(self.id, Instant::now());
+        }
+        self.hub.metrics.gauges.sessions.set(state.sessions.len() as i64);
+        drop(state);
+        self.hub.progress.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,249 @@
+//! Whom a change concerns, and what these sessions are told.
+//!
+//! Each session is notified only of what it can have seen ([`Interest`](super::Interest)), and not of what it changed
+//! itself, whose result it has; but for the loss of an inode's last name, which it may have open.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use cavern_consensus::ChangeListener;
+use cavern_proto::master::watch_event::Event;
+use cavern_proto::master::{EntryChanged, WatchEvent};
+use cavern_state::{Change, Changes, Whereabouts};
+
+use super::{QUEUE_EVENTS, State, WatchHub, event};
+
+/// Changes that are looked at together; a bit each says whom they concern.
+const CHANGES_AT_ONCE: usize = u64::BITS as usize;
+
+impl ChangeListener for WatchHub {
+    fn changed(&self, changes: Changes) -> u64 {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.seq = state.seq.max(changes.position);
+        if changes.list.is_empty() && changes.inodes.is_empty() && changes.seen.is_empty() {
+            return 0;
+        }
+        state.follow_moved(&changes);
+        let mut concerned = Vec::new();
+        let mut numbered = changes.numbered().peekable();
+        while numbered.peek().is_some() {
+            let together: Vec<_> = numbered.by_ref().take(CHANGES_AT_ONCE).collect();
+            concerned.extend(self.notify_concerned(state, &changes, &together));
+        }
+        drop(numbered);
+        // Who was a client of an earlier term, and is not back, may have cached what nobody knows here.
+        let is_unknown = state.started.elapsed() < self.lease;
+        let number = if changes.are_strict && (is_unknown || !concerned.is_empty()) { state.seq } else { 0 };
+        if number != 0 {
+            concerned.into_iter().for_each(|(session, event)| state.let_go.add(number, session, event));
+        }
+        state.see_own(&changes);
+        for (inode, whereabouts) in &changes.inodes {
+            if *whereabouts == Whereabouts::Gone {
+                state.interest.inode_gone(*inode);
+            }
+        }
+        number
+    }
+
+    fn replaced(&self) {
+        self.reset_all(&mut self.state.lock());
+    }
+}
+
+impl State {
+    /// Whoever knew an inode by a name that it has lost keeps an eye on the inode, unless the name that it has now is
+    /// known as well.
+    fn follow_moved(&mut self, changes: &Changes) {
+        for change in &changes.list {
+            let Change::Entry { parent, name, old_inode, .. } = change else { continue };
+            let whereabouts = changes.inodes.get(old_inode);
+            let Some(whereabouts) = whereabouts.filter(|whereabouts| **whereabouts != Whereabouts::Gone) else {
+                continue;
+            };
+            let mut knew = Vec::new();
+            self.interest.of_name(*parent, name, false, |session| knew.push(session));
+            if let Whereabouts::Named { parent, name, .. } = whereabouts
+                && !knew.is_empty()
+            {
+                let mut know_still = HashSet::new();
+                self.interest.of_name(*parent, name, false, |session| {
+                    know_still.insert(session);
+                });
+                knew.retain(|session| !know_still.contains(session));
+            }
+            knew.into_iter().for_each(|session| self.interest.see_inode(session, *old_inode));
+        }
+    }
+
+    /// Whoever asked for changes knows from their results what is there now.
+    fn see_own(&mut self, changes: &Changes) {
+        if !self.sessions.contains_key(&changes.origin) {
+            return;
+        }
+        for (parent, name) in &changes.seen {
+            self.interest.see_name(changes.origin, *parent, name);
+        }
+        for change in &changes.list {
+            let inode = match change {
+                Change::Entry { parent, name, new_inode, .. } => {
+                    self.interest.see_name(changes.origin, *parent, name);
+                    // That a directory is empty which was made.
+                    if let Some(Whereabouts::Named { is_directory: true, .. }) = changes.inodes.get(new_inode) {
+                        self.interest.see_directory(changes.origin, *new_inode);
+                    }
+                    continue;
+                }
+                Change::Inode(inode) | Change::Layout(inode) => inode,
+                Change::Unlinked(_) | Change::LockGranted { .. } | Change::Workers(_) | Change::Mounts(_) => continue,
+            };
+            match changes.inodes.get(inode) {
+                Some(Whereabouts::Named { parent, name, .. }) => {
+                    self.interest.see_name(changes.origin, *parent, name);
+                }
+                Some(Whereabouts::Nameless) => self.interest.see_inode(changes.origin, *inode),
+                // Of one with several names everybody is notified.
+                Some(Whereabouts::Several | Whereabouts::Gone) | None => {}
+            }
+        }
+    }
+}
+
+impl WatchHub {
+    /// Puts each of the changes in the queues of the sessions that it concerns, and gives these with the last event of
+    /// each, those among them whose stream is broken too.
+    fn notify_concerned(&self, state: &mut State, changes: &Changes, list: &[(u64, &Change)]) -> Vec<(u64, u64)> {
+        let (mut events, mut concerned) = (Vec::with_capacity(list.len()), HashMap::<u64, u64>::new());
+        // Of everybody, and of whoever may refer to an inode that it has not asked about lately.
+        let (mut everybody, mut earlier, mut own) = (0u64, 0u64, 0u64);
+        let interest = &state.interest;
+        for (seq, change) in list {
+            let bit = 1 << events.len();
+            let mut found = |session: u64| *concerned.entry(session).or_default() |= bit;
+            match change {
+                Change::Entry { parent, name, first_fill, .. } => {
+                    interest.of_name(*parent, name, *first_fill, |session| {
+                        if self.may_know(state, change, session) {
+                            found(session);
+                        }
+                    });
+                }
+                Change::Inode(inode) | Change::Layout(inode) => {
+                    let whereabouts = changes.inodes.get(inode).unwrap_or(&Whereabouts::Several);
+                    if !interest.of_inode(*inode, whereabouts, found) {
+                        everybody |= bit;
+                    }
+                }
+                Change::Unlinked(inode) => {
+                    interest.of_inode(*inode, &Whereabouts::Nameless, &mut found);
+                    // Whoever changed something knows it, but that it must hold what it has open.
+                    if changes.origin != 0 {
+                        own |= bit;
+                        found(changes.origin);
+                    }
+                    earlier |= bit;
+                }
+                // Whoever freed the lock may have waited itself.
+                Change::LockGranted { session, .. } => {
+                    if *session == changes.origin {
+                        own |= bit;
+                    }
+                    found(*session);
+                }
+                Change::Workers(_) | Change::Mounts(_) => everybody |= bit,
+            }
+            state.seq = state.seq.max(*seq);
+            events.push(event(*seq, payload(change)));
+        }
+        if everybody | earlier != 0 {
+            for (id, session) in &state.sessions {
+                let all = if session.knows_earlier { everybody | earlier } else { everybody };
+                if all != 0 {
+                    *concerned.entry(*id).or_default() |= all;
+                }
+            }
+            for id in state.broken.keys() {
+                *concerned.entry(*id).or_default() |= everybody | earlier;
+            }
+        }
+        self.metrics.events.inc_by(events.len() as u64);
+        // Most are concerned by the same ones.
+        let mut shared = HashMap::<u64, Arc<[WatchEvent]>>::new();
+        let mut others = Vec::with_capacity(concerned.len());
+        for (id, bits) in concerned {
+            let bits = if id == changes.origin { bits & own } else { bits };
+            if bits == 0 {
+                continue;
+            }
+            let events = shared.entry(bits).or_insert_with(|| {
+                let chosen = events.iter().enumerate().filter(|(number, _)| bits & (1 << number) != 0);
+                chosen.map(|(_, event)| event.clone()).collect()
+            });
+            let events = events.clone();
+            if let Some(last) = events.last().filter(|_| id != changes.origin) {
+                others.push((id, last.seq));
+            }
+            self.push(state, id, &events);
+        }
+        others
+    }
+
+    /// Whether a session may be told of a change, whatever it says that it has seen.
+    pub(super) fn may_know(&self, state: &State, change: &Change, session: u64) -> bool {
+        self.changes.visible.may_know(change, state.owners.get(session))
+    }
+
+    /// Asks a session to let go of a directory, or of all (0), with an event that has the number of the last one, as a
+    /// tick has, and is sent after all that wait to be. Whether it has a stream on which to be asked: one that has none
+    /// ends with its lease.
+    pub fn send_recall(&self, session: u64, directory: u64) -> bool {
+        let mut state = self.state.lock();
+        if !state.sessions.contains_key(&session) {
+            state.lapsed.end(session);
+            return false;
+        }
+        let recall: Arc<[WatchEvent]> = Arc::new([event(state.seq, Event::Recall(directory))]);
+        self.push(&mut state, session, &recall);
+        true
+    }
+
+    /// What a person may call a session. Its number is nobody else's business.
+    pub fn describe(&self, session: u64) -> String {
+        match self.state.lock().sessions.get(&session) {
+            Some(known) => format!("the client {}", known.client),
+            None => "a client that is cut off".to_owned(),
+        }
+    }
+
+    /// Puts events in the queue of a session. One that is too far behind is to forget everything instead.
+    fn push(&self, state: &mut State, id: u64, events: &Arc<[WatchEvent]>) {
+        let Some(session) = state.sessions.get_mut(&id) else { return };
+        if session.waiting + events.len() <= QUEUE_EVENTS {
+            return session.push(events);
+        }
+        self.log.behind(id, &session.client);
+        let seq = events.last().map_or(session.last_queued, |event| event.seq);
+        state.interest.begin(id);
+        session.knows_earlier = true;
+        session.clear();
+        session.push(&self.reset_event(id, seq));
+        self.metrics.resets.inc();
+    }
+}
+
+/// What sessions are told of a change.
+pub(super) fn payload(change: &Change) -> Event {
+    match change {
+        Change::Entry { parent, name, old_inode, new_inode, .. } => {
+            let (parent, old_inode, new_inode) = (*parent, *old_inode, *new_inode);
+            Event::Entry(EntryChanged { parent, name: name.clone(), old_inode, new_inode })
+        }
+        Change::Inode(inode) => Event::InodeChanged(*inode),
+        Change::Layout(inode) => Event::LayoutChanged(*inode),
+        Change::Unlinked(inode) => Event::Unlinked(*inode),
+        Change::LockGranted { waiter, .. } => Event::LockGranted(*waiter),
+        Change::Workers(epoch) => Event::WorkersEpoch(*epoch),
+        Change::Mounts(epoch) => Event::MountsEpoch(*epoch),
+    }
+}

@@ -1,0 +1,3 @@
+//! Tests of what several parts of the work have in common.
+
+mod command_cost;

@@ -1,0 +1,148 @@
+//! What a leader has workers do, over the data plane: fill blocks, write objects, free and copy blocks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_net::{Placement, WorkerPool};
+use cavern_proto::data::{self, BlockRef, CopyRequest, PersistReply, PersistRequest, open_request};
+use cavern_proto::master::Worker;
+use futures::future::BoxFuture;
+
+use super::Workers;
+use crate::error::WorkError;
+
+/// For one request to fill: its bytes at a rate that any bucket reaches, retries of the worker included.
+const FILL_TIMEOUT: Duration = Duration::from_secs(120);
+/// For an object: so long, and so long for each MiB, slower than any bucket is.
+const OBJECT_TIMEOUT: Duration = Duration::from_secs(120);
+const MIB_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What became of one block.
+pub enum Filled {
+    /// Present now; so many bytes of it came from the bucket.
+    Present {
+        fetched_bytes: u64,
+    },
+    Failed {
+        reason: String,
+        failure: Failure,
+    },
+}
+
+/// What to do about a block that was not filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// Another attempt may help.
+    Transient,
+    /// The bucket has another version of the object, or none.
+    Replaced,
+    /// Another attempt does not help.
+    Final,
+}
+
+/// Has workers fill blocks; tests have their own.
+pub trait BlockFiller: Send + Sync + 'static {
+    /// The live workers, for placement.
+    fn placement(&self) -> Result<Arc<Placement>, WorkError>;
+
+    /// Has a worker fill blocks; one result per block, in order. An error is about the worker: another try may help.
+    fn fill(&self, worker: u64, items: Vec<open_request::Item>) -> BoxFuture<'_, Result<Vec<Filled>, String>>;
+}
+
+/// Has workers write objects, and free and copy blocks; tests have their own.
+pub trait ObjectWriter: Send + Sync + 'static {
+    /// The workers, live and lost.
+    fn placement(&self) -> Result<Arc<Placement>, WorkError>;
+
+    /// All workers, with what their last heartbeats said.
+    fn reported(&self) -> Result<Vec<Worker>, WorkError>;
+
+    /// Has a worker write an object. An error is about the worker: nothing is known of the object then.
+    fn persist(&self, worker: u64, request: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>>;
+
+    /// How long after it was begun the write of a worker that went away may still become an object.
+    fn arrives_within(&self) -> Duration {
+        Duration::from_secs(5)
+    }
+
+    /// Has a worker free blocks for good.
+    fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>>;
+
+    /// Whether a worker has each of these blocks.
+    fn has(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<bool>, String>>;
+
+    /// Has a worker make a copy of a block of another.
+    fn copy(&self, worker: u64, request: CopyRequest, within: Duration) -> BoxFuture<'_, Result<(), String>>;
+}
+
+/// The workers over the data plane.
+pub struct PooledWorkers {
+    pub pool: Arc<WorkerPool>,
+    pub workers: Arc<Workers>,
+    pub cluster_id: String,
+}
+
+impl BlockFiller for PooledWorkers {
+    fn placement(&self) -> Result<Arc<Placement>, WorkError> {
+        let table = self.workers.table()?;
+        if table.epoch != self.pool.placement().epoch() {
+            self.pool.set_table(&self.cluster_id, &table);
+        }
+        Ok(self.pool.placement())
+    }
+
+    fn fill(&self, worker: u64, items: Vec<open_request::Item>) -> BoxFuture<'_, Result<Vec<Filled>, String>> {
+        Box::pin(async move {
+            let reply = self.pool.fill(worker, items, FILL_TIMEOUT).await.map_err(|error| error.to_string())?;
+            Ok(reply.items.into_iter().map(outcome).collect())
+        })
+    }
+}
+
+impl ObjectWriter for PooledWorkers {
+    fn placement(&self) -> Result<Arc<Placement>, WorkError> {
+        BlockFiller::placement(self)
+    }
+
+    fn reported(&self) -> Result<Vec<Worker>, WorkError> {
+        Ok(self.workers.table()?.workers)
+    }
+
+    fn persist(&self, worker: u64, request: PersistRequest) -> BoxFuture<'_, Result<PersistReply, String>> {
+        Box::pin(async move {
+            let mib = u32::try_from(request.length >> 20).unwrap_or(u32::MAX);
+            let deadline = OBJECT_TIMEOUT.saturating_add(MIB_TIMEOUT.saturating_mul(mib));
+            self.pool.persist(worker, request, deadline).await.map_err(|error| error.to_string())
+        })
+    }
+
+    fn free(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async move { self.pool.free(worker, blocks).await.map(drop).map_err(|error| error.to_string()) })
+    }
+
+    fn has(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<bool>, String>> {
+        Box::pin(async move {
+            let count = blocks.len();
+            let reply = self.pool.query(worker, blocks).await.map_err(|error| error.to_string())?;
+            if reply.items.len() != count {
+                return Err(format!("worker {worker} answered another question"));
+            }
+            Ok(reply.items.into_iter().map(|item| item.known).collect())
+        })
+    }
+
+    fn copy(&self, worker: u64, request: CopyRequest, within: Duration) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async move { self.pool.copy(worker, request, within).await.map_err(|error| error.to_string()) })
+    }
+}
+
+fn outcome(item: data::open_reply::Item) -> Filled {
+    let failure = match item.status() {
+        data::Status::Ok => return Filled::Present { fetched_bytes: item.fetched_bytes },
+        data::Status::NotFound | data::Status::VersionChanged => Failure::Replaced,
+        data::Status::Denied => Failure::Final,
+        _ => Failure::Transient,
+    };
+    let reason = if item.message.is_empty() { item.status().as_str_name().to_owned() } else { item.message };
+    Filled::Failed { reason, failure }
+}
