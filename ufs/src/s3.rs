@@ -47,7 +47,7 @@ use crate::s3::signing::{DaySigner, spelled};
 use crate::s3::transport::Transport;
 pub use crate::s3::vending::{KeyStatus, KeyVendor};
 use crate::shared_store::SharedStore;
-use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, Requests, StorePage};
+use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 /// A page of a thousand keys of 1,024 bytes, each byte percent-encoded, takes half of this.
 const LISTING_BYTES: usize = 8 << 20;
@@ -202,7 +202,7 @@ fn if_match(etag: &str) -> String {
     if etag.starts_with("W/") { etag.to_owned() } else { format!("\"{etag}\"") }
 }
 
-impl Requests for S3Store {
+impl ObjectStore for S3Store {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         self.list_page(request).map_err(|error| self.denied(error)).boxed()
     }
@@ -220,9 +220,7 @@ impl Requests for S3Store {
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
         self.send_change(request).map_err(|error| self.denied(error)).boxed()
     }
-}
 
-impl ObjectStore for S3Store {
     fn capabilities(&self) -> Capabilities {
         // Directory buckets list in no order.
         let ordered_listings = !self.bucket.ends_with("--x-s3");
