@@ -129,21 +129,8 @@ impl MasterChannel {
         self.call_as(name, RetryPolicy::OneAttempt, self.deadline(), request).await
     }
 
-    /// The same, but tried for up to `wait`. Fails at once only while the circuit breaker is open. For a call that
-    /// answers a stream, the deadline covers the time to its beginning.
-    pub async fn call_within<T, F>(
-        &self,
-        name: &'static str,
-        wait: Duration,
-        request: impl Fn(Stubs) -> F,
-    ) -> Result<T, NetError>
-    where
-        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
-    {
-        self.try_until(name, Level::Open, wait, request).await
-    }
-
-    /// As `call_within`, for as long as the breaker is better than `worst`.
+    /// The same, but tried for up to `wait`, for as long as the breaker is better than `worst`. For a call that answers
+    /// a stream, the deadline covers the time to its beginning.
     async fn try_until<T, F>(
         &self,
         name: &'static str,

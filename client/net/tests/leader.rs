@@ -103,7 +103,8 @@ async fn a_call_waits_for_an_election() {
 async fn a_group_without_a_leader_is_no_answer() {
     let timeout = Duration::from_millis(400);
     let (channel, [one, other]) = group([Role::Follows(None), Role::Follows(None)], timeout);
-    let error = channel.call_within("Lookup", timeout, ask).await.unwrap_err();
+    let deadline = tokio::time::Instant::now() + timeout;
+    let error = channel.call_as("Lookup", RetryPolicy::UntilDeadline, deadline, ask).await.unwrap_err();
     assert!(matches!(error, NetError::MasterUnavailable { .. }), "{error:?}");
     assert!(error.to_string().contains("no master leads"), "{error}");
     assert!(one.count("Lookup") >= 1 && other.count("Lookup") >= 1);

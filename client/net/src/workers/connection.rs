@@ -188,7 +188,8 @@ impl Connection {
     }
 
     /// Sends a request, with a payload of its own that goes out without being copied, and waits for the answer, with at
-    /// most `payload_limit` bytes of payload, for `wait` at most. Dropping the future cancels the request at the worker.
+    /// most `payload_limit` bytes of payload, for `wait` at most. Dropping the future cancels the request at the
+    /// worker.
     pub(super) async fn call<C: Call>(
         &self,
         request: &C,
