@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cavern_client::{CachedLookup, ClientError, InvalidationSink};
+use cavern_net::master::RetryPolicy;
 use cavern_proto::master::Consistency;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -353,7 +354,8 @@ async fn who_has_nothing_cached_waits_for_a_master_that_restarts() {
     master.settled().await;
     master.kill();
     // It is known that nobody answers.
-    let asked = client.master().call_within("Status", Duration::from_millis(300), |mut stubs| async move {
+    let deadline = tokio::time::Instant::now() + Duration::from_millis(300);
+    let asked = client.master().call_as("Status", RetryPolicy::UntilDeadline, deadline, |mut stubs| async move {
         stubs.cluster.status(cavern_proto::master::StatusRequest {}).await
     });
     assert!(asked.await.is_err() && client.master().is_silent());

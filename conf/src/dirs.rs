@@ -1,11 +1,12 @@
 //! A worker's cache directories as the configuration spells them: `[SSD:1TB]/nvme0`.
 
 use std::fmt::{self, Display};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use thiserror::Error;
 
+use crate::rules::is_absolute_and_plain;
 use crate::schema::Worker;
 use crate::units::{ByteSize, UnitError};
 
@@ -98,13 +99,6 @@ impl FromStr for DirSpec {
         // Rebuilt from its components, so that "/a//b/" and "/a/b" are the same directory.
         Ok(Self { tier, capacity, path: path.components().collect() })
     }
-}
-
-/// Whether a path starts at the root and goes only down.
-pub(crate) fn is_absolute_and_plain(path: &Path) -> bool {
-    // `components` hides the "." between other components, so the text is asked too.
-    let hidden_dot = path.to_str().is_some_and(|text| text.split('/').any(|component| component == "."));
-    path.is_absolute() && !hidden_dot && path.components().all(|component| component != Component::ParentDir)
 }
 
 impl Worker {

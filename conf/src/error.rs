@@ -56,7 +56,8 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration file {} ({named_by}): {source}", path.display())]
     Unreadable { path: PathBuf, named_by: &'static str, source: io::Error },
-    /// All that is wrong with what was read, one line each, in the order of the file; never empty.
+    /// All that is wrong with what was read, one line each: what is misspelt in the order of the file, or else what
+    /// cannot be, section by section; never empty.
     #[error("{}", lines(.0))]
     Rejected(Vec<Problem>),
 }

@@ -1,15 +1,19 @@
 //! What a rule is, and those that several values have in common.
 
-use std::path::Path;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::path::{Component, Path, PathBuf};
 
-use crate::dirs::is_absolute_and_plain;
 use crate::error::{Problem, SettingSource};
 use crate::units::{ByteSize, Interval};
 
 /// Ten years: a longer timeout is a slip of the unit.
-pub(crate) const LONGEST: Interval = Interval::secs(10 * 365 * 86_400);
+const LONGEST: Interval = Interval::secs(10 * 365 * 86_400);
 /// Threads and requests in flight beyond this are a slip of the finger.
 const MOST: usize = 65_536;
+
+/// What a page of a listing has.
+const FEWEST_ENTRIES: u64 = 1000;
 
 /// The rules of one configuration, and which of them it breaks. `origin` says where the value of a `section.key` came
 /// from.
@@ -38,11 +42,23 @@ impl<'a> Rules<'a> {
         }
     }
 
+    /// Notes what is wrong with a value.
+    pub(crate) fn refuse(&mut self, key: &str, message: String) {
+        self.require(false, &[key], || message);
+    }
+
+    pub(crate) fn cluster_name(&mut self, key: &str, name: &str) {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        self.require((1..=64).contains(&name.len()) && name.chars().all(plain), &[key], || {
+            format!("\"{}\" must be 1 to 64 letters, digits, \"-\", \"_\" or \".\"", name.escape_debug())
+        });
+    }
+
     pub(crate) fn listen_address(&mut self, key: &str, address: &str) {
         self.require(is_host_port(address, Port::AnyOrFree), &[key], || {
             format!(
                 "\"{address}\" is not an address to listen on: write host:port, as \"0.0.0.0:7700\" (port 0: a \
-                free one)"
+                 free one)"
             )
         });
     }
@@ -62,10 +78,24 @@ impl<'a> Rules<'a> {
         });
     }
 
-    pub(crate) fn absolute(&mut self, key: &str, path: &Path) {
+    pub(crate) fn absolute(&mut self, key: &str, path: &impl AsRef<Path>) {
+        let path = path.as_ref();
         self.require(is_absolute_and_plain(path), &[key], || {
             format!("\"{}\" must be an absolute path without \".\" or \"..\", as \"/var/lib/cavern\"", path.display())
         });
+    }
+
+    /// A path, or none.
+    pub(crate) fn absolute_if_set(&mut self, key: &str, path: &Path) {
+        if is_set(path) {
+            self.absolute(key, &path);
+        }
+    }
+
+    pub(crate) fn all_absolute(&mut self, key: &str, paths: &[PathBuf]) {
+        for path in paths {
+            self.absolute(key, path);
+        }
     }
 
     /// Where an audit log goes.
@@ -79,26 +109,85 @@ impl<'a> Rules<'a> {
         });
     }
 
-    pub(crate) fn positive(&mut self, key: &str, interval: Interval) {
-        self.require(!interval.is_zero() && interval <= LONGEST, &[key], || {
+    pub(crate) fn positive(&mut self, key: &str, interval: &Interval) {
+        self.require(!interval.is_zero() && *interval <= LONGEST, &[key], || {
             format!("\"{interval}\" must be more than zero and at most ten years, as \"5s\"")
         });
     }
 
-    pub(crate) fn at_most_ten_years(&mut self, key: &str, interval: Interval) {
-        self.require(interval <= LONGEST, &[key], || format!("\"{interval}\" must be at most ten years, as \"60s\""));
+    pub(crate) fn at_most_ten_years(&mut self, key: &str, interval: &Interval) {
+        self.require(*interval <= LONGEST, &[key], || format!("\"{interval}\" must be at most ten years, as \"60s\""));
     }
 
-    pub(crate) fn count(&mut self, key: &str, value: usize) {
-        self.require((1..=MOST).contains(&value), &[key], || format!("{value} must be from 1 to {MOST}"));
+    /// So long at least, and ten years at most.
+    pub(crate) fn lasting(&mut self, key: &str, interval: &Interval, least: Interval, example: &str) {
+        self.require((least..=LONGEST).contains(interval), &[key], || {
+            format!("\"{interval}\" must be at least \"{least}\", as \"{example}\"")
+        });
     }
 
-    pub(crate) fn at_least(&mut self, key: &str, value: ByteSize, least: ByteSize) {
-        self.require(value >= least, &[key], || format!("\"{value}\" must be at least \"{least}\""));
+    pub(crate) fn count(&mut self, key: &str, value: &usize) {
+        self.within(key, value, 1..=MOST, "");
+    }
+
+    /// `more` is what the message ends with.
+    pub(crate) fn within<T: PartialOrd + Display>(
+        &mut self,
+        key: &str,
+        value: &T,
+        range: RangeInclusive<T>,
+        more: &str,
+    ) {
+        self.require(range.contains(value), &[key], || {
+            format!("{value} must be from {} to {}{more}", range.start(), range.end())
+        });
+    }
+
+    /// `instead` says how to do without.
+    pub(crate) fn some(&mut self, key: &str, value: &usize, instead: &str) {
+        self.require(*value > 0, &[key], || format!("must be at least 1; {instead}"));
+    }
+
+    /// Entries of a listing.
+    pub(crate) fn entries(&mut self, key: &str, most: &u64) {
+        self.require(*most >= FEWEST_ENTRIES, &[key], || {
+            format!("{most} must be at least {FEWEST_ENTRIES}: a page of a listing has as many")
+        });
+    }
+
+    pub(crate) fn fraction(&mut self, key: &str, fraction: &f64) {
+        self.require(*fraction > 0.0 && *fraction <= 1.0, &[key], || {
+            format!("{fraction} must be a fraction above 0 and at most 1, as 0.95")
+        });
+    }
+
+    /// Of a user or a group.
+    pub(crate) fn id_or_own(&mut self, key: &str, id: &i64) {
+        // The largest 32-bit number is -1 to the kernel, and means nobody.
+        self.require((-1..i64::from(u32::MAX)).contains(id), &[key], || {
+            format!("{id} must be an id from 0 to {}, or -1 for the process's own", u32::MAX - 1)
+        });
+    }
+
+    pub(crate) fn permissions(&mut self, key: &str, mode: &u32) {
+        self.require(*mode <= 0o777, &[key], || {
+            format!("0o{mode:o} must be permissions from 0o000 to 0o777, with the prefix 0o, as 0o644")
+        });
+    }
+
+    pub(crate) fn at_least(&mut self, key: &str, value: &ByteSize, least: ByteSize) {
+        self.require(*value >= least, &[key], || format!("\"{value}\" must be at least \"{least}\""));
+    }
+
+    /// Nothing stands for something, and few are too few for a reason.
+    pub(crate) fn nothing_or(&mut self, key: &str, value: &ByteSize, least: ByteSize, [zero, reason]: [&str; 2]) {
+        self.require(value.bytes() == 0 || *value >= least, &[key], || {
+            format!("\"{value}\" must be \"0B\", for {zero}, or at least \"{least}\": {reason}")
+        });
     }
 
     /// `small` must not exceed `large`.
-    pub(crate) fn ordered<T: PartialOrd + std::fmt::Display>(
+    pub(crate) fn ordered<T: PartialOrd + Display>(
         &mut self,
         (small_key, small): (&str, T),
         (large_key, large): (&str, T),
@@ -107,6 +196,18 @@ impl<'a> Rules<'a> {
             format!("{small_key} (\"{small}\") must be at most {large_key} (\"{large}\")")
         });
     }
+}
+
+/// Whether a setting names a path.
+pub(crate) fn is_set(path: &Path) -> bool {
+    !path.as_os_str().is_empty()
+}
+
+/// Whether a path starts at the root and goes only down.
+pub(crate) fn is_absolute_and_plain(path: &Path) -> bool {
+    // `components` hides the "." between other components, so the text is asked too.
+    let hidden_dot = path.to_str().is_some_and(|text| text.split('/').any(|component| component == "."));
+    path.is_absolute() && !hidden_dot && path.components().all(|component| component != Component::ParentDir)
 }
 
 /// Which ports an address may have.

@@ -5,7 +5,66 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::rules::Rules;
 use crate::units::{ByteSize, Interval};
+
+/// A fill takes whole chunks; a smaller request could not hold one.
+const CHUNK: ByteSize = ByteSize::kib(128);
+
+/// Below this a lease lapses from an ordinary scheduling delay.
+const SHORTEST_LEASE: Interval = Interval::millis(500);
+
+/// Clients say every few seconds what they have made.
+const SHORTEST_UNCLAIMED: Interval = Interval::secs(1);
+
+/// Clients commit every three seconds, and wait for a worker for five.
+const SHORTEST_RESERVED: Interval = Interval::secs(10);
+
+/// With less there would be a snapshot for every few changes.
+const SHORTEST_LOG: ByteSize = ByteSize::kib(64);
+
+/// A heartbeat more often than this is a load, not a sign of life.
+const SHORTEST_HEARTBEAT: Interval = Interval::millis(10);
+
+/// What one client may have asked for at a time, within the patience of its readers.
+const SLOWEST_BYTES: ByteSize = ByteSize::mib(8);
+const PER_SECOND: [&str; 2] = ["any number", "what a mount asks for at a time would come too late with less"];
+
+/// What clients may have made and not committed, at least.
+const LEAST_RESERVED: ByteSize = ByteSize::mib(16);
+const RESERVED: [&str; 2] =
+    ["a share of the capacity", "a writer has made a few blocks before it commits the first of them"];
+
+/// The journal of a mount has room for little more.
+const PASSTHROUGH_FILES_MAX: usize = 200_000;
+
+/// A section of the file: each key with its type, its default, and the rule that its value is held to where that is
+/// about no other key: one of [`Rules`], with its limits.
+macro_rules! section {
+    ($(#[$meta:meta])* $section:literal $name:ident {
+        $($(#[$doc:meta])* $key:ident: $type:ty = $default:expr $(, $rule:ident $(($($limit:expr),+))?)?;)*
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $($(#[$doc])* pub $key: $type,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($key: $default,)* }
+            }
+        }
+
+        impl $name {
+            /// Holds each value to its rule.
+            pub(crate) fn check_values(&self, rules: &mut Rules<'_>) {
+                $($(rules.$rule(concat!($section, ".", stringify!($key)), &self.$key $($(, $limit)+)?);)?)*
+            }
+        }
+    };
+}
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -21,13 +80,13 @@ pub struct Config {
     pub fuse: Fuse,
 }
 
-/// What every process must agree on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Cluster {
-    pub name: String,
-    /// host:port of every master's gRPC port: one, three or five.
-    pub masters: Vec<String>,
+section! {
+    /// What every process must agree on.
+    "cluster" Cluster {
+        name: String = "cavern".into(), cluster_name;
+        /// host:port of every master's gRPC port: one, three or five.
+        masters: Vec<String> = vec!["127.0.0.1:7700".into()];
+    }
 }
 
 /// How processes know each other: all three files, or none.
@@ -73,184 +132,187 @@ pub enum LogFormat {
     Json,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Master {
-    /// gRPC address, host:port.
-    pub listen: String,
-    /// Metrics and health, host:port; over TLS where connections are secured.
-    pub http_listen: String,
-    /// Address that clients and the other masters use; empty for the entry of `cluster.masters` that is this master:
-    /// see [`Config::master_address`].
-    pub advertise: String,
-    pub data_dir: PathBuf,
-    /// `data_dir` is made if it is not there.
-    pub create_dir: bool,
-    /// A file of 32 or more random bytes: what encrypts the keys of the secrets in `data_dir`. Empty for keys in clear.
-    pub key_encryption_key: PathBuf,
-    /// What encrypted them before that.
-    pub former_key_encryption_key: PathBuf,
-    /// The file of the audit log; `log` for the process's log, empty for none.
-    pub audit_log: String,
-    /// It has each name that a client removes or moves in an fs-mode mount.
-    pub audit_deletes: bool,
-    /// RocksDB's block cache, shared by all column families.
-    pub metadata_cache: ByteSize,
-    /// A snapshot is made when the log has grown by this much since the last one.
-    pub snapshot_after: ByteSize,
-    /// What a snapshot covers stays in the log for this long, for masters that were away,
-    pub log_keep: Interval,
-    /// unless the log has more than this behind it.
-    pub log_size_max: ByteSize,
-    pub heartbeat: Interval,
-    /// A worker that has sent no heartbeat for this long leaves the worker table.
-    pub worker_timeout: Interval,
-    /// A client that has sent no sign of life for this long loses its session.
-    pub session_lease: Interval,
-    /// How long an access to a listing older than metadata_ttl waits for a newer one before it is served the old one.
-    pub refresh_wait: Interval,
-    /// LIST requests in flight at most.
-    pub list_concurrency: usize,
-    /// Entries that the listing of one directory of a bucket may have,
-    pub listing_entries: u64,
-    /// and the index of a whole mount.
-    pub index_entries: u64,
-    /// Blocks of all loads together in flight at most.
-    pub load_concurrency: usize,
-    /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket; up
-    /// to ten times as long while clients make many changes.
-    pub persist_delay: Interval,
-    /// Objects written to and deleted from buckets at a time.
-    pub persist_concurrency: usize,
-    /// A worker that has been lost for this long is replaced: what it had of fs-mode files is copied from where else it
-    /// is.
-    pub repair_after: Interval,
-    /// Blocks copied from worker to worker at a time.
-    pub repair_concurrency: usize,
-    /// What one client may have at once, by the identity in its certificate: connections, sessions and calls;
-    pub client_connections: usize,
-    pub client_sessions: usize,
-    pub client_calls: usize,
-    /// and operations in a second; 0 for any number.
-    pub client_operations_per_second: usize,
+section! {
+    "master" Master {
+        /// gRPC address, host:port.
+        listen: String = "127.0.0.1:7700".into(), listen_address;
+        /// Metrics and health, host:port; over TLS where connections are secured.
+        http_listen: String = "127.0.0.1:7701".into(), listen_address;
+        /// Address that clients and the other masters use; empty for the entry of `cluster.masters` that is this
+        /// master: see [`Config::master_address`].
+        advertise: String = String::new(), advertised("node1:7700");
+        data_dir: PathBuf = "/var/lib/cavern/master".into(), absolute;
+        /// `data_dir` is made if it is not there.
+        create_dir: bool = false;
+        /// A file of 32 or more random bytes: what encrypts the keys of the secrets in `data_dir`. Empty for keys in
+        /// clear.
+        key_encryption_key: PathBuf = PathBuf::new(), absolute_if_set;
+        /// What encrypted them before that.
+        former_key_encryption_key: PathBuf = PathBuf::new(), absolute_if_set;
+        /// The file of the audit log; `log` for the process's log, empty for none.
+        audit_log: String = String::new(), audit_log;
+        /// It has each name that a client removes or moves in an fs-mode mount.
+        audit_deletes: bool = false;
+        /// RocksDB's block cache, shared by all column families.
+        metadata_cache: ByteSize = ByteSize::mib(256), at_least(ByteSize::mib(1));
+        /// A snapshot is made when the log has grown by this much since the last one.
+        snapshot_after: ByteSize = ByteSize::mib(256), at_least(SHORTEST_LOG);
+        /// What a snapshot covers stays in the log for this long, for masters that were away,
+        log_keep: Interval = Interval::secs(600), at_most_ten_years;
+        /// unless the log has more than this behind it.
+        log_size_max: ByteSize = ByteSize::gib(1);
+        heartbeat: Interval = Interval::millis(1000), lasting(SHORTEST_HEARTBEAT, "1s");
+        /// A worker that has sent no heartbeat for this long leaves the worker table.
+        worker_timeout: Interval = Interval::millis(5000), at_most_ten_years;
+        /// A client that has sent no sign of life for this long loses its session.
+        session_lease: Interval = Interval::millis(5000), lasting(SHORTEST_LEASE, "5s");
+        /// How long an access to a listing older than metadata_ttl waits for a newer one before it is served the old
+        /// one.
+        refresh_wait: Interval = Interval::millis(1000), at_most_ten_years;
+        /// LIST requests in flight at most.
+        list_concurrency: usize = 32, count;
+        /// Entries that the listing of one directory of a bucket may have,
+        listing_entries: u64 = 50_000_000, entries;
+        /// and the index of a whole mount.
+        index_entries: u64 = 1_000_000_000, entries;
+        /// Blocks of all loads together in flight at most.
+        load_concurrency: usize = 32, count;
+        /// How long a file of an fs-mode mount that has just changed is left alone before it is written to the bucket;
+        /// up to ten times as long while clients make many changes.
+        persist_delay: Interval = Interval::millis(5000), at_most_ten_years;
+        /// Objects written to and deleted from buckets at a time.
+        persist_concurrency: usize = 64, count;
+        /// A worker that has been lost for this long is replaced: what it had of fs-mode files is copied from where
+        /// else it is.
+        repair_after: Interval = Interval::millis(60_000), at_most_ten_years;
+        /// Blocks copied from worker to worker at a time.
+        repair_concurrency: usize = 8, count;
+        /// What one client may have at once, by the identity in its certificate: connections, sessions and calls;
+        client_connections: usize = 1024, count;
+        client_sessions: usize = 512, count;
+        client_calls: usize = 4096, count;
+        /// and operations in a second; 0 for any number.
+        client_operations_per_second: usize = 0;
+    }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Worker {
-    /// Data plane, host:port.
-    pub listen: String,
-    pub http_listen: String,
-    /// Address that clients use; empty for `listen` (or the host's name where that is a wildcard).
-    pub advertise: String,
-    /// Unix socket for clients of the same host; empty for `worker.sock` in the first directory.
-    pub socket: PathBuf,
-    /// Members of this group may connect to it as well; empty for none. A name of this host, or a number.
-    pub socket_group: String,
-    /// `[TIER:CAPACITY]/path`; tiers MEM, SSD, HDD; without capacity: what the file system has.
-    pub dirs: Vec<String>,
-    /// Those that are not there are made, and those that have lost what the worker had in them are begun anew.
-    pub create_dirs: bool,
-    /// File with the key that the keys of the directories are encrypted with; with one, blocks are encrypted on disk.
-    pub key_encryption_key: PathBuf,
-    /// The one before, until all directories have been opened with the present one.
-    pub former_key_encryption_key: PathBuf,
-    /// As that of the master.
-    pub audit_log: String,
-    /// Fractions of a directory's capacity: eviction starts above the one and stops below the other.
-    pub high_watermark: f64,
-    pub low_watermark: f64,
-    /// What the cached blocks of one mount may take of each directory, in percent of its capacity: 1 to 100. A mount
-    /// may have `fill_size_max` in any case.
-    pub mount_cache_share: u32,
-    /// RocksDB block cache of the block index, per directory.
-    pub index_cache: ByteSize,
-    /// Buffers of fills and of answers over the network.
-    pub memory_budget: ByteSize,
-    /// GETs in flight at most, over all buckets.
-    pub fill_concurrency: usize,
-    /// Largest single ranged GET.
-    pub fill_size_max: ByteSize,
-    /// Checksums verified in the background, per second; "0B" switches the scrubber off.
-    pub scrub_rate: ByteSize,
-    /// Blocks of fs-mode mounts that no file has are freed when nobody has written to them for so long.
-    pub unclaimed_after: Interval,
-    /// Blocks that one client has made over the network, by the identity in its certificate, and that no file has yet
-    /// take so much at most; 0 for a quarter of the capacity.
-    pub client_reserved: ByteSize,
-    /// The same of all clients in one mount; 0 for half of the capacity.
-    pub mount_reserved: ByteSize,
-    /// Such blocks are freed when no file has them after so long.
-    pub reserved_after: Interval,
-    /// Connections that one client may have at once, by the identity in its certificate,
-    pub client_connections: usize,
-    /// and what it may read and write over them in a second; 0 for any number.
-    pub client_bytes_per_second: ByteSize,
+section! {
+    "worker" Worker {
+        /// Data plane, host:port.
+        listen: String = "127.0.0.1:7710".into(), listen_address;
+        http_listen: String = "127.0.0.1:7711".into(), listen_address;
+        /// Address that clients use; empty for `listen` (or the host's name where that is a wildcard).
+        advertise: String = String::new(), advertised("node7:7710");
+        /// Unix socket for clients of the same host; empty for `worker.sock` in the first directory.
+        socket: PathBuf = PathBuf::new(), absolute_if_set;
+        /// Members of this group may connect to it as well; empty for none. A name of this host, or a number.
+        socket_group: String = String::new();
+        /// `[TIER:CAPACITY]/path`; tiers MEM, SSD, HDD; without capacity: what the file system has.
+        dirs: Vec<String> = vec!["[SSD]/var/lib/cavern/worker".into()];
+        /// Those that are not there are made, and those that have lost what the worker had in them are begun anew.
+        create_dirs: bool = false;
+        /// File with the key that the keys of the directories are encrypted with; with one, blocks are encrypted on
+        /// disk.
+        key_encryption_key: PathBuf = PathBuf::new(), absolute_if_set;
+        /// The one before, until all directories have been opened with the present one.
+        former_key_encryption_key: PathBuf = PathBuf::new(), absolute_if_set;
+        /// As that of the master.
+        audit_log: String = String::new(), audit_log;
+        /// Fractions of a directory's capacity: eviction starts above the one and stops below the other.
+        high_watermark: f64 = 0.99, fraction;
+        low_watermark: f64 = 0.98, fraction;
+        /// What the cached blocks of one mount may take of each directory, in percent of its capacity: 1 to 100. A
+        /// mount may have `fill_size_max` in any case.
+        mount_cache_share: u32 = 100, within(1..=100, " percent: 100 limits nothing");
+        /// RocksDB block cache of the block index, per directory.
+        index_cache: ByteSize = ByteSize::mib(32), at_least(ByteSize::mib(1));
+        /// Buffers of fills and of answers over the network.
+        memory_budget: ByteSize = ByteSize::mib(512);
+        /// GETs in flight at most, over all buckets.
+        fill_concurrency: usize = 64, count;
+        /// Largest single ranged GET.
+        fill_size_max: ByteSize = ByteSize::mib(8), at_least(CHUNK);
+        /// Checksums verified in the background, per second; "0B" switches the scrubber off.
+        scrub_rate: ByteSize = ByteSize::mib(10);
+        /// Blocks of fs-mode mounts that no file has are freed when nobody has written to them for so long.
+        unclaimed_after: Interval = Interval::millis(3_600_000), lasting(SHORTEST_UNCLAIMED, "1h");
+        /// Blocks that one client has made over the network, by the identity in its certificate, and that no file has
+        /// yet take so much at most; 0 for a quarter of the capacity.
+        client_reserved: ByteSize = ByteSize::mib(0), nothing_or(LEAST_RESERVED, RESERVED);
+        /// The same of all clients in one mount; 0 for half of the capacity.
+        mount_reserved: ByteSize = ByteSize::mib(0), nothing_or(LEAST_RESERVED, RESERVED);
+        /// Such blocks are freed when no file has them after so long.
+        reserved_after: Interval = Interval::secs(600), lasting(SHORTEST_RESERVED, "10m");
+        /// Connections that one client may have at once, by the identity in its certificate,
+        client_connections: usize = 512, count;
+        /// and what it may read and write over them in a second; 0 for any number.
+        client_bytes_per_second: ByteSize = ByteSize::mib(0), nothing_or(SLOWEST_BYTES, PER_SECOND);
+    }
 }
 
-/// How buckets are spoken to, by every process.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Ufs {
-    pub connect_timeout: Interval,
-    /// One request, without its body.
-    pub request_timeout: Interval,
-    /// Longest pause inside a body. A store may take five times as long for each part of an object that it puts
-    /// together.
-    pub io_timeout: Interval,
-    pub retries: usize,
-    pub retry_backoff: Interval,
-    pub retry_backoff_max: Interval,
-    /// Requests in flight per bucket and process.
-    pub concurrency: usize,
-    /// Directories in which those of `file://` mounts must lie; none: there are no such mounts.
-    pub file_roots: Vec<PathBuf>,
-    /// Endpoints at loopback and link-local addresses that may be connected to all the same:
-    /// [`AllowedEndpoint`](crate::AllowedEndpoint).
-    pub endpoints: Vec<String>,
-    /// Whether mounts may use the credentials of the instance or container that the process runs in.
-    pub instance_credentials: bool,
+section! {
+    /// How buckets are spoken to, by every process.
+    "ufs" Ufs {
+        connect_timeout: Interval = Interval::millis(3000), positive;
+        /// One request, without its body.
+        request_timeout: Interval = Interval::millis(5000), positive;
+        /// Longest pause inside a body. A store may take five times as long for each part of an object that it puts
+        /// together.
+        io_timeout: Interval = Interval::millis(5000), positive;
+        retries: usize = 3, within(0..=100, "");
+        retry_backoff: Interval = Interval::millis(50), positive;
+        retry_backoff_max: Interval = Interval::millis(2000), at_most_ten_years;
+        /// Requests in flight per bucket and process.
+        concurrency: usize = 256, count;
+        /// Directories in which those of `file://` mounts must lie; none: there are no such mounts.
+        file_roots: Vec<PathBuf> = Vec::new(), all_absolute;
+        /// Endpoints at loopback and link-local addresses that may be connected to all the same:
+        /// [`AllowedEndpoint`](crate::AllowedEndpoint).
+        endpoints: Vec<String> = Vec::new();
+        /// Whether mounts may use the credentials of the instance or container that the process runs in.
+        instance_credentials: bool = false;
+    }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Client {
-    /// Buffers of the whole process: of what is read, read ahead, uploaded and written behind.
-    pub memory_budget: ByteSize,
-    pub connect_timeout: Interval,
-    /// One question to the masters, retries included.
-    pub metadata_timeout: Interval,
-    /// One change, retries included.
-    pub change_timeout: Interval,
-    /// Of which mounts names are asked of the bucket while no master answers.
-    pub outage_lookups: OutageLookups,
-    /// Whether `cv fuse` answers changes in directories that it made before the master has them.
-    pub hold_directories: bool,
-    /// One read, write or sync of a file, every fallback included; then EIO.
-    pub read_timeout: Interval,
-    /// A read whose bucket does not answer, or too slowly, as long as that is longer.
-    pub bucket_timeout: Interval,
-    /// One attempt at one worker; then the next source.
-    pub worker_timeout: Interval,
-    /// A worker that failed is left alone for this long, doubling up to the second.
-    pub worker_backoff: Interval,
-    pub worker_backoff_max: Interval,
-    /// Largest read-ahead window of one handle.
-    pub readahead_max: ByteSize,
-    /// What may be on its way to workers over the network behind its writers, of the memory budget and a quarter of it
-    /// at most; 0 for nothing.
-    pub write_behind: ByteSize,
-    /// Inodes (and their names) kept in the client metadata cache at most.
-    pub metadata_cache_entries: usize,
-    /// Idle descriptors of block files kept at most.
-    pub descriptor_cache: usize,
-    /// Share of reads that may be sent twice, in percent; 0 for no hedging.
-    pub hedge_percent: u32,
-    /// Read from a worker's Unix socket where that can be reached.
-    pub local_descriptors: bool,
-    /// Where files of cache-mode mounts lie while they are written, and how much of them at a time.
-    pub staging_directory: PathBuf,
-    pub staging_size: ByteSize,
+section! {
+    "client" Client {
+        /// Buffers of the whole process: of what is read, read ahead, uploaded and written behind.
+        memory_budget: ByteSize = ByteSize::mib(512), at_least(ByteSize::mib(1));
+        connect_timeout: Interval = Interval::millis(1000), positive;
+        /// One question to the masters, retries included.
+        metadata_timeout: Interval = Interval::millis(5000), positive;
+        /// One change, retries included.
+        change_timeout: Interval = Interval::secs(300), positive;
+        /// Of which mounts names are asked of the bucket while no master answers.
+        outage_lookups: OutageLookups = OutageLookups::ReadOnly;
+        /// Whether `cv fuse` answers changes in directories that it made before the master has them.
+        hold_directories: bool = true;
+        /// One read, write or sync of a file, every fallback included; then EIO.
+        read_timeout: Interval = Interval::millis(15_000), positive;
+        /// A read whose bucket does not answer, or too slowly, as long as that is longer.
+        bucket_timeout: Interval = Interval::secs(300), positive;
+        /// One attempt at one worker; then the next source.
+        worker_timeout: Interval = Interval::millis(5000), positive;
+        /// A worker that failed is left alone for this long, doubling up to the second.
+        worker_backoff: Interval = Interval::millis(200), positive;
+        worker_backoff_max: Interval = Interval::millis(10_000), at_most_ten_years;
+        /// Largest read-ahead window of one handle.
+        readahead_max: ByteSize = ByteSize::mib(32);
+        /// What may be on its way to workers over the network behind its writers, of the memory budget and a quarter of
+        /// it at most; 0 for nothing.
+        write_behind: ByteSize = ByteSize::mib(64);
+        /// Inodes (and their names) kept in the client metadata cache at most.
+        metadata_cache_entries: usize = 1_000_000, some("fuse.client_metadata_cache = false switches the cache off");
+        /// Idle descriptors of block files kept at most.
+        descriptor_cache: usize = 16_384, some("client.local_descriptors = false does without descriptors");
+        /// Share of reads that may be sent twice, in percent; 0 for no hedging.
+        hedge_percent: u32 = 5, within(0..=100, " percent");
+        /// Read from a worker's Unix socket where that can be reached.
+        local_descriptors: bool = true;
+        /// Where files of cache-mode mounts lie while they are written, and how much of them at a time.
+        staging_directory: PathBuf = "/var/tmp".into(), absolute;
+        staging_size: ByteSize = ByteSize::gib(16), at_least(ByteSize::mib(64));
+    }
 }
 
 /// The mounts whose buckets are asked for names that are not cached while no master answers.
@@ -327,206 +389,55 @@ impl From<Choice> for AutoOrSwitch {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Fuse {
-    pub mount_point: PathBuf,
-    pub http_listen: String,
-    /// Namespace path shown at the mount point.
-    pub path: String,
-    /// Event loops.
-    pub threads: usize,
-    pub kernel_metadata_cache: bool,
-    pub client_metadata_cache: bool,
-    /// Longest time the kernel may trust a name, attributes, and the absence of a name; shortened to half of a mount's
-    /// metadata_ttl.
-    pub entry_timeout: Interval,
-    pub attr_timeout: Interval,
-    pub negative_timeout: Interval,
-    /// Other users may use the mount.
-    pub allow_other: bool,
-    /// Owner and permissions shown for objects; -1 (uid, gid) for the process's own.
-    pub uid: i64,
-    pub gid: i64,
-    pub file_mode: u32,
-    pub dir_mode: u32,
-    /// Kernel read-ahead.
-    pub kernel_readahead: ByteSize,
-    /// Requests that the kernel may have in flight in the background.
-    pub max_background: u16,
-    /// No kernel pages kept, no read-ahead: for random one-touch reads.
-    pub direct: bool,
-    /// Files that are one complete block of a worker on this host are read by the kernel itself: with `Auto` without a
-    /// word where that cannot be.
-    pub passthrough: Choice,
-    /// Files that stay registered with the kernel when nobody has them open, at most: it keeps each of them open.
-    pub passthrough_files: usize,
-    /// The kernel opens and closes files without asking: for objects that are never replaced.
-    pub no_open: Choice,
-    /// Files have extended attributes, and access lists.
-    pub xattrs: Choice,
-    /// The kernel heeds access lists of fs-mode mounts.
-    pub posix_acl: bool,
-    /// The mount outlives the process that serves it: another one goes on when it dies, or is replaced.
-    pub keep_mount: bool,
-    /// Requests that take as long are in the trace of the mount.
-    pub trace_above: Interval,
-}
-
-fn text(value: &str) -> String {
-    value.to_owned()
-}
-
-impl Default for Cluster {
-    fn default() -> Self {
-        Self { name: text("cavern"), masters: vec![text("127.0.0.1:7700")] }
+section! {
+    "fuse" Fuse {
+        mount_point: PathBuf = "/mnt/cavern".into(), absolute;
+        http_listen: String = "127.0.0.1:7721".into(), listen_address;
+        /// Namespace path shown at the mount point.
+        path: String = "/".into(), absolute;
+        /// Event loops.
+        threads: usize = 2, within(1..=256, "");
+        kernel_metadata_cache: bool = true;
+        client_metadata_cache: bool = true;
+        /// Longest time the kernel may trust a name, attributes, and the absence of a name; shortened to half of a
+        /// mount's metadata_ttl.
+        entry_timeout: Interval = Interval::millis(60_000), at_most_ten_years;
+        attr_timeout: Interval = Interval::millis(60_000), at_most_ten_years;
+        negative_timeout: Interval = Interval::millis(5000), at_most_ten_years;
+        /// Other users may use the mount.
+        allow_other: bool = true;
+        /// Owner and permissions shown for objects; -1 (uid, gid) for the process's own.
+        uid: i64 = -1, id_or_own;
+        gid: i64 = -1, id_or_own;
+        file_mode: u32 = 0o644, permissions;
+        dir_mode: u32 = 0o755, permissions;
+        /// Kernel read-ahead.
+        kernel_readahead: ByteSize = ByteSize::mib(1);
+        /// Requests that the kernel may have in flight in the background.
+        max_background: u16 = 256, within(1..=u16::MAX, ", as 256");
+        /// No kernel pages kept, no read-ahead: for random one-touch reads.
+        direct: bool = false;
+        /// Files that are one complete block of a worker on this host are read by the kernel itself: with `Auto`
+        /// without a word where that cannot be.
+        passthrough: Choice = Choice::Auto;
+        /// Files that stay registered with the kernel when nobody has them open, at most: it keeps each of them open.
+        passthrough_files: usize = 131_072, within(0..=PASSTHROUGH_FILES_MAX, "");
+        /// The kernel opens and closes files without asking: for objects that are never replaced.
+        no_open: Choice = Choice::Auto;
+        /// Files have extended attributes, and access lists.
+        xattrs: Choice = Choice::Auto;
+        /// The kernel heeds access lists of fs-mode mounts.
+        posix_acl: bool = true;
+        /// The mount outlives the process that serves it: another one goes on when it dies, or is replaced.
+        keep_mount: bool = true;
+        /// Requests that take as long are in the trace of the mount.
+        trace_above: Interval = Interval::millis(10), at_most_ten_years;
     }
 }
 
 impl Default for Log {
     fn default() -> Self {
-        Self { level: text("info"), format: LogFormat::Text }
-    }
-}
-
-impl Default for Master {
-    fn default() -> Self {
-        Self {
-            listen: text("127.0.0.1:7700"),
-            http_listen: text("127.0.0.1:7701"),
-            advertise: String::new(),
-            data_dir: PathBuf::from("/var/lib/cavern/master"),
-            create_dir: false,
-            key_encryption_key: PathBuf::new(),
-            former_key_encryption_key: PathBuf::new(),
-            audit_log: String::new(),
-            audit_deletes: false,
-            metadata_cache: ByteSize::mib(256),
-            snapshot_after: ByteSize::mib(256),
-            log_keep: Interval::secs(600),
-            log_size_max: ByteSize::gib(1),
-            heartbeat: Interval::millis(1000),
-            worker_timeout: Interval::millis(5000),
-            session_lease: Interval::millis(5000),
-            refresh_wait: Interval::millis(1000),
-            list_concurrency: 32,
-            listing_entries: 50_000_000,
-            index_entries: 1_000_000_000,
-            load_concurrency: 32,
-            persist_delay: Interval::millis(5000),
-            persist_concurrency: 64,
-            repair_after: Interval::millis(60_000),
-            repair_concurrency: 8,
-            client_connections: 1024,
-            client_sessions: 512,
-            client_calls: 4096,
-            client_operations_per_second: 0,
-        }
-    }
-}
-
-impl Default for Worker {
-    fn default() -> Self {
-        Self {
-            listen: text("127.0.0.1:7710"),
-            http_listen: text("127.0.0.1:7711"),
-            advertise: String::new(),
-            socket: PathBuf::new(),
-            socket_group: String::new(),
-            dirs: vec![text("[SSD]/var/lib/cavern/worker")],
-            create_dirs: false,
-            key_encryption_key: PathBuf::new(),
-            former_key_encryption_key: PathBuf::new(),
-            audit_log: String::new(),
-            high_watermark: 0.99,
-            low_watermark: 0.98,
-            mount_cache_share: 100,
-            index_cache: ByteSize::mib(32),
-            memory_budget: ByteSize::mib(512),
-            fill_concurrency: 64,
-            fill_size_max: ByteSize::mib(8),
-            scrub_rate: ByteSize::mib(10),
-            unclaimed_after: Interval::millis(3_600_000),
-            client_reserved: ByteSize::mib(0),
-            mount_reserved: ByteSize::mib(0),
-            reserved_after: Interval::secs(600),
-            client_connections: 512,
-            client_bytes_per_second: ByteSize::mib(0),
-        }
-    }
-}
-
-impl Default for Ufs {
-    fn default() -> Self {
-        Self {
-            connect_timeout: Interval::millis(3000),
-            request_timeout: Interval::millis(5000),
-            io_timeout: Interval::millis(5000),
-            retries: 3,
-            retry_backoff: Interval::millis(50),
-            retry_backoff_max: Interval::millis(2000),
-            concurrency: 256,
-            file_roots: Vec::new(),
-            endpoints: Vec::new(),
-            instance_credentials: false,
-        }
-    }
-}
-
-impl Default for Client {
-    fn default() -> Self {
-        Self {
-            memory_budget: ByteSize::mib(512),
-            connect_timeout: Interval::millis(1000),
-            metadata_timeout: Interval::millis(5000),
-            change_timeout: Interval::secs(300),
-            outage_lookups: OutageLookups::ReadOnly,
-            hold_directories: true,
-            read_timeout: Interval::millis(15_000),
-            bucket_timeout: Interval::secs(300),
-            worker_timeout: Interval::millis(5000),
-            worker_backoff: Interval::millis(200),
-            worker_backoff_max: Interval::millis(10_000),
-            readahead_max: ByteSize::mib(32),
-            write_behind: ByteSize::mib(64),
-            metadata_cache_entries: 1_000_000,
-            descriptor_cache: 16_384,
-            hedge_percent: 5,
-            local_descriptors: true,
-            staging_directory: PathBuf::from("/var/tmp"),
-            staging_size: ByteSize::gib(16),
-        }
-    }
-}
-
-impl Default for Fuse {
-    fn default() -> Self {
-        Self {
-            mount_point: PathBuf::from("/mnt/cavern"),
-            http_listen: text("127.0.0.1:7721"),
-            path: text("/"),
-            threads: 2,
-            kernel_metadata_cache: true,
-            client_metadata_cache: true,
-            entry_timeout: Interval::millis(60_000),
-            attr_timeout: Interval::millis(60_000),
-            negative_timeout: Interval::millis(5000),
-            allow_other: true,
-            uid: -1,
-            gid: -1,
-            file_mode: 0o644,
-            dir_mode: 0o755,
-            kernel_readahead: ByteSize::mib(1),
-            max_background: 256,
-            direct: false,
-            passthrough: Choice::Auto,
-            passthrough_files: 131_072,
-            no_open: Choice::Auto,
-            xattrs: Choice::Auto,
-            posix_acl: true,
-            keep_mount: true,
-            trace_above: Interval::millis(10),
-        }
+        Self { level: "info".to_owned(), format: LogFormat::Text }
     }
 }
 

@@ -24,13 +24,6 @@ pub(crate) struct Setting {
     pub origin: SettingSource,
 }
 
-/// Keys of earlier versions: section, key, and what does their work now.
-const FORMER: [(&str, &str, &str); 1] = [(
-    "master",
-    "snapshot_entries",
-    "master.snapshot_after takes its place, which is in bytes of the log, as \"256MiB\"",
-)];
-
 /// Names and defaults of everything that can be set.
 pub(crate) struct Schema {
     sections: toml::Table,
@@ -48,6 +41,10 @@ impl Schema {
         self.sections.iter().filter_map(|(name, keys)| Some((name.as_str(), keys.as_table()?)))
     }
 
+    fn names(&self) -> Vec<&str> {
+        self.sections().map(|(section, _)| section).collect()
+    }
+
     fn keys(&self, section: &str) -> Option<&toml::Table> {
         self.sections.get(section)?.as_table()
     }
@@ -59,7 +56,7 @@ impl Schema {
 
     /// What to say about a section that does not exist.
     fn unknown_section(&self, name: &str) -> String {
-        let sections: Vec<&str> = self.sections().map(|(section, _)| section).collect();
+        let sections = self.names();
         let hint = match nearest(name, &sections) {
             Some(section) => format!("did you mean [{section}]?"),
             None => format!("the sections are {}", sections.join(", ")),
@@ -69,22 +66,30 @@ impl Schema {
 
     /// What to say about a key that does not exist in `section`.
     fn unknown_key(&self, section: &str, key: &str) -> String {
-        if let Some((_, _, successor)) = FORMER.iter().find(|former| (former.0, former.1) == (section, key)) {
-            return format!("there is no such key any more: {successor}");
-        }
         let keys: Vec<&str> =
             self.keys(section).map(|keys| keys.keys().map(String::as_str).collect()).unwrap_or_default();
-        let elsewhere: Vec<String> = self
-            .sections()
-            .filter(|(other, keys)| *other != section && keys.contains_key(key))
-            .map(|(other, _)| format!("[{other}]"))
-            .collect();
-        let hint = match nearest(key, &keys) {
-            _ if !elsewhere.is_empty() => format!("it belongs in {}", elsewhere.join(" or ")),
-            Some(near) => format!("did you mean {near}?"),
-            None => format!("its keys are {}", keys.join(", ")),
+        let hint = match (self.owners(key), nearest(key, &keys)) {
+            (Some(elsewhere), _) => format!("it belongs in {elsewhere}"),
+            (None, Some(near)) => format!("did you mean {near}?"),
+            (None, None) => format!("its keys are {}", keys.join(", ")),
         };
         format!("there is no such key in [{section}]: {hint}")
+    }
+
+    /// What to say about a key, or another value, above the first section.
+    fn outside_of_sections(&self, key: &str) -> String {
+        let hint = match self.owners(key) {
+            Some(owners) => format!("it belongs below {owners}"),
+            None => format!("the sections are {}", self.names().join(", ")),
+        };
+        format!("stands outside of every section: {hint}")
+    }
+
+    /// The sections that have a key of this name; `None` where none has.
+    fn owners(&self, key: &str) -> Option<String> {
+        let owners = self.sections().filter(|(_, keys)| keys.contains_key(key));
+        let owners: Vec<String> = owners.map(|(section, _)| format!("[{section}]")).collect();
+        (!owners.is_empty()).then(|| owners.join(" or "))
     }
 
     /// Checks one value alone. `line_of` turns a place in the value's text into an origin.
@@ -156,7 +161,7 @@ pub(crate) fn from_file(path: &Path, text: &str, schema: &Schema, problems: &mut
                 let message = if known {
                     format!("is a section: write [{section}] once, and its keys below it")
                 } else {
-                    outside_of_sections(schema, &section)
+                    schema.outside_of_sections(&section)
                 };
                 problems.push(Problem { origin, key: section, message });
                 continue;
@@ -176,20 +181,6 @@ pub(crate) fn from_file(path: &Path, text: &str, schema: &Schema, problems: &mut
         }
     }
     settings
-}
-
-fn outside_of_sections(schema: &Schema, key: &str) -> String {
-    let owners: Vec<String> = schema
-        .sections()
-        .filter(|(_, keys)| keys.contains_key(key))
-        .map(|(section, _)| format!("[{section}]"))
-        .collect();
-    if owners.is_empty() {
-        let sections: Vec<&str> = schema.sections().map(|(section, _)| section).collect();
-        format!("stands outside of every section: the sections are {}", sections.join(", "))
-    } else {
-        format!("stands outside of every section: it belongs below {}", owners.join(" or "))
-    }
 }
 
 /// Everything that the environment sets by `CV_SECTION__KEY`. Names that look so and name no key are refused too: a
@@ -214,9 +205,7 @@ pub(crate) fn from_environment(
         let origin = SettingSource::Environment(name.clone());
         let Some((_, section, key)) = names.iter().find(|(variable, _, _)| *variable == name) else {
             let variables: Vec<&str> = names.iter().map(|(variable, _, _)| variable.as_str()).collect();
-            let former = FORMER.iter().find(|(section, key, _)| variable_of(section, key) == name);
             let hint = match nearest(&name.to_uppercase(), &variables) {
-                _ if former.is_some() => former.map_or_else(String::new, |(_, _, successor)| (*successor).to_owned()),
                 Some(near) => format!("did you mean {near}?"),
                 None => "overrides are spelled CV_SECTION__KEY, as CV_FUSE__MOUNT_POINT".to_owned(),
             };

@@ -21,26 +21,10 @@ pub fn counted(count: u64, what: &str) -> String {
     }
 }
 
-/// Why a text is not a size or a duration. The display text is a clause that says what would be right.
+/// Why a text is not a size or a duration: a clause that says what would be right.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum UnitError {
-    #[error("is empty: write a whole number and a unit, as \"{example}\"")]
-    Empty { example: &'static str },
-    #[error("\"{text}\" does not start with a whole number: write it as \"{example}\"")]
-    NoNumber { text: String, example: &'static str },
-    #[error("\"{text}\" has no unit: write it as \"{text}{example_unit}\" (units: {units})")]
-    NoUnit { text: String, example_unit: &'static str, units: &'static str },
-    #[error("\"{text}\" has a fraction: write a whole number of a smaller unit (units: {units})")]
-    Fraction { text: String, units: &'static str },
-    #[error("\"{text}\" has the unknown unit \"{unit}\"{} (units: {units})", did_you_mean(.nearest))]
-    UnknownUnit { text: String, unit: String, nearest: Option<&'static str>, units: &'static str },
-    #[error("\"{text}\" is too large")]
-    TooLarge { text: String },
-}
-
-fn did_you_mean(nearest: &Option<&'static str>) -> String {
-    nearest.map(|unit| format!(", did you mean \"{unit}\"?")).unwrap_or_default()
-}
+#[error("{0}")]
+pub struct UnitError(String);
 
 /// A kind of quantity: its units from the smallest to the largest, each with its size in the smallest.
 struct Scale {
@@ -87,34 +71,34 @@ const TIME: Scale = Scale {
 
 impl Scale {
     fn parse(&self, text: &str) -> Result<u64, UnitError> {
+        let Self { example, example_unit, listed, .. } = self;
+        let refused = |why: String| Err(UnitError(why));
         if text.is_empty() {
-            return Err(UnitError::Empty { example: self.example });
+            return refused(format!("is empty: write a whole number and a unit, as \"{example}\""));
         }
         let digits = text.bytes().take_while(u8::is_ascii_digit).count();
         let (number, unit) = text.split_at(digits);
         if number.is_empty() {
-            return Err(UnitError::NoNumber { text: text.to_owned(), example: self.example });
+            return refused(format!("\"{text}\" does not start with a whole number: write it as \"{example}\""));
         }
-        let too_large = || UnitError::TooLarge { text: text.to_owned() };
+        let too_large = || UnitError(format!("\"{text}\" is too large"));
         let number: u64 = number.parse().map_err(|_| too_large())?;
-        if unit.is_empty() {
+        if unit.is_empty() && number == 0 {
             // Nothing is nothing in every unit.
-            return if number == 0 {
-                Ok(0)
-            } else {
-                Err(UnitError::NoUnit { text: text.to_owned(), example_unit: self.example_unit, units: self.listed })
-            };
+            return Ok(0);
         }
-        if unit.starts_with('.') || unit.starts_with(',') {
-            return Err(UnitError::Fraction { text: text.to_owned(), units: self.listed });
+        if unit.is_empty() {
+            return refused(format!("\"{text}\" has no unit: write it as \"{text}{example_unit}\" (units: {listed})"));
+        }
+        if unit.starts_with(['.', ',']) {
+            return refused(format!(
+                "\"{text}\" has a fraction: write a whole number of a smaller unit (units: {listed})"
+            ));
         }
         let Some((_, size)) = self.units.iter().find(|(name, _)| *name == unit) else {
-            return Err(UnitError::UnknownUnit {
-                text: text.to_owned(),
-                unit: unit.to_owned(),
-                nearest: self.nearest(unit.trim()),
-                units: self.listed,
-            });
+            let nearest = self.nearest(unit.trim()).map(|unit| format!(", did you mean \"{unit}\"?"));
+            let nearest = nearest.unwrap_or_default();
+            return refused(format!("\"{text}\" has the unknown unit \"{unit}\"{nearest} (units: {listed})"));
         };
         number.checked_mul(*size).ok_or_else(too_large)
     }

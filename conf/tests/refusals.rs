@@ -133,12 +133,6 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
         &["master.snapshot_after (\"256MiB\") must be at most master.log_size_max (\"100MiB\")"],
     ),
     ("[master]\nlog_keep = \"20000d\"\n", 2, "master.log_keep", &["at most ten years"]),
-    (
-        "[master]\nsnapshot_entries = 20000\n",
-        2,
-        "master.snapshot_entries",
-        &["master.snapshot_after takes its place", "as \"256MiB\""],
-    ),
     ("[master]\nheartbeat = \"0s\"\n", 2, "master.heartbeat", &["at least \"10ms\""]),
     ("[master]\nsession_lease = \"1ms\"\n", 2, "master.session_lease", &["at least \"500ms\""]),
     ("[worker]\nunclaimed_after = \"0s\"\n", 2, "worker.unclaimed_after", &["at least \"1s\""]),

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use cavern_proto::record::BeginHistory;
 use cavern_proto::record::command::Command;
+use cavern_security::random_bytes;
 use cavern_state::apply::GENERATIONS_MAX;
 use cavern_state::{Database, Tables};
 use cavern_work::background::TaskGroup;
 use cavern_work::expiry::Expiry;
 use cavern_work::metrics::MasterMetrics;
 use cavern_work::upkeep::Upkeep;
-use ring::rand::{SecureRandom as _, SystemRandom};
 
 use crate::error::MasterError;
 use crate::feature_version;
@@ -97,7 +97,5 @@ async fn leave_out_inodes(services: &Services) -> Result<(), MasterError> {
 }
 
 fn random<const BYTES: usize>() -> Result<[u8; BYTES], MasterError> {
-    let mut random = [0; BYTES];
-    SystemRandom::new().fill(&mut random).map_err(|_none| MasterError::Failed("no random numbers".to_owned()))?;
-    Ok(random)
+    random_bytes().map_err(MasterError::Failed)
 }

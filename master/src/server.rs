@@ -311,11 +311,7 @@ async fn join(task: JoinHandle<()>, what: &str) {
 }
 
 fn new_cluster_id() -> String {
-    use ring::rand::SecureRandom;
-    let mut bytes = [0u8; 8];
     // Without random numbers the time of day must do: the id only distinguishes clusters.
-    if ring::rand::SystemRandom::new().fill(&mut bytes).is_err() {
-        bytes = host::wall_ns().to_be_bytes();
-    }
+    let bytes = cavern_security::random_bytes().unwrap_or_else(|_none| host::wall_ns().to_be_bytes());
     format!("{:016x}", u64::from_be_bytes(bytes))
 }

@@ -11,6 +11,8 @@
 
 use thiserror::Error;
 
+use crate::data;
+
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 24;
 /// Longest message that a peer accepts. A batch of 1,000 block references with long keys fits.
@@ -24,10 +26,22 @@ pub const PROTOCOL_VERSION: u32 = 2;
 
 const MAGIC: [u8; 4] = *b"CVD1";
 
-/// What a frame carries: the message type of the same name in `proto/data.proto`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum FrameKind {
+macro_rules! kinds {
+    ($($kind:ident = $number:literal,)+) => {
+        /// What a frame carries: the message type of the same name in `proto/data.proto`.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u8)]
+        pub enum FrameKind {
+            $($kind = $number,)+
+        }
+
+        impl FrameKind {
+            pub const ALL: [Self; [$($number),+].len()] = [$(Self::$kind),+];
+        }
+    };
+}
+
+kinds! {
     Hello = 1,
     Read = 2,
     ReadReply = 3,
@@ -56,35 +70,35 @@ pub enum FrameKind {
     CopyReply = 41,
 }
 
-impl FrameKind {
-    pub const ALL: [Self; 26] = [
-        Self::Hello,
-        Self::Read,
-        Self::ReadReply,
-        Self::Open,
-        Self::OpenReply,
-        Self::Fill,
-        Self::FillReply,
-        Self::Query,
-        Self::QueryReply,
-        Self::Free,
-        Self::FreeReply,
-        Self::Corrupt,
-        Self::CorruptReply,
-        Self::Evicted,
-        Self::Cancel,
-        Self::Failure,
-        Self::Reserve,
-        Self::ReserveReply,
-        Self::Write,
-        Self::WriteReply,
-        Self::Sync,
-        Self::SyncReply,
-        Self::Persist,
-        Self::PersistReply,
-        Self::Copy,
-        Self::CopyReply,
-    ];
+/// A request to a worker: the frames that it and its answer are in, and what the answer is.
+pub trait Call: prost::Message {
+    type Reply: prost::Message + Default;
+    const KIND: FrameKind;
+    const ANSWER: FrameKind;
+}
+
+macro_rules! calls {
+    ($($kind:ident: $request:ident => $reply:ident,)+) => {
+        $(impl Call for data::$request {
+            type Reply = data::$reply;
+            const KIND: FrameKind = FrameKind::$kind;
+            const ANSWER: FrameKind = FrameKind::$reply;
+        })+
+    };
+}
+
+calls! {
+    Read: ReadRequest => ReadReply,
+    Open: OpenRequest => OpenReply,
+    Fill: FillRequest => FillReply,
+    Query: QueryRequest => QueryReply,
+    Free: FreeRequest => FreeReply,
+    Corrupt: CorruptRequest => CorruptReply,
+    Reserve: ReserveRequest => ReserveReply,
+    Write: WriteRequest => WriteReply,
+    Sync: SyncRequest => SyncReply,
+    Persist: PersistRequest => PersistReply,
+    Copy: CopyRequest => CopyReply,
 }
 
 /// Why 24 bytes are no header. The connection that carried them cannot be used further.

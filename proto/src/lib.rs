@@ -1,44 +1,29 @@
 //! Everything that crosses a wire or a restart: the gRPC services of the master, the framed data plane of the
 //! workers, and the records in RocksDB. Behaviour lives here only where two crates must agree on it to the letter.
 
-/// The master's services and messages (`proto/master.proto`).
-pub mod master {
-    pub use v1::*;
+macro_rules! packages {
+    ($($(#[$doc:meta])* $name:ident = $package:literal;)+) => {
+        $($(#[$doc])*
+        pub mod $name {
+            pub use v1::*;
 
-    #[allow(clippy::all, clippy::pedantic)]
-    pub mod v1 {
-        tonic::include_proto!("cavern.master.v1");
-    }
+            #[allow(clippy::all, clippy::pedantic)]
+            pub mod v1 {
+                tonic::include_proto!($package);
+            }
+        })+
+    };
 }
 
-/// Messages of the workers' data plane (`proto/data.proto`).
-pub mod data {
-    pub use v1::*;
-
-    #[allow(clippy::all, clippy::pedantic)]
-    pub mod v1 {
-        tonic::include_proto!("cavern.data.v1");
-    }
-}
-
-/// Persisted records (`proto/record.proto`).
-pub mod record {
-    pub use v1::*;
-
-    #[allow(clippy::all, clippy::pedantic)]
-    pub mod v1 {
-        tonic::include_proto!("cavern.record.v1");
-    }
-}
-
-/// What masters say to each other (`proto/raft.proto`).
-pub mod raft {
-    pub use v1::*;
-
-    #[allow(clippy::all, clippy::pedantic)]
-    pub mod v1 {
-        tonic::include_proto!("cavern.raft.v1");
-    }
+packages! {
+    /// The master's services and messages (`proto/master.proto`).
+    master = "cavern.master.v1";
+    /// Messages of the workers' data plane (`proto/data.proto`).
+    data = "cavern.data.v1";
+    /// Persisted records (`proto/record.proto`).
+    record = "cavern.record.v1";
+    /// What masters say to each other (`proto/raft.proto`).
+    raft = "cavern.raft.v1";
 }
 
 /// All of them, as an encoded `google.protobuf.FileDescriptorSet`.

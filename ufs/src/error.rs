@@ -38,6 +38,21 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// The position of one is `self as usize`.
+    pub(crate) const ALL: [Self; 11] = [
+        Self::List,
+        Self::Head,
+        Self::Get,
+        Self::Put,
+        Self::Begin,
+        Self::Part,
+        Self::Complete,
+        Self::Abort,
+        Self::Delete,
+        Self::Copy,
+        Self::CopyPart,
+    ];
+
     /// As logs and metrics spell it.
     pub fn name(self) -> &'static str {
         match self {

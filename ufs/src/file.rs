@@ -28,7 +28,7 @@ use self::tree::{Found, Tree};
 use crate::allowed::FileRoots;
 use crate::error::{Cause, Denial, Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, Requests, StorePage};
+use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 /// Bytes that are read at once.
 const PIECE: u64 = 1 << 20;
@@ -302,7 +302,7 @@ impl Page<'_> {
     }
 }
 
-impl Requests for FileStore {
+impl ObjectStore for FileStore {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         let (prefix, mode, limit) = (request.prefix.to_owned(), request.mode, request.limit);
         let token = request.token.map(str::to_owned);
@@ -341,9 +341,7 @@ impl Requests for FileStore {
         let request = Request::new(request.operation(), &self.label, request.key);
         future::ready(Err(UfsError::Rejected { request, reason, source: None })).boxed()
     }
-}
 
-impl ObjectStore for FileStore {
     fn capabilities(&self) -> Capabilities {
         Scheme::File.capabilities()
     }

@@ -15,20 +15,18 @@
 //! - **Every wait ends**, see [`Ufs::deadline`].
 //! - **Secrets stay secret**: no error, log line or `Debug` text of this crate holds a credential.
 //!
-//! How a request goes through retries, limits, counters and deadlines is described in `store.rs`; the URIs in
-//! [`cavern_proto::StoreUri`], the options of S3 in `s3/options.rs`.
+//! How a request goes through retries, limits, counters and deadlines is described in `retry.rs` and `attempt.rs`; the
+//! URIs in [`cavern_proto::StoreUri`], the options of S3 in `s3/options.rs`.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod allowed;
+mod attempt;
 mod attributes;
-mod concurrency_limit;
-mod deadline;
 mod error;
 mod fault;
 mod file;
 mod key_space;
-mod length_check;
 mod lister;
 mod memory;
 mod metrics;

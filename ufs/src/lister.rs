@@ -11,7 +11,7 @@
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, ListPage, ObjectMeta};
-use crate::store::{ListRequest, PAGE_KEYS, Requests};
+use crate::store::{ListRequest, PAGE_KEYS};
 use crate::ufs::Ufs;
 
 /// Some stores send empty pages while they look for the next key; none needs this many.
@@ -87,7 +87,7 @@ impl Lister {
             Position::End => return Ok(None),
         };
         let request = ListRequest { prefix: &self.prefix, mode: self.mode, token, limit: PAGE_KEYS };
-        let answer = self.ufs.store().list(request).await?;
+        let answer = self.ufs.requests().list(request).await?;
         let is_same = answer.next.is_some() && answer.next.as_deref() == token;
         let is_empty = answer.page.objects.is_empty() && answer.page.prefixes.is_empty() && answer.page.hidden == 0;
         self.empty_pages = if is_empty { self.empty_pages + 1 } else { 0 };

@@ -13,9 +13,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, Metadata, ObjectMeta, Precondition};
-use crate::store::{
-    Answer, Body, ByteStream, Change, ChangeRequest, CopySource, ListRequest, ObjectStore, Requests, StorePage,
-};
+use crate::store::{Answer, Body, ByteStream, Change, ChangeRequest, CopySource, ListRequest, ObjectStore, StorePage};
 
 static BUCKETS: LazyLock<Mutex<HashMap<String, MemoryBucket>>> = LazyLock::new(Mutex::default);
 
@@ -273,7 +271,7 @@ impl MemoryBucket {
     }
 }
 
-impl Requests for MemoryBucket {
+impl ObjectStore for MemoryBucket {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         future::ready(Ok(self.page(request))).boxed()
     }
@@ -290,9 +288,7 @@ impl Requests for MemoryBucket {
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
         future::ready(self.apply_change(request)).boxed()
     }
-}
 
-impl ObjectStore for MemoryBucket {
     fn capabilities(&self) -> Capabilities {
         self.objects.lock().capabilities.unwrap_or(Scheme::Memory.capabilities())
     }

@@ -3,10 +3,8 @@
 //! The families are one per process; [`register`] puts them on a metrics page. Labels hold the store's id (endpoint and
 //! bucket), never a key.
 
-use std::ops::Range;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
-use futures::{FutureExt, StreamExt};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -16,8 +14,6 @@ use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
 use crate::error::{Operation, UfsError};
-use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, Requests, StorePage};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StoreLabel {
@@ -93,32 +89,17 @@ pub struct UfsStats {
     pub written_bytes: u64,
 }
 
-/// The operations that change a bucket.
-const CHANGES: [Operation; 8] = [
-    Operation::Put,
-    Operation::Begin,
-    Operation::Part,
-    Operation::Complete,
-    Operation::Abort,
-    Operation::Delete,
-    Operation::Copy,
-    Operation::CopyPart,
-];
-
 /// The counters of one store.
 pub(crate) struct StoreMetrics {
-    lists: OperationMetrics,
-    heads: OperationMetrics,
-    gets: OperationMetrics,
-    /// In the order of [`CHANGES`].
-    changes: [OperationMetrics; CHANGES.len()],
-    bytes: Counter,
-    written_bytes: Counter,
+    /// In the order of [`Operation::ALL`].
+    operations: [OperationMetrics; Operation::ALL.len()],
+    pub(crate) bytes: Counter,
+    pub(crate) written_bytes: Counter,
     in_flight: Gauge,
     pub(crate) retries: Counter,
 }
 
-struct OperationMetrics {
+pub(crate) struct OperationMetrics {
     store: String,
     operation: &'static str,
     requests: Counter,
@@ -138,13 +119,13 @@ impl OperationMetrics {
         }
     }
 
-    fn failed(&self, error: &UfsError) {
+    pub(crate) fn failed(&self, error: &UfsError) {
         self.errors.inc();
         let label = ErrorLabel { store: self.store.clone(), operation: self.operation, kind: error.kind() };
         FAMILIES.errors.get_or_create(&label).inc();
     }
 
-    async fn measure<T>(&self, answer: Answer<'_, T>) -> Result<T, UfsError> {
+    pub(crate) async fn measure<T>(&self, answer: impl Future<Output = Result<T, UfsError>>) -> Result<T, UfsError> {
         self.requests.inc();
         let began = Instant::now();
         let answer = answer.await;
@@ -157,13 +138,10 @@ impl OperationMetrics {
 }
 
 impl StoreMetrics {
-    pub(crate) fn of(store: &str) -> Self {
+    pub(crate) fn new(store: &str) -> Self {
         let label = StoreLabel { store: store.to_owned() };
         Self {
-            lists: OperationMetrics::of(store, Operation::List),
-            heads: OperationMetrics::of(store, Operation::Head),
-            gets: OperationMetrics::of(store, Operation::Get),
-            changes: CHANGES.map(|operation| OperationMetrics::of(store, operation)),
+            operations: Operation::ALL.map(|operation| OperationMetrics::of(store, operation)),
             written_bytes: FAMILIES.written_bytes.get_or_create(&label).clone(),
             bytes: FAMILIES.bytes.get_or_create(&label).clone(),
             in_flight: FAMILIES.in_flight.get_or_create(&label).clone(),
@@ -171,23 +149,19 @@ impl StoreMetrics {
         }
     }
 
-    fn change(&self, operation: Operation) -> &OperationMetrics {
-        let position = CHANGES.iter().position(|change| *change == operation);
-        // All operations that change something are among them.
-        &self.changes[position.unwrap_or_default()]
+    pub(crate) fn of(&self, operation: Operation) -> &OperationMetrics {
+        &self.operations[operation as usize]
     }
 
     pub(crate) fn stats(&self) -> UfsStats {
+        let sent = |operation: Operation| self.of(operation).requests.get();
         UfsStats {
-            lists: self.lists.requests.get(),
-            heads: self.heads.requests.get(),
-            gets: self.gets.requests.get(),
-            puts: self.change(Operation::Put).requests.get() + self.change(Operation::Part).requests.get(),
-            deletes: self.change(Operation::Delete).requests.get(),
-            errors: self.lists.errors.get()
-                + self.heads.errors.get()
-                + self.gets.errors.get()
-                + self.changes.iter().map(|change| change.errors.get()).sum::<u64>(),
+            lists: sent(Operation::List),
+            heads: sent(Operation::Head),
+            gets: sent(Operation::Get),
+            puts: sent(Operation::Put) + sent(Operation::Part),
+            deletes: sent(Operation::Delete),
+            errors: self.operations.iter().map(|operation| operation.errors.get()).sum(),
             retries: self.retries.get(),
             read_bytes: self.bytes.get(),
             written_bytes: self.written_bytes.get(),
@@ -196,69 +170,17 @@ impl StoreMetrics {
 }
 
 /// Counts one up while it lives.
-struct InFlight(Gauge);
+pub(crate) struct InFlight(Gauge);
 
 impl InFlight {
-    fn begin(gauge: &Gauge) -> Self {
-        gauge.inc();
-        Self(gauge.clone())
+    pub(crate) fn begin(metrics: &StoreMetrics) -> Self {
+        metrics.in_flight.inc();
+        Self(metrics.in_flight.clone())
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.dec();
-    }
-}
-
-pub(crate) struct Instrumented<S> {
-    pub inner: S,
-    pub metrics: Arc<StoreMetrics>,
-}
-
-impl<S: Requests> Requests for Instrumented<S> {
-    fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
-        async move {
-            let _flight = InFlight::begin(&self.metrics.in_flight);
-            self.metrics.lists.measure(self.inner.list(request)).await
-        }
-        .boxed()
-    }
-
-    fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
-        async move {
-            let _flight = InFlight::begin(&self.metrics.in_flight);
-            self.metrics.heads.measure(self.inner.head(key)).await
-        }
-        .boxed()
-    }
-
-    fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
-        async move {
-            let flight = InFlight::begin(&self.metrics.in_flight);
-            let Body { etag, stream } = self.metrics.gets.measure(self.inner.get(key, etag, range)).await?;
-            let metrics = self.metrics.clone();
-            let stream = stream.inspect(move |item| {
-                let _held = &flight;
-                match item {
-                    Ok(bytes) => {
-                        metrics.bytes.inc_by(bytes.len() as u64);
-                    }
-                    Err(error) => metrics.gets.failed(error),
-                }
-            });
-            Ok(Body { etag, stream: ByteStream::new(stream) })
-        }
-        .boxed()
-    }
-
-    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
-        async move {
-            let _flight = InFlight::begin(&self.metrics.in_flight);
-            let changed = self.metrics.change(request.operation()).measure(self.inner.change(request)).await?;
-            self.metrics.written_bytes.inc_by(request.body_bytes());
-            Ok(changed)
-        }
-        .boxed()
     }
 }

@@ -15,20 +15,21 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::backoff::Profile;
-use futures::{FutureExt, StreamExt, stream};
+use futures::{StreamExt, stream};
 use tokio::time::Instant;
 
+use crate::attempt::Attempts;
 use crate::error::UfsError;
-use crate::metrics::StoreMetrics;
 use crate::object::ObjectMeta;
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, Requests, StorePage};
+use crate::store::{Body, ByteStream, ChangeRequest, ListRequest, StorePage};
 
+/// The requests of a store, each sent until it is answered or has failed for good. Cheap to clone.
+#[derive(Clone)]
 pub(crate) struct Retrying {
-    pub inner: Arc<dyn Requests>,
+    pub attempts: Arc<Attempts>,
     /// More attempts after the first one.
     pub retries: u32,
     pub pauses: Profile,
-    pub metrics: Arc<StoreMetrics>,
     /// How long a call tries again while the store cannot be reached, however many attempts that takes.
     pub patience: Duration,
 }
@@ -52,14 +53,17 @@ impl Retrying {
         if !error.is_temporary() || failed.attempts >= self.retries && !is_waited_for() {
             return Err(error);
         }
-        self.metrics.retries.inc();
+        self.attempts.shared.metrics.retries.inc();
         tokio::time::sleep(self.pauses.pause(failed.attempts)).await;
         failed.attempts = failed.attempts.saturating_add(1);
         Ok(())
     }
 
     /// Sends a request until it is answered, or has failed for good.
-    async fn answered<'a, T>(&self, failed: &mut Failures, send: impl Fn() -> Answer<'a, T>) -> Result<T, UfsError> {
+    async fn answered<T, F>(&self, failed: &mut Failures, send: impl Fn() -> F) -> Result<T, UfsError>
+    where
+        F: Future<Output = Result<T, UfsError>>,
+    {
         loop {
             match send().await {
                 Ok(answer) => return Ok(answer),
@@ -67,44 +71,39 @@ impl Retrying {
             }
         }
     }
-}
 
-impl Requests for Arc<Retrying> {
-    fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
-        async move { self.answered(&mut Failures::none(), || self.inner.list(request)).await }.boxed()
+    pub(crate) async fn list(&self, request: ListRequest<'_>) -> Result<StorePage, UfsError> {
+        self.answered(&mut Failures::none(), || self.attempts.list(request)).await
     }
 
-    fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
-        async move { self.answered(&mut Failures::none(), || self.inner.head(key)).await }.boxed()
+    pub(crate) async fn head(&self, key: &str) -> Result<ObjectMeta, UfsError> {
+        self.answered(&mut Failures::none(), || self.attempts.head(key)).await
     }
 
-    fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
-        async move {
-            let mut failed = Failures::none();
-            let body = self.answered(&mut failed, || self.inner.get(key, etag, range.clone())).await?;
-            let version = if etag.is_empty() { body.etag.clone() } else { etag.to_owned() };
-            let resuming = Resuming {
-                store: self.clone(),
-                key: key.to_owned(),
-                etag: version,
-                rest: range,
-                stream: Some(body.stream),
-                failed,
-            };
-            Ok(Body { etag: body.etag, stream: ByteStream::new(stream::unfold(resuming, Resuming::next)) })
-        }
-        .boxed()
+    pub(crate) async fn get(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
+        let mut failed = Failures::none();
+        let body = self.answered(&mut failed, || self.attempts.get(key, etag, range.clone())).await?;
+        let version = if etag.is_empty() { body.etag.clone() } else { etag.to_owned() };
+        let resuming = Resuming {
+            store: self.clone(),
+            key: key.to_owned(),
+            etag: version,
+            rest: range,
+            stream: Some(body.stream),
+            failed,
+        };
+        Ok(Body { etag: body.etag, stream: ByteStream::new(stream::unfold(resuming, Resuming::next)) })
     }
 
     /// A condition may fail because an earlier attempt was carried out although its answer was lost: `write.rs` finds
     /// out.
-    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
-        async move { self.answered(&mut Failures::none(), || self.inner.change(request)).await }.boxed()
+    pub(crate) async fn change(&self, request: ChangeRequest<'_>) -> Result<String, UfsError> {
+        self.answered(&mut Failures::none(), || self.attempts.change(request)).await
     }
 }
 
 struct Resuming {
-    store: Arc<Retrying>,
+    store: Retrying,
     key: String,
     etag: String,
     /// What has not been handed out yet.
@@ -140,7 +139,7 @@ impl Resuming {
         }
         self.store.survive(error, &mut self.failed).await?;
         let (store, key, etag, rest) = (&self.store, &self.key, &self.etag, &self.rest);
-        let body = store.answered(&mut self.failed, || store.inner.get(key, etag, rest.clone())).await?;
+        let body = store.answered(&mut self.failed, || store.attempts.get(key, etag, rest.clone())).await?;
         Ok(body.stream)
     }
 }

@@ -31,13 +31,11 @@ use futures::{FutureExt, TryFutureExt};
 use http::Request as HttpRequest;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use reqsign_aws_v4::Credential;
-use reqsign_core::{Context, Signer};
 
 use crate::allowed::Guard;
 use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
-use crate::s3::credentials::{Provider, from_signer};
+use crate::s3::credentials::Provider;
 use crate::s3::failure::Failure;
 pub use crate::s3::keys::{KeyError, KeyLender, KeyRight, VendedKeys};
 pub(crate) use crate::s3::options::S3Options;
@@ -47,7 +45,7 @@ use crate::s3::signing::{DaySigner, spelled};
 use crate::s3::transport::Transport;
 pub use crate::s3::vending::{KeyStatus, KeyVendor};
 use crate::shared_store::SharedStore;
-use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, Requests, StorePage};
+use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 /// A page of a thousand keys of 1,024 bytes, each byte percent-encoded, takes half of this.
 const LISTING_BYTES: usize = 8 << 20;
@@ -56,8 +54,7 @@ pub(crate) struct S3Store {
     transport: Transport,
     /// `None` for unsigned requests.
     credentials: Option<Provider>,
-    /// `None` for unsigned requests.
-    signer: Option<Signer<Credential>>,
+    signer: DaySigner,
     /// The credentials are lent, and may list below a prefix only.
     is_lent: bool,
     bucket: String,
@@ -100,8 +97,7 @@ pub(crate) fn open(
         None => Provider::new(&options, conf, &of_bucket.credentials)?,
     };
     let is_lent = lender.is_some();
-    let signer =
-        credentials.clone().map(|provider| Signer::new(Context::new(), provider, DaySigner::new(&options.region)));
+    let signer = DaySigner::new(&options.region);
     let (label, bucket) = (shared.label.clone(), bucket.to_owned());
     let region = options.region;
     let store =
@@ -127,8 +123,12 @@ impl S3Store {
     ) -> Result<HttpRequest<Bytes>, UfsError> {
         let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked(), "");
         let (mut parts, body) = unsigned.map_err(senseless)?.into_parts();
-        if let Some(signer) = &self.signer {
-            signer.sign(&mut parts, None).await.map_err(|error| from_signer(&error, asked()))?;
+        if let Some(provider) = &self.credentials {
+            let credential = provider.credential().await.map_err(|error| error.into_ufs(asked()))?;
+            // The signer's own words are left out: they may quote what it has read.
+            let unsigned =
+                |_| UfsError::denied(asked(), "the request cannot be signed with these credentials".to_owned());
+            self.signer.sign(&mut parts, &credential).await.map_err(unsigned)?;
         }
         Ok(HttpRequest::from_parts(parts, body))
     }
@@ -202,7 +202,7 @@ fn if_match(etag: &str) -> String {
     if etag.starts_with("W/") { etag.to_owned() } else { format!("\"{etag}\"") }
 }
 
-impl Requests for S3Store {
+impl ObjectStore for S3Store {
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
         self.list_page(request).map_err(|error| self.denied(error)).boxed()
     }
@@ -220,9 +220,7 @@ impl Requests for S3Store {
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
         self.send_change(request).map_err(|error| self.denied(error)).boxed()
     }
-}
 
-impl ObjectStore for S3Store {
     fn capabilities(&self) -> Capabilities {
         // Directory buckets list in no order.
         let ordered_listings = !self.bucket.ends_with("--x-s3");

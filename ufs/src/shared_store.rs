@@ -28,7 +28,7 @@ impl SharedStore {
             store_id: store_id.to_owned(),
             label: label.into(),
             permits: Arc::new(Semaphore::new(concurrency.clamp(1, Semaphore::MAX_PERMITS))),
-            metrics: Arc::new(StoreMetrics::of(store_id)),
+            metrics: Arc::new(StoreMetrics::new(store_id)),
             refuses_copies: AtomicBool::new(false),
         })
     }

@@ -1,21 +1,13 @@
-//! What Cavern asks of a store: requests, three that read and one for everything that changes a bucket
-//! ([`Requests`]), and what it can do ([`ObjectStore`]). Each kind of store is an [`ObjectStore`]: S3 as this crate
-//! speaks it, directory trees, buckets in memory. One that another library speaks is added as one more.
+//! What Cavern asks of a store: requests, three that read and one for everything that changes a bucket, and what it can
+//! do. Each kind of store is an [`ObjectStore`]: S3 as this crate speaks it, directory trees, buckets in memory. One
+//! that another library speaks is added as one more.
 //!
-//! A decorator answers the same requests by way of another. From the outside in, as `stack` builds them:
-//!
-//! | decorator | what it adds |
-//! |---|---|
-//! | [`Retrying`](crate::retry::Retrying) | back-off with jitter; a broken body goes on where it stopped |
-//! | [`ConcurrencyLimited`](crate::concurrency_limit::ConcurrencyLimited) | requests in flight per store and process |
-//! | [`Instrumented`](crate::metrics::Instrumented) | one count, latency and byte total per attempt |
-//! | [`TimeLimited`](crate::deadline::TimeLimited) | deadlines for the answer and for pauses in the body |
-//! | [`Exact`](crate::length_check::Exact) | a body has the length of its range, or ends in an error |
-//! | [`FaultInjecting`](crate::fault::FaultInjecting) | failures, delays and short bodies, for tests only |
+//! A request is sent by [`Attempts`](crate::attempt::Attempts), which see to its turn, its deadlines, its counters and
+//! the length of its body; and above them by [`Retrying`](crate::retry::Retrying), which sends it again, and has a
+//! broken body go on where it stopped.
 
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -165,7 +157,7 @@ impl ChangeRequest<'_> {
 
 /// Each request is one attempt, and may be given up at any time; [`UfsError::is_temporary`] tells what may be tried
 /// again.
-pub(crate) trait Requests: Send + Sync + 'static {
+pub(crate) trait ObjectStore: Send + Sync + 'static {
     /// One page, at most of the limit. Its entries are in the order of keys, if the store can do that. A key that the
     /// store could not be asked for as it is counts as hidden.
     fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage>;
@@ -175,30 +167,9 @@ pub(crate) trait Requests: Send + Sync + 'static {
     fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body>;
     /// Answers what [`Change`] says, or an empty text.
     fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String>;
-}
 
-/// A store itself, without decorators.
-pub(crate) trait ObjectStore: Requests {
     /// What it can do: it is not asked for more.
     fn capabilities(&self) -> Capabilities;
-}
-
-impl<S: Requests + ?Sized> Requests for Arc<S> {
-    fn list<'a>(&'a self, request: ListRequest<'a>) -> Answer<'a, StorePage> {
-        (**self).list(request)
-    }
-
-    fn head<'a>(&'a self, key: &'a str) -> Answer<'a, ObjectMeta> {
-        (**self).head(key)
-    }
-
-    fn get<'a>(&'a self, key: &'a str, etag: &'a str, range: Range<u64>) -> Answer<'a, Body> {
-        (**self).get(key, etag, range)
-    }
-
-    fn change<'a>(&'a self, request: ChangeRequest<'a>) -> Answer<'a, String> {
-        (**self).change(request)
-    }
 }
 
 /// The bytes of a range, in order, in pieces as they arrive from the network. Ends after exactly the range, or with

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -14,21 +13,19 @@ use cavern_proto::{Capabilities, StoreUri};
 use futures::{StreamExt, stream};
 
 use crate::allowed::FileRoots;
-use crate::concurrency_limit::ConcurrencyLimited;
-use crate::deadline::{TimeLimited, body_limit};
+use crate::attempt::{Attempts, body_limit};
 use crate::error::{Operation, Request, UfsError};
-use crate::fault::{FaultInjecting, Faults};
+use crate::fault::{Faults, Injected};
 use crate::file::FileStore;
-use crate::length_check::Exact;
 use crate::lister::Lister;
 use crate::memory::MemoryBucket;
-use crate::metrics::{Instrumented, UfsStats};
+use crate::metrics::UfsStats;
 use crate::object::{ListMode, ObjectMeta};
 use crate::options::check_names;
 use crate::retry::Retrying;
 use crate::s3::{self, KeyLender};
 use crate::shared_store::SharedStore;
-use crate::store::{ByteStream, ListRequest, ObjectStore, Requests};
+use crate::store::{ByteStream, ListRequest, ObjectStore};
 
 /// A handle on one mount's bucket and prefix. Cheap to clone; its clones, and all handles of the same store in this
 /// process, share one limit of requests in flight and one set of counters.
@@ -37,10 +34,7 @@ pub struct Ufs(Arc<Inner>);
 
 #[derive(Clone)]
 struct Inner {
-    /// The store itself, without decorators.
-    raw: Arc<dyn ObjectStore>,
-    store: Arc<Retrying>,
-    shared: Arc<SharedStore>,
+    requests: Retrying,
     prefix: String,
     conf: schema::Ufs,
 }
@@ -95,7 +89,7 @@ impl Ufs {
             let id = format!("{}://{name}", parsed.scheme().name());
             Ok(SharedStore::of(&id, &id, conf.concurrency))
         };
-        let (raw, shared, prefix): (Arc<dyn ObjectStore>, Arc<SharedStore>, String) = match &parsed {
+        let (store, shared, prefix): (Arc<dyn ObjectStore>, Arc<SharedStore>, String) = match &parsed {
             StoreUri::S3 { bucket, prefix } => {
                 let (store, shared) = s3::open(bucket, options, conf, lender)?;
                 (Arc::new(store), shared, prefix.clone())
@@ -107,61 +101,43 @@ impl Ufs {
             }
             StoreUri::Memory { name, prefix } => (Arc::new(MemoryBucket::named(name)), local(name)?, prefix.clone()),
         };
-        Ok(Self::stack(raw.clone(), raw, shared, prefix, conf.clone()))
-    }
-
-    /// Puts the decorators around `bottom`; the table in `store.rs` gives their order.
-    fn stack(
-        raw: Arc<dyn ObjectStore>,
-        bottom: Arc<dyn Requests>,
-        shared: Arc<SharedStore>,
-        prefix: String,
-        conf: schema::Ufs,
-    ) -> Self {
-        let exact = Exact { inner: bottom, store: shared.label.clone() };
-        let punctual = TimeLimited {
-            inner: exact,
-            store: shared.label.clone(),
+        let attempts = Attempts {
+            store,
+            shared,
             request_timeout: conf.request_timeout.get(),
             io_timeout: conf.io_timeout.get(),
+            faults: None,
         };
-        let instrumented = Instrumented { inner: punctual, metrics: shared.metrics.clone() };
-        let limited = ConcurrencyLimited {
-            inner: instrumented,
-            store: shared.label.clone(),
-            permits: shared.permits.clone(),
-            wait: conf.request_timeout.get(),
+        let requests = Retrying {
+            attempts: Arc::new(attempts),
+            retries: u32::try_from(conf.retries).unwrap_or(u32::MAX),
+            pauses: Profile::new(conf.retry_backoff.get(), conf.retry_backoff_max.get(), Jitter::Half),
+            patience: Duration::ZERO,
         };
-        let retries = u32::try_from(conf.retries).unwrap_or(u32::MAX);
-        let pauses = Profile::new(conf.retry_backoff.get(), conf.retry_backoff_max.get(), Jitter::Half);
-        let (metrics, patience) = (shared.metrics.clone(), Duration::ZERO);
-        let store = Arc::new(Retrying { inner: Arc::new(limited), retries, pauses, metrics, patience });
-        Self(Arc::new(Inner { raw, store, shared, prefix, conf }))
+        Ok(Self(Arc::new(Inner { requests, prefix, conf: conf.clone() })))
     }
 
     /// The same store for a caller who waits: while it cannot be reached, or does not answer, a call is tried again for
     /// so long, beyond `ufs.retries`. A call takes no longer than that and [`Ufs::deadline`] together.
     #[must_use]
     pub fn patient(&self, patience: Duration) -> Self {
-        let Retrying { inner, retries, pauses, metrics, .. } = &*self.0.store;
-        let (inner, metrics) = (inner.clone(), metrics.clone());
-        let store = Arc::new(Retrying { inner, retries: *retries, pauses: *pauses, metrics, patience });
-        Self(Arc::new(Inner { store, ..(*self.0).clone() }))
+        let requests = Retrying { patience, ..self.0.requests.clone() };
+        Self(Arc::new(Inner { requests, ..(*self.0).clone() }))
     }
 
     /// The same store, failing on purpose: for tests.
     #[must_use]
     pub fn with_faults(&self, faults: Faults) -> Self {
-        let Inner { raw, shared, prefix, conf, .. } = &*self.0;
-        let (requests, bodies) = (AtomicU64::new(0), AtomicU64::new(0));
-        let faulty = FaultInjecting { inner: raw.clone(), store: shared.label.clone(), faults, requests, bodies };
-        Self::stack(raw.clone(), Arc::new(faulty), shared.clone(), prefix.clone(), conf.clone())
+        let faults = Some(Arc::new(Injected { faults, ..Injected::default() }));
+        let attempts = Arc::new(Attempts { faults, ..(*self.0.requests.attempts).clone() });
+        let requests = Retrying { attempts, ..self.0.requests.clone() };
+        Self(Arc::new(Inner { requests, ..(*self.0).clone() }))
     }
 
     /// Names endpoint and bucket (or directory) globally, the same in every process and for every prefix and
     /// credential; `ContentId::of_object` takes it.
     pub fn store_id(&self) -> &str {
-        &self.0.shared.store_id
+        &self.shared().store_id
     }
 
     /// Prefix of every key of the mount: empty, or ending in `/`.
@@ -171,13 +147,13 @@ impl Ufs {
 
     /// What the store can do: no more than [`Scheme::capabilities`](cavern_proto::Scheme::capabilities) of its kind.
     pub fn capabilities(&self) -> Capabilities {
-        self.0.raw.capabilities()
+        self.0.requests.attempts.store.capabilities()
     }
 
     /// Whether the bucket is there and the credentials are good: one LIST of one key. An empty prefix is fine.
     pub async fn check(&self) -> Result<Contents, UfsError> {
         let request = ListRequest { prefix: &self.0.prefix, mode: ListMode::Recursive, token: None, limit: 1 };
-        let page = self.0.store.list(request).await?.page;
+        let page = self.0.requests.list(request).await?.page;
         let is_empty = page.objects.is_empty() && page.prefixes.is_empty() && page.hidden == 0;
         Ok(if is_empty { Contents::Nothing } else { Contents::Objects })
     }
@@ -190,7 +166,7 @@ impl Ufs {
 
     /// Size, version and time of one object; one HEAD.
     pub async fn head(&self, key: &str) -> Result<ObjectMeta, UfsError> {
-        self.0.store.head(key).await
+        self.0.requests.head(key).await
     }
 
     /// The bytes of `range` of the version `etag` (of any version when that is empty), as a stream; one GET, no HEAD.
@@ -202,14 +178,14 @@ impl Ufs {
         if range.is_empty() {
             return Ok(ByteStream::new(stream::empty()));
         }
-        Ok(self.0.store.get(key, etag, range).await?.stream)
+        Ok(self.0.requests.get(key, etag, range).await?.stream)
     }
 
     /// As [`Ufs::get`], collected: exactly the range, or an error.
     pub async fn get_bytes(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Bytes, UfsError> {
         let length = range.end.saturating_sub(range.start);
         let Ok(capacity) = usize::try_from(length) else {
-            let request = Request::new(Operation::Get, &self.0.shared.label, key);
+            let request = Request::new(Operation::Get, &self.shared().label, key);
             let reason = format!("a range of {length} bytes does not fit into memory");
             return Err(UfsError::Oversized { request, reason, remedy: "read it in parts" });
         };
@@ -228,23 +204,23 @@ impl Ufs {
     /// and `io_timeout` for each MiB begun of the body.
     pub fn deadline(&self, bytes: u64) -> Duration {
         let conf = &self.0.conf;
-        let Retrying { retries, pauses, .. } = &*self.0.store;
+        let Retrying { retries, pauses, .. } = &self.0.requests;
         let attempt = conf.request_timeout.get() * 2 + body_limit(bytes, conf.io_timeout.get());
         let pauses = (0..*retries).map(|retry| pauses.ceiling(retry));
         pauses.fold(attempt.saturating_mul(retries.saturating_add(1)), Duration::saturating_add)
     }
 
-    pub(crate) fn store(&self) -> &impl Requests {
-        &self.0.store
+    pub(crate) fn requests(&self) -> &Retrying {
+        &self.0.requests
     }
 
     pub(crate) fn shared(&self) -> &SharedStore {
-        &self.0.shared
+        &self.0.requests.attempts.shared
     }
 
     /// What this process has sent to the store so far, over all handles.
     pub fn stats(&self) -> UfsStats {
-        self.0.shared.metrics.stats()
+        self.shared().metrics.stats()
     }
 }
 

@@ -14,7 +14,7 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{Metadata, ObjectMeta, Precondition};
-use crate::store::{Change, ChangeRequest, CopySource, Requests};
+use crate::store::{Change, ChangeRequest, CopySource};
 use crate::ufs::Ufs;
 
 /// Metadata that names a write.
@@ -172,7 +172,7 @@ impl Ufs {
 
     async fn change(&self, key: &str, change: Change<'_>) -> Result<String, UfsError> {
         let change = if self.capabilities().conditional_writes { change } else { change.unconditional() };
-        self.store().change(ChangeRequest { key, change }).await
+        self.requests().change(ChangeRequest { key, change }).await
     }
 }
 

@@ -5,6 +5,9 @@ use cavern_security::SecurityError;
 use thiserror::Error;
 use tonic::Code;
 
+/// What the first answer of a process begins with that speaks TLS, to one who does not: an alert.
+pub(crate) const TLS_ALERT: u8 = 21;
+
 /// Why a call to a master or a worker failed. Cheap to clone: callers that share one call share its error.
 #[derive(Clone, Debug, Error)]
 pub enum NetError {

@@ -16,6 +16,3 @@ pub use keys::key_lender;
 pub use master::MasterChannel;
 pub use placement::Placement;
 pub use workers::{Reserved, Route, WorkerPool, Written};
-
-/// What the first answer of a process begins with that speaks TLS, to one who does not: an alert.
-const TLS_ALERT: u8 = 21;

@@ -11,7 +11,7 @@
 
 use std::error::Error as _;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cavern_conf::Config;
@@ -22,14 +22,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::breaker::{Breaker, Level};
-use self::members::{Members, Origin};
+use self::members::{MASTERS_MAX, Members, Origin};
 use self::stubs::KEEP_ALIVE;
 use crate::error::NetError;
 
 mod breaker;
 mod channel;
 mod command;
-mod group;
 mod members;
 mod probe;
 mod streams;
@@ -58,7 +57,7 @@ pub struct MasterChannel {
 
 struct Inner {
     masters: Members,
-    /// The last that was said to be, of which the members are known or asked for.
+    /// The last that was said to be, of which the members are known.
     group_epoch: AtomicU64,
     timeout: Duration,
     breaker: Breaker,
@@ -130,21 +129,8 @@ impl MasterChannel {
         self.call_as(name, RetryPolicy::OneAttempt, self.deadline(), request).await
     }
 
-    /// The same, but tried for up to `wait`. Fails at once only while the circuit breaker is open. For a call that
-    /// answers a stream, the deadline covers the time to its beginning.
-    pub async fn call_within<T, F>(
-        &self,
-        name: &'static str,
-        wait: Duration,
-        request: impl Fn(Stubs) -> F,
-    ) -> Result<T, NetError>
-    where
-        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
-    {
-        self.try_until(name, Level::Open, wait, request).await
-    }
-
-    /// As `call_within`, for as long as the breaker is better than `worst`.
+    /// The same, but tried for up to `wait`, for as long as the breaker is better than `worst`. For a call that answers
+    /// a stream, the deadline covers the time to its beginning.
     async fn try_until<T, F>(
         &self,
         name: &'static str,
@@ -356,6 +342,24 @@ impl MasterChannel {
         if inner.breaker.suspect() && !inner.stop.is_cancelled() {
             self.inner.tasks.spawn(async move { inner.probe().await });
         }
+    }
+
+    /// The masters are those of this epoch, as the leader says; 0 where it says nothing. `masters` is where they are,
+    /// as long as the leader has not been told that this is known. Who knows all of them finds a leader when those of
+    /// the configuration are gone.
+    pub fn note_group(&self, epoch: u64, masters: &[String]) {
+        for master in masters.iter().take(MASTERS_MAX) {
+            // One that is no address is written down there.
+            let _known = self.inner.masters.learn(master);
+        }
+        if epoch != 0 {
+            self.inner.group_epoch.store(epoch, Ordering::Relaxed);
+        }
+    }
+
+    /// Of which the masters are known, for the leader.
+    pub fn group_epoch(&self) -> u64 {
+        self.inner.group_epoch.load(Ordering::Relaxed)
     }
 
     /// Stops probing. Calls in flight end with their next failure.

@@ -24,7 +24,7 @@ use crate::error::SecurityError;
 use crate::identity::{Identity, Role};
 use crate::peers::now;
 use crate::transport::{HTTP, Protocol};
-use crate::trust::{Side, Trust, read_revoked};
+use crate::trust::{Side, Trust, read_authorities, read_revoked};
 use crate::verify::{Clients, Servers, Wanted};
 
 /// The files are looked at again so long after the last time.
@@ -89,7 +89,7 @@ impl Files {
     pub fn open(paths: schema::Security, cluster: &str, role: Option<Role>) -> Result<Self, SecurityError> {
         let stamps = stamps(&paths);
         let provider = Arc::new(ring::default_provider());
-        let authorities = read_authorities(&paths.ca, &provider)?;
+        let authorities = read_authorities(&paths.ca)?;
         let lists = read_revoked(&paths.revoked, &authorities, &provider)?;
         let trust = Trust::new(authorities, lists, &provider);
         let trust = Arc::new(trust.map_err(|reason| SecurityError::unusable("ca", &paths.ca, reason))?);
@@ -124,7 +124,7 @@ impl Files {
     /// `None` where nothing has changed that can be used. Sets `is_late` where a file is to be read once more.
     fn load_again(&self, former: &Loaded, is_late: &mut bool) -> Option<Loaded> {
         let Self { paths, cluster, role, provider, .. } = self;
-        let authorities = read_authorities(&paths.ca, provider).unwrap_or_else(|error| {
+        let authorities = read_authorities(&paths.ca).unwrap_or_else(|error| {
             *is_late |= may_be_read_later(&error);
             tracing::warn!("the former authorities stay in force: {error}");
             former.trust.authorities.clone()
@@ -169,15 +169,6 @@ impl Files {
 fn may_be_read_later(error: &SecurityError) -> bool {
     use io::ErrorKind::{NotFound, PermissionDenied};
     matches!(error, SecurityError::Unreadable { source, .. } if !matches!(source.kind(), NotFound | PermissionDenied))
-}
-
-fn read_authorities(
-    path: &Path,
-    provider: &Arc<CryptoProvider>,
-) -> Result<Vec<CertificateDer<'static>>, SecurityError> {
-    let authorities = read_certificates("ca", path)?;
-    let trust = Trust::new(authorities, Vec::new(), provider);
-    Ok(trust.map_err(|reason| SecurityError::unusable("ca", path, reason))?.authorities)
 }
 
 impl Own {

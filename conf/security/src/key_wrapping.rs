@@ -21,6 +21,18 @@ const MIN_BYTES: usize = 32;
 /// It is no key that has more.
 const MAX_BYTES: u64 = 64 << 10;
 
+/// Bytes that nobody foresees.
+///
+/// # Errors
+/// The sentence for a person: the system has none.
+pub fn random_bytes<const N: usize>() -> Result<[u8; N], String> {
+    let mut bytes = [0; N];
+    match SystemRandom::new().fill(&mut bytes) {
+        Ok(()) => Ok(bytes),
+        Err(_unspecified) => Err("the system gives no random numbers".to_owned()),
+    }
+}
+
 /// A key-encryption key.
 struct Outer {
     path: PathBuf,
@@ -94,8 +106,7 @@ impl KeyWrapping {
     /// The system gives no random numbers.
     pub fn wrap(&self, key: &[u8; KEY_BYTES]) -> Result<Vec<u8>, String> {
         let Some(outer) = &self.current else { return Ok(key.to_vec()) };
-        let mut nonce = [0; NONCE_LEN];
-        SystemRandom::new().fill(&mut nonce).map_err(|_| "the system gives no random numbers".to_owned())?;
+        let nonce: [u8; NONCE_LEN] = random_bytes()?;
         let mut sealed = key.to_vec();
         let used = Nonce::assume_unique_for_key(nonce);
         let sealing = outer.sealing.seal_in_place_append_tag(used, Aad::from(MARK), &mut sealed);

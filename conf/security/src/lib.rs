@@ -37,7 +37,7 @@ pub use error::SecurityError;
 pub use handshake::PeerStream;
 pub use http::{HttpAccess, HttpServer};
 pub use identity::{Identity, Role};
-pub use key_wrapping::{KEY_BYTES, KeyWrapping, Unwrapped};
+pub use key_wrapping::{KEY_BYTES, KeyWrapping, Unwrapped, random_bytes};
 pub use peers::PeerCertificate;
 pub use places::{Place, Places};
 pub use revocation::{RevocationList, RevokedCertificate};

@@ -19,6 +19,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::{CertificateError, DistinguishedName, Error, RootCertStore};
 
+use crate::certificate::read_certificates;
 use crate::error::SecurityError;
 use crate::revocation::{self, RevocationList, has_signed, read_lists};
 use crate::transport::SERVER_NAME;
@@ -152,6 +153,17 @@ fn roots(authority: &Certificate) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     roots.add(authority.clone()).map_err(|error| error.to_string())?;
     Ok(roots)
+}
+
+/// The authorities of a file.
+///
+/// # Errors
+/// The file cannot be read, or has a certificate that cannot be one of an authority.
+pub(crate) fn read_authorities(path: &Path) -> Result<Vec<Certificate>, SecurityError> {
+    let authorities = read_certificates("ca", path)?;
+    let checked = authorities.iter().try_for_each(|authority| roots(authority).map(drop));
+    checked.map_err(|reason| SecurityError::unusable("ca", path, reason))?;
+    Ok(authorities)
 }
 
 /// The lists of a file, each signed by one of these authorities; none where no file is named.

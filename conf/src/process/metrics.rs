@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
-use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
@@ -59,7 +59,7 @@ impl Metrics {
     /// A histogram of seconds, from 10 µs to 40 s in factors of two: wide enough for a memory hit and for a bucket that
     /// stalls.
     pub fn latency(&self, name: &str, help: &str) -> Histogram {
-        self.register(name, help, latency_histogram())
+        self.register(name, help, Histogram::new(exponential_buckets(10e-6, 2.0, 23)))
     }
 
     /// Counters (or gauges) distinguished by labels; `L` derives `EncodeLabelSet`.
@@ -69,14 +69,6 @@ impl Metrics {
         M: EncodeMetric + prometheus_client::metrics::TypedMetric + Default + Debug + Send + Sync + 'static,
     {
         self.register(name, help, Family::default())
-    }
-
-    /// Histograms of seconds, distinguished by labels.
-    pub fn latency_family<L>(&self, name: &str, help: &str) -> Family<L, Histogram, LatencyBuckets>
-    where
-        L: Clone + Debug + Eq + Hash + EncodeLabelSet + Send + Sync + 'static,
-    {
-        self.register(name, help, Family::new_with_constructor(LatencyBuckets))
     }
 
     /// Adds a collector, for values that are read when somebody asks (sizes kept elsewhere). It prints full names.
@@ -98,20 +90,6 @@ impl Metrics {
         prometheus_client::encoding::text::encode(&mut text, &self.registry.lock())?;
         Ok(text)
     }
-}
-
-/// Makes the histograms of [`Metrics::latency_family`].
-#[derive(Clone, Copy, Debug)]
-pub struct LatencyBuckets;
-
-impl MetricConstructor<Histogram> for LatencyBuckets {
-    fn new_metric(&self) -> Histogram {
-        latency_histogram()
-    }
-}
-
-fn latency_histogram() -> Histogram {
-    Histogram::new(exponential_buckets(10e-6, 2.0, 23))
 }
 
 /// Reads the process's own figures from `/proc/self` when they are asked for.
@@ -184,18 +162,15 @@ mod tests {
         let depth = metrics.gauge("queue_depth", "Requests waiting");
         let reads = metrics.family::<Source, Counter>("reads", "Reads by source");
         let latency = metrics.latency("read_seconds", "Time of a read");
-        let by_source = metrics.latency_family::<Source>("fill_seconds", "Time of a fill");
         hits.inc_by(3);
         depth.set(-2);
         reads.get_or_create(&Source { source: "disk".into() }).inc();
         latency.observe(0.001);
-        by_source.get_or_create(&Source { source: "s3".into() }).observe(60.0);
         let text = metrics.encode().unwrap();
         assert_eq!(value_of(&text, "cavern_hits_total"), 3.0);
         assert_eq!(value_of(&text, "cavern_queue_depth"), -2.0);
         assert_eq!(value_of(&text, "cavern_reads_total{source=\"disk\"}"), 1.0);
         assert_eq!(value_of(&text, "cavern_read_seconds_count"), 1.0);
-        assert_eq!(value_of(&text, "cavern_fill_seconds_bucket{le=\"+Inf\",source=\"s3\"}"), 1.0);
         assert!(text.contains("cavern_build_info{role=\"worker\",version=\""));
         assert!(text.ends_with("# EOF\n"));
     }

@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use crate::faults::Faults;
-
 /// Keys that the store takes when no others are given.
 pub const DEFAULT_ACCESS_KEY: &str = "cavern";
 /// See [`DEFAULT_ACCESS_KEY`].
@@ -21,8 +19,6 @@ pub struct DevS3Config {
     pub admin_listen: Option<String>,
     pub access_key: String,
     pub secret_key: String,
-    /// Fault rules in force from the start.
-    pub faults: Faults,
     /// File to which a line is appended per request.
     pub request_log: Option<PathBuf>,
 }
@@ -36,7 +32,6 @@ impl DevS3Config {
             admin_listen: None,
             access_key: DEFAULT_ACCESS_KEY.to_owned(),
             secret_key: DEFAULT_SECRET_KEY.to_owned(),
-            faults: Faults::default(),
             request_log: None,
         }
     }

@@ -98,13 +98,6 @@ fn named(operation: Operation, name: &str) -> bool {
     operation.name().eq_ignore_ascii_case(name) || kind.name().eq_ignore_ascii_case(name)
 }
 
-/// The rules in force when a store starts.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Faults {
-    pub rules: Vec<FaultRule>,
-}
-
 /// What happens to one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
@@ -139,6 +132,7 @@ impl Armed {
 }
 
 /// The rules in force and their counters.
+#[derive(Default)]
 pub struct FaultPlane {
     rules: Mutex<Vec<Armed>>,
     /// Spares the lock on the usual path.
@@ -147,19 +141,6 @@ pub struct FaultPlane {
 }
 
 impl FaultPlane {
-    /// Puts the first rules in force.
-    ///
-    /// # Errors
-    /// [`DevS3Error::InvalidFault`].
-    pub fn new(faults: Faults) -> Result<Self, DevS3Error> {
-        let plane =
-            Self { rules: Mutex::new(Vec::new()), any: AtomicBool::new(false), generation: watch::Sender::new(0) };
-        for rule in faults.rules {
-            plane.add(rule)?;
-        }
-        Ok(plane)
-    }
-
     /// Puts one more rule in force.
     ///
     /// # Errors
@@ -223,7 +204,7 @@ mod tests {
 
     #[test]
     fn the_rate_is_kept_exactly() {
-        let plane = FaultPlane::new(Faults::default()).unwrap();
+        let plane = FaultPlane::default();
         plane.add(FaultRule { kind: Some(FaultKind::Reset), error_rate: 0.25, ..FaultRule::default() }).unwrap();
         let failed = (0..100).filter(|_| plane.judge(&get("k")).failure.is_some()).count();
         assert_eq!(failed, 25);
@@ -231,7 +212,7 @@ mod tests {
 
     #[test]
     fn rules_match_operations_and_prefixes_and_are_spent() {
-        let plane = FaultPlane::new(Faults::default()).unwrap();
+        let plane = FaultPlane::default();
         let rule = FaultRule {
             kind: Some(FaultKind::Unavailable),
             operations: vec!["get".into()],
@@ -252,7 +233,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        let plane = FaultPlane::new(Faults::default()).unwrap();
+        let plane = FaultPlane::default();
         assert!(plane.add(FaultRule { error_rate: 1.5, ..FaultRule::default() }).is_err());
         assert!(plane.add(FaultRule { error_rate: f64::NAN, ..FaultRule::default() }).is_err());
         assert!(plane.add(FaultRule { operations: vec!["FETCH".into()], ..FaultRule::default() }).is_err());
@@ -261,7 +242,7 @@ mod tests {
 
     #[tokio::test]
     async fn clearing_releases_what_hangs_even_when_it_came_first() {
-        let plane = FaultPlane::new(Faults::default()).unwrap();
+        let plane = FaultPlane::default();
         plane.add(FaultRule { kind: Some(FaultKind::Hang), ..FaultRule::default() }).unwrap();
         let verdict = plane.judge(&get("k"));
         plane.clear();

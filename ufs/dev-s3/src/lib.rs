@@ -8,6 +8,7 @@
 //!
 //! Where it differs from S3:
 //! - no versions, ACLs, tags, policies, lifecycle rules: such requests are answered `NotImplemented`;
+//! - of checksums `Content-MD5` and that of the signature are looked at, and those of `x-amz-checksum-*` are not kept;
 //! - a Range header that is malformed or names several ranges is answered 400 (S3 ignores it), and an `If-Match` takes
 //!   one ETag or `*`;
 //! - a copy keeps its source's ETag, also that of a multipart upload; a sparse object's ETag is not an MD5;
@@ -52,7 +53,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use config::{DEFAULT_ACCESS_KEY, DEFAULT_SECRET_KEY, DevS3Config};
 pub use error::DevS3Error;
-pub use faults::{FaultKind, FaultPlane, FaultRule, Faults};
+pub use faults::{FaultKind, FaultPlane, FaultRule};
 pub use operation::{Kind, Operation};
 pub use server::{DevS3, Running};
 pub use stats::StatsSnapshot;

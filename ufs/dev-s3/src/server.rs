@@ -84,7 +84,7 @@ impl DevS3 {
         let shared = Arc::new(Shared {
             store,
             stats: Stats::default(),
-            faults: FaultPlane::new(config.faults)?,
+            faults: FaultPlane::default(),
             log: config.request_log.as_deref().map(RequestLog::open).transpose()?,
             s3: builder.build(),
             keys,

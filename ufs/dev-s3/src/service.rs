@@ -24,7 +24,7 @@ macro_rules! operations {
         impl S3 for Backend {
             $(
                 async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
-                    $file::$operation(self, request).await
+                    Ok(S3Response::new($file::$operation(self, request.input).await?))
                 }
             )+
         }

@@ -10,7 +10,6 @@ mod instance;
 mod renewal;
 mod sts;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,16 +19,14 @@ use futures::FutureExt;
 use parking_lot::Mutex;
 use reqsign_aws_v4::{Credential, EnvCredentialProvider, ProfileCredentialProvider};
 use reqsign_core::time::Timestamp;
-use reqsign_core::{Context, OsEnv, ProvideCredential, ProvideCredentialChain, Result};
+use reqsign_core::{Context, OsEnv, ProvideCredential, ProvideCredentialChain};
 use reqsign_file_read_tokio::TokioFileRead;
 
-use self::failure::CredentialError;
-pub(super) use self::failure::from_signer;
 pub(super) use self::renewal::Renewing;
 use self::renewal::{Due, Fetch, WeakRenewing};
 pub(super) use self::sts::Scope;
 use self::sts::{Sts, WebIdentity};
-use super::keys::{KeyLender, VendedKeys};
+use super::keys::{KeyError, KeyLender, VendedKeys};
 use super::options::{Credentials, Role, S3Options, Source};
 use crate::error::UfsError;
 
@@ -37,28 +34,19 @@ use crate::error::UfsError;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What signs the requests of a store. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) enum Provider {
-    KeyPair(Arc<KeyPair>),
+    /// As it was given.
+    KeyPair(Arc<Credential>),
     Renewing(Renewing),
 }
 
-/// A key pair that was given. The signing library has the same, but describes it to the log with its secret.
-pub(super) struct KeyPair(Credential);
-
-impl fmt::Debug for KeyPair {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("KeyPair(hidden)")
-    }
-}
-
-impl ProvideCredential for Provider {
-    type Credential = Credential;
-
-    async fn provide_credential(&self, context: &Context) -> Result<Option<Credential>> {
+impl Provider {
+    /// What a request is signed with now.
+    pub(super) async fn credential(&self) -> Result<Credential, KeyError> {
         match self {
-            Self::KeyPair(pair) => Ok(Some(pair.0.clone())),
-            Self::Renewing(renewing) => renewing.provide_credential(context).await,
+            Self::KeyPair(pair) => Ok((**pair).clone()),
+            Self::Renewing(renewing) => renewing.credential().await,
         }
     }
 }
@@ -102,10 +90,10 @@ impl Provider {
         options: &S3Options,
         conf: &schema::Ufs,
         shared: &SharedCredentials,
-    ) -> std::result::Result<Option<Self>, UfsError> {
+    ) -> Result<Option<Self>, UfsError> {
         let Credentials::Signed { source, role } = &options.credentials else { return Ok(None) };
         if let (Source::KeyPair { access, secret, session_token }, None) = (source, role) {
-            return Ok(Some(Self::KeyPair(Arc::new(KeyPair(key_pair(access, secret, session_token.as_ref()))))));
+            return Ok(Some(Self::KeyPair(Arc::new(key_pair(access, secret, session_token.as_ref())))));
         }
         Ok(Some(Self::Renewing(shared.of(Wanted::new(options, source, role.as_ref(), conf)?))))
     }
@@ -120,7 +108,7 @@ impl Provider {
         scope: Scope,
         conf: &schema::Ufs,
         shared: &SharedCredentials,
-    ) -> std::result::Result<Renewing, UfsError> {
+    ) -> Result<Renewing, UfsError> {
         let Credentials::Signed { source, role: first } = &options.credentials else {
             let reason = "the requests of the mount are not signed";
             return Err(UfsError::invalid(VENDED_ROLE, reason, "leave s3.anonymous out"));
@@ -142,12 +130,7 @@ impl Provider {
 }
 
 impl Wanted {
-    fn new(
-        options: &S3Options,
-        source: &Source,
-        role: Option<&Role>,
-        conf: &schema::Ufs,
-    ) -> std::result::Result<Self, UfsError> {
+    fn new(options: &S3Options, source: &Source, role: Option<&Role>, conf: &schema::Ufs) -> Result<Self, UfsError> {
         let token_sts = sts_of_process(options).unwrap_or_else(|| Sts::of_region(&options.region));
         let sts = role.map(|_| sts_of_roles(ROLE, options)).transpose()?;
         let role = role.cloned().zip(sts);
@@ -162,7 +145,7 @@ fn sts_of_process(options: &S3Options) -> Option<Sts> {
 }
 
 /// Who gives out the role that an option of a mount names.
-fn sts_of_roles(option: &str, options: &S3Options) -> std::result::Result<Sts, UfsError> {
+fn sts_of_roles(option: &str, options: &S3Options) -> Result<Sts, UfsError> {
     if let Some(url) = &options.sts_endpoint {
         let (url, region) = (url.clone(), options.region.clone());
         return Ok(Sts { setting: STS_ENDPOINT, url, region });
@@ -199,10 +182,10 @@ fn patience(conf: &schema::Ufs) -> Duration {
 }
 
 /// Keys that were lent, as requests are signed with them.
-fn credential(keys: VendedKeys) -> std::result::Result<Credential, CredentialError> {
+fn credential(keys: VendedKeys) -> Result<Credential, KeyError> {
     let VendedKeys { access, secret, session_token, expires_ns } = keys;
     let end = Timestamp::from_millisecond(expires_ns / 1_000_000);
-    let end = end.map_err(|_| CredentialError::Refused("the keys that were lent end at no time".to_owned()))?;
+    let end = end.map_err(|_| KeyError::Refused("the keys that were lent end at no time".to_owned()))?;
     Ok(Credential { expires_in: Some(end), ..key_pair(&access, &secret, Some(&session_token)) })
 }
 
@@ -230,7 +213,7 @@ impl Wanted {
         }
     }
 
-    async fn fetch(&self) -> std::result::Result<Credential, CredentialError> {
+    async fn fetch(&self) -> Result<Credential, KeyError> {
         let mut credential = self.of_source().await?;
         if let Some((role, sts)) = &self.role {
             credential = sts.assume(role, None, &credential, &self.conf).await?;
@@ -241,8 +224,8 @@ impl Wanted {
         Ok(credential)
     }
 
-    async fn of_source(&self) -> std::result::Result<Credential, CredentialError> {
-        let none = |what: &str| CredentialError::Refused(format!("no usable credentials in {what}"));
+    async fn of_source(&self) -> Result<Credential, KeyError> {
+        let none = |what: &str| KeyError::Refused(format!("no usable credentials in {what}"));
         match &self.source {
             Source::KeyPair { access, secret, session_token } => Ok(key_pair(access, secret, session_token.as_ref())),
             Source::Profile(profile) => {
@@ -280,16 +263,4 @@ impl Wanted {
 async fn of_process(chain: ProvideCredentialChain<Credential>) -> Option<Credential> {
     let context = Context::new().with_file_read(TokioFileRead).with_env(OsEnv);
     chain.provide_credential(&context).await.ok().flatten()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_key_pair_is_not_described() {
-        let pair = key_pair("hush-access", "hush-secret", Some(&"hush-token".to_owned()));
-        let described = format!("{:?}", Provider::KeyPair(Arc::new(KeyPair(pair))));
-        assert!(!described.contains("hush"), "{described}");
-    }
 }

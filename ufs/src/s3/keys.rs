@@ -6,6 +6,8 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+use crate::error::UfsError;
+
 /// What keys allow within the prefix of their mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyRight {
@@ -29,7 +31,8 @@ impl fmt::Debug for VendedKeys {
     }
 }
 
-/// Why there are no keys. None of the texts has any part of one.
+/// Why there are no keys, or other credentials. None of the texts quotes an answer that could hold some, or what was
+/// sent with a request for them.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum KeyError {
     /// Whoever gives them does not answer, or not now.
@@ -38,6 +41,9 @@ pub enum KeyError {
     /// Whoever gives them has none for us.
     #[error("{0}")]
     Refused(String),
+    /// Nobody was asked, as the configuration of this process has it.
+    #[error(transparent)]
+    NotAllowed(UfsError),
 }
 
 /// Asks somebody for keys.

@@ -75,7 +75,7 @@ impl KeyVendor {
             KeyRight::Read => &self.read,
             KeyRight::Write => &self.write,
         };
-        Ok(keys.lasting().await?)
+        keys.lasting().await
     }
 
     /// How the keys fare.

@@ -25,10 +25,9 @@ use std::sync::Arc;
 
 use aes::cipher::{BlockDecrypt as _, BlockEncrypt as _, KeyInit as _};
 use aes::{Aes256, Block as AesBlock};
-use cavern_security::{KEY_BYTES, KeyWrapping};
+use cavern_security::{KEY_BYTES, KeyWrapping, random_bytes};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ring::digest::{SHA512, digest};
-use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::files::replace_file;
 use crate::error::WorkerError;
@@ -107,12 +106,8 @@ impl Cipher {
     /// # Errors
     /// Its file cannot be written.
     pub fn make(directory: &Path, wrapping: &KeyWrapping) -> Result<Self, WorkerError> {
-        let mut key = [0; KEY_BYTES];
-        let made = SystemRandom::new().fill(&mut key);
-        made.map_err(|_| WorkerError::DirectoryKey {
-            path: directory.join(KEY_FILE),
-            reason: "the system gives no random numbers".to_owned(),
-        })?;
+        let unmade = |reason| WorkerError::DirectoryKey { path: directory.join(KEY_FILE), reason };
+        let key = random_bytes().map_err(unmade)?;
         write_key(directory, &key, wrapping)?;
         Ok(Self::new(&key))
     }

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint, Error, Uri};
 use tower::service_fn;
 
-use crate::TLS_ALERT;
+use crate::error::TLS_ALERT;
 
 /// A channel that connects when it is first used, and again when it breaks.
 pub fn channel(endpoint: &Endpoint, transport: &Transport) -> Channel {

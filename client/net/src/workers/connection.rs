@@ -16,9 +16,8 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use cavern_proto::bounded::decode;
 use cavern_proto::data::{self, Status};
-use cavern_proto::frame::{FrameHeader, FrameKind, PROTOCOL_VERSION, encode_frame};
+use cavern_proto::frame::{Call, FrameHeader, FrameKind, PROTOCOL_VERSION, encode_frame};
 use parking_lot::Mutex;
-use prost::Message;
 use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -39,10 +38,10 @@ const DEFAULT_INFLIGHT_BYTES: u32 = 64 << 20;
 
 /// An answer, with what came along.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub message: Bytes,
-    pub payload: Bytes,
-    pub descriptors: Vec<OwnedFd>,
+struct Answer {
+    message: Bytes,
+    payload: Bytes,
+    descriptors: Vec<OwnedFd>,
 }
 
 /// Takes what a worker sends unasked.
@@ -188,56 +187,38 @@ impl Connection {
         self.state.lock().closed.is_none()
     }
 
-    /// Sends a request and waits for the answer of kind `answer`, with at most `payload_limit` bytes of payload, for
-    /// `wait` at most. Dropping the future cancels the request at the worker.
-    pub(super) async fn request(
+    /// Sends a request, with a payload of its own that goes out without being copied, and waits for the answer, with at
+    /// most `payload_limit` bytes of payload, for `wait` at most. Dropping the future cancels the request at the
+    /// worker.
+    pub(super) async fn call<C: Call>(
         &self,
-        kind: FrameKind,
-        message: &impl Message,
-        answer: FrameKind,
+        request: &C,
+        payload: Bytes,
         payload_limit: u32,
         wait: Duration,
-    ) -> Result<Answer, NetError> {
-        self.upload(kind, message, Bytes::new(), answer, payload_limit, wait).await
+    ) -> Result<(C::Reply, Bytes, Vec<OwnedFd>), NetError> {
+        let late = |_| {
+            let (worker, address, waited_ms) = (self.worker, self.address.clone(), wait.as_millis() as u64);
+            Err(NetError::WorkerDeadline { worker, address, waited_ms })
+        };
+        let exchange = self.exchange(request, payload, payload_limit);
+        let Answer { message, payload, descriptors } =
+            tokio::time::timeout(wait, exchange).await.unwrap_or_else(late)?;
+        let reply = decode::<C::Reply>(message);
+        let reply = reply.map_err(|error| self.failed(format!("its answer cannot be read: {error}")))?;
+        Ok((reply, payload, descriptors))
     }
 
-    /// As [`Self::request`], with a payload of its own, which goes out without being copied.
-    pub(super) async fn upload(
-        &self,
-        kind: FrameKind,
-        message: &impl Message,
-        payload: Bytes,
-        answer: FrameKind,
-        payload_limit: u32,
-        wait: Duration,
-    ) -> Result<Answer, NetError> {
-        match tokio::time::timeout(wait, self.exchange(kind, message, payload, answer, payload_limit)).await {
-            Ok(result) => result,
-            Err(_elapsed) => Err(NetError::WorkerDeadline {
-                worker: self.worker,
-                address: self.address.clone(),
-                waited_ms: wait.as_millis() as u64,
-            }),
-        }
-    }
-
-    async fn exchange(
-        &self,
-        kind: FrameKind,
-        message: &impl Message,
-        payload: Bytes,
-        answer: FrameKind,
-        payload_limit: u32,
-    ) -> Result<Answer, NetError> {
+    async fn exchange<C: Call>(&self, request: &C, payload: Bytes, payload_limit: u32) -> Result<Answer, NetError> {
         let cost = (u64::from(payload_limit) + payload.len() as u64 + REQUEST_COST_BYTES) / 1024;
         let cost = u32::try_from(cost).unwrap_or(u32::MAX).min(self.inflight_limit);
         let _share = self.inflight.acquire_many(cost).await.map_err(|_closed| self.broken())?;
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         // The pool lets no payload of more than a write's pass.
         let payload_bytes = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-        let frame = encode_frame(kind, id, message, payload_bytes).into();
+        let frame = encode_frame(C::KIND, id, request, payload_bytes).into();
         let (reply, answered) = oneshot::channel();
-        self.send(frame, payload, Some((id, Pending { answer, payload_limit, reply })))?;
+        self.send(frame, payload, Some((id, Pending { answer: C::ANSWER, payload_limit, reply })))?;
         let cancel = CancelOnDrop { connection: self, id };
         let outcome = answered.await;
         drop(cancel);
@@ -365,7 +346,11 @@ impl Connection {
     }
 
     fn broken(&self) -> NetError {
-        let cause = self.state.lock().closed.clone().unwrap_or_else(|| "the connection is closed".to_owned());
+        let cause = self.state.lock().closed.clone();
+        self.failed(cause.unwrap_or_else(|| "the connection is closed".to_owned()))
+    }
+
+    fn failed(&self, cause: String) -> NetError {
         NetError::WorkerConnection { worker: self.worker, address: self.address.clone(), cause }
     }
 
@@ -560,10 +545,7 @@ mod tests {
                     let request = data::WriteRequest { offset: asker, ..data::WriteRequest::default() };
                     let payload = Bytes::from(vec![asker as u8; payload_length(asker, number)]);
                     let connection = &connection;
-                    async move {
-                        let (kind, answer) = (FrameKind::Write, FrameKind::WriteReply);
-                        connection.upload(kind, &request, payload, answer, 0, WAIT).await.map(drop)
-                    }
+                    async move { connection.call(&request, payload, 0, WAIT).await.map(drop) }
                 });
                 join_all(requests).await.into_iter().for_each(|answered| answered.unwrap());
             })
@@ -593,7 +575,7 @@ mod tests {
             let payload = Bytes::from(vec![0; 1 << 20]);
             tokio::spawn(async move {
                 let request = data::WriteRequest::default();
-                connection.upload(FrameKind::Write, &request, payload, FrameKind::WriteReply, 0, WAIT).await.map(drop)
+                connection.call(&request, payload, 0, WAIT).await.map(drop)
             })
         };
         let asking: Vec<_> = (0..ASKERS).map(ask).collect();

@@ -13,7 +13,7 @@ use cavern_proto::frame::{FrameHeader, HEADER_BYTES};
 
 use super::receive_buffers::{ReceiveBuffer, ReceiveBuffers};
 use super::socket::Socket;
-use crate::TLS_ALERT;
+use crate::error::TLS_ALERT;
 
 /// What is read at once while no payload is expected. Small: the part of a payload that lands here is copied.
 const READ_BYTES: usize = 16 * 1024;

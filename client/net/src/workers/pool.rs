@@ -11,13 +11,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_conf::backoff::{Jitter, Profile};
 use cavern_conf::schema;
-use cavern_proto::bounded::decode;
-use cavern_proto::frame::{FrameKind, MAX_WRITE_BYTES};
+use cavern_proto::frame::{Call, FrameKind, MAX_WRITE_BYTES};
 use cavern_proto::master::{Worker, WorkerTable};
 use cavern_proto::{BlockId, CHUNK_BYTES, ChunkMap, data};
 use cavern_security::{Role, TlsSocket, Transport};
 use parking_lot::{Mutex, RwLock};
-use prost::Message;
 use tokio::net::TcpStream;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OnceCell};
@@ -26,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::breaker::{Attempt, Breaker};
-use super::connection::{Answer, Connection, EvictionListener, greet};
+use super::connection::{Connection, EvictionListener, greet};
 use super::receive_buffers::ReceiveBuffers;
 use super::socket::Socket;
 use crate::error::NetError;
@@ -263,14 +261,10 @@ impl WorkerPool {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let request = data::ReadRequest { items, deadline_ms: milliseconds(deadline) };
         let connection = self.remote(&link, bytes).await?;
-        let answer =
-            connection.request(FrameKind::Read, &request, FrameKind::ReadReply, bytes, deadline + GRACE).await?;
-        let reply: data::ReadReply = link.decode(answer.message)?;
+        let (reply, payload, _) = connection.call(&request, Bytes::new(), bytes, deadline + GRACE).await?;
         let sent = reply.items.iter().map(|item| u64::from(item.length)).sum::<u64>();
-        if reply.items.len() != request.items.len() || sent != answer.payload.len() as u64 {
-            return Err(link.failed("its answer does not fit the request"));
-        }
-        let mut rest = &answer.payload[..];
+        link.require_fit(reply.items.len() == request.items.len() && sent == payload.len() as u64)?;
+        let mut rest = &payload[..];
         for item in &reply.items {
             let (bytes, after) = rest.split_at(item.length as usize);
             rest = after;
@@ -278,7 +272,7 @@ impl WorkerPool {
                 return Err(NetError::Corrupt { worker, address: link.address.clone(), at });
             }
         }
-        Ok((reply, answer.payload))
+        Ok((reply, payload))
     }
 
     /// Descriptors of blocks of a worker on this host; one per item with status OK, in order.
@@ -291,12 +285,9 @@ impl WorkerPool {
         let link = self.link(worker)?;
         let connection = self.local(&link).await.ok_or_else(|| link.failed("its Unix socket cannot be reached"))?;
         let request = data::OpenRequest { items, deadline_ms: milliseconds(deadline) };
-        let answer = connection.request(FrameKind::Open, &request, FrameKind::OpenReply, 0, deadline + GRACE).await?;
-        let reply: data::OpenReply = link.decode(answer.message)?;
-        if reply.items.len() != request.items.len() {
-            return Err(link.failed("its answer does not fit the request"));
-        }
-        Ok((reply, answer.descriptors))
+        let (reply, _, descriptors) = connection.call(&request, Bytes::new(), 0, deadline + GRACE).await?;
+        link.require_fit(reply.items.len() == request.items.len())?;
+        Ok((reply, descriptors))
     }
 
     /// Makes ranges present at the worker; the reply has one item per item asked.
@@ -306,19 +297,15 @@ impl WorkerPool {
         items: Vec<data::open_request::Item>,
         deadline: Duration,
     ) -> Result<data::FillReply, NetError> {
-        let count = items.len();
         let request = data::FillRequest { items, deadline_ms: milliseconds(deadline) };
-        let reply: data::FillReply =
-            self.control(worker, FrameKind::Fill, &request, FrameKind::FillReply, deadline).await?;
-        if reply.items.len() != count {
-            return Err(self.link(worker)?.failed("its answer does not fit the request"));
-        }
+        let (link, reply) = self.control(worker, &request, deadline).await?;
+        link.require_fit(reply.items.len() == request.items.len())?;
         Ok(reply)
     }
 
     /// What the worker has of these blocks; one item per block.
     pub async fn query(&self, worker: u64, blocks: Vec<data::BlockRef>) -> Result<data::QueryReply, NetError> {
-        self.ask(worker, data::QueryRequest { blocks, held: None }).await
+        Ok(self.control(worker, &data::QueryRequest { blocks, held: None }, self.wait()).await?.1)
     }
 
     /// Tells a worker of this host which files of its blocks are held here, and whether each was read of late. Gives
@@ -335,24 +322,15 @@ impl WorkerPool {
             let content_id = Bytes::copy_from_slice(block.content.as_bytes());
             data::BlockRef { content_id, index: block.index, ..data::BlockRef::default() }
         });
-        let blocks = blocks.collect();
-        let reply = self.ask(worker, data::QueryRequest { blocks, held: Some(read.to_bytes().into()) }).await?;
-        if reply.items.len() != files.len() {
-            return Err(self.link(worker)?.failed("its answer does not fit the request"));
-        }
+        let request = data::QueryRequest { blocks: blocks.collect(), held: Some(read.to_bytes().into()) };
+        let (link, reply) = self.control(worker, &request, self.wait()).await?;
+        link.require_fit(reply.items.len() == files.len())?;
         Ok(reply.items.into_iter().map(|item| item.known.then_some(item.incarnation)).collect())
-    }
-
-    async fn ask(&self, worker: u64, request: data::QueryRequest) -> Result<data::QueryReply, NetError> {
-        let wait = self.conf.worker_timeout.get();
-        self.control(worker, FrameKind::Query, &request, FrameKind::QueryReply, wait).await
     }
 
     /// Drops blocks of the worker; those of fs-mode files, which have `data` set, for good.
     pub async fn free(&self, worker: u64, blocks: Vec<data::BlockRef>) -> Result<data::FreeReply, NetError> {
-        let request = data::FreeRequest { blocks };
-        let wait = self.conf.worker_timeout.get();
-        self.control(worker, FrameKind::Free, &request, FrameKind::FreeReply, wait).await
+        Ok(self.control(worker, &data::FreeRequest { blocks }, self.wait()).await?.1)
     }
 
     /// Makes room for ranges of a block of an fs-mode file, and the block where it is not there yet. A worker on this
@@ -371,12 +349,10 @@ impl WorkerPool {
         let link = self.link(worker)?;
         let connection = self.nearest(&link, 0).await?;
         request.deadline_ms = milliseconds(deadline);
-        let answer =
-            connection.request(FrameKind::Reserve, &request, FrameKind::ReserveReply, 0, deadline + GRACE).await?;
-        let reply: data::ReserveReply = link.decode(answer.message)?;
+        let (reply, _, descriptors) = connection.call(&request, Bytes::new(), 0, deadline + GRACE).await?;
         link.check(reply.status(), reply.message)?;
         let (incarnation, allocated) = (reply.incarnation, reply.allocated);
-        Ok(Reserved { incarnation, descriptor: answer.descriptors.into_iter().next(), allocated })
+        Ok(Reserved { incarnation, descriptor: descriptors.into_iter().next(), allocated })
     }
 
     /// Writes to a block of an fs-mode file, made where it is not there yet. The request's own deadline is set from
@@ -400,9 +376,7 @@ impl WorkerPool {
         request.deadline_ms = milliseconds(deadline);
         let link = self.link(worker)?;
         let connection = self.nearest(&link, bytes).await?;
-        let wait = deadline + GRACE;
-        let answer = connection.upload(FrameKind::Write, &request, payload, FrameKind::WriteReply, 0, wait).await?;
-        let reply: data::WriteReply = link.decode(answer.message)?;
+        let (reply, _, _) = connection.call(&request, payload, 0, deadline + GRACE).await?;
         link.check(reply.status(), reply.message)?;
         Ok(Written { incarnation: reply.incarnation, allocated: reply.allocated })
     }
@@ -443,9 +417,8 @@ impl WorkerPool {
     }
 
     async fn send_sync(&self, worker: u64, request: data::SyncRequest, deadline: Duration) -> Result<(), NetError> {
-        let reply: data::SyncReply =
-            self.control(worker, FrameKind::Sync, &request, FrameKind::SyncReply, deadline).await?;
-        self.link(worker)?.check(reply.status(), reply.message)
+        let (link, reply) = self.control(worker, &request, deadline).await?;
+        link.check(reply.status(), reply.message)
     }
 
     /// Has the worker write an object to the bucket of an fs-mode mount. The request's own deadline is set from
@@ -457,7 +430,7 @@ impl WorkerPool {
         deadline: Duration,
     ) -> Result<data::PersistReply, NetError> {
         request.deadline_ms = milliseconds(deadline);
-        self.control(worker, FrameKind::Persist, &request, FrameKind::PersistReply, deadline).await
+        Ok(self.control(worker, &request, deadline).await?.1)
     }
 
     /// Has the worker make a copy of a block of an fs-mode file. The request's own deadline is set from `deadline`.
@@ -466,18 +439,14 @@ impl WorkerPool {
     /// [`NetError::WorkerStatus`] says why the worker has no copy.
     pub async fn copy(&self, worker: u64, mut request: data::CopyRequest, deadline: Duration) -> Result<(), NetError> {
         request.deadline_ms = milliseconds(deadline);
-        let reply: data::CopyReply =
-            self.control(worker, FrameKind::Copy, &request, FrameKind::CopyReply, deadline).await?;
-        self.link(worker)?.check(reply.status(), reply.message)
+        let (link, reply) = self.control(worker, &request, deadline).await?;
+        link.check(reply.status(), reply.message)
     }
 
     /// Reports to the worker which chunks do not match their checksums.
     pub async fn report_corrupt(&self, worker: u64, block: data::BlockRef, chunks: Vec<u32>) -> Result<(), NetError> {
         let request = data::CorruptRequest { block: Some(block), chunks };
-        let wait = self.conf.worker_timeout.get();
-        let _: data::CorruptReply =
-            self.control(worker, FrameKind::Corrupt, &request, FrameKind::CorruptReply, wait).await?;
-        Ok(())
+        self.control(worker, &request, self.wait()).await.map(drop)
     }
 
     /// Closes every connection and waits for their tasks. Later requests fail.
@@ -491,24 +460,27 @@ impl WorkerPool {
         self.table.read().links.get(&worker).cloned().ok_or(NetError::UnknownWorker(worker))
     }
 
+    /// What a request gets that says nothing of its time.
+    fn wait(&self) -> Duration {
+        self.conf.worker_timeout.get()
+    }
+
     /// A request without payload, over whichever connection there is.
-    async fn control<Reply: Message + Default>(
+    async fn control<C: Call>(
         &self,
         worker: u64,
-        kind: FrameKind,
-        request: &impl Message,
-        answer: FrameKind,
+        request: &C,
         deadline: Duration,
-    ) -> Result<Reply, NetError> {
+    ) -> Result<(Arc<Link>, C::Reply), NetError> {
         let link = self.link(worker)?;
         // Over the Unix socket nobody has shown that he may give orders.
-        let is_order = matches!(kind, FrameKind::Free | FrameKind::Persist | FrameKind::Copy);
+        let is_order = matches!(C::KIND, FrameKind::Free | FrameKind::Persist | FrameKind::Copy);
         let connection = match self.transport {
             Transport::Tls(_) if is_order => self.remote(&link, 0).await?,
             Transport::Tls(_) | Transport::Plain => self.nearest(&link, 0).await?,
         };
-        let Answer { message, .. } = connection.request(kind, request, answer, 0, deadline + GRACE).await?;
-        link.decode(message)
+        let (reply, _, _) = connection.call(request, Bytes::new(), 0, deadline + GRACE).await?;
+        Ok((link, reply))
     }
 
     /// The connection over the Unix socket, or one over TCP that suits the size of the payload.
@@ -527,22 +499,15 @@ impl WorkerPool {
         if let Some(connection) = link.lanes[lane].current() {
             return Ok(connection);
         }
-        let connect = || async {
-            let connected = async {
-                let stream = TcpStream::connect(&link.address).await?;
-                stream.set_nodelay(true)?;
-                let socket = match &self.transport {
-                    Transport::Plain => Socket::Tcp(stream),
-                    Transport::Tls(tls) => Socket::Tls(Box::new(TlsSocket::connect(tls, stream, Role::Worker).await?)),
-                };
-                self.greet(link, socket).await
-            };
-            match tokio::time::timeout(self.conf.connect_timeout.get(), connected).await {
-                Ok(connection) => connection,
-                Err(_elapsed) => Err(io::Error::new(io::ErrorKind::TimedOut, "connecting timed out")),
-            }
+        let socket = async {
+            let stream = TcpStream::connect(&link.address).await?;
+            stream.set_nodelay(true)?;
+            Ok::<_, io::Error>(match &self.transport {
+                Transport::Plain => Socket::Tcp(stream),
+                Transport::Tls(tls) => Socket::Tls(Box::new(TlsSocket::connect(tls, stream, Role::Worker).await?)),
+            })
         };
-        link.lanes[lane].get(connect).await.map_err(|error| link.failed(&error.to_string()))
+        link.lanes[lane].get(|| self.dial(link, socket)).await.map_err(|error| link.failed(&error.to_string()))
     }
 
     /// The connection over the Unix socket; `None` when the worker cannot be reached that way.
@@ -556,17 +521,9 @@ impl WorkerPool {
         if link.remote_until.lock().is_some_and(|until| Instant::now() < until) {
             return None;
         }
-        let connect = || async {
-            let connected = async {
-                let stream = local_socket::connect(Path::new(&link.socket_path)).await?;
-                self.greet(link, Socket::Unix(stream)).await
-            };
-            match tokio::time::timeout(self.conf.connect_timeout.get(), connected).await {
-                Ok(connection) => connection,
-                Err(_elapsed) => Err(io::Error::new(io::ErrorKind::TimedOut, "connecting timed out")),
-            }
-        };
-        match link.local.get(connect).await {
+        let socket =
+            async { Ok::<_, io::Error>(Socket::Unix(local_socket::connect(Path::new(&link.socket_path)).await?)) };
+        match link.local.get(|| self.dial(link, socket)).await {
             Ok(connection) => Some(connection),
             Err(error) => {
                 // Nothing listens there: the worker is down and may be back soon. Anything else: another host.
@@ -581,7 +538,14 @@ impl WorkerPool {
         }
     }
 
-    async fn greet(&self, link: &Arc<Link>, socket: Socket) -> io::Result<Arc<Connection>> {
+    /// A connection over a socket that is made, and greeted, in the time for that.
+    async fn dial(&self, link: &Link, socket: impl Future<Output = io::Result<Socket>>) -> io::Result<Arc<Connection>> {
+        let late = |_| Err(io::Error::new(io::ErrorKind::TimedOut, "connecting timed out"));
+        let greeted = async { self.greet(link, socket.await?).await };
+        tokio::time::timeout(self.conf.connect_timeout.get(), greeted).await.unwrap_or_else(late)
+    }
+
+    async fn greet(&self, link: &Link, socket: Socket) -> io::Result<Arc<Connection>> {
         if link.stop.is_cancelled() {
             return Err(io::Error::other("the worker has left the table"));
         }
@@ -629,8 +593,9 @@ impl Link {
         }
     }
 
-    fn decode<T: Message + Default>(&self, message: Bytes) -> Result<T, NetError> {
-        decode::<T>(message).map_err(|error| self.failed(&format!("its answer cannot be read: {error}")))
+    /// Refuses an answer that is not one to the request.
+    fn require_fit(&self, fits: bool) -> Result<(), NetError> {
+        if fits { Ok(()) } else { Err(self.failed("its answer does not fit the request")) }
     }
 }
 

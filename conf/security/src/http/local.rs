@@ -13,10 +13,10 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use cavern_conf::process::LogLimit;
 use prometheus_client::metrics::counter::Counter;
-use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::access::presented;
 use crate::error::SecurityError;
+use crate::key_wrapping::random_bytes;
 
 /// What this host calls itself.
 const NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
@@ -45,9 +45,7 @@ impl LocalGuard {
     /// Makes a new token, in a file in the place of a former one. *Blocking*.
     pub fn create(path: &Path) -> Result<Self, SecurityError> {
         let unwritable = |source| SecurityError::Unwritable { path: path.to_owned(), source };
-        let mut random = [0; blake3::OUT_LEN];
-        let filled = SystemRandom::new().fill(&mut random);
-        filled.map_err(|_| unwritable(io::Error::other("the system gives no random numbers")))?;
+        let random = random_bytes().map_err(|reason| unwritable(io::Error::other(reason)))?;
         let token = blake3::Hash::from_bytes(random).to_hex();
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(unwritable(error)),

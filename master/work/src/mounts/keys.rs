@@ -19,11 +19,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cavern_security::{KEY_BYTES, KeyWrapping};
+use cavern_security::{KEY_BYTES, KeyWrapping, random_bytes};
 use cavern_state::StateError;
 use ring::aead::{CHACHA20_POLY1305, LessSafeKey, UnboundKey};
 use ring::digest::{SHA256, digest};
-use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::error::WorkError;
 
@@ -231,9 +230,7 @@ impl KeyFiles {
 }
 
 fn random_key(path: &Path) -> Result<[u8; KEY_BYTES], WorkError> {
-    let mut bytes = [0; KEY_BYTES];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| unusable(path, "the system gives no random numbers"))?;
-    Ok(bytes)
+    random_bytes().map_err(|reason| unusable(path, &reason))
 }
 
 fn unusable(path: &Path, reason: &str) -> WorkError {

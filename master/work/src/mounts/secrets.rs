@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cavern_proto::master::Mount;
 use cavern_proto::shown_option;
+use cavern_security::random_bytes;
 use parking_lot::{Mutex, RwLock};
 use ring::aead::{Aad, NONCE_LEN, Nonce};
-use ring::rand::{SecureRandom, SystemRandom};
 
 use super::keys::{Key, KeyDirectory, KeyFiles};
 use crate::error::WorkError;
@@ -28,7 +28,6 @@ pub struct Vault {
     keys: RwLock<Vec<Key>>,
     /// The generation up to which all is forgotten that is of no use any more.
     settled: AtomicU64,
-    random: SystemRandom,
     path: PathBuf,
 }
 
@@ -41,7 +40,7 @@ impl Vault {
         let files = KeyFiles::open(directory)?;
         let (path, keys) = (files.path(), RwLock::new(files.keys.clone()));
         let (changing, settled) = (Mutex::new(files), AtomicU64::new(0));
-        Ok(Self { changing, keys, settled, random: SystemRandom::new(), path })
+        Ok(Self { changing, keys, settled, path })
     }
 
     /// The key in use, for a master that joins. *Blocking*.
@@ -124,8 +123,7 @@ impl Vault {
 
     fn seal_value(&self, key: &Key, context: &str, value: &str) -> Result<String, WorkError> {
         let fail = || WorkError::SecretKey { path: self.path.clone(), reason: "it cannot encrypt".into() };
-        let mut nonce = [0; NONCE_LEN];
-        self.random.fill(&mut nonce).map_err(|_| fail())?;
+        let nonce: [u8; NONCE_LEN] = random_bytes().map_err(|_| fail())?;
         let mut bytes = value.as_bytes().to_vec();
         let (nonce_used, aad) = (Nonce::assume_unique_for_key(nonce), Aad::from(context));
         key.sealing.seal_in_place_append_tag(nonce_used, aad, &mut bytes).map_err(|_| fail())?;

@@ -27,10 +27,9 @@ use std::time::Duration;
 use cavern_consensus::LeaderLease;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{Reset, Resumed, WatchEvent};
-use cavern_security::Identity;
+use cavern_security::{Identity, random_bytes};
 use cavern_state::ALL_BEFORE;
 use parking_lot::{Mutex, MutexGuard};
-use ring::rand::{SecureRandom, SystemRandom};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -618,9 +617,7 @@ impl SessionStream {
 /// An id that nobody guesses: who knows that of a session can take it up when its master is not there any more. Those
 /// of other masters and other times are different ones.
 fn new_id() -> Result<u64, WorkError> {
-    let mut bytes = [0; 8];
-    let random = SystemRandom::new().fill(&mut bytes);
-    random.map_err(|_| WorkError::unavailable("the system has no random numbers".into()))?;
+    let bytes = random_bytes().map_err(WorkError::unavailable)?;
     // Positive as a signed number, too; 0 is no session.
     Ok((u64::from_be_bytes(bytes) >> 1).max(1))
 }

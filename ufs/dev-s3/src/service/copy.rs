@@ -1,14 +1,14 @@
 //! CopyObject and UploadPartCopy.
 
 use s3s::dto::*;
-use s3s::{S3Request, S3Response, S3Result, s3_error};
+use s3s::{S3Result, s3_error};
 
 use super::backend::Backend;
 use super::conditions::ReadConditions;
 use super::reply::{attributes_of, etag, timestamp};
 use super::upload::Intake;
 use crate::error::DevS3Error;
-use crate::store::{Attributes, PutCondition, Version};
+use crate::store::{PutCondition, Version};
 
 /// The source of a copy, opened, if it is as the request wants it.
 macro_rules! opened_source {
@@ -29,11 +29,7 @@ macro_rules! opened_source {
 }
 
 /// The kernel copies, so a copy keeps its source's ETag, also that of a multipart upload.
-pub(super) async fn copy_object(
-    backend: &Backend,
-    request: S3Request<CopyObjectInput>,
-) -> S3Result<S3Response<CopyObjectOutput>> {
-    let input = request.input;
+pub(super) async fn copy_object(backend: &Backend, input: CopyObjectInput) -> S3Result<CopyObjectOutput> {
     let target = backend.bucket(&input.bucket)?;
     let (object, file) = opened_source!(backend, input);
     let replace = input.metadata_directive.is_some_and(|directive| directive.as_str() == MetadataDirective::REPLACE);
@@ -42,7 +38,7 @@ pub(super) async fn copy_object(
         return Err(s3_error!(InvalidRequest, "An object can be copied to itself only with new metadata."));
     }
     let stored = object.attributes().cloned().unwrap_or_default();
-    let attributes = if replace { Attributes { checksums: stored.checksums, ..attributes_of!(input) } } else { stored };
+    let attributes = if replace { attributes_of!(input) } else { stored };
     let version = Version { etag: object.etag.clone(), attributes };
     let key = input.key;
     let work = move |store: &crate::store::Store| {
@@ -56,14 +52,10 @@ pub(super) async fn copy_object(
         last_modified: Some(timestamp(copied.modified_s)),
         ..Default::default()
     };
-    Ok(S3Response::new(CopyObjectOutput { copy_object_result: Some(result), ..Default::default() }))
+    Ok(CopyObjectOutput { copy_object_result: Some(result), ..Default::default() })
 }
 
-pub(super) async fn upload_part_copy(
-    backend: &Backend,
-    request: S3Request<UploadPartCopyInput>,
-) -> S3Result<S3Response<UploadPartCopyOutput>> {
-    let input = request.input;
+pub(super) async fn upload_part_copy(backend: &Backend, input: UploadPartCopyInput) -> S3Result<UploadPartCopyOutput> {
     let number = super::multipart::part_number(input.part_number)?;
     let target = backend.bucket(&input.bucket)?;
     let (object, file) = opened_source!(backend, input);
@@ -87,7 +79,7 @@ pub(super) async fn upload_part_copy(
         last_modified: Some(timestamp(crate::store::now_s())),
         ..Default::default()
     };
-    Ok(S3Response::new(UploadPartCopyOutput { copy_part_result: Some(result), ..Default::default() }))
+    Ok(UploadPartCopyOutput { copy_part_result: Some(result), ..Default::default() })
 }
 
 /// Bucket and key.

@@ -1,28 +1,20 @@
 //! Deleting one key or a batch. What is not there counts as deleted.
 
 use s3s::dto::*;
-use s3s::{S3Request, S3Response, S3Result, s3_error};
+use s3s::{S3Result, s3_error};
 
 use super::backend::Backend;
 
 /// Keys of one batch at most.
 const BATCH_MAX: usize = 1000;
 
-pub(super) async fn delete_object(
-    backend: &Backend,
-    request: S3Request<DeleteObjectInput>,
-) -> S3Result<S3Response<DeleteObjectOutput>> {
-    let input = request.input;
+pub(super) async fn delete_object(backend: &Backend, input: DeleteObjectInput) -> S3Result<DeleteObjectOutput> {
     let etag = input.if_match.map(|condition| condition.as_etag().map_or("*", |etag| etag.value()).to_owned());
     backend.blocking(move |store| store.bucket(&input.bucket)?.delete(&input.key, etag.as_deref())).await?;
-    Ok(S3Response::new(DeleteObjectOutput::default()))
+    Ok(DeleteObjectOutput::default())
 }
 
-pub(super) async fn delete_objects(
-    backend: &Backend,
-    request: S3Request<DeleteObjectsInput>,
-) -> S3Result<S3Response<DeleteObjectsOutput>> {
-    let input = request.input;
+pub(super) async fn delete_objects(backend: &Backend, input: DeleteObjectsInput) -> S3Result<DeleteObjectsOutput> {
     if input.delete.objects.len() > BATCH_MAX {
         return Err(s3_error!(MalformedXML, "More than {BATCH_MAX} keys in one request."));
     }
@@ -51,5 +43,5 @@ pub(super) async fn delete_objects(
         errors: (!errors.is_empty()).then_some(errors),
         ..Default::default()
     };
-    Ok(S3Response::new(output))
+    Ok(output)
 }

@@ -18,7 +18,7 @@ use hyper::header::{CONTENT_RANGE, HeaderValue};
 use rustix::buffer::spare_capacity;
 use s3s::dto::*;
 use s3s::stream::{ByteStream, RemainingLength};
-use s3s::{Body, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, StdError};
+use s3s::{Body, S3Error, S3ErrorCode, S3Result, StdError};
 use tokio::task::JoinHandle;
 
 use super::backend::Backend;
@@ -46,18 +46,13 @@ macro_rules! conditions_of {
     };
 }
 
-/// An answer to a read, of whichever kind: what it says of the object, or of a part of it. Checksums are those of the
-/// whole object.
+/// An answer to a read, of whichever kind: what it says of the object, or of a part of it.
 macro_rules! described {
-    ($output:ident, $object:expr, $part:expr, $checksum_mode:expr) => {{
+    ($output:ident, $object:expr, $part:expr) => {{
         let object: &store::Object = $object;
         let part: Option<Bytes64<u64>> = $part;
         let length = part.as_ref().map_or(object.size, |part| part.end - part.start);
         let attributes = object.attributes().cloned().unwrap_or_default();
-        let mut checksums = attributes.checksums;
-        if $checksum_mode.is_none() || part.is_some() {
-            checksums.clear();
-        }
         $output {
             accept_ranges: Some("bytes".to_owned()),
             content_length: Some(length as i64),
@@ -70,21 +65,12 @@ macro_rules! described {
             content_encoding: attributes.content_encoding,
             content_language: attributes.content_language,
             metadata: (!attributes.metadata.is_empty()).then(|| attributes.metadata.into_iter().collect()),
-            checksum_crc32: checksums.remove("crc32"),
-            checksum_crc32c: checksums.remove("crc32c"),
-            checksum_crc64nvme: checksums.remove("crc64nvme"),
-            checksum_sha1: checksums.remove("sha1"),
-            checksum_sha256: checksums.remove("sha256"),
             ..Default::default()
         }
     }};
 }
 
-pub(super) async fn get_object(
-    backend: &Backend,
-    request: S3Request<GetObjectInput>,
-) -> S3Result<S3Response<GetObjectOutput>> {
-    let input = request.input;
+pub(super) async fn get_object(backend: &Backend, input: GetObjectInput) -> S3Result<GetObjectOutput> {
     let (object, file) = backend.bucket(&input.bucket)?.open(&input.key)?;
     conditions_of!(input).check(&object)?;
     let part = selected(input.range, object.size)?;
@@ -95,19 +81,15 @@ pub(super) async fn get_object(
     } else {
         StreamingBlob::new(FileStream::new(file, range))
     };
-    let described = described!(GetObjectOutput, &object, part, input.checksum_mode);
-    Ok(S3Response::new(GetObjectOutput { body: Some(body), ..described }))
+    let described = described!(GetObjectOutput, &object, part);
+    Ok(GetObjectOutput { body: Some(body), ..described })
 }
 
-pub(super) async fn head_object(
-    backend: &Backend,
-    request: S3Request<HeadObjectInput>,
-) -> S3Result<S3Response<HeadObjectOutput>> {
-    let input = request.input;
+pub(super) async fn head_object(backend: &Backend, input: HeadObjectInput) -> S3Result<HeadObjectOutput> {
     let object = backend.bucket(&input.bucket)?.object(&input.key)?;
     conditions_of!(input).check(&object)?;
     let part = selected(input.range, object.size)?;
-    Ok(S3Response::new(described!(HeadObjectOutput, &object, part, input.checksum_mode)))
+    Ok(described!(HeadObjectOutput, &object, part))
 }
 
 /// The bytes that a Range header selects; 416 where there are none.

@@ -2,7 +2,7 @@
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use s3s::dto::*;
-use s3s::{S3Request, S3Response, S3Result, s3_error};
+use s3s::{S3Result, s3_error};
 
 use super::backend::Backend;
 use super::reply::{etag, timestamp};
@@ -86,11 +86,7 @@ fn prefixes(page: &ListPage, encoding: Encoding) -> CommonPrefixList {
     page.prefixes.iter().map(|prefix| CommonPrefix { prefix: Some(encoding.write(prefix)) }).collect()
 }
 
-pub(super) async fn list_objects_v2(
-    backend: &Backend,
-    request: S3Request<ListObjectsV2Input>,
-) -> S3Result<S3Response<ListObjectsV2Output>> {
-    let input = request.input;
+pub(super) async fn list_objects_v2(backend: &Backend, input: ListObjectsV2Input) -> S3Result<ListObjectsV2Output> {
     let bucket = backend.bucket(&input.bucket)?;
     let encoding = Encoding::of(input.encoding_type.as_ref())?;
     let limit = page_size(input.max_keys)?;
@@ -116,14 +112,10 @@ pub(super) async fn list_objects_v2(
         encoding_type: input.encoding_type,
         ..Default::default()
     };
-    Ok(S3Response::new(output))
+    Ok(output)
 }
 
-pub(super) async fn list_objects(
-    backend: &Backend,
-    request: S3Request<ListObjectsInput>,
-) -> S3Result<S3Response<ListObjectsOutput>> {
-    let input = request.input;
+pub(super) async fn list_objects(backend: &Backend, input: ListObjectsInput) -> S3Result<ListObjectsOutput> {
     let bucket = backend.bucket(&input.bucket)?;
     let encoding = Encoding::of(input.encoding_type.as_ref())?;
     let limit = page_size(input.max_keys)?;
@@ -146,7 +138,7 @@ pub(super) async fn list_objects(
         encoding_type: input.encoding_type,
         ..Default::default()
     };
-    Ok(S3Response::new(output))
+    Ok(output)
 }
 
 #[cfg(test)]

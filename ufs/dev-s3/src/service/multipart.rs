@@ -1,12 +1,12 @@
 //! Multipart uploads.
 
 use s3s::dto::*;
-use s3s::{S3Request, S3Response, S3Result, s3_error};
+use s3s::{S3Result, s3_error};
 
 use super::backend::{Backend, on_blocking_thread};
 use super::conditions;
 use super::reply::{attributes_of, etag, timestamp};
-use super::upload::{Expected, Intake};
+use super::upload::Intake;
 
 /// Entries on a page of parts or uploads at most.
 const PAGE_MAX: i32 = 1000;
@@ -20,9 +20,8 @@ pub(super) fn part_number(number: PartNumber) -> S3Result<u32> {
 
 pub(super) async fn create_multipart_upload(
     backend: &Backend,
-    request: S3Request<CreateMultipartUploadInput>,
-) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
-    let input = request.input;
+    input: CreateMultipartUploadInput,
+) -> S3Result<CreateMultipartUploadOutput> {
     let attributes = attributes_of!(input);
     let bucket = backend.bucket(&input.bucket)?;
     let key = input.key.clone();
@@ -33,42 +32,26 @@ pub(super) async fn create_multipart_upload(
         upload_id: Some(id),
         ..Default::default()
     };
-    Ok(S3Response::new(output))
+    Ok(output)
 }
 
-pub(super) async fn upload_part(
-    backend: &Backend,
-    request: S3Request<UploadPartInput>,
-) -> S3Result<S3Response<UploadPartOutput>> {
-    let S3Request { input, headers, trailing_headers, .. } = request;
+pub(super) async fn upload_part(backend: &Backend, input: UploadPartInput) -> S3Result<UploadPartOutput> {
     let number = part_number(input.part_number)?;
     let bucket = backend.bucket(&input.bucket)?;
-    let expected = Expected::of(&headers, trailing_headers, input.content_md5);
-    let intake = Intake::new(&backend.store, &expected).receive(input.body, input.content_length).await?;
-    let (key, id) = (input.key, input.upload_id);
-    let (part_etag, mut checksums) = on_blocking_thread(move || {
-        let received = intake.finish(&expected)?;
-        let part_etag = bucket.put_part(&key, &id, number, received.draft, received.md5)?;
-        Ok((part_etag, received.checksums))
+    let intake = Intake::new(&backend.store).receive(input.body, input.content_length).await?;
+    let (key, id, content_md5) = (input.key, input.upload_id, input.content_md5);
+    let part_etag = on_blocking_thread(move || {
+        let received = intake.finish(content_md5.as_deref())?;
+        bucket.put_part(&key, &id, number, received.draft, received.md5)
     })
     .await?;
-    let output = UploadPartOutput {
-        e_tag: Some(etag(&part_etag)),
-        checksum_crc32: checksums.remove("crc32"),
-        checksum_crc32c: checksums.remove("crc32c"),
-        checksum_crc64nvme: checksums.remove("crc64nvme"),
-        checksum_sha1: checksums.remove("sha1"),
-        checksum_sha256: checksums.remove("sha256"),
-        ..Default::default()
-    };
-    Ok(S3Response::new(output))
+    Ok(UploadPartOutput { e_tag: Some(etag(&part_etag)), ..Default::default() })
 }
 
 pub(super) async fn complete_multipart_upload(
     backend: &Backend,
-    request: S3Request<CompleteMultipartUploadInput>,
-) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
-    let input = request.input;
+    input: CompleteMultipartUploadInput,
+) -> S3Result<CompleteMultipartUploadOutput> {
     let bucket = backend.bucket(&input.bucket)?;
     let condition = conditions::of_put(input.if_match.as_ref(), input.if_none_match.as_ref())?;
     let mut parts = Vec::new();
@@ -90,24 +73,19 @@ pub(super) async fn complete_multipart_upload(
         e_tag: Some(etag(&object.etag)),
         ..Default::default()
     };
-    Ok(S3Response::new(output))
+    Ok(output)
 }
 
 pub(super) async fn abort_multipart_upload(
     backend: &Backend,
-    request: S3Request<AbortMultipartUploadInput>,
-) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
-    let input = request.input;
+    input: AbortMultipartUploadInput,
+) -> S3Result<AbortMultipartUploadOutput> {
     let bucket = backend.bucket(&input.bucket)?;
     on_blocking_thread(move || bucket.abort_upload(&input.key, &input.upload_id)).await?;
-    Ok(S3Response::new(AbortMultipartUploadOutput::default()))
+    Ok(AbortMultipartUploadOutput::default())
 }
 
-pub(super) async fn list_parts(
-    backend: &Backend,
-    request: S3Request<ListPartsInput>,
-) -> S3Result<S3Response<ListPartsOutput>> {
-    let input = request.input;
+pub(super) async fn list_parts(backend: &Backend, input: ListPartsInput) -> S3Result<ListPartsOutput> {
     let limit = input.max_parts.unwrap_or(PAGE_MAX).clamp(0, PAGE_MAX);
     let after = u32::try_from(input.part_number_marker.unwrap_or(0)).unwrap_or(0);
     let bucket = backend.bucket(&input.bucket)?;
@@ -131,15 +109,14 @@ pub(super) async fn list_parts(
         parts: Some(parts.collect()),
         ..Default::default()
     };
-    Ok(S3Response::new(output))
+    Ok(output)
 }
 
 /// The delimiter is not supported: uploads are listed one by one.
 pub(super) async fn list_multipart_uploads(
     backend: &Backend,
-    request: S3Request<ListMultipartUploadsInput>,
-) -> S3Result<S3Response<ListMultipartUploadsOutput>> {
-    let input = request.input;
+    input: ListMultipartUploadsInput,
+) -> S3Result<ListMultipartUploadsOutput> {
     if input.delimiter.as_ref().is_some_and(|delimiter| !delimiter.is_empty()) {
         return Err(s3_error!(NotImplemented, "A listing of uploads takes no delimiter."));
     }
@@ -172,5 +149,5 @@ pub(super) async fn list_multipart_uploads(
         ),
         ..Default::default()
     };
-    Ok(S3Response::new(output))
+    Ok(output)
 }

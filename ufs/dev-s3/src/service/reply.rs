@@ -46,7 +46,6 @@ macro_rules! attributes_of {
             content_encoding: $input.content_encoding,
             content_language: $input.content_language,
             metadata: $input.metadata.unwrap_or_default().into_iter().collect(),
-            checksums: Default::default(),
         }
     };
 }

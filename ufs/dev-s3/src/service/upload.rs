@@ -3,7 +3,6 @@
 //! A body is taken in batches. A batch is hashed and written on a blocking thread while the next one is received, so an
 //! upload holds two batches of memory, and a small object costs one hop to another thread in all.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::mem;
@@ -15,19 +14,16 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use futures::StreamExt;
-use hyper::HeaderMap;
 use md5::{Digest, Md5};
-use s3s::checksum::ChecksumHasher;
-use s3s::crypto::{Checksum as _, Crc32, Crc32c, Crc64Nvme, Sha1, Sha256};
 use s3s::dto::{PutObjectInput, PutObjectOutput, StreamingBlob};
-use s3s::{S3Request, S3Response, S3Result, TrailingHeaders, s3_error};
+use s3s::{S3Result, s3_error};
 use tokio::task::JoinHandle;
 
 use super::backend::{Backend, on_blocking_thread};
 use super::conditions;
 use super::reply::{attributes_of, etag};
 use crate::error::DevS3Error;
-use crate::store::{self, Attributes, Draft, Store};
+use crate::store::{self, Draft, Store};
 
 /// Bytes that are hashed and written in one go.
 const BATCH: usize = 1 << 20;
@@ -35,85 +31,20 @@ const BATCH: usize = 1 << 20;
 /// Largest object or part that one request can make, as in S3.
 const PUT_MAX: i64 = 5 << 30;
 
-/// Algorithms of additional checksums, by the name that their header ends in.
-const ALGORITHMS: [&str; 5] = ["crc32", "crc32c", "crc64nvme", "sha1", "sha256"];
-
-pub(super) async fn put_object(
-    backend: &Backend,
-    request: S3Request<PutObjectInput>,
-) -> S3Result<S3Response<PutObjectOutput>> {
-    let S3Request { mut input, headers, trailing_headers, .. } = request;
+pub(super) async fn put_object(backend: &Backend, input: PutObjectInput) -> S3Result<PutObjectOutput> {
     let bucket = backend.bucket(&input.bucket)?;
     let condition = conditions::of_put(input.if_match.as_ref(), input.if_none_match.as_ref())?;
-    let expected = Expected::of(&headers, trailing_headers, input.content_md5.take());
-    let intake = Intake::new(&backend.store, &expected);
-    let body = input.body.take();
-    let intake = intake.receive(body, input.content_length).await?;
+    let intake = Intake::new(&backend.store).receive(input.body, input.content_length).await?;
     let mut attributes = attributes_of!(input);
     attributes.content_encoding = attributes.content_encoding.filter(|encoding| encoding != "aws-chunked");
-    let key = input.key;
+    let (key, content_md5) = (input.key, input.content_md5);
     let object = on_blocking_thread(move || {
-        let received = intake.finish(&expected)?;
-        let attributes = Attributes { checksums: received.checksums, ..attributes };
+        let received = intake.finish(content_md5.as_deref())?;
         let version = store::Version { etag: store::hex(&received.md5), attributes };
         bucket.commit(received.draft, &key, version, &condition)
     })
     .await?;
-    let checksums = object.attributes().map(|attributes| attributes.checksums.clone()).unwrap_or_default();
-    let output = PutObjectOutput {
-        e_tag: Some(etag(&object.etag)),
-        checksum_crc32: checksums.get("crc32").cloned(),
-        checksum_crc32c: checksums.get("crc32c").cloned(),
-        checksum_crc64nvme: checksums.get("crc64nvme").cloned(),
-        checksum_sha1: checksums.get("sha1").cloned(),
-        checksum_sha256: checksums.get("sha256").cloned(),
-        ..Default::default()
-    };
-    Ok(S3Response::new(output))
-}
-
-/// What a client says about its body: in headers before it, or in trailers after it.
-pub(super) struct Expected {
-    /// In base64.
-    md5: Option<String>,
-    headers: BTreeMap<&'static str, String>,
-    trailing: Vec<&'static str>,
-    trailers: Option<TrailingHeaders>,
-}
-
-impl Expected {
-    pub fn of(headers: &HeaderMap, trailers: Option<TrailingHeaders>, md5: Option<String>) -> Self {
-        let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        let trailer = text("x-amz-trailer").unwrap_or_default();
-        let mut expected = Self { md5, headers: BTreeMap::new(), trailing: Vec::new(), trailers };
-        for algorithm in ALGORITHMS {
-            let name = header_of(algorithm);
-            if let Some(value) = text(&name) {
-                expected.headers.insert(algorithm, value.to_owned());
-            } else if trailer.split(',').any(|trailer| trailer.trim().eq_ignore_ascii_case(&name)) {
-                expected.trailing.push(algorithm);
-            }
-        }
-        expected
-    }
-
-    fn has(&self, algorithm: &str) -> bool {
-        self.headers.contains_key(algorithm) || self.trailing.contains(&algorithm)
-    }
-
-    /// What was said; trailers are known once the body was read to its end.
-    fn checksum(&self, algorithm: &str) -> Option<String> {
-        let in_trailer = || {
-            let name = header_of(algorithm);
-            let value = |map: &HeaderMap| map.get(&name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-            self.trailers.as_ref()?.read(value).flatten()
-        };
-        self.headers.get(algorithm).cloned().or_else(in_trailer)
-    }
-}
-
-fn header_of(algorithm: &str) -> String {
-    format!("x-amz-checksum-{algorithm}")
+    Ok(PutObjectOutput { e_tag: Some(etag(&object.etag)), ..Default::default() })
 }
 
 /// A body being received.
@@ -123,41 +54,29 @@ pub(super) struct Intake {
     draft: Option<Draft>,
     batch: Vec<Bytes>,
     md5: Md5,
-    checksums: Box<ChecksumHasher>,
 }
 
 /// A body that was received whole.
 pub(super) struct Received {
     pub draft: Draft,
     pub md5: [u8; 16],
-    /// Those that were asked for, by algorithm, in base64.
-    pub checksums: BTreeMap<String, String>,
 }
 
 impl Intake {
-    pub fn new(store: &Arc<Store>, expected: &Expected) -> Self {
-        let checksums = ChecksumHasher {
-            crc32: expected.has("crc32").then(Crc32::new),
-            crc32c: expected.has("crc32c").then(Crc32c::new),
-            crc64nvme: expected.has("crc64nvme").then(Crc64Nvme::new),
-            sha1: expected.has("sha1").then(Sha1::new),
-            sha256: expected.has("sha256").then(Sha256::new),
-        };
-        let (store, checksums) = (Arc::clone(store), Box::new(checksums));
-        Self { store, draft: None, batch: Vec::new(), md5: Md5::new(), checksums }
+    pub fn new(store: &Arc<Store>) -> Self {
+        Self { store: Arc::clone(store), draft: None, batch: Vec::new(), md5: Md5::new() }
     }
 
     /// Takes the bytes `range` of a file for a body.
     pub fn from_file(store: &Arc<Store>, mut source: &File, range: Range<u64>) -> Result<Received, DevS3Error> {
-        let expected = Expected::of(&HeaderMap::new(), None, None);
-        let mut intake = Self::new(store, &expected);
+        let mut intake = Self::new(store);
         let read_failed = || DevS3Error::io("read", Path::new("the source of a copy"));
         source.seek(SeekFrom::Start(range.start)).map_err(read_failed())?;
         let mut rest = source.take(range.end - range.start);
         loop {
             let mut piece = Vec::with_capacity(BATCH);
             if rest.by_ref().take(BATCH as u64).read_to_end(&mut piece).map_err(read_failed())? == 0 {
-                return intake.finish(&expected);
+                return intake.finish(None);
             }
             intake.batch.push(piece.into());
             intake.absorb()?;
@@ -198,41 +117,24 @@ impl Intake {
         };
         for data in mem::take(&mut self.batch) {
             self.md5.update(&data);
-            self.checksums.update(&data);
             draft.write(&data)?;
         }
         self.draft = Some(draft);
         Ok(())
     }
 
-    /// Writes what is left and holds the body against what was said of it.
-    pub fn finish(mut self, expected: &Expected) -> Result<Received, DevS3Error> {
+    /// Writes what is left, and holds the body against its MD5 (in base64), if that was said.
+    pub fn finish(mut self, content_md5: Option<&str>) -> Result<Received, DevS3Error> {
         self.absorb()?;
         let draft = match self.draft {
             Some(draft) => draft,
             None => self.store.draft()?,
         };
         let md5: [u8; 16] = self.md5.finalize().into();
-        if expected.md5.as_ref().is_some_and(|wanted| *wanted != BASE64_STANDARD.encode(md5)) {
+        if content_md5.is_some_and(|wanted| wanted != BASE64_STANDARD.encode(md5)) {
             return Err(DevS3Error::BadDigest("Content-MD5"));
         }
-        let found = self.checksums.finalize();
-        let found = [
-            found.checksum_crc32,
-            found.checksum_crc32c,
-            found.checksum_crc64nvme,
-            found.checksum_sha1,
-            found.checksum_sha256,
-        ];
-        let mut checksums = BTreeMap::new();
-        for (algorithm, found) in ALGORITHMS.into_iter().zip(found) {
-            let Some(found) = found else { continue };
-            if expected.checksum(algorithm).as_ref() != Some(&found) {
-                return Err(DevS3Error::BadDigest(algorithm));
-            }
-            checksums.insert(algorithm.to_owned(), found);
-        }
-        Ok(Received { draft, md5, checksums })
+        Ok(Received { draft, md5 })
     }
 }
 

@@ -57,9 +57,6 @@ pub struct Attributes {
     /// User metadata, names without `x-amz-meta-`.
     #[prost(btree_map = "string, string", tag = "6")]
     pub metadata: BTreeMap<String, String>,
-    /// Checksums that the client sent and that were verified, by algorithm (`crc32`, …), in base64.
-    #[prost(btree_map = "string, string", tag = "7")]
-    pub checksums: BTreeMap<String, String>,
 }
 
 /// The record of an object's file. The sequence number is the file's name.

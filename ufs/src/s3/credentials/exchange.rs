@@ -10,8 +10,8 @@ use http_body_util::{BodyExt, Limited};
 use reqsign_core::HttpSend;
 use tokio::time::timeout;
 
-use super::failure::CredentialError;
 use crate::allowed::Guard;
+use crate::s3::keys::KeyError;
 use crate::s3::transport::Transport;
 
 /// Longest time for one request and its answer. Where there is no cloud, nobody answers at its addresses.
@@ -35,29 +35,24 @@ impl fmt::Debug for Giver {
 }
 
 impl Giver {
-    pub(super) fn new(name: String, url: &str, guard: Guard, conf: &schema::Ufs) -> Result<Self, CredentialError> {
+    pub(super) fn new(name: String, url: &str, guard: Guard, conf: &schema::Ufs) -> Result<Self, KeyError> {
         let transport = Transport::new(conf.connect_timeout.get(), 1, url.starts_with("https:"), guard);
-        let transport = transport.map_err(|error| CredentialError::Refused(error.to_string()))?;
+        let transport = transport.map_err(|error| KeyError::Refused(error.to_string()))?;
         Ok(Self { name, transport })
     }
 
     /// A success, whole. `secrets` are in the request, and in no error.
-    pub(super) async fn ask(
-        &self,
-        request: Request<Bytes>,
-        secrets: &[&str],
-    ) -> Result<Response<Bytes>, CredentialError> {
+    pub(super) async fn ask(&self, request: Request<Bytes>, secrets: &[&str]) -> Result<Response<Bytes>, KeyError> {
         let asked = async {
             let sent = self.transport.send(request).await;
-            let (parts, body) =
-                sent.map_err(|failure| CredentialError::of(&failure, &self.name, secrets))?.into_parts();
+            let (parts, body) = sent.map_err(|failure| KeyError::of(&failure, &self.name, secrets))?.into_parts();
             let body = Limited::new(body, ANSWER_BYTES).collect().await;
-            let broken = |_| CredentialError::Unavailable(format!("the answer of {} broke off", self.name));
+            let broken = |_| KeyError::Unavailable(format!("the answer of {} broke off", self.name));
             Ok(Response::from_parts(parts, body.map_err(broken)?.to_bytes()))
         };
-        timeout(EXCHANGE, asked).await.unwrap_or_else(|_| {
-            Err(CredentialError::Unavailable(format!("{} has not answered for {EXCHANGE:?}", self.name)))
-        })
+        timeout(EXCHANGE, asked)
+            .await
+            .unwrap_or_else(|_| Err(KeyError::Unavailable(format!("{} has not answered for {EXCHANGE:?}", self.name))))
     }
 }
 

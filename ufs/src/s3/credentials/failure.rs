@@ -7,21 +7,7 @@ use crate::error::{Request, UfsError, chain};
 use crate::s3::failure::Failure;
 use crate::s3::keys::KeyError;
 
-/// None of them quotes an answer that could hold credentials, or what was sent with a request for some.
-#[derive(Clone, Debug, thiserror::Error)]
-pub(in crate::s3) enum CredentialError {
-    /// Whoever gives them does not answer, or not now.
-    #[error("no credentials: {0}")]
-    Unavailable(String),
-    /// Whoever gives them has none for us.
-    #[error("{0}")]
-    Refused(String),
-    /// Nobody was asked, as the configuration of this process has it.
-    #[error(transparent)]
-    NotAllowed(UfsError),
-}
-
-impl CredentialError {
+impl KeyError {
     /// What it means that `giver` was asked, and this came of it. `secrets` were sent, or belong to the two parties.
     pub(super) fn of(failure: &Failure, giver: &str, secrets: &[&str]) -> Self {
         match failure {
@@ -62,7 +48,7 @@ impl CredentialError {
     }
 
     /// The one among the causes of an error, if it is there.
-    pub(in crate::s3) fn among(error: &(dyn Error + 'static)) -> Option<Self> {
+    pub(super) fn among(error: &(dyn Error + 'static)) -> Option<Self> {
         let mut next = Some(error);
         while let Some(cause) = next {
             if let Some(error) = cause.downcast_ref::<Self>() {
@@ -75,42 +61,15 @@ impl CredentialError {
 
     /// What it means for `request`.
     pub(in crate::s3) fn into_ufs(self, request: Request) -> UfsError {
-        let reason = self.to_string();
         match self {
-            Self::Unavailable(_) => UfsError::Unavailable { request, reason, source: None },
-            Self::Refused(_) => UfsError::denied(request, reason),
+            Self::Unavailable(reason) => {
+                let reason = format!("no credentials: {reason}");
+                UfsError::Unavailable { request, reason, source: None }
+            }
+            Self::Refused(reason) => UfsError::denied(request, reason),
             Self::NotAllowed(error) => error,
         }
     }
-}
-
-impl From<KeyError> for CredentialError {
-    fn from(error: KeyError) -> Self {
-        match error {
-            KeyError::Unavailable(reason) => Self::Unavailable(reason),
-            KeyError::Refused(reason) => Self::Refused(reason),
-        }
-    }
-}
-
-impl From<CredentialError> for KeyError {
-    fn from(error: CredentialError) -> Self {
-        match error {
-            CredentialError::Unavailable(reason) => Self::Unavailable(reason),
-            CredentialError::Refused(reason) => Self::Refused(reason),
-            CredentialError::NotAllowed(error) => Self::Refused(error.to_string()),
-        }
-    }
-}
-
-/// What a request that could not be signed means: nearly always that there are no credentials.
-pub(in crate::s3) fn from_signer(error: &reqsign_core::Error, request: Request) -> UfsError {
-    if let Some(error) = CredentialError::among(error) {
-        return error.into_ufs(request);
-    }
-    // The signer's own words are left out: they may quote what it has read.
-    let reason = "the request cannot be signed with these credentials".to_owned();
-    UfsError::denied(request, reason)
 }
 
 /// A server's own words, should it repeat what it was told.
@@ -131,7 +90,7 @@ mod tests {
         let document = "<ErrorResponse><Error><Code>AccessDenied</Code><Message>not for hush\n you</Message></Error>\
                         </ErrorResponse>";
         let refused = Failure::status(StatusCode::FORBIDDEN, &HeaderMap::new(), document.as_bytes());
-        let error = CredentialError::of(&refused, "STS", &["", "hush"]).to_string();
+        let error = KeyError::of(&refused, "STS", &["", "hush"]).to_string();
         assert_eq!(error, "STS answers 403 Forbidden: AccessDenied: not for *** you");
     }
 
@@ -149,8 +108,8 @@ mod tests {
             let status = StatusCode::from_u16(status).unwrap();
             let document = format!("<Error><Code>{code}</Code></Error>");
             let failure = Failure::status(status, &HeaderMap::new(), document.as_bytes());
-            let error = CredentialError::of(&failure, "STS", &[]);
-            assert_eq!(matches!(error, CredentialError::Unavailable(_)), passes, "{error}");
+            let error = KeyError::of(&failure, "STS", &[]);
+            assert_eq!(matches!(error, KeyError::Unavailable(_)), passes, "{error}");
         }
     }
 }

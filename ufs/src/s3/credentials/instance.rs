@@ -12,9 +12,9 @@ use reqsign_core::{Context, OsEnv, ProvideCredential};
 use reqsign_file_read_tokio::TokioFileRead;
 
 use super::exchange::Giver;
-use super::failure::CredentialError;
 use crate::allowed::Guard;
 use crate::error::UfsError;
+use crate::s3::keys::KeyError;
 
 const METADATA: &str = "http://169.254.169.254";
 const METADATA_IPV6: &str = "http://[fd00:ec2::254]";
@@ -24,11 +24,11 @@ const CONTAINER: &str = "http://169.254.170.2";
 const WITHOUT_TLS: [&str; 6] = ["127.0.0.1", "localhost", "[::1]", "169.254.170.2", "169.254.170.23", "[fd00:ec2::23]"];
 
 /// Whether the configuration lets a mount have them.
-pub(super) fn check_allowed(source: &str, conf: &schema::Ufs) -> Result<(), CredentialError> {
+pub(super) fn check_allowed(source: &str, conf: &schema::Ufs) -> Result<(), KeyError> {
     if conf.instance_credentials {
         return Ok(());
     }
-    Err(CredentialError::NotAllowed(UfsError::NotAllowed {
+    Err(KeyError::NotAllowed(UfsError::NotAllowed {
         what: format!("{SOURCE}={source}"),
         reason: "the credentials of the host would be used for whoever has the mount, which no process does unless \
                  that is allowed"
@@ -43,10 +43,10 @@ pub(super) fn check_allowed(source: &str, conf: &schema::Ufs) -> Result<(), Cred
 pub(super) type Variables = fn(&str) -> Option<String>;
 
 /// Of an instance: IMDSv2.
-pub(super) async fn of_instance(variables: Variables, conf: &schema::Ufs) -> Result<Credential, CredentialError> {
+pub(super) async fn of_instance(variables: Variables, conf: &schema::Ufs) -> Result<Credential, KeyError> {
     if variables("AWS_EC2_METADATA_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
         let reason = "AWS_EC2_METADATA_DISABLED of this process's environment says that instance metadata is not used";
-        return Err(CredentialError::Refused(reason.to_owned()));
+        return Err(KeyError::Refused(reason.to_owned()));
     }
     let is_ipv6 = variables("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE").is_some_and(|m| m.eq_ignore_ascii_case("ipv6"));
     let url = variables("AWS_EC2_METADATA_SERVICE_ENDPOINT");
@@ -58,19 +58,19 @@ pub(super) async fn of_instance(variables: Variables, conf: &schema::Ufs) -> Res
 }
 
 /// Of a container, as ECS and EKS Pod Identity hand them out.
-pub(super) async fn of_container(variables: Variables, conf: &schema::Ufs) -> Result<Credential, CredentialError> {
+pub(super) async fn of_container(variables: Variables, conf: &schema::Ufs) -> Result<Credential, KeyError> {
     let relative = variables("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").map(|path| format!("{CONTAINER}{path}"));
     let Some(url) = relative.or_else(|| variables("AWS_CONTAINER_CREDENTIALS_FULL_URI")) else {
         let reason = "neither AWS_CONTAINER_CREDENTIALS_FULL_URI nor AWS_CONTAINER_CREDENTIALS_RELATIVE_URI is in the \
                       environment of this process";
-        return Err(CredentialError::Refused(reason.to_owned()));
+        return Err(KeyError::Refused(reason.to_owned()));
     };
     let uri: Uri = url.parse().unwrap_or_default();
     let host = uri.host().unwrap_or_default();
     let is_near = uri.scheme_str() == Some("http") && WITHOUT_TLS.contains(&host);
     if !is_near && uri.scheme_str() != Some("https") {
         let reason = format!("the host {host:?} of AWS_CONTAINER_CREDENTIALS_FULL_URI is asked over https only");
-        return Err(CredentialError::Refused(reason));
+        return Err(KeyError::Refused(reason));
     }
     let giver = Giver::new(format!("the credentials endpoint at {host}"), &url, Guard::of_own_host(&url), conf)?;
     fetched(ECSCredentialProvider::new().with_endpoint(&url), giver).await
@@ -80,13 +80,13 @@ pub(super) async fn of_container(variables: Variables, conf: &schema::Ufs) -> Re
 async fn fetched(
     provider: impl ProvideCredential<Credential = Credential>,
     giver: Giver,
-) -> Result<Credential, CredentialError> {
+) -> Result<Credential, KeyError> {
     let context = Context::new().with_file_read(TokioFileRead).with_env(OsEnv).with_http_send(giver.clone());
     match provider.provide_credential(&context).await {
         Ok(Some(credential)) if !credential.access_key_id.is_empty() && !credential.secret_access_key.is_empty() => {
             Ok(credential)
         }
-        Ok(_) => Err(CredentialError::senseless(&giver.name)),
-        Err(error) => Err(CredentialError::among(&error).unwrap_or_else(|| CredentialError::senseless(&giver.name))),
+        Ok(_) => Err(KeyError::senseless(&giver.name)),
+        Err(error) => Err(KeyError::among(&error).unwrap_or_else(|| KeyError::senseless(&giver.name))),
     }
 }

@@ -4,9 +4,10 @@
 //! request has given up. One that fails is tried again after a pause that doubles; as long as the credentials of before
 //! are good, that is a warning in the log and nothing else.
 //!
-//! The signer of reqsign-core 3.3 fetches in the request that finds credentials about to end, without a time limit and
+//! `Signer` of reqsign-core 3.3 fetches in the request that finds credentials about to end, without a time limit and
 //! while all others wait, and that request fails if this does, though those of before are still good. It never fetches
 //! others in place of credentials whose end is not told, as those of files that change, and has none to hand on.
+//! `Granter`, which takes on a role, keeps nothing of what it gets.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -18,13 +19,11 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use reqsign_aws_v4::Credential;
 use reqsign_core::time::Timestamp;
-use reqsign_core::{Context, ProvideCredential};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use super::failure::CredentialError;
-use crate::s3::keys::VendedKeys;
+use crate::s3::keys::{KeyError, VendedKeys};
 use crate::s3::listing::nanoseconds;
 
 /// Longest time that fetching may take, all its requests together.
@@ -46,11 +45,6 @@ const UNDER_WAY: Duration = Duration::from_secs(2);
 /// A request that is signed now has to arrive before the end. Of a short life it is a twentieth.
 const MARGIN: Duration = Duration::from_secs(10);
 
-/// The signing library asks for others 120 seconds before the end that it is told. We decide when that is, and tell it
-/// such an end that it asks us each second.
-const LIBRARY_EARLY: Duration = Duration::from_secs(120);
-const ASK_AGAIN: Duration = Duration::from_secs(1);
-
 /// When credentials are renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
@@ -60,8 +54,7 @@ pub(super) enum Due {
     HalfLife,
 }
 
-pub(super) type Fetch =
-    Arc<dyn Fn() -> BoxFuture<'static, Result<Credential, CredentialError>> + Send + Sync + 'static>;
+pub(super) type Fetch = Arc<dyn Fn() -> BoxFuture<'static, Result<Credential, KeyError>> + Send + Sync + 'static>;
 
 /// Credentials that are fetched, kept and renewed. Cheap to clone.
 #[derive(Clone)]
@@ -87,7 +80,7 @@ struct State {
     failures: u32,
     /// When credentials were given up before their time.
     given_up: Option<Instant>,
-    error: Option<CredentialError>,
+    error: Option<KeyError>,
     next_attempt: Option<Instant>,
 }
 
@@ -145,12 +138,6 @@ impl Held {
         let session_token = session_token.unwrap_or_default();
         Some(VendedKeys { access: access_key_id, secret: secret_access_key, session_token, expires_ns })
     }
-
-    /// As the signing library gets them.
-    fn lent(&self, now: Instant) -> Credential {
-        let left = self.usable_until.map_or(ASK_AGAIN, |until| ASK_AGAIN.min(until.saturating_duration_since(now)));
-        Credential { expires_in: Some(Timestamp::now() + LIBRARY_EARLY + left), ..self.credential.clone() }
-    }
 }
 
 impl Renewing {
@@ -186,9 +173,14 @@ impl Renewing {
         }
     }
 
+    /// What a request is signed with now; it says nothing of its end, which is looked at here.
+    pub(super) async fn credential(&self) -> Result<Credential, KeyError> {
+        self.get(|held| Credential { expires_in: None, ..held.credential.clone() }).await
+    }
+
     /// Those that there are, to be handed on. A renewal that is due is waited for; where it fails, or takes long, those
     /// of before do as long as they are good.
-    pub(in crate::s3) async fn lasting(&self) -> Result<VendedKeys, CredentialError> {
+    pub(in crate::s3) async fn lasting(&self) -> Result<VendedKeys, KeyError> {
         let renewing = {
             let mut state = self.0.state.lock();
             let now = Instant::now();
@@ -205,8 +197,8 @@ impl Renewing {
         if let Some(mut rounds) = renewing {
             let _late = timeout(self.0.patience, rounds.changed()).await;
         }
-        let endless = || CredentialError::Refused(format!("the credentials of {} have no end", self.0.giver));
-        self.get(|held, _| held.keys()).await?.ok_or_else(endless)
+        let endless = || KeyError::Refused(format!("the credentials of {} have no end", self.0.giver));
+        self.get(Held::keys).await?.ok_or_else(endless)
     }
 
     /// Until when those last that there are, in nanoseconds since the Unix epoch, and why there are no newer ones.
@@ -216,13 +208,13 @@ impl Renewing {
         (keys.map(|keys| keys.expires_ns), state.error.as_ref().map(ToString::to_string))
     }
 
-    async fn get<T>(&self, take: impl Fn(&Held, Instant) -> T) -> Result<T, CredentialError> {
+    async fn get<T>(&self, take: impl Fn(&Held) -> T) -> Result<T, KeyError> {
         let (mut rounds, has_ended) = {
             let mut state = self.0.state.lock();
             let now = Instant::now();
             let may_begin = state.next_attempt.is_none_or(|next| next <= now);
             if let Some(held) = state.held.as_ref().filter(|held| held.is_usable(now)) {
-                let (taken, is_due) = (take(held, now), held.renew_at <= now);
+                let (taken, is_due) = (take(held), held.renew_at <= now);
                 if is_due && may_begin {
                     self.begin(&mut state);
                 }
@@ -238,14 +230,14 @@ impl Renewing {
         };
         let late = || {
             let (giver, patience) = (&self.0.giver, self.0.patience);
-            let error = CredentialError::Unavailable(format!("{giver} has not answered for {patience:?}"));
+            let error = KeyError::Unavailable(format!("{giver} has not answered for {patience:?}"));
             if has_ended { error.after_the_end() } else { error }
         };
         timeout(self.0.patience, rounds.changed()).await.ok().and_then(Result::ok).ok_or_else(late)?;
         let state = self.0.state.lock();
         let now = Instant::now();
         match (state.held.as_ref().filter(|held| held.is_usable(now)), &state.error) {
-            (Some(held), _) => Ok(take(held, now)),
+            (Some(held), _) => Ok(take(held)),
             (None, Some(error)) => Err(state.named(error.clone())),
             (None, None) => Err(late()),
         }
@@ -258,9 +250,9 @@ impl Renewing {
         let (fetch, inner) = (self.0.fetch.clone(), Arc::downgrade(&self.0));
         let giver = self.0.giver.clone();
         state.running = Some(Running(host::spawn(async move {
-            let fetched = timeout(FETCH, fetch()).await.unwrap_or_else(|_| {
-                Err(CredentialError::Unavailable(format!("{giver} has not answered for {FETCH:?}")))
-            });
+            let fetched = timeout(FETCH, fetch())
+                .await
+                .unwrap_or_else(|_| Err(KeyError::Unavailable(format!("{giver} has not answered for {FETCH:?}"))));
             if let Some(inner) = inner.upgrade() {
                 inner.finish(fetched);
             }
@@ -274,15 +266,15 @@ impl State {
     }
 
     /// An error of a request that finds none that are good.
-    fn named(&self, error: CredentialError) -> CredentialError {
+    fn named(&self, error: KeyError) -> KeyError {
         if self.held.is_some() { error.after_the_end() } else { error }
     }
 }
 
 impl Inner {
-    fn finish(&self, fetched: Result<Credential, CredentialError>) {
+    fn finish(&self, fetched: Result<Credential, KeyError>) {
         let now = Instant::now();
-        let ended = || CredentialError::Refused(format!("the credentials of {} have ended already", self.giver));
+        let ended = || KeyError::Refused(format!("the credentials of {} have ended already", self.giver));
         let fetched = fetched.and_then(|credential| Held::new(credential, self.due, now).ok_or_else(ended));
         let mut state = self.state.lock();
         match fetched {
@@ -311,17 +303,6 @@ impl Inner {
     }
 }
 
-impl ProvideCredential for Renewing {
-    type Credential = Credential;
-
-    async fn provide_credential(&self, _: &Context) -> reqsign_core::Result<Option<Credential>> {
-        match self.get(Held::lent).await {
-            Ok(credential) => Ok(Some(credential)),
-            Err(error) => Err(reqsign_core::Error::credential_invalid("no credentials").with_source(error)),
-        }
-    }
-}
-
 /// Does not keep them.
 pub(in crate::s3) struct WeakRenewing(Weak<Inner>);
 
@@ -342,7 +323,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
     const PATIENCE: Duration = Duration::from_secs(4);
 
-    type Answer = (Duration, Result<Duration, CredentialError>);
+    type Answer = (Duration, Result<Duration, KeyError>);
 
     /// Renews from answers that each come after a time and live for one, and counts how many were asked for.
     fn renewing(answers: Vec<Answer>) -> (Renewing, Arc<Mutex<usize>>) {
@@ -370,12 +351,12 @@ mod tests {
         (Renewing::new("STS".to_owned(), PATIENCE, due, fetch), asked)
     }
 
-    async fn key(renewing: &Renewing) -> Result<String, CredentialError> {
-        renewing.get(|held, now| held.lent(now).access_key_id).await
+    async fn key(renewing: &Renewing) -> Result<String, KeyError> {
+        renewing.credential().await.map(|credential| credential.access_key_id)
     }
 
-    fn down() -> CredentialError {
-        CredentialError::Unavailable("STS is down".to_owned())
+    fn down() -> KeyError {
+        KeyError::Unavailable("STS is down".to_owned())
     }
 
     #[tokio::test(start_paused = true)]

@@ -19,9 +19,9 @@ use reqsign_core::time::Timestamp;
 use reqsign_core::{Context, SignRequest};
 
 use super::exchange::Giver;
-use super::failure::CredentialError;
 use super::instance::Variables;
 use crate::allowed::Guard;
+use crate::s3::keys::KeyError;
 use crate::s3::listing::{QUERY, element};
 use crate::s3::options::Role;
 
@@ -55,7 +55,7 @@ impl Sts {
         Self { setting: "STS", url, region: region.to_owned() }
     }
 
-    fn giver(&self, role: &str, conf: &schema::Ufs) -> Result<Giver, CredentialError> {
+    fn giver(&self, role: &str, conf: &schema::Ufs) -> Result<Giver, KeyError> {
         let guard = Guard::new(self.setting, &self.url, &self.url, conf);
         Giver::new(format!("STS at {}, asked for {role},", self.url), &self.url, guard, conf)
     }
@@ -72,7 +72,7 @@ impl Sts {
         scope: Option<&Scope>,
         source: &Credential,
         conf: &schema::Ufs,
-    ) -> Result<Credential, CredentialError> {
+    ) -> Result<Credential, KeyError> {
         let giver = self.giver(&role.arn, conf)?;
         let mut fields = vec![("Action", "AssumeRole"), ("RoleArn", &role.arn), ("RoleSessionName", &role.session)];
         fields.extend(role.external_id.as_ref().map(|id| ("ExternalId", id.as_str())));
@@ -84,7 +84,7 @@ impl Sts {
         let source = Credential { expires_in: None, ..source.clone() };
         let signer = RequestSigner::new("sts", self.signing_region());
         let signed = signer.sign_request(&Context::new(), &mut parts, Some(&source), None).await;
-        let unsigned = |_| CredentialError::Refused(format!("a request to {} cannot be signed", giver.name));
+        let unsigned = |_| KeyError::Refused(format!("a request to {} cannot be signed", giver.name));
         signed.map_err(unsigned)?;
         let secrets = [
             role.external_id.as_deref().unwrap_or_default(),
@@ -92,15 +92,15 @@ impl Sts {
             &source.secret_access_key,
         ];
         let answer = giver.ask(Request::from_parts(parts, body), &secrets).await?;
-        read(answer.body(), "AssumeRole").ok_or_else(|| CredentialError::senseless(&giver.name))
+        read(answer.body(), "AssumeRole").ok_or_else(|| KeyError::senseless(&giver.name))
     }
 
-    fn request(&self, fields: &[(&str, &str)]) -> Result<Request<Bytes>, CredentialError> {
+    fn request(&self, fields: &[(&str, &str)]) -> Result<Request<Bytes>, KeyError> {
         let mut form = format!("Version={VERSION}");
         for (name, value) in fields {
             form.push_str(&format!("&{name}={}", utf8_percent_encode(value, QUERY)));
         }
-        let none = |_: http::Error| CredentialError::Refused(format!("{} {} is no endpoint", self.setting, self.url));
+        let none = |_: http::Error| KeyError::Refused(format!("{} {} is no endpoint", self.setting, self.url));
         let uri: Uri = format!("{}/", self.url).parse().map_err(|error: InvalidUri| none(error.into()))?;
         let host = uri.authority().map_or("", |authority| authority.as_str()).to_owned();
         Request::post(uri)
@@ -129,11 +129,11 @@ impl WebIdentity {
     }
 
     /// Takes its role on with the token, which is read each time: it is replaced before it ends.
-    pub(super) async fn assume(&self, sts: &Sts, conf: &schema::Ufs) -> Result<Credential, CredentialError> {
+    pub(super) async fn assume(&self, sts: &Sts, conf: &schema::Ufs) -> Result<Credential, KeyError> {
         let giver = sts.giver(&self.role, conf)?;
         let token = tokio::fs::read_to_string(&self.token_file).await.map_err(|error| {
             let path = &self.token_file;
-            CredentialError::Refused(format!("{path} (AWS_WEB_IDENTITY_TOKEN_FILE) cannot be read: {error}"))
+            KeyError::Refused(format!("{path} (AWS_WEB_IDENTITY_TOKEN_FILE) cannot be read: {error}"))
         })?;
         let token = token.trim();
         let request = sts.request(&[
@@ -143,7 +143,7 @@ impl WebIdentity {
             ("WebIdentityToken", token),
         ])?;
         let answer = giver.ask(request, &[token]).await?;
-        read(answer.body(), "AssumeRoleWithWebIdentity").ok_or_else(|| CredentialError::senseless(&giver.name))
+        read(answer.body(), "AssumeRoleWithWebIdentity").ok_or_else(|| KeyError::senseless(&giver.name))
     }
 }
 
