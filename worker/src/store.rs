@@ -30,10 +30,9 @@ mod open_blocks;
 mod placement;
 mod recovery;
 mod sealing;
-mod shares;
 mod slab;
+mod space;
 mod table;
-mod units;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -58,13 +57,13 @@ pub use self::data::orphans::ReferencedBlocks;
 pub use self::data::{DataStore, DataTarget};
 use self::directory::{INCARNATION_BITS, Identity};
 pub use self::error::StoreError;
-use self::eviction::{Cache, Space};
+use self::eviction::Cache;
 use self::open_blocks::OpenBlocks;
-use self::shares::Shares;
 use self::slab::Entry;
 pub use self::slab::Lookup;
+use self::space::{Limits, Shares, Space};
 use self::table::Residents;
-pub use self::table::{BlockTable, DirectoryUsage, Eviction, Touch};
+pub use self::table::{BlockTable, Eviction, Touch};
 use crate::error::WorkerError;
 use crate::metrics::WorkerMetrics;
 
@@ -136,7 +135,7 @@ pub fn open(
         identity.write(&spec.path)?;
     }
     let space = |opened: &recovery::Opened| {
-        Space::new(opened.directory.capacity_bytes, options.high_watermark, options.low_watermark)
+        Space::new(Limits::new(opened.directory.capacity_bytes, options.high_watermark, options.low_watermark))
     };
     let shares = Shares::new(options.mount_cache_share, options.mount_cache_min.bytes());
     let mut cache = Cache::new(opened.iter().map(space).collect(), shares);
@@ -183,8 +182,8 @@ fn insert_data(cache: &mut Cache, opened: &mut [recovery::Opened]) {
             cache.insert(entry);
             continue;
         }
-        let directory = &opened[usize::from(entry.directory)].directory;
-        let file = directory.data_path(&entry.id, entry.incarnation, entry.mount_id);
+        let directory = &opened[usize::from(entry.directory)].directory.spec.path;
+        let file = directory::data_path(directory, &entry.id, entry.incarnation, entry.mount_id);
         warn!(block = %entry.id, file = %file.display(),
             "a block of an fs-mode file is there twice: the later file is served, this one is left alone; delete it if \
              nothing of it is missing");

@@ -19,7 +19,6 @@
 pub(super) mod block;
 pub(super) mod draft;
 pub(super) mod orphans;
-pub(super) mod recovery;
 mod reservations;
 mod room;
 mod sync;
@@ -40,8 +39,8 @@ use super::block::Block;
 use super::block_file::BlockPlace;
 use super::error::StoreError;
 use super::slab::{Entry, Lookup, hash_of};
+use super::space::UNIT_BYTES;
 use super::table::{BlockTable, Touch};
-use super::units::UNIT_BYTES;
 
 /// Locks that keep the making and the freeing of one block apart.
 const STRIPES: usize = 64;
@@ -126,7 +125,7 @@ impl DataStore {
     fn load(&self, id: &BlockId) -> Result<Option<Arc<DataBlock>>, StoreError> {
         for _ in 0..MAX_ROUNDS {
             let (place, state) = {
-                let residents = self.table.residents.lock();
+                let residents = self.table.lock();
                 let Some(entry) = residents.cache.slab.get(id) else { return Ok(None) };
                 let data = entry.data().ok_or_else(of_an_object)?;
                 if let Some(block) = &data.open {
@@ -165,7 +164,7 @@ impl DataStore {
     /// Registers a block that was opened, or gives the one that was there first; `None` when it was freed, or opened
     /// and closed again, meanwhile.
     fn keep_open(&self, block: Arc<DataBlock>) -> Option<Arc<DataBlock>> {
-        let mut residents = self.table.residents.lock();
+        let mut residents = self.table.lock();
         let slab = &residents.cache.slab;
         let slot = slab.find_as(block.id(), block.incarnation())?;
         let data = slab.at(slot)?.data()?;
@@ -175,15 +174,13 @@ impl DataStore {
         if data.state.as_ref().is_some_and(|known| !Arc::ptr_eq(known, block.state())) {
             return None;
         }
-        let closed = residents.open(slot, Block::Data(block.clone()));
-        drop(residents);
-        drop(closed);
+        residents.open(slot, Block::Data(block.clone()));
         Some(block)
     }
 
     /// Which of those that ever had its name a block is, and the bytes that it takes; `None` when it is not here.
     pub fn usage(&self, id: &BlockId) -> Option<(u64, u64)> {
-        let residents = self.table.residents.lock();
+        let residents = self.table.lock();
         let entry = residents.cache.slab.get(id).filter(|entry| entry.data().is_some())?;
         Some((entry.incarnation, u64::from(entry.units) * u64::from(UNIT_BYTES)))
     }
@@ -234,7 +231,7 @@ impl DataStore {
     fn free_if(&self, id: &BlockId, is_free: impl FnOnce(&BlockPlace) -> bool) -> Option<u64> {
         let _alone = self.stripe(id).lock();
         let place = {
-            let residents = self.table.residents.lock();
+            let residents = self.table.lock();
             let entry = residents.cache.slab.get(id).filter(|entry| entry.data().is_some())?;
             self.table.place(entry)
         };
@@ -245,7 +242,7 @@ impl DataStore {
         self.table.delete_file(&place, "deleting a data block").ok()?;
         Failpoint::BlockFreed.pass();
         let removed = {
-            let mut residents = self.table.residents.lock();
+            let mut residents = self.table.lock();
             let slot = residents.cache.slab.find(id)?;
             residents.cache.remove(slot)?
         };

@@ -167,42 +167,20 @@ pub(super) struct Directory {
     pub index: Index,
     /// Where its blocks are encrypted.
     pub cipher: Option<Arc<Cipher>>,
-    healthy: AtomicBool,
-    errors_in_a_row: AtomicU32,
-    last_error: Mutex<String>,
-    _lock: File,
+    pub health: Health,
+    /// Held as long as it is used.
+    pub _lock: File,
 }
 
-impl Directory {
-    /// To be used by whoever has its lock.
-    pub(super) fn new(
-        spec: DirSpec,
-        capacity_bytes: u64,
-        index: Index,
-        cipher: Option<Arc<Cipher>>,
-        lock: File,
-    ) -> Self {
-        Self {
-            spec,
-            capacity_bytes,
-            fitted: Mutex::default(),
-            index,
-            cipher,
-            healthy: AtomicBool::new(true),
-            errors_in_a_row: AtomicU32::new(0),
-            last_error: Mutex::new(String::new()),
-            _lock: lock,
-        }
-    }
+/// How the disk of a directory fares.
+#[derive(Debug, Default)]
+pub(super) struct Health {
+    is_given_up: AtomicBool,
+    errors_in_a_row: AtomicU32,
+    last_error: Mutex<String>,
+}
 
-    pub(super) fn tier(&self) -> Tier {
-        self.spec.tier
-    }
-
-    pub(super) fn is_healthy(&self) -> bool {
-        self.healthy.load(Ordering::Relaxed)
-    }
-
+impl Health {
     pub(super) fn last_error(&self) -> String {
         self.last_error.lock().clone()
     }
@@ -218,17 +196,13 @@ impl Directory {
     pub(super) fn failed(&self, error: &dyn std::fmt::Display) -> bool {
         *self.last_error.lock() = error.to_string();
         let errors = self.errors_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
-        errors >= MAX_ERRORS && self.healthy.swap(false, Ordering::Relaxed)
+        errors >= MAX_ERRORS && !self.is_given_up.swap(true, Ordering::Relaxed)
     }
+}
 
-    /// Where the file of a block is.
-    pub(super) fn block_path(&self, id: &BlockId, incarnation: u64) -> PathBuf {
-        block_path(&self.spec.path, id, incarnation)
-    }
-
-    /// Where the file of a data block is.
-    pub(super) fn data_path(&self, id: &BlockId, incarnation: u64, mount_id: u32) -> PathBuf {
-        data_path(&self.spec.path, id, incarnation, mount_id)
+impl Directory {
+    pub(super) fn is_healthy(&self) -> bool {
+        !self.health.is_given_up.load(Ordering::Relaxed)
     }
 }
 
@@ -268,6 +242,11 @@ pub(super) fn parse_block_name(name: &str) -> Option<(BlockId, u64)> {
     Some((BlockId { content, index: parse_number(index)? }, incarnation))
 }
 
+/// The folders of `blocks` or `data`.
+pub(super) fn folders(kind: &Path) -> impl Iterator<Item = PathBuf> {
+    (0..=255u8).map(move |folder| kind.join(format!("{folder:02x}")))
+}
+
 /// Makes `blocks` and `data` with their 256 folders each. Those of `data` are on disk when this returns: what is in
 /// them must be found after a power failure.
 pub(super) fn make_folders(directory: &Path) -> Result<(), WorkerError> {
@@ -281,8 +260,7 @@ pub(super) fn make_folders(directory: &Path) -> Result<(), WorkerError> {
         // Also where the whole directory is shared with others.
         std::fs::set_permissions(&kind, Permissions::from_mode(0o700)).map_err(failed("close to others", &kind))?;
         spread_folders(&kind);
-        for folder in 0..=255u8 {
-            let path = kind.join(format!("{folder:02x}"));
+        for path in folders(&kind) {
             std::fs::create_dir_all(&path).map_err(failed("create", &path))?;
         }
     }

@@ -12,7 +12,7 @@ use cavern_proto::chunk::{chunk_count, chunk_range};
 use cavern_proto::{BlockId, CHUNK_BYTES, ContentId};
 use proptest::prelude::*;
 
-use super::units::UNIT_BYTES;
+use super::space::UNIT_BYTES;
 use super::*;
 
 pub(super) const MIB: u64 = 1 << 20;

@@ -73,18 +73,9 @@ impl Deref for DataBlock {
     }
 }
 
-/// The chunks with these indexes.
-pub(super) fn chunk_map(indexes: impl IntoIterator<Item = u32>) -> ChunkMap {
-    let mut chunks = ChunkMap::new();
-    for index in indexes {
-        chunks.insert(index);
-    }
-    chunks
-}
-
 /// The chunks that byte ranges of a block touch.
 pub(super) fn chunks_of(ranges: impl IntoIterator<Item = Range<u32>>) -> ChunkMap {
-    chunk_map(ranges.into_iter().flat_map(|range| chunks_touching(range.start, range.len() as u32)))
+    ranges.into_iter().flat_map(|range| chunks_touching(range.start, range.len() as u32)).collect()
 }
 
 static ZEROS: [u8; CHUNK_BYTES as usize] = [0; CHUNK_BYTES as usize];
@@ -129,7 +120,7 @@ impl DataBlock {
 
     /// Its chunks.
     pub(in crate::store) fn all_chunks(&self) -> ChunkMap {
-        chunk_map(0..chunk_count(self.length()))
+        (0..chunk_count(self.length())).collect()
     }
 
     /// Writes bytes whose chunks are charged. *Blocking*.
@@ -216,9 +207,7 @@ pub(super) fn chunks_with_data(file: &File, length: u32) -> io::Result<ChunkMap>
             break;
         }
         // Both lie within the block, which has less than 2^32 bytes.
-        chunks_touching(start as u32, (end - start) as u32).for_each(|index| {
-            chunks.insert(index);
-        });
+        chunks.extend(chunks_touching(start as u32, (end - start) as u32));
         at = end;
     }
     Ok(chunks)

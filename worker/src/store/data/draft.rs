@@ -20,11 +20,11 @@ use crate::store::block_file::BlockPlace;
 use crate::store::error::StoreError;
 use crate::store::files::{create_file, open_to_read};
 use crate::store::sealing::Sealed;
+use crate::store::space::units_of_chunks;
 use crate::store::table::Touch;
-use crate::store::units::units_of_chunks;
 
 /// End of the name of a draft's file.
-pub(super) const SUFFIX: &str = ".draft";
+pub(in crate::store) const SUFFIX: &str = ".draft";
 
 /// A data block that is being made. Dropping it gives it up.
 #[derive(Debug)]
@@ -77,9 +77,7 @@ impl DataStore {
     pub fn write_draft(&self, draft: &Draft, offset: u32, bytes: &[u8]) -> Result<(), StoreError> {
         let units = {
             let mut written = draft.written.lock();
-            chunks_touching(offset, bytes.len() as u32).for_each(|index| {
-                written.insert(index);
-            });
+            written.extend(chunks_touching(offset, bytes.len() as u32));
             units_of_chunks(written.iter(), draft.place.length)
         };
         self.make_room(draft.place.directory, units)?;

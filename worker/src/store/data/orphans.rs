@@ -7,9 +7,7 @@ use cavern_conf::host;
 use cavern_proto::BlockId;
 
 use super::DataStore;
-
-/// Slots looked at under one lock.
-const SLOTS: u32 = 4096;
+use crate::store::eviction::Cache;
 
 /// Blocks that are to be kept, by their slots: a bit each, since there may be millions. A slot that another block has
 /// by now keeps that one, until the next look.
@@ -33,7 +31,7 @@ impl ReferencedBlocks {
 impl DataStore {
     /// Some file has these blocks.
     pub fn claim(&self, claims: &mut ReferencedBlocks, blocks: impl Iterator<Item = BlockId>) {
-        let residents = self.table.residents.lock();
+        let residents = self.table.lock();
         for id in blocks {
             if let Some(slot) = residents.cache.slab.find(&id) {
                 claims.add(slot);
@@ -44,27 +42,15 @@ impl DataStore {
     /// Data blocks that nobody has claimed, nor written to for `rest`, with their incarnations, and the bytes that they
     /// take. *Blocking*.
     pub fn unclaimed(&self, claims: &ReferencedBlocks, rest: Duration) -> Vec<((BlockId, u64), u64)> {
-        let (mut found, mut slot) = (Vec::new(), 0);
-        loop {
-            let places: Vec<_> = {
-                let residents = self.table.residents.lock();
-                let slab = &residents.cache.slab;
-                let end = slab.slot_count().min(slot + SLOTS);
-                if slot >= end {
-                    return found;
-                }
-                let unclaimed = (slot..end).filter(|slot| !claims.has(*slot)).filter_map(|slot| slab.at(slot));
-                let data = unclaimed.filter(|entry| entry.data().is_some());
-                let places = data.map(|entry| self.table.place(entry)).collect();
-                slot = end;
-                places
-            };
-            for place in places {
-                if let Some(bytes) = bytes_at_rest(&place.path, rest) {
-                    found.push(((place.id, place.incarnation), bytes));
-                }
-            }
-        }
+        let mut found = Vec::new();
+        let unclaimed = |cache: &mut Cache, slot: u32| {
+            let entry = cache.slab.at(slot).filter(|entry| entry.data().is_some() && !claims.has(slot))?;
+            Some(self.table.place(entry))
+        };
+        self.table.walk(unclaimed, |place| {
+            found.extend(bytes_at_rest(&place.path, rest).map(|bytes| ((place.id, place.incarnation), bytes)));
+        });
+        found
     }
 
     /// Frees such a block, if it is still the same and still rests; gives its bytes. *Blocking*.
