@@ -24,6 +24,7 @@ use std::task::{Context, Poll};
 use cavern_proto::BlockId;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_range};
 use cavern_proto::data::Status;
+use cavern_ufs::Ufs;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use run::DiskPace;
@@ -32,10 +33,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
-use crate::metrics::WorkerMetrics;
-use crate::mounts::Mounts;
-use crate::request_error::Refusal;
-use crate::store::{CachedBlock, Lookup, Stores, Touch};
+use crate::parts::WorkerParts;
+use crate::request_error::{Refusal, blocking};
+use crate::store::{CachedBlock, Lookup, Touch};
 
 /// A block that is dropped while it is filled is begun anew this often.
 const MAX_ROUNDS: usize = 3;
@@ -111,7 +111,7 @@ impl RunWaiter {
             Ok(progress) if progress.ready >= need => Ok(()),
             Ok(progress) => progress.end.clone().unwrap_or(Ok(())),
             // The task ended without a word: the process is stopping.
-            Err(_) => Err(Refusal::new(Status::Overloaded, "the worker is stopping")),
+            Err(_) => Err(Refusal::stopping()),
         }
     }
 }
@@ -170,38 +170,25 @@ pub struct Filled {
 /// The fill engine of a worker.
 #[derive(Debug)]
 pub struct Fills {
-    stores: Stores,
-    mounts: Arc<Mounts>,
+    parts: WorkerParts,
     runs: Mutex<HashMap<BlockId, Vec<Arc<Run>>>>,
     gets: Semaphore,
-    /// In KiB, shared with the answers over the network.
-    memory: Arc<Semaphore>,
     chunks_per_run: u32,
     disk: DiskPace,
     tasks: TaskTracker,
-    metrics: WorkerMetrics,
 }
 
 impl Fills {
-    /// `memory` is the budget for buffers in KiB.
-    pub fn new(
-        stores: Stores,
-        mounts: Arc<Mounts>,
-        memory: Arc<Semaphore>,
-        limits: FillLimits,
-        metrics: WorkerMetrics,
-    ) -> Self {
-        let chunks = u32::try_from(limits.size_max / u64::from(CHUNK_BYTES)).unwrap_or(u32::MAX);
+    pub fn new(parts: WorkerParts, limits: FillLimits) -> Self {
+        let size_max = limits.size_max.min(u64::from(parts.memory.kib) * 1024);
+        let chunks = u32::try_from(size_max / u64::from(CHUNK_BYTES)).unwrap_or(u32::MAX);
         Self {
-            stores,
-            mounts,
+            parts,
             runs: Mutex::default(),
             gets: Semaphore::new(limits.concurrency.max(1)),
-            memory,
             chunks_per_run: chunks.max(1),
             disk: DiskPace::new(),
             tasks: TaskTracker::new(),
-            metrics,
         }
     }
 
@@ -224,19 +211,8 @@ impl Fills {
             if wanted.iter().all(|range| block.has(range.clone())) {
                 return Ok(Filled { block, fetched_bytes });
             }
-            let ufs = match self.mounts.ufs_for(source.mount_id, &source.key).await {
-                Ok(ufs) if source.is_of(ufs.store_id()) => ufs,
-                Ok(_) => {
-                    self.stores.cache.forget_if_empty(&block);
-                    return Err(Refusal::bad_request(
-                        "the content id is not that of the key, version and bucket named",
-                    ));
-                }
-                Err(refusal) => {
-                    self.stores.cache.forget_if_empty(&block);
-                    return Err(refusal);
-                }
-            };
+            let bucket = self.bucket_of(source).await;
+            let ufs = bucket.inspect_err(|_| self.parts.stores.cache.forget_if_empty(&block))?;
             let (own, theirs) = self.plan(&block, wanted);
             let mut led = None;
             for asker in &own {
@@ -261,17 +237,28 @@ impl Fills {
         Err(Refusal::new(Status::Overloaded, "the block was dropped again and again while it was filled"))
     }
 
+    /// The bucket that an object is in.
+    ///
+    /// # Errors
+    /// Its mount cannot be used, or the content id is not that of the object named.
+    async fn bucket_of(&self, source: &ObjectBlock) -> Result<Ufs, Refusal> {
+        let ufs = self.parts.mounts.ufs_for(source.mount_id, &source.key).await?;
+        if source.is_of(ufs.store_id()) {
+            return Ok(ufs);
+        }
+        Err(Refusal::bad_request("the content id is not that of the key, version and bucket named"))
+    }
+
     /// The block, made if need be. The file of a new block of one chunk is made here, as that chunk is written: both
     /// take less than the way to another thread and back.
     async fn open(&self, source: &ObjectBlock, touch: Touch) -> Result<Arc<CachedBlock>, Refusal> {
-        let (id, length, mount_id, cache) = (source.id, source.length, source.mount_id, &self.stores.cache);
+        let (id, length, mount_id, cache) = (source.id, source.length, source.mount_id, &self.parts.stores.cache);
         let block = match cache.get(&id, Touch::None) {
             Lookup::Open(block) => block,
             Lookup::Absent if length <= CHUNK_BYTES => cache.create(&id, length, mount_id, touch)?,
             Lookup::Absent | Lookup::Closed | Lookup::Other => {
                 let cache = cache.clone();
-                let made = tokio::task::spawn_blocking(move || cache.create(&id, length, mount_id, touch)).await;
-                made.map_err(|_| Refusal::new(Status::IoError, "opening the block failed"))??
+                blocking("opening the block", move || cache.create(&id, length, mount_id, touch)).await?
             }
         };
         if block.length() != length {
@@ -289,10 +276,9 @@ impl Fills {
         if !doubtful {
             return Ok(());
         }
-        let (cache, block, wanted) = (self.stores.cache.clone(), block.clone(), wanted.to_vec());
-        let checked = move || wanted.into_iter().try_for_each(|range| cache.verify(&block, range));
-        let checked = tokio::task::spawn_blocking(checked).await;
-        checked.map_err(|_| Refusal::new(Status::IoError, "verifying the block failed"))?.map_err(Refusal::from)
+        let (cache, block, wanted) = (self.parts.stores.cache.clone(), block.clone(), wanted.to_vec());
+        let check = move || wanted.into_iter().try_for_each(|range| cache.verify(&block, range));
+        blocking("verifying the block", check).await
     }
 
     /// Which runs bring the chunks that are missing: new ones, to be spawned at once, and those of others.

@@ -3,22 +3,18 @@
 //! A worker serves whether the master is there or not. When it comes back, or has forgotten this worker, the worker
 //! registers again; when its mounts have changed, the table is fetched.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::backoff;
+use cavern_net::NetError;
 use cavern_net::master::Stubs;
-use cavern_net::{MasterChannel, NetError};
 use cavern_proto::master::{HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tracing::{info, warn};
 
 use crate::error::WorkerError;
-use crate::membership::Membership;
-use crate::metrics::WorkerMetrics;
-use crate::mounts::Mounts;
-use crate::store::BlockTable;
+use crate::parts::WorkerParts;
 
 /// Bounds of what the master may ask for as heartbeat interval.
 const INTERVALS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
@@ -26,11 +22,7 @@ const INTERVALS: (Duration, Duration) = (Duration::from_millis(50), Duration::fr
 /// Keeps the master informed.
 #[derive(Debug)]
 pub struct Heartbeat {
-    pub table: Arc<BlockTable>,
-    pub mounts: Arc<Mounts>,
-    pub master: MasterChannel,
-    pub membership: Arc<Membership>,
-    pub metrics: WorkerMetrics,
+    pub parts: WorkerParts,
     /// What is published of this worker, and does not change: where it can be reached.
     pub worker: Worker,
 }
@@ -87,8 +79,8 @@ impl Heartbeat {
     /// # Errors
     /// [`WorkerError::Master`] when the master gives no answer; all others are for a person to mend.
     async fn register(&self) -> Result<Duration, WorkerError> {
-        let (uuid, cluster_id) = self.table.identity();
-        let usage = self.table.usage();
+        let (uuid, cluster_id) = self.parts.stores.table.identity();
+        let usage = self.parts.stores.table.usage();
         let worker = Worker {
             capacity_bytes: usage.iter().filter(|disk| disk.healthy).map(|disk| disk.capacity_bytes).sum(),
             used_bytes: usage.iter().map(|disk| disk.used_bytes).sum(),
@@ -102,7 +94,7 @@ impl Heartbeat {
             let request = request.clone();
             async move { stubs.cluster.register_worker(request).await }
         };
-        let reply = self.master.try_call("RegisterWorker", ask).await;
+        let reply = self.parts.master.try_call("RegisterWorker", ask).await;
         let reply = match reply {
             Ok(reply) => reply,
             // The leader's own word. A master that does not lead, or not any more, gives no answer at all.
@@ -111,10 +103,10 @@ impl Heartbeat {
             }
             Err(error) => return Err(error.into()),
         };
-        self.master.note_group(reply.group_epoch, &reply.masters);
-        let (table, cluster_id) = (self.table.clone(), reply.cluster_id.clone());
+        self.parts.master.note_group(reply.group_epoch, &reply.masters);
+        let (table, cluster_id) = (self.parts.stores.table.clone(), reply.cluster_id.clone());
         tokio::task::spawn_blocking(move || table.join_cluster(&cluster_id)).await??;
-        self.membership.set(reply.worker_id, &reply.cluster_id);
+        self.parts.membership.set(reply.worker_id, &reply.cluster_id);
         info!(
             worker_id = reply.worker_id,
             cluster = reply.cluster_id,
@@ -126,17 +118,17 @@ impl Heartbeat {
 
     /// Gives the interval of what comes next, `None` for a registration, and the pause before it.
     async fn beat(&self, every: Duration) -> Result<(Option<Duration>, Duration), WorkerError> {
-        let (usage, past) = (self.table.usage(), self.membership.past());
+        let (usage, past) = (self.parts.stores.table.usage(), self.parts.membership.past());
         let request = HeartbeatRequest {
-            worker_id: self.membership.worker_id(),
+            worker_id: self.parts.membership.worker_id(),
             used_bytes: usage.iter().map(|disk| disk.used_bytes).sum(),
             capacity_bytes: usage.iter().filter(|disk| disk.healthy).map(|disk| disk.capacity_bytes).sum(),
             blocks: usage.iter().map(|disk| disk.blocks).sum(),
             disks: usage,
             counters: Some(self.counters()),
-            group_epoch: self.master.group_epoch(),
+            group_epoch: self.parts.master.group_epoch(),
             data_address: self.worker.data_address.clone(),
-            fetch_failures: self.mounts.fetch_failures(),
+            fetch_failures: self.parts.mounts.fetch_failures(),
             known: past.told,
             kept_blocks: past.kept.0,
             kept_bytes: past.kept.1,
@@ -145,9 +137,9 @@ impl Heartbeat {
             let request = request.clone();
             async move { stubs.cluster.heartbeat(request).await }
         };
-        let reply = self.master.try_call("Heartbeat", ask).await?;
-        self.master.note_group(reply.group_epoch, &reply.masters);
-        self.membership.heard_of(reply.term);
+        let reply = self.parts.master.try_call("Heartbeat", ask).await?;
+        self.parts.master.note_group(reply.group_epoch, &reply.masters);
+        self.parts.membership.heard_of(reply.term);
         if reply.register {
             info!("the master does not know this worker: registering again");
             return Ok((None, Duration::ZERO));
@@ -155,14 +147,14 @@ impl Heartbeat {
         if reply.is_rolled_back && !past.is_lost {
             warn!("the masters lack what they told before: blocks that no file has are kept until this worker ends");
         }
-        self.membership.told(reply.term, reply.applied, reply.is_rolled_back);
-        self.mounts.refresh_to(reply.mounts_epoch).await?;
+        self.parts.membership.told(reply.term, reply.applied, reply.is_rolled_back);
+        self.parts.mounts.refresh_to(reply.mounts_epoch).await?;
         // The master waits to hear that others than this worker knew have been taken in.
         Ok((Some(every), if reply.masters.is_empty() { every } else { Duration::ZERO }))
     }
 
     fn counters(&self) -> WorkerCounters {
-        let metrics = &self.metrics;
+        let metrics = &self.parts.metrics;
         WorkerCounters {
             hit_bytes: metrics.hit_bytes.get(),
             miss_bytes: metrics.miss_bytes.get(),

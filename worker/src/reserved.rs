@@ -15,8 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::{ByteSize, schema};
-use cavern_net::master::Stubs;
-use cavern_net::{MasterChannel, NetError};
+use cavern_net::NetError;
 use cavern_proto::chunk::CHUNK_BYTES;
 use cavern_proto::data::{BlockRef, Status};
 use cavern_proto::master::{Claim, ListClaimsRequest};
@@ -24,13 +23,12 @@ use cavern_proto::{BlockId, ContentId};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info};
+use tracing::debug;
 
 use crate::journals::Journals;
-use crate::membership::Membership;
-use crate::metrics::WorkerMetrics;
+use crate::orphan_blocks::{Suspect, free_unclaimed, list_claims};
+use crate::parts::WorkerParts;
 use crate::request_error::Refusal;
-use crate::store::Stores;
 
 /// Between two questions to the masters.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
@@ -70,10 +68,7 @@ impl ReservedLimits {
 /// See the module.
 #[derive(Debug)]
 pub struct ReservedBlocks {
-    stores: Stores,
-    master: MasterChannel,
-    membership: Arc<Membership>,
-    metrics: WorkerMetrics,
+    parts: WorkerParts,
     limits: ReservedLimits,
     noted: Mutex<Noted>,
     /// Of what the masters were asked last, and when. Held while they are, so that one asks for all.
@@ -141,27 +136,20 @@ pub struct Wanted {
 pub type Room = Result<Option<Taken>, Box<Wanted>>;
 
 impl ReservedBlocks {
-    pub fn new(
-        stores: Stores,
-        master: MasterChannel,
-        membership: Arc<Membership>,
-        metrics: WorkerMetrics,
-        limits: ReservedLimits,
-    ) -> Self {
-        let (noted, asked) = (Mutex::default(), tokio::sync::Mutex::default());
-        Self { stores, master, membership, metrics, limits, noted, asked }
+    pub fn new(parts: WorkerParts, limits: ReservedLimits) -> Self {
+        Self { parts, limits, noted: Mutex::default(), asked: tokio::sync::Mutex::default() }
     }
 
     /// Room for up to so many bytes more of a block, if the client may have as much.
     pub fn take(self: &Arc<Self>, client: Option<&Arc<str>>, block: &BlockRef, bytes: u64) -> Room {
         let (Some(client), Some(id), true) = (client, BlockId::of(block), block.data) else { return Ok(None) };
-        let worker_id = self.membership.worker_id();
-        let capacity = self.stores.table.capacity_bytes();
+        let worker_id = self.parts.membership.worker_id();
+        let capacity = self.parts.stores.table.capacity_bytes();
         let mut noted = self.noted.lock();
         noted.begin_as(worker_id);
         let (owner, more) = match noted.blocks.get(&id) {
             Some(known) => (known.client.clone(), bytes),
-            None if self.stores.data.usage(&id).is_some() => return Ok(None),
+            None if self.parts.stores.data.usage(&id).is_some() => return Ok(None),
             None => (client.clone(), bytes.max(LEAST_BYTES)),
         };
         for (scope, has, most) in [
@@ -187,7 +175,7 @@ impl ReservedBlocks {
 
     /// A request has been carried out: what is noted of its block is what that takes.
     fn settle(&self, id: &BlockId) {
-        let used = self.stores.data.usage(id);
+        let used = self.parts.stores.data.usage(id);
         self.noted.lock().done(id, used);
     }
 
@@ -196,7 +184,7 @@ impl ReservedBlocks {
         let pause = (self.limits.after / 4).max(SHORTEST_LOOK);
         while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
             // What a dead mount has written is about to be some file's; masters that were restored do not know all.
-            if journals.are_replayed() || self.membership.past().is_lost {
+            if journals.are_replayed() || self.parts.membership.past().is_lost {
                 continue;
             }
             match stop.run_until_cancelled(self.reclaim()).await {
@@ -217,33 +205,17 @@ impl ReservedBlocks {
             return Ok(());
         }
         let unclaimed = self.confirm(&Scope::All).await?;
-        let due: Vec<(BlockId, u64)> = {
+        let suspect = |id: BlockId| {
             let mut noted = self.noted.lock();
-            let mut due = Vec::new();
-            for id in unclaimed {
-                let block = noted.blocks.get_mut(&id).filter(|block| block.since.elapsed() > after);
-                let Some(block) = block else { continue };
-                if std::mem::replace(&mut block.is_suspect, true) {
-                    due.push((id, block.incarnation));
-                }
-            }
-            due
+            let block = noted.blocks.get_mut(&id).filter(|block| block.since.elapsed() > after)?;
+            std::mem::replace(&mut block.is_suspect, true).then_some((id, block.incarnation))
         };
+        let due: Vec<Suspect> = unclaimed.into_iter().filter_map(suspect).collect();
         if due.is_empty() {
             return Ok(());
         }
-        let data = self.stores.data.clone();
-        let free = move || -> Vec<(BlockId, u64)> {
-            let free = |block: (BlockId, u64)| Some((block.0, data.free_unclaimed(block, after)?));
-            due.into_iter().filter_map(free).collect()
-        };
-        let freed = tokio::task::spawn_blocking(free).await.unwrap_or_default();
-        freed.iter().for_each(|(id, _)| self.noted.lock().settle(id, None, None));
-        if !freed.is_empty() {
-            self.metrics.unclaimed_blocks.inc_by(freed.len() as u64);
-            let bytes = freed.iter().map(|(_, bytes)| bytes).sum::<u64>();
-            info!(blocks = freed.len(), bytes, "freed blocks that clients have made and no file has");
-        }
+        let freed = free_unclaimed(&self.parts, due, after).await;
+        freed.iter().for_each(|id| self.noted.lock().settle(id, None, None));
         Ok(())
     }
 
@@ -272,7 +244,7 @@ impl ReservedBlocks {
 
     /// Forgets blocks that files have, and gives those that were asked about and that no file has.
     async fn confirm(&self, scope: &Scope) -> Result<Vec<BlockId>, NetError> {
-        let (worker_id, cluster_id) = self.membership.now();
+        let (worker_id, cluster_id) = self.parts.membership.now();
         if worker_id == 0 {
             return Ok(Vec::new());
         }
@@ -282,11 +254,7 @@ impl ReservedBlocks {
             let Some(((inode, index), _)) = pending.get(at) else { break };
             let after = Some(before(worker_id, *inode, *index));
             let request = ListClaimsRequest { worker_id, cluster_id: cluster_id.clone(), after };
-            let ask = |mut stubs: Stubs| {
-                let request = request.clone();
-                async move { stubs.cluster.list_claims(request).await }
-            };
-            let list = self.master.try_call("ListClaims", ask).await?;
+            let list = list_claims(&self.parts, request).await?;
             self.forget(&cluster_id, &list.claims);
             at = match list.claims.last() {
                 Some(last) if !list.is_last && last.worker_id == worker_id => {
@@ -325,7 +293,7 @@ impl ReservedBlocks {
         let meant = noted.blocks.iter().filter(|(_, block)| is_meant(block) && is_made(block));
         let mut pending: Vec<_> = meant.map(|(id, block)| ((block.inode, id.index), *id)).collect();
         for (_, id) in &pending {
-            let used = self.stores.data.usage(id);
+            let used = self.parts.stores.data.usage(id);
             noted.settle(id, used, None);
         }
         drop(noted);

@@ -47,9 +47,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 pub use self::block::Block;
+pub use self::block_file::{ReadError, ReadWait};
+pub use self::cache::CacheStore;
 pub use self::cache::block::CachedBlock;
 pub(crate) use self::cache::scrub::scrub;
-pub use self::cache::{CacheStore, PartError, ReadWait};
 pub use self::collector::StoreCollector;
 pub use self::data::block::DataBlock;
 pub use self::data::draft::Draft;
@@ -61,7 +62,7 @@ use self::eviction::Cache;
 use self::open_blocks::OpenBlocks;
 use self::slab::Entry;
 pub use self::slab::Lookup;
-use self::space::{Limits, Shares, Space};
+use self::space::{Shares, Space, SpaceLimits};
 use self::table::Residents;
 pub use self::table::{BlockTable, Eviction, Touch};
 use crate::error::WorkerError;
@@ -135,7 +136,7 @@ pub fn open(
         identity.write(&spec.path)?;
     }
     let space = |opened: &recovery::Opened| {
-        Space::new(Limits::new(opened.directory.capacity_bytes, options.high_watermark, options.low_watermark))
+        Space::new(SpaceLimits::new(opened.directory.capacity_bytes, options.high_watermark, options.low_watermark))
     };
     let shares = Shares::new(options.mount_cache_share, options.mount_cache_min.bytes());
     let mut cache = Cache::new(opened.iter().map(space).collect(), shares);

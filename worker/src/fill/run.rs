@@ -14,11 +14,11 @@ use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::{Fills, ObjectBlock, Run, bytes_of};
-use crate::request_error::Refusal;
+use crate::request_error::{Refusal, blocking};
 use crate::store::{CacheStore, CachedBlock};
 
 /// Memory that a run is charged for at most: pieces of the body are written as they come.
-const MAX_BUFFER_KIB: u64 = 1024;
+const MAX_BUFFER_BYTES: u64 = 1 << 20;
 /// More chunks are not written at a time on a thread that others wait for.
 const CHUNKS_AT_ONCE: usize = 8;
 /// A write of so few chunks that takes longer has waited for the disk.
@@ -37,7 +37,7 @@ impl Fills {
         source: Arc<ObjectBlock>,
         ufs: Ufs,
     ) {
-        self.metrics.fills_running.inc();
+        self.parts.metrics.fills_running.inc();
         let limit = ufs.deadline(bytes_of(&run.chunks, source.length)) + GRACE;
         let fetched = Box::pin(self.fetch(&run, &block, &source, &ufs));
         let result = match tokio::time::timeout(limit, fetched).await {
@@ -47,7 +47,7 @@ impl Fills {
             }
         };
         self.conclude(&run, &block, &source, result);
-        self.metrics.fills_running.dec();
+        self.parts.metrics.fills_running.dec();
     }
 
     /// Records what a run has brought, and notifies the requests that wait that it is over.
@@ -63,23 +63,23 @@ impl Fills {
         let result = match result {
             Ok(()) => {
                 // What was fetched can be read in this run all the same.
-                if let Err(error) = self.stores.cache.record(block) {
+                if let Err(error) = self.parts.stores.cache.record(block) {
                     debug!(block = %block.id(), %error, "cannot record what was fetched");
                 }
                 Ok(())
             }
             Err(refusal) => {
                 if ready > run.chunks.start
-                    && let Err(error) = self.stores.cache.record(block)
+                    && let Err(error) = self.parts.stores.cache.record(block)
                 {
                     warn!(block = %block.id(), %error, "cannot record what was fetched");
                 }
-                self.stores.cache.forget_if_empty(block);
+                self.parts.stores.cache.forget_if_empty(block);
                 Err(refusal)
             }
         };
         if let Err(refusal) = &result {
-            self.metrics.ufs_errors.inc();
+            self.parts.metrics.ufs_errors.inc();
             debug!(block = %block.id(), key = source.key, %refusal, "a fill failed");
         }
         self.retire(block.id(), run, false);
@@ -88,9 +88,9 @@ impl Fills {
 
     /// Room in the store for the chunks of a run.
     pub(super) fn room(&self, run: &Run, block: &Arc<CachedBlock>) -> Result<Arc<Room>, Refusal> {
-        self.stores.cache.reserve(block, run.chunks.clone())?;
+        self.parts.stores.cache.reserve(block, run.chunks.clone())?;
         Ok(Arc::new(Room {
-            cache: self.stores.cache.clone(),
+            cache: self.parts.stores.cache.clone(),
             block: block.clone(),
             chunks: run.chunks.clone(),
             written: AtomicU32::new(0),
@@ -104,16 +104,15 @@ impl Fills {
         source: &ObjectBlock,
         ufs: &Ufs,
     ) -> Result<(), Refusal> {
-        let stopping = |_| Refusal::new(Status::Overloaded, "the worker is stopping");
         let bytes = bytes_of(&run.chunks, source.length);
-        let _turn = self.gets.acquire().await.map_err(stopping)?;
-        let kib = u32::try_from(bytes.div_ceil(1024).min(MAX_BUFFER_KIB)).unwrap_or(u32::MAX);
-        let _memory = self.memory.acquire_many(kib).await.map_err(stopping)?;
+        let _turn = self.gets.acquire().await?;
+        // No more than the constant.
+        let _memory = self.parts.memory.clone().take(bytes.min(MAX_BUFFER_BYTES) as usize).await?;
         self.go_on(run, block)?;
 
         let room = self.room(run, block)?;
 
-        self.metrics.ufs_requests.inc();
+        self.parts.metrics.ufs_requests.inc();
         let start = source.start() + u64::from(chunk_range(run.chunks.start, source.length).start);
         let noted = |error| self.noted(source, error);
         let mut body = ufs.get(&source.key, &source.etag, start..start + bytes).await.map_err(noted)?;
@@ -121,7 +120,7 @@ impl Fills {
         let mut next = run.chunks.start;
         while let Some(piece) = body.next().await {
             let piece = piece.map_err(noted)?;
-            self.metrics.ufs_bytes.inc_by(piece.len() as u64);
+            self.parts.metrics.ufs_bytes.inc_by(piece.len() as u64);
             gathered.push(piece);
             let mut chunks = Vec::new();
             while next < run.chunks.end {
@@ -139,13 +138,13 @@ impl Fills {
         if next < run.chunks.end {
             return Err(Refusal::new(Status::UfsUnavailable, format!("the body of {} ended early", source.key)));
         }
-        self.mounts.fetch_succeeded(source.mount_id, &source.key);
+        self.parts.mounts.fetch_succeeded(source.mount_id, &source.key);
         Ok(())
     }
 
     /// What a failure of the bucket is answered with, after it was noted.
     pub(super) fn noted(&self, source: &ObjectBlock, error: UfsError) -> Refusal {
-        self.mounts.fetch_failed(source.mount_id, &source.key, &error);
+        self.parts.mounts.fetch_failed(source.mount_id, &source.key, &error);
         error.into()
     }
 
@@ -178,8 +177,7 @@ impl Fills {
             self.disk.watch(|| room.write(&chunks))?;
         } else {
             let room = room.clone();
-            let written = tokio::task::spawn_blocking(move || room.write(&chunks)).await;
-            written.map_err(|_| Refusal::new(Status::IoError, "writing the block failed"))??;
+            blocking("writing the block", move || room.write(&chunks)).await?;
         }
         run.reached(last);
         Ok(())

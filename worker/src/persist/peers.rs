@@ -22,7 +22,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) const READ_BYTES: u32 = 8 << 20;
 
 /// The way to the other workers of the cluster.
-pub struct Peers {
+pub(super) struct Peers {
     pool: Arc<WorkerPool>,
     master: MasterChannel,
     membership: Arc<Membership>,
@@ -37,17 +37,8 @@ impl std::fmt::Debug for Peers {
 }
 
 impl Peers {
-    pub fn new(pool: Arc<WorkerPool>, master: MasterChannel, membership: Arc<Membership>) -> Self {
+    pub(super) fn new(pool: Arc<WorkerPool>, master: MasterChannel, membership: Arc<Membership>) -> Self {
         Self { pool, master, membership, asked: Mutex::new(None) }
-    }
-
-    pub(super) fn cluster_id(&self) -> String {
-        self.membership.now().1
-    }
-
-    /// This worker's id; 0 while it has none.
-    pub(super) fn own_id(&self) -> u64 {
-        self.membership.now().0
     }
 
     /// When each of these blocks of a worker was last written to, and which file it is.
@@ -100,7 +91,7 @@ impl Peers {
         let ask = |mut stubs: Stubs| async move { stubs.cluster.list_workers(ListWorkersRequest {}).await };
         match self.master.try_call("ListWorkers", ask).await {
             Ok(table) => {
-                self.pool.set_table(&self.cluster_id(), &table);
+                self.pool.set_table(&self.membership.now().1, &table);
                 true
             }
             Err(_) => false,

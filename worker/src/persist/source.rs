@@ -10,13 +10,15 @@ use cavern_proto::BlockId;
 use cavern_proto::data::{BlockRef, Range as WireRange, Status, query_reply};
 use cavern_ufs::{Ufs, UfsError};
 
-use super::UploadParts;
+use super::Uploads;
 use super::peers::READ_BYTES;
 use super::plan::{Origin, Plan, PlannedBlock};
 use crate::fill::BlockSource;
-use crate::request_error::Refusal;
-use crate::store::{DataStore, DataTarget, Touch};
+use crate::request_error::{Refusal, blocking};
+use crate::store::{DataStore, DataTarget, StoreError, Touch};
 
+/// What fails when a thread does.
+const READING: &str = "reading the blocks";
 /// Blocks asked about in one request.
 const QUERY_BLOCKS: usize = 1000;
 /// A file system may keep times to some milliseconds only. A file that was written to less than this ago could be
@@ -44,7 +46,7 @@ type RemoteBlocks = BTreeMap<u64, Vec<(u32, BlockRef)>>;
 
 /// A file whose blocks have been found, and were at rest.
 pub(super) struct Source<'a> {
-    parts: &'a UploadParts,
+    uploads: &'a Uploads,
     block_size: u64,
     /// By index.
     blocks: BTreeMap<u32, (&'a PlannedBlock, BlockLocation)>,
@@ -79,7 +81,7 @@ impl<'a> Source<'a> {
     /// Finds every block: here, or at the first of its workers that has it. One that is here but whose replica here was
     /// given up is not what the file has.
     pub(super) async fn open(
-        parts: &'a UploadParts,
+        uploads: &'a Uploads,
         ufs: &'a Ufs,
         plan: &'a Plan,
         planned: &'a [PlannedBlock],
@@ -87,8 +89,9 @@ impl<'a> Source<'a> {
         let mut blocks = BTreeMap::new();
         for block in planned {
             let target = BlockSource::parse_data(block.block.clone())?;
-            let own_id = parts.peers.own_id();
-            let is_here = block.workers.contains(&own_id) && parts.data.get(&target.id, Touch::None).is_here();
+            let own_id = uploads.parts.membership.worker_id();
+            let data = &uploads.parts.stores.data;
+            let is_here = block.workers.contains(&own_id) && data.get(&target.id, Touch::None).is_here();
             let place = match block.workers.iter().find(|worker| **worker != own_id) {
                 _ if is_here => BlockLocation::Local(target),
                 Some(worker) => BlockLocation::Remote(*worker),
@@ -97,12 +100,12 @@ impl<'a> Source<'a> {
             blocks.insert(block.block.index, (block, place));
         }
         let object = plan.origin.as_ref().map(|origin| (ufs, origin));
-        Self { parts, block_size: plan.block_size, blocks, stamps: Vec::new(), object }.settled().await
+        Self { uploads, block_size: plan.block_size, blocks, stamps: Vec::new(), object }.settled().await
     }
 
     /// Blocks as the first of their workers that has them does, whatever is here; what no block has is zeros.
     pub(super) async fn open_elsewhere(
-        parts: &'a UploadParts,
+        uploads: &'a Uploads,
         block_size: u64,
         planned: &'a [PlannedBlock],
     ) -> Result<Self, Refusal> {
@@ -111,7 +114,7 @@ impl<'a> Source<'a> {
             Ok((block.block.index, (block, BlockLocation::Remote(*worker))))
         };
         let blocks = planned.iter().map(place).collect::<Result<_, Refusal>>()?;
-        Self { parts, block_size, blocks, stamps: Vec::new(), object: None }.settled().await
+        Self { uploads, block_size, blocks, stamps: Vec::new(), object: None }.settled().await
     }
 
     /// Waits until the blocks are at rest.
@@ -138,7 +141,7 @@ impl<'a> Source<'a> {
     /// Blocks that a worker has not are looked for at the next of their workers; where there is none, its answer
     /// stands.
     fn try_next_workers(&mut self, unseen: Unseen) -> Result<(), Refusal> {
-        let own_id = self.parts.peers.own_id();
+        let own_id = self.uploads.parts.membership.worker_id();
         for index in &unseen.blocks {
             let Some((block, place)) = self.blocks.get_mut(index) else { continue };
             let mut rest = block.workers.iter().skip_while(|worker| **worker != unseen.worker).skip(1);
@@ -160,12 +163,12 @@ impl<'a> Source<'a> {
     pub(super) async fn sync(&self) -> Result<(), Refusal> {
         let (here, elsewhere) = self.by_place();
         let here: Vec<DataTarget> = here.into_iter().map(|(_, target)| target).collect();
-        let data = self.parts.data.clone();
-        blocking(move || Ok(data.sync(&here)?)).await?;
+        let data = self.uploads.parts.stores.data.clone();
+        blocking(READING, move || data.sync(&here)).await?;
         for (worker, blocks) in elsewhere {
             for blocks in blocks.chunks(QUERY_BLOCKS) {
                 let blocks = blocks.iter().map(|(_, block)| block.clone()).collect();
-                self.parts.peers.sync(worker, blocks).await?;
+                self.uploads.peers.sync(worker, blocks).await?;
             }
         }
         Ok(())
@@ -190,8 +193,8 @@ impl<'a> Source<'a> {
         let mut stamps = BTreeMap::new();
         let (here, elsewhere) = self.by_place();
         if !here.is_empty() {
-            let data = self.parts.data.clone();
-            stamps.extend(blocking(move || look_here(&data, &here)).await.map_err(LookError::Refused)?);
+            let data = self.uploads.parts.stores.data.clone();
+            stamps.extend(blocking(READING, move || look_here(&data, &here)).await.map_err(LookError::Refused)?);
         }
         for (worker, blocks) in elsewhere {
             for blocks in blocks.chunks(QUERY_BLOCKS) {
@@ -203,7 +206,7 @@ impl<'a> Source<'a> {
 
     async fn look_there(&self, worker: u64, blocks: &[(u32, BlockRef)]) -> Result<Vec<(u32, Stamp)>, Unseen> {
         let asked = blocks.iter().map(|(_, block)| block.clone()).collect();
-        let answered = self.parts.peers.query(worker, asked).await;
+        let answered = self.uploads.peers.query(worker, asked).await;
         let items = answered.map_err(|refusal| {
             let blocks = blocks.iter().map(|(index, _)| *index).collect();
             Unseen { worker, blocks, refusal }
@@ -271,16 +274,11 @@ impl<'a> Source<'a> {
             let at = (from - start) as usize;
             match place {
                 BlockLocation::Local(target) => {
-                    let (data, target) = (self.parts.data.clone(), *target);
+                    let (data, target) = (self.uploads.parts.stores.data.clone(), *target);
                     let mut piece = bytes.split_off(at);
                     let rest = piece.split_off(within.len());
-                    let (read, piece) = blocking(move || {
-                        let mut piece = piece;
-                        Ok((data.read(&target, within.start, &mut piece), piece))
-                    })
-                    .await?;
-                    read?;
-                    bytes.unsplit(piece);
+                    let read = move || data.read(&target, within.start, &mut piece).map(|()| piece);
+                    bytes.unsplit(blocking(READING, read).await?);
                     bytes.unsplit(rest);
                 }
                 BlockLocation::Remote(worker) => {
@@ -306,7 +304,7 @@ impl<'a> Source<'a> {
         while at < range.len() {
             let length = (range.len() - at).min(READ_BYTES as usize);
             let piece = WireRange { offset: range.start + at as u32, length: length as u32 };
-            let bytes = self.parts.peers.read(worker, block.clone(), piece).await?;
+            let bytes = self.uploads.peers.read(worker, block.clone(), piece).await?;
             into[at..at + length].copy_from_slice(&bytes);
             at += length;
         }
@@ -314,19 +312,12 @@ impl<'a> Source<'a> {
     }
 }
 
-fn look_here(data: &DataStore, blocks: &[(u32, DataTarget)]) -> Result<Vec<(u32, Stamp)>, Refusal> {
+fn look_here(data: &DataStore, blocks: &[(u32, DataTarget)]) -> Result<Vec<(u32, Stamp)>, StoreError> {
     let look = |(index, target): &(u32, DataTarget)| {
         let (incarnation, modified_ns) = data.last_write(target)?;
         Ok((*index, Stamp { incarnation, modified_ns }))
     };
     blocks.iter().map(look).collect()
-}
-
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
-) -> Result<T, Refusal> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(Refusal::new(Status::IoError, "reading the blocks failed")))
 }
 
 /// Whether a file's time would show another write. One from the future shows nothing, and is taken as it is.

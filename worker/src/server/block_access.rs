@@ -32,69 +32,36 @@ pub(super) trait OfBlocks {
     fn blocks(&self) -> impl Iterator<Item = &BlockRef>;
 
     /// Whether it changes blocks of files. What is kept of objects stands for what the bucket has, and is no change.
-    fn is_change(&self) -> bool {
-        false
-    }
+    fn is_change(&self) -> bool;
 }
 
-impl OfBlocks for ReadRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.items.iter().filter_map(|item| item.block.as_ref())
-    }
+/// Says of each request which blocks it is about, and whether it changes them.
+macro_rules! of_blocks {
+    ($($request:ty: |$it:ident| $blocks:expr, $is_change:expr;)+) => {$(
+        impl OfBlocks for $request {
+            fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
+                let $it = self;
+                $blocks
+            }
+
+            fn is_change(&self) -> bool {
+                let $it = self;
+                let _ = $it;
+                $is_change
+            }
+        }
+    )+};
 }
 
-impl OfBlocks for OpenRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.items.iter().filter_map(|item| item.block.as_ref())
-    }
-}
-
-impl OfBlocks for FillRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.items.iter().filter_map(|item| item.block.as_ref())
-    }
-}
-
-impl OfBlocks for QueryRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.blocks.iter()
-    }
-}
-
-impl OfBlocks for CorruptRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.block.iter()
-    }
-}
-
-impl OfBlocks for ReserveRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.block.iter().chain(&self.origin)
-    }
-
-    fn is_change(&self) -> bool {
-        true
-    }
-}
-
-impl OfBlocks for WriteRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.block.iter()
-    }
-
-    fn is_change(&self) -> bool {
-        self.block.as_ref().is_some_and(|block| block.data)
-    }
-}
-
-impl OfBlocks for SyncRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.blocks.iter().chain(&self.failed)
-    }
-
-    fn is_change(&self) -> bool {
-        true
-    }
+of_blocks! {
+    ReadRequest: |read| read.items.iter().filter_map(|item| item.block.as_ref()), false;
+    OpenRequest: |open| open.items.iter().filter_map(|item| item.block.as_ref()), false;
+    FillRequest: |fill| fill.items.iter().filter_map(|item| item.block.as_ref()), false;
+    QueryRequest: |query| query.blocks.iter(), false;
+    CorruptRequest: |report| report.block.iter(), false;
+    ReserveRequest: |reserve| reserve.block.iter().chain(&reserve.origin), true;
+    WriteRequest: |write| write.block.iter(), write.block.as_ref().is_some_and(|block| block.data);
+    SyncRequest: |sync| sync.blocks.iter().chain(&sync.failed), true;
 }
 
 /// Whether a request may be carried out.

@@ -27,11 +27,14 @@ use tokio::task::JoinHandle;
 use super::requests::MAX_INFLIGHT_BYTES;
 use super::*;
 use crate::fill::{FillLimits, Fills};
+use crate::membership::Membership;
+use crate::memory::Budget;
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::mounts::tests::no_master;
-use crate::persist::{Peers, UploadParts, Uploads};
-use crate::reserved::ReservedLimits;
+use crate::parts::WorkerParts;
+use crate::persist::Uploads;
+use crate::reserved::{ReservedBlocks, ReservedLimits};
 use crate::store::{StoreOptions, Stores};
 
 mod copy;
@@ -89,39 +92,32 @@ impl Fixture {
         let uri = format!("memory://server-{name}");
         let mount = Mount { id: 1, uri, write_type: WriteType::FsMode as i32, ..Default::default() };
         mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: vec![] });
-        let memory = Arc::new(Semaphore::new(64 << 10));
+        let membership = Arc::new(Membership::default());
+        membership.set(7, "cluster-1");
+        let parts = WorkerParts {
+            stores: stores.clone(),
+            mounts: mounts.clone(),
+            master: no_master(),
+            membership: membership.clone(),
+            metrics: metrics.clone(),
+            memory: Budget::new(64 << 10),
+        };
         let limits = FillLimits { concurrency: 16, size_max: 8 * MIB };
-        let fills = Arc::new(Fills::new(stores.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
+        let fills = Arc::new(Fills::new(parts.clone(), limits));
         let socket = home.path().join("w.sock");
         let server = Server::bind("127.0.0.1:0", &socket, Some(LocalPeers::default())).await.unwrap();
         let address = server.address();
-        let membership = Arc::new(Membership::default());
-        membership.set(7, "cluster-1");
         let stop = CancellationToken::new();
-        let link = no_master();
         let pool = cavern_net::WorkerPool::new(&schema::Client::default(), Transport::Plain, "test");
-        let uploads = Arc::new(Uploads::new(UploadParts {
-            data: stores.data.clone(),
-            mounts: mounts.clone(),
-            peers: Peers::new(pool.clone(), link, membership.clone()),
-            memory: memory.clone(),
-            memory_kib: 64 << 10,
-            metrics: metrics.clone(),
-        }));
+        let uploads = Arc::new(Uploads::new(parts.clone(), pool.clone()));
         let limits = ReservedLimits::of(&schema::Worker::default());
-        let reserved = ReservedBlocks::new(stores.clone(), no_master(), membership.clone(), metrics.clone(), limits);
-        let service = Service::new(stores.clone(), fills, uploads.clone(), metrics.clone(), memory.clone(), 64 << 10);
+        let reserved = Arc::new(ReservedBlocks::new(parts.clone(), limits));
+        let memory = parts.memory.all.clone();
+        let service = Arc::new(Service::new(parts, fills, uploads.clone(), reserved));
         let tenants = super::tenants(&schema::Worker::default(), 64 << 10);
-        let serving = Serving {
-            service: Arc::new(service),
-            membership: membership.clone(),
-            mounts: mounts.clone(),
-            admission: Admission { transport, audit: AuditLog::default(), tenants: tenants.clone() },
-            reserved: Arc::new(reserved),
-            evictions,
-            cores: Arc::new(Cores::start(2).unwrap()),
-        };
-        let task = tokio::spawn(server.serve(serving, stop.clone()));
+        let admission = Admission { transport, audit: AuditLog::default(), tenants: tenants.clone() };
+        let cores = Arc::new(Cores::start(2).unwrap());
+        let task = tokio::spawn(server.serve(service, admission, evictions, cores, stop.clone()));
         let store_id = mounts.ufs(1).await.unwrap().store_id().to_owned();
         let bucket = MemoryBucket::named(&format!("server-{name}"));
         Self {

@@ -16,6 +16,26 @@ use rustix::io::Errno;
 use super::files::{create_file, open_to_read};
 use super::sealing::{Cipher, Sealed};
 
+/// Whether a read may wait for the disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadWait {
+    /// Only what is in the page cache is read.
+    Never,
+    /// *Blocking*.
+    Disk,
+}
+
+/// Why bytes of a block, or their checksums, cannot be had.
+#[derive(Debug)]
+pub enum ReadError {
+    /// They are not in the page cache, and the disk is not to be waited for.
+    NotCached,
+    /// This chunk does not match its own checksum any more.
+    Damaged(u32),
+    /// Those of the disk, and `UnexpectedEof` when the file is shorter than it should be.
+    Io(io::Error),
+}
+
 /// Names a block and where its file is.
 #[derive(Clone, Debug)]
 pub(super) struct BlockPlace {
@@ -147,6 +167,18 @@ impl BlockFile {
         let Some(sealed) = &self.sealed else { return read(offset, buffer).map(drop) };
         let _still = sealed.still();
         sealed.read(offset, buffer, read).map(drop)
+    }
+
+    /// Reads `buffer.len()` bytes at `offset` in either way.
+    ///
+    /// # Errors
+    /// All but [`ReadError::Damaged`].
+    pub fn read_by(&self, wait: ReadWait, offset: u32, buffer: &mut [u8]) -> Result<(), ReadError> {
+        let read = match wait {
+            ReadWait::Never => self.read_cached(offset, buffer),
+            ReadWait::Disk => self.read(offset, buffer).map(|()| true),
+        };
+        if read.map_err(ReadError::Io)? { Ok(()) } else { Err(ReadError::NotCached) }
     }
 
     /// When the file was last written to, nanoseconds since the Unix epoch.

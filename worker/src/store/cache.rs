@@ -19,8 +19,8 @@ use cavern_proto::chunk::chunk_range;
 
 use self::block::CachedBlock;
 use self::part_checksums::PartChecksums;
-pub use self::part_checksums::{PartError, ReadWait};
 use super::block::Block;
+use super::block_file::{ReadError, ReadWait};
 use super::error::{StoreError, is_out_of_space};
 use super::index;
 use super::placement;
@@ -334,7 +334,7 @@ impl CacheStore {
         block: &CachedBlock,
         bytes: &Range<u32>,
         wait: ReadWait,
-    ) -> Result<Vec<u32>, PartError> {
+    ) -> Result<Vec<u32>, ReadError> {
         self.part_checksums.of(block, bytes, wait)
     }
 }

@@ -167,20 +167,20 @@ pub(super) struct Directory {
     pub index: Index,
     /// Where its blocks are encrypted.
     pub cipher: Option<Arc<Cipher>>,
-    pub health: Health,
+    pub health: DiskHealth,
     /// Held as long as it is used.
     pub _lock: File,
 }
 
 /// How the disk of a directory fares.
 #[derive(Debug, Default)]
-pub(super) struct Health {
+pub(super) struct DiskHealth {
     is_given_up: AtomicBool,
     errors_in_a_row: AtomicU32,
     last_error: Mutex<String>,
 }
 
-impl Health {
+impl DiskHealth {
     pub(super) fn last_error(&self) -> String {
         self.last_error.lock().clone()
     }

@@ -27,7 +27,7 @@ use cavern_proto::BlockId;
 
 use super::frequency::FrequencySketch;
 use super::slab::{Entry, List, NIL, Relist, Segment, Slab, Standing, hash_of};
-use super::space::{Limits, Shares, Space, UNIT_BYTES};
+use super::space::{Shares, Space, SpaceLimits, UNIT_BYTES};
 
 /// Blocks used this recently are spared while there is another way.
 const RECENT_SECONDS: u32 = 2;
@@ -259,7 +259,7 @@ impl Cache {
             if !self.is_above_high(directory, scope) {
                 continue;
             }
-            let Limits { high, low, .. } = self.space(directory, scope).limits;
+            let SpaceLimits { high, low, .. } = self.space(directory, scope).limits;
             self.evict_to(directory, scope, low, Protect::Recent, stop_at);
             if scope != Scope::Directory {
                 // A mount that reads fast has nothing but recent blocks in its window. They go here, not in its fills.
@@ -373,7 +373,7 @@ impl Cache {
     }
 
     /// Gives the directory other limits. What exceeds them is still there: make room after.
-    pub(super) fn resize(&mut self, directory: usize, limits: Limits) {
+    pub(super) fn resize(&mut self, directory: usize, limits: SpaceLimits) {
         self.spaces[directory].limits = limits;
         if let Some(shares) = &mut self.shares {
             shares.resize(directory, limits);

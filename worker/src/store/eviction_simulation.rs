@@ -36,7 +36,7 @@ impl Simulation {
 
     /// One of which a mount may have so many percent, and `least` units in any case.
     fn with_least_share(capacity_units: u64, percent: u32, least: u64) -> Self {
-        let space = Space::new(Limits::new(capacity_units * u64::from(UNIT_BYTES), HIGH, LOW));
+        let space = Space::new(SpaceLimits::new(capacity_units * u64::from(UNIT_BYTES), HIGH, LOW));
         let shares = Shares::new(percent, least * u64::from(UNIT_BYTES));
         Self { cache: Cache::new(vec![space], shares), capacity: capacity_units, now: 0.0 }
     }

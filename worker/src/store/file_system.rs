@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::directory;
-use super::space::{Limits, UNIT_BYTES};
+use super::space::{SpaceLimits, UNIT_BYTES};
 use super::table::BlockTable;
 
 /// From one lowering of the capacity to the next.
@@ -81,7 +81,7 @@ impl BlockTable {
             return;
         }
         let target = if lower { affordable } else { raised };
-        cache.resize(position, Limits::new(target, self.high_watermark, self.low_watermark));
+        cache.resize(position, SpaceLimits::new(target, self.high_watermark, self.low_watermark));
         // What cannot go now, because it is held, goes as soon as it can: see `relieve`.
         let _ = cache.make_room(position, 0);
         let evicted = cache.departures.gone.len();

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::data::draft;
-use super::directory::{self, Directory, Health, INCARNATION_BITS, Identity, parse_data_name};
+use super::directory::{self, Directory, DiskHealth, INCARNATION_BITS, Identity, parse_data_name};
 use super::index::{Index, IndexError, set_aside};
 use super::sealing::Cipher;
 use super::slab::Entry;
@@ -102,7 +102,7 @@ pub(super) fn open(
         fitted: Mutex::default(),
         index,
         cipher: cipher.map(Arc::new),
-        health: Health::default(),
+        health: DiskHealth::default(),
         _lock: lock,
     };
     Ok(Opened { directory, identity, entries, data, orphaned, starts_seen })

@@ -3,9 +3,10 @@
 //!
 //! Blocks count in units of 4 KiB, which is what a file system allocates at least.
 //!
-//! Where shares are limited, each mount has room of its own in a directory, with lists of its blocks alone, in the order
-//! of those of the directory. What a mount has beyond its share goes by these, by the same policy as in the directory as
-//! a whole. Their links are in a table of their own, so that entries are no larger where nothing is limited.
+//! Where shares are limited, each mount has room of its own in a directory, with lists of its blocks alone, in the
+//! order of those of the directory. What a mount has beyond its share goes by these, by the same policy as in the
+//! directory as a whole. Their links are in a table of their own, so that entries are no larger where nothing is
+//! limited.
 
 use std::fs::Metadata;
 use std::ops::Range;
@@ -40,7 +41,7 @@ pub(super) fn units_of_chunks(chunks: impl IntoIterator<Item = u32>, length: u32
 
 /// How much room there is, in units.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct SpaceLimits {
     pub capacity: u64,
     /// The watermarks.
     pub high: u64,
@@ -48,7 +49,7 @@ pub(super) struct Limits {
     pub window_target: u64,
 }
 
-impl Limits {
+impl SpaceLimits {
     /// `high` and `low` are fractions of the capacity with 0 < low ≤ high ≤ 1.
     pub(super) fn new(capacity_bytes: u64, high: f64, low: f64) -> Self {
         let capacity = capacity_bytes / u64::from(UNIT_BYTES);
@@ -68,7 +69,7 @@ impl Limits {
 /// The room of one directory, or of one mount in it, and the blocks that take it.
 #[derive(Debug)]
 pub(super) struct Space {
-    pub limits: Limits,
+    pub limits: SpaceLimits,
     pub window: List,
     pub main: List,
     /// Blocks of fs-mode files. They take room like all others, and are no part of any contest.
@@ -80,7 +81,7 @@ pub(super) struct Space {
 impl Space {
     /// Without room.
     pub(super) const NONE: Self = Self {
-        limits: Limits { capacity: 0, high: 0, low: 0, window_target: 0 },
+        limits: SpaceLimits { capacity: 0, high: 0, low: 0, window_target: 0 },
         window: List::EMPTY,
         main: List::EMPTY,
         data: List::EMPTY,
@@ -88,7 +89,7 @@ impl Space {
     };
 
     /// Without blocks.
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: SpaceLimits) -> Self {
         Self { limits, ..Self::NONE }
     }
 
@@ -155,7 +156,7 @@ impl Shares {
         &mut self,
         slot: u32,
         standing: Standing,
-        limits: Limits,
+        limits: SpaceLimits,
     ) -> Option<(&mut List, &mut Vec<Links>)> {
         let Standing { directory, segment, mount_id, .. } = standing;
         segment?;
@@ -169,7 +170,7 @@ impl Shares {
     }
 
     /// The directory has got these limits.
-    pub(super) fn resize(&mut self, directory: usize, limits: Limits) {
+    pub(super) fn resize(&mut self, directory: usize, limits: SpaceLimits) {
         let share = limits.share(self.percent, self.least);
         self.spaces.iter_mut().filter(|((of, _), _)| *of == directory).for_each(|(_, space)| space.limits = share);
     }

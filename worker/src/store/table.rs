@@ -85,11 +85,11 @@ impl Residents {
 /// that have gone meanwhile. *Blocking* then, if any have.
 pub(super) struct Locked<'a> {
     residents: MutexGuard<'a, Residents>,
-    left: Left<'a>,
+    left: Leftovers<'a>,
 }
 
 /// What is left to be done after the release of the lock.
-struct Left<'a> {
+struct Leftovers<'a> {
     table: &'a BlockTable,
     departures: Departures,
     closed: Vec<Block>,
@@ -117,7 +117,7 @@ impl Drop for Locked<'_> {
     }
 }
 
-impl Drop for Left<'_> {
+impl Drop for Leftovers<'_> {
     fn drop(&mut self) {
         self.closed.clear();
         let Departures { gone, evicted, rejected } = &self.departures;
@@ -155,7 +155,7 @@ impl BlockTable {
         let now = self.now();
         let mut residents = self.residents.lock();
         residents.cache.now = now;
-        Locked { residents, left: Left { table: self, departures: Departures::default(), closed: Vec::new() } }
+        Locked { residents, left: Leftovers { table: self, departures: Departures::default(), closed: Vec::new() } }
     }
 
     /// Calls `each` for all slots, some thousand at a time under the lock, and `then` for what it has found in between.

@@ -8,6 +8,7 @@ use cavern_proto::CHUNK_BYTES;
 use cavern_proto::data::*;
 use cavern_proto::frame::{FrameKind, MAX_WRITE_BYTES, encode_frame};
 
+use super::{LONGEST_PAUSE, pause};
 use crate::server::tests::{Client, Fixture, noise};
 
 const BLOCK_BYTES: u32 = 1 << 20;
@@ -339,4 +340,13 @@ async fn a_block_is_touched_under_its_own_mount_only() {
         assert_eq!(payload, b"data"[..]);
     }
     bench.end().await;
+}
+
+#[test]
+fn the_fuller_the_disks_are_the_slower_is_room_given() {
+    let pauses = [50, 85, 90, 95, 100].map(|data| pause(data, 100));
+    assert_eq!(pauses[..2], [Duration::ZERO; 2]);
+    assert!(pauses.windows(2).all(|pair| pair[0] <= pair[1]), "{pauses:?}");
+    assert!(pauses[2] > Duration::ZERO && pauses[2] < LONGEST_PAUSE / 5);
+    assert_eq!((pauses[4], pause(0, 0), pause(1, 0)), (LONGEST_PAUSE, Duration::ZERO, Duration::ZERO));
 }
