@@ -18,7 +18,6 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use cavern_proto::BlockId;
@@ -53,62 +52,42 @@ struct Progress {
 struct Run {
     chunks: Range<u32>,
     progress: watch::Sender<Progress>,
-    /// Up to which chunk each of those needs it who wait for a part: nobody is woken for less.
+    /// Up to which chunk each of those needs it who wait for a part: nobody is woken for less. They become more only
+    /// under the lock of `Fills::runs`.
     needs: Mutex<Vec<u32>>,
-    /// Changed only under the lock of `Fills::runs`, but for going down.
-    waiters: AtomicUsize,
 }
 
 impl Run {
     /// Chunks below this one can be read.
     fn reached(&self, ready: u32) {
         self.progress.send_if_modified(|progress| {
-            progress.ready = ready;
-            self.needs.lock().iter().any(|need| *need <= ready)
+            let before = std::mem::replace(&mut progress.ready, ready);
+            self.needs.lock().iter().any(|need| before < *need && *need <= ready)
         });
     }
 }
 
-/// Tells a run what somebody waits for, for as long as it lives.
-struct Need<'a> {
-    run: &'a Run,
-    end: u32,
+/// One who waits for the chunks of a run below `need`.
+struct RunWaiter {
+    run: Arc<Run>,
+    need: u32,
 }
-
-impl<'a> Need<'a> {
-    fn enter(run: &'a Run, end: u32) -> Self {
-        run.needs.lock().push(end);
-        Self { run, end }
-    }
-}
-
-impl Drop for Need<'_> {
-    fn drop(&mut self) {
-        let mut needs = self.run.needs.lock();
-        if let Some(place) = needs.iter().position(|need| *need == self.end) {
-            needs.swap_remove(place);
-        }
-    }
-}
-
-/// Counts one who waits for a run.
-struct RunWaiter(Arc<Run>);
 
 impl RunWaiter {
-    fn new(run: &Arc<Run>) -> Self {
-        run.waiters.fetch_add(1, Ordering::AcqRel);
-        Self(run.clone())
+    /// For the chunks of the run that lie in `wanted`.
+    fn new(run: &Arc<Run>, wanted: &[Range<u32>]) -> Self {
+        let own = &run.chunks;
+        let within = wanted.iter().filter(|range| range.start < own.end && range.end > own.start);
+        let need = within.map(|range| range.end.min(own.end)).max().unwrap_or(own.start);
+        run.needs.lock().push(need);
+        Self { run: run.clone(), need }
     }
 
-    /// Waits until the chunks of the run that lie in `wanted` can be read, or the run has ended.
-    async fn wait(&self, wanted: &[Range<u32>]) -> Result<(), Refusal> {
-        let own = &self.0.chunks;
-        let last = wanted.iter().filter(|range| range.start < own.end && range.end > own.start);
-        let need = last.map(|range| range.end.min(own.end)).max().unwrap_or(own.start);
-        let _need = Need::enter(&self.0, need);
-        let mut progress = self.0.progress.subscribe();
-        match progress.wait_for(|progress| progress.ready >= need || progress.end.is_some()).await {
-            Ok(progress) if progress.ready >= need => Ok(()),
+    /// Waits until they can be read, or the run has ended.
+    async fn wait(&self) -> Result<(), Refusal> {
+        let mut progress = self.run.progress.subscribe();
+        match progress.wait_for(|progress| progress.ready >= self.need || progress.end.is_some()).await {
+            Ok(progress) if progress.ready >= self.need => Ok(()),
             Ok(progress) => progress.end.clone().unwrap_or(Ok(())),
             // The task ended without a word: the process is stopping.
             Err(_) => Err(Refusal::stopping()),
@@ -118,7 +97,10 @@ impl RunWaiter {
 
 impl Drop for RunWaiter {
     fn drop(&mut self) {
-        self.0.waiters.fetch_sub(1, Ordering::AcqRel);
+        let mut needs = self.run.needs.lock();
+        if let Some(place) = needs.iter().position(|need| *need == self.need) {
+            needs.swap_remove(place);
+        }
     }
 }
 
@@ -187,7 +169,7 @@ impl Fills {
             runs: Mutex::default(),
             gets: Semaphore::new(limits.concurrency.max(1)),
             chunks_per_run: chunks.max(1),
-            disk: DiskPace::new(),
+            disk: DiskPace::default(),
             tasks: TaskTracker::new(),
         }
     }
@@ -217,7 +199,7 @@ impl Fills {
             let mut led = None;
             for asker in &own {
                 let (fills, block, source, ufs, run) =
-                    (self.clone(), block.clone(), source.clone(), ufs.clone(), asker.0.clone());
+                    (self.clone(), block.clone(), source.clone(), ufs.clone(), asker.run.clone());
                 fetched_bytes += bytes_of(&run.chunks, source.length);
                 let fetch = Box::pin(async move { fills.fetch_run(run, block, source, ufs).await });
                 match led {
@@ -228,7 +210,7 @@ impl Fills {
             if let Some(led) = led {
                 led.await;
             }
-            let waits = own.iter().chain(&theirs).map(|asker| asker.wait(wanted));
+            let waits = own.iter().chain(&theirs).map(RunWaiter::wait);
             futures::future::try_join_all(waits).await?;
             if wanted.iter().all(|range| block.has(range.clone())) {
                 return Ok(Filled { block, fetched_bytes });
@@ -298,8 +280,8 @@ impl Fills {
         let mut fresh: Vec<Range<u32>> = Vec::new();
         for index in missing {
             if let Some(run) = under_way[..before].iter().find(|run| run.chunks.contains(&index)) {
-                if !theirs.iter().any(|asker| Arc::ptr_eq(&asker.0, run)) {
-                    theirs.push(RunWaiter::new(run));
+                if !theirs.iter().any(|asker| Arc::ptr_eq(&asker.run, run)) {
+                    theirs.push(RunWaiter::new(run, wanted));
                 }
                 continue;
             }
@@ -310,8 +292,8 @@ impl Fills {
         }
         for chunks in fresh {
             let progress = watch::Sender::new(Progress { ready: chunks.start, end: None });
-            let run = Arc::new(Run { chunks, progress, needs: Mutex::default(), waiters: AtomicUsize::new(0) });
-            own.push(RunWaiter::new(&run));
+            let run = Arc::new(Run { chunks, progress, needs: Mutex::default() });
+            own.push(RunWaiter::new(&run, wanted));
             under_way.push(run);
         }
         if under_way.is_empty() {
@@ -324,7 +306,7 @@ impl Fills {
     /// it; says whether it was taken off.
     fn retire(&self, id: &BlockId, run: &Arc<Run>, only_if_abandoned: bool) -> bool {
         let mut runs = self.runs.lock();
-        if only_if_abandoned && run.waiters.load(Ordering::Acquire) > 0 {
+        if only_if_abandoned && !run.needs.lock().is_empty() {
             return false;
         }
         if let Some(under_way) = runs.get_mut(id) {

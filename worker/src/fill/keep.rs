@@ -27,7 +27,7 @@ impl Fills {
         let (own, _) = self.plan(&block, std::slice::from_ref(&chunks));
         let mut kept = Ok(());
         for asker in &own {
-            let (fills, run, block, source) = (self.clone(), asker.0.clone(), block.clone(), source.clone());
+            let (fills, run, block, source) = (self.clone(), asker.run.clone(), block.clone(), source.clone());
             let begin = (chunk_range(run.chunks.start, source.length).start - start) as usize;
             let bytes = bytes.slice(begin..);
             // Once it is known to others a run comes to its end, whatever becomes of the request.

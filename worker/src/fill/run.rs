@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,8 +10,9 @@ use cavern_proto::chunk::chunk_range;
 use cavern_proto::data::Status;
 use cavern_ufs::{Ufs, UfsError};
 use futures::StreamExt;
+use parking_lot::RwLock;
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{Fills, ObjectBlock, Run, bytes_of};
 use crate::request_error::{Refusal, blocking};
@@ -58,27 +59,15 @@ impl Fills {
         source: &ObjectBlock,
         result: Result<(), Refusal>,
     ) {
-        let ready = run.progress.borrow().ready;
         block.close_writer();
-        let result = match result {
-            Ok(()) => {
-                // What was fetched can be read in this run all the same.
-                if let Err(error) = self.parts.stores.cache.record(block) {
-                    debug!(block = %block.id(), %error, "cannot record what was fetched");
-                }
-                Ok(())
-            }
-            Err(refusal) => {
-                if ready > run.chunks.start
-                    && let Err(error) = self.parts.stores.cache.record(block)
-                {
-                    warn!(block = %block.id(), %error, "cannot record what was fetched");
-                }
-                self.parts.stores.cache.forget_if_empty(block);
-                Err(refusal)
-            }
-        };
+        // What was fetched can be read in this run all the same.
+        if (result.is_ok() || run.progress.borrow().ready > run.chunks.start)
+            && let Err(error) = self.parts.stores.cache.record(block)
+        {
+            debug!(block = %block.id(), %error, "cannot record what was fetched");
+        }
         if let Err(refusal) = &result {
+            self.parts.stores.cache.forget_if_empty(block);
             self.parts.metrics.ufs_errors.inc();
             debug!(block = %block.id(), key = source.key, %refusal, "a fill failed");
         }
@@ -150,17 +139,13 @@ impl Fills {
 
     /// Whether anybody still wants the run, and its bytes can still be kept.
     fn go_on(&self, run: &Arc<Run>, block: &CachedBlock) -> Result<(), Refusal> {
-        if self.retire_if_abandoned(block, run) {
+        if run.needs.lock().is_empty() && self.retire(block.id(), run, true) {
             return Err(Refusal::new(Status::Deadline, "nobody waits for it any more"));
         }
         if block.is_dead() {
             return Err(Refusal::new(Status::Overloaded, "the block was dropped meanwhile"));
         }
         Ok(())
-    }
-
-    fn retire_if_abandoned(&self, block: &CachedBlock, run: &Arc<Run>) -> bool {
-        run.waiters.load(Ordering::Acquire) == 0 && self.retire(block.id(), run, true)
     }
 
     /// Writes whole chunks and makes them visible. That is done here while the disk keeps up: a chunk goes to the page
@@ -186,21 +171,14 @@ impl Fills {
 
 /// Whether writes wait for the disk, as they do when the kernel holds up those who dirty pages faster than it can write
 /// them. Then they are made on threads that may wait, for a while.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct DiskPace {
-    began: Instant,
-    /// Milliseconds since `began`.
-    slow_until: AtomicU64,
+    slow_until: RwLock<Option<Instant>>,
 }
 
 impl DiskPace {
-    pub(super) fn new() -> Self {
-        Self { began: Instant::now(), slow_until: AtomicU64::new(0) }
-    }
-
     fn is_slow(&self) -> bool {
-        let until = self.slow_until.load(Ordering::Relaxed);
-        until > 0 && self.began.elapsed() < Duration::from_millis(until)
+        self.slow_until.read().is_some_and(|until| Instant::now() < until)
     }
 
     /// Makes a write, and notices when it takes long.
@@ -208,8 +186,7 @@ impl DiskPace {
         let began = Instant::now();
         let written = write();
         if began.elapsed() > SLOW_WRITE {
-            let until = self.began.elapsed() + WARY;
-            self.slow_until.store(until.as_millis() as u64, Ordering::Relaxed);
+            *self.slow_until.write() = Some(Instant::now() + WARY);
         }
         written
     }
