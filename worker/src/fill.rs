@@ -20,6 +20,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use cavern_conf::schema;
 use cavern_proto::BlockId;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_range};
 use cavern_proto::data::Status;
@@ -133,15 +134,6 @@ impl Drop for LedRun {
     }
 }
 
-/// Limits of the fill engine.
-#[derive(Clone, Copy, Debug)]
-pub struct FillLimits {
-    /// GETs in flight at most.
-    pub concurrency: usize,
-    /// Largest GET, in bytes.
-    pub size_max: u64,
-}
-
 /// A block with the chunks that were asked for, and the bytes that had to be fetched for it.
 #[derive(Debug)]
 pub struct Filled {
@@ -161,13 +153,13 @@ pub struct Fills {
 }
 
 impl Fills {
-    pub fn new(parts: WorkerParts, limits: FillLimits) -> Self {
-        let size_max = limits.size_max.min(u64::from(parts.memory.kib) * 1024);
+    pub fn new(parts: WorkerParts, conf: &schema::Worker) -> Self {
+        let size_max = conf.fill_size_max.bytes().min(u64::from(parts.memory.kib) * 1024);
         let chunks = u32::try_from(size_max / u64::from(CHUNK_BYTES)).unwrap_or(u32::MAX);
         Self {
             parts,
             runs: Mutex::default(),
-            gets: Semaphore::new(limits.concurrency.max(1)),
+            gets: Semaphore::new(conf.fill_concurrency.max(1)),
             chunks_per_run: chunks.max(1),
             disk: DiskPace::default(),
             tasks: TaskTracker::new(),

@@ -15,15 +15,12 @@ use std::time::Duration;
 use cavern_net::NetError;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{Claim, ClaimList, ListClaimsRequest};
-use cavern_proto::{BlockId, ContentId};
-use thiserror::Error;
-use tokio::task::JoinError;
+use cavern_proto::{BlockId, ChunkMap, ContentId};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use crate::journals::Journals;
 use crate::parts::WorkerParts;
-use crate::store::ReferencedBlocks;
 
 /// What the search works with.
 #[derive(Debug)]
@@ -33,6 +30,9 @@ pub struct Unclaimed {
     /// For how long nobody has written to a block that is freed.
     pub rest: Duration,
 }
+
+/// Why a look came to nothing.
+type LookError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A block, and which of those that ever had its name.
 pub type Suspect = (BlockId, u64);
@@ -106,8 +106,8 @@ impl Unclaimed {
         Ok(found)
     }
 
-    async fn claims(&self, worker_id: u64, cluster_id: &str) -> Result<ReferencedBlocks, LookError> {
-        let mut claims = ReferencedBlocks::default();
+    async fn claims(&self, worker_id: u64, cluster_id: &str) -> Result<ChunkMap, LookError> {
+        let mut claims = ChunkMap::new();
         let mut after: Option<Claim> = None;
         loop {
             let request = ListClaimsRequest { worker_id, cluster_id: cluster_id.to_owned(), after };
@@ -122,18 +122,7 @@ impl Unclaimed {
             }
             let order = |claim: &Claim| (claim.worker_id, claim.inode, claim.index);
             let last = list.claims.last().filter(|last| after.is_none_or(|after| order(&after) < order(last)));
-            after = Some(*last.ok_or(LookError::Stuck)?);
+            after = Some(*last.ok_or("the master's list of blocks does not go on")?);
         }
     }
-}
-
-/// Why a look came to nothing.
-#[derive(Debug, Error)]
-enum LookError {
-    #[error(transparent)]
-    Master(#[from] NetError),
-    #[error("the master's list of blocks does not go on")]
-    Stuck,
-    #[error("a look ended early: {0}")]
-    GivenUp(#[from] JoinError),
 }

@@ -48,7 +48,6 @@ const PART_GRAIN: u64 = 1 << 20;
 const PARTS_AT_A_TIME: usize = 4;
 
 /// Writes objects.
-#[derive(Debug)]
 pub struct Uploads {
     parts: WorkerParts,
     peers: Peers,
@@ -83,7 +82,7 @@ fn stopped(error: UfsError) -> UploadError {
 impl Uploads {
     /// With the way to the other workers.
     pub fn new(parts: WorkerParts, pool: Arc<WorkerPool>) -> Self {
-        let peers = Peers::new(pool, parts.master.clone(), parts.membership.clone());
+        let peers = Peers::new(pool, parts.clone());
         Self { parts, peers, tasks: TaskTracker::new(), copies: Copies::default() }
     }
 

@@ -85,15 +85,8 @@ impl From<UfsError> for Refusal {
             UfsError::NotFound { .. } => Status::NotFound,
             UfsError::VersionChanged { .. } => Status::VersionChanged,
             UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Status::Denied,
-            UfsError::NoBucket { .. }
-            | UfsError::Unavailable { .. }
-            | UfsError::Deadline { .. }
-            | UfsError::ShortBody { .. }
-            | UfsError::Malformed { .. }
-            | UfsError::Obstructed { .. }
-            | UfsError::Rejected { .. }
-            | UfsError::Oversized { .. }
-            | UfsError::Invalid { .. } => Status::UfsUnavailable,
+            // It cannot be had of the bucket, for now.
+            _ => Status::UfsUnavailable,
         };
         Self::new(status, error.to_string())
     }

@@ -10,7 +10,6 @@
 //! `orphan_blocks` frees what no file has.
 
 use std::collections::HashMap;
-use std::collections::hash_map;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,28 +47,16 @@ const LEAST_BOUND: u64 = 256 << 20;
 /// What a request was to make is there after so long, or is not made any more.
 const MAKING: Duration = Duration::from_secs(60);
 
-/// How much may be noted, and for how long.
-#[derive(Clone, Copy, Debug)]
-pub struct ReservedLimits {
-    /// Bytes of one client; 0 for a quarter of the capacity.
-    pub client: u64,
-    /// Bytes of all clients in one mount; 0 for half of the capacity.
-    pub mount: u64,
-    pub after: Duration,
-}
-
-impl ReservedLimits {
-    pub fn of(conf: &schema::Worker) -> Self {
-        let (client, mount) = (conf.client_reserved.bytes(), conf.mount_reserved.bytes());
-        Self { client, mount, after: conf.reserved_after.get() }
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct ReservedBlocks {
     parts: WorkerParts,
-    limits: ReservedLimits,
+    /// Bytes of one client; 0 for a quarter of the capacity.
+    client_most: u64,
+    /// Bytes of all clients in one mount; 0 for half of the capacity.
+    mount_most: u64,
+    /// For how long something may be noted.
+    after: Duration,
     noted: Mutex<Noted>,
     /// Of what the masters were asked last, and when. Held while they are, so that one asks for all.
     asked: tokio::sync::Mutex<Option<(Scope, Instant)>>,
@@ -136,8 +123,10 @@ pub struct Wanted {
 pub type Room = Result<Option<Taken>, Box<Wanted>>;
 
 impl ReservedBlocks {
-    pub fn new(parts: WorkerParts, limits: ReservedLimits) -> Self {
-        Self { parts, limits, noted: Mutex::default(), asked: tokio::sync::Mutex::default() }
+    pub fn new(parts: WorkerParts, conf: &schema::Worker) -> Self {
+        let (client_most, mount_most) = (conf.client_reserved.bytes(), conf.mount_reserved.bytes());
+        let (noted, asked) = (Mutex::default(), tokio::sync::Mutex::default());
+        Self { parts, client_most, mount_most, after: conf.reserved_after.get(), noted, asked }
     }
 
     /// Room for up to so many bytes more of a block, if the client may have as much.
@@ -153,8 +142,8 @@ impl ReservedBlocks {
             None => (client.clone(), bytes.max(LEAST_BYTES)),
         };
         for (scope, has, most) in [
-            (Scope::Client(owner.clone()), noted.clients.get(&owner), bound(self.limits.client, capacity / 4)),
-            (Scope::Mount(block.mount_id), noted.mounts.get(&block.mount_id), bound(self.limits.mount, capacity / 2)),
+            (Scope::Client(owner.clone()), noted.clients.get(&owner), bound(self.client_most, capacity / 4)),
+            (Scope::Mount(block.mount_id), noted.mounts.get(&block.mount_id), bound(self.mount_most, capacity / 2)),
         ] {
             if has.copied().unwrap_or_default().saturating_add(more) > most {
                 let (reserved, client, block) = (self.clone(), client.clone(), block.clone());
@@ -181,7 +170,7 @@ impl ReservedBlocks {
 
     /// Frees what no file has, until `stop`.
     pub async fn run(self: Arc<Self>, journals: Arc<Journals>, stop: CancellationToken) {
-        let pause = (self.limits.after / 4).max(SHORTEST_LOOK);
+        let pause = (self.after / 4).max(SHORTEST_LOOK);
         while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
             // What a dead mount has written is about to be some file's; masters that were restored do not know all.
             if journals.are_replayed() || self.parts.membership.past().is_lost {
@@ -200,7 +189,7 @@ impl ReservedBlocks {
     }
 
     async fn reclaim(&self) -> Result<(), NetError> {
-        let after = self.limits.after;
+        let after = self.after;
         if !self.noted.lock().blocks.values().any(|block| block.since.elapsed() > after) {
             return Ok(());
         }
@@ -348,10 +337,8 @@ impl Noted {
 
     fn add(&mut self, id: BlockId, bytes: u64, new: impl FnOnce() -> NotedBlock) {
         let block = self.blocks.entry(id).or_insert_with(new);
-        block.bytes += bytes;
-        (block.since, block.is_suspect) = (Instant::now(), false);
-        *self.clients.entry(block.client.clone()).or_default() += bytes;
-        *self.mounts.entry(block.mount_id).or_default() += bytes;
+        let used = (block.incarnation, block.bytes + bytes);
+        self.settle(&id, Some(used), Some(Instant::now()));
     }
 
     /// A request for a block has ended. What is not there may be about to be made by another one, or by what goes on of
@@ -363,27 +350,26 @@ impl Noted {
     /// Notes what a block takes, by its incarnation and bytes; `None` forgets it.
     fn settle(&mut self, id: &BlockId, used: Option<(u64, u64)>, since: Option<Instant>) {
         let Some(block) = self.blocks.get_mut(id) else { return };
-        let before = block.bytes;
         let (incarnation, bytes) = used.map_or((0, 0), |(incarnation, bytes)| (incarnation, bytes.max(LEAST_BYTES)));
-        (block.incarnation, block.bytes) = (incarnation, bytes);
+        let before = std::mem::replace(&mut block.bytes, bytes);
+        block.incarnation = incarnation;
         block.since = since.unwrap_or(block.since);
         block.is_suspect &= since.is_none();
         let (client, mount_id) = (block.client.clone(), block.mount_id);
         if used.is_none() {
             self.blocks.remove(id);
         }
-        change(&mut self.clients, client, before, bytes);
-        change(&mut self.mounts, mount_id, before, bytes);
+        change(&mut self.clients, &client, before, bytes);
+        change(&mut self.mounts, &mount_id, before, bytes);
     }
 }
 
 /// What has nothing left is forgotten.
-fn change<K: std::hash::Hash + Eq>(sums: &mut HashMap<K, u64>, of: K, before: u64, after: u64) {
-    if let hash_map::Entry::Occupied(mut sum) = sums.entry(of) {
-        *sum.get_mut() = sum.get().saturating_sub(before) + after;
-        if *sum.get() == 0 {
-            sum.remove();
-        }
+fn change<K: std::hash::Hash + Eq + Clone>(sums: &mut HashMap<K, u64>, of: &K, before: u64, after: u64) {
+    let sum = sums.entry(of.clone()).or_default();
+    *sum = sum.saturating_sub(before) + after;
+    if *sum == 0 {
+        sums.remove(of);
     }
 }
 

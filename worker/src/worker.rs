@@ -5,19 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_conf::process::{self, Metrics, MissingDir};
+use cavern_conf::process::{self, Metrics};
 use cavern_conf::{Config, DirSpec, schema};
 use cavern_net::{MasterChannel, WorkerPool};
 use cavern_proto::master::{Worker, WorkerState};
 use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, TenantCollector, Transport};
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, mpsc};
-use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::error::WorkerError;
-use crate::fill::{FillLimits, Fills};
 use crate::heartbeat::Heartbeat;
 use crate::journals::Journals;
 use crate::local_peers::{LocalPeers, bind_unix};
@@ -27,10 +25,8 @@ use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::orphan_blocks::Unclaimed;
 use crate::parts::WorkerParts;
-use crate::persist::Uploads;
-use crate::reserved::{ReservedBlocks, ReservedLimits};
 use crate::server::{self, Admission, Cores, Server, Service};
-use crate::store::{self, BlockTable, Cleanup, StoreCollector, StoreOptions, Stores};
+use crate::store::{self, BlockTable, StoreCollector, StoreOptions, Stores};
 
 /// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
 const MAX_OPEN_BLOCKS: u64 = 32_768;
@@ -84,7 +80,10 @@ pub async fn run_with_replays(
 
     let (evictions_in, evictions) = mpsc::channel(EVICTION_QUEUE);
     let keys = key_wrapping(&config.worker).await?;
-    let options = store_options(&config.worker, directories, keys.clone());
+    // An open block may have a second descriptor while it is filled, and connections need some too.
+    let open_blocks = (process::raise_descriptor_limit() / 4).min(MAX_OPEN_BLOCKS);
+    let max_open_blocks = usize::try_from(open_blocks).unwrap_or(usize::MAX);
+    let options = StoreOptions { conf: config.worker.clone(), directories, max_open_blocks, keys: keys.clone() };
     let opening = metrics.clone();
     let (stores, cleanup) = tokio::task::spawn_blocking(move || store::open(options, opening, evictions_in)).await??;
     registry.register_collector(StoreCollector::new(stores.table.clone()));
@@ -92,7 +91,8 @@ pub async fn run_with_replays(
     let Ports { server, journals: journal_listener, http, worker } =
         Ports::bind(&config.worker, &socket, &keys).await?;
     let parts = parts(&config, stores, master, metrics);
-    let service = service(&config, &parts, transport.clone());
+    let pool = WorkerPool::new(&config.client, transport.clone(), "worker");
+    let service = Arc::new(Service::new(parts.clone(), &config.worker, pool));
     let journals = Journals::new(replay, parts.membership.clone(), parts.metrics.clone(), stop.clone());
     announce(&worker);
 
@@ -107,10 +107,16 @@ pub async fn run_with_replays(
             journals.clone().serve(listener, path).await;
         }
     };
+    let keep_link = async {
+        let result = Heartbeat { parts: parts.clone(), worker }.run(stop.clone()).await;
+        stop.cancel();
+        result
+    };
+    let cleaning = stop.clone();
     // Whatever ends first with an error ends the others.
     let (result, cleaned, (), (), (), ()) = tokio::join!(
-        keep_link(Heartbeat { parts: parts.clone(), worker }, &stop),
-        clean(cleanup, stop.clone()),
+        keep_link,
+        tokio::task::spawn_blocking(move || cleanup.run(&cleaning)),
         server.serve(service.clone(), admission, evictions, cores.clone(), stop.clone()),
         http.serve(access, axum::Router::new(), registry, move || health_of(&table), stop.clone()),
         tend(&parts, &service, &journals, &config.worker, &stop),
@@ -183,17 +189,6 @@ fn parts(config: &Config, stores: Stores, master: MasterChannel, metrics: Worker
     WorkerParts { stores, mounts, master, membership, metrics, memory: Budget::new(memory_kib) }
 }
 
-/// What carries out requests.
-fn service(config: &Config, parts: &WorkerParts, transport: Transport) -> Arc<Service> {
-    let limits =
-        FillLimits { concurrency: config.worker.fill_concurrency, size_max: config.worker.fill_size_max.bytes() };
-    let fills = Arc::new(Fills::new(parts.clone(), limits));
-    let pool = WorkerPool::new(&config.client, transport, "worker");
-    let uploads = Arc::new(Uploads::new(parts.clone(), pool));
-    let reserved = Arc::new(ReservedBlocks::new(parts.clone(), ReservedLimits::of(&config.worker)));
-    Arc::new(Service::new(parts.clone(), fills, uploads, reserved))
-}
-
 /// Looks after what is in the stores, until `stop`.
 async fn tend(
     parts: &WorkerParts,
@@ -234,18 +229,6 @@ async fn drain(service: &Service) {
     }
 }
 
-/// Keeps the master informed; what ends that ends the worker.
-async fn keep_link(heartbeat: Heartbeat, stop: &CancellationToken) -> Result<(), WorkerError> {
-    let result = heartbeat.run(stop.clone()).await;
-    stop.cancel();
-    result
-}
-
-/// Deletes what a crash left behind.
-async fn clean(cleanup: Cleanup, stop: CancellationToken) -> Result<(), JoinError> {
-    tokio::task::spawn_blocking(move || cleanup.run(&stop)).await
-}
-
 fn invalid_dirs(worker: &schema::Worker, reason: String) -> WorkerError {
     WorkerError::Config { key: "worker.dirs", value: worker.dirs.join(", "), reason }
 }
@@ -257,22 +240,6 @@ async fn key_wrapping(worker: &schema::Worker) -> Result<Arc<KeyWrapping>, Worke
         KeyWrapping::load((settings.0, &current), (settings.1, &former))
     };
     Ok(Arc::new(tokio::task::spawn_blocking(load).await??))
-}
-
-fn store_options(worker: &schema::Worker, directories: Vec<DirSpec>, keys: Arc<KeyWrapping>) -> StoreOptions {
-    // An open block may have a second descriptor while it is filled, and connections need some too.
-    let open = (process::raise_descriptor_limit() / 4).min(MAX_OPEN_BLOCKS);
-    StoreOptions {
-        directories,
-        missing: MissingDir::of("worker.create_dirs", worker.create_dirs),
-        high_watermark: worker.high_watermark,
-        low_watermark: worker.low_watermark,
-        mount_cache_share: worker.mount_cache_share,
-        mount_cache_min: worker.fill_size_max,
-        index_cache: worker.index_cache,
-        max_open_blocks: usize::try_from(open).unwrap_or(usize::MAX),
-        keys,
-    }
 }
 
 /// Clients of this host may have another working directory, so the path is made absolute.

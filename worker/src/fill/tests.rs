@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_conf::process::{Metrics, MissingDir};
+use cavern_conf::process::Metrics;
 use cavern_conf::{ByteSize, schema};
 use cavern_proto::ContentId;
 use cavern_proto::data::BlockRef;
@@ -34,13 +34,14 @@ struct Fixture {
 fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>, WorkerMetrics) {
     let metrics = WorkerMetrics::new(&Metrics::new("worker"));
     let options = StoreOptions {
-        missing: MissingDir::Refuse("worker.create_dirs"),
         directories: vec![format!("[SSD:{capacity}B]{}", home.display()).parse().unwrap()],
-        high_watermark: 0.98,
-        low_watermark: 0.96,
-        mount_cache_share: 100,
-        mount_cache_min: ByteSize::mib(1),
-        index_cache: ByteSize::mib(1),
+        conf: schema::Worker {
+            high_watermark: 0.98,
+            low_watermark: 0.96,
+            fill_size_max: ByteSize::mib(1),
+            index_cache: ByteSize::mib(1),
+            ..schema::Worker::default()
+        },
         max_open_blocks: 100,
         keys: Arc::default(),
     };
@@ -67,7 +68,8 @@ fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>
         metrics: metrics.clone(),
         memory: Budget::new(64 << 10),
     };
-    let fills = Fills::new(parts, FillLimits { concurrency: 8, size_max: MIB });
+    let conf = schema::Worker { fill_concurrency: 8, fill_size_max: ByteSize::mib(1), ..schema::Worker::default() };
+    let fills = Fills::new(parts, &conf);
     (Arc::new(fills), mounts, metrics)
 }
 

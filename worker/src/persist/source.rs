@@ -55,25 +55,17 @@ pub(super) struct Source<'a> {
     object: Option<(&'a Ufs, &'a Origin)>,
 }
 
-/// Blocks of a worker that it says it has not, or of which it says nothing.
-struct Unseen {
-    worker: u64,
-    /// Their indexes.
+/// Why it is not known whether the blocks are at rest.
+struct LookError {
+    /// The indexes of blocks that another worker says it has not, or of which it says nothing; none of those here.
     blocks: Vec<u32>,
+    worker: u64,
     refusal: Refusal,
 }
 
-/// Why it is not known whether the blocks are at rest.
-enum LookError {
-    Refused(Refusal),
-    Unseen(Unseen),
-}
-
-impl From<LookError> for Refusal {
-    fn from(error: LookError) -> Self {
-        match error {
-            LookError::Refused(refusal) | LookError::Unseen(Unseen { refusal, .. }) => refusal,
-        }
+impl From<Refusal> for LookError {
+    fn from(refusal: Refusal) -> Self {
+        Self { blocks: Vec::new(), worker: 0, refusal }
     }
 }
 
@@ -123,11 +115,10 @@ impl<'a> Source<'a> {
         while rounds < ROUNDS {
             self.stamps = match self.look().await {
                 Ok(stamps) => stamps,
-                Err(LookError::Unseen(unseen)) => {
-                    self.try_next_workers(unseen)?;
+                Err(error) => {
+                    self.try_next_workers(error)?;
                     continue;
                 }
-                Err(LookError::Refused(refusal)) => return Err(refusal),
             };
             if self.stamps.iter().all(is_settled) {
                 return Ok(self);
@@ -140,22 +131,23 @@ impl<'a> Source<'a> {
 
     /// Blocks that a worker has not are looked for at the next of their workers; where there is none, its answer
     /// stands.
-    fn try_next_workers(&mut self, unseen: Unseen) -> Result<(), Refusal> {
+    fn try_next_workers(&mut self, LookError { blocks, worker, refusal }: LookError) -> Result<(), Refusal> {
         let own_id = self.uploads.parts.membership.worker_id();
-        for index in &unseen.blocks {
+        for index in &blocks {
             let Some((block, place)) = self.blocks.get_mut(index) else { continue };
-            let mut rest = block.workers.iter().skip_while(|worker| **worker != unseen.worker).skip(1);
+            let mut rest = block.workers.iter().skip_while(|of| **of != worker).skip(1);
             match rest.find(|worker| **worker != own_id) {
                 Some(next) => *place = BlockLocation::Remote(*next),
-                None => return Err(unseen.refusal),
+                None => return Err(refusal),
             }
         }
-        Ok(())
+        if blocks.is_empty() { Err(refusal) } else { Ok(()) }
     }
 
     /// Whether every block is the file that it was, and has not been written to.
     pub(super) async fn check_untouched(&self) -> Result<(), Refusal> {
-        if self.look().await? == self.stamps { Ok(()) } else { Err(changed()) }
+        let stamps = self.look().await.map_err(|error| error.refusal)?;
+        if stamps == self.stamps { Ok(()) } else { Err(changed()) }
     }
 
     /// Returns when the blocks are on the disks of their workers: no loss of power takes from the file what the bucket
@@ -194,29 +186,30 @@ impl<'a> Source<'a> {
         let (here, elsewhere) = self.by_place();
         if !here.is_empty() {
             let data = self.uploads.parts.stores.data.clone();
-            stamps.extend(blocking(READING, move || look_here(&data, &here)).await.map_err(LookError::Refused)?);
+            stamps.extend(blocking(READING, move || look_here(&data, &here)).await?);
         }
         for (worker, blocks) in elsewhere {
             for blocks in blocks.chunks(QUERY_BLOCKS) {
-                stamps.extend(self.look_there(worker, blocks).await.map_err(LookError::Unseen)?);
+                stamps.extend(self.look_there(worker, blocks).await?);
             }
         }
         Ok(stamps.into_values().collect())
     }
 
-    async fn look_there(&self, worker: u64, blocks: &[(u32, BlockRef)]) -> Result<Vec<(u32, Stamp)>, Unseen> {
+    async fn look_there(&self, worker: u64, blocks: &[(u32, BlockRef)]) -> Result<Vec<(u32, Stamp)>, LookError> {
         let asked = blocks.iter().map(|(_, block)| block.clone()).collect();
         let answered = self.uploads.peers.query(worker, asked).await;
-        let items = answered.map_err(|refusal| {
-            let blocks = blocks.iter().map(|(index, _)| *index).collect();
-            Unseen { worker, blocks, refusal }
+        let items = answered.map_err(|refusal| LookError {
+            blocks: blocks.iter().map(|(index, _)| *index).collect(),
+            worker,
+            refusal,
         })?;
         let of_items = blocks.iter().zip(&items);
         let lacked: Vec<&(u32, BlockRef)> =
             of_items.clone().filter(|(_, item)| !item.known).map(|(it, _)| it).collect();
         if let Some((_, first)) = lacked.first() {
             let refusal = BlockId::of(first).map_or_else(changed, |id| missing(&id));
-            return Err(Unseen { worker, blocks: lacked.iter().map(|(index, _)| *index).collect(), refusal });
+            return Err(LookError { blocks: lacked.iter().map(|(index, _)| *index).collect(), worker, refusal });
         }
         let stamp = |item: &query_reply::Item| Stamp { incarnation: item.incarnation, modified_ns: item.modified_ns };
         Ok(of_items.map(|((index, _), item)| (*index, stamp(item))).collect())

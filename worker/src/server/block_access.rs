@@ -4,6 +4,7 @@
 //! a request, the master may have let the client in since: the table is fetched once more before the refusal, though
 //! not for each request of whoever goes on asking.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use tokio::time::Instant;
 
 use super::roles::Peer;
 use crate::membership::Membership;
-use crate::mounts::{Mounts, check_key};
+use crate::mounts::{MountAccess, Mounts, check_key};
 use crate::request_error::Refusal;
 
 /// The table is fetched for the sake of one connection at most this often. What the master tells all workers comes
@@ -73,16 +74,6 @@ pub(super) enum Verdict {
     Later,
 }
 
-/// What the peer may do in a mount.
-#[derive(Debug)]
-struct Known {
-    access: ClientAccess,
-    /// 0 for any number.
-    bytes_per_second: u64,
-    /// `None` when it cannot be opened: nothing tells then which objects are its own.
-    ufs: Option<Ufs>,
-}
-
 /// What the peer of a connection may do.
 #[derive(Debug)]
 pub(super) struct BlockAccess {
@@ -93,7 +84,7 @@ pub(super) struct BlockAccess {
     membership: Arc<Membership>,
     /// What `known` was taken from.
     version: u64,
-    known: Vec<(u32, Option<Known>)>,
+    known: HashMap<u32, Option<MountAccess>>,
     /// When the table was last fetched for this peer.
     renewed: Option<Instant>,
 }
@@ -101,7 +92,7 @@ pub(super) struct BlockAccess {
 impl BlockAccess {
     pub(super) fn of(peer: &Peer, mounts: Arc<Mounts>, membership: Arc<Membership>) -> Self {
         let client = peer.identity().and_then(Identity::client_name).map(Arc::from);
-        Self { client, mounts, membership, version: 0, known: Vec::new(), renewed: None }
+        Self { client, mounts, membership, version: 0, known: HashMap::new(), renewed: None }
     }
 
     /// The client's name, if it is checked.
@@ -160,28 +151,13 @@ impl BlockAccess {
         async move { mounts.renew().await }
     }
 
-    fn known(&mut self, mount_id: u32, client: &str) -> Option<&Known> {
+    fn known(&mut self, mount_id: u32, client: &str) -> Option<&MountAccess> {
         let version = self.mounts.version();
-        if self.version != version {
+        if self.version != version || self.known.len() >= MAX_KNOWN && !self.known.contains_key(&mount_id) {
             self.version = version;
             self.known.clear();
         }
-        let at = match self.known.iter().position(|(known, _)| *known == mount_id) {
-            Some(at) => at,
-            None => {
-                let known = self.mounts.access_of(mount_id, client).map(|(access, bytes_per_second, ufs)| Known {
-                    access,
-                    bytes_per_second,
-                    ufs,
-                });
-                if self.known.len() >= MAX_KNOWN {
-                    self.known.clear();
-                }
-                self.known.push((mount_id, known));
-                self.known.len() - 1
-            }
-        };
-        self.known[at].1.as_ref()
+        self.known.entry(mount_id).or_insert_with(|| self.mounts.access_of(mount_id, client)).as_ref()
     }
 }
 

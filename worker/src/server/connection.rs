@@ -83,7 +83,6 @@ pub struct Admission {
 }
 
 /// What all connections share.
-#[derive(Debug)]
 pub(super) struct Shared {
     pub service: Arc<Service>,
     pub admission: Admission,

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::process::LogLimit;
+use cavern_conf::schema;
+use cavern_net::WorkerPool;
 use cavern_proto::bounded::MAX_ITEMS;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching, is_whole_parts, part_count};
 use cavern_proto::data::open_request::Item;
@@ -56,7 +58,6 @@ const SMALL_BLOCK_BYTES: u32 = 1 << 20;
 const ITEM_BYTES: usize = 16;
 
 /// What requests work with.
-#[derive(Debug)]
 pub struct Service {
     pub parts: WorkerParts,
     pub fills: Arc<Fills>,
@@ -165,11 +166,17 @@ pub(super) fn deadline_of(deadline_ms: u32) -> Duration {
 
 impl Service {
     /// Requests that wait have a quarter as much memory as there is for buffers.
-    pub fn new(parts: WorkerParts, fills: Arc<Fills>, uploads: Arc<Uploads>, reserved: Arc<ReservedBlocks>) -> Self {
-        let requests = Budget::new(kib_for_requests(parts.memory.kib));
-        let spares = Arc::new(Semaphore::new(SPARES_KIB));
-        let (unchecked, damaged_sends) = (LogLimit::default(), LogLimit::default());
-        Self { parts, fills, uploads, reserved, requests, spares, unchecked, damaged_sends }
+    pub fn new(parts: WorkerParts, conf: &schema::Worker, pool: Arc<WorkerPool>) -> Self {
+        Self {
+            fills: Arc::new(Fills::new(parts.clone(), conf)),
+            uploads: Arc::new(Uploads::new(parts.clone(), pool)),
+            reserved: Arc::new(ReservedBlocks::new(parts.clone(), conf)),
+            requests: Budget::new(kib_for_requests(parts.memory.kib)),
+            spares: Arc::new(Semaphore::new(SPARES_KIB)),
+            unchecked: LogLimit::default(),
+            damaged_sends: LogLimit::default(),
+            parts,
+        }
     }
 
     /// Decodes and looks up a read.

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use bytes::{Buf, BytesMut};
-use cavern_conf::process::{Metrics, MissingDir};
+use cavern_conf::process::Metrics;
 use cavern_conf::{ByteSize, schema};
 use cavern_proto::chunk::{CHUNK_BYTES, ChunkMap};
 use cavern_proto::data::*;
@@ -26,7 +26,6 @@ use tokio::task::JoinHandle;
 
 use super::requests::MAX_INFLIGHT_BYTES;
 use super::*;
-use crate::fill::{FillLimits, Fills};
 use crate::membership::Membership;
 use crate::memory::Budget;
 use crate::metrics::WorkerMetrics;
@@ -34,7 +33,6 @@ use crate::mounts::Mounts;
 use crate::mounts::tests::no_master;
 use crate::parts::WorkerParts;
 use crate::persist::Uploads;
-use crate::reserved::{ReservedBlocks, ReservedLimits};
 use crate::store::{StoreOptions, Stores};
 
 mod copy;
@@ -75,13 +73,14 @@ impl Fixture {
         let home = tempfile::tempdir().unwrap();
         let metrics = WorkerMetrics::new(&Metrics::new("worker"));
         let options = StoreOptions {
-            missing: MissingDir::Refuse("worker.create_dirs"),
             directories: vec![format!("[SSD:256MiB]{}", home.path().display()).parse().unwrap()],
-            high_watermark: 0.98,
-            low_watermark: 0.96,
-            mount_cache_share: 100,
-            mount_cache_min: ByteSize::mib(8),
-            index_cache: ByteSize::mib(1),
+            conf: schema::Worker {
+                high_watermark: 0.98,
+                low_watermark: 0.96,
+                fill_size_max: ByteSize::mib(8),
+                index_cache: ByteSize::mib(1),
+                ..schema::Worker::default()
+            },
             max_open_blocks: 10_000,
             keys: Arc::default(),
         };
@@ -102,18 +101,15 @@ impl Fixture {
             metrics: metrics.clone(),
             memory: Budget::new(64 << 10),
         };
-        let limits = FillLimits { concurrency: 16, size_max: 8 * MIB };
-        let fills = Arc::new(Fills::new(parts.clone(), limits));
         let socket = home.path().join("w.sock");
         let server = Server::bind("127.0.0.1:0", &socket, Some(LocalPeers::default())).await.unwrap();
         let address = server.address();
         let stop = CancellationToken::new();
         let pool = cavern_net::WorkerPool::new(&schema::Client::default(), Transport::Plain, "test");
-        let uploads = Arc::new(Uploads::new(parts.clone(), pool.clone()));
-        let limits = ReservedLimits::of(&schema::Worker::default());
-        let reserved = Arc::new(ReservedBlocks::new(parts.clone(), limits));
         let memory = parts.memory.all.clone();
-        let service = Arc::new(Service::new(parts, fills, uploads.clone(), reserved));
+        let conf = schema::Worker { fill_concurrency: 16, ..schema::Worker::default() };
+        let service = Arc::new(Service::new(parts, &conf, pool.clone()));
+        let uploads = service.uploads.clone();
         let tenants = super::tenants(&schema::Worker::default(), 64 << 10);
         let admission = Admission { transport, audit: AuditLog::default(), tenants: tenants.clone() };
         let cores = Arc::new(Cores::start(2).unwrap());

@@ -33,14 +33,6 @@ const SLOW_FROM: f64 = 0.85;
 /// Before a reservation when the disks are full. A stream reserves some megabytes at a time.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// Who asks for room.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum PeerLocality {
-    /// It takes a descriptor.
-    SameHost,
-    Elsewhere,
-}
-
 /// A write that makes sense.
 #[derive(Debug)]
 pub(super) struct Write {
@@ -159,7 +151,7 @@ impl Service {
     pub(super) fn reserve(
         &self,
         request: ReserveRequest,
-        asker: PeerLocality,
+        with_file: bool,
     ) -> Result<(ReserveReply, Option<Arc<File>>), Refusal> {
         let target = BlockSource::parse_data(request.block.unwrap_or_default())?;
         let ranges = within(&request.ranges, target.length)?;
@@ -169,7 +161,7 @@ impl Service {
             data.allocate(&block, &ranges)?;
         }
         // From here on a client holds a descriptor, and is notified when the block goes.
-        let file = if asker == PeerLocality::SameHost { Some(data.share(&block)?) } else { None };
+        let file = if with_file { Some(data.share(&block)?) } else { None };
         let (incarnation, allocated) = (block.incarnation(), block.allocated_bytes().ok());
         let reply = ReserveReply { status: Status::Ok.into(), message: String::new(), incarnation, allocated };
         Ok((reply, file))

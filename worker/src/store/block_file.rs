@@ -49,13 +49,6 @@ pub(super) struct BlockPlace {
     pub cipher: Option<Arc<Cipher>>,
 }
 
-impl BlockPlace {
-    /// How its file is encrypted.
-    pub fn sealed(&self) -> Option<Sealed> {
-        self.cipher.clone().map(|cipher| Sealed::new(cipher, self.incarnation, self.length))
-    }
-}
-
 /// The open file of a block. It may be read for as long as this lives, whether or not the block is still in the store.
 ///
 /// Two descriptors: one to read, which is handed to clients, and one to write, which is opened when somebody writes and
@@ -71,13 +64,15 @@ pub struct BlockFile {
 }
 
 impl BlockFile {
-    /// Makes the file of a new block, with so many bytes that are a hole.
-    pub(super) fn create(place: BlockPlace, bytes: u32) -> io::Result<Self> {
-        let writer = create_file(&place.path, bytes)?;
-        match open_to_read(&place.path) {
+    /// Makes the file of a new block, with so many bytes that are a hole; as a `draft` it has that name until it gets
+    /// its own.
+    pub(super) fn create(place: BlockPlace, draft: Option<&Path>, bytes: u32) -> io::Result<Self> {
+        let path = draft.unwrap_or(&place.path);
+        let writer = create_file(path, bytes)?;
+        match open_to_read(path) {
             Ok(reader) => Ok(Self::of(place, reader, Some(Arc::new(writer)))),
             Err(error) => {
-                let _ = std::fs::remove_file(&place.path);
+                let _ = std::fs::remove_file(path);
                 Err(error)
             }
         }
@@ -89,8 +84,8 @@ impl BlockFile {
         Ok(Self::of(place, reader, None))
     }
 
-    pub(super) fn of(place: BlockPlace, reader: File, writer: Option<Arc<File>>) -> Self {
-        let sealed = place.sealed();
+    fn of(place: BlockPlace, reader: File, writer: Option<Arc<File>>) -> Self {
+        let sealed = place.cipher.clone().map(|cipher| Sealed::new(cipher, place.incarnation, place.length));
         Self { place, reader, writer: Mutex::new(writer), sealed, dead: AtomicBool::new(false) }
     }
 

@@ -18,7 +18,7 @@
 
 pub(super) mod block;
 pub(super) mod draft;
-pub(super) mod orphans;
+mod orphans;
 mod reservations;
 mod room;
 mod sync;

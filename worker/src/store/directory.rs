@@ -81,24 +81,22 @@ impl Identity {
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 return Ok(None);
             }
-            Err(source) => return Err(WorkerError::Directory { action: "read", path, source }),
+            Err(error) => return Err(WorkerError::directory("read", &path)(error)),
         };
+        let damaged = |reason: String| WorkerError::DirectoryIdentity { path: path.clone(), reason };
         // The format is looked at first: a later one may have changed everything else.
-        let value: serde_json::Value = serde_json::from_slice(&text)
-            .map_err(|error| WorkerError::DirectoryIdentity { path: path.clone(), reason: error.to_string() })?;
+        let value: serde_json::Value = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
         let format = value.get("format").and_then(serde_json::Value::as_u64).unwrap_or(0);
         let found = u32::try_from(format).unwrap_or(u32::MAX);
         if ![FORMAT, FORMAT_ENCRYPTED].contains(&found) {
             return Err(WorkerError::DirectoryFormat { path: directory.to_owned(), found, known: FORMAT_ENCRYPTED });
         }
-        let identity: Self = serde_json::from_value(value)
-            .map_err(|error| WorkerError::DirectoryIdentity { path: path.clone(), reason: error.to_string() })?;
-        let reason = match identity.uuid_bytes() {
-            None => "uuid is not 32 hexadecimal digits",
-            Some(_) if identity.starts >= STARTS_MAX => "no worker has been started so often",
-            Some(_) => return Ok(Some(identity)),
-        };
-        Err(WorkerError::DirectoryIdentity { path, reason: reason.to_owned() })
+        let identity: Self = serde_json::from_value(value).map_err(|error| damaged(error.to_string()))?;
+        match identity.uuid_bytes() {
+            None => Err(damaged("uuid is not 32 hexadecimal digits".to_owned())),
+            Some(_) if identity.starts >= STARTS_MAX => Err(damaged("no worker has been started so often".to_owned())),
+            Some(_) => Ok(Some(identity)),
+        }
     }
 
     /// Replaces `worker.json` in one step, synced.
@@ -106,7 +104,7 @@ impl Identity {
         let name = "worker.json";
         let written = serde_json::to_vec_pretty(self).map_err(io::Error::from);
         let written = written.and_then(|text| replace_file(directory, name, &text));
-        written.map_err(|source| WorkerError::Directory { action: "write", path: directory.join(name), source })
+        written.map_err(WorkerError::directory("write", &directory.join(name)))
     }
 
     /// The uuid as 16 bytes.
@@ -138,12 +136,11 @@ pub(super) fn check_kept(directories: &[DirSpec]) -> Result<(), WorkerError> {
 /// Takes the lock of a directory, for as long as the file is kept.
 pub(super) fn lock(directory: &Path) -> Result<File, WorkerError> {
     let path = directory.join("lock");
-    let failed = |source| WorkerError::Directory { action: "lock", path: path.clone(), source };
-    let file = host::lock_file(&path).map_err(failed)?;
+    let file = host::lock_file(&path).map_err(WorkerError::directory("lock", &path))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => Err(WorkerError::DirectoryInUse(directory.to_owned())),
-        Err(error) => Err(failed(error.into())),
+        Err(error) => Err(WorkerError::directory("lock", &path)(error.into())),
     }
 }
 
@@ -250,10 +247,7 @@ pub(super) fn folders(kind: &Path) -> impl Iterator<Item = PathBuf> {
 /// Makes `blocks` and `data` with their 256 folders each. Those of `data` are on disk when this returns: what is in
 /// them must be found after a power failure.
 pub(super) fn make_folders(directory: &Path) -> Result<(), WorkerError> {
-    let failed = |action, path: &Path| {
-        let path = path.to_owned();
-        move |source| WorkerError::Directory { action, path, source }
-    };
+    let failed = |action, path: &Path| WorkerError::directory(action, path);
     for kind in ["blocks", "data"] {
         let kind = directory.join(kind);
         std::fs::create_dir_all(&kind).map_err(failed("create", &kind))?;
@@ -287,11 +281,8 @@ fn spread_folders(kind: &Path) {
 
 /// Size of the file system of a directory, and what this user may still write there, in bytes.
 pub(super) fn file_system_bytes(directory: &Path) -> Result<(u64, u64), WorkerError> {
-    let stat = rustix::fs::statvfs(directory).map_err(|error| WorkerError::Directory {
-        action: "ask for the free space of",
-        path: directory.to_owned(),
-        source: error.into(),
-    })?;
+    let failed = WorkerError::directory("ask for the free space of", directory);
+    let stat = rustix::fs::statvfs(directory).map_err(|error| failed(error.into()))?;
     Ok((stat.f_blocks.saturating_mul(stat.f_frsize), stat.f_bavail.saturating_mul(stat.f_frsize)))
 }
 

@@ -9,10 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cavern_conf::process::{MissingDir, ensure_dir};
-use cavern_conf::{ByteSize, DirSpec, Tier};
+use cavern_conf::{DirSpec, Tier, schema};
 use cavern_proto::ChunkMap;
-use cavern_proto::chunk::{chunk_count, chunk_range};
-use cavern_proto::record::BlockRecord;
+use cavern_proto::chunk::chunk_count;
 use cavern_security::KeyWrapping;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -20,10 +19,10 @@ use tracing::{info, warn};
 
 use super::data::draft;
 use super::directory::{self, Directory, DiskHealth, INCARNATION_BITS, Identity, parse_data_name};
-use super::index::{Index, IndexError, set_aside};
+use super::index::{Index, IndexError};
 use super::sealing::Cipher;
 use super::slab::Entry;
-use super::space::{UNIT_BYTES, units_of, units_on_disk};
+use super::space::{UNIT_BYTES, units_of_chunks, units_on_disk};
 use super::table::BlockTable;
 use crate::error::WorkerError;
 
@@ -44,16 +43,13 @@ pub(super) struct Opened {
 pub(super) fn open(
     spec: DirSpec,
     position: u8,
-    missing: MissingDir,
-    index_cache: ByteSize,
+    conf: &schema::Worker,
     keys: &KeyWrapping,
 ) -> Result<Opened, WorkerError> {
     let path = spec.path.clone();
-    let failed = |action| {
-        let path = path.clone();
-        move |source| WorkerError::Directory { action, path, source }
-    };
-    let missing = if spec.tier == Tier::Mem { MissingDir::Create } else { missing };
+    let failed = |action| WorkerError::directory(action, &path);
+    // Those in memory are made anew always.
+    let missing = MissingDir::of("worker.create_dirs", conf.create_dirs || spec.tier == Tier::Mem);
     ensure_dir(&path, "worker.dirs", missing)?;
     let lock = directory::lock(&path)?;
     let identity = Identity::read(&path)?;
@@ -62,11 +58,11 @@ pub(super) fn open(
         return Err(WorkerError::DirectoryKeyLost(path));
     }
 
-    let cache_bytes = usize::try_from(index_cache.bytes()).unwrap_or(usize::MAX);
+    let cache_bytes = usize::try_from(conf.index_cache.bytes()).unwrap_or(usize::MAX);
     let mut opened = open_index(&path, position, cache_bytes);
     if let Err(IndexError::Damaged(reason)) = &opened {
-        let kept = set_aside(&path).map_err(failed("set the damaged index aside in"))?;
-        orphan_blocks(&path).map_err(failed("set blocks aside in"))?;
+        let kept = set_aside(&path, "index", "damaged").map_err(failed("set the damaged index aside in"))?;
+        set_aside(&path, "blocks", "orphaned").map_err(failed("set blocks aside in"))?;
         warn!(directory = %path.display(), kept = %kept.display(), reason,
             "the block index is damaged: set aside, the directory starts empty and its blocks are fetched again");
         opened = open_index(&path, position, cache_bytes);
@@ -113,28 +109,15 @@ fn open_index(path: &Path, position: u8, cache_bytes: usize) -> Result<(Index, V
     let mut entries = Vec::new();
     let skipped = index.scan(|id, record| {
         let mut entry = Entry::new(id, record.incarnation, record.length, record.mount_id, position);
-        entry.units = units_present(&record);
+        let present = ChunkMap::from_bytes(&record.present);
+        let chunks = present.iter().take_while(|index| *index < chunk_count(record.length));
+        entry.units = units_of_chunks(chunks, record.length);
         entries.push(entry);
     })?;
     if skipped > 0 {
         warn!(directory = %path.display(), records = skipped, "skipped records of the block index that make no sense");
     }
     Ok((index, entries))
-}
-
-/// Units of the chunks that a record has.
-fn units_present(record: &BlockRecord) -> u32 {
-    let present = ChunkMap::from_bytes(&record.present);
-    let chunks = chunk_count(record.length);
-    let full = units_of(&chunk_range(0, u32::MAX));
-    match chunks.checked_sub(1) {
-        None => 0,
-        Some(last) => {
-            let last_there = present.contains(last);
-            let others = present.iter().take_while(|index| *index < last).count() as u32;
-            others * full + if last_there { units_of(&chunk_range(last, record.length)) } else { 0 }
-        }
-    }
 }
 
 /// Every data block of the directory at `position`, found by its file, with what it takes of the disk. Files that are
@@ -168,14 +151,14 @@ fn scan_data(directory: &Path, position: u8) -> io::Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Moves `blocks` out of the way, for deletion in the background.
-fn orphan_blocks(path: &Path) -> io::Result<()> {
-    let blocks = path.join("blocks");
-    if !blocks.exists() {
-        return Ok(());
+/// Renames what a directory has under `name`, if anything, to the first free name that says what has become of it.
+fn set_aside(directory: &Path, name: &str, what: &str) -> io::Result<PathBuf> {
+    let mut names = (1u32..).map(|attempt| directory.join(format!("{name}.{what}-{attempt}")));
+    let free = names.find(|name| !name.exists()).unwrap_or_default();
+    match std::fs::rename(directory.join(name), &free) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(free),
     }
-    let free_name = (1u32..).map(|attempt| path.join(format!("blocks.orphaned-{attempt}"))).find(|name| !name.exists());
-    free_name.map_or(Ok(()), |name| std::fs::rename(blocks, name))
 }
 
 fn orphaned_folders(path: &Path) -> io::Result<Vec<PathBuf>> {

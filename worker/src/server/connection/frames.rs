@@ -19,7 +19,7 @@ use crate::server::outgoing::{PassedFile, Segment};
 use crate::server::requests::{ContentRequest, MAX_INFLIGHT_BYTES, Service, deadline_of};
 use crate::server::roles;
 use crate::server::upload::{Buffer, MEMORY_TIMEOUT, Upload};
-use crate::server::writes::{PeerLocality, Write, kept};
+use crate::server::writes::{Write, kept};
 
 /// Payloads up to this size are read and answered in the loop, if they are in the page cache. What a kernel's FUSE asks
 /// for at a time is at most this.
@@ -169,7 +169,7 @@ impl Connection {
 
     fn reserve(&mut self, header: &FrameHeader, request: ReserveRequest) {
         let (id, service, tenant) = (header.request_id, self.shared.service.clone(), self.pacing.tenant().cloned());
-        let asker = if self.socket.passes_descriptors() { PeerLocality::SameHost } else { PeerLocality::Elsewhere };
+        let with_file = self.socket.passes_descriptors();
         let wanted = request.ranges.iter().map(|range| u64::from(range.length)).sum::<u64>();
         let room = self.room(request.block.as_ref(), wanted + u64::from(request.origin_bytes));
         let pause = service.pressure();
@@ -182,7 +182,7 @@ impl Connection {
             service.begin_with_origin(&request).await?;
             let until = Instant::now() + deadline_of(request.deadline_ms);
             let reserve = move || {
-                let reserved = service.reserve(request, asker);
+                let reserved = service.reserve(request, with_file);
                 drop(taken);
                 reserved
             };

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, Range};
-use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use tokio::time::Instant;
 
 use crate::store::block_file::{BlockFile, BlockPlace};
+use crate::store::files::write_at;
 use crate::store::sealing::Sealed;
 
 /// What is known of a data block in this run; it outlives the block's being open.
@@ -88,10 +89,10 @@ pub(super) enum ZeroOutcome {
 }
 
 impl DataBlock {
-    /// Makes the file of a new data block, all of it a hole.
-    pub(super) fn create(place: BlockPlace, charged: ChunkMap) -> io::Result<Self> {
+    /// Makes the file of a new data block, or of its draft, all of it a hole.
+    pub(super) fn create(place: BlockPlace, draft: Option<&Path>, charged: ChunkMap) -> io::Result<Self> {
         let length = place.length;
-        Ok(Self { file: BlockFile::create(place, length)?, state: Arc::new(DataState::new(charged)) })
+        Ok(Self { file: BlockFile::create(place, draft, length)?, state: Arc::new(DataState::new(charged)) })
     }
 
     /// Opens the file of a data block; `state` is what is known of it in this run.
@@ -107,11 +108,6 @@ impl DataBlock {
             None => Arc::new(DataState::new(chunks_with_data(file.reader(), file.length())?)),
         };
         Ok(Self { file, state })
-    }
-
-    /// A block whose file has just got its name.
-    pub(super) fn of_draft(place: BlockPlace, reader: File, writer: Arc<File>, charged: ChunkMap) -> Self {
-        Self { file: BlockFile::of(place, reader, Some(writer)), state: Arc::new(DataState::new(charged)) }
     }
 
     pub(in crate::store) fn state(&self) -> &Arc<DataState> {
@@ -133,16 +129,7 @@ impl DataBlock {
             let _alone = sealed.alone();
             return sealed.write(&writer, offset, bytes);
         }
-        let mut done = 0;
-        while done < bytes.len() {
-            match writer.write_at(&bytes[done..], u64::from(offset) + done as u64) {
-                Ok(0) => return Err((done, io::ErrorKind::WriteZero.into())),
-                Ok(written) => done += written,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err((done, error)),
-            }
-        }
-        Ok(())
+        write_at(&writer, offset, bytes)
     }
 
     /// Makes a range zeros. *Blocking*.

@@ -157,7 +157,7 @@ impl DataStore {
         let place = self.choose_place(target, units)?;
         let directory = place.directory;
         let failed = |source| self.table.not_made(directory, "creating a data block", source, StoreError::NoSpace);
-        let block = Arc::new(DataBlock::create(place, chunks.clone()).map_err(failed)?);
+        let block = Arc::new(DataBlock::create(place, None, chunks.clone()).map_err(failed)?);
         Failpoint::BlockMade.pass();
         self.enter(&block, units)?;
         Ok(Some(block))
@@ -183,14 +183,6 @@ impl DataStore {
         residents.insert(entry, Block::Data(block.clone()));
         self.note_reservation(block.id(), block.state());
         Ok(())
-    }
-
-    /// Evicts cached blocks until so many units fit in a directory beside what is charged there.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSpace`].
-    pub(super) fn make_room(&self, directory: usize, units: u32) -> Result<(), StoreError> {
-        make_room_for_data(&mut self.table.lock().cache, directory, units)
     }
 
     /// Where the file of a new block is to be that begins with `units`.
@@ -223,7 +215,10 @@ impl DataStore {
 }
 
 /// Evicts cached blocks until so many units more fit in a directory.
-fn make_room_for_data(cache: &mut Cache, directory: usize, units: u32) -> Result<(), StoreError> {
+///
+/// # Errors
+/// [`StoreError::NoSpace`].
+pub(super) fn make_room_for_data(cache: &mut Cache, directory: usize, units: u32) -> Result<(), StoreError> {
     let space = &cache.spaces[directory];
     // Nothing is evicted in vain.
     if space.data.units + u64::from(units) > space.limits.capacity {
