@@ -303,13 +303,7 @@ impl Service {
 
     /// The answer to an open or a fill whose blocks are at hand.
     pub(super) fn open_at_hand(&self, request: &ContentRequest, blocks: &[&Block]) -> Segment {
-        let items = blocks.iter().map(|block| open_reply_item(block, Fetched::default())).collect();
-        let descriptors = if request.kind == FrameKind::Open {
-            blocks.iter().map(|block| PassedFile::Block((*block).clone())).collect()
-        } else {
-            Vec::new()
-        };
-        open_segment(request, items, descriptors)
+        open_segment(request, blocks.iter().map(|block| Ok(((*block).clone(), Fetched::default()))))
     }
 
     /// Answers a request that has to wait, within its deadline.
@@ -318,27 +312,10 @@ impl Service {
         let until = started + request.deadline;
         let segment = match request.kind {
             FrameKind::Read => self.answer_read(&request, until, tenant.as_deref()).await,
-            _ => self.answer_open(&request, until, tenant.as_deref()).await,
+            _ => open_segment(&request, self.make_all_ready(&request, until, tenant.as_deref()).await),
         };
         self.parts.metrics.slow_requests.observe(started.elapsed().as_secs_f64());
         segment
-    }
-
-    async fn answer_open(&self, request: &ContentRequest, until: Instant, tenant: Option<&Tenant>) -> Segment {
-        let filled = self.make_all_ready(request, until, tenant).await;
-        let (mut items, mut descriptors) = (Vec::new(), Vec::new());
-        for filled in filled {
-            match filled {
-                Ok((block, fetched)) => {
-                    items.push(open_reply_item(&block, fetched));
-                    if request.kind == FrameKind::Open {
-                        descriptors.push(PassedFile::Block(block));
-                    }
-                }
-                Err(refusal) => items.push(refusal.into()),
-            }
-        }
-        open_segment(request, items, descriptors)
     }
 
     async fn answer_read(&self, request: &ContentRequest, until: Instant, tenant: Option<&Tenant>) -> Segment {
@@ -574,7 +551,20 @@ fn open_reply_item(block: &Block, fetched: Fetched) -> open_reply::Item {
     }
 }
 
-fn open_segment(request: &ContentRequest, items: Vec<open_reply::Item>, descriptors: Vec<PassedFile>) -> Segment {
+/// The answer to an open or a fill; to an open with descriptors of the blocks.
+fn open_segment(request: &ContentRequest, blocks: impl IntoIterator<Item = Ready>) -> Segment {
+    let (mut items, mut descriptors) = (Vec::new(), Vec::new());
+    for block in blocks {
+        match block {
+            Ok((block, fetched)) => {
+                items.push(open_reply_item(&block, fetched));
+                if request.kind == FrameKind::Open {
+                    descriptors.push(PassedFile::Block(block));
+                }
+            }
+            Err(refusal) => items.push(refusal.into()),
+        }
+    }
     let mut segment = match request.kind {
         FrameKind::Open => Segment::of(FrameKind::OpenReply, request.request_id, &OpenReply { items }),
         _ => Segment::of(FrameKind::FillReply, request.request_id, &FillReply { items }),
