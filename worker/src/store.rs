@@ -56,7 +56,7 @@ pub use self::data::block::DataBlock;
 pub use self::data::draft::Draft;
 pub use self::data::orphans::ReferencedBlocks;
 pub use self::data::{DataStore, DataTarget};
-use self::directory::{INCARNATION_BITS, Identity};
+use self::directory::{DataName, INCARNATION_BITS, Identity};
 pub use self::error::StoreError;
 use self::eviction::{Cache, Space};
 use self::open_blocks::OpenBlocks;
@@ -184,7 +184,8 @@ fn insert_data(cache: &mut Cache, opened: &mut [recovery::Opened]) {
             continue;
         }
         let directory = &opened[usize::from(entry.directory)].directory;
-        let file = directory.data_path(&entry.id, entry.incarnation, entry.mount_id);
+        let Entry { id, incarnation, mount_id, length, .. } = entry;
+        let file = directory.data_path(&DataName { id, incarnation, mount_id, length });
         warn!(block = %entry.id, file = %file.display(),
             "a block of an fs-mode file is there twice: the later file is served, this one is left alone; delete it if \
              nothing of it is missing");

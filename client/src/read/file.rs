@@ -17,6 +17,8 @@ use super::Core;
 use super::buffers::{BufferKey, Purpose};
 use super::descriptor_cache::Descriptor;
 use super::fetch::{ChunkRequest, wire_range};
+use super::kept_files::KeptFile;
+use super::local_file::BehindEnd;
 use super::location::BlockLocation;
 use super::readahead::Pattern;
 use super::reader::{BlockReader, REMOTE_PIECE_BYTES, ReadAttempt, Step, SweepOnDrop, copy_chunk};
@@ -156,14 +158,14 @@ impl OpenFile {
         let (block, kept) = (file.block(object, 0), file.core.descriptors.kept());
         // Finds what others have opened.
         let _found = file.descriptor(object, &Span { index: 0, bytes: 0..object.block_length(0) });
-        if let Some((known, incarnation)) = kept.get(&block) {
+        if let Some(known) = kept.get(&block) {
             // Somebody may have cut it off since: then it is read in the ways that notice.
-            let is_cut = self.whole().is_some_and(|whole| whole.incarnation == incarnation && !whole.is_whole());
-            return if is_cut { None } else { known.downcast().ok() };
+            let is_cut = |whole: &Arc<Descriptor>| whole.incarnation == known.incarnation && !whole.is_whole();
+            return if self.whole().is_some_and(is_cut) { None } else { Arc::clone(&known.what).downcast().ok() };
         }
         let whole = self.whole().filter(|whole| whole.is_whole())?;
         let made = Arc::new(make(whole.as_fd())?);
-        kept.insert(block, Arc::clone(&made) as _, whole.worker, whole.incarnation);
+        kept.insert(block, KeptFile::new(Arc::clone(&made) as _, whole.worker, whole.incarnation));
         Some(made)
     }
 
@@ -359,7 +361,7 @@ impl File {
         descriptor.touch();
         let name = || self.object.as_ref().map_or_else(|| self.node.key(), |object| object.key.to_string());
         let (file, start) = (descriptor.clone(), u64::from(span.bytes.start));
-        self.reader.read_local(file, start, span.length(), deadline, name).await
+        self.reader.read_local(file, start, span.length(), BehindEnd::Missing, deadline, name).await
     }
 
     /// From the bucket, for a span whose local file turned out to be unreadable.

@@ -128,9 +128,11 @@ impl Uploads {
         let draft = Arc::new(begun.await?);
         let source = Source::open_elsewhere(&self.parts, u64::from(target.length), planned).await?;
         let first = u64::from(target.id.index) * u64::from(target.length);
+        // All behind that are zeros, there as here.
+        let end = source.ends().max().unwrap_or(0).min(target.length);
         let mut at = 0;
-        while at < target.length {
-            let length = (target.length - at).min(READ_BYTES);
+        while at < end {
+            let length = (end - at).min(READ_BYTES);
             let (bytes, memory) = self.read(&source, first + u64::from(at), u64::from(length)).await?;
             let (store, alone, draft) = (self.parts.data.clone(), copying.clone(), draft.clone());
             blocking(move || {
@@ -144,6 +146,7 @@ impl Uploads {
         let (store, alone, whole) = (self.parts.data.clone(), copying.clone(), draft.clone());
         blocking(move || {
             let _alone = alone;
+            store.lengthen_draft(&whole, end)?;
             Ok(store.sync_draft(&whole)?)
         })
         .await?;

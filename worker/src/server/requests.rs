@@ -454,12 +454,12 @@ impl Service {
             return self.confirm(&request.blocks, read);
         }
         let items = request.blocks.into_iter().map(|block| {
-            let (block, modified_ns) = match BlockSource::parse(block).ok()? {
-                BlockSource::Object(object) => (Block::Cached(self.stores.cache.find(&object.id, Touch::None)?), 0),
+            let (block, modified_ns, end) = match BlockSource::parse(block).ok()? {
+                BlockSource::Object(object) => (Block::Cached(self.stores.cache.find(&object.id, Touch::None)?), 0, 0),
                 BlockSource::Data(target) => {
                     let block = self.stores.data.find(&target, Touch::None).ok()?;
-                    let modified_ns = block.modified_ns().ok()?;
-                    (Block::Data(block), modified_ns)
+                    let (modified_ns, end) = (block.modified_ns().ok()?, block.end().ok()?);
+                    (Block::Data(block), modified_ns, end)
                 }
             };
             Some(query_reply::Item {
@@ -469,6 +469,7 @@ impl Service {
                 path: if with_paths { block.path().display().to_string() } else { String::new() },
                 incarnation: block.incarnation(),
                 modified_ns,
+                end,
             })
         });
         QueryReply { items: items.map(Option::unwrap_or_default).collect() }
@@ -707,16 +708,13 @@ fn refused_item(refusal: &Refusal) -> read_reply::Item {
 
 /// A read failed that should not have.
 fn unreadable(stores: &Stores, block: &Block, range: &Range<u32>, source: io::Error) -> Refusal {
-    if source.kind() != io::ErrorKind::UnexpectedEof {
-        return stores.table.disk_failed(block, "reading", source).into();
-    }
     match block {
-        Block::Data(_) => Refusal::new(Status::IoError, "the file of the block is too short: somebody has cut it off"),
         // A file that somebody cut off is no fault of the disk.
-        Block::Cached(block) => {
+        Block::Cached(block) if source.kind() == io::ErrorKind::UnexpectedEof => {
             let chunks: Vec<u32> = chunks_touching(range.start, range.len() as u32).collect();
             rechecked(stores, block, &chunks, "the file of the block is too short; it will be fetched again")
         }
+        _ => stores.table.disk_failed(block, "reading", source).into(),
     }
 }
 

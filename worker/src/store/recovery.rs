@@ -81,7 +81,8 @@ pub(super) fn open(
         Err(IndexError::Unusable(source)) => return Err(WorkerError::Index { path: path.join("index"), source }),
     };
     directory::make_folders(&path)?;
-    let data = super::data::recovery::scan(&path, position).map_err(failed("read the data blocks of"))?;
+    let data = super::data::recovery::scan(&path, position, cipher.as_ref());
+    let data = data.map_err(failed("read the data blocks of"))?;
 
     if cipher.is_none() && keys.is_there() {
         if !entries.is_empty() || !data.is_empty() {

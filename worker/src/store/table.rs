@@ -21,8 +21,8 @@ use tokio::time::Instant;
 use tracing::{error, warn};
 
 use super::block::Block;
-use super::block_file::{BlockFile, BlockPlace};
-use super::directory::{Directory, Identity};
+use super::block_file::{BehindEnd, BlockFile, BlockPlace};
+use super::directory::{DataName, Directory, Identity};
 use super::error::{StoreError, is_out_of_space};
 use super::eviction::Cache;
 use super::open_blocks::OpenBlocks;
@@ -254,11 +254,12 @@ impl BlockTable {
         let Entry { id, incarnation, length, mount_id, .. } = *entry;
         let position = usize::from(entry.directory);
         let directory = &self.directories[position];
-        let path = match entry.kind {
-            Kind::Cached(_) => directory.block_path(&id, incarnation),
-            Kind::Data(_) => directory.data_path(&id, incarnation, mount_id),
+        let (path, behind_end) = match entry.kind {
+            Kind::Cached(_) => (directory.block_path(&id, incarnation), BehindEnd::Missing),
+            Kind::Data(_) => (directory.data_path(&DataName { id, incarnation, mount_id, length }), BehindEnd::Zeros),
         };
-        BlockPlace { id, incarnation, length, mount_id, directory: position, path, cipher: directory.cipher.clone() }
+        let cipher = directory.cipher.clone();
+        BlockPlace { id, incarnation, length, mount_id, directory: position, path, behind_end, cipher }
     }
 
     /// Whether the file of this incarnation is, or may be about to become, that of a known block.

@@ -14,7 +14,7 @@ use cavern_proto::ChunkMap;
 use cavern_proto::chunk::chunks_touching;
 use parking_lot::Mutex;
 
-use super::block::DataBlock;
+use super::block::{DataBlock, bytes_at_first, lengthen};
 use super::{DataStore, DataTarget};
 use crate::store::block_file::BlockPlace;
 use crate::store::error::StoreError;
@@ -60,7 +60,7 @@ impl DataStore {
         let mut path = place.path.clone().into_os_string();
         path.push(SUFFIX);
         let path = PathBuf::from(path);
-        match create_file(&path, target.length) {
+        match create_file(&path, bytes_at_first(&place)) {
             Ok(file) => {
                 let (sealed, written) = (place.sealed(), Mutex::default());
                 Ok(Some(Draft { place, file: Arc::new(file), path, written, sealed }))
@@ -91,6 +91,15 @@ impl DataStore {
             None => draft.file.write_all_at(bytes, u64::from(offset)),
         };
         written.map_err(|error| self.draft_failed(draft.place.directory, error))
+    }
+
+    /// Has a draft reach so far at least, with zeros behind what was written to it. *Blocking*.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub fn lengthen_draft(&self, draft: &Draft, end: u32) -> Result<(), StoreError> {
+        lengthen(&draft.file, end.min(draft.place.length))
+            .map_err(|error| self.draft_failed(draft.place.directory, error))
     }
 
     /// Has on disk what was written to a draft when this returns. *Blocking*.

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use tracing::warn;
 
-use crate::store::directory::parse_data_name;
+use crate::store::directory::{DataName, parse_data_name};
+use crate::store::sealing::Cipher;
 use crate::store::slab::Entry;
 
 fn is_draft(name: &str) -> bool {
@@ -14,7 +15,7 @@ fn is_draft(name: &str) -> bool {
 
 /// Every data block of the directory at `position`, each with what it takes of the disk. Files that are not ours are
 /// left alone.
-pub(in crate::store) fn scan(directory: &Path, position: u8) -> io::Result<Vec<Entry>> {
+pub(in crate::store) fn scan(directory: &Path, position: u8, cipher: Option<&Cipher>) -> io::Result<Vec<Entry>> {
     let mut entries = Vec::new();
     let mut strange = (0u64, None);
     for folder in 0..=255u8 {
@@ -23,11 +24,12 @@ pub(in crate::store) fn scan(directory: &Path, position: u8) -> io::Result<Vec<E
             let stat = item.metadata()?;
             let name = item.file_name();
             let ours = name.to_str().and_then(parse_data_name).filter(|_| stat.is_file());
-            let length = u32::try_from(stat.len()).ok();
-            match ours.zip(length) {
+            match ours {
                 // The worker died before the file had its length, and so before anything was answered.
-                Some((_, 0)) => std::fs::remove_file(item.path())?,
-                Some(((id, incarnation, mount_id), length)) => {
+                Some(_) if cipher.is_some() && stat.len() == 0 => std::fs::remove_file(item.path())?,
+                // However much of the block the file has: nothing at all, if what was answered last was that there is
+                // room, or that the block ends where it begins.
+                Some(DataName { id, incarnation, mount_id, length }) => {
                     let mut entry = Entry::of_data(id, incarnation, length, mount_id, position);
                     entry.units = super::reservations::units_on_disk(&stat);
                     entries.push(entry);
