@@ -280,18 +280,6 @@ impl Invalidations {
         }
     }
 
-    /// Completes when the kernel has forgotten attributes and pages of these nodes.
-    pub fn forgotten_nodes(&self, kernel_nodes: Vec<u64>) -> impl Future<Output = ()> + Send + use<> {
-        let notifier = self.notifier.lock().clone();
-        let counts = Arc::clone(&self.counts);
-        async move {
-            let Some(notifier) = notifier else { return };
-            let forget = move || kernel_nodes.into_iter().for_each(|node| counts.count(notifier.inode(node)));
-            // An error means that the process ends.
-            let _ended = tokio::task::spawn_blocking(forget).await;
-        }
-    }
-
     /// Invalidations that wait.
     pub fn queued(&self) -> usize {
         self.queue.lock().messages.len() + self.names.len() + self.strict_names.len()

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use crate::aliases::{self, Aliases};
+use crate::aliases::{Aliases, inode_of};
 use crate::kernel::abi::ROOT_NODE;
 
 /// The name of the directory that is shown in place of the root.
@@ -71,7 +71,7 @@ impl Root {
     }
 
     pub fn to_namespace(&self, kernel_node: u64) -> u64 {
-        if self.is_root(kernel_node) { self.inode.load(Relaxed) } else { aliases::inode_of(kernel_node) }
+        if self.is_root(kernel_node) { self.inode.load(Relaxed) } else { inode_of(kernel_node) }
     }
 
     /// The node by which the kernel gets to know an inode.

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use tokio::time::Instant;
 
 use super::write_back::Streamed;
-use crate::read::local_file::{BehindEnd, read_now};
+use crate::read::local_file::{PastEnd, read_now};
 
 /// See the module. Immutable but for the room: other replicas are another open block.
 #[derive(Debug)]
@@ -115,7 +115,7 @@ impl OpenBlock {
 
     /// Fills `buffer` without waiting for a disk; false when that cannot be done.
     pub(super) fn read_now(&self, offset: u32, buffer: &mut [u8]) -> bool {
-        self.file().is_some_and(|file| read_now(file, u64::from(offset), buffer, BehindEnd::Zeros))
+        self.file().is_some_and(|file| read_now(file, u64::from(offset), buffer, PastEnd::Zeros))
     }
 }
 

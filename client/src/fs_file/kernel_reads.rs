@@ -2,10 +2,12 @@
 //!
 //! The kernel knows nothing of a file's length then: it reads the file of the block up to that one's end. So both ends
 //! are compared when the file is opened: with a descriptor, or, where the kernel knows the block's file from an earlier
-//! open, by the version that the file had then. What is written to a block in its place shows at once to whoever reads
-//! so. It does not show when the file gets another block, since the kernel goes on with the one that it has. An open
-//! gets another way to read then; of a handle that stays open, whoever must know asks
-//! ([`reads_current`](FsFile::reads_current)).
+//! open, by the version that the file had then. A file that only the bucket has is read from the cached block of its
+//! object, by the rules for objects.
+//!
+//! What is written to a block in its place shows at once to whoever reads so. It does not show when the file gets
+//! another block, since the kernel goes on with the one that it has. An open gets another way to read then; of a handle
+//! that stays open, whoever must know asks ([`reads_current`](FsFile::reads_current)).
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -15,6 +17,7 @@ use std::sync::atomic::Ordering;
 
 use cavern_net::Route;
 use cavern_proto::BlockId;
+use cavern_proto::master::Origin;
 
 use super::FsFile;
 use super::block::OpenBlock;
@@ -23,13 +26,14 @@ use super::read::id_of;
 use crate::error::ClientError;
 use crate::read::WholeFile;
 
-/// The first block of a file, whose own file a kernel reads in place of that.
+/// What a kernel reads in place of a file: two that are equal have the same bytes, for as long as nobody writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KernelBlock {
-    /// Of the block.
+    /// Of the file's first block, or of the file without blocks.
     pub generation: u32,
+    /// That has the block; 0 for a block of the file's object in the bucket.
     pub worker: u64,
-    /// Of the block's file at the worker.
+    /// Of the block's file at the worker; of an object, the version of the content that it has.
     pub incarnation: u64,
 }
 
@@ -45,13 +49,19 @@ impl Drop for KernelReads {
     }
 }
 
-/// What is known of the one block of a file.
-struct OnlyBlock {
-    id: BlockId,
-    generation: u32,
-    version: u64,
-    size: u64,
-    open: Option<Arc<OpenBlock>>,
+/// What has all bytes of a file, as the master knows all of it and nobody has changed it since.
+enum Whole {
+    Block {
+        id: BlockId,
+        generation: u32,
+        version: u64,
+        size: u64,
+        open: Option<Arc<OpenBlock>>,
+        /// One of its workers is on this host.
+        is_here: bool,
+    },
+    /// The block of an object; with the generation of the file.
+    Object(Origin, u32),
 }
 
 impl FsFile {
@@ -80,29 +90,45 @@ impl FsFile {
     ) -> Option<(KernelBlock, Arc<T>, KernelReads)> {
         // Before the look: what is taken to be written behind from now on is written at once.
         let reads = self.begin_kernel_reads();
-        let OnlyBlock { id, generation, version, size, open } = self.only_block()?;
-        let local = open
-            .as_ref()
-            .and_then(|open| open.replicas.iter().find_map(|replica| Some((replica, replica.file.as_deref()?))));
-        let local = local.map(|(replica, file)| (file, replica.worker, replica.incarnation));
-        let (kept, worker, incarnation) =
-            self.shared.closed.block_files().kept_of(&WholeFile { block: id, version, size, local }, make)?;
-        Some((KernelBlock { generation, worker, incarnation }, kept, reads))
+        match self.whole()? {
+            Whole::Block { id, generation, version, size, open, .. } => {
+                let mut replicas = open.iter().flat_map(|open| &open.replicas);
+                let local = replicas
+                    .find_map(|replica| Some((replica.file.as_deref()?, replica.worker, replica.incarnation)));
+                let whole = WholeFile { block: id, version, size, local };
+                let (kept, worker, incarnation) = self.shared.closed.block_files().kept_of(&whole, make)?;
+                Some((KernelBlock { generation, worker, incarnation }, kept, reads))
+            }
+            Whole::Object(origin, generation) => {
+                let kept = self.origin_file(&origin).ok()?.with_local_descriptor(make)?;
+                Some((KernelBlock { generation, worker: 0, incarnation: origin.version }, kept, reads))
+            }
+        }
     }
 
-    /// The one block of the file, as the master knows all of it and nobody has changed it since.
-    fn only_block(&self) -> Option<OnlyBlock> {
+    fn whole(&self) -> Option<Whole> {
         if self.mount.is_strict() || !self.kept.is_watched() || !self.behind.is_drained() {
             return None;
         }
         let look = |layout: &mut Layout, blocks: &mut HashMap<u32, Arc<OpenBlock>>| {
-            let known = layout.block(0).filter(|known| known.is_committed && !known.is_urgent)?;
-            if !layout.is_committed() || !(1..=self.block_size()).contains(&layout.size()) {
+            let (version, size) = (layout.version(), layout.size());
+            if !layout.is_committed() || !(1..=self.block_size()).contains(&size) {
                 return None;
             }
-            let open = blocks.get(&0).filter(|open| known.is_at(open.generation, &open.replicas)).cloned();
-            let (generation, version, size) = (known.generation, layout.version(), layout.size());
-            Some(OnlyBlock { id: id_of(&self.name_of(0, generation)), generation, version, size, open })
+            let Some(known) = layout.block(0) else {
+                let origin = layout.origin().filter(|origin| (origin.valid, origin.length) == (size, size))?;
+                return Some(Whole::Object(origin.clone(), layout.generation()));
+            };
+            let is_local = |worker: &u64| self.shared.pool.known_route(*worker) == Route::Local;
+            let generation = known.generation;
+            (known.is_committed && !known.is_urgent).then(|| Whole::Block {
+                id: id_of(&self.name_of(0, generation)),
+                generation,
+                version,
+                size,
+                open: blocks.get(&0).filter(|open| known.is_at(open.generation, &open.replicas)).cloned(),
+                is_here: known.workers.iter().any(is_local),
+            })
         };
         self.with_layout(look).flatten()
     }
@@ -116,17 +142,13 @@ impl FsFile {
             let pool = &self.shared.pool;
             return pool.placement().workers().iter().any(|worker| pool.known_route(worker.id) == Route::Local);
         }
-        let Some(OnlyBlock { id, version, open: None, .. }) = self.only_block() else { return false };
-        !self.shared.closed.block_files().has_kept(&id, version) && self.is_at_local_worker()
-    }
-
-    fn is_at_local_worker(&self) -> bool {
-        let pool = &self.shared.pool;
-        let is_local = |layout: &mut Layout, _: &mut _| {
-            let workers = layout.block(0).map(|known| known.workers.as_slice()).unwrap_or_default();
-            workers.iter().any(|worker| pool.known_route(*worker) == Route::Local)
-        };
-        self.with_layout(is_local).unwrap_or(false)
+        match self.whole() {
+            Some(Whole::Block { id, version, open: None, is_here: true, .. }) => {
+                !self.shared.closed.block_files().has_kept(&id, version)
+            }
+            Some(Whole::Object(origin, _)) => self.origin_file(&origin).is_ok_and(|object| object.may_be_local()),
+            _ => false,
+        }
     }
 
     /// Asks where the bytes of the file are, and the worker of this host for its one block. What cannot be had is asked
@@ -137,7 +159,11 @@ impl FsFile {
     pub async fn find_block(&self) -> Result<(), ClientError> {
         self.use_layout(|_, _| ()).await?;
         if self.awaits_block() {
-            self.open_to_read(0).await?;
+            match self.whole() {
+                Some(Whole::Block { .. }) => drop(self.open_to_read(0).await?),
+                Some(Whole::Object(origin, _)) => self.origin_file(&origin)?.make_present().await?,
+                None => {}
+            }
         }
         Ok(())
     }
@@ -147,10 +173,15 @@ impl FsFile {
     /// # Errors
     /// The master does not say.
     pub async fn reads_current(&self, read: &KernelBlock) -> Result<bool, ClientError> {
-        let look = |layout: &mut Layout, _: &mut _| {
-            let known = layout.block(0).filter(|known| known.generation == read.generation)?;
-            Some(known.workers.contains(&read.worker) && layout.size() <= self.block_size())
+        let look = |layout: &mut Layout, _: &mut _| match layout.block(0) {
+            Some(known) => {
+                let is_it = (known.generation, layout.size() <= self.block_size()) == (read.generation, true);
+                is_it && known.workers.contains(&read.worker)
+            }
+            None => layout.origin().is_some_and(|origin| {
+                (read.worker, read.incarnation, origin.valid) == (0, origin.version, layout.size())
+            }),
         };
-        Ok(self.use_layout(look).await?.unwrap_or(false))
+        self.use_layout(look).await
     }
 }

@@ -20,7 +20,7 @@ use super::FsFile;
 use super::block::{OpenBlock, seek_data, seek_hole};
 use super::layout::Layout;
 use crate::error::ClientError;
-use crate::read::local_file::BehindEnd;
+use crate::read::local_file::PastEnd;
 use crate::read::span::{Span, spans};
 use crate::read::{REMOTE_PIECE_BYTES, ReplicatedBlock};
 
@@ -228,7 +228,7 @@ impl FsFile {
         if let Some(file) = open.file().cloned() {
             let (start, name) = (u64::from(span.bytes.start), || format!("inode {}", self.inode));
             let until = self.attempt_deadline(deadline, 1);
-            match self.reader.read_local(file, start, span.length(), BehindEnd::Zeros, until, name).await {
+            match self.reader.read_local(file, start, span.length(), PastEnd::Zeros, until, name).await {
                 Err(ClientError::Io(error)) => {
                     tracing::warn!(inode = self.inode, span.index, "a local block cannot be read: {error}");
                 }

@@ -13,16 +13,16 @@ use cavern_proto::{BlockId, CHUNK_BYTES};
 use parking_lot::RwLock;
 use tokio::time::Instant;
 
-use super::Core;
 use super::buffers::{BufferKey, Purpose};
 use super::descriptor_cache::Descriptor;
 use super::fetch::{ChunkRequest, wire_range};
 use super::kept_files::KeptFile;
-use super::local_file::BehindEnd;
+use super::local_file::PastEnd;
 use super::location::BlockLocation;
 use super::readahead::Pattern;
 use super::reader::{BlockReader, REMOTE_PIECE_BYTES, ReadAttempt, Step, SweepOnDrop, copy_chunk};
 use super::span::{Span, spans};
+use super::{Core, EAGER_BYTES};
 use crate::error::ClientError;
 use crate::metadata::Node;
 use crate::mounts::ObjectVersion;
@@ -169,8 +169,17 @@ impl OpenFile {
         Some(made)
     }
 
+    /// Whether a small object, of which nothing is known here, may be one that the worker of this host has.
+    pub(crate) fn may_be_local(&self) -> bool {
+        let file = &self.file;
+        let Some(object) = file.object.as_ref().filter(|object| object.length <= EAGER_BYTES) else { return false };
+        let placement = file.core.pool.placement();
+        let owner = placement.candidates(object.content, 0, 1).first();
+        owner.is_some_and(|owner| file.core.pool.known_route(owner) == Route::Local) && !self.is_present()
+    }
+
     /// Makes a small file present, and pins its descriptor where it has one.
-    pub(super) async fn make_present(&self) -> Result<(), ClientError> {
+    pub(crate) async fn make_present(&self) -> Result<(), ClientError> {
         let file = &self.file;
         let Some(object) = &file.object else { return Ok(()) };
         let deadline = file.core.read_deadline();
@@ -189,7 +198,7 @@ impl OpenFile {
     }
 
     /// Whether the whole of a small file can be read without asking anybody.
-    pub(super) fn is_present(&self) -> bool {
+    pub(crate) fn is_present(&self) -> bool {
         let file = &self.file;
         let Some(object) = &file.object else { return true };
         let span = Span { index: 0, bytes: 0..object.block_length(0) };
@@ -361,7 +370,7 @@ impl File {
         descriptor.touch();
         let name = || self.object.as_ref().map_or_else(|| self.node.key(), |object| object.key.to_string());
         let (file, start) = (descriptor.clone(), u64::from(span.bytes.start));
-        self.reader.read_local(file, start, span.length(), BehindEnd::Missing, deadline, name).await
+        self.reader.read_local(file, start, span.length(), PastEnd::Missing, deadline, name).await
     }
 
     /// From the bucket, for a span whose local file turned out to be unreadable.

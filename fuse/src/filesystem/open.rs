@@ -15,14 +15,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_client::journal::Slot;
-use cavern_client::{Access, ClientError, File, KernelBlock, KernelReads, Node, Opened, is_of_this_process};
+use cavern_client::{
+    Access, ClientError, File, InvalidationSink as _, KernelBlock, KernelReads, Node, Opened, is_of_this_process,
+};
 use cavern_conf::host;
 
 use super::Inner;
 use super::failed_reads::FailedReads;
 use super::open_nodes::Conflict;
 use super::passthrough::{KeptBacking, KernelFile};
-use crate::aliases;
+use crate::aliases::{inode_of, number_of};
 use crate::inheritance::HandleRecord;
 use crate::kernel::abi::fopen;
 use crate::kernel::{Caller, Delivery, Reply};
@@ -98,10 +100,6 @@ impl Inner {
         }
         if self.unopened.is_some() {
             return reply.error(libc::ENOSYS);
-        }
-        // The name leads to another node by now. Who has no name to look up comes once more.
-        if self.root.aliases().is_superseded(kernel_node) && !self.open_nodes.insists(kernel_node, caller.thread) {
-            return reply.error(libc::ESTALE);
         }
         let inode = self.root.to_namespace(kernel_node);
         let mut node = self.known_node(kernel_node);
@@ -179,7 +177,7 @@ impl Inner {
             && node.is_fs_mode()
             && node.size > 0
             && host::wall_ns().saturating_sub(node.ctime_ns) >= AT_REST_NS
-            && self.root.aliases().allows_passthrough(aliases::inode_of(kernel_node))
+            && self.root.aliases().allows_passthrough(inode_of(kernel_node))
     }
 
     async fn open_by(&self, node: &Arc<Node>, caller: Caller, flags: i32) -> Result<Opened, ClientError> {
@@ -205,7 +203,7 @@ impl Inner {
     ) {
         match (opened, node) {
             (Ok(Opened::File(file)), Some(node)) => {
-                self.opened(kernel_node, &node, file, (flags, caller.thread), reply);
+                self.opened(kernel_node, &node, file, flags, reply);
             }
             (Ok(_), _) => reply.error(libc::ESTALE),
             (Err(error), node) if error.is_version_gone() => {
@@ -224,13 +222,12 @@ impl Inner {
         }
     }
 
-    fn opened(&self, kernel_node: u64, node: &Arc<Node>, file: File, (flags, thread): (i32, u32), reply: Reply) {
+    fn opened(&self, kernel_node: u64, node: &Arc<Node>, file: File, flags: i32, reply: Reply) {
         let how = if node.is_fs_mode() {
             match self.how_read(kernel_node, node, &file, flags, &reply) {
                 Ok(how) => how,
                 Err(Conflict) => {
                     self.supersede(kernel_node, node, &file);
-                    let _again = self.open_nodes.insists(kernel_node, thread);
                     return reply.error(libc::ESTALE);
                 }
             }
@@ -272,8 +269,8 @@ impl Inner {
     ) -> Result<HowRead, Conflict> {
         let (nodes, aliases, access) = (&self.open_nodes, self.root.aliases(), access(flags));
         if aliases.is_superseded(kernel_node) {
-            // By no name: as the others of this node, but past its pages. Nobody maps what the kernel reads by itself
-            // to write to it.
+            // By a name that the kernel is about to forget, or by none: past its pages. Nobody maps what the kernel
+            // reads by itself to write to it.
             if flags & libc::O_ACCMODE == libc::O_RDWR && nodes.is_read_by_kernel(kernel_node) {
                 return Err(Conflict);
             }
@@ -300,19 +297,11 @@ impl Inner {
         self.invalidations.repeat_entry(self.root.to_kernel(node.parent), &node.name);
     }
 
-    /// The attributes that were changed by way of one node of an inode, the kernel forgets of the others.
-    pub(super) fn forget_attributes_elsewhere(&self, kernel_node: u64) {
-        if self.root.kernel_nodes_of(self.root.to_namespace(kernel_node)).nth(1).is_some() {
-            self.invalidations.forget_attributes(kernel_node);
-        }
-    }
-
-    /// What was changed by way of one node of an inode, the kernel has forgotten of the others then.
-    pub(super) async fn forgotten_elsewhere(&self, kernel_node: u64) {
-        let nodes = self.root.kernel_nodes_of(self.root.to_namespace(kernel_node));
-        let others: Vec<u64> = nodes.filter(|other| *other != kernel_node).collect();
-        if !others.is_empty() {
-            self.invalidations.forgotten_nodes(others).await;
+    /// What was changed by way of one node of an inode, the kernel forgets of the others.
+    pub(super) fn changed_by(&self, kernel_node: u64) {
+        let inode = self.root.to_namespace(kernel_node);
+        if self.root.kernel_nodes_of(inode).nth(1).is_some() {
+            self.invalidations.inode(inode);
         }
     }
 
@@ -352,7 +341,7 @@ impl Inner {
             is_kept: file.locks_end_with_close(),
             backing: how.backing.as_deref().map(KeptBacking::number),
             appends,
-            alias: how.node.map_or(0, aliases::number_of),
+            alias: how.node.map_or(0, number_of),
             ..HandleRecord::default()
         };
         let noted = self.inheritance.note_handle(&record.reading(how.block.as_ref().map(|(block, _)| *block)));

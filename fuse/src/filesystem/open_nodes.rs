@@ -8,18 +8,11 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::time::Duration;
 
 use cavern_client::{Access, KernelBlock};
 use parking_lot::Mutex;
-use tokio::time::Instant;
 
 use super::passthrough::{KeptBacking, KernelFile};
-
-/// For how long after an `ESTALE` the kernel's second open is expected.
-const MOMENT: Duration = Duration::from_secs(2);
-/// Opens that are remembered as refused.
-const REFUSED_MAX: usize = 64;
 
 /// A handle cannot be read as the others of its node are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,11 +25,7 @@ struct OpenNode {
 
 /// Nodes with open handles. See the module.
 #[derive(Default)]
-pub struct OpenNodes {
-    nodes: Mutex<HashMap<u64, OpenNode>>,
-    /// Opens of nodes that have been superseded, by thread.
-    refused: Mutex<Vec<(u64, u32, Instant)>>,
-}
+pub struct OpenNodes(Mutex<HashMap<u64, OpenNode>>);
 
 impl OpenNodes {
     /// Enters a handle of a node. `find` finds the file that the kernel may read by itself, if there is one.
@@ -47,7 +36,7 @@ impl OpenNodes {
         find: impl FnOnce() -> Option<KernelFile>,
     ) -> Result<Option<KernelFile>, Conflict> {
         {
-            let mut nodes = self.nodes.lock();
+            let mut nodes = self.0.lock();
             match (nodes.get_mut(&node), access) {
                 (Some(OpenNode { handles, backing: None }), _) => {
                     *handles += 1;
@@ -63,7 +52,7 @@ impl OpenNodes {
         }
         // Without the lock, since it may be system calls. Another handle may be faster: then that one has decided.
         let found = find();
-        match self.nodes.lock().entry(node) {
+        match self.0.lock().entry(node) {
             Entry::Vacant(free) => {
                 let backing = found.as_ref().map(|file| (file.block, Arc::clone(&file.backing)));
                 free.insert(OpenNode { handles: 1, backing });
@@ -84,10 +73,10 @@ impl OpenNodes {
         }
     }
 
-    /// Enters a handle of a node that has been superseded, and is opened by nobody else any more: the file that the
-    /// kernel reads by itself, if it has such handles.
+    /// Enters a handle of a node that has been superseded, which is read by requests: the file that the kernel reads by
+    /// itself for others.
     pub fn opened_superseded(&self, node: u64) -> Option<Arc<KeptBacking>> {
-        let mut nodes = self.nodes.lock();
+        let mut nodes = self.0.lock();
         let open = nodes.entry(node).or_insert(OpenNode { handles: 0, backing: None });
         open.handles += 1;
         open.backing.as_ref().map(|(_, backing)| Arc::clone(backing))
@@ -95,41 +84,24 @@ impl OpenNodes {
 
     /// Whether the kernel reads a node by itself now.
     pub fn is_read_by_kernel(&self, node: u64) -> bool {
-        self.nodes.lock().get(&node).is_some_and(|open| open.backing.is_some())
+        self.0.lock().get(&node).is_some_and(|open| open.backing.is_some())
     }
 
     /// A handle that a process before this one gave the kernel, with what it registered.
     pub fn inherited(&self, node: u64, backing: Option<(KernelBlock, Arc<KeptBacking>)>) {
-        self.nodes.lock().entry(node).or_insert(OpenNode { handles: 0, backing }).handles += 1;
+        self.0.lock().entry(node).or_insert(OpenNode { handles: 0, backing }).handles += 1;
     }
 
     /// A handle is closed (or was never taken by the kernel).
     pub fn closed(&self, node: u64) {
         let last = {
-            let mut nodes = self.nodes.lock();
+            let mut nodes = self.0.lock();
             let Some(open) = nodes.get_mut(&node) else { return };
             open.handles -= 1;
             if open.handles == 0 { nodes.remove(&node) } else { None }
         };
         // Gives the backing file back, without the lock.
         drop(last);
-    }
-
-    /// A thread opens a node that has been superseded. Whether it has done so a moment ago: it has no name to look up,
-    /// and opens what it has. The first time it is to look up another.
-    pub fn insists(&self, node: u64, thread: u32) -> bool {
-        let mut refused = self.refused.lock();
-        refused.retain(|(_, _, since)| since.elapsed() < MOMENT);
-        let known = refused.iter().position(|(known, by, _)| (*known, *by) == (node, thread));
-        if let Some(position) = known {
-            refused.swap_remove(position);
-            return true;
-        }
-        if refused.len() == REFUSED_MAX {
-            refused.remove(0);
-        }
-        refused.push((node, thread, Instant::now()));
-        false
     }
 }
 
@@ -149,21 +121,9 @@ mod tests {
         assert!(matches!(nodes.opened(7, Access::Write, nobody), Ok(None)));
         assert!(matches!(nodes.opened(7, Access::Read, || unreachable!("it is decided")), Ok(None)));
         (0..3).for_each(|_| nodes.closed(7));
-        assert!(nodes.nodes.lock().is_empty());
+        assert!(nodes.0.lock().is_empty());
         nodes.closed(7);
         assert!(matches!(nodes.opened(7, Access::Write, || unreachable!("a writer")), Ok(None)));
         assert!(!nodes.is_read_by_kernel(7));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn who_has_no_name_to_look_up_comes_twice() {
-        let nodes = OpenNodes::default();
-        assert!(!nodes.insists(7, 1) && !nodes.insists(7, 2) && !nodes.insists(8, 1));
-        assert!(nodes.insists(7, 1));
-        assert!(!nodes.insists(7, 1), "he has been let in");
-        tokio::time::advance(MOMENT).await;
-        assert!(!nodes.insists(8, 1), "that was another open");
-        (0..2 * REFUSED_MAX as u64).for_each(|node| assert!(!nodes.insists(100 + node, 1)));
-        assert!(nodes.refused.lock().len() <= REFUSED_MAX);
     }
 }

@@ -17,7 +17,7 @@ use tracing::warn;
 
 use super::open::{HowRead, OpenHandle};
 use super::{Inner, Namespace};
-use crate::aliases;
+use crate::aliases::node_of;
 use crate::inheritance::{AppendRecord, HandleRecord, LockRecord, PositionRecord};
 use crate::kernel::Connection;
 
@@ -166,7 +166,7 @@ impl Inner {
         if let Some(node) = file.version_node() {
             self.open_inodes.inherited(node, || self.passthrough.inherited(record.backing?));
         } else if node.is_fs_mode() {
-            let kernel_node = aliases::node_of(record.inode, record.alias);
+            let kernel_node = node_of(record.inode, record.alias);
             self.root.aliases().inherit(kernel_node);
             let backing = record.backing.and_then(|number| self.passthrough.inherited(number));
             how.block = backing.as_ref().and_then(|_| Some((record.block(), file.begin_kernel_reads()?)));

@@ -59,7 +59,7 @@ impl Inner {
         reply.run_uninterruptible(move |reply| async move {
             match this.set_attributes(kernel_node, caller, set, (writer, may_lose)).await {
                 Ok(node) => {
-                    this.forgotten_elsewhere(kernel_node).await;
+                    this.changed_by(kernel_node);
                     reply.attr(&this.attributes_at(kernel_node, &node));
                 }
                 Err(error) => this.failures.answer(reply, "setattr", &error),

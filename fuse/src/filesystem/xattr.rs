@@ -185,7 +185,7 @@ impl Inner {
         }
         let attempt = ChangeRequest { operation, on, with: None, caller, change };
         self.attempt(attempt, reply, move |this, _, _, reply| {
-            this.forget_attributes_elsewhere(on);
+            this.changed_by(on);
             reply.done();
         });
     }
