@@ -5,7 +5,8 @@
 //! and a new length, are committed to the master when a file is flushed, synced, or given other attributes, and every
 //! few seconds while it stays open ([`commit`](FsFile::commit)). `layout` knows the file without I/O, `block` one block
 //! at its workers, `blocks` opens them, `closed` is what stays known when nobody has the file open, `origin` is about
-//! what no block has, `kernel_reads` about what a kernel reads by itself, `read`, `write`, `append`, `copy` and `set_attributes` do what their names say.
+//! what no block has, `kernel_reads` about what a kernel reads by itself,
+//! `read`, `write`, `append`, `copy` and `set_attributes` do what their names say.
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 

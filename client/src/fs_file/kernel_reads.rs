@@ -93,8 +93,8 @@ impl FsFile {
         match self.whole()? {
             Whole::Block { id, generation, version, size, open, .. } => {
                 let mut replicas = open.iter().flat_map(|open| &open.replicas);
-                let local = replicas
-                    .find_map(|replica| Some((replica.file.as_deref()?, replica.worker, replica.incarnation)));
+                let local =
+                    replicas.find_map(|replica| Some((replica.file.as_deref()?, replica.worker, replica.incarnation)));
                 let whole = WholeFile { block: id, version, size, local };
                 let (kept, worker, incarnation) = self.shared.closed.block_files().kept_of(&whole, make)?;
                 Some((KernelBlock { generation, worker, incarnation }, kept, reads))
