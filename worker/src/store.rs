@@ -54,7 +54,7 @@ pub use self::collector::StoreCollector;
 pub use self::data::block::DataBlock;
 pub use self::data::draft::Draft;
 pub use self::data::{DataStore, DataTarget};
-use self::directory::{INCARNATION_BITS, Identity};
+use self::directory::{DataName, INCARNATION_BITS, Identity};
 pub use self::error::StoreError;
 use self::eviction::Cache;
 use self::open_blocks::OpenBlocks;
@@ -171,7 +171,8 @@ fn insert_data(cache: &mut Cache, opened: &mut [recovery::Opened]) {
             continue;
         }
         let directory = &opened[usize::from(entry.directory)].directory.spec.path;
-        let file = directory::data_path(directory, &entry.id, entry.incarnation, entry.mount_id);
+        let Entry { id, incarnation, mount_id, length, .. } = entry;
+        let file = directory::data_path(directory, &DataName { id, incarnation, mount_id, length });
         warn!(block = %entry.id, file = %file.display(),
             "a block of an fs-mode file is there twice: the later file is served, this one is left alone; delete it if \
              nothing of it is missing");

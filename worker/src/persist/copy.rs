@@ -116,9 +116,11 @@ impl Uploads {
         let draft = Arc::new(self.alone(copying, move |store| begin_anew(store, &target)).await?);
         let source = Source::open_elsewhere(self, u64::from(target.length), planned).await?;
         let first = u64::from(target.id.index) * u64::from(target.length);
+        // All behind that are zeros, there as here.
+        let end = source.ends().max().unwrap_or(0).min(target.length);
         let mut at = 0;
-        while at < target.length {
-            let length = (target.length - at).min(READ_BYTES);
+        while at < end {
+            let length = (end - at).min(READ_BYTES);
             let (bytes, memory) = self.read(&source, first + u64::from(at), u64::from(length)).await?;
             let draft = draft.clone();
             let write = move |store: &DataStore| {
@@ -130,7 +132,11 @@ impl Uploads {
         }
         source.check_untouched().await?;
         let whole = draft.clone();
-        self.alone(copying, move |store| Ok(store.sync_draft(&whole)?)).await?;
+        let finish = move |store: &DataStore| {
+            store.lengthen_draft(&whole, end)?;
+            Ok(store.sync_draft(&whole)?)
+        };
+        self.alone(copying, finish).await?;
         // What nobody waits for any more does not become the block.
         let wanted = copying.clone();
         let publish = move |store: &DataStore| {

@@ -27,11 +27,12 @@ const SETTLED: Duration = Duration::from_millis(20);
 /// A file is waited for so often to come to rest, for [`SETTLED`] each time.
 const ROUNDS: usize = 10;
 
-/// Which file of a block it is, and when it was last written to.
+/// Which file of a block it is, when it was last written to, and where it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Stamp {
     incarnation: u64,
     modified_ns: i64,
+    end: u32,
 }
 
 /// Where a block is read.
@@ -150,6 +151,11 @@ impl<'a> Source<'a> {
         if stamps == self.stamps { Ok(()) } else { Err(changed()) }
     }
 
+    /// Where the files of the blocks end, in the order of their indexes.
+    pub(super) fn ends(&self) -> impl Iterator<Item = u32> + '_ {
+        self.stamps.iter().map(|stamp| stamp.end)
+    }
+
     /// Returns when the blocks are on the disks of their workers: no loss of power takes from the file what the bucket
     /// has got of it.
     pub(super) async fn sync(&self) -> Result<(), Refusal> {
@@ -211,7 +217,10 @@ impl<'a> Source<'a> {
             let refusal = BlockId::of(first).map_or_else(changed, |id| missing(&id));
             return Err(LookError { blocks: lacked.iter().map(|(index, _)| *index).collect(), worker, refusal });
         }
-        let stamp = |item: &query_reply::Item| Stamp { incarnation: item.incarnation, modified_ns: item.modified_ns };
+        let stamp = |item: &query_reply::Item| {
+            let query_reply::Item { incarnation, modified_ns, end, .. } = *item;
+            Stamp { incarnation, modified_ns, end }
+        };
         Ok(of_items.map(|((index, _), item)| (*index, stamp(item))).collect())
     }
 
@@ -307,8 +316,8 @@ impl<'a> Source<'a> {
 
 fn look_here(data: &DataStore, blocks: &[(u32, DataTarget)]) -> Result<Vec<(u32, Stamp)>, StoreError> {
     let look = |(index, target): &(u32, DataTarget)| {
-        let (incarnation, modified_ns) = data.last_write(target)?;
-        Ok((*index, Stamp { incarnation, modified_ns }))
+        let (incarnation, modified_ns, end) = data.last_write(target)?;
+        Ok((*index, Stamp { incarnation, modified_ns, end }))
     };
     blocks.iter().map(look).collect()
 }

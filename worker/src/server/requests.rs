@@ -410,14 +410,14 @@ impl Service {
             return self.confirm(&request.blocks, read);
         }
         let items = request.blocks.into_iter().map(|block| {
-            let (block, modified_ns) = match BlockSource::parse(block).ok()? {
+            let (block, modified_ns, end) = match BlockSource::parse(block).ok()? {
                 BlockSource::Object(object) => {
-                    (Block::Cached(self.parts.stores.cache.find(&object.id, Touch::None)?), 0)
+                    (Block::Cached(self.parts.stores.cache.find(&object.id, Touch::None)?), 0, 0)
                 }
                 BlockSource::Data(target) => {
                     let block = self.parts.stores.data.find(&target, Touch::None).ok()?;
-                    let modified_ns = block.modified_ns().ok()?;
-                    (Block::Data(block), modified_ns)
+                    let (modified_ns, end) = (block.modified_ns().ok()?, block.end().ok()?);
+                    (Block::Data(block), modified_ns, end)
                 }
             };
             Some(query_reply::Item {
@@ -427,6 +427,7 @@ impl Service {
                 path: if with_paths { block.path().display().to_string() } else { String::new() },
                 incarnation: block.incarnation(),
                 modified_ns,
+                end,
             })
         });
         QueryReply { items: items.map(Option::unwrap_or_default).collect() }
@@ -671,9 +672,6 @@ fn unreadable(stores: &Stores, block: &Block, range: &Range<u32>, error: ReadErr
         (ReadError::Io(source), Block::Cached(block)) if source.kind() == io::ErrorKind::UnexpectedEof => {
             let chunks: Vec<u32> = chunks_touching(range.start, range.len() as u32).collect();
             recheck(block, &chunks, "the file of the block is too short; it will be fetched again")
-        }
-        (ReadError::Io(source), Block::Data(_)) if source.kind() == io::ErrorKind::UnexpectedEof => {
-            Refusal::new(Status::IoError, "the file of the block is too short: somebody has cut it off")
         }
         (ReadError::Io(source), _) => stores.table.disk_failed(block, "reading", source).into(),
         (ReadError::NotCached | ReadError::Damaged(_), _) => {

@@ -40,6 +40,7 @@ pub(super) struct Write {
     block: BlockSource,
     offset: u32,
     zero: Vec<Range<u32>>,
+    cut: Option<Range<u32>>,
     begins: bool,
     sync: bool,
     pub(super) until: Instant,
@@ -65,22 +66,23 @@ impl Write {
     pub(super) fn parse(request: WriteRequest, payload_bytes: u32) -> Result<Self, Refusal> {
         let block = BlockSource::parse(request.block.unwrap_or_default())?;
         let zero = within(&request.zero, block.length())?;
+        let cut = within(request.cut.as_slice(), block.length())?.pop();
         let payload = WireRange { offset: request.offset, length: payload_bytes };
         within(&[payload], block.length())?;
-        if request.begins && (request.offset > 0 || !zero.is_empty()) {
+        if request.begins && (request.offset > 0 || !zero.is_empty() || cut.is_some()) {
             return Err(Refusal::bad_request("a block begins with bytes at offset 0, and nothing else"));
         }
         if let BlockSource::Object(_) = block {
             let is_whole = |at: u32| at.is_multiple_of(CHUNK_BYTES) || at == block.length();
             let end = request.offset + payload_bytes;
             let is_kept = payload_bytes > 0 && request.offset.is_multiple_of(CHUNK_BYTES) && is_whole(end);
-            if !is_kept || request.sync || request.begins || !zero.is_empty() {
+            if !is_kept || request.sync || request.begins || !zero.is_empty() || cut.is_some() {
                 return Err(Refusal::bad_request("of a block of an object whole chunks are kept, and nothing else"));
             }
         }
         let until = Instant::now() + deadline_of(request.deadline_ms);
         let WriteRequest { offset, begins, sync, .. } = request;
-        Ok(Self { block, offset, zero, begins, sync, until, room: Ok(None) })
+        Ok(Self { block, offset, zero, cut, begins, sync, until, room: Ok(None) })
     }
 }
 
@@ -181,6 +183,9 @@ impl Service {
         {
             data.write_draft(&draft, 0, payload)?;
             data.publish_draft(&draft)?;
+        }
+        if let Some(range) = &write.cut {
+            data.cut(target, range)?;
         }
         // Once more where it has just begun so: another may have made it meanwhile.
         let block = data.write(target, write.offset, payload, &write.zero)?;

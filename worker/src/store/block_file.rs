@@ -32,8 +32,16 @@ pub enum ReadError {
     NotCached,
     /// This chunk does not match its own checksum any more.
     Damaged(u32),
-    /// Those of the disk, and `UnexpectedEof` when the file is shorter than it should be.
+    /// Those of the disk, and `UnexpectedEof` when the file of a cached block is shorter than it should be.
     Io(io::Error),
+}
+
+/// What a block has behind the end of its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum BehindEnd {
+    /// What should be there: somebody has cut the file off.
+    Missing,
+    Zeros,
 }
 
 /// Names a block and where its file is.
@@ -45,6 +53,7 @@ pub(super) struct BlockPlace {
     pub mount_id: u32,
     pub directory: usize,
     pub path: PathBuf,
+    pub behind_end: BehindEnd,
     /// Of the directory, if it is encrypted.
     pub cipher: Option<Arc<Cipher>>,
 }
@@ -144,11 +153,12 @@ impl BlockFile {
     /// with the buffer's content undefined. Never waits for a disk.
     ///
     /// # Errors
-    /// Those of the disk, and `UnexpectedEof` when the file is shorter than it should be.
+    /// Those of the disk, and `UnexpectedEof` when the file of a cached block is shorter than it should be.
     pub fn read_cached(&self, offset: u32, buffer: &mut [u8]) -> io::Result<bool> {
-        let Some(sealed) = &self.sealed else { return read_pages(&self.reader, offset, buffer) };
+        let read = |offset, bytes: &mut [u8]| read_pages(&self.reader, offset, bytes, self.place.behind_end);
+        let Some(sealed) = &self.sealed else { return read(offset, buffer) };
         match sealed.try_still() {
-            Some(_still) => sealed.read(offset, buffer, |offset, cells| read_pages(&self.reader, offset, cells)),
+            Some(_still) => sealed.read(offset, buffer, read),
             None => Ok(false),
         }
     }
@@ -158,10 +168,26 @@ impl BlockFile {
     /// # Errors
     /// As [`Self::read_cached`].
     pub fn read(&self, offset: u32, buffer: &mut [u8]) -> io::Result<()> {
-        let read = |offset: u32, bytes: &mut [u8]| self.reader.read_exact_at(bytes, u64::from(offset)).map(|()| true);
-        let Some(sealed) = &self.sealed else { return read(offset, buffer).map(drop) };
+        let read = |offset, bytes: &mut [u8]| self.read_disk(offset, bytes).map(|()| true);
+        let Some(sealed) = &self.sealed else { return self.read_disk(offset, buffer) };
         let _still = sealed.still();
         sealed.read(offset, buffer, read).map(drop)
+    }
+
+    fn read_disk(&self, offset: u32, buffer: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match self.reader.read_at(&mut buffer[done..], u64::from(offset) + done as u64) {
+                Ok(0) => {
+                    fill_behind_end(&mut buffer[done..], self.place.behind_end)?;
+                    done = buffer.len();
+                }
+                Ok(read) => done += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Reads `buffer.len()` bytes at `offset` in either way.
@@ -183,6 +209,14 @@ impl BlockFile {
     pub fn modified_ns(&self) -> io::Result<i64> {
         let metadata = self.reader.metadata()?;
         Ok(metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()))
+    }
+
+    /// Where the file ends, in bytes.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn end(&self) -> io::Result<u32> {
+        Ok(u32::try_from(self.reader.metadata()?.len()).unwrap_or(u32::MAX))
     }
 
     /// The descriptor that is written through, opened when there is none. It can be read too.
@@ -207,14 +241,28 @@ impl BlockFile {
     }
 }
 
+/// What is read of a block where its file has ended.
+fn fill_behind_end(buffer: &mut [u8], behind_end: BehindEnd) -> io::Result<()> {
+    match behind_end {
+        BehindEnd::Missing => Err(io::ErrorKind::UnexpectedEof.into()),
+        BehindEnd::Zeros => {
+            buffer.fill(0);
+            Ok(())
+        }
+    }
+}
+
 /// Reads bytes of a file that are in the page cache; `Ok(false)` when some are not.
-fn read_pages(file: &File, offset: u32, buffer: &mut [u8]) -> io::Result<bool> {
+fn read_pages(file: &File, offset: u32, buffer: &mut [u8], behind_end: BehindEnd) -> io::Result<bool> {
     let mut done = 0;
     while done < buffer.len() {
         let slice = io::IoSliceMut::new(&mut buffer[done..]);
         let flags = rustix::io::ReadWriteFlags::NOWAIT;
         match rustix::io::preadv2(file, &mut [slice], u64::from(offset) + done as u64, flags) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(0) => {
+                fill_behind_end(&mut buffer[done..], behind_end)?;
+                done = buffer.len();
+            }
             Ok(read) => done += read,
             Err(Errno::INTR) => {}
             // A file system without the flag is asked on a thread that may wait.

@@ -3,10 +3,16 @@
 //! Until the bucket has it, such a block may be the only copy of what somebody wrote. Nothing drops one but a request
 //! that names it: no eviction, no watermark, no scrubber, no damaged index, no disk that fails now and then.
 //!
-//! **The file system is their index.** The name of the file says which block it is, the file's length is the block's
-//! length, and what was never written in it is a hole. There is no record beside it that could be lost, or could say
-//! something else: a start walks over these files. What is written survives the death of the process without further
-//! ado, and a sync needs the disk for the file and its folder alone.
+//! **The file system is their index.** The name of the file says which block it is and how long, and what was never
+//! written in it is a hole. There is no record beside it that could be lost, or could say something else: a start walks
+//! over these files. What is written survives the death of the process without further ado, and a sync needs the disk
+//! for the file and its folder alone.
+//!
+//! **The end of a block's file** is where the block was written, or zeroed, last; all behind it is zeros. Where a file
+//! of one block was written as programs write, it ends where its block's file ends, and whoever has a descriptor reads
+//! it with no other look at its length. A cut of the file cuts the block's file, too ([`DataStore::cut`]). That it has
+//! not been done, or that somebody died between his writing and his telling the master of it, shows in a longer one.
+//! Encrypted blocks have files of the whole length.
 //!
 //! **Room** is accounted for by chunk, before a chunk is written for the first time, and cached blocks are evicted for
 //! it. Which chunks are charged is kept in memory while the process lives, also for blocks that are closed, because
@@ -194,17 +200,17 @@ impl DataStore {
         block.read(offset, into).map_err(|source| self.table.disk_failed(&block, "reading a data block", source))
     }
 
-    /// Which file a block is, by its incarnation, and when it was last written to, nanoseconds since the Unix epoch.
-    /// *Blocking*.
+    /// Which file a block is, by its incarnation, when it was last written to, nanoseconds since the Unix epoch, and
+    /// where it ends. *Blocking*.
     ///
     /// # Errors
     /// Those of [`Self::find`], or the disk failed.
-    pub fn last_write(&self, target: &DataTarget) -> Result<(u64, i64), StoreError> {
+    pub fn last_write(&self, target: &DataTarget) -> Result<(u64, i64, u32), StoreError> {
         let block = self.find(target, Touch::None)?;
-        let modified_ns = block.modified_ns();
-        let modified_ns =
-            modified_ns.map_err(|source| self.table.disk_failed(&block, "looking at a data block", source))?;
-        Ok((block.incarnation(), modified_ns))
+        let looked = block.modified_ns().and_then(|modified_ns| Ok((modified_ns, block.end()?)));
+        let (modified_ns, end) =
+            looked.map_err(|source| self.table.disk_failed(&block, "looking at a data block", source))?;
+        Ok((block.incarnation(), modified_ns, end))
     }
 
     /// The descriptor of a block for a client, which is told when the block goes from now on. *Blocking*.

@@ -203,22 +203,35 @@ impl Directory {
     }
 }
 
+/// What the name of a data block's file says, which is all there is to say of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct DataName {
+    pub id: BlockId,
+    pub incarnation: u64,
+    pub mount_id: u32,
+    /// Bytes of the block, at least one. Its file may be shorter.
+    pub length: u32,
+}
+
 /// Where the file of a block is below a data directory.
 pub(super) fn block_path(directory: &Path, id: &BlockId, incarnation: u64) -> PathBuf {
     directory.join(format!("blocks/{:02x}/{}.{}.{incarnation}", id.content.as_bytes()[0], id.content, id.index))
 }
 
-/// Where the file of a data block is below a data directory. With the file's length the name says all there is to say.
-pub(super) fn data_path(directory: &Path, id: &BlockId, incarnation: u64, mount_id: u32) -> PathBuf {
+/// Where the file of a data block is below a data directory.
+pub(super) fn data_path(directory: &Path, name: &DataName) -> PathBuf {
+    let DataName { id, incarnation, mount_id, length } = name;
     let folder = id.content.as_bytes()[0];
-    directory.join(format!("data/{folder:02x}/{}.{}.{incarnation}.{mount_id}", id.content, id.index))
+    directory.join(format!("data/{folder:02x}/{}.{}.{incarnation}.{mount_id}.{length}", id.content, id.index))
 }
 
-/// The block, incarnation and mount that the name of a data block's file says; `None` for names that are not ours.
-pub(super) fn parse_data_name(name: &str) -> Option<(BlockId, u64, u32)> {
+/// What the name of a data block's file says; `None` for names that are not ours.
+pub(super) fn parse_data_name(name: &str) -> Option<DataName> {
+    let (name, length) = name.rsplit_once('.')?;
     let (block, mount_id) = name.rsplit_once('.')?;
     let (id, incarnation) = parse_block_name(block)?;
-    Some((id, incarnation, parse_number(mount_id)?))
+    let length = parse_number(length).filter(|length| *length > 0)?;
+    Some(DataName { id, incarnation, mount_id: parse_number(mount_id)?, length })
 }
 
 /// A number as it is written in the name of a file. Spelled in another way it would be looked for elsewhere.
@@ -299,9 +312,11 @@ mod tests {
         let name = path.file_name().unwrap().to_str().unwrap();
         assert_eq!(parse_block_name(name), Some((id, 99)));
         assert!(path.starts_with(format!("/d/blocks/{:02x}", id.content.as_bytes()[0])));
-        let path = data_path(Path::new("/d"), &id, 99, 7);
+        let said = DataName { id, incarnation: 99, mount_id: 7, length: 1 << 20 };
+        let path = data_path(Path::new("/d"), &said);
         let data_name = path.file_name().unwrap().to_str().unwrap();
-        assert_eq!(parse_data_name(data_name), Some((id, 99, 7)));
+        assert_eq!(parse_data_name(data_name), Some(said));
+        assert_eq!(parse_data_name(&format!("{name}.7.0")), None, "a block has bytes");
         assert_eq!((parse_data_name(name), parse_block_name(data_name)), (None, None), "the kinds are told apart");
         assert!(path.starts_with(format!("/d/data/{:02x}", id.content.as_bytes()[0])));
         for wrong in ["", "x", "a.b.c", &format!("{name}.1"), &name[1..], "+f000000000000000000000000000000.1.1"] {
@@ -312,15 +327,15 @@ mod tests {
     proptest! {
         #[test]
         fn a_name_is_that_of_one_block_or_of_none(
-            name in prop_oneof![".{0,60}", "[0-9a-fA-F]{32}(\\.[+0]?[0-9]{1,20}){2,3}(\\.draft)?"],
+            name in prop_oneof![".{0,60}", "[0-9a-fA-F]{32}(\\.[+0]?[0-9]{1,20}){2,4}(\\.draft)?"],
         ) {
             let directory = Path::new("/d");
             let is_named = |path: PathBuf| path.file_name().unwrap().to_str().unwrap() == name;
             if let Some((id, incarnation)) = parse_block_name(&name) {
                 prop_assert!(is_named(block_path(directory, &id, incarnation)));
             }
-            if let Some((id, incarnation, mount_id)) = parse_data_name(&name) {
-                prop_assert!(is_named(data_path(directory, &id, incarnation, mount_id)));
+            if let Some(said) = parse_data_name(&name) {
+                prop_assert!(is_named(data_path(directory, &said)));
             }
         }
 
@@ -330,11 +345,13 @@ mod tests {
             index: u32,
             incarnation in 0..STARTS_MAX << INCARNATION_BITS,
             mount_id: u32,
+            length in 1..=u32::MAX,
         ) {
             let id = BlockId { content: ContentId::from_slice(&content).unwrap(), index };
-            let path = data_path(Path::new("/d"), &id, incarnation, mount_id);
+            let said = DataName { id, incarnation, mount_id, length };
+            let path = data_path(Path::new("/d"), &said);
             let name = path.file_name().unwrap().to_str().unwrap();
-            prop_assert_eq!(parse_data_name(name), Some((id, incarnation, mount_id)));
+            prop_assert_eq!(parse_data_name(name), Some(said));
         }
     }
 

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::data::draft;
-use super::directory::{self, Directory, DiskHealth, INCARNATION_BITS, Identity, parse_data_name};
+use super::directory::{self, DataName, Directory, DiskHealth, INCARNATION_BITS, Identity, parse_data_name};
 use super::index::{Index, IndexError};
 use super::sealing::Cipher;
 use super::slab::Entry;
@@ -72,7 +72,7 @@ pub(super) fn open(
         IndexError::Unusable(source) => WorkerError::Index { path: path.join("index"), source },
     })?;
     directory::make_folders(&path)?;
-    let data = scan_data(&path, position).map_err(failed("read the data blocks of"))?;
+    let data = scan_data(&path, position, cipher.as_ref()).map_err(failed("read the data blocks of"))?;
 
     if cipher.is_none() && keys.is_there() {
         if !entries.is_empty() || !data.is_empty() {
@@ -122,7 +122,7 @@ fn open_index(path: &Path, position: u8, cache_bytes: usize) -> Result<(Index, V
 
 /// Every data block of the directory at `position`, found by its file, with what it takes of the disk. Files that are
 /// not ours are left alone.
-fn scan_data(directory: &Path, position: u8) -> io::Result<Vec<Entry>> {
+fn scan_data(directory: &Path, position: u8, cipher: Option<&Cipher>) -> io::Result<Vec<Entry>> {
     let is_draft = |name: &str| name.strip_suffix(draft::SUFFIX).is_some_and(|name| parse_data_name(name).is_some());
     let (mut entries, mut strange) = (Vec::new(), Vec::new());
     for folder in directory::folders(&directory.join("data")) {
@@ -131,10 +131,12 @@ fn scan_data(directory: &Path, position: u8) -> io::Result<Vec<Entry>> {
             let stat = item.metadata()?;
             let name = item.file_name();
             let ours = name.to_str().and_then(parse_data_name).filter(|_| stat.is_file());
-            match ours.zip(u32::try_from(stat.len()).ok()) {
+            match ours {
                 // The worker died before the file had its length, and so before anything was answered.
-                Some((_, 0)) => std::fs::remove_file(item.path())?,
-                Some(((id, incarnation, mount_id), length)) => {
+                Some(_) if cipher.is_some() && stat.len() == 0 => std::fs::remove_file(item.path())?,
+                // However much of the block the file has: nothing at all, if what was answered last was that there is
+                // room, or that the block ends where it begins.
+                Some(DataName { id, incarnation, mount_id, length }) => {
                     let mut entry = Entry::of_data(id, incarnation, length, mount_id, position);
                     entry.units = units_on_disk(&stat);
                     entries.push(entry);

@@ -22,8 +22,8 @@ use tokio::time::Instant;
 use tracing::{error, warn};
 
 use super::block::Block;
-use super::block_file::{BlockFile, BlockPlace};
-use super::directory::{Directory, Identity, block_path, data_path};
+use super::block_file::{BehindEnd, BlockFile, BlockPlace};
+use super::directory::{DataName, Directory, Identity, block_path, data_path};
 use super::error::{StoreError, is_out_of_space};
 use super::eviction::{Cache, Departures};
 use super::open_blocks::OpenBlocks;
@@ -312,11 +312,15 @@ impl BlockTable {
         let Entry { id, incarnation, length, mount_id, .. } = *entry;
         let position = usize::from(entry.directory);
         let directory = &self.directories[position];
-        let path = match entry.kind {
-            Kind::Cached(_) => block_path(&directory.spec.path, &id, incarnation),
-            Kind::Data(_) => data_path(&directory.spec.path, &id, incarnation, mount_id),
+        let (path, behind_end) = match entry.kind {
+            Kind::Cached(_) => (block_path(&directory.spec.path, &id, incarnation), BehindEnd::Missing),
+            Kind::Data(_) => {
+                let name = DataName { id, incarnation, mount_id, length };
+                (data_path(&directory.spec.path, &name), BehindEnd::Zeros)
+            }
         };
-        BlockPlace { id, incarnation, length, mount_id, directory: position, path, cipher: directory.cipher.clone() }
+        let cipher = directory.cipher.clone();
+        BlockPlace { id, incarnation, length, mount_id, directory: position, path, behind_end, cipher }
     }
 
     /// Whether the file of this incarnation is, or may be about to become, that of a known block.

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use tokio::time::Instant;
 
 use crate::store::block_file::{BlockFile, BlockPlace};
+use crate::store::error::is_out_of_space;
 use crate::store::files::write_at;
 use crate::store::sealing::Sealed;
 
@@ -91,16 +92,17 @@ pub(super) enum ZeroOutcome {
 impl DataBlock {
     /// Makes the file of a new data block, or of its draft, all of it a hole.
     pub(super) fn create(place: BlockPlace, draft: Option<&Path>, charged: ChunkMap) -> io::Result<Self> {
-        let length = place.length;
-        Ok(Self { file: BlockFile::create(place, draft, length)?, state: Arc::new(DataState::new(charged)) })
+        let bytes = bytes_at_first(&place);
+        Ok(Self { file: BlockFile::create(place, draft, bytes)?, state: Arc::new(DataState::new(charged)) })
     }
 
     /// Opens the file of a data block; `state` is what is known of it in this run.
     pub(super) fn open(place: BlockPlace, state: Option<Arc<DataState>>) -> io::Result<Self> {
         let file = BlockFile::open(place)?;
-        let length = file.reader().metadata()?.len();
-        if length != u64::from(file.length()) {
-            let message = format!("the file has {length} bytes where the block has {}", file.length());
+        let (bytes, length) = (file.reader().metadata()?.len(), u64::from(file.length()));
+        // What is encrypted has its whole length from the first moment on.
+        if bytes > length || (file.sealed().is_some() && bytes < length) {
+            let message = format!("the file has {bytes} bytes where the block has {length}");
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
         let state = match state {
@@ -132,8 +134,29 @@ impl DataBlock {
         write_at(&writer, offset, bytes)
     }
 
-    /// Makes a range zeros. *Blocking*.
+    /// Makes a range zeros, to which the file reaches then. *Blocking*.
     pub(super) fn zero(&self, range: &Range<u32>) -> io::Result<ZeroOutcome> {
+        if self.sealed().is_none() {
+            lengthen(&self.writer()?, range.end)?;
+        }
+        self.punch(range)
+    }
+
+    /// Makes a range zeros, of which the file ends at the beginning, unless it goes on behind the range: then somebody
+    /// has written there since. *Blocking*.
+    pub(super) fn cut(&self, range: &Range<u32>) -> io::Result<ZeroOutcome> {
+        let writer = self.writer()?;
+        let bytes = writer.metadata()?.len();
+        if self.sealed().is_some() || bytes > u64::from(range.end) {
+            return self.punch(range);
+        }
+        if bytes > u64::from(range.start) {
+            writer.set_len(u64::from(range.start))?;
+        }
+        Ok(ZeroOutcome::Freed)
+    }
+
+    fn punch(&self, range: &Range<u32>) -> io::Result<ZeroOutcome> {
         let writer = self.writer()?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let Some(sealed) = self.sealed() else {
@@ -164,6 +187,24 @@ impl DataBlock {
             self.write_bytes(part.start, &ZEROS[..part.len()]).map_err(|(_, error)| error)?;
         }
         Ok(ZeroOutcome::InPlace)
+    }
+}
+
+/// How long the file of a new block is. It ends where the block's last byte was written, so that a file of one block
+/// can be read from it by whoever has it; cells of an encrypted one are read before they are written.
+fn bytes_at_first(place: &BlockPlace) -> u32 {
+    if place.cipher.is_some() { place.length } else { 0 }
+}
+
+/// Has a file reach to `end` at least: other than ftruncate(2), whatever others write behind that meanwhile. Where
+/// there is no space for one byte, or no such call, it stays shorter, and is read as the same.
+pub(super) fn lengthen(file: &File, end: u32) -> io::Result<()> {
+    if end == 0 || file.metadata()?.len() >= u64::from(end) {
+        return Ok(());
+    }
+    match fallocate(file, FallocateFlags::empty(), &(end - 1..end)) {
+        Err(error) if !is_out_of_space(&error) => Err(error),
+        _ => Ok(()),
     }
 }
 

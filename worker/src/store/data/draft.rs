@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::chunks_touching;
 
-use super::block::DataBlock;
+use super::block::{DataBlock, lengthen};
 use super::room::make_room_for_data;
 use super::{DataStore, DataTarget};
 use crate::store::error::StoreError;
@@ -71,6 +71,16 @@ impl DataStore {
         };
         make_room_for_data(&mut self.table.lock().cache, block.directory(), units)?;
         block.write_bytes(offset, bytes).map_err(|(_, error)| self.draft_failed(block.directory(), error))
+    }
+
+    /// Has a draft reach so far at least, with zeros behind what was written to it. *Blocking*.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub fn lengthen_draft(&self, draft: &Draft, end: u32) -> Result<(), StoreError> {
+        let block = &draft.block;
+        let lengthened = block.writer().and_then(|writer| lengthen(&writer, end.min(block.length())));
+        lengthened.map_err(|error| self.draft_failed(block.directory(), error))
     }
 
     /// Has on disk what was written to a draft when this returns. *Blocking*.

@@ -19,6 +19,15 @@ use crate::store::slab::{Entry, hash_of};
 use crate::store::space::{UNIT_BYTES, units_of_chunks};
 use crate::store::table::Touch;
 
+/// The chunks of a block of `length` bytes that lie within a range.
+fn whole_chunks(range: &Range<u32>, length: u32) -> impl Iterator<Item = u32> + use<> {
+    let range = range.clone();
+    chunks_touching(range.start, range.len() as u32).filter(move |index| {
+        let chunk = chunk_range(*index, length);
+        range.start <= chunk.start && chunk.end <= range.end
+    })
+}
+
 impl DataStore {
     /// Makes room for ranges of a data block, and the block if it is not here. *Blocking*.
     ///
@@ -66,6 +75,20 @@ impl DataStore {
         Err(last)
     }
 
+    /// Makes zeros of a range of a data block that is behind the end of its file by now: the block's own file ends
+    /// where the range begins, unless it goes on behind it. *Blocking*.
+    ///
+    /// # Errors
+    /// The block is not here, or the disk failed.
+    pub fn cut(&self, target: &DataTarget, range: &Range<u32>) -> Result<(), StoreError> {
+        let block = self.find(target, Touch::None)?;
+        let cut = block.cut(range).map_err(|error| self.table.disk_failed(&block, "cutting a data block", error))?;
+        if cut == ZeroOutcome::Freed {
+            self.uncharge(&block, whole_chunks(range, block.length()));
+        }
+        Ok(())
+    }
+
     fn apply_write(
         &self,
         block: &DataBlock,
@@ -76,11 +99,7 @@ impl DataStore {
         for range in zero.iter().filter(|range| !range.is_empty()) {
             if block.zero(range).map_err(|error| (0, error))? == ZeroOutcome::Freed {
                 let kept = chunks_touching(written.start, written.len() as u32);
-                let whole = chunks_touching(range.start, range.len() as u32).filter(|index| {
-                    let chunk = chunk_range(*index, block.length());
-                    range.start <= chunk.start && chunk.end <= range.end
-                });
-                self.uncharge(block, whole.filter(|index| !kept.contains(index)));
+                self.uncharge(block, whole_chunks(range, block.length()).filter(|index| !kept.contains(index)));
             }
         }
         block.write_bytes(written.start, bytes)
