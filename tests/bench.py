@@ -339,11 +339,21 @@ class Bench:
         self.wait_until_listed(ours)
         self.load(ours, "--raw")
         figures = self.warm_images({"plain": plain, "ours": ours})
+        # Written there they are in blocks of the mount's own.
+        written = ours / "written"
+        shutil.copytree(self.source / "images", written)
+        self.cv("persist", "wait", "/images-fs")
+        self.load(written, "--raw")
+        own = self.warm_images({"plain": plain, "ours": written})
+        shutil.rmtree(written)
+        self.cv("persist", "wait", "/images-fs")
         self.cv("umount", "/images-fs")
         self.attach("images")
         return [
             ("fs-mode, warm in the worker, kernel caches dropped", figures["ours"], "plainfs", figures["plain"]),
             ("fs-mode, page cache", figures["ours-pages"], "plainfs", figures["plain-pages"]),
+            ("fs-mode, written there, kernel caches dropped", own["ours"], "plainfs", own["plain"]),
+            ("fs-mode, written there, page cache", own["ours-pages"], "plainfs", own["plain-pages"]),
         ]
 
     def wait_until_listed(self, directory):

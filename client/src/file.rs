@@ -25,7 +25,7 @@ use staged_handle::StagedHandle;
 
 use crate::cached_copies::Copies;
 use crate::error::ClientError;
-use crate::fs_file::{FileEnd, FsFile, LocalSync, ReadAtHand, Seek, WriteBehindOutcome};
+use crate::fs_file::{FileEnd, FsFile, KernelBlock, KernelReads, LocalSync, ReadAtHand, Seek, WriteBehindOutcome};
 use crate::metadata::Node;
 use crate::read::{DiskRead, OpenFile};
 
@@ -122,6 +122,63 @@ impl File {
         match &self.backing {
             Backing::Object(file) => file.with_local_descriptor(make),
             Backing::FsFile(_) | Backing::Staged(_) => None,
+        }
+    }
+
+    /// The same of a file of an fs-mode mount, as long as it is that block: see [`FsFile::kernel_block`].
+    pub fn kernel_block<T: Any + Send + Sync>(
+        &self,
+        make: impl FnOnce(BorrowedFd<'_>) -> Option<T>,
+    ) -> Option<(KernelBlock, Arc<T>, KernelReads)> {
+        match &self.backing {
+            Backing::FsFile(file) => file.kernel_block(make),
+            Backing::Object(_) | Backing::Staged(_) => None,
+        }
+    }
+
+    /// A process before this one has had the kernel read it by itself.
+    pub fn begin_kernel_reads(&self) -> Option<KernelReads> {
+        match &self.backing {
+            Backing::FsFile(file) => Some(file.begin_kernel_reads()),
+            Backing::Object(_) | Backing::Staged(_) => None,
+        }
+    }
+
+    /// Has [`keeps_pages`](Self::keeps_pages) say no the next time.
+    pub fn forget_pages(&self) {
+        if let Backing::FsFile(file) = &self.backing {
+            file.forget_pages();
+        }
+    }
+
+    /// Whether [`find_block`](Self::find_block) may find what [`kernel_block`](Self::kernel_block) needs.
+    pub fn awaits_block(&self) -> bool {
+        match &self.backing {
+            Backing::FsFile(file) => file.awaits_block(),
+            Backing::Object(_) | Backing::Staged(_) => false,
+        }
+    }
+
+    /// Asks where the one block of a file is. Bounded as [`read`](Self::read).
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    pub async fn find_block(&self) -> Result<(), ClientError> {
+        match &self.backing {
+            Backing::FsFile(file) => file.find_block().await,
+            Backing::Object(_) | Backing::Staged(_) => Ok(()),
+        }
+    }
+
+    /// Whether all bytes of the file are in a block that a kernel reads in its place, as far as others have told of
+    /// what they changed.
+    ///
+    /// # Errors
+    /// The master does not say.
+    pub async fn reads_current(&self, block: &KernelBlock) -> Result<bool, ClientError> {
+        match &self.backing {
+            Backing::FsFile(file) => file.reads_current(block).await,
+            Backing::Object(_) | Backing::Staged(_) => Ok(true),
         }
     }
 

@@ -5,7 +5,8 @@
 //! and a new length, are committed to the master when a file is flushed, synced, or given other attributes, and every
 //! few seconds while it stays open ([`commit`](FsFile::commit)). `layout` knows the file without I/O, `block` one block
 //! at its workers, `blocks` opens them, `closed` is what stays known when nobody has the file open, `origin` is about
-//! what no block has, `read`, `write`, `append`, `copy` and `set_attributes` do what their names say.
+//! what no block has, `kernel_reads` about what a kernel reads by itself,
+//! `read`, `write`, `append`, `copy` and `set_attributes` do what their names say.
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 
@@ -18,6 +19,7 @@ mod commit;
 mod copy;
 mod grants;
 mod group_commit;
+mod kernel_reads;
 mod layout;
 mod origin;
 mod page_versions;
@@ -30,7 +32,7 @@ mod write_back;
 mod write_behind;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -57,6 +59,7 @@ use blocks::block_name;
 use closed::{ClosedFiles, Reopened};
 use grants::BlockGrants;
 use group_commit::Rounds;
+pub use kernel_reads::{KernelBlock, KernelReads};
 use layout::{EventHistory, Layout};
 use origin::OpenOrigin;
 use page_versions::PageVersions;
@@ -130,6 +133,8 @@ pub struct FsFile {
     /// Reads over the network, and what was read ahead.
     reader: BlockReader,
     copies: Copies,
+    /// Handles through which a kernel reads it by itself.
+    kernel_reads: AtomicU32,
     /// Its first block, as long as it does not need one.
     granted: Mutex<Option<OpenBlock>>,
     appending: Arc<tokio::sync::Mutex<()>>,
@@ -291,6 +296,7 @@ impl Contents {
             behind: WriteBehind::default(),
             reader: self.shared.files.reader(),
             copies: Copies::default(),
+            kernel_reads: AtomicU32::new(0),
             granted: Mutex::default(),
             appending: Arc::default(),
             opening: tokio::sync::Mutex::new(()),

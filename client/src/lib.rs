@@ -37,7 +37,7 @@ pub use error::ClientError;
 pub use file::{
     Access, Allocation, AttributeChange, BucketDefaults, CreatedFile, Effects, File, NewFile, Opened, Replacement,
 };
-pub use fs_file::{FileEnd, ReadAtHand, Seek, UncommittedAttr};
+pub use fs_file::{FileEnd, KernelBlock, KernelReads, ReadAtHand, Seek, UncommittedAttr};
 pub use identity::Identity;
 pub use journal::{Journal, Left, RequestContext};
 pub use left_behind::{Replayed, replay};

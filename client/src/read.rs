@@ -51,7 +51,7 @@ use hedge::Hedge;
 use kept_files::{CONFIRM_EVERY, KeptFiles};
 use outage_wait::OutageWaiters;
 
-pub(crate) use block_files::BlockFiles;
+pub(crate) use block_files::{BlockFiles, WholeFile};
 pub use disk_read::DiskRead;
 pub use file::OpenFile;
 pub(crate) use location::ReplicatedBlock;

@@ -5,8 +5,8 @@
 //! the namespace is shown. Since one inode of a cache-mode mount is one version of one object, attributes of its files
 //! never change and their pages never expire: a replaced object is another inode under the old name. Changes of names
 //! go by way of [`changes`], those of files by way of the client's [`File`](cavern_client::File), which knows what kind
-//! of file it is. Nothing is remembered per inode that the kernel knows; what the client's cache has dropped is asked
-//! of the master again, by id.
+//! of file it is. Nothing is remembered per inode that the kernel knows, but for those that it knows by more than one
+//! node ([`aliases`](crate::aliases)); what the client's cache has dropped is asked of the master again, by id.
 
 mod attributes;
 mod changes;
@@ -27,6 +27,7 @@ mod lseek;
 mod names;
 mod no_open;
 mod open;
+mod open_nodes;
 mod own_files;
 mod passthrough;
 mod privileges;
@@ -64,6 +65,7 @@ use handles::{Handles, OpenInodes};
 use locks::HandleLocks;
 use no_open::NoOpenHandles;
 use open::OpenHandle;
+use open_nodes::OpenNodes;
 use passthrough::Passthrough;
 use read::ReadArgs;
 use restore::LostHandles;
@@ -83,6 +85,7 @@ struct Inner {
     directories: Handles<DirectoryHandle>,
     given_names: directory::GivenNamesTable,
     open_inodes: OpenInodes,
+    open_nodes: OpenNodes,
     locks: HandleLocks,
     /// `fuse.no_open`: files are read by inode.
     unopened: Option<NoOpenHandles>,
@@ -147,6 +150,7 @@ impl Namespace {
             directories,
             given_names: directory::GivenNamesTable::default(),
             open_inodes: OpenInodes::default(),
+            open_nodes: OpenNodes::default(),
             locks: HandleLocks::default(),
             unopened: (conf.no_open == Choice::On).then(NoOpenHandles::default),
             xattrs: conf.xattrs != Choice::Off,

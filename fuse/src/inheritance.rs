@@ -1,15 +1,16 @@
 //! What a process that serves a mount leaves to the one after it, in the client's [`Journal`]: how the mount was made,
 //! which handles the kernel has, where readers of directories are, and what was locked through which handle.
 //!
-//! Node ids are the inodes of the namespace, so nothing is to be kept of what the kernel merely knows.
+//! Node ids are the inodes of the namespace, or say which one they stand for, so nothing is to be kept of what the
+//! kernel merely knows.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use cavern_client::Journal;
 use cavern_client::journal::Slot;
+use cavern_client::{Journal, KernelBlock};
 use cavern_conf::schema::{self, Choice};
 use parking_lot::Mutex;
 use prost::Message;
@@ -122,6 +123,29 @@ pub struct HandleRecord {
     /// What is written through it goes to the end of the file, if the kernel appends.
     #[prost(bool, tag = "8")]
     pub appends: bool,
+    /// Of a file of an fs-mode mount: which of the kernel's nodes of the inode it is a handle of.
+    #[prost(uint32, tag = "9")]
+    pub alias: u32,
+    /// Of a file of an fs-mode mount that the kernel reads by itself: what it reads.
+    #[prost(uint32, tag = "10")]
+    pub generation: u32,
+    #[prost(uint64, tag = "11")]
+    pub worker: u64,
+    #[prost(uint64, tag = "12")]
+    pub incarnation: u64,
+}
+
+impl HandleRecord {
+    /// Notes what the kernel reads in place of a file.
+    pub fn reading(self, block: Option<KernelBlock>) -> Self {
+        let Some(KernelBlock { generation, worker, incarnation }) = block else { return self };
+        Self { generation, worker, incarnation, ..self }
+    }
+
+    /// What the kernel reads in place of a file of an fs-mode mount, if it reads that by itself.
+    pub fn block(&self) -> KernelBlock {
+        KernelBlock { generation: self.generation, worker: self.worker, incarnation: self.incarnation }
+    }
 }
 
 /// Names that a reader of a directory was given last.

@@ -276,7 +276,7 @@ impl Invalidations {
     pub fn forget_attributes(&self, kernel_inode: u64) {
         let notifier = self.notifier.lock().clone();
         if let Some(notifier) = notifier {
-            self.counts.count(notifier.attributes(kernel_inode));
+            self.nodes_of(kernel_inode).into_iter().for_each(|node| self.counts.count(notifier.attributes(node)));
         }
     }
 
@@ -292,10 +292,12 @@ impl Invalidations {
         let kernel_inode = self.to_kernel(inode);
         let notifier = self.notifier.lock().clone().filter(|_| self.queue.lock().concerns(kernel_inode));
         let names = [self.names.barrier(), self.strict_names.barrier()];
+        let nodes = self.nodes_of(kernel_inode);
         async move {
             if let Some(notifier) = notifier {
                 // It is forgotten twice then. The kernel may wait for reads of the file.
-                let forgotten = tokio::task::spawn_blocking(move || notifier.inode(kernel_inode));
+                let forget = move || nodes.into_iter().map(|node| notifier.inode(node)).filter(Result::is_err).count();
+                let forgotten = tokio::task::spawn_blocking(forget);
                 // An error means that the process ends.
                 let _ended = forgotten.await;
             }
@@ -303,8 +305,16 @@ impl Invalidations {
         }
     }
 
+    /// The first node of an inode: what is sent to the kernel goes to the others, too.
     fn to_kernel(&self, inode: u64) -> u64 {
-        self.root.lock().as_ref().map_or(inode, |root| root.to_kernel(inode))
+        self.root.lock().as_ref().and_then(|root| root.kernel_nodes_of(inode).next()).unwrap_or(inode)
+    }
+
+    /// All nodes of the inode that one of them belongs to.
+    fn nodes_of(&self, kernel_node: u64) -> Vec<u64> {
+        let root = self.root.lock();
+        let nodes = root.as_ref().map(|root| root.kernel_nodes_of(root.to_namespace(kernel_node)).collect());
+        nodes.unwrap_or_else(|| vec![kernel_node])
     }
 
     fn kernel_root(&self) -> Option<u64> {
@@ -364,6 +374,7 @@ impl Invalidations {
                 Notification::Everything => self.forget_everything(kernel, inodes),
                 Notification::ReferenceDropped(inode) => {
                     if kernel.referred(vec![inode]).is_empty() {
+                        kernel.root.aliases().forget(inode);
                         (inodes.forgotten)(inode);
                     }
                 }
@@ -536,19 +547,22 @@ impl KernelCaches {
         }
     }
 
+    fn nodes_of(&self, inode: u64) -> impl Iterator<Item = u64> + use<> {
+        self.root.kernel_nodes_of(self.root.to_namespace(inode))
+    }
+
     fn forget_inode(&self, inode: u64) {
-        let outcome = self.notifier.inode(inode);
-        self.counts.count(outcome);
+        self.nodes_of(inode).for_each(|node| self.counts.count(self.notifier.inode(node)));
     }
 
     fn forget_pages(&self, inode: u64, offset: u64, length: u32) {
-        let outcome = self.notifier.pages(inode, offset, length);
-        self.counts.count(outcome);
+        self.nodes_of(inode).for_each(|node| self.counts.count(self.notifier.pages(node, offset, length)));
     }
 
     /// Those of the namespace's inodes that the kernel has.
     fn referred(&self, mut inodes: Vec<u64>) -> Vec<u64> {
-        inodes.retain(|inode| self.notifier.attributes(self.root.to_kernel(*inode)) == Ok(true));
+        let is_known = |node| self.notifier.attributes(node) == Ok(true);
+        inodes.retain(|inode| self.root.kernel_nodes_of(*inode).any(is_known));
         inodes
     }
 }

@@ -8,6 +8,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod aliases;
 mod data_set;
 mod error;
 pub mod filesystem;

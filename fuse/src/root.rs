@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
+use crate::aliases::{Aliases, inode_of};
 use crate::kernel::abi::ROOT_NODE;
 
 /// The name of the directory that is shown in place of the root.
@@ -21,13 +22,16 @@ pub struct Root {
     /// By which the kernel knows it.
     kernel_node: AtomicU64,
     names: RootNames,
+    /// Of the files of fs-mode mounts.
+    aliases: Aliases,
 }
 
 impl Root {
     /// `path` of the namespace leads to `inode`.
     pub fn new(path: &str, inode: u64) -> Self {
         let (inode, kernel_node) = (AtomicU64::new(inode), AtomicU64::new(ROOT_NODE));
-        Self { path: path.to_owned(), inode, kernel_node, names: RootNames::default() }
+        let (names, aliases) = (RootNames::default(), Aliases::default());
+        Self { path: path.to_owned(), inode, kernel_node, names, aliases }
     }
 
     /// The kernel shows [`INNER_NAME`] in its place, or is about to.
@@ -67,11 +71,22 @@ impl Root {
     }
 
     pub fn to_namespace(&self, kernel_node: u64) -> u64 {
-        if self.is_root(kernel_node) { self.inode.load(Relaxed) } else { kernel_node }
+        if self.is_root(kernel_node) { self.inode.load(Relaxed) } else { inode_of(kernel_node) }
     }
 
+    /// The node by which the kernel gets to know an inode.
     pub fn to_kernel(&self, inode: u64) -> u64 {
-        if inode == self.inode.load(Relaxed) { self.kernel_node() } else { inode }
+        if inode == self.inode.load(Relaxed) { self.kernel_node() } else { self.aliases.newest(inode) }
+    }
+
+    /// All nodes by which the kernel may know an inode.
+    pub fn kernel_nodes_of(&self, inode: u64) -> impl Iterator<Item = u64> + use<> {
+        let inode = if inode == self.inode.load(Relaxed) { self.kernel_node() } else { inode };
+        self.aliases.nodes_of(inode)
+    }
+
+    pub fn aliases(&self) -> &Aliases {
+        &self.aliases
     }
 
     pub fn names(&self) -> &RootNames {

@@ -138,6 +138,22 @@ impl ChunkMap {
     }
 }
 
+impl Extend<u32> for ChunkMap {
+    fn extend<I: IntoIterator<Item = u32>>(&mut self, indexes: I) {
+        for index in indexes {
+            self.insert(index);
+        }
+    }
+}
+
+impl FromIterator<u32> for ChunkMap {
+    fn from_iter<I: IntoIterator<Item = u32>>(indexes: I) -> Self {
+        let mut map = Self::new();
+        map.extend(indexes);
+        map
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

@@ -73,6 +73,7 @@ mod nodes;
 mod odd_objects;
 mod outages;
 mod passthrough;
+mod passthrough_fs_mode;
 mod persist;
 mod plainfs;
 mod posix;

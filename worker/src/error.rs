@@ -2,7 +2,7 @@
 //! command line prints it as it is.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cavern_net::NetError;
 use cavern_security::SecurityError;
@@ -106,4 +106,12 @@ pub enum WorkerError {
     /// A background task panicked; the reason is in the log.
     #[error("a task of the worker failed: {0}")]
     Task(#[from] tokio::task::JoinError),
+}
+
+impl WorkerError {
+    /// Why an operation on a data directory, or on something in it, has failed.
+    pub(crate) fn directory(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        move |source| Self::Directory { action, path, source }
+    }
 }

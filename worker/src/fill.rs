@@ -18,12 +18,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
+use cavern_conf::schema;
 use cavern_proto::BlockId;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_range};
 use cavern_proto::data::Status;
+use cavern_ufs::Ufs;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use run::DiskPace;
@@ -32,10 +33,9 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
-use crate::metrics::WorkerMetrics;
-use crate::mounts::Mounts;
-use crate::request_error::Refusal;
-use crate::store::{CachedBlock, Lookup, Stores, Touch};
+use crate::parts::WorkerParts;
+use crate::request_error::{Refusal, blocking};
+use crate::store::{CachedBlock, Lookup, Touch};
 
 /// A block that is dropped while it is filled is begun anew this often.
 const MAX_ROUNDS: usize = 3;
@@ -53,72 +53,55 @@ struct Progress {
 struct Run {
     chunks: Range<u32>,
     progress: watch::Sender<Progress>,
-    /// Up to which chunk each of those needs it who wait for a part: nobody is woken for less.
+    /// Up to which chunk each of those needs it who wait for a part: nobody is woken for less. They become more only
+    /// under the lock of `Fills::runs`.
     needs: Mutex<Vec<u32>>,
-    /// Changed only under the lock of `Fills::runs`, but for going down.
-    waiters: AtomicUsize,
 }
 
 impl Run {
     /// Chunks below this one can be read.
     fn reached(&self, ready: u32) {
         self.progress.send_if_modified(|progress| {
-            progress.ready = ready;
-            self.needs.lock().iter().any(|need| *need <= ready)
+            let before = std::mem::replace(&mut progress.ready, ready);
+            self.needs.lock().iter().any(|need| before < *need && *need <= ready)
         });
     }
 }
 
-/// Tells a run what somebody waits for, for as long as it lives.
-struct Need<'a> {
-    run: &'a Run,
-    end: u32,
+/// One who waits for the chunks of a run below `need`.
+struct RunWaiter {
+    run: Arc<Run>,
+    need: u32,
 }
-
-impl<'a> Need<'a> {
-    fn enter(run: &'a Run, end: u32) -> Self {
-        run.needs.lock().push(end);
-        Self { run, end }
-    }
-}
-
-impl Drop for Need<'_> {
-    fn drop(&mut self) {
-        let mut needs = self.run.needs.lock();
-        if let Some(place) = needs.iter().position(|need| *need == self.end) {
-            needs.swap_remove(place);
-        }
-    }
-}
-
-/// Counts one who waits for a run.
-struct RunWaiter(Arc<Run>);
 
 impl RunWaiter {
-    fn new(run: &Arc<Run>) -> Self {
-        run.waiters.fetch_add(1, Ordering::AcqRel);
-        Self(run.clone())
+    /// For the chunks of the run that lie in `wanted`.
+    fn new(run: &Arc<Run>, wanted: &[Range<u32>]) -> Self {
+        let own = &run.chunks;
+        let within = wanted.iter().filter(|range| range.start < own.end && range.end > own.start);
+        let need = within.map(|range| range.end.min(own.end)).max().unwrap_or(own.start);
+        run.needs.lock().push(need);
+        Self { run: run.clone(), need }
     }
 
-    /// Waits until the chunks of the run that lie in `wanted` can be read, or the run has ended.
-    async fn wait(&self, wanted: &[Range<u32>]) -> Result<(), Refusal> {
-        let own = &self.0.chunks;
-        let last = wanted.iter().filter(|range| range.start < own.end && range.end > own.start);
-        let need = last.map(|range| range.end.min(own.end)).max().unwrap_or(own.start);
-        let _need = Need::enter(&self.0, need);
-        let mut progress = self.0.progress.subscribe();
-        match progress.wait_for(|progress| progress.ready >= need || progress.end.is_some()).await {
-            Ok(progress) if progress.ready >= need => Ok(()),
+    /// Waits until they can be read, or the run has ended.
+    async fn wait(&self) -> Result<(), Refusal> {
+        let mut progress = self.run.progress.subscribe();
+        match progress.wait_for(|progress| progress.ready >= self.need || progress.end.is_some()).await {
+            Ok(progress) if progress.ready >= self.need => Ok(()),
             Ok(progress) => progress.end.clone().unwrap_or(Ok(())),
             // The task ended without a word: the process is stopping.
-            Err(_) => Err(Refusal::new(Status::Overloaded, "the worker is stopping")),
+            Err(_) => Err(Refusal::stopping()),
         }
     }
 }
 
 impl Drop for RunWaiter {
     fn drop(&mut self) {
-        self.0.waiters.fetch_sub(1, Ordering::AcqRel);
+        let mut needs = self.run.needs.lock();
+        if let Some(place) = needs.iter().position(|need| *need == self.need) {
+            needs.swap_remove(place);
+        }
     }
 }
 
@@ -151,15 +134,6 @@ impl Drop for LedRun {
     }
 }
 
-/// Limits of the fill engine.
-#[derive(Clone, Copy, Debug)]
-pub struct FillLimits {
-    /// GETs in flight at most.
-    pub concurrency: usize,
-    /// Largest GET, in bytes.
-    pub size_max: u64,
-}
-
 /// A block with the chunks that were asked for, and the bytes that had to be fetched for it.
 #[derive(Debug)]
 pub struct Filled {
@@ -170,38 +144,25 @@ pub struct Filled {
 /// The fill engine of a worker.
 #[derive(Debug)]
 pub struct Fills {
-    stores: Stores,
-    mounts: Arc<Mounts>,
+    parts: WorkerParts,
     runs: Mutex<HashMap<BlockId, Vec<Arc<Run>>>>,
     gets: Semaphore,
-    /// In KiB, shared with the answers over the network.
-    memory: Arc<Semaphore>,
     chunks_per_run: u32,
     disk: DiskPace,
     tasks: TaskTracker,
-    metrics: WorkerMetrics,
 }
 
 impl Fills {
-    /// `memory` is the budget for buffers in KiB.
-    pub fn new(
-        stores: Stores,
-        mounts: Arc<Mounts>,
-        memory: Arc<Semaphore>,
-        limits: FillLimits,
-        metrics: WorkerMetrics,
-    ) -> Self {
-        let chunks = u32::try_from(limits.size_max / u64::from(CHUNK_BYTES)).unwrap_or(u32::MAX);
+    pub fn new(parts: WorkerParts, conf: &schema::Worker) -> Self {
+        let size_max = conf.fill_size_max.bytes().min(u64::from(parts.memory.kib) * 1024);
+        let chunks = u32::try_from(size_max / u64::from(CHUNK_BYTES)).unwrap_or(u32::MAX);
         Self {
-            stores,
-            mounts,
+            parts,
             runs: Mutex::default(),
-            gets: Semaphore::new(limits.concurrency.max(1)),
-            memory,
+            gets: Semaphore::new(conf.fill_concurrency.max(1)),
             chunks_per_run: chunks.max(1),
-            disk: DiskPace::new(),
+            disk: DiskPace::default(),
             tasks: TaskTracker::new(),
-            metrics,
         }
     }
 
@@ -224,24 +185,13 @@ impl Fills {
             if wanted.iter().all(|range| block.has(range.clone())) {
                 return Ok(Filled { block, fetched_bytes });
             }
-            let ufs = match self.mounts.ufs_for(source.mount_id, &source.key).await {
-                Ok(ufs) if source.is_of(ufs.store_id()) => ufs,
-                Ok(_) => {
-                    self.stores.cache.forget_if_empty(&block);
-                    return Err(Refusal::bad_request(
-                        "the content id is not that of the key, version and bucket named",
-                    ));
-                }
-                Err(refusal) => {
-                    self.stores.cache.forget_if_empty(&block);
-                    return Err(refusal);
-                }
-            };
+            let bucket = self.bucket_of(source).await;
+            let ufs = bucket.inspect_err(|_| self.parts.stores.cache.forget_if_empty(&block))?;
             let (own, theirs) = self.plan(&block, wanted);
             let mut led = None;
             for asker in &own {
                 let (fills, block, source, ufs, run) =
-                    (self.clone(), block.clone(), source.clone(), ufs.clone(), asker.0.clone());
+                    (self.clone(), block.clone(), source.clone(), ufs.clone(), asker.run.clone());
                 fetched_bytes += bytes_of(&run.chunks, source.length);
                 let fetch = Box::pin(async move { fills.fetch_run(run, block, source, ufs).await });
                 match led {
@@ -252,7 +202,7 @@ impl Fills {
             if let Some(led) = led {
                 led.await;
             }
-            let waits = own.iter().chain(&theirs).map(|asker| asker.wait(wanted));
+            let waits = own.iter().chain(&theirs).map(RunWaiter::wait);
             futures::future::try_join_all(waits).await?;
             if wanted.iter().all(|range| block.has(range.clone())) {
                 return Ok(Filled { block, fetched_bytes });
@@ -261,17 +211,28 @@ impl Fills {
         Err(Refusal::new(Status::Overloaded, "the block was dropped again and again while it was filled"))
     }
 
+    /// The bucket that an object is in.
+    ///
+    /// # Errors
+    /// Its mount cannot be used, or the content id is not that of the object named.
+    async fn bucket_of(&self, source: &ObjectBlock) -> Result<Ufs, Refusal> {
+        let ufs = self.parts.mounts.ufs_for(source.mount_id, &source.key).await?;
+        if source.is_of(ufs.store_id()) {
+            return Ok(ufs);
+        }
+        Err(Refusal::bad_request("the content id is not that of the key, version and bucket named"))
+    }
+
     /// The block, made if need be. The file of a new block of one chunk is made here, as that chunk is written: both
     /// take less than the way to another thread and back.
     async fn open(&self, source: &ObjectBlock, touch: Touch) -> Result<Arc<CachedBlock>, Refusal> {
-        let (id, length, mount_id, cache) = (source.id, source.length, source.mount_id, &self.stores.cache);
+        let (id, length, mount_id, cache) = (source.id, source.length, source.mount_id, &self.parts.stores.cache);
         let block = match cache.get(&id, Touch::None) {
             Lookup::Open(block) => block,
             Lookup::Absent if length <= CHUNK_BYTES => cache.create(&id, length, mount_id, touch)?,
             Lookup::Absent | Lookup::Closed | Lookup::Other => {
                 let cache = cache.clone();
-                let made = tokio::task::spawn_blocking(move || cache.create(&id, length, mount_id, touch)).await;
-                made.map_err(|_| Refusal::new(Status::IoError, "opening the block failed"))??
+                blocking("opening the block", move || cache.create(&id, length, mount_id, touch)).await?
             }
         };
         if block.length() != length {
@@ -289,10 +250,9 @@ impl Fills {
         if !doubtful {
             return Ok(());
         }
-        let (cache, block, wanted) = (self.stores.cache.clone(), block.clone(), wanted.to_vec());
-        let checked = move || wanted.into_iter().try_for_each(|range| cache.verify(&block, range));
-        let checked = tokio::task::spawn_blocking(checked).await;
-        checked.map_err(|_| Refusal::new(Status::IoError, "verifying the block failed"))?.map_err(Refusal::from)
+        let (cache, block, wanted) = (self.parts.stores.cache.clone(), block.clone(), wanted.to_vec());
+        let check = move || wanted.into_iter().try_for_each(|range| cache.verify(&block, range));
+        blocking("verifying the block", check).await
     }
 
     /// Which runs bring the chunks that are missing: new ones, to be spawned at once, and those of others.
@@ -312,8 +272,8 @@ impl Fills {
         let mut fresh: Vec<Range<u32>> = Vec::new();
         for index in missing {
             if let Some(run) = under_way[..before].iter().find(|run| run.chunks.contains(&index)) {
-                if !theirs.iter().any(|asker| Arc::ptr_eq(&asker.0, run)) {
-                    theirs.push(RunWaiter::new(run));
+                if !theirs.iter().any(|asker| Arc::ptr_eq(&asker.run, run)) {
+                    theirs.push(RunWaiter::new(run, wanted));
                 }
                 continue;
             }
@@ -324,8 +284,8 @@ impl Fills {
         }
         for chunks in fresh {
             let progress = watch::Sender::new(Progress { ready: chunks.start, end: None });
-            let run = Arc::new(Run { chunks, progress, needs: Mutex::default(), waiters: AtomicUsize::new(0) });
-            own.push(RunWaiter::new(&run));
+            let run = Arc::new(Run { chunks, progress, needs: Mutex::default() });
+            own.push(RunWaiter::new(&run, wanted));
             under_way.push(run);
         }
         if under_way.is_empty() {
@@ -338,7 +298,7 @@ impl Fills {
     /// it; says whether it was taken off.
     fn retire(&self, id: &BlockId, run: &Arc<Run>, only_if_abandoned: bool) -> bool {
         let mut runs = self.runs.lock();
-        if only_if_abandoned && run.waiters.load(Ordering::Acquire) > 0 {
+        if only_if_abandoned && !run.needs.lock().is_empty() {
             return false;
         }
         if let Some(under_way) = runs.get_mut(id) {

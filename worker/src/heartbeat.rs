@@ -3,44 +3,28 @@
 //! A worker serves whether the master is there or not. When it comes back, or has forgotten this worker, the worker
 //! registers again; when its mounts have changed, the table is fetched.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::backoff;
+use cavern_net::NetError;
 use cavern_net::master::Stubs;
-use cavern_net::{MasterChannel, NetError};
-use cavern_proto::master::{DiskReport, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState};
+use cavern_proto::master::{HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tracing::{info, warn};
 
 use crate::error::WorkerError;
-use crate::membership::Membership;
-use crate::metrics::WorkerMetrics;
-use crate::mounts::Mounts;
-use crate::store::{BlockTable, DirectoryUsage};
+use crate::parts::WorkerParts;
 
 /// Bounds of what the master may ask for as heartbeat interval.
 const INTERVALS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
 
-/// Where this worker can be reached, as it is published to clients.
-#[derive(Clone, Debug)]
-pub struct Addresses {
-    pub data: String,
-    pub socket: String,
-    pub http: String,
-    pub host: String,
-}
-
 /// Keeps the master informed.
 #[derive(Debug)]
 pub struct Heartbeat {
-    pub table: Arc<BlockTable>,
-    pub mounts: Arc<Mounts>,
-    pub master: MasterChannel,
-    pub membership: Arc<Membership>,
-    pub metrics: WorkerMetrics,
-    pub addresses: Addresses,
+    pub parts: WorkerParts,
+    /// What is published of this worker, and does not change: where it can be reached.
+    pub worker: Worker,
 }
 
 impl Heartbeat {
@@ -57,13 +41,7 @@ impl Heartbeat {
             let attempt = async {
                 match interval {
                     None => self.register().await.map(|every| (Some(every), every)),
-                    Some(every) => self.beat().await.map(|beat| match beat {
-                        Beat::Known => (Some(every), every),
-                        // The master waits to hear that they have been taken in.
-                        Beat::News => (Some(every), Duration::ZERO),
-                        // A worker that the master does not know any more registers at once.
-                        Beat::Unknown => (None, Duration::ZERO),
-                    }),
+                    Some(every) => self.beat(every).await,
                 }
             };
             let Some(result) = stop.run_until_cancelled(attempt).await else { break };
@@ -75,8 +53,7 @@ impl Heartbeat {
                     interval = registered;
                     pause
                 }
-                Err(LinkError::Fatal(error)) => return Err(error),
-                Err(LinkError::Call(error)) => {
+                Err(WorkerError::Master(error)) => {
                     if !std::mem::replace(&mut away, true) {
                         match &error {
                             NetError::Master { code: Code::AlreadyExists, message } => {
@@ -88,6 +65,7 @@ impl Heartbeat {
                     let pause = backoff::HEARTBEAT.pause(0);
                     interval.map_or(pause, |every| every.min(pause))
                 }
+                Err(fatal) => return Err(fatal),
             };
             if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 break;
@@ -97,42 +75,38 @@ impl Heartbeat {
     }
 
     /// Gives the heartbeat interval that the master asks for.
-    async fn register(&self) -> Result<Duration, LinkError> {
-        let (uuid, cluster_id) = self.table.identity();
-        let usage = self.table.usage();
+    ///
+    /// # Errors
+    /// [`WorkerError::Master`] when the master gives no answer; all others are for a person to mend.
+    async fn register(&self) -> Result<Duration, WorkerError> {
+        let (uuid, cluster_id) = self.parts.stores.table.identity();
+        let usage = self.parts.stores.table.usage();
         let worker = Worker {
-            data_address: self.addresses.data.clone(),
-            socket_path: self.addresses.socket.clone(),
-            http_address: self.addresses.http.clone(),
-            host: self.addresses.host.clone(),
             capacity_bytes: usage.iter().filter(|disk| disk.healthy).map(|disk| disk.capacity_bytes).sum(),
             used_bytes: usage.iter().map(|disk| disk.used_bytes).sum(),
             blocks: usage.iter().map(|disk| disk.blocks).sum(),
-            state: WorkerState::Live.into(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            disks: self.disks(),
+            disks: usage,
             counters: Some(self.counters()),
-            ..Default::default()
+            ..self.worker.clone()
         };
         let request = RegisterWorkerRequest { uuid: uuid.to_vec().into(), cluster_id, worker: Some(worker) };
         let ask = |mut stubs: Stubs| {
             let request = request.clone();
             async move { stubs.cluster.register_worker(request).await }
         };
-        let reply = self.master.try_call("RegisterWorker", ask).await;
+        let reply = self.parts.master.try_call("RegisterWorker", ask).await;
         let reply = match reply {
             Ok(reply) => reply,
             // The leader's own word. A master that does not lead, or not any more, gives no answer at all.
             Err(NetError::Master { code: Code::FailedPrecondition, message: reason }) => {
-                return Err(LinkError::Fatal(WorkerError::Refused { reason }));
+                return Err(WorkerError::Refused { reason });
             }
-            Err(error) => return Err(LinkError::Call(error)),
+            Err(error) => return Err(error.into()),
         };
-        self.master.note_group(reply.group_epoch, &reply.masters);
-        let (table, cluster_id) = (self.table.clone(), reply.cluster_id.clone());
-        let joined = tokio::task::spawn_blocking(move || table.join_cluster(&cluster_id)).await;
-        joined.map_err(|error| LinkError::Fatal(error.into()))?.map_err(LinkError::Fatal)?;
-        self.membership.set(reply.worker_id, &reply.cluster_id);
+        self.parts.master.note_group(reply.group_epoch, &reply.masters);
+        let (table, cluster_id) = (self.parts.stores.table.clone(), reply.cluster_id.clone());
+        tokio::task::spawn_blocking(move || table.join_cluster(&cluster_id)).await??;
+        self.parts.membership.set(reply.worker_id, &reply.cluster_id);
         info!(
             worker_id = reply.worker_id,
             cluster = reply.cluster_id,
@@ -142,18 +116,19 @@ impl Heartbeat {
         Ok(Duration::from_millis(u64::from(reply.heartbeat_ms)).clamp(INTERVALS.0, INTERVALS.1))
     }
 
-    async fn beat(&self) -> Result<Beat, LinkError> {
-        let (usage, past) = (self.table.usage(), self.membership.past());
+    /// Gives the interval of what comes next, `None` for a registration, and the pause before it.
+    async fn beat(&self, every: Duration) -> Result<(Option<Duration>, Duration), WorkerError> {
+        let (usage, past) = (self.parts.stores.table.usage(), self.parts.membership.past());
         let request = HeartbeatRequest {
-            worker_id: self.membership.now().0,
+            worker_id: self.parts.membership.worker_id(),
             used_bytes: usage.iter().map(|disk| disk.used_bytes).sum(),
             capacity_bytes: usage.iter().filter(|disk| disk.healthy).map(|disk| disk.capacity_bytes).sum(),
             blocks: usage.iter().map(|disk| disk.blocks).sum(),
-            disks: self.disks(),
+            disks: usage,
             counters: Some(self.counters()),
-            group_epoch: self.master.group_epoch(),
-            data_address: self.addresses.data.clone(),
-            fetch_failures: self.mounts.fetch_failures(),
+            group_epoch: self.parts.master.group_epoch(),
+            data_address: self.worker.data_address.clone(),
+            fetch_failures: self.parts.mounts.fetch_failures(),
             known: past.told,
             kept_blocks: past.kept.0,
             kept_bytes: past.kept.1,
@@ -162,36 +137,24 @@ impl Heartbeat {
             let request = request.clone();
             async move { stubs.cluster.heartbeat(request).await }
         };
-        let reply = self.master.try_call("Heartbeat", ask).await?;
-        self.master.note_group(reply.group_epoch, &reply.masters);
-        self.membership.heard_of(reply.term);
+        let reply = self.parts.master.try_call("Heartbeat", ask).await?;
+        self.parts.master.note_group(reply.group_epoch, &reply.masters);
+        self.parts.membership.heard_of(reply.term);
         if reply.register {
             info!("the master does not know this worker: registering again");
-            return Ok(Beat::Unknown);
+            return Ok((None, Duration::ZERO));
         }
         if reply.is_rolled_back && !past.is_lost {
             warn!("the masters lack what they told before: blocks that no file has are kept until this worker ends");
         }
-        self.membership.told(reply.term, reply.applied, reply.is_rolled_back);
-        self.mounts.refresh_to(reply.mounts_epoch).await?;
-        Ok(if reply.masters.is_empty() { Beat::Known } else { Beat::News })
-    }
-
-    fn disks(&self) -> Vec<DiskReport> {
-        let report = |disk: DirectoryUsage| DiskReport {
-            path: disk.path,
-            tier: disk.tier.name().to_owned(),
-            capacity_bytes: disk.capacity_bytes,
-            used_bytes: disk.used_bytes,
-            data_bytes: disk.data_bytes,
-            healthy: disk.healthy,
-            error: disk.error,
-        };
-        self.table.usage().into_iter().map(report).collect()
+        self.parts.membership.told(reply.term, reply.applied, reply.is_rolled_back);
+        self.parts.mounts.refresh_to(reply.mounts_epoch).await?;
+        // The master waits to hear that others than this worker knew have been taken in.
+        Ok((Some(every), if reply.masters.is_empty() { every } else { Duration::ZERO }))
     }
 
     fn counters(&self) -> WorkerCounters {
-        let metrics = &self.metrics;
+        let metrics = &self.parts.metrics;
         WorkerCounters {
             hit_bytes: metrics.hit_bytes.get(),
             miss_bytes: metrics.miss_bytes.get(),
@@ -202,27 +165,5 @@ impl Heartbeat {
             hits: metrics.hits.get(),
             misses: metrics.misses.get(),
         }
-    }
-}
-
-/// What a heartbeat has brought.
-enum Beat {
-    Known,
-    /// The masters are others than this worker knew.
-    News,
-    /// The master does not know this worker.
-    Unknown,
-}
-
-/// Why a call to the master came to nothing.
-enum LinkError {
-    /// Tried again.
-    Call(NetError),
-    Fatal(WorkerError),
-}
-
-impl From<NetError> for LinkError {
-    fn from(error: NetError) -> Self {
-        Self::Call(error)
     }
 }

@@ -26,11 +26,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fcntl_get_seals, fstat};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::process::Command;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{debug, error, warn};
 
 use crate::local_peers::LocalPeers;
@@ -85,8 +86,8 @@ struct Journal {
     keeper: OwnedFd,
     place: String,
     name: String,
-    /// Connections of those who serve the mount.
-    serving: watch::Sender<usize>,
+    /// The connections of those who serve the mount have a token of this each.
+    serving: TaskTracker,
     /// Nothing is left of it.
     gone: CancellationToken,
 }
@@ -100,22 +101,6 @@ impl Journal {
     /// Whether it says that nothing of it is left to be made.
     fn is_ended(&self) -> bool {
         journals::is_ended(self.memory.as_fd()).unwrap_or_default()
-    }
-}
-
-/// Somebody serves the mount.
-struct Serving(Arc<Journal>);
-
-impl Serving {
-    fn begin(journal: Arc<Journal>) -> Self {
-        journal.serving.send_modify(|count| *count += 1);
-        Self(journal)
-    }
-}
-
-impl Drop for Serving {
-    fn drop(&mut self) {
-        self.0.serving.send_modify(|count| *count -= 1);
     }
 }
 
@@ -222,7 +207,7 @@ impl Journals {
     }
 
     /// Keeps a journal, or knows it already.
-    fn keep(self: &Arc<Self>, hello: Hello, descriptors: Vec<OwnedFd>) -> Result<Serving, String> {
+    fn keep(self: &Arc<Self>, hello: Hello, descriptors: Vec<OwnedFd>) -> Result<TaskTrackerToken, String> {
         let Ok([memory, keeper]) = <[OwnedFd; 2]>::try_from(descriptors) else {
             return Err("a journal and a keeper are two descriptors".to_owned());
         };
@@ -236,15 +221,17 @@ impl Journals {
         }
         let mut kept = self.kept.lock();
         if let Some(journal) = kept.get(&number) {
-            return Ok(Serving::begin(Arc::clone(journal)));
+            return Ok(journal.serving.token());
         }
         if self.replay.is_empty() || self.stop.is_cancelled() || kept.len() >= JOURNALS_MAX {
             return Err("this worker takes no more journals".to_owned());
         }
         let Hello { place, name, .. } = hello;
-        let (serving, gone) = (watch::Sender::new(0), CancellationToken::new());
+        let (serving, gone) = (TaskTracker::new(), CancellationToken::new());
+        // So that it can be waited for; there are new tokens all the same.
+        serving.close();
+        let token = serving.token();
         let journal = Arc::new(Journal { memory, keeper, place, name, serving, gone });
-        let serving = Serving::begin(Arc::clone(&journal));
         kept.insert(number, Arc::clone(&journal));
         self.metrics.journals.set(kept.len() as i64);
         drop(kept);
@@ -258,15 +245,14 @@ impl Journals {
             drop(kept);
             journal.gone.cancel();
         });
-        Ok(serving)
+        Ok(token)
     }
 
     /// Waits until all who served the mount are dead, and has replayed what they have left.
     async fn follow(&self, journal: &Journal) {
         let dead = async {
-            let mut serving = journal.serving.subscribe();
             loop {
-                drop(serving.wait_for(|count| *count == 0).await);
+                journal.serving.wait().await;
                 if journal.is_keeper_dead() {
                     return;
                 }

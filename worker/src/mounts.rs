@@ -39,6 +39,16 @@ struct CachedMount {
     ufs: Result<Ufs, Refusal>,
 }
 
+/// What a client may do in a mount.
+#[derive(Debug)]
+pub struct MountAccess {
+    pub access: ClientAccess,
+    /// 0 for any number.
+    pub bytes_per_second: u64,
+    /// `None` when it cannot be opened: nothing tells then which objects are its own.
+    pub ufs: Option<Ufs>,
+}
+
 #[derive(Debug, Default)]
 struct Table {
     epoch: Option<u64>,
@@ -182,11 +192,12 @@ impl Mounts {
         self.version.load(Ordering::Acquire)
     }
 
-    /// What a client may do in a mount, by the table as it is, and how many bytes in a second it may have (0 for any
-    /// number); and the mount's bucket if it can be opened. `None` when the mount is not in the table.
-    pub fn access_of(&self, mount_id: u32, client: &str) -> Option<(ClientAccess, u64, Option<Ufs>)> {
+    /// What a client may do in a mount, by the table as it is. `None` when the mount is not in the table.
+    pub fn access_of(&self, mount_id: u32, client: &str) -> Option<MountAccess> {
         let known = self.known(mount_id)?;
-        Some((known.mount.access_of(client), known.mount.rates_of(client).1, known.ufs.clone().ok()))
+        let CachedMount { mount, ufs } = &*known;
+        let (access, bytes_per_second) = (mount.access_of(client), mount.rates_of(client).1);
+        Some(MountAccess { access, bytes_per_second, ufs: ufs.clone().ok() })
     }
 
     /// Fetches the table as the master has it from now on. Those who come while one is fetched share the next. Returns

@@ -12,34 +12,56 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cavern_net::NetError;
 use cavern_net::master::Stubs;
-use cavern_net::{MasterChannel, NetError};
-use cavern_proto::master::{Claim, ListClaimsRequest};
-use cavern_proto::{BlockId, ContentId};
-use thiserror::Error;
-use tokio::task::JoinError;
+use cavern_proto::master::{Claim, ClaimList, ListClaimsRequest};
+use cavern_proto::{BlockId, ChunkMap, ContentId};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use crate::journals::Journals;
-use crate::membership::Membership;
-use crate::metrics::WorkerMetrics;
-use crate::store::{ReferencedBlocks, Stores};
+use crate::parts::WorkerParts;
 
 /// What the search works with.
 #[derive(Debug)]
 pub struct Unclaimed {
-    pub stores: Stores,
-    pub master: MasterChannel,
-    pub membership: Arc<Membership>,
+    pub parts: WorkerParts,
     pub journals: Arc<Journals>,
-    pub metrics: WorkerMetrics,
     /// For how long nobody has written to a block that is freed.
     pub rest: Duration,
 }
 
+/// Why a look came to nothing.
+type LookError = Box<dyn std::error::Error + Send + Sync>;
+
 /// A block, and which of those that ever had its name.
-type Suspect = (BlockId, u64);
+pub type Suspect = (BlockId, u64);
+
+/// Asks for a page of the blocks that files have at this worker.
+///
+/// # Errors
+/// No master answers.
+pub async fn list_claims(parts: &WorkerParts, request: ListClaimsRequest) -> Result<ClaimList, NetError> {
+    let ask = |mut stubs: Stubs| {
+        let request = request.clone();
+        async move { stubs.cluster.list_claims(request).await }
+    };
+    parts.master.try_call("ListClaims", ask).await
+}
+
+/// Frees those that nobody has written to for `rest` and that are still the same; gives which these were.
+pub async fn free_unclaimed(parts: &WorkerParts, due: Vec<Suspect>, rest: Duration) -> Vec<BlockId> {
+    let data = parts.stores.data.clone();
+    let free = move |suspect: Suspect| Some((suspect.0, data.free_unclaimed(suspect, rest)?));
+    let free = move || -> Vec<(BlockId, u64)> { due.into_iter().filter_map(free).collect() };
+    let freed = tokio::task::spawn_blocking(free).await.unwrap_or_default();
+    if !freed.is_empty() {
+        parts.metrics.unclaimed_blocks.inc_by(freed.len() as u64);
+        let bytes = freed.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        info!(blocks = freed.len(), bytes, "freed blocks that no file has");
+    }
+    freed.into_iter().map(|(id, _)| id).collect()
+}
 
 impl Unclaimed {
     /// Looks now and then, until `stop`.
@@ -56,72 +78,51 @@ impl Unclaimed {
 
     /// Frees what is suspect and still unclaimed; gives what is unclaimed now.
     async fn look(&self, suspects: &HashSet<Suspect>) -> Result<HashSet<Suspect>, LookError> {
-        let (worker_id, cluster_id) = self.membership.now();
+        let WorkerParts { stores, membership, .. } = &self.parts;
+        let (worker_id, cluster_id) = membership.now();
         // What a dead mount has written is about to be some file's.
         if self.journals.are_replayed() {
             return Ok(HashSet::new());
         }
-        if worker_id == 0 || self.stores.table.usage().iter().all(|disk| disk.data_bytes == 0) {
+        if worker_id == 0 || stores.table.usage().iter().all(|disk| disk.data_bytes == 0) {
             return Ok(HashSet::new());
         }
         let claims = self.claims(worker_id, &cluster_id).await?;
-        let (data, rest) = (self.stores.data.clone(), self.rest);
-        let found = tokio::task::spawn_blocking(move || data.unclaimed(&claims, rest)).await;
-        let found = found?;
-        if self.membership.past().is_lost {
+        let (data, rest) = (stores.data.clone(), self.rest);
+        let found = tokio::task::spawn_blocking(move || data.unclaimed(&claims, rest)).await?;
+        if membership.past().is_lost {
             let kept = (found.len() as u64, found.iter().map(|(_, bytes)| bytes).sum());
-            if kept != self.membership.past().kept {
+            if kept != membership.past().kept {
                 info!(blocks = kept.0, bytes = kept.1, "blocks that no file has are kept: the masters were restored");
-                self.membership.keeps(kept.0, kept.1);
+                membership.keeps(kept.0, kept.1);
             }
             return Ok(HashSet::new());
         }
         let found: HashSet<Suspect> = found.into_iter().map(|(suspect, _)| suspect).collect();
         let due: Vec<Suspect> = found.intersection(suspects).copied().collect();
         if !due.is_empty() {
-            let data = self.stores.data.clone();
-            let free = move || -> Vec<u64> {
-                due.into_iter().filter_map(|suspect| data.free_unclaimed(suspect, rest)).collect()
-            };
-            let freed = tokio::task::spawn_blocking(free).await?;
-            self.metrics.unclaimed_blocks.inc_by(freed.len() as u64);
-            info!(blocks = freed.len(), bytes = freed.iter().sum::<u64>(), "freed blocks that no file has");
+            free_unclaimed(&self.parts, due, rest).await;
         }
         Ok(found)
     }
 
-    async fn claims(&self, worker_id: u64, cluster_id: &str) -> Result<ReferencedBlocks, LookError> {
-        let mut claims = ReferencedBlocks::default();
+    async fn claims(&self, worker_id: u64, cluster_id: &str) -> Result<ChunkMap, LookError> {
+        let mut claims = ChunkMap::new();
         let mut after: Option<Claim> = None;
         loop {
             let request = ListClaimsRequest { worker_id, cluster_id: cluster_id.to_owned(), after };
-            let ask = |mut stubs: Stubs| {
-                let request = request.clone();
-                async move { stubs.cluster.list_claims(request).await }
-            };
-            let list = self.master.try_call("ListClaims", ask).await?;
+            let list = list_claims(&self.parts, request).await?;
             let blocks = list.claims.iter().map(|claim| BlockId {
                 content: ContentId::of_inode(cluster_id, claim.mount_id, claim.inode, claim.generation),
                 index: claim.index,
             });
-            self.stores.data.claim(&mut claims, blocks);
+            self.parts.stores.data.claim(&mut claims, blocks);
             if list.is_last {
                 return Ok(claims);
             }
             let order = |claim: &Claim| (claim.worker_id, claim.inode, claim.index);
             let last = list.claims.last().filter(|last| after.is_none_or(|after| order(&after) < order(last)));
-            after = Some(*last.ok_or(LookError::Stuck)?);
+            after = Some(*last.ok_or("the master's list of blocks does not go on")?);
         }
     }
-}
-
-/// Why a look came to nothing.
-#[derive(Debug, Error)]
-enum LookError {
-    #[error(transparent)]
-    Master(#[from] NetError),
-    #[error("the master's list of blocks does not go on")]
-    Stuck,
-    #[error("a look ended early: {0}")]
-    GivenUp(#[from] JoinError),
 }

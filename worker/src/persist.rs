@@ -26,20 +26,19 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::Failpoint;
+use cavern_net::WorkerPool;
 use cavern_proto::data::{PersistReply, PersistRequest, Status};
 use cavern_ufs::{MultipartUpload, ObjectMeta, PARTS_MAX, Precondition, Ufs, UfsError};
 use futures::{StreamExt, TryStreamExt, stream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
 use self::copy::Copies;
-pub use self::peers::Peers;
+use self::peers::Peers;
 use self::plan::{Content, Plan};
 use self::source::Source;
-use crate::metrics::WorkerMetrics;
-use crate::mounts::Mounts;
+use crate::memory::Share;
+use crate::parts::WorkerParts;
 use crate::request_error::Refusal;
-use crate::store::DataStore;
 
 /// Objects up to this size are sent in one request, larger ones in parts of at least this size.
 const PART_BYTES: u64 = 8 << 20;
@@ -48,22 +47,10 @@ const PART_GRAIN: u64 = 1 << 20;
 /// Parts of one object in flight.
 const PARTS_AT_A_TIME: usize = 4;
 
-/// What uploads work with.
-#[derive(Debug)]
-pub struct UploadParts {
-    pub data: Arc<DataStore>,
-    pub mounts: Arc<Mounts>,
-    pub peers: Peers,
-    /// Budget for buffers, and its size, in KiB.
-    pub memory: Arc<Semaphore>,
-    pub memory_kib: u32,
-    pub metrics: WorkerMetrics,
-}
-
 /// Writes objects.
-#[derive(Debug)]
 pub struct Uploads {
-    parts: UploadParts,
+    parts: WorkerParts,
+    peers: Peers,
     /// Uploads that are being given up.
     tasks: TaskTracker,
     copies: Copies,
@@ -93,42 +80,40 @@ fn stopped(error: UfsError) -> UploadError {
 }
 
 impl Uploads {
-    pub fn new(parts: UploadParts) -> Self {
-        Self { parts, tasks: TaskTracker::new(), copies: Copies::default() }
+    /// With the way to the other workers.
+    pub fn new(parts: WorkerParts, pool: Arc<WorkerPool>) -> Self {
+        let peers = Peers::new(pool, parts.clone());
+        Self { parts, peers, tasks: TaskTracker::new(), copies: Copies::default() }
     }
 
     /// Writes an object, within the request's deadline.
-    pub async fn persist(&self, request: PersistRequest) -> PersistReply {
+    ///
+    /// # Errors
+    /// It was not written; what is under the key in place of what was expected is no error, but an answer that says so.
+    pub async fn persist(&self, request: PersistRequest) -> Result<PersistReply, Refusal> {
         let deadline = Duration::from_millis(u64::from(request.deadline_ms));
         let length = request.length;
         let written = tokio::time::timeout(deadline, Box::pin(self.try_persist(request))).await;
+        let written = written.unwrap_or_else(|_| Err(Refusal::deadline()));
         let metrics = &self.parts.metrics;
-        match written.unwrap_or_else(|_| Err(Refusal::deadline())) {
-            Ok(reply) if reply.status() == Status::Ok => {
-                metrics.persisted.inc();
-                metrics.persisted_bytes.inc_by(length);
-                reply
-            }
-            Ok(reply) => {
-                metrics.persist_failures.inc();
-                reply
-            }
-            Err(Refusal { status, message }) => {
-                metrics.persist_failures.inc();
-                PersistReply { status: status.into(), message, etag: String::new() }
-            }
+        if written.as_ref().is_ok_and(|reply| reply.status() == Status::Ok) {
+            metrics.persisted.inc();
+            metrics.persisted_bytes.inc_by(length);
+        } else {
+            metrics.persist_failures.inc();
         }
+        written
     }
 
     /// Waits until what was given up is aborted, after the last request has ended.
     pub async fn finish(&self) {
         self.tasks.close();
         self.tasks.wait().await;
-        self.parts.peers.shutdown().await;
+        self.peers.shutdown().await;
     }
 
     async fn try_persist(&self, request: PersistRequest) -> Result<PersistReply, Refusal> {
-        let plan = Plan::parse(request, &self.parts.peers.cluster_id())?;
+        let plan = Plan::parse(request, &self.parts.membership.now().1)?;
         let ufs = self.parts.mounts.ufs_to_write(plan.mount_id).await?;
         plan.check_keys(ufs.prefix())?;
         match self.write(&ufs, &plan).await {
@@ -160,7 +145,7 @@ impl Uploads {
         {
             return Ok(etag);
         }
-        let source = Source::open(&self.parts, ufs, plan, blocks).await?;
+        let source = Source::open(self, ufs, plan, blocks).await?;
         source.sync().await?;
         if plan.length <= PART_BYTES {
             let (bytes, _memory) = self.read(&source, 0, plan.length).await?;
@@ -216,15 +201,8 @@ impl Uploads {
     }
 
     /// Bytes of the file, as soon as there is memory for them.
-    async fn read(
-        &self,
-        source: &Source<'_>,
-        start: u64,
-        length: u64,
-    ) -> Result<(Bytes, OwnedSemaphorePermit), Refusal> {
-        let kib = u32::try_from(length.div_ceil(1024)).unwrap_or(u32::MAX).min(self.parts.memory_kib);
-        let memory = self.parts.memory.clone().acquire_many_owned(kib).await;
-        let memory = memory.map_err(|_| Refusal::new(Status::Overloaded, "the worker is stopping"))?;
+    async fn read(&self, source: &Source<'_>, start: u64, length: u64) -> Result<(Bytes, Share), Refusal> {
+        let memory = self.parts.memory.clone().take(usize::try_from(length).unwrap_or(usize::MAX)).await?;
         Ok((source.read(start, length).await?, memory))
     }
 }

@@ -3,8 +3,11 @@
 
 use std::fmt;
 
-use cavern_proto::data::Status;
+use cavern_proto::data::{
+    CopyReply, Failure, PersistReply, ReserveReply, Status, SyncReply, WriteReply, open_reply, read_reply,
+};
 use cavern_ufs::UfsError;
+use tokio::sync::AcquireError;
 
 use crate::store::StoreError;
 
@@ -24,6 +27,16 @@ impl Refusal {
         Self::new(Status::BadRequest, message)
     }
 
+    /// There was no memory for a request in time.
+    pub fn no_memory() -> Self {
+        Self::new(Status::Overloaded, "the memory budget of the worker is used up")
+    }
+
+    /// The process is about to end.
+    pub fn stopping() -> Self {
+        Self::new(Status::Overloaded, "the worker is stopping")
+    }
+
     /// The request's own deadline passed.
     pub fn deadline() -> Self {
         Self::new(Status::Deadline, "the deadline of the request passed")
@@ -36,23 +49,53 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// Has work done on a thread that may wait for a disk.
+///
+/// # Errors
+/// Those of the work; or it has panicked, and `what` was being done.
+pub async fn blocking<T, E>(what: &str, work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, Refusal>
+where
+    T: Send + 'static,
+    E: Into<Refusal> + Send + 'static,
+{
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(Into::into),
+        Err(_) => Err(Refusal::new(Status::IoError, format!("{what} failed"))),
+    }
+}
+
+/// The messages that say by themselves why something is not done.
+macro_rules! refusing {
+    ($($message:ty),+ $(,)?) => {$(
+        impl From<Refusal> for $message {
+            fn from(Refusal { status, message }: Refusal) -> Self {
+                let mut refused = Self::default();
+                (refused.status, refused.message) = (status.into(), message);
+                refused
+            }
+        }
+    )+};
+}
+
+refusing!(Failure, read_reply::Item, open_reply::Item, ReserveReply, WriteReply, SyncReply, PersistReply, CopyReply,);
+
 impl From<UfsError> for Refusal {
     fn from(error: UfsError) -> Self {
         let status = match &error {
             UfsError::NotFound { .. } => Status::NotFound,
             UfsError::VersionChanged { .. } => Status::VersionChanged,
             UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Status::Denied,
-            UfsError::NoBucket { .. }
-            | UfsError::Unavailable { .. }
-            | UfsError::Deadline { .. }
-            | UfsError::ShortBody { .. }
-            | UfsError::Malformed { .. }
-            | UfsError::Obstructed { .. }
-            | UfsError::Rejected { .. }
-            | UfsError::Oversized { .. }
-            | UfsError::Invalid { .. } => Status::UfsUnavailable,
+            // It cannot be had of the bucket, for now.
+            _ => Status::UfsUnavailable,
         };
         Self::new(status, error.to_string())
+    }
+}
+
+/// Of a budget or a queue: they are closed by nobody but the end of the process.
+impl From<AcquireError> for Refusal {
+    fn from(_: AcquireError) -> Self {
+        Self::stopping()
     }
 }
 

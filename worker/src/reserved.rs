@@ -10,13 +10,11 @@
 //! `orphan_blocks` frees what no file has.
 
 use std::collections::HashMap;
-use std::collections::hash_map;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::{ByteSize, schema};
-use cavern_net::master::Stubs;
-use cavern_net::{MasterChannel, NetError};
+use cavern_net::NetError;
 use cavern_proto::chunk::CHUNK_BYTES;
 use cavern_proto::data::{BlockRef, Status};
 use cavern_proto::master::{Claim, ListClaimsRequest};
@@ -24,13 +22,12 @@ use cavern_proto::{BlockId, ContentId};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info};
+use tracing::debug;
 
 use crate::journals::Journals;
-use crate::membership::Membership;
-use crate::metrics::WorkerMetrics;
+use crate::orphan_blocks::{Suspect, free_unclaimed, list_claims};
+use crate::parts::WorkerParts;
 use crate::request_error::Refusal;
-use crate::store::Stores;
 
 /// Between two questions to the masters.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
@@ -50,31 +47,16 @@ const LEAST_BOUND: u64 = 256 << 20;
 /// What a request was to make is there after so long, or is not made any more.
 const MAKING: Duration = Duration::from_secs(60);
 
-/// How much may be noted, and for how long.
-#[derive(Clone, Copy, Debug)]
-pub struct ReservedLimits {
-    /// Bytes of one client; 0 for a quarter of the capacity.
-    pub client: u64,
-    /// Bytes of all clients in one mount; 0 for half of the capacity.
-    pub mount: u64,
-    pub after: Duration,
-}
-
-impl ReservedLimits {
-    pub fn of(conf: &schema::Worker) -> Self {
-        let (client, mount) = (conf.client_reserved.bytes(), conf.mount_reserved.bytes());
-        Self { client, mount, after: conf.reserved_after.get() }
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct ReservedBlocks {
-    stores: Stores,
-    master: MasterChannel,
-    membership: Arc<Membership>,
-    metrics: WorkerMetrics,
-    limits: ReservedLimits,
+    parts: WorkerParts,
+    /// Bytes of one client; 0 for a quarter of the capacity.
+    client_most: u64,
+    /// Bytes of all clients in one mount; 0 for half of the capacity.
+    mount_most: u64,
+    /// For how long something may be noted.
+    after: Duration,
     noted: Mutex<Noted>,
     /// Of what the masters were asked last, and when. Held while they are, so that one asks for all.
     asked: tokio::sync::Mutex<Option<(Scope, Instant)>>,
@@ -141,32 +123,27 @@ pub struct Wanted {
 pub type Room = Result<Option<Taken>, Box<Wanted>>;
 
 impl ReservedBlocks {
-    pub fn new(
-        stores: Stores,
-        master: MasterChannel,
-        membership: Arc<Membership>,
-        metrics: WorkerMetrics,
-        limits: ReservedLimits,
-    ) -> Self {
+    pub fn new(parts: WorkerParts, conf: &schema::Worker) -> Self {
+        let (client_most, mount_most) = (conf.client_reserved.bytes(), conf.mount_reserved.bytes());
         let (noted, asked) = (Mutex::default(), tokio::sync::Mutex::default());
-        Self { stores, master, membership, metrics, limits, noted, asked }
+        Self { parts, client_most, mount_most, after: conf.reserved_after.get(), noted, asked }
     }
 
     /// Room for up to so many bytes more of a block, if the client may have as much.
     pub fn take(self: &Arc<Self>, client: Option<&Arc<str>>, block: &BlockRef, bytes: u64) -> Room {
         let (Some(client), Some(id), true) = (client, BlockId::of(block), block.data) else { return Ok(None) };
-        let worker_id = self.membership.worker_id();
-        let capacity = self.stores.table.capacity_bytes();
+        let worker_id = self.parts.membership.worker_id();
+        let capacity = self.parts.stores.table.capacity_bytes();
         let mut noted = self.noted.lock();
         noted.begin_as(worker_id);
         let (owner, more) = match noted.blocks.get(&id) {
             Some(known) => (known.client.clone(), bytes),
-            None if self.stores.data.usage(&id).is_some() => return Ok(None),
+            None if self.parts.stores.data.usage(&id).is_some() => return Ok(None),
             None => (client.clone(), bytes.max(LEAST_BYTES)),
         };
         for (scope, has, most) in [
-            (Scope::Client(owner.clone()), noted.clients.get(&owner), bound(self.limits.client, capacity / 4)),
-            (Scope::Mount(block.mount_id), noted.mounts.get(&block.mount_id), bound(self.limits.mount, capacity / 2)),
+            (Scope::Client(owner.clone()), noted.clients.get(&owner), bound(self.client_most, capacity / 4)),
+            (Scope::Mount(block.mount_id), noted.mounts.get(&block.mount_id), bound(self.mount_most, capacity / 2)),
         ] {
             if has.copied().unwrap_or_default().saturating_add(more) > most {
                 let (reserved, client, block) = (self.clone(), client.clone(), block.clone());
@@ -187,16 +164,16 @@ impl ReservedBlocks {
 
     /// A request has been carried out: what is noted of its block is what that takes.
     fn settle(&self, id: &BlockId) {
-        let used = self.stores.data.usage(id);
+        let used = self.parts.stores.data.usage(id);
         self.noted.lock().done(id, used);
     }
 
     /// Frees what no file has, until `stop`.
     pub async fn run(self: Arc<Self>, journals: Arc<Journals>, stop: CancellationToken) {
-        let pause = (self.limits.after / 4).max(SHORTEST_LOOK);
+        let pause = (self.after / 4).max(SHORTEST_LOOK);
         while stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
             // What a dead mount has written is about to be some file's; masters that were restored do not know all.
-            if journals.are_replayed() || self.membership.past().is_lost {
+            if journals.are_replayed() || self.parts.membership.past().is_lost {
                 continue;
             }
             match stop.run_until_cancelled(self.reclaim()).await {
@@ -212,38 +189,22 @@ impl ReservedBlocks {
     }
 
     async fn reclaim(&self) -> Result<(), NetError> {
-        let after = self.limits.after;
+        let after = self.after;
         if !self.noted.lock().blocks.values().any(|block| block.since.elapsed() > after) {
             return Ok(());
         }
         let unclaimed = self.confirm(&Scope::All).await?;
-        let due: Vec<(BlockId, u64)> = {
+        let suspect = |id: BlockId| {
             let mut noted = self.noted.lock();
-            let mut due = Vec::new();
-            for id in unclaimed {
-                let block = noted.blocks.get_mut(&id).filter(|block| block.since.elapsed() > after);
-                let Some(block) = block else { continue };
-                if std::mem::replace(&mut block.is_suspect, true) {
-                    due.push((id, block.incarnation));
-                }
-            }
-            due
+            let block = noted.blocks.get_mut(&id).filter(|block| block.since.elapsed() > after)?;
+            std::mem::replace(&mut block.is_suspect, true).then_some((id, block.incarnation))
         };
+        let due: Vec<Suspect> = unclaimed.into_iter().filter_map(suspect).collect();
         if due.is_empty() {
             return Ok(());
         }
-        let data = self.stores.data.clone();
-        let free = move || -> Vec<(BlockId, u64)> {
-            let free = |block: (BlockId, u64)| Some((block.0, data.free_unclaimed(block, after)?));
-            due.into_iter().filter_map(free).collect()
-        };
-        let freed = tokio::task::spawn_blocking(free).await.unwrap_or_default();
-        freed.iter().for_each(|(id, _)| self.noted.lock().settle(id, None, None));
-        if !freed.is_empty() {
-            self.metrics.unclaimed_blocks.inc_by(freed.len() as u64);
-            let bytes = freed.iter().map(|(_, bytes)| bytes).sum::<u64>();
-            info!(blocks = freed.len(), bytes, "freed blocks that clients have made and no file has");
-        }
+        let freed = free_unclaimed(&self.parts, due, after).await;
+        freed.iter().for_each(|id| self.noted.lock().settle(id, None, None));
         Ok(())
     }
 
@@ -272,7 +233,7 @@ impl ReservedBlocks {
 
     /// Forgets blocks that files have, and gives those that were asked about and that no file has.
     async fn confirm(&self, scope: &Scope) -> Result<Vec<BlockId>, NetError> {
-        let (worker_id, cluster_id) = self.membership.now();
+        let (worker_id, cluster_id) = self.parts.membership.now();
         if worker_id == 0 {
             return Ok(Vec::new());
         }
@@ -282,11 +243,7 @@ impl ReservedBlocks {
             let Some(((inode, index), _)) = pending.get(at) else { break };
             let after = Some(before(worker_id, *inode, *index));
             let request = ListClaimsRequest { worker_id, cluster_id: cluster_id.clone(), after };
-            let ask = |mut stubs: Stubs| {
-                let request = request.clone();
-                async move { stubs.cluster.list_claims(request).await }
-            };
-            let list = self.master.try_call("ListClaims", ask).await?;
+            let list = list_claims(&self.parts, request).await?;
             self.forget(&cluster_id, &list.claims);
             at = match list.claims.last() {
                 Some(last) if !list.is_last && last.worker_id == worker_id => {
@@ -325,7 +282,7 @@ impl ReservedBlocks {
         let meant = noted.blocks.iter().filter(|(_, block)| is_meant(block) && is_made(block));
         let mut pending: Vec<_> = meant.map(|(id, block)| ((block.inode, id.index), *id)).collect();
         for (_, id) in &pending {
-            let used = self.stores.data.usage(id);
+            let used = self.parts.stores.data.usage(id);
             noted.settle(id, used, None);
         }
         drop(noted);
@@ -380,10 +337,8 @@ impl Noted {
 
     fn add(&mut self, id: BlockId, bytes: u64, new: impl FnOnce() -> NotedBlock) {
         let block = self.blocks.entry(id).or_insert_with(new);
-        block.bytes += bytes;
-        (block.since, block.is_suspect) = (Instant::now(), false);
-        *self.clients.entry(block.client.clone()).or_default() += bytes;
-        *self.mounts.entry(block.mount_id).or_default() += bytes;
+        let used = (block.incarnation, block.bytes + bytes);
+        self.settle(&id, Some(used), Some(Instant::now()));
     }
 
     /// A request for a block has ended. What is not there may be about to be made by another one, or by what goes on of
@@ -395,27 +350,26 @@ impl Noted {
     /// Notes what a block takes, by its incarnation and bytes; `None` forgets it.
     fn settle(&mut self, id: &BlockId, used: Option<(u64, u64)>, since: Option<Instant>) {
         let Some(block) = self.blocks.get_mut(id) else { return };
-        let before = block.bytes;
         let (incarnation, bytes) = used.map_or((0, 0), |(incarnation, bytes)| (incarnation, bytes.max(LEAST_BYTES)));
-        (block.incarnation, block.bytes) = (incarnation, bytes);
+        let before = std::mem::replace(&mut block.bytes, bytes);
+        block.incarnation = incarnation;
         block.since = since.unwrap_or(block.since);
         block.is_suspect &= since.is_none();
         let (client, mount_id) = (block.client.clone(), block.mount_id);
         if used.is_none() {
             self.blocks.remove(id);
         }
-        change(&mut self.clients, client, before, bytes);
-        change(&mut self.mounts, mount_id, before, bytes);
+        change(&mut self.clients, &client, before, bytes);
+        change(&mut self.mounts, &mount_id, before, bytes);
     }
 }
 
 /// What has nothing left is forgotten.
-fn change<K: std::hash::Hash + Eq>(sums: &mut HashMap<K, u64>, of: K, before: u64, after: u64) {
-    if let hash_map::Entry::Occupied(mut sum) = sums.entry(of) {
-        *sum.get_mut() = sum.get().saturating_sub(before) + after;
-        if *sum.get() == 0 {
-            sum.remove();
-        }
+fn change<K: std::hash::Hash + Eq + Clone>(sums: &mut HashMap<K, u64>, of: &K, before: u64, after: u64) {
+    let sum = sums.entry(of.clone()).or_default();
+    *sum = sum.saturating_sub(before) + after;
+    if *sum == 0 {
+        sums.remove(of);
     }
 }
 

@@ -6,10 +6,8 @@ mod connection;
 mod cores;
 mod limits;
 mod listen;
-mod memory;
 mod outgoing;
 mod pacing;
-mod pressure;
 mod requests;
 mod roles;
 mod socket;
@@ -36,9 +34,6 @@ pub use self::limits::tenants;
 pub use self::requests::Service;
 use crate::error::WorkerError;
 use crate::local_peers::{LocalPeers, bind_unix};
-use crate::membership::Membership;
-use crate::mounts::Mounts;
-use crate::reserved::ReservedBlocks;
 use crate::store::Eviction;
 
 /// Notices about evictions that a slow connection may miss without falling behind.
@@ -56,21 +51,6 @@ pub struct Server {
     /// For clients of this host, with those that may connect.
     unix: Option<(UnixListener, LocalPeers)>,
     socket_path: PathBuf,
-}
-
-/// What the data plane serves from.
-#[derive(Debug)]
-pub struct Serving {
-    pub service: Arc<Service>,
-    pub membership: Arc<Membership>,
-    pub mounts: Arc<Mounts>,
-    pub admission: Admission,
-    /// What clients have made and not committed.
-    pub reserved: Arc<ReservedBlocks>,
-    /// What the store says about evicted blocks.
-    pub evictions: mpsc::Receiver<Eviction>,
-    /// The threads that serve connections. They are to outlive what these have begun.
-    pub cores: Arc<Cores>,
 }
 
 impl Server {
@@ -101,19 +81,23 @@ impl Server {
         &self.socket_path
     }
 
-    /// Serves until `stop`; then answers what is in flight, for a few seconds at most, and returns. The socket file is
-    /// removed.
-    pub async fn serve(self, serving: Serving, stop: CancellationToken) {
-        let Serving { service, membership, mounts, admission, reserved, evictions, cores } = serving;
+    /// Serves on these threads, which are to outlive what they have begun, until `stop`; then answers what is in
+    /// flight, for a few seconds at most, and returns. The socket file is removed. `evictions` is what the store says
+    /// about evicted blocks.
+    pub async fn serve(
+        self,
+        service: Arc<Service>,
+        admission: Admission,
+        evictions: mpsc::Receiver<Eviction>,
+        cores: Arc<Cores>,
+        stop: CancellationToken,
+    ) {
         let (frames, _) = broadcast::channel(EVICTION_FRAMES);
         let shared = Arc::new(Shared {
             service,
-            membership,
-            mounts,
             admission,
             refusals: LogLimit::default(),
             refused_connections: LogLimit::default(),
-            reserved,
             evictions: frames.clone(),
             stop: stop.clone(),
         });

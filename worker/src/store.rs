@@ -30,16 +30,14 @@ mod open_blocks;
 mod placement;
 mod recovery;
 mod sealing;
-mod shares;
 mod slab;
+mod space;
 mod table;
-mod units;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use cavern_conf::process::MissingDir;
-use cavern_conf::{ByteSize, DirSpec};
+use cavern_conf::{DirSpec, schema};
 use cavern_security::KeyWrapping;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -48,41 +46,32 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 pub use self::block::Block;
+pub use self::block_file::{ReadError, ReadWait};
+pub use self::cache::CacheStore;
 pub use self::cache::block::CachedBlock;
 pub(crate) use self::cache::scrub::scrub;
-pub use self::cache::{CacheStore, PartError, ReadWait};
 pub use self::collector::StoreCollector;
 pub use self::data::block::DataBlock;
 pub use self::data::draft::Draft;
-pub use self::data::orphans::ReferencedBlocks;
 pub use self::data::{DataStore, DataTarget};
-use self::directory::{INCARNATION_BITS, Identity};
+use self::directory::{DataName, INCARNATION_BITS, Identity};
 pub use self::error::StoreError;
-use self::eviction::{Cache, Space};
+use self::eviction::Cache;
 use self::open_blocks::OpenBlocks;
-use self::shares::Shares;
 use self::slab::Entry;
 pub use self::slab::Lookup;
+use self::space::{Shares, Space, SpaceLimits};
 use self::table::Residents;
-pub use self::table::{BlockTable, DirectoryUsage, Eviction, Touch};
+pub use self::table::{BlockTable, Eviction, Touch};
 use crate::error::WorkerError;
 use crate::metrics::WorkerMetrics;
 
 /// How a store is set up.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
+    pub conf: schema::Worker,
+    /// Those that are configured.
     pub directories: Vec<DirSpec>,
-    /// What becomes of those that are not there, or have lost what was in them; those in memory are made anew always.
-    pub missing: MissingDir,
-    /// Fractions of a directory's capacity: 0 < low ≤ high ≤ 1.
-    pub high_watermark: f64,
-    pub low_watermark: f64,
-    /// What the cached blocks of one mount may take of each directory, in percent: 1 to 100.
-    pub mount_cache_share: u32,
-    /// What these may take in any case, however little that share is: as much as is reserved at a time, at least.
-    pub mount_cache_min: ByteSize,
-    /// Block cache of each index.
-    pub index_cache: ByteSize,
     /// Blocks kept open at most.
     pub max_open_blocks: usize,
     /// What the keys of the directories are encrypted with; with one, their blocks are encrypted.
@@ -111,15 +100,13 @@ pub fn open(
     metrics: WorkerMetrics,
     evictions: mpsc::Sender<Eviction>,
 ) -> Result<(Stores, Cleanup), WorkerError> {
-    let keys = &*options.keys;
-    if options.missing != MissingDir::Create {
+    let (conf, keys) = (&options.conf, &*options.keys);
+    if !options.conf.create_dirs {
         directory::check_kept(&options.directories)?;
     }
     let mut opened: Vec<recovery::Opened> = std::thread::scope(|scope| {
         let threads: Vec<_> = (options.directories.iter().cloned().zip(0u8..))
-            .map(|(spec, position)| {
-                scope.spawn(move || recovery::open(spec, position, options.missing, options.index_cache, keys))
-            })
+            .map(|(spec, position)| scope.spawn(move || recovery::open(spec, position, conf, keys)))
             .collect();
         // A panic in a scan is passed on, as if the scan had run here.
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| match thread.join() {
@@ -136,9 +123,9 @@ pub fn open(
         identity.write(&spec.path)?;
     }
     let space = |opened: &recovery::Opened| {
-        Space::new(opened.directory.capacity_bytes, options.high_watermark, options.low_watermark)
+        Space::new(SpaceLimits::new(opened.directory.capacity_bytes, conf.high_watermark, conf.low_watermark))
     };
-    let shares = Shares::new(options.mount_cache_share, options.mount_cache_min.bytes());
+    let shares = Shares::new(conf.mount_cache_share, conf.fill_size_max.bytes());
     let mut cache = Cache::new(opened.iter().map(space).collect(), shares);
     insert_data(&mut cache, &mut opened);
     let (mut directories, mut orphaned) = (Vec::new(), Vec::new());
@@ -159,8 +146,8 @@ pub fn open(
         directories,
         residents: Mutex::new(Residents { cache, open: OpenBlocks::new(options.max_open_blocks) }),
         identity: Mutex::new(identity),
-        high_watermark: options.high_watermark,
-        low_watermark: options.low_watermark,
+        high_watermark: conf.high_watermark,
+        low_watermark: conf.low_watermark,
         first_incarnation,
         next_incarnation: AtomicU64::new(first_incarnation),
         started: Instant::now(),
@@ -183,8 +170,9 @@ fn insert_data(cache: &mut Cache, opened: &mut [recovery::Opened]) {
             cache.insert(entry);
             continue;
         }
-        let directory = &opened[usize::from(entry.directory)].directory;
-        let file = directory.data_path(&entry.id, entry.incarnation, entry.mount_id);
+        let directory = &opened[usize::from(entry.directory)].directory.spec.path;
+        let Entry { id, incarnation, mount_id, length, .. } = entry;
+        let file = directory::data_path(directory, &DataName { id, incarnation, mount_id, length });
         warn!(block = %entry.id, file = %file.display(),
             "a block of an fs-mode file is there twice: the later file is served, this one is left alone; delete it if \
              nothing of it is missing");

@@ -5,29 +5,28 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_conf::process::{self, Metrics, MissingDir};
+use cavern_conf::process::{self, Metrics};
 use cavern_conf::{Config, DirSpec, schema};
 use cavern_net::{MasterChannel, WorkerPool};
+use cavern_proto::master::{Worker, WorkerState};
 use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, TenantCollector, Transport};
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, mpsc};
-use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::error::WorkerError;
-use crate::fill::{FillLimits, Fills};
-use crate::heartbeat::{Addresses, Heartbeat};
+use crate::heartbeat::Heartbeat;
 use crate::journals::Journals;
 use crate::local_peers::{LocalPeers, bind_unix};
 use crate::membership::Membership;
+use crate::memory::Budget;
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::orphan_blocks::Unclaimed;
-use crate::persist::{Peers, UploadParts, Uploads};
-use crate::reserved::{ReservedBlocks, ReservedLimits};
-use crate::server::{self, Admission, Cores, Server, Service, Serving};
-use crate::store::{self, BlockTable, Cleanup, Eviction, StoreCollector, StoreOptions, Stores};
+use crate::parts::WorkerParts;
+use crate::server::{self, Admission, Cores, Server, Service};
+use crate::store::{self, BlockTable, StoreCollector, StoreOptions, Stores};
 
 /// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
 const MAX_OPEN_BLOCKS: u64 = 32_768;
@@ -81,42 +80,52 @@ pub async fn run_with_replays(
 
     let (evictions_in, evictions) = mpsc::channel(EVICTION_QUEUE);
     let keys = key_wrapping(&config.worker).await?;
-    let options = store_options(&config.worker, directories, keys.clone());
+    // An open block may have a second descriptor while it is filled, and connections need some too.
+    let open_blocks = (process::raise_descriptor_limit() / 4).min(MAX_OPEN_BLOCKS);
+    let max_open_blocks = usize::try_from(open_blocks).unwrap_or(usize::MAX);
+    let options = StoreOptions { conf: config.worker.clone(), directories, max_open_blocks, keys: keys.clone() };
     let opening = metrics.clone();
     let (stores, cleanup) = tokio::task::spawn_blocking(move || store::open(options, opening, evictions_in)).await??;
     registry.register_collector(StoreCollector::new(stores.table.clone()));
 
-    let ports = Ports::bind(&config.worker, &socket, &keys).await?;
-    let parts = Parts::new(&config, replay, stores, master, transport.clone(), metrics, &stop);
-    ports.announce();
+    let Ports { server, journals: journal_listener, http, worker } =
+        Ports::bind(&config.worker, &socket, &keys).await?;
+    let parts = parts(&config, stores, master, metrics);
+    let pool = WorkerPool::new(&config.client, transport.clone(), "worker");
+    let service = Arc::new(Service::new(parts.clone(), &config.worker, pool));
+    let journals = Journals::new(replay, parts.membership.clone(), parts.metrics.clone(), stop.clone());
+    announce(&worker);
 
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = Arc::new(Cores::start(threads).map_err(WorkerError::Threads)?);
-    let tenants = server::tenants(&config.worker, parts.service.memory_kib);
+    let tenants = server::tenants(&config.worker, parts.memory.kib);
     registry.register_collector(TenantCollector::new(tenants.clone(), "cavern_worker"));
-    let serving = parts.serving(Admission { transport, audit, tenants }, evictions, cores.clone());
-    let Ports { server, journals: journal_listener, http, addresses } = ports;
-    let health = {
-        let table = parts.service.stores.table.clone();
-        move || health_of(&table)
-    };
+    let admission = Admission { transport, audit, tenants };
+    let table = parts.stores.table.clone();
     let keeping_journals = async {
         if let Some((listener, path)) = journal_listener {
-            parts.journals.clone().serve(listener, path).await;
+            journals.clone().serve(listener, path).await;
         }
     };
+    let keep_link = async {
+        let result = Heartbeat { parts: parts.clone(), worker }.run(stop.clone()).await;
+        stop.cancel();
+        result
+    };
+    let cleaning = stop.clone();
     // Whatever ends first with an error ends the others.
     let (result, cleaned, (), (), (), ()) = tokio::join!(
-        keep_link(parts.heartbeat(addresses), &stop),
-        clean(cleanup, stop.clone()),
-        server.serve(serving, stop.clone()),
-        http.serve(access, axum::Router::new(), registry, health, stop.clone()),
-        parts.tend(&config.worker, &stop),
+        keep_link,
+        tokio::task::spawn_blocking(move || cleanup.run(&cleaning)),
+        server.serve(service.clone(), admission, evictions, cores.clone(), stop.clone()),
+        http.serve(access, axum::Router::new(), registry, move || health_of(&table), stop.clone()),
+        tend(&parts, &service, &journals, &config.worker, &stop),
         keeping_journals,
     );
-    parts.drain().await;
+    drain(&service).await;
+    parts.master.shutdown().await;
     // The threads were at fills until now; their end is waited for.
-    let table = parts.service.stores.table.clone();
+    let table = parts.stores.table.clone();
     tokio::task::spawn_blocking(move || (drop(cores), table.flush())).await?;
     cleaned?;
     info!("stopped");
@@ -129,7 +138,8 @@ struct Ports {
     /// For journals of mounts, with its path.
     journals: Option<(UnixListener, PathBuf)>,
     http: HttpServer,
-    addresses: Addresses,
+    /// What is published of that.
+    worker: Worker,
 }
 
 impl Ports {
@@ -150,142 +160,73 @@ impl Ports {
             Err(error) => return Err(error),
         };
         let http = HttpServer::bind(&worker.http_listen).await?;
-        let addresses = Addresses {
-            data: advertised(worker, &server),
-            socket: server.socket_path().display().to_string(),
-            http: http.local_addr().to_string(),
+        let worker = Worker {
+            data_address: advertised(worker, &server),
+            socket_path: server.socket_path().display().to_string(),
+            http_address: http.local_addr().to_string(),
             host: host_name(),
+            state: WorkerState::Live.into(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            ..Worker::default()
         };
-        Ok(Self { server, journals, http, addresses })
-    }
-
-    fn announce(&self) {
-        let Addresses { data, socket, http, .. } = &self.addresses;
-        process::ready("worker", &[("data", data.clone()), ("socket", socket.clone()), ("http", http.clone())]);
-        info!(data, socket, http, "serving");
+        Ok(Self { server, journals, http, worker })
     }
 }
 
-/// What requests and the tasks in the background work with.
-struct Parts {
-    service: Arc<Service>,
-    mounts: Arc<Mounts>,
-    master: MasterChannel,
-    membership: Arc<Membership>,
-    journals: Arc<Journals>,
-    reserved: Arc<ReservedBlocks>,
+fn announce(worker: &Worker) {
+    let Worker { data_address: data, socket_path: socket, http_address: http, .. } = worker;
+    process::ready("worker", &[("data", data.clone()), ("socket", socket.clone()), ("http", http.clone())]);
+    info!(data, socket, http, "serving");
 }
 
-impl Parts {
-    fn new(
-        config: &Config,
-        replay: Vec<OsString>,
-        stores: Stores,
-        master: MasterChannel,
-        transport: Transport,
-        metrics: WorkerMetrics,
-        stop: &CancellationToken,
-    ) -> Self {
-        let memory_bytes = config.worker.memory_budget.bytes().max(MIN_MEMORY_BYTES);
-        let memory_kib = u32::try_from(memory_bytes / 1024).unwrap_or(u32::MAX).min(Semaphore::MAX_PERMITS as u32);
-        let memory = Arc::new(Semaphore::new(memory_kib as usize));
-        let mounts = Arc::new(Mounts::new(master.clone(), config.ufs.clone()));
-        let limits = FillLimits {
-            concurrency: config.worker.fill_concurrency,
-            size_max: config.worker.fill_size_max.bytes().min(memory_bytes),
-        };
-        let fills = Arc::new(Fills::new(stores.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
-        let membership = Arc::new(Membership::default());
-        membership.set(0, &stores.table.identity().1);
-        let journals = Journals::new(replay, membership.clone(), metrics.clone(), stop.clone());
-        let pool = WorkerPool::new(&config.client, transport, "worker");
-        let uploads = Arc::new(Uploads::new(UploadParts {
-            data: stores.data.clone(),
-            mounts: mounts.clone(),
-            peers: Peers::new(pool, master.clone(), membership.clone()),
-            memory: memory.clone(),
-            memory_kib,
-            metrics: metrics.clone(),
-        }));
-        let limits = ReservedLimits::of(&config.worker);
-        let reserved = ReservedBlocks::new(stores.clone(), master.clone(), membership.clone(), metrics.clone(), limits);
-        let service = Arc::new(Service::new(stores, fills, uploads, metrics, memory, memory_kib));
-        Self { service, mounts, master, membership, journals, reserved: Arc::new(reserved) }
-    }
-
-    fn serving(&self, admission: Admission, evictions: mpsc::Receiver<Eviction>, cores: Arc<Cores>) -> Serving {
-        let (service, membership) = (self.service.clone(), self.membership.clone());
-        let (mounts, reserved) = (self.mounts.clone(), self.reserved.clone());
-        Serving { service, membership, mounts, admission, reserved, evictions, cores }
-    }
-
-    fn heartbeat(&self, addresses: Addresses) -> Heartbeat {
-        Heartbeat {
-            table: self.service.stores.table.clone(),
-            mounts: self.mounts.clone(),
-            master: self.master.clone(),
-            membership: self.membership.clone(),
-            metrics: self.service.metrics.clone(),
-            addresses,
-        }
-    }
-
-    /// Looks after what is in the stores, until `stop`.
-    async fn tend(&self, worker: &schema::Worker, stop: &CancellationToken) {
-        let unclaimed = Unclaimed {
-            stores: self.service.stores.clone(),
-            master: self.master.clone(),
-            membership: self.membership.clone(),
-            journals: self.journals.clone(),
-            metrics: self.service.metrics.clone(),
-            rest: worker.unclaimed_after.get(),
-        };
-        let Stores { table, cache, data } = self.service.stores.clone();
-        let (relieved, expired, mounts) = (cache.clone(), cache.clone(), self.mounts.clone());
-        tokio::join!(
-            store::scrub(cache.clone(), worker.scrub_rate.bytes(), stop.clone()),
-            // Keeps directories below their high watermarks.
-            every(RELIEF_INTERVAL, stop, || cache.needs_relief(), move || while relieved.relieve() {}),
-            // Keeps the capacity of each directory to what its file system has, and what is charged for blocks to what
-            // they take.
-            every(
-                SPACE_INTERVAL,
-                stop,
-                || true,
-                move || {
-                    data.settle();
-                    table.fit_to_file_systems();
-                }
-            ),
-            // Marks blocks that their mount does not want to keep any longer.
-            every(EXPIRY_INTERVAL, stop, || true, move || expired.expire(|mount| mounts.ttl_seconds(mount))),
-            unclaimed.run(stop.clone()),
-            self.reserved.clone().run(self.journals.clone(), stop.clone()),
-        );
-    }
-
-    /// Lets what was begun come to its end, for a while.
-    async fn drain(&self) {
-        if tokio::time::timeout(FILL_DRAIN, self.service.fills.finish()).await.is_err() {
-            warn!("stopped while fills were running: what they had not written is fetched again");
-        }
-        if tokio::time::timeout(FILL_DRAIN, self.service.uploads.finish()).await.is_err() {
-            warn!("stopped while uploads were given up: the bucket may keep parts of them until it tidies up");
-        }
-        self.master.shutdown().await;
-    }
+/// What all parts of the worker work with.
+fn parts(config: &Config, stores: Stores, master: MasterChannel, metrics: WorkerMetrics) -> WorkerParts {
+    let memory_kib = config.worker.memory_budget.bytes().max(MIN_MEMORY_BYTES) / 1024;
+    let memory_kib = u32::try_from(memory_kib).unwrap_or(u32::MAX).min(Semaphore::MAX_PERMITS as u32);
+    let membership = Arc::new(Membership::default());
+    membership.set(0, &stores.table.identity().1);
+    let mounts = Arc::new(Mounts::new(master.clone(), config.ufs.clone()));
+    WorkerParts { stores, mounts, master, membership, metrics, memory: Budget::new(memory_kib) }
 }
 
-/// Keeps the master informed; what ends that ends the worker.
-async fn keep_link(heartbeat: Heartbeat, stop: &CancellationToken) -> Result<(), WorkerError> {
-    let result = heartbeat.run(stop.clone()).await;
-    stop.cancel();
-    result
+/// Looks after what is in the stores, until `stop`.
+async fn tend(
+    parts: &WorkerParts,
+    service: &Service,
+    journals: &Arc<Journals>,
+    worker: &schema::Worker,
+    stop: &CancellationToken,
+) {
+    let rest = worker.unclaimed_after.get();
+    let unclaimed = Unclaimed { parts: parts.clone(), journals: journals.clone(), rest };
+    let Stores { table, cache, data } = parts.stores.clone();
+    let (relieved, expired, mounts) = (cache.clone(), cache.clone(), parts.mounts.clone());
+    // Keeps the capacity of each directory to what its file system has, and what is charged for blocks to what they
+    // take.
+    let keep_to_disks = move || {
+        data.settle();
+        table.fit_to_file_systems();
+    };
+    tokio::join!(
+        store::scrub(cache.clone(), worker.scrub_rate.bytes(), stop.clone()),
+        // Keeps directories below their high watermarks.
+        every(RELIEF_INTERVAL, stop, || cache.needs_relief(), move || while relieved.relieve() {}),
+        every(SPACE_INTERVAL, stop, || true, keep_to_disks),
+        // Marks blocks that their mount does not want to keep any longer.
+        every(EXPIRY_INTERVAL, stop, || true, move || expired.expire(|mount| mounts.ttl_seconds(mount))),
+        unclaimed.run(stop.clone()),
+        service.reserved.clone().run(journals.clone(), stop.clone()),
+    );
 }
 
-/// Deletes what a crash left behind.
-async fn clean(cleanup: Cleanup, stop: CancellationToken) -> Result<(), JoinError> {
-    tokio::task::spawn_blocking(move || cleanup.run(&stop)).await
+/// Lets what was begun come to its end, for a while.
+async fn drain(service: &Service) {
+    if tokio::time::timeout(FILL_DRAIN, service.fills.finish()).await.is_err() {
+        warn!("stopped while fills were running: what they had not written is fetched again");
+    }
+    if tokio::time::timeout(FILL_DRAIN, service.uploads.finish()).await.is_err() {
+        warn!("stopped while uploads were given up: the bucket may keep parts of them until it tidies up");
+    }
 }
 
 fn invalid_dirs(worker: &schema::Worker, reason: String) -> WorkerError {
@@ -299,22 +240,6 @@ async fn key_wrapping(worker: &schema::Worker) -> Result<Arc<KeyWrapping>, Worke
         KeyWrapping::load((settings.0, &current), (settings.1, &former))
     };
     Ok(Arc::new(tokio::task::spawn_blocking(load).await??))
-}
-
-fn store_options(worker: &schema::Worker, directories: Vec<DirSpec>, keys: Arc<KeyWrapping>) -> StoreOptions {
-    // An open block may have a second descriptor while it is filled, and connections need some too.
-    let open = (process::raise_descriptor_limit() / 4).min(MAX_OPEN_BLOCKS);
-    StoreOptions {
-        directories,
-        missing: MissingDir::of("worker.create_dirs", worker.create_dirs),
-        high_watermark: worker.high_watermark,
-        low_watermark: worker.low_watermark,
-        mount_cache_share: worker.mount_cache_share,
-        mount_cache_min: worker.fill_size_max,
-        index_cache: worker.index_cache,
-        max_open_blocks: usize::try_from(open).unwrap_or(usize::MAX),
-        keys,
-    }
 }
 
 /// Clients of this host may have another working directory, so the path is made absolute.

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use tokio::time::Instant;
 
 use super::write_back::Streamed;
-use crate::read::local_file::read_now;
+use crate::read::local_file::{PastEnd, read_now};
 
 /// See the module. Immutable but for the room: other replicas are another open block.
 #[derive(Debug)]
@@ -115,7 +115,7 @@ impl OpenBlock {
 
     /// Fills `buffer` without waiting for a disk; false when that cannot be done.
     pub(super) fn read_now(&self, offset: u32, buffer: &mut [u8]) -> bool {
-        self.file().is_some_and(|file| read_now(file, u64::from(offset), buffer))
+        self.file().is_some_and(|file| read_now(file, u64::from(offset), buffer, PastEnd::Zeros))
     }
 }
 
@@ -125,8 +125,9 @@ pub(super) fn seek_data(file: &File, from: u32) -> io::Result<Option<u32>> {
     seek(file, SeekFrom::Data(u64::from(from)))
 }
 
-pub(super) fn seek_hole(file: &File, from: u32) -> io::Result<Option<u32>> {
-    seek(file, SeekFrom::Hole(u64::from(from)))
+/// What lies behind the end of the file is a hole.
+pub(super) fn seek_hole(file: &File, from: u32) -> io::Result<u32> {
+    Ok(seek(file, SeekFrom::Hole(u64::from(from)))?.unwrap_or(from))
 }
 
 fn seek(file: &File, to: SeekFrom) -> io::Result<Option<u32>> {

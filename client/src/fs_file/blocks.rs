@@ -74,7 +74,7 @@ impl FsFile {
         }
     }
 
-    async fn open_to_read(&self, index: u32) -> Result<Option<Arc<OpenBlock>>, ClientError> {
+    pub(super) async fn open_to_read(&self, index: u32) -> Result<Option<Arc<OpenBlock>>, ClientError> {
         let look = |layout: &mut super::Layout, blocks: &mut std::collections::HashMap<u32, Arc<OpenBlock>>| {
             (blocks.get(&index).cloned(), layout.block(index).cloned())
         };

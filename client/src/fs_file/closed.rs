@@ -110,6 +110,11 @@ impl ClosedFiles {
         Self { files: Cache::new(FILES_MAX), descriptors, recent: Mutex::default() }
     }
 
+    /// Where descriptors of closed files are, and what the kernel knows of blocks.
+    pub(super) fn block_files(&self) -> &BlockFiles {
+        &self.descriptors
+    }
+
     /// What somebody else has changed is not known any more.
     pub(super) fn changed(&self, what: ChangedContents) {
         // Before: what is asked for now is not kept.

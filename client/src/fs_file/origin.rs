@@ -92,6 +92,14 @@ impl FsFile {
         Ok(open)
     }
 
+    /// An origin as an object that can be read.
+    ///
+    /// # Errors
+    /// It cannot be one.
+    pub(super) fn origin_file(&self, origin: &Origin) -> Result<Arc<OpenFile>, ClientError> {
+        Ok(self.open_origin(origin)?.file)
+    }
+
     /// The origin, if it is open.
     pub(super) fn known_origin(&self) -> Option<Arc<OpenFile>> {
         self.state.lock().origin.as_ref().map(|open| open.file.clone())

@@ -20,6 +20,7 @@ use super::FsFile;
 use super::block::{OpenBlock, seek_data, seek_hole};
 use super::layout::Layout;
 use crate::error::ClientError;
+use crate::read::local_file::PastEnd;
 use crate::read::span::{Span, spans};
 use crate::read::{REMOTE_PIECE_BYTES, ReplicatedBlock};
 
@@ -227,7 +228,7 @@ impl FsFile {
         if let Some(file) = open.file().cloned() {
             let (start, name) = (u64::from(span.bytes.start), || format!("inode {}", self.inode));
             let until = self.attempt_deadline(deadline, 1);
-            match self.reader.read_local(file, start, span.length(), until, name).await {
+            match self.reader.read_local(file, start, span.length(), PastEnd::Zeros, until, name).await {
                 Err(ClientError::Io(error)) => {
                     tracing::warn!(inode = self.inode, span.index, "a local block cannot be read: {error}");
                 }
@@ -345,7 +346,7 @@ impl FsFile {
                         let from = span.bytes.start;
                         let sought = tokio::task::spawn_blocking(move || match what {
                             Seek::Data => seek_data(&file, from),
-                            Seek::Hole => seek_hole(&file, from),
+                            Seek::Hole => seek_hole(&file, from).map(Some),
                         });
                         sought.await.map_err(|_stopped| ClientError::Shutdown)??
                     }
@@ -360,7 +361,7 @@ impl FsFile {
     }
 }
 
-fn id_of(name: &BlockRef) -> BlockId {
+pub(super) fn id_of(name: &BlockRef) -> BlockId {
     BlockId::of(name).unwrap_or_else(|| unreachable!("the content id was made here"))
 }
 

@@ -104,15 +104,15 @@ impl FsFile {
         Ok(last.map(|span| (span.index, span.bytes)))
     }
 
-    /// Makes zeros of what was cut off a block, on the disks of its workers as well. Who lengthens the file makes them
-    /// zeros, too, or writes over them; but the length may be on the master's disk before either is on a worker's.
-    /// Waits for a worker no longer than a request to it may take.
+    /// Drops what was cut off a block, on the disks of its workers as well. Who lengthens the file makes it zeros, too,
+    /// or writes over it; but the length may be on the master's disk before either is on a worker's. Waits for a worker
+    /// no longer than a request to it may take.
     async fn clear_cut_off(&self, index: u32, bytes: &Range<u32>) -> Result<(), ClientError> {
         let deadline = Instant::now() + self.shared.worker_timeout;
         if self.use_layout(|layout, _| layout.block(index).is_none()).await? {
             return Ok(());
         }
-        while let Err(failure) = self.try_block(index, bytes, &BlockOp::Zero).await {
+        while let Err(failure) = self.try_block(index, bytes, &BlockOp::Cut).await {
             self.wait_after(index, failure, deadline).await?;
         }
         self.sync_blocks(&[index], deadline).await

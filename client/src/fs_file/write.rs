@@ -38,6 +38,8 @@ enum WriteOutcome {
 pub(super) enum BlockOp {
     Write(Bytes),
     Zero,
+    /// The file ends where the range begins.
+    Cut,
     /// Room is set aside; its bytes stay what they are.
     Allocate,
 }
@@ -331,7 +333,7 @@ impl FsFile {
     ) -> Result<(u32, Vec<u64>), ClientError> {
         let written = match op {
             BlockOp::Write(bytes) => Some(bytes.clone()),
-            BlockOp::Zero => Some(Bytes::new()),
+            BlockOp::Zero | BlockOp::Cut => Some(Bytes::new()),
             BlockOp::Allocate => None,
         };
         // When it is known who has it: whether it has failed or not, a part may be in its place.
@@ -379,7 +381,7 @@ impl FsFile {
                 return written.map_err(|_stopped| ClientError::Shutdown)?.map_err(ClientError::from);
             }
             (BlockOp::Write(bytes), None) => bytes.clone(),
-            (BlockOp::Zero, _) => Bytes::new(),
+            (BlockOp::Zero | BlockOp::Cut, _) => Bytes::new(),
             (BlockOp::Allocate, _) => {
                 let (block, ranges) = (Some(open.name.clone()), vec![wire_range(at)]);
                 let request = ReserveRequest { block, ranges, allocate: true, ..ReserveRequest::default() };
@@ -390,9 +392,12 @@ impl FsFile {
             }
         };
         let mut request = WriteRequest { block: Some(open.name.clone()), offset: at.start, ..WriteRequest::default() };
-        if matches!(op, BlockOp::Zero) {
+        if let BlockOp::Zero | BlockOp::Cut = op {
             request.offset = 0;
-            request.zero = vec![wire_range(at)];
+            match op {
+                BlockOp::Cut => request.cut = Some(wire_range(at)),
+                _ => request.zero = vec![wire_range(at)],
+            }
             // The room of what is zeroed wholly is given back.
             let mut reserved = open.reserved.lock();
             chunks_touching(at.start, at.len() as u32).for_each(|chunk| reserved.remove(chunk));

@@ -16,7 +16,7 @@ use cavern_proto::{BlockId, ChunkMap};
 use quick_cache::sync::Cache;
 
 use super::kept_files::{Held, KeptFiles, LastUse, remove_idle};
-use super::local_file::read_now;
+use super::local_file::{PastEnd, read_now};
 use crate::stats::Stats;
 
 /// A descriptor that nobody used for this long is closed.
@@ -98,7 +98,7 @@ impl Descriptor {
     /// Fills `buffer` from `offset` without waiting for the disk; false when not all of it is in the page cache.
     pub(super) fn read_now(&self, offset: u64, buffer: &mut [u8]) -> bool {
         self.touch();
-        read_now(&self.file, offset, buffer)
+        read_now(&self.file, offset, buffer, PastEnd::Missing)
     }
 
     /// It is read from.

@@ -13,14 +13,16 @@ use cavern_proto::{BlockId, CHUNK_BYTES};
 use parking_lot::RwLock;
 use tokio::time::Instant;
 
-use super::Core;
 use super::buffers::{BufferKey, Purpose};
 use super::descriptor_cache::Descriptor;
 use super::fetch::{ChunkRequest, wire_range};
+use super::kept_files::KeptFile;
+use super::local_file::PastEnd;
 use super::location::BlockLocation;
 use super::readahead::Pattern;
 use super::reader::{BlockReader, REMOTE_PIECE_BYTES, ReadAttempt, Step, SweepOnDrop, copy_chunk};
 use super::span::{Span, spans};
+use super::{Core, EAGER_BYTES};
 use crate::error::ClientError;
 use crate::metadata::Node;
 use crate::mounts::ObjectVersion;
@@ -156,19 +158,28 @@ impl OpenFile {
         let (block, kept) = (file.block(object, 0), file.core.descriptors.kept());
         // Finds what others have opened.
         let _found = file.descriptor(object, &Span { index: 0, bytes: 0..object.block_length(0) });
-        if let Some((known, incarnation)) = kept.get(&block) {
+        if let Some(known) = kept.get(&block) {
             // Somebody may have cut it off since: then it is read in the ways that notice.
-            let is_cut = self.whole().is_some_and(|whole| whole.incarnation == incarnation && !whole.is_whole());
-            return if is_cut { None } else { known.downcast().ok() };
+            let is_cut = |whole: &Arc<Descriptor>| whole.incarnation == known.incarnation && !whole.is_whole();
+            return if self.whole().is_some_and(is_cut) { None } else { Arc::clone(&known.what).downcast().ok() };
         }
         let whole = self.whole().filter(|whole| whole.is_whole())?;
         let made = Arc::new(make(whole.as_fd())?);
-        kept.insert(block, Arc::clone(&made) as _, whole.worker, whole.incarnation);
+        kept.insert(block, KeptFile::new(Arc::clone(&made) as _, whole.worker, whole.incarnation));
         Some(made)
     }
 
+    /// Whether a small object, of which nothing is known here, may be one that the worker of this host has.
+    pub(crate) fn may_be_local(&self) -> bool {
+        let file = &self.file;
+        let Some(object) = file.object.as_ref().filter(|object| object.length <= EAGER_BYTES) else { return false };
+        let placement = file.core.pool.placement();
+        let owner = placement.candidates(object.content, 0, 1).first();
+        owner.is_some_and(|owner| file.core.pool.known_route(owner) == Route::Local) && !self.is_present()
+    }
+
     /// Makes a small file present, and pins its descriptor where it has one.
-    pub(super) async fn make_present(&self) -> Result<(), ClientError> {
+    pub(crate) async fn make_present(&self) -> Result<(), ClientError> {
         let file = &self.file;
         let Some(object) = &file.object else { return Ok(()) };
         let deadline = file.core.read_deadline();
@@ -187,7 +198,7 @@ impl OpenFile {
     }
 
     /// Whether the whole of a small file can be read without asking anybody.
-    pub(super) fn is_present(&self) -> bool {
+    pub(crate) fn is_present(&self) -> bool {
         let file = &self.file;
         let Some(object) = &file.object else { return true };
         let span = Span { index: 0, bytes: 0..object.block_length(0) };
@@ -359,7 +370,7 @@ impl File {
         descriptor.touch();
         let name = || self.object.as_ref().map_or_else(|| self.node.key(), |object| object.key.to_string());
         let (file, start) = (descriptor.clone(), u64::from(span.bytes.start));
-        self.reader.read_local(file, start, span.length(), deadline, name).await
+        self.reader.read_local(file, start, span.length(), PastEnd::Missing, deadline, name).await
     }
 
     /// From the bucket, for a span whose local file turned out to be unreadable.

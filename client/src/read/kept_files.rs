@@ -7,7 +7,7 @@
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use cavern_proto::BlockId;
@@ -63,18 +63,36 @@ pub(super) struct Held {
     pub is_read: bool,
 }
 
+/// What is kept of one file of a block.
 #[derive(Debug)]
-struct Kept {
-    what: Arc<dyn Any + Send + Sync>,
-    worker: u64,
-    incarnation: u64,
+pub(super) struct KeptFile {
+    pub what: Arc<dyn Any + Send + Sync>,
+    pub worker: u64,
+    pub incarnation: u64,
+    /// Of a block of an fs-mode file: the version of that file that ended where this file did; else 0.
+    version: AtomicU64,
     used: LastUse,
+}
+
+impl KeptFile {
+    pub(super) fn new(what: Arc<dyn Any + Send + Sync>, worker: u64, incarnation: u64) -> Self {
+        Self { what, worker, incarnation, version: AtomicU64::new(0), used: LastUse::now() }
+    }
+
+    pub(super) fn has(&self, version: u64) -> bool {
+        self.version.load(Ordering::Relaxed) == version
+    }
+
+    /// It has been looked at.
+    pub(super) fn found_with(&self, version: u64) {
+        self.version.store(version, Ordering::Relaxed);
+    }
 }
 
 /// See the module. By block, bounded; the least useful go first.
 #[derive(Debug)]
 pub(super) struct KeptFiles {
-    kept: Cache<BlockId, Arc<Kept>>,
+    kept: Cache<BlockId, Arc<KeptFile>>,
     stats: Arc<Stats>,
 }
 
@@ -84,16 +102,16 @@ impl KeptFiles {
         Self { kept: Cache::with_weighter(usual, capacity as u64, UnitWeighter), stats }
     }
 
-    pub(super) fn insert(&self, block: BlockId, what: Arc<dyn Any + Send + Sync>, worker: u64, incarnation: u64) {
-        self.kept.insert(block, Arc::new(Kept { what, worker, incarnation, used: LastUse::now() }));
+    pub(super) fn insert(&self, block: BlockId, file: KeptFile) {
+        self.kept.insert(block, Arc::new(file));
         self.count();
     }
 
-    /// What is kept of the block's file, and that file's incarnation.
-    pub(super) fn get(&self, block: &BlockId) -> Option<(Arc<dyn Any + Send + Sync>, u64)> {
+    /// What is kept of the block's file.
+    pub(super) fn get(&self, block: &BlockId) -> Option<Arc<KeptFile>> {
         let kept = self.kept.get(block)?;
         kept.used.touch();
-        Some((Arc::clone(&kept.what), kept.incarnation))
+        Some(kept)
     }
 
     pub(super) fn contains(&self, block: &BlockId) -> bool {
@@ -163,10 +181,13 @@ mod tests {
     async fn one_incarnation_of_a_block_is_kept_while_it_is_used() {
         let kept = KeptFiles::new(10, Arc::default());
         let what: Arc<dyn Any + Send + Sync> = Arc::new(7);
-        kept.insert(block(1), Arc::clone(&what), 3, 5);
-        kept.insert(block(2), Arc::clone(&what), 3, 6);
-        let (found, incarnation) = kept.get(&block(1)).unwrap();
-        assert!(Arc::ptr_eq(&found, &what) && incarnation == 5);
+        kept.insert(block(1), KeptFile::new(Arc::clone(&what), 3, 5));
+        kept.insert(block(2), KeptFile::new(Arc::clone(&what), 3, 6));
+        let found = kept.get(&block(1)).unwrap();
+        assert!(Arc::ptr_eq(&found.what, &what) && (found.worker, found.incarnation) == (3, 5));
+        assert!(found.has(0) && !found.has(7));
+        found.found_with(7);
+        assert!(kept.get(&block(1)).unwrap().has(7));
         drop(found);
         tokio::time::advance(IDLE / 2).await;
         assert!(kept.get(&block(2)).is_some() && kept.contains(&block(1)) && kept.holds(&block(1), 5));
@@ -190,10 +211,10 @@ mod tests {
     #[test]
     fn there_are_no_more_than_wanted() {
         let kept = KeptFiles::new(100, Arc::default());
-        (0..1000).for_each(|index| kept.insert(block(index), Arc::new(index), 1, 1));
+        (0..1000).for_each(|index| kept.insert(block(index), KeptFile::new(Arc::new(index), 1, 1)));
         assert!(kept.held().count() <= 100);
         let none = KeptFiles::new(0, Arc::default());
-        none.insert(block(1), Arc::new(1), 1, 1);
+        none.insert(block(1), KeptFile::new(Arc::new(1), 1, 1));
         assert!(!none.contains(&block(1)));
     }
 }

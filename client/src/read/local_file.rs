@@ -15,26 +15,57 @@ use crate::stages::Stage;
 /// Bytes read at once at most: bounds how long a system call can last.
 const PREAD_MAX: usize = 8 << 20;
 
+/// What a block has behind the end of its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PastEnd {
+    /// Nothing can be said of that: somebody has cut the file off.
+    Missing,
+    /// Of a block of an fs-mode file, which was never written there.
+    Zeros,
+}
+
 /// Fills `buffer` from `offset` without waiting for the disk; false when not all of it is in the page cache.
-pub(crate) fn read_now(file: impl AsFd, offset: u64, buffer: &mut [u8]) -> bool {
-    let length = buffer.len();
-    let read = rustix::io::preadv2(&file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT);
-    match read {
-        Ok(count) => count == length,
-        // A file system that knows no such flag. Where that is memory, reading never waits.
-        Err(Errno::OPNOTSUPP) if is_in_memory(&file) => read_blocking(&file, offset, buffer).is_ok(),
-        Err(_) => false,
+pub(crate) fn read_now(file: impl AsFd, mut offset: u64, mut buffer: &mut [u8], past_end: PastEnd) -> bool {
+    while !buffer.is_empty() {
+        let read = rustix::io::preadv2(&file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT);
+        match (read, past_end) {
+            (Ok(count), _) if count == buffer.len() => return true,
+            (Ok(0), PastEnd::Zeros) => {
+                buffer.fill(0);
+                return true;
+            }
+            // The end is next, or what is on the disk alone.
+            (Ok(count), PastEnd::Zeros) => {
+                buffer = &mut buffer[count..];
+                offset += count as u64;
+            }
+            // A file system that knows no such flag. Where that is memory, reading never waits.
+            (Err(Errno::OPNOTSUPP), _) if is_in_memory(&file) => {
+                return read_blocking(&file, offset, buffer, past_end).is_ok();
+            }
+            (Ok(_), PastEnd::Missing) | (Err(_), _) => return false,
+        }
     }
+    true
 }
 
 /// Fills `buffer` from `offset`, waiting for the disk where needed.
 ///
 /// # Errors
-/// Those of the disk, and `UnexpectedEof` of a file that is shorter.
-pub(crate) fn read_blocking(file: impl AsFd, mut offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
+/// Those of the disk, and `UnexpectedEof` of a file that is shorter and should not be.
+pub(crate) fn read_blocking(
+    file: impl AsFd,
+    mut offset: u64,
+    mut buffer: &mut [u8],
+    past_end: PastEnd,
+) -> io::Result<()> {
     while !buffer.is_empty() {
         let part = buffer.len().min(PREAD_MAX);
         match rustix::io::pread(&file, &mut buffer[..part], offset) {
+            Ok(0) if past_end == PastEnd::Zeros => {
+                buffer.fill(0);
+                return Ok(());
+            }
             Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the block file is too short")),
             Ok(count) => {
                 buffer = &mut buffer[count..];
@@ -63,6 +94,7 @@ impl BlockReader {
         file: impl AsFd + Send + 'static,
         offset: u64,
         length: usize,
+        past_end: PastEnd,
         deadline: Instant,
         name: impl FnOnce() -> String + Send,
     ) -> Result<Bytes, ClientError> {
@@ -70,9 +102,9 @@ impl BlockReader {
         let wait = deadline.saturating_duration_since(Instant::now());
         let charge = core.charge(length as u64, Purpose::Read, wait).await?;
         let mut buffer = vec![0; length];
-        if !read_now(&file, offset, &mut buffer) {
+        if !read_now(&file, offset, &mut buffer, past_end) {
             let read = tokio::task::spawn_blocking(move || {
-                read_blocking(&file, offset, &mut buffer)?;
+                read_blocking(&file, offset, &mut buffer, past_end)?;
                 Ok::<_, io::Error>(buffer)
             });
             let _disk = Stage::Disk.begin();
@@ -102,9 +134,19 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"0123456789").unwrap();
         let mut buffer = [0; 4];
-        assert!(read_now(&file, 3, &mut buffer));
+        assert!(read_now(&file, 3, &mut buffer, PastEnd::Missing));
         assert_eq!(&buffer, b"3456");
-        assert!(!read_now(&file, 8, &mut buffer));
-        assert_eq!(read_blocking(&file, 8, &mut buffer).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert!(!read_now(&file, 8, &mut buffer, PastEnd::Missing));
+        let cut_off = read_blocking(&file, 8, &mut buffer, PastEnd::Missing).unwrap_err();
+        assert_eq!(cut_off.kind(), io::ErrorKind::UnexpectedEof);
+
+        for offset in [8, 10, 1000] {
+            let known: &[u8] = if offset == 8 { b"89\0\0" } else { b"\0\0\0\0" };
+            buffer.fill(b'x');
+            assert!(read_now(&file, offset, &mut buffer, PastEnd::Zeros) && buffer == known, "at {offset}");
+            buffer.fill(b'x');
+            read_blocking(&file, offset, &mut buffer, PastEnd::Zeros).unwrap();
+            assert_eq!(buffer, known, "at {offset}");
+        }
     }
 }

@@ -168,6 +168,16 @@ impl Inner {
         }
     }
 
+    /// The same for one of the kernel's nodes. What is changed by way of others of the same inode, the kernel does not
+    /// know of a node that has been superseded: it believes nothing for any time.
+    pub(super) fn attributes_at(&self, kernel_node: u64, node: &Node) -> AttrOut {
+        let attributes = self.attributes_of(node);
+        if self.root.aliases().is_superseded(kernel_node) {
+            return AttrOut { attr_valid: 0, attr_valid_nsec: 0, ..attributes };
+        }
+        attributes
+    }
+
     pub(super) fn getattr(self: &Arc<Self>, kernel_node: u64, reply: Reply) {
         self.stat(kernel_node, reply, |attributes, _, reply| reply.attr(attributes));
     }
@@ -187,12 +197,12 @@ impl Inner {
         answer: impl FnOnce(&AttrOut, &Node, Reply) + Send + 'static,
     ) {
         if let Some(node) = self.known_node(kernel_node) {
-            return answer(&self.attributes_of(&node), &node, reply);
+            return answer(&self.attributes_at(kernel_node, &node), &node, reply);
         }
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
             let error = match this.node(kernel_node).await {
-                Ok(node) => return answer(&this.attributes_of(&node), &node, reply),
+                Ok(node) => return answer(&this.attributes_at(kernel_node, &node), &node, reply),
                 Err(error) => error,
             };
             let successor = this.successor(kernel_node, &error).await;

@@ -118,10 +118,9 @@ impl Inner {
             inode: node.inode,
             unique: reply.unique(),
             is_directory: true,
-            appends: false,
             is_kept: kept.is_some(),
             parent: node.parent,
-            backing: None,
+            ..HandleRecord::default()
         });
         let cursor = Mutex::new(Cursor::new(names));
         let position = Mutex::default();

@@ -72,7 +72,14 @@ impl Inner {
         let this = Arc::clone(self);
         reply.defer(move |reply| async move {
             match this.found_by_handle(kernel_node, handle).await {
-                Ok(node) => reply.entry(&this.entry_of(&node)),
+                Ok(node) => {
+                    let mut entry = this.entry_of(&node);
+                    if handle == Handle::Itself && !this.root.is_root(kernel_node) {
+                        // By whatever node the handle was made of.
+                        entry.nodeid = kernel_node;
+                    }
+                    reply.entry(&entry);
+                }
                 Err(error) => this.failures.answer(reply, "lookup", &error),
             }
         });

@@ -183,10 +183,29 @@ impl Inner {
             }
             Err(error) => Err(error),
         };
+        let made = match made {
+            Ok(()) => self.check_read(inode, request.fh).await.map_err(|error| {
+                metadata.give_up_lock(inode, kind, &lock, before);
+                if before { ClientError::LocksLost { inode } } else { error }
+            }),
+            failed => failed,
+        };
         if let Some(asked) = asked {
             asked.answered(made.is_ok(), |unlock| self.unlock_soon(inode, unlock));
         }
         made
+    }
+
+    /// Who has a file locked sees what others have written to it. A handle whose file the kernel reads by itself does
+    /// not, when that has got other blocks since it was opened.
+    async fn check_read(&self, inode: u64, handle: u64) -> Result<(), ClientError> {
+        let Some(handle) = self.files.get(handle) else { return Ok(()) };
+        let Some(block) = handle.block() else { return Ok(()) };
+        if handle.file.reads_current(block).await? {
+            return Ok(());
+        }
+        let reason = format!("inode {inode} has other blocks than when it was opened: open it again to lock it");
+        Err(ClientError::Refused { errno: Errno::IO.raw_os_error(), reason })
     }
 
     async fn lock_at_once(

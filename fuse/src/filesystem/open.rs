@@ -7,23 +7,55 @@
 //!
 //! With `fuse.no_open` there is no OPEN to answer: the first one is answered with `ENOSYS`, and the kernel opens and
 //! closes by itself from then on. A version that is gone then shows at the first read.
+//!
+//! A file of an fs-mode mount that cannot be read as the other handles of its node are is answered with `ESTALE`, too,
+//! and its name leads to another node from then on: see [`open_nodes`](super::open_nodes).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cavern_client::journal::Slot;
-use cavern_client::{Access, ClientError, File, Node, Opened, is_of_this_process};
+use cavern_client::{
+    Access, ClientError, File, InvalidationSink as _, KernelBlock, KernelReads, Node, Opened, is_of_this_process,
+};
+use cavern_conf::host;
 
 use super::Inner;
 use super::failed_reads::FailedReads;
-use super::passthrough::KeptBacking;
+use super::open_nodes::Conflict;
+use super::passthrough::{KeptBacking, KernelFile};
+use crate::aliases::{inode_of, number_of};
 use crate::inheritance::HandleRecord;
 use crate::kernel::abi::fopen;
 use crate::kernel::{Caller, Delivery, Reply};
 use crate::trace::Subject;
 
+/// For how long the file of a block is waited for, so that the kernel may read it by itself. Less than anybody notices;
+/// what takes longer is waited for when the file is read.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// A file whose attributes or bytes have changed since this long ago, in nanoseconds, may be about to be changed again.
+const AT_REST_NS: i64 = 2_000_000_000;
+
+/// How the kernel reads what is being opened.
+#[derive(Default)]
+pub(super) struct HowRead {
+    /// Its node, if it is a file of an fs-mode mount.
+    pub node: Option<u64>,
+    /// What it reads by itself.
+    pub backing: Option<Arc<KeptBacking>>,
+    /// The same, of a file of an fs-mode mount.
+    pub block: Option<(KernelBlock, KernelReads)>,
+    /// Nothing goes by way of pages.
+    pub is_direct: bool,
+}
+
 /// An open file as the kernel has it.
 pub struct OpenHandle {
     pub(super) file: File,
+    /// The kernel's node, if it is a file of an fs-mode mount.
+    node: Option<u64>,
+    /// What the kernel reads in its place.
+    block: Option<(KernelBlock, KernelReads)>,
     pub(super) failed: FailedReads,
     /// What is written through it goes to the end of the file, if the kernel appends.
     pub(super) appends: bool,
@@ -33,11 +65,17 @@ pub struct OpenHandle {
 
 impl OpenHandle {
     pub(super) fn new(file: File) -> Self {
-        Self::noted(file, false, None)
+        Self::noted(file, HowRead::default(), false, None)
     }
 
-    pub(super) fn noted(file: File, appends: bool, noted: Option<Slot>) -> Self {
-        Self { file, failed: FailedReads::default(), appends, _noted: noted }
+    pub(super) fn noted(file: File, how: HowRead, appends: bool, noted: Option<Slot>) -> Self {
+        let HowRead { node, block, .. } = how;
+        Self { file, node, block, failed: FailedReads::default(), appends, _noted: noted }
+    }
+
+    /// What the kernel reads in place of a file of an fs-mode mount.
+    pub(super) fn block(&self) -> Option<&KernelBlock> {
+        self.block.as_ref().map(|(block, _)| block)
     }
 }
 
@@ -69,7 +107,7 @@ impl Inner {
             // While it is kept, it is found open.
             Some((kept, _)) if kept.is_fs_mode() => node = node.or(Some(kept)),
             Some((kept, file)) if access == Access::Read => {
-                return self.answer_open(Some(kept), Ok(Opened::File(file)), caller, flags, reply);
+                return self.answer_open(kernel_node, Some(kept), Ok(Opened::File(file)), caller, flags, reply);
             }
             _ => {}
         }
@@ -77,7 +115,15 @@ impl Inner {
             && !known.limits_users()
             && let Some(opened) = self.client.open_cached(known, access, caller.thread)
         {
-            return self.answer_open(node, opened, caller, flags, reply);
+            let Some(file) = self.awaits_block(kernel_node, known, &opened, flags) else {
+                return self.answer_open(kernel_node, node, opened, caller, flags, reply);
+            };
+            let this = Arc::clone(self);
+            let reply = reply.traced(&self.trace, Subject { inode, node: node.clone(), ..Subject::default() });
+            return reply.begin(move |reply| async move {
+                let _late = tokio::time::timeout(PATIENCE, file.find_block()).await;
+                this.answer_open(kernel_node, node, opened, caller, flags, reply);
+            });
         }
         let this = Arc::clone(self);
         let reply = reply.traced(&self.trace, Subject { inode, node: node.clone(), ..Subject::default() });
@@ -89,6 +135,9 @@ impl Inner {
             let (node, opened) = match node {
                 Ok(node) => {
                     let opened = this.open_by(&node, caller, flags).await;
+                    if let Some(file) = this.awaits_block(kernel_node, &node, &opened, flags) {
+                        let _late = tokio::time::timeout(PATIENCE, file.find_block()).await;
+                    }
                     (Some(node), opened)
                 }
                 Err(_) if is_of_this_process(inode) && access == Access::Read => return reply.error(libc::ESTALE),
@@ -103,8 +152,32 @@ impl Inner {
                     (None, Err(error))
                 }
             };
-            this.answer_open(node, opened, caller, flags, reply);
+            this.answer_open(kernel_node, node, opened, caller, flags, reply);
         });
+    }
+
+    /// The file, if it is read by the kernel itself once its block has been found.
+    fn awaits_block(
+        &self,
+        kernel_node: u64,
+        node: &Node,
+        opened: &Result<Opened, ClientError>,
+        flags: i32,
+    ) -> Option<File> {
+        let Ok(Opened::File(file)) = opened else { return None };
+        let is_wanted = flags & libc::O_DIRECT == 0 && self.may_pass_through(kernel_node, node, flags);
+        (is_wanted && file.awaits_block()).then(|| file.clone())
+    }
+
+    /// Whether the kernel may begin to read a file of an fs-mode mount by itself: one that nobody writes to, as far as
+    /// that can be seen.
+    fn may_pass_through(&self, kernel_node: u64, node: &Node, flags: i32) -> bool {
+        access(flags) == Access::Read
+            && self.passthrough.is_on()
+            && node.is_fs_mode()
+            && node.size > 0
+            && host::wall_ns().saturating_sub(node.ctime_ns) >= AT_REST_NS
+            && self.root.aliases().allows_passthrough(inode_of(kernel_node))
     }
 
     async fn open_by(&self, node: &Arc<Node>, caller: Caller, flags: i32) -> Result<Opened, ClientError> {
@@ -121,6 +194,7 @@ impl Inner {
     /// Answers an OPEN of `node`, if that was known.
     fn answer_open(
         &self,
+        kernel_node: u64,
         node: Option<Arc<Node>>,
         opened: Result<Opened, ClientError>,
         caller: Caller,
@@ -128,7 +202,9 @@ impl Inner {
         reply: Reply,
     ) {
         match (opened, node) {
-            (Ok(Opened::File(file)), Some(node)) => self.opened(&node, file, flags, reply),
+            (Ok(Opened::File(file)), Some(node)) => {
+                self.opened(kernel_node, &node, file, flags, reply);
+            }
             (Ok(_), _) => reply.error(libc::ESTALE),
             (Err(error), node) if error.is_version_gone() => {
                 match (access(flags), node) {
@@ -146,14 +222,29 @@ impl Inner {
         }
     }
 
-    fn opened(&self, node: &Arc<Node>, file: File, flags: i32, reply: Reply) {
-        let backing = file.version_node().and_then(|node| {
-            let register = || self.passthrough.backing_of(&file, &reply, &self.inheritance);
-            self.open_inodes.opened(node, register)
-        });
-        let open_flags = self.open_flags(node, &file, flags);
+    fn opened(&self, kernel_node: u64, node: &Arc<Node>, file: File, flags: i32, reply: Reply) {
+        let how = if node.is_fs_mode() {
+            match self.how_read(kernel_node, node, &file, flags, &reply) {
+                Ok(how) => how,
+                Err(Conflict) => {
+                    self.supersede(kernel_node, node, &file);
+                    return reply.error(libc::ESTALE);
+                }
+            }
+        } else {
+            let backing = file.version_node().and_then(|node| {
+                let register = || self.passthrough.backing_of(&file, &reply, &self.inheritance);
+                self.open_inodes.opened(node, register)
+            });
+            HowRead { backing, ..HowRead::default() }
+        };
+        let mut open_flags = self.open_flags(node, &file, flags);
+        if how.is_direct {
+            open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+        }
         let appends = appends(flags) && file.opened_to_append();
-        let number = self.enter(file, appends, backing.as_deref(), &reply);
+        let backing = how.backing.clone();
+        let number = self.enter(file, how, appends, &reply);
         let delivery = match backing {
             Some(backing) => {
                 self.passthrough.opened();
@@ -164,6 +255,53 @@ impl Inner {
         };
         if delivery == Delivery::Refused {
             self.closed(number);
+        }
+    }
+
+    /// How the kernel is to read a file of an fs-mode mount, of which a handle is entered.
+    fn how_read(
+        &self,
+        kernel_node: u64,
+        node: &Node,
+        file: &File,
+        flags: i32,
+        reply: &Reply,
+    ) -> Result<HowRead, Conflict> {
+        let (nodes, aliases, access) = (&self.open_nodes, self.root.aliases(), access(flags));
+        if aliases.is_superseded(kernel_node) {
+            // By a name that the kernel is about to forget, or by none: past its pages. Nobody maps what the kernel
+            // reads by itself to write to it.
+            if flags & libc::O_ACCMODE == libc::O_RDWR && nodes.is_read_by_kernel(kernel_node) {
+                return Err(Conflict);
+            }
+            let backing = nodes.opened_superseded(kernel_node);
+            return Ok(HowRead { node: Some(kernel_node), backing, block: None, is_direct: true });
+        }
+        if aliases.inherit(kernel_node) {
+            file.forget_pages();
+        }
+        let find = || {
+            let may = self.may_pass_through(kernel_node, node, flags) || nodes.is_read_by_kernel(kernel_node);
+            if may { self.passthrough.kernel_file(file, reply, &self.inheritance) } else { None }
+        };
+        let found = nodes.opened(kernel_node, access, find)?;
+        let (backing, block) = found.map(|KernelFile { block, backing, reads }| (backing, (block, reads))).unzip();
+        Ok(HowRead { node: Some(kernel_node), backing, block, is_direct: false })
+    }
+
+    /// A handle that cannot be read as the others of its node are: the name leads to another node from now on.
+    pub(super) fn supersede(&self, kernel_node: u64, node: &Node, file: &File) {
+        self.root.aliases().supersede(kernel_node);
+        file.forget_pages();
+        self.invalidations.forget_attributes(kernel_node);
+        self.invalidations.repeat_entry(self.root.to_kernel(node.parent), &node.name);
+    }
+
+    /// What was changed by way of one node of an inode, the kernel forgets of the others.
+    pub(super) fn changed_by(&self, kernel_node: u64) {
+        let inode = self.root.to_namespace(kernel_node);
+        if self.root.kernel_nodes_of(inode).nth(1).is_some() {
+            self.invalidations.inode(inode);
         }
     }
 
@@ -191,22 +329,23 @@ impl Inner {
     }
 
     /// Enters an open file; its number is for the kernel.
-    pub(super) fn enter(&self, file: File, appends: bool, backing: Option<&KeptBacking>, reply: &Reply) -> u64 {
+    pub(super) fn enter(&self, file: File, how: HowRead, appends: bool, reply: &Reply) -> u64 {
         if let Some(earlier) = self.inheritance.superseded(reply) {
             drop(self.closed(earlier.number));
         }
         let number = self.files.reserve();
-        let noted = self.inheritance.note_handle(&HandleRecord {
+        let record = HandleRecord {
             number,
             inode: file.inode(),
             unique: reply.unique(),
-            is_directory: false,
             is_kept: file.locks_end_with_close(),
-            parent: 0,
-            backing: backing.map(KeptBacking::number),
+            backing: how.backing.as_deref().map(KeptBacking::number),
             appends,
-        });
-        self.files.insert(number, Arc::new(OpenHandle::noted(file, appends, noted)));
+            alias: how.node.map_or(0, number_of),
+            ..HandleRecord::default()
+        };
+        let noted = self.inheritance.note_handle(&record.reading(how.block.as_ref().map(|(block, _)| *block)));
+        self.files.insert(number, Arc::new(OpenHandle::noted(file, how, appends, noted)));
         number
     }
 
@@ -215,6 +354,9 @@ impl Inner {
         let handle = self.files.remove(number)?;
         if let Some(node) = handle.file.version_node() {
             self.open_inodes.closed(node.inode);
+        }
+        if let Some(node) = handle.node {
+            self.open_nodes.closed(node);
         }
         Some(handle)
     }

@@ -1,8 +1,9 @@
 //! Files that the kernel reads by itself (`fuse.passthrough`).
 //!
 //! An object that is one complete block on this host is opened with a *backing*: the file of the block, registered with
-//! the kernel. Registering costs more than a read of a small file does, so a backing stays with the descriptor of the
-//! block for as long as that is open, and all opens use it.
+//! the kernel. So is a file of an fs-mode mount, by rules of its own: see [`open_nodes`](super::open_nodes).
+//! Registering costs more than a read of a small file does, so a backing stays with the descriptor of the block for as
+//! long as that is open, and all opens use it.
 //!
 //! The kernel holds a registered file until it is given back, whatever becomes of this process. So each is in the
 //! journal, and the process that goes on gives back what no handle has.
@@ -15,8 +16,8 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use cavern_client::File;
 use cavern_client::journal::Slot;
+use cavern_client::{File, KernelBlock, KernelReads};
 use cavern_conf::schema::{self, Choice};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, StatxFlags, statx};
@@ -62,6 +63,13 @@ impl KeptBacking {
     }
 }
 
+/// What the kernel reads in place of a file of an fs-mode mount.
+pub struct KernelFile {
+    pub block: KernelBlock,
+    pub backing: Arc<KeptBacking>,
+    pub reads: KernelReads,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Passthrough {
@@ -87,6 +95,20 @@ impl Passthrough {
             registered: AtomicU64::new(0),
             opens: AtomicU64::new(0),
         }
+    }
+
+    /// Whether files are registered at all.
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Relaxed)
+    }
+
+    /// The one local block of a file of an fs-mode mount, as the kernel knows it.
+    pub fn kernel_file(&self, file: &File, reply: &Reply, inheritance: &Inheritance) -> Option<KernelFile> {
+        if !self.is_on() {
+            return None;
+        }
+        let found = file.kernel_block(|descriptor| self.register(descriptor, reply, inheritance));
+        found.map(|(block, backing, reads)| KernelFile { block, backing, reads })
     }
 
     /// The file's one complete local block, as the kernel knows it.

@@ -15,8 +15,9 @@ use prost::Message;
 use tokio::task::spawn_blocking;
 use tracing::warn;
 
-use super::open::OpenHandle;
+use super::open::{HowRead, OpenHandle};
 use super::{Inner, Namespace};
+use crate::aliases::node_of;
 use crate::inheritance::{AppendRecord, HandleRecord, LockRecord, PositionRecord};
 use crate::kernel::Connection;
 
@@ -161,10 +162,18 @@ impl Inner {
             // The kernel has pages of what was read.
             copies.keep();
         }
+        let mut how = HowRead::default();
         if let Some(node) = file.version_node() {
             self.open_inodes.inherited(node, || self.passthrough.inherited(record.backing?));
+        } else if node.is_fs_mode() {
+            let kernel_node = node_of(record.inode, record.alias);
+            self.root.aliases().inherit(kernel_node);
+            let backing = record.backing.and_then(|number| self.passthrough.inherited(number));
+            how.block = backing.as_ref().and_then(|_| Some((record.block(), file.begin_kernel_reads()?)));
+            self.open_nodes.inherited(kernel_node, backing.map(|backing| (record.block(), backing)));
+            how.node = Some(kernel_node);
         }
-        self.files.insert(record.number, Arc::new(OpenHandle::noted(file, record.appends, Some(slot))));
+        self.files.insert(record.number, Arc::new(OpenHandle::noted(file, how, record.appends, Some(slot))));
         Ok(())
     }
 }

@@ -49,7 +49,7 @@ impl Inner {
             (sets_nothing || set.kill_privileges) && node.as_ref().is_none_or(|node| may_have_privileges(node));
         if let Some(node) = node.filter(|_| !may_lose) {
             if self.client.has_attributes(&node, &set, &self.attr_defaults.bucket) {
-                return reply.attr(&self.attributes_of(&node));
+                return reply.attr(&self.attributes_at(kernel_node, &node));
             }
             if let Some(errno) = refusal(&node) {
                 return reply.error(errno);
@@ -58,7 +58,10 @@ impl Inner {
         let this = Arc::clone(self);
         reply.run_uninterruptible(move |reply| async move {
             match this.set_attributes(kernel_node, caller, set, (writer, may_lose)).await {
-                Ok(node) => reply.attr(&this.attributes_of(&node)),
+                Ok(node) => {
+                    this.changed_by(kernel_node);
+                    reply.attr(&this.attributes_at(kernel_node, &node));
+                }
                 Err(error) => this.failures.answer(reply, "setattr", &error),
             }
         });

@@ -19,10 +19,7 @@ impl Fills {
     /// # Errors
     /// The content id is not that of the object named; no room; or the disk failed.
     pub async fn keep(self: &Arc<Self>, source: &Arc<ObjectBlock>, first: u32, bytes: Bytes) -> Result<(), Refusal> {
-        let ufs = self.mounts.ufs_for(source.mount_id, &source.key).await?;
-        if !source.is_of(ufs.store_id()) {
-            return Err(Refusal::bad_request("the content id is not that of the key, version and bucket named"));
-        }
+        self.bucket_of(source).await?;
         let block = self.open(source, Touch::Refresh).await?;
         let count = u32::try_from(bytes.len().div_ceil(CHUNK_BYTES as usize)).unwrap_or(u32::MAX);
         let start = chunk_range(first, source.length).start;
@@ -30,7 +27,7 @@ impl Fills {
         let (own, _) = self.plan(&block, std::slice::from_ref(&chunks));
         let mut kept = Ok(());
         for asker in &own {
-            let (fills, run, block, source) = (self.clone(), asker.0.clone(), block.clone(), source.clone());
+            let (fills, run, block, source) = (self.clone(), asker.run.clone(), block.clone(), source.clone());
             let begin = (chunk_range(run.chunks.start, source.length).start - start) as usize;
             let bytes = bytes.slice(begin..);
             // Once it is known to others a run comes to its end, whatever becomes of the request.

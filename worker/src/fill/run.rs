@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,15 +10,16 @@ use cavern_proto::chunk::chunk_range;
 use cavern_proto::data::Status;
 use cavern_ufs::{Ufs, UfsError};
 use futures::StreamExt;
+use parking_lot::RwLock;
 use tokio::time::Instant;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{Fills, ObjectBlock, Run, bytes_of};
-use crate::request_error::Refusal;
+use crate::request_error::{Refusal, blocking};
 use crate::store::{CacheStore, CachedBlock};
 
 /// Memory that a run is charged for at most: pieces of the body are written as they come.
-const MAX_BUFFER_KIB: u64 = 1024;
+const MAX_BUFFER_BYTES: u64 = 1 << 20;
 /// More chunks are not written at a time on a thread that others wait for.
 const CHUNKS_AT_ONCE: usize = 8;
 /// A write of so few chunks that takes longer has waited for the disk.
@@ -37,7 +38,7 @@ impl Fills {
         source: Arc<ObjectBlock>,
         ufs: Ufs,
     ) {
-        self.metrics.fills_running.inc();
+        self.parts.metrics.fills_running.inc();
         let limit = ufs.deadline(bytes_of(&run.chunks, source.length)) + GRACE;
         let fetched = Box::pin(self.fetch(&run, &block, &source, &ufs));
         let result = match tokio::time::timeout(limit, fetched).await {
@@ -47,7 +48,7 @@ impl Fills {
             }
         };
         self.conclude(&run, &block, &source, result);
-        self.metrics.fills_running.dec();
+        self.parts.metrics.fills_running.dec();
     }
 
     /// Records what a run has brought, and notifies the requests that wait that it is over.
@@ -58,28 +59,16 @@ impl Fills {
         source: &ObjectBlock,
         result: Result<(), Refusal>,
     ) {
-        let ready = run.progress.borrow().ready;
         block.close_writer();
-        let result = match result {
-            Ok(()) => {
-                // What was fetched can be read in this run all the same.
-                if let Err(error) = self.stores.cache.record(block) {
-                    debug!(block = %block.id(), %error, "cannot record what was fetched");
-                }
-                Ok(())
-            }
-            Err(refusal) => {
-                if ready > run.chunks.start
-                    && let Err(error) = self.stores.cache.record(block)
-                {
-                    warn!(block = %block.id(), %error, "cannot record what was fetched");
-                }
-                self.stores.cache.forget_if_empty(block);
-                Err(refusal)
-            }
-        };
+        // What was fetched can be read in this run all the same.
+        if (result.is_ok() || run.progress.borrow().ready > run.chunks.start)
+            && let Err(error) = self.parts.stores.cache.record(block)
+        {
+            debug!(block = %block.id(), %error, "cannot record what was fetched");
+        }
         if let Err(refusal) = &result {
-            self.metrics.ufs_errors.inc();
+            self.parts.stores.cache.forget_if_empty(block);
+            self.parts.metrics.ufs_errors.inc();
             debug!(block = %block.id(), key = source.key, %refusal, "a fill failed");
         }
         self.retire(block.id(), run, false);
@@ -88,9 +77,9 @@ impl Fills {
 
     /// Room in the store for the chunks of a run.
     pub(super) fn room(&self, run: &Run, block: &Arc<CachedBlock>) -> Result<Arc<Room>, Refusal> {
-        self.stores.cache.reserve(block, run.chunks.clone())?;
+        self.parts.stores.cache.reserve(block, run.chunks.clone())?;
         Ok(Arc::new(Room {
-            cache: self.stores.cache.clone(),
+            cache: self.parts.stores.cache.clone(),
             block: block.clone(),
             chunks: run.chunks.clone(),
             written: AtomicU32::new(0),
@@ -104,16 +93,15 @@ impl Fills {
         source: &ObjectBlock,
         ufs: &Ufs,
     ) -> Result<(), Refusal> {
-        let stopping = |_| Refusal::new(Status::Overloaded, "the worker is stopping");
         let bytes = bytes_of(&run.chunks, source.length);
-        let _turn = self.gets.acquire().await.map_err(stopping)?;
-        let kib = u32::try_from(bytes.div_ceil(1024).min(MAX_BUFFER_KIB)).unwrap_or(u32::MAX);
-        let _memory = self.memory.acquire_many(kib).await.map_err(stopping)?;
+        let _turn = self.gets.acquire().await?;
+        // No more than the constant.
+        let _memory = self.parts.memory.clone().take(bytes.min(MAX_BUFFER_BYTES) as usize).await?;
         self.go_on(run, block)?;
 
         let room = self.room(run, block)?;
 
-        self.metrics.ufs_requests.inc();
+        self.parts.metrics.ufs_requests.inc();
         let start = source.start() + u64::from(chunk_range(run.chunks.start, source.length).start);
         let noted = |error| self.noted(source, error);
         let mut body = ufs.get(&source.key, &source.etag, start..start + bytes).await.map_err(noted)?;
@@ -121,7 +109,7 @@ impl Fills {
         let mut next = run.chunks.start;
         while let Some(piece) = body.next().await {
             let piece = piece.map_err(noted)?;
-            self.metrics.ufs_bytes.inc_by(piece.len() as u64);
+            self.parts.metrics.ufs_bytes.inc_by(piece.len() as u64);
             gathered.push(piece);
             let mut chunks = Vec::new();
             while next < run.chunks.end {
@@ -139,29 +127,25 @@ impl Fills {
         if next < run.chunks.end {
             return Err(Refusal::new(Status::UfsUnavailable, format!("the body of {} ended early", source.key)));
         }
-        self.mounts.fetch_succeeded(source.mount_id, &source.key);
+        self.parts.mounts.fetch_succeeded(source.mount_id, &source.key);
         Ok(())
     }
 
     /// What a failure of the bucket is answered with, after it was noted.
     pub(super) fn noted(&self, source: &ObjectBlock, error: UfsError) -> Refusal {
-        self.mounts.fetch_failed(source.mount_id, &source.key, &error);
+        self.parts.mounts.fetch_failed(source.mount_id, &source.key, &error);
         error.into()
     }
 
     /// Whether anybody still wants the run, and its bytes can still be kept.
     fn go_on(&self, run: &Arc<Run>, block: &CachedBlock) -> Result<(), Refusal> {
-        if self.retire_if_abandoned(block, run) {
+        if run.needs.lock().is_empty() && self.retire(block.id(), run, true) {
             return Err(Refusal::new(Status::Deadline, "nobody waits for it any more"));
         }
         if block.is_dead() {
             return Err(Refusal::new(Status::Overloaded, "the block was dropped meanwhile"));
         }
         Ok(())
-    }
-
-    fn retire_if_abandoned(&self, block: &CachedBlock, run: &Arc<Run>) -> bool {
-        run.waiters.load(Ordering::Acquire) == 0 && self.retire(block.id(), run, true)
     }
 
     /// Writes whole chunks and makes them visible. That is done here while the disk keeps up: a chunk goes to the page
@@ -178,8 +162,7 @@ impl Fills {
             self.disk.watch(|| room.write(&chunks))?;
         } else {
             let room = room.clone();
-            let written = tokio::task::spawn_blocking(move || room.write(&chunks)).await;
-            written.map_err(|_| Refusal::new(Status::IoError, "writing the block failed"))??;
+            blocking("writing the block", move || room.write(&chunks)).await?;
         }
         run.reached(last);
         Ok(())
@@ -188,21 +171,14 @@ impl Fills {
 
 /// Whether writes wait for the disk, as they do when the kernel holds up those who dirty pages faster than it can write
 /// them. Then they are made on threads that may wait, for a while.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct DiskPace {
-    began: Instant,
-    /// Milliseconds since `began`.
-    slow_until: AtomicU64,
+    slow_until: RwLock<Option<Instant>>,
 }
 
 impl DiskPace {
-    pub(super) fn new() -> Self {
-        Self { began: Instant::now(), slow_until: AtomicU64::new(0) }
-    }
-
     fn is_slow(&self) -> bool {
-        let until = self.slow_until.load(Ordering::Relaxed);
-        until > 0 && self.began.elapsed() < Duration::from_millis(until)
+        self.slow_until.read().is_some_and(|until| Instant::now() < until)
     }
 
     /// Makes a write, and notices when it takes long.
@@ -210,8 +186,7 @@ impl DiskPace {
         let began = Instant::now();
         let written = write();
         if began.elapsed() > SLOW_WRITE {
-            let until = self.began.elapsed() + WARY;
-            self.slow_until.store(until.as_millis() as u64, Ordering::Relaxed);
+            *self.slow_until.write() = Some(Instant::now() + WARY);
         }
         written
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_conf::process::{Metrics, MissingDir};
+use cavern_conf::process::Metrics;
 use cavern_conf::{ByteSize, schema};
 use cavern_proto::ContentId;
 use cavern_proto::data::BlockRef;
@@ -14,6 +14,9 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::error::WorkerError;
+use crate::memory::Budget;
+use crate::metrics::WorkerMetrics;
+use crate::mounts::Mounts;
 use crate::mounts::tests::no_master;
 use crate::store::StoreOptions;
 
@@ -31,13 +34,14 @@ struct Fixture {
 fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>, WorkerMetrics) {
     let metrics = WorkerMetrics::new(&Metrics::new("worker"));
     let options = StoreOptions {
-        missing: MissingDir::Refuse("worker.create_dirs"),
         directories: vec![format!("[SSD:{capacity}B]{}", home.display()).parse().unwrap()],
-        high_watermark: 0.98,
-        low_watermark: 0.96,
-        mount_cache_share: 100,
-        mount_cache_min: ByteSize::mib(1),
-        index_cache: ByteSize::mib(1),
+        conf: schema::Worker {
+            high_watermark: 0.98,
+            low_watermark: 0.96,
+            fill_size_max: ByteSize::mib(1),
+            index_cache: ByteSize::mib(1),
+            ..schema::Worker::default()
+        },
         max_open_blocks: 100,
         keys: Arc::default(),
     };
@@ -56,8 +60,16 @@ fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>
     let mounts = Arc::new(Mounts::new(link, conf));
     let mount = Mount { id: 1, uri: uri.to_owned(), ..Default::default() };
     mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: vec![] });
-    let limits = FillLimits { concurrency: 8, size_max: MIB };
-    let fills = Fills::new(stores, mounts.clone(), Arc::new(Semaphore::new(64 << 10)), limits, metrics.clone());
+    let parts = WorkerParts {
+        stores,
+        mounts: mounts.clone(),
+        master: no_master(),
+        membership: Arc::default(),
+        metrics: metrics.clone(),
+        memory: Budget::new(64 << 10),
+    };
+    let conf = schema::Worker { fill_concurrency: 8, fill_size_max: ByteSize::mib(1), ..schema::Worker::default() };
+    let fills = Fills::new(parts, &conf);
     (Arc::new(fills), mounts, metrics)
 }
 
@@ -174,7 +186,7 @@ async fn another_version_or_no_object_leaves_nothing_behind() {
     assert_eq!(bench.ensure(&source, 0..1).await.unwrap_err().status, Status::VersionChanged);
     let missing = bench.source("nowhere", "e", 1000, MIB, 0).await;
     assert_eq!(bench.ensure(&missing, 0..1).await.unwrap_err().status, Status::NotFound);
-    let usage = &bench.fills.stores.table.usage()[0];
+    let usage = &bench.fills.parts.stores.table.usage()[0];
     assert_eq!((usage.blocks, usage.used_bytes), (0, 0));
     assert!(bench.fills.runs.lock().is_empty());
 }
@@ -206,7 +218,7 @@ async fn an_abandoned_run_is_not_sent() {
     drop(turns);
     bench.fills.finish().await;
     assert_eq!(bench.metrics.ufs_requests.get(), 0);
-    assert_eq!(bench.fills.stores.table.usage()[0].blocks, 0);
+    assert_eq!(bench.fills.parts.stores.table.usage()[0].blocks, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -226,7 +238,7 @@ async fn a_content_id_that_is_not_the_keys_is_refused() {
     };
     let source = object(reference);
     assert_eq!(bench.ensure(&source, 0..1).await.unwrap_err().status, Status::BadRequest);
-    assert_eq!(bench.fills.stores.table.usage()[0].blocks, 0);
+    assert_eq!(bench.fills.parts.stores.table.usage()[0].blocks, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -244,7 +256,7 @@ async fn more_than_the_cache_holds_flows_through_it() {
                 Ok(filled) => assert_eq!(&content(&filled.block, 0..2 * MIB as u32), bytes),
                 Err(refusal) => assert_eq!(refusal.status, Status::Overloaded),
             }
-            assert!(bench.fills.stores.table.usage()[0].used_bytes <= 4 * MIB);
+            assert!(bench.fills.parts.stores.table.usage()[0].used_bytes <= 4 * MIB);
         }
     };
     for round in 0..3 {

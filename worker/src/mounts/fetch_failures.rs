@@ -51,27 +51,26 @@ impl FetchFailures {
         let now = Instant::now();
         let message: String = error.chars().filter(|c| !c.is_control()).take(MESSAGE_CHARS).collect();
         let mut failing = self.failing.lock();
-        let before = failing.remove(&mount_id);
-        let warned_at = before.as_ref().and_then(|before| before.warned_at);
-        let goes_on = before.filter(|before| !before.is_over);
-        let tell = goes_on.is_none() && warned_at.is_none_or(|warned| warned + WARN_PAUSE <= now);
+        let known = failing.remove(&mount_id);
+        let warned_at = known.as_ref().and_then(|known| known.warned_at);
+        let (began, was_told) =
+            known.filter(|known| !known.is_over).map_or((None, false), |known| (Some(known.began), known.is_told));
+        let tell = began.is_none() && warned_at.is_none_or(|warned| warned + WARN_PAUSE <= now);
+        if tell {
+            warn!(mount = path, "cannot fetch from the bucket, and clients read past this worker: {message}");
+        }
         let entry = Failing {
             path: path.to_owned(),
             key: key.to_owned(),
             message,
-            began: goes_on.as_ref().map_or(now, |before| before.began),
+            began: began.unwrap_or(now),
             failed_at: now,
             is_over: false,
             warned_at: if tell { Some(now) } else { warned_at },
-            is_told: tell || goes_on.is_some_and(|before| before.is_told),
+            is_told: tell || was_told,
         };
-        let told = tell.then(|| entry.message.clone());
         failing.insert(mount_id, entry);
         self.any.store(true, Ordering::Release);
-        drop(failing);
-        if let Some(message) = told {
-            warn!(mount = path, "cannot fetch from the bucket, and clients read past this worker: {message}");
-        }
         tell
     }
 
@@ -87,13 +86,11 @@ impl FetchFailures {
         }
         entry.is_over = true;
         let tell = std::mem::take(&mut entry.is_told);
-        let (path, began) = (entry.path.clone(), entry.began);
-        self.any.store(failing.values().any(|entry| !entry.is_over), Ordering::Release);
-        drop(failing);
         if tell {
-            let failed_for_ms = began.elapsed().as_millis() as u64;
-            info!(mount = path, failed_for_ms, "fetches from the bucket succeed again");
+            let failed_for_ms = entry.began.elapsed().as_millis() as u64;
+            info!(mount = entry.path, failed_for_ms, "fetches from the bucket succeed again");
         }
+        self.any.store(failing.values().any(|entry| !entry.is_over), Ordering::Release);
         tell
     }
 

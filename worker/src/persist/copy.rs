@@ -22,9 +22,9 @@ use parking_lot::Mutex;
 use super::Uploads;
 use super::peers::READ_BYTES;
 use super::plan::PlannedBlock;
-use super::source::{Source, blocking};
+use super::source::Source;
 use crate::fill::BlockSource;
-use crate::request_error::Refusal;
+use crate::request_error::{Refusal, blocking};
 use crate::store::{DataStore, DataTarget, Draft};
 
 /// Workers named in one request at most.
@@ -73,22 +73,21 @@ impl Uploads {
     }
 
     /// Makes a copy, within the request's deadline.
-    pub async fn copy(&self, request: CopyRequest) -> CopyReply {
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn copy(&self, request: CopyRequest) -> Result<CopyReply, Refusal> {
         let deadline = Duration::from_millis(u64::from(request.deadline_ms));
         let made = tokio::time::timeout(deadline, Box::pin(self.try_copy(request))).await;
-        match made.unwrap_or_else(|_| Err(Refusal::deadline())) {
-            Ok(()) => {
-                self.parts.metrics.copied_blocks.inc();
-                CopyReply { status: Status::Ok.into(), message: String::new() }
-            }
-            Err(Refusal { status, message }) => CopyReply { status: status.into(), message },
-        }
+        made.unwrap_or_else(|_| Err(Refusal::deadline()))?;
+        self.parts.metrics.copied_blocks.inc();
+        Ok(CopyReply { status: Status::Ok.into(), message: String::new() })
     }
 
     async fn try_copy(&self, request: CopyRequest) -> Result<(), Refusal> {
         let block = request.block.unwrap_or_default();
         let target = BlockSource::parse_data(block.clone())?;
-        let own = self.parts.peers.own_id();
+        let own = self.parts.membership.worker_id();
         if request.workers.is_empty() || request.workers.len() > WORKERS_MAX || request.workers.contains(&own) {
             return Err(Refusal::bad_request("a copy is made from one to 16 workers, of which this is none"));
         }
@@ -100,13 +99,7 @@ impl Uploads {
             match self.copy_from(&planned, target, &copying).await {
                 Ok(()) => return Ok(()),
                 Err(refusal) => {
-                    let (store, copying) = (self.parts.data.clone(), copying.clone());
-                    blocking(move || {
-                        let _alone = copying;
-                        store.free(&target.id);
-                        Ok(())
-                    })
-                    .await?;
+                    self.alone(&copying, move |store| Ok(store.free(&target.id))).await?;
                     last = Some(refusal);
                 }
             }
@@ -120,42 +113,54 @@ impl Uploads {
         target: DataTarget,
         copying: &Arc<Copying>,
     ) -> Result<(), Refusal> {
-        let (store, alone) = (self.parts.data.clone(), copying.clone());
-        let begun = blocking(move || {
-            let _alone = alone;
-            begin_anew(&store, &target)
-        });
-        let draft = Arc::new(begun.await?);
-        let source = Source::open_elsewhere(&self.parts, u64::from(target.length), planned).await?;
+        let draft = Arc::new(self.alone(copying, move |store| begin_anew(store, &target)).await?);
+        let source = Source::open_elsewhere(self, u64::from(target.length), planned).await?;
         let first = u64::from(target.id.index) * u64::from(target.length);
+        // All behind that are zeros, there as here.
+        let end = source.ends().max().unwrap_or(0).min(target.length);
         let mut at = 0;
-        while at < target.length {
-            let length = (target.length - at).min(READ_BYTES);
+        while at < end {
+            let length = (end - at).min(READ_BYTES);
             let (bytes, memory) = self.read(&source, first + u64::from(at), u64::from(length)).await?;
-            let (store, alone, draft) = (self.parts.data.clone(), copying.clone(), draft.clone());
-            blocking(move || {
-                let _alone = (alone, memory);
-                write(&store, &draft, at, &bytes)
-            })
-            .await?;
+            let draft = draft.clone();
+            let write = move |store: &DataStore| {
+                let _memory = memory;
+                write(store, &draft, at, &bytes)
+            };
+            self.alone(copying, write).await?;
             at += length;
         }
         source.check_untouched().await?;
-        let (store, alone, whole) = (self.parts.data.clone(), copying.clone(), draft.clone());
-        blocking(move || {
-            let _alone = alone;
+        let whole = draft.clone();
+        let finish = move |store: &DataStore| {
+            store.lengthen_draft(&whole, end)?;
             Ok(store.sync_draft(&whole)?)
-        })
-        .await?;
+        };
+        self.alone(copying, finish).await?;
         // What nobody waits for any more does not become the block.
-        let (store, alone) = (self.parts.data.clone(), copying.clone());
-        blocking(move || {
-            if !store.publish_draft_if(&draft, || alone.is_wanted())? {
+        let wanted = copying.clone();
+        let publish = move |store: &DataStore| {
+            if !store.publish_draft_if(&draft, || wanted.is_wanted())? {
                 return Err(Refusal::new(Status::Changed, "the block was made or freed while it was copied"));
             }
             Ok(store.sync(&[target])?)
-        })
-        .await
+        };
+        self.alone(copying, publish).await
+    }
+
+    /// Has something done for a copy, on a thread that may wait for the disk. The copy is under way until that has
+    /// ended, whoever still waits for it.
+    async fn alone<T: Send + 'static>(
+        &self,
+        copying: &Arc<Copying>,
+        work: impl FnOnce(&DataStore) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let (store, alone) = (self.parts.stores.data.clone(), copying.clone());
+        let work = move || {
+            let _alone = alone;
+            work(&store)
+        };
+        blocking("copying the block", work).await
     }
 }
 

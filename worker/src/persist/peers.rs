@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_net::master::Stubs;
-use cavern_net::{MasterChannel, NetError, WorkerPool};
+use cavern_net::{NetError, WorkerPool};
 use cavern_proto::data::{BlockRef, Range, Status, query_reply, read_request};
 use cavern_proto::master::ListWorkersRequest;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use crate::membership::Membership;
+use crate::parts::WorkerParts;
 use crate::request_error::Refusal;
 
 /// The master is asked for the table at most this often.
@@ -22,32 +22,16 @@ const READ_TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) const READ_BYTES: u32 = 8 << 20;
 
 /// The way to the other workers of the cluster.
-pub struct Peers {
+pub(super) struct Peers {
     pool: Arc<WorkerPool>,
-    master: MasterChannel,
-    membership: Arc<Membership>,
+    parts: WorkerParts,
     /// When the master was last asked for the table.
     asked: Mutex<Option<Instant>>,
 }
 
-impl std::fmt::Debug for Peers {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Peers").field("epoch", &self.pool.placement().epoch()).finish()
-    }
-}
-
 impl Peers {
-    pub fn new(pool: Arc<WorkerPool>, master: MasterChannel, membership: Arc<Membership>) -> Self {
-        Self { pool, master, membership, asked: Mutex::new(None) }
-    }
-
-    pub(super) fn cluster_id(&self) -> String {
-        self.membership.now().1
-    }
-
-    /// This worker's id; 0 while it has none.
-    pub(super) fn own_id(&self) -> u64 {
-        self.membership.now().0
+    pub(super) fn new(pool: Arc<WorkerPool>, parts: WorkerParts) -> Self {
+        Self { pool, parts, asked: Mutex::new(None) }
     }
 
     /// When each of these blocks of a worker was last written to, and which file it is.
@@ -98,9 +82,9 @@ impl Peers {
         }
         *asked = Some(Instant::now());
         let ask = |mut stubs: Stubs| async move { stubs.cluster.list_workers(ListWorkersRequest {}).await };
-        match self.master.try_call("ListWorkers", ask).await {
+        match self.parts.master.try_call("ListWorkers", ask).await {
             Ok(table) => {
-                self.pool.set_table(&self.cluster_id(), &table);
+                self.pool.set_table(&self.parts.membership.now().1, &table);
                 true
             }
             Err(_) => false,

@@ -10,13 +10,15 @@ use cavern_proto::BlockId;
 use cavern_proto::data::{BlockRef, Range as WireRange, Status, query_reply};
 use cavern_ufs::{Ufs, UfsError};
 
-use super::UploadParts;
+use super::Uploads;
 use super::peers::READ_BYTES;
 use super::plan::{Origin, Plan, PlannedBlock};
 use crate::fill::BlockSource;
-use crate::request_error::Refusal;
-use crate::store::{DataStore, DataTarget, Touch};
+use crate::request_error::{Refusal, blocking};
+use crate::store::{DataStore, DataTarget, StoreError, Touch};
 
+/// What fails when a thread does.
+const READING: &str = "reading the blocks";
 /// Blocks asked about in one request.
 const QUERY_BLOCKS: usize = 1000;
 /// A file system may keep times to some milliseconds only. A file that was written to less than this ago could be
@@ -25,11 +27,12 @@ const SETTLED: Duration = Duration::from_millis(20);
 /// A file is waited for so often to come to rest, for [`SETTLED`] each time.
 const ROUNDS: usize = 10;
 
-/// Which file of a block it is, and when it was last written to.
+/// Which file of a block it is, when it was last written to, and where it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Stamp {
     incarnation: u64,
     modified_ns: i64,
+    end: u32,
 }
 
 /// Where a block is read.
@@ -44,7 +47,7 @@ type RemoteBlocks = BTreeMap<u64, Vec<(u32, BlockRef)>>;
 
 /// A file whose blocks have been found, and were at rest.
 pub(super) struct Source<'a> {
-    parts: &'a UploadParts,
+    uploads: &'a Uploads,
     block_size: u64,
     /// By index.
     blocks: BTreeMap<u32, (&'a PlannedBlock, BlockLocation)>,
@@ -53,25 +56,17 @@ pub(super) struct Source<'a> {
     object: Option<(&'a Ufs, &'a Origin)>,
 }
 
-/// Blocks of a worker that it says it has not, or of which it says nothing.
-struct Unseen {
-    worker: u64,
-    /// Their indexes.
+/// Why it is not known whether the blocks are at rest.
+struct LookError {
+    /// The indexes of blocks that another worker says it has not, or of which it says nothing; none of those here.
     blocks: Vec<u32>,
+    worker: u64,
     refusal: Refusal,
 }
 
-/// Why it is not known whether the blocks are at rest.
-enum LookError {
-    Refused(Refusal),
-    Unseen(Unseen),
-}
-
-impl From<LookError> for Refusal {
-    fn from(error: LookError) -> Self {
-        match error {
-            LookError::Refused(refusal) | LookError::Unseen(Unseen { refusal, .. }) => refusal,
-        }
+impl From<Refusal> for LookError {
+    fn from(refusal: Refusal) -> Self {
+        Self { blocks: Vec::new(), worker: 0, refusal }
     }
 }
 
@@ -79,7 +74,7 @@ impl<'a> Source<'a> {
     /// Finds every block: here, or at the first of its workers that has it. One that is here but whose replica here was
     /// given up is not what the file has.
     pub(super) async fn open(
-        parts: &'a UploadParts,
+        uploads: &'a Uploads,
         ufs: &'a Ufs,
         plan: &'a Plan,
         planned: &'a [PlannedBlock],
@@ -87,8 +82,9 @@ impl<'a> Source<'a> {
         let mut blocks = BTreeMap::new();
         for block in planned {
             let target = BlockSource::parse_data(block.block.clone())?;
-            let own_id = parts.peers.own_id();
-            let is_here = block.workers.contains(&own_id) && parts.data.get(&target.id, Touch::None).is_here();
+            let own_id = uploads.parts.membership.worker_id();
+            let data = &uploads.parts.stores.data;
+            let is_here = block.workers.contains(&own_id) && data.get(&target.id, Touch::None).is_here();
             let place = match block.workers.iter().find(|worker| **worker != own_id) {
                 _ if is_here => BlockLocation::Local(target),
                 Some(worker) => BlockLocation::Remote(*worker),
@@ -97,12 +93,12 @@ impl<'a> Source<'a> {
             blocks.insert(block.block.index, (block, place));
         }
         let object = plan.origin.as_ref().map(|origin| (ufs, origin));
-        Self { parts, block_size: plan.block_size, blocks, stamps: Vec::new(), object }.settled().await
+        Self { uploads, block_size: plan.block_size, blocks, stamps: Vec::new(), object }.settled().await
     }
 
     /// Blocks as the first of their workers that has them does, whatever is here; what no block has is zeros.
     pub(super) async fn open_elsewhere(
-        parts: &'a UploadParts,
+        uploads: &'a Uploads,
         block_size: u64,
         planned: &'a [PlannedBlock],
     ) -> Result<Self, Refusal> {
@@ -111,7 +107,7 @@ impl<'a> Source<'a> {
             Ok((block.block.index, (block, BlockLocation::Remote(*worker))))
         };
         let blocks = planned.iter().map(place).collect::<Result<_, Refusal>>()?;
-        Self { parts, block_size, blocks, stamps: Vec::new(), object: None }.settled().await
+        Self { uploads, block_size, blocks, stamps: Vec::new(), object: None }.settled().await
     }
 
     /// Waits until the blocks are at rest.
@@ -120,11 +116,10 @@ impl<'a> Source<'a> {
         while rounds < ROUNDS {
             self.stamps = match self.look().await {
                 Ok(stamps) => stamps,
-                Err(LookError::Unseen(unseen)) => {
-                    self.try_next_workers(unseen)?;
+                Err(error) => {
+                    self.try_next_workers(error)?;
                     continue;
                 }
-                Err(LookError::Refused(refusal)) => return Err(refusal),
             };
             if self.stamps.iter().all(is_settled) {
                 return Ok(self);
@@ -137,22 +132,28 @@ impl<'a> Source<'a> {
 
     /// Blocks that a worker has not are looked for at the next of their workers; where there is none, its answer
     /// stands.
-    fn try_next_workers(&mut self, unseen: Unseen) -> Result<(), Refusal> {
-        let own_id = self.parts.peers.own_id();
-        for index in &unseen.blocks {
+    fn try_next_workers(&mut self, LookError { blocks, worker, refusal }: LookError) -> Result<(), Refusal> {
+        let own_id = self.uploads.parts.membership.worker_id();
+        for index in &blocks {
             let Some((block, place)) = self.blocks.get_mut(index) else { continue };
-            let mut rest = block.workers.iter().skip_while(|worker| **worker != unseen.worker).skip(1);
+            let mut rest = block.workers.iter().skip_while(|of| **of != worker).skip(1);
             match rest.find(|worker| **worker != own_id) {
                 Some(next) => *place = BlockLocation::Remote(*next),
-                None => return Err(unseen.refusal),
+                None => return Err(refusal),
             }
         }
-        Ok(())
+        if blocks.is_empty() { Err(refusal) } else { Ok(()) }
     }
 
     /// Whether every block is the file that it was, and has not been written to.
     pub(super) async fn check_untouched(&self) -> Result<(), Refusal> {
-        if self.look().await? == self.stamps { Ok(()) } else { Err(changed()) }
+        let stamps = self.look().await.map_err(|error| error.refusal)?;
+        if stamps == self.stamps { Ok(()) } else { Err(changed()) }
+    }
+
+    /// Where the files of the blocks end, in the order of their indexes.
+    pub(super) fn ends(&self) -> impl Iterator<Item = u32> + '_ {
+        self.stamps.iter().map(|stamp| stamp.end)
     }
 
     /// Returns when the blocks are on the disks of their workers: no loss of power takes from the file what the bucket
@@ -160,12 +161,12 @@ impl<'a> Source<'a> {
     pub(super) async fn sync(&self) -> Result<(), Refusal> {
         let (here, elsewhere) = self.by_place();
         let here: Vec<DataTarget> = here.into_iter().map(|(_, target)| target).collect();
-        let data = self.parts.data.clone();
-        blocking(move || Ok(data.sync(&here)?)).await?;
+        let data = self.uploads.parts.stores.data.clone();
+        blocking(READING, move || data.sync(&here)).await?;
         for (worker, blocks) in elsewhere {
             for blocks in blocks.chunks(QUERY_BLOCKS) {
                 let blocks = blocks.iter().map(|(_, block)| block.clone()).collect();
-                self.parts.peers.sync(worker, blocks).await?;
+                self.uploads.peers.sync(worker, blocks).await?;
             }
         }
         Ok(())
@@ -190,32 +191,36 @@ impl<'a> Source<'a> {
         let mut stamps = BTreeMap::new();
         let (here, elsewhere) = self.by_place();
         if !here.is_empty() {
-            let data = self.parts.data.clone();
-            stamps.extend(blocking(move || look_here(&data, &here)).await.map_err(LookError::Refused)?);
+            let data = self.uploads.parts.stores.data.clone();
+            stamps.extend(blocking(READING, move || look_here(&data, &here)).await?);
         }
         for (worker, blocks) in elsewhere {
             for blocks in blocks.chunks(QUERY_BLOCKS) {
-                stamps.extend(self.look_there(worker, blocks).await.map_err(LookError::Unseen)?);
+                stamps.extend(self.look_there(worker, blocks).await?);
             }
         }
         Ok(stamps.into_values().collect())
     }
 
-    async fn look_there(&self, worker: u64, blocks: &[(u32, BlockRef)]) -> Result<Vec<(u32, Stamp)>, Unseen> {
+    async fn look_there(&self, worker: u64, blocks: &[(u32, BlockRef)]) -> Result<Vec<(u32, Stamp)>, LookError> {
         let asked = blocks.iter().map(|(_, block)| block.clone()).collect();
-        let answered = self.parts.peers.query(worker, asked).await;
-        let items = answered.map_err(|refusal| {
-            let blocks = blocks.iter().map(|(index, _)| *index).collect();
-            Unseen { worker, blocks, refusal }
+        let answered = self.uploads.peers.query(worker, asked).await;
+        let items = answered.map_err(|refusal| LookError {
+            blocks: blocks.iter().map(|(index, _)| *index).collect(),
+            worker,
+            refusal,
         })?;
         let of_items = blocks.iter().zip(&items);
         let lacked: Vec<&(u32, BlockRef)> =
             of_items.clone().filter(|(_, item)| !item.known).map(|(it, _)| it).collect();
         if let Some((_, first)) = lacked.first() {
             let refusal = BlockId::of(first).map_or_else(changed, |id| missing(&id));
-            return Err(Unseen { worker, blocks: lacked.iter().map(|(index, _)| *index).collect(), refusal });
+            return Err(LookError { blocks: lacked.iter().map(|(index, _)| *index).collect(), worker, refusal });
         }
-        let stamp = |item: &query_reply::Item| Stamp { incarnation: item.incarnation, modified_ns: item.modified_ns };
+        let stamp = |item: &query_reply::Item| {
+            let query_reply::Item { incarnation, modified_ns, end, .. } = *item;
+            Stamp { incarnation, modified_ns, end }
+        };
         Ok(of_items.map(|((index, _), item)| (*index, stamp(item))).collect())
     }
 
@@ -271,16 +276,11 @@ impl<'a> Source<'a> {
             let at = (from - start) as usize;
             match place {
                 BlockLocation::Local(target) => {
-                    let (data, target) = (self.parts.data.clone(), *target);
+                    let (data, target) = (self.uploads.parts.stores.data.clone(), *target);
                     let mut piece = bytes.split_off(at);
                     let rest = piece.split_off(within.len());
-                    let (read, piece) = blocking(move || {
-                        let mut piece = piece;
-                        Ok((data.read(&target, within.start, &mut piece), piece))
-                    })
-                    .await?;
-                    read?;
-                    bytes.unsplit(piece);
+                    let read = move || data.read(&target, within.start, &mut piece).map(|()| piece);
+                    bytes.unsplit(blocking(READING, read).await?);
                     bytes.unsplit(rest);
                 }
                 BlockLocation::Remote(worker) => {
@@ -306,7 +306,7 @@ impl<'a> Source<'a> {
         while at < range.len() {
             let length = (range.len() - at).min(READ_BYTES as usize);
             let piece = WireRange { offset: range.start + at as u32, length: length as u32 };
-            let bytes = self.parts.peers.read(worker, block.clone(), piece).await?;
+            let bytes = self.uploads.peers.read(worker, block.clone(), piece).await?;
             into[at..at + length].copy_from_slice(&bytes);
             at += length;
         }
@@ -314,19 +314,12 @@ impl<'a> Source<'a> {
     }
 }
 
-fn look_here(data: &DataStore, blocks: &[(u32, DataTarget)]) -> Result<Vec<(u32, Stamp)>, Refusal> {
+fn look_here(data: &DataStore, blocks: &[(u32, DataTarget)]) -> Result<Vec<(u32, Stamp)>, StoreError> {
     let look = |(index, target): &(u32, DataTarget)| {
-        let (incarnation, modified_ns) = data.last_write(target)?;
-        Ok((*index, Stamp { incarnation, modified_ns }))
+        let (incarnation, modified_ns, end) = data.last_write(target)?;
+        Ok((*index, Stamp { incarnation, modified_ns, end }))
     };
     blocks.iter().map(look).collect()
-}
-
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
-) -> Result<T, Refusal> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|_| Err(Refusal::new(Status::IoError, "reading the blocks failed")))
 }
 
 /// Whether a file's time would show another write. One from the future shows nothing, and is taken as it is.

@@ -4,6 +4,7 @@
 //! a request, the master may have let the client in since: the table is fetched once more before the refusal, though
 //! not for each request of whoever goes on asking.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use tokio::time::Instant;
 
 use super::roles::Peer;
 use crate::membership::Membership;
-use crate::mounts::{Mounts, check_key};
+use crate::mounts::{MountAccess, Mounts, check_key};
 use crate::request_error::Refusal;
 
 /// The table is fetched for the sake of one connection at most this often. What the master tells all workers comes
@@ -32,69 +33,36 @@ pub(super) trait OfBlocks {
     fn blocks(&self) -> impl Iterator<Item = &BlockRef>;
 
     /// Whether it changes blocks of files. What is kept of objects stands for what the bucket has, and is no change.
-    fn is_change(&self) -> bool {
-        false
-    }
+    fn is_change(&self) -> bool;
 }
 
-impl OfBlocks for ReadRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.items.iter().filter_map(|item| item.block.as_ref())
-    }
+/// Says of each request which blocks it is about, and whether it changes them.
+macro_rules! of_blocks {
+    ($($request:ty: |$it:ident| $blocks:expr, $is_change:expr;)+) => {$(
+        impl OfBlocks for $request {
+            fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
+                let $it = self;
+                $blocks
+            }
+
+            fn is_change(&self) -> bool {
+                let $it = self;
+                let _ = $it;
+                $is_change
+            }
+        }
+    )+};
 }
 
-impl OfBlocks for OpenRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.items.iter().filter_map(|item| item.block.as_ref())
-    }
-}
-
-impl OfBlocks for FillRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.items.iter().filter_map(|item| item.block.as_ref())
-    }
-}
-
-impl OfBlocks for QueryRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.blocks.iter()
-    }
-}
-
-impl OfBlocks for CorruptRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.block.iter()
-    }
-}
-
-impl OfBlocks for ReserveRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.block.iter().chain(&self.origin)
-    }
-
-    fn is_change(&self) -> bool {
-        true
-    }
-}
-
-impl OfBlocks for WriteRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.block.iter()
-    }
-
-    fn is_change(&self) -> bool {
-        self.block.as_ref().is_some_and(|block| block.data)
-    }
-}
-
-impl OfBlocks for SyncRequest {
-    fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
-        self.blocks.iter().chain(&self.failed)
-    }
-
-    fn is_change(&self) -> bool {
-        true
-    }
+of_blocks! {
+    ReadRequest: |read| read.items.iter().filter_map(|item| item.block.as_ref()), false;
+    OpenRequest: |open| open.items.iter().filter_map(|item| item.block.as_ref()), false;
+    FillRequest: |fill| fill.items.iter().filter_map(|item| item.block.as_ref()), false;
+    QueryRequest: |query| query.blocks.iter(), false;
+    CorruptRequest: |report| report.block.iter(), false;
+    ReserveRequest: |reserve| reserve.block.iter().chain(&reserve.origin), true;
+    WriteRequest: |write| write.block.iter(), write.block.as_ref().is_some_and(|block| block.data);
+    SyncRequest: |sync| sync.blocks.iter().chain(&sync.failed), true;
 }
 
 /// Whether a request may be carried out.
@@ -104,16 +72,6 @@ pub(super) enum Verdict {
     Refused(Refusal),
     /// It is checked against the next table.
     Later,
-}
-
-/// What the peer may do in a mount.
-#[derive(Debug)]
-struct Known {
-    access: ClientAccess,
-    /// 0 for any number.
-    bytes_per_second: u64,
-    /// `None` when it cannot be opened: nothing tells then which objects are its own.
-    ufs: Option<Ufs>,
 }
 
 /// What the peer of a connection may do.
@@ -126,7 +84,7 @@ pub(super) struct BlockAccess {
     membership: Arc<Membership>,
     /// What `known` was taken from.
     version: u64,
-    known: Vec<(u32, Option<Known>)>,
+    known: HashMap<u32, Option<MountAccess>>,
     /// When the table was last fetched for this peer.
     renewed: Option<Instant>,
 }
@@ -134,7 +92,7 @@ pub(super) struct BlockAccess {
 impl BlockAccess {
     pub(super) fn of(peer: &Peer, mounts: Arc<Mounts>, membership: Arc<Membership>) -> Self {
         let client = peer.identity().and_then(Identity::client_name).map(Arc::from);
-        Self { client, mounts, membership, version: 0, known: Vec::new(), renewed: None }
+        Self { client, mounts, membership, version: 0, known: HashMap::new(), renewed: None }
     }
 
     /// The client's name, if it is checked.
@@ -193,28 +151,13 @@ impl BlockAccess {
         async move { mounts.renew().await }
     }
 
-    fn known(&mut self, mount_id: u32, client: &str) -> Option<&Known> {
+    fn known(&mut self, mount_id: u32, client: &str) -> Option<&MountAccess> {
         let version = self.mounts.version();
-        if self.version != version {
+        if self.version != version || self.known.len() >= MAX_KNOWN && !self.known.contains_key(&mount_id) {
             self.version = version;
             self.known.clear();
         }
-        let at = match self.known.iter().position(|(known, _)| *known == mount_id) {
-            Some(at) => at,
-            None => {
-                let known = self.mounts.access_of(mount_id, client).map(|(access, bytes_per_second, ufs)| Known {
-                    access,
-                    bytes_per_second,
-                    ufs,
-                });
-                if self.known.len() >= MAX_KNOWN {
-                    self.known.clear();
-                }
-                self.known.push((mount_id, known));
-                self.known.len() - 1
-            }
-        };
-        self.known[at].1.as_ref()
+        self.known.entry(mount_id).or_insert_with(|| self.mounts.access_of(mount_id, client)).as_ref()
     }
 }
 

@@ -9,7 +9,8 @@
 //! to a burst leave in one system call. What has to wait for the disk or the bucket gets a task of its own and is
 //! answered out of order. The loop reads no further while too many bytes or requests are in flight, so that a client
 //! that does not read its answers, or asks for more than its share, slows down itself only. Tasks end with the
-//! connection. The payload of a write is taken before the next frame is looked at (see `upload`).
+//! connection. The payload of a write is taken before the next frame is looked at (see `upload`), and nothing is while
+//! the connection is held ([`Released`]).
 
 mod frames;
 
@@ -21,7 +22,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes, BytesMut};
 use cavern_conf::process::LogLimit;
 use cavern_proto::bounded::MAX_ITEMS;
-use cavern_proto::data::{Failure, Status};
+use cavern_proto::data::WriteReply;
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES, MAX_WRITE_BYTES};
 use cavern_security::{AuditLog, Audited, Identity, Tenants, Transport};
 use futures::future::BoxFuture;
@@ -34,20 +35,17 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::block_access::{BlockAccess, OfBlocks, Verdict};
+use super::block_access::BlockAccess;
 use super::cores::Seat;
-use super::memory::{Budget, FREE_BYTES, RequestMemory, RequestShare};
 use super::outgoing::{Outgoing, Segment};
 use super::pacing::Pacing;
 use super::requests::{MAX_INFLIGHT_BYTES, Service};
 use super::roles::{self, Peer};
 use super::socket::Socket;
-use super::upload::{PayloadState, Upload, memory_for};
-use super::writes::refused_write;
-use crate::membership::Membership;
-use crate::mounts::Mounts;
+use super::upload::Upload;
+use super::writes::Write;
+use crate::memory::{Budget, FREE_BYTES, RequestMemory, RequestShare, Share};
 use crate::request_error::Refusal;
-use crate::reserved::ReservedBlocks;
 
 /// A client must say hello within this time, and finish a frame that it began. Securing the connection takes as long at
 /// most.
@@ -85,18 +83,13 @@ pub struct Admission {
 }
 
 /// What all connections share.
-#[derive(Debug)]
 pub(super) struct Shared {
     pub service: Arc<Service>,
-    pub membership: Arc<Membership>,
-    /// Their rules say what clients may do.
-    pub mounts: Arc<Mounts>,
     pub admission: Admission,
     /// Whose requests were refused.
     pub refusals: LogLimit<Option<Identity>>,
     /// Connections that were.
     pub refused_connections: LogLimit<()>,
-    pub reserved: Arc<ReservedBlocks>,
     /// Frames for clients that hold descriptors.
     pub evictions: broadcast::Sender<Bytes>,
     pub stop: CancellationToken,
@@ -134,21 +127,27 @@ struct Caller {
     term: Option<u64>,
 }
 
-/// What has arrived and is not handled. Frames are taken one by one from `bytes`, unless one of two things comes before
-/// the next: a frame that is postponed, or the payload of a write.
+/// What has arrived and is not handled. Frames are taken one by one from `bytes`, unless the payload of a write comes
+/// before the next. What `hold` brings is waited for before anything else is taken.
 struct Input {
     bytes: BytesMut,
-    postponed: Option<Postponed>,
     upload: Option<Upload>,
+    hold: Option<BoxFuture<'static, Released>>,
     /// When the frame that is incomplete began to arrive, or more of a payload came.
     frame_began: Instant,
 }
 
-/// A frame that is handled when the worker has heard what mounts there are for whom.
-struct Postponed {
-    header: FrameHeader,
-    message: Bytes,
-    renewed: BoxFuture<'static, ()>,
+/// What a connection was held for.
+enum Released {
+    /// A frame is handled now that the worker has heard what mounts there are for whom, with its share of the memory
+    /// for requests.
+    Frame(FrameHeader, Bytes, Option<Share>),
+    /// The next frame has a share of that memory, or will never have one.
+    NextFrame(Option<Share>),
+    /// The payload of a write has memory, or had none in time.
+    Payload { request_id: u64, missing: usize, write: Result<(Write, Share), WriteReply> },
+    /// The tenant was too fast at that moment, and is not any more.
+    Pause(Instant),
 }
 
 /// A connection, in its task. It is greeted first; then it takes frames and sends answers until the client ends it, or
@@ -181,7 +180,8 @@ impl Connection {
         seat: Seat,
     ) -> Self {
         let outgoing = Outgoing::new(shared.service.spares.clone());
-        let access = BlockAccess::of(&peer, shared.mounts.clone(), shared.membership.clone());
+        let parts = &shared.service.parts;
+        let access = BlockAccess::of(&peer, parts.mounts.clone(), parts.membership.clone());
         let tenant = pacing.tenant().map(|tenant| &**tenant);
         let (budget, requests) = (shared.service.budget(tenant), shared.service.budget_of_requests(tenant));
         Self {
@@ -192,7 +192,7 @@ impl Connection {
             memory: RequestMemory::new(requests),
             shared,
             seat,
-            input: Input { bytes: BytesMut::new(), postponed: None, upload: None, frame_began: Instant::now() },
+            input: Input { bytes: BytesMut::new(), upload: None, hold: None, frame_began: Instant::now() },
             outgoing,
             in_flight: InFlight { tasks: JoinSet::new(), pending: HashMap::new(), bytes: 0 },
             greeted: false,
@@ -249,17 +249,7 @@ impl Connection {
                         self.answered(request_id, segment);
                     }
                 }
-                memory = memory_for(&mut self.input.upload) => {
-                    if let (Some(upload), Ok(memory)) = (&mut self.input.upload, memory) {
-                        upload.keep(memory);
-                        self.input.frame_began = Instant::now();
-                    }
-                }
-                has_share = self.memory.granted() => {
-                    self.closing |= !has_share;
-                    self.input.frame_began = Instant::now();
-                }
-                (header, message) = when_renewed(&mut self.input.postponed) => self.handle_frame(header, message),
+                released = when_released(&mut self.input.hold) => self.go_on(released),
                 frame = next_eviction(&mut evictions) => {
                     if self.greeted && self.outgoing.bytes() < FLUSH_BYTES {
                         self.outgoing.push(Segment { bytes: frame.to_vec(), ..Segment::default() });
@@ -268,14 +258,9 @@ impl Connection {
                 () = stop.cancelled(), if drain_until.is_none() => {
                     drain_until = Some(Instant::now() + DRAIN_TIMEOUT);
                 }
-                () = self.pacing.pause() => {
-                    self.pacing.end_pause();
-                    self.input.frame_began = Instant::now();
-                }
                 _ = watch.tick() => {
                     self.socket.check()?;
                     self.check_patience()?;
-                    self.give_up_upload();
                     self.outgoing.rest();
                     if self.input.bytes.is_empty() {
                         self.input.bytes = BytesMut::new();
@@ -289,12 +274,8 @@ impl Connection {
     }
 
     fn check_patience(&self) -> io::Result<()> {
-        let waits_for_bytes = match &self.input.upload {
-            Some(upload) => !upload.waits_for_memory(),
-            None => !self.input.bytes.is_empty() && self.may_read(),
-        };
-        let waits_for_frame = !self.greeted || waits_for_bytes;
-        if waits_for_frame && self.input.frame_began.elapsed() > FRAME_TIMEOUT {
+        let is_begun = self.input.upload.is_some() || !self.input.bytes.is_empty() && self.may_read();
+        if (is_begun || !self.greeted) && self.input.frame_began.elapsed() > FRAME_TIMEOUT {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "the client did not finish a frame"));
         }
         if self.outgoing.stalled() > WRITE_TIMEOUT {
@@ -306,9 +287,7 @@ impl Connection {
     /// Whether further requests may be looked at.
     fn may_read(&self) -> bool {
         !self.closing
-            && self.input.postponed.is_none()
-            && !self.memory.is_awaited()
-            && !self.pacing.is_paused()
+            && self.input.hold.is_none()
             && self.in_flight.pending.len() < MAX_PENDING
             && self.outgoing.bytes() < FLUSH_BYTES
             && self.in_flight.bytes + self.outgoing.bytes() < MAX_INFLIGHT_BYTES as usize
@@ -316,10 +295,7 @@ impl Connection {
 
     /// Whether what arrives is taken: frames, or the rest of a payload.
     fn wants_input(&self) -> bool {
-        match &self.input.upload {
-            Some(upload) => !self.closing && !upload.waits_for_memory(),
-            None => self.may_read(),
-        }
+        if self.input.upload.is_some() { !self.closing } else { self.may_read() }
     }
 
     /// Reads what has arrived; `false` at the end of the stream.
@@ -347,23 +323,22 @@ impl Connection {
         loop {
             if let Some(upload) = &mut self.input.upload {
                 upload.take(&mut self.input.bytes);
-                if upload.missing > 0 || upload.waits_for_memory() {
+                if upload.missing > 0 {
                     return true;
                 }
                 self.uploaded();
             }
-            if !self.may_read() || self.pacing.begin_pause() {
+            if !self.may_read() || self.is_too_fast() {
                 return false;
             }
             match self.next_frame() {
-                // It goes on when there is memory for the frame.
-                Ok(None) if self.memory.is_awaited() => return false,
                 Ok(Some((header, message))) => {
                     self.pacing.count();
                     self.handle_frame(header, message);
                 }
-                Ok(None) => return true,
-                Err(refusal) => self.refuse_and_close(0, &refusal),
+                // Where it is held there is memory for the frame first.
+                Ok(None) => return self.input.hold.is_none(),
+                Err(refusal) => self.refuse_and_close(0, refusal),
             }
             if self.outgoing.bytes() >= FLUSH_BYTES && self.outgoing.flush(&self.socket).is_err() {
                 // The error is met again, and reported, by the caller's flush.
@@ -391,6 +366,7 @@ impl Connection {
         let most = message_bytes + (message_bytes / 2).min(MAX_ITEMS) * FIELD_MEMORY;
         if self.input.bytes.len() < total {
             if message_bytes > SHORT_MESSAGE_BYTES && !self.memory.has_share_of(most) {
+                self.hold_for_memory(most);
                 return Ok(None);
             }
             self.input.bytes.reserve(total - self.input.bytes.len());
@@ -399,6 +375,7 @@ impl Connection {
         let cost = cost_of(&self.input.bytes[HEADER_BYTES..total]);
         // What cancels others gives memory back.
         if header.kind != FrameKind::Cancel && !self.memory.admits(cost) {
+            self.hold_for_memory(cost);
             return Ok(None);
         }
         self.memory.cost = cost;
@@ -408,19 +385,58 @@ impl Connection {
 
     fn handle_frame(&mut self, header: FrameHeader, message: Bytes) {
         if let Err(refusal) = self.handle(&header, message) {
-            self.refuse_and_close(header.request_id, &refusal);
+            self.refuse_and_close(header.request_id, refusal);
         }
-        if self.input.postponed.is_none() {
-            self.memory.end_frame();
-        }
+        // It does not wait, or has taken its share along.
+        self.memory.share = None;
         self.input.frame_began = Instant::now();
+    }
+
+    fn hold(&mut self, until: impl Future<Output = Released> + Send + 'static) {
+        self.input.hold = Some(Box::pin(until));
+    }
+
+    /// Waits for so much of the memory for requests.
+    fn hold_for_memory(&mut self, bytes: usize) {
+        let share = self.memory.budget.clone().take(bytes);
+        self.hold(async move { Released::NextFrame(share.await.ok()) });
+    }
+
+    /// Whether the tenant takes no further frame for now.
+    fn is_too_fast(&mut self) -> bool {
+        let pause = self.pacing.pause();
+        if let Some(until) = pause {
+            let now = Instant::now();
+            self.hold(async move {
+                tokio::time::sleep_until(until).await;
+                Released::Pause(now)
+            });
+        }
+        pause.is_some()
+    }
+
+    /// Goes on with what it was held for.
+    fn go_on(&mut self, released: Released) {
+        self.input.frame_began = Instant::now();
+        match released {
+            Released::Frame(header, message, share) => {
+                self.memory.share = share;
+                self.handle_frame(header, message);
+            }
+            Released::NextFrame(share) => {
+                self.closing |= share.is_none();
+                self.memory.share = share;
+            }
+            Released::Payload { request_id, missing, write } => self.take_payload(request_id, missing, write),
+            Released::Pause(since) => self.pacing.paused(since.elapsed()),
+        }
     }
 
     /// Begins to wait for an answer; the request is counted with `bytes` until then.
     fn begin(&mut self, request_id: u64, bytes: usize, answer: impl Future<Output = Segment> + Send + 'static) {
         if self.in_flight.pending.contains_key(&request_id) {
             let refusal = Refusal::bad_request(format!("request id {request_id} is in flight already"));
-            return self.refuse_and_close(request_id, &refusal);
+            return self.refuse_and_close(request_id, refusal);
         }
         self.in_flight.bytes += bytes;
         let (runtime, counted) = self.seat.for_request();
@@ -447,16 +463,6 @@ impl Connection {
         Some(task)
     }
 
-    /// Refuses a write for which there was no memory in time.
-    fn give_up_upload(&mut self) {
-        let Some(upload) = self.input.upload.as_mut().filter(|upload| upload.waited_too_long()) else { return };
-        upload.fate = PayloadState::Discarded;
-        let request_id = upload.request_id;
-        let refusal = Refusal::new(Status::Overloaded, "the memory budget of the worker is used up");
-        self.input.frame_began = Instant::now();
-        self.send(Segment::of(FrameKind::WriteReply, request_id, &refused_write(refusal)));
-    }
-
     fn answered(&mut self, request_id: u64, segment: Segment) {
         // Nobody waits for a request that was cancelled while its answer was on its way.
         if self.waits_no_more(request_id).is_some() {
@@ -477,9 +483,8 @@ impl Connection {
     }
 
     /// Answers a request that cannot be served at all.
-    fn refuse(&mut self, request_id: u64, refusal: &Refusal) {
-        let failure = Failure { status: refusal.status.into(), message: refusal.message.clone() };
-        self.outgoing.push(Segment::of(FrameKind::Failure, request_id, &failure));
+    fn refuse(&mut self, request_id: u64, refusal: Refusal) {
+        self.outgoing.push(Segment::failure(request_id, refusal));
     }
 
     /// What this peer has asked for, and what came of it.
@@ -488,39 +493,8 @@ impl Connection {
         self.shared.admission.audit.record(Audited { identity, peer, operation, subject, result, suppressed });
     }
 
-    /// A request that this peer may make; `None` for what is refused, or postponed.
-    ///
-    /// # Errors
-    /// The frame is malformed.
-    fn permitted<R: OfBlocks + Message + Default>(
-        &mut self,
-        header: &FrameHeader,
-        message: Bytes,
-    ) -> Result<Option<R>, Refusal> {
-        if self.caller.access.client().is_none() {
-            return decode(message).map(Some);
-        }
-        let request = decode::<R>(message.clone())?;
-        self.pacing.comes_to(None);
-        match self.caller.access.check(&request) {
-            Verdict::Allowed => {
-                self.pacing.comes_to(self.caller.access.rate(&request));
-                return Ok(Some(request));
-            }
-            Verdict::Refused(refusal) => self.deny(header, refusal)?,
-            Verdict::Later => {
-                let renewed = Box::pin(self.caller.access.renew());
-                self.input.postponed = Some(Postponed { header: *header, message, renewed });
-            }
-        }
-        Ok(None)
-    }
-
     /// Does not do what this peer may not ask for. The connection goes on, but for what nobody asks for.
-    ///
-    /// # Errors
-    /// The frame is no request.
-    fn deny(&mut self, header: &FrameHeader, refusal: Refusal) -> Result<(), Refusal> {
+    fn deny(&mut self, header: &FrameHeader, refusal: Refusal) {
         if !std::mem::replace(&mut self.caller.refusal_told, true)
             && let Some(suppressed) = self.shared.refusals.admit(self.caller.peer.identity().cloned())
         {
@@ -528,21 +502,19 @@ impl Connection {
             self.audit(header.kind, "", Err(&refusal.message), suppressed);
         }
         if roles::senders(header.kind).is_empty() {
-            return Err(refusal);
-        }
-        if header.kind == FrameKind::Write {
+            self.refuse_and_close(header.request_id, refusal);
+        } else if header.kind == FrameKind::Write {
             // Its payload comes next, and is thrown away.
             self.begin_upload(header.request_id, header.payload_bytes, Err(refusal));
         } else {
-            self.refuse(header.request_id, &refusal);
+            self.refuse(header.request_id, refusal);
         }
-        Ok(())
     }
 
     /// Says what was wrong with a frame, and ends: whatever follows cannot be distinguished from the middle of it.
-    fn refuse_and_close(&mut self, request_id: u64, refusal: &Refusal) {
+    fn refuse_and_close(&mut self, request_id: u64, refusal: Refusal) {
         debug!(%refusal, "a malformed frame");
-        self.shared.service.metrics.malformed_frames.inc();
+        self.shared.service.parts.metrics.malformed_frames.inc();
         self.refuse(request_id, refusal);
         self.closing = true;
     }
@@ -557,15 +529,12 @@ fn decode<M: Message + Default>(message: Bytes) -> Result<M, Refusal> {
     cavern_proto::bounded::decode(message).map_err(|error| Refusal::bad_request(error.to_string()))
 }
 
-/// The frame that was postponed, when it can be checked; waits for ever when there is none.
-async fn when_renewed(postponed: &mut Option<Postponed>) -> (FrameHeader, Bytes) {
-    match postponed {
-        Some(Postponed { renewed, .. }) => renewed.await,
-        None => std::future::pending().await,
-    }
-    // It was there a moment ago, and nobody else takes it.
-    let Some(Postponed { header, message, .. }) = postponed.take() else { return std::future::pending().await };
-    (header, message)
+/// What the connection was held for; waits for ever when it is not held.
+async fn when_released(hold: &mut Option<BoxFuture<'static, Released>>) -> Released {
+    let Some(until) = hold else { return std::future::pending().await };
+    let released = until.await;
+    *hold = None;
+    released
 }
 
 /// The next frame about evictions; waits for ever on connections that get none.

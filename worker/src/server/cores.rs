@@ -6,7 +6,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -32,10 +31,14 @@ pub struct Cores {
 #[derive(Debug)]
 struct Core {
     runtime: Handle,
-    connections: Arc<AtomicUsize>,
-    /// Requests that wait.
-    requests: Arc<AtomicUsize>,
+    /// Cloned for each of its connections.
+    connections: Counted,
+    /// Cloned for each request that waits.
+    requests: Counted,
 }
+
+/// One of those that a thread has; until this is dropped.
+pub(super) type Counted = Arc<()>;
 
 /// The place of a connection at one of the threads.
 #[derive(Debug)]
@@ -43,23 +46,6 @@ pub(super) struct Seat {
     cores: Arc<[Core]>,
     number: usize,
     _counted: Counted,
-}
-
-/// One of those that a thread has; until this is dropped.
-#[derive(Debug)]
-pub(super) struct Counted(Arc<AtomicUsize>);
-
-impl Counted {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count.clone())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 impl Seat {
@@ -70,11 +56,11 @@ impl Seat {
 
     /// Where a request of the connection is to wait: not elsewhere, as long as no other thread has fewer of them.
     pub(super) fn for_request(&self) -> (Handle, Counted) {
-        let load = |core: &Core| core.requests.load(Ordering::Relaxed);
+        let load = |core: &Core| Arc::strong_count(&core.requests);
         let own = &self.cores[self.number];
         let least = self.cores.iter().min_by_key(|core| load(core)).filter(|core| load(core) < load(own));
         let core = least.unwrap_or(own);
-        (core.runtime.clone(), Counted::new(&core.requests))
+        (core.runtime.clone(), core.requests.clone())
     }
 }
 
@@ -109,9 +95,9 @@ impl Cores {
 
     /// A place at the thread that has the fewest connections.
     pub(super) fn seat(&self) -> Seat {
-        let load = |number: &usize| self.cores[*number].connections.load(Ordering::Relaxed);
+        let load = |number: &usize| Arc::strong_count(&self.cores[*number].connections);
         let number = (0..self.cores.len()).min_by_key(load).unwrap_or_default();
-        Seat { cores: self.cores.clone(), number, _counted: Counted::new(&self.cores[number].connections) }
+        Seat { cores: self.cores.clone(), number, _counted: self.cores[number].connections.clone() }
     }
 }
 
@@ -157,7 +143,7 @@ mod tests {
             std::future::pending::<()>().await;
         });
         drop(cores);
-        assert_eq!(requests.load(Ordering::Relaxed), 0);
+        assert_eq!(Arc::strong_count(&requests), 2, "the thread's own, and this one");
         assert!(waits.is_finished());
         drop(seat);
     }

@@ -5,17 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::schema;
-use cavern_proto::data::{Failure, Status};
-use cavern_proto::frame::FrameKind;
+use cavern_proto::data::Status;
 use cavern_security::{Limit, OverLimit, TenantLimits, Tenants};
 use tokio::io::Interest;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::cores::BLOCKING_THREADS;
-use super::memory::{kib_for_requests, part_of_tenant};
 use super::outgoing::{Outgoing, Segment};
 use super::socket::Socket;
+use crate::memory::{kib_for_requests, part_of_tenant};
 use crate::request_error::Refusal;
 
 /// Requests of a tenant that wait for disks and buckets at a time, for each GET that may be in flight: some wait for
@@ -82,8 +81,7 @@ pub(super) async fn on_disk<T: Send + 'static>(
 
 /// Says why, in place of a hello, to a client that has too many connections; and ends this one when that is read.
 pub(super) async fn turn_away(socket: &Socket, mut outgoing: Outgoing, reason: &OverLimit) {
-    let failure = Failure { status: Status::Overloaded.into(), message: reason.to_string() };
-    outgoing.push(Segment::of(FrameKind::Failure, 0, &failure));
+    outgoing.push(Segment::failure(0, Refusal::new(Status::Overloaded, reason.to_string())));
     let farewell = async {
         let mut scrap = Vec::with_capacity(SCRAP_BYTES);
         loop {

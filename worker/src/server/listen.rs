@@ -34,7 +34,7 @@ pub(super) async fn accept(
     cores: Arc<Cores>,
 ) {
     let mut connections = JoinSet::new();
-    let metrics = shared.service.metrics.clone();
+    let metrics = shared.service.parts.metrics.clone();
     let handshakes = Places::new(MAX_HANDSHAKES);
     let is_secured = matches!(shared.admission.transport, Transport::Tls(_));
     loop {
@@ -93,7 +93,7 @@ async fn serve(socket: Socket, place: Option<Place>, shared: Arc<Shared>, seat: 
             Connection::new(socket, (peer, from), Pacing::new(tenant), shared, seat).serve().await;
         }
         Some(Err(error)) => {
-            shared.service.metrics.connections_refused.inc();
+            shared.service.parts.metrics.connections_refused.inc();
             if let Some(suppressed) = shared.refused_connections.admit(()) {
                 warn!(from, suppressed, "a connection is refused: {error}");
             }

@@ -9,13 +9,15 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use cavern_proto::data::Failure;
 use cavern_proto::frame::{FrameHeader, FrameKind, HEADER_BYTES};
 use prost::Message;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::memory::Share;
 use super::socket::Socket;
+use crate::memory::Share;
+use crate::request_error::Refusal;
 use crate::store::Block;
 
 /// A segment that has reached this size gets no further answers appended.
@@ -59,6 +61,20 @@ impl Segment {
         let mut segment = Self::default();
         append_frame(&mut segment.bytes, kind, request_id, message, 0);
         segment
+    }
+
+    /// The answer to a request, in a message that can say why it is refused.
+    pub(super) fn answer<R: Message + From<Refusal>>(
+        kind: FrameKind,
+        request_id: u64,
+        result: Result<R, Refusal>,
+    ) -> Self {
+        Self::of(kind, request_id, &result.unwrap_or_else(R::from))
+    }
+
+    /// The answer to a request that cannot be served at all.
+    pub(super) fn failure(request_id: u64, refusal: Refusal) -> Self {
+        Self::of(FrameKind::Failure, request_id, &Failure::from(refusal))
     }
 }
 
@@ -157,16 +173,10 @@ impl Outgoing {
             }
         }
         self.bytes += last.bytes.len() - before;
-        if last.bytes.is_empty() {
-            self.drop_last_empty();
+        if let Some(empty) = self.segments.pop_back_if(|last| last.bytes.is_empty()) {
+            self.keep_spare(empty.bytes);
         }
         result
-    }
-
-    fn drop_last_empty(&mut self) {
-        if let Some(last) = self.segments.pop_back() {
-            self.keep_spare(last.bytes);
-        }
     }
 
     /// Sends until all is sent or the socket takes no more.

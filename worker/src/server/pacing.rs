@@ -18,8 +18,6 @@ use tokio::time::Instant;
 pub(super) struct Pacing {
     /// `None` for whoever is no tenant.
     tenant: Option<TenantConnection>,
-    /// The pause that is made, and when it began.
-    pause: Option<(Instant, Instant)>,
     /// That of the mount of the request which is looked at, if it has one.
     mount: Option<Arc<Rate>>,
     /// When the last write in a mount with a rate is paid for.
@@ -28,43 +26,24 @@ pub(super) struct Pacing {
 
 impl Pacing {
     pub(super) fn new(tenant: Option<TenantConnection>) -> Self {
-        Self { tenant, pause: None, mount: None, written: None }
+        Self { tenant, mount: None, written: None }
     }
 
     pub(super) fn tenant(&self) -> Option<&Arc<Tenant>> {
         self.tenant.as_deref()
     }
 
-    /// Whether a pause is made.
-    pub(super) fn is_paused(&self) -> bool {
-        self.pause.is_some()
+    /// Until when no further frame is taken, if the tenant is too fast.
+    pub(super) fn pause(&mut self) -> Option<Instant> {
+        let (wait, now) = (self.tenant.as_ref()?.rate.wait(), Instant::now());
+        let until = self.written.take().unwrap_or(now).max(now + wait);
+        (until > now).then_some(until)
     }
 
-    /// Begins a pause, if the tenant is too fast; whether one is made.
-    pub(super) fn begin_pause(&mut self) -> bool {
-        let Some(tenant) = &self.tenant else { return false };
-        if self.pause.is_none() {
-            let (wait, written) = (tenant.rate.wait(), self.written.take());
-            if !wait.is_zero() || written.is_some() {
-                let now = Instant::now();
-                let until = written.unwrap_or(now).max(now + wait);
-                self.pause = (until > now).then_some((now, until));
-            }
-        }
-        self.pause.is_some()
-    }
-
-    /// Returns when the pause is over; never where none is made.
-    pub(super) async fn pause(&self) {
-        match self.pause {
-            Some((_, until)) => tokio::time::sleep_until(until).await,
-            None => std::future::pending().await,
-        }
-    }
-
-    pub(super) fn end_pause(&mut self) {
-        if let (Some((since, _)), Some(tenant)) = (self.pause.take(), &self.tenant) {
-            tenant.counts.add_wait(since.elapsed());
+    /// A pause has been made.
+    pub(super) fn paused(&self, pause: Duration) {
+        if let Some(tenant) = &self.tenant {
+            tenant.counts.add_wait(pause);
         }
     }
 

@@ -11,12 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::process::LogLimit;
+use cavern_conf::schema;
+use cavern_net::WorkerPool;
 use cavern_proto::bounded::MAX_ITEMS;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_count, chunk_range, chunks_touching, is_whole_parts, part_count};
 use cavern_proto::data::open_request::Item;
 use cavern_proto::data::{
-    BlockRef, CorruptReply, CorruptRequest, FillReply, FillRequest, FreeReply, FreeRequest, OpenReply, OpenRequest,
-    QueryReply, QueryRequest, ReadReply, ReadRequest, Status, open_reply, query_reply, read_reply,
+    BlockRef, CorruptReply, CorruptRequest, FillReply, FreeReply, FreeRequest, OpenReply, QueryReply, QueryRequest,
+    ReadReply, ReadRequest, Status, open_reply, query_reply, read_reply,
 };
 use cavern_proto::frame::{FrameKind, HEADER_BYTES};
 use cavern_proto::{BlockId, ChunkMap, ContentId};
@@ -28,14 +30,15 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::limits::on_disk;
-use super::memory::{Budget, kib_for_requests};
 use super::outgoing::{PassedFile, Segment, append_frame};
 use super::socket::MAX_DESCRIPTORS;
 use crate::fill::{BlockSource, Fills, ObjectBlock};
-use crate::metrics::WorkerMetrics;
+use crate::memory::{Budget, kib_for_requests};
+use crate::parts::WorkerParts;
 use crate::persist::Uploads;
 use crate::request_error::Refusal;
-use crate::store::{Block, CachedBlock, PartError, ReadWait, Stores, Touch};
+use crate::reserved::ReservedBlocks;
+use crate::store::{Block, CachedBlock, ReadError, ReadWait, Stores, Touch};
 
 /// Bytes that one connection may have in flight: asked for and not yet sent. Announced to clients in the hello.
 pub(super) const MAX_INFLIGHT_BYTES: u32 = 32 << 20;
@@ -55,17 +58,14 @@ const SMALL_BLOCK_BYTES: u32 = 1 << 20;
 const ITEM_BYTES: usize = 16;
 
 /// What requests work with.
-#[derive(Debug)]
 pub struct Service {
-    pub stores: Stores,
+    pub parts: WorkerParts,
     pub fills: Arc<Fills>,
     pub uploads: Arc<Uploads>,
-    pub metrics: WorkerMetrics,
-    /// Budget for buffers, and its size, in KiB.
-    pub memory: Arc<Semaphore>,
-    pub memory_kib: u32,
-    /// Beside it, for requests that wait; in KiB.
-    pub requests: Arc<Semaphore>,
+    /// What clients have made and not committed.
+    pub reserved: Arc<ReservedBlocks>,
+    /// Beside the memory for buffers, for requests that wait.
+    pub requests: Budget,
     /// For buffers that connections keep for their next answers; in KiB.
     pub spares: Arc<Semaphore>,
     /// Chunks that were reported as corrupt and cannot be checked.
@@ -98,10 +98,11 @@ enum ChecksumUnit {
 }
 
 /// A range to be read from a block, or why it cannot be.
-struct ReadItem {
-    range: Range<u32>,
+#[derive(Clone, Copy)]
+struct ReadItem<'a> {
+    range: &'a Range<u32>,
     unit: ChecksumUnit,
-    block: Result<Block, Refusal>,
+    block: Result<&'a Block, &'a Refusal>,
     fetch_us: u32,
 }
 
@@ -164,19 +165,18 @@ pub(super) fn deadline_of(deadline_ms: u32) -> Duration {
 }
 
 impl Service {
-    /// With so many KiB of memory for buffers. Requests that wait have a quarter as much besides.
-    pub fn new(
-        stores: Stores,
-        fills: Arc<Fills>,
-        uploads: Arc<Uploads>,
-        metrics: WorkerMetrics,
-        memory: Arc<Semaphore>,
-        memory_kib: u32,
-    ) -> Self {
-        let requests = Arc::new(Semaphore::new(kib_for_requests(memory_kib) as usize));
-        let spares = Arc::new(Semaphore::new(SPARES_KIB));
-        let (unchecked, damaged_sends) = (LogLimit::default(), LogLimit::default());
-        Self { stores, fills, uploads, metrics, memory, memory_kib, requests, spares, unchecked, damaged_sends }
+    /// Requests that wait have a quarter as much memory as there is for buffers.
+    pub fn new(parts: WorkerParts, conf: &schema::Worker, pool: Arc<WorkerPool>) -> Self {
+        Self {
+            fills: Arc::new(Fills::new(parts.clone(), conf)),
+            uploads: Arc::new(Uploads::new(parts.clone(), pool)),
+            reserved: Arc::new(ReservedBlocks::new(parts.clone(), conf)),
+            requests: Budget::new(kib_for_requests(parts.memory.kib)),
+            spares: Arc::new(Semaphore::new(SPARES_KIB)),
+            unchecked: LogLimit::default(),
+            damaged_sends: LogLimit::default(),
+            parts,
+        }
     }
 
     /// Decodes and looks up a read.
@@ -230,31 +230,26 @@ impl Service {
         Ok(ContentRequest { kind: FrameKind::Read, request_id, items, deadline: deadline_of(request.deadline_ms) })
     }
 
-    /// Decodes and looks up an open.
+    /// Decodes and looks up an open or a fill.
     ///
     /// # Errors
     /// As [`Self::prepare_read`].
-    pub(super) fn prepare_open(&self, request_id: u64, request: OpenRequest) -> Result<ContentRequest, Refusal> {
-        let (kind, deadline) = (FrameKind::Open, deadline_of(request.deadline_ms));
-        let items = self.prepare_items(request.items, MAX_DESCRIPTORS, Touch::Open)?;
-        Ok(ContentRequest { kind, request_id, items, deadline })
-    }
-
-    /// Decodes and looks up a fill.
-    ///
-    /// # Errors
-    /// As [`Self::prepare_read`].
-    pub(super) fn prepare_fill(&self, request_id: u64, request: FillRequest) -> Result<ContentRequest, Refusal> {
-        let (kind, deadline) = (FrameKind::Fill, deadline_of(request.deadline_ms));
-        let items = self.prepare_items(request.items, MAX_ITEMS, Touch::Refresh)?;
-        Ok(ContentRequest { kind, request_id, items, deadline })
-    }
-
-    fn prepare_items(&self, items: Vec<Item>, most: usize, touch: Touch) -> Result<Vec<Prepared>, Refusal> {
+    pub(super) fn prepare(
+        &self,
+        kind: FrameKind,
+        request_id: u64,
+        items: Vec<Item>,
+        deadline_ms: u32,
+    ) -> Result<ContentRequest, Refusal> {
+        let (most, touch) = match kind {
+            FrameKind::Open => (MAX_DESCRIPTORS, Touch::Open),
+            _ => (MAX_ITEMS, Touch::Refresh),
+        };
         if items.len() > most {
             return Err(Refusal::bad_request(format!("{} blocks in one request, {most} are the most", items.len())));
         }
-        Ok(items.into_iter().map(|item| self.prepare_item(item, touch)).collect())
+        let items = items.into_iter().map(|item| self.prepare_item(item, touch)).collect();
+        Ok(ContentRequest { kind, request_id, items, deadline: deadline_of(deadline_ms) })
     }
 
     fn prepare_item(&self, item: Item, touch: Touch) -> Prepared {
@@ -274,8 +269,8 @@ impl Service {
 
     fn look_up(&self, source: Result<BlockSource, Refusal>, wanted: Vec<Range<u32>>, touch: Touch) -> Prepared {
         let block = source.as_ref().ok().and_then(|source| match source {
-            BlockSource::Object(object) => self.stores.cache.get(&object.id, touch).open().map(Block::Cached),
-            BlockSource::Data(target) => self.stores.data.get(&target.id, touch).open().map(Block::Data),
+            BlockSource::Object(object) => self.parts.stores.cache.get(&object.id, touch).open().map(Block::Cached),
+            BlockSource::Data(target) => self.parts.stores.data.get(&target.id, touch).open().map(Block::Data),
         });
         Prepared { source, wanted, range: 0..0, unit: ChecksumUnit::Chunk, block, touch }
     }
@@ -287,39 +282,28 @@ impl Service {
 
     /// Counts the items of a request that was answered at once.
     pub(super) fn count_hits(&self, request: &ContentRequest) {
-        self.metrics.fast_requests.inc();
+        self.parts.metrics.fast_requests.inc();
         if request.kind != FrameKind::Fill {
-            self.metrics.hits.inc_by(request.items.len() as u64);
-            self.metrics.hit_bytes.inc_by(request.items.iter().map(Prepared::wanted_bytes).sum());
+            self.parts.metrics.hits.inc_by(request.items.len() as u64);
+            self.parts.metrics.hit_bytes.inc_by(request.items.iter().map(Prepared::wanted_bytes).sum());
         }
     }
 
     /// Writes the answer to a read whose blocks are at hand; `false` when some page is not in memory.
     pub(super) fn read_at_hand(&self, request: &ContentRequest, blocks: &[&Block], out: &mut Vec<u8>) -> bool {
-        let items = request.items.iter().zip(blocks);
-        let described =
-            items.map(|(item, block)| read_reply_item(&self.stores, block, &item.range, item.unit, ReadWait::Never));
+        let items = request.items.iter().zip(blocks).map(|(item, block)| ReadItem {
+            range: &item.range,
+            unit: item.unit,
+            block: Ok(*block),
+            fetch_us: 0,
+        });
         // An error is met again, and dealt with, on the slow path.
-        let Ok(described) = described.collect::<Result<_, _>>() else { return false };
-        let read = |position: usize, into: &mut [u8]| {
-            let (item, block) = (&request.items[position], blocks[position]);
-            match block.read_cached(item.range.start, into) {
-                Ok(true) => Ok(()),
-                Ok(false) | Err(_) => Err(()),
-            }
-        };
-        append_read(out, request.request_id, ReadReply { items: described }, read).is_ok()
+        compose_read(&self.parts.stores, request.request_id, items, ReadWait::Never, out).is_ok()
     }
 
     /// The answer to an open or a fill whose blocks are at hand.
     pub(super) fn open_at_hand(&self, request: &ContentRequest, blocks: &[&Block]) -> Segment {
-        let items = blocks.iter().map(|block| open_reply_item(block, Fetched::default())).collect();
-        let descriptors = if request.kind == FrameKind::Open {
-            blocks.iter().map(|block| PassedFile::Block((*block).clone())).collect()
-        } else {
-            Vec::new()
-        };
-        open_segment(request, items, descriptors)
+        open_segment(request, blocks.iter().map(|block| Ok(((*block).clone(), Fetched::default()))))
     }
 
     /// Answers a request that has to wait, within its deadline.
@@ -328,29 +312,10 @@ impl Service {
         let until = started + request.deadline;
         let segment = match request.kind {
             FrameKind::Read => self.answer_read(&request, until, tenant.as_deref()).await,
-            _ => self.answer_open(&request, until, tenant.as_deref()).await,
+            _ => open_segment(&request, self.make_all_ready(&request, until, tenant.as_deref()).await),
         };
-        self.metrics.slow_requests.observe(started.elapsed().as_secs_f64());
+        self.parts.metrics.slow_requests.observe(started.elapsed().as_secs_f64());
         segment
-    }
-
-    async fn answer_open(&self, request: &ContentRequest, until: Instant, tenant: Option<&Tenant>) -> Segment {
-        let filled = self.make_all_ready(request, until, tenant).await;
-        let (mut items, mut descriptors) = (Vec::new(), Vec::new());
-        for filled in filled {
-            match filled {
-                Ok((block, fetched)) => {
-                    items.push(open_reply_item(&block, fetched));
-                    if request.kind == FrameKind::Open {
-                        descriptors.push(PassedFile::Block(block));
-                    }
-                }
-                Err(Refusal { status, message }) => {
-                    items.push(open_reply::Item { status: status.into(), message, ..Default::default() });
-                }
-            }
-        }
-        open_segment(request, items, descriptors)
     }
 
     async fn answer_read(&self, request: &ContentRequest, until: Instant, tenant: Option<&Tenant>) -> Segment {
@@ -358,23 +323,14 @@ impl Service {
         let share = self.budget(tenant).take(request.payload_bytes());
         let memory = match tokio::time::timeout_at(until, share).await {
             Ok(Ok(memory)) => memory,
-            Ok(Err(_)) | Err(_) => {
-                let refusal = Refusal::new(Status::Overloaded, "the memory budget of the worker is used up");
-                return refused_read(request, &refusal);
-            }
+            Ok(Err(_)) | Err(_) => return refused_read(request, &Refusal::no_memory()),
         };
-        let items: Vec<ReadItem> = (request.items.iter().zip(filled))
-            .map(|(item, filled)| ReadItem {
-                range: item.range.clone(),
-                unit: item.unit,
-                fetch_us: filled.as_ref().map_or(0, |(_, fetched)| fetched.us),
-                block: filled.map(|(block, _)| block),
-            })
-            .collect();
-        let (stores, request_id) = (self.stores.clone(), request.request_id);
-        let room = room_for_read(&items, request.payload_bytes());
+        let ranges = request.items.iter().map(|item| (item.range.clone(), item.unit));
+        let items: Vec<_> = ranges.zip(filled).collect();
+        let (stores, request_id) = (self.parts.stores.clone(), request.request_id);
+        let room = room_for_read(request);
         // The memory is that of the work, whether or not anybody still waits for it.
-        let compose = move || (compose_read(&stores, request_id, items, room), memory);
+        let compose = move || (answer_from_disk(&stores, request_id, items, room), memory);
         let composed = on_disk(tenant.map(|tenant| &tenant.disk_turns), until, compose);
         match tokio::time::timeout_at(until, composed).await.unwrap_or_else(|_| Err(Refusal::deadline())) {
             Ok((bytes, memory)) => Segment { bytes, descriptors: Vec::new(), memory: Some(memory) },
@@ -384,12 +340,12 @@ impl Service {
 
     /// What the connections of a tenant have of the memory budget, or those of others.
     pub(super) fn budget(&self, tenant: Option<&Tenant>) -> Budget {
-        Budget::new(self.memory.clone(), self.memory_kib, tenant)
+        self.parts.memory.within(tenant.map(|tenant| (&tenant.room, tenant.limits().room)))
     }
 
     /// The same for requests.
     pub(super) fn budget_of_requests(&self, tenant: Option<&Tenant>) -> Budget {
-        Budget::of_requests(self.requests.clone(), kib_for_requests(self.memory_kib), tenant)
+        self.requests.within(tenant.map(|tenant| (&tenant.requests, tenant.limits().requests)))
     }
 
     async fn make_all_ready(&self, request: &ContentRequest, until: Instant, tenant: Option<&Tenant>) -> Vec<Ready> {
@@ -426,8 +382,8 @@ impl Service {
             (None, BlockSource::Object(object)) => return self.fetch(item, object, until).await,
         };
         if item.touch != Touch::Refresh {
-            self.metrics.hits.inc();
-            self.metrics.hit_bytes.inc_by(item.wanted_bytes());
+            self.parts.metrics.hits.inc();
+            self.parts.metrics.hit_bytes.inc_by(item.wanted_bytes());
         }
         Ok((block, Fetched::default()))
     }
@@ -439,10 +395,10 @@ impl Service {
         let filled = tokio::time::timeout_at(until, fill).await.unwrap_or_else(|_| Err(Refusal::deadline()))?;
         if item.touch != Touch::Refresh {
             let missed = filled.fetched_bytes.min(item.wanted_bytes());
-            let items = if filled.fetched_bytes > 0 { &self.metrics.misses } else { &self.metrics.hits };
+            let items = if filled.fetched_bytes > 0 { &self.parts.metrics.misses } else { &self.parts.metrics.hits };
             items.inc();
-            self.metrics.miss_bytes.inc_by(missed);
-            self.metrics.hit_bytes.inc_by(item.wanted_bytes() - missed);
+            self.parts.metrics.miss_bytes.inc_by(missed);
+            self.parts.metrics.hit_bytes.inc_by(item.wanted_bytes() - missed);
         }
         let us = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
         Ok((Block::Cached(filled.block), Fetched { bytes: filled.fetched_bytes, us }))
@@ -454,12 +410,14 @@ impl Service {
             return self.confirm(&request.blocks, read);
         }
         let items = request.blocks.into_iter().map(|block| {
-            let (block, modified_ns) = match BlockSource::parse(block).ok()? {
-                BlockSource::Object(object) => (Block::Cached(self.stores.cache.find(&object.id, Touch::None)?), 0),
+            let (block, modified_ns, end) = match BlockSource::parse(block).ok()? {
+                BlockSource::Object(object) => {
+                    (Block::Cached(self.parts.stores.cache.find(&object.id, Touch::None)?), 0, 0)
+                }
                 BlockSource::Data(target) => {
-                    let block = self.stores.data.find(&target, Touch::None).ok()?;
-                    let modified_ns = block.modified_ns().ok()?;
-                    (Block::Data(block), modified_ns)
+                    let block = self.parts.stores.data.find(&target, Touch::None).ok()?;
+                    let (modified_ns, end) = (block.modified_ns().ok()?, block.end().ok()?);
+                    (Block::Data(block), modified_ns, end)
                 }
             };
             Some(query_reply::Item {
@@ -469,6 +427,7 @@ impl Service {
                 path: if with_paths { block.path().display().to_string() } else { String::new() },
                 incarnation: block.incarnation(),
                 modified_ns,
+                end,
             })
         });
         QueryReply { items: items.map(Option::unwrap_or_default).collect() }
@@ -482,7 +441,7 @@ impl Service {
             (ContentId::from_slice(&block.content_id).map(|content| BlockId { content, index: block.index }), is_read)
         });
         let files: Vec<_> = files.collect();
-        let items = self.stores.table.confirm(&files).into_iter().map(|incarnation| query_reply::Item {
+        let items = self.parts.stores.table.confirm(&files).into_iter().map(|incarnation| query_reply::Item {
             known: incarnation.is_some(),
             incarnation: incarnation.unwrap_or_default(),
             ..query_reply::Item::default()
@@ -494,10 +453,10 @@ impl Service {
     pub(super) fn free(&self, request: FreeRequest) -> FreeReply {
         let sources = request.blocks.into_iter().filter_map(|block| BlockSource::parse(block).ok());
         let free = |source: BlockSource| match source {
-            BlockSource::Object(object) => self.stores.cache.remove(&object.id),
+            BlockSource::Object(object) => self.parts.stores.cache.remove(&object.id),
             BlockSource::Data(target) => {
                 self.uploads.give_up_copy(&target.id);
-                self.stores.data.free_of(&target)
+                self.parts.stores.data.free_of(&target)
             }
         };
         let freed: Vec<u64> = sources.filter_map(free).collect();
@@ -509,8 +468,8 @@ impl Service {
         match request.block.and_then(|block| BlockSource::parse(block).ok()) {
             Some(BlockSource::Object(object)) => self.check_reported(&object.id, request.chunks),
             // Of these nothing was kept to compare with.
-            Some(BlockSource::Data(target)) if self.stores.data.get(&target.id, Touch::None).is_here() => {
-                self.metrics.corrupt_chunks.inc();
+            Some(BlockSource::Data(target)) if self.parts.stores.data.get(&target.id, Touch::None).is_here() => {
+                self.parts.metrics.corrupt_chunks.inc();
                 if let Some(suppressed) = self.damaged_sends.admit(()) {
                     tracing::warn!(block = %target.id, suppressed, chunk = ?request.chunks.first(),
                         "what was sent of a block did not arrive as it was: look at memory and network of both hosts");
@@ -523,12 +482,12 @@ impl Service {
 
     /// Checks chunks of a cached block that a client found to be wrong. *Blocking*.
     fn check_reported(&self, id: &BlockId, chunks: Vec<u32>) {
-        if let Some(block) = self.stores.cache.find(id, Touch::None) {
+        if let Some(block) = self.parts.stores.cache.find(id, Touch::None) {
             let count = chunk_count(block.length());
             // Each once, however often it is named.
             let chunks: BTreeSet<u32> = chunks.into_iter().filter(|index| *index < count).collect();
             let chunks: Vec<u32> = chunks.into_iter().collect();
-            if let Err(error) = self.stores.cache.recheck(&block, &chunks)
+            if let Err(error) = self.parts.stores.cache.recheck(&block, &chunks)
                 && let Some(suppressed) = self.unchecked.admit(())
             {
                 tracing::warn!(block = %block.id(), suppressed, %error,
@@ -551,16 +510,15 @@ fn join(ranges: &mut Vec<Range<u32>>) {
     ranges.shrink_to_fit();
 }
 
-/// What the answer says of an item that is to be sent.
-fn read_reply_item(
-    stores: &Stores,
-    block: &Block,
-    range: &Range<u32>,
-    unit: ChecksumUnit,
-    wait: ReadWait,
-) -> Result<read_reply::Item, PartError> {
-    let mut item =
-        read_reply::Item { status: Status::Ok.into(), length: range.len() as u32, ..read_reply::Item::default() };
+/// What the answer says of an item.
+fn read_reply_item(stores: &Stores, item: ReadItem<'_>, wait: ReadWait) -> Result<read_reply::Item, ReadError> {
+    let ReadItem { range, unit, block, fetch_us } = item;
+    let block = match block {
+        Ok(block) => block,
+        Err(refusal) => return Ok(refusal.clone().into()),
+    };
+    let length = range.len() as u32;
+    let mut item = read_reply::Item { status: Status::Ok.into(), length, fetch_us, ..read_reply::Item::default() };
     match (block, unit) {
         (Block::Cached(block), ChecksumUnit::Part) => {
             item.part_crcs = stores.cache.part_checksums(block, range, wait)?
@@ -568,7 +526,7 @@ fn read_reply_item(
         // What they are is known when the bytes have been read.
         (_, ChecksumUnit::Sent) => item.sent_crcs = vec![0; range.len().div_ceil(CHUNK_BYTES as usize)],
         (Block::Cached(block), ChecksumUnit::Chunk) => {
-            let touched = chunks_touching(range.start, range.len() as u32);
+            let touched = chunks_touching(range.start, length);
             let whole = touched.filter(|index| {
                 let chunk = chunk_range(*index, block.length());
                 range.start <= chunk.start && chunk.end <= range.end
@@ -594,7 +552,20 @@ fn open_reply_item(block: &Block, fetched: Fetched) -> open_reply::Item {
     }
 }
 
-fn open_segment(request: &ContentRequest, items: Vec<open_reply::Item>, descriptors: Vec<PassedFile>) -> Segment {
+/// The answer to an open or a fill; to an open with descriptors of the blocks.
+fn open_segment(request: &ContentRequest, blocks: impl IntoIterator<Item = Ready>) -> Segment {
+    let (mut items, mut descriptors) = (Vec::new(), Vec::new());
+    for block in blocks {
+        match block {
+            Ok((block, fetched)) => {
+                items.push(open_reply_item(&block, fetched));
+                if request.kind == FrameKind::Open {
+                    descriptors.push(PassedFile::Block(block));
+                }
+            }
+            Err(refusal) => items.push(refusal.into()),
+        }
+    }
     let mut segment = match request.kind {
         FrameKind::Open => Segment::of(FrameKind::OpenReply, request.request_id, &OpenReply { items }),
         _ => Segment::of(FrameKind::FillReply, request.request_id, &FillReply { items }),
@@ -604,72 +575,79 @@ fn open_segment(request: &ContentRequest, items: Vec<open_reply::Item>, descript
 }
 
 fn refused_read(request: &ContentRequest, refusal: &Refusal) -> Segment {
-    let reply = ReadReply { items: vec![refused_item(refusal); request.items.len()] };
+    let reply = ReadReply { items: vec![refusal.clone().into(); request.items.len()] };
     Segment::of(FrameKind::ReadReply, request.request_id, &reply)
 }
 
-/// Room for the answer to a read, for [`compose_read`] to fill. Made by the async threads: a thread that waits for the
-/// disk now and then would keep the memory that it has allocated and that others have freed.
-fn room_for_read(items: &[ReadItem], payload_bytes: usize) -> Vec<u8> {
-    let checksums = items.iter().map(|item| match item.unit {
+/// Room for the answer to a read, for [`answer_from_disk`] to fill. Made by the async threads: a thread that waits for
+/// the disk now and then would keep the memory that it has allocated and that others have freed.
+fn room_for_read(request: &ContentRequest) -> Vec<u8> {
+    let checksums = request.items.iter().map(|item| match item.unit {
         ChecksumUnit::Chunk | ChecksumUnit::Sent => item.range.len() / CHUNK_BYTES as usize + 1,
         ChecksumUnit::Part => part_count(&item.range),
     });
-    let checksums: usize = checksums.sum();
-    Vec::with_capacity(payload_bytes + HEADER_BYTES + items.len() * ITEM_BYTES + checksums * size_of::<u32>())
+    let described = request.items.len() * ITEM_BYTES + checksums.sum::<usize>() * size_of::<u32>();
+    Vec::with_capacity(HEADER_BYTES + described + request.payload_bytes())
 }
 
 /// Reads the ranges from the disk into the frame of the answer. *Blocking*.
-fn compose_read(stores: &Stores, request_id: u64, mut items: Vec<ReadItem>, mut frame: Vec<u8>) -> Vec<u8> {
-    // The checksums come before the bytes. An item that turns out to be unreadable becomes one that is refused, and the
-    // answer is begun anew.
-    while let Err((position, refusal)) = try_compose_read(stores, request_id, &items, &mut frame) {
-        items[position].block = Err(refusal);
-        frame.clear();
-    }
-    frame
-}
-
-/// # Errors
-/// The first item that cannot be read, and why.
-fn try_compose_read(
+fn answer_from_disk(
     stores: &Stores,
     request_id: u64,
-    items: &[ReadItem],
-    frame: &mut Vec<u8>,
-) -> Result<(), (usize, Refusal)> {
-    let describe = |(position, item): (usize, &ReadItem)| match &item.block {
-        Ok(block) => read_reply_item(stores, block, &item.range, item.unit, ReadWait::Disk)
-            .map(|described| read_reply::Item { fetch_us: item.fetch_us, ..described })
-            .map_err(|error| (position, without_checksums(stores, block, &item.range, error))),
-        Err(refusal) => Ok(refused_item(refusal)),
-    };
-    let reply = ReadReply { items: items.iter().enumerate().map(describe).collect::<Result<_, _>>()? };
-    append_read(frame, request_id, reply, |position, into| {
-        let ReadItem { range, block, .. } = &items[position];
-        let Ok(block) = block else { return Ok(()) };
-        block.read(range.start, into).map_err(|source| (position, unreadable(stores, block, range, source)))
-    })
+    mut items: Vec<((Range<u32>, ChecksumUnit), Ready)>,
+    mut frame: Vec<u8>,
+) -> Vec<u8> {
+    loop {
+        let views = items.iter().map(|((range, unit), ready)| ReadItem {
+            range,
+            unit: *unit,
+            block: ready.as_ref().map(|(block, _)| block),
+            fetch_us: ready.as_ref().map_or(0, |(_, fetched)| fetched.us),
+        });
+        match compose_read(stores, request_id, views, ReadWait::Disk, &mut frame) {
+            Ok(()) => return frame,
+            // The checksums come before the bytes. An item that turns out to be unreadable becomes one that is refused,
+            // and the answer is begun anew.
+            Err((position, error)) => {
+                let ((range, _), ready) = &mut items[position];
+                if let Ok((block, _)) = ready {
+                    *ready = Err(unreadable(stores, block, range, error));
+                }
+                frame.clear();
+            }
+        }
+    }
 }
 
-/// Appends the answer to a read. `read` fills in the bytes of an item, by its position. Checksums of what is sent are
-/// those of the bytes that have been read: they take as much room in the message as what stands in for them.
-fn append_read<E>(
-    frame: &mut Vec<u8>,
+/// Appends the answer to a read. Checksums of what is sent are those of the bytes that have been read: they take as
+/// much room in the message as what stands in for them.
+///
+/// # Errors
+/// The first item that cannot be read, and why.
+fn compose_read<'a>(
+    stores: &Stores,
     request_id: u64,
-    mut reply: ReadReply,
-    mut read: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
-) -> Result<(), E> {
+    items: impl Iterator<Item = ReadItem<'a>> + Clone,
+    wait: ReadWait,
+    frame: &mut Vec<u8>,
+) -> Result<(), (usize, ReadError)> {
+    let described = items.clone().enumerate().map(|(position, item)| {
+        // Nothing has been read yet but what checksums take.
+        read_reply_item(stores, item, wait).map_err(|error| (position, error))
+    });
+    let mut reply = ReadReply { items: described.collect::<Result<_, _>>()? };
     let message = frame.len() + HEADER_BYTES;
     let payload = reply.items.iter().map(|item| item.length as usize).sum();
     append_frame(frame, FrameKind::ReadReply, request_id, &reply, payload);
     let mut is_changed = false;
-    for (position, item) in reply.items.iter_mut().enumerate() {
+    for (position, (item, described)) in items.zip(&mut reply.items).enumerate() {
         let at = frame.len();
-        frame.resize(at + item.length as usize, 0);
-        read(position, &mut frame[at..])?;
-        if !item.sent_crcs.is_empty() {
-            item.sent_crcs = frame[at..].chunks(CHUNK_BYTES as usize).map(crc32c::crc32c).collect();
+        frame.resize(at + described.length as usize, 0);
+        if let Ok(block) = item.block {
+            block.read_by(wait, item.range.start, &mut frame[at..]).map_err(|error| (position, error))?;
+        }
+        if !described.sent_crcs.is_empty() {
+            described.sent_crcs = frame[at..].chunks(CHUNK_BYTES as usize).map(crc32c::crc32c).collect();
             is_changed = true;
         }
     }
@@ -680,42 +658,24 @@ fn append_read<E>(
     Ok(())
 }
 
-/// Parts have no checksums, because their chunk is not what it should be.
-fn without_checksums(stores: &Stores, block: &Block, range: &Range<u32>, error: PartError) -> Refusal {
-    match (error, block) {
-        (PartError::Damaged(chunk), Block::Cached(block)) => {
-            rechecked(stores, block, &[chunk], "a chunk of the block is damaged; it will be fetched again")
-        }
-        (PartError::Io(source), _) => unreadable(stores, block, range, source),
-        (PartError::NotCached | PartError::Damaged(_), _) => {
-            Refusal::new(Status::IoError, "the block is not in memory")
-        }
-    }
-}
-
-/// Drops what is wrong of chunks, to be fetched the next time.
-fn rechecked(stores: &Stores, block: &CachedBlock, chunks: &[u32], message: &str) -> Refusal {
-    match stores.cache.recheck(block, chunks) {
+/// A read failed that should not have. What is wrong of a cached block is dropped, to be fetched the next time.
+fn unreadable(stores: &Stores, block: &Block, range: &Range<u32>, error: ReadError) -> Refusal {
+    let recheck = |block: &CachedBlock, chunks: &[u32], message: &str| match stores.cache.recheck(block, chunks) {
         Ok(()) => Refusal::new(Status::IoError, message),
         Err(error) => error.into(),
-    }
-}
-
-fn refused_item(refusal: &Refusal) -> read_reply::Item {
-    read_reply::Item { status: refusal.status.into(), message: refusal.message.clone(), ..Default::default() }
-}
-
-/// A read failed that should not have.
-fn unreadable(stores: &Stores, block: &Block, range: &Range<u32>, source: io::Error) -> Refusal {
-    if source.kind() != io::ErrorKind::UnexpectedEof {
-        return stores.table.disk_failed(block, "reading", source).into();
-    }
-    match block {
-        Block::Data(_) => Refusal::new(Status::IoError, "the file of the block is too short: somebody has cut it off"),
+    };
+    match (error, block) {
+        (ReadError::Damaged(chunk), Block::Cached(block)) => {
+            recheck(block, &[chunk], "a chunk of the block is damaged; it will be fetched again")
+        }
         // A file that somebody cut off is no fault of the disk.
-        Block::Cached(block) => {
+        (ReadError::Io(source), Block::Cached(block)) if source.kind() == io::ErrorKind::UnexpectedEof => {
             let chunks: Vec<u32> = chunks_touching(range.start, range.len() as u32).collect();
-            rechecked(stores, block, &chunks, "the file of the block is too short; it will be fetched again")
+            recheck(block, &chunks, "the file of the block is too short; it will be fetched again")
+        }
+        (ReadError::Io(source), _) => stores.table.disk_failed(block, "reading", source).into(),
+        (ReadError::NotCached | ReadError::Damaged(_), _) => {
+            Refusal::new(Status::IoError, "the block is not in memory")
         }
     }
 }

@@ -47,19 +47,7 @@ pub(super) fn senders(kind: FrameKind) -> &'static [Role] {
         // See `Peer::check_free`.
         FrameKind::Free => &[Master, Admin],
         FrameKind::Persist | FrameKind::Copy => &[Master],
-        FrameKind::ReadReply
-        | FrameKind::OpenReply
-        | FrameKind::FillReply
-        | FrameKind::QueryReply
-        | FrameKind::FreeReply
-        | FrameKind::CorruptReply
-        | FrameKind::ReserveReply
-        | FrameKind::WriteReply
-        | FrameKind::SyncReply
-        | FrameKind::PersistReply
-        | FrameKind::CopyReply
-        | FrameKind::Evicted
-        | FrameKind::Failure => &[],
+        _ => &[],
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use bytes::{Buf, BytesMut};
-use cavern_conf::process::{Metrics, MissingDir};
+use cavern_conf::process::Metrics;
 use cavern_conf::{ByteSize, schema};
 use cavern_proto::chunk::{CHUNK_BYTES, ChunkMap};
 use cavern_proto::data::*;
@@ -26,12 +26,13 @@ use tokio::task::JoinHandle;
 
 use super::requests::MAX_INFLIGHT_BYTES;
 use super::*;
-use crate::fill::{FillLimits, Fills};
+use crate::membership::Membership;
+use crate::memory::Budget;
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::mounts::tests::no_master;
-use crate::persist::{Peers, UploadParts, Uploads};
-use crate::reserved::ReservedLimits;
+use crate::parts::WorkerParts;
+use crate::persist::Uploads;
 use crate::store::{StoreOptions, Stores};
 
 mod copy;
@@ -72,13 +73,14 @@ impl Fixture {
         let home = tempfile::tempdir().unwrap();
         let metrics = WorkerMetrics::new(&Metrics::new("worker"));
         let options = StoreOptions {
-            missing: MissingDir::Refuse("worker.create_dirs"),
             directories: vec![format!("[SSD:256MiB]{}", home.path().display()).parse().unwrap()],
-            high_watermark: 0.98,
-            low_watermark: 0.96,
-            mount_cache_share: 100,
-            mount_cache_min: ByteSize::mib(8),
-            index_cache: ByteSize::mib(1),
+            conf: schema::Worker {
+                high_watermark: 0.98,
+                low_watermark: 0.96,
+                fill_size_max: ByteSize::mib(8),
+                index_cache: ByteSize::mib(1),
+                ..schema::Worker::default()
+            },
             max_open_blocks: 10_000,
             keys: Arc::default(),
         };
@@ -89,39 +91,29 @@ impl Fixture {
         let uri = format!("memory://server-{name}");
         let mount = Mount { id: 1, uri, write_type: WriteType::FsMode as i32, ..Default::default() };
         mounts.apply(MountTable { epoch: 1, mounts: vec![mount], status: vec![] });
-        let memory = Arc::new(Semaphore::new(64 << 10));
-        let limits = FillLimits { concurrency: 16, size_max: 8 * MIB };
-        let fills = Arc::new(Fills::new(stores.clone(), mounts.clone(), memory.clone(), limits, metrics.clone()));
+        let membership = Arc::new(Membership::default());
+        membership.set(7, "cluster-1");
+        let parts = WorkerParts {
+            stores: stores.clone(),
+            mounts: mounts.clone(),
+            master: no_master(),
+            membership: membership.clone(),
+            metrics: metrics.clone(),
+            memory: Budget::new(64 << 10),
+        };
         let socket = home.path().join("w.sock");
         let server = Server::bind("127.0.0.1:0", &socket, Some(LocalPeers::default())).await.unwrap();
         let address = server.address();
-        let membership = Arc::new(Membership::default());
-        membership.set(7, "cluster-1");
         let stop = CancellationToken::new();
-        let link = no_master();
         let pool = cavern_net::WorkerPool::new(&schema::Client::default(), Transport::Plain, "test");
-        let uploads = Arc::new(Uploads::new(UploadParts {
-            data: stores.data.clone(),
-            mounts: mounts.clone(),
-            peers: Peers::new(pool.clone(), link, membership.clone()),
-            memory: memory.clone(),
-            memory_kib: 64 << 10,
-            metrics: metrics.clone(),
-        }));
-        let limits = ReservedLimits::of(&schema::Worker::default());
-        let reserved = ReservedBlocks::new(stores.clone(), no_master(), membership.clone(), metrics.clone(), limits);
-        let service = Service::new(stores.clone(), fills, uploads.clone(), metrics.clone(), memory.clone(), 64 << 10);
+        let memory = parts.memory.all.clone();
+        let conf = schema::Worker { fill_concurrency: 16, ..schema::Worker::default() };
+        let service = Arc::new(Service::new(parts, &conf, pool.clone()));
+        let uploads = service.uploads.clone();
         let tenants = super::tenants(&schema::Worker::default(), 64 << 10);
-        let serving = Serving {
-            service: Arc::new(service),
-            membership: membership.clone(),
-            mounts: mounts.clone(),
-            admission: Admission { transport, audit: AuditLog::default(), tenants: tenants.clone() },
-            reserved: Arc::new(reserved),
-            evictions,
-            cores: Arc::new(Cores::start(2).unwrap()),
-        };
-        let task = tokio::spawn(server.serve(serving, stop.clone()));
+        let admission = Admission { transport, audit: AuditLog::default(), tenants: tenants.clone() };
+        let cores = Arc::new(Cores::start(2).unwrap());
+        let task = tokio::spawn(server.serve(service, admission, evictions, cores, stop.clone()));
         let store_id = mounts.ufs(1).await.unwrap().store_id().to_owned();
         let bucket = MemoryBucket::named(&format!("server-{name}"));
         Self {

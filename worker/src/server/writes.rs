@@ -17,7 +17,6 @@ use cavern_security::Tenant;
 use tokio::time::Instant;
 
 use super::limits::on_disk;
-use super::pressure;
 use super::requests::{MAX_DEADLINE, Service, deadline_of};
 use crate::fill::BlockSource;
 use crate::request_error::Refusal;
@@ -29,13 +28,10 @@ const MAX_RANGES: usize = 1024;
 /// Blocks of one request that are synced at a time: the disk's journal takes them together.
 const SYNCS_AT_A_TIME: usize = 8;
 
-/// Who asks for room.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum PeerLocality {
-    /// It takes a descriptor.
-    SameHost,
-    Elsewhere,
-}
+/// Share of the disks from which on writers are slowed down.
+const SLOW_FROM: f64 = 0.85;
+/// Before a reservation when the disks are full. A stream reserves some megabytes at a time.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// A write that makes sense.
 #[derive(Debug)]
@@ -44,6 +40,7 @@ pub(super) struct Write {
     block: BlockSource,
     offset: u32,
     zero: Vec<Range<u32>>,
+    cut: Option<Range<u32>>,
     begins: bool,
     sync: bool,
     pub(super) until: Instant,
@@ -69,22 +66,23 @@ impl Write {
     pub(super) fn parse(request: WriteRequest, payload_bytes: u32) -> Result<Self, Refusal> {
         let block = BlockSource::parse(request.block.unwrap_or_default())?;
         let zero = within(&request.zero, block.length())?;
+        let cut = within(request.cut.as_slice(), block.length())?.pop();
         let payload = WireRange { offset: request.offset, length: payload_bytes };
         within(&[payload], block.length())?;
-        if request.begins && (request.offset > 0 || !zero.is_empty()) {
+        if request.begins && (request.offset > 0 || !zero.is_empty() || cut.is_some()) {
             return Err(Refusal::bad_request("a block begins with bytes at offset 0, and nothing else"));
         }
         if let BlockSource::Object(_) = block {
             let is_whole = |at: u32| at.is_multiple_of(CHUNK_BYTES) || at == block.length();
             let end = request.offset + payload_bytes;
             let is_kept = payload_bytes > 0 && request.offset.is_multiple_of(CHUNK_BYTES) && is_whole(end);
-            if !is_kept || request.sync || request.begins || !zero.is_empty() {
+            if !is_kept || request.sync || request.begins || !zero.is_empty() || cut.is_some() {
                 return Err(Refusal::bad_request("of a block of an object whole chunks are kept, and nothing else"));
             }
         }
         let until = Instant::now() + deadline_of(request.deadline_ms);
         let WriteRequest { offset, begins, sync, .. } = request;
-        Ok(Self { block, offset, zero, begins, sync, until, room: Ok(None) })
+        Ok(Self { block, offset, zero, cut, begins, sync, until, room: Ok(None) })
     }
 }
 
@@ -103,6 +101,19 @@ fn within(ranges: &[WireRange], length: u32) -> Result<Vec<Range<u32>>, Refusal>
     ranges.iter().map(check).collect()
 }
 
+/// The pause before room is made, where so much of the capacity is taken by blocks of fs-mode files.
+///
+/// These make way only when the bucket has them, and the master drops those long before a disk is full. What fills it
+/// beyond that is what the bucket lacks: it is not reached, or is written to more slowly than the worker. So room is
+/// given ever more slowly, and whoever writes finds out by waiting, not by an error.
+fn pause(data: u64, capacity: u64) -> Duration {
+    if capacity == 0 {
+        return Duration::ZERO;
+    }
+    let excess = ((data as f64 / capacity as f64 - SLOW_FROM) / (1.0 - SLOW_FROM)).clamp(0.0, 1.0);
+    LONGEST_PAUSE.mul_f64(excess * excess)
+}
+
 impl Service {
     /// A block of an fs-mode file that is here.
     pub(super) async fn open_data(
@@ -112,7 +123,7 @@ impl Service {
         until: Instant,
         tenant: Option<&Tenant>,
     ) -> Result<Arc<DataBlock>, Refusal> {
-        let data = self.stores.data.clone();
+        let data = self.parts.stores.data.clone();
         let turns = tenant.map(|tenant| &tenant.disk_turns);
         let found = on_disk(turns, until, move || data.find(&target, touch));
         let found = tokio::time::timeout_at(until, found).await.unwrap_or_else(|_| Err(Refusal::deadline()));
@@ -127,101 +138,77 @@ impl Service {
         let BlockSource::Object(origin) = BlockSource::parse(origin)? else {
             return Err(Refusal::bad_request("an origin is a block of an object"));
         };
-        let begun = self.fills.begin_with_origin(target, &origin, request.origin_bytes);
+        let begun = Box::pin(self.fills.begin_with_origin(target, &origin, request.origin_bytes));
         let begun = tokio::time::timeout(deadline_of(request.deadline_ms), begun);
         begun.await.unwrap_or_else(|_| Err(Refusal::deadline()))
     }
 
     /// How long a writer who wants room is to wait.
     pub(super) fn pressure(&self) -> Duration {
-        let (data, capacity) = self.stores.table.data_share();
-        pressure::pause(data, capacity)
+        let (data, capacity) = self.parts.stores.table.data_share();
+        pause(data, capacity)
     }
 
     /// Makes room; with the answer goes the file, for those who can take it. *Blocking*.
-    pub(super) fn reserve(&self, request: ReserveRequest, asker: PeerLocality) -> (ReserveReply, Option<Arc<File>>) {
-        match self.try_reserve(request, asker) {
-            Ok((block, file)) => {
-                let (incarnation, allocated) = (block.incarnation(), block.allocated_bytes().ok());
-                (ReserveReply { status: Status::Ok.into(), message: String::new(), incarnation, allocated }, file)
-            }
-            Err(refusal) => (refused_reserve(refusal), None),
-        }
-    }
-
-    fn try_reserve(
+    pub(super) fn reserve(
         &self,
         request: ReserveRequest,
-        asker: PeerLocality,
-    ) -> Result<(Arc<DataBlock>, Option<Arc<File>>), Refusal> {
+        with_file: bool,
+    ) -> Result<(ReserveReply, Option<Arc<File>>), Refusal> {
         let target = BlockSource::parse_data(request.block.unwrap_or_default())?;
         let ranges = within(&request.ranges, target.length)?;
-        let data = &self.stores.data;
+        let data = &self.parts.stores.data;
         let block = data.reserve(&target, &ranges)?;
         if request.allocate {
             data.allocate(&block, &ranges)?;
         }
         // From here on a client holds a descriptor, and is notified when the block goes.
-        let file = if asker == PeerLocality::SameHost { Some(data.share(&block)?) } else { None };
-        Ok((block, file))
+        let file = if with_file { Some(data.share(&block)?) } else { None };
+        let (incarnation, allocated) = (block.incarnation(), block.allocated_bytes().ok());
+        let reply = ReserveReply { status: Status::Ok.into(), message: String::new(), incarnation, allocated };
+        Ok((reply, file))
     }
 
     /// Carries out a write. *Blocking*.
-    pub(super) fn write(&self, write: &Write, payload: &[u8]) -> WriteReply {
-        match self.try_write(write, payload) {
-            Ok(block) => {
-                let (incarnation, allocated) = (block.incarnation(), block.allocated_bytes().ok());
-                WriteReply { status: Status::Ok.into(), message: String::new(), incarnation, allocated }
-            }
-            Err(refusal) => refused_write(refusal),
-        }
-    }
-
-    fn try_write(&self, write: &Write, payload: &[u8]) -> Result<Arc<DataBlock>, Refusal> {
+    pub(super) fn write(&self, write: &Write, payload: &[u8]) -> Result<WriteReply, Refusal> {
         if Instant::now() > write.until {
             return Err(Refusal::deadline());
         }
         let BlockSource::Data(target) = &write.block else {
             return Err(Refusal::bad_request("a block of an object is not written, but kept"));
         };
-        let data = &self.stores.data;
+        let data = &self.parts.stores.data;
         if write.begins
             && let Some(draft) = data.begin_draft(target, payload.len() as u32)?
         {
             data.write_draft(&draft, 0, payload)?;
             data.publish_draft(&draft)?;
         }
+        if let Some(range) = &write.cut {
+            data.cut(target, range)?;
+        }
         // Once more where it has just begun so: another may have made it meanwhile.
         let block = data.write(target, write.offset, payload, &write.zero)?;
-        self.metrics.written_bytes.inc_by(payload.len() as u64);
+        self.parts.metrics.written_bytes.inc_by(payload.len() as u64);
         if write.sync {
             data.sync_blocks(std::slice::from_ref(&block))?;
         }
-        Ok(block)
+        let (incarnation, allocated) = (block.incarnation(), block.allocated_bytes().ok());
+        Ok(WriteReply { status: Status::Ok.into(), message: String::new(), incarnation, allocated })
     }
 
     /// Keeps bytes of an object in the cache.
-    pub(super) async fn keep(&self, write: &Write, payload: Bytes) -> WriteReply {
+    pub(super) async fn keep(&self, write: &Write, payload: Bytes) -> Result<WriteReply, Refusal> {
         let BlockSource::Object(object) = &write.block else {
-            return refused_write(Refusal::bad_request("a block of an fs-mode file is written, not kept"));
+            return Err(Refusal::bad_request("a block of an fs-mode file is written, not kept"));
         };
-        let keeping = self.fills.keep(object, write.offset / CHUNK_BYTES, payload);
-        match tokio::time::timeout_at(write.until, keeping).await {
-            Ok(Ok(())) => WriteReply { status: Status::Ok.into(), ..WriteReply::default() },
-            Ok(Err(refusal)) => refused_write(refusal),
-            Err(_) => refused_write(Refusal::deadline()),
-        }
+        let keeping = Box::pin(self.fills.keep(object, write.offset / CHUNK_BYTES, payload));
+        tokio::time::timeout_at(write.until, keeping).await.unwrap_or_else(|_| Err(Refusal::deadline()))?;
+        Ok(kept())
     }
 
     /// Answers when the blocks are on disk.
-    pub(super) async fn sync(self: Arc<Self>, request: SyncRequest, tenant: Option<Arc<Tenant>>) -> SyncReply {
-        match self.try_sync(request, tenant.as_deref()).await {
-            Ok(()) => SyncReply { status: Status::Ok.into(), message: String::new() },
-            Err(Refusal { status, message }) => SyncReply { status: status.into(), message },
-        }
-    }
-
-    async fn try_sync(&self, request: SyncRequest, tenant: Option<&Tenant>) -> Result<(), Refusal> {
+    pub(super) async fn sync(&self, request: SyncRequest, tenant: Option<&Tenant>) -> Result<SyncReply, Refusal> {
         let blocks = request.blocks.len() + request.failed.len();
         if blocks > MAX_ITEMS {
             return Err(Refusal::bad_request(format!("{blocks} blocks in one request")));
@@ -236,11 +223,14 @@ impl Service {
         let syncs: Vec<_> = targets
             .chunks(share)
             .map(|targets| {
-                let (data, targets) = (self.stores.data.clone(), targets.to_vec());
+                let (data, targets) = (self.parts.stores.data.clone(), targets.to_vec());
                 on_disk(turns, until, move || data.sync(&targets))
             })
             .collect();
-        futures::future::join_all(syncs).await.into_iter().try_for_each(|synced| synced?.map_err(Refusal::from))
+        for synced in futures::future::join_all(syncs).await {
+            synced??;
+        }
+        Ok(SyncReply { status: Status::Ok.into(), message: String::new() })
     }
 
     /// From now on these blocks cannot be synced. Syncs that wait for a sick disk, perhaps all that may, keep nobody
@@ -251,7 +241,7 @@ impl Service {
         tenant: Option<&Tenant>,
         until: Instant,
     ) -> Result<(), Refusal> {
-        let data = self.stores.data.clone();
+        let data = self.parts.stores.data.clone();
         // Those that are open are told of it in memory.
         let is_closed = |target: &DataTarget| matches!(data.get(&target.id, Touch::None), Lookup::Closed);
         let turns = tenant.filter(|_| failed.iter().any(is_closed)).map(|tenant| &tenant.disk_turns);
@@ -281,19 +271,9 @@ fn distinct(blocks: Vec<BlockRef>) -> Result<Vec<DataTarget>, Refusal> {
     Ok(targets)
 }
 
-/// The answer to a reservation that is not made.
-pub(super) fn refused_reserve(refusal: Refusal) -> ReserveReply {
-    ReserveReply { status: refusal.status.into(), message: refusal.message, ..ReserveReply::default() }
-}
-
-/// The answer to bytes of an object that the cache can do without.
-pub(super) fn not_kept() -> WriteReply {
+/// The answer to bytes of an object: whether they are kept or not, the cache can do without.
+pub(super) fn kept() -> WriteReply {
     WriteReply { status: Status::Ok.into(), ..WriteReply::default() }
-}
-
-/// The answer to a write that is not carried out.
-pub(super) fn refused_write(refusal: Refusal) -> WriteReply {
-    WriteReply { status: refusal.status.into(), message: refusal.message, ..WriteReply::default() }
 }
 
 #[cfg(test)]

@@ -16,6 +16,34 @@ use rustix::io::Errno;
 use super::files::{create_file, open_to_read};
 use super::sealing::{Cipher, Sealed};
 
+/// Whether a read may wait for the disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadWait {
+    /// Only what is in the page cache is read.
+    Never,
+    /// *Blocking*.
+    Disk,
+}
+
+/// Why bytes of a block, or their checksums, cannot be had.
+#[derive(Debug)]
+pub enum ReadError {
+    /// They are not in the page cache, and the disk is not to be waited for.
+    NotCached,
+    /// This chunk does not match its own checksum any more.
+    Damaged(u32),
+    /// Those of the disk, and `UnexpectedEof` when the file of a cached block is shorter than it should be.
+    Io(io::Error),
+}
+
+/// What a block has behind the end of its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum BehindEnd {
+    /// What should be there: somebody has cut the file off.
+    Missing,
+    Zeros,
+}
+
 /// Names a block and where its file is.
 #[derive(Clone, Debug)]
 pub(super) struct BlockPlace {
@@ -25,15 +53,9 @@ pub(super) struct BlockPlace {
     pub mount_id: u32,
     pub directory: usize,
     pub path: PathBuf,
+    pub behind_end: BehindEnd,
     /// Of the directory, if it is encrypted.
     pub cipher: Option<Arc<Cipher>>,
-}
-
-impl BlockPlace {
-    /// How its file is encrypted.
-    pub fn sealed(&self) -> Option<Sealed> {
-        self.cipher.clone().map(|cipher| Sealed::new(cipher, self.incarnation, self.length))
-    }
 }
 
 /// The open file of a block. It may be read for as long as this lives, whether or not the block is still in the store.
@@ -51,13 +73,15 @@ pub struct BlockFile {
 }
 
 impl BlockFile {
-    /// Makes the file of a new block, with so many bytes that are a hole.
-    pub(super) fn create(place: BlockPlace, bytes: u32) -> io::Result<Self> {
-        let writer = create_file(&place.path, bytes)?;
-        match open_to_read(&place.path) {
+    /// Makes the file of a new block, with so many bytes that are a hole; as a `draft` it has that name until it gets
+    /// its own.
+    pub(super) fn create(place: BlockPlace, draft: Option<&Path>, bytes: u32) -> io::Result<Self> {
+        let path = draft.unwrap_or(&place.path);
+        let writer = create_file(path, bytes)?;
+        match open_to_read(path) {
             Ok(reader) => Ok(Self::of(place, reader, Some(Arc::new(writer)))),
             Err(error) => {
-                let _ = std::fs::remove_file(&place.path);
+                let _ = std::fs::remove_file(path);
                 Err(error)
             }
         }
@@ -69,8 +93,8 @@ impl BlockFile {
         Ok(Self::of(place, reader, None))
     }
 
-    pub(super) fn of(place: BlockPlace, reader: File, writer: Option<Arc<File>>) -> Self {
-        let sealed = place.sealed();
+    fn of(place: BlockPlace, reader: File, writer: Option<Arc<File>>) -> Self {
+        let sealed = place.cipher.clone().map(|cipher| Sealed::new(cipher, place.incarnation, place.length));
         Self { place, reader, writer: Mutex::new(writer), sealed, dead: AtomicBool::new(false) }
     }
 
@@ -129,11 +153,12 @@ impl BlockFile {
     /// with the buffer's content undefined. Never waits for a disk.
     ///
     /// # Errors
-    /// Those of the disk, and `UnexpectedEof` when the file is shorter than it should be.
+    /// Those of the disk, and `UnexpectedEof` when the file of a cached block is shorter than it should be.
     pub fn read_cached(&self, offset: u32, buffer: &mut [u8]) -> io::Result<bool> {
-        let Some(sealed) = &self.sealed else { return read_pages(&self.reader, offset, buffer) };
+        let read = |offset, bytes: &mut [u8]| read_pages(&self.reader, offset, bytes, self.place.behind_end);
+        let Some(sealed) = &self.sealed else { return read(offset, buffer) };
         match sealed.try_still() {
-            Some(_still) => sealed.read(offset, buffer, |offset, cells| read_pages(&self.reader, offset, cells)),
+            Some(_still) => sealed.read(offset, buffer, read),
             None => Ok(false),
         }
     }
@@ -143,10 +168,38 @@ impl BlockFile {
     /// # Errors
     /// As [`Self::read_cached`].
     pub fn read(&self, offset: u32, buffer: &mut [u8]) -> io::Result<()> {
-        let read = |offset: u32, bytes: &mut [u8]| self.reader.read_exact_at(bytes, u64::from(offset)).map(|()| true);
-        let Some(sealed) = &self.sealed else { return read(offset, buffer).map(drop) };
+        let read = |offset, bytes: &mut [u8]| self.read_disk(offset, bytes).map(|()| true);
+        let Some(sealed) = &self.sealed else { return self.read_disk(offset, buffer) };
         let _still = sealed.still();
         sealed.read(offset, buffer, read).map(drop)
+    }
+
+    fn read_disk(&self, offset: u32, buffer: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < buffer.len() {
+            match self.reader.read_at(&mut buffer[done..], u64::from(offset) + done as u64) {
+                Ok(0) => {
+                    fill_behind_end(&mut buffer[done..], self.place.behind_end)?;
+                    done = buffer.len();
+                }
+                Ok(read) => done += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads `buffer.len()` bytes at `offset` in either way.
+    ///
+    /// # Errors
+    /// All but [`ReadError::Damaged`].
+    pub fn read_by(&self, wait: ReadWait, offset: u32, buffer: &mut [u8]) -> Result<(), ReadError> {
+        let read = match wait {
+            ReadWait::Never => self.read_cached(offset, buffer),
+            ReadWait::Disk => self.read(offset, buffer).map(|()| true),
+        };
+        if read.map_err(ReadError::Io)? { Ok(()) } else { Err(ReadError::NotCached) }
     }
 
     /// When the file was last written to, nanoseconds since the Unix epoch.
@@ -156,6 +209,14 @@ impl BlockFile {
     pub fn modified_ns(&self) -> io::Result<i64> {
         let metadata = self.reader.metadata()?;
         Ok(metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec()))
+    }
+
+    /// Where the file ends, in bytes.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn end(&self) -> io::Result<u32> {
+        Ok(u32::try_from(self.reader.metadata()?.len()).unwrap_or(u32::MAX))
     }
 
     /// The descriptor that is written through, opened when there is none. It can be read too.
@@ -180,14 +241,28 @@ impl BlockFile {
     }
 }
 
+/// What is read of a block where its file has ended.
+fn fill_behind_end(buffer: &mut [u8], behind_end: BehindEnd) -> io::Result<()> {
+    match behind_end {
+        BehindEnd::Missing => Err(io::ErrorKind::UnexpectedEof.into()),
+        BehindEnd::Zeros => {
+            buffer.fill(0);
+            Ok(())
+        }
+    }
+}
+
 /// Reads bytes of a file that are in the page cache; `Ok(false)` when some are not.
-fn read_pages(file: &File, offset: u32, buffer: &mut [u8]) -> io::Result<bool> {
+fn read_pages(file: &File, offset: u32, buffer: &mut [u8], behind_end: BehindEnd) -> io::Result<bool> {
     let mut done = 0;
     while done < buffer.len() {
         let slice = io::IoSliceMut::new(&mut buffer[done..]);
         let flags = rustix::io::ReadWriteFlags::NOWAIT;
         match rustix::io::preadv2(file, &mut [slice], u64::from(offset) + done as u64, flags) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(0) => {
+                fill_behind_end(&mut buffer[done..], behind_end)?;
+                done = buffer.len();
+            }
             Ok(read) => done += read,
             Err(Errno::INTR) => {}
             // A file system without the flag is asked on a thread that may wait.

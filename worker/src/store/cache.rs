@@ -15,17 +15,18 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_proto::BlockId;
+use cavern_proto::chunk::chunk_range;
 
 use self::block::CachedBlock;
 use self::part_checksums::PartChecksums;
-pub use self::part_checksums::{PartError, ReadWait};
 use super::block::Block;
+use super::block_file::{ReadError, ReadWait};
 use super::error::{StoreError, is_out_of_space};
 use super::index;
-use super::placement::{self, Candidate};
+use super::placement;
 use super::slab::{Entry, Lookup, hash_of};
+use super::space::{UNIT_BYTES, units_of_chunks};
 use super::table::{BlockTable, Touch};
-use super::units::{UNIT_BYTES, units_of_chunks};
 
 /// The cached blocks of a worker.
 #[derive(Debug)]
@@ -56,7 +57,7 @@ impl CacheStore {
     /// Opens a block that is here but closed; `None` when it has gone, or its file has. *Blocking*.
     pub fn load(&self, id: &BlockId) -> Option<Arc<CachedBlock>> {
         let (place, verified) = {
-            let residents = self.table.residents.lock();
+            let residents = self.table.lock();
             let entry = residents.cache.slab.get(id)?;
             let cached = entry.cached()?;
             if let Some(block) = &cached.open {
@@ -95,15 +96,13 @@ impl CacheStore {
 
     /// Registers a block that was opened; gives the one that was there first.
     fn keep_open(&self, block: Arc<CachedBlock>) -> Option<Arc<CachedBlock>> {
-        let mut residents = self.table.residents.lock();
+        let mut residents = self.table.lock();
         let slab = &residents.cache.slab;
         let slot = slab.find_as(block.id(), block.incarnation())?;
         if let Some(first) = slab.at(slot)?.cached()?.open.clone() {
             return Some(first);
         }
-        let closed = residents.open(slot, Block::Cached(block.clone()));
-        drop(residents);
-        drop(closed);
+        residents.open(slot, Block::Cached(block.clone()));
         Some(block)
     }
 
@@ -135,26 +134,23 @@ impl CacheStore {
         let block = Arc::new(made.map_err(failed)?);
         entry.last_used = self.table.now();
         entry.shared = touch == Touch::Open;
-        let mut residents = self.table.residents.lock();
+        let mut residents = self.table.lock();
         if residents.cache.slab.find(id).is_some() {
             // Somebody else was faster: theirs is the block, ours goes again.
             drop(residents);
             let _ = std::fs::remove_file(block.path());
             return self.find(id, Touch::None).ok_or(StoreError::Dropped);
         }
-        let closed = residents.insert(entry, Block::Cached(block.clone()));
-        drop(residents);
-        drop(closed);
+        residents.insert(entry, Block::Cached(block.clone()));
         Ok(block)
     }
 
     fn choose_directory(&self, id: &BlockId, length: u32) -> Result<usize, StoreError> {
-        let healthy = self.table.candidates();
-        if healthy.is_empty() {
+        let mut candidates = self.table.candidates();
+        if candidates.is_empty() {
             return Err(StoreError::NoDirectory);
         }
-        let candidates: Vec<Candidate> =
-            healthy.into_iter().map(|(candidate, _)| candidate).filter(|candidate| candidate.capacity > 0).collect();
+        candidates.retain(|candidate| candidate.capacity > 0);
         let need = u64::from(length.div_ceil(UNIT_BYTES));
         placement::choose(&candidates, hash_of(id), need).ok_or(StoreError::Full)
     }
@@ -166,30 +162,23 @@ impl CacheStore {
     /// No room, or the block was dropped.
     pub fn reserve(&self, block: &CachedBlock, chunks: Range<u32>) -> Result<(), StoreError> {
         let units = units_of_chunks(chunks, block.length());
-        let now = self.table.now();
-        let mut evicted = Vec::new();
-        let result = {
-            let mut residents = self.table.residents.lock();
-            let cache = &mut residents.cache;
-            // Nothing is evicted for a block that is gone; one that is here stays, because the caller holds it.
-            let slot = cache.slab.find_as(block.id(), block.incarnation()).ok_or(StoreError::Dropped);
-            slot.and_then(|slot| {
-                cache.keep_share(block.directory(), block.mount_id(), u64::from(units), now, &mut evicted);
-                let room = cache.make_room(block.directory(), u64::from(units), now, &mut evicted);
-                room.map(|()| cache.charge(slot, units)).map_err(|_| StoreError::Full)
-            })
-        };
-        self.table.discard_evicted(evicted);
-        result
+        let mut residents = self.table.lock();
+        let cache = &mut residents.cache;
+        // Nothing is evicted for a block that is gone; one that is here stays, because the caller holds it.
+        let slot = cache.slab.find_as(block.id(), block.incarnation()).ok_or(StoreError::Dropped)?;
+        cache.keep_share(block.directory(), block.mount_id(), u64::from(units));
+        cache.make_room(block.directory(), u64::from(units)).map_err(|_| StoreError::Full)?;
+        cache.charge(slot, i64::from(units));
+        Ok(())
     }
 
     /// Gives back the room of chunks that were not written after all, or are dropped.
     pub fn release(&self, block: &CachedBlock, chunks: impl IntoIterator<Item = u32>) {
         let units = units_of_chunks(chunks, block.length());
-        let mut residents = self.table.residents.lock();
+        let mut residents = self.table.lock();
         let cache = &mut residents.cache;
         if let Some(slot) = cache.slab.find_as(block.id(), block.incarnation()) {
-            cache.discharge(slot, units);
+            cache.charge(slot, -i64::from(units));
         }
     }
 
@@ -201,30 +190,23 @@ impl CacheStore {
     pub fn write(&self, block: &CachedBlock, index: u32, pieces: &[Bytes]) -> Result<(), StoreError> {
         let written = match block.write_chunk(index, pieces) {
             Err(error) if is_out_of_space(&error) => {
-                self.table.out_of_space(block);
+                self.table.out_of_space(block.directory());
                 block.write_chunk(index, pieces)
             }
             written => written,
         };
-        match written {
-            Ok(crc) => {
-                self.table.disk_succeeded(block);
-                self.publish(block, index, crc);
-                Ok(())
-            }
-            Err(source) if is_out_of_space(&source) => Err(StoreError::Full),
-            Err(source) => Err(self.table.disk_failed(block, "writing a block file", source)),
-        }
-    }
-
-    /// Makes a chunk visible whose bytes were written.
-    fn publish(&self, block: &CachedBlock, index: u32, crc: u32) {
+        let crc = written.map_err(|source| match is_out_of_space(&source) {
+            true => StoreError::Full,
+            false => self.table.disk_failed(block, "writing a block file", source),
+        })?;
+        self.table.disk_succeeded(block);
         let mut state = block.state();
         if let Some(slot) = state.crcs.get_mut(index as usize) {
             *slot = crc;
         }
         state.present.insert(index);
         state.verified.insert(index);
+        Ok(())
     }
 
     /// Puts the index entry of a block as it is now, unless the block was dropped.
@@ -235,7 +217,7 @@ impl CacheStore {
         let records = &self.table.directories[block.directory()].index;
         records.put(block.id(), || (!block.is_dead()).then(|| block.record())).map_err(|error| {
             if index::is_out_of_space(&error) {
-                self.table.directory_out_of_space(block.directory());
+                self.table.out_of_space(block.directory());
                 return StoreError::Full;
             }
             self.table.disk_failed(block, "writing the block index", io::Error::other(error))
@@ -251,8 +233,28 @@ impl CacheStore {
             let state = block.state();
             chunks.filter(|index| state.present.contains(*index) && !state.verified.contains(*index)).collect()
         };
-        let (mut bad, mut buffer) = (Vec::new(), Vec::new());
-        for index in doubtful {
+        self.check(block, doubtful).map(drop)
+    }
+
+    /// Checks chunks that somebody found to be wrong; those that are, are dropped. *Blocking*.
+    ///
+    /// # Errors
+    /// As [`Self::verify`].
+    pub fn recheck(&self, block: &CachedBlock, chunks: &[u32]) -> Result<(), StoreError> {
+        let present: Vec<u32> = {
+            let mut state = block.state();
+            chunks.iter().for_each(|index| state.verified.remove(*index));
+            chunks.iter().copied().filter(|index| state.present.contains(*index)).collect()
+        };
+        self.check(block, present).map(drop)
+    }
+
+    /// Compares chunks with their checksums: those that are right are believed, bad ones dropped. Gives the bytes that
+    /// were read. *Blocking*.
+    fn check(&self, block: &CachedBlock, chunks: Vec<u32>) -> Result<u64, StoreError> {
+        let (mut bad, mut bytes, mut buffer) = (Vec::new(), 0, Vec::new());
+        for index in chunks {
+            bytes += chunk_range(index, block.length()).len() as u64;
             match block.check_chunk(index, &mut buffer) {
                 Ok(true) => {
                     let mut state = block.state();
@@ -265,16 +267,7 @@ impl CacheStore {
             }
         }
         self.drop_chunks(block, &bad);
-        Ok(())
-    }
-
-    /// Checks chunks that somebody found to be wrong; those that are, are dropped. *Blocking*.
-    pub fn recheck(&self, block: &CachedBlock, chunks: &[u32]) -> Result<(), StoreError> {
-        {
-            let mut state = block.state();
-            chunks.iter().for_each(|index| state.verified.remove(*index));
-        }
-        chunks.iter().try_for_each(|index| self.verify(block, *index..index.saturating_add(1)))
+        Ok(bytes)
     }
 
     /// Forgets chunks whose bytes are not what they should be; they are fetched again when asked for.
@@ -324,19 +317,12 @@ impl CacheStore {
     }
 
     fn remove_if(&self, id: &BlockId, is_meant: impl FnOnce(&Entry) -> bool) -> Option<u64> {
-        let removed = {
-            let mut residents = self.table.residents.lock();
-            let slab = &residents.cache.slab;
-            let slot = slab.find(id)?;
-            let entry = slab.at(slot).filter(|entry| entry.cached().is_some())?;
-            if !is_meant(entry) {
-                return None;
-            }
-            residents.cache.remove(slot)?
-        };
-        let bytes = u64::from(removed.units) * u64::from(UNIT_BYTES);
-        self.table.discard([removed]);
-        Some(bytes)
+        let mut residents = self.table.lock();
+        let cache = &mut residents.cache;
+        let slot = cache.slab.find(id)?;
+        cache.slab.at(slot).filter(|entry| entry.cached().is_some() && is_meant(entry))?;
+        let units = cache.discard(slot)?;
+        Some(u64::from(units) * u64::from(UNIT_BYTES))
     }
 
     /// CRC32C of each part of `bytes`, which are whole parts of chunks of a cached block that have been verified.
@@ -348,7 +334,7 @@ impl CacheStore {
         block: &CachedBlock,
         bytes: &Range<u32>,
         wait: ReadWait,
-    ) -> Result<Vec<u32>, PartError> {
+    ) -> Result<Vec<u32>, ReadError> {
         self.part_checksums.of(block, bytes, wait)
     }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use cavern_proto::master::DiskReport;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::table::{BlockTable, DirectoryUsage};
+use super::table::BlockTable;
 
 /// Sizes of the directories, read when somebody asks for metrics.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ impl StoreCollector {
 impl Collector for StoreCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let usage = self.table.usage();
-        type Read = fn(&DirectoryUsage) -> u64;
+        type Read = fn(&DiskReport) -> u64;
         let gauges: [(&str, &str, Read); 5] = [
             ("cavern_worker_used_bytes", "Bytes of blocks, in units of 4 KiB", |disk| disk.used_bytes),
             ("cavern_worker_data_bytes", "Bytes of blocks of fs-mode files, which are never evicted", |disk| {
@@ -37,7 +38,7 @@ impl Collector for StoreCollector {
         for (name, help, read) in gauges {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for disk in &usage {
-                let labels = [("directory", disk.path.as_str()), ("tier", disk.tier.name())];
+                let labels = [("directory", disk.path.as_str()), ("tier", disk.tier.as_str())];
                 ConstGauge::new(read(disk)).encode(family.encode_family(&labels)?)?;
             }
         }

@@ -3,10 +3,16 @@
 //! Until the bucket has it, such a block may be the only copy of what somebody wrote. Nothing drops one but a request
 //! that names it: no eviction, no watermark, no scrubber, no damaged index, no disk that fails now and then.
 //!
-//! **The file system is their index.** The name of the file says which block it is, the file's length is the block's
-//! length, and what was never written in it is a hole. There is no record beside it that could be lost, or could say
-//! something else: a start walks over these files. What is written survives the death of the process without further
-//! ado, and a sync needs the disk for the file and its folder alone.
+//! **The file system is their index.** The name of the file says which block it is and how long, and what was never
+//! written in it is a hole. There is no record beside it that could be lost, or could say something else: a start walks
+//! over these files. What is written survives the death of the process without further ado, and a sync needs the disk
+//! for the file and its folder alone.
+//!
+//! **The end of a block's file** is where the block was written, or zeroed, last; all behind it is zeros. Where a file
+//! of one block was written as programs write, it ends where its block's file ends, and whoever has a descriptor reads
+//! it with no other look at its length. A cut of the file cuts the block's file, too ([`DataStore::cut`]). That it has
+//! not been done, or that somebody died between his writing and his telling the master of it, shows in a longer one.
+//! Encrypted blocks have files of the whole length.
 //!
 //! **Room** is accounted for by chunk, before a chunk is written for the first time, and cached blocks are evicted for
 //! it. Which chunks are charged is kept in memory while the process lives, also for blocks that are closed, because
@@ -18,8 +24,7 @@
 
 pub(super) mod block;
 pub(super) mod draft;
-pub(super) mod orphans;
-pub(super) mod recovery;
+mod orphans;
 mod reservations;
 mod room;
 mod sync;
@@ -40,8 +45,8 @@ use super::block::Block;
 use super::block_file::BlockPlace;
 use super::error::StoreError;
 use super::slab::{Entry, Lookup, hash_of};
+use super::space::UNIT_BYTES;
 use super::table::{BlockTable, Touch};
-use super::units::UNIT_BYTES;
 
 /// Locks that keep the making and the freeing of one block apart.
 const STRIPES: usize = 64;
@@ -126,7 +131,7 @@ impl DataStore {
     fn load(&self, id: &BlockId) -> Result<Option<Arc<DataBlock>>, StoreError> {
         for _ in 0..MAX_ROUNDS {
             let (place, state) = {
-                let residents = self.table.residents.lock();
+                let residents = self.table.lock();
                 let Some(entry) = residents.cache.slab.get(id) else { return Ok(None) };
                 let data = entry.data().ok_or_else(of_an_object)?;
                 if let Some(block) = &data.open {
@@ -165,7 +170,7 @@ impl DataStore {
     /// Registers a block that was opened, or gives the one that was there first; `None` when it was freed, or opened
     /// and closed again, meanwhile.
     fn keep_open(&self, block: Arc<DataBlock>) -> Option<Arc<DataBlock>> {
-        let mut residents = self.table.residents.lock();
+        let mut residents = self.table.lock();
         let slab = &residents.cache.slab;
         let slot = slab.find_as(block.id(), block.incarnation())?;
         let data = slab.at(slot)?.data()?;
@@ -175,15 +180,13 @@ impl DataStore {
         if data.state.as_ref().is_some_and(|known| !Arc::ptr_eq(known, block.state())) {
             return None;
         }
-        let closed = residents.open(slot, Block::Data(block.clone()));
-        drop(residents);
-        drop(closed);
+        residents.open(slot, Block::Data(block.clone()));
         Some(block)
     }
 
     /// Which of those that ever had its name a block is, and the bytes that it takes; `None` when it is not here.
     pub fn usage(&self, id: &BlockId) -> Option<(u64, u64)> {
-        let residents = self.table.residents.lock();
+        let residents = self.table.lock();
         let entry = residents.cache.slab.get(id).filter(|entry| entry.data().is_some())?;
         Some((entry.incarnation, u64::from(entry.units) * u64::from(UNIT_BYTES)))
     }
@@ -197,17 +200,17 @@ impl DataStore {
         block.read(offset, into).map_err(|source| self.table.disk_failed(&block, "reading a data block", source))
     }
 
-    /// Which file a block is, by its incarnation, and when it was last written to, nanoseconds since the Unix epoch.
-    /// *Blocking*.
+    /// Which file a block is, by its incarnation, when it was last written to, nanoseconds since the Unix epoch, and
+    /// where it ends. *Blocking*.
     ///
     /// # Errors
     /// Those of [`Self::find`], or the disk failed.
-    pub fn last_write(&self, target: &DataTarget) -> Result<(u64, i64), StoreError> {
+    pub fn last_write(&self, target: &DataTarget) -> Result<(u64, i64, u32), StoreError> {
         let block = self.find(target, Touch::None)?;
-        let modified_ns = block.modified_ns();
-        let modified_ns =
-            modified_ns.map_err(|source| self.table.disk_failed(&block, "looking at a data block", source))?;
-        Ok((block.incarnation(), modified_ns))
+        let looked = block.modified_ns().and_then(|modified_ns| Ok((modified_ns, block.end()?)));
+        let (modified_ns, end) =
+            looked.map_err(|source| self.table.disk_failed(&block, "looking at a data block", source))?;
+        Ok((block.incarnation(), modified_ns, end))
     }
 
     /// The descriptor of a block for a client, which is told when the block goes from now on. *Blocking*.
@@ -234,7 +237,7 @@ impl DataStore {
     fn free_if(&self, id: &BlockId, is_free: impl FnOnce(&BlockPlace) -> bool) -> Option<u64> {
         let _alone = self.stripe(id).lock();
         let place = {
-            let residents = self.table.residents.lock();
+            let residents = self.table.lock();
             let entry = residents.cache.slab.get(id).filter(|entry| entry.data().is_some())?;
             self.table.place(entry)
         };
@@ -245,7 +248,7 @@ impl DataStore {
         self.table.delete_file(&place, "deleting a data block").ok()?;
         Failpoint::BlockFreed.pass();
         let removed = {
-            let mut residents = self.table.residents.lock();
+            let mut residents = self.table.lock();
             let slot = residents.cache.slab.find(id)?;
             residents.cache.remove(slot)?
         };

@@ -81,24 +81,22 @@ impl Identity {
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 return Ok(None);
             }
-            Err(source) => return Err(WorkerError::Directory { action: "read", path, source }),
+            Err(error) => return Err(WorkerError::directory("read", &path)(error)),
         };
+        let damaged = |reason: String| WorkerError::DirectoryIdentity { path: path.clone(), reason };
         // The format is looked at first: a later one may have changed everything else.
-        let value: serde_json::Value = serde_json::from_slice(&text)
-            .map_err(|error| WorkerError::DirectoryIdentity { path: path.clone(), reason: error.to_string() })?;
+        let value: serde_json::Value = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
         let format = value.get("format").and_then(serde_json::Value::as_u64).unwrap_or(0);
         let found = u32::try_from(format).unwrap_or(u32::MAX);
         if ![FORMAT, FORMAT_ENCRYPTED].contains(&found) {
             return Err(WorkerError::DirectoryFormat { path: directory.to_owned(), found, known: FORMAT_ENCRYPTED });
         }
-        let identity: Self = serde_json::from_value(value)
-            .map_err(|error| WorkerError::DirectoryIdentity { path: path.clone(), reason: error.to_string() })?;
-        let reason = match identity.uuid_bytes() {
-            None => "uuid is not 32 hexadecimal digits",
-            Some(_) if identity.starts >= STARTS_MAX => "no worker has been started so often",
-            Some(_) => return Ok(Some(identity)),
-        };
-        Err(WorkerError::DirectoryIdentity { path, reason: reason.to_owned() })
+        let identity: Self = serde_json::from_value(value).map_err(|error| damaged(error.to_string()))?;
+        match identity.uuid_bytes() {
+            None => Err(damaged("uuid is not 32 hexadecimal digits".to_owned())),
+            Some(_) if identity.starts >= STARTS_MAX => Err(damaged("no worker has been started so often".to_owned())),
+            Some(_) => Ok(Some(identity)),
+        }
     }
 
     /// Replaces `worker.json` in one step, synced.
@@ -106,7 +104,7 @@ impl Identity {
         let name = "worker.json";
         let written = serde_json::to_vec_pretty(self).map_err(io::Error::from);
         let written = written.and_then(|text| replace_file(directory, name, &text));
-        written.map_err(|source| WorkerError::Directory { action: "write", path: directory.join(name), source })
+        written.map_err(WorkerError::directory("write", &directory.join(name)))
     }
 
     /// The uuid as 16 bytes.
@@ -138,12 +136,11 @@ pub(super) fn check_kept(directories: &[DirSpec]) -> Result<(), WorkerError> {
 /// Takes the lock of a directory, for as long as the file is kept.
 pub(super) fn lock(directory: &Path) -> Result<File, WorkerError> {
     let path = directory.join("lock");
-    let failed = |source| WorkerError::Directory { action: "lock", path: path.clone(), source };
-    let file = host::lock_file(&path).map_err(failed)?;
+    let file = host::lock_file(&path).map_err(WorkerError::directory("lock", &path))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(Errno::WOULDBLOCK) => Err(WorkerError::DirectoryInUse(directory.to_owned())),
-        Err(error) => Err(failed(error.into())),
+        Err(error) => Err(WorkerError::directory("lock", &path)(error.into())),
     }
 }
 
@@ -167,42 +164,20 @@ pub(super) struct Directory {
     pub index: Index,
     /// Where its blocks are encrypted.
     pub cipher: Option<Arc<Cipher>>,
-    healthy: AtomicBool,
-    errors_in_a_row: AtomicU32,
-    last_error: Mutex<String>,
-    _lock: File,
+    pub health: DiskHealth,
+    /// Held as long as it is used.
+    pub _lock: File,
 }
 
-impl Directory {
-    /// To be used by whoever has its lock.
-    pub(super) fn new(
-        spec: DirSpec,
-        capacity_bytes: u64,
-        index: Index,
-        cipher: Option<Arc<Cipher>>,
-        lock: File,
-    ) -> Self {
-        Self {
-            spec,
-            capacity_bytes,
-            fitted: Mutex::default(),
-            index,
-            cipher,
-            healthy: AtomicBool::new(true),
-            errors_in_a_row: AtomicU32::new(0),
-            last_error: Mutex::new(String::new()),
-            _lock: lock,
-        }
-    }
+/// How the disk of a directory fares.
+#[derive(Debug, Default)]
+pub(super) struct DiskHealth {
+    is_given_up: AtomicBool,
+    errors_in_a_row: AtomicU32,
+    last_error: Mutex<String>,
+}
 
-    pub(super) fn tier(&self) -> Tier {
-        self.spec.tier
-    }
-
-    pub(super) fn is_healthy(&self) -> bool {
-        self.healthy.load(Ordering::Relaxed)
-    }
-
+impl DiskHealth {
     pub(super) fn last_error(&self) -> String {
         self.last_error.lock().clone()
     }
@@ -218,18 +193,24 @@ impl Directory {
     pub(super) fn failed(&self, error: &dyn std::fmt::Display) -> bool {
         *self.last_error.lock() = error.to_string();
         let errors = self.errors_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
-        errors >= MAX_ERRORS && self.healthy.swap(false, Ordering::Relaxed)
+        errors >= MAX_ERRORS && !self.is_given_up.swap(true, Ordering::Relaxed)
     }
+}
 
-    /// Where the file of a block is.
-    pub(super) fn block_path(&self, id: &BlockId, incarnation: u64) -> PathBuf {
-        block_path(&self.spec.path, id, incarnation)
+impl Directory {
+    pub(super) fn is_healthy(&self) -> bool {
+        !self.health.is_given_up.load(Ordering::Relaxed)
     }
+}
 
-    /// Where the file of a data block is.
-    pub(super) fn data_path(&self, id: &BlockId, incarnation: u64, mount_id: u32) -> PathBuf {
-        data_path(&self.spec.path, id, incarnation, mount_id)
-    }
+/// What the name of a data block's file says, which is all there is to say of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct DataName {
+    pub id: BlockId,
+    pub incarnation: u64,
+    pub mount_id: u32,
+    /// Bytes of the block, at least one. Its file may be shorter.
+    pub length: u32,
 }
 
 /// Where the file of a block is below a data directory.
@@ -237,17 +218,20 @@ pub(super) fn block_path(directory: &Path, id: &BlockId, incarnation: u64) -> Pa
     directory.join(format!("blocks/{:02x}/{}.{}.{incarnation}", id.content.as_bytes()[0], id.content, id.index))
 }
 
-/// Where the file of a data block is below a data directory. With the file's length the name says all there is to say.
-pub(super) fn data_path(directory: &Path, id: &BlockId, incarnation: u64, mount_id: u32) -> PathBuf {
+/// Where the file of a data block is below a data directory.
+pub(super) fn data_path(directory: &Path, name: &DataName) -> PathBuf {
+    let DataName { id, incarnation, mount_id, length } = name;
     let folder = id.content.as_bytes()[0];
-    directory.join(format!("data/{folder:02x}/{}.{}.{incarnation}.{mount_id}", id.content, id.index))
+    directory.join(format!("data/{folder:02x}/{}.{}.{incarnation}.{mount_id}.{length}", id.content, id.index))
 }
 
-/// The block, incarnation and mount that the name of a data block's file says; `None` for names that are not ours.
-pub(super) fn parse_data_name(name: &str) -> Option<(BlockId, u64, u32)> {
+/// What the name of a data block's file says; `None` for names that are not ours.
+pub(super) fn parse_data_name(name: &str) -> Option<DataName> {
+    let (name, length) = name.rsplit_once('.')?;
     let (block, mount_id) = name.rsplit_once('.')?;
     let (id, incarnation) = parse_block_name(block)?;
-    Some((id, incarnation, parse_number(mount_id)?))
+    let length = parse_number(length).filter(|length| *length > 0)?;
+    Some(DataName { id, incarnation, mount_id: parse_number(mount_id)?, length })
 }
 
 /// A number as it is written in the name of a file. Spelled in another way it would be looked for elsewhere.
@@ -268,21 +252,22 @@ pub(super) fn parse_block_name(name: &str) -> Option<(BlockId, u64)> {
     Some((BlockId { content, index: parse_number(index)? }, incarnation))
 }
 
+/// The folders of `blocks` or `data`.
+pub(super) fn folders(kind: &Path) -> impl Iterator<Item = PathBuf> {
+    (0..=255u8).map(move |folder| kind.join(format!("{folder:02x}")))
+}
+
 /// Makes `blocks` and `data` with their 256 folders each. Those of `data` are on disk when this returns: what is in
 /// them must be found after a power failure.
 pub(super) fn make_folders(directory: &Path) -> Result<(), WorkerError> {
-    let failed = |action, path: &Path| {
-        let path = path.to_owned();
-        move |source| WorkerError::Directory { action, path, source }
-    };
+    let failed = |action, path: &Path| WorkerError::directory(action, path);
     for kind in ["blocks", "data"] {
         let kind = directory.join(kind);
         std::fs::create_dir_all(&kind).map_err(failed("create", &kind))?;
         // Also where the whole directory is shared with others.
         std::fs::set_permissions(&kind, Permissions::from_mode(0o700)).map_err(failed("close to others", &kind))?;
         spread_folders(&kind);
-        for folder in 0..=255u8 {
-            let path = kind.join(format!("{folder:02x}"));
+        for path in folders(&kind) {
             std::fs::create_dir_all(&path).map_err(failed("create", &path))?;
         }
     }
@@ -309,11 +294,8 @@ fn spread_folders(kind: &Path) {
 
 /// Size of the file system of a directory, and what this user may still write there, in bytes.
 pub(super) fn file_system_bytes(directory: &Path) -> Result<(u64, u64), WorkerError> {
-    let stat = rustix::fs::statvfs(directory).map_err(|error| WorkerError::Directory {
-        action: "ask for the free space of",
-        path: directory.to_owned(),
-        source: error.into(),
-    })?;
+    let failed = WorkerError::directory("ask for the free space of", directory);
+    let stat = rustix::fs::statvfs(directory).map_err(|error| failed(error.into()))?;
     Ok((stat.f_blocks.saturating_mul(stat.f_frsize), stat.f_bavail.saturating_mul(stat.f_frsize)))
 }
 
@@ -330,9 +312,11 @@ mod tests {
         let name = path.file_name().unwrap().to_str().unwrap();
         assert_eq!(parse_block_name(name), Some((id, 99)));
         assert!(path.starts_with(format!("/d/blocks/{:02x}", id.content.as_bytes()[0])));
-        let path = data_path(Path::new("/d"), &id, 99, 7);
+        let said = DataName { id, incarnation: 99, mount_id: 7, length: 1 << 20 };
+        let path = data_path(Path::new("/d"), &said);
         let data_name = path.file_name().unwrap().to_str().unwrap();
-        assert_eq!(parse_data_name(data_name), Some((id, 99, 7)));
+        assert_eq!(parse_data_name(data_name), Some(said));
+        assert_eq!(parse_data_name(&format!("{name}.7.0")), None, "a block has bytes");
         assert_eq!((parse_data_name(name), parse_block_name(data_name)), (None, None), "the kinds are told apart");
         assert!(path.starts_with(format!("/d/data/{:02x}", id.content.as_bytes()[0])));
         for wrong in ["", "x", "a.b.c", &format!("{name}.1"), &name[1..], "+f000000000000000000000000000000.1.1"] {
@@ -343,15 +327,15 @@ mod tests {
     proptest! {
         #[test]
         fn a_name_is_that_of_one_block_or_of_none(
-            name in prop_oneof![".{0,60}", "[0-9a-fA-F]{32}(\\.[+0]?[0-9]{1,20}){2,3}(\\.draft)?"],
+            name in prop_oneof![".{0,60}", "[0-9a-fA-F]{32}(\\.[+0]?[0-9]{1,20}){2,4}(\\.draft)?"],
         ) {
             let directory = Path::new("/d");
             let is_named = |path: PathBuf| path.file_name().unwrap().to_str().unwrap() == name;
             if let Some((id, incarnation)) = parse_block_name(&name) {
                 prop_assert!(is_named(block_path(directory, &id, incarnation)));
             }
-            if let Some((id, incarnation, mount_id)) = parse_data_name(&name) {
-                prop_assert!(is_named(data_path(directory, &id, incarnation, mount_id)));
+            if let Some(said) = parse_data_name(&name) {
+                prop_assert!(is_named(data_path(directory, &said)));
             }
         }
 
@@ -361,11 +345,13 @@ mod tests {
             index: u32,
             incarnation in 0..STARTS_MAX << INCARNATION_BITS,
             mount_id: u32,
+            length in 1..=u32::MAX,
         ) {
             let id = BlockId { content: ContentId::from_slice(&content).unwrap(), index };
-            let path = data_path(Path::new("/d"), &id, incarnation, mount_id);
+            let said = DataName { id, incarnation, mount_id, length };
+            let path = data_path(Path::new("/d"), &said);
             let name = path.file_name().unwrap().to_str().unwrap();
-            prop_assert_eq!(parse_data_name(name), Some((id, incarnation, mount_id)));
+            prop_assert_eq!(parse_data_name(name), Some(said));
         }
     }
 

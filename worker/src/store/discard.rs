@@ -3,11 +3,9 @@
 use std::io;
 
 use super::block_file::BlockPlace;
+use super::eviction::Cache;
 use super::slab::Entry;
 use super::table::{BlockTable, Eviction};
-
-/// Entries looked at per round of walks over all blocks.
-pub(super) const WALK_BATCH: u32 = 10_000;
 
 impl BlockTable {
     /// A block has gone: nothing more is kept in its file, and clients that have descriptors of it are told.
@@ -38,24 +36,14 @@ impl BlockTable {
         }
     }
 
-    /// Removes what is left of evicted entries.
-    pub(super) fn discard_evicted(&self, evicted: Vec<Entry>) {
-        if !evicted.is_empty() {
-            self.metrics.evicted_blocks.inc_by(evicted.len() as u64);
-            self.discard(evicted);
-        }
-    }
-
-    /// Removes what is left of entries of cached blocks.
-    pub(super) fn discard(&self, removed: impl IntoIterator<Item = Entry>) {
-        for entry in removed {
-            self.announce(&entry);
-            let place = self.place(&entry);
-            let directory = &self.directories[place.directory];
-            if directory.is_healthy() {
-                directory.index.forget(&entry.id, entry.incarnation);
-                let _ = self.delete_file(&place, "deleting a block file");
-            }
+    /// Removes what is left of a cached block that has gone.
+    pub(super) fn delete(&self, entry: &Entry) {
+        self.announce(entry);
+        let place = self.place(entry);
+        let directory = &self.directories[place.directory];
+        if directory.is_healthy() {
+            directory.index.forget(&entry.id, entry.incarnation);
+            let _ = self.delete_file(&place, "deleting a block file");
         }
     }
 
@@ -63,37 +51,19 @@ impl BlockTable {
     /// `CacheStore::relieve`.
     pub(super) fn fit_capacity(&self) {
         for position in 0..self.directories.len() {
-            let (now, mut evicted) = (self.now(), Vec::new());
-            let mut residents = self.residents.lock();
-            let _ = residents.cache.make_room(position, 0, now, &mut evicted);
-            drop(residents);
-            self.discard_evicted(evicted);
+            let _ = self.lock().cache.make_room(position, 0);
         }
     }
 
     /// Forgets all cached blocks of a directory that failed; gives how many. Data blocks stay known: what can still be
     /// read of them is, and nobody must take them for blocks that never were.
     pub(super) fn forget_directory(&self, position: usize) -> u64 {
-        let (mut from, mut forgotten) = (0, 0);
-        loop {
-            let mut removed = Vec::new();
-            let mut residents = self.residents.lock();
-            let cache = &mut residents.cache;
-            let until = cache.slab.slot_count().min(from + WALK_BATCH);
-            for slot in from..until {
-                let entry = cache.slab.at(slot).filter(|entry| entry.cached().is_some());
-                if entry.is_some_and(|entry| usize::from(entry.directory) == position) {
-                    removed.extend(cache.remove(slot));
-                }
-            }
-            from = until;
-            let end = until == cache.slab.slot_count();
-            drop(residents);
-            forgotten += removed.len() as u64;
-            self.discard(removed);
-            if end {
-                return forgotten;
-            }
-        }
+        let mut forgotten = 0;
+        let forget = |cache: &mut Cache, slot: u32| {
+            let entry = cache.slab.at(slot).filter(|entry| entry.cached().is_some())?;
+            if usize::from(entry.directory) == position { cache.discard(slot) } else { None }
+        };
+        self.walk(forget, |_| forgotten += 1);
+        forgotten
     }
 }

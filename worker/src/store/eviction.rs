@@ -18,7 +18,7 @@
 //! (those that a stream is still filling after all others), held ones never. What a directory accounts for never
 //! exceeds its capacity: room is made before bytes are written.
 //!
-//! Where the share of a mount is limited (`shares`), it is a share of the capacity and of both watermarks: what a mount
+//! Where the share of a mount is limited (`space`), it is a share of the capacity and of both watermarks: what a mount
 //! has beyond it goes first, from its own blocks alone and in the same manner, with window and main of its own. What is
 //! above the share of the high watermark goes in the background, on a thread that may wait for the disk. A fill evicts
 //! blocks of its mount only for what would exceed the share of the capacity.
@@ -26,9 +26,8 @@
 use cavern_proto::BlockId;
 
 use super::frequency::FrequencySketch;
-use super::shares::{MountLists, Shares};
-use super::slab::{Entry, Links, List, NIL, Relist, Segment, Slab, Standing, hash_of};
-use super::units::UNIT_BYTES;
+use super::slab::{Entry, List, NIL, Relist, Segment, Slab, Standing, hash_of};
+use super::space::{Shares, Space, SpaceLimits, UNIT_BYTES};
 
 /// Blocks used this recently are spared while there is another way.
 const RECENT_SECONDS: u32 = 2;
@@ -36,9 +35,6 @@ const RECENT_SECONDS: u32 = 2;
 const HYSTERESIS: u8 = 2;
 /// Held blocks that are passed over at the cold end of a list before the search is given up.
 const MAX_PASSED_OVER: usize = 256;
-/// The window has at least this many units (4 MiB), unless that is more than 2 % of the directory.
-const MIN_WINDOW_UNITS: u64 = (4 << 20) / UNIT_BYTES as u64;
-
 /// The frequency sketch is laid out for blocks of 32 KiB at first, and grows with the number of blocks.
 const UNITS_PER_BLOCK: u64 = 8;
 
@@ -74,85 +70,15 @@ enum Scope {
     Mount(u32),
 }
 
-/// The lists of a scope, and how much they are to have.
-struct Lists {
-    window: List,
-    main: List,
-    window_target: u64,
-    main_limit: u64,
-}
-
-/// Counters of what admission decided.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) struct AdmissionCounters {
+/// What has become of blocks since somebody looked.
+#[derive(Debug, Default)]
+pub(super) struct Departures {
+    /// Cached blocks that have left the table. Their index entries and files are still there.
+    pub gone: Vec<Entry>,
+    /// How many of them were evicted.
+    pub evicted: u64,
     /// Newcomers that were evicted because what they would have displaced is used as often.
     pub rejected: u64,
-}
-
-/// The room of one directory, in units of 4 KiB.
-#[derive(Debug)]
-pub(super) struct Space {
-    capacity: u64,
-    high: u64,
-    low: u64,
-    window_target: u64,
-    window: List,
-    main: List,
-    /// Blocks of fs-mode files. They take room like all others, and are no part of any contest.
-    data: List,
-    blocks: u64,
-}
-
-impl Space {
-    /// `high` and `low` are fractions of the capacity with 0 < low ≤ high ≤ 1.
-    pub(super) fn new(capacity_bytes: u64, high: f64, low: f64) -> Self {
-        let capacity = capacity_bytes / u64::from(UNIT_BYTES);
-        let share = |fraction: f64| (capacity as f64 * fraction) as u64;
-        Self {
-            capacity,
-            high: share(high),
-            low: share(low),
-            window_target: share(0.01).max(MIN_WINDOW_UNITS.min(share(0.02))),
-            window: List::EMPTY,
-            main: List::EMPTY,
-            data: List::EMPTY,
-            blocks: 0,
-        }
-    }
-
-    pub(super) fn used(&self) -> u64 {
-        self.window.units + self.main.units + self.data.units
-    }
-
-    /// Units that no eviction can free.
-    pub(super) fn data(&self) -> u64 {
-        self.data.units
-    }
-
-    pub(super) fn capacity(&self) -> u64 {
-        self.capacity
-    }
-
-    pub(super) fn blocks(&self) -> u64 {
-        self.blocks
-    }
-
-    /// Units below the high watermark that are free.
-    pub(super) fn free(&self) -> u64 {
-        self.high.saturating_sub(self.used())
-    }
-
-    fn main_limit(&self) -> u64 {
-        self.low.saturating_sub(self.window_target).saturating_sub(self.data.units)
-    }
-
-    fn list(&mut self, segment: Option<Segment>) -> &mut List {
-        match segment {
-            Some(Segment::Window) => &mut self.window,
-            Some(Segment::Main) => &mut self.main,
-            None => &mut self.data,
-        }
-    }
 }
 
 /// All blocks of a worker, what they take of each directory, and the order in which cached ones would go.
@@ -160,7 +86,9 @@ impl Space {
 pub(super) struct Cache {
     pub slab: Slab,
     pub spaces: Vec<Space>,
-    pub tally: AdmissionCounters,
+    pub departures: Departures,
+    /// Seconds of the worker's clock.
+    pub now: u32,
     sketch: FrequencySketch,
     /// `None` where mounts may take all there is.
     shares: Option<Shares>,
@@ -169,53 +97,26 @@ pub(super) struct Cache {
 impl Cache {
     /// `shares` is what the cached blocks of a mount may take of each directory.
     pub(super) fn new(spaces: Vec<Space>, shares: Option<Shares>) -> Self {
-        let expected = spaces.iter().map(|space| space.capacity).sum::<u64>() / UNITS_PER_BLOCK;
+        let expected = spaces.iter().map(|space| space.limits.capacity).sum::<u64>() / UNITS_PER_BLOCK;
         let sketch = FrequencySketch::new(usize::try_from(expected).unwrap_or(usize::MAX));
-        Self { slab: Slab::default(), spaces, tally: AdmissionCounters::default(), sketch, shares }
+        Self { slab: Slab::default(), spaces, departures: Departures::default(), now: 0, sketch, shares }
     }
 
-    /// Puts an entry into the lists of its segment, as the most recently used one.
-    fn push_head(&mut self, slot: u32) {
-        self.relist(slot, Relist::Head);
-    }
-
-    /// Puts an entry into the lists of its segment, as the first to go.
-    fn push_tail(&mut self, slot: u32) {
-        self.relist(slot, Relist::Tail);
-    }
-
-    /// Takes an entry out of its lists.
-    fn unlink(&mut self, slot: u32) {
-        self.relist(slot, Relist::Out);
-    }
-
+    /// Puts an entry into the lists of its segment, or takes it out of them.
     fn relist(&mut self, slot: u32, step: Relist) {
         let Some(entry) = self.slab.at(slot) else { return };
         let standing @ Standing { directory, segment, units, .. } = entry.standing();
-        self.spaces[directory].list(segment).relist(&mut self.slab, slot, units, step);
-        if let Some((list, links)) = self.list_of_mount(slot, standing) {
+        let space = &mut self.spaces[directory];
+        space.list(segment).relist(&mut self.slab, slot, units, step);
+        if let Some((list, links)) = self.shares.as_mut().and_then(|shares| shares.list(slot, standing, space.limits)) {
             list.relist(links, slot, units, step);
         }
     }
 
-    /// The list of its mount that an entry is in, where shares are limited, and the links of that.
-    fn list_of_mount(&mut self, slot: u32, standing: Standing) -> Option<(&mut List, &mut Vec<Links>)> {
-        self.shares.as_mut()?.list(slot, standing)
-    }
-
-    fn lists(&self, directory: usize, scope: Scope) -> Lists {
-        let space = &self.spaces[directory];
+    fn space(&self, directory: usize, scope: Scope) -> &Space {
         match (scope, &self.shares) {
-            (Scope::Mount(mount_id), Some(shares)) => {
-                let MountLists { window, main } = shares.lists(directory, mount_id);
-                let window_target = shares.of(space.window_target);
-                let main_limit = shares.limit(space.low).saturating_sub(window_target);
-                Lists { window, main, window_target, main_limit }
-            }
-            _ => {
-                let Space { window, main, window_target, .. } = *space;
-                Lists { window, main, window_target, main_limit: space.main_limit() }
-            }
+            (Scope::Mount(mount_id), Some(shares)) => shares.space(directory, mount_id),
+            _ => &self.spaces[directory],
         }
     }
 
@@ -233,23 +134,21 @@ impl Cache {
     }
 
     /// Marks an entry as the most recently used of its list.
-    pub(super) fn touch(&mut self, slot: u32, now: u32) {
+    pub(super) fn touch(&mut self, slot: u32) {
         let Some(entry) = self.slab.at_mut(slot) else { return };
-        entry.last_used = now;
+        entry.last_used = self.now;
         if let Some(cached) = entry.cached_mut() {
             cached.expired = false;
         }
-        self.unlink(slot);
-        self.push_head(slot);
+        self.relist(slot, Relist::Out);
+        self.relist(slot, Relist::Head);
     }
 
     /// Marks an entry as unused beyond its time: it is the first to go when room is needed.
     pub(super) fn expire(&mut self, slot: u32) {
         let Some(cached) = self.slab.at_mut(slot).and_then(Entry::cached_mut) else { return };
         cached.expired = true;
-        self.unlink(slot);
-        self.assign_to_main(slot);
-        self.push_tail(slot);
+        self.move_to_main(slot, Relist::Tail);
     }
 
     /// Adds an entry as a newcomer (at start: straight to main while there is room), or as data. Its units count at
@@ -257,7 +156,7 @@ impl Cache {
     pub(super) fn insert(&mut self, entry: Entry) -> u32 {
         let (directory, mount_id) = (usize::from(entry.directory), entry.mount_id);
         let slot = self.slab.insert(entry);
-        self.push_head(slot);
+        self.relist(slot, Relist::Head);
         self.spaces[directory].blocks += 1;
         self.sketch.grow_to(self.slab.len());
         self.settle(directory, mount_id);
@@ -267,28 +166,34 @@ impl Cache {
     /// Takes an entry out, wherever it is.
     pub(super) fn remove(&mut self, slot: u32) -> Option<Entry> {
         let directory = usize::from(self.slab.at(slot)?.directory);
-        self.unlink(slot);
+        self.relist(slot, Relist::Out);
         self.spaces[directory].blocks -= 1;
         self.slab.remove(slot)
     }
 
-    /// Adds units to an entry, for bytes about to be written. Make room before.
-    pub(super) fn charge(&mut self, slot: u32, units: u32) {
-        self.adjust(slot, i64::from(units));
+    /// Takes out the entry of a cached block, whose file is deleted when the lock is released; gives the units that it
+    /// took.
+    pub(super) fn discard(&mut self, slot: u32) -> Option<u32> {
+        let entry = self.remove(slot)?;
+        let units = entry.units;
+        self.departures.gone.push(entry);
+        Some(units)
     }
 
-    /// Takes units from an entry, for bytes that were not written or were dropped.
-    pub(super) fn discharge(&mut self, slot: u32, units: u32) {
-        self.adjust(slot, -i64::from(units));
+    fn evict(&mut self, slot: u32) {
+        self.departures.evicted += u64::from(self.discard(slot).is_some());
     }
 
-    fn adjust(&mut self, slot: u32, units: i64) {
+    /// Adds units to an entry, for bytes about to be written (make room before), or takes those away that were not
+    /// written or were dropped.
+    pub(super) fn charge(&mut self, slot: u32, units: i64) {
         let Some(entry) = self.slab.at_mut(slot) else { return };
         let after = (i64::from(entry.units) + units).clamp(0, i64::from(u32::MAX)) as u32;
         let standing @ Standing { directory, segment, mount_id, units: before } = entry.standing();
         entry.units = after;
-        self.spaces[directory].list(segment).adjust(before, after);
-        if let Some((list, _)) = self.list_of_mount(slot, standing) {
+        let space = &mut self.spaces[directory];
+        space.list(segment).adjust(before, after);
+        if let Some((list, _)) = self.shares.as_mut().and_then(|shares| shares.list(slot, standing, space.limits)) {
             list.adjust(before, after);
         }
         self.settle(directory, mount_id);
@@ -299,88 +204,66 @@ impl Cache {
     fn settle(&mut self, directory: usize, mount_id: u32) {
         let scope = if self.shares.is_some() { Scope::Mount(mount_id) } else { Scope::Directory };
         loop {
-            let Lists { window, main, window_target, main_limit } = self.lists(directory, scope);
-            let tail = window.tail();
+            let spaces = [self.space(directory, scope), self.space(directory, Scope::Directory)];
+            let tail = spaces[0].window.tail();
             let Some(entry) = self.slab.at(tail) else { return };
-            let (space, units) = (&self.spaces[directory], u64::from(entry.units));
-            let fits = main.units + units <= main_limit && space.main.units + units <= space.main_limit();
-            let over = window.units > window_target || space.window.units > space.window_target;
-            if !over || !fits {
+            let units = u64::from(entry.units);
+            let fits = spaces.iter().all(|space| space.main.units + units <= space.main_limit());
+            let is_over = spaces.iter().any(|space| space.window.units > space.limits.window_target);
+            if !is_over || !fits {
                 return;
             }
-            self.promote(tail);
+            self.move_to_main(tail, Relist::Head);
         }
     }
 
-    fn promote(&mut self, slot: u32) {
-        self.unlink(slot);
-        self.assign_to_main(slot);
-        self.push_head(slot);
-    }
-
-    /// Of an entry that is in no list now.
-    fn assign_to_main(&mut self, slot: u32) {
+    fn move_to_main(&mut self, slot: u32, place: Relist) {
+        self.relist(slot, Relist::Out);
         if let Some(cached) = self.slab.at_mut(slot).and_then(Entry::cached_mut) {
             cached.segment = Segment::Main;
         }
+        self.relist(slot, place);
     }
 
     /// Evicts blocks of a mount until `units` more of it are within its share of the directory, none that a request
     /// holds. What it has beyond its share already stays for [`Self::relieve`]: no more goes than comes.
-    pub(super) fn keep_share(
-        &mut self,
-        directory: usize,
-        mount_id: u32,
-        units: u64,
-        now: u32,
-        evicted: &mut Vec<Entry>,
-    ) {
-        if self.shares.is_none() {
-            return;
+    pub(super) fn keep_share(&mut self, directory: usize, mount_id: u32, units: u64) {
+        if self.shares.is_some() {
+            let scope = Scope::Mount(mount_id);
+            let space = self.space(directory, scope);
+            let target = space.limits.capacity.max(space.used()).saturating_sub(units);
+            self.evict_to(directory, scope, target, Protect::InUseOnly, usize::MAX);
         }
-        let scope = Scope::Mount(mount_id);
-        let share = self.limit(scope, self.spaces[directory].capacity);
-        let target = share.max(self.used(directory, scope)).saturating_sub(units);
-        self.evict_to((directory, scope), target, Protect::InUseOnly, now, usize::MAX, evicted);
     }
 
-    /// Evicts until `units` more fit in the directory, and gives the entries that went.
+    /// Evicts until `units` more fit in the directory.
     ///
     /// # Errors
-    /// [`Full`] when that is impossible; what was evicted in the attempt is in `evicted` all the same.
-    pub(super) fn make_room(
-        &mut self,
-        directory: usize,
-        units: u64,
-        now: u32,
-        evicted: &mut Vec<Entry>,
-    ) -> Result<(), Full> {
-        let target = self.spaces[directory].capacity.checked_sub(units).ok_or(Full)?;
-        let all = (directory, Scope::Directory);
-        self.evict_to(all, target, Protect::InUseOnly, now, usize::MAX, evicted);
+    /// [`Full`] when that is impossible; what was evicted in the attempt is gone all the same.
+    pub(super) fn make_room(&mut self, directory: usize, units: u64) -> Result<(), Full> {
+        let target = self.spaces[directory].limits.capacity.checked_sub(units).ok_or(Full)?;
+        self.evict_to(directory, Scope::Directory, target, Protect::InUseOnly, usize::MAX);
         if self.spaces[directory].used() > target { Err(Full) } else { Ok(()) }
     }
 
     /// Whether the directory is above its high watermark, or what a mount has is above the share of that.
     pub(super) fn needs_relief(&self, directory: usize) -> bool {
-        self.scopes(directory).iter().any(|scope| self.above_high(directory, *scope))
+        self.scopes(directory).iter().any(|scope| self.is_above_high(directory, *scope))
     }
 
     /// Evicts what is above the high watermark, or the share of a mount in that, towards the low one: some `limit`
-    /// blocks. Gives the entries that went.
-    pub(super) fn relieve(&mut self, directory: usize, now: u32, limit: usize, evicted: &mut Vec<Entry>) {
-        let stop_at = evicted.len().saturating_add(limit);
+    /// blocks.
+    pub(super) fn relieve(&mut self, directory: usize, limit: usize) {
+        let stop_at = self.departures.gone.len().saturating_add(limit);
         for scope in self.scopes(directory) {
-            if !self.above_high(directory, scope) {
+            if !self.is_above_high(directory, scope) {
                 continue;
             }
-            let Space { high, low, .. } = self.spaces[directory];
-            let left = stop_at.saturating_sub(evicted.len());
-            self.evict_to((directory, scope), self.limit(scope, low), Protect::Recent, now, left, evicted);
+            let SpaceLimits { high, low, .. } = self.space(directory, scope).limits;
+            self.evict_to(directory, scope, low, Protect::Recent, stop_at);
             if scope != Scope::Directory {
                 // A mount that reads fast has nothing but recent blocks in its window. They go here, not in its fills.
-                let left = stop_at.saturating_sub(evicted.len());
-                self.evict_to((directory, scope), self.limit(scope, high), Protect::InUseOnly, now, left, evicted);
+                self.evict_to(directory, scope, high, Protect::InUseOnly, stop_at);
             }
         }
     }
@@ -391,57 +274,34 @@ impl Cache {
         mounts.map(Scope::Mount).chain([Scope::Directory]).collect()
     }
 
-    fn above_high(&self, directory: usize, scope: Scope) -> bool {
-        self.used(directory, scope) > self.limit(scope, self.spaces[directory].high)
+    fn is_above_high(&self, directory: usize, scope: Scope) -> bool {
+        let space = self.space(directory, scope);
+        space.used() > space.limits.high
     }
 
-    /// Units that a scope takes.
-    fn used(&self, directory: usize, scope: Scope) -> u64 {
-        match (scope, &self.shares) {
-            (Scope::Mount(mount_id), Some(shares)) => shares.lists(directory, mount_id).units(),
-            _ => self.spaces[directory].used(),
-        }
-    }
-
-    /// What a scope may have of the capacity of a directory, or of a watermark of it, in units.
-    fn limit(&self, scope: Scope, units: u64) -> u64 {
-        match (scope, &self.shares) {
-            (Scope::Mount(_), Some(shares)) => shares.limit(units),
-            _ => units,
-        }
-    }
-
-    fn evict_to(
-        &mut self,
-        (directory, scope): (usize, Scope),
-        target: u64,
-        spare: Protect,
-        now: u32,
-        limit: usize,
-        evicted: &mut Vec<Entry>,
-    ) {
-        let stop_at = evicted.len().saturating_add(limit);
-        while self.used(directory, scope) > target && evicted.len() < stop_at {
-            match self.next_to_go(directory, scope, spare, now) {
-                Some(Next::Candidate(slot)) => self.contest(directory, scope, slot, evicted),
-                Some(Next::Victim(slot)) => evicted.extend(self.remove(slot)),
+    /// Evicts until no more than `target` units are taken, or so many entries have gone in all.
+    fn evict_to(&mut self, directory: usize, scope: Scope, target: u64, spare: Protect, stop_at: usize) {
+        while self.space(directory, scope).used() > target && self.departures.gone.len() < stop_at {
+            match self.next_to_go(directory, scope, spare) {
+                Some(Next::Candidate(slot)) => self.contest(directory, scope, slot),
+                Some(Next::Victim(slot)) => self.evict(slot),
                 None => return,
             }
         }
     }
 
     /// Who is next: newcomers beyond the window's share first, then the coldest of main.
-    fn next_to_go(&self, directory: usize, scope: Scope, spare: Protect, now: u32) -> Option<Next> {
-        let Lists { window, main, window_target, .. } = &self.lists(directory, scope);
-        let over = window.units > *window_target || main.units == 0;
-        let coldest = |list: &List, spare| Some(self.coldest(list, scope, spare, now)).filter(|slot| *slot != NIL);
+    fn next_to_go(&self, directory: usize, scope: Scope, spare: Protect) -> Option<Next> {
+        let Space { limits, window, main, .. } = self.space(directory, scope);
+        let over = window.units > limits.window_target || main.units == 0;
+        let coldest = |list: &List, spare| Some(self.coldest(list, scope, spare)).filter(|slot| *slot != NIL);
         let candidate = |spare| if over { coldest(window, spare).map(Next::Candidate) } else { None };
         let victim = |list, spare| coldest(list, spare).map(Next::Victim);
         match spare {
             // While the window exceeds its share because of recent blocks, main pays nothing for it.
             Protect::Recent if over => candidate(spare).or_else(|| {
                 let tail = main.tail();
-                self.is_expired(tail).then_some(Next::Victim(tail))
+                self.slab.at(tail).is_some_and(Entry::is_expired).then_some(Next::Victim(tail))
             }),
             Protect::Recent => victim(main, spare).or_else(|| victim(window, spare)),
             Protect::Growing | Protect::InUseOnly => candidate(Protect::Recent)
@@ -453,16 +313,12 @@ impl Cache {
         }
     }
 
-    fn is_expired(&self, slot: u32) -> bool {
-        self.slab.at(slot).is_some_and(Entry::is_expired)
-    }
-
     /// The coldest entry of a list that may go, or `NIL`.
-    fn coldest(&self, list: &List, scope: Scope, spare: Protect, now: u32) -> u32 {
+    fn coldest(&self, list: &List, scope: Scope, spare: Protect) -> u32 {
         let mut slot = list.tail();
         for _ in 0..MAX_PASSED_OVER {
             let Some(entry) = self.slab.at(slot) else { return NIL };
-            let recent = !entry.is_expired() && now < entry.last_used.saturating_add(RECENT_SECONDS);
+            let recent = !entry.is_expired() && self.now < entry.last_used.saturating_add(RECENT_SECONDS);
             let spared = match spare {
                 // Lists are roughly ordered by use: what is further up is hardly colder.
                 Protect::Recent if recent => return NIL,
@@ -478,13 +334,13 @@ impl Cache {
     }
 
     /// A newcomer against the coldest blocks of main that it would displace: the one or the others go.
-    fn contest(&mut self, directory: usize, scope: Scope, candidate: u32, evicted: &mut Vec<Entry>) {
-        let Lists { main, main_limit, .. } = self.lists(directory, scope);
+    fn contest(&mut self, directory: usize, scope: Scope, candidate: u32) {
+        let space = self.space(directory, scope);
         let Some(entry) = self.slab.at(candidate) else { return };
         let frequency = self.sketch.estimate(hash_of(&entry.id));
-        let mut needed = (main.units + u64::from(entry.units)).saturating_sub(main_limit);
+        let mut needed = (space.main.units + u64::from(entry.units)).saturating_sub(space.main_limit());
         let (mut victims, mut defender) = (Vec::new(), NIL);
-        let (mut slot, mut passed_over) = (main.tail(), 0);
+        let (mut slot, mut passed_over) = (space.main.tail(), 0);
         while needed > 0 {
             let Some(victim) = self.slab.at(slot) else { break };
             if victim.busy() {
@@ -504,35 +360,24 @@ impl Cache {
             slot = self.newer(scope, slot);
         }
         if needed > 0 {
-            self.tally.rejected += 1;
-            // Another one defends main next time: one cold block whose counters collide with those of hot ones would
-            // keep all newcomers out for ever.
-            self.rotate(defender);
-            evicted.extend(self.remove(candidate));
+            self.departures.rejected += 1;
+            // Another one defends main next time, without being called used: one cold block whose counters collide with
+            // those of hot ones would keep all newcomers out for ever.
+            self.relist(defender, Relist::Out);
+            self.relist(defender, Relist::Head);
+            self.evict(candidate);
             return;
         }
-        for victim in victims {
-            evicted.extend(self.remove(victim));
-        }
-        self.promote(candidate);
+        victims.into_iter().for_each(|victim| self.evict(victim));
+        self.move_to_main(candidate, Relist::Head);
     }
 
-    /// Moves an entry of main from the cold end to the other, without calling it used.
-    fn rotate(&mut self, slot: u32) {
-        if slot != NIL {
-            self.unlink(slot);
-            self.push_head(slot);
+    /// Gives the directory other limits. What exceeds them is still there: make room after.
+    pub(super) fn resize(&mut self, directory: usize, limits: SpaceLimits) {
+        self.spaces[directory].limits = limits;
+        if let Some(shares) = &mut self.shares {
+            shares.resize(directory, limits);
         }
-    }
-
-    /// Gives the directory another capacity. What exceeds it is still there: make room after.
-    pub(super) fn resize(&mut self, directory: usize, capacity_bytes: u64, high: f64, low: f64) {
-        let space = &mut self.spaces[directory];
-        let resized = Space::new(capacity_bytes, high, low);
-        space.capacity = resized.capacity;
-        space.high = resized.high;
-        space.low = resized.low;
-        space.window_target = resized.window_target;
     }
 
     /// Adds up all entries anew and compares with the running sums.
@@ -547,7 +392,7 @@ impl Cache {
             for mount_id in shares.mounts(directory) {
                 let cached = own.iter().filter(|entry| entry.mount_id == mount_id && entry.cached().is_some());
                 let units = cached.map(|entry| u64::from(entry.units)).sum::<u64>();
-                assert_eq!(units, shares.lists(directory, mount_id).units(), "mount {mount_id}");
+                assert_eq!(units, shares.space(directory, mount_id).used(), "mount {mount_id}");
             }
         }
     }

@@ -36,7 +36,7 @@ impl Simulation {
 
     /// One of which a mount may have so many percent, and `least` units in any case.
     fn with_least_share(capacity_units: u64, percent: u32, least: u64) -> Self {
-        let space = Space::new(capacity_units * u64::from(UNIT_BYTES), HIGH, LOW);
+        let space = Space::new(SpaceLimits::new(capacity_units * u64::from(UNIT_BYTES), HIGH, LOW));
         let shares = Shares::new(percent, least * u64::from(UNIT_BYTES));
         Self { cache: Cache::new(vec![space], shares), capacity: capacity_units, now: 0.0 }
     }
@@ -49,20 +49,20 @@ impl Simulation {
     /// Reads one of a mount.
     fn read_of(&mut self, mount_id: u32, id: &BlockId, units: u32) -> bool {
         self.cache.count_use(id);
-        let now = self.now as u32;
-        let mut evicted = Vec::new();
+        self.cache.now = self.now as u32;
+        self.cache.departures.gone.clear();
         if let Some(slot) = self.cache.slab.find(id) {
-            self.cache.touch(slot, now);
+            self.cache.touch(slot);
             return true;
         }
         let slot = self.cache.insert(Entry::new(*id, 1, units * UNIT_BYTES, mount_id, 0));
-        self.cache.touch(slot, now);
-        self.cache.keep_share(0, mount_id, u64::from(units), now, &mut evicted);
-        self.cache.make_room(0, u64::from(units), now, &mut evicted).unwrap();
+        self.cache.touch(slot);
+        self.cache.keep_share(0, mount_id, u64::from(units));
+        self.cache.make_room(0, u64::from(units)).unwrap();
         if let Some(slot) = self.cache.slab.find(id) {
-            self.cache.charge(slot, units);
+            self.cache.charge(slot, i64::from(units));
         }
-        self.cache.relieve(0, now, 64, &mut evicted);
+        self.cache.relieve(0, 64);
         assert!(self.cache.spaces[0].used() <= self.capacity, "more than its capacity");
         false
     }
@@ -143,10 +143,10 @@ fn large_blocks_of_a_mount_take_the_place_of_many_small_ones() {
     for (value, units) in small.chain(large) {
         simulation.now += 0.001;
         simulation.read_of(1, &id(value), units);
-        let own = simulation.cache.used(0, Scope::Mount(1));
+        let own = simulation.cache.space(0, Scope::Mount(1)).used();
         assert!(own <= 30_000, "{own} units of 30,000 after block {value}");
     }
-    assert!(simulation.cache.used(0, Scope::Mount(1)) > 25_000);
+    assert!(simulation.cache.space(0, Scope::Mount(1)).used() > 25_000);
     assert!((0..25).all(|value| simulation.cache.slab.find(&id(value)).is_some()), "what others have stays");
     simulation.cache.check_sums();
 }
@@ -157,16 +157,17 @@ fn a_fill_evicts_nothing_of_a_mount_that_is_relieved_in_time() {
     let mut simulation = Simulation::with_share(10_000, 50);
     for value in 0..1000 {
         simulation.now += 0.001;
-        let (block, now, mut evicted) = (id(value), simulation.now as u32, Vec::new());
-        let slot = simulation.cache.insert(Entry::new(block, 1, 20 * UNIT_BYTES, 1, 0));
-        simulation.cache.keep_share(0, 1, 20, now, &mut evicted);
-        assert_eq!(evicted.len(), 0, "for block {value}");
+        simulation.cache.now = simulation.now as u32;
+        simulation.cache.departures.gone.clear();
+        let slot = simulation.cache.insert(Entry::new(id(value), 1, 20 * UNIT_BYTES, 1, 0));
+        simulation.cache.keep_share(0, 1, 20);
+        assert_eq!(simulation.cache.departures.gone.len(), 0, "for block {value}");
         simulation.cache.charge(slot, 20);
-        simulation.cache.touch(slot, now);
+        simulation.cache.touch(slot);
         while simulation.cache.needs_relief(0) {
-            simulation.cache.relieve(0, now, 64, &mut evicted);
+            simulation.cache.relieve(0, 64);
         }
-        assert!(simulation.cache.used(0, Scope::Mount(1)) <= 4900);
+        assert!(simulation.cache.space(0, Scope::Mount(1)).used() <= 4900);
     }
     simulation.cache.check_sums();
 }
@@ -249,14 +250,14 @@ fn a_stream_through_a_small_cache_finds_the_block_that_it_is_reading() {
         simulation.cache.insert(Entry::new(block, 1, 64 << 20, 1, 0));
         for _ in 0..64 {
             simulation.now += 0.001;
-            let now = simulation.now as u32;
+            simulation.cache.now = simulation.now as u32;
+            simulation.cache.departures.gone.clear();
             let slot = simulation.cache.slab.find(&block).expect("evicted while it is being read");
-            simulation.cache.touch(slot, now);
-            let mut evicted = Vec::new();
-            simulation.cache.make_room(0, u64::from(piece), now, &mut evicted).unwrap();
+            simulation.cache.touch(slot);
+            simulation.cache.make_room(0, u64::from(piece)).unwrap();
             let slot = simulation.cache.slab.find(&block).expect("evicted for its own next piece");
-            simulation.cache.charge(slot, piece);
-            simulation.cache.relieve(0, now, 64, &mut evicted);
+            simulation.cache.charge(slot, i64::from(piece));
+            simulation.cache.relieve(0, 64);
             assert!(simulation.cache.spaces[0].used() <= simulation.capacity);
         }
     }
@@ -283,6 +284,6 @@ fn expired_blocks_go_before_all_others() {
 #[test]
 fn a_wish_beyond_the_capacity_is_refused() {
     let mut simulation = Simulation::new(100);
-    assert_eq!(simulation.cache.make_room(0, 101, 0, &mut Vec::new()), Err(Full));
-    assert_eq!(simulation.cache.make_room(0, 100, 0, &mut Vec::new()), Ok(()));
+    assert_eq!(simulation.cache.make_room(0, 101), Err(Full));
+    assert_eq!(simulation.cache.make_room(0, 100), Ok(()));
 }

@@ -13,10 +13,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::block_file::BlockFile;
 use super::directory;
+use super::space::{SpaceLimits, UNIT_BYTES};
 use super::table::BlockTable;
-use super::units::UNIT_BYTES;
 
 /// From one lowering of the capacity to the next.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -45,13 +44,8 @@ impl BlockTable {
         }
     }
 
-    /// A write found no space.
-    pub(super) fn out_of_space(&self, block: &BlockFile) {
-        self.directory_out_of_space(block.directory());
-    }
-
-    /// A write to a directory, of what is no block yet, found no space.
-    pub(super) fn directory_out_of_space(&self, position: usize) {
+    /// A write to a directory found no space.
+    pub(super) fn out_of_space(&self, position: usize) {
         self.fit(position, Sign::WriteFailed);
     }
 
@@ -71,9 +65,9 @@ impl BlockTable {
         }
         let free = if failed { 0 } else { free };
 
-        let mut residents = self.residents.lock();
+        let mut residents = self.lock();
         let cache = &mut residents.cache;
-        let capacity = cache.spaces[position].capacity() * u64::from(UNIT_BYTES);
+        let capacity = cache.spaces[position].limits.capacity * u64::from(UNIT_BYTES);
         let used = cache.spaces[position].used() * u64::from(UNIT_BYTES);
         let affordable = (used + free).saturating_sub(headroom);
         let lower = free < headroom / 2 && affordable < capacity && since(fitted.lowered) > SETTLE;
@@ -87,23 +81,22 @@ impl BlockTable {
             return;
         }
         let target = if lower { affordable } else { raised };
-        let mut evicted = Vec::new();
-        cache.resize(position, target, self.high_watermark, self.low_watermark);
+        cache.resize(position, SpaceLimits::new(target, self.high_watermark, self.low_watermark));
         // What cannot go now, because it is held, goes as soon as it can: see `relieve`.
-        let _ = cache.make_room(position, 0, self.now(), &mut evicted);
-        drop(residents);
+        let _ = cache.make_room(position, 0);
+        let evicted = cache.departures.gone.len();
         if lower {
             fitted.lowered = Some(now);
         }
         drop(fitted);
+        drop(residents);
         let path = directory.spec.path.display();
         if lower {
-            warn!(directory = %path, free, capacity = target, evicted = evicted.len(),
+            warn!(directory = %path, free, capacity = target, evicted,
                 "hardly any space left on the device: going on with less; free some, or set the directory's capacity \
                  in worker.dirs below what the file system has");
         } else {
             info!(directory = %path, free, capacity = target, "there is space on the device again");
         }
-        self.discard_evicted(evicted);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use rustix::fs::OFlags;
@@ -40,6 +40,23 @@ pub(super) fn create_file(path: &Path, bytes: u32) -> io::Result<File> {
             Err(error)
         }
     }
+}
+
+/// Writes at an offset of a file.
+///
+/// # Errors
+/// How many bytes were written, and why no more.
+pub(super) fn write_at(file: &File, offset: u32, bytes: &[u8]) -> Result<(), (usize, io::Error)> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.write_at(&bytes[done..], u64::from(offset) + done as u64) {
+            Ok(0) => return Err((done, io::ErrorKind::WriteZero.into())),
+            Ok(written) => done += written,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err((done, error)),
+        }
+    }
+    Ok(())
 }
 
 /// Puts a file in the place of what has its name in a directory, in one step; it is on disk when this returns.

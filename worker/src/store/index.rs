@@ -4,7 +4,7 @@
 //! failure loses is fetched again. An index that RocksDB finds damaged is set aside as a whole; the blocks are cache,
 //! and a clean empty directory is worth more than a half-believed one.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cavern_proto::BlockId;
 use cavern_proto::record::BlockRecord;
@@ -171,19 +171,6 @@ impl Index {
     /// Writes what is in memory to table files, so that the next start has no log to replay.
     pub(super) fn flush(&self) -> Result<(), rocksdb::Error> {
         self.db.flush()
-    }
-}
-
-/// Renames `<directory>/index` to the first free `index.damaged-N`.
-pub(super) fn set_aside(directory: &Path) -> std::io::Result<PathBuf> {
-    let mut attempt = 1u32;
-    loop {
-        let target = directory.join(format!("index.damaged-{attempt}"));
-        if !target.exists() {
-            std::fs::rename(directory.join("index"), &target)?;
-            return Ok(target);
-        }
-        attempt += 1;
     }
 }
 

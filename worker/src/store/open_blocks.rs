@@ -14,20 +14,20 @@ pub(super) struct OpenBlocks {
     limit: usize,
     /// Slot, incarnation and time of last use when the hand was here.
     ring: VecDeque<(u32, u64, u32)>,
+    /// Blocks that were closed: to be dropped after the lock is released.
+    pub closed: Vec<Block>,
 }
 
 impl OpenBlocks {
     pub(super) fn new(limit: usize) -> Self {
-        Self { limit: limit.max(1), ring: VecDeque::new() }
+        Self { limit: limit.max(1), ring: VecDeque::new(), closed: Vec::new() }
     }
 
-    /// Notes that the entry at `slot` was opened. Gives the blocks that were closed for it: drop them after the lock is
-    /// released.
-    pub(super) fn opened(&mut self, slab: &mut Slab, slot: u32) -> Vec<Block> {
+    /// Notes that the entry at `slot` was opened; others may be closed for it.
+    pub(super) fn opened(&mut self, slab: &mut Slab, slot: u32) {
         if let Some(entry) = slab.at(slot) {
             self.ring.push_back((slot, entry.incarnation, entry.last_used));
         }
-        let mut closed = Vec::new();
         for _ in 0..MAX_STEPS {
             if self.ring.len() <= self.limit {
                 break;
@@ -37,9 +37,8 @@ impl OpenBlocks {
             if entry.busy() || entry.last_used > seen {
                 self.ring.push_back((slot, incarnation, entry.last_used));
             } else {
-                closed.extend(entry.close());
+                self.closed.extend(entry.close());
             }
         }
-        closed
     }
 }

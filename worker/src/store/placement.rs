@@ -11,6 +11,8 @@ pub(super) struct Candidate {
     pub capacity: u64,
     /// Free below the high watermark.
     pub free: u64,
+    /// What blocks of fs-mode files take.
+    pub data: u64,
 }
 
 /// The position of the directory for a block with this `hash` that needs `need` units at first; `None` without
@@ -46,7 +48,7 @@ mod tests {
     use super::*;
 
     fn candidate(position: usize, tier: Tier, capacity: u64, free: u64) -> Candidate {
-        Candidate { position, tier, capacity, free }
+        Candidate { position, tier, capacity, free, data: 0 }
     }
 
     fn shares(candidates: &[Candidate]) -> Vec<usize> {

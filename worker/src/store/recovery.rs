@@ -4,24 +4,26 @@
 //! No file of a cached block is touched before the worker serves. A record is believed to exist, its bytes are not:
 //! they are checked when they are first asked for (see `block`).
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cavern_conf::process::{MissingDir, ensure_dir};
-use cavern_conf::{ByteSize, DirSpec, Tier};
+use cavern_conf::{DirSpec, Tier, schema};
 use cavern_proto::ChunkMap;
-use cavern_proto::chunk::{chunk_count, chunk_range};
-use cavern_proto::record::BlockRecord;
+use cavern_proto::chunk::chunk_count;
 use cavern_security::KeyWrapping;
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::directory::{self, Directory, INCARNATION_BITS, Identity};
-use super::index::{Index, IndexError, set_aside};
+use super::data::draft;
+use super::directory::{self, DataName, Directory, DiskHealth, INCARNATION_BITS, Identity, parse_data_name};
+use super::index::{Index, IndexError};
 use super::sealing::Cipher;
 use super::slab::Entry;
+use super::space::{UNIT_BYTES, units_of_chunks, units_on_disk};
 use super::table::BlockTable;
-use super::units::{UNIT_BYTES, units_of};
 use crate::error::WorkerError;
 
 /// A directory after its index was read.
@@ -41,16 +43,13 @@ pub(super) struct Opened {
 pub(super) fn open(
     spec: DirSpec,
     position: u8,
-    missing: MissingDir,
-    index_cache: ByteSize,
+    conf: &schema::Worker,
     keys: &KeyWrapping,
 ) -> Result<Opened, WorkerError> {
     let path = spec.path.clone();
-    let failed = |action| {
-        let path = path.clone();
-        move |source| WorkerError::Directory { action, path, source }
-    };
-    let missing = if spec.tier == Tier::Mem { MissingDir::Create } else { missing };
+    let failed = |action| WorkerError::directory(action, &path);
+    // Those in memory are made anew always.
+    let missing = MissingDir::of("worker.create_dirs", conf.create_dirs || spec.tier == Tier::Mem);
     ensure_dir(&path, "worker.dirs", missing)?;
     let lock = directory::lock(&path)?;
     let identity = Identity::read(&path)?;
@@ -59,29 +58,21 @@ pub(super) fn open(
         return Err(WorkerError::DirectoryKeyLost(path));
     }
 
-    let cache_bytes = usize::try_from(index_cache.bytes()).unwrap_or(usize::MAX);
-    let (index, entries) = match open_index(&path, position, cache_bytes) {
-        Ok(opened) => opened,
-        Err(IndexError::Damaged(reason)) => {
-            let kept = set_aside(&path).map_err(failed("set the damaged index aside in"))?;
-            orphan_blocks(&path).map_err(failed("set blocks aside in"))?;
-            warn!(directory = %path.display(), kept = %kept.display(), reason,
-                "the block index is damaged: set aside, the directory starts empty and its blocks are fetched again");
-            match open_index(&path, position, cache_bytes) {
-                Ok(opened) => opened,
-                Err(IndexError::Damaged(reason)) => {
-                    let source = std::io::Error::other(reason);
-                    return Err(failed("make a new index in")(source));
-                }
-                Err(IndexError::Unusable(source)) => {
-                    return Err(WorkerError::Index { path: path.join("index"), source });
-                }
-            }
-        }
-        Err(IndexError::Unusable(source)) => return Err(WorkerError::Index { path: path.join("index"), source }),
-    };
+    let cache_bytes = usize::try_from(conf.index_cache.bytes()).unwrap_or(usize::MAX);
+    let mut opened = open_index(&path, position, cache_bytes);
+    if let Err(IndexError::Damaged(reason)) = &opened {
+        let kept = set_aside(&path, "index", "damaged").map_err(failed("set the damaged index aside in"))?;
+        set_aside(&path, "blocks", "orphaned").map_err(failed("set blocks aside in"))?;
+        warn!(directory = %path.display(), kept = %kept.display(), reason,
+            "the block index is damaged: set aside, the directory starts empty and its blocks are fetched again");
+        opened = open_index(&path, position, cache_bytes);
+    }
+    let (index, entries) = opened.map_err(|error| match error {
+        IndexError::Damaged(reason) => failed("make a new index in")(io::Error::other(reason)),
+        IndexError::Unusable(source) => WorkerError::Index { path: path.join("index"), source },
+    })?;
     directory::make_folders(&path)?;
-    let data = super::data::recovery::scan(&path, position).map_err(failed("read the data blocks of"))?;
+    let data = scan_data(&path, position, cipher.as_ref()).map_err(failed("read the data blocks of"))?;
 
     if cipher.is_none() && keys.is_there() {
         if !entries.is_empty() || !data.is_empty() {
@@ -101,7 +92,15 @@ pub(super) fn open(
     let (blocks, data_blocks, encrypted) = (entries.len(), data.len(), cipher.is_some());
     info!(directory = %path.display(), blocks, data_blocks, used_bytes = used, capacity_bytes, encrypted,
         "opened a data directory");
-    let directory = Directory::new(spec, capacity_bytes, index, cipher.map(Arc::new), lock);
+    let directory = Directory {
+        spec,
+        capacity_bytes,
+        fitted: Mutex::default(),
+        index,
+        cipher: cipher.map(Arc::new),
+        health: DiskHealth::default(),
+        _lock: lock,
+    };
     Ok(Opened { directory, identity, entries, data, orphaned, starts_seen })
 }
 
@@ -110,7 +109,9 @@ fn open_index(path: &Path, position: u8, cache_bytes: usize) -> Result<(Index, V
     let mut entries = Vec::new();
     let skipped = index.scan(|id, record| {
         let mut entry = Entry::new(id, record.incarnation, record.length, record.mount_id, position);
-        entry.units = units_present(&record);
+        let present = ChunkMap::from_bytes(&record.present);
+        let chunks = present.iter().take_while(|index| *index < chunk_count(record.length));
+        entry.units = units_of_chunks(chunks, record.length);
         entries.push(entry);
     })?;
     if skipped > 0 {
@@ -119,32 +120,50 @@ fn open_index(path: &Path, position: u8, cache_bytes: usize) -> Result<(Index, V
     Ok((index, entries))
 }
 
-/// Units of the chunks that a record has.
-fn units_present(record: &BlockRecord) -> u32 {
-    let present = ChunkMap::from_bytes(&record.present);
-    let chunks = chunk_count(record.length);
-    let full = units_of(&chunk_range(0, u32::MAX));
-    match chunks.checked_sub(1) {
-        None => 0,
-        Some(last) => {
-            let last_there = present.contains(last);
-            let others = present.iter().take_while(|index| *index < last).count() as u32;
-            others * full + if last_there { units_of(&chunk_range(last, record.length)) } else { 0 }
+/// Every data block of the directory at `position`, found by its file, with what it takes of the disk. Files that are
+/// not ours are left alone.
+fn scan_data(directory: &Path, position: u8, cipher: Option<&Cipher>) -> io::Result<Vec<Entry>> {
+    let is_draft = |name: &str| name.strip_suffix(draft::SUFFIX).is_some_and(|name| parse_data_name(name).is_some());
+    let (mut entries, mut strange) = (Vec::new(), Vec::new());
+    for folder in directory::folders(&directory.join("data")) {
+        for item in std::fs::read_dir(folder)? {
+            let item = item?;
+            let stat = item.metadata()?;
+            let name = item.file_name();
+            let ours = name.to_str().and_then(parse_data_name).filter(|_| stat.is_file());
+            match ours {
+                // The worker died before the file had its length, and so before anything was answered.
+                Some(_) if cipher.is_some() && stat.len() == 0 => std::fs::remove_file(item.path())?,
+                // However much of the block the file has: nothing at all, if what was answered last was that there is
+                // room, or that the block ends where it begins.
+                Some(DataName { id, incarnation, mount_id, length }) => {
+                    let mut entry = Entry::of_data(id, incarnation, length, mount_id, position);
+                    entry.units = units_on_disk(&stat);
+                    entries.push(entry);
+                }
+                // A block that was being made when the worker died.
+                None if name.to_str().is_some_and(is_draft) => std::fs::remove_file(item.path())?,
+                None => strange.push(item.path()),
+            }
         }
     }
-}
-
-/// Moves `blocks` out of the way, for deletion in the background.
-fn orphan_blocks(path: &Path) -> std::io::Result<()> {
-    let blocks = path.join("blocks");
-    if !blocks.exists() {
-        return Ok(());
+    if let Some(first) = strange.first() {
+        warn!(files = strange.len(), first = %first.display(), "files among the data blocks that are none: left alone");
     }
-    let free_name = (1u32..).map(|attempt| path.join(format!("blocks.orphaned-{attempt}"))).find(|name| !name.exists());
-    free_name.map_or(Ok(()), |name| std::fs::rename(blocks, name))
+    Ok(entries)
 }
 
-fn orphaned_folders(path: &Path) -> std::io::Result<Vec<PathBuf>> {
+/// Renames what a directory has under `name`, if anything, to the first free name that says what has become of it.
+fn set_aside(directory: &Path, name: &str, what: &str) -> io::Result<PathBuf> {
+    let mut names = (1u32..).map(|attempt| directory.join(format!("{name}.{what}-{attempt}")));
+    let free = names.find(|name| !name.exists()).unwrap_or_default();
+    match std::fs::rename(directory.join(name), &free) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(free),
+    }
+}
+
+fn orphaned_folders(path: &Path) -> io::Result<Vec<PathBuf>> {
     let mut folders = Vec::new();
     for item in std::fs::read_dir(path)? {
         let item = item?;
@@ -167,9 +186,8 @@ pub(super) fn delete_orphans(table: &BlockTable, orphaned: Vec<PathBuf>, stop: &
         }
     }
     for path in table.directories.iter().map(|directory| &directory.spec.path) {
-        let root = path.join("blocks");
         let mut deleted = 0u64;
-        for folder in (0..=255u8).map(|folder| root.join(format!("{folder:02x}"))) {
+        for folder in directory::folders(&path.join("blocks")) {
             let Ok(files) = std::fs::read_dir(&folder) else { continue };
             for file in files.flatten() {
                 if stop.is_cancelled() {

@@ -29,7 +29,7 @@ use cavern_security::{KEY_BYTES, KeyWrapping, random_bytes};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use ring::digest::{SHA512, digest};
 
-use super::files::replace_file;
+use super::files::{replace_file, write_at};
 use crate::error::WorkerError;
 
 /// What is encrypted by itself.
@@ -88,7 +88,7 @@ impl Cipher {
         let file = match fs::read(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(WorkerError::Directory { action: "read", path, source }),
+            Err(error) => return Err(WorkerError::directory("read", &path)(error)),
         };
         if !wrapping.is_there() {
             return Err(WorkerError::DirectoryEncrypted(directory.to_owned()));
@@ -177,7 +177,7 @@ fn write_key(directory: &Path, key: &[u8; KEY_BYTES], wrapping: &KeyWrapping) ->
     let path = directory.join(KEY_FILE);
     let bytes = wrapping.wrap(key).map_err(|reason| WorkerError::DirectoryKey { path: path.clone(), reason })?;
     let written = replace_file(directory, KEY_FILE, &bytes);
-    written.map_err(|source| WorkerError::Directory { action: "write", path, source })
+    written.map_err(WorkerError::directory("write", &path))
 }
 
 /// How the file of one block is encrypted.
@@ -269,16 +269,8 @@ impl Sealed {
         }
         cells[before..][..bytes.len()].copy_from_slice(bytes);
         self.apply(Direction::Seal, around.start, &mut cells);
-        let mut done = 0;
-        while done < cells.len() {
-            let written = match file.write_at(&cells[done..], u64::from(around.start) + done as u64) {
-                Ok(0) => Err(io::ErrorKind::WriteZero.into()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
-                written => written,
-            };
-            done += written.map_err(|error| (done.saturating_sub(before).min(bytes.len()), error))?;
-        }
-        Ok(())
+        let written = write_at(file, around.start, &cells);
+        written.map_err(|(done, error)| (done.saturating_sub(before).min(bytes.len()), error))
     }
 
     /// All that is at an offset which begins a cell, to the end of the block or of another cell.

@@ -3,37 +3,40 @@
 //!
 //! One lock guards the entries, the eviction lists and the ring of open blocks; it is held for a few hundred
 //! nanoseconds, never during I/O. What goes is taken out of the table under the lock, and its index entry and file are
-//! removed after it (`discard`); a block that comes back in between gets a new incarnation, hence another file, and
-//! `Index::remove` spares its record.
+//! removed when the lock is released ([`Locked`]); a block that comes back in between gets a new incarnation, hence
+//! another file, and `Index::remove` spares its record.
 //!
 //! Locks are taken in this order: the stripe that a data block is made and freed under, that of a directory's fitted
 //! capacity, that of the residents, then those of one block.
 
 use std::fmt;
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cavern_conf::Tier;
 use cavern_proto::BlockId;
-use parking_lot::Mutex;
+use cavern_proto::master::DiskReport;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{error, warn};
 
 use super::block::Block;
-use super::block_file::{BlockFile, BlockPlace};
-use super::directory::{Directory, Identity};
+use super::block_file::{BehindEnd, BlockFile, BlockPlace};
+use super::directory::{DataName, Directory, Identity, block_path, data_path};
 use super::error::{StoreError, is_out_of_space};
-use super::eviction::Cache;
+use super::eviction::{Cache, Departures};
 use super::open_blocks::OpenBlocks;
 use super::placement::Candidate;
 use super::slab::{Entry, Kind, Lookup};
-use super::units::UNIT_BYTES;
+use super::space::{Space, UNIT_BYTES};
 use crate::error::WorkerError;
 use crate::metrics::WorkerMetrics;
 
 /// Blocks that are confirmed under the lock at a time.
 const CONFIRM_BATCH: usize = 256;
+/// Entries looked at under the lock at a time by walks over all blocks.
+const WALK_BATCH: u32 = 10_000;
 
 /// What a request does to a block's standing in eviction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,20 +58,6 @@ pub struct Eviction {
     pub incarnation: u64,
 }
 
-/// One data directory, for reports.
-#[derive(Clone, Debug)]
-pub struct DirectoryUsage {
-    pub path: String,
-    pub tier: Tier,
-    pub capacity_bytes: u64,
-    pub used_bytes: u64,
-    /// Of these, what blocks of fs-mode files take.
-    pub data_bytes: u64,
-    pub blocks: u64,
-    pub healthy: bool,
-    pub error: String,
-}
-
 /// What the lock guards.
 #[derive(Debug)]
 pub(super) struct Residents {
@@ -77,19 +66,66 @@ pub(super) struct Residents {
 }
 
 impl Residents {
-    /// Adds an entry with its block. Gives the blocks that were closed for it: drop them after the lock is released.
-    pub(super) fn insert(&mut self, mut entry: Entry, block: Block) -> Vec<Block> {
-        entry.open(block);
+    /// Adds an entry with its block. Others may be closed for it.
+    pub(super) fn insert(&mut self, entry: Entry, block: Block) {
         let slot = self.cache.insert(entry);
-        self.open.opened(&mut self.cache.slab, slot)
+        self.open(slot, block);
     }
 
-    /// Notes the block that was opened for an entry. Gives those that were closed for it, as [`Self::insert`] does.
-    pub(super) fn open(&mut self, slot: u32, block: Block) -> Vec<Block> {
+    /// Notes the block that was opened for an entry. Others may be closed for it.
+    pub(super) fn open(&mut self, slot: u32, block: Block) {
         if let Some(entry) = self.cache.slab.at_mut(slot) {
             entry.open(block);
         }
-        self.open.opened(&mut self.cache.slab, slot)
+        self.open.opened(&mut self.cache.slab, slot);
+    }
+}
+
+/// The lock of the table. When it is released, the blocks are closed that were to be, and the files of those deleted
+/// that have gone meanwhile. *Blocking* then, if any have.
+pub(super) struct Locked<'a> {
+    residents: MutexGuard<'a, Residents>,
+    left: Leftovers<'a>,
+}
+
+/// What is left to be done after the release of the lock.
+struct Leftovers<'a> {
+    table: &'a BlockTable,
+    departures: Departures,
+    closed: Vec<Block>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = Residents;
+
+    fn deref(&self) -> &Residents {
+        &self.residents
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Residents {
+        &mut self.residents
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        // The lock is released before what is left is dropped in its turn.
+        self.left.departures = std::mem::take(&mut self.residents.cache.departures);
+        self.left.closed = std::mem::take(&mut self.residents.open.closed);
+    }
+}
+
+impl Drop for Leftovers<'_> {
+    fn drop(&mut self) {
+        self.closed.clear();
+        let Departures { gone, evicted, rejected } = &self.departures;
+        if !gone.is_empty() {
+            self.table.metrics.evicted_blocks.inc_by(*evicted);
+            self.table.metrics.admissions_rejected.inc_by(*rejected);
+            gone.iter().for_each(|entry| self.table.delete(entry));
+        }
     }
 }
 
@@ -113,6 +149,31 @@ impl BlockTable {
     /// Seconds since a moment before the start; 0 is for blocks not used in this run.
     pub(super) fn now(&self) -> u32 {
         u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX).saturating_add(10)
+    }
+
+    pub(super) fn lock(&self) -> Locked<'_> {
+        let now = self.now();
+        let mut residents = self.residents.lock();
+        residents.cache.now = now;
+        Locked { residents, left: Leftovers { table: self, departures: Departures::default(), closed: Vec::new() } }
+    }
+
+    /// Calls `each` for all slots, some thousand at a time under the lock, and `then` for what it has found in between.
+    pub(super) fn walk<T>(&self, mut each: impl FnMut(&mut Cache, u32) -> Option<T>, mut then: impl FnMut(T)) {
+        let mut from = 0;
+        loop {
+            let mut residents = self.lock();
+            let cache = &mut residents.cache;
+            let until = cache.slab.slot_count().min(from + WALK_BATCH);
+            let found: Vec<T> = (from..until).filter_map(|slot| each(cache, slot)).collect();
+            let is_over = until == cache.slab.slot_count();
+            drop(residents);
+            found.into_iter().for_each(&mut then);
+            if is_over {
+                return;
+            }
+            from = until;
+        }
     }
 
     pub(super) fn new_incarnation(&self) -> u64 {
@@ -147,20 +208,20 @@ impl BlockTable {
     }
 
     /// The state of each directory.
-    pub fn usage(&self) -> Vec<DirectoryUsage> {
-        let residents = self.residents.lock();
+    pub fn usage(&self) -> Vec<DiskReport> {
+        let residents = self.lock();
         let spaces = residents.cache.spaces.iter();
         spaces
             .zip(&self.directories)
-            .map(|(space, directory)| DirectoryUsage {
+            .map(|(space, directory)| DiskReport {
                 path: directory.spec.path.display().to_string(),
-                tier: directory.tier(),
-                capacity_bytes: space.capacity() * u64::from(UNIT_BYTES),
+                tier: directory.spec.tier.name().to_owned(),
+                capacity_bytes: space.limits.capacity * u64::from(UNIT_BYTES),
                 used_bytes: space.used() * u64::from(UNIT_BYTES),
-                data_bytes: space.data() * u64::from(UNIT_BYTES),
-                blocks: space.blocks(),
+                data_bytes: space.data.units * u64::from(UNIT_BYTES),
+                blocks: space.blocks,
                 healthy: directory.is_healthy(),
-                error: directory.last_error(),
+                error: directory.health.last_error(),
             })
             .collect()
     }
@@ -168,7 +229,7 @@ impl BlockTable {
     /// What blocks of fs-mode files take of the healthy directories, and what these have, in one unit.
     pub fn data_share(&self) -> (u64, u64) {
         let candidates = self.candidates();
-        candidates.iter().fold((0, 0), |(data, all), (candidate, of_it)| (data + of_it, all + candidate.capacity))
+        candidates.iter().fold((0, 0), |(data, all), candidate| (data + candidate.data, all + candidate.capacity))
     }
 
     /// Bytes that the healthy directories may take.
@@ -176,23 +237,21 @@ impl BlockTable {
         self.data_share().1 * u64::from(UNIT_BYTES)
     }
 
-    /// The healthy directories as placement sees them, each with the units that data blocks take of it.
-    pub(super) fn candidates(&self) -> Vec<(Candidate, u64)> {
-        let residents = self.residents.lock();
+    /// The healthy directories as placement sees them, in units.
+    pub(super) fn candidates(&self) -> Vec<Candidate> {
+        let residents = self.lock();
         let spaces = residents.cache.spaces.iter().zip(&self.directories).enumerate();
-        spaces
-            .filter(|(_, (_, directory))| directory.is_healthy())
-            .map(|(position, (space, directory))| {
-                let (tier, capacity, free) = (directory.tier(), space.capacity(), space.free());
-                (Candidate { position, tier, capacity, free }, space.data())
-            })
-            .collect()
+        let healthy = spaces.filter(|(_, (_, directory))| directory.is_healthy());
+        let candidate = |(position, (space, directory)): (usize, (&Space, &Directory))| {
+            let (capacity, free, data) = (space.limits.capacity, space.free(), space.data.units);
+            Candidate { position, tier: directory.spec.tier, capacity, free, data }
+        };
+        healthy.map(candidate).collect()
     }
 
     /// Finds a block, as those of its kind `look` at an entry, and counts the use.
     pub(super) fn get<B>(&self, id: &BlockId, touch: Touch, look: impl FnOnce(&Entry) -> Lookup<B>) -> Lookup<B> {
-        let now = self.now();
-        let mut residents = self.residents.lock();
+        let mut residents = self.lock();
         let cache = &mut residents.cache;
         let Some(slot) = cache.slab.find(id) else {
             if matches!(touch, Touch::Open | Touch::Read(_)) {
@@ -218,7 +277,7 @@ impl BlockTable {
             // Data is in no contest for its place.
             _ => false,
         };
-        cache.touch(slot, now);
+        cache.touch(slot);
         if counts {
             cache.count_use(id);
         }
@@ -228,10 +287,9 @@ impl BlockTable {
     /// The incarnations of blocks of which clients have descriptors, as far as they are here. Those with `true` were
     /// read, and count as used.
     pub fn confirm(&self, files: &[(Option<BlockId>, bool)]) -> Vec<Option<u64>> {
-        let now = self.now();
         let mut incarnations = Vec::with_capacity(files.len());
         for batch in files.chunks(CONFIRM_BATCH) {
-            let mut residents = self.residents.lock();
+            let mut residents = self.lock();
             let cache = &mut residents.cache;
             incarnations.extend(batch.iter().map(|(id, is_read)| {
                 let slot = cache.slab.find(id.as_ref()?)?;
@@ -240,7 +298,7 @@ impl BlockTable {
                 entry.shared = true;
                 let (id, incarnation) = (entry.id, entry.incarnation);
                 if *is_read {
-                    cache.touch(slot, now);
+                    cache.touch(slot);
                     cache.count_use(&id);
                 }
                 Some(incarnation)
@@ -254,11 +312,15 @@ impl BlockTable {
         let Entry { id, incarnation, length, mount_id, .. } = *entry;
         let position = usize::from(entry.directory);
         let directory = &self.directories[position];
-        let path = match entry.kind {
-            Kind::Cached(_) => directory.block_path(&id, incarnation),
-            Kind::Data(_) => directory.data_path(&id, incarnation, mount_id),
+        let (path, behind_end) = match entry.kind {
+            Kind::Cached(_) => (block_path(&directory.spec.path, &id, incarnation), BehindEnd::Missing),
+            Kind::Data(_) => {
+                let name = DataName { id, incarnation, mount_id, length };
+                (data_path(&directory.spec.path, &name), BehindEnd::Zeros)
+            }
         };
-        BlockPlace { id, incarnation, length, mount_id, directory: position, path, cipher: directory.cipher.clone() }
+        let cipher = directory.cipher.clone();
+        BlockPlace { id, incarnation, length, mount_id, directory: position, path, behind_end, cipher }
     }
 
     /// Whether the file of this incarnation is, or may be about to become, that of a known block.
@@ -268,7 +330,7 @@ impl BlockTable {
 
     /// Whether this incarnation of a block is here.
     pub(super) fn is_resident(&self, id: &BlockId, incarnation: u64) -> bool {
-        self.residents.lock().cache.slab.find_as(id, incarnation).is_some()
+        self.lock().cache.slab.find_as(id, incarnation).is_some()
     }
 
     /// A disk failed. After several failures in a row its directory is given up: its blocks are forgotten, and
@@ -281,7 +343,7 @@ impl BlockTable {
     pub(super) fn directory_failed(&self, position: usize, action: &'static str, cause: &dyn fmt::Display) {
         let directory = &self.directories[position];
         warn!(directory = %directory.spec.path.display(), action, cause = %cause, "a data directory failed");
-        if directory.failed(cause) {
+        if directory.health.failed(cause) {
             let forgotten = self.forget_directory(position);
             error!(directory = %directory.spec.path.display(), blocks = forgotten, cause = %cause,
                 "a data directory is given up after repeated errors; its blocks will be fetched again: replace the \
@@ -298,7 +360,7 @@ impl BlockTable {
         full: StoreError,
     ) -> StoreError {
         if is_out_of_space(&source) {
-            self.directory_out_of_space(position);
+            self.out_of_space(position);
             return full;
         }
         self.directory_failed(position, action, &source);
@@ -306,7 +368,7 @@ impl BlockTable {
     }
 
     pub(super) fn disk_succeeded(&self, block: &BlockFile) {
-        self.directories[block.directory()].succeeded();
+        self.directories[block.directory()].health.succeeded();
     }
 
     /// Writes the indexes to their files. *Blocking*; for an orderly end.

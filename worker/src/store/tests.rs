@@ -7,12 +7,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use cavern_conf::process::{Metrics, MissingDir};
+use cavern_conf::ByteSize;
+use cavern_conf::process::Metrics;
 use cavern_proto::chunk::{chunk_count, chunk_range};
 use cavern_proto::{BlockId, CHUNK_BYTES, ContentId};
 use proptest::prelude::*;
 
-use super::units::UNIT_BYTES;
+use super::space::UNIT_BYTES;
 use super::*;
 
 pub(super) const MIB: u64 = 1 << 20;
@@ -41,16 +42,18 @@ pub(super) fn with_keys<T>(keys: Arc<KeyWrapping>, body: impl FnOnce() -> T) -> 
 
 pub(super) fn options(dirs: &[(&Path, u64)]) -> StoreOptions {
     StoreOptions {
-        missing: MissingDir::Create,
+        conf: schema::Worker {
+            create_dirs: true,
+            high_watermark: 0.98,
+            low_watermark: 0.96,
+            fill_size_max: ByteSize::kib(128),
+            index_cache: ByteSize::mib(1),
+            ..schema::Worker::default()
+        },
         directories: dirs
             .iter()
             .map(|(path, bytes)| format!("[SSD:{bytes}B]{}", path.display()).parse().unwrap())
             .collect(),
-        high_watermark: 0.98,
-        low_watermark: 0.96,
-        mount_cache_share: 100,
-        mount_cache_min: ByteSize::kib(128),
-        index_cache: ByteSize::mib(1),
         max_open_blocks: 4,
         keys: KEYS.with_borrow(Arc::clone),
     }
@@ -421,7 +424,8 @@ fn a_smaller_capacity_after_a_restart_is_kept_to() {
 /// With a share of each mount, in percent.
 fn open_shared(dir: &Path, capacity: u64, mount_cache_share: u32) -> Stores {
     let metrics = WorkerMetrics::new(&Metrics::new("worker"));
-    let options = StoreOptions { mount_cache_share, ..options(&[(dir, capacity)]) };
+    let mut options = options(&[(dir, capacity)]);
+    options.conf.mount_cache_share = mount_cache_share;
     open(options, metrics, mpsc::channel(64).0).unwrap().0
 }
 
@@ -515,41 +519,43 @@ fn clusters_are_kept_apart() {
 fn a_directory_of_the_worker_that_is_missing_or_empty_is_begun_anew_on_request_alone() {
     let home = tempfile::tempdir().unwrap();
     let [one, other] = ["one", "other"].map(|name| home.path().join(name));
-    let start = |missing: MissingDir, dirs: &[&Path]| {
+    let start = |create_dirs: bool, dirs: &[&Path]| {
         let dirs: Vec<_> = dirs.iter().map(|path| (*path, 8 * MIB)).collect();
         let metrics = WorkerMetrics::new(&Metrics::new("worker"));
-        open(StoreOptions { missing, ..options(&dirs) }, metrics, mpsc::channel(64).0).map(drop)
+        let mut options = options(&dirs);
+        options.conf.create_dirs = create_dirs;
+        open(options, metrics, mpsc::channel(64).0).map(drop)
     };
-    let refuse = MissingDir::Refuse("worker.create_dirs");
     let refused = |dirs: &[&Path], parts: &[&str]| {
-        let said = start(refuse, dirs).unwrap_err().to_string();
+        let said = start(false, dirs).unwrap_err().to_string();
         assert!(parts.iter().all(|part| said.contains(part)), "{said}");
     };
     refused(&[&one], &[&one.display().to_string(), "mount its disk", "worker.create_dirs = true"]);
     assert!(!one.exists());
     fs::create_dir(&one).unwrap();
-    start(refuse, &[&one]).unwrap();
+    start(false, &[&one]).unwrap();
     // A disk that comes beside it is empty, and one that goes is not missed.
     refused(&[&one, &other], &[&other.display().to_string()]);
     fs::create_dir(&other).unwrap();
-    start(refuse, &[&one, &other]).unwrap();
+    start(false, &[&one, &other]).unwrap();
     // Not mounted, with a mount point that is there.
     fs::remove_dir_all(&other).unwrap();
     fs::create_dir(&other).unwrap();
     refused(&[&one, &other], &[&other.display().to_string(), "is empty", "worker.create_dirs = true"]);
     assert_eq!(fs::read_dir(&other).unwrap().count(), 0, "nothing is left in it");
-    start(refuse, &[&one]).unwrap();
-    start(refuse, &[&one, &other]).unwrap();
+    start(false, &[&one]).unwrap();
+    start(false, &[&one, &other]).unwrap();
     fs::remove_dir_all(&other).unwrap();
     refused(&[&one, &other], &[&other.display().to_string(), "is not there"]);
-    start(MissingDir::Create, &[&one, &other]).unwrap();
-    start(refuse, &[&one, &other]).unwrap();
+    start(true, &[&one, &other]).unwrap();
+    start(false, &[&one, &other]).unwrap();
     // What was in memory is lost with the host.
     let memory = home.path().join("memory");
     let spec = |path: &Path| format!("[MEM:8MiB]{}", path.display()).parse().unwrap();
     for _ in 0..2 {
         let metrics = WorkerMetrics::new(&Metrics::new("worker"));
-        let mut options = StoreOptions { missing: refuse, ..options(&[(&one, 8 * MIB)]) };
+        let mut options = options(&[(&one, 8 * MIB)]);
+        options.conf.create_dirs = false;
         options.directories.push(spec(&memory));
         drop(open(options, metrics, mpsc::channel(64).0).unwrap());
         fs::remove_dir_all(&memory).unwrap();

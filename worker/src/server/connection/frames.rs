@@ -1,26 +1,25 @@
 //! What a connection does with each kind of frame: one function for one kind.
 
-use std::time::Duration;
-
 use bytes::{Bytes, BytesMut};
 use cavern_proto::data::{
-    BlockRef, Cancel, CopyRequest, CorruptRequest, Failure, FillRequest, FreeRequest, Hello, OpenRequest,
-    PersistRequest, QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteRequest,
+    BlockRef, Cancel, CopyRequest, CorruptRequest, FillRequest, FreeRequest, Hello, OpenRequest, PersistRequest,
+    QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteReply, WriteRequest,
 };
 use cavern_proto::frame::{FrameHeader, FrameKind, PROTOCOL_VERSION};
 use prost::Message;
 use tokio::time::Instant;
 
-use super::{Connection, REQUEST_MEMORY, decode};
+use super::{Connection, REQUEST_MEMORY, Released, decode};
+use crate::memory::Share;
 use crate::request_error::Refusal;
 use crate::reserved::{Room, Taken};
-use crate::server::block_access::OfBlocks;
+use crate::server::block_access::{OfBlocks, Verdict};
 use crate::server::limits::on_disk;
 use crate::server::outgoing::{PassedFile, Segment};
 use crate::server::requests::{ContentRequest, MAX_INFLIGHT_BYTES, Service, deadline_of};
 use crate::server::roles;
-use crate::server::upload::{PayloadState, Upload};
-use crate::server::writes::{PeerLocality, Write, not_kept, refused_reserve, refused_write};
+use crate::server::upload::{Buffer, MEMORY_TIMEOUT, Upload};
+use crate::server::writes::{Write, kept};
 
 /// Payloads up to this size are read and answered in the loop, if they are in the page cache. What a kernel's FUSE asks
 /// for at a time is at most this.
@@ -35,57 +34,34 @@ impl Connection {
     /// The frame is malformed: the connection cannot go on.
     pub(super) fn handle(&mut self, header: &FrameHeader, message: Bytes) -> Result<(), Refusal> {
         if let Err(refusal) = self.caller.peer.check_role(header.kind) {
-            return self.deny(header, refusal);
+            self.deny(header, refusal);
+            return Ok(());
         }
+        let membership = &self.shared.service.parts.membership;
         if roles::is_order(header.kind)
-            && let Some(term) = self.caller.term.filter(|term| self.shared.membership.is_over(*term))
+            && let Some(term) = self.caller.term.filter(|term| membership.is_over(*term))
         {
             let message = format!("the master of term {term} leads no more");
-            self.refuse(header.request_id, &Refusal::new(Status::Deposed, message));
+            self.refuse(header.request_id, Refusal::new(Status::Deposed, message));
             return Ok(());
         }
         match header.kind {
-            FrameKind::Hello => self.greet(header.request_id, &decode::<Hello>(message)?),
-            FrameKind::Read => self.on(header, message, Self::read),
-            FrameKind::Open => self.on(header, message, Self::open),
-            FrameKind::Fill => self.on(header, message, Self::fill),
-            FrameKind::Query => self.on(header, message, Self::query),
-            FrameKind::Free => self.free(header, decode::<FreeRequest>(message)?),
-            FrameKind::Corrupt => self.on(header, message, Self::corrupt),
-            FrameKind::Reserve => self.on(header, message, Self::reserve),
-            FrameKind::Write => self.on(header, message, Self::write),
-            FrameKind::Sync => match self.permitted::<SyncRequest>(header, message)? {
-                Some(request) => self.sync(header, request),
-                None => Ok(()),
-            },
-            FrameKind::Persist => {
-                self.persist(header, decode::<PersistRequest>(message)?);
-                Ok(())
-            }
-            FrameKind::Copy => {
-                self.copy(header, decode::<CopyRequest>(message)?);
-                Ok(())
-            }
-            FrameKind::Cancel => {
-                if let Some(task) = self.waits_no_more(decode::<Cancel>(message)?.request_id) {
-                    task.abort();
-                }
-                Ok(())
-            }
-            FrameKind::ReadReply
-            | FrameKind::OpenReply
-            | FrameKind::FillReply
-            | FrameKind::QueryReply
-            | FrameKind::FreeReply
-            | FrameKind::CorruptReply
-            | FrameKind::ReserveReply
-            | FrameKind::WriteReply
-            | FrameKind::SyncReply
-            | FrameKind::PersistReply
-            | FrameKind::CopyReply
-            | FrameKind::Evicted
-            | FrameKind::Failure => Err(Refusal::bad_request("a client sends requests, not answers")),
+            FrameKind::Hello => self.greet(header.request_id, &decode(message)?)?,
+            FrameKind::Read => self.on(header, message, Self::read)?,
+            FrameKind::Open => self.on(header, message, Self::open)?,
+            FrameKind::Fill => self.on(header, message, Self::fill)?,
+            FrameKind::Query => self.on(header, message, Self::query)?,
+            FrameKind::Corrupt => self.on(header, message, Self::corrupt)?,
+            FrameKind::Reserve => self.on(header, message, Self::reserve)?,
+            FrameKind::Write => self.on(header, message, Self::write)?,
+            FrameKind::Sync => self.on(header, message, Self::sync)?,
+            FrameKind::Free => self.free(header, decode(message)?),
+            FrameKind::Persist => self.persist(header, decode(message)?),
+            FrameKind::Copy => self.copy(header, decode(message)?),
+            FrameKind::Cancel => self.cancel(&decode(message)?),
+            _ => return Err(Refusal::bad_request("a client sends requests, not answers")),
         }
+        Ok(())
     }
 
     fn greet(&mut self, request_id: u64, hello: &Hello) -> Result<(), Refusal> {
@@ -94,14 +70,15 @@ impl Connection {
                 format!("protocol {} is not spoken here, {PROTOCOL_VERSION} is: use a matching cv", hello.protocol);
             return Err(Refusal::bad_request(message));
         }
-        let (worker_id, cluster_id) = self.shared.membership.now();
+        let membership = &self.shared.service.parts.membership;
+        let (worker_id, cluster_id) = membership.now();
         if !hello.cluster_id.is_empty() && !cluster_id.is_empty() && hello.cluster_id != cluster_id {
             let message = format!("this worker belongs to cluster {cluster_id}, not to {}", hello.cluster_id);
             return Err(Refusal::bad_request(message));
         }
         self.greeted = true;
         if hello.term != 0 && self.caller.peer.may_lead() {
-            self.shared.membership.heard_of(hello.term);
+            membership.heard_of(hello.term);
             self.caller.term = Some(hello.term);
         }
         let reply = Hello {
@@ -116,7 +93,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Does what a request asks for, if this peer may ask for it.
+    /// Does what a request asks for, if this peer may ask for it; it may have to be looked at once more.
     ///
     /// # Errors
     /// The frame is malformed.
@@ -126,10 +103,29 @@ impl Connection {
         message: Bytes,
         act: impl FnOnce(&mut Self, &FrameHeader, R),
     ) -> Result<(), Refusal> {
-        if let Some(request) = self.permitted(header, message)? {
-            act(self, header, request);
+        let request = decode::<R>(message.clone())?;
+        self.pacing.comes_to(None);
+        match self.caller.access.check(&request) {
+            Verdict::Allowed => {
+                self.pacing.comes_to(self.caller.access.rate(&request));
+                act(self, header, request);
+            }
+            Verdict::Refused(refusal) => self.deny(header, refusal),
+            Verdict::Later => {
+                let (header, share, renewed) = (*header, self.memory.share.take(), self.caller.access.renew());
+                self.hold(async move {
+                    renewed.await;
+                    Released::Frame(header, message, share)
+                });
+            }
         }
         Ok(())
+    }
+
+    fn cancel(&mut self, cancel: &Cancel) {
+        if let Some(task) = self.waits_no_more(cancel.request_id) {
+            task.abort();
+        }
     }
 
     fn read(&mut self, header: &FrameHeader, request: ReadRequest) {
@@ -139,78 +135,65 @@ impl Connection {
 
     fn open(&mut self, header: &FrameHeader, request: OpenRequest) {
         let prepared = if self.socket.passes_descriptors() {
-            self.shared.service.prepare_open(header.request_id, request)
+            let OpenRequest { items, deadline_ms } = request;
+            self.shared.service.prepare(header.kind, header.request_id, items, deadline_ms)
         } else {
             Err(Refusal::bad_request("descriptors are handed out over the Unix socket only"))
         };
         self.content(header.request_id, prepared);
     }
 
-    fn fill(&mut self, header: &FrameHeader, request: FillRequest) {
-        let prepared = self.shared.service.prepare_fill(header.request_id, request);
+    fn fill(&mut self, header: &FrameHeader, FillRequest { items, deadline_ms }: FillRequest) {
+        let prepared = self.shared.service.prepare(header.kind, header.request_id, items, deadline_ms);
         self.content(header.request_id, prepared);
     }
 
     fn query(&mut self, header: &FrameHeader, request: QueryRequest) {
         let with_paths = self.caller.peer.may_see_paths();
-        self.look_up(header, move |service, id| {
-            Segment::of(FrameKind::QueryReply, id, &service.query(request, with_paths))
-        });
+        self.look_up(header, FrameKind::QueryReply, move |service| service.query(request, with_paths));
     }
 
-    fn free(&mut self, header: &FrameHeader, request: FreeRequest) -> Result<(), Refusal> {
+    fn free(&mut self, header: &FrameHeader, request: FreeRequest) {
         if let Err(refusal) = self.caller.peer.check_free(&request) {
             return self.deny(header, refusal);
         }
         if self.shared.admission.audit.is_on() {
             self.audit(header.kind, &format!("{} blocks", request.blocks.len()), Ok(()), 0);
         }
-        self.look_up(header, move |service, id| Segment::of(FrameKind::FreeReply, id, &service.free(request)));
-        Ok(())
+        self.look_up(header, FrameKind::FreeReply, move |service| service.free(request));
     }
 
     fn corrupt(&mut self, header: &FrameHeader, request: CorruptRequest) {
-        self.look_up(header, move |service, id| Segment::of(FrameKind::CorruptReply, id, &service.corrupt(request)));
+        self.look_up(header, FrameKind::CorruptReply, move |service| service.corrupt(request));
     }
 
     fn reserve(&mut self, header: &FrameHeader, request: ReserveRequest) {
-        let (id, cost, service) = (header.request_id, self.memory.cost, self.shared.service.clone());
-        let asker = if self.socket.passes_descriptors() { PeerLocality::SameHost } else { PeerLocality::Elsewhere };
+        let (id, service, tenant) = (header.request_id, self.shared.service.clone(), self.pacing.tenant().cloned());
+        let with_file = self.socket.passes_descriptors();
         let wanted = request.ranges.iter().map(|range| u64::from(range.length)).sum::<u64>();
         let room = self.room(request.block.as_ref(), wanted + u64::from(request.origin_bytes));
-        let reserve = move |service: &Service, request: ReserveRequest, taken: Option<Taken>| {
-            let (reply, file) = service.reserve(request, asker);
-            drop(taken);
+        let pause = service.pressure();
+        let reserved = async move {
+            if !pause.is_zero() {
+                service.parts.metrics.slowed_reservations.inc();
+                tokio::time::sleep(pause).await;
+            }
+            let taken = given(room).await?;
+            service.begin_with_origin(&request).await?;
+            let until = Instant::now() + deadline_of(request.deadline_ms);
+            let reserve = move || {
+                let reserved = service.reserve(request, with_file);
+                drop(taken);
+                reserved
+            };
+            on_disk(tenant.as_ref().map(|tenant| &tenant.disk_turns), until, reserve).await?
+        };
+        self.begin(id, self.memory.cost, async move {
+            let (reply, file) = reserved.await.unwrap_or_else(|refusal| (refusal.into(), None));
             let mut segment = Segment::of(FrameKind::ReserveReply, id, &reply);
             segment.descriptors.extend(file.map(PassedFile::File));
             segment
-        };
-        let (pause, tenant) = (service.pressure(), self.pacing.tenant().cloned());
-        let patience = deadline_of(request.deadline_ms);
-        match room {
-            Ok(taken) if request.origin.is_none() && pause.is_zero() => {
-                self.wait_for(id, cost, patience, move || reserve(&service, request, taken));
-            }
-            room => self.begin(id, cost, async move {
-                if !pause.is_zero() {
-                    service.metrics.slowed_reservations.inc();
-                    tokio::time::sleep(pause).await;
-                }
-                let refused = |refusal| Segment::of(FrameKind::ReserveReply, id, &refused_reserve(refusal));
-                let taken = match given(room).await {
-                    Ok(taken) => taken,
-                    Err(refusal) => return refused(refusal),
-                };
-                match service.begin_with_origin(&request).await {
-                    Err(refusal) => refused(refusal),
-                    Ok(()) => {
-                        let turns = tenant.as_ref().map(|tenant| &tenant.disk_turns);
-                        let reserve = move || reserve(&service, request, taken);
-                        on_disk(turns, Instant::now() + patience, reserve).await.unwrap_or_else(refused)
-                    }
-                }
-            }),
-        }
+        });
     }
 
     fn write(&mut self, header: &FrameHeader, request: WriteRequest) {
@@ -219,39 +202,60 @@ impl Connection {
         self.begin_upload(header.request_id, header.payload_bytes, write);
     }
 
-    fn sync(&mut self, header: &FrameHeader, request: SyncRequest) -> Result<(), Refusal> {
+    fn sync(&mut self, header: &FrameHeader, request: SyncRequest) {
         if let Err(refusal) = self.caller.peer.check_sync(&request) {
             return self.deny(header, refusal);
         }
-        let (id, service, tenant) = (header.request_id, self.shared.service.clone(), self.pacing.tenant().cloned());
-        let answer = async move { Segment::of(FrameKind::SyncReply, id, &service.sync(request, tenant).await) };
-        self.begin(id, self.memory.cost, answer);
-        Ok(())
+        let (service, tenant) = (self.shared.service.clone(), self.pacing.tenant().cloned());
+        let synced = async move { service.sync(request, tenant.as_deref()).await };
+        self.answer(header.request_id, self.memory.cost, FrameKind::SyncReply, synced);
     }
 
     fn persist(&mut self, header: &FrameHeader, request: PersistRequest) {
-        let (id, uploads) = (header.request_id, self.shared.service.uploads.clone());
-        let answer = async move { Segment::of(FrameKind::PersistReply, id, &uploads.persist(request).await) };
-        self.begin(id, self.memory.cost, answer);
+        let uploads = self.shared.service.uploads.clone();
+        let persisted = async move { uploads.persist(request).await };
+        self.answer(header.request_id, self.memory.cost, FrameKind::PersistReply, persisted);
     }
 
     fn copy(&mut self, header: &FrameHeader, request: CopyRequest) {
-        let (id, uploads) = (header.request_id, self.shared.service.uploads.clone());
-        let answer = async move { Segment::of(FrameKind::CopyReply, id, &uploads.copy(request).await) };
-        self.begin(id, self.memory.cost, answer);
+        let uploads = self.shared.service.uploads.clone();
+        let copied = async move { uploads.copy(request).await };
+        self.answer(header.request_id, self.memory.cost, FrameKind::CopyReply, copied);
     }
 
-    /// Answers a request about blocks that names no deadline, on a thread that may wait for the disk.
-    fn look_up(&mut self, header: &FrameHeader, work: impl FnOnce(&Service, u64) -> Segment + Send + 'static) {
-        let (id, service) = (header.request_id, self.shared.service.clone());
-        self.wait_for(id, self.memory.cost, deadline_of(0), move || work(&service, id));
+    /// Begins to wait for the answer to a request, which can say why it is refused.
+    fn answer<R: Message + From<Refusal>>(
+        &mut self,
+        request_id: u64,
+        bytes: usize,
+        kind: FrameKind,
+        result: impl Future<Output = Result<R, Refusal>> + Send + 'static,
+    ) {
+        self.begin(request_id, bytes, async move { Segment::answer(kind, request_id, result.await) });
+    }
+
+    /// Answers a request about blocks that names no deadline, on a thread that may wait for the disk. It is refused
+    /// when it has no turn for that in time.
+    fn look_up<R: Message>(
+        &mut self,
+        header: &FrameHeader,
+        kind: FrameKind,
+        work: impl FnOnce(&Service) -> R + Send + 'static,
+    ) {
+        let (id, service, tenant) = (header.request_id, self.shared.service.clone(), self.pacing.tenant().cloned());
+        let until = Instant::now() + deadline_of(0);
+        let work = move || Segment::of(kind, id, &work(&service));
+        self.begin(id, self.memory.cost, async move {
+            let turns = tenant.as_ref().map(|tenant| &tenant.disk_turns);
+            on_disk(turns, until, work).await.unwrap_or_else(|refusal| Segment::failure(id, refusal))
+        });
     }
 
     /// Answers a request for block content at once, or begins to wait for it.
     fn content(&mut self, request_id: u64, prepared: Result<ContentRequest, Refusal>) {
         let request = match prepared {
             Ok(request) => request,
-            Err(refusal) => return self.refuse(request_id, &refusal),
+            Err(refusal) => return self.refuse(request_id, refusal),
         };
         let wait = self.pacing.charge(request.payload_bytes());
         if wait.is_zero() && self.answer_at_once(&request) {
@@ -268,76 +272,71 @@ impl Connection {
         });
     }
 
-    /// Begins to take the payload of a write, as soon as there is memory for it.
+    /// Begins to take the payload of a write, as soon as there is memory for it. One that makes no sense, or gets no
+    /// memory in time, is answered at once.
     pub(super) fn begin_upload(&mut self, request_id: u64, payload_bytes: u32, write: Result<Write, Refusal>) {
         let missing = payload_bytes as usize;
         self.pacing.charge_write(missing);
-        let fate = match write {
-            Ok(write) if write.is_of_object() && !self.caller.peer.is_believed() => {
-                // Not kept, as what is here already is not.
-                self.send(Segment::of(FrameKind::WriteReply, request_id, &not_kept()));
-                PayloadState::Discarded
-            }
+        let write = match write {
+            // Not kept, as what is here already is not.
+            Ok(write) if write.is_of_object() && !self.caller.peer.is_believed() => Err(kept()),
             Ok(write) => match self.budget.try_take(missing) {
-                Some(memory) => PayloadState::Buffered { write, payload: BytesMut::with_capacity(missing), memory },
+                Some(memory) => Ok((write, memory)),
                 None => {
-                    let share = Box::pin(self.budget.clone().take(missing));
-                    PayloadState::AwaitingMemory { write, share, since: Instant::now() }
+                    let share = tokio::time::timeout(MEMORY_TIMEOUT, self.budget.clone().take(missing));
+                    return self.hold(async move {
+                        let memory = share.await.ok().and_then(Result::ok).ok_or_else(Refusal::no_memory);
+                        let write = memory.map(|memory| (write, memory)).map_err(WriteReply::from);
+                        Released::Payload { request_id, missing, write }
+                    });
                 }
             },
-            Err(refusal) => {
-                self.send(Segment::of(FrameKind::WriteReply, request_id, &refused_write(refusal)));
-                PayloadState::Discarded
+            Err(refusal) => Err(refusal.into()),
+        };
+        self.take_payload(request_id, missing, write);
+    }
+
+    /// Takes the payload of a write into memory, or throws away that of one which is answered so.
+    pub(super) fn take_payload(&mut self, request_id: u64, missing: usize, write: Result<(Write, Share), WriteReply>) {
+        let buffer = match write {
+            Ok((write, memory)) => Some(Buffer { write, payload: BytesMut::with_capacity(missing), memory }),
+            Err(reply) => {
+                self.send(Segment::of(FrameKind::WriteReply, request_id, &reply));
+                None
             }
         };
-        self.input.upload = Some(Upload { request_id, missing, fate });
+        self.input.upload = Some(Upload { request_id, missing, buffer });
     }
 
     /// Carries out a write whose payload is here.
     pub(super) fn uploaded(&mut self) {
-        let Some(Upload { request_id, fate: PayloadState::Buffered { mut write, payload, memory }, .. }) =
-            self.input.upload.take()
-        else {
-            return;
-        };
+        let Some(Upload { request_id, buffer: Some(buffer), .. }) = self.input.upload.take() else { return };
+        let Buffer { mut write, payload, memory } = buffer;
         let (service, tenant) = (self.shared.service.clone(), self.pacing.tenant().cloned());
         // Its message is gone.
         self.memory.cost = REQUEST_MEMORY;
-        if write.is_of_object() {
-            return self.begin(request_id, payload.len(), async move {
-                let reply = service.keep(&write, payload.freeze()).await;
+        let length = payload.len();
+        let written = async move {
+            if write.is_of_object() {
+                let kept = service.keep(&write, payload.freeze()).await;
                 drop(memory);
-                Segment::of(FrameKind::WriteReply, request_id, &reply)
-            });
-        }
-        let (room, length) = (std::mem::replace(&mut write.room, Ok(None)), payload.len());
-        let until = write.until;
-        let write = move |taken: Option<Taken>| {
-            let reply = service.write(&write, &payload);
-            drop((payload, memory, taken));
-            Segment::of(FrameKind::WriteReply, request_id, &reply)
-        };
-        match room {
-            Ok(taken) => {
-                let patience = until.saturating_duration_since(Instant::now());
-                self.wait_for(request_id, length, patience, move || write(taken));
+                return kept;
             }
-            room => self.begin(request_id, length, async move {
-                let refused = |refusal| Segment::of(FrameKind::WriteReply, request_id, &refused_write(refusal));
-                match given(room).await {
-                    Ok(taken) => {
-                        let turns = tenant.as_ref().map(|tenant| &tenant.disk_turns);
-                        on_disk(turns, until, move || write(taken)).await.unwrap_or_else(refused)
-                    }
-                    Err(refusal) => refused(refusal),
-                }
-            }),
-        }
+            let taken = given(std::mem::replace(&mut write.room, Ok(None))).await?;
+            let (turns, until) = (tenant.as_ref().map(|tenant| &tenant.disk_turns), write.until);
+            let work = move || {
+                let written = service.write(&write, &payload);
+                drop((payload, memory, taken));
+                written
+            };
+            on_disk(turns, until, work).await?
+        };
+        self.answer(request_id, length, FrameKind::WriteReply, written);
     }
 
     /// Room for what a request may take of the disks for a block that no file has yet.
     fn room(&self, block: Option<&BlockRef>, bytes: u64) -> Room {
-        block.map_or(Ok(None), |block| self.shared.reserved.take(self.caller.access.client(), block, bytes))
+        block.map_or(Ok(None), |block| self.shared.service.reserved.take(self.caller.access.client(), block, bytes))
     }
 
     fn answer_at_once(&mut self, request: &ContentRequest) -> bool {
@@ -353,10 +352,8 @@ impl Connection {
             }
             // A worker short of memory answers from a task, which can wait for some.
             let Some(memory) = self.budget.try_take(payload) else { return false };
-            let written = self
-                .outgoing
-                .append(Some(memory), |out| if service.read_at_hand(request, &blocks, out) { Ok(()) } else { Err(()) });
-            if written.is_err() {
+            let write = |out: &mut Vec<u8>| service.read_at_hand(request, &blocks, out).then_some(()).ok_or(());
+            if self.outgoing.append(Some(memory), write).is_err() {
                 return false;
             }
         } else {
@@ -366,30 +363,12 @@ impl Connection {
         service.count_hits(request);
         true
     }
-
-    /// Carries out a short request that may wait for the disk. It is refused when it has no turn within `patience`.
-    fn wait_for(
-        &mut self,
-        request_id: u64,
-        bytes: usize,
-        patience: Duration,
-        work: impl FnOnce() -> Segment + Send + 'static,
-    ) {
-        let (tenant, until) = (self.pacing.tenant().cloned(), Instant::now() + patience);
-        let task = async move {
-            let turns = tenant.as_ref().map(|tenant| &tenant.disk_turns);
-            on_disk(turns, until, work).await.unwrap_or_else(|Refusal { status, message }| {
-                Segment::of(FrameKind::Failure, request_id, &Failure { status: status.into(), message })
-            })
-        };
-        self.begin(request_id, bytes, task);
-    }
 }
 
 /// The room of a request, at once or when enough has been committed.
 async fn given(room: Room) -> Result<Option<Taken>, Refusal> {
     match room {
         Ok(taken) => Ok(taken),
-        Err(wanted) => wanted.wait().await,
+        Err(wanted) => Box::pin(wanted.wait()).await,
     }
 }

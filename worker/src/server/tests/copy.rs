@@ -20,6 +20,11 @@ fn content(bench: &Fixture, name: &BlockRef) -> Vec<u8> {
     bytes
 }
 
+fn end(bench: &Fixture, name: &BlockRef) -> u32 {
+    let target = crate::fill::BlockSource::parse_data(name.clone()).unwrap();
+    bench.stores.data.find(&target, crate::store::Touch::None).unwrap().end().unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_is_the_source_and_nothing_of_what_was_there_before() {
     let (here, there) = (Fixture::new("copy-here").await, Fixture::new("copy-there").await);
@@ -42,6 +47,11 @@ async fn a_copy_is_the_source_and_nothing_of_what_was_there_before() {
     let mut expected = vec![0; BLOCK];
     expected[5 * MIB as usize..][..data.len()].copy_from_slice(&data);
     assert!(content(&here, &name) == expected);
+    assert_eq!(
+        [end(&here, &name), end(&there, &name)],
+        [5 * MIB as u32 + 300_000; 2],
+        "its file ends where that one's does"
+    );
     let used: u64 = here.stores.table.usage().iter().map(|disk| disk.used_bytes).sum();
     assert!(used < 2 * MIB, "{used} bytes are used where most is a hole");
 

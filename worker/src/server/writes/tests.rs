@@ -8,6 +8,7 @@ use cavern_proto::CHUNK_BYTES;
 use cavern_proto::data::*;
 use cavern_proto::frame::{FrameKind, MAX_WRITE_BYTES, encode_frame};
 
+use super::{LONGEST_PAUSE, pause};
 use crate::server::tests::{Client, Fixture, noise};
 
 const BLOCK_BYTES: u32 = 1 << 20;
@@ -95,6 +96,30 @@ async fn what_is_written_is_read_synced_and_freed() {
         assert_eq!(sync(&mut client, vec![one]).await.status(), Status::NoSuchBlock);
     }
     assert_eq!(bench.stores.table.usage()[0].blocks, 2);
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_cut_off_is_gone_and_the_file_of_the_block_ends_there() {
+    let bench = Fixture::new("cut").await;
+    let (mut client, bytes) = (bench.tcp().await, noise(50_000));
+    assert_eq!(write(&mut client, write_of(block(1, 0), 0), &bytes).await.status(), Status::Ok);
+    let query = async |client: &mut Client| {
+        let request = QueryRequest { blocks: vec![block(1, 0)], held: None };
+        client.send(FrameKind::Query, &request).await;
+        let reply: QueryReply = client.receive().await.unwrap().decode(FrameKind::QueryReply);
+        (reply.items[0].end, reply.items[0].length)
+    };
+    assert_eq!(query(&mut client).await, (50_000, BLOCK_BYTES));
+    let cut =
+        |offset: u32, length: u32| WriteRequest { cut: Some(Range { offset, length }), ..write_of(block(1, 0), 0) };
+    assert_eq!(write(&mut client, cut(10_000, 40_000), &[]).await.status(), Status::Ok);
+    assert_eq!(query(&mut client).await, (10_000, BLOCK_BYTES));
+    let (reply, payload) = client.read(vec![(block(1, 0), 0, 20_000)]).await;
+    assert_eq!(reply.items[0].status(), Status::Ok);
+    assert!(payload == [&bytes[..10_000], &[0; 10_000]].concat());
+    let elsewhere = WriteRequest { block: Some(block(9, 0)), ..cut(0, 10) };
+    assert_eq!(write(&mut client, elsewhere, &[]).await.status(), Status::NoSuchBlock);
     bench.end().await;
 }
 
@@ -195,6 +220,8 @@ async fn writes_that_make_no_sense_are_refused_alone() {
         WriteRequest { zero: vec![range(BLOCK_BYTES, 1)], ..good.clone() },
         WriteRequest { zero: vec![range(u32::MAX, u32::MAX)], ..good.clone() },
         WriteRequest { zero: vec![range(0, 1); 1025], ..good.clone() },
+        WriteRequest { cut: Some(range(BLOCK_BYTES, 1)), ..good.clone() },
+        WriteRequest { cut: Some(range(0, 1)), begins: true, ..good.clone() },
         WriteRequest { block: None, ..good.clone() },
         write_of(BlockRef { data: false, object_length: 100, ..block(1, 0) }, 0),
         write_of(BlockRef { key: "k".into(), ..block(1, 0) }, 0),
@@ -339,4 +366,13 @@ async fn a_block_is_touched_under_its_own_mount_only() {
         assert_eq!(payload, b"data"[..]);
     }
     bench.end().await;
+}
+
+#[test]
+fn the_fuller_the_disks_are_the_slower_is_room_given() {
+    let pauses = [50, 85, 90, 95, 100].map(|data| pause(data, 100));
+    assert_eq!(pauses[..2], [Duration::ZERO; 2]);
+    assert!(pauses.windows(2).all(|pair| pair[0] <= pair[1]), "{pauses:?}");
+    assert!(pauses[2] > Duration::ZERO && pauses[2] < LONGEST_PAUSE / 5);
+    assert_eq!((pauses[4], pause(0, 0), pause(1, 0)), (LONGEST_PAUSE, Duration::ZERO, Duration::ZERO));
 }

@@ -51,7 +51,7 @@ impl CachedBlock {
             verified: ChunkMap::new(),
             crcs: vec![0; chunk_count(place.length) as usize],
         };
-        Ok(Self { file: BlockFile::create(place, 0)?, state: Mutex::new(state) })
+        Ok(Self { file: BlockFile::create(place, None, 0)?, state: Mutex::new(state) })
     }
 
     /// Opens the file of a block that the index knows. With `verified` all its chunks have been verified earlier in

@@ -5,7 +5,6 @@
 //! bounded: a place has the checksums of one chunk, and the next chunk that belongs there takes it.
 
 use std::cell::RefCell;
-use std::io;
 use std::ops::Range;
 use std::sync::OnceLock;
 
@@ -14,32 +13,13 @@ use cavern_proto::chunk::{PART_BYTES, chunk_range, chunks_touching, part_count};
 use parking_lot::Mutex;
 
 use super::block::CachedBlock;
+use crate::store::block_file::{ReadError, ReadWait};
 
 const PARTS_PER_CHUNK: usize = (CHUNK_BYTES / PART_BYTES) as usize;
 /// Places are made in groups of this many, each when it is first needed.
 const GROUP_PLACES: usize = 512;
 /// With 128 Ki places, 16 GiB of chunks have one each; they take 20 MiB.
 const GROUPS: usize = 256;
-
-/// Why there are no checksums.
-#[derive(Debug)]
-pub enum PartError {
-    /// A chunk has to be read for them that is not in the page cache.
-    NotCached,
-    /// This chunk does not match its own checksum any more.
-    Damaged(u32),
-    /// Reading a chunk failed.
-    Io(io::Error),
-}
-
-/// Whether a read may wait for the disk.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ReadWait {
-    /// Only what is in the page cache is read.
-    Never,
-    /// *Blocking*.
-    Disk,
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Place {
@@ -66,7 +46,7 @@ impl PartChecksums {
         Self { groups: (0..GROUPS).map(|_| OnceLock::new()).collect() }
     }
 
-    pub(super) fn of(&self, block: &CachedBlock, bytes: &Range<u32>, wait: ReadWait) -> Result<Vec<u32>, PartError> {
+    pub(super) fn of(&self, block: &CachedBlock, bytes: &Range<u32>, wait: ReadWait) -> Result<Vec<u32>, ReadError> {
         let mut crcs = Vec::with_capacity(part_count(bytes));
         for chunk in chunks_touching(bytes.start, bytes.len() as u32) {
             let bounds = chunk_range(chunk, block.length());
@@ -78,7 +58,7 @@ impl PartChecksums {
         Ok(crcs)
     }
 
-    fn of_chunk(&self, block: &CachedBlock, chunk: u32, wait: ReadWait) -> Result<[u32; PARTS_PER_CHUNK], PartError> {
+    fn of_chunk(&self, block: &CachedBlock, chunk: u32, wait: ReadWait) -> Result<[u32; PARTS_PER_CHUNK], ReadError> {
         let place = self.place(block.incarnation(), chunk);
         let kept = *place.lock();
         if (kept.incarnation, kept.chunk) == (block.incarnation(), chunk) {
@@ -104,20 +84,12 @@ fn compute(
     chunk: u32,
     wait: ReadWait,
     bytes: &mut Vec<u8>,
-) -> Result<[u32; PARTS_PER_CHUNK], PartError> {
+) -> Result<[u32; PARTS_PER_CHUNK], ReadError> {
     let bounds = chunk_range(chunk, block.length());
     bytes.resize(bounds.len(), 0);
-    let read = match wait {
-        ReadWait::Never => block.read_cached(bounds.start, bytes),
-        ReadWait::Disk => block.read(bounds.start, bytes).map(|()| true),
-    };
-    match read {
-        Ok(true) => {}
-        Ok(false) => return Err(PartError::NotCached),
-        Err(error) => return Err(PartError::Io(error)),
-    }
+    block.read_by(wait, bounds.start, bytes)?;
     if block.state().crcs.get(chunk as usize).copied() != Some(crc32c::crc32c(bytes)) {
-        return Err(PartError::Damaged(chunk));
+        return Err(ReadError::Damaged(chunk));
     }
     let mut crcs = [0; PARTS_PER_CHUNK];
     for (crc, part) in crcs.iter_mut().zip(bytes.chunks(PART_BYTES as usize)) {

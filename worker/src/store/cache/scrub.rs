@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_proto::BlockId;
-use cavern_proto::chunk::chunk_range;
 use tokio_util::sync::CancellationToken;
 
 use super::CacheStore;
@@ -55,21 +54,10 @@ impl CacheStore {
     /// *Blocking*.
     pub(in crate::store) fn scrub_block(&self, id: &BlockId) -> u64 {
         let Some(block) = self.find(id, Touch::None) else { return 0 };
-        let present: Vec<u32> = block.state().present.iter().collect();
-        let (mut bad, mut bytes, mut buffer) = (Vec::new(), 0, Vec::new());
-        for index in present {
-            bytes += chunk_range(index, block.length()).len() as u64;
-            match block.check_chunk(index, &mut buffer) {
-                Ok(true) => {}
-                Ok(false) => bad.push(index),
-                Err(source) => {
-                    self.table.disk_failed(&block, "reading", source);
-                    return bytes;
-                }
-            }
-        }
+        let present = block.state().present.iter().collect();
+        // What the disk has to say is in the log.
+        let bytes = self.check(&block, present).unwrap_or_default();
         self.table.metrics.scrubbed_bytes.inc_by(bytes);
-        self.drop_chunks(&block, &bad);
         bytes
     }
 }

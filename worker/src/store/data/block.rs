@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, Range};
-use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,6 +15,8 @@ use rustix::io::Errno;
 use tokio::time::Instant;
 
 use crate::store::block_file::{BlockFile, BlockPlace};
+use crate::store::error::is_out_of_space;
+use crate::store::files::write_at;
 use crate::store::sealing::Sealed;
 
 /// What is known of a data block in this run; it outlives the block's being open.
@@ -73,18 +75,9 @@ impl Deref for DataBlock {
     }
 }
 
-/// The chunks with these indexes.
-pub(super) fn chunk_map(indexes: impl IntoIterator<Item = u32>) -> ChunkMap {
-    let mut chunks = ChunkMap::new();
-    for index in indexes {
-        chunks.insert(index);
-    }
-    chunks
-}
-
 /// The chunks that byte ranges of a block touch.
 pub(super) fn chunks_of(ranges: impl IntoIterator<Item = Range<u32>>) -> ChunkMap {
-    chunk_map(ranges.into_iter().flat_map(|range| chunks_touching(range.start, range.len() as u32)))
+    ranges.into_iter().flat_map(|range| chunks_touching(range.start, range.len() as u32)).collect()
 }
 
 static ZEROS: [u8; CHUNK_BYTES as usize] = [0; CHUNK_BYTES as usize];
@@ -97,18 +90,19 @@ pub(super) enum ZeroOutcome {
 }
 
 impl DataBlock {
-    /// Makes the file of a new data block, all of it a hole.
-    pub(super) fn create(place: BlockPlace, charged: ChunkMap) -> io::Result<Self> {
-        let length = place.length;
-        Ok(Self { file: BlockFile::create(place, length)?, state: Arc::new(DataState::new(charged)) })
+    /// Makes the file of a new data block, or of its draft, all of it a hole.
+    pub(super) fn create(place: BlockPlace, draft: Option<&Path>, charged: ChunkMap) -> io::Result<Self> {
+        let bytes = bytes_at_first(&place);
+        Ok(Self { file: BlockFile::create(place, draft, bytes)?, state: Arc::new(DataState::new(charged)) })
     }
 
     /// Opens the file of a data block; `state` is what is known of it in this run.
     pub(super) fn open(place: BlockPlace, state: Option<Arc<DataState>>) -> io::Result<Self> {
         let file = BlockFile::open(place)?;
-        let length = file.reader().metadata()?.len();
-        if length != u64::from(file.length()) {
-            let message = format!("the file has {length} bytes where the block has {}", file.length());
+        let (bytes, length) = (file.reader().metadata()?.len(), u64::from(file.length()));
+        // What is encrypted has its whole length from the first moment on.
+        if bytes > length || (file.sealed().is_some() && bytes < length) {
+            let message = format!("the file has {bytes} bytes where the block has {length}");
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
         let state = match state {
@@ -118,18 +112,13 @@ impl DataBlock {
         Ok(Self { file, state })
     }
 
-    /// A block whose file has just got its name.
-    pub(super) fn of_draft(place: BlockPlace, reader: File, writer: Arc<File>, charged: ChunkMap) -> Self {
-        Self { file: BlockFile::of(place, reader, Some(writer)), state: Arc::new(DataState::new(charged)) }
-    }
-
     pub(in crate::store) fn state(&self) -> &Arc<DataState> {
         &self.state
     }
 
     /// Its chunks.
     pub(in crate::store) fn all_chunks(&self) -> ChunkMap {
-        chunk_map(0..chunk_count(self.length()))
+        (0..chunk_count(self.length())).collect()
     }
 
     /// Writes bytes whose chunks are charged. *Blocking*.
@@ -142,20 +131,32 @@ impl DataBlock {
             let _alone = sealed.alone();
             return sealed.write(&writer, offset, bytes);
         }
-        let mut done = 0;
-        while done < bytes.len() {
-            match writer.write_at(&bytes[done..], u64::from(offset) + done as u64) {
-                Ok(0) => return Err((done, io::ErrorKind::WriteZero.into())),
-                Ok(written) => done += written,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err((done, error)),
-            }
-        }
-        Ok(())
+        write_at(&writer, offset, bytes)
     }
 
-    /// Makes a range zeros. *Blocking*.
+    /// Makes a range zeros, to which the file reaches then. *Blocking*.
     pub(super) fn zero(&self, range: &Range<u32>) -> io::Result<ZeroOutcome> {
+        if self.sealed().is_none() {
+            lengthen(&self.writer()?, range.end)?;
+        }
+        self.punch(range)
+    }
+
+    /// Makes a range zeros, of which the file ends at the beginning, unless it goes on behind the range: then somebody
+    /// has written there since. *Blocking*.
+    pub(super) fn cut(&self, range: &Range<u32>) -> io::Result<ZeroOutcome> {
+        let writer = self.writer()?;
+        let bytes = writer.metadata()?.len();
+        if self.sealed().is_some() || bytes > u64::from(range.end) {
+            return self.punch(range);
+        }
+        if bytes > u64::from(range.start) {
+            writer.set_len(u64::from(range.start))?;
+        }
+        Ok(ZeroOutcome::Freed)
+    }
+
+    fn punch(&self, range: &Range<u32>) -> io::Result<ZeroOutcome> {
         let writer = self.writer()?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let Some(sealed) = self.sealed() else {
@@ -189,6 +190,24 @@ impl DataBlock {
     }
 }
 
+/// How long the file of a new block is. It ends where the block's last byte was written, so that a file of one block
+/// can be read from it by whoever has it; cells of an encrypted one are read before they are written.
+fn bytes_at_first(place: &BlockPlace) -> u32 {
+    if place.cipher.is_some() { place.length } else { 0 }
+}
+
+/// Has a file reach to `end` at least: other than ftruncate(2), whatever others write behind that meanwhile. Where
+/// there is no space for one byte, or no such call, it stays shorter, and is read as the same.
+pub(super) fn lengthen(file: &File, end: u32) -> io::Result<()> {
+    if end == 0 || file.metadata()?.len() >= u64::from(end) {
+        return Ok(());
+    }
+    match fallocate(file, FallocateFlags::empty(), &(end - 1..end)) {
+        Err(error) if !is_out_of_space(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Sets room of a file aside, or gives it back; false where the file system cannot do that.
 pub(super) fn fallocate(file: &File, flags: FallocateFlags, range: &Range<u32>) -> io::Result<bool> {
     loop {
@@ -216,9 +235,7 @@ pub(super) fn chunks_with_data(file: &File, length: u32) -> io::Result<ChunkMap>
             break;
         }
         // Both lie within the block, which has less than 2^32 bytes.
-        chunks_touching(start as u32, (end - start) as u32).for_each(|index| {
-            chunks.insert(index);
-        });
+        chunks.extend(chunks_touching(start as u32, (end - start) as u32));
         at = end;
     }
     Ok(chunks)

@@ -4,38 +4,29 @@
 //! A draft is a file beside the others, under a name that no block has. It takes the block's name when it is whole. A
 //! start deletes those that a crash has left.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::chunks_touching;
-use parking_lot::Mutex;
 
-use super::block::DataBlock;
+use super::block::{DataBlock, lengthen};
+use super::room::make_room_for_data;
 use super::{DataStore, DataTarget};
-use crate::store::block_file::BlockPlace;
 use crate::store::error::StoreError;
-use crate::store::files::{create_file, open_to_read};
-use crate::store::sealing::Sealed;
+use crate::store::space::units_of_chunks;
 use crate::store::table::Touch;
-use crate::store::units::units_of_chunks;
 
 /// End of the name of a draft's file.
-pub(super) const SUFFIX: &str = ".draft";
+pub(in crate::store) const SUFFIX: &str = ".draft";
 
 /// A data block that is being made. Dropping it gives it up.
 #[derive(Debug)]
 pub struct Draft {
-    place: BlockPlace,
-    file: Arc<File>,
+    /// Its chunks are those that were written to. Nothing is charged for them yet.
+    block: Arc<DataBlock>,
     path: PathBuf,
-    /// Chunks that were written to.
-    written: Mutex<ChunkMap>,
-    /// Where the directory is encrypted.
-    sealed: Option<Sealed>,
 }
 
 impl Drop for Draft {
@@ -59,13 +50,10 @@ impl DataStore {
         let place = self.choose_place(target, units_of_chunks(chunks, target.length))?;
         let mut path = place.path.clone().into_os_string();
         path.push(SUFFIX);
-        let path = PathBuf::from(path);
-        match create_file(&path, target.length) {
-            Ok(file) => {
-                let (sealed, written) = (place.sealed(), Mutex::default());
-                Ok(Some(Draft { place, file: Arc::new(file), path, written, sealed }))
-            }
-            Err(error) => Err(self.draft_failed(place.directory, error)),
+        let (path, directory) = (PathBuf::from(path), place.directory);
+        match DataBlock::create(place, Some(&path), ChunkMap::new()) {
+            Ok(block) => Ok(Some(Draft { block: Arc::new(block), path })),
+            Err(error) => Err(self.draft_failed(directory, error)),
         }
     }
 
@@ -75,22 +63,24 @@ impl DataStore {
     /// # Errors
     /// [`StoreError::NoSpace`], or the disk failed.
     pub fn write_draft(&self, draft: &Draft, offset: u32, bytes: &[u8]) -> Result<(), StoreError> {
+        let block = &draft.block;
         let units = {
-            let mut written = draft.written.lock();
-            chunks_touching(offset, bytes.len() as u32).for_each(|index| {
-                written.insert(index);
-            });
-            units_of_chunks(written.iter(), draft.place.length)
+            let mut written = block.state().charged.lock();
+            written.extend(chunks_touching(offset, bytes.len() as u32));
+            units_of_chunks(written.iter(), block.length())
         };
-        self.make_room(draft.place.directory, units)?;
-        let written = match &draft.sealed {
-            Some(sealed) => {
-                let _alone = sealed.alone();
-                sealed.write(&draft.file, offset, bytes).map_err(|(_, error)| error)
-            }
-            None => draft.file.write_all_at(bytes, u64::from(offset)),
-        };
-        written.map_err(|error| self.draft_failed(draft.place.directory, error))
+        make_room_for_data(&mut self.table.lock().cache, block.directory(), units)?;
+        block.write_bytes(offset, bytes).map_err(|(_, error)| self.draft_failed(block.directory(), error))
+    }
+
+    /// Has a draft reach so far at least, with zeros behind what was written to it. *Blocking*.
+    ///
+    /// # Errors
+    /// The disk failed.
+    pub fn lengthen_draft(&self, draft: &Draft, end: u32) -> Result<(), StoreError> {
+        let block = &draft.block;
+        let lengthened = block.writer().and_then(|writer| lengthen(&writer, end.min(block.length())));
+        lengthened.map_err(|error| self.draft_failed(block.directory(), error))
     }
 
     /// Has on disk what was written to a draft when this returns. *Blocking*.
@@ -98,7 +88,8 @@ impl DataStore {
     /// # Errors
     /// The disk failed.
     pub fn sync_draft(&self, draft: &Draft) -> Result<(), StoreError> {
-        draft.file.sync_data().map_err(|error| self.draft_failed(draft.place.directory, error))
+        let synced = rustix::fs::fdatasync(draft.block.descriptor());
+        synced.map_err(|error| self.draft_failed(draft.block.directory(), error.into()))
     }
 
     /// Makes a draft the block, unless the block has come to be meanwhile. *Blocking*.
@@ -116,16 +107,14 @@ impl DataStore {
     /// # Errors
     /// As [`Self::publish_draft`].
     pub fn publish_draft_if(&self, draft: &Draft, is_wanted: impl FnOnce() -> bool) -> Result<bool, StoreError> {
-        let Draft { place, file, path, written, .. } = draft;
-        let _alone = self.stripe(&place.id).lock();
-        if !self.get(&place.id, Touch::None).is_absent() || !is_wanted() {
+        let Draft { block, path } = draft;
+        let _alone = self.stripe(block.id()).lock();
+        if !self.get(block.id(), Touch::None).is_absent() || !is_wanted() {
             return Ok(false);
         }
-        let chunks = written.lock().clone();
-        let units = units_of_chunks(chunks.iter(), place.length);
-        let named = std::fs::rename(path, &place.path).and_then(|()| open_to_read(&place.path));
-        let reader = named.map_err(|error| self.draft_failed(place.directory, error))?;
-        self.enter(&Arc::new(DataBlock::of_draft(place.clone(), reader, file.clone(), chunks)), units)?;
+        let units = units_of_chunks(block.state().charged.lock().iter(), block.length());
+        std::fs::rename(path, block.path()).map_err(|error| self.draft_failed(block.directory(), error))?;
+        self.enter(block, units)?;
         Ok(true)
     }
 
@@ -137,8 +126,8 @@ impl DataStore {
         // Before it can be found by anybody.
         self.sync_draft(draft)?;
         self.publish_draft(draft)?;
-        let BlockPlace { id, length, mount_id, .. } = draft.place;
-        self.sync(&[DataTarget { id, length, mount_id }])
+        let block = &draft.block;
+        self.sync(&[DataTarget { id: *block.id(), length: block.length(), mount_id: block.mount_id() }])
     }
 
     fn draft_failed(&self, directory: usize, source: io::Error) -> StoreError {

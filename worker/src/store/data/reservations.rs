@@ -6,7 +6,6 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use cavern_proto::BlockId;
@@ -18,15 +17,7 @@ use super::DataStore;
 use super::block::{DataBlock, DataState, chunks_with_data, fallocate};
 use crate::store::error::{StoreError, is_out_of_space};
 use crate::store::slab::Entry;
-use crate::store::units::UNIT_BYTES;
-
-/// Bytes of what `stat` counts as one block.
-const STAT_BLOCK_BYTES: u64 = 512;
-
-/// What a file takes of the disk, in accounting units.
-pub(super) fn units_on_disk(stat: &std::fs::Metadata) -> u32 {
-    u32::try_from((stat.blocks() * STAT_BLOCK_BYTES).div_ceil(u64::from(UNIT_BYTES))).unwrap_or(u32::MAX)
-}
+use crate::store::space::units_on_disk;
 
 impl DataStore {
     /// Room was given in a block. The caller holds the residents' lock, under which that was done.
@@ -60,7 +51,7 @@ impl DataStore {
     /// When room was given in it once more, and it has not been settled therefore.
     fn settle_block(&self, id: &BlockId, until: Instant) -> Option<Instant> {
         let (data, path, incarnation) = {
-            let residents = self.table.residents.lock();
+            let residents = self.table.lock();
             let entry = residents.cache.slab.get(id)?;
             (entry.data()?.state.clone()?, self.table.place(entry).path, entry.incarnation)
         };
@@ -69,7 +60,7 @@ impl DataStore {
             let stat = file.metadata()?;
             Ok((chunks_with_data(&file, u32::try_from(stat.len()).unwrap_or(u32::MAX))?, units_on_disk(&stat)))
         });
-        let mut residents = self.table.residents.lock();
+        let mut residents = self.table.lock();
         let cache = &mut residents.cache;
         let slot = cache.slab.find_as(id, incarnation)?;
         let known =
@@ -85,12 +76,9 @@ impl DataStore {
             return Some(looked);
         };
         *given = None;
-        data.allocated.lock().iter().for_each(|chunk| {
-            chunks.insert(chunk);
-        });
+        chunks.extend(data.allocated.lock().iter());
         *data.charged.lock() = chunks;
-        cache.charge(slot, units.saturating_sub(before));
-        cache.discharge(slot, before.saturating_sub(units));
+        cache.charge(slot, i64::from(units) - i64::from(before));
         None
     }
 
@@ -107,15 +95,10 @@ impl DataStore {
             let whole =
                 chunk_range(chunks.start, block.length()).start..chunk_range(chunks.end - 1, block.length()).end;
             match fallocate(&writer, FallocateFlags::KEEP_SIZE, &whole) {
-                Ok(true) => {
-                    let mut allocated = block.state().allocated.lock();
-                    chunks.for_each(|chunk| {
-                        allocated.insert(chunk);
-                    });
-                }
+                Ok(true) => block.state().allocated.lock().extend(chunks),
                 Ok(false) => return Ok(()),
                 Err(error) if is_out_of_space(&error) => {
-                    self.table.out_of_space(block);
+                    self.table.out_of_space(block.directory());
                     return Err(StoreError::NoSpace);
                 }
                 Err(error) => return Err(failed(error)),

@@ -8,15 +8,25 @@ use cavern_conf::{Failpoint, Tier};
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::{chunk_range, chunks_touching};
 
-use super::block::{DataBlock, ZeroOutcome, chunk_map, chunks_of};
+use super::block::{DataBlock, ZeroOutcome, chunks_of};
 use super::{DataStore, DataTarget, MAX_ROUNDS};
 use crate::store::block::Block;
 use crate::store::block_file::BlockPlace;
 use crate::store::error::{StoreError, is_out_of_space};
+use crate::store::eviction::Cache;
 use crate::store::placement::{self, Candidate};
 use crate::store::slab::{Entry, hash_of};
-use crate::store::table::{Residents, Touch};
-use crate::store::units::{UNIT_BYTES, units_of_chunks};
+use crate::store::space::{UNIT_BYTES, units_of_chunks};
+use crate::store::table::Touch;
+
+/// The chunks of a block of `length` bytes that lie within a range.
+fn whole_chunks(range: &Range<u32>, length: u32) -> impl Iterator<Item = u32> + use<> {
+    let range = range.clone();
+    chunks_touching(range.start, range.len() as u32).filter(move |index| {
+        let chunk = chunk_range(*index, length);
+        range.start <= chunk.start && chunk.end <= range.end
+    })
+}
 
 impl DataStore {
     /// Makes room for ranges of a data block, and the block if it is not here. *Blocking*.
@@ -54,7 +64,7 @@ impl DataStore {
                 Err((reached, error)) if is_out_of_space(&error) => {
                     let reached = chunks_of(std::iter::once(offset..offset + reached as u32));
                     self.uncharge(&block, fresh.iter().filter(|index| !reached.contains(*index)));
-                    self.table.out_of_space(&block);
+                    self.table.out_of_space(block.directory());
                     last = StoreError::NoSpace;
                 }
                 // Freed before its file could be opened for writing.
@@ -63,6 +73,20 @@ impl DataStore {
             }
         }
         Err(last)
+    }
+
+    /// Makes zeros of a range of a data block that is behind the end of its file by now: the block's own file ends
+    /// where the range begins, unless it goes on behind it. *Blocking*.
+    ///
+    /// # Errors
+    /// The block is not here, or the disk failed.
+    pub fn cut(&self, target: &DataTarget, range: &Range<u32>) -> Result<(), StoreError> {
+        let block = self.find(target, Touch::None)?;
+        let cut = block.cut(range).map_err(|error| self.table.disk_failed(&block, "cutting a data block", error))?;
+        if cut == ZeroOutcome::Freed {
+            self.uncharge(&block, whole_chunks(range, block.length()));
+        }
+        Ok(())
     }
 
     fn apply_write(
@@ -75,11 +99,7 @@ impl DataStore {
         for range in zero.iter().filter(|range| !range.is_empty()) {
             if block.zero(range).map_err(|error| (0, error))? == ZeroOutcome::Freed {
                 let kept = chunks_touching(written.start, written.len() as u32);
-                let whole = chunks_touching(range.start, range.len() as u32).filter(|index| {
-                    let chunk = chunk_range(*index, block.length());
-                    range.start <= chunk.start && chunk.end <= range.end
-                });
-                self.uncharge(block, whole.filter(|index| !kept.contains(index)));
+                self.uncharge(block, whole_chunks(range, block.length()).filter(|index| !kept.contains(index)));
             }
         }
         block.write_bytes(written.start, bytes)
@@ -110,41 +130,27 @@ impl DataStore {
         let data = block.state();
         let directory = &self.table.directories[block.directory()];
         if !directory.is_healthy() {
-            let source = io::Error::other(format!("its directory was given up: {}", directory.last_error()));
+            let source = io::Error::other(format!("its directory was given up: {}", directory.health.last_error()));
             return Err(StoreError::Io { action: "writing a data block", source });
         }
-        let now = self.table.now();
-        let mut evicted = Vec::new();
-        let charge = |residents: &mut Residents, evicted: &mut Vec<Entry>| -> Result<ChunkMap, StoreError> {
-            let cache = &mut residents.cache;
-            let slot = cache.slab.find_as(block.id(), block.incarnation()).ok_or(StoreError::Dropped)?;
-            let mut charged = data.charged.lock();
-            let fresh = chunk_map(chunks.iter().filter(|index| !charged.contains(*index)));
-            let units = units_of_chunks(fresh.iter(), block.length());
-            let space = &cache.spaces[block.directory()];
-            // Nothing is evicted in vain.
-            if units > 0 && space.data() + u64::from(units) > space.capacity() {
-                return Err(StoreError::NoSpace);
-            }
-            if units > 0 {
-                let room = cache.make_room(block.directory(), u64::from(units), now, evicted);
-                room.map_err(|_| StoreError::NoSpace)?;
-            }
-            cache.charge(slot, units);
-            fresh.iter().for_each(|index| {
-                charged.insert(index);
-            });
-            drop(charged);
-            self.note_reservation(block.id(), data);
-            Ok(fresh)
-        };
-        let result = charge(&mut self.table.residents.lock(), &mut evicted);
-        self.table.discard_evicted(evicted);
-        result
+        let mut residents = self.table.lock();
+        let cache = &mut residents.cache;
+        let slot = cache.slab.find_as(block.id(), block.incarnation()).ok_or(StoreError::Dropped)?;
+        let mut charged = data.charged.lock();
+        let fresh: ChunkMap = chunks.iter().filter(|index| !charged.contains(*index)).collect();
+        let units = units_of_chunks(fresh.iter(), block.length());
+        if units > 0 {
+            make_room_for_data(cache, block.directory(), units)?;
+        }
+        cache.charge(slot, i64::from(units));
+        charged.extend(fresh.iter());
+        drop(charged);
+        self.note_reservation(block.id(), data);
+        Ok(fresh)
     }
 
     fn uncharge(&self, block: &DataBlock, chunks: impl Iterator<Item = u32>) {
-        let mut residents = self.table.residents.lock();
+        let mut residents = self.table.lock();
         let cache = &mut residents.cache;
         let Some(slot) = cache.slab.find_as(block.id(), block.incarnation()) else { return };
         let mut charged = block.state().charged.lock();
@@ -157,7 +163,7 @@ impl DataStore {
                 gone.push(index);
             }
         }
-        cache.discharge(slot, units_of_chunks(gone, block.length()));
+        cache.charge(slot, -i64::from(units_of_chunks(gone, block.length())));
     }
 
     /// Makes a block with these chunks charged; `None` when somebody else was faster.
@@ -170,7 +176,7 @@ impl DataStore {
         let place = self.choose_place(target, units)?;
         let directory = place.directory;
         let failed = |source| self.table.not_made(directory, "creating a data block", source, StoreError::NoSpace);
-        let block = Arc::new(DataBlock::create(place, chunks.clone()).map_err(failed)?);
+        let block = Arc::new(DataBlock::create(place, None, chunks.clone()).map_err(failed)?);
         Failpoint::BlockMade.pass();
         self.enter(&block, units)?;
         Ok(Some(block))
@@ -181,49 +187,21 @@ impl DataStore {
     /// # Errors
     /// [`StoreError::NoSpace`], and the file is gone.
     pub(super) fn enter(&self, block: &Arc<DataBlock>, units: u32) -> Result<(), StoreError> {
-        let now = self.table.now();
-        let (mut evicted, mut closed) = (Vec::new(), Vec::new());
-        let made = {
-            let mut residents = self.table.residents.lock();
-            let cache = &mut residents.cache;
-            // A cached block of the same name cannot be: it would be one of another content.
-            let is_free = cache.slab.find(block.id()).is_none();
-            let made = is_free && cache.make_room(block.directory(), u64::from(units), now, &mut evicted).is_ok();
-            if made {
-                let (incarnation, length, mount_id) = (block.incarnation(), block.length(), block.mount_id());
-                let directory = block.directory() as u8;
-                let mut entry = Entry::of_data(*block.id(), incarnation, length, mount_id, directory);
-                (entry.units, entry.last_used) = (units, now);
-                closed = residents.insert(entry, Block::Data(block.clone()));
-                self.note_reservation(block.id(), block.state());
-            }
-            made
-        };
-        drop(closed);
-        self.table.discard_evicted(evicted);
-        if made {
-            return Ok(());
+        let mut residents = self.table.lock();
+        let cache = &mut residents.cache;
+        // A cached block of the same name cannot be: it would be one of another content.
+        let is_free = cache.slab.find(block.id()).is_none();
+        if !is_free || cache.make_room(block.directory(), u64::from(units)).is_err() {
+            drop(residents);
+            let _ = std::fs::remove_file(block.path());
+            return Err(StoreError::NoSpace);
         }
-        let _ = std::fs::remove_file(block.path());
-        Err(StoreError::NoSpace)
-    }
-
-    /// Evicts cached blocks until so many units fit in a directory beside what is charged there.
-    ///
-    /// # Errors
-    /// [`StoreError::NoSpace`].
-    pub(super) fn make_room(&self, directory: usize, units: u32) -> Result<(), StoreError> {
-        let (now, units) = (self.table.now(), u64::from(units));
-        let mut evicted = Vec::new();
-        let is_made = {
-            let mut residents = self.table.residents.lock();
-            let cache = &mut residents.cache;
-            let space = &cache.spaces[directory];
-            // Nothing is evicted in vain.
-            space.data() + units <= space.capacity() && cache.make_room(directory, units, now, &mut evicted).is_ok()
-        };
-        self.table.discard_evicted(evicted);
-        if is_made { Ok(()) } else { Err(StoreError::NoSpace) }
+        let (incarnation, length, mount_id) = (block.incarnation(), block.length(), block.mount_id());
+        let mut entry = Entry::of_data(*block.id(), incarnation, length, mount_id, block.directory() as u8);
+        (entry.units, entry.last_used) = (units, cache.now);
+        residents.insert(entry, Block::Data(block.clone()));
+        self.note_reservation(block.id(), block.state());
+        Ok(())
     }
 
     /// Where the file of a new block is to be that begins with `units`.
@@ -237,20 +215,33 @@ impl DataStore {
     /// The directory for a new block that begins with `units`: one that can hold all of it if there is one. Memory is
     /// no place for what must outlive a power failure, unless there is nothing else.
     fn choose_directory(&self, target: &DataTarget, units: u32) -> Result<usize, StoreError> {
-        let durable = self.table.directories.iter().any(|directory| directory.tier() != Tier::Mem);
+        let durable = self.table.directories.iter().any(|directory| directory.spec.tier != Tier::Mem);
         let mut healthy = self.table.candidates();
-        healthy.retain(|(candidate, _)| !(durable && candidate.tier == Tier::Mem));
+        healthy.retain(|candidate| !(durable && candidate.tier == Tier::Mem));
         if healthy.is_empty() {
             return Err(StoreError::NoDirectory);
         }
         let whole = target.length.div_ceil(UNIT_BYTES);
         for need in [whole, units].map(u64::from) {
-            let able = healthy.iter().filter(|(of, data)| of.capacity.saturating_sub(*data) >= need.max(1));
-            let able: Vec<Candidate> = able.map(|(candidate, _)| *candidate).collect();
+            let able = healthy.iter().filter(|of| of.capacity.saturating_sub(of.data) >= need.max(1));
+            let able: Vec<Candidate> = able.copied().collect();
             if let Some(position) = placement::choose(&able, hash_of(&target.id), need) {
                 return Ok(position);
             }
         }
         Err(StoreError::NoSpace)
     }
+}
+
+/// Evicts cached blocks until so many units more fit in a directory.
+///
+/// # Errors
+/// [`StoreError::NoSpace`].
+pub(super) fn make_room_for_data(cache: &mut Cache, directory: usize, units: u32) -> Result<(), StoreError> {
+    let space = &cache.spaces[directory];
+    // Nothing is evicted in vain.
+    if space.data.units + u64::from(units) > space.limits.capacity {
+        return Err(StoreError::NoSpace);
+    }
+    cache.make_room(directory, u64::from(units)).map_err(|_| StoreError::NoSpace)
 }

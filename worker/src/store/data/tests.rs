@@ -12,6 +12,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::store::Stores;
+use crate::store::directory::DataName;
 use crate::store::tests::{MIB, block_files, copy_tree, fill, find, id, open_store, used, with_keys, wrapping};
 
 /// Two whole chunks and a short one.
@@ -343,22 +344,117 @@ fn a_start_tells_blocks_from_what_is_left_of_them() {
     drop(newer);
     drop(store);
     let other = |incarnation| {
-        let path = crate::store::directory::data_path(dir.path(), &target(1).id, incarnation, 7);
+        let said = DataName { id: target(1).id, incarnation, mount_id: 7, length: LENGTH };
+        let path = crate::store::directory::data_path(dir.path(), &said);
         assert!(!path.exists());
         path
     };
-    // A deletion that a power failure undid, a file that was never finished, one that is not ours.
-    let (older, empty, stray) = (other(incarnation - 1), other(incarnation + 1), path.with_file_name("notes.txt"));
+    // A deletion that a power failure undid, and files that are not ours.
+    let (older, stray) = (other(incarnation - 1), path.with_file_name("notes.txt"));
+    let unsaid = path.with_extension("0");
     fs::copy(&path, &older).unwrap();
     fs::write(&older, vec![9; LENGTH as usize]).unwrap();
-    fs::write(&empty, b"").unwrap();
+    fs::write(&unsaid, b"of no length").unwrap();
     fs::write(&stray, b"mine").unwrap();
     let store = open_store(dir.path(), 4 * MIB);
     assert!(bytes_of(&store, &target(1)).starts_with(b"one"));
-    assert_eq!((older.exists(), empty.exists(), stray.exists()), (true, false, true));
+    assert!(older.exists() && unsaid.exists() && stray.exists());
     assert_eq!(store.table.usage()[0].data_bytes, u64::from(UNIT_BYTES), "the sum is that of the files");
     let new = store.data.write(&target(2), 0, b"two", &[]).unwrap();
     assert!(new.incarnation() > incarnation);
+}
+
+/// Where the file of a block ends, in the store and on the disk.
+fn end_of(store: &Stores, target: &DataTarget) -> u64 {
+    let block = store.data.find(target, Touch::None).unwrap();
+    let on_disk = fs::metadata(block.path()).unwrap().len();
+    assert_eq!(u64::from(block.end().unwrap()), on_disk);
+    on_disk
+}
+
+#[test]
+fn the_file_of_a_block_ends_where_it_was_written_last_and_a_start_knows_the_block_by_its_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    let reserved = store.data.reserve(&target(1), std::slice::from_ref(&(0..LENGTH))).unwrap();
+    assert_eq!(end_of(&store, &target(1)), 0, "nothing was written");
+    reserved.writer().unwrap().write_all_at(&[1; 5000], 0).unwrap();
+    assert_eq!(end_of(&store, &target(1)), 5000);
+    store.data.write(&target(1), 7000, &[2; 1000], &[]).unwrap();
+    assert_eq!(end_of(&store, &target(1)), 8000);
+    // Zeros lengthen it, and take no room.
+    let before = reserved.allocated_bytes().unwrap();
+    store.data.write(&target(1), 0, &[], std::slice::from_ref(&(8000..2 * CHUNK_BYTES))).unwrap();
+    assert_eq!(end_of(&store, &target(1)), u64::from(2 * CHUNK_BYTES));
+    assert!(reserved.allocated_bytes().unwrap() <= before + 4096);
+    let mut expected = vec![0; LENGTH as usize];
+    expected[..5000].fill(1);
+    expected[7000..8000].fill(2);
+    assert!(bytes_of(&store, &target(1)) == expected, "what lies behind is zeros");
+    store.data.reserve(&target(2), std::slice::from_ref(&(0..10))).unwrap();
+    drop((reserved, store));
+
+    let store = open_store(dir.path(), 4 * MIB);
+    assert_eq!((end_of(&store, &target(1)), end_of(&store, &target(2))), (u64::from(2 * CHUNK_BYTES), 0));
+    assert!(bytes_of(&store, &target(1)) == expected && bytes_of(&store, &target(2)).iter().all(|byte| *byte == 0));
+    let longer = DataTarget { length: LENGTH + 1, ..target(2) };
+    assert!(matches!(store.data.find(&longer, Touch::None), Err(StoreError::Mismatch(_))), "its name says how long");
+}
+
+#[test]
+fn a_cut_drops_what_is_behind_it_unless_somebody_has_written_there_since() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    let bytes = noise(3, LENGTH as usize);
+    store.data.write(&target(1), 0, &bytes, &[]).unwrap();
+    let full = used(&store);
+    store.data.cut(&target(1), &(1000..LENGTH)).unwrap();
+    assert_eq!(end_of(&store, &target(1)), 1000);
+    assert!(used(&store) < full, "the room of what was cut off is there again");
+    // Once more: it has been done already.
+    store.data.cut(&target(1), &(1000..LENGTH)).unwrap();
+    assert_eq!(end_of(&store, &target(1)), 1000);
+    // What was cut off does not come back.
+    store.data.write(&target(1), 90_000, b"behind", &[]).unwrap();
+    let mut expected = vec![0; LENGTH as usize];
+    expected[..1000].copy_from_slice(&bytes[..1000]);
+    expected[90_000..90_006].copy_from_slice(b"behind");
+    assert!(bytes_of(&store, &target(1)) == expected);
+
+    // A cut that comes late leaves what is behind its range.
+    store.data.cut(&target(1), &(500..2000)).unwrap();
+    assert_eq!(end_of(&store, &target(1)), 90_006);
+    expected[500..1000].fill(0);
+    assert!(bytes_of(&store, &target(1)) == expected);
+    assert!(matches!(store.data.cut(&target(2), &(0..10)), Err(StoreError::NoSuchBlock)), "it makes no block");
+
+    // One that was not made before the worker died shows in a file that is longer, which is no damage.
+    drop(store);
+    let store = open_store(dir.path(), 4 * MIB);
+    assert!(end_of(&store, &target(1)) == 90_006 && bytes_of(&store, &target(1)) == expected);
+    store.data.cut(&target(1), &(500..100_000)).unwrap();
+    assert_eq!(end_of(&store, &target(1)), 500);
+}
+
+#[test]
+fn an_encrypted_block_has_a_file_of_its_whole_length_and_is_cut_by_zeros() {
+    with_keys(wrapping(&[1; 32], None), || {
+        let dir = tempfile::tempdir().unwrap();
+        let store = open_store(dir.path(), 4 * MIB);
+        let mut expected = noise(9, LENGTH as usize);
+        store.data.write(&target(1), 0, &expected, &[]).unwrap();
+        store.data.cut(&target(1), &(1001..LENGTH)).unwrap();
+        expected[1001..].fill(0);
+        assert_eq!(end_of(&store, &target(1)), u64::from(LENGTH));
+        assert!(bytes_of(&store, &target(1)) == expected);
+        // One that had not got its length when the worker died.
+        let said = DataName { id: target(2).id, incarnation: 1, mount_id: 7, length: LENGTH };
+        let unfinished = crate::store::directory::data_path(dir.path(), &said);
+        fs::write(&unfinished, b"").unwrap();
+        drop(store);
+        let store = open_store(dir.path(), 4 * MIB);
+        assert!(!unfinished.exists() && bytes_of(&store, &target(1)) == expected);
+    });
 }
 
 #[test]
