@@ -23,8 +23,8 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::time::Instant;
 
-use super::Core;
 use super::buffers::Purpose;
+use super::resources::Core;
 use super::fetch::{ChunkRequest, Piece};
 use super::hedge::Hedge;
 use super::location::BlockLocation;
@@ -53,12 +53,6 @@ impl fmt::Display for Source {
 type Running = Pin<Box<dyn Future<Output = (Source, Result<Piece, ClientError>)> + Send>>;
 
 impl Core {
-    /// When a read that begins now ends: all sources together have `client.read_timeout`, and are tried again for
-    /// `client.bucket_timeout` if the bucket is away or slow.
-    pub(super) fn read_deadline(&self) -> Instant {
-        Instant::now() + self.read_timeout.max(self.bucket_timeout)
-    }
-
     /// Gets the wanted chunks from the first source that can give them before `deadline`. Read-ahead tries each source
     /// once.
     pub(super) async fn fetch_from_any(
@@ -89,7 +83,7 @@ impl Core {
 
     async fn climb(self: &Arc<Self>, want: &ChunkRequest, deadline: Instant) -> Result<Piece, FetchFailure> {
         let sources = self.sources(want).into_iter();
-        let deadline = deadline.min(Instant::now() + self.read_timeout);
+        let deadline = deadline.min(Instant::now() + self.limits.read);
         let mut climb =
             SourceFallback { core: self, want, deadline, sources, asked: vec![], failures: vec![], is_outage: false };
         match tokio::time::timeout_at(deadline, climb.run()).await {
@@ -107,24 +101,17 @@ impl Core {
     /// Who decides when a read of a block is sent twice: each kind takes as long as it takes, and has its own share.
     pub(super) fn hedge(&self, at: &BlockLocation) -> &Hedge {
         match at {
-            BlockLocation::Object { .. } => &self.object_hedge,
-            BlockLocation::Replicas(_) => &self.replica_hedge,
+            BlockLocation::Object { .. } => &self.hedges.object,
+            BlockLocation::Replicas(_) => &self.hedges.replica,
         }
     }
 
     /// Lets requests that lost end by themselves.
     fn finish_in_background(&self, mut running: FuturesUnordered<Running>) {
-        let Ok(slot) = self.ahead_slots.clone().try_acquire_owned() else { return };
-        let stop = self.stop.clone();
-        let task = async move {
-            let ended = async { while running.next().await.is_some() {} };
-            tokio::select! {
-                () = ended => {}
-                () = stop.cancelled() => {}
-            }
-            drop(slot);
-        };
-        self.tasks.spawn_on(task, &self.runtime);
+        self.in_background(self.background.stop.clone(), async move {
+            while running.next().await.is_some() {}
+            Ok(())
+        });
     }
 
     /// Best first. A worker on this host goes before others that hold the block as well.
@@ -275,12 +262,12 @@ impl SourceFallback<'_> {
             match source {
                 Source::Worker(worker) => {
                     let attempt = core.pool.admit(worker);
-                    let is_of_object = matches!(want.at, BlockLocation::Object { .. });
+                    let is_of_object = want.at.is_of_object();
                     if attempt.is_none() && is_of_object {
                         self.failures.push(Failure::LeftAlone(source));
                         continue;
                     }
-                    let wait = left.min(core.worker_timeout).max(Duration::from_millis(1));
+                    let wait = left.min(core.limits.worker).max(Duration::from_millis(1));
                     let stage = match core.pool.known_route(worker) {
                         Route::Local if is_of_object => Stage::Descriptor,
                         _ => Stage::Network,
@@ -318,10 +305,6 @@ impl SourceFallback<'_> {
         self.core.hedge(&self.want.at)
     }
 
-    fn is_of_object(&self) -> bool {
-        matches!(self.want.at, BlockLocation::Object { .. })
-    }
-
     /// Whether one worker alone is to have the block, an object's.
     fn has_one_owner(&self) -> bool {
         matches!(&self.want.at, BlockLocation::Object { object, .. } if object.mount.replicas() == 1)
@@ -330,7 +313,7 @@ impl SourceFallback<'_> {
     /// What all of the failures are, and what came last; of an fs-mode file the last one of a worker that may pass, if
     /// there is such a one, else the last one.
     fn failed(&self, last: Option<String>) -> ClientError {
-        if !self.is_of_object() {
+        if !self.want.at.is_of_object() {
             let mut errors = self.failures.iter().rev().filter_map(Failure::error);
             let passing = errors.clone().find(|error| error.is_transient_at_worker());
             if let Some(error) = passing.or_else(|| errors.next()) {
