@@ -13,9 +13,9 @@ use cavern_proto::{CHUNK_BYTES, ChunkMap};
 use tokio::time::Instant;
 
 use super::buffers::Purpose;
-use super::resources::Core;
 use super::descriptor::Descriptor;
 use super::location::BlockLocation;
+use super::resources::Core;
 use super::span::bytes_of_chunks;
 use crate::error::ClientError;
 use crate::memory::Charge;

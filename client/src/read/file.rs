@@ -16,12 +16,12 @@ use parking_lot::RwLock;
 use tokio::time::Instant;
 
 use super::buffers::{BufferKey, Purpose};
-use super::resources::{Core, SweepOnDrop};
 use super::descriptor::Descriptor;
 use super::fetch::{ChunkRequest, wire_range};
 use super::location::BlockLocation;
 use super::readahead::{Pattern, Readahead};
 use super::reader::{BlockReader, REMOTE_PIECE_BYTES, ReadAttempt, Step, copy_chunk};
+use super::resources::{Core, SweepOnDrop};
 use super::span::{Span, spans};
 use crate::error::ClientError;
 use crate::metadata::Node;
@@ -360,7 +360,11 @@ impl OpenFile {
                         self.announce(object, &span, owner);
                     }
                     for piece in spans(bytes, block_size, REMOTE_PIECE_BYTES) {
-                        self.core.fetch_ahead(BlockLocation::of_object(object, piece.index), piece, self.reader.closed());
+                        self.core.fetch_ahead(
+                            BlockLocation::of_object(object, piece.index),
+                            piece,
+                            self.reader.closed(),
+                        );
                     }
                 }
             }

@@ -8,11 +8,11 @@ use cavern_net::WorkerPool;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::resources::{Background, Core};
 use super::descriptors::{CONFIRM_EVERY, Descriptors};
 use super::file::{EAGER_BYTES, OpenFile};
 use super::readahead::Readahead;
 use super::reader::BlockReader;
+use super::resources::{Background, Core, Limits};
 use crate::error::ClientError;
 use crate::memory::MemoryBudget;
 use crate::metadata::{Metadata, Node};
@@ -39,6 +39,10 @@ impl Files {
     /// The memory budget of the process, for what is read and for all else.
     pub(crate) fn memory(&self) -> &Arc<MemoryBudget> {
         &self.core.memory
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.core.limits
     }
 
     /// A reader of a file that may change, for all who have it open.

@@ -20,12 +20,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::buffers::{ChunkLookup, Purpose};
-use super::resources::{Core, SweepOnDrop};
 use super::descriptor::Descriptor;
 use super::fetch::{ChunkRequest, Piece};
 use super::local_file::read_file;
 use super::location::{BlockLocation, ReplicatedBlock};
 use super::readahead::{Pattern, Readahead};
+use super::resources::{Core, SweepOnDrop};
 use super::span::{Span, spans};
 use crate::error::ClientError;
 use crate::memory::Charge;
@@ -129,7 +129,10 @@ impl BlockReader {
     /// The version under which bytes are buffered from now on. To be called with the layout at hand that they are of.
     pub(crate) fn begin_version(&self) -> BufferVersion {
         let mut version = self.version.lock();
-        let begin = || BufferVersion { number: self.core.buffers.new_version(), counts: self.core.background.stop.child_token() };
+        let begin = || BufferVersion {
+            number: self.core.buffers.new_version(),
+            counts: self.core.background.stop.child_token(),
+        };
         let current = version.get_or_insert_with(begin).clone();
         self.has_version.store(true, SeqCst);
         current

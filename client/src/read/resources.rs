@@ -55,7 +55,7 @@ pub(super) struct Core {
 }
 
 /// How long a read may take, and how far it is read ahead.
-pub(super) struct Limits {
+pub(crate) struct Limits {
     /// All sources together.
     pub read: Duration,
     /// When the bucket is away or slow.
@@ -106,8 +106,7 @@ impl Core {
             }));
         });
         pool.keep_buffers(SPARE_BYTES.min(conf.memory_budget.bytes() / SPARE_FRACTION) as usize);
-        let (memory, joining) =
-            MemoryBudget::new(conf.memory_budget.bytes(), stats.clone()).set_apart(JOINING_BYTES);
+        let (memory, joining) = MemoryBudget::new(conf.memory_budget.bytes(), stats.clone()).set_apart(JOINING_BYTES);
         let buffers = Buffers::new(stats.clone());
         let kept = buffers.clone();
         memory.when_short(move |wanted| kept.make_room(wanted, TrimPolicy::Nothing));

@@ -24,11 +24,11 @@ use futures::stream::FuturesUnordered;
 use tokio::time::Instant;
 
 use super::buffers::Purpose;
-use super::resources::Core;
 use super::fetch::{ChunkRequest, Piece};
 use super::hedge::Hedge;
 use super::location::BlockLocation;
 use super::outage_wait::OutageWaiter;
+use super::resources::Core;
 use crate::error::ClientError;
 use crate::stages::{Stage, Waiting};
 
