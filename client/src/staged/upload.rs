@@ -18,7 +18,8 @@ use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, OwnedRwLockReadGuard};
 use tokio_util::task::TaskTracker;
 
-use super::file::{Base, StagedFile, StagedLocation, State};
+use super::file::{StagedFile, StagedLocation, State};
+use super::layout::Base;
 use super::parts::{Parts, UPLOAD_BYTES, part_count, part_range};
 use super::writers::Writers;
 use crate::error::ClientError;
@@ -32,9 +33,17 @@ const PARTS_AT_A_TIME: usize = 4;
 /// arrive in another order, and many formats end with a second look at what was written last.
 const SLACK: u64 = 4 << 20;
 
+/// An upload in parts, and what the bucket has of it.
+#[derive(Default)]
+pub(super) struct PartUpload {
+    pub parts: Parts,
+    ahead: EarlyParts,
+    attempt: Option<Arc<MultipartAttempt>>,
+}
+
 /// Parts that are sent before the file is flushed.
 #[derive(Debug, Default)]
-pub(super) struct EarlyParts {
+struct EarlyParts {
     /// The next one.
     next: u64,
     running: usize,
@@ -43,7 +52,7 @@ pub(super) struct EarlyParts {
 }
 
 /// An upload in parts, begun with the first of them.
-pub(super) struct MultipartAttempt {
+struct MultipartAttempt {
     upload: OnceCell<MultipartUpload>,
     /// What it was begun with.
     metadata: OnceLock<ObjectMetadata>,
@@ -186,16 +195,16 @@ impl StagedFile {
         let length = range.end - range.start;
         let changes = {
             let mut state = self.state.lock();
-            if let Some(etag) = state.parts.etag(index, length) {
+            if let Some(etag) = state.upload.parts.etag(index, length) {
                 return Ok(etag.to_owned());
             }
-            state.parts.begin(index)
+            state.upload.parts.begin(index)
         };
         let _memory = self.memory(length).await?;
         let bytes = self.collect(range).await?;
         let etag = upload.part(number_of(index), &bytes).await?;
         self.shared.stats.uploaded_bytes.inc_by(length);
-        self.state.lock().parts.sent(index, changes, length, etag.clone());
+        self.state.lock().upload.parts.sent(index, changes, length, etag.clone());
         Ok(etag)
     }
 
@@ -207,7 +216,7 @@ impl StagedFile {
     /// The upload in parts that is under way, or another.
     fn attempt(&self) -> Arc<MultipartAttempt> {
         let mut state = self.state.lock();
-        let attempt = state.attempt.get_or_insert_with(|| {
+        let attempt = state.upload.attempt.get_or_insert_with(|| {
             Arc::new(MultipartAttempt {
                 upload: OnceCell::new(),
                 metadata: OnceLock::new(),
@@ -243,9 +252,9 @@ impl StagedFile {
             };
             state.writers = Writers::default();
             state.is_exclusive = false;
-            state.forget_parts();
-            state.sent_away.remove(0..u64::MAX);
-            state.base = object.ok().map(|object| {
+            state.upload.forget();
+            state.layout.sent_away.remove(0..u64::MAX);
+            state.layout.base = object.ok().map(|object| {
                 let file = self.shared.files.open_object(node.clone(), object);
                 Base { file, etag, valid: plan.size }
             });
@@ -259,8 +268,8 @@ impl StagedFile {
     fn not_written(&self, plan: &Plan) {
         let mut state = self.state.lock();
         state.failed = Some(plan.changes);
-        if !state.sent_away.touches(&(0..u64::MAX)) {
-            state.forget_parts();
+        if !state.layout.sent_away.touches(&(0..u64::MAX)) {
+            state.upload.forget();
         }
     }
 
@@ -285,13 +294,14 @@ impl StagedFile {
     fn next_ahead(&self) -> Option<(u64, Range<u64>, OwnedRwLockReadGuard<()>)> {
         let range = {
             let state = self.state.lock();
-            let range = part_range(state.ahead.next);
+            let range = part_range(state.upload.ahead.next);
             // The memory is for small parts; a large one takes all of it.
             let most = (UPLOAD_BYTES / (range.end - range.start)).clamp(1, PARTS_AT_A_TIME as u64) as usize;
             // What was written and committed may have been dropped here; then it is in the base.
-            let is_written = state.committed > 0 && state.base.as_ref().is_some_and(|base| base.valid >= range.end);
-            let is_due = state.size >= range.end + SLACK && (is_written || state.staged.contains(&range));
-            if !is_due || state.is_removed || state.ahead.has_failed || state.ahead.running >= most {
+            let is_written =
+                state.committed > 0 && state.layout.base.as_ref().is_some_and(|base| base.valid >= range.end);
+            let is_due = state.layout.size >= range.end + SLACK && (is_written || state.layout.staged.contains(&range));
+            if !is_due || state.is_removed || state.upload.ahead.has_failed || state.upload.ahead.running >= most {
                 return None;
             }
             range
@@ -299,20 +309,20 @@ impl StagedFile {
         // Refused while the file is being flushed.
         let sending = self.sending.clone().try_read_owned().ok()?;
         let mut state = self.state.lock();
-        if part_range(state.ahead.next) != range {
+        if part_range(state.upload.ahead.next) != range {
             return None;
         }
-        let index = state.ahead.next;
-        state.ahead.next += 1;
-        state.ahead.running += 1;
+        let index = state.upload.ahead.next;
+        state.upload.ahead.next += 1;
+        state.upload.ahead.running += 1;
         Some((index, range, sending))
     }
 
     fn was_sent_ahead(&self, index: u64, error: Option<&ClientError>) {
         let mut state = self.state.lock();
-        state.ahead.running -= 1;
+        state.upload.ahead.running -= 1;
         if let Some(error) = error {
-            state.ahead.has_failed = true;
+            state.upload.ahead.has_failed = true;
             tracing::debug!(key = state.place.key(), part = index, "not sent ahead: {error}");
         }
     }
@@ -329,25 +339,24 @@ impl StagedFile {
     }
 }
 
-impl State {
+impl PartUpload {
     /// The upload in parts is over.
-    pub(super) fn forget_parts(&mut self) {
-        self.parts = Parts::default();
+    pub(super) fn forget(&mut self) {
         // Those on their way count themselves off.
-        self.ahead = EarlyParts { running: self.ahead.running, ..EarlyParts::default() };
-        self.attempt = None;
+        let ahead = EarlyParts { running: self.ahead.running, ..EarlyParts::default() };
+        *self = Self { ahead, ..Self::default() };
     }
 }
 
 impl Plan {
     fn of(state: &State) -> Self {
-        let condition = match &state.base {
+        let condition = match &state.layout.base {
             // Even if nothing of it is left: who appends to an empty file must not undo what was written to it since.
             Some(base) => Condition::Version(base.etag.clone()),
             _ if state.is_exclusive => Condition::Nothing,
             _ => Condition::Anything,
         };
-        let (size, changes, attributes) = (state.size, state.changes, state.attributes);
+        let (size, changes, attributes) = (state.layout.size, state.changes, state.attributes);
         Self { key: state.place.key(), size, changes, condition, attributes }
     }
 
