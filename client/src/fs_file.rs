@@ -39,6 +39,6 @@ mod write_behind;
 pub use append::FileEnd;
 pub use contents::Contents;
 pub use file::{FsFile, UncommittedAttr};
-pub use read::{ReadAtHand, Seek};
+pub use read::Seek;
 pub use sync::LocalSync;
 pub(crate) use write_behind::WriteBehindOutcome;

@@ -30,7 +30,7 @@ pub(crate) mod span;
 
 pub(crate) use descriptors::Descriptors;
 pub use disk_read::DiskRead;
-pub use file::OpenFile;
+pub use file::{OpenFile, ReadAtHand};
 pub use files::Files;
 pub(crate) use location::ReplicatedBlock;
 pub(crate) use part::{PartLocation, Payer};

@@ -21,7 +21,7 @@ use super::layout::Layout;
 use super::state::Known;
 use crate::error::ClientError;
 use crate::read::span::{Span, spans};
-use crate::read::{Payer, REMOTE_PIECE_BYTES, ReplicatedBlock};
+use crate::read::{Payer, REMOTE_PIECE_BYTES, ReadAtHand, ReplicatedBlock};
 
 /// What lseek(2) looks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,15 +37,6 @@ enum ReadMode {
     Buffered,
     /// What the workers have now.
     Direct,
-}
-
-/// Bytes that could be had without waiting.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ReadAtHand {
-    /// So many were copied to where they are wanted: fewer than asked only at the end of the file.
-    Copied(usize),
-    /// All of them are in a buffer, and were not copied.
-    Buffered(Bytes),
 }
 
 /// A part of a file that is on this host: of a block through its descriptor; else so many bytes of the origin, then

@@ -35,6 +35,15 @@ const PIECE_BYTES: u64 = 8 << 20;
 /// Windows from this size on are announced to a remote worker at once, so that its own requests are large.
 const ANNOUNCE_BYTES: u64 = 4 << 20;
 
+/// Bytes that could be had without waiting.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ReadAtHand {
+    /// So many were copied to where they are wanted: fewer than asked only at the end of the file.
+    Copied(usize),
+    /// All of them are in a buffer, and were not copied.
+    Buffered(Bytes),
+}
+
 /// One open file: an immutable version of an object. Reads of one handle run concurrently. Dropping it closes it and
 /// ends its read-ahead.
 pub struct OpenFile {
@@ -71,6 +80,10 @@ impl OpenFile {
         &self.node
     }
 
+    pub fn inode(&self) -> u64 {
+        self.node.inode
+    }
+
     /// Reads without waiting, for event loops: only bytes of a local block in the page cache, or in a buffer. `None`
     /// when that is not possible for the whole range (use `read`); else the bytes read, fewer than asked only at the
     /// end of the file.
@@ -89,9 +102,16 @@ impl OpenFile {
         Some((range.end - range.start) as usize)
     }
 
-    /// Reads without waiting and without a copy: bytes that came in one piece and are in a buffer. `None` also where
-    /// `read_now` may have them.
-    pub fn read_buffered(&self, offset: u64, length: usize) -> Option<Bytes> {
+    /// As `read_now`; and without a copy bytes that came in one piece and are in a buffer.
+    pub fn read_at_hand(&self, offset: u64, buffer: &mut [u8]) -> Option<ReadAtHand> {
+        match self.read_buffered(offset, buffer.len()) {
+            Some(bytes) => Some(ReadAtHand::Buffered(bytes)),
+            None => self.read_now(offset, buffer).map(ReadAtHand::Copied),
+        }
+    }
+
+    /// `None` also where `read_now` may have them.
+    fn read_buffered(&self, offset: u64, length: usize) -> Option<Bytes> {
         let range = self.clip(offset, length);
         let object = self.object.as_ref().filter(|_| !range.is_empty())?;
         let mut parts = spans(range.clone(), object.mount.block_size(), u64::MAX);
