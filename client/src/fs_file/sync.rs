@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use cavern_conf::{Failpoint, FileUsage, backoff};
 use cavern_proto::data::BlockRef;
@@ -15,14 +16,6 @@ use super::file::FsFile;
 use super::layout::{Layout, LocatedBlock};
 use super::state::{Known, State};
 use crate::error::ClientError;
-
-/// How long a worker is asked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum RetryPolicy {
-    /// There are others.
-    OneAttempt,
-    UntilDeadline,
-}
 
 /// What an fsync(2) of a file takes whose bytes alone are to be brought to disks of this host: no question to a worker,
 /// and none to the master, which gets to know of the bytes with what else this session has answered.
@@ -162,8 +155,8 @@ impl FsFile {
         }
         let is_alone = |worker: &u64| known.iter().any(|(_, known)| known.workers == [*worker]);
         let syncs = at_workers.into_iter().map(|(worker, names)| {
-            let patience = if is_alone(&worker) { RetryPolicy::UntilDeadline } else { RetryPolicy::OneAttempt };
-            async move { (worker, self.sync_at(worker, names, patience, deadline).await) }
+            let wait = self.sync_wait(is_alone(&worker));
+            async move { (worker, self.sync_at(worker, names, wait).await) }
         });
         let failed: HashMap<u64, ClientError> =
             join_all(syncs).await.into_iter().filter_map(|(worker, result)| Some((worker, result.err()?))).collect();
@@ -180,7 +173,8 @@ impl FsFile {
                 self.give_up_replicas(index, known.generation, &lost);
                 continue;
             }
-            // All of them, or the only one, which has been waited for: one that comes back will do.
+            // All of them, or the only one: one that comes back will do, since what it has in its page cache survives
+            // its death.
             self.sync_any(index, &known, error.clone(), deadline).await?;
         }
         Ok(())
@@ -208,10 +202,10 @@ impl FsFile {
             if !failure.is_transient_at_worker() || !backoff::BLOCK.begin().wait_before(deadline).await {
                 return Err(failure);
             }
+            let wait = self.sync_wait(known.workers.len() == 1);
             let names = || vec![self.name_of(index, known.generation)];
-            let syncs = known.workers.iter().map(|worker| async {
-                (*worker, self.sync_at(*worker, names(), RetryPolicy::OneAttempt, deadline).await)
-            });
+            let syncs =
+                known.workers.iter().map(|worker| async { (*worker, self.sync_at(*worker, names(), wait).await) });
             let (done, lost): (Vec<_>, Vec<_>) =
                 join_all(syncs).await.into_iter().partition(|(_, synced)| synced.is_ok());
             if !done.is_empty() {
@@ -227,30 +221,13 @@ impl FsFile {
         }
     }
 
-    /// Syncs blocks at one worker. What it has in its page cache survives its death, so the only one is worth waiting
-    /// for.
-    async fn sync_at(
-        &self,
-        worker: u64,
-        names: Vec<BlockRef>,
-        patience: RetryPolicy,
-        deadline: Instant,
-    ) -> Result<(), ClientError> {
-        let (first, wait) = (
-            names.first().map_or(0, |name| name.index),
-            match patience {
-                RetryPolicy::OneAttempt => self.shared.worker_timeout(),
-                RetryPolicy::UntilDeadline => self.shared.timeout(),
-            },
-        );
-        loop {
-            let synced = self.asking(worker, self.shared.pool.sync(worker, names.clone(), wait)).await;
-            let Err(error) = synced else { return Ok(()) };
-            let error = self.unavailable_if_lost(first, error);
-            let may_go_better = patience == RetryPolicy::UntilDeadline && error.is_transient_at_worker();
-            if !may_go_better || !backoff::BLOCK.begin().wait_before(deadline).await {
-                return Err(error);
-            }
-        }
+    /// How long a worker is asked: the only one of a block is worth waiting for.
+    fn sync_wait(&self, is_alone: bool) -> Duration {
+        if is_alone { self.shared.timeout() } else { self.shared.worker_timeout() }
+    }
+
+    /// Syncs blocks at one worker.
+    async fn sync_at(&self, worker: u64, names: Vec<BlockRef>, wait: Duration) -> Result<(), ClientError> {
+        self.asking(worker, self.shared.pool.sync(worker, names, wait)).await
     }
 }

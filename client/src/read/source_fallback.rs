@@ -84,8 +84,9 @@ impl Core {
     async fn climb(self: &Arc<Self>, want: &ChunkRequest, deadline: Instant) -> Result<Piece, FetchFailure> {
         let sources = self.sources(want).into_iter();
         let deadline = deadline.min(Instant::now() + self.limits.read);
+        let (asked, causes) = (Vec::new(), Vec::new());
         let mut climb =
-            SourceFallback { core: self, want, deadline, sources, asked: vec![], failures: vec![], is_outage: false };
+            SourceFallback { core: self, want, deadline, sources, asked, causes, failure: None, is_outage: false };
         match tokio::time::timeout_at(deadline, climb.run()).await {
             Ok(result) => result,
             Err(_elapsed) => {
@@ -156,34 +157,12 @@ struct SourceFallback<'a> {
     sources: std::vec::IntoIter<Source>,
     /// Sources that have not answered yet. The wait for one ends with the climb: who lost goes on for nobody.
     asked: Vec<(Source, Waiting)>,
-    /// Why sources failed, in the order in which they did.
-    failures: Vec<Failure>,
+    /// Why sources were of no use, in the order in which they were not.
+    causes: Vec<String>,
+    /// The last failure of a worker that may pass, if there is such a one, else the last one.
+    failure: Option<ClientError>,
     /// The bucket could not be reached from here, or did not answer.
     is_outage: bool,
-}
-
-/// Why a source was of no use.
-enum Failure {
-    LeftAlone(Source),
-    Failed(ClientError),
-}
-
-impl Failure {
-    fn error(&self) -> Option<&ClientError> {
-        match self {
-            Self::LeftAlone(_) => None,
-            Self::Failed(error) => Some(error),
-        }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::LeftAlone(source) => write!(f, "{source}: left alone after it failed"),
-            Self::Failed(error) => write!(f, "{error}"),
-        }
-    }
 }
 
 impl SourceFallback<'_> {
@@ -218,7 +197,12 @@ impl SourceFallback<'_> {
                     // Another source would need the same memory.
                     Err(error @ (ClientError::Memory { .. } | ClientError::Shutdown)) => return Err(error.into()),
                     Err(error) => {
-                        self.failures.push(Failure::Failed(error.clone()));
+                        self.causes.push(error.to_string());
+                        if error.is_transient_at_worker()
+                            || !self.failure.as_ref().is_some_and(ClientError::is_transient_at_worker)
+                        {
+                            self.failure = Some(error.clone());
+                        }
                         self.asked.retain(|(asked, _)| *asked != source);
                         self.is_outage |= matches!(&error, ClientError::Ufs(error) if error.is_outage());
                         if is_bucket_trouble(&error) && self.has_one_owner() {
@@ -264,7 +248,7 @@ impl SourceFallback<'_> {
                     let attempt = core.pool.admit(worker);
                     let is_of_object = want.at.is_of_object();
                     if attempt.is_none() && is_of_object {
-                        self.failures.push(Failure::LeftAlone(source));
+                        self.causes.push(format!("{source}: left alone after it failed"));
                         continue;
                     }
                     let wait = left.min(core.limits.worker).max(Duration::from_millis(1));
@@ -310,17 +294,12 @@ impl SourceFallback<'_> {
         matches!(&self.want.at, BlockLocation::Object { object, .. } if object.mount.replicas() == 1)
     }
 
-    /// What all of the failures are, and what came last; of an fs-mode file the last one of a worker that may pass, if
-    /// there is such a one, else the last one.
+    /// What all of the failures are, and what came last; of an fs-mode file the one that says most.
     fn failed(&self, last: Option<String>) -> ClientError {
-        if !self.want.at.is_of_object() {
-            let mut errors = self.failures.iter().rev().filter_map(Failure::error);
-            let passing = errors.clone().find(|error| error.is_transient_at_worker());
-            if let Some(error) = passing.or_else(|| errors.next()) {
-                return error.clone();
-            }
+        if let Some(error) = self.failure.as_ref().filter(|_| !self.want.at.is_of_object()) {
+            return error.clone();
         }
-        let causes: Vec<String> = self.failures.iter().map(ToString::to_string).chain(last).collect();
+        let causes: Vec<String> = self.causes.iter().cloned().chain(last).collect();
         let causes = if causes.is_empty() { "no source".to_owned() } else { causes.join("; ") };
         ClientError::Read { key: self.want.at.file(), causes }
     }
