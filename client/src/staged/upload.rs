@@ -5,8 +5,8 @@
 //! last request or not at all; parts of an upload that is given up are aborted.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use cavern_conf::host;
 use cavern_ufs::{
@@ -53,9 +53,8 @@ struct EarlyParts {
 
 /// An upload in parts, begun with the first of them.
 struct MultipartAttempt {
-    upload: OnceCell<MultipartUpload>,
-    /// What it was begun with.
-    metadata: OnceLock<ObjectMetadata>,
+    /// And what it was begun with.
+    upload: OnceCell<(MultipartUpload, ObjectMetadata)>,
     /// Names the write ([`WRITE_NAME`]).
     name: String,
     is_done: AtomicBool,
@@ -65,19 +64,20 @@ struct MultipartAttempt {
 
 impl MultipartAttempt {
     /// Begins with these metadata, if it has not begun yet.
-    async fn upload(&self, ufs: &Ufs, key: &str, metadata: &ObjectMetadata) -> Result<&MultipartUpload, UfsError> {
-        let begin = async || {
-            let upload = ufs.begin_multipart(key, metadata).await?;
-            let _first = self.metadata.set(metadata.clone());
-            Ok(upload)
-        };
+    async fn upload(
+        &self,
+        ufs: &Ufs,
+        key: &str,
+        metadata: &ObjectMetadata,
+    ) -> Result<&(MultipartUpload, ObjectMetadata), UfsError> {
+        let begin = async || Ok((ufs.begin_multipart(key, metadata).await?, metadata.clone()));
         self.upload.get_or_try_init(begin).await
     }
 }
 
 impl Drop for MultipartAttempt {
     fn drop(&mut self) {
-        let Some(upload) = self.upload.take().filter(|_| !*self.is_done.get_mut()) else { return };
+        let Some((upload, _)) = self.upload.take().filter(|_| !*self.is_done.get_mut()) else { return };
         let abort = async move {
             if let Err(error) = upload.abort().await {
                 tracing::warn!("an upload was given up, and its parts are still at the bucket: {error}");
@@ -87,30 +87,15 @@ impl Drop for MultipartAttempt {
     }
 }
 
-/// What an upload may replace.
-#[derive(Debug)]
-enum Condition {
-    Anything,
-    Nothing,
-    Version(String),
-}
-
-impl Condition {
-    fn replaces(&self) -> Precondition<'_> {
-        match self {
-            Self::Anything => Precondition::Anything,
-            Self::Nothing => Precondition::Nothing,
-            Self::Version(etag) => Precondition::Version(etag),
-        }
-    }
-}
-
 /// An object that is to be written.
 struct Plan {
     key: String,
     size: u64,
     changes: u64,
-    condition: Condition,
+    /// The version that it replaces.
+    base_etag: Option<String>,
+    /// Else it may replace nothing.
+    is_exclusive: bool,
     attributes: Option<ObjectAttributes>,
 }
 
@@ -150,25 +135,25 @@ impl StagedFile {
     }
 
     async fn write_object(&self, ufs: &Ufs, plan: &Plan) -> Result<String, ClientError> {
-        let (replaces, attempt) = (plan.condition.replaces(), self.attempt());
+        let (replaces, attempt) = (plan.replaces(), self.attempt());
         let written = if part_count(plan.size) <= 1 {
             let _memory = self.memory(plan.size).await?;
             let bytes = self.collect(0..plan.size).await?;
-            let is_plain = matches!(plan.condition, Condition::Anything);
+            let is_plain = matches!(replaces, Precondition::Anything);
             let metadata = described(plan.attributes, (!is_plain).then_some(&attempt.name));
             let put = ufs.put(&plan.key, &bytes, &metadata, replaces).await;
             self.shared.stats.uploaded_bytes.inc_by(if put.is_ok() { plan.size } else { 0 });
             put
         } else {
             let metadata = described(plan.attributes, Some(&attempt.name));
-            let upload = attempt.upload(ufs, &plan.key, &metadata).await?;
+            let (upload, begun_with) = attempt.upload(ufs, &plan.key, &metadata).await?;
             let parts = (0..part_count(plan.size)).map(|index| self.part(upload, index, plan.size));
             let etags: Vec<String> = stream::iter(parts).buffered(PARTS_AT_A_TIME).try_collect().await?;
             let completed = upload.complete(&etags, replaces).await;
             attempt.is_done.store(completed.is_ok(), Ordering::Release);
             match completed {
                 // They were set when the first parts were on their way.
-                Ok(etag) if attempt.metadata.get() != Some(&metadata) => {
+                Ok(etag) if *begun_with != metadata => {
                     let object = ObjectMeta { key: plan.key.clone(), size: plan.size, etag, mtime_ns: 0, metadata };
                     ufs.describe(&object, &object.metadata).await
                 }
@@ -219,7 +204,6 @@ impl StagedFile {
         let attempt = state.upload.attempt.get_or_insert_with(|| {
             Arc::new(MultipartAttempt {
                 upload: OnceCell::new(),
-                metadata: OnceLock::new(),
                 name: host::unique_name(),
                 is_done: AtomicBool::new(false),
                 tasks: self.shared.tasks.clone(),
@@ -334,7 +318,7 @@ impl StagedFile {
             (state.place.key(), state.attributes)
         };
         let metadata = described(attributes, Some(&attempt.name));
-        let upload = attempt.upload(&self.shared.ufs(&self.mount)?, &key, &metadata).await?;
+        let (upload, _) = attempt.upload(&self.shared.ufs(&self.mount)?, &key, &metadata).await?;
         self.part(upload, index, u64::MAX).await.map(drop)
     }
 }
@@ -350,22 +334,26 @@ impl PartUpload {
 
 impl Plan {
     fn of(state: &State) -> Self {
-        let condition = match &state.layout.base {
-            // Even if nothing of it is left: who appends to an empty file must not undo what was written to it since.
-            Some(base) => Condition::Version(base.etag.clone()),
-            _ if state.is_exclusive => Condition::Nothing,
-            _ => Condition::Anything,
-        };
-        let (size, changes, attributes) = (state.layout.size, state.changes, state.attributes);
-        Self { key: state.place.key(), size, changes, condition, attributes }
+        // Even if nothing of it is left: who appends to an empty file must not undo what was written to it since.
+        let base_etag = state.layout.base.as_ref().map(|base| base.etag.clone());
+        let State { changes, is_exclusive, attributes, .. } = *state;
+        Self { key: state.place.key(), size: state.layout.size, changes, base_etag, is_exclusive, attributes }
+    }
+
+    fn replaces(&self) -> Precondition<'_> {
+        match &self.base_etag {
+            Some(etag) => Precondition::Version(etag),
+            None if self.is_exclusive => Precondition::Nothing,
+            None => Precondition::Anything,
+        }
     }
 
     /// Something else is under the key than may be replaced, or the bucket has lost the parts.
     fn refused(&self, error: UfsError) -> ClientError {
-        let (errno, what) = match self.condition {
-            Condition::Anything => (Errno::IO, "the upload is gone"),
-            Condition::Nothing => (Errno::EXIST, "another client has made it meanwhile"),
-            Condition::Version(_) => (Errno::IO, "another client has replaced what was being changed here"),
+        let (errno, what) = match self.replaces() {
+            Precondition::Anything => (Errno::IO, "the upload is gone"),
+            Precondition::Nothing => (Errno::EXIST, "another client has made it meanwhile"),
+            Precondition::Version(_) => (Errno::IO, "another client has replaced what was being changed here"),
         };
         let reason = format!("{}: {what}: {error}", self.key);
         ClientError::Refused { errno: errno.raw_os_error(), reason }
