@@ -1,9 +1,9 @@
 //! The content of files of fs-mode mounts: read and written at the workers, and made known to the master.
 //!
 //! A file that is open here has one [`FsFile`], whoever has it open (`file`; what is known of it, under one lock, in
-//! `state`). What is written goes to every worker of its block at once, through a descriptor where the worker is on this
-//! host, else behind the writer (`write_behind`); new blocks, and a new length, are committed to the master when a file
-//! is flushed, synced, or given other attributes, and every few seconds while it stays open
+//! `state`). What is written goes to every worker of its block at once, through a descriptor where the worker is on
+//! this host, else behind the writer (`write_behind`); new blocks, and a new length, are committed to the master when a
+//! file is flushed, synced, or given other attributes, and every few seconds while it stays open
 //! ([`commit`](FsFile::commit)). `layout` knows the file without I/O, `block` one block at its workers, `blocks` opens
 //! them, `closed` is what stays known when nobody has the file open, `origin` is about what no block has, `read`,
 //! `write`, `append`, `copy` and `set_attributes` do what their names say. `contents` are all that are open.

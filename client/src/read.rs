@@ -6,9 +6,9 @@
 //! staged bytes, and the object that lies below a file which is changed. `file` is the handle of an object, and the way
 //! to its descriptors; that of an fs-mode file is in `fs_file`.
 //!
-//! `descriptors` and `buffers` hold what was obtained, of all files; `resources` is what these share. `readahead` decides
-//! what to ask for early, `hedge` when to ask twice; `local_file` reads from files of this host, `disk_read` does so on
-//! a thread of its own.
+//! `descriptors` and `buffers` hold what was obtained, of all files; `resources` is what these share. `readahead`
+//! decides what to ask for early, `hedge` when to ask twice; `local_file` reads from files of this host, `disk_read`
+//! does so on a thread of its own.
 
 mod buffers;
 mod descriptor;

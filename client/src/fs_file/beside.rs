@@ -1,6 +1,7 @@
 //! Files beside one that is opened for the first time. Whoever reads the files of a directory, in whatever order, asks
 //! the master where the bytes of many are when it wants one, and the worker of this host for their descriptors: most
-//! are known when they are opened. Those that come next in the order of names are asked for, as many as `readings` says.
+//! are known when they are opened. Those that come next in the order of names are asked for, as many as `readings`
+//! says.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,21 @@
 //! The content of one open file: what is known of it, and when the master is asked.
+//!
+//! What is known is one [`State`] under one lock, which is held across no I/O. It is *unknown* until it is needed;
+//! *current* while nobody else has changed the inode since it was asked for; else *outdated*, and the master is asked
+//! before the next look ([`FsFile::use_known`]), but goes on being used while no master answers. What was written here
+//! lies over it until it is committed ([`Layout`]). Beside it, in the order in which they are taken:
+//!
+//! | | who has it alone | who shares it |
+//! |---|---|---|
+//! | `turns.syncs`, `turns.appending` | one sync, one append | |
+//! | `gate` | a cut, other attributes, the fall back to the bucket | writes |
+//! | `turns.opening` | who makes room in blocks | |
+//! | `turns.committing` | a commit, and who asks the master for the layout | |
+//! | `noted` | who brings the journal up to date | |
+//! | `state` | a look, a note of what was done | |
+//!
+//! Three have their own, and take none of these: what is written behind, what is buffered of a version, and whether the
+//! master [holds](Hold) the file, which a write looks at first.
 
 use std::sync::{Arc, Weak};
 

@@ -1,5 +1,5 @@
-//! One open object: the way to its bytes by descriptors of local blocks, then as all blocks are read. Its small reads at
-//! random are in `parts`.
+//! One open object: the way to its bytes by descriptors of local blocks, then as all blocks are read. Its small reads
+//! at random are in `parts`.
 
 mod parts;
 
