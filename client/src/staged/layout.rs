@@ -45,7 +45,8 @@ impl StagedLayout {
         if is_staged {
             return Located::Staged(piece);
         }
-        if self.sent_away.touches(&(piece.start..piece.start + 1)) {
+        let (piece, is_sent_away) = self.sent_away.first_piece(piece);
+        if is_sent_away {
             return Located::SentAway;
         }
         match &self.base {
@@ -75,5 +76,34 @@ impl StagedLayout {
         self.size = size;
         self.sent_away.remove(size..u64::MAX);
         self.staged.remove(size..u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn located(layout: &StagedLayout, range: Range<u64>) -> (Range<u64>, &'static str) {
+        match layout.locate(range.clone()) {
+            Located::Staged(piece) => (piece, "staged"),
+            Located::Elsewhere(piece, PartLocation::Hole) => (piece, "hole"),
+            Located::Elsewhere(piece, _) => (piece, "object"),
+            Located::SentAway => (range, "sent away"),
+        }
+    }
+
+    #[test]
+    fn a_range_is_found_piece_by_piece() {
+        let mut layout = StagedLayout::new(None);
+        assert_eq!((layout.wrote(10..20), layout.wrote(15..25), layout.size), (10, 5, 25));
+        assert_eq!(located(&layout, 0..30), (0..10, "hole"));
+        assert_eq!(located(&layout, 12..30), (12..25, "staged"));
+        layout.staged.remove(10..15);
+        layout.sent_away.insert(10..15);
+        assert_eq!(located(&layout, 10..12), (10..12, "sent away"));
+        assert_eq!(located(&layout, 5..30), (5..10, "hole"), "what was sent away is no hole");
+        assert_eq!((layout.cut(18), layout.size), (7, 18));
+        assert_eq!(located(&layout, 16..30), (16..18, "staged"));
+        assert_eq!((layout.cut(0), located(&layout, 10..12)), (3, (10..12, "hole")));
     }
 }
