@@ -37,7 +37,7 @@ pub use error::ClientError;
 pub use file::{
     Access, Allocation, AttributeChange, BucketDefaults, CreatedFile, Effects, File, NewFile, Opened, Replacement,
 };
-pub use fs_file::{FileEnd, KernelBlock, KernelReads, ReadAtHand, Seek, UncommittedAttr};
+pub use fs_file::{FileEnd, KernelBlock, KernelReads, Seek, UncommittedAttr};
 pub use identity::Identity;
 pub use journal::{Journal, Left, RequestContext};
 pub use left_behind::{Replayed, replay};
@@ -45,7 +45,7 @@ pub use metadata::{
     AnsweredBy, CachedLookup, Changed, DirPage, InvalidationSink, LOCK_TO_END, Metadata, NoSink, Node, OpenInode, Posix,
 };
 pub use mounts::{MountView, Mounts, ObjectVersion};
-pub use read::DiskRead;
+pub use read::{DiskRead, ReadAtHand};
 pub use session::{Client, Predecessor};
 pub use staged::OBJECT_BYTES_MAX;
 pub use stages::{Stage, StageTimes, Stages};

@@ -4,8 +4,8 @@
 //! `read` and `disk`) and goes to the bucket as a whole object when the file is closed or synced (`upload`), large ones
 //! in parts that are sent ahead while they are written (`parts`). The bucket is the truth: a change is acknowledged
 //! when the bucket has it. Then the master is asked to look, and with that the name leads to the new version on every
-//! client; the workers have got its bytes before (`cached`). `place` is about the room on the disk, `ranges` about
-//! which bytes are there, `writers` about whose close counts, `names` and `rename` about names that are made, removed
+//! client; the workers have got its bytes before (`cached`). `place` is about the room on the disk, `layout` about
+//! where the bytes are, `writers` about whose close counts, `names` and `rename` about names that are made, removed
 //! and moved, `attributes` about what the bucket keeps beside bytes.
 //!
 //! While a file is being written here it has an inode of its own, beyond those of the namespace, which its name leads
@@ -15,6 +15,7 @@ mod attributes;
 mod cached;
 mod disk;
 mod file;
+mod layout;
 mod names;
 mod parts;
 mod place;
@@ -51,7 +52,8 @@ use crate::metadata::{Metadata, Node};
 use crate::mounts::MountView;
 use crate::read::Files;
 use crate::stats::Stats;
-use file::{Base, StagedLocation};
+use file::StagedLocation;
+use layout::Base;
 use names::refuse;
 use parts::UPLOAD_BYTES;
 use place::StagingBudget;
@@ -80,9 +82,6 @@ pub(super) struct Shared {
     room: StagingBudget,
     /// Parts on their way.
     memory: MemoryShare,
-    timeout: Duration,
-    /// One attempt at one worker.
-    worker_timeout: Duration,
     next_inode: AtomicU64,
     registry: Mutex<Registry>,
     tasks: TaskTracker,
@@ -93,7 +92,12 @@ pub(super) struct Shared {
 impl Shared {
     /// The bucket of a mount, for changes: one that cannot be reached is waited for.
     fn ufs(&self, mount: &MountView) -> Result<Ufs, ClientError> {
-        Ok(mount.ufs()?.patient(self.timeout))
+        Ok(mount.ufs()?.patient(self.timeout()))
+    }
+
+    /// One read or write, every attempt included.
+    fn timeout(&self) -> Duration {
+        self.files.limits().read
     }
 }
 
@@ -164,8 +168,6 @@ impl StagedFiles {
             directory: conf.staging_directory.clone(),
             room,
             memory,
-            timeout: conf.read_timeout.get(),
-            worker_timeout: conf.worker_timeout.get(),
             next_inode: AtomicU64::new(FIRST_INODE),
             registry: Mutex::default(),
             tasks: TaskTracker::new(),

@@ -25,6 +25,12 @@ impl Stats {
         self.descriptor_reads.inc();
         self.descriptor_bytes.inc_by(bytes as u64);
     }
+
+    /// A read was answered from buffers in memory.
+    pub(crate) fn read_by_buffer(&self, bytes: usize) {
+        self.buffer_reads.inc();
+        self.buffer_bytes.inc_by(bytes as u64);
+    }
 }
 
 stats! {

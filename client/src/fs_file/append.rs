@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::sync::OwnedMutexGuard;
 
-use super::FsFile;
+use super::file::FsFile;
 use crate::error::ClientError;
 
 /// Where the next bytes go. Nobody else appends to the file here until it is dropped.
@@ -21,18 +21,18 @@ pub struct FileEnd {
 impl FsFile {
     /// The end as it is known here; `None` when others may have moved it, or another is appending: use [`Self::end`].
     pub fn end_now(&self) -> Option<FileEnd> {
-        let turn = Arc::clone(&self.appending).try_lock_owned().ok()?;
-        let offset = self.with_layout(|layout, _| self.end_in(layout))?;
+        let turn = Arc::clone(&self.turns.appending).try_lock_owned().ok()?;
+        let offset = self.with_known(|known| self.end_in(&known.layout))?;
         Some(FileEnd { offset, _turn: turn })
     }
 
     /// The end of the file, asking the master if others may have moved it; `known` when it is where bytes went whose
     /// writing is asked for once more.
     pub async fn end(&self, known: Option<u64>) -> Result<FileEnd, ClientError> {
-        let turn = Arc::clone(&self.appending).lock_owned().await;
+        let turn = Arc::clone(&self.turns.appending).lock_owned().await;
         let offset = match known {
             Some(known) => known,
-            None => self.use_layout(|layout, _| self.end_in(layout)).await?,
+            None => self.use_known(|known| self.end_in(&known.layout)).await?,
         };
         Ok(FileEnd { offset, _turn: turn })
     }
@@ -41,7 +41,7 @@ impl FsFile {
     /// not: the master is asked, unless nobody else can have changed the file.
     pub fn opened_to_append(&self) {
         if !self.shared.metadata.holds_place_of(self.inode) {
-            self.state.lock().seen = u64::MAX;
+            self.forget_layout();
         }
     }
 }

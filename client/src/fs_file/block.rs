@@ -5,17 +5,22 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use cavern_conf::FileUsage;
+use cavern_net::WorkerPool;
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::{RESERVATION, chunks_touching};
-use cavern_proto::data::BlockRef;
+use cavern_proto::data::{BlockRef, ReserveRequest};
 use parking_lot::Mutex;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use tokio::time::Instant;
 
 use super::write_back::Streamed;
+use crate::error::ClientError;
+use crate::mounts::MountView;
+use crate::read::fetch::wire_range;
 use crate::read::local_file::{PastEnd, read_now};
 
 /// See the module. Immutable but for the room: other replicas are another open block.
@@ -41,12 +46,14 @@ pub(super) struct OpenBlock {
 #[derive(Debug)]
 pub(super) struct ReportedAllocation(AtomicU64);
 
+impl Default for ReportedAllocation {
+    fn default() -> Self {
+        Self(AtomicU64::new(Self::NOTHING))
+    }
+}
+
 impl ReportedAllocation {
     const NOTHING: u64 = u64::MAX;
-
-    pub(super) fn new(bytes: Option<u64>) -> Self {
-        Self(AtomicU64::new(bytes.unwrap_or(Self::NOTHING)))
-    }
 
     pub(super) fn set(&self, bytes: Option<u64>) {
         if let Some(bytes) = bytes {
@@ -77,9 +84,29 @@ impl OpenBlock {
     /// One that may be read and not written.
     pub(super) fn to_read(name: BlockRef, generation: u32, replicas: Vec<Replica>) -> Self {
         let (reserved, since) = (Mutex::new(ChunkMap::new()), Instant::now());
-        let (reported, is_named) = (ReportedAllocation::new(None), AtomicBool::new(false));
+        let (reported, is_named) = (ReportedAllocation::default(), AtomicBool::new(false));
         let streamed = Streamed::default();
         Self { name, generation, replicas, is_writable: false, reserved, since, reported, is_named, streamed }
+    }
+
+    /// One that has room for these bytes.
+    pub(super) fn to_write(name: BlockRef, generation: u32, replicas: Vec<Replica>, bytes: &Range<u32>) -> Self {
+        let mut reserved = ChunkMap::new();
+        for chunk in chunks_touching(bytes.start, bytes.len() as u32) {
+            reserved.insert(chunk);
+        }
+        let open = Self::to_read(name, generation, replicas);
+        open.reported.set(open.replicas.iter().find_map(|replica| replica.allocated));
+        Self { is_writable: true, reserved: Mutex::new(reserved), ..open }
+    }
+
+    /// The same at some of its replicas only.
+    pub(super) fn with_replicas(&self, replicas: Vec<Replica>) -> Self {
+        let open = Self::to_read(self.name.clone(), self.generation, replicas);
+        open.reported.set(self.reported.get());
+        open.is_named.store(self.is_named.load(Relaxed), Relaxed);
+        let reserved = Mutex::new(self.reserved.lock().clone());
+        Self { is_writable: self.is_writable, reserved, since: self.since, ..open }
     }
 
     /// Whether room that was made counts still, which it does longer for the workers.
@@ -101,9 +128,14 @@ impl OpenBlock {
         self.replicas.iter().map(|replica| replica.worker).collect()
     }
 
+    /// Descriptors, at its workers of this host.
+    pub(super) fn files(&self) -> impl Iterator<Item = &Arc<File>> {
+        self.replicas.iter().filter_map(|replica| replica.file.as_ref())
+    }
+
     /// A descriptor to read through.
     pub(super) fn file(&self) -> Option<&Arc<File>> {
-        self.replicas.iter().find_map(|replica| replica.file.as_ref())
+        self.files().next()
     }
 
     /// Bytes that it takes at one of its workers, where that is known here. A look at a file of this host waits for no
@@ -117,6 +149,31 @@ impl OpenBlock {
     pub(super) fn read_now(&self, offset: u32, buffer: &mut [u8]) -> bool {
         self.file().is_some_and(|file| read_now(file, u64::from(offset), buffer, PastEnd::Zeros))
     }
+}
+
+/// How workers call a block of an inode, of this generation, with this index.
+pub(super) fn block_name(
+    pool: &WorkerPool,
+    mount: &MountView,
+    (inode, generation, index): (u64, u32, u32),
+) -> BlockRef {
+    BlockRef::of_inode(&pool.cluster_id(), inode, generation, index, mount.block_size(), mount.id())
+}
+
+pub(super) fn reservation(name: &BlockRef, bytes: &Range<u32>) -> ReserveRequest {
+    ReserveRequest { block: Some(name.clone()), ranges: vec![wire_range(bytes)], ..ReserveRequest::default() }
+}
+
+/// Makes room in a block at a worker.
+pub(super) async fn reserve(
+    pool: &WorkerPool,
+    worker: u64,
+    request: ReserveRequest,
+    wait: Duration,
+) -> Result<Replica, ClientError> {
+    let reserved = pool.reserve(worker, request, wait).await?;
+    let file = reserved.descriptor.map(|descriptor| Arc::new(File::from(descriptor)));
+    Ok(Replica { worker, joined: 0, incarnation: reserved.incarnation, file, allocated: reserved.allocated })
 }
 
 /// Where bytes that are not zeros by nature begin or end in a block's file, from an offset on; `None` when there are

@@ -1,28 +1,23 @@
 //! Opening blocks at their workers, to read and to write, and what becomes of a replica that fails.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::{Failpoint, backoff};
-use cavern_net::{NetError, Route, WorkerPool};
+use cavern_net::{NetError, Route};
 use cavern_proto::chunk::{chunk_count, chunk_range, chunks_touching};
-use cavern_proto::data::{BlockRef, ReserveRequest, Status, WriteRequest, open_request};
+use cavern_proto::data::{BlockRef, Status, WriteRequest, open_request};
 use cavern_proto::{ChunkMap, ContentId};
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::FsFile;
-use super::block::{OpenBlock, Replica, ReportedAllocation};
+use super::block::{OpenBlock, Replica, block_name, reservation, reserve};
+use super::file::FsFile;
 use super::layout::LocatedBlock;
-use super::write_back::Streamed;
+use super::state::{Known, State};
 use crate::error::ClientError;
-use crate::mounts::MountView;
-use crate::read::fetch::{check_status, only_item, wire_range};
+use crate::read::fetch::{bad_answer, check_status, only_item, status_error};
 use crate::stages::Stage;
 
 /// Chunks that are reserved ahead of a writer: so many times as many as are reserved already, up to 32 MiB.
@@ -75,10 +70,11 @@ impl FsFile {
     }
 
     pub(super) async fn open_to_read(&self, index: u32) -> Result<Option<Arc<OpenBlock>>, ClientError> {
-        let look = |layout: &mut super::Layout, blocks: &mut std::collections::HashMap<u32, Arc<OpenBlock>>| {
-            (blocks.get(&index).cloned(), layout.block(index).cloned())
+        let look = |known: &mut Known| match known.blocks.get(&index) {
+            Some(open) => (Some(open.clone()), None),
+            None => (None, known.layout.block(index).cloned()),
         };
-        let known = match self.use_layout(look).await? {
+        let known = match self.use_known(look).await? {
             (Some(open), _) => return Ok(Some(open)),
             (None, None) => return Ok(None),
             (None, Some(known)) => known,
@@ -137,7 +133,7 @@ impl FsFile {
         if !is_worker_failure(&failure) {
             return failure;
         }
-        let known = self.state.lock().layout.as_ref().and_then(|layout| layout.block(index).cloned());
+        let known = self.state.lock().layout().and_then(|layout| layout.block(index).cloned());
         match known.filter(|known| self.is_lost(known)) {
             Some(known) => ClientError::Unavailable { inode: self.inode, index, workers: known.workers },
             None => failure,
@@ -160,17 +156,10 @@ impl FsFile {
         }
         self.shared.stats.local_opens.inc();
         let item = open_request::Item { block: Some(name.clone()), want: Vec::new() };
-        let (reply, files) = self.shared.pool.open(worker, vec![item], self.shared.worker_timeout).await?;
+        let (reply, files) = self.shared.pool.open(worker, vec![item], self.shared.worker_timeout()).await?;
         let item = only_item(reply.items, worker)?;
         check_status(worker, item.status(), &item.message)?;
-        let none = || {
-            ClientError::Net(NetError::WorkerStatus {
-                worker,
-                status: Status::IoError,
-                message: "the answer has no descriptor".to_owned(),
-            })
-        };
-        let file = files.into_iter().next().ok_or_else(none)?;
+        let file = files.into_iter().next().ok_or_else(|| bad_answer(worker, "the answer has no descriptor"))?;
         let file = Some(Arc::new(File::from(file)));
         Ok(Replica { worker, joined: 0, incarnation: item.incarnation, file, allocated: None })
     }
@@ -186,26 +175,24 @@ impl FsFile {
         let held = || ClientError::BlockHeld { inode: self.inode, index };
         self.pin_blocks().await?;
         // One that is open with room is not written to either while it is copied: the copy would be of no use.
-        let open = |layout: &mut super::Layout, blocks: &mut std::collections::HashMap<u32, Arc<OpenBlock>>| {
-            if layout.block(index).is_some_and(|known| known.is_joined) {
+        let open = |known: &mut Known| {
+            if known.layout.block(index).is_some_and(|known| known.is_joined) {
                 return Err(held());
             }
-            Ok(blocks.get(&index).filter(|open| open.has_room(bytes)).cloned())
+            Ok(known.blocks.get(&index).filter(|open| open.has_room(bytes)).cloned())
         };
-        if let Some(open) = self.use_layout(open).await?? {
+        if let Some(open) = self.use_known(open).await?? {
             return Ok(open);
         }
-        let _one = self.opening.lock().await;
-        if let Some(granted) = self.use_layout(|layout, blocks| self.use_granted(layout, blocks, index, bytes)).await? {
-            return Ok(granted);
-        }
-        let (known, open, generation) = self
-            .use_layout(|layout, blocks| {
-                (layout.block(index).cloned(), blocks.get(&index).cloned(), layout.next_generation())
-            })
-            .await?;
-        if let Some(open) = open.as_ref().filter(|open| open.has_room(bytes)) {
-            return Ok(open.clone());
+        let _one = self.turns.opening.lock().await;
+        let granted = |known: &mut Known| {
+            let granted = self.use_granted(known, index, bytes);
+            let (located, open) = (known.layout.block(index).cloned(), known.blocks.get(&index).cloned());
+            (granted, located, open, known.layout.next_generation())
+        };
+        let (granted, known, open, generation) = self.use_known(granted).await?;
+        if let Some(open) = granted.or_else(|| open.clone().filter(|open| open.has_room(bytes))) {
+            return Ok(open);
         }
         if known.as_ref().is_some_and(|known| known.is_joined) {
             return Err(held());
@@ -241,7 +228,8 @@ impl FsFile {
         made.since = since;
         Failpoint::BlockReserved.pass();
         let made = Arc::new(made);
-        self.use_layout(|layout, blocks| {
+        self.use_known(|now| {
+            let layout = &mut now.layout;
             match known {
                 Some(known) => layout.gave_up(index, known.generation, &failed),
                 None if layout.block(index).is_none() && layout.takes(made.generation) => {
@@ -251,7 +239,7 @@ impl FsFile {
                 None => return,
             }
             if layout.block(index).is_some_and(|known| known.is_at(made.generation, &made.replicas)) {
-                blocks.insert(index, made.clone());
+                now.blocks.insert(index, made.clone());
             }
         })
         .await?;
@@ -259,17 +247,12 @@ impl FsFile {
     }
 
     /// The block that was asked for before the file was made, if this is the first that is written to it, and fits.
-    pub(super) fn use_granted(
-        &self,
-        layout: &mut super::Layout,
-        blocks: &mut HashMap<u32, Arc<OpenBlock>>,
-        index: u32,
-        bytes: &Range<u32>,
-    ) -> Option<Arc<OpenBlock>> {
+    pub(super) fn use_granted(&self, known: &mut Known, index: u32, bytes: &Range<u32>) -> Option<Arc<OpenBlock>> {
+        let Known { layout, blocks, granted, .. } = known;
         if index != 0 || layout.generation() != 0 || layout.block(0).is_some() || layout.origin().is_some() {
             return None;
         }
-        let granted = Arc::new(self.granted.lock().take_if(|granted| granted.has_room(bytes))?);
+        let granted = Arc::new(granted.take_if(|granted| granted.has_room(bytes))?);
         layout.made(0, 0, granted.workers());
         blocks.insert(0, granted.clone());
         self.shared.grants.used(self.mount.id());
@@ -331,7 +314,7 @@ impl FsFile {
         if replicas.is_empty() {
             return Err(failure.unwrap_or(ClientError::NoWorkers));
         }
-        Ok(writable(name, generation, replicas, bytes))
+        Ok(OpenBlock::to_write(name, generation, replicas, bytes))
     }
 
     /// Reserves at every worker of a block that is there. Workers that fail are left out, and named, unless all do.
@@ -345,13 +328,8 @@ impl FsFile {
         let (mut replicas, mut failed, mut failure) = (Vec::new(), Vec::new(), None);
         for (worker, joined) in block.replicas() {
             let known = open.and_then(|open| open.replicas.iter().find(|replica| replica.worker == worker));
-            let reserve = async {
-                match known {
-                    Some(known) => self.reserve_again(known, name, bytes).await,
-                    None => self.reserve_existing(worker, name, bytes).await,
-                }
-            };
-            match self.asking(worker, reserve).await {
+            let incarnation = known.map(|known| known.incarnation);
+            match self.asking(worker, self.reserve_existing(worker, incarnation, name, bytes)).await {
                 Ok(replica) => replicas.push(Replica { joined, ..replica }),
                 // All have the same bytes to store: the writer waits, or gets the error.
                 Err(error) if no_space(&error) => return Err(error),
@@ -365,36 +343,36 @@ impl FsFile {
         }
         match failure {
             Some(error) if replicas.is_empty() => Err(error),
-            _ => Ok((writable(name.clone(), block.generation, replicas, bytes), failed)),
+            _ => Ok((OpenBlock::to_write(name.clone(), block.generation, replicas, bytes), failed)),
         }
     }
 
-    /// Reserves in a block that must be there: one that is made anew by the request has lost what the file had.
-    async fn reserve_existing(&self, worker: u64, name: &BlockRef, bytes: &Range<u32>) -> Result<Replica, ClientError> {
-        let reply = self.shared.pool.query(worker, vec![name.clone()]).await?;
-        let lost = || self.lost(worker, name.index);
-        let before = reply.items.first().filter(|item| item.known).map(|item| item.incarnation).ok_or_else(lost)?;
-        let replica = self.reserve(worker, name, bytes).await?;
-        if replica.incarnation == before { Ok(replica) } else { Err(lost()) }
-    }
-
-    async fn reserve_again(
+    /// Reserves in a block that must be there, in the file of this incarnation if that is known: one that is made anew
+    /// by the request has lost what the file had.
+    async fn reserve_existing(
         &self,
-        known: &Replica,
+        worker: u64,
+        incarnation: Option<u64>,
         name: &BlockRef,
         bytes: &Range<u32>,
     ) -> Result<Replica, ClientError> {
-        let replica = self.reserve(known.worker, name, bytes).await?;
-        if replica.incarnation == known.incarnation {
-            return Ok(replica);
-        }
-        Err(self.lost(known.worker, name.index))
+        let pool = &self.shared.pool;
+        let lost = || self.lost(worker, name.index);
+        let before = match incarnation {
+            Some(incarnation) => incarnation,
+            None => {
+                let reply = pool.query(worker, vec![name.clone()]).await?;
+                reply.items.first().filter(|item| item.known).map(|item| item.incarnation).ok_or_else(lost)?
+            }
+        };
+        let replica = reserve(pool, worker, reservation(name, bytes), self.shared.worker_timeout()).await?;
+        if replica.incarnation == before { Ok(replica) } else { Err(lost()) }
     }
 
     /// The worker has another file under the name of a block: what the file had is gone there.
     pub(super) fn lost(&self, worker: u64, index: u32) -> ClientError {
         let message = format!("it has lost block {index} of inode {}", self.inode);
-        ClientError::Net(NetError::WorkerStatus { worker, status: Status::NoSuchBlock, message })
+        status_error(worker, Status::NoSuchBlock, message)
     }
 
     /// Reserves in a block that need not be there yet.
@@ -406,13 +384,13 @@ impl FsFile {
         beginning: &InitialContent,
     ) -> Result<Replica, ClientError> {
         let mut request = reservation(name, bytes);
-        let mut wait = self.shared.worker_timeout;
+        let mut wait = self.shared.worker_timeout();
         match beginning {
             InitialContent::Zeros => {}
             InitialContent::Origin(origin, length) => {
                 (request.origin, request.origin_bytes) = (Some(origin.clone()), *length);
                 // What the bucket has must be fetched first.
-                wait = self.shared.timeout;
+                wait = self.shared.timeout();
             }
             // A block without the bytes would be found by the next who writes there, should this client die now.
             InitialContent::Bytes(written) => {
@@ -420,23 +398,14 @@ impl FsFile {
                 self.shared.pool.write(worker, write, written.clone(), wait).await?;
             }
         }
-        self.reserve_as(worker, request, wait).await
-    }
-
-    async fn reserve(&self, worker: u64, name: &BlockRef, bytes: &Range<u32>) -> Result<Replica, ClientError> {
-        self.reserve_as(worker, reservation(name, bytes), self.shared.worker_timeout).await
-    }
-
-    async fn reserve_as(&self, worker: u64, request: ReserveRequest, wait: Duration) -> Result<Replica, ClientError> {
         reserve(&self.shared.pool, worker, request, wait).await
     }
 
     fn remember(&self, index: u32, open: &Arc<OpenBlock>) {
-        let mut state = self.state.lock();
-        let is_known =
-            |layout: &super::Layout| layout.block(index).is_some_and(|known| known.generation == open.generation);
-        if state.layout.as_ref().is_some_and(is_known) {
-            state.blocks.entry(index).or_insert_with(|| open.clone());
+        if let Some(Known { layout, blocks, .. }) = &mut self.state.lock().known
+            && layout.block(index).is_some_and(|known| known.generation == open.generation)
+        {
+            blocks.entry(index).or_insert_with(|| open.clone());
         }
     }
 
@@ -444,65 +413,16 @@ impl FsFile {
     pub(super) fn give_up_replicas(&self, index: u32, generation: u32, failed: &[u64]) {
         tracing::warn!(inode = self.inode, index, ?failed, "writing goes on with fewer replicas");
         let mut state = self.state.lock();
-        let super::State { layout, blocks, .. } = &mut *state;
-        if let Some(layout) = layout.as_mut() {
-            layout.gave_up(index, generation, failed);
-        }
+        let State { known: Some(Known { layout, blocks, .. }), .. } = &mut *state else { return };
+        layout.gave_up(index, generation, failed);
         let Some(open) = blocks.get(&index).filter(|open| open.generation == generation).cloned() else { return };
         let left: Vec<Replica> =
             open.replicas.iter().filter(|replica| !failed.contains(&replica.worker)).cloned().collect();
-        let known = layout.as_ref().and_then(|layout| layout.block(index));
-        // Somebody else has given up others: it is opened anew.
-        if !known.is_some_and(|known| known.is_at(generation, &left)) {
+        if layout.block(index).is_some_and(|known| known.is_at(generation, &left)) {
+            blocks.insert(index, Arc::new(open.with_replicas(left)));
+        } else {
+            // Somebody else has given up others: it is opened anew.
             blocks.remove(&index);
-            return;
         }
-        let fewer = OpenBlock {
-            name: open.name.clone(),
-            generation,
-            replicas: left,
-            is_writable: open.is_writable,
-            reserved: Mutex::new(open.reserved.lock().clone()),
-            since: open.since,
-            reported: ReportedAllocation::new(open.reported.get()),
-            is_named: AtomicBool::new(open.is_named.load(Ordering::Relaxed)),
-            streamed: Streamed::default(),
-        };
-        blocks.insert(index, Arc::new(fewer));
     }
-}
-
-/// How workers call a block of an inode, of this generation, with this index.
-pub(super) fn block_name(
-    pool: &WorkerPool,
-    mount: &MountView,
-    (inode, generation, index): (u64, u32, u32),
-) -> BlockRef {
-    BlockRef::of_inode(&pool.cluster_id(), inode, generation, index, mount.block_size(), mount.id())
-}
-
-/// Makes room in a block at a worker.
-pub(super) async fn reserve(
-    pool: &WorkerPool,
-    worker: u64,
-    request: ReserveRequest,
-    wait: Duration,
-) -> Result<Replica, ClientError> {
-    let reserved = pool.reserve(worker, request, wait).await?;
-    let file = reserved.descriptor.map(|descriptor| Arc::new(File::from(descriptor)));
-    Ok(Replica { worker, joined: 0, incarnation: reserved.incarnation, file, allocated: reserved.allocated })
-}
-
-pub(super) fn reservation(name: &BlockRef, bytes: &Range<u32>) -> ReserveRequest {
-    ReserveRequest { block: Some(name.clone()), ranges: vec![wire_range(bytes)], ..ReserveRequest::default() }
-}
-
-pub(super) fn writable(name: BlockRef, generation: u32, replicas: Vec<Replica>, bytes: &Range<u32>) -> OpenBlock {
-    let mut reserved = ChunkMap::new();
-    for chunk in chunks_touching(bytes.start, bytes.len() as u32) {
-        reserved.insert(chunk);
-    }
-    let reported = ReportedAllocation::new(replicas.iter().find_map(|replica| replica.allocated));
-    let reserved = Mutex::new(reserved);
-    OpenBlock { is_writable: true, reserved, reported, ..OpenBlock::to_read(name, generation, replicas) }
 }

@@ -1,19 +1,18 @@
 //! Making what was written known to the master.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cavern_conf::Failpoint;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{CommitContent, Extent, User};
+use cavern_proto::master::{CommitContent, User};
 use futures::future::join;
 use futures::stream::{self, StreamExt as _};
 use rustix::io::Errno;
 
-use super::layout::{CommitBatch, Layout, Uncommitted};
-use super::{Contents, FsFile};
+use super::contents::Contents;
+use super::file::FsFile;
+use super::layout::{CommitBatch, Layout};
 use crate::error::ClientError;
-use crate::metadata::Changed;
 
 /// What is written is known to the master so soon, if nobody closes or syncs it before. Sooner than
 /// `master.persist_delay` usually is, so that a file which is being written does not look as if it had come to rest.
@@ -91,13 +90,13 @@ impl FsFile {
 
     /// From now on whoever wants to write holds the file first, if there is anything to be committed.
     fn note_unheld_commit(&self) {
-        if !self.state.lock().layout.as_ref().is_none_or(Layout::is_committed) {
-            self.committed_unheld.store(true, Ordering::Release);
+        if !self.state.lock().layout().is_none_or(Layout::is_committed) {
+            self.hold.committed_unheld();
         }
     }
 
     async fn commit_unheld(&self) -> Result<(), ClientError> {
-        let _one = self.committing.lock().await;
+        let _one = self.turns.committing.lock().await;
         self.commit_locked().await?;
         match self.state.lock().lost.take() {
             Some(cause) => Err(ClientError::OutcomeUnknown { cause }),
@@ -113,7 +112,7 @@ impl FsFile {
         }
         // A writer may be about to write to blocks that could be dropped as soon as the master knows them.
         self.hold().await?;
-        let _one = self.committing.lock().await;
+        let _one = self.turns.committing.lock().await;
         self.commit_locked().await
     }
 
@@ -158,8 +157,9 @@ impl FsFile {
     fn next_batch(&self, begin: impl FnOnce(&mut Layout) -> Option<CommitBatch>) -> Option<CommitBatch> {
         let (mut batch, open) = {
             let mut state = self.state.lock();
-            let batch = state.layout.as_mut().and_then(begin)?;
-            let open: Vec<_> = batch.extents.iter().map(|extent| state.blocks.get(&extent.index).cloned()).collect();
+            let known = state.known.as_mut()?;
+            let batch = begin(&mut known.layout)?;
+            let open: Vec<_> = batch.extents.iter().map(|extent| known.blocks.get(&extent.index).cloned()).collect();
             (batch, open)
         };
         for (extent, open) in batch.extents.iter_mut().zip(open) {
@@ -170,53 +170,44 @@ impl FsFile {
     }
 
     async fn send_commit(&self, batch: CommitBatch) -> Result<(), ClientError> {
-        let CommitBatch { grow_to, changed, extents, uncommitted, .. } = batch;
+        let CommitBatch { grow_to, changed, extents, .. } = batch;
         let commit = CommitContent { inode: self.inode, grow_to, made: extents.clone(), changed };
         Failpoint::CommitBegun.pass();
-        let writer = self.writer.lock().clone();
+        let writer = self.state.lock().writer.clone();
         let result = self.shared.metadata.change_by(Change::Commit(commit), (0, 0), writer).await;
         Failpoint::CommitAnswered.pass();
-        let done = self.take_in_commit(result, uncommitted, &extents);
-        self.note();
-        done
-    }
-
-    fn take_in_commit(
-        &self,
-        result: Result<Changed, ClientError>,
-        uncommitted: Uncommitted,
-        extents: &[Extent],
-    ) -> Result<(), ClientError> {
-        let mut state = self.state.lock();
-        let Some(layout) = state.layout.as_mut() else { return result.map(drop) };
-        match result {
-            Ok(changed) => {
-                let before = layout.version();
-                let attr = changed.attr_of(self.inode);
-                if attr.is_some_and(|attr| layout.committed(&uncommitted, extents, attr)) {
-                    self.shared.pages.advance(self.inode, before, layout.version());
-                } else {
-                    state.seen = u64::MAX;
-                    self.shared.pages.forget(self.inode);
+        {
+            let mut state = self.state.lock();
+            match (&result, state.layout_mut()) {
+                (_, None) => {}
+                (Err(_), Some(layout)) => layout.commit_failed(),
+                (Ok(changed), Some(layout)) => {
+                    let before = layout.version();
+                    let attr = changed.attr_of(self.inode);
+                    if attr.is_some_and(|attr| layout.committed(&extents, attr)) {
+                        self.shared.pages.advance(self.inode, before, layout.version());
+                    } else {
+                        state.outdate();
+                        self.shared.pages.forget(self.inode);
+                    }
                 }
-                Ok(())
-            }
-            Err(error) => {
-                layout.commit_failed(uncommitted);
-                Err(error)
             }
         }
+        self.note();
+        result.map(drop)
     }
 
     /// The master will never take what was written: the next who commits gets to know, once.
     fn drop_uncommitted(&self, reason: String) {
         tracing::warn!(inode = self.inode, "what was written is given up: {reason}");
-        let mut state = self.state.lock();
-        (state.seen, state.lost) = (u64::MAX, Some(reason));
-        if let Some(layout) = state.layout.as_mut() {
-            layout.forget_uncommitted();
+        {
+            let mut state = self.state.lock();
+            state.lost = Some(reason);
+            state.outdate();
+            if let Some(layout) = state.layout_mut() {
+                layout.forget_uncommitted();
+            }
         }
-        drop(state);
         self.note();
     }
 }

@@ -8,8 +8,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::write::too_large;
-use super::{FILE_BYTES_MAX, FsFile, Seek};
+use super::file::FsFile;
+use super::read::Seek;
+use super::write::{FILE_BYTES_MAX, too_large};
 use crate::error::ClientError;
 
 /// Bytes of one piece: as many as the kernel reads and writes at a time.

@@ -21,9 +21,8 @@ use futures::stream::{self, StreamExt as _};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::block::OpenBlock;
-use super::blocks::{block_name, reservation, reserve, writable};
-use super::{Contents, Shared};
+use super::block::{OpenBlock, block_name, reservation, reserve};
+use super::contents::{Contents, Shared};
 use crate::mounts::MountView;
 
 /// Blocks of one mount that are asked for ahead, at most.
@@ -214,9 +213,8 @@ impl Shared {
             return None;
         }
         let bytes = 0..ROOM.min(u32::try_from(mount.block_size()).unwrap_or(u32::MAX));
-        let wait: Duration = self.worker_timeout;
-        let replica = reserve(&self.pool, worker, reservation(&name, &bytes), wait).await.ok()?;
-        replica.file.is_some().then(|| writable(name, 0, vec![replica], &bytes))
+        let replica = reserve(&self.pool, worker, reservation(&name, &bytes), self.worker_timeout()).await.ok()?;
+        replica.file.is_some().then(|| OpenBlock::to_write(name, 0, vec![replica], &bytes))
     }
 }
 
@@ -244,7 +242,7 @@ mod tests {
 
     fn block(inode: u64, mount_id: u32) -> OpenBlock {
         let name = BlockRef::of_inode("cluster", inode, 0, 0, 1 << 20, mount_id);
-        writable(name, 0, Vec::new(), &(0..ROOM))
+        OpenBlock::to_write(name, 0, Vec::new(), &(0..ROOM))
     }
 
     #[tokio::test(start_paused = true)]

@@ -10,19 +10,17 @@
 //! that stays open, whoever must know asks ([`reads_current`](FsFile::reads_current)).
 
 use std::any::Any;
-use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use cavern_net::Route;
 use cavern_proto::BlockId;
 use cavern_proto::master::Origin;
 
-use super::FsFile;
 use super::block::OpenBlock;
-use super::layout::Layout;
+use super::file::FsFile;
 use super::read::id_of;
+use super::state::Known;
 use crate::error::ClientError;
 use crate::read::WholeFile;
 
@@ -45,7 +43,7 @@ pub struct KernelReads {
 
 impl Drop for KernelReads {
     fn drop(&mut self) {
-        self.file.kernel_reads.fetch_sub(1, Ordering::AcqRel);
+        self.file.behind.kernel_reads_end();
     }
 }
 
@@ -65,14 +63,9 @@ enum Whole {
 }
 
 impl FsFile {
-    /// Whether a kernel reads it by itself.
-    pub(super) fn is_read_by_kernel(&self) -> bool {
-        self.kernel_reads.load(Ordering::Acquire) > 0
-    }
-
     /// A kernel reads it by itself, as long as this is there.
     pub fn begin_kernel_reads(self: &Arc<Self>) -> KernelReads {
-        self.kernel_reads.fetch_add(1, Ordering::AcqRel);
+        self.behind.kernel_reads_begin();
         KernelReads { file: Arc::clone(self) }
     }
 
@@ -96,7 +89,7 @@ impl FsFile {
                 let local =
                     replicas.find_map(|replica| Some((replica.file.as_deref()?, replica.worker, replica.incarnation)));
                 let whole = WholeFile { block: id, version, size, local };
-                let (kept, worker, incarnation) = self.shared.closed.block_files().kept_of(&whole, make)?;
+                let (kept, worker, incarnation) = self.shared.files.descriptors().registered_whole(&whole, make)?;
                 Some((KernelBlock { generation, worker, incarnation }, kept, reads))
             }
             Whole::Object(origin, generation) => {
@@ -110,7 +103,7 @@ impl FsFile {
         if self.mount.is_strict() || !self.kept.is_watched() || !self.behind.is_drained() {
             return None;
         }
-        let look = |layout: &mut Layout, blocks: &mut HashMap<u32, Arc<OpenBlock>>| {
+        let look = |Known { layout, blocks, .. }: &mut Known| {
             let (version, size) = (layout.version(), layout.size());
             if !layout.is_committed() || !(1..=self.block_size()).contains(&size) {
                 return None;
@@ -130,7 +123,7 @@ impl FsFile {
                 is_here: known.workers.iter().any(is_local),
             })
         };
-        self.with_layout(look).flatten()
+        self.with_known(look).flatten()
     }
 
     /// Whether it takes a question to find the file of its one block, and there may be one on this host.
@@ -138,13 +131,13 @@ impl FsFile {
         if self.mount.is_strict() || !self.kept.is_watched() {
             return false;
         }
-        if self.with_layout(|_, _| ()).is_none() {
+        if self.with_known(|_| ()).is_none() {
             let pool = &self.shared.pool;
             return pool.placement().workers().iter().any(|worker| pool.known_route(worker.id) == Route::Local);
         }
         match self.whole() {
             Some(Whole::Block { id, version, open: None, is_here: true, .. }) => {
-                !self.shared.closed.block_files().has_kept(&id, version)
+                !self.shared.files.descriptors().has_whole(&id, version)
             }
             Some(Whole::Object(origin, _)) => self.origin_file(&origin).is_ok_and(|object| object.may_be_local()),
             _ => false,
@@ -157,7 +150,7 @@ impl FsFile {
     /// # Errors
     /// Those of a read.
     pub async fn find_block(&self) -> Result<(), ClientError> {
-        self.use_layout(|_, _| ()).await?;
+        self.use_known(|_| ()).await?;
         if self.awaits_block() {
             match self.whole() {
                 Some(Whole::Block { .. }) => drop(self.open_to_read(0).await?),
@@ -173,7 +166,7 @@ impl FsFile {
     /// # Errors
     /// The master does not say.
     pub async fn reads_current(&self, read: &KernelBlock) -> Result<bool, ClientError> {
-        let look = |layout: &mut Layout, _: &mut _| match layout.block(0) {
+        let look = |Known { layout, .. }: &mut Known| match layout.block(0) {
             Some(known) => {
                 let is_it = (known.generation, layout.size() <= self.block_size()) == (read.generation, true);
                 is_it && known.workers.contains(&read.worker)
@@ -182,6 +175,6 @@ impl FsFile {
                 (read.worker, read.incarnation, origin.valid) == (0, origin.version, layout.size())
             }),
         };
-        self.use_layout(look).await
+        self.use_known(look).await
     }
 }

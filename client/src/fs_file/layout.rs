@@ -17,7 +17,8 @@ use cavern_proto::block_id::block_length;
 use cavern_proto::master::{Attr, Extent, Origin};
 
 use super::block::{OpenBlock, Replica};
-pub(super) use known::KnownLayout;
+pub(super) use known::ClosedLayout;
+use unsynced::Unsynced;
 
 /// One block of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +39,12 @@ pub(super) struct LocatedBlock {
 }
 
 impl LocatedBlock {
+    /// One that the master does not know.
+    fn new(generation: u32, workers: Vec<u64>, joined: Vec<u32>) -> Self {
+        let (is_joined, is_committed, is_urgent) = (false, false, false);
+        Self { generation, workers, joined, is_joined, is_committed, is_urgent, allocated: None }
+    }
+
     /// Whether these are the block's replicas.
     pub(super) fn is_at(&self, generation: u32, replicas: &[Replica]) -> bool {
         let has = |(worker, joined)| replicas.iter().any(|known| (known.worker, known.joined) == (worker, joined));
@@ -80,15 +87,15 @@ pub(super) const COMMIT_BLOCKS: usize = 250;
 
 /// What is to be committed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Uncommitted {
+struct Uncommitted {
     /// Blocks that were made, or whose workers have become fewer.
-    pub made: BTreeSet<u32>,
+    made: BTreeSet<u32>,
     /// Blocks that were written to.
-    pub written: BTreeSet<u32>,
+    written: BTreeSet<u32>,
     /// Bytes changed.
-    pub changed: bool,
+    changed: bool,
     /// The file reaches at least so far.
-    pub grow_to: u64,
+    grow_to: u64,
 }
 
 /// What one commit says.
@@ -97,8 +104,6 @@ pub(super) struct CommitBatch {
     pub grow_to: u64,
     pub changed: bool,
     pub extents: Vec<Extent>,
-    /// To be put back when it fails.
-    pub uncommitted: Uncommitted,
     /// Nothing is left for another.
     pub is_last: bool,
 }
@@ -109,39 +114,44 @@ impl Uncommitted {
     }
 }
 
-/// See the module.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Layout {
+/// A file as the master has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Committed {
+    /// Bytes.
     size: u64,
-    /// As the master has it.
-    committed_size: u64,
     version: u64,
     /// No block of an earlier one is the file's.
     generation: u32,
     /// Of the blocks that are made next.
     next_generation: u32,
+    /// Bytes that the file takes.
+    allocated: Option<u64>,
+}
+
+impl From<&Attr> for Committed {
+    fn from(attr: &Attr) -> Self {
+        let Attr { size, version, generation, allocated, .. } = *attr;
+        Self { size, version, generation, next_generation: attr.next_generation.max(generation), allocated }
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Layout {
+    committed: Committed,
+    /// Bytes, with what was written here.
+    size: u64,
     blocks: BTreeMap<u32, LocatedBlock>,
     /// The object that has what no block has.
     origin: Option<Origin>,
     uncommitted: Uncommitted,
-    /// A commit is in flight.
-    is_committing: bool,
-    /// Blocks of that commit that were written to.
-    committing_blocks: BTreeSet<u32>,
-    /// What that commit says.
-    in_flight: Uncommitted,
+    /// What a commit says that is under way.
+    in_flight: Option<Uncommitted>,
     /// Grows whenever [`record`](Self::record) may say something else.
     revision: u64,
-    /// Bytes that the file takes, as the master has it.
-    allocated: Option<u64>,
     /// When bytes were last written here; nanoseconds since the epoch, 0 for never.
     written_ns: i64,
-    /// Blocks that may not be on the disks of their workers.
-    unsynced: BTreeSet<u32>,
-    /// Those of a sync that is under way.
-    syncing: BTreeSet<u32>,
-    /// These are all: nothing that was written before the file was opened here, or by somebody else, may be on no disk.
-    is_tracked: bool,
+    unsynced: Unsynced,
 }
 
 impl Layout {
@@ -150,35 +160,11 @@ impl Layout {
         let known = |extent: Extent| {
             let Extent { index, generation, workers, mut joined, joining, allocated } = extent;
             joined.resize(workers.len(), 0);
-            let is_joined = joining != 0;
-            (
-                index,
-                LocatedBlock {
-                    generation,
-                    workers,
-                    joined,
-                    is_joined,
-                    is_committed: true,
-                    is_urgent: false,
-                    allocated,
-                },
-            )
+            let made = LocatedBlock::new(generation, workers, joined);
+            (index, LocatedBlock { is_joined: joining != 0, is_committed: true, allocated, ..made })
         };
         let blocks = extents.into_iter().map(known).collect();
-        let (size, version, generation) = (attr.size, attr.version, attr.generation);
-        let (next_generation, allocated) = (attr.next_generation.max(generation), attr.allocated);
-        let committed_size = size;
-        Self {
-            size,
-            committed_size,
-            version,
-            generation,
-            next_generation,
-            blocks,
-            origin,
-            allocated,
-            ..Self::default()
-        }
+        Self { committed: attr.into(), size: attr.size, blocks, origin, ..Self::default() }
     }
 
     /// A number that differs whenever [`record`](Self::record) may.
@@ -192,21 +178,21 @@ impl Layout {
     }
 
     pub(super) fn version(&self) -> u64 {
-        self.version
+        self.committed.version
     }
 
     pub(super) fn generation(&self) -> u32 {
-        self.generation
+        self.committed.generation
     }
 
     /// Of the blocks that are made next.
     pub(super) fn next_generation(&self) -> u32 {
-        self.next_generation
+        self.committed.next_generation
     }
 
     /// Whether a block of this generation that the master does not know can become the file's.
     pub(super) fn takes(&self, generation: u32) -> bool {
-        (self.generation..=self.next_generation).contains(&generation)
+        (self.committed.generation..=self.committed.next_generation).contains(&generation)
     }
 
     pub(super) fn block(&self, index: u32) -> Option<&LocatedBlock> {
@@ -234,7 +220,9 @@ impl Layout {
             let known = self.blocks.get(index).filter(|known| known.allocated.is_some() || known.is_committed);
             (*index, known.map_or_else(origin, |known| known.allocated.unwrap_or_default()))
         };
-        Some((self.allocated?, self.uncommitted.written.union(&self.committing_blocks).map(counted).collect()))
+        let none = BTreeSet::new();
+        let sent = self.in_flight.as_ref().map_or(&none, |sent| &sent.written);
+        Some((self.committed.allocated?, self.uncommitted.written.union(sent).map(counted).collect()))
     }
 
     /// Whether the master knows blocks: these it may drop when the bucket has them.
@@ -245,26 +233,24 @@ impl Layout {
     /// When bytes were last written here of which an answer of the master does not tell that has this version of the
     /// file: they are not committed, or were when the answer was under way.
     pub(super) fn written_since(&self, version: u64) -> Option<i64> {
-        let is_written = self.written_ns != 0 && self.version > version;
+        let is_written = self.written_ns != 0 && self.committed.version > version;
         (!self.is_committed() || is_written).then_some(self.written_ns)
     }
 
     /// Whether the master knows everything.
     pub(super) fn is_committed(&self) -> bool {
-        self.uncommitted.is_none() && !self.is_committing
+        self.uncommitted.is_none() && self.in_flight.is_none()
     }
 
     /// Bytes by which the file is longer than the master knows.
     pub(super) fn growth(&self) -> u64 {
-        self.size.saturating_sub(self.committed_size)
+        self.size.saturating_sub(self.committed.size)
     }
 
     /// A block of a generation that the file [`takes`](Self::takes) has been made at these workers.
     pub(super) fn made(&mut self, index: u32, generation: u32, workers: Vec<u64>) {
         let joined = vec![0; workers.len()];
-        let (is_joined, is_committed, is_urgent) = (false, false, false);
-        let known = LocatedBlock { generation, workers, joined, is_joined, is_committed, is_urgent, allocated: None };
-        self.blocks.insert(index, known);
+        self.blocks.insert(index, LocatedBlock::new(generation, workers, joined));
         self.uncommitted.made.insert(index);
         self.revision += 1;
     }
@@ -317,7 +303,7 @@ impl Layout {
 
     /// Bytes of a block were changed; the file reaches at least to `end`.
     pub(super) fn wrote(&mut self, index: u32, end: u64, now_ns: i64) {
-        let is_new = self.unsynced.insert(index) | self.uncommitted.written.insert(index);
+        let is_new = self.unsynced.blocks.insert(index) | self.uncommitted.written.insert(index);
         self.revision += u64::from(is_new);
         self.grew(end, now_ns);
     }
@@ -333,7 +319,8 @@ impl Layout {
 
     /// Whether the master knows all blocks, and that the file has this length, if not what was written to them.
     pub(super) fn is_overwritten(&self) -> bool {
-        self.growth() == 0 && self.uncommitted.made.is_empty() && self.in_flight.made.is_empty()
+        let is_known = self.in_flight.as_ref().is_none_or(|sent| sent.made.is_empty());
+        self.growth() == 0 && self.uncommitted.made.is_empty() && is_known
     }
 
     /// What is to be sent now, in one commit; `None` when the master knows everything. Of very many blocks the first
@@ -359,57 +346,56 @@ impl Layout {
             Some(Extent { index: *index, generation, workers, joined, ..Extent::default() })
         };
         let extents = indexes.iter().take(COMMIT_BLOCKS).filter_map(extent).collect();
-        self.is_committing = true;
-        self.committing_blocks.clone_from(&uncommitted.written);
-        self.in_flight.clone_from(&uncommitted);
         let Uncommitted { grow_to, changed, .. } = uncommitted;
-        Some(CommitBatch { grow_to, changed, extents, uncommitted, is_last: indexes.len() <= COMMIT_BLOCKS })
+        self.in_flight = Some(uncommitted);
+        Some(CommitBatch { grow_to, changed, extents, is_last: indexes.len() <= COMMIT_BLOCKS })
     }
 
-    /// The commit has failed.
-    pub(super) fn commit_failed(&mut self, uncommitted: Uncommitted) {
-        self.is_committing = false;
-        self.committing_blocks.clear();
-        self.in_flight = Uncommitted::default();
+    /// The commit has failed: what it says is to be committed still.
+    pub(super) fn commit_failed(&mut self) {
         self.revision += 1;
-        self.uncommitted.made.extend(uncommitted.made);
-        self.uncommitted.written.extend(uncommitted.written);
-        self.uncommitted.changed |= uncommitted.changed;
-        self.uncommitted.grow_to = self.uncommitted.grow_to.max(uncommitted.grow_to);
+        let Uncommitted { made, written, changed, grow_to } = self.in_flight.take().unwrap_or_default();
+        self.uncommitted.made.extend(made);
+        self.uncommitted.written.extend(written);
+        self.uncommitted.changed |= changed;
+        self.uncommitted.grow_to = self.uncommitted.grow_to.max(grow_to);
     }
 
-    /// The master has the commit; false when the content was changed by others meanwhile, so that the master must be
-    /// asked anew.
-    pub(super) fn committed(&mut self, uncommitted: &Uncommitted, sent: &[Extent], attr: &Attr) -> bool {
-        self.is_committing = false;
-        self.committing_blocks.clear();
-        self.in_flight = Uncommitted::default();
+    /// The master has the commit, with these extents; false when the content was changed by others meanwhile, so that
+    /// the master must be asked anew.
+    pub(super) fn committed(&mut self, sent: &[Extent], attr: &Attr) -> bool {
         self.revision += 1;
-        self.allocated = attr.allocated;
+        let Uncommitted { made, written, .. } = self.in_flight.take().unwrap_or_default();
         for extent in sent {
             let known = self.blocks.get_mut(&extent.index).filter(|known| known.generation == extent.generation);
             if let Some((known, bytes)) = known.zip(extent.allocated) {
                 known.allocated = Some(bytes);
             }
         }
-        for index in uncommitted.made.difference(&self.uncommitted.made) {
+        for index in made.difference(&self.uncommitted.made) {
             if let Some(known) = self.blocks.get_mut(index) {
                 (known.is_committed, known.is_urgent) = (true, false);
             }
         }
         // A commit aborts the copy of each block that it names, and the client that commits is not notified of that. It
         // is notified of what the master has begun since then, so the master is asked before the next look.
-        for index in uncommitted.made.union(&uncommitted.written) {
+        for index in made.union(&written) {
             if let Some(known) = self.blocks.get_mut(index) {
                 known.is_joined = false;
             }
         }
+        let Attr { size, version, allocated, .. } = *attr;
+        let is_next = self.advance(version);
+        self.committed = Committed { size, version, allocated, ..self.committed };
+        self.size = self.size.max(size);
+        is_next
+    }
+
+    /// The master has this version after a change by this client; whether by nobody else.
+    fn advance(&mut self, version: u64) -> bool {
         // The same: it has become part of the commit before.
-        let is_next = [self.version, self.version + 1].contains(&attr.version);
-        self.is_tracked &= is_next;
-        self.version = attr.version;
-        self.size = self.size.max(attr.size);
-        self.committed_size = attr.size;
+        let is_next = [self.committed.version, self.committed.version + 1].contains(&version);
+        self.unsynced.is_tracked &= is_next;
         is_next
     }
 
@@ -420,7 +406,7 @@ impl Layout {
         for index in self.uncommitted.made.iter().copied().filter(|index| u64::from(*index) >= kept) {
             if self.blocks.get(&index).is_some_and(|known| !known.is_committed) {
                 self.blocks.remove(&index);
-                self.unsynced.remove(&index);
+                self.unsynced.blocks.remove(&index);
             }
         }
         self.uncommitted.made.retain(|index| self.blocks.contains_key(index));
@@ -439,11 +425,10 @@ impl Layout {
 
     /// The master has given the file another length: blocks from there on are gone. Nothing is uncommitted then.
     pub(super) fn cut(&mut self, attr: &Attr, block_size: u64) -> bool {
-        // The same: it has become part of the commit before.
-        let is_next = [self.version, self.version + 1].contains(&attr.version);
+        let is_next = self.advance(attr.version);
         let kept = attr.size.div_ceil(block_size.max(1));
         self.blocks.retain(|index, _| u64::from(*index) < kept);
-        self.unsynced.retain(|index| u64::from(*index) < kept);
+        self.unsynced.blocks.retain(|index| u64::from(*index) < kept);
         let within = attr.size % block_size.max(1);
         let last = u32::try_from(kept).ok().and_then(|kept| self.blocks.get_mut(&kept.checked_sub(1)?));
         if let Some(last) = last.filter(|_| within > 0) {
@@ -453,10 +438,7 @@ impl Layout {
         if let Some(origin) = &mut self.origin {
             origin.valid = origin.valid.min(attr.size);
         }
-        (self.size, self.version, self.generation) = (attr.size, attr.version, attr.generation);
-        self.next_generation = attr.next_generation.max(attr.generation);
-        (self.committed_size, self.allocated) = (attr.size, attr.allocated);
-        self.is_tracked &= is_next;
+        (self.size, self.committed) = (attr.size, Committed::from(attr));
         self.revision += 1;
         is_next
     }
@@ -508,9 +490,8 @@ impl Layout {
             }
         }
         fresh.unsynced = std::mem::take(&mut self.unsynced);
-        fresh.unsynced.retain(|index| fresh.blocks.contains_key(index));
-        fresh.syncing = std::mem::take(&mut self.syncing);
-        fresh.is_tracked = self.is_tracked && fresh.version == self.version;
+        fresh.unsynced.blocks.retain(|index| fresh.blocks.contains_key(index));
+        fresh.unsynced.is_tracked &= fresh.version() == self.version();
         fresh.revision = self.revision + 1;
         *self = fresh;
         lost
@@ -519,7 +500,7 @@ impl Layout {
     /// Whether what has no place any more was cut off since the file had this generation. Where the bucket has the
     /// file, a new one begins also when its blocks are dropped.
     pub(super) fn is_cut_since(&self, generation: u32) -> bool {
-        self.generation != generation && self.origin.is_none()
+        self.generation() != generation && self.origin.is_none()
     }
 
     /// Drops what cannot be committed any more.
@@ -528,7 +509,7 @@ impl Layout {
         for index in std::mem::take(&mut self.uncommitted).made {
             if self.blocks.get(&index).is_some_and(|known| !known.is_committed) {
                 self.blocks.remove(&index);
-                self.unsynced.remove(&index);
+                self.unsynced.blocks.remove(&index);
             }
         }
     }
@@ -546,8 +527,8 @@ mod tests {
         Extent { index, generation, workers: vec![1], ..Extent::default() }
     }
 
-    pub(super) fn parts(batch: CommitBatch) -> (Uncommitted, Vec<Extent>) {
-        (batch.uncommitted, batch.extents)
+    pub(super) fn parts(batch: CommitBatch) -> (u64, Vec<Extent>) {
+        (batch.grow_to, batch.extents)
     }
 
     #[test]
@@ -558,23 +539,20 @@ mod tests {
         layout.wrote(0, 100, 55);
         assert_eq!((layout.size(), layout.written_since(4)), (100, Some(55)));
         let (sent, made) = parts(layout.begin_commit().unwrap());
-        assert_eq!(
-            (sent.grow_to, made),
-            (100, vec![Extent { generation: 2, workers: vec![7, 8], ..Extent::default() }])
-        );
+        assert_eq!((sent, made), (100, vec![Extent { generation: 2, workers: vec![7, 8], ..Extent::default() }]));
         assert!(
             layout.begin_commit().is_none() && layout.written_since(4).is_some(),
             "the master has not answered yet"
         );
-        layout.commit_failed(sent);
-        let (sent, _) = parts(layout.begin_commit().unwrap());
-        assert!(layout.committed(&sent, &[], &attr(100, 5, 2)));
+        layout.commit_failed();
+        assert!(layout.begin_commit().is_some());
+        assert!(layout.committed(&[], &attr(100, 5, 2)));
         assert!(layout.is_committed() && layout.block(0).unwrap().is_committed);
         assert_eq!((layout.written_since(4), layout.written_since(5)), (Some(55), None), "an answer from before");
         layout.wrote(0, 50, 56);
         let (sent, made) = parts(layout.begin_commit().unwrap());
-        assert_eq!((sent.grow_to, made[0].workers.as_slice()), (50, &[7, 8][..]), "and who has what was written");
-        assert!(!layout.committed(&sent, &[], &attr(300, 9, 2)), "others have committed as well");
+        assert_eq!((sent, made[0].workers.as_slice()), (50, &[7, 8][..]), "and who has what was written");
+        assert!(!layout.committed(&[], &attr(300, 9, 2)), "others have committed as well");
         assert_eq!((layout.size(), layout.version()), (300, 9));
     }
 
@@ -598,12 +576,9 @@ mod tests {
         assert_eq!(layout.growth(), 25);
         layout.give_up_beyond(22, 10);
         let (sent, made) = parts(layout.begin_commit().unwrap());
-        assert_eq!(
-            (sent.grow_to, made, layout.size(), layout.block(3)),
-            (22, vec![extent(1, 1), extent(2, 1)], 22, None)
-        );
+        assert_eq!((sent, made, layout.size(), layout.block(3)), (22, vec![extent(1, 1), extent(2, 1)], 22, None));
         assert_eq!(layout.begin_sync(), [0, 1, 2], "and what was there before");
-        assert!(layout.committed(&sent, &[], &attr(22, 2, 1)));
+        assert!(layout.committed(&[], &attr(22, 2, 1)));
         assert_eq!(layout.growth(), 0);
     }
 
@@ -612,15 +587,15 @@ mod tests {
         let mut layout = Layout::new(&attr(5, 1, 1), vec![extent(0, 1)], None);
         layout.made(1, layout.next_generation(), vec![1]);
         layout.wrote(1, 20, 1);
-        let (sent, _) = parts(layout.begin_commit().unwrap());
-        layout.commit_failed(sent);
-        let (sent, made) = parts(layout.begin_blocks());
-        assert_eq!((sent.made.len(), made), (1, vec![extent(1, 1)]));
-        assert!(layout.committed(&sent, &[], &attr(5, 2, 1)));
+        assert!(layout.begin_commit().is_some());
+        layout.commit_failed();
+        let (_, made) = parts(layout.begin_blocks());
+        assert_eq!(made, [extent(1, 1)]);
+        assert!(layout.committed(&[], &attr(5, 2, 1)));
         assert!(layout.block(1).unwrap().is_committed && !layout.is_committed());
         assert_eq!((layout.size(), layout.growth()), (20, 15));
         let (sent, made) = parts(layout.begin_commit().unwrap());
-        assert_eq!((sent.grow_to, made), (20, vec![]), "the blocks are known");
+        assert_eq!((sent, made), (20, vec![]), "the blocks are known");
     }
 
     #[test]
@@ -665,9 +640,9 @@ mod tests {
         assert!(layout.accepts(0, 1, &[1, 2]) && !layout.accepts(0, 1, &[1]) && !layout.accepts(0, 2, &[1, 2]));
         layout.gave_up(0, 1, &[2]);
         assert!(!layout.accepts(0, 1, &[1]) && layout.is_urgent(0));
-        let (sent, made) = parts(layout.begin_commit().unwrap());
+        let (_, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(made, [Extent { generation: 1, workers: vec![1], ..Extent::default() }]);
-        assert!(layout.committed(&sent, &[], &attr(10, 2, 1)));
+        assert!(layout.committed(&[], &attr(10, 2, 1)));
         assert!(layout.accepts(0, 1, &[1]) && !layout.is_urgent(0));
         layout.gave_up(0, 1, &[1]);
         assert_eq!(workers(&layout), [1], "the last one is all that there is");
@@ -688,15 +663,15 @@ mod tests {
         let copied = Layout::new(&attr(20, 1, 1), vec![held(0), held(1)], None);
         assert!(layout.rebase(copied, EventHistory::Complete).is_empty());
         assert!(!layout.accepts(0, 1, &[1]) && !layout.accepts(1, 1, &[1]));
-        let (sent, made) = parts(layout.begin_commit().unwrap());
+        let (_, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(made, [extent(0, 1)], "what was written before");
-        assert!(layout.committed(&sent, &[], &attr(20, 2, 1)));
+        assert!(layout.committed(&[], &attr(20, 2, 1)));
         assert!(layout.accepts(0, 1, &[1]) && !layout.accepts(1, 1, &[1]));
         // And a writer that cannot wait any longer names one to which nothing was written.
         assert!(layout.give_up_copy(1) && !layout.give_up_copy(0) && !layout.give_up_copy(7));
-        let (sent, made) = parts(layout.begin_commit().unwrap());
+        let (_, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(made, [extent(1, 1)]);
-        assert!(layout.committed(&sent, &[], &attr(20, 3, 1)));
+        assert!(layout.committed(&[], &attr(20, 3, 1)));
         assert!(layout.accepts(1, 1, &[1]) && layout.is_committed());
     }
 
@@ -733,12 +708,12 @@ mod tests {
             layout.wrote(index, (u64::from(index) + 1) * 10, 1);
         }
         let (first, made) = parts(layout.begin_commit().unwrap());
-        assert_eq!((made.len(), first.grow_to), (COMMIT_BLOCKS, 0));
-        layout.committed(&first, &[], &attr(0, 1, 0));
+        assert_eq!((made.len(), first), (COMMIT_BLOCKS, 0));
+        layout.committed(&[], &attr(0, 1, 0));
         let (last, made) = parts(layout.begin_commit().unwrap());
         let length = (COMMIT_BLOCKS + half) as u64 * 10;
-        assert_eq!((made.len(), made[0].index as usize, last.grow_to), (half, COMMIT_BLOCKS, length));
-        layout.committed(&last, &[], &attr(length, 2, 0));
+        assert_eq!((made.len(), made[0].index as usize, last), (half, COMMIT_BLOCKS, length));
+        layout.committed(&[], &attr(length, 2, 0));
         assert!(layout.is_committed());
     }
 
@@ -761,9 +736,9 @@ mod tests {
         layout.wrote(1, 20, 1);
         layout.made(2, layout.next_generation(), vec![1]);
         layout.wrote(2, 30, 1);
-        let (sent, made) = parts(layout.begin_commit().unwrap());
+        let (_, made) = parts(layout.begin_commit().unwrap());
         assert_eq!(made, [extent(1, 1), extent(2, 1)]);
-        layout.commit_failed(sent);
+        layout.commit_failed();
         let mut same = layout.clone();
         let as_before = Layout::new(&attr(20, 2, 1), vec![extent(0, 1), extent(1, 1)], None);
         assert!(same.rebase(as_before, EventHistory::Complete).is_empty());

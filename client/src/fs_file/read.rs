@@ -4,11 +4,10 @@
 //! the layout is what the master has, the lease would tell of every change by others, and the mount is not strict. The
 //! bytes of a layout that is not committed, those that a reader asks for past the pages, and all else are read anew.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use cavern_conf::backoff;
 use cavern_net::Route;
 use cavern_proto::BlockId;
@@ -16,13 +15,14 @@ use cavern_proto::block_id::block_length;
 use cavern_proto::data::BlockRef;
 use tokio::time::Instant;
 
-use super::FsFile;
 use super::block::{OpenBlock, seek_data, seek_hole};
+use super::file::FsFile;
 use super::layout::Layout;
+use super::state::Known;
 use crate::error::ClientError;
 use crate::read::local_file::PastEnd;
 use crate::read::span::{Span, spans};
-use crate::read::{REMOTE_PIECE_BYTES, ReplicatedBlock};
+use crate::read::{Payer, REMOTE_PIECE_BYTES, ReadAtHand, ReplicatedBlock};
 
 /// What lseek(2) looks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,15 +38,6 @@ enum ReadMode {
     Buffered,
     /// What the workers have now.
     Direct,
-}
-
-/// Bytes that could be had without waiting.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ReadAtHand {
-    /// So many were copied to where they are wanted: fewer than asked only at the end of the file.
-    Copied(usize),
-    /// All of them are in a buffer, and were not copied.
-    Buffered(Bytes),
 }
 
 /// A part of a file that is on this host: of a block through its descriptor; else so many bytes of the origin, then
@@ -69,7 +60,7 @@ impl FsFile {
 
     /// The same with what is at its workers by now.
     pub(super) async fn written_size(&self) -> Result<u64, ClientError> {
-        self.use_layout(|layout, _| layout.size()).await
+        self.use_known(|known| known.layout.size()).await
     }
 
     /// Reads without waiting, for event loops: holes, and what is in the page cache of this host. `None` when that is
@@ -98,7 +89,8 @@ impl FsFile {
         if !self.behind.is_empty() {
             return None;
         }
-        let look = |layout: &mut Layout, blocks: &mut HashMap<u32, Arc<OpenBlock>>| {
+        let look = |known: &mut Known| {
+            let Known { layout, blocks, .. } = known;
             let range = clip(layout.size(), offset, length);
             let part = |span: Span| match (blocks.get(&span.index), layout.block(span.index)) {
                 (Some(open), _) => open.file().is_some().then(|| (span, Some(open.clone()), 0)),
@@ -113,9 +105,9 @@ impl FsFile {
             if here.is_some() || mode == ReadMode::Direct {
                 return here.map(AtHand::Here);
             }
-            self.buffered(layout, blocks, range.clone()).map(|bytes| AtHand::Buffered(bytes, range))
+            self.buffered(known, range.clone()).map(|bytes| AtHand::Buffered(bytes, range))
         };
-        self.with_layout(look).flatten()
+        self.with_known(look).flatten()
     }
 
     /// Reads parts of the file into a buffer that has room for them.
@@ -132,8 +124,9 @@ impl FsFile {
             let (of_origin, zeros) = part.split_at_mut(origin_bytes);
             zeros.fill(0);
             let start = u64::from(span.index) * self.block_size() + u64::from(span.bytes.start);
-            if !of_origin.is_empty() && self.known_origin()?.read_now(start, of_origin)? < origin_bytes {
-                return None;
+            if !of_origin.is_empty() {
+                let origin = self.with_known(|known| known.origin.as_ref().map(|open| open.file.clone()))??;
+                (origin.read_now(start, of_origin)? == origin_bytes).then_some(())?;
             }
         }
         if described > 0 {
@@ -143,7 +136,7 @@ impl FsFile {
     }
 
     /// What is buffered of a range, if that is of one block over the network, and in one buffer.
-    fn buffered(&self, layout: &Layout, blocks: &HashMap<u32, Arc<OpenBlock>>, range: Range<u64>) -> Option<Bytes> {
+    fn buffered(&self, Known { layout, blocks, .. }: &Known, range: Range<u64>) -> Option<Bytes> {
         let version = self.reader.version().filter(|_| self.may_buffer(layout))?;
         let mut parts = spans(range, self.block_size(), u64::MAX);
         let (Some(span), None) = (parts.next(), parts.next()) else { return None };
@@ -164,7 +157,7 @@ impl FsFile {
     }
 
     async fn read_as(&self, offset: u64, length: usize, mode: ReadMode) -> Result<Bytes, ClientError> {
-        let deadline = Instant::now() + self.shared.timeout;
+        let deadline = Instant::now() + self.shared.timeout();
         loop {
             match self.try_read(offset, length, mode, deadline).await {
                 Ok(bytes) => return Ok(bytes),
@@ -182,40 +175,18 @@ impl FsFile {
         deadline: Instant,
     ) -> Result<Bytes, ClientError> {
         let range = clip(self.size().await?, offset, length);
-        let length = range.end - range.start;
-        let mut parts = spans(range, self.block_size(), u64::MAX).peekable();
-        let Some(first) = parts.next() else { return Ok(Bytes::new()) };
-        if parts.peek().is_none() {
-            return self.read_part(&first, mode, deadline).await;
-        }
+        let read = |span| self.read_part(span, mode, deadline);
         // No part is put together itself: blocks of an origin begin where the file's begin.
-        let charge = self.shared.files.charge_joined(length, deadline).await?;
-        let mut whole = Vec::with_capacity(length as usize);
-        for span in std::iter::once(first).chain(parts) {
-            whole.extend_from_slice(&self.read_part(&span, mode, deadline).await?);
-        }
-        Ok(charge.hold(whole))
+        self.reader.read_range(range, (self.block_size(), u64::MAX), deadline, read).await
     }
 
     /// All bytes of a span.
-    async fn read_part(&self, span: &Span, mode: ReadMode, deadline: Instant) -> Result<Bytes, ClientError> {
+    async fn read_part(&self, span: Span, mode: ReadMode, deadline: Instant) -> Result<Bytes, ClientError> {
         if let Some(open) = self.block_to_read(span.index, deadline).await? {
-            return self.read_block(&open, span, mode, deadline).await;
+            return self.read_block(&open, &span, mode, deadline).await;
         }
-        let start = u64::from(span.index) * self.block_size();
-        let range = start + u64::from(span.bytes.start)..start + u64::from(span.bytes.end);
-        let bytes = self.read_origin(range).await?;
-        if bytes.len() == span.length() {
-            return Ok(bytes);
-        }
-        if bytes.is_empty() {
-            let charge = self.shared.files.charge(span.length() as u64, deadline).await?;
-            return Ok(charge.hold(vec![0; span.length()]));
-        }
-        // The end of the origin. Nobody waits for memory who holds some.
-        let mut padded = BytesMut::from(bytes);
-        padded.resize(span.length(), 0);
-        Ok(padded.freeze())
+        let at = self.locate_unwritten(&span).await?;
+        self.reader.read_part(at, span.length(), Payer::Reader, deadline, || format!("inode {}", self.inode)).await
     }
 
     async fn read_block(
@@ -255,21 +226,21 @@ impl FsFile {
     /// Until when an attempt lasts that begins now: each of its workers has its time, however long the layout, or what
     /// came before in the same read, was waited for.
     fn attempt_deadline(&self, deadline: Instant, workers: usize) -> Instant {
-        deadline.max(Instant::now() + self.shared.worker_timeout * workers as u32)
+        deadline.max(Instant::now() + self.shared.worker_timeout() * workers as u32)
     }
 
     /// A block at its replicas, with what is buffered of it if that will do for a read of this span. What goes into
     /// buffers comes from the workers of the layout that the version is of, whichever of them the block is open at.
     fn block_over_network(&self, open: &OpenBlock, span: &Span, mode: ReadMode) -> ReplicatedBlock {
         let index = span.index;
-        let buffered = |layout: &mut Layout, _: &mut HashMap<u32, Arc<OpenBlock>>| {
+        let buffered = |Known { layout, .. }: &mut Known| {
             let known = layout.block(index).filter(|known| known.generation == open.generation)?;
             let is_within = span.bytes.end <= block_length(layout.size(), self.block_size(), index);
             let will_do = mode == ReadMode::Buffered && is_within && self.may_buffer(layout);
             let version = self.reader.version().filter(|_| will_do)?;
             Some(self.replicated(layout, index, open.name.clone(), known.workers.clone(), version))
         };
-        self.with_layout(buffered).flatten().unwrap_or_else(|| ReplicatedBlock {
+        self.with_known(buffered).flatten().unwrap_or_else(|| ReplicatedBlock {
             id: id_of(&open.name),
             name: open.name.clone(),
             workers: open.workers(),
@@ -299,7 +270,7 @@ impl FsFile {
     /// that no worker of this host has.
     fn read_ahead_of(&self, read: Range<u64>) {
         let pool = &self.shared.pool;
-        let ahead = self.with_layout(|layout, _| {
+        let ahead = self.with_known(|Known { layout, .. }| {
             if !self.may_buffer(layout) || !self.behind.is_empty() {
                 return None;
             }
@@ -323,7 +294,7 @@ impl FsFile {
     /// `None` behind the end, and where no data follows.
     /// Bounded as [`Self::read`].
     pub async fn seek(&self, offset: u64, what: Seek) -> Result<Option<u64>, ClientError> {
-        let deadline = Instant::now() + self.shared.timeout;
+        let deadline = Instant::now() + self.shared.timeout();
         let size = self.size().await?;
         if offset >= size {
             return Ok(None);
@@ -332,9 +303,8 @@ impl FsFile {
             let start = u64::from(span.index) * self.block_size();
             let found = match self.block_to_read(span.index, deadline).await? {
                 None => {
-                    let has_bytes =
-                        |layout: &mut super::Layout, _: &mut _| layout.origin_bytes(span.index, self.block_size());
-                    let bytes = self.use_layout(has_bytes).await?;
+                    let origin_bytes = |known: &mut Known| known.layout.origin_bytes(span.index, self.block_size());
+                    let bytes = self.use_known(origin_bytes).await?;
                     match what {
                         Seek::Data => (span.bytes.start < bytes).then_some(span.bytes.start),
                         Seek::Hole => Some(span.bytes.start.max(bytes)),

@@ -9,18 +9,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use prost::Message;
 
+use super::contents::Contents;
+use super::file::FsFile;
 use super::layout::Layout;
-use super::{Contents, FsFile};
+use super::noted::Noted;
+use super::state::Known;
 use crate::error::ClientError;
 use crate::journal::{ContentRecord, PieceRecord, Slot};
-
-/// What the journal has of a file.
-#[derive(Debug, Default)]
-pub(super) struct Noted {
-    slot: Option<Slot>,
-    /// Of the layout.
-    revision: u64,
-}
 
 /// What became of what the process before had written.
 #[derive(Default)]
@@ -29,20 +24,6 @@ pub(crate) struct Recovered {
     pub files: Vec<Arc<FsFile>>,
     /// Why something of others was not taken up.
     pub errors: Vec<ClientError>,
-}
-
-/// Bytes of a piece in the journal.
-#[derive(Debug)]
-pub(super) struct NotedPiece {
-    slot: Slot,
-    record: PieceRecord,
-}
-
-impl NotedPiece {
-    /// Its bytes are at the workers.
-    pub(super) fn forget(self) {
-        self.slot.forget();
-    }
 }
 
 impl FsFile {
@@ -54,54 +35,11 @@ impl FsFile {
         let mut noted = self.noted.lock();
         let record = {
             let state = self.state.lock();
-            let Some(layout) = &state.layout else { return };
-            if layout.revision() == noted.revision {
-                return;
-            }
+            let Some(layout) = state.layout().filter(|layout| layout.revision() != noted.revision) else { return };
             noted.revision = layout.revision();
             layout.record(self.inode)
         };
-        let Some(record) = record else {
-            if let Some(slot) = noted.slot.take() {
-                slot.forget();
-            }
-            return;
-        };
-        let record = record.encode_to_vec();
-        match &noted.slot {
-            Some(slot) => _ = slot.set(&record),
-            None => noted.slot = journal.contents.put(&record),
-        }
-    }
-
-    /// Enters bytes that were taken to be written behind; `None` where nobody goes on after this process.
-    ///
-    /// # Errors
-    /// There is no room for them: they are to be written at once.
-    pub(super) fn note_piece(&self, offset: u64, bytes: &[u8]) -> Result<Option<NotedPiece>, ()> {
-        let Some(journal) = self.shared.metadata.journal() else { return Ok(None) };
-        let order = self.shared.pieces.fetch_add(1, Relaxed);
-        let record = PieceRecord { inode: self.inode, offset, length: bytes.len() as u64, order };
-        // An empty piece first: its bytes count when they are there.
-        let slot = journal.pieces.put(&PieceRecord { length: 0, ..record }.encode_to_vec()).ok_or(())?;
-        let piece = NotedPiece { slot, record: PieceRecord { length: 0, ..record } };
-        let mut noted = Some(piece);
-        self.note_more(&mut noted, 0, bytes)?;
-        Ok(noted)
-    }
-
-    /// Enters more bytes of a piece, at a place in it.
-    pub(super) fn note_more(&self, noted: &mut Option<NotedPiece>, at: u64, bytes: &[u8]) -> Result<(), ()> {
-        let (Some(journal), Some(piece)) = (self.shared.metadata.journal(), noted.as_mut()) else { return Ok(()) };
-        journal.write_piece(&piece.slot, at, bytes).map_err(|_no_room| ())?;
-        let length = piece.record.length.max(at + bytes.len() as u64);
-        if length > piece.record.length {
-            piece.record.length = length;
-            if !piece.slot.set(&piece.record.encode_to_vec()) {
-                return Err(());
-            }
-        }
-        Ok(())
+        noted.set(journal, record.map(|record| record.encode_to_vec()));
     }
 }
 
@@ -157,15 +95,16 @@ impl Contents {
             content.is_written_by(Some(&node.owner()));
         }
         let layout = Layout::of_record(record);
-        let mut noted = content.noted.lock();
-        let mut state = content.state.lock();
-        (noted.slot, noted.revision) = (Some(slot), layout.revision());
-        // The master is asked before the first look, and what it has is what this is laid over.
-        (state.layout, state.seen, state.gaps) = (Some(layout), u64::MAX, None);
-        drop(state);
-        drop(noted);
+        {
+            let mut noted = content.noted.lock();
+            let mut state = content.state.lock();
+            *noted = Noted { slot: Some(slot), revision: layout.revision() };
+            // The master is asked before the first look, and what it has is what this is laid over.
+            (state.known, state.gaps) = (Some(Known { layout, ..Known::default() }), None);
+            state.outdate();
+        }
         // Kernels have pages of what they have read.
-        content.copies.keep();
+        content.copies().keep();
         Ok(content)
     }
 }

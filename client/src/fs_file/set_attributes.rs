@@ -8,9 +8,10 @@ use cavern_proto::master::{SetAttr, User};
 use rustix::io::Errno;
 use tokio::time::Instant;
 
+use super::file::FsFile;
 use super::layout::Layout;
-use super::write::{BlockOp, too_large};
-use super::{FILE_BYTES_MAX, FsFile};
+use super::state::{Known, State};
+use super::write::{BlockOp, FILE_BYTES_MAX, too_large};
 use crate::error::ClientError;
 use crate::metadata::Changed;
 use crate::read::span::spans;
@@ -26,7 +27,7 @@ impl FsFile {
     ) -> Result<Changed, ClientError> {
         self.behind.drain().await;
         let _alone = self.gate.write().await;
-        let deadline = Instant::now() + self.shared.timeout;
+        let deadline = Instant::now() + self.shared.timeout();
         match set.size {
             Some(size) if size > FILE_BYTES_MAX => return Err(too_large()),
             // Only a file that grows has something to be zeroed.
@@ -41,7 +42,7 @@ impl FsFile {
         match (self.commit_exclusive().await, set.size) {
             // Only what stays must have room.
             (Err(error), Some(size)) if error.errno() == Errno::DQUOT.raw_os_error() => {
-                if let Some(layout) = self.state.lock().layout.as_mut() {
+                if let Some(layout) = self.state.lock().layout_mut() {
                     layout.give_up_beyond(size, self.block_size());
                 }
                 self.note();
@@ -55,9 +56,9 @@ impl FsFile {
         Failpoint::CutAnswered.pass();
         if let (Some(size), Some(attr)) = (set.size, changed.attr_of(self.inode)) {
             let mut state = self.state.lock();
-            let super::State { layout, seen, blocks, .. } = &mut *state;
-            match layout {
-                Some(layout) => {
+            let State { known, seen, .. } = &mut *state;
+            match known {
+                Some(Known { layout, blocks, .. }) => {
                     let before = layout.version();
                     if layout.cut(attr, self.block_size()) {
                         self.shared.pages.advance(self.inode, before, attr.version);
@@ -66,17 +67,16 @@ impl FsFile {
                         *seen = u64::MAX;
                         self.shared.pages.forget(self.inode);
                     }
+                    blocks.retain(|index, _| layout.block(*index).is_some());
                 }
-                // Nothing of it is left.
-                None if size == 0 => {
-                    *layout = Some(Layout::without_blocks(attr));
-                    *seen = self.kept.changes();
+                None => {
+                    // Nothing of it is left.
+                    if size == 0 {
+                        *known = Some(Known { layout: Layout::without_blocks(attr), ..Known::default() });
+                        *seen = self.kept.changes();
+                    }
                     self.shared.pages.forget(self.inode);
                 }
-                None => self.shared.pages.forget(self.inode),
-            }
-            if let Some(layout) = layout {
-                blocks.retain(|index, _| layout.block(*index).is_some());
             }
         }
         // What was read meanwhile is of the layout before.
@@ -108,8 +108,8 @@ impl FsFile {
     /// or writes over it; but the length may be on the master's disk before either is on a worker's. Waits for a worker
     /// no longer than a request to it may take.
     async fn clear_cut_off(&self, index: u32, bytes: &Range<u32>) -> Result<(), ClientError> {
-        let deadline = Instant::now() + self.shared.worker_timeout;
-        if self.use_layout(|layout, _| layout.block(index).is_none()).await? {
+        let deadline = Instant::now() + self.shared.worker_timeout();
+        if self.use_known(|known| known.layout.block(index).is_none()).await? {
             return Ok(());
         }
         while let Err(failure) = self.try_block(index, bytes, &BlockOp::Cut).await {

@@ -3,25 +3,19 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use cavern_conf::{Failpoint, FileUsage, backoff};
 use cavern_proto::data::BlockRef;
 use futures::future::{join, join_all};
 use tokio::time::Instant;
 
-use super::FsFile;
 use super::block::OpenBlock;
 use super::blocks::is_worker_failure;
+use super::file::FsFile;
 use super::layout::{Layout, LocatedBlock};
+use super::state::{Known, State};
 use crate::error::ClientError;
-
-/// How long a worker is asked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum RetryPolicy {
-    /// There are others.
-    OneAttempt,
-    UntilDeadline,
-}
 
 /// What an fsync(2) of a file takes whose bytes alone are to be brought to disks of this host: no question to a worker,
 /// and none to the master, which gets to know of the bytes with what else this session has answered.
@@ -49,7 +43,7 @@ impl LocalSync {
                 content.tell_of_failed_sync(open).await;
             }
             let indexes: Vec<u32> = failed.iter().map(|(index, _)| *index).collect();
-            if let Some(layout) = content.state.lock().layout.as_mut() {
+            if let Some(layout) = content.state.lock().layout_mut() {
                 layout.must_be_synced(&indexes);
             }
             content.sync().await
@@ -71,13 +65,13 @@ impl FsFile {
     /// session holds its directory. Whatever becomes of the session, the master then counts the file as changed.
     pub fn local_sync(self: &Arc<Self>) -> Option<LocalSync> {
         let metadata = &self.shared.metadata;
-        if !self.behind.is_drained() || !self.is_held() || !metadata.holds_place_of(self.inode) {
+        if !self.behind.is_drained() || !self.hold.is_held() || !metadata.holds_place_of(self.inode) {
             return None;
         }
         let mut state = self.state.lock();
-        let super::State { layout, seen, blocks, ends_marked, lost, .. } = &mut *state;
+        let State { known, seen, ends_marked, lost, .. } = &mut *state;
         let is_known = *ends_marked && lost.is_none() && *seen == self.kept.changes();
-        let layout = layout.as_ref().filter(|layout| is_known && layout.is_overwritten())?;
+        let Known { layout, blocks, .. } = known.as_ref().filter(|known| is_known && known.layout.is_overwritten())?;
         let here = |index: u32| {
             let open = blocks.get(&index).filter(|open| open.is_local() && open.is_named.load(Relaxed))?;
             layout.accepts_at(index, open).then(|| (index, open.clone()))
@@ -89,7 +83,7 @@ impl FsFile {
     /// A worker cannot know that what it has in its page cache never got to its disk.
     async fn tell_of_failed_sync(&self, open: &OpenBlock) {
         for replica in &open.replicas {
-            let (pool, wait) = (&self.shared.pool, self.shared.worker_timeout);
+            let (pool, wait) = (&self.shared.pool, self.shared.worker_timeout());
             let told = pool.sync_failed(replica.worker, vec![open.name.clone()], wait).await;
             if let Err(error) = told {
                 let (inode, worker) = (self.inode, replica.worker);
@@ -101,18 +95,18 @@ impl FsFile {
     /// Returns when everything that was written before, by whomever, is on the disks of its workers, and known to the
     /// master. Those who ask while a sync is under way share the next one. Each is bounded by `client.read_timeout`.
     pub async fn sync(&self) -> Result<(), ClientError> {
-        self.syncs.join_round(self.sync_all()).await
+        self.turns.syncs.join_round(self.sync_all()).await
     }
 
     async fn sync_all(&self) -> Result<(), ClientError> {
         self.behind.drain_checked().await?;
-        let deadline = Instant::now() + self.shared.timeout;
-        let blocks = self.use_layout(|layout, _| layout.begin_sync()).await?;
+        let deadline = Instant::now() + self.shared.timeout();
+        let blocks = self.use_known(|known| known.layout.begin_sync()).await?;
         Failpoint::SyncBegun.pass();
         // The disks of the workers and of the master work at the same time.
         let (committed, synced) = join(self.commit_synced(&blocks), self.sync_blocks(&blocks, deadline)).await;
         if let Err(error) = synced {
-            if let Some(layout) = self.state.lock().layout.as_mut() {
+            if let Some(layout) = self.state.lock().layout_mut() {
                 layout.sync_failed(&blocks);
             }
             return Err(error);
@@ -120,12 +114,12 @@ impl FsFile {
         Failpoint::SyncedAtWorkers.pass();
         committed?;
         let has_urgent = |layout: &Layout| blocks.iter().any(|index| layout.is_urgent(*index));
-        let gave_up = self.state.lock().layout.as_ref().is_some_and(has_urgent);
+        let gave_up = self.state.lock().layout().is_some_and(has_urgent);
         if gave_up {
             self.commit().await?;
             self.shared.metadata.settle(self.inode).await?;
         }
-        if let Some(layout) = self.state.lock().layout.as_mut() {
+        if let Some(layout) = self.state.lock().layout_mut() {
             layout.synced();
         }
         self.note();
@@ -136,7 +130,7 @@ impl FsFile {
     /// log then, too: the names that lead to the file are.
     async fn commit_synced(&self, blocks: &[u32]) -> Result<(), ClientError> {
         if blocks.is_empty() || self.is_committed() { self.commit().await } else { self.commit_and_hold().await }?;
-        let is_marked = self.is_held() && self.state.lock().ends_marked;
+        let is_marked = self.hold.is_held() && self.state.lock().ends_marked;
         match is_marked {
             true => self.shared.metadata.settle_names(self.inode).await,
             false => self.shared.metadata.settle(self.inode).await,
@@ -149,13 +143,11 @@ impl FsFile {
         }
         // What has been dropped by now the bucket has.
         self.pin_blocks().await?;
-        self.use_layout(|_, _| ()).await?;
-        let mut at_workers: HashMap<u64, Vec<BlockRef>> = HashMap::new();
-        let known: Vec<_> = {
-            let state = self.state.lock();
-            let layout = state.layout.as_ref();
-            blocks.iter().filter_map(|index| Some((*index, layout?.block(*index)?.clone()))).collect()
+        let located = |known: &mut Known| -> Vec<(u32, LocatedBlock)> {
+            blocks.iter().filter_map(|index| Some((*index, known.layout.block(*index)?.clone()))).collect()
         };
+        let known = self.use_known(located).await?;
+        let mut at_workers: HashMap<u64, Vec<BlockRef>> = HashMap::new();
         for (index, known) in &known {
             for worker in &known.workers {
                 at_workers.entry(*worker).or_default().push(self.name_of(*index, known.generation));
@@ -163,8 +155,8 @@ impl FsFile {
         }
         let is_alone = |worker: &u64| known.iter().any(|(_, known)| known.workers == [*worker]);
         let syncs = at_workers.into_iter().map(|(worker, names)| {
-            let patience = if is_alone(&worker) { RetryPolicy::UntilDeadline } else { RetryPolicy::OneAttempt };
-            async move { (worker, self.sync_at(worker, names, patience, deadline).await) }
+            let wait = self.sync_wait(is_alone(&worker));
+            async move { (worker, self.sync_at(worker, names, wait).await) }
         });
         let failed: HashMap<u64, ClientError> =
             join_all(syncs).await.into_iter().filter_map(|(worker, result)| Some((worker, result.err()?))).collect();
@@ -181,7 +173,8 @@ impl FsFile {
                 self.give_up_replicas(index, known.generation, &lost);
                 continue;
             }
-            // All of them, or the only one, which has been waited for: one that comes back will do.
+            // All of them, or the only one: one that comes back will do, since what it has in its page cache survives
+            // its death.
             self.sync_any(index, &known, error.clone(), deadline).await?;
         }
         Ok(())
@@ -190,8 +183,8 @@ impl FsFile {
     /// All workers of a block have synced it.
     fn note_named(&self, index: u32, known: &LocatedBlock) {
         let state = self.state.lock();
-        let open = state.blocks.get(&index).filter(|open| known.is_at(open.generation, &open.replicas));
-        if let Some(open) = open {
+        let open = state.known.as_ref().and_then(|state| state.blocks.get(&index));
+        if let Some(open) = open.filter(|open| known.is_at(open.generation, &open.replicas)) {
             open.is_named.store(true, Relaxed);
         }
     }
@@ -209,10 +202,10 @@ impl FsFile {
             if !failure.is_transient_at_worker() || !backoff::BLOCK.begin().wait_before(deadline).await {
                 return Err(failure);
             }
+            let wait = self.sync_wait(known.workers.len() == 1);
             let names = || vec![self.name_of(index, known.generation)];
-            let syncs = known.workers.iter().map(|worker| async {
-                (*worker, self.sync_at(*worker, names(), RetryPolicy::OneAttempt, deadline).await)
-            });
+            let syncs =
+                known.workers.iter().map(|worker| async { (*worker, self.sync_at(*worker, names(), wait).await) });
             let (done, lost): (Vec<_>, Vec<_>) =
                 join_all(syncs).await.into_iter().partition(|(_, synced)| synced.is_ok());
             if !done.is_empty() {
@@ -228,30 +221,13 @@ impl FsFile {
         }
     }
 
-    /// Syncs blocks at one worker. What it has in its page cache survives its death, so the only one is worth waiting
-    /// for.
-    async fn sync_at(
-        &self,
-        worker: u64,
-        names: Vec<BlockRef>,
-        patience: RetryPolicy,
-        deadline: Instant,
-    ) -> Result<(), ClientError> {
-        let (first, wait) = (
-            names.first().map_or(0, |name| name.index),
-            match patience {
-                RetryPolicy::OneAttempt => self.shared.worker_timeout,
-                RetryPolicy::UntilDeadline => self.shared.timeout,
-            },
-        );
-        loop {
-            let synced = self.asking(worker, self.shared.pool.sync(worker, names.clone(), wait)).await;
-            let Err(error) = synced else { return Ok(()) };
-            let error = self.unavailable_if_lost(first, error);
-            let may_go_better = patience == RetryPolicy::UntilDeadline && error.is_transient_at_worker();
-            if !may_go_better || !backoff::BLOCK.begin().wait_before(deadline).await {
-                return Err(error);
-            }
-        }
+    /// How long a worker is asked: the only one of a block is worth waiting for.
+    fn sync_wait(&self, is_alone: bool) -> Duration {
+        if is_alone { self.shared.timeout() } else { self.shared.worker_timeout() }
+    }
+
+    /// Syncs blocks at one worker.
+    async fn sync_at(&self, worker: u64, names: Vec<BlockRef>, wait: Duration) -> Result<(), ClientError> {
+        self.asking(worker, self.shared.pool.sync(worker, names, wait)).await
     }
 }

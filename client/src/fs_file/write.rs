@@ -13,13 +13,17 @@ use futures::future::join_all;
 use rustix::io::Errno;
 use tokio::time::Instant;
 
-use super::block::{OpenBlock, Replica};
-use super::layout::Layout;
-use super::{FILE_BYTES_MAX, FsFile};
+use super::block::{OpenBlock, Replica, reservation};
+use super::file::FsFile;
+use super::piece_log::PieceLog;
+use super::state::Known;
+use super::write_behind::{WRITE_BYTES, WriteBehindOutcome};
 use crate::error::ClientError;
 use crate::read::fetch::wire_range;
 use crate::read::span::{Span, spans};
 
+/// As much as ext4 has it.
+pub(super) const FILE_BYTES_MAX: u64 = 1 << 44;
 /// Bytes that are written to a descriptor by whoever has them; more are given to a thread that may block.
 const WRITE_HERE_MAX: usize = 128 << 10;
 /// A file is committed when it has become longer by so many blocks.
@@ -66,16 +70,17 @@ impl FsFile {
         }
         let _writing = self.gate.try_read().ok()?;
         let end = end_of(offset, bytes.len()).ok()?;
-        let parts = self.with_layout(|layout, blocks| {
+        let parts = self.with_known(|known| {
             // What lies between the end and the offset may have to be zeroed; and blocks that the master may know are
             // held first.
-            if offset > layout.size() || self.is_exposed(layout) {
+            if offset > known.layout.size() || self.hold.exposes(&known.layout) {
                 return None;
             }
             let first = spans(offset..end, self.block_size(), u64::MAX).next();
-            if let Some(first) = first.filter(|first| !blocks.contains_key(&first.index)) {
-                self.use_granted(layout, blocks, first.index, &first.bytes);
+            if let Some(first) = first.filter(|first| !known.blocks.contains_key(&first.index)) {
+                self.use_granted(known, first.index, &first.bytes);
             }
+            let Known { layout, blocks, .. } = known;
             let part = |span: Span| {
                 let open = blocks.get(&span.index).filter(|open| open.is_local() && open.has_room(&span.bytes))?;
                 layout.accepts_at(span.index, open).then(|| (span, open.clone()))
@@ -86,17 +91,17 @@ impl FsFile {
         let mut rest = bytes;
         for (span, open) in &parts {
             let (part, after) = rest.split_at(span.length());
-            for file in open.replicas.iter().filter_map(|replica| replica.file.as_ref()) {
+            for file in open.files() {
                 file.write_all_at(part, u64::from(span.bytes.start)).ok()?;
             }
-            self.streamed(open, part.len());
+            open.streamed.wrote(part.len(), open.files(), &self.shared.runtime);
             rest = after;
         }
         Failpoint::WritePlaced.pass();
         self.reader.invalidate();
         let now = host::wall_ns();
         // What has changed meanwhile may want the bytes elsewhere, too.
-        let written = self.with_layout(|layout, _| {
+        let written = self.with_known(|Known { layout, .. }| {
             let is_all = parts.iter().all(|(span, open)| layout.accepts_at(span.index, open));
             is_all.then(|| parts.iter().for_each(|(span, _)| layout.wrote(span.index, end, now)))
         })?;
@@ -111,10 +116,72 @@ impl FsFile {
         self.run_op(FileOp::Write(offset, bytes)).await
     }
 
+    /// Takes bytes to be written behind, without waiting, for event loops: to one block, over the network, where room
+    /// has been reserved. When `write_now` does not do.
+    pub fn write_behind(self: &Arc<Self>, offset: u64, bytes: &[u8]) -> WriteBehindOutcome {
+        if bytes.len() > WRITE_BYTES {
+            return WriteBehindOutcome::Refused;
+        }
+        let Ok(_writing) = self.gate.try_read() else { return WriteBehindOutcome::Refused };
+        let Ok(end) = end_of(offset, bytes.len()) else { return WriteBehindOutcome::Refused };
+        let mut parts = spans(offset..end, self.block_size(), u64::MAX);
+        let (Some(span), None) = (parts.next(), parts.next()) else { return WriteBehindOutcome::Refused };
+        let is_fit = self.with_known(|Known { layout, blocks, .. }| {
+            // What lies between the end and the offset may have to be zeroed.
+            let size = self.end_in(layout);
+            let has_room = blocks.get(&span.index).is_some_and(|open| {
+                open.has_room(&span.bytes) && !open.is_local() && layout.accepts_at(span.index, open)
+            });
+            // Blocks that the master may know are held first.
+            offset <= size && has_room && !self.hold.exposes(layout)
+        });
+        if is_fit != Some(true) {
+            return WriteBehindOutcome::Refused;
+        }
+        let (inode, count) = (self.inode, &self.shared.pieces);
+        let log = self.shared.metadata.journal().map(|journal| PieceLog { journal, inode, count });
+        let (offer, begins) = self.behind.offer(&self.shared.behind, span.index, offset, bytes, log);
+        if begins {
+            let content = Arc::clone(self);
+            self.shared.runtime.spawn(async move { content.send_behind().await });
+        }
+        offer
+    }
+
+    /// Writes all of `bytes` at `offset`, behind if they can be taken.
+    ///
+    /// # Errors
+    /// Those of [`Self::write`].
+    pub async fn write_soon(self: &Arc<Self>, offset: u64, bytes: Bytes) -> Result<(), ClientError> {
+        loop {
+            match self.write_behind(offset, &bytes) {
+                WriteBehindOutcome::Taken => return Ok(()),
+                WriteBehindOutcome::Full => self.behind.moved_on().await,
+                WriteBehindOutcome::Refused => return self.write(offset, bytes).await,
+            }
+        }
+    }
+
+    async fn send_behind(&self) {
+        while let Some((offset, bytes, noted)) = self.behind.next() {
+            let length = bytes.len();
+            if let Err(error) = self.run_op(FileOp::Write(offset, bytes)).await {
+                tracing::debug!(inode = self.inode, offset, length, "what was written behind fails: {error}");
+                self.behind.failed(error);
+            }
+            // Before anything that is written later: what is in the journal would come after that.
+            if let Some(noted) = noted {
+                noted.forget();
+            }
+            self.shared.stats.written_behind.inc();
+            self.shared.stats.written_behind_bytes.inc_by(length as u64);
+        }
+    }
+
     /// Bounded by `client.read_timeout`. Done once more when it meets with blocks that are at lost workers only, but in
     /// the bucket as well. No cut by this client runs meanwhile.
     pub(super) async fn run_op(&self, op: FileOp) -> Result<(), ClientError> {
-        let deadline = Instant::now() + self.shared.timeout;
+        let deadline = Instant::now() + self.shared.timeout();
         self.prepare_to_write(deadline).await?;
         loop {
             let done = {
@@ -135,7 +202,7 @@ impl FsFile {
                 let size = self.written_size().await?;
                 self.zero_behind_end(range.end, deadline).await?;
                 self.zero_range(range.start..range.end.min(size), deadline).await?;
-                self.use_layout(|layout, _| layout.grew(range.end, host::wall_ns())).await?;
+                self.use_known(|known| known.layout.grew(range.end, host::wall_ns())).await?;
                 self.note();
                 self.commit_growth().await
             }
@@ -163,7 +230,7 @@ impl FsFile {
     /// The master may refuse that the file grows (a quota): a caller that writes much gets the error now, not at the
     /// end.
     async fn commit_growth(&self) -> Result<(), ClientError> {
-        if self.use_layout(|layout, _| layout.growth()).await? >= UNCOMMITTED_BLOCKS * self.block_size() {
+        if self.use_known(|known| known.layout.growth()).await? >= UNCOMMITTED_BLOCKS * self.block_size() {
             self.commit_written().await?;
         }
         Ok(())
@@ -199,10 +266,10 @@ impl FsFile {
                 self.wait_after(span.index, failure, deadline).await?;
             }
             // The room is to be committed.
-            self.use_layout(|layout, _| layout.wrote(span.index, 0, host::wall_ns())).await?;
+            self.use_known(|known| known.layout.wrote(span.index, 0, host::wall_ns())).await?;
         }
         if grow && range.end > self.written_size().await? {
-            self.use_layout(|layout, _| layout.grew(range.end, host::wall_ns())).await?;
+            self.use_known(|known| known.layout.grew(range.end, host::wall_ns())).await?;
         }
         self.note();
         Ok(())
@@ -222,11 +289,11 @@ impl FsFile {
 
     async fn zero_range(&self, range: Range<u64>, deadline: Instant) -> Result<(), ClientError> {
         for span in spans(range, self.block_size(), u64::MAX) {
-            let is_zero = |layout: &mut super::Layout, _: &mut _| {
+            let is_zero = |Known { layout, .. }: &mut Known| {
                 let bytes = layout.origin_bytes(span.index, self.block_size());
                 layout.block(span.index).is_none() && bytes <= span.bytes.start
             };
-            if self.use_layout(is_zero).await? {
+            if self.use_known(is_zero).await? {
                 continue;
             }
             self.apply_to_block(span.index, &span.bytes, BlockOp::Zero, 0, deadline).await?;
@@ -274,7 +341,7 @@ impl FsFile {
             return self.refresh_after_move(failure, deadline).await;
         }
         let failure = self.unavailable_if_lost(index, failure);
-        if matches!(failure, ClientError::BlockHeld { .. }) && Instant::now() + self.shared.timeout / 2 >= deadline {
+        if matches!(failure, ClientError::BlockHeld { .. }) && Instant::now() + self.shared.timeout() / 2 >= deadline {
             self.give_up_copy(index).await;
         }
         let no_space = failure.errno() == Errno::NOSPC.raw_os_error();
@@ -285,7 +352,7 @@ impl FsFile {
 
     /// A write does not fail for a copy that takes long: the copy is given up, and made again later.
     async fn give_up_copy(&self, index: u32) {
-        match self.use_layout(|layout, _| layout.give_up_copy(index)).await {
+        match self.use_known(|known| known.layout.give_up_copy(index)).await {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => return tracing::debug!(inode = self.inode, index, "the block stays held: {error}"),
@@ -307,14 +374,14 @@ impl FsFile {
         end: u64,
     ) -> Result<WriteOutcome, ClientError> {
         loop {
-            let look = |layout: &mut Layout, _: &mut _| {
+            let look = |Known { layout, .. }: &mut Known| {
                 if layout.accepts(index, generation, workers) {
                     layout.wrote(index, end, host::wall_ns());
                     return Some(WriteOutcome::Recorded);
                 }
                 (!layout.is_urgent(index)).then_some(WriteOutcome::ReplicasChanged)
             };
-            match self.use_layout(look).await? {
+            match self.use_known(look).await? {
                 Some(taken) => {
                     self.note();
                     return Ok(taken);
@@ -341,7 +408,7 @@ impl FsFile {
         let open = self.block_to_write(index, at, written.as_ref()).await?;
         let results = join_all(open.replicas.iter().map(|replica| self.apply_to_replica(&open, replica, at, op))).await;
         if let BlockOp::Write(bytes) = op {
-            self.streamed(&open, bytes.len());
+            open.streamed.wrote(bytes.len(), open.files(), &self.shared.runtime);
         }
         let (mut written, mut failed, mut failure) = (Vec::new(), Vec::new(), None);
         for (replica, result) in open.replicas.iter().zip(results) {
@@ -369,7 +436,7 @@ impl FsFile {
         at: &Range<u32>,
         op: &BlockOp,
     ) -> Result<(), ClientError> {
-        let wait = self.shared.worker_timeout;
+        let wait = self.shared.worker_timeout();
         let payload = match (op, &replica.file) {
             // Into the page cache: less than handing it to another thread costs.
             (BlockOp::Write(bytes), Some(file)) if bytes.len() <= WRITE_HERE_MAX => {
@@ -383,8 +450,7 @@ impl FsFile {
             (BlockOp::Write(bytes), None) => bytes.clone(),
             (BlockOp::Zero | BlockOp::Cut, _) => Bytes::new(),
             (BlockOp::Allocate, _) => {
-                let (block, ranges) = (Some(open.name.clone()), vec![wire_range(at)]);
-                let request = ReserveRequest { block, ranges, allocate: true, ..ReserveRequest::default() };
+                let request = ReserveRequest { allocate: true, ..reservation(&open.name, at) };
                 let reserving = self.shared.pool.reserve(replica.worker, request, wait);
                 let reserved = self.asking(replica.worker, reserving).await?;
                 open.reported.set(reserved.allocated);

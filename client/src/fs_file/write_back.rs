@@ -7,8 +7,7 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::FsFile;
-use super::block::OpenBlock;
+use tokio::runtime::Handle;
 
 /// Shorter writes are no stream: the next one may be to the same place.
 const STREAMED_MIN: usize = 64 << 10;
@@ -28,17 +27,14 @@ impl Streamed {
         let streamed = self.0.fetch_add(bytes as u64, Relaxed) + bytes as u64;
         streamed >= AT_ONCE && self.0.compare_exchange(streamed, 0, Relaxed, Relaxed).is_ok()
     }
-}
 
-impl FsFile {
-    /// So many bytes were written in one piece to the files that a block has on this host. Waits for nothing.
-    pub(super) fn streamed(&self, open: &OpenBlock, bytes: usize) {
-        if !open.streamed.add(bytes) {
-            return;
+    /// So many bytes were written in one piece to the files that the block has on this host. Waits for nothing.
+    pub(super) fn wrote<'a>(&self, bytes: usize, files: impl Iterator<Item = &'a Arc<File>>, runtime: &Handle) {
+        if self.add(bytes) {
+            let files: Vec<_> = files.cloned().collect();
+            // The disk's queue may be full.
+            drop(runtime.spawn_blocking(move || files.iter().for_each(begin_write_back)));
         }
-        let files: Vec<_> = open.replicas.iter().filter_map(|replica| replica.file.clone()).collect();
-        // The disk's queue may be full.
-        drop(self.shared.runtime.spawn_blocking(move || files.iter().for_each(begin_write_back)));
     }
 }
 

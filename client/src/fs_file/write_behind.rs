@@ -10,24 +10,19 @@
 //! Whoever reads, syncs, commits or cuts waits for what is behind, before it takes the file's gate; `unsettled` counts
 //! it.
 
-use std::sync::Arc;
-
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::FsFile;
-use super::recovery::NotedPiece;
-use super::write::{FileOp, end_of};
+use super::piece_log::{NotedPiece, PieceLog};
 use crate::error::ClientError;
 use crate::memory::{Charge, MemoryShare};
-use crate::read::span::spans;
 
 /// Bytes of a piece at most.
 const PIECE_BYTES: usize = 4 << 20;
 /// Bytes of a write that is taken at most. Larger ones fill a request by themselves, and would only be copied once
 /// more.
-const WRITE_BYTES: usize = 128 << 10;
+pub(super) const WRITE_BYTES: usize = 128 << 10;
 
 /// What a file has behind.
 #[derive(Default)]
@@ -43,6 +38,8 @@ struct Queue {
     under_way: Option<u64>,
     gathered: Option<Piece>,
     failure: Option<ClientError>,
+    /// So many handles through which a kernel reads the file by itself: they see what is at its workers.
+    kernel_reads: u32,
 }
 
 /// Bytes of one block of the file.
@@ -56,7 +53,7 @@ struct Piece {
 }
 
 /// What is sent next: where it goes, and what the journal has of it until it is there.
-type NextPiece = (u64, Bytes, Option<NotedPiece>);
+pub(super) type NextPiece = (u64, Bytes, Option<NotedPiece>);
 
 impl Piece {
     fn end(&self) -> u64 {
@@ -70,7 +67,7 @@ impl Piece {
         block: u32,
         offset: u64,
         bytes: &[u8],
-        file: Option<&FsFile>,
+        log: Option<PieceLog<'_>>,
     ) -> WriteBehindOutcome {
         let at = offset.checked_sub(self.offset).and_then(|at| usize::try_from(at).ok());
         let Some(at) = at.filter(|at| *at <= self.bytes.len() && *at + bytes.len() <= PIECE_BYTES) else {
@@ -82,7 +79,9 @@ impl Piece {
         if !self.pay_for(memory, at + bytes.len()) {
             return WriteBehindOutcome::Refused;
         }
-        if file.is_some_and(|file| file.note_more(&mut self.noted, at as u64, bytes).is_err()) {
+        if let (Some(log), Some(noted)) = (log, &mut self.noted)
+            && log.extend(noted, at as u64, bytes).is_err()
+        {
             return WriteBehindOutcome::Refused;
         }
         let within = (self.bytes.len() - at).min(bytes.len());
@@ -143,6 +142,11 @@ impl WriteBehind {
         self.queue.lock().failure.take().map_or(Ok(()), Err)
     }
 
+    /// Waits until more can be taken, perhaps.
+    pub(super) async fn moved_on(&self) {
+        self.wait(|behind| behind.queue.lock().gathered.is_none()).await;
+    }
+
     async fn wait(&self, until: impl Fn(&Self) -> bool) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -154,25 +158,33 @@ impl WriteBehind {
         }
     }
 
-    /// Takes bytes in; the last answer says whether they want somebody to send them. The journal of the file has them
-    /// then.
-    fn offer(
+    /// A kernel begins to read the file by itself: nothing is taken until that ends.
+    pub(super) fn kernel_reads_begin(&self) {
+        self.queue.lock().kernel_reads += 1;
+    }
+
+    pub(super) fn kernel_reads_end(&self) {
+        self.queue.lock().kernel_reads -= 1;
+    }
+
+    /// Takes bytes in; the last answer says whether they want somebody to send them. The journal, if there is one, has
+    /// them then.
+    pub(super) fn offer(
         &self,
         memory: &MemoryShare,
         block: u32,
         offset: u64,
         bytes: &[u8],
-        file: Option<&FsFile>,
+        log: Option<PieceLog<'_>>,
     ) -> (WriteBehindOutcome, bool) {
         let mut queue = self.queue.lock();
-        // A kernel that reads the block on this host by itself sees what is there.
-        if queue.failure.is_some() || file.is_some_and(FsFile::is_read_by_kernel) {
+        if queue.failure.is_some() || queue.kernel_reads > 0 {
             return (WriteBehindOutcome::Refused, false);
         }
         let outcome = match &mut queue.gathered {
-            Some(piece) => piece.take(memory, block, offset, bytes, file),
+            Some(piece) => piece.take(memory, block, offset, bytes, log),
             none => {
-                let noted = file.map_or(Ok(None), |file| file.note_piece(offset, bytes));
+                let noted = log.map(|log| log.begin(offset, bytes)).transpose();
                 *none = noted.ok().zip(memory.try_charge(bytes.len() as u64)).map(|(noted, memory)| Piece {
                     block,
                     offset,
@@ -191,7 +203,7 @@ impl WriteBehind {
     }
 
     /// The next piece to be sent; `None` ends the sending.
-    fn next(&self) -> Option<NextPiece> {
+    pub(super) fn next(&self) -> Option<NextPiece> {
         let mut queue = self.queue.lock();
         let piece = queue.gathered.take();
         queue.under_way = piece.as_ref().map(Piece::end);
@@ -200,75 +212,15 @@ impl WriteBehind {
         piece.map(|piece| (piece.offset, piece.memory.hold(piece.bytes), piece.noted))
     }
 
-    fn failed(&self, error: ClientError) {
+    pub(super) fn failed(&self, error: ClientError) {
         self.queue.lock().failure.get_or_insert(error);
-    }
-}
-
-impl FsFile {
-    /// Takes bytes to be written behind, without waiting, for event loops: to one block, over the network, where room
-    /// has been reserved. When `write_now` does not do.
-    pub fn write_behind(self: &Arc<Self>, offset: u64, bytes: &[u8]) -> WriteBehindOutcome {
-        if bytes.len() > WRITE_BYTES {
-            return WriteBehindOutcome::Refused;
-        }
-        let Ok(_writing) = self.gate.try_read() else { return WriteBehindOutcome::Refused };
-        let Ok(end) = end_of(offset, bytes.len()) else { return WriteBehindOutcome::Refused };
-        let mut parts = spans(offset..end, self.block_size(), u64::MAX);
-        let (Some(span), None) = (parts.next(), parts.next()) else { return WriteBehindOutcome::Refused };
-        let is_fit = self.with_layout(|layout, blocks| {
-            // What lies between the end and the offset may have to be zeroed.
-            let size = self.end_in(layout);
-            let has_room = blocks.get(&span.index).is_some_and(|open| {
-                open.has_room(&span.bytes) && !open.is_local() && layout.accepts_at(span.index, open)
-            });
-            // Blocks that the master may know are held first.
-            offset <= size && has_room && !self.is_exposed(layout)
-        });
-        if is_fit != Some(true) {
-            return WriteBehindOutcome::Refused;
-        }
-        let (offer, begins) = self.behind.offer(&self.shared.behind, span.index, offset, bytes, Some(self));
-        if begins {
-            let content = Arc::clone(self);
-            self.shared.runtime.spawn(async move { content.send_behind().await });
-        }
-        offer
-    }
-
-    /// Writes all of `bytes` at `offset`, behind if they can be taken.
-    ///
-    /// # Errors
-    /// Those of [`Self::write`].
-    pub async fn write_soon(self: &Arc<Self>, offset: u64, bytes: Bytes) -> Result<(), ClientError> {
-        loop {
-            match self.write_behind(offset, &bytes) {
-                WriteBehindOutcome::Taken => return Ok(()),
-                WriteBehindOutcome::Full => self.behind.wait(|behind| behind.queue.lock().gathered.is_none()).await,
-                WriteBehindOutcome::Refused => return self.write(offset, bytes).await,
-            }
-        }
-    }
-
-    async fn send_behind(&self) {
-        while let Some((offset, bytes, noted)) = self.behind.next() {
-            let length = bytes.len();
-            if let Err(error) = self.run_op(FileOp::Write(offset, bytes)).await {
-                tracing::debug!(inode = self.inode, offset, length, "what was written behind fails: {error}");
-                self.behind.failed(error);
-            }
-            // Before anything that is written later: what is in the journal would come after that.
-            if let Some(noted) = noted {
-                noted.forget();
-            }
-            self.shared.stats.written_behind.inc();
-            self.shared.stats.written_behind_bytes.inc_by(length as u64);
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::memory::MemoryBudget;
     use crate::stats::Stats;
@@ -355,6 +307,15 @@ mod tests {
         let (offset, bytes, _) = behind.next().unwrap();
         assert_eq!((offset, bytes), (4, Bytes::from_static(b"gh")));
         assert!(behind.next().is_none() && behind.is_empty() && !behind.is_drained());
+    }
+
+    #[test]
+    fn nothing_is_taken_while_a_kernel_reads_the_file_by_itself() {
+        let (behind, (_stats, memory)) = (WriteBehind::default(), memory(8 << 10));
+        behind.kernel_reads_begin();
+        assert_eq!(behind.offer(&memory, 0, 0, b"ab", None), (WriteBehindOutcome::Refused, false));
+        behind.kernel_reads_end();
+        assert_eq!(behind.offer(&memory, 0, 0, b"ab", None), (WriteBehindOutcome::Taken, true));
     }
 
     #[tokio::test]

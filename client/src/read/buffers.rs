@@ -81,8 +81,7 @@ struct State {
 struct Piece {
     block: BufferKey,
     chunks: Range<u32>,
-    /// Bytes of the memory budget.
-    cost: u64,
+    bytes: Bytes,
     since: Instant,
     /// Others than who fetched it waited for it when it came.
     awaited: bool,
@@ -90,14 +89,7 @@ struct Piece {
 
 #[derive(Debug)]
 enum Slot {
-    Present {
-        bytes: Bytes,
-        unused_readahead: bool,
-        piece: u64,
-        /// All bytes of the piece, and where those of this chunk begin in it.
-        whole: Bytes,
-        start: usize,
-    },
+    Present { piece: u64, unused_readahead: bool },
     InFlight(watch::Receiver<Fetch>),
 }
 
@@ -167,8 +159,10 @@ impl Buffers {
         }
         let mut here = Vec::with_capacity(chunks.len());
         for chunk in chunks.clone() {
-            match state.chunks.get_mut(&(block, chunk)) {
-                Some(Slot::Present { bytes, .. }) => here.push(bytes.clone()),
+            match state.chunks.get(&(block, chunk)) {
+                Some(Slot::Present { .. }) => {
+                    here.extend(state.piece(block, chunk).map(|(_, piece)| piece.slice(chunk..chunk + 1)));
+                }
                 Some(Slot::InFlight(done)) => return ChunkLookup::Wait(done.clone()),
                 None => {
                     let missing = (chunk..chunks.end).take_while(|chunk| !state.chunks.contains_key(&(block, *chunk)));
@@ -215,7 +209,7 @@ impl Buffers {
     }
 
     /// The chunks, when all of them are here; for event loops.
-    pub(super) fn peek(&self, block: BufferKey, chunks: Range<u32>, mut take: impl FnMut(u32, &Bytes)) -> bool {
+    pub(super) fn peek(&self, block: BufferKey, chunks: Range<u32>, mut take: impl FnMut(u32, &[u8])) -> bool {
         let mut state = self.state.lock();
         if state.chunks.is_empty() {
             return false;
@@ -225,8 +219,8 @@ impl Buffers {
             return false;
         }
         for chunk in chunks.clone() {
-            if let Some(Slot::Present { bytes, .. }) = state.chunks.get(&(block, chunk)) {
-                take(chunk, bytes);
+            if let Some((_, piece)) = state.piece(block, chunk) {
+                take(chunk, &piece.bytes[piece.place(chunk..chunk + 1)]);
             }
         }
         state.note_use(block, chunks, &self.stats);
@@ -242,7 +236,7 @@ impl Buffers {
             if freed >= bytes {
                 break;
             }
-            freed += piece.cost;
+            freed += (piece.bytes.len() as u64).max(CHARGE_MIN_BYTES);
             going.push(*number);
         }
         going.into_iter().for_each(|number| state.take_out(number, &mut dropped, &self.stats));
@@ -276,26 +270,30 @@ impl State {
     /// What was read ahead has been of use.
     fn note_use(&mut self, block: BufferKey, chunks: Range<u32>, stats: &Stats) {
         for chunk in chunks {
-            if let Some(Slot::Present { bytes, unused_readahead, .. }) = self.chunks.get_mut(&(block, chunk))
+            if let Some(Slot::Present { piece, unused_readahead }) = self.chunks.get_mut(&(block, chunk))
                 && std::mem::take(unused_readahead)
+                && let Some(piece) = self.pieces.get(&*piece)
             {
-                stats.readahead_used_bytes.inc_by(bytes.len() as u64);
+                stats.readahead_used_bytes.inc_by(piece.place(chunk..chunk + 1).len() as u64);
             }
         }
     }
 
-    fn in_one(&self, block: BufferKey, chunks: Range<u32>) -> Option<Bytes> {
-        let slot = |chunk| match self.chunks.get(&(block, chunk))? {
-            Slot::Present { bytes, piece, whole, start, .. } => Some((*piece, whole, *start..*start + bytes.len())),
+    /// The piece that has a chunk, and its number.
+    fn piece(&self, block: BufferKey, chunk: u32) -> Option<(u64, &Piece)> {
+        match self.chunks.get(&(block, chunk))? {
+            Slot::Present { piece, .. } => Some((*piece, self.pieces.get(piece)?)),
             Slot::InFlight(_) => None,
-        };
-        let (piece, whole, first) = slot(chunks.start)?;
-        let mut end = first.end;
-        for chunk in chunks.skip(1) {
-            let (_, _, next) = slot(chunk).filter(|(other, _, _)| *other == piece)?;
-            end = next.end;
         }
-        Some(whole.slice(first.start..end))
+    }
+
+    fn in_one(&self, block: BufferKey, chunks: Range<u32>) -> Option<Bytes> {
+        let (number, piece) = self.piece(block, chunks.start)?;
+        let is_of_it = |chunk| {
+            let slot = self.chunks.get(&(block, chunk));
+            matches!(slot, Some(Slot::Present { piece, .. }) if *piece == number)
+        };
+        chunks.clone().skip(1).all(is_of_it).then(|| piece.slice(chunks))
     }
 
     fn take_out(&mut self, number: u64, dropped: &mut Vec<Bytes>, stats: &Stats) {
@@ -303,18 +301,28 @@ impl State {
         if let Some(numbers) = self.versions.get_mut(&piece.block.version) {
             numbers.remove(&number);
         }
-        for chunk in piece.chunks {
+        for chunk in piece.chunks.clone() {
             let key = (piece.block, chunk);
             if !matches!(self.chunks.get(&key), Some(Slot::Present { piece, .. }) if *piece == number) {
                 continue;
             }
-            if let Some(Slot::Present { bytes, unused_readahead, .. }) = self.chunks.remove(&key) {
-                if unused_readahead {
-                    stats.readahead_wasted_bytes.inc_by(bytes.len() as u64);
-                }
-                dropped.push(bytes);
+            if let Some(Slot::Present { unused_readahead: true, .. }) = self.chunks.remove(&key) {
+                stats.readahead_wasted_bytes.inc_by(piece.place(chunk..chunk + 1).len() as u64);
             }
         }
+        dropped.push(piece.bytes);
+    }
+}
+
+impl Piece {
+    /// Where some of its chunks are in its bytes.
+    fn place(&self, chunks: Range<u32>) -> Range<usize> {
+        let at = |chunk: u32| (((chunk - self.chunks.start) * CHUNK_BYTES) as usize).min(self.bytes.len());
+        at(chunks.start)..at(chunks.end)
+    }
+
+    fn slice(&self, chunks: Range<u32>) -> Bytes {
+        self.bytes.slice(self.place(chunks))
     }
 }
 
@@ -335,20 +343,12 @@ impl FetchClaim {
         state.next_piece += 1;
         // Every slot holds one receiver; whoever waits, another.
         let awaited = self.done.receiver_count() > self.chunks.len();
+        let unused_readahead = self.purpose == Purpose::Readahead;
         for chunk in self.chunks.clone() {
-            let start = ((chunk - self.chunks.start) * CHUNK_BYTES) as usize;
-            let end = (start + CHUNK_BYTES as usize).min(bytes.len());
-            let slot = Slot::Present {
-                bytes: bytes.slice(start.min(end)..end),
-                unused_readahead: self.purpose == Purpose::Readahead,
-                piece: number,
-                whole: bytes.clone(),
-                start: start.min(end),
-            };
-            state.chunks.insert((self.block, chunk), slot);
+            state.chunks.insert((self.block, chunk), Slot::Present { piece: number, unused_readahead });
         }
-        let cost = (bytes.len() as u64).max(CHARGE_MIN_BYTES);
-        let piece = Piece { block: self.block, chunks: self.chunks.clone(), cost, since: Instant::now(), awaited };
+        let (chunks, bytes, since) = (self.chunks.clone(), bytes.clone(), Instant::now());
+        let piece = Piece { block: self.block, chunks, bytes, since, awaited };
         state.pieces.insert(number, piece);
     }
 }

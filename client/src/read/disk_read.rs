@@ -15,9 +15,6 @@ use crate::error::ClientError;
 use crate::memory::Charge;
 use crate::stages::Stage;
 
-/// More than enough for one disk's queue. Beyond that reads go the usual way.
-pub(super) const AT_A_TIME: usize = 32;
-
 /// A read that has its place in the disk's queue, and its memory of the budget.
 pub struct DiskRead {
     file: Arc<OpenFile>,
@@ -32,7 +29,7 @@ impl OpenFile {
     pub fn disk_read(self: &Arc<Self>, offset: u64, length: usize) -> Option<DiskRead> {
         self.local_descriptor()?;
         let core = self.core();
-        let slot = Arc::clone(&core.disk_slots).try_acquire_owned().ok()?;
+        let slot = Arc::clone(&core.background.disk_slots).try_acquire_owned().ok()?;
         let memory = core.memory.try_charge(length as u64)?;
         Some(DiskRead { file: Arc::clone(self), offset, length, slot, memory })
     }
@@ -54,7 +51,7 @@ impl DiskRead {
             // A failed disk: there is another way, which has its own memory.
             None => {
                 drop(memory);
-                core.runtime.block_on(file.read(offset, length))
+                core.background.runtime.block_on(file.read(offset, length))
             }
         }
     }

@@ -12,14 +12,14 @@ use cavern_proto::data::{self, Status};
 use cavern_proto::{CHUNK_BYTES, ChunkMap};
 use tokio::time::Instant;
 
-use super::Core;
-use super::buffers::{FetchClaim, Purpose, TrimPolicy};
-use super::descriptor_cache::Descriptor;
-use super::location::{BlockLocation, ReplicatedBlock};
+use super::buffers::Purpose;
+use super::descriptor::Descriptor;
+use super::location::BlockLocation;
+use super::resources::Core;
 use super::span::bytes_of_chunks;
 use crate::error::ClientError;
 use crate::memory::Charge;
-use crate::stages::{Stage, Stages};
+use crate::stages::Stages;
 
 /// Chunks of one block that somebody needs.
 #[derive(Clone, Debug)]
@@ -97,10 +97,7 @@ impl Core {
                 Ok(charge) => {
                     // Waiting for memory says nothing of the worker.
                     started = Instant::now();
-                    match &want.at {
-                        BlockLocation::Object { .. } => self.try_remote(want, worker, charge, wait).await,
-                        BlockLocation::Replicas(block) => self.try_replica(want, block, worker, charge, wait).await,
-                    }
+                    self.try_remote(want, worker, charge, wait).await
                 }
                 Err(error) => Err(error),
             },
@@ -164,23 +161,21 @@ impl Core {
         let item = only_item(reply.items, worker)?;
         check_status(worker, item.status(), &item.message)?;
         Stages::fetched(item.fetch_us);
-        let refused = |message: &str| {
-            ClientError::Net(NetError::WorkerStatus { worker, status: Status::IoError, message: message.to_owned() })
-        };
-        let file = files.pop().ok_or_else(|| refused("the answer has no descriptor"))?;
+        let file = files.pop().ok_or_else(|| bad_answer(worker, "the answer has no descriptor"))?;
         if item.length != want.at.length() {
-            return Err(refused("the block has another length than the object"));
+            return Err(bad_answer(worker, "the block has another length than the object"));
         }
         let present = ChunkMap::from_bytes(&item.present);
         let descriptor = Arc::new(Descriptor::new(file, worker, item.incarnation, item.length, &present));
         if !descriptor.contains_all(want.chunks.clone()) {
-            return Err(refused("the chunks that were asked for are not present"));
+            return Err(bad_answer(worker, "the chunks that were asked for are not present"));
         }
         self.descriptors.insert(block, descriptor.clone());
         Ok(descriptor)
     }
 
-    /// Reads the chunks, or the parts, over the network and checks each against its checksum.
+    /// Reads the chunks, or the parts, over the network. Those of an object are compared with its checksums; of an
+    /// fs-mode file exactly what is wanted is sent, and has been compared with the checksums of what was sent.
     async fn try_remote(
         &self,
         want: &ChunkRequest,
@@ -188,26 +183,29 @@ impl Core {
         charge: Charge,
         wait: Duration,
     ) -> Result<Piece, ClientError> {
-        let mut range = want.range();
         if want.purpose == Purpose::Read {
             self.stats.remote_reads.inc();
         }
-        let part = want.part.as_ref().map(wire_range);
-        let item = data::read_request::Item { block: Some(want.at.name()), range: Some(range), part };
-        let (reply, payload) = self.pool.read(worker, vec![item], wait).await?;
+        let is_of_object = want.at.is_of_object();
+        let (range, part) = match &want.part {
+            Some(part) if is_of_object => (want.bytes(), Some(wire_range(part))),
+            Some(part) => (part.clone(), None),
+            None => (want.bytes(), None),
+        };
+        let item = data::read_request::Item { block: Some(want.at.name()), range: Some(wire_range(&range)), part };
+        let (reply, payload) = match self.pool.read(worker, vec![item], wait).await {
+            Err(NetError::Corrupt { at, .. }) => {
+                return Err(self.corrupt(want, worker, (range.start + at) / CHUNK_BYTES));
+            }
+            answer => answer?,
+        };
         let item = only_item(reply.items, worker)?;
         check_status(worker, item.status(), &item.message)?;
         Stages::fetched(item.fetch_us);
         let parts = want.parts_of(&item);
-        if let Some(parts) = parts {
-            range = wire_range(parts);
-        }
-        if payload.len() != range.length as usize || parts.is_none() && item.chunk_crcs.len() != want.chunks.len() {
-            return Err(ClientError::Net(NetError::WorkerStatus {
-                worker,
-                status: Status::IoError,
-                message: "the answer has fewer bytes or checksums than chunks were asked for".to_owned(),
-            }));
+        let has_checksums = !is_of_object || parts.is_some() || item.chunk_crcs.len() == want.chunks.len();
+        if payload.len() != parts.unwrap_or(&range).len() || !has_checksums {
+            return Err(bad_answer(worker, "the answer has fewer bytes or checksums than were asked for"));
         }
         let wrong = match parts {
             Some(parts) => {
@@ -215,50 +213,19 @@ impl Core {
                 let wrong = found.position(|(bytes, expected)| crc32c::crc32c(bytes) != *expected);
                 wrong.map(|number| (parts.start + number as u32 * PART_BYTES) / CHUNK_BYTES)
             }
-            None => want.chunks.clone().zip(&item.chunk_crcs).find_map(|(chunk, expected)| {
+            None if is_of_object => want.chunks.clone().zip(&item.chunk_crcs).find_map(|(chunk, expected)| {
                 let bytes = chunk_range(chunk, want.at.length());
-                let bytes = &payload[(bytes.start - range.offset) as usize..(bytes.end - range.offset) as usize];
+                let bytes = &payload[(bytes.start - range.start) as usize..(bytes.end - range.start) as usize];
                 (crc32c::crc32c(bytes) != *expected).then_some(chunk)
             }),
+            None => None,
         };
         if let Some(chunk) = wrong {
             return Err(self.corrupt(want, worker, chunk));
         }
         self.stats.remote_bytes.inc_by(payload.len() as u64);
-        let kind = if parts.is_some() { Piece::Parts } else { Piece::Buffer };
-        Ok(kind(charge.hold(payload)))
-    }
-
-    /// Reads the chunks of a block of an fs-mode file, or exactly what is wanted of them, over the network, where they
-    /// are compared with their checksums.
-    async fn try_replica(
-        &self,
-        want: &ChunkRequest,
-        block: &ReplicatedBlock,
-        worker: u64,
-        charge: Charge,
-        wait: Duration,
-    ) -> Result<Piece, ClientError> {
-        if want.purpose == Purpose::Read {
-            self.stats.remote_reads.inc();
-        }
-        let bytes = want.part.clone().unwrap_or_else(|| want.bytes());
-        let range = Some(wire_range(&bytes));
-        let item = data::read_request::Item { block: Some(block.name.clone()), range, part: None };
-        let (reply, payload) = match self.pool.read(worker, vec![item], wait).await {
-            Err(NetError::Corrupt { at, .. }) => {
-                return Err(self.corrupt(want, worker, (bytes.start + at) / CHUNK_BYTES));
-            }
-            answer => answer?,
-        };
-        let item = only_item(reply.items, worker)?;
-        check_status(worker, item.status(), &item.message)?;
-        if payload.len() != bytes.len() {
-            let message = "the answer has fewer bytes than were asked for".to_owned();
-            return Err(ClientError::Net(NetError::WorkerStatus { worker, status: Status::IoError, message }));
-        }
-        self.stats.remote_bytes.inc_by(payload.len() as u64);
-        let kind = if want.part.is_some() { Piece::Parts } else { Piece::Buffer };
+        let is_part = parts.is_some() || want.part.is_some() && !is_of_object;
+        let kind = if is_part { Piece::Parts } else { Piece::Buffer };
         Ok(kind(charge.hold(payload)))
     }
 
@@ -281,69 +248,6 @@ impl Core {
         self.stats.bucket_bytes.inc_by(payload.len() as u64);
         Ok(charge.hold(payload))
     }
-
-    /// How long a read may wait for its turn to have memory: it is the process that is busy, no worker's deadline
-    /// counts. Less than the whole read may take, so that the failure names its cause.
-    fn memory_wait(&self) -> Duration {
-        self.read_timeout * 9 / 10
-    }
-
-    /// Memory for a buffer. No read may wait here that holds memory already. What waits in buffers makes room for
-    /// reads; read-ahead takes only what is free.
-    pub(super) async fn charge(&self, bytes: u64, purpose: Purpose, wait: Duration) -> Result<Charge, ClientError> {
-        if let Some(charge) = self.memory.try_charge(bytes) {
-            return Ok(charge);
-        }
-        if purpose == Purpose::Readahead {
-            return Err(ClientError::Memory { waited_ms: 0 });
-        }
-        let _turn = Stage::Queue.begin();
-        self.memory.want(bytes).charge(wait).await
-    }
-
-    /// Memory for what is put together from several reads, which wait for theirs while this is held: it comes from a
-    /// part that is set apart, for which no such read waits. Bounded by `client.read_timeout`, too.
-    pub(super) async fn charge_joined(&self, bytes: u64, deadline: Instant) -> Result<Charge, ClientError> {
-        let _turn = Stage::Queue.begin();
-        let wait = deadline.saturating_duration_since(Instant::now()).min(self.read_timeout);
-        self.joining.want(bytes).charge(wait).await
-    }
-
-    /// Puts what was fetched where all who want it find it. While others wait for memory it does not stay longer than
-    /// somebody waits for it; nor does anything else.
-    pub(super) fn keep(&self, claim: FetchClaim, bytes: &Bytes) {
-        claim.fulfil(bytes);
-        self.give_up(TrimPolicy::Awaited);
-    }
-
-    /// Lets go of buffers, should anybody wait for memory.
-    pub(super) fn give_up(&self, spare: TrimPolicy) {
-        let wanted = self.memory.wanted_bytes();
-        if wanted > 0 {
-            self.buffers.make_room(wanted, spare);
-        }
-    }
-
-    /// Has the worker look at chunks that are not what they should be: it drops those of an object that are wrong, and
-    /// fetches them again.
-    pub(super) fn report_corrupt(&self, worker: u64, block: data::BlockRef, chunks: Vec<u32>) {
-        self.stats.corrupt_chunks.inc_by(chunks.len() as u64);
-        let pool = self.pool.clone();
-        let stop = self.stop.clone();
-        self.tasks.spawn_on(
-            async move {
-                tokio::select! {
-                    reported = pool.report_corrupt(worker, block, chunks) => {
-                        if let Err(error) = reported {
-                            tracing::debug!("a corrupt chunk could not be reported: {error}");
-                        }
-                    }
-                    () = stop.cancelled() => {}
-                }
-            },
-            &self.runtime,
-        );
-    }
 }
 
 pub(crate) fn wire_range(bytes: &Range<u32>) -> data::Range {
@@ -351,18 +255,18 @@ pub(crate) fn wire_range(bytes: &Range<u32>) -> data::Range {
 }
 
 pub(crate) fn check_status(worker: u64, status: Status, message: &str) -> Result<(), ClientError> {
-    match status {
-        Status::Ok => Ok(()),
-        status => Err(ClientError::Net(NetError::WorkerStatus { worker, status, message: message.to_owned() })),
-    }
+    if status == Status::Ok { Ok(()) } else { Err(status_error(worker, status, message)) }
 }
 
 pub(crate) fn only_item<T>(items: Vec<T>, worker: u64) -> Result<T, ClientError> {
-    items.into_iter().next().ok_or_else(|| {
-        ClientError::Net(NetError::WorkerStatus {
-            worker,
-            status: Status::BadRequest,
-            message: "the answer is empty".to_owned(),
-        })
-    })
+    items.into_iter().next().ok_or_else(|| status_error(worker, Status::BadRequest, "the answer is empty"))
+}
+
+/// A worker has answered what it cannot mean.
+pub(crate) fn bad_answer(worker: u64, message: &str) -> ClientError {
+    status_error(worker, Status::IoError, message)
+}
+
+pub(crate) fn status_error(worker: u64, status: Status, message: impl Into<String>) -> ClientError {
+    ClientError::Net(NetError::WorkerStatus { worker, status, message: message.into() })
 }

@@ -1,4 +1,5 @@
-//! One open file. Its small reads at random are in `parts`.
+//! One open object: the way to its bytes by descriptors of local blocks, then as all blocks are read. Its small reads
+//! at random are in `parts`.
 
 mod parts;
 
@@ -9,39 +10,44 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use cavern_net::Route;
-use cavern_proto::{BlockId, CHUNK_BYTES};
+use cavern_proto::BlockId;
+use cavern_proto::data::open_request;
 use parking_lot::RwLock;
 use tokio::time::Instant;
 
 use super::buffers::{BufferKey, Purpose};
-use super::descriptor_cache::Descriptor;
+use super::descriptor::Descriptor;
 use super::fetch::{ChunkRequest, wire_range};
-use super::kept_files::KeptFile;
 use super::local_file::PastEnd;
 use super::location::BlockLocation;
-use super::readahead::Pattern;
-use super::reader::{BlockReader, REMOTE_PIECE_BYTES, ReadAttempt, Step, SweepOnDrop, copy_chunk};
+use super::readahead::{Pattern, Readahead};
+use super::reader::{BlockReader, REMOTE_PIECE_BYTES, ReadAttempt, Step, copy_chunk};
+use super::resources::{Core, SweepOnDrop};
 use super::span::{Span, spans};
-use super::{Core, EAGER_BYTES};
 use crate::error::ClientError;
 use crate::metadata::Node;
 use crate::mounts::ObjectVersion;
 use crate::stages::Stage;
 
+/// Files up to this size are made present when they are opened.
+pub(super) const EAGER_BYTES: u64 = 1 << 20;
 /// Part of a block that one read or one fill handles at a time.
 const PIECE_BYTES: u64 = 8 << 20;
 /// Windows from this size on are announced to a remote worker at once, so that its own requests are large.
 const ANNOUNCE_BYTES: u64 = 4 << 20;
 
+/// Bytes that could be had without waiting.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ReadAtHand {
+    /// So many were copied to where they are wanted: fewer than asked only at the end of the file.
+    Copied(usize),
+    /// All of them are in a buffer, and were not copied.
+    Buffered(Bytes),
+}
+
 /// One open file: an immutable version of an object. Reads of one handle run concurrently. Dropping it closes it and
 /// ends its read-ahead.
 pub struct OpenFile {
-    file: File,
-}
-
-type RecentBlock = (u32, Arc<Descriptor>);
-
-struct File {
     core: Arc<Core>,
     node: Arc<Node>,
     /// Bytes.
@@ -50,10 +56,12 @@ struct File {
     object: Option<ObjectVersion>,
     /// The whole of a file of one block: set once, then used without a lock.
     whole: OnceLock<Arc<Descriptor>>,
-    /// The descriptors used last, by block: spares the shared cache, and keeps an evicted block readable.
+    /// The descriptors used last, by block: spares the shared ones, and keeps an evicted block readable.
     recent: RwLock<[Option<RecentBlock>; 2]>,
     reader: BlockReader,
 }
+
+type RecentBlock = (u32, Arc<Descriptor>);
 
 impl OpenFile {
     pub(super) fn new(core: Arc<Core>, node: Arc<Node>) -> Result<Self, ClientError> {
@@ -64,77 +72,84 @@ impl OpenFile {
     /// An object, whatever file it belongs to.
     pub(super) fn of(core: Arc<Core>, node: Arc<Node>, object: Option<ObjectVersion>) -> Self {
         let size = object.as_ref().map_or(0, |object| object.length);
-        let (whole, recent, reader) = (OnceLock::new(), RwLock::default(), BlockReader::new(core.clone()));
-        Self { file: File { core, node, size, object, whole, recent, reader } }
+        let reader = BlockReader::new(core.clone(), Readahead::new(core.limits.readahead_max));
+        Self { core, node, size, object, whole: OnceLock::new(), recent: RwLock::default(), reader }
     }
 
     /// The node it was opened from; stays readable when the inode is gone.
     pub fn node(&self) -> &Arc<Node> {
-        &self.file.node
+        &self.node
+    }
+
+    pub fn inode(&self) -> u64 {
+        self.node.inode
     }
 
     /// Reads without waiting, for event loops: only bytes of a local block in the page cache, or in a buffer. `None`
     /// when that is not possible for the whole range (use `read`); else the bytes read, fewer than asked only at the
     /// end of the file.
     pub fn read_now(&self, offset: u64, buffer: &mut [u8]) -> Option<usize> {
-        let file = &self.file;
-        let range = file.clip(offset, buffer.len());
-        let Some(object) = &file.object else { return Some(0) };
+        let range = self.clip(offset, buffer.len());
+        let Some(object) = &self.object else { return Some(0) };
         let mut rest = &mut buffer[..(range.end - range.start) as usize];
         for span in spans(range.clone(), object.mount.block_size(), u64::MAX) {
             let (part, after) = rest.split_at_mut(span.length());
-            if !file.read_span_now(object, &span, part) {
+            if !self.read_span_now(object, &span, part) {
                 return None;
             }
             rest = after;
         }
-        file.read_ahead_of(object, range.clone());
+        self.read_ahead_of(object, range.clone());
         Some((range.end - range.start) as usize)
     }
 
-    /// Reads without waiting and without a copy: bytes that came in one piece and are in a buffer. `None` also where
-    /// `read_now` may have them.
-    pub fn read_buffered(&self, offset: u64, length: usize) -> Option<Bytes> {
-        let file = &self.file;
-        let range = file.clip(offset, length);
-        let object = file.object.as_ref().filter(|_| !range.is_empty())?;
+    /// As `read_now`; and without a copy bytes that came in one piece and are in a buffer.
+    pub fn read_at_hand(&self, offset: u64, buffer: &mut [u8]) -> Option<ReadAtHand> {
+        match self.read_buffered(offset, buffer.len()) {
+            Some(bytes) => Some(ReadAtHand::Buffered(bytes)),
+            None => self.read_now(offset, buffer).map(ReadAtHand::Copied),
+        }
+    }
+
+    /// `None` also where `read_now` may have them.
+    fn read_buffered(&self, offset: u64, length: usize) -> Option<Bytes> {
+        let range = self.clip(offset, length);
+        let object = self.object.as_ref().filter(|_| !range.is_empty())?;
         let mut parts = spans(range.clone(), object.mount.block_size(), u64::MAX);
         let (Some(span), None) = (parts.next(), parts.next()) else { return None };
-        if file.core.buffers.is_empty() || file.descriptor(object, &span).is_some() {
+        if self.core.buffers.is_empty() || self.descriptor(object, &span).is_some() {
             return None;
         }
-        let chunks = file.core.buffers.in_one(BufferKey::of_object(object, span.index), span.chunks())?;
-        let start = (span.bytes.start % CHUNK_BYTES) as usize;
-        let bytes = chunks.slice(start..start + span.length());
-        file.core.stats.buffer_reads.inc();
-        file.core.stats.buffer_bytes.inc_by(bytes.len() as u64);
-        file.read_ahead_of(object, range);
+        let bytes = self.core.buffers.in_one(BufferKey::of_object(object, span.index), span.chunks())?;
+        let bytes = span.of_chunks(&bytes);
+        self.core.stats.read_by_buffer(bytes.len());
+        self.read_ahead_of(object, range);
         Some(bytes)
     }
 
     /// Reads `length` bytes at `offset`, fewer only at the end of the file. Bounded by `client.read_timeout`. The
     /// bytes stay charged to the memory budget until dropped. `Stale` when the version is gone.
     pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
-        let file = &self.file;
         match self.read_object(offset, length).await {
             Ok(bytes) => Ok(bytes),
-            Err(error) => Err(file.core.failed_read(&file.node, error).await),
+            Err(error) => Err(self.core.failed_read(&self.node, error).await),
         }
     }
 
     /// The same for whoever knows better what a failure means: it is neither counted nor logged, and no name is asked
     /// anew.
     pub(crate) async fn read_object(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
-        let file = &self.file;
-        let range = file.clip(offset, length);
-        let Some(object) = file.object.as_ref().filter(|_| !range.is_empty()) else { return Ok(Bytes::new()) };
-        let pattern = file.read_ahead_of(object, range.clone());
-        let _done = SweepOnDrop(&file.core);
-        file.read_range(object, range, pattern).await
+        let range = self.clip(offset, length);
+        let Some(object) = self.object.as_ref().filter(|_| !range.is_empty()) else { return Ok(Bytes::new()) };
+        let pattern = self.read_ahead_of(object, range.clone());
+        let _done = SweepOnDrop(&self.core);
+        let (pieces, deadline) = ((object.mount.block_size(), PIECE_BYTES), self.core.read_deadline());
+        let read = |span| self.read_span(object, span, pattern, deadline);
+        self.reader.read_range(range, pieces, deadline, read).await
     }
 
     pub(super) fn core(&self) -> &Core {
-        &self.file.core
+        &self.core
     }
 
     /// The descriptor of the whole file, when it is one complete local block.
@@ -143,7 +158,7 @@ impl OpenFile {
     }
 
     fn whole(&self) -> Option<&Arc<Descriptor>> {
-        self.file.whole.get().filter(|whole| whole.is_complete())
+        self.whole.get().filter(|whole| whole.is_complete())
     }
 
     /// What is kept of the file of the one block, when this is one complete local block, all of which is there; for
@@ -153,69 +168,54 @@ impl OpenFile {
         &self,
         make: impl FnOnce(BorrowedFd<'_>) -> Option<T>,
     ) -> Option<Arc<T>> {
-        let file = &self.file;
-        let object = file.object.as_ref().filter(|object| u64::from(object.block_length(0)) == file.size)?;
-        let (block, kept) = (file.block(object, 0), file.core.descriptors.kept());
+        let object = self.object.as_ref().filter(|object| u64::from(object.block_length(0)) == self.size)?;
+        let (block, descriptors) = (block_id(object, 0), &self.core.descriptors);
         // Finds what others have opened.
-        let _found = file.descriptor(object, &Span { index: 0, bytes: 0..object.block_length(0) });
-        if let Some(known) = kept.get(&block) {
+        let _found = self.descriptor(object, &first_block(object));
+        if let Some(known) = descriptors.registered(&block) {
             // Somebody may have cut it off since: then it is read in the ways that notice.
             let is_cut = |whole: &Arc<Descriptor>| whole.incarnation == known.incarnation && !whole.is_whole();
             return if self.whole().is_some_and(is_cut) { None } else { Arc::clone(&known.what).downcast().ok() };
         }
         let whole = self.whole().filter(|whole| whole.is_whole())?;
         let made = Arc::new(make(whole.as_fd())?);
-        kept.insert(block, KeptFile::new(Arc::clone(&made) as _, whole.worker, whole.incarnation));
+        descriptors.register(block, whole, Arc::clone(&made) as _);
         Some(made)
     }
 
     /// Whether a small object, of which nothing is known here, may be one that the worker of this host has.
     pub(crate) fn may_be_local(&self) -> bool {
-        let file = &self.file;
-        let Some(object) = file.object.as_ref().filter(|object| object.length <= EAGER_BYTES) else { return false };
-        let placement = file.core.pool.placement();
-        let owner = placement.candidates(object.content, 0, 1).first();
-        owner.is_some_and(|owner| file.core.pool.known_route(owner) == Route::Local) && !self.is_present()
+        let Some(object) = self.object.as_ref().filter(|object| object.length <= EAGER_BYTES) else { return false };
+        let owner = self.core.pool.placement().candidates(object.content, 0, 1).first();
+        owner.is_some_and(|owner| self.core.pool.known_route(owner) == Route::Local) && !self.is_present()
     }
 
     /// Makes a small file present, and pins its descriptor where it has one.
     pub(crate) async fn make_present(&self) -> Result<(), ClientError> {
-        let file = &self.file;
-        let Some(object) = &file.object else { return Ok(()) };
-        let deadline = file.core.read_deadline();
-        let span = Span { index: 0, bytes: 0..object.block_length(0) };
-        let _done = SweepOnDrop(&file.core);
+        let Some(object) = &self.object else { return Ok(()) };
+        let (span, deadline) = (first_block(object), self.core.read_deadline());
+        let _done = SweepOnDrop(&self.core);
         let mut tries = ReadAttempt::First;
-        loop {
-            if file.descriptor(object, &span).is_some() {
-                return Ok(());
-            }
-            if file.next_step(object, &span, tries, deadline).await?.is_some() {
-                return Ok(());
-            }
+        while self.descriptor(object, &span).is_none()
+            && self.next_step(object, &span, tries, deadline).await?.is_none()
+        {
             tries = ReadAttempt::Further;
         }
+        Ok(())
     }
 
     /// Whether the whole of a small file can be read without asking anybody.
     pub(crate) fn is_present(&self) -> bool {
-        let file = &self.file;
-        let Some(object) = &file.object else { return true };
-        let span = Span { index: 0, bytes: 0..object.block_length(0) };
-        file.descriptor(object, &span).is_some()
-            || file.core.descriptors.kept().contains(&file.block(object, 0))
-            || file.core.buffers.peek(BufferKey::of_object(object, 0), span.chunks(), |_, _| {})
+        let Some(object) = &self.object else { return true };
+        let span = first_block(object);
+        self.descriptor(object, &span).is_some()
+            || self.core.descriptors.is_registered(&block_id(object, 0))
+            || self.core.buffers.peek(BufferKey::of_object(object, 0), span.chunks(), |_, _| {})
     }
-}
 
-impl File {
     fn clip(&self, offset: u64, length: usize) -> Range<u64> {
         let start = offset.min(self.size);
         start..start.saturating_add(length as u64).min(self.size)
-    }
-
-    fn block(&self, object: &ObjectVersion, index: u32) -> BlockId {
-        BlockId { content: object.content, index }
     }
 
     /// A descriptor through which the whole span can be read.
@@ -231,7 +231,7 @@ impl File {
         if let Some(recent) = recent.filter(|recent| recent.contains_all(span.chunks())) {
             return Some(recent);
         }
-        let cached = self.core.descriptors.get(&self.block(object, span.index))?;
+        let cached = self.core.descriptors.get(&block_id(object, span.index))?;
         if !cached.contains_all(span.chunks()) {
             return None;
         }
@@ -258,7 +258,7 @@ impl File {
 
     fn forget(&self, object: &ObjectVersion, index: u32, descriptor: &Arc<Descriptor>) {
         descriptor.give_up();
-        self.core.descriptors.remove(&self.block(object, index), descriptor);
+        self.core.descriptors.remove(&block_id(object, index), descriptor);
         for slot in self.recent.write().iter_mut() {
             if slot.as_ref().is_some_and(|(_, known)| Arc::ptr_eq(known, descriptor)) {
                 *slot = None;
@@ -280,62 +280,42 @@ impl File {
             copy_chunk(span, chunk, length, bytes, buffer);
         });
         if here {
-            stats.buffer_reads.inc();
-            stats.buffer_bytes.inc_by(buffer.len() as u64);
+            stats.read_by_buffer(buffer.len());
         }
         here
-    }
-
-    async fn read_range(
-        &self,
-        object: &ObjectVersion,
-        range: Range<u64>,
-        pattern: Pattern,
-    ) -> Result<Bytes, ClientError> {
-        let deadline = self.core.read_deadline();
-        let mut parts = spans(range.clone(), object.mount.block_size(), PIECE_BYTES).peekable();
-        let Some(first) = parts.next() else { return Ok(Bytes::new()) };
-        if parts.peek().is_none() {
-            return self.read_span(object, &first, pattern, deadline).await;
-        }
-        let length = range.end - range.start;
-        let charge = self.core.charge_joined(length, deadline).await?;
-        let mut whole = Vec::with_capacity(length as usize);
-        for span in std::iter::once(first).chain(parts) {
-            whole.extend_from_slice(&self.read_span(object, &span, pattern, deadline).await?);
-        }
-        Ok(charge.hold(whole))
     }
 
     async fn read_span(
         &self,
         object: &ObjectVersion,
-        span: &Span,
+        span: Span,
         pattern: Pattern,
         deadline: Instant,
     ) -> Result<Bytes, ClientError> {
         let mut tries = ReadAttempt::First;
         loop {
-            if let Some(descriptor) = self.descriptor(object, span) {
-                match self.read_descriptor(&descriptor, span, deadline).await {
+            if let Some(descriptor) = self.descriptor(object, &span) {
+                descriptor.used.touch();
+                let (file, start) = (descriptor.clone(), u64::from(span.bytes.start));
+                let name = || object.key.to_string();
+                match self.reader.read_local(file, start, span.length(), PastEnd::Missing, deadline, name).await {
                     Err(ClientError::Io(error)) => {
                         tracing::warn!(key = %object.key, "a local block cannot be read, trying other ways: {error}");
                         self.forget(object, span.index, &descriptor);
                         // Cut off by somebody, or on a disk that fails: the worker sees for itself.
                         let block = object.block(span.index);
                         self.core.report_corrupt(descriptor.worker, block, span.chunks().collect());
-                        return self.read_past_descriptors(object, span, deadline).await;
+                        return self.read_past_descriptors(object, &span, deadline).await;
                     }
                     result => return result,
                 }
             }
-            let step = match self.parts_to_read(object, span, pattern) {
-                Some(part) => self.read_parts(object, span, part, deadline).await,
-                None => self.next_step(object, span, tries, deadline).await,
+            let step = match self.parts_to_read(object, &span, pattern) {
+                Some(part) => self.read_parts(object, &span, part, deadline).await,
+                None => self.next_step(object, &span, tries, deadline).await,
             };
             if let Some(bytes) = step? {
-                self.core.stats.buffer_reads.inc();
-                self.core.stats.buffer_bytes.inc_by(bytes.len() as u64);
+                self.core.stats.read_by_buffer(bytes.len());
                 return Ok(bytes);
             }
             tries = ReadAttempt::Further;
@@ -351,7 +331,7 @@ impl File {
         tries: ReadAttempt,
         deadline: Instant,
     ) -> Result<Option<Bytes>, ClientError> {
-        match self.core.next_step(&location(object, span.index), span, tries, deadline).await? {
+        match self.core.next_step(&BlockLocation::of_object(object, span.index), span, tries, deadline).await? {
             Step::Bytes(bytes) => Ok(Some(bytes)),
             Step::Descriptor(descriptor) => {
                 self.remember(span.index, &descriptor);
@@ -361,18 +341,6 @@ impl File {
         }
     }
 
-    async fn read_descriptor(
-        &self,
-        descriptor: &Arc<Descriptor>,
-        span: &Span,
-        deadline: Instant,
-    ) -> Result<Bytes, ClientError> {
-        descriptor.touch();
-        let name = || self.object.as_ref().map_or_else(|| self.node.key(), |object| object.key.to_string());
-        let (file, start) = (descriptor.clone(), u64::from(span.bytes.start));
-        self.reader.read_local(file, start, span.length(), PastEnd::Missing, deadline, name).await
-    }
-
     /// From the bucket, for a span whose local file turned out to be unreadable.
     async fn read_past_descriptors(
         &self,
@@ -380,14 +348,11 @@ impl File {
         span: &Span,
         deadline: Instant,
     ) -> Result<Bytes, ClientError> {
-        let want = ChunkRequest::new(location(object, span.index), span.chunks());
+        let want = ChunkRequest::new(BlockLocation::of_object(object, span.index), span.chunks());
         let wait = deadline.saturating_duration_since(Instant::now());
         let _bucket = Stage::Bucket.begin();
         match tokio::time::timeout_at(deadline, self.core.try_bucket(&want, wait)).await {
-            Ok(bytes) => {
-                let start = (span.bytes.start % CHUNK_BYTES) as usize;
-                Ok(bytes?.slice(start..start + span.length()))
-            }
+            Ok(bytes) => Ok(span.of_chunks(&bytes?)),
             Err(_elapsed) => Err(ClientError::Read {
                 key: object.key.to_string(),
                 causes: "the local block is unreadable and the bucket did not answer in time".to_owned(),
@@ -423,7 +388,11 @@ impl File {
                         self.announce(object, &span, owner);
                     }
                     for piece in spans(bytes, block_size, REMOTE_PIECE_BYTES) {
-                        self.core.fetch_ahead(location(object, piece.index), piece, self.reader.closed());
+                        self.core.fetch_ahead(
+                            BlockLocation::of_object(object, piece.index),
+                            piece,
+                            self.reader.closed(),
+                        );
                     }
                 }
             }
@@ -432,26 +401,31 @@ impl File {
 
     /// Has the worker on this host make a span present.
     fn fill_ahead(&self, object: &ObjectVersion, span: &Span, owner: u64) {
-        let at = location(object, span.index);
+        let at = BlockLocation::of_object(object, span.index);
         let want = ChunkRequest { purpose: Purpose::Readahead, ..ChunkRequest::new(at, span.chunks()) };
         let core = self.core.clone();
         self.core.in_background(self.reader.closed(), async move {
             let Some(attempt) = core.pool.admit(owner) else { return Ok(()) };
-            core.try_worker(&want, owner, Some(attempt), core.read_timeout).await.map(drop)
+            core.try_worker(&want, owner, Some(attempt), core.limits.read).await.map(drop)
         });
     }
 
     /// Has a worker elsewhere make a span present, so that the pieces that follow find it.
     fn announce(&self, object: &ObjectVersion, span: &Span, owner: u64) {
         let (block, want) = (Some(object.block(span.index)), vec![wire_range(&span.bytes)]);
-        let item = cavern_proto::data::open_request::Item { block, want };
+        let item = open_request::Item { block, want };
         let core = self.core.clone();
         self.core.in_background(self.reader.closed(), async move {
-            Ok(core.pool.fill(owner, vec![item], core.read_timeout).await.map(drop)?)
+            Ok(core.pool.fill(owner, vec![item], core.limits.read).await.map(drop)?)
         });
     }
 }
 
-fn location(object: &ObjectVersion, index: u32) -> BlockLocation {
-    BlockLocation::Object { object: object.clone(), index }
+fn block_id(object: &ObjectVersion, index: u32) -> BlockId {
+    BlockId { content: object.content, index }
+}
+
+/// All of the first block.
+fn first_block(object: &ObjectVersion) -> Span {
+    Span { index: 0, bytes: 0..object.block_length(0) }
 }

@@ -3,12 +3,9 @@
 use std::io::{self, IoSliceMut};
 use std::os::fd::AsFd;
 
-use bytes::Bytes;
 use rustix::io::{Errno, ReadWriteFlags};
 use tokio::time::Instant;
 
-use super::buffers::Purpose;
-use super::reader::BlockReader;
 use crate::error::ClientError;
 use crate::stages::Stage;
 
@@ -53,12 +50,7 @@ pub(crate) fn read_now(file: impl AsFd, mut offset: u64, mut buffer: &mut [u8], 
 ///
 /// # Errors
 /// Those of the disk, and `UnexpectedEof` of a file that is shorter and should not be.
-pub(crate) fn read_blocking(
-    file: impl AsFd,
-    mut offset: u64,
-    mut buffer: &mut [u8],
-    past_end: PastEnd,
-) -> io::Result<()> {
+fn read_blocking(file: impl AsFd, mut offset: u64, mut buffer: &mut [u8], past_end: PastEnd) -> io::Result<()> {
     while !buffer.is_empty() {
         let part = buffer.len().min(PREAD_MAX);
         match rustix::io::pread(&file, &mut buffer[..part], offset) {
@@ -83,43 +75,36 @@ fn is_in_memory(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|status| status.f_type as u64 == TMPFS_MAGIC)
 }
 
-impl BlockReader {
-    /// Reads from the file of a block: at once what is in the page cache, else when the disk gives it. `name` is that
-    /// of what is read.
-    ///
-    /// # Errors
-    /// [`ClientError::Io`] when the file cannot be read: another way may do.
-    pub(crate) async fn read_local(
-        &self,
-        file: impl AsFd + Send + 'static,
-        offset: u64,
-        length: usize,
-        past_end: PastEnd,
-        deadline: Instant,
-        name: impl FnOnce() -> String + Send,
-    ) -> Result<Bytes, ClientError> {
-        let core = self.core();
-        let wait = deadline.saturating_duration_since(Instant::now());
-        let charge = core.charge(length as u64, Purpose::Read, wait).await?;
-        let mut buffer = vec![0; length];
-        if !read_now(&file, offset, &mut buffer, past_end) {
-            let read = tokio::task::spawn_blocking(move || {
-                read_blocking(&file, offset, &mut buffer, past_end)?;
-                Ok::<_, io::Error>(buffer)
-            });
-            let _disk = Stage::Disk.begin();
-            // The disk decides how long this takes; the reader goes on at its deadline.
-            buffer = match tokio::time::timeout_at(deadline, read).await {
-                Ok(Ok(read)) => read?,
-                Ok(Err(_cancelled)) => return Err(ClientError::Shutdown),
-                Err(_elapsed) => {
-                    let causes = "the local disk did not answer before the deadline".to_owned();
-                    return Err(ClientError::Read { key: name(), causes });
-                }
-            };
+/// Bytes of a file of this host: at once what is in the page cache, else when the disk gives it. `name` is that of what
+/// is read.
+///
+/// # Errors
+/// [`ClientError::Io`] when the file cannot be read.
+pub(super) async fn read_file(
+    file: impl AsFd + Send + 'static,
+    offset: u64,
+    length: usize,
+    past_end: PastEnd,
+    deadline: Instant,
+    name: impl FnOnce() -> String + Send,
+) -> Result<Vec<u8>, ClientError> {
+    let mut buffer = vec![0; length];
+    if read_now(&file, offset, &mut buffer, past_end) {
+        return Ok(buffer);
+    }
+    let read = tokio::task::spawn_blocking(move || {
+        read_blocking(&file, offset, &mut buffer, past_end)?;
+        Ok::<_, io::Error>(buffer)
+    });
+    let _disk = Stage::Disk.begin();
+    // The disk decides how long this takes; the reader goes on at its deadline.
+    match tokio::time::timeout_at(deadline, read).await {
+        Ok(Ok(read)) => Ok(read?),
+        Ok(Err(_cancelled)) => Err(ClientError::Shutdown),
+        Err(_elapsed) => {
+            let causes = "the local disk did not answer before the deadline".to_owned();
+            Err(ClientError::Read { key: name(), causes })
         }
-        core.stats.read_by_descriptor(length);
-        Ok(charge.hold(buffer))
     }
 }
 

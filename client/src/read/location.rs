@@ -38,6 +38,14 @@ impl ReplicatedBlock {
 }
 
 impl BlockLocation {
+    pub(super) fn of_object(object: &ObjectVersion, index: u32) -> Self {
+        Self::Object { object: object.clone(), index }
+    }
+
+    pub(super) fn is_of_object(&self) -> bool {
+        matches!(self, Self::Object { .. })
+    }
+
     pub(super) fn id(&self) -> BlockId {
         match self {
             Self::Object { object, index } => BlockId { content: object.content, index: *index },

@@ -7,6 +7,7 @@
 //! what he reads are there or on their way.
 
 use std::ops::Range;
+use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock};
@@ -18,14 +19,16 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Core;
-use super::buffers::{ChunkLookup, Purpose, TrimPolicy};
-use super::descriptor_cache::Descriptor;
+use super::buffers::{ChunkLookup, Purpose};
+use super::descriptor::Descriptor;
 use super::fetch::{ChunkRequest, Piece};
+use super::local_file::{PastEnd, read_file};
 use super::location::{BlockLocation, ReplicatedBlock};
 use super::readahead::{Pattern, Readahead};
-use super::span::Span;
+use super::resources::{Core, SweepOnDrop};
+use super::span::{Span, spans};
 use crate::error::ClientError;
+use crate::memory::Charge;
 use crate::stages::Stages;
 
 /// Part that read-ahead over the network asks for at a time: small, so that a reader who catches up waits little.
@@ -94,15 +97,6 @@ impl Drop for EndedVersion<'_> {
     }
 }
 
-/// The end of a read, which may have been what a buffer was kept for.
-pub(super) struct SweepOnDrop<'a>(pub &'a Core);
-
-impl Drop for SweepOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.give_up(TrimPolicy::Nothing);
-    }
-}
-
 impl Drop for BlockReader {
     fn drop(&mut self) {
         if let Some(closed) = self.closed.get() {
@@ -113,19 +107,7 @@ impl Drop for BlockReader {
 }
 
 impl BlockReader {
-    /// A reader of a file whose bytes never change.
-    pub(super) fn new(core: Arc<Core>) -> Self {
-        let readahead = Readahead::new(core.readahead_max);
-        Self::with(core, readahead)
-    }
-
-    /// A reader of a file that may change, for all who have it open.
-    pub(super) fn shared(core: Arc<Core>) -> Self {
-        let readahead = Readahead::of_many(core.readahead_max);
-        Self::with(core, readahead)
-    }
-
-    fn with(core: Arc<Core>, readahead: Readahead) -> Self {
+    pub(super) fn new(core: Arc<Core>, readahead: Readahead) -> Self {
         let (version, has_version) = (Mutex::new(None), AtomicBool::new(false));
         Self { core, readahead: Mutex::new(readahead), version, has_version, closed: OnceLock::new() }
     }
@@ -137,7 +119,7 @@ impl BlockReader {
 
     /// As [`Self::ahead_of`]; and how the read goes with those before it.
     pub(super) fn on_read(&self, read: Range<u64>, length: u64) -> (Option<Range<u64>>, Pattern) {
-        if self.core.readahead_max == 0 || length <= u64::from(CHUNK_BYTES) {
+        if self.core.limits.readahead_max == 0 || length <= u64::from(CHUNK_BYTES) {
             return (None, Pattern::Streams);
         }
         let mut readahead = self.readahead.lock();
@@ -147,7 +129,10 @@ impl BlockReader {
     /// The version under which bytes are buffered from now on. To be called with the layout at hand that they are of.
     pub(crate) fn begin_version(&self) -> BufferVersion {
         let mut version = self.version.lock();
-        let begin = || BufferVersion { number: self.core.buffers.new_version(), counts: self.core.stop.child_token() };
+        let begin = || BufferVersion {
+            number: self.core.buffers.new_version(),
+            counts: self.core.background.stop.child_token(),
+        };
         let current = version.get_or_insert_with(begin).clone();
         self.has_version.store(true, SeqCst);
         current
@@ -192,8 +177,7 @@ impl BlockReader {
         let chunks = self.core.buffers.in_one(block.key(), span.chunks())?;
         let start = (span.bytes.start % CHUNK_BYTES) as usize;
         let bytes = chunks.get(start..start + span.length()).map(|part| chunks.slice_ref(part))?;
-        self.core.stats.buffer_reads.inc();
-        self.core.stats.buffer_bytes.inc_by(bytes.len() as u64);
+        self.core.stats.read_by_buffer(bytes.len());
         Some(bytes)
     }
 
@@ -212,8 +196,7 @@ impl BlockReader {
         while self.version() == Some(block.version) && !core.buffers.lack(at.key(), span.chunks()) {
             match core.next_step(&at, span, tries, deadline).await? {
                 Step::Bytes(bytes) => {
-                    core.stats.buffer_reads.inc();
-                    core.stats.buffer_bytes.inc_by(bytes.len() as u64);
+                    core.stats.read_by_buffer(bytes.len());
                     return Ok(bytes);
                 }
                 Step::Overtake => break,
@@ -234,13 +217,60 @@ impl BlockReader {
         self.core.fetch_ahead(BlockLocation::Replicas(block), span, version.counts.clone());
     }
 
-    pub(super) fn core(&self) -> &Core {
-        &self.core
+    /// All bytes of a range of a file, cut at the boundaries of its blocks and at multiples of `piece` bytes; `read`
+    /// gives those of one part. What comes from several is put together.
+    pub(crate) async fn read_range<R>(
+        &self,
+        range: Range<u64>,
+        (block_size, piece): (u64, u64),
+        deadline: Instant,
+        read: impl Fn(Span) -> R,
+    ) -> Result<Bytes, ClientError>
+    where
+        R: Future<Output = Result<Bytes, ClientError>>,
+    {
+        let length = range.end - range.start;
+        let mut parts = spans(range, block_size, piece).peekable();
+        let Some(first) = parts.next() else { return Ok(Bytes::new()) };
+        if parts.peek().is_none() {
+            return read(first).await;
+        }
+        let charge = self.core.charge_joined(length, deadline).await?;
+        let mut whole = Vec::with_capacity(length as usize);
+        for span in std::iter::once(first).chain(parts) {
+            whole.extend_from_slice(&read(span).await?);
+        }
+        Ok(charge.hold(whole))
+    }
+
+    /// Reads from the file of a block of this host. `name` is that of what is read.
+    ///
+    /// # Errors
+    /// [`ClientError::Io`] when the file cannot be read: another way may do.
+    pub(crate) async fn read_local(
+        &self,
+        file: impl AsFd + Send + 'static,
+        offset: u64,
+        length: usize,
+        past_end: PastEnd,
+        deadline: Instant,
+        name: impl FnOnce() -> String + Send,
+    ) -> Result<Bytes, ClientError> {
+        let charge = self.charge(length, deadline).await?;
+        let bytes = read_file(file, offset, length, past_end, deadline, name).await?;
+        self.core.stats.read_by_descriptor(length);
+        Ok(charge.hold(bytes))
+    }
+
+    /// Memory for bytes that are read, as soon as there is so much. Who holds some waits for none.
+    pub(super) async fn charge(&self, bytes: usize, deadline: Instant) -> Result<Charge, ClientError> {
+        let wait = deadline.saturating_duration_since(Instant::now());
+        self.core.charge(bytes as u64, Purpose::Read, wait).await
     }
 
     /// What ends with the reader.
     pub(super) fn closed(&self) -> CancellationToken {
-        self.closed.get_or_init(|| self.core.stop.child_token()).clone()
+        self.closed.get_or_init(|| self.core.background.stop.child_token()).clone()
     }
 }
 
@@ -297,9 +327,7 @@ impl Core {
                         if chunks != span.chunks() {
                             return Ok(Step::Again);
                         }
-                        let start = chunk_range(chunks.start, at.length()).start;
-                        let start = (span.bytes.start - start) as usize;
-                        Ok(Step::Bytes(bytes.slice(start..start + span.length())))
+                        Ok(Step::Bytes(span.of_chunks(&bytes)))
                     }
                 }
             }
@@ -315,10 +343,7 @@ impl Core {
     ) -> Result<Step, ClientError> {
         match self.fetch_from_any(&ChunkRequest::new(at.clone(), span.chunks()), deadline).await? {
             Piece::Local(descriptor) => Ok(Step::Descriptor(descriptor)),
-            Piece::Buffer(bytes) | Piece::Parts(bytes) => {
-                let start = (span.bytes.start % CHUNK_BYTES) as usize;
-                Ok(Step::Bytes(bytes.slice(start..start + span.length())))
-            }
+            Piece::Buffer(bytes) | Piece::Parts(bytes) => Ok(Step::Bytes(span.of_chunks(&bytes))),
         }
     }
 
@@ -332,8 +357,7 @@ impl Core {
         deadline: Instant,
     ) -> Result<Step, ClientError> {
         if let [chunk] = &chunks[..] {
-            let start = (span.bytes.start % CHUNK_BYTES) as usize;
-            return Ok(Step::Bytes(chunk.slice(start..start + span.length())));
+            return Ok(Step::Bytes(span.of_chunks(chunk)));
         }
         let bytes = span.length() as u64;
         let charge = match self.memory.try_charge(bytes) {
@@ -370,7 +394,7 @@ impl Core {
         // For readers who come to wait for it.
         let stages = Some(Stages::new());
         let fetch = async move {
-            let deadline = Instant::now() + core.read_timeout;
+            let deadline = Instant::now() + core.limits.read;
             while let ChunkLookup::Missing(claim) = core.buffers.gather(at.key(), span.chunks(), Purpose::Readahead) {
                 let want =
                     ChunkRequest { purpose: Purpose::Readahead, ..ChunkRequest::new(at.clone(), claim.chunks()) };
@@ -382,26 +406,6 @@ impl Core {
             Ok::<_, ClientError>(())
         };
         self.in_background(until, Stages::scope(stages, fetch));
-    }
-
-    /// Runs a piece of read-ahead in the background, unless `until` comes first; skipped when too many run.
-    pub(super) fn in_background(
-        &self,
-        until: CancellationToken,
-        work: impl Future<Output = Result<(), ClientError>> + Send + 'static,
-    ) {
-        let Ok(slot) = self.ahead_slots.clone().try_acquire_owned() else { return };
-        let task = async move {
-            tokio::select! {
-                result = work => if let Err(error) = result {
-                    // The read that needs the bytes meets the error again, and reports it.
-                    tracing::debug!("read-ahead: {error}");
-                },
-                () = until.cancelled() => {}
-            }
-            drop(slot);
-        };
-        self.tasks.spawn_on(task, &self.runtime);
     }
 }
 

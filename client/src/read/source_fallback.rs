@@ -23,12 +23,12 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::time::Instant;
 
-use super::Core;
 use super::buffers::Purpose;
 use super::fetch::{ChunkRequest, Piece};
 use super::hedge::Hedge;
 use super::location::BlockLocation;
 use super::outage_wait::OutageWaiter;
+use super::resources::Core;
 use crate::error::ClientError;
 use crate::stages::{Stage, Waiting};
 
@@ -53,12 +53,6 @@ impl fmt::Display for Source {
 type Running = Pin<Box<dyn Future<Output = (Source, Result<Piece, ClientError>)> + Send>>;
 
 impl Core {
-    /// When a read that begins now ends: all sources together have `client.read_timeout`, and are tried again for
-    /// `client.bucket_timeout` if the bucket is away or slow.
-    pub(super) fn read_deadline(&self) -> Instant {
-        Instant::now() + self.read_timeout.max(self.bucket_timeout)
-    }
-
     /// Gets the wanted chunks from the first source that can give them before `deadline`. Read-ahead tries each source
     /// once.
     pub(super) async fn fetch_from_any(
@@ -89,9 +83,10 @@ impl Core {
 
     async fn climb(self: &Arc<Self>, want: &ChunkRequest, deadline: Instant) -> Result<Piece, FetchFailure> {
         let sources = self.sources(want).into_iter();
-        let deadline = deadline.min(Instant::now() + self.read_timeout);
+        let deadline = deadline.min(Instant::now() + self.limits.read);
+        let (asked, causes) = (Vec::new(), Vec::new());
         let mut climb =
-            SourceFallback { core: self, want, deadline, sources, asked: vec![], failures: vec![], is_outage: false };
+            SourceFallback { core: self, want, deadline, sources, asked, causes, failure: None, is_outage: false };
         match tokio::time::timeout_at(deadline, climb.run()).await {
             Ok(result) => result,
             Err(_elapsed) => {
@@ -107,24 +102,17 @@ impl Core {
     /// Who decides when a read of a block is sent twice: each kind takes as long as it takes, and has its own share.
     pub(super) fn hedge(&self, at: &BlockLocation) -> &Hedge {
         match at {
-            BlockLocation::Object { .. } => &self.object_hedge,
-            BlockLocation::Replicas(_) => &self.replica_hedge,
+            BlockLocation::Object { .. } => &self.hedges.object,
+            BlockLocation::Replicas(_) => &self.hedges.replica,
         }
     }
 
     /// Lets requests that lost end by themselves.
     fn finish_in_background(&self, mut running: FuturesUnordered<Running>) {
-        let Ok(slot) = self.ahead_slots.clone().try_acquire_owned() else { return };
-        let stop = self.stop.clone();
-        let task = async move {
-            let ended = async { while running.next().await.is_some() {} };
-            tokio::select! {
-                () = ended => {}
-                () = stop.cancelled() => {}
-            }
-            drop(slot);
-        };
-        self.tasks.spawn_on(task, &self.runtime);
+        self.in_background(self.background.stop.clone(), async move {
+            while running.next().await.is_some() {}
+            Ok(())
+        });
     }
 
     /// Best first. A worker on this host goes before others that hold the block as well.
@@ -169,34 +157,12 @@ struct SourceFallback<'a> {
     sources: std::vec::IntoIter<Source>,
     /// Sources that have not answered yet. The wait for one ends with the climb: who lost goes on for nobody.
     asked: Vec<(Source, Waiting)>,
-    /// Why sources failed, in the order in which they did.
-    failures: Vec<Failure>,
+    /// Why sources were of no use, in the order in which they were not.
+    causes: Vec<String>,
+    /// The last failure of a worker that may pass, if there is such a one, else the last one.
+    failure: Option<ClientError>,
     /// The bucket could not be reached from here, or did not answer.
     is_outage: bool,
-}
-
-/// Why a source was of no use.
-enum Failure {
-    LeftAlone(Source),
-    Failed(ClientError),
-}
-
-impl Failure {
-    fn error(&self) -> Option<&ClientError> {
-        match self {
-            Self::LeftAlone(_) => None,
-            Self::Failed(error) => Some(error),
-        }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::LeftAlone(source) => write!(f, "{source}: left alone after it failed"),
-            Self::Failed(error) => write!(f, "{error}"),
-        }
-    }
 }
 
 impl SourceFallback<'_> {
@@ -231,7 +197,12 @@ impl SourceFallback<'_> {
                     // Another source would need the same memory.
                     Err(error @ (ClientError::Memory { .. } | ClientError::Shutdown)) => return Err(error.into()),
                     Err(error) => {
-                        self.failures.push(Failure::Failed(error.clone()));
+                        self.causes.push(error.to_string());
+                        if error.is_transient_at_worker()
+                            || !self.failure.as_ref().is_some_and(ClientError::is_transient_at_worker)
+                        {
+                            self.failure = Some(error.clone());
+                        }
                         self.asked.retain(|(asked, _)| *asked != source);
                         self.is_outage |= matches!(&error, ClientError::Ufs(error) if error.is_outage());
                         if is_bucket_trouble(&error) && self.has_one_owner() {
@@ -275,12 +246,12 @@ impl SourceFallback<'_> {
             match source {
                 Source::Worker(worker) => {
                     let attempt = core.pool.admit(worker);
-                    let is_of_object = matches!(want.at, BlockLocation::Object { .. });
+                    let is_of_object = want.at.is_of_object();
                     if attempt.is_none() && is_of_object {
-                        self.failures.push(Failure::LeftAlone(source));
+                        self.causes.push(format!("{source}: left alone after it failed"));
                         continue;
                     }
-                    let wait = left.min(core.worker_timeout).max(Duration::from_millis(1));
+                    let wait = left.min(core.limits.worker).max(Duration::from_millis(1));
                     let stage = match core.pool.known_route(worker) {
                         Route::Local if is_of_object => Stage::Descriptor,
                         _ => Stage::Network,
@@ -318,26 +289,17 @@ impl SourceFallback<'_> {
         self.core.hedge(&self.want.at)
     }
 
-    fn is_of_object(&self) -> bool {
-        matches!(self.want.at, BlockLocation::Object { .. })
-    }
-
     /// Whether one worker alone is to have the block, an object's.
     fn has_one_owner(&self) -> bool {
         matches!(&self.want.at, BlockLocation::Object { object, .. } if object.mount.replicas() == 1)
     }
 
-    /// What all of the failures are, and what came last; of an fs-mode file the last one of a worker that may pass, if
-    /// there is such a one, else the last one.
+    /// What all of the failures are, and what came last; of an fs-mode file the one that says most.
     fn failed(&self, last: Option<String>) -> ClientError {
-        if !self.is_of_object() {
-            let mut errors = self.failures.iter().rev().filter_map(Failure::error);
-            let passing = errors.clone().find(|error| error.is_transient_at_worker());
-            if let Some(error) = passing.or_else(|| errors.next()) {
-                return error.clone();
-            }
+        if let Some(error) = self.failure.as_ref().filter(|_| !self.want.at.is_of_object()) {
+            return error.clone();
         }
-        let causes: Vec<String> = self.failures.iter().map(ToString::to_string).chain(last).collect();
+        let causes: Vec<String> = self.causes.iter().cloned().chain(last).collect();
         let causes = if causes.is_empty() { "no source".to_owned() } else { causes.join("; ") };
         ClientError::Read { key: self.want.at.file(), causes }
     }

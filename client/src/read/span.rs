@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use bytes::Bytes;
+use cavern_proto::CHUNK_BYTES;
 use cavern_proto::chunk::{chunk_range, chunks_touching};
 
 /// A byte range within one block.
@@ -21,6 +23,17 @@ impl Span {
 
     pub(crate) fn length(&self) -> usize {
         (self.bytes.end - self.bytes.start) as usize
+    }
+
+    /// Its bytes out of those of its chunks.
+    pub(super) fn of_chunks(&self, bytes: &Bytes) -> Bytes {
+        self.of(bytes, self.bytes.start - self.bytes.start % CHUNK_BYTES)
+    }
+
+    /// Its bytes out of some that begin at `start` in the block.
+    pub(super) fn of(&self, bytes: &Bytes, start: u32) -> Bytes {
+        let start = (self.bytes.start - start) as usize;
+        bytes.slice(start..start + self.length())
     }
 }
 

@@ -28,7 +28,7 @@ impl StagedFile {
         let pieces = (0..object.block_count()).flat_map(|index| pieces_of(index, object.block_length(index)));
         let kept = stream::iter(pieces).map(|(index, bytes)| self.keep_piece(object, index, bytes));
         let kept = kept.buffer_unordered(PIECES_AT_A_TIME).try_collect::<()>();
-        match tokio::time::timeout(self.shared.timeout, kept).await {
+        match tokio::time::timeout(self.shared.timeout(), kept).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(key = %object.key, "not kept in the cache: {error}"),
             Err(_elapsed) => tracing::debug!(key = %object.key, "not all of it was kept in the cache in time"),
@@ -39,10 +39,10 @@ impl StagedFile {
         let start = u64::from(index) * object.mount.block_size();
         let range = start + u64::from(bytes.start)..start + u64::from(bytes.end);
         // Of a small object all is here, even if the rest must be asked of the cache.
-        if object.length > SMALL_BYTES && !self.state.lock().staged.contains(&range) {
+        if object.length > SMALL_BYTES && !self.state.lock().layout.staged.contains(&range) {
             return Ok(());
         }
-        let pool = &self.shared.pool;
+        let (pool, wait) = (&self.shared.pool, self.shared.files.limits().worker);
         let workers = pool.placement().candidates(object.content, index, object.mount.replicas());
         let mut keepers = Vec::new();
         for worker in workers.iter() {
@@ -58,7 +58,7 @@ impl StagedFile {
         for worker in keepers {
             let request =
                 WriteRequest { block: Some(object.block(index)), offset: bytes.start, ..WriteRequest::default() };
-            pool.write(worker, request, payload.clone(), self.shared.worker_timeout).await?;
+            pool.write(worker, request, payload.clone(), wait).await?;
         }
         Ok(())
     }

@@ -25,22 +25,22 @@ impl StagedFile {
         work: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> Result<T, ClientError> {
         match tokio::task::spawn_blocking(work).await {
-            Ok(done) => done.map_err(|error| self.not_staged(error)),
+            Ok(done) => done.map_err(|error| self.not_staged(&error)),
             Err(_) => Err(ClientError::Shutdown),
         }
     }
 
-    fn file(&self) -> Result<Arc<File>, ClientError> {
+    pub(super) fn file(&self) -> Result<Arc<File>, ClientError> {
         let mut file = self.file.lock();
         if let Some(file) = &*file {
             return Ok(file.clone());
         }
-        let made = Arc::new(nameless_file(&self.shared.directory).map_err(|error| self.not_staged(error))?);
+        let made = Arc::new(nameless_file(&self.shared.directory).map_err(|error| self.not_staged(&error))?);
         *file = Some(made.clone());
         Ok(made)
     }
 
-    fn not_staged(&self, error: io::Error) -> ClientError {
+    pub(super) fn not_staged(&self, error: &io::Error) -> ClientError {
         let errno = if error.kind() == io::ErrorKind::StorageFull { Errno::NOSPC } else { Errno::IO };
         let directory = self.shared.directory.display();
         let reason = format!("{}: cannot be staged in {directory} (client.staging_directory): {error}", self.node());

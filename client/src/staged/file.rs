@@ -1,5 +1,5 @@
-//! One file that is being written: what is known of it, and what it looks like. `write` changes its bytes, `read` reads
-//! them, and `disk` has those that are staged.
+//! One file that is being written: what is known of it, and what it looks like. `layout` says where its bytes are,
+//! `write` changes them, `read` reads them, and `disk` has those that are staged.
 //!
 //! Writes share the gate, and what must find the bytes at rest has it alone: an upload, or giving staged bytes back to
 //! the file system.
@@ -18,14 +18,13 @@ use tokio::sync::RwLock;
 
 use super::Shared;
 use super::attributes::attributes_of;
-use super::parts::Parts;
-use super::ranges::RangeSet;
-use super::upload::{EarlyParts, MultipartAttempt};
+use super::layout::{Base, StagedLayout};
+use super::upload::PartUpload;
 use super::writers::Writers;
 use crate::cached_copies::Copies;
 use crate::metadata::Node;
 use crate::mounts::{MountView, ObjectVersion};
-use crate::read::OpenFile;
+use crate::read::BlockReader;
 use crate::stats::InFlightGauge;
 
 /// A file of a cache-mode mount that is being written. Its inode is this process's own: the namespace has none for it
@@ -42,23 +41,19 @@ pub struct StagedFile {
     /// Made for the first byte.
     pub(super) file: Mutex<Option<Arc<File>>>,
     pub(super) handles: AtomicU32,
+    pub(super) reader: BlockReader,
     copies: Copies,
     _counted: InFlightGauge,
 }
 
 pub(super) struct State {
     pub place: StagedLocation,
-    /// Bytes.
-    pub size: u64,
+    pub layout: StagedLayout,
     /// When it was written last, in nanoseconds since the epoch.
     pub written_ns: i64,
     /// What the object will keep beside its bytes, in mounts that have it keep something. An mtime that was set goes
     /// with the next write.
     pub attributes: Option<ObjectAttributes>,
-    pub staged: RangeSet,
-    /// What was staged, and is in no place but the parts of an upload.
-    pub sent_away: RangeSet,
-    pub base: Option<Base>,
     /// Nothing may be under the key: it was made so (`O_EXCL`).
     pub is_exclusive: bool,
     pub changes: u64,
@@ -72,9 +67,7 @@ pub(super) struct State {
     pub writers: Writers,
     /// Its name was removed: nothing of it reaches the bucket any more.
     pub is_removed: bool,
-    pub parts: Parts,
-    pub ahead: EarlyParts,
-    pub attempt: Option<Arc<MultipartAttempt>>,
+    pub upload: PartUpload,
 }
 
 /// Where it will be.
@@ -92,15 +85,6 @@ impl StagedLocation {
     }
 }
 
-/// The object that a file was opened from, or has last been written as.
-#[derive(Clone)]
-pub(super) struct Base {
-    pub file: Arc<OpenFile>,
-    pub etag: String,
-    /// So many bytes of it, from the first on, are still the file's.
-    pub valid: u64,
-}
-
 impl StagedFile {
     pub(super) fn new(
         shared: Arc<Shared>,
@@ -109,7 +93,6 @@ impl StagedFile {
         place: StagedLocation,
         base: Option<Base>,
     ) -> Self {
-        let size = base.as_ref().map_or(0, |base| base.valid);
         let attributes = base.as_ref().and_then(|base| attributes_of(base.file.node()));
         let written_ns = base.as_ref().map_or_else(host::wall_ns, |base| base.file.node().mtime_ns);
         let known_as = base.as_ref().map_or(0, |base| base.file.node().inode);
@@ -117,12 +100,9 @@ impl StagedFile {
         let changes = u64::from(base.is_none());
         let state = State {
             place,
-            size,
+            layout: StagedLayout::new(base),
             written_ns,
             attributes,
-            staged: RangeSet::default(),
-            sent_away: RangeSet::default(),
-            base,
             is_exclusive: false,
             changes,
             committed: 0,
@@ -130,11 +110,10 @@ impl StagedFile {
             failed: None,
             writers: Writers::default(),
             is_removed: false,
-            parts: Parts::default(),
-            ahead: EarlyParts::default(),
-            attempt: None,
+            upload: PartUpload::default(),
         };
         Self {
+            reader: shared.files.reader(),
             copies: Copies::default(),
             _counted: InFlightGauge::new(&shared.stats.staged_files),
             shared,
@@ -198,7 +177,7 @@ impl StagedFile {
         let attr = Attr {
             inode: self.inode,
             kind: Kind::File.into(),
-            size: state.size,
+            size: state.layout.size,
             mtime_ns: set_ns.unwrap_or(state.written_ns),
             ctime_ns: state.written_ns,
             atime_ns: state.written_ns,
@@ -208,6 +187,11 @@ impl StagedFile {
         let StagedLocation { parent, name, location } = &state.place;
         let entry = Entry { name: Bytes::copy_from_slice(name), parent: *parent, ..Entry::default() };
         Arc::new(Node::new(&entry, &attr, Some(self.mount.clone()), location.clone()))
+    }
+
+    /// The key that it has, or will have.
+    pub(super) fn key(&self) -> String {
+        self.state.lock().place.key()
     }
 
     /// Its name is gone.
@@ -231,9 +215,9 @@ impl StagedFile {
 
     fn is_now(&self, state: &mut State, object: ObjectVersion) {
         // Parts that were sent ahead are on their way to what it was.
-        state.forget_parts();
+        state.upload.forget();
         state.known_as = u64::MAX;
-        if let Some(base) = &mut state.base {
+        if let Some(base) = &mut state.layout.base {
             base.etag = object.etag.to_string();
             base.file = self.shared.files.open_object(base.file.node().clone(), object);
         }
@@ -247,7 +231,7 @@ impl StagedFile {
 
 impl Drop for StagedFile {
     fn drop(&mut self) {
-        self.shared.room.give(self.state.get_mut().staged.remove(0..u64::MAX));
+        self.shared.room.give(self.state.get_mut().layout.staged.remove(0..u64::MAX));
     }
 }
 

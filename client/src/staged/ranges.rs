@@ -56,17 +56,22 @@ impl RangeSet {
         self.ranges.range(..range.end).next_back().is_some_and(|(_, end)| *end > range.start)
     }
 
-    /// A range in pieces, in order, each wholly in the set or wholly outside it.
+    /// The beginning of a range that lies wholly in the set or wholly outside it, and which of both.
+    pub fn first_piece(&self, range: Range<u64>) -> (Range<u64>, bool) {
+        let (end, is_in) = match self.around(range.start) {
+            Some((_, end)) => (end, true),
+            None => (self.ranges.range(range.start..).next().map_or(range.end, |(start, _)| *start), false),
+        };
+        (range.start..end.min(range.end), is_in)
+    }
+
+    /// A range in such pieces, in order.
     pub fn pieces(&self, range: Range<u64>) -> Vec<(Range<u64>, bool)> {
         let (mut pieces, mut at) = (Vec::new(), range.start);
         while at < range.end {
-            let (end, is_in) = match self.around(at) {
-                Some((_, end)) => (end, true),
-                None => (self.ranges.range(at..).next().map_or(range.end, |(start, _)| *start), false),
-            };
-            let end = end.min(range.end);
-            pieces.push((at..end, is_in));
-            at = end;
+            let (piece, is_in) = self.first_piece(at..range.end);
+            at = piece.end;
+            pieces.push((piece, is_in));
         }
         pieces
     }

@@ -5,8 +5,8 @@
 //! last request or not at all; parts of an upload that is given up are aborted.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use cavern_conf::host;
 use cavern_ufs::{
@@ -18,7 +18,8 @@ use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, OwnedRwLockReadGuard};
 use tokio_util::task::TaskTracker;
 
-use super::file::{Base, StagedFile, StagedLocation, State};
+use super::file::{StagedFile, StagedLocation, State};
+use super::layout::Base;
 use super::parts::{Parts, UPLOAD_BYTES, part_count, part_range};
 use super::writers::Writers;
 use crate::error::ClientError;
@@ -32,9 +33,17 @@ const PARTS_AT_A_TIME: usize = 4;
 /// arrive in another order, and many formats end with a second look at what was written last.
 const SLACK: u64 = 4 << 20;
 
+/// An upload in parts, and what the bucket has of it.
+#[derive(Default)]
+pub(super) struct PartUpload {
+    pub parts: Parts,
+    ahead: EarlyParts,
+    attempt: Option<Arc<MultipartAttempt>>,
+}
+
 /// Parts that are sent before the file is flushed.
 #[derive(Debug, Default)]
-pub(super) struct EarlyParts {
+struct EarlyParts {
     /// The next one.
     next: u64,
     running: usize,
@@ -43,10 +52,9 @@ pub(super) struct EarlyParts {
 }
 
 /// An upload in parts, begun with the first of them.
-pub(super) struct MultipartAttempt {
-    upload: OnceCell<MultipartUpload>,
-    /// What it was begun with.
-    metadata: OnceLock<ObjectMetadata>,
+struct MultipartAttempt {
+    /// And what it was begun with.
+    upload: OnceCell<(MultipartUpload, ObjectMetadata)>,
     /// Names the write ([`WRITE_NAME`]).
     name: String,
     is_done: AtomicBool,
@@ -56,19 +64,20 @@ pub(super) struct MultipartAttempt {
 
 impl MultipartAttempt {
     /// Begins with these metadata, if it has not begun yet.
-    async fn upload(&self, ufs: &Ufs, key: &str, metadata: &ObjectMetadata) -> Result<&MultipartUpload, UfsError> {
-        let begin = async || {
-            let upload = ufs.begin_multipart(key, metadata).await?;
-            let _first = self.metadata.set(metadata.clone());
-            Ok(upload)
-        };
+    async fn upload(
+        &self,
+        ufs: &Ufs,
+        key: &str,
+        metadata: &ObjectMetadata,
+    ) -> Result<&(MultipartUpload, ObjectMetadata), UfsError> {
+        let begin = async || Ok((ufs.begin_multipart(key, metadata).await?, metadata.clone()));
         self.upload.get_or_try_init(begin).await
     }
 }
 
 impl Drop for MultipartAttempt {
     fn drop(&mut self) {
-        let Some(upload) = self.upload.take().filter(|_| !*self.is_done.get_mut()) else { return };
+        let Some((upload, _)) = self.upload.take().filter(|_| !*self.is_done.get_mut()) else { return };
         let abort = async move {
             if let Err(error) = upload.abort().await {
                 tracing::warn!("an upload was given up, and its parts are still at the bucket: {error}");
@@ -78,30 +87,15 @@ impl Drop for MultipartAttempt {
     }
 }
 
-/// What an upload may replace.
-#[derive(Debug)]
-enum Condition {
-    Anything,
-    Nothing,
-    Version(String),
-}
-
-impl Condition {
-    fn replaces(&self) -> Precondition<'_> {
-        match self {
-            Self::Anything => Precondition::Anything,
-            Self::Nothing => Precondition::Nothing,
-            Self::Version(etag) => Precondition::Version(etag),
-        }
-    }
-}
-
 /// An object that is to be written.
 struct Plan {
     key: String,
     size: u64,
     changes: u64,
-    condition: Condition,
+    /// The version that it replaces.
+    base_etag: Option<String>,
+    /// Else it may replace nothing.
+    is_exclusive: bool,
     attributes: Option<ObjectAttributes>,
 }
 
@@ -141,25 +135,25 @@ impl StagedFile {
     }
 
     async fn write_object(&self, ufs: &Ufs, plan: &Plan) -> Result<String, ClientError> {
-        let (replaces, attempt) = (plan.condition.replaces(), self.attempt());
+        let (replaces, attempt) = (plan.replaces(), self.attempt());
         let written = if part_count(plan.size) <= 1 {
             let _memory = self.memory(plan.size).await?;
             let bytes = self.collect(0..plan.size).await?;
-            let is_plain = matches!(plan.condition, Condition::Anything);
+            let is_plain = matches!(replaces, Precondition::Anything);
             let metadata = described(plan.attributes, (!is_plain).then_some(&attempt.name));
             let put = ufs.put(&plan.key, &bytes, &metadata, replaces).await;
             self.shared.stats.uploaded_bytes.inc_by(if put.is_ok() { plan.size } else { 0 });
             put
         } else {
             let metadata = described(plan.attributes, Some(&attempt.name));
-            let upload = attempt.upload(ufs, &plan.key, &metadata).await?;
+            let (upload, begun_with) = attempt.upload(ufs, &plan.key, &metadata).await?;
             let parts = (0..part_count(plan.size)).map(|index| self.part(upload, index, plan.size));
             let etags: Vec<String> = stream::iter(parts).buffered(PARTS_AT_A_TIME).try_collect().await?;
             let completed = upload.complete(&etags, replaces).await;
             attempt.is_done.store(completed.is_ok(), Ordering::Release);
             match completed {
                 // They were set when the first parts were on their way.
-                Ok(etag) if attempt.metadata.get() != Some(&metadata) => {
+                Ok(etag) if *begun_with != metadata => {
                     let object = ObjectMeta { key: plan.key.clone(), size: plan.size, etag, mtime_ns: 0, metadata };
                     ufs.describe(&object, &object.metadata).await
                 }
@@ -186,16 +180,16 @@ impl StagedFile {
         let length = range.end - range.start;
         let changes = {
             let mut state = self.state.lock();
-            if let Some(etag) = state.parts.etag(index, length) {
+            if let Some(etag) = state.upload.parts.etag(index, length) {
                 return Ok(etag.to_owned());
             }
-            state.parts.begin(index)
+            state.upload.parts.begin(index)
         };
         let _memory = self.memory(length).await?;
         let bytes = self.collect(range).await?;
         let etag = upload.part(number_of(index), &bytes).await?;
         self.shared.stats.uploaded_bytes.inc_by(length);
-        self.state.lock().parts.sent(index, changes, length, etag.clone());
+        self.state.lock().upload.parts.sent(index, changes, length, etag.clone());
         Ok(etag)
     }
 
@@ -207,10 +201,9 @@ impl StagedFile {
     /// The upload in parts that is under way, or another.
     fn attempt(&self) -> Arc<MultipartAttempt> {
         let mut state = self.state.lock();
-        let attempt = state.attempt.get_or_insert_with(|| {
+        let attempt = state.upload.attempt.get_or_insert_with(|| {
             Arc::new(MultipartAttempt {
                 upload: OnceCell::new(),
-                metadata: OnceLock::new(),
                 name: host::unique_name(),
                 is_done: AtomicBool::new(false),
                 tasks: self.shared.tasks.clone(),
@@ -243,9 +236,9 @@ impl StagedFile {
             };
             state.writers = Writers::default();
             state.is_exclusive = false;
-            state.forget_parts();
-            state.sent_away.remove(0..u64::MAX);
-            state.base = object.ok().map(|object| {
+            state.upload.forget();
+            state.layout.sent_away.remove(0..u64::MAX);
+            state.layout.base = object.ok().map(|object| {
                 let file = self.shared.files.open_object(node.clone(), object);
                 Base { file, etag, valid: plan.size }
             });
@@ -259,8 +252,8 @@ impl StagedFile {
     fn not_written(&self, plan: &Plan) {
         let mut state = self.state.lock();
         state.failed = Some(plan.changes);
-        if !state.sent_away.touches(&(0..u64::MAX)) {
-            state.forget_parts();
+        if !state.layout.sent_away.touches(&(0..u64::MAX)) {
+            state.upload.forget();
         }
     }
 
@@ -285,13 +278,14 @@ impl StagedFile {
     fn next_ahead(&self) -> Option<(u64, Range<u64>, OwnedRwLockReadGuard<()>)> {
         let range = {
             let state = self.state.lock();
-            let range = part_range(state.ahead.next);
+            let range = part_range(state.upload.ahead.next);
             // The memory is for small parts; a large one takes all of it.
             let most = (UPLOAD_BYTES / (range.end - range.start)).clamp(1, PARTS_AT_A_TIME as u64) as usize;
             // What was written and committed may have been dropped here; then it is in the base.
-            let is_written = state.committed > 0 && state.base.as_ref().is_some_and(|base| base.valid >= range.end);
-            let is_due = state.size >= range.end + SLACK && (is_written || state.staged.contains(&range));
-            if !is_due || state.is_removed || state.ahead.has_failed || state.ahead.running >= most {
+            let is_written =
+                state.committed > 0 && state.layout.base.as_ref().is_some_and(|base| base.valid >= range.end);
+            let is_due = state.layout.size >= range.end + SLACK && (is_written || state.layout.staged.contains(&range));
+            if !is_due || state.is_removed || state.upload.ahead.has_failed || state.upload.ahead.running >= most {
                 return None;
             }
             range
@@ -299,20 +293,20 @@ impl StagedFile {
         // Refused while the file is being flushed.
         let sending = self.sending.clone().try_read_owned().ok()?;
         let mut state = self.state.lock();
-        if part_range(state.ahead.next) != range {
+        if part_range(state.upload.ahead.next) != range {
             return None;
         }
-        let index = state.ahead.next;
-        state.ahead.next += 1;
-        state.ahead.running += 1;
+        let index = state.upload.ahead.next;
+        state.upload.ahead.next += 1;
+        state.upload.ahead.running += 1;
         Some((index, range, sending))
     }
 
     fn was_sent_ahead(&self, index: u64, error: Option<&ClientError>) {
         let mut state = self.state.lock();
-        state.ahead.running -= 1;
+        state.upload.ahead.running -= 1;
         if let Some(error) = error {
-            state.ahead.has_failed = true;
+            state.upload.ahead.has_failed = true;
             tracing::debug!(key = state.place.key(), part = index, "not sent ahead: {error}");
         }
     }
@@ -324,39 +318,42 @@ impl StagedFile {
             (state.place.key(), state.attributes)
         };
         let metadata = described(attributes, Some(&attempt.name));
-        let upload = attempt.upload(&self.shared.ufs(&self.mount)?, &key, &metadata).await?;
+        let (upload, _) = attempt.upload(&self.shared.ufs(&self.mount)?, &key, &metadata).await?;
         self.part(upload, index, u64::MAX).await.map(drop)
     }
 }
 
-impl State {
+impl PartUpload {
     /// The upload in parts is over.
-    pub(super) fn forget_parts(&mut self) {
-        self.parts = Parts::default();
+    pub(super) fn forget(&mut self) {
         // Those on their way count themselves off.
-        self.ahead = EarlyParts { running: self.ahead.running, ..EarlyParts::default() };
-        self.attempt = None;
+        let ahead = EarlyParts { running: self.ahead.running, ..EarlyParts::default() };
+        *self = Self { ahead, ..Self::default() };
     }
 }
 
 impl Plan {
     fn of(state: &State) -> Self {
-        let condition = match &state.base {
-            // Even if nothing of it is left: who appends to an empty file must not undo what was written to it since.
-            Some(base) => Condition::Version(base.etag.clone()),
-            _ if state.is_exclusive => Condition::Nothing,
-            _ => Condition::Anything,
-        };
-        let (size, changes, attributes) = (state.size, state.changes, state.attributes);
-        Self { key: state.place.key(), size, changes, condition, attributes }
+        // Even if nothing of it is left: who appends to an empty file must not undo what was written to it since.
+        let base_etag = state.layout.base.as_ref().map(|base| base.etag.clone());
+        let State { changes, is_exclusive, attributes, .. } = *state;
+        Self { key: state.place.key(), size: state.layout.size, changes, base_etag, is_exclusive, attributes }
+    }
+
+    fn replaces(&self) -> Precondition<'_> {
+        match &self.base_etag {
+            Some(etag) => Precondition::Version(etag),
+            None if self.is_exclusive => Precondition::Nothing,
+            None => Precondition::Anything,
+        }
     }
 
     /// Something else is under the key than may be replaced, or the bucket has lost the parts.
     fn refused(&self, error: UfsError) -> ClientError {
-        let (errno, what) = match self.condition {
-            Condition::Anything => (Errno::IO, "the upload is gone"),
-            Condition::Nothing => (Errno::EXIST, "another client has made it meanwhile"),
-            Condition::Version(_) => (Errno::IO, "another client has replaced what was being changed here"),
+        let (errno, what) = match self.replaces() {
+            Precondition::Anything => (Errno::IO, "the upload is gone"),
+            Precondition::Nothing => (Errno::EXIST, "another client has made it meanwhile"),
+            Precondition::Version(_) => (Errno::IO, "another client has replaced what was being changed here"),
         };
         let reason = format!("{}: {what}: {error}", self.key);
         ClientError::Refused { errno: errno.raw_os_error(), reason }

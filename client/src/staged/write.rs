@@ -9,9 +9,10 @@ use rustix::io::Errno;
 use tokio::time::Instant;
 
 use super::file::StagedFile;
+use super::names::refuse;
 use super::parts::OBJECT_BYTES_MAX;
 use super::place::punch;
-use super::read::BASE_PIECE;
+use super::read::PIECE_BYTES;
 use crate::error::ClientError;
 
 /// Staged ranges of one file at most, each some 50 bytes of memory; beyond that what lies between them is fetched.
@@ -23,7 +24,7 @@ impl StagedFile {
         let _writing = self.gate.try_read().ok()?;
         let range = range_of(offset, bytes.len()).ok()?;
         let file = self.file.lock().clone()?;
-        if self.check_write(&range).is_err() || self.state.lock().staged.count() >= RANGES_MAX {
+        if self.check_write(&range).is_err() || self.state.lock().layout.staged.count() >= RANGES_MAX {
             return None;
         }
         let room = bytes.len() as u64;
@@ -46,17 +47,17 @@ impl StagedFile {
         if range.is_empty() {
             return Ok(());
         }
-        if self.state.lock().staged.count() >= RANGES_MAX {
+        if self.state.lock().layout.staged.count() >= RANGES_MAX {
             self.join_ranges().await?;
         }
         let room = bytes.len() as u64;
-        if !self.shared.room.take(room, Instant::now() + self.shared.timeout).await {
+        if !self.shared.room.take(room, Instant::now() + self.shared.timeout()).await {
             let reason = format!(
                 "{}: what may be staged on this host (client.staging_size) is used up, and the bucket takes nothing \
                  off it",
                 self.node()
             );
-            return Err(ClientError::Refused { errno: Errno::NOSPC.raw_os_error(), reason });
+            return refuse(Errno::NOSPC, reason);
         }
         let _writing = self.gate.read().await;
         let written = match self.check_write(&range) {
@@ -76,7 +77,7 @@ impl StagedFile {
 
     /// Whether a range may be written to.
     fn check_write(&self, range: &Range<u64>) -> Result<(), ClientError> {
-        if !self.state.lock().sent_away.touches(range) {
+        if !self.state.lock().layout.sent_away.touches(range) {
             return Ok(());
         }
         let reason = format!(
@@ -86,17 +87,16 @@ impl StagedFile {
             range.start,
             range.end
         );
-        Err(ClientError::Refused { errno: Errno::NOSPC.raw_os_error(), reason })
+        refuse(Errno::NOSPC, reason)
     }
 
     /// A range has been written; its room was taken for all of it.
     fn wrote(&self, range: Range<u64>, writer: Option<u64>) {
         let mut state = self.state.lock();
         state.writers.add(writer);
-        let new = state.staged.insert(range.clone());
+        let new = state.layout.wrote(range.clone());
         self.shared.room.give((range.end - range.start) - new);
-        state.size = state.size.max(range.end);
-        state.parts.touch(range);
+        state.upload.parts.touch(range);
         state.changed();
     }
 
@@ -108,21 +108,12 @@ impl StagedFile {
         let _alone = self.gate.write().await;
         let removed = {
             let mut state = self.state.lock();
-            let old = state.size;
+            let old = state.layout.size;
             if size == old && size > 0 {
                 return Ok(());
             }
-            if let Some(base) = &mut state.base {
-                base.valid = base.valid.min(size);
-            }
-            // What is written from here on has nothing to do with any earlier version.
-            if size == 0 {
-                state.base = None;
-            }
-            state.sent_away.remove(size..u64::MAX);
-            let removed = state.staged.remove(size..u64::MAX);
-            state.parts.touch(old.min(size)..old.max(size));
-            state.size = size;
+            let removed = state.layout.cut(size);
+            state.upload.parts.touch(old.min(size)..old.max(size));
             state.writers.add(writer);
             state.changed();
             removed
@@ -148,26 +139,24 @@ impl StagedFile {
         let _alone = self.gate.write().await;
         let gaps: Vec<Range<u64>> = {
             let state = self.state.lock();
-            let pieces = state.staged.pieces(0..state.size).into_iter();
-            pieces
-                .filter(|(piece, is_staged)| !is_staged && !state.sent_away.touches(piece))
-                .map(|(piece, _)| piece)
-                .collect()
+            let layout = &state.layout;
+            let gaps = layout.staged.pieces(0..layout.size).into_iter().filter(|(_, is_staged)| !is_staged);
+            gaps.map(|(gap, _)| gap).filter(|gap| !layout.sent_away.touches(gap)).collect()
         };
         for gap in gaps {
             let mut at = gap.start;
             while at < gap.end {
-                let piece = at..gap.end.min(at + BASE_PIECE);
+                let piece = at..gap.end.min(at + PIECE_BYTES);
                 at = piece.end;
                 let bytes = self.collect(piece.clone()).await?;
                 if !self.shared.room.try_take(piece.end - piece.start) {
                     let reason = format!("{}: too many places of it were changed for client.staging_size", self.node());
-                    return Err(ClientError::Refused { errno: Errno::NOSPC.raw_os_error(), reason });
+                    return refuse(Errno::NOSPC, reason);
                 }
                 let (start, room) = (piece.start, piece.end - piece.start);
                 let written = self.with_file(move |file| file.write_all_at(&bytes, start)).await;
                 written.inspect_err(|_| self.shared.room.give(room))?;
-                self.state.lock().staged.insert(piece);
+                self.state.lock().layout.staged.insert(piece);
             }
         }
         Ok(())
@@ -179,11 +168,13 @@ impl StagedFile {
         {
             let mut state = self.state.lock();
             // It may have been written to, or the upload may be over.
-            if state.parts.etag(index, range.end - range.start).is_none() || !state.staged.contains(&range) {
+            if state.upload.parts.etag(index, range.end - range.start).is_none()
+                || !state.layout.staged.contains(&range)
+            {
                 return;
             }
-            state.staged.remove(range.clone());
-            state.sent_away.insert(range.clone());
+            state.layout.staged.remove(range.clone());
+            state.layout.sent_away.insert(range.clone());
         }
         let room = range.end - range.start;
         self.give_back(range, room).await;
@@ -193,10 +184,10 @@ impl StagedFile {
     pub(super) async fn drop_staged(&self, size: u64) {
         let room = {
             let mut state = self.state.lock();
-            if state.base.is_none() {
+            if state.layout.base.is_none() {
                 return;
             }
-            state.staged.remove(0..u64::MAX)
+            state.layout.staged.remove(0..u64::MAX)
         };
         if room > 0 {
             self.give_back(0..size, room).await;

@@ -2,19 +2,16 @@
 
 use cavern_proto::master::Origin;
 
-use super::{Layout, LocatedBlock};
+use super::unsynced::Unsynced;
+use super::{Committed, Layout, LocatedBlock};
 
 /// Of files with more blocks nothing stays known: they are read for so long that a question does not matter.
 const BLOCKS_MAX: usize = 16;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::fs_file) struct KnownLayout {
-    size: u64,
-    version: u64,
-    generation: u32,
-    next_generation: u32,
-    allocated: Option<u64>,
+pub(in crate::fs_file) struct ClosedLayout {
+    committed: Committed,
     origin: Option<Box<Origin>>,
     blocks: Box<[(u32, LocatedBlock)]>,
     is_on_disks: bool,
@@ -22,17 +19,13 @@ pub(in crate::fs_file) struct KnownLayout {
 
 impl Layout {
     /// What is known, if it is all that the master knows as well.
-    pub(in crate::fs_file) fn known(&self) -> Option<KnownLayout> {
+    pub(in crate::fs_file) fn known(&self) -> Option<ClosedLayout> {
         let is_settled = |known: &LocatedBlock| known.is_committed && known.is_open_to_writes();
         if !self.is_committed() || self.blocks.len() > BLOCKS_MAX || !self.blocks.values().all(is_settled) {
             return None;
         }
-        Some(KnownLayout {
-            size: self.size,
-            version: self.version,
-            generation: self.generation,
-            next_generation: self.next_generation,
-            allocated: self.allocated,
+        Some(ClosedLayout {
+            committed: Committed { size: self.size, ..self.committed },
             origin: self.origin.clone().map(Box::new),
             blocks: self.blocks.iter().map(|(index, known)| (*index, known.clone())).collect(),
             is_on_disks: self.version_on_disks().is_some(),
@@ -40,7 +33,7 @@ impl Layout {
     }
 }
 
-impl KnownLayout {
+impl ClosedLayout {
     /// Index, generation and workers of the only block of a file that has nothing else.
     pub(in crate::fs_file) fn only_block(&self) -> Option<(u32, u32, &[u64])> {
         match &*self.blocks {
@@ -50,19 +43,15 @@ impl KnownLayout {
     }
 }
 
-impl From<KnownLayout> for Layout {
-    fn from(known: KnownLayout) -> Self {
-        let KnownLayout { size, version, generation, next_generation, allocated, origin, blocks, is_on_disks } = known;
+impl From<ClosedLayout> for Layout {
+    fn from(known: ClosedLayout) -> Self {
+        let ClosedLayout { committed, origin, blocks, is_on_disks } = known;
         Self {
-            size,
-            committed_size: size,
-            version,
-            generation,
-            next_generation,
-            allocated,
-            origin: origin.map(|origin| *origin),
+            committed,
+            size: committed.size,
             blocks: blocks.into_iter().collect(),
-            is_tracked: is_on_disks,
+            origin: origin.map(|origin| *origin),
+            unsynced: Unsynced { is_tracked: is_on_disks, ..Unsynced::default() },
             ..Self::default()
         }
     }
@@ -70,7 +59,7 @@ impl From<KnownLayout> for Layout {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{attr, extent, parts};
+    use super::super::tests::{attr, extent};
     use super::*;
 
     #[test]
@@ -91,9 +80,9 @@ mod tests {
         layout.made(0, layout.next_generation(), vec![1]);
         layout.wrote(0, 10, 1);
         assert_eq!(layout.known(), None);
-        let (sent, _) = parts(layout.begin_commit().unwrap());
+        assert!(layout.begin_commit().is_some());
         assert_eq!(layout.known(), None, "it is under way");
-        assert!(layout.committed(&sent, &[], &attr(10, 2, 1)));
+        assert!(layout.committed(&[], &attr(10, 2, 1)));
         assert!(layout.known().is_some_and(|known| !known.is_on_disks));
         layout.gave_up(0, 1, &[]);
         let copied = Layout::new(&attr(10, 2, 1), Vec::new(), None);

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::{Layout, LocatedBlock};
+use super::{Committed, Layout, LocatedBlock, Uncommitted};
 use crate::journal::{BlockRecord, ContentRecord};
 
 impl Layout {
     /// Whether the master knows everything, and disks have it.
     pub(in crate::fs_file) fn is_settled(&self) -> bool {
-        self.is_committed() && self.unsynced.is_empty() && self.syncing.is_empty()
+        self.is_committed() && self.unsynced.is_empty()
     }
 
     /// What the master does not know, or disks may not have; `None` for nothing.
@@ -16,7 +16,8 @@ impl Layout {
         if self.is_settled() {
             return None;
         }
-        let (now, sent) = (&self.uncommitted, &self.in_flight);
+        let (now, none) = (&self.uncommitted, Uncommitted::default());
+        let sent = self.in_flight.as_ref().unwrap_or(&none);
         let made: BTreeSet<u32> = now.made.union(&sent.made).copied().collect();
         let written: BTreeSet<u32> = now.written.union(&sent.written).copied().collect();
         let block = |index: &u32| {
@@ -38,27 +39,20 @@ impl Layout {
             grow_to: now.grow_to.max(sent.grow_to),
             changed: now.changed || sent.changed,
             written_ns: self.written_ns,
-            generation: self.generation,
+            generation: self.generation(),
             blocks: made.union(&written).filter_map(block).collect(),
-            unsynced: self.unsynced.union(&self.syncing).copied().collect(),
+            unsynced: self.unsynced.all().collect(),
         })
     }
 
     /// As another process had it; to be laid over what the master has by [`rebase`](Self::rebase).
     pub(in crate::fs_file) fn of_record(record: &ContentRecord) -> Self {
-        let mut layout = Self { size: record.size, generation: record.generation, revision: 1, ..Self::default() };
+        let committed = Committed { generation: record.generation, ..Committed::default() };
+        let mut layout = Self { committed, size: record.size, revision: 1, ..Self::default() };
         for block in &record.blocks {
             let BlockRecord { index, generation, is_urgent, is_committed, .. } = *block;
             let (workers, joined) = (block.workers.clone(), block.joined.clone());
-            let known = LocatedBlock {
-                generation,
-                workers,
-                joined,
-                is_joined: false,
-                is_committed,
-                is_urgent,
-                allocated: None,
-            };
+            let known = LocatedBlock { is_committed, is_urgent, ..LocatedBlock::new(generation, workers, joined) };
             layout.blocks.insert(index, known);
             if block.is_made {
                 layout.uncommitted.made.insert(index);
@@ -69,7 +63,7 @@ impl Layout {
         }
         (layout.uncommitted.changed, layout.uncommitted.grow_to) = (record.changed, record.grow_to);
         layout.written_ns = record.written_ns;
-        layout.unsynced = record.unsynced.iter().copied().collect();
+        layout.unsynced.blocks = record.unsynced.iter().copied().collect();
         layout
     }
 }
@@ -79,7 +73,7 @@ mod tests {
     use cavern_proto::master::Extent;
 
     use super::super::EventHistory;
-    use super::super::tests::{attr, extent, parts};
+    use super::super::tests::{attr, extent};
     use super::*;
 
     #[test]
@@ -94,7 +88,7 @@ mod tests {
         assert_eq!(layout.revision(), before, "it says the same");
         let record = layout.record(9).unwrap();
         // What is on its way to the master is not there yet.
-        let (sent, _) = parts(layout.begin_commit().unwrap());
+        assert!(layout.begin_commit().is_some());
         assert_eq!(layout.record(9).unwrap().blocks, record.blocks);
 
         let mut next = Layout::of_record(&record);
@@ -112,7 +106,7 @@ mod tests {
         assert!(next.rebase(committed, EventHistory::MayHaveGaps).is_empty());
         assert_eq!(next.size(), 20);
 
-        assert!(layout.committed(&sent, &[], &attr(20, 5, 2)));
+        assert!(layout.committed(&[], &attr(20, 5, 2)));
         assert_eq!(layout.record(9).unwrap().unsynced, [0, 1], "and disks may not have it");
         layout.begin_sync();
         assert_eq!(layout.record(9).unwrap().unsynced, [0, 1], "nor while it is being synced");

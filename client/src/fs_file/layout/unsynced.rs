@@ -4,60 +4,82 @@
 //! syncs the file wants that on disk as well, so the first sync is one of all blocks. A worker finds out quickly that
 //! it has nothing to do.
 
+use std::collections::BTreeSet;
+
 use cavern_proto::master::Attr;
 
 use super::Layout;
 
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Unsynced {
+    pub blocks: BTreeSet<u32>,
+    /// Those of a sync that is under way.
+    pub syncing: BTreeSet<u32>,
+    /// These are all: nothing that was written before the file was opened here, or by somebody else, may be on no disk.
+    pub is_tracked: bool,
+}
+
+impl Unsynced {
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.syncing.is_empty()
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = u32> {
+        self.blocks.union(&self.syncing).copied()
+    }
+}
+
 impl Layout {
     /// Of a file without blocks: all that is written is written from now on.
     pub(in crate::fs_file) fn without_blocks(attr: &Attr) -> Self {
-        Self { is_tracked: true, ..Self::new(attr, Vec::new(), None) }
+        let mut layout = Self::new(attr, Vec::new(), None);
+        layout.is_on_disks();
+        layout
     }
 
     /// Takes out the blocks that are to be synced: what is written from now on is for the next sync.
     pub(in crate::fs_file) fn begin_sync(&mut self) -> Vec<u32> {
-        let mut blocks = std::mem::take(&mut self.unsynced);
-        if !self.is_tracked {
+        let mut blocks = std::mem::take(&mut self.unsynced.blocks);
+        // Should it fail, all of them are noted.
+        if !std::mem::replace(&mut self.unsynced.is_tracked, true) {
             blocks.extend(self.blocks.keys());
-            // Should it fail, all of them are noted.
-            self.is_tracked = true;
         }
-        self.syncing.clone_from(&blocks);
+        self.unsynced.syncing.clone_from(&blocks);
         blocks.into_iter().collect()
     }
 
     /// Those blocks, as long as they are known.
     pub(in crate::fs_file) fn to_be_synced(&self) -> Option<impl Iterator<Item = u32>> {
-        self.is_tracked.then(|| self.unsynced.union(&self.syncing).copied())
+        self.unsynced.is_tracked.then(|| self.unsynced.all())
     }
 
     /// They could not be synced by whoever had not begun a sync of the file.
     pub(in crate::fs_file) fn must_be_synced(&mut self, blocks: &[u32]) {
-        self.unsynced.extend(blocks);
+        self.unsynced.blocks.extend(blocks);
         self.revision += 1;
     }
 
     pub(in crate::fs_file) fn sync_failed(&mut self, blocks: &[u32]) {
-        self.unsynced.extend(blocks);
-        self.syncing.clear();
-        self.revision += 1;
+        self.must_be_synced(blocks);
+        self.unsynced.syncing.clear();
     }
 
     /// They are on disks.
     pub(in crate::fs_file) fn synced(&mut self) {
-        self.syncing.clear();
+        self.unsynced.syncing.clear();
         self.revision += 1;
     }
 
     /// The version of the content, when all of it is on disks.
     pub(in crate::fs_file) fn version_on_disks(&self) -> Option<u64> {
-        let is_on_disks = self.is_tracked && self.unsynced.is_empty() && self.syncing.is_empty();
-        (is_on_disks && self.is_committed()).then_some(self.version)
+        let is_on_disks = self.unsynced.is_tracked && self.unsynced.is_empty();
+        (is_on_disks && self.is_committed()).then_some(self.version())
     }
 
     /// All that the master knows is on disks, as it was when the file was closed here.
     pub(in crate::fs_file) fn is_on_disks(&mut self) {
-        self.is_tracked = true;
+        self.unsynced.is_tracked = true;
     }
 }
 
@@ -66,7 +88,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::super::EventHistory;
-    use super::super::tests::{attr, extent, parts};
+    use super::super::tests::{attr, extent};
     use super::*;
 
     #[test]
@@ -94,8 +116,8 @@ mod tests {
         layout.wrote(1, 10, 1);
         assert_eq!((layout.begin_sync(), layout.begin_sync()), (vec![0, 1], vec![]));
         layout.wrote(1, 10, 2);
-        let (sent, _) = parts(layout.begin_commit().unwrap());
-        assert!(layout.committed(&sent, &[], &attr(10, 5, 2)));
+        assert!(layout.begin_commit().is_some());
+        assert!(layout.committed(&[], &attr(10, 5, 2)));
         layout.rebase(opened(5), EventHistory::Complete);
         assert_eq!((layout.begin_sync(), layout.version_on_disks()), (vec![1], None));
         layout.synced();
@@ -103,8 +125,8 @@ mod tests {
         layout.rebase(opened(6), EventHistory::Complete);
         assert_eq!((layout.begin_sync(), layout.begin_sync()), (vec![0, 1], vec![]));
         layout.wrote(0, 10, 3);
-        let (sent, _) = parts(layout.begin_commit().unwrap());
-        assert!(!layout.committed(&sent, &[], &attr(10, 8, 2)), "somebody else has written as well");
+        assert!(layout.begin_commit().is_some());
+        assert!(!layout.committed(&[], &attr(10, 8, 2)), "somebody else has written as well");
         let syncing: BTreeSet<u32> = layout.begin_sync().into_iter().collect();
         assert_eq!(syncing, BTreeSet::from([0, 1]));
     }

@@ -7,23 +7,22 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use cavern_net::Route;
-use cavern_proto::CHUNK_BYTES;
 use cavern_proto::chunk::widen_to_parts;
 use tokio::time::Instant;
 
-use super::{File, location};
+use super::{EAGER_BYTES, OpenFile};
 use crate::error::ClientError;
 use crate::mounts::ObjectVersion;
-use crate::read::EAGER_BYTES;
 use crate::read::buffers::{BufferKey, ChunkLookup, Purpose};
 use crate::read::fetch::{ChunkRequest, Piece};
+use crate::read::location::BlockLocation;
 use crate::read::readahead::Pattern;
 use crate::read::span::Span;
 
 /// More than this at a time is nearly a chunk, which whoever comes next may find in a buffer.
 const PART_READ_BYTES: usize = 64 << 10;
 
-impl File {
+impl OpenFile {
     /// The parts to ask for, when whole chunks would be asked for in vain: of a large file that is read at random, over
     /// the network, little is wanted of which nothing is on its way.
     pub(super) fn parts_to_read(&self, object: &ObjectVersion, span: &Span, pattern: Pattern) -> Option<Range<u32>> {
@@ -48,27 +47,23 @@ impl File {
         parts: Range<u32>,
         deadline: Instant,
     ) -> Result<Option<Bytes>, ClientError> {
-        let from = |bytes: &Bytes, start: u32| {
-            let start = (span.bytes.start - start) as usize;
-            Some(bytes.slice(start..start + span.length()))
-        };
-        let at = location(object, span.index);
+        let at = BlockLocation::of_object(object, span.index);
+        let key = at.key();
         let want = ChunkRequest { part: Some(parts.clone()), ..ChunkRequest::new(at, span.chunks()) };
         match self.core.fetch_from_any(&want, deadline).await? {
             Piece::Local(descriptor) => {
                 self.remember(span.index, &descriptor);
                 Ok(None)
             }
-            Piece::Parts(bytes) => Ok(from(&bytes, parts.start)),
+            Piece::Parts(bytes) => Ok(Some(span.of(&bytes, parts.start))),
             Piece::Buffer(bytes) => {
                 // The source knows no parts: what it gave is there for others, as if it had been asked for.
-                let block = BufferKey::of_object(object, span.index);
-                if let ChunkLookup::Missing(claim) = self.core.buffers.gather(block, span.chunks(), Purpose::Read)
+                if let ChunkLookup::Missing(claim) = self.core.buffers.gather(key, span.chunks(), Purpose::Read)
                     && claim.chunks() == span.chunks()
                 {
                     self.core.keep(claim, &bytes);
                 }
-                Ok(from(&bytes, span.bytes.start - span.bytes.start % CHUNK_BYTES))
+                Ok(Some(span.of_chunks(&bytes)))
             }
         }
     }

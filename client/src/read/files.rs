@@ -1,0 +1,159 @@
+//! Opening objects, and what becomes of what they leave behind.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cavern_conf::Config;
+use cavern_net::WorkerPool;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::descriptors::{CONFIRM_EVERY, Descriptors};
+use super::file::{EAGER_BYTES, OpenFile};
+use super::readahead::Readahead;
+use super::reader::BlockReader;
+use super::resources::{Background, Core, Limits};
+use crate::error::ClientError;
+use crate::memory::MemoryBudget;
+use crate::metadata::{Metadata, Node};
+use crate::mounts::ObjectVersion;
+use crate::stats::Stats;
+
+/// Files that a worker is asked about at a time.
+const CONFIRM_BATCH: usize = 4096;
+/// How often idle descriptors and buffers are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+
+/// Opens files. Cheap to clone.
+#[derive(Clone)]
+pub struct Files {
+    core: Arc<Core>,
+}
+
+impl Files {
+    /// Inside a tokio runtime, where read-ahead will run.
+    pub(crate) fn new(metadata: Metadata, pool: Arc<WorkerPool>, stats: Arc<Stats>, config: &Config) -> Self {
+        Self { core: Core::new(metadata, pool, stats, config) }
+    }
+
+    /// The memory budget of the process, for what is read and for all else.
+    pub(crate) fn memory(&self) -> &Arc<MemoryBudget> {
+        &self.core.memory
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.core.limits
+    }
+
+    /// A reader of a file that may change, for all who have it open.
+    pub(crate) fn reader(&self) -> BlockReader {
+        BlockReader::new(self.core.clone(), Readahead::of_many(self.core.limits.readahead_max))
+    }
+
+    /// Where files of blocks stay that are opened otherwise than here.
+    pub(crate) fn descriptors(&self) -> &Arc<Descriptors> {
+        &self.core.descriptors
+    }
+
+    /// Opens a file for reading. A small file (up to 1 MiB) is made present at once, so that a version that is gone
+    /// shows here as `Stale`; a larger one needs no I/O. When it is `Stale`, the name leads to the new version by then.
+    /// Bounded as [`OpenFile::read`], and each question whether the version is current by `client.metadata_timeout`.
+    pub async fn open(&self, node: &Arc<Node>) -> Result<Arc<OpenFile>, ClientError> {
+        check_file(node)?;
+        if node.is_always_checked() {
+            let current = match self.core.metadata.current(node).await {
+                // An answer, not a failure: the object is gone.
+                Err(error @ ClientError::NotFound(_)) => return Err(error),
+                current => current.map_err(|error| self.core.failed(node, error))?,
+            };
+            if current.inode != node.inode {
+                return Err(ClientError::Stale(node.to_string()));
+            }
+        }
+        let opened = async {
+            let file = OpenFile::new(self.core.clone(), node.clone())?;
+            if node.size <= EAGER_BYTES {
+                file.make_present().await?;
+            }
+            Ok::<_, ClientError>(Arc::new(file))
+        };
+        match opened.await {
+            Ok(file) => Ok(file),
+            Err(error) => Err(self.core.failed_read(node, error).await),
+        }
+    }
+
+    /// Opens without I/O where nothing has to be asked: an empty file, a small one that is present, a large one.
+    /// `None`: use `open`.
+    pub fn open_cached(&self, node: &Arc<Node>) -> Option<Arc<OpenFile>> {
+        if check_file(node).is_err() || node.is_always_checked() {
+            return None;
+        }
+        let file = OpenFile::new(self.core.clone(), node.clone()).ok()?;
+        (node.size > EAGER_BYTES || file.is_present()).then(|| Arc::new(file))
+    }
+
+    /// A handle without any I/O: nothing is made present, and whether the version is still there shows at a read. Never
+    /// checks a file with `consistency = always`.
+    pub fn handle(&self, node: &Arc<Node>) -> Result<Arc<OpenFile>, ClientError> {
+        check_file(node)?;
+        OpenFile::new(self.core.clone(), node.clone()).map(Arc::new)
+    }
+
+    /// A handle on an object that is (a part of) the content of a file, without any I/O.
+    pub(crate) fn open_object(&self, node: Arc<Node>, object: ObjectVersion) -> Arc<OpenFile> {
+        Arc::new(OpenFile::of(self.core.clone(), node, Some(object)))
+    }
+
+    /// Closes what is idle, and lets go of what workers do not have any more, now and then, until `stop`.
+    pub(crate) async fn sweep(&self, stop: CancellationToken) {
+        let mut confirmed = Instant::now();
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(SWEEP_EVERY) => {}
+                () = stop.cancelled() => return,
+            }
+            self.core.descriptors.sweep().await;
+            self.core.buffers.sweep();
+            self.core.pool.trim_buffers();
+            if confirmed.elapsed() >= CONFIRM_EVERY {
+                stop.run_until_cancelled(self.confirm()).await;
+                confirmed = Instant::now();
+            }
+        }
+    }
+
+    /// Asks workers about the files of theirs that are held, tells them which were read, and lets go of those that are
+    /// not of their blocks any more. A worker that does not answer evicts nothing either, or is asked the next time.
+    pub(crate) async fn confirm(&self) {
+        for (worker, held) in self.core.descriptors.held() {
+            for batch in held.chunks(CONFIRM_BATCH) {
+                let files: Vec<_> = batch.iter().map(|file| (file.block, file.is_read)).collect();
+                match self.core.pool.confirm(worker, &files).await {
+                    Ok(now) => {
+                        let gone = batch.iter().zip(now).filter(|(file, now)| *now != Some(file.incarnation));
+                        self.core.descriptors.let_go(gone.map(|(file, _)| (file.block, file.incarnation)));
+                    }
+                    Err(error) => {
+                        tracing::debug!(worker, "files of its blocks could not be confirmed: {error}");
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends what runs in the background, and lets go of descriptors and buffers.
+    pub(crate) async fn shutdown(&self) {
+        let Background { stop, tasks, .. } = &self.core.background;
+        stop.cancel();
+        tasks.close();
+        tasks.wait().await;
+        self.core.descriptors.clear();
+        self.core.buffers.clear();
+    }
+}
+
+fn check_file(node: &Node) -> Result<(), ClientError> {
+    if node.is_directory() { Err(ClientError::IsADirectory(node.to_string())) } else { Ok(()) }
+}
