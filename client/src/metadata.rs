@@ -176,19 +176,17 @@ impl Metadata {
                 continue;
             }
             self.inner.stats.metadata_misses.inc();
-            if let Some(in_bucket) = self.bucket_directory(directory) {
-                return self.bucket_page(in_bucket, after, limit).await;
-            }
-            let records = self.inner.names.caching
-                && self.inner.names.directories.get(directory).is_none_or(|directory| directory.records());
+            let names = &self.inner.names;
+            let known = names.directories.get(directory);
+            let records = names.caching && known.as_ref().is_none_or(|known| known.records());
             let asked = if records { limit.max(LISTING_PAGE) } else { limit };
-            let known = self.inner.names.directories.get(directory);
-            let is_cached = known.is_some_and(|known| known.page(&self.inner.names.cache, after, limit).is_some());
+            let is_cached = known.is_some_and(|known| known.page(&names.cache, after, limit).is_some());
             let answer = tokio::select! {
-                answer = self.ask_dir_page(directory, after, asked, patience_with(is_cached)) => answer,
+                biased;
                 in_bucket = self.bucket_directory_in_outage(directory) => {
                     return self.bucket_page(in_bucket, after, limit).await;
                 }
+                answer = self.ask_dir_page(directory, after, asked, patience_with(is_cached)) => answer,
             };
             match answer {
                 // The first answer says how old the listing is.

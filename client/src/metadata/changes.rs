@@ -167,17 +167,23 @@ impl Metadata {
 
     /// Numbers for files that are going to be made here, and the session whose they are; fewer where none are made.
     pub(crate) fn take_numbers(&self, count: u32) -> (u64, Vec<u64>) {
-        self.inner.log.take_numbers(count)
+        let log = &self.inner.log;
+        let mut state = log.lock();
+        let numbers = state.delegations.take_numbers(count);
+        if !state.delegations.is_empty() {
+            log.wake_if(state.reserve_numbers());
+        }
+        (state.delegations.session(), numbers)
     }
 
     /// The next file that is made in a mount is to have this number, or one that was offered before.
     pub(crate) fn offer_file_number(&self, session: u64, mount: u32, number: u64) {
-        self.inner.log.offer_file_number(session, mount, number);
+        self.inner.log.lock().delegations.offer_file_number(session, mount, number);
     }
 
     /// Takes back the offer of these numbers; gives those that no file has, nor ever will have.
     pub(crate) fn withdraw_file_numbers(&self, numbers: &HashSet<u64>) -> HashSet<u64> {
-        self.inner.log.withdraw_file_numbers(numbers)
+        self.inner.log.lock().delegations.withdraw_file_numbers(numbers)
     }
 }
 

@@ -10,27 +10,26 @@ use super::sink::InvalidationSink;
 impl Inner {
     /// Takes one event in and hands it to the sink; whether that has something to pass on.
     pub(super) fn take_in_event(&self, sink: &dyn InvalidationSink, event: WatchEvent) -> bool {
-        match event.event {
-            Some(Event::Reset(reset)) => {
+        let Some(what) = event.event else { return false };
+        let is_passed_on = matches!(what, Event::Reset(_) | Event::Entry(_) | Event::InodeChanged(_));
+        match what {
+            Event::Reset(reset) => {
                 self.tables.set_cluster_id(&reset.cluster_id);
                 self.begin_anew(reset.session, event.seq);
                 sink.reset();
-                true
             }
-            Some(Event::Resumed(resumed)) => {
+            Event::Resumed(resumed) => {
                 self.resume(resumed.session);
                 sink.resumed();
-                false
             }
-            Some(Event::Entry(changed)) => {
+            Event::Entry(changed) => {
                 self.names.entry_changed(&changed);
                 self.stats.invalidations.inc();
                 let directory = self.names.directories.get(changed.parent);
                 let kept = directory.is_none_or(|directory| !directory.is_strict());
                 sink.entry(changed.parent, &changed.name, changed.old_inode, changed.new_inode, kept);
-                true
             }
-            Some(Event::InodeChanged(inode)) => {
+            Event::InodeChanged(inode) => {
                 self.names.forget_inode(inode);
                 self.open.content_changed(inode);
                 if let Some(directory) = self.names.directories.get(inode) {
@@ -38,37 +37,21 @@ impl Inner {
                 }
                 self.stats.invalidations.inc();
                 sink.inode(inode);
-                true
             }
             // Nothing that the kernel has is another by that. It must not be waited for either: it may have pages of a
             // write that waits for this.
-            Some(Event::LayoutChanged(inode)) => {
-                self.open.content_changed(inode);
-                false
-            }
-            Some(Event::WorkersEpoch(epoch)) => {
-                self.tables.workers_changed(epoch);
-                false
-            }
-            Some(Event::MountsEpoch(epoch)) => {
-                self.tables.mounts_changed(epoch);
-                false
-            }
-            Some(Event::Unlinked(inode)) => {
+            Event::LayoutChanged(inode) => self.open.content_changed(inode),
+            Event::WorkersEpoch(epoch) => self.tables.workers_changed(epoch),
+            Event::MountsEpoch(epoch) => self.tables.mounts_changed(epoch),
+            Event::Unlinked(inode) => {
                 self.open.forget_gone(&[inode]);
                 self.names.forget_inode(inode);
-                false
             }
-            Some(Event::Recall(directory)) => {
-                self.recalled(directory);
-                false
-            }
-            Some(Event::LockGranted(waiter)) => {
-                self.locks.granted(waiter, self.lease.session());
-                false
-            }
-            Some(Event::Tick(_)) | None => false,
+            Event::Recall(directory) => self.recalled(directory),
+            Event::LockGranted(waiter) => self.locks.granted(waiter, self.lease.session()),
+            Event::Tick(_) => {}
         }
+        is_passed_on
     }
 
     /// A stream begins, or something was missed: nothing that was known counts.

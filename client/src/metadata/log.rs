@@ -19,7 +19,6 @@ mod subjects;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -245,25 +244,5 @@ impl OperationLog {
     /// The session holds nothing, nor ever will: it is over, or another one has begun.
     pub fn end_delegations(&self) {
         self.lock().delegations.follow(0);
-    }
-
-    /// Numbers for files that are going to be made here, and the session whose they are; fewer where none are made.
-    pub fn take_numbers(&self, count: u32) -> (u64, Vec<u64>) {
-        let mut state = self.lock();
-        let numbers = state.delegations.take_numbers(count);
-        if !state.delegations.is_empty() {
-            self.wake_if(state.reserve_numbers());
-        }
-        (state.delegations.session(), numbers)
-    }
-
-    /// The next file that is made in a mount is to have this number, or one that was offered before.
-    pub fn offer_file_number(&self, session: u64, mount: u32, number: u64) {
-        self.lock().delegations.offer_file_number(session, mount, number);
-    }
-
-    /// Takes back the offer of these numbers; gives those that no file has, nor ever will have.
-    pub fn withdraw_file_numbers(&self, numbers: &HashSet<u64>) -> HashSet<u64> {
-        self.lock().delegations.withdraw_file_numbers(numbers)
     }
 }

@@ -53,12 +53,10 @@ impl Metadata {
         patience: RetryPolicy,
     ) -> Result<Arc<Node>, ClientError> {
         let _asked = Stage::Metadata.begin();
-        if let Some(directory) = self.bucket_directory(parent) {
-            return self.bucket_lookup(directory, name).await;
-        }
         tokio::select! {
-            answer = self.ask_master_lookup(parent, name, patience) => answer,
+            biased;
             directory = self.bucket_directory_in_outage(parent) => self.bucket_lookup(directory, name).await,
+            answer = self.ask_master_lookup(parent, name, patience) => answer,
         }
     }
 
@@ -132,14 +130,10 @@ impl Metadata {
     /// gone.
     pub async fn current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
         let _asked = Stage::Metadata.begin();
-        let current = match self.bucket_directory(node.parent) {
-            Some(directory) => self.bucket_current(&directory, node).await,
-            None => tokio::select! {
-                current = self.ask_master_current(node) => current,
-                directory = self.bucket_directory_in_outage(node.parent) => {
-                    self.bucket_current(&directory, node).await
-                }
-            },
+        let current = tokio::select! {
+            biased;
+            directory = self.bucket_directory_in_outage(node.parent) => self.bucket_current(&directory, node).await,
+            current = self.ask_master_current(node) => current,
         };
         let gone = match &current {
             Ok(current) => current.inode != node.inode,

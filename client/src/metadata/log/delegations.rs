@@ -193,20 +193,20 @@ impl Delegations {
     }
 
     /// Numbers for files that are going to be made here; fewer where none are made.
-    pub(super) fn take_numbers(&mut self, count: u32) -> Vec<u64> {
+    pub fn take_numbers(&mut self, count: u32) -> Vec<u64> {
         let count = if self.is_empty() { 0 } else { count };
         (0..count).map_while(|_| self.numbers.take()).collect()
     }
 
     /// The next file that is made in a mount is to have this number, or one that was offered before.
-    pub(super) fn offer_file_number(&mut self, session: u64, mount: u32, number: u64) {
+    pub fn offer_file_number(&mut self, session: u64, mount: u32, number: u64) {
         if self.session == session {
             self.of_files.entry(mount).or_default().push_back(number);
         }
     }
 
     /// Takes back the offer of these numbers; gives those that no file has, nor ever will have.
-    pub(super) fn withdraw_file_numbers(&mut self, numbers: &HashSet<u64>) -> HashSet<u64> {
+    pub fn withdraw_file_numbers(&mut self, numbers: &HashSet<u64>) -> HashSet<u64> {
         let mut withdrawn = HashSet::new();
         for offered in self.of_files.values_mut() {
             offered.retain(|number| !numbers.contains(number) || !withdrawn.insert(*number));

@@ -48,7 +48,7 @@ impl Metadata {
         inner.outage.covers(&mount).then_some(BucketDirectory { inode: directory, mount, prefix })
     }
 
-    /// The same as soon as that is so, if ever.
+    /// The same as soon as that is so, if ever: at once while an outage lasts.
     pub(in crate::metadata) async fn bucket_directory_in_outage(&self, directory: u64) -> BucketDirectory {
         let mut since = self.inner.outage.since.subscribe();
         loop {
