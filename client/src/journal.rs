@@ -309,8 +309,8 @@ pub(crate) struct ChangeSlot {
 }
 
 impl ChangeSlot {
-    /// It has got a number, or has become another change before it is sent; false, and it is as it was, when that has no
-    /// room.
+    /// It has got a number, or has become another change before it is sent; false, and the record is as it was, when
+    /// that has no room.
     pub(crate) fn write(&self, session: u64, order: Option<u64>, mutation: &Mutation) -> bool {
         let record = self.journal.change_record(session, self.unique, order, mutation);
         self.has_number(mutation.seq);

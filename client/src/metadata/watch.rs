@@ -59,7 +59,7 @@ impl Metadata {
         let mut removed = PendingRemovals::default();
         loop {
             let stubs = inner.master.stubs();
-            let at = Place { inner, stubs: &stubs, sink: &*sink };
+            let at = Source { inner, stubs: &stubs, sink: &*sink };
             match at.follow(&who, &mut removed, &stop).await {
                 StreamEnd::Refused => {}
                 StreamEnd::Broken => backoff.reset(),
@@ -102,13 +102,13 @@ enum StreamEnd {
 
 /// Whose stream it is, and of which master.
 #[derive(Clone, Copy)]
-struct Place<'s> {
+struct Source<'s> {
     inner: &'s Inner,
     stubs: &'s Stubs,
     sink: &'s dyn InvalidationSink,
 }
 
-impl Place<'_> {
+impl Source<'_> {
     /// Opens a stream, and follows it to its end.
     async fn follow(&self, who: &Identity, removed: &mut PendingRemovals, stop: &CancellationToken) -> StreamEnd {
         let Self { inner, stubs, .. } = *self;
@@ -196,7 +196,7 @@ struct Acknowledged {
 
 /// See the module.
 struct EventStream<'s> {
-    at: Place<'s>,
+    at: Source<'s>,
     removed: &'s mut PendingRemovals,
     events: Streaming<WatchEvent>,
     /// From which it goes on; 0 for none.
@@ -214,7 +214,7 @@ struct EventStream<'s> {
 impl EventStream<'_> {
     /// Waits until there is something to do.
     async fn next(&mut self, stop: &CancellationToken) -> Wakeup {
-        let Place { inner, stubs, .. } = self.at;
+        let Source { inner, stubs, .. } = self.at;
         // In a session only.
         let due = self.removed.due().filter(|_| self.position.has_begun);
         tokio::select! {
@@ -254,7 +254,7 @@ impl EventStream<'_> {
     }
 
     fn broken(&self, status: Option<&Status>) -> StreamEnd {
-        let Place { inner, stubs, .. } = self.at;
+        let Source { inner, stubs, .. } = self.at;
         match status {
             Some(status) => failed(inner, stubs, status, StreamEnd::Broken),
             None => {
@@ -273,7 +273,7 @@ impl EventStream<'_> {
         };
         let is_asked = events.iter().any(|event| matches!(event.event, Some(Event::Tick(_))));
         self.take_in(events);
-        let Place { inner, sink, .. } = self.at;
+        let Source { inner, sink, .. } = self.at;
         let referred = stop.run_until_cancelled(inner.find_referenced(self.removed, sink)).await?;
         self.holding.unlinked.extend(referred);
         self.pass_on().await;
@@ -282,7 +282,7 @@ impl EventStream<'_> {
     }
 
     fn take_in(&mut self, events: Vec<WatchEvent>) {
-        let Place { inner, stubs, sink } = self.at;
+        let Source { inner, stubs, sink } = self.at;
         let Some(newest) = events.last() else { return };
         inner.master.note_answer(stubs);
         inner.master.note_group(newest.group_epoch, &newest.masters);
