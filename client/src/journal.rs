@@ -240,18 +240,27 @@ impl Journal {
         self.note_changes(session, 0);
     }
 
-    /// Enters a change that is about to be sent, or answered before it is, with what is sent of it.
+    /// Enters a change that is about to be sent under its number, or was answered before it has one (0): `order` is its
+    /// place among those then. `unique`: of the request of the kernel that it is made for, 0 for none.
     pub(crate) fn note_change(
         self: &Arc<Self>,
-        record: &ChangeRecord,
-        mutation: &impl Message,
+        session: u64,
+        unique: u64,
+        order: Option<u64>,
+        mutation: &Mutation,
     ) -> Option<Arc<ChangeSlot>> {
-        let slot = self.changes.put(&record.encode_with(mutation))?;
-        Some(self.change_slot(slot, record.seq))
+        let slot = self.changes.put(&self.change_record(session, unique, order, mutation))?;
+        Some(self.change_slot(slot, unique, mutation.seq))
     }
 
-    pub(crate) fn change_slot(self: &Arc<Self>, slot: Slot, seq: u64) -> Arc<ChangeSlot> {
-        let slot = ChangeSlot { journal: Arc::clone(self), seq: AtomicU64::new(0), slot: Some(slot) };
+    fn change_record(&self, session: u64, unique: u64, order: Option<u64>, mutation: &Mutation) -> Vec<u8> {
+        let order = order.map_or(0, |order| (self.epoch << EPOCH_BITS) + order);
+        ChangeRecord { session, seq: mutation.seq, unique, order, ..ChangeRecord::default() }.encode_with(mutation)
+    }
+
+    /// The slot of a change that the process before has entered.
+    pub(crate) fn change_slot(self: &Arc<Self>, slot: Slot, unique: u64, seq: u64) -> Arc<ChangeSlot> {
+        let slot = ChangeSlot { journal: Arc::clone(self), unique, seq: AtomicU64::new(0), slot: Some(slot) };
         slot.has_number(seq);
         Arc::new(slot)
     }
@@ -293,23 +302,19 @@ pub struct Left {
 #[derive(Debug)]
 pub(crate) struct ChangeSlot {
     journal: Arc<Journal>,
+    unique: u64,
     /// 0 before it is sent.
     seq: AtomicU64,
     slot: Option<Slot>,
 }
 
 impl ChangeSlot {
-    /// It is about to be sent under another number than the one before, if there was one.
-    pub(crate) fn renumber(&self, record: &ChangeRecord, mutation: &impl Message) {
-        if let Some(slot) = &self.slot {
-            slot.set(&record.encode_with(mutation));
-        }
-        self.has_number(record.seq);
-    }
-
-    /// It has become another change before it is sent; false, and it is as it was, when that has no room.
-    pub(crate) fn rewrite(&self, record: &ChangeRecord, mutation: &impl Message) -> bool {
-        self.slot.as_ref().is_some_and(|slot| slot.set(&record.encode_with(mutation)))
+    /// It has got a number, or has become another change before it is sent; false, and the record is as it was, when
+    /// that has no room.
+    pub(crate) fn write(&self, session: u64, order: Option<u64>, mutation: &Mutation) -> bool {
+        let record = self.journal.change_record(session, self.unique, order, mutation);
+        self.has_number(mutation.seq);
+        self.slot.as_ref().is_some_and(|slot| slot.set(&record))
     }
 
     fn has_number(&self, seq: u64) {
@@ -495,8 +500,8 @@ mod tests {
         let first = Journal::open(memory.try_clone().unwrap()).unwrap();
         first.note_session(7);
         for (session, is_answered) in [(7, true), (7, false), (6, true), (7, true)] {
-            let record = ChangeRecord { session, ..ChangeRecord::default() };
-            std::mem::forget(first.note_change(&record, &Mutation { is_answered, ..Mutation::default() }));
+            let mutation = Mutation { is_answered, ..Mutation::default() };
+            std::mem::forget(first.note_change(session, 0, None, &mutation));
         }
         for (inode, changed) in [(1, true), (2, false), (3, true)] {
             let record = ContentRecord { inode, changed, ..ContentRecord::default() };
@@ -522,8 +527,7 @@ mod tests {
     fn a_change_that_is_undone_is_made_by_no_successor_though_its_request_keeps_it() {
         let memory = memory();
         let first = Journal::open(memory.try_clone().unwrap()).unwrap();
-        let record = ChangeRecord { order: 1, ..ChangeRecord::default() };
-        let [kept, undone] = [(); 2].map(|()| first.note_change(&record, &record).unwrap());
+        let [kept, undone] = [1, 2].map(|order| first.note_change(0, 0, Some(order), &Mutation::default()).unwrap());
         undone.erase();
         std::mem::forget((kept, undone));
         assert_eq!(Journal::open(memory).unwrap().changes.take_all().len(), 1);
@@ -532,9 +536,8 @@ mod tests {
     #[test]
     fn a_change_is_kept_until_its_asker_has_the_answer() {
         let journal = Journal::open(memory()).unwrap();
-        let record = |seq| ChangeRecord { seq, ..ChangeRecord::default() };
-        let slots: Vec<_> =
-            [5, 6].iter().map(|seq| journal.note_change(&record(*seq), &record(*seq)).unwrap()).collect();
+        let note = |seq| journal.note_change(7, 0, None, &Mutation { seq, ..Mutation::default() }).unwrap();
+        let slots = [5, 6].map(note);
         assert_eq!(journal.first_unanswered(), Some(5));
         slots[0].answered();
         assert_eq!(journal.first_unanswered(), Some(6));

@@ -1,35 +1,61 @@
 //! Names and attributes: a cache that is coherent while the session's lease lives, and keeps serving when no master
-//! answers.
+//! answers; and changes, which reach the master in their order.
 //!
-//! `cache` holds the nodes, `directory` the listings and their ages (with `name_set`), `freshness` decides whether what
-//! is cached may be used, `recent_invalidations` keeps answers that an invalidation has overtaken out of the cache,
-//! `watch` takes the invalidations in, `remember` tells another master what is cached, `listing_refresh` asks for new
-//! listings, `queries` puts the questions to the master. `changes` carries changes to the master, `apply_change` what
-//! they leave in the caches, `held` answers them where nobody else can know better, `open_inodes` keeps what is open
-//! here from being deleted, `removals` what is referred to otherwise, and `locks` waits for locks and remembers who has
-//! any. `outage` has the buckets asked while no master answers.
+//! [`Metadata`] joins these objects (`parts`), each with its own state:
+//!
+//! - `Names` (`names`): what is known, the nodes (`cache`), the listings and their ages (`directory`, `name_set`), and
+//!   what was invalidated lately, which keeps answers out that an invalidation has overtaken (`recent_invalidations`).
+//!   `apply_change` is what a change of our own leaves there.
+//! - `SessionLease` (`lease`): whether the session lives, and how far its events have been taken in.
+//! - `OperationLog` (`log`): every change from when it is asked for, or answered, until the master has made it, and the
+//!   directories that are held. The journal is its durable form.
+//! - `OpenFiles` (`open_files`): what is open and must not be deleted (`open_inodes`), what is referred to otherwise
+//!   (`removals`), and what stays open for a while (`staying`).
+//! - `Locks` (`locks`): which owners have locks, and who waits for one.
+//! - `ListingRefresh` (`listing_refresh`): listings that are asked for anew.
+//! - `Outage` (`outage`): what buckets are asked while no master answers.
+//! - `Questions` (`parts`): questions under way, which those share who ask the same.
+//!
+//! What goes through them: `queries` puts questions to the master, and this file has the rule of freshness around them
+//! (`freshness`). `changes` puts changes in the log, `answer` answers them where nobody else can know better
+//! (`predict`, `answer_lock`), `sender` carries them to the master, `replay` loads the log of a process before. `watch`
+//! takes the events of the master in (`events`) and passes them on to a `sink`; `remember` tells another master what is
+//! cached.
+//!
+//! The log is locked before what is known, and what is open before the log. Nothing is awaited with either locked, and
+//! nothing is dropped under the log that may close a file.
 
-mod access;
+#[macro_use]
+mod ask;
+
+mod answer;
+mod answer_lock;
 mod apply_change;
 mod cache;
-mod changed_contents;
 mod changes;
 mod directory;
+mod events;
 mod freshness;
-mod held;
 mod lease;
 mod listing_budget;
 mod listing_refresh;
 mod locks;
+mod log;
 mod name_set;
+mod names;
 mod node;
+mod open_files;
 mod open_inodes;
 mod outage;
+mod parts;
+mod predict;
 mod queries;
 mod recent_invalidations;
 mod remember;
 mod removals;
 mod replay;
+mod sender;
+mod sink;
 mod staying;
 mod watch;
 
@@ -37,93 +63,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_net::NetError;
-use cavern_net::master::{MasterChannel, RetryPolicy};
+use cavern_net::master::RetryPolicy;
 use cavern_posix::check_name;
 use cavern_proto::ROOT_INODE;
-use futures::future::BoxFuture;
-use parking_lot::Mutex;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-pub(crate) use changed_contents::ChangedContents;
-pub use changes::Changed;
+pub use directory::DirPage;
 pub use locks::{AnsweredBy, LOCK_TO_END};
+pub use log::Changed;
 pub use node::{Node, Posix};
+pub(crate) use open_files::ChangedContents;
 pub use open_inodes::OpenInode;
+pub use parts::Metadata;
 pub(crate) use recent_invalidations::Mark;
+pub use sink::{InvalidationSink, NoSink};
 
 use crate::error::ClientError;
-use crate::identity::Identity;
 use crate::journal::Journal;
 use crate::mounts::Mounts;
-use crate::single_flight::SingleFlight;
-use crate::stats::Stats;
-use crate::tables::Tables;
-use cache::{Cache, Found};
-use changed_contents::ContentListener;
-use changes::ChangeQueue;
-use directory::Directories;
+use cache::Found;
+use directory::LISTING_PAGE;
 use freshness::{CacheDecision, Freshness, LeaseState};
-use held::HeldDirectories;
-use lease::SessionLease;
-use listing_refresh::SlowBuckets;
-use locks::Locks;
-use open_inodes::OpenInodes;
-use outage::Outage;
-use recent_invalidations::RecentInvalidations;
-use removals::ReferencedInodes;
-use replay::Replayed;
-use staying::StayingFiles;
+use parts::Inner;
 
-/// Entries asked for at once when a listing is recorded, so that a large directory takes few round trips.
-const LISTING_PAGE: usize = 4096;
-/// Directories waiting to be touched in the background.
-const TOUCH_QUEUE: usize = 1024;
 /// How often it is looked whether the session has begun.
 const SESSION_POLL: Duration = Duration::from_millis(2);
-
-/// Where invalidations go after the client's own cache has taken them in, in the order in which the master applied
-/// them. Called from the watch task: must not block; may be called at any rate.
-pub trait InvalidationSink: Send + Sync + 'static {
-    /// A name now leads to another inode (`new`), or nowhere (0), or for the first time somewhere (`old` 0). Kernels
-    /// trust none of the names that are not `kept`, those of strict mounts.
-    fn entry(&self, parent: u64, name: &[u8], old: u64, new: u64, kept: bool);
-    /// An inode's attributes are out of date.
-    fn inode(&self, inode: u64);
-    /// Everything is out of date.
-    fn reset(&self);
-    /// Nothing is, but of what only the kernel has there may be no invalidations from now on.
-    fn resumed(&self);
-    /// Which of these inodes are referred to, by a kernel say, after all earlier invalidations have been passed on.
-    fn referred(&self, inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>>;
-    /// Completes when nobody trusts what earlier invalidations of strict mounts made untrue, nor attributes and bytes
-    /// of others. Must not wait for names in a kernel: who is changing their directory may wait for this.
-    fn let_go(&self) -> BoxFuture<'static, ()>;
-    /// Completes when all earlier invalidations have been passed on (to the kernel). The client acknowledges
-    /// afterwards.
-    fn barrier(&self) -> BoxFuture<'static, ()>;
-}
-
-/// For processes with no cache of their own.
-#[derive(Debug)]
-pub struct NoSink;
-
-impl InvalidationSink for NoSink {
-    fn entry(&self, _parent: u64, _name: &[u8], _old: u64, _new: u64, _kept: bool) {}
-    fn inode(&self, _inode: u64) {}
-    fn reset(&self) {}
-    fn resumed(&self) {}
-    fn referred(&self, _inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>> {
-        Box::pin(std::future::ready(Vec::new()))
-    }
-    fn let_go(&self) -> BoxFuture<'static, ()> {
-        Box::pin(std::future::ready(()))
-    }
-    fn barrier(&self) -> BoxFuture<'static, ()> {
-        Box::pin(std::future::ready(()))
-    }
-}
 
 /// What the cache knows of a name.
 #[derive(Clone, Debug)]
@@ -135,116 +99,7 @@ pub enum CachedLookup {
     Miss,
 }
 
-/// Consecutive entries of a directory, in name order (bytes), without `.` and `..`.
-#[derive(Clone, Debug)]
-pub struct DirPage {
-    pub entries: Vec<Arc<Node>>,
-    /// The directory has no further entry. When false, `entries` is not empty: go on after its last name.
-    pub end: bool,
-}
-
-/// The namespace as this client sees it: cached, coherent under the lease, served stale while no master answers.
-/// Cheap to clone.
-#[derive(Clone)]
-pub struct Metadata {
-    inner: Arc<Inner>,
-}
-
-/// A name below a directory.
-type NameKey = (u64, Box<[u8]>);
-
-struct Inner {
-    master: MasterChannel,
-    tables: Arc<Tables>,
-    stats: Arc<Stats>,
-    /// Whether nodes and listings are kept at all.
-    caching: bool,
-    /// `client.change_timeout`.
-    change_timeout: Duration,
-    /// Longest wait for a new listing.
-    touch_wait: Duration,
-    cache: Cache,
-    directories: Directories,
-    recent: RecentInvalidations,
-    changes: ChangeQueue,
-    held: Arc<HeldDirectories>,
-    /// Whether directories that are made here are to be held.
-    holds_directories: bool,
-    open: OpenInodes,
-    staying: StayingFiles,
-    content_listener: ContentListener,
-    referred: ReferencedInodes,
-    locks: Locks,
-    lease: SessionLease,
-    /// For the process that goes on when this one has died.
-    journal: Option<Arc<Journal>>,
-    /// What the process before had asked for.
-    replayed: Replayed,
-    slow: SlowBuckets,
-    outage: Outage,
-    touch_queue: mpsc::Sender<u64>,
-    touch_waiting: Mutex<Option<mpsc::Receiver<u64>>>,
-    /// Those are shared that begin at the same mark: an answer that was read before somebody's change is none to that
-    /// one.
-    lookups: SingleFlight<(NameKey, Mark, RetryPolicy), Result<Arc<Node>, ClientError>>,
-    nodes: SingleFlight<(u64, Mark, RetryPolicy), Result<Arc<Node>, ClientError>>,
-    pages: SingleFlight<(NameKey, usize, Mark, RetryPolicy), Result<DirPage, ClientError>>,
-    touches: SingleFlight<u64, ()>,
-    bucket_lookups: SingleFlight<NameKey, Result<Arc<Node>, ClientError>>,
-}
-
 impl Metadata {
-    pub(crate) fn new(
-        master: MasterChannel,
-        tables: Arc<Tables>,
-        stats: Arc<Stats>,
-        config: &cavern_conf::Config,
-        journal: Option<Arc<Journal>>,
-    ) -> Self {
-        let entries = config.client.metadata_cache_entries;
-        let (lease, locks) = (SessionLease::new(), Locks::default());
-        if let Some(journal) = &journal {
-            lease.begin(journal.session().0);
-            locks.begin_epoch(journal.epoch());
-        }
-        let (touch_queue, touch_waiting) = mpsc::channel(TOUCH_QUEUE);
-        Self {
-            inner: Arc::new(Inner {
-                master,
-                tables,
-                stats,
-                caching: config.fuse.client_metadata_cache,
-                touch_wait: config.master.refresh_wait.get() + Duration::from_secs(1),
-                cache: Cache::new(entries),
-                directories: Directories::new(entries),
-                recent: RecentInvalidations::default(),
-                changes: ChangeQueue::default(),
-                held: Arc::default(),
-                change_timeout: config.client.change_timeout.get(),
-                holds_directories: config.client.hold_directories
-                    && config.fuse.client_metadata_cache
-                    && journal.is_some(),
-                open: OpenInodes::default(),
-                staying: StayingFiles::default(),
-                content_listener: ContentListener::default(),
-                referred: ReferencedInodes::default(),
-                locks,
-                lease,
-                journal,
-                replayed: Replayed::default(),
-                slow: SlowBuckets::default(),
-                outage: Outage::new(&config.client),
-                touch_queue,
-                touch_waiting: Mutex::new(Some(touch_waiting)),
-                lookups: SingleFlight::default(),
-                nodes: SingleFlight::default(),
-                pages: SingleFlight::default(),
-                touches: SingleFlight::default(),
-                bucket_lookups: SingleFlight::default(),
-            }),
-        }
-    }
-
     /// A name from the cache, without I/O; for event loops.
     pub fn cached_lookup(&self, parent: u64, name: &[u8]) -> CachedLookup {
         match self.inner.usable(parent, || self.inner.known(parent, name)) {
@@ -274,7 +129,7 @@ impl Metadata {
         if let Some(known) = self.outage_node(inode) {
             return known.ok();
         }
-        let node = self.inner.caching.then(|| self.inner.complete_node(inode)).flatten()?;
+        let node = self.inner.names.caching.then(|| self.inner.names.complete_node(inode)).flatten()?;
         self.inner.usable(node.parent, || Some(node))
     }
 
@@ -284,7 +139,7 @@ impl Metadata {
             return known;
         }
         let parent = |node: Option<&Arc<Node>>| node.map_or(0, |node| node.parent);
-        let cached = || self.inner.complete_node(inode).map(Ok);
+        let cached = || self.inner.names.complete_node(inode).map(Ok);
         self.cached_or_ask(parent, cached, |patience| self.ask_node(inode, patience)).await
     }
 
@@ -301,13 +156,6 @@ impl Metadata {
         }
         let parent = |node: Option<&Arc<Node>>| node.map_or(0, |node| node.parent);
         self.cached_or_ask(parent, || None, |_| self.ask_path(path)).await
-    }
-
-    /// Asks the bucket about the name of one file now: the inode that it leads to, another than `node` when the object
-    /// was replaced; `NotFound` when it leads nowhere. For `consistency = always`, and when a version is found to be
-    /// gone.
-    pub async fn current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
-        self.ask_current(node).await
     }
 
     /// Up to `limit` entries after the name `after` (exclusive; empty for the beginning). The entries are in the
@@ -328,19 +176,17 @@ impl Metadata {
                 continue;
             }
             self.inner.stats.metadata_misses.inc();
-            if let Some(in_bucket) = self.bucket_directory(directory) {
-                return self.bucket_page(in_bucket, after, limit).await;
-            }
-            let records =
-                self.inner.caching && self.inner.directories.get(directory).is_none_or(|directory| directory.records());
+            let names = &self.inner.names;
+            let known = names.directories.get(directory);
+            let records = names.caching && known.as_ref().is_none_or(|known| known.records());
             let asked = if records { limit.max(LISTING_PAGE) } else { limit };
-            let known = self.inner.directories.get(directory);
-            let is_cached = known.is_some_and(|known| known.page(&self.inner.cache, after, limit).is_some());
+            let is_cached = known.is_some_and(|known| known.page(&names.cache, after, limit).is_some());
             let answer = tokio::select! {
-                answer = self.ask_dir_page(directory, after, asked, patience_with(is_cached)) => answer,
+                biased;
                 in_bucket = self.bucket_directory_in_outage(directory) => {
                     return self.bucket_page(in_bucket, after, limit).await;
                 }
+                answer = self.ask_dir_page(directory, after, asked, patience_with(is_cached)) => answer,
             };
             match answer {
                 // The first answer says how old the listing is.
@@ -383,7 +229,7 @@ impl Metadata {
         }
         // An invalidation, or a change of our own, may have overtaken the answer that this node came from.
         let is_same = |known: Arc<Node>| std::ptr::eq(&*known, node) || known.attr() == node.attr();
-        if inner.caching && !inner.cache.node(node.inode).is_some_and(is_same) {
+        if inner.names.caching && !inner.names.cache.node(node.inode).is_some_and(is_same) {
             return Duration::ZERO;
         }
         inner.trust(node.parent)
@@ -414,29 +260,30 @@ impl Metadata {
     /// Whether kernels are to keep nothing of the names in a directory: with `consistency = always`, in strict mounts,
     /// and while it is the bucket that is asked.
     fn is_asked_each_time(&self, directory: u64) -> bool {
-        let known = self.inner.directories.get(directory);
+        let known = self.inner.names.directories.get(directory);
         self.bucket_directory(directory).is_some()
             || known.is_some_and(|known| !known.keeps_absences() || known.is_strict())
     }
 
+    /// `listener` is told of every change by others from now on, of inodes that have lost their last name, and of what
+    /// is lost that was answered here. Called from the watch task: must not block. To be called once.
+    pub(crate) fn on_changed_contents(&self, listener: impl Fn(ChangedContents) + Send + Sync + 'static) {
+        self.inner.open.set_listener(listener);
+    }
+
+    /// Whether an inode is known to have a name.
+    pub(crate) fn has_name(&self, inode: u64) -> bool {
+        self.inner.names.has_name(inode)
+    }
+
     /// Where a process that goes on after this one finds what it must know.
     pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
-        self.inner.journal.as_ref()
+        self.inner.log.journal.as_ref()
     }
 
     /// Nodes in the cache.
     pub fn cached_entries(&self) -> usize {
-        self.inner.cache.len()
-    }
-
-    /// Runs the stream of invalidations until `stop`.
-    pub(crate) async fn watch(&self, who: Identity, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
-        watch::run(self.inner.clone(), who, sink, stop).await;
-    }
-
-    /// Asks for new listings in the background until `stop`.
-    pub(crate) async fn keep_fresh(&self, stop: CancellationToken) {
-        listing_refresh::run(self.clone(), stop).await;
+        self.inner.names.cache.len()
     }
 
     /// Whether a session with the master has begun, and its lease has not lapsed.
@@ -449,31 +296,22 @@ impl Metadata {
         self.inner.lease.session()
     }
 
-    /// Waits for the session with the master, which gives the cluster's id. Bounded by `client.metadata_timeout`.
+    /// Waits for the session with the master, which gives the cluster's id, unless the master refuses one. Bounded by
+    /// `client.metadata_timeout`.
     pub async fn in_session(&self) -> Result<(), ClientError> {
         let patience = self.inner.master.timeout();
-        match self.inner.lease.begins(patience).await {
-            true => Ok(()),
-            false => Err(self.no_session(patience)),
-        }
-    }
-
-    /// Waits until a session has begun, for as long as the master may take, and not if it refuses one.
-    pub(crate) async fn session_begins(&self, patience: Duration) -> Result<(), ClientError> {
         let begun = async {
             while !self.has_session() && self.inner.lease.denial().is_none() {
                 tokio::time::sleep(SESSION_POLL).await;
             }
         };
         let _late = tokio::time::timeout(patience, begun).await;
-        if self.has_session() { Ok(()) } else { Err(self.no_session(patience)) }
-    }
-
-    /// Why there is no session though it was waited for.
-    fn no_session(&self, waited: Duration) -> ClientError {
-        let waited_ms = waited.as_millis() as u64;
+        if self.has_session() {
+            return Ok(());
+        }
+        let waited_ms = patience.as_millis() as u64;
         let silent = NetError::MasterDeadline { call: "Watch", waited_ms };
-        ClientError::Net(self.inner.lease.denial().map_or(silent, NetError::from))
+        Err(ClientError::Net(self.inner.lease.denial().map_or(silent, NetError::from)))
     }
 
     /// Whether changes by others may have been missed, though the master can be asked.
@@ -483,17 +321,17 @@ impl Metadata {
 
     /// Now, in the order of invalidations.
     pub(crate) fn mark(&self) -> Mark {
-        self.inner.recent.mark()
+        self.inner.names.recent.mark()
     }
 
     /// Whether an invalidation since then says that a name may lead elsewhere.
     pub(crate) fn has_changed(&self, since: Mark, parent: u64, name: &[u8]) -> bool {
-        self.inner.recent.since(since).touch(parent, name, 0)
+        self.inner.names.recent.since(since).touch(parent, name, 0)
     }
 
     /// Forgets what belongs to mounts that are gone or were replaced.
     pub(crate) fn mounts_replaced(&self, mounts: &Mounts) {
-        self.inner.cache.retain(|node| match &node.mount {
+        self.inner.names.cache.retain(|node| match &node.mount {
             Some(mount) => mounts.get(mount.id()).is_some_and(|current| Arc::ptr_eq(current, mount)),
             None => true,
         });
@@ -514,7 +352,7 @@ impl Metadata {
         let inner = &self.inner;
         let mut touched = false;
         loop {
-            let found = if inner.caching { cached() } else { None };
+            let found = if inner.names.caching { cached() } else { None };
             let directory = parent(found.as_ref().and_then(|found| found.as_ref().ok()));
             match inner.freshness(directory).decide() {
                 CacheDecision::RefreshFirst if !touched => {
@@ -534,7 +372,7 @@ impl Metadata {
             let answer = ask(patience_with(found.is_some())).await;
             match &answer {
                 Err(error) if error.is_transient() => {
-                    let found = if inner.caching { cached() } else { None };
+                    let found = if inner.names.caching { cached() } else { None };
                     inner.stats.metadata_stale_served.inc_by(u64::from(found.is_some()));
                     return found.unwrap_or(answer);
                 }
@@ -561,20 +399,20 @@ impl Metadata {
 
     fn cached_page(&self, directory: u64, after: &[u8], limit: usize, any_age: bool) -> Option<DirPage> {
         let inner = &self.inner;
-        if !inner.caching {
+        if !inner.names.caching {
             return None;
         }
-        let known = inner.directories.get(directory)?;
+        let known = inner.names.directories.get(directory)?;
         match inner.freshness(directory).decide() {
             CacheDecision::Ask => return None,
             CacheDecision::RefreshFirst if !any_age => return None,
             _ if !inner.may_show_listing(directory) => return None,
             how => inner.served(directory, how),
         }
-        let mut page = known.page(&inner.cache, after, limit);
+        let mut page = known.page(&inner.names.cache, after, limit);
         if page.is_none() && after.is_empty() {
-            known.list_known(&inner.cache);
-            page = known.page(&inner.cache, after, limit);
+            known.list_known(&inner.names.cache);
+            page = known.page(&inner.names.cache, after, limit);
         }
         let (entries, end) = page?;
         Some(DirPage { entries, end })
@@ -593,7 +431,7 @@ impl Inner {
     /// What is known about the freshness of the entries of a directory.
     fn freshness(&self, directory: u64) -> Freshness {
         let lease = self.lease_state();
-        match self.directories.get(directory) {
+        match self.names.directories.get(directory) {
             // What cannot be proven is not said.
             Some(known) if known.is_strict() => {
                 let lease = if self.lease.is_live() { LeaseState::Live } else { LeaseState::Expired };
@@ -603,7 +441,7 @@ impl Inner {
                 age: known.age(Instant::now()),
                 ttl: known.ttl(),
                 lease,
-                slow_bucket: known.mount.as_ref().is_some_and(|mount| self.slow.is_slow(mount.id())),
+                slow_bucket: known.mount.as_ref().is_some_and(|mount| self.refresh.is_slow(mount.id())),
             },
             None => Freshness { age: None, ttl: Some(Duration::ZERO), lease, slow_bucket: false },
         }
@@ -620,29 +458,16 @@ impl Inner {
 
     /// What a name leads to: `Some(None)` for nowhere, `None` when it is not known here.
     fn known(&self, parent: u64, name: &[u8]) -> Option<Option<Arc<Node>>> {
-        match self.cache.lookup(parent, name) {
+        match self.names.cache.lookup(parent, name) {
             Some(Found::Node(node)) => (!node.lacks_attributes() && self.may_show(&node)).then_some(Some(node)),
             Some(Found::Absent(_)) => self.may_tell_absence(parent).then_some(None),
-            None => {
-                let is_without = self.directories.get(parent).is_some_and(|directory| directory.is_without(name));
-                (is_without && self.may_tell_absence(parent)).then_some(None)
-            }
+            None => (self.names.is_without(parent, name) && self.may_tell_absence(parent)).then_some(None),
         }
-    }
-
-    /// A node of the cache, unless its attributes are to be asked for.
-    fn complete_node(&self, inode: u64) -> Option<Arc<Node>> {
-        self.cache.node(inode).filter(|node| !node.lacks_attributes())
-    }
-
-    /// Whether the absence of a name in the directory may be cached.
-    fn keeps_absences(&self, directory: u64) -> bool {
-        self.caching && self.directories.get(directory).is_some_and(|directory| directory.keeps_absences())
     }
 
     /// What `cached` gives, when entries of the directory may be used as they are.
     fn usable<T>(&self, directory: u64, cached: impl FnOnce() -> Option<T>) -> Option<T> {
-        if !self.caching {
+        if !self.names.caching {
             return None;
         }
         let how = match self.freshness(directory).decide() {

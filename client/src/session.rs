@@ -119,10 +119,6 @@ impl Client {
         let watch = (client.metadata.clone(), who, stop.clone());
         tasks.spawn(async move { watch.0.watch(watch.1, sink, watch.2).await });
         tasks.spawn(sending);
-        let closed = (client.metadata.clone(), stop.clone());
-        tasks.spawn(async move { closed.0.let_go(closed.1).await });
-        let idle = (client.metadata.clone(), stop.clone());
-        tasks.spawn(async move { idle.0.let_go_of_idle(idle.1).await });
         let fresh = (client.metadata.clone(), stop.clone());
         tasks.spawn(async move { fresh.0.keep_fresh(fresh.1).await });
         let current = (client.tables.clone(), client.metadata.clone(), stop.clone());
@@ -133,7 +129,7 @@ impl Client {
         tasks.spawn(async move { sweep.0.sweep(sweep.1).await });
         let sweep = (client.staged.clone(), stop);
         tasks.spawn(async move { sweep.0.sweep(sweep.1).await });
-        if let Err(error) = client.metadata.session_begins(config.client.metadata_timeout.get()).await {
+        if let Err(error) = client.metadata.in_session().await {
             // That ends the session, which another process is to have.
             if journal.is_none() {
                 client.shutdown().await;

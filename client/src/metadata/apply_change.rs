@@ -11,9 +11,9 @@ use std::sync::Arc;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Attr, Entry, Kind, MutationResult, Naming, RenameMode};
 
-use super::changed_contents::ChangedContents;
+use super::names::Names;
+use super::node::Node;
 use super::recent_invalidations::Mark;
-use super::{Inner, Node};
 
 /// A name, and the inode that it leads to now (0 for none).
 struct DentryUpdate {
@@ -22,9 +22,16 @@ struct DentryUpdate {
     inode: u64,
 }
 
-impl Inner {
-    /// Takes a change that was made into the caches; gives the node of the result's inode.
-    pub(super) fn take_in_change(&self, change: &Change, result: &MutationResult, mark: Mark) -> Option<Arc<Node>> {
+impl Names {
+    /// Takes a change that was made into the caches; gives the node of the result's inode. Inodes that have lost their
+    /// last name by it go to `gone`: their contents are not known any more, which is for the caller to say.
+    pub(super) fn take_in_change(
+        &self,
+        change: &Change,
+        result: &MutationResult,
+        mark: Mark,
+        gone: &mut Vec<u64>,
+    ) -> Option<Arc<Node>> {
         // Nothing has changed: an inode is held, or renamed to another name of its own.
         if result.attributes.is_empty() {
             return None;
@@ -45,8 +52,7 @@ impl Inner {
             self.cache.forget_inode(attr.inode);
             if attr.nlink == 0 {
                 self.directories.forget(attr.inode);
-                self.staying.end(attr.inode);
-                self.forget_contents(ChangedContents::Of(attr.inode));
+                gone.push(attr.inode);
                 continue;
             }
             let place = dentry_updates.iter().find(|place| place.inode == attr.inode);
@@ -57,7 +63,7 @@ impl Inner {
             });
         }
         if self.caching {
-            self.cache.insert(&nodes);
+            self.keep(&nodes);
             let absent = dentry_updates.iter().filter(|place| place.inode == 0 && self.keeps_absences(place.parent));
             absent.for_each(|place| self.cache.insert_absent(place.parent, &place.name));
             // After they are in: what comes later than this look takes them out itself.
@@ -84,11 +90,7 @@ impl Inner {
         for place in dentry_updates(change, result) {
             self.forget_entry(place.parent, &place.name, place.inode);
         }
-        for attr in &result.attributes {
-            self.recent.inode(attr.inode);
-            self.cache.forget_inode(attr.inode);
-            self.forget_contents(ChangedContents::Of(attr.inode));
-        }
+        result.attributes.iter().for_each(|attr| self.forget_inode(attr.inode));
     }
 
     /// The node of an inode at a name that it has got.
@@ -122,21 +124,23 @@ fn dentry_updates(change: &Change, result: &MutationResult) -> Vec<DentryUpdate>
         Change::Create(create) => vec![place(create.parent, &create.name, result.inode)],
         Change::Link(link) => vec![place(link.parent, &link.name, result.inode)],
         Change::Remove(remove) => vec![place(remove.parent, &remove.name, 0)],
-        Change::Rename(rename) => {
-            let left = if rename.mode() == RenameMode::Exchange {
-                let others = [result.inode, rename.parent, rename.new_parent];
-                let touched = result.attributes.iter().map(|attr| attr.inode);
-                touched.into_iter().find(|inode| !others.contains(inode)).unwrap_or(0)
-            } else {
-                0
+        Change::Rename(rename) | Change::RenameWhiteout(rename) => {
+            let touched = || result.attributes.iter().filter(|attr| attr.inode != result.inode);
+            let left = match change {
+                // The newest of all inodes.
+                Change::RenameWhiteout(_) => {
+                    touched().filter(|attr| attr.kind() == Kind::CharacterDevice).map(|attr| attr.inode).max()
+                }
+                _ if rename.mode() == RenameMode::Exchange => {
+                    let directories = [rename.parent, rename.new_parent];
+                    touched().map(|attr| attr.inode).find(|inode| !directories.contains(inode))
+                }
+                _ => None,
             };
-            vec![place(rename.parent, &rename.name, left), place(rename.new_parent, &rename.new_name, result.inode)]
-        }
-        Change::RenameWhiteout(rename) => {
-            // The newest of all inodes.
-            let whiteouts = result.attributes.iter().filter(|attr| attr.kind() == Kind::CharacterDevice);
-            let left = whiteouts.map(|attr| attr.inode).filter(|inode| *inode != result.inode).max().unwrap_or(0);
-            vec![place(rename.parent, &rename.name, left), place(rename.new_parent, &rename.new_name, result.inode)]
+            vec![
+                place(rename.parent, &rename.name, left.unwrap_or(0)),
+                place(rename.new_parent, &rename.new_name, result.inode),
+            ]
         }
         _ => Vec::new(),
     }

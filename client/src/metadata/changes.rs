@@ -1,7 +1,8 @@
-//! Changes of names and inodes of fs-mode mounts, on their way to the master.
+//! Changes of names and inodes of fs-mode mounts, for those who ask for them.
 //!
-//! Whoever makes a change waits in a queue; one task ([`sender`]) takes what has gathered there and sends it in one
-//! call, so that many changes share a message and a sync of the log.
+//! A change that cannot be answered here goes into the log, and whoever makes it waits there; one task
+//! ([`sender`](super::sender)) takes what has gathered and sends it in one call, so that many changes share a message
+//! and a sync of the master's log.
 //!
 //! Each change has a number of its session and is sent again under it until it is answered, over broken connections and
 //! a restart of the master: the master answers a number that it knows with the result that it had. When the session is
@@ -9,195 +10,28 @@
 //! answer came, the asker gets an error that says so, and the change goes on being sent: the session lives on, and its
 //! caches must know what became of it.
 
-mod queue;
-mod sender;
-
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
 
-use cavern_net::NetError;
-use cavern_net::master::{RetryPolicy, Stubs};
+use cavern_net::master::RetryPolicy;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{
-    Attr, CreateInode, Kind, MakeListedRequest, MutateReply, Mutation, MutationResult, Naming, RecallRequest, SetLock,
-    User,
-};
+use cavern_proto::master::{Kind, MakeListedRequest, MutateReply, MutationResult, RecallRequest, User};
 use rustix::io::Errno;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
 
-pub(super) use self::queue::{CallSize, ChangeQueue};
-use self::sender::Sender;
 use super::cache::Found;
-use super::held::{AskedLock, Asking, Gain, Subject};
-use super::{Inner, Metadata, Node};
+use super::log::{Answer, Call, Changed, Operation, Waiter, late};
+use super::node::Node;
+use super::open_files::ChangedContents;
+use super::parts::{Inner, Metadata};
+use super::recent_invalidations::Mark;
 use crate::error::ClientError;
-use crate::journal::{ChangeRecord, ChangeSlot, Journal, RequestContext};
+use crate::journal::RequestContext;
 
 /// Directories that are listed for one change, one after the other: its own, and those that come to be in its way
 /// meanwhile.
 const LISTINGS_MAX: usize = 16;
-
-/// A change that was made.
-#[derive(Clone, Debug)]
-pub struct Changed {
-    pub result: MutationResult,
-    /// The node of `result.inode` as it is now; `None` where too little is known to make one.
-    pub node: Option<Arc<Node>>,
-    /// The session that made it, and the last event that it had been sent by then.
-    pub session: u64,
-    pub event_seq: u64,
-    /// The master does not have it yet, and nobody else can know of it.
-    pub answered_here: bool,
-    /// Directories whose listings look otherwise now.
-    pub listings: Vec<u64>,
-}
-
-impl Changed {
-    pub(super) fn new(result: MutationResult, node: Option<Arc<Node>>, session: u64, event_seq: u64) -> Self {
-        let directories = result.attributes.iter().filter(|attr| attr.kind() == Kind::Directory);
-        let listings = directories.map(|attr| attr.inode).collect();
-        Self { result, node, session, event_seq, answered_here: false, listings }
-    }
-
-    /// What an inode's attributes are now, if the change was about them.
-    pub fn attr_of(&self, inode: u64) -> Option<&Attr> {
-        self.result.attributes.iter().find(|attr| attr.inode == inode)
-    }
-}
-
-pub(super) type Answer = Result<Changed, ClientError>;
-
-/// A change that waits to be answered.
-pub(super) struct Pending {
-    pub(super) change: Change,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
-    /// See `Mutation.user`.
-    pub(super) user: Option<User>,
-    pub(super) deadline: Instant,
-    /// `None`: nobody waits.
-    pub(super) asker: Option<oneshot::Sender<Answer>>,
-    pub(super) room: Option<OwnedSemaphorePermit>,
-    /// The request of the kernel that it is made for, which waits for the answer,
-    pub(super) context: Option<Arc<RequestContext>>,
-    /// or has it; 0 for none.
-    pub(super) unique: u64,
-    /// It is in the journal.
-    pub(super) slot: Option<Arc<ChangeSlot>>,
-    /// It is sent until it is answered, though nobody waits.
-    pub(super) is_owed: bool,
-    /// See `Mutation.made_ns`.
-    pub(super) made_ns: i64,
-    /// A process before has asked for it.
-    pub(super) is_inherited: bool,
-    /// It had its answer here already, before it was sent.
-    pub(super) is_answered: bool,
-    /// That answer, unless a process before gave it.
-    pub(super) predicted: Option<Box<MutationResult>>,
-    /// That answer is about bytes or locks alone.
-    pub(super) is_overwrite: bool,
-    /// What it is about, as long as it is not made.
-    pub(super) subject: Option<Subject>,
-    /// What an owner gains by a lock that was answered here.
-    pub(super) gain: Option<Gain>,
-    /// A lock that is asked for, until it has been entered what the master says.
-    pub(super) asked_lock: Option<AskedLock>,
-}
-
-impl Pending {
-    /// A change for which somebody waits, or nobody.
-    pub(super) fn new(change: Change, (uid, gid): (u32, u32), deadline: Instant) -> Self {
-        Self {
-            change,
-            uid,
-            gid,
-            user: None,
-            deadline,
-            asker: None,
-            room: None,
-            context: None,
-            unique: 0,
-            slot: None,
-            is_owed: false,
-            made_ns: 0,
-            is_inherited: false,
-            is_answered: false,
-            predicted: None,
-            is_overwrite: false,
-            subject: None,
-            gain: None,
-            asked_lock: None,
-        }
-    }
-
-    /// A change that must reach the master, though nobody waits for it.
-    pub(super) fn owed(change: Change) -> Self {
-        Self { is_owed: true, ..Self::new(change, (0, 0), Instant::now()) }
-    }
-
-    /// The lock that it is about.
-    pub(super) fn lock(&self) -> Option<&SetLock> {
-        match &self.change {
-            Change::SetLock(set) => Some(set),
-            _ => None,
-        }
-    }
-
-    /// Sends the answer to the asker; gives it back when the asker no longer waits.
-    fn answer(mut self, answer: Answer) -> Option<Answer> {
-        // It was not made, and is asked for under another number when nothing is in its way any more: minutes later,
-        // perhaps. A successor asks for it anew.
-        let is_asked_later = matches!(&answer, Err(ClientError::Unlisted { .. } | ClientError::HeldElsewhere { .. }));
-        match (self.context.take().filter(|_| !is_asked_later), self.slot.take()) {
-            (Some(context), Some(slot)) => {
-                // One that waits for a lock may do so for days.
-                if matches!(&self.change, Change::SetLock(set) if set.waiter != 0) {
-                    slot.answered();
-                }
-                context.keep(slot);
-            }
-            // The request may have kept it, and be on its way to be answered.
-            (None, Some(slot)) => drop(Arc::into_inner(slot).map(ChangeSlot::forget)),
-            (_, None) => {}
-        }
-        // What whoever waits asks for next is certain again.
-        drop(self.asked_lock.take());
-        if let (true, Some(subject), Err(error)) = (self.is_answered, &self.subject, &answer) {
-            subject.lose(&error.cause());
-        }
-        match self.asker {
-            Some(asker) => asker.send(answer).err(),
-            None => Some(answer),
-        }
-    }
-
-    /// Enters the change in the journal before it is sent.
-    fn note(&mut self, journal: &Arc<Journal>, session: u64, mutation: &Mutation) {
-        let unique = self.context.as_ref().map_or(self.unique, |context| context.unique());
-        let record = ChangeRecord { session, seq: mutation.seq, unique, ..ChangeRecord::default() };
-        match &self.slot {
-            Some(slot) => slot.renumber(&record, mutation),
-            None => self.slot = journal.note_change(&record, mutation),
-        }
-    }
-
-    fn is_late(&self, now: Instant) -> bool {
-        self.asker.is_some() && self.deadline <= now
-    }
-
-    /// Whether it need not be made any more.
-    fn is_over(&self, now: Instant) -> bool {
-        self.is_late(now) && !self.is_owed
-    }
-}
-
-pub(super) fn numbered(pending: &Pending, seq: u64) -> Mutation {
-    let (uid, gid, made_ns, is_answered) = (pending.uid, pending.gid, pending.made_ns, pending.is_answered);
-    let (change, user) = (Some(pending.change.clone()), pending.user.clone());
-    Mutation { seq, uid, gid, made_ns, is_answered, change, user }
-}
 
 impl Metadata {
     /// Makes a change, in the name of the user and the group that own what it creates. What is refused is
@@ -227,7 +61,7 @@ impl Metadata {
 
     async fn change_once(&self, change: Change, owner: (u32, u32), user: Option<User>) -> Answer {
         let inner = &self.inner;
-        if let Some(answer) = inner.earlier_answer(&change).await {
+        if let Some(answer) = inner.log.replayed.answer_to(&change).await {
             return answer;
         }
         let context = RequestContext::current();
@@ -236,27 +70,26 @@ impl Metadata {
             Err(change) => inner.asking_to_hold(change),
         };
         let mut patience = inner.change_timeout;
-        if inner.is_of_strict(&change) {
+        if inner.subject_of(&change).first().is_some_and(|inode| inner.names.is_strict(*inode)) {
             // The answer waits for other clients: for a lease of those that an earlier leader had, and for one of those
             // that do not let go.
             patience += inner.lease.length() * 2;
         }
         let deadline = Instant::now() + patience;
-        let room = tokio::time::timeout_at(deadline, inner.changes.wait_for_room());
-        let room = room.await.map_err(|_elapsed| inner.late(patience))??;
-        let answer = inner.push_change_by(change, owner, user, deadline, Some(room));
-        answer.await.unwrap_or(Err(ClientError::Shutdown))
+        let room = timeout_at(deadline, inner.log.wait_for_room()).await.map_err(|_elapsed| late(patience))??;
+        let mut operation = Operation { room: Some(room), ..Operation::new(change, owner) };
+        operation.mutation.user = user;
+        inner.push_and_wait(operation, deadline).await.unwrap_or(Err(ClientError::Shutdown))
     }
 
     /// Waits until the master knows all names of a directory, for as long as it learns more of them. Other changes are
     /// not kept waiting by that.
     async fn list_first(&self, inode: u64, recursive: bool) -> Result<(), ClientError> {
-        let request = MakeListedRequest { inode, recursive };
-        let inner = &self.inner;
+        let (inner, request) = (&self.inner, MakeListedRequest { inode, recursive });
         let (mut deadline, mut entries) = (Instant::now() + inner.change_timeout, 0);
         loop {
-            let ask = |mut stubs: Stubs| async move { stubs.namespace.make_listed(request).await };
-            let answer = inner.master.call_as("MakeListed", RetryPolicy::UntilDeadline, deadline, ask).await?;
+            let asked = ask!(inner, "MakeListed", make_listed, request, RetryPolicy::UntilDeadline, deadline);
+            let answer = asked.await?;
             if answer.done {
                 return Ok(());
             }
@@ -273,193 +106,258 @@ impl Metadata {
         let whole_mount = matches!(change, Change::SetQuota(_) | Change::SetTtl(_));
         let inner = &self.inner;
         let request = RecallRequest { inode, whole_mount, session: inner.lease.session() };
-        let ask = |mut stubs: Stubs| async move { stubs.namespace.recall(request).await };
         let deadline = Instant::now() + inner.change_timeout;
-        Ok(inner.master.call_as("Recall", RetryPolicy::UntilDeadline, deadline, ask).await.map(drop)?)
+        Ok(ask!(inner, "Recall", recall, request, RetryPolicy::UntilDeadline, deadline).await.map(drop)?)
     }
 
-    /// Sends what changes until `stop`. What the process before has left comes first: [`Self::replayed`] knows of it
-    /// when this has been called, and before anything is sent.
-    pub(crate) fn send_changes(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + use<> {
-        let inner = self.inner.clone();
-        let sending = Sender::new(inner.clone()).run();
-        async move {
-            let _stopped = stop.run_until_cancelled(sending).await;
-            inner.changes.close();
+    /// Returns when everything that was answered here is made by the master, and in its log; bounded by
+    /// `client.change_timeout`.
+    ///
+    /// # Errors
+    /// `OutcomeUnknown` when the master is not there, or when something about this inode is lost: that is said once.
+    pub async fn settle(&self, inode: u64) -> Result<(), ClientError> {
+        self.inner.log.all_made(self.inner.change_timeout).await?;
+        self.take_loss(inode)
+    }
+
+    /// The same, but for the bytes of files of which the session's end says that they may have changed.
+    ///
+    /// # Errors
+    /// Those of [`Self::settle`].
+    pub(crate) async fn settle_names(&self, inode: u64) -> Result<(), ClientError> {
+        self.inner.log.names_made(self.inner.change_timeout).await?;
+        self.take_loss(inode)
+    }
+
+    /// Has the master make what was answered here by now. Bounded by `client.metadata_timeout`.
+    pub(crate) async fn make_answered(&self) -> Result<(), ClientError> {
+        self.inner.all_settled().await
+    }
+
+    /// Whether [`Self::settle`] would wait, or has something to say.
+    pub fn is_unsettled(&self, inode: u64) -> bool {
+        let state = self.inner.log.lock();
+        state.subjects.unmade().is_some() || state.subjects.has_loss(inode)
+    }
+
+    /// Whether something that was answered about this inode is lost, and nobody was told.
+    pub fn has_loss(&self, inode: u64) -> bool {
+        self.inner.log.lock().subjects.has_loss(inode)
+    }
+
+    /// Tells that, once.
+    ///
+    /// # Errors
+    /// `OutcomeUnknown` with what happened.
+    pub fn take_loss(&self, inode: u64) -> Result<(), ClientError> {
+        let loss = self.inner.log.lock().subjects.take_loss(inode);
+        loss.map_or(Ok(()), |cause| Err(ClientError::OutcomeUnknown { cause }))
+    }
+
+    /// Whether what is committed of a file is answered here, as far as can be said.
+    pub(crate) fn holds_place_of(&self, inode: u64) -> bool {
+        let inner = &self.inner;
+        inner.names.cache.node(inode).is_some_and(|node| inner.log.lock().delegations.holds(node.parent))
+    }
+
+    /// From now on changes are answered when the master has made them.
+    pub(crate) fn answer_no_more(&self) {
+        self.inner.log.let_go_of_all();
+    }
+
+    /// Numbers for files that are going to be made here, and the session whose they are; fewer where none are made.
+    pub(crate) fn take_numbers(&self, count: u32) -> (u64, Vec<u64>) {
+        let log = &self.inner.log;
+        let mut state = log.lock();
+        let numbers = state.delegations.take_numbers(count);
+        if !state.delegations.is_empty() {
+            log.wake_if(state.reserve_numbers());
         }
+        (state.delegations.session(), numbers)
+    }
+
+    /// The next file that is made in a mount is to have this number, or one that was offered before.
+    pub(crate) fn offer_file_number(&self, session: u64, mount: u32, number: u64) {
+        self.inner.log.lock().delegations.offer_file_number(session, mount, number);
+    }
+
+    /// Takes back the offer of these numbers; gives those that no file has, nor ever will have.
+    pub(crate) fn withdraw_file_numbers(&self, numbers: &HashSet<u64>) -> HashSet<u64> {
+        self.inner.log.lock().delegations.withdraw_file_numbers(numbers)
     }
 }
 
 impl Inner {
-    pub(super) fn push_change(
-        &self,
-        change: Change,
-        owner: (u32, u32),
-        deadline: Instant,
-        room: Option<OwnedSemaphorePermit>,
-    ) -> oneshot::Receiver<Answer> {
-        self.push_change_by(change, owner, None, deadline, room)
+    /// Puts an operation in the log, for which somebody waits.
+    pub(super) fn push_and_wait(&self, operation: Operation, deadline: Instant) -> oneshot::Receiver<Answer> {
+        let (answer, waiting) = oneshot::channel();
+        self.push(Operation { waiter: Some(Waiter { answer, deadline }), ..operation });
+        waiting
     }
 
-    fn push_change_by(
-        &self,
-        change: Change,
-        owner: (u32, u32),
-        user: Option<User>,
-        deadline: Instant,
-        room: Option<OwnedSemaphorePermit>,
-    ) -> oneshot::Receiver<Answer> {
-        let (asker, answer) = oneshot::channel();
-        let (asker, context) = (Some(asker), RequestContext::current());
-        // Before it has its place: what is answered here from now on is about something else.
-        let subject = Some(self.ask(&change));
-        let asked_lock = match &change {
-            // Of one that waits, whoever waits has said so.
-            Change::SetLock(set) if set.waiter == 0 => self.held.ask_lock(set, Asking::Once),
-            _ => None,
+    /// Puts an operation in the log, in the name of the request that the task works for.
+    pub(super) fn push(&self, mut operation: Operation) {
+        operation.context = RequestContext::current();
+        let mut state = self.log.lock();
+        // Nothing that it is about is answered here before its answer.
+        operation.subject =
+            operation.mutation.change.as_ref().map(|change| self.subject_of(change)).unwrap_or_default();
+        self.log.push(&mut state, operation);
+    }
+
+    /// Waits until what was answered about an inode is made, so that the master's answer is not older than that.
+    /// Bounded by `client.metadata_timeout`.
+    pub(super) async fn settled(&self, inode: u64) -> Result<(), ClientError> {
+        let is_unsettled = self.log.lock().subjects.is_unsettled(inode);
+        if is_unsettled { self.all_settled().await } else { Ok(()) }
+    }
+
+    /// The same of everything.
+    pub(super) async fn all_settled(&self) -> Result<(), ClientError> {
+        self.log.all_made(self.master.timeout()).await
+    }
+
+    /// Somebody else wants to know what is in a directory (0: in any).
+    pub(super) fn recalled(&self, directory: u64) {
+        self.end_stays();
+        self.log.recalled(directory);
+    }
+
+    /// What a change that is asked for is about: directories whose names it changes, and inodes with the directory that
+    /// each is in. 0 for what is not known.
+    pub(super) fn subject_of(&self, change: &Change) -> Vec<u64> {
+        let names = &self.names;
+        let with_place = |inode: u64| {
+            let parent = names.cache.node(inode).map_or(0, |node| node.parent);
+            vec![inode, parent]
         };
-        let pending =
-            Pending { asker, user, room, context, subject, asked_lock, ..Pending::new(change, owner, deadline) };
-        self.changes.push(pending);
-        answer
-    }
-
-    /// Whether a change is known to be of a strict mount.
-    fn is_of_strict(&self, change: &Change) -> bool {
-        let inode = match change {
-            Change::Create(create) => create.parent,
-            Change::Link(link) => link.parent,
-            Change::Remove(remove) => remove.parent,
-            Change::Rename(rename) | Change::RenameWhiteout(rename) => rename.parent,
-            Change::SetAttr(set) => set.inode,
-            Change::SetXattr(set) => set.inode,
-            Change::RemoveXattr(remove) => remove.inode,
-            Change::Commit(commit) => commit.inode,
-            _ => return false,
+        // Of what leads nowhere, the directory is enough.
+        let at = |directory: u64, name: &[u8]| match names.cache.lookup(directory, name) {
+            Some(Found::Node(node)) => node.inode,
+            Some(Found::Absent(_)) => directory,
+            None if names.is_without(directory, name) => directory,
+            None => 0,
         };
-        let directory = self.directories.get(inode).map(|directory| directory.is_strict());
-        directory.or_else(|| self.cache.node(inode).map(|node| node.is_strict())).unwrap_or(false)
-    }
-
-    pub(super) fn late(&self, waited: Duration) -> ClientError {
-        ClientError::Net(NetError::MasterDeadline { call: "Mutate", waited_ms: waited.as_millis() as u64 })
-    }
-
-    /// Somebody else has made the name, and the event that says so may be yet to come: whoever hears that it is there
-    /// looks at it, as `mkdir -p` does.
-    fn forget_taken_name(&self, change: &Change) {
-        let (parent, name) = match change {
-            Change::Create(create) => (create.parent, &create.name),
-            Change::Link(link) => (link.parent, &link.name),
-            Change::Rename(rename) | Change::RenameWhiteout(rename) => (rename.new_parent, &rename.new_name),
-            _ => return,
-        };
-        if matches!(self.cache.lookup(parent, name), Some(Found::Node(_))) {
-            return;
+        match change {
+            Change::Create(create) => vec![create.parent, create.inode.max(create.parent)],
+            Change::Link(link) => [vec![link.parent], with_place(link.inode)].concat(),
+            Change::Remove(remove) => vec![remove.parent, at(remove.parent, &remove.name)],
+            Change::Rename(rename) | Change::RenameWhiteout(rename) => vec![
+                rename.parent,
+                rename.new_parent,
+                at(rename.parent, &rename.name),
+                at(rename.new_parent, &rename.new_name),
+            ],
+            Change::SetAttr(set) => with_place(set.inode),
+            Change::SetXattr(set) => with_place(set.inode),
+            Change::RemoveXattr(remove) => with_place(remove.inode),
+            Change::Commit(commit) => with_place(commit.inode),
+            Change::SetQuota(_) | Change::SetTtl(_) => vec![0],
+            Change::Hold(_)
+            | Change::LetGo(_)
+            | Change::SetHolds(_)
+            | Change::SetLock(_)
+            | Change::ReserveInodes(_)
+            | Change::LetGoDirectories(_)
+            | Change::OpenToWrite(_) => Vec::new(),
         }
-        self.forget_node(parent, name, 0);
-        if let Some(directory) = self.directories.get(parent) {
-            directory.foreign_change(name, true);
-        }
     }
 
-    /// Takes the results into the caches and hands them out.
-    fn answer_changes(
+    /// A change as it is asked for: whoever makes a directory wants to hold it, if there is a successor who could
+    /// finish what is answered there.
+    fn asking_to_hold(&self, mut change: Change) -> Change {
+        if let (Change::Create(create), true) = (&mut change, self.log.holds_directories) {
+            let mount = self.names.directories.get(create.parent).and_then(|directory| directory.mount.clone());
+            create.hold = create.kind() == Kind::Directory && mount.is_none_or(|mount| !mount.has_synced_names());
+        }
+        change
+    }
+
+    /// The master has answered a call: takes the results into the caches and hands them out.
+    pub(super) fn take_in_results(&self, call: Call, reply: MutateReply, session: u64) {
+        let Call { operations, mark, .. } = call;
+        let results: Vec<_> = operations.into_iter().zip(reply.results).collect();
+        let mut state = self.log.lock();
+        results.iter().for_each(|(operation, result)| state.delegations.learn(operation, result, session));
+        if !state.delegations.is_empty() {
+            self.log.wake_if(state.reserve_numbers());
+        }
+        drop(state);
+        let end = |(operation, result): (Operation, MutationResult)| {
+            let taken_in = self.take_in_result(&operation, &result, mark);
+            (operation, taken_in.map(|node| Changed::new(result, node, session, reply.event_seq)))
+        };
+        let done = results.into_iter().map(end).collect();
+        // Whoever wanted them has gone, and nobody will close them.
+        self.log.finish(done).into_iter().for_each(|inode| self.open.inodes.never_opened(inode));
+    }
+
+    /// Gives the node of the result's inode, where that is made.
+    fn take_in_result(
         &self,
-        batch: Vec<Pending>,
-        reply: MutateReply,
-        mark: super::recent_invalidations::Mark,
-        session: u64,
-    ) {
-        for (pending, result) in batch.into_iter().zip(reply.results) {
-            self.follow_result(&pending, &result, session);
-            let answer = if result.errno == 0 {
-                let node = match &pending.predicted {
-                    Some(_) => None,
-                    None => self.take_in_change(&pending.change, &result, mark),
-                };
-                Ok(Changed::new(result, node, session, reply.event_seq))
-            } else if result.unlisted != 0 {
-                Err(ClientError::Unlisted { directory: result.unlisted, below: result.unlisted_below })
-            } else if result.held_elsewhere != 0 {
-                Err(ClientError::HeldElsewhere { directory: result.held_elsewhere })
-            } else {
-                if result.errno == Errno::EXIST.raw_os_error() {
-                    self.forget_taken_name(&pending.change);
+        operation: &Operation,
+        result: &MutationResult,
+        mark: Mark,
+    ) -> Result<Option<Arc<Node>>, ClientError> {
+        let Some(change) = &operation.mutation.change else { return Ok(None) };
+        if let Some(answered) = &operation.answered {
+            self.was_made(change, &answered.result, result);
+        }
+        if result.errno == 0 {
+            let mut gone = Vec::new();
+            let node = match &operation.answered {
+                Some(_) => None,
+                None => self.names.take_in_change(change, result, mark, &mut gone),
+            };
+            self.open.forget_gone(&gone);
+            return Ok(node);
+        }
+        if result.unlisted != 0 {
+            return Err(ClientError::Unlisted { directory: result.unlisted, below: result.unlisted_below });
+        }
+        if result.held_elsewhere != 0 {
+            return Err(ClientError::HeldElsewhere { directory: result.held_elsewhere });
+        }
+        if result.errno == Errno::EXIST.raw_os_error() {
+            match change {
+                Change::Create(create) => self.names.forget_taken_name(create.parent, &create.name),
+                Change::Link(link) => self.names.forget_taken_name(link.parent, &link.name),
+                Change::Rename(rename) | Change::RenameWhiteout(rename) => {
+                    self.names.forget_taken_name(rename.new_parent, &rename.new_name);
                 }
-                Err(ClientError::Refused { errno: result.errno, reason: result.reason })
-            };
-            let is_held = match &pending.change {
-                Change::Create(create) => create.naming() != Naming::Named || pending.user.is_some(),
-                _ => false,
-            };
-            if let (Some(Ok(made)), true) = (pending.answer(answer), is_held) {
-                // Whoever wanted the file has gone, and nobody will close it.
-                self.open.never_opened(made.result.inode);
+                _ => {}
             }
         }
-        self.stats.metadata_entries.set(self.cache.len() as i64);
+        Err(ClientError::Refused { errno: result.errno, reason: result.reason.clone() })
     }
 
-    /// What of a result concerns which directories are held.
-    fn follow_result(&self, pending: &Pending, result: &MutationResult, session: u64) {
-        if pending.predicted.is_some() {
-            return self.was_made(pending, result);
+    /// The master has answered a change that was answered here: as was predicted, and all that is known here is as it
+    /// was, or newer; unless the master is of another version, and has other rules. Nobody would be notified of that.
+    fn was_made(&self, change: &Change, predicted: &MutationResult, result: &MutationResult) {
+        if result.errno != 0 {
+            tracing::warn!("what was answered is not made: {}", result.reason);
+            self.stats.lost_changes.inc();
+            if let Change::SetLock(set) = change {
+                self.locks.lost(set);
+            }
+            self.names.forget_change(change, predicted);
+            let touched = predicted.attributes.iter().map(|attr| ChangedContents::Of(attr.inode));
+            return touched.for_each(|contents| self.open.forget_contents(contents));
         }
-        match &pending.change {
-            // What a process before has made is let go of with all that it held.
-            Change::Create(_) if result.held && !pending.is_inherited => {
-                self.held.begin(result.inode, session);
-                self.reserve_inodes();
+        for attr in &result.attributes {
+            if predicted.attributes.contains(attr) {
+                continue;
             }
-            Change::Create(create) if result.errno == 0 && is_named_file(create) => {
-                self.held.was_created(create.parent, result.inode, session);
+            self.stats.mispredicted_changes.inc();
+            tracing::debug!(?attr, ?predicted, "a change was answered otherwise than the master makes it");
+            self.open.forget_contents(ChangedContents::Of(attr.inode));
+            // Unless there is something newer.
+            let state = self.log.lock();
+            let known = self.names.cache.node(attr.inode).filter(|_| state.subjects.is_last_of(attr.inode));
+            if let Some(known) = known {
+                self.names.recent.own_inode(attr.inode);
+                self.names.keep(&[Arc::new(known.with_attributes(attr))]);
             }
-            Change::Rename(_) | Change::RenameWhiteout(_) | Change::Link(_) => {
-                let moved = result.attributes.iter().filter(|attr| attr.kind() != Kind::Directory);
-                moved.for_each(|attr| self.held.strayed(attr.inode));
-            }
-            Change::SetLock(set) => self.held.lock_answered(set, result),
-            Change::ReserveInodes(count) if result.errno == 0 => self.held.numbers(result.inode, *count, session),
-            Change::ReserveInodes(_) => self.held.no_numbers(),
-            Change::LetGoDirectories(let_go) => self.has_let_go(let_go),
-            _ => {}
-        }
-    }
-}
-
-fn is_named_file(create: &CreateInode) -> bool {
-    create.kind() == Kind::File && create.naming() == Naming::Named
-}
-
-#[cfg(test)]
-mod tests {
-    use rustix::fs::{MemfdFlags, memfd_create};
-
-    use super::*;
-
-    #[test]
-    fn a_change_that_was_not_made_is_left_to_no_successor_and_an_answer_is() {
-        let refused = ClientError::Refused { errno: Errno::EXIST.raw_os_error(), reason: String::new() };
-        let cases = [
-            (ClientError::Unlisted { directory: 5, below: false }, false),
-            (ClientError::HeldElsewhere { directory: 5 }, false),
-            (refused, true),
-        ];
-        for (error, is_kept) in cases {
-            let memory = memfd_create("journal", MemfdFlags::CLOEXEC).unwrap();
-            let journal = Journal::open(memory.try_clone().unwrap()).unwrap();
-            let context = RequestContext::new(1);
-            let record = ChangeRecord { session: 7, seq: 3, unique: 1, ..ChangeRecord::default() };
-            let slot = journal.note_change(&record, &Mutation::default());
-            assert_eq!(journal.first_unanswered(), Some(3));
-            let (change, context_of_change) = (Change::Hold(1), Some(context.clone()));
-            let pending = Pending { slot, context: context_of_change, ..Pending::new(change, (0, 0), Instant::now()) };
-            assert!(pending.answer(Err(error)).is_some(), "nobody waits");
-            assert_eq!(journal.first_unanswered(), is_kept.then_some(3));
-            let successor = Journal::open(memory).unwrap();
-            assert_eq!(successor.changes.take_all().len(), usize::from(is_kept));
-            drop(context);
         }
     }
 }

@@ -20,8 +20,18 @@ use super::name_set::NameSet;
 use super::node::Node;
 use crate::mounts::MountView;
 
+/// Entries asked for at once when a listing is recorded, so that a large directory takes few round trips.
+pub(super) const LISTING_PAGE: usize = 4096;
 /// Directories remembered at least.
 const DIRECTORIES_MIN: usize = 1024;
+
+/// Consecutive entries of a directory, in name order (bytes), without `.` and `..`.
+#[derive(Clone, Debug)]
+pub struct DirPage {
+    pub entries: Vec<Arc<Node>>,
+    /// The directory has no further entry. When false, `entries` is not empty: go on after its last name.
+    pub end: bool,
+}
 
 /// All directories that are known, bounded.
 #[derive(Debug)]
@@ -276,6 +286,11 @@ impl Drop for Directory {
     fn drop(&mut self) {
         self.budget.give_back(self.state.get_mut().inodes.len());
     }
+}
+
+/// Key prefix of a mount's root.
+pub(super) fn root_location(mount: &MountView) -> Arc<str> {
+    mount.ufs().map_or_else(|_| "".into(), |ufs| ufs.prefix().into())
 }
 
 #[cfg(test)]

@@ -69,13 +69,6 @@ impl SessionLease {
         Duration::from_millis(self.until_ms.load(Ordering::Relaxed)).saturating_sub(host::uptime())
     }
 
-    /// Waits until there is a session; false when that takes too long.
-    pub(super) async fn begins(&self, patience: Duration) -> bool {
-        let mut applied = self.applied.subscribe();
-        let begun = applied.wait_for(|_| self.session() != 0);
-        matches!(tokio::time::timeout(patience, begun).await, Ok(Ok(_)))
-    }
-
     /// The session of the last stream, for the next to take up.
     pub(super) fn session(&self) -> u64 {
         self.session.load(Ordering::Relaxed)
@@ -254,7 +247,7 @@ mod tests {
     #[tokio::test]
     async fn waits_for_the_event_that_an_answer_reflects() {
         let lease = SessionLease::new();
-        assert!(!lease.is_live() && !lease.begins(Duration::ZERO).await);
+        assert!(!lease.is_live());
         lease.extend(host::uptime(), Duration::from_secs(60));
         assert!(lease.is_live() && lease.rest() > Duration::from_secs(30));
         lease.applied(3);
@@ -264,11 +257,8 @@ mod tests {
             lease.applied(5);
         });
         assert!(caught_up);
-        let (has_begun, ()) = futures::join!(lease.begins(Duration::from_secs(60)), async {
-            lease.begin(9);
-            lease.restart(9, 1);
-        });
-        assert!(has_begun && lease.begins(Duration::ZERO).await);
+        lease.begin(9);
+        lease.restart(9, 1);
         assert_eq!(lease.session(), 9);
         lease.abandon();
         lease.abandoned().await;

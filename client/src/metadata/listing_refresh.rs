@@ -2,17 +2,20 @@
 //! and first of all for those past their time.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_net::master::{RetryPolicy, Stubs};
+use cavern_net::master::RetryPolicy;
 use cavern_proto::master::TouchRequest;
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Inner, Metadata};
+use super::parts::{Inner, Metadata};
+use crate::single_flight::SingleFlight;
 
+/// Directories waiting to be touched in the background.
+const QUEUE: usize = 1024;
 /// Directories touched in one call at most.
 const BATCH: usize = 256;
 /// A directory is touched in the background once in this time at most, or in a quarter of its `metadata_ttl`.
@@ -20,17 +23,37 @@ const TOUCH_PAUSE: Duration = Duration::from_secs(1);
 /// Nobody waits for listings of a bucket that was slow, for this long.
 const SLOW_FOR: Duration = Duration::from_secs(5);
 
-/// Mounts whose bucket did not give a new listing in time lately.
-#[derive(Debug, Default)]
-pub(super) struct SlowBuckets(Mutex<HashMap<u32, Instant>>);
+/// See the module.
+pub(super) struct ListingRefresh {
+    /// Longest wait for a new listing.
+    wait: Duration,
+    /// Mounts whose bucket did not give a new listing in time lately.
+    slow: Mutex<HashMap<u32, Instant>>,
+    queue: mpsc::Sender<u64>,
+    /// Taken by whoever touches what is in the queue.
+    queued: Mutex<Option<mpsc::Receiver<u64>>>,
+    under_way: SingleFlight<u64, ()>,
+}
 
-impl SlowBuckets {
+impl ListingRefresh {
+    /// The master waits for a new listing for `master_waits`.
+    pub(super) fn new(master_waits: Duration) -> Self {
+        let (queue, queued) = mpsc::channel(QUEUE);
+        Self {
+            wait: master_waits + Duration::from_secs(1),
+            slow: Mutex::default(),
+            queue,
+            queued: Mutex::new(Some(queued)),
+            under_way: SingleFlight::default(),
+        }
+    }
+
     pub(super) fn is_slow(&self, mount: u32) -> bool {
-        self.0.lock().get(&mount).is_some_and(|until| Instant::now() < *until)
+        self.slow.lock().get(&mount).is_some_and(|until| Instant::now() < *until)
     }
 
     fn mark(&self, mount: u32, slow: bool) {
-        let mut mounts = self.0.lock();
+        let mut mounts = self.slow.lock();
         if slow {
             mounts.insert(mount, Instant::now() + SLOW_FOR);
         } else {
@@ -42,29 +65,26 @@ impl SlowBuckets {
 impl Inner {
     /// Puts a directory in the queue of the background task, where it is due.
     pub(super) fn refresh_later(&self, inode: u64) {
-        let Some(directory) = self.directories.get(inode) else { return };
+        let Some(directory) = self.names.directories.get(inode) else { return };
         let Some(ttl) = directory.ttl() else { return };
         if directory.may_touch(Instant::now(), TOUCH_PAUSE.min(ttl / 4)) {
             // A full queue: it will be in use again.
-            let _full = self.touch_queue.try_send(inode);
+            let _full = self.refresh.queue.try_send(inode);
         }
     }
 
     /// Has the master renew the listings, waits for the invalidations that this brings, and notes the new ages.
     async fn touch(&self, directories: Vec<u64>) {
-        let deadline = tokio::time::Instant::now() + self.touch_wait;
-        let asked = self.master.call_as("Touch", RetryPolicy::OneAttempt, deadline, |mut stubs: Stubs| {
-            let request = TouchRequest { directories: directories.clone(), wait: true, session: self.lease.session() };
-            async move { stubs.namespace.touch(request).await }
-        });
-        let reply = match asked.await {
+        let deadline = Instant::now() + self.refresh.wait;
+        let request = || TouchRequest { directories: directories.clone(), wait: true, session: self.lease.session() };
+        let reply = match ask!(self, "Touch", touch, request(), RetryPolicy::OneAttempt, deadline).await {
             Ok(reply) => reply,
             Err(error) => {
                 tracing::debug!("listings could not be renewed: {error}");
                 // Unless nobody answers at all, it is the bucket behind the master that keeps it waiting.
                 for inode in directories {
-                    if let Some(mount) = self.directories.get(inode).and_then(|known| known.mount.clone()) {
-                        self.slow.mark(mount.id(), true);
+                    if let Some(mount) = self.names.directories.get(inode).and_then(|known| known.mount.clone()) {
+                        self.refresh.mark(mount.id(), true);
                     }
                 }
                 return;
@@ -74,20 +94,18 @@ impl Inner {
         let caught_up = self.lease.catch_up(reply.event_seq).await;
         for touched in reply.directories {
             if touched.gone {
-                self.directories.forget(touched.inode);
-                self.cache.forget_inode(touched.inode);
+                self.names.directories.forget(touched.inode);
+                self.names.cache.forget_inode(touched.inode);
                 continue;
             }
-            let (Some(known), Ok(age)) = (self.directories.get(touched.inode), u64::try_from(touched.listing_age_ms))
-            else {
-                continue;
-            };
+            let (known, age) = (self.names.directories.get(touched.inode), u64::try_from(touched.listing_age_ms));
+            let (Some(known), Ok(age)) = (known, age) else { continue };
             let age = Duration::from_millis(age);
             if caught_up {
                 known.set_age(now, age);
             }
             if let (Some(mount), Some(ttl)) = (&known.mount, known.ttl()) {
-                self.slow.mark(mount.id(), !ttl.is_zero() && age >= ttl);
+                self.refresh.mark(mount.id(), !ttl.is_zero() && age >= ttl);
             }
         }
     }
@@ -97,25 +115,21 @@ impl Metadata {
     /// Renews a listing that is past its time, together with everyone else who waits for it.
     pub(super) async fn refresh_first(&self, directory: u64) {
         let inner = self.inner.clone();
-        self.inner.touches.join(directory, async move { inner.touch(vec![directory]).await }).await;
+        self.inner.refresh.under_way.join(directory, async move { inner.touch(vec![directory]).await }).await;
     }
-}
 
-/// Touches what is in the queue until `stop`.
-pub(super) async fn run(metadata: Metadata, stop: CancellationToken) {
-    let inner: Arc<Inner> = metadata.inner;
-    let Some(mut queue) = inner.touch_waiting.lock().take() else { return };
-    loop {
-        let mut batch = Vec::new();
-        tokio::select! {
-            _count = queue.recv_many(&mut batch, BATCH) => {}
-            () = stop.cancelled() => return,
-        }
-        batch.sort_unstable();
-        batch.dedup();
-        tokio::select! {
-            () = inner.touch(batch) => {}
-            () = stop.cancelled() => return,
-        }
+    /// Asks for new listings in the background until `stop`.
+    pub(crate) async fn keep_fresh(&self, stop: CancellationToken) {
+        let Some(mut queued) = self.inner.refresh.queued.lock().take() else { return };
+        let work = async {
+            loop {
+                let mut batch = Vec::new();
+                queued.recv_many(&mut batch, BATCH).await;
+                batch.sort_unstable();
+                batch.dedup();
+                self.inner.touch(batch).await;
+            }
+        };
+        let _stopped = stop.run_until_cancelled(work).await;
     }
 }

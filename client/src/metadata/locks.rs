@@ -5,30 +5,25 @@
 //! number, and answers with how things stand.
 //!
 //! Locks end with the session. An owner that had one gets `EIO` when it locks or unlocks that file, until it has
-//! unlocked or closed it. What a closed file leaves locked is unlocked sooner or later: with the first attempt, or when
-//! events of the master arrive again, but never after the same owner has locked anything of that file anew.
+//! unlocked or closed it. What a closed file leaves locked is unlocked sooner or later: the log has the unlock until it
+//! is made, or the session is over, before whatever the same owner locks of that file anew.
 //!
 //! Where nobody but this session can have a lock, requests that need not wait are answered here, as other changes are
-//! (`held`).
+//! (`answer_lock`).
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use cavern_net::master::Stubs;
 use cavern_proto::locks::LAST_BYTE;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{GetLockRequest, Lock, LockKind, LockType, SetLock};
-use futures::FutureExt;
-use futures::future::{Shared, join_all};
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::changes::{Answer, Changed};
-use super::held::Asking;
-use super::{Inner, Metadata};
+use super::log::{Answer, Changed, Operation};
+use super::parts::{Inner, Metadata};
 use crate::error::ClientError;
 use crate::journal::{EPOCH_BITS, RequestContext};
 
@@ -53,23 +48,16 @@ pub(super) struct Locks {
     /// The session that has the locks of an owner; 0 before the first is granted.
     owners: Mutex<HashMap<Key, u64>>,
     waiting: Mutex<Waiting>,
-    owed: Mutex<Vec<PendingUnlock>>,
 }
 
+/// Requests that wait, by their numbers, and what the master has sent to each of them last.
 #[derive(Default)]
 struct Waiting {
     last: u64,
-    requests: HashMap<u64, Arc<Request>>,
+    requests: HashMap<u64, watch::Sender<LockEvent>>,
 }
 
-/// A request that waits.
-#[derive(Default)]
-struct Request {
-    /// What the master has sent; taken by the caller that waits.
-    event: Mutex<Option<LockEvent>>,
-    wake: Notify,
-}
-
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LockEvent {
     /// By this session.
     Granted(u64),
@@ -77,44 +65,23 @@ enum LockEvent {
     Resend,
 }
 
-impl Request {
-    fn deliver(&self, event: LockEvent) {
-        *self.event.lock() = Some(event);
-        self.wake.notify_one();
-    }
-
-    async fn event(&self) -> LockEvent {
-        loop {
-            self.wake.notified().await;
-            if let Some(event) = self.event.lock().take() {
-                return event;
-            }
-        }
-    }
-}
-
-/// An unlock that must still be made, unless the session ends first.
-struct PendingUnlock {
-    session: u64,
-    unlock: SetLock,
-    /// Of the last attempt.
-    answer: Option<Shared<oneshot::Receiver<Answer>>>,
-}
-
-impl PendingUnlock {
-    fn is_of(&self, key: Key) -> bool {
-        (self.unlock.inode, self.unlock.kind, self.unlock.lock.unwrap_or_default().owner) == key
-    }
-}
-
 /// A place among those who wait, given up when dropped.
-struct Waiter<'l> {
+struct Place<'l> {
     locks: &'l Locks,
     number: u64,
-    request: Arc<Request>,
+    events: watch::Receiver<LockEvent>,
 }
 
-impl Drop for Waiter<'_> {
+impl Place<'_> {
+    /// The next event, or the last of several that have come.
+    async fn event(&mut self) -> LockEvent {
+        // Its sender is there as long as the place.
+        let _there = self.events.changed().await;
+        *self.events.borrow_and_update()
+    }
+}
+
+impl Drop for Place<'_> {
     fn drop(&mut self) {
         self.locks.waiting.lock().requests.remove(&self.number);
     }
@@ -127,25 +94,28 @@ impl Locks {
     }
 
     /// A place with a number of its own, or with the one that the same request had in a process before.
-    fn place(&self, earlier: Option<u64>) -> Waiter<'_> {
+    fn place(&self, earlier: Option<u64>) -> Place<'_> {
         let mut waiting = self.waiting.lock();
         waiting.last += 1;
-        let (number, request) = (earlier.unwrap_or(waiting.last), Arc::new(Request::default()));
-        waiting.requests.insert(number, request.clone());
+        let number = earlier.unwrap_or(waiting.last);
+        let (sender, events) = watch::channel(LockEvent::Resend);
+        waiting.requests.insert(number, sender);
         drop(waiting);
-        Waiter { locks: self, number, request }
+        Place { locks: self, number, events }
     }
 
     /// The master has given `session` what it waited for.
     pub(super) fn granted(&self, waiter: u64, session: u64) {
         if let Some(request) = self.waiting.lock().requests.get(&waiter) {
-            request.deliver(LockEvent::Granted(session));
+            request.send_replace(LockEvent::Granted(session));
         }
     }
 
     /// Events may have been lost.
     pub(super) fn ask_again(&self) {
-        self.waiting.lock().requests.values().for_each(|request| request.deliver(LockEvent::Resend));
+        for request in self.waiting.lock().requests.values() {
+            request.send_replace(LockEvent::Resend);
+        }
     }
 
     /// Notes that an owner may get a lock; refuses it when the ones that it had are lost.
@@ -170,6 +140,12 @@ impl Locks {
         if let Some(session) = self.owners.lock().get_mut(&(set.inode, set.kind, owner)) {
             *session = u64::MAX;
         }
+    }
+
+    /// The unlock of all that an owner may have locked; `None` when that is nothing.
+    fn take_owner(&self, inode: u64, kind: LockKind, owner: u64) -> Option<SetLock> {
+        self.owners.lock().remove(&(inode, kind.into(), owner))?;
+        Some(unlock(inode, kind, owner, (0, LOCK_TO_END)))
     }
 
     /// The owner has locked something, or unlocked all that it had.
@@ -197,9 +173,7 @@ impl Metadata {
     /// locked by somebody else, `LocksLost` when the owner's locks of the file ended with an earlier session.
     pub async fn set_lock(&self, inode: u64, kind: LockKind, lock: Lock) -> Result<AnsweredBy, ClientError> {
         let inner = &self.inner;
-        let key = key(inode, kind, &lock);
-        self.flush_unlocks_of(key).await?;
-        inner.locks.begin(key, lock.r#type(), inner.lease.session())?;
+        inner.locks.begin(key(inode, kind, &lock), lock.r#type(), inner.lease.session())?;
         self.send_lock(SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: 0, wait: false }).await
     }
 
@@ -213,20 +187,15 @@ impl Metadata {
         give_up: &CancellationToken,
     ) -> Result<AnsweredBy, ClientError> {
         let inner = &self.inner;
-        let key = key(inode, kind, &lock);
-        self.flush_unlocks_of(key).await?;
-        inner.locks.begin(key, lock.r#type(), inner.lease.session())?;
+        inner.locks.begin(key(inode, kind, &lock), lock.r#type(), inner.lease.session())?;
         let set = SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: 0, wait: false };
-        let earlier = inner.earlier_waiter();
+        let earlier = inner.log.replayed.waiter();
         if let (None, Some(Ok(made))) = (earlier, inner.answer_lock_at_once(set)) {
             return self.lock_made(&set, &made).await;
         }
-        // Until it has been told what became of it, nothing is certain of the locks of this file.
-        let asked = inner.held.ask_lock(&set, Asking::Waiting);
+        let asked = inner.log.ask_lock(set);
         let made = self.wait_in_line(set, inner.locks.place(earlier), give_up).await;
-        if let Some(asked) = asked {
-            asked.end();
-        }
+        asked.end();
         made
     }
 
@@ -234,7 +203,7 @@ impl Metadata {
     async fn wait_in_line(
         &self,
         set: SetLock,
-        place: Waiter<'_>,
+        mut place: Place<'_>,
         give_up: &CancellationToken,
     ) -> Result<AnsweredBy, ClientError> {
         let (inner, lock) = (&self.inner, set.lock.unwrap_or_default());
@@ -256,12 +225,12 @@ impl Metadata {
                 }
             }
             let event = tokio::select! {
-                event = place.request.event() => event,
+                event = place.event() => event,
                 () = give_up.cancelled() => break,
             };
             match event {
                 LockEvent::Granted(session) if session == inner.lease.session() => {
-                    inner.held.lock_granted(&set);
+                    inner.log.lock().delegations.locks.enter(&set);
                     inner.locks.made(key(set.inode, set.kind(), &lock), &lock, session)?;
                     // An event itself.
                     return Ok(AnsweredBy::Master { event_seq: 0 });
@@ -328,16 +297,11 @@ impl Metadata {
         if let Some(known) = self.find_known_lock(inode, kind, &lock) {
             return Ok(known);
         }
-        self.inner.unlocks_made(inode, kind).await;
         self.inner.all_settled().await?;
         let session = self.inner.lease.session();
         let request = GetLockRequest { inode, kind: kind.into(), lock: Some(Lock { session, ..lock }) };
-        let answer = self
-            .inner
-            .master
-            .call_patiently("GetLock", |mut stubs: Stubs| async move { stubs.namespace.get_lock(request).await });
         // A process of another host has no number here.
-        let found = answer.await?.lock;
+        let found = ask!(self.inner, "GetLock", get_lock, request).await?.lock;
         Ok(found.map(|found| if found.session == session { found } else { Lock { pid: 0, ..found } }))
     }
 
@@ -354,46 +318,30 @@ impl Metadata {
     /// The owner has closed the file: whatever it had locked of it is unlocked, later if the master cannot be reached
     /// now.
     pub async fn unlock_closed(&self, inode: u64, kind: LockKind, owner: u64) {
-        let Some(owed) = self.inner.take_pending_unlock(inode, kind, owner) else { return };
-        if let Err(error) = self.change(Change::SetLock(owed.unlock), 0, 0).await {
+        let inner = &self.inner;
+        let Some(unlock) = inner.locks.take_owner(inode, kind, owner) else { return };
+        let earlier = inner.log.replayed.answer_to(&Change::SetLock(unlock)).await;
+        if earlier.is_some() || inner.answer_lock_at_once(unlock).is_some() {
+            return;
+        }
+        let deadline = Instant::now() + inner.change_timeout;
+        let unlocked = inner.push_and_wait(Operation::owed(Change::SetLock(unlock)), deadline).await;
+        if let Ok(Err(error)) = unlocked {
             tracing::debug!(inode, "a closed file is unlocked later: {error}");
-            self.inner.locks.owed.lock().push(owed);
         }
     }
 
     /// The same without waiting for it; of `bytes`, from the first to the last, where the owner has others locked.
     pub fn unlock_closed_soon(&self, inode: u64, kind: LockKind, owner: u64, bytes: Option<(u64, u64)>) {
-        let owed = match bytes {
-            None => self.inner.take_pending_unlock(inode, kind, owner),
-            Some(bytes) => Some(self.inner.owed(inode, kind, owner, bytes)),
+        let inner = &self.inner;
+        let unlock = match bytes {
+            None => inner.locks.take_owner(inode, kind, owner),
+            Some(bytes) => Some(unlock(inode, kind, owner, bytes)),
         };
-        if let Some(mut owed) = owed {
-            if self.inner.answer_lock_at_once(owed.unlock).is_some() {
-                return;
-            }
-            let mut all = self.inner.locks.owed.lock();
-            self.inner.send_unlock(&mut owed);
-            all.push(owed);
-        }
-    }
-
-    /// Makes the unlocks that an owner owes before it locks anything anew.
-    async fn flush_unlocks_of(&self, key: Key) -> Result<(), ClientError> {
-        loop {
-            let owed = {
-                let mut all = self.inner.locks.owed.lock();
-                let place = all.iter().position(|owed| owed.is_of(key));
-                place.map(|place| all.swap_remove(place))
-            };
-            let Some(owed) = owed else { return Ok(()) };
-            let answer = owed.answer.clone().and_then(FutureExt::now_or_never);
-            if owed.session != self.inner.lease.session() || matches!(answer, Some(Ok(Ok(_)))) {
-                continue;
-            }
-            if let Err(error) = self.change(Change::SetLock(owed.unlock), 0, 0).await {
-                self.inner.locks.owed.lock().push(owed);
-                return Err(error);
-            }
+        if let Some(unlock) = unlock
+            && inner.answer_lock_at_once(unlock).is_none()
+        {
+            inner.push(Operation::owed(Change::SetLock(unlock)));
         }
     }
 }
@@ -404,16 +352,6 @@ impl Inner {
         self.answer_at_once(Change::SetLock(set), (0, 0), RequestContext::current().as_ref()).ok()
     }
 
-    /// Waits for the answers to the unlocks that are on their way.
-    async fn unlocks_made(&self, inode: u64, kind: LockKind) {
-        let of_inode = |owed: &&PendingUnlock| (owed.unlock.inode, owed.unlock.kind) == (inode, kind.into());
-        let answers: Vec<_> = {
-            let owed = self.locks.owed.lock();
-            owed.iter().filter(of_inode).filter_map(|owed| owed.answer.clone()).collect()
-        };
-        join_all(answers).await;
-    }
-
     /// A request that waits has come to its end. If the master may not know, and grant a lock that nobody takes, the
     /// session must go.
     fn no_longer_waiting<T>(&self, answer: &Result<T, ClientError>) {
@@ -421,42 +359,12 @@ impl Inner {
             self.lease.abandon();
         }
     }
+}
 
-    /// Makes the unlocks that are owed; to be called whenever events of the master arrive.
-    pub(super) fn flush_pending_unlocks(&self) {
-        // Under the lock: an unlock that is taken out of here is not sent by anybody else.
-        let mut owed = self.locks.owed.lock();
-        let session = self.lease.session();
-        owed.retain_mut(|owed| {
-            if owed.session != session {
-                return false;
-            }
-            match owed.answer.clone().map(FutureExt::now_or_never) {
-                Some(Some(Ok(Ok(_)))) => return false,
-                Some(None) => return true,
-                _ => {}
-            }
-            self.send_unlock(owed);
-            true
-        });
-    }
-
-    /// The unlock that an owner owes, if it may have locked anything.
-    fn take_pending_unlock(&self, inode: u64, kind: LockKind, owner: u64) -> Option<PendingUnlock> {
-        self.locks.owners.lock().remove(&(inode, kind.into(), owner))?;
-        Some(self.owed(inode, kind, owner, (0, LOCK_TO_END)))
-    }
-
-    fn owed(&self, inode: u64, kind: LockKind, owner: u64, (start, end): (u64, u64)) -> PendingUnlock {
-        let lock = Lock { owner, r#type: LockType::Unlocked.into(), start, end, ..Lock::default() };
-        let unlock = SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: 0, wait: false };
-        PendingUnlock { session: self.lease.session(), unlock, answer: None }
-    }
-
-    fn send_unlock(&self, owed: &mut PendingUnlock) {
-        let deadline = Instant::now() + self.master.timeout();
-        owed.answer = Some(self.push_change(Change::SetLock(owed.unlock), (0, 0), deadline, None).shared());
-    }
+/// The unlock of bytes of a file.
+fn unlock(inode: u64, kind: LockKind, owner: u64, (start, end): (u64, u64)) -> SetLock {
+    let lock = Lock { owner, r#type: LockType::Unlocked.into(), start, end, ..Lock::default() };
+    SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: 0, wait: false }
 }
 
 fn key(inode: u64, kind: LockKind, lock: &Lock) -> Key {
@@ -499,11 +407,11 @@ mod tests {
     #[tokio::test]
     async fn what_is_told_before_somebody_listens_is_not_missed() {
         let locks = Locks::default();
-        let place = locks.place(None);
+        let mut place = locks.place(None);
         locks.granted(place.number, 7);
-        assert!(matches!(place.request.event().await, LockEvent::Granted(7)));
+        assert_eq!(place.event().await, LockEvent::Granted(7));
         locks.ask_again();
-        assert!(matches!(place.request.event().await, LockEvent::Resend));
+        assert_eq!(place.event().await, LockEvent::Resend);
         let number = place.number;
         drop(place);
         locks.granted(number, 7);

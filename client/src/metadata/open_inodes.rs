@@ -2,27 +2,27 @@
 //!
 //! An inode whose last name is removed stays while a client has it open. Opening is not reported to the master. A
 //! client that is notified of the removal has the inode *held*, if it is open there, before it acknowledges the
-//! removal. What is closed for the last time is released, if it was held: in the background, and until the master has
-//! confirmed it.
+//! removal. What is closed for the last time is released, if it was held: by an operation in the log that nobody waits
+//! for.
 //!
 //! Holds are a part of the master's state and outlive it. A stream that begins anew may have missed removals: then the
 //! master is asked which of all that is open must be held and is not, and mostly that is nothing.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cavern_conf::backoff;
-use cavern_net::master::{RetryPolicy, Stubs};
+use cavern_net::master::RetryPolicy;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CheckHoldsReply, CheckHoldsRequest, OpenToWrite, SetHolds, User};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-use super::changes::Answer;
-use super::{Inner, Metadata, Node};
+use super::log::Operation;
+use super::node::Node;
+use super::parts::{Inner, Metadata};
 use crate::error::ClientError;
 
 /// Inodes that are held, or let go of, by one change; other changes go in between.
@@ -30,26 +30,19 @@ const BATCH: usize = 500;
 /// Inodes that the master is asked about at a time.
 const CHECKED: usize = 4096;
 
-/// An inode that is to be let go of, and when it was closed, as a number.
-type ClosedHold = (u64, u64);
-
-/// What is open, and what was. Bounded by the open files and directories of the host, and by those that were closed
-/// while no master answered.
+/// What is open, and what was. Bounded by the open files and directories of the host.
 #[derive(Debug, Default)]
 pub(super) struct OpenInodes {
     state: Mutex<State>,
     /// Something is to be let go of.
-    left: Notify,
+    pub left: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     open: HashMap<u64, Open>,
-    /// Held by the session and not open here any more, and when that was, as a number: an answer to an earlier request
-    /// says nothing of an inode that was opened and closed again since.
-    releasing: BTreeMap<u64, u64>,
-    closed: u64,
-    session: u64,
+    /// Held by the session and not open here any more, and not in the log yet.
+    releasing: BTreeSet<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -84,15 +77,9 @@ impl OpenInodes {
         }
     }
 
-    /// A stream of events begins: whatever is open may have been changed. What another session held is nobody's any
-    /// more.
-    pub(super) fn all_changed(&self, session: u64) {
-        let mut state = self.state.lock();
-        if state.session != session {
-            state.session = session;
-            state.releasing.clear();
-        }
-        for open in state.open.values() {
+    /// A stream of events begins: whatever is open may have been changed.
+    pub(super) fn all_changed(&self) {
+        for open in self.state.lock().open.values() {
             open.counters.gaps.fetch_add(1, Ordering::Release);
             open.counters.changes.fetch_add(1, Ordering::Release);
         }
@@ -110,20 +97,15 @@ impl OpenInodes {
         let mut state = self.state.lock();
         let Some(open) = state.open.get_mut(&inode) else { return };
         open.handles -= 1;
-        if open.handles == 0 {
-            let held = open.held;
-            state.open.remove(&inode);
-            if held {
-                state.queue_release(inode);
-                drop(state);
-                self.left.notify_one();
-            }
+        if open.handles == 0 && state.open.remove(&inode).is_some_and(|open| open.held) {
+            state.releasing.insert(inode);
+            self.left.notify_one();
         }
     }
 
     /// The session holds an inode that is not open here.
     pub(super) fn never_opened(&self, inode: u64) {
-        self.state.lock().queue_release(inode);
+        self.state.lock().releasing.insert(inode);
         self.left.notify_one();
     }
 
@@ -136,11 +118,6 @@ impl OpenInodes {
 }
 
 impl State {
-    fn queue_release(&mut self, inode: u64) {
-        self.closed += 1;
-        self.releasing.insert(inode, self.closed);
-    }
-
     /// Notes that those of the inodes that are open will be held, and gives these.
     fn hold(&mut self, inodes: &[u64]) -> Vec<u64> {
         let mut held = Vec::with_capacity(inodes.len());
@@ -152,15 +129,6 @@ impl State {
             }
         }
         held
-    }
-
-    /// The master has let go of what left then.
-    fn let_go(&mut self, batch: &[ClosedHold]) {
-        for (inode, then) in batch {
-            if self.releasing.get(inode) == Some(then) {
-                self.releasing.remove(inode);
-            }
-        }
     }
 }
 
@@ -190,7 +158,7 @@ impl OpenInode {
 
     /// The session holds it since it has made it: it is let go of when it is closed here for the last time.
     pub(crate) fn note_held(&self) {
-        self.inner.open.state.lock().hold(&[self.inode]);
+        self.inner.open.inodes.state.lock().hold(&[self.inode]);
     }
 
     /// As [`Self::hold`], if a user may write to the file: what the session commits to it is judged no more then.
@@ -216,7 +184,7 @@ impl std::fmt::Debug for OpenInode {
 
 impl Drop for OpenInode {
     fn drop(&mut self) {
-        self.inner.open.closed(self.inode);
+        self.inner.open.inodes.closed(self.inode);
     }
 }
 
@@ -225,7 +193,7 @@ impl Metadata {
     pub fn keep_open_cached(&self, node: &Node) -> Option<OpenInode> {
         let kept = self.register_open(node.inode);
         // After it was registered: a removal event that arrives from now on finds it open.
-        self.inner.cache.node(node.inode).is_some_and(|known| !known.is_removed()).then_some(kept)
+        self.inner.names.has_name(node.inode).then_some(kept)
     }
 
     /// Keeps an inode. `Stale` when it is gone.
@@ -251,7 +219,7 @@ impl Metadata {
     /// Keeps an inode that this session has just made without a name, and so holds.
     pub(crate) fn keep_nameless(&self, inode: u64) -> OpenInode {
         let kept = self.register_open(inode);
-        self.inner.open.state.lock().hold(&[inode]);
+        self.inner.open.inodes.state.lock().hold(&[inode]);
         kept
     }
 
@@ -259,44 +227,18 @@ impl Metadata {
     pub(crate) fn keep_inherited(&self, inode: u64) -> OpenInode {
         let kept = self.register_open(inode);
         // The session may hold it already, and is to let go of it with the last close.
-        self.inner.open.state.lock().hold(&[inode]);
+        self.inner.open.inodes.state.lock().hold(&[inode]);
         kept
     }
 
     /// The inodes that are open here.
     pub fn open_inodes(&self) -> Vec<u64> {
-        self.inner.open.all().into_iter().map(|(inode, _)| inode).collect()
+        self.inner.open.inodes.all().into_iter().map(|(inode, _)| inode).collect()
     }
 
     fn register_open(&self, inode: u64) -> OpenInode {
-        let counters = self.inner.open.opened(inode);
+        let counters = self.inner.open.inodes.opened(inode);
         OpenInode { inner: self.inner.clone(), inode, counters }
-    }
-
-    /// Releases what was held and is closed, until `stop`. What the master has not confirmed is sent again, unless the
-    /// session ends.
-    pub(crate) async fn let_go(&self, stop: CancellationToken) {
-        let inner = &self.inner;
-        let mut backoff = backoff::MASTER.begin();
-        let work = async {
-            loop {
-                match inner.push_release() {
-                    None => inner.open.left.notified().await,
-                    Some((batch, answer)) => match answer.await {
-                        Ok(Ok(_)) => {
-                            inner.open.state.lock().let_go(&batch);
-                            backoff.reset();
-                        }
-                        Ok(Err(error)) => {
-                            tracing::debug!("{} closed inodes are let go of later: {error}", batch.len());
-                            backoff.wait().await;
-                        }
-                        Err(_ended) => return,
-                    },
-                }
-            }
-        };
-        let _stopped = stop.run_until_cancelled(work).await;
     }
 }
 
@@ -304,13 +246,14 @@ impl Inner {
     /// Has the session hold those of the inodes that are open, at most [`BATCH`]. Bounded by `client.metadata_timeout`.
     async fn hold(&self, inodes: &[u64]) -> Result<(), ClientError> {
         let answer = {
-            let mut state = self.open.state.lock();
+            let mut state = self.open.inodes.state.lock();
             let hold = state.hold(inodes);
             if hold.is_empty() {
                 return Ok(());
             }
-            // In the queue before anybody can close one of them: what is let go of comes after it.
-            self.push_holds(SetHolds { hold, let_go: Vec::new() })
+            // In the log before anybody can close one of them: what is let go of comes after it.
+            let set = Change::SetHolds(SetHolds { hold, let_go: Vec::new() });
+            self.push_and_wait(Operation::new(set, (0, 0)), Instant::now() + self.master.timeout())
         };
         let made = answer.await.unwrap_or(Err(ClientError::Shutdown))?;
         // There is nothing to be kept.
@@ -341,8 +284,8 @@ impl Inner {
     pub(super) async fn reclaim_holds(&self) {
         // What is not there then is lost, and the session with it. Nor is there yet what a process before has made.
         let _late = self.all_settled().await;
-        self.earlier_answered().await;
-        for asked in self.open.all().chunks(CHECKED) {
+        self.log.replayed.answered().await;
+        for asked in self.open.inodes.all().chunks(CHECKED) {
             let of = |in_any_case: bool| {
                 asked.iter().filter(move |(_, held)| *held == in_any_case).map(|(inode, _)| *inode).collect()
             };
@@ -356,11 +299,7 @@ impl Inner {
     async fn check_holds(&self, request: &CheckHoldsRequest) -> CheckHoldsReply {
         let mut backoff = backoff::MASTER.begin();
         loop {
-            let answer = self.master.call_patiently("CheckHolds", |mut stubs: Stubs| {
-                let request = request.clone();
-                async move { stubs.namespace.check_holds(request).await }
-            });
-            match answer.await {
+            match ask!(self, "CheckHolds", check_holds, request.clone()).await {
                 Ok(reply) => return reply,
                 Err(error) if error.is_transient() => tracing::debug!("what must be held is not known yet: {error}"),
                 Err(error) => {
@@ -373,28 +312,15 @@ impl Inner {
         }
     }
 
-    /// Has the master let go of what left before any change that comes later. [`Metadata::let_go`] sees to it that it
-    /// does.
+    /// Has the master let go of what left, before any change that comes later. That is sent until it is made, or the
+    /// session is over.
     pub(super) fn release_closed(&self) {
-        drop(self.push_release());
-    }
-
-    /// Asks the master to let go of some of what left; `None` when there is nothing.
-    fn push_release(&self) -> Option<(Vec<ClosedHold>, oneshot::Receiver<Answer>)> {
-        let state = self.open.state.lock();
-        let batch: Vec<_> = state.releasing.iter().take(BATCH).map(|(inode, then)| (*inode, *then)).collect();
-        if batch.is_empty() {
-            return None;
+        // In the log before any of them can be opened and held again.
+        let mut state = self.open.inodes.state.lock();
+        let releasing: Vec<u64> = std::mem::take(&mut state.releasing).into_iter().collect();
+        for batch in releasing.chunks(BATCH) {
+            self.push(Operation::owed(Change::SetHolds(SetHolds { hold: Vec::new(), let_go: batch.to_vec() })));
         }
-        let let_go = batch.iter().map(|(inode, _)| *inode).collect();
-        // In the queue before any of them can be opened and held again.
-        let answer = self.push_holds(SetHolds { hold: Vec::new(), let_go });
-        drop(state);
-        Some((batch, answer))
-    }
-
-    fn push_holds(&self, set: SetHolds) -> oneshot::Receiver<Answer> {
-        self.push_change(Change::SetHolds(set), (0, 0), Instant::now() + self.master.timeout(), None)
     }
 }
 
@@ -408,8 +334,8 @@ fn log_lost_holds(gone: &[u64]) {
 mod tests {
     use super::*;
 
-    fn releasing(open: &OpenInodes) -> Vec<(u64, u64)> {
-        open.state.lock().releasing.iter().map(|(inode, then)| (*inode, *then)).collect()
+    fn releasing(open: &OpenInodes) -> Vec<u64> {
+        open.state.lock().releasing.iter().copied().collect()
     }
 
     #[test]
@@ -419,7 +345,7 @@ mod tests {
         open.opened(5);
         open.changed(5);
         open.changed(6);
-        open.all_changed(1);
+        open.all_changed();
         let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
         assert_eq!((count(&counters.changes), count(&counters.gaps)), (2, 1));
         assert_eq!(open.all(), [(5, false)]);
@@ -429,34 +355,24 @@ mod tests {
         assert!(releasing(&open).is_empty());
         open.closed(5);
         open.closed(5);
-        assert_eq!(releasing(&open), [(5, 1)]);
+        assert_eq!(releasing(&open), [5]);
         open.opened(5);
         assert_eq!(open.all(), [(5, false)], "it has not been held since it was opened");
         open.closed(5);
-        assert_eq!(releasing(&open), [(5, 1)], "still to be sent");
+        assert_eq!(releasing(&open), [5], "still to be sent");
     }
 
     #[test]
-    fn what_is_held_again_is_not_let_go_of_by_an_answer_to_what_was_asked_before() {
+    fn what_is_held_again_is_not_let_go_of() {
         let open = OpenInodes::default();
-        let held_and_closed = || {
+        for _ in 0..2 {
             open.opened(5);
             open.state.lock().hold(&[5]);
             assert!(releasing(&open).is_empty());
             open.closed(5);
-            releasing(&open)
-        };
-        let first = held_and_closed();
-        let second = held_and_closed();
-        open.state.lock().let_go(&first);
-        assert_eq!(releasing(&open), second);
-        open.state.lock().let_go(&second);
-        assert!(releasing(&open).is_empty());
-        held_and_closed();
-        open.all_changed(7);
-        assert!(releasing(&open).is_empty(), "it went with the session");
-        held_and_closed();
-        open.all_changed(7);
-        assert_eq!(releasing(&open).len(), 1);
+            assert_eq!(releasing(&open), [5]);
+        }
+        open.never_opened(6);
+        assert_eq!(releasing(&open), [5, 6]);
     }
 }

@@ -21,10 +21,13 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::queries::root_location;
-use super::{Inner, InvalidationSink, Metadata, Node};
+use super::directory::{Directory, root_location};
+use super::node::Node;
+use super::parts::{Inner, Metadata};
+use super::sink::InvalidationSink;
 use crate::error::ClientError;
 use crate::mounts::MountView;
+use crate::single_flight::SingleFlight;
 use inodes::{OutageInodes, is_of_outage};
 use listing::BucketListings;
 
@@ -42,6 +45,8 @@ pub(super) struct Outage {
     asked: AtomicU64,
     inodes: OutageInodes,
     listings: BucketListings,
+    /// By directory and name.
+    lookups: SingleFlight<(u64, Box<[u8]>), Result<Arc<Node>, ClientError>>,
 }
 
 impl Outage {
@@ -54,6 +59,7 @@ impl Outage {
             asked: AtomicU64::new(0),
             inodes: OutageInodes::new(conf.metadata_cache_entries),
             listings: BucketListings::default(),
+            lookups: SingleFlight::default(),
         }
     }
 
@@ -110,11 +116,11 @@ impl Inner {
         age >= length || age < ttl
     }
 
-    fn covered(&self, directory: u64) -> Option<Arc<super::directory::Directory>> {
+    fn covered(&self, directory: u64) -> Option<Arc<Directory>> {
         if !self.outage.is_active() {
             return None;
         }
-        let known = self.directories.get(directory)?;
+        let known = self.names.directories.get(directory)?;
         known.mount.as_ref().is_some_and(|mount| self.outage.covers(mount)).then_some(known)
     }
 }
@@ -176,10 +182,7 @@ impl Inner {
             self.master.answering().await;
             let (length, questions) = self.outage.end();
             if questions > 0 {
-                self.recent.reset();
-                self.cache.clear();
-                self.directories.clear();
-                self.stats.metadata_entries.set(0);
+                self.names.clear();
                 sink.reset();
             }
             self.stats.outage.set(0);

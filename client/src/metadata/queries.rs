@@ -8,20 +8,23 @@ use std::time::Duration;
 
 use cavern_conf::backoff;
 use cavern_net::NetError;
-use cavern_net::master::{RetryPolicy, Stubs};
+use cavern_net::master::RetryPolicy;
+use cavern_posix::mode::READ;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{
-    Entry, FreeContentRequest, FreeFate, FreedContent, GetInodeRequest, GetLayoutRequest, GetQuotasRequest,
-    GetTtlsRequest, GetXattrsRequest, Kind, Layout, LookupRequest, Quotas, ReadDirRequest, ResolveRequest,
-    RevalidateRequest, Ttls, User, Xattr,
+    CheckAccessRequest, Entry, FreeContentRequest, FreeFate, FreedContent, GetInodeRequest, GetLayoutRequest,
+    GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout, LookupRequest, Quotas, ReadDirRequest,
+    ResolveRequest, RevalidateRequest, Ttls, User, Xattr,
 };
 use rustix::io::Errno;
 use tokio::time::Instant;
 use tokio_stream::StreamExt;
 use tonic::Code;
 
+use super::directory::{DirPage, Directory, root_location};
+use super::node::Node;
+use super::parts::{Inner, Metadata};
 use super::recent_invalidations::Mark;
-use super::{DirPage, Inner, Metadata, Node};
 use crate::error::ClientError;
 use crate::mounts::MountView;
 use crate::stages::Stage;
@@ -50,12 +53,10 @@ impl Metadata {
         patience: RetryPolicy,
     ) -> Result<Arc<Node>, ClientError> {
         let _asked = Stage::Metadata.begin();
-        if let Some(directory) = self.bucket_directory(parent) {
-            return self.bucket_lookup(directory, name).await;
-        }
         tokio::select! {
-            answer = self.ask_master_lookup(parent, name, patience) => answer,
+            biased;
             directory = self.bucket_directory_in_outage(parent) => self.bucket_lookup(directory, name).await,
+            answer = self.ask_master_lookup(parent, name, patience) => answer,
         }
     }
 
@@ -71,24 +72,22 @@ impl Metadata {
         let (mark, patience) = (metadata.mark(), self.patience_in(parent, patience));
         let key = ((parent, name.clone()), mark, patience);
         let asked = async move {
-            let name = bytes::Bytes::from(name);
-            let ask = |mut stubs: Stubs| {
-                let request = LookupRequest { parent, name: name.clone(), session: metadata.inner.lease.session() };
-                async move { stubs.namespace.lookup(request).await }
-            };
-            match metadata.inner.ask_master("Lookup", patience, ask).await {
+            let (inner, name) = (&metadata.inner, bytes::Bytes::from(name));
+            let request = || LookupRequest { parent, name: name.clone(), session: inner.lease.session() };
+            let answer = ask!(inner, "Lookup", lookup, request(), patience, inner.master.deadline());
+            match answer.await.map_err(ClientError::from) {
                 Ok(entry) => metadata.take_in(entry, mark).await,
                 Err(ClientError::NotFound(_)) => {
-                    let inner = &metadata.inner;
-                    if inner.keeps_absences(parent) && !inner.recent.since(mark).touch(parent, &name, 0) {
-                        inner.cache.insert_absent(parent, &name);
+                    let names = &inner.names;
+                    if names.keeps_absences(parent) && !names.recent.since(mark).touch(parent, &name, 0) {
+                        names.cache.insert_absent(parent, &name);
                     }
                     Err(ClientError::NotFound(String::from_utf8_lossy(&name).into_owned()))
                 }
                 Err(error) => Err(error),
             }
         };
-        self.inner.lookups.join(key, asked).await
+        self.inner.questions.lookups.join(key, asked).await
     }
 
     pub(super) async fn ask_node(&self, inode: u64, patience: RetryPolicy) -> Result<Arc<Node>, ClientError> {
@@ -96,20 +95,19 @@ impl Metadata {
         self.inner.settled(inode).await?;
         let (metadata, mark, patience) = (self.clone(), self.mark(), self.patience_in(inode, patience));
         let asked = async move {
-            let ask = |mut stubs: Stubs| {
-                let request = GetInodeRequest { inode, session: metadata.inner.lease.session() };
-                async move { stubs.namespace.get_inode(request).await }
-            };
-            match metadata.inner.ask_master("GetInode", patience, ask).await {
+            let inner = &metadata.inner;
+            let request = || GetInodeRequest { inode, session: inner.lease.session() };
+            let answer = ask!(inner, "GetInode", get_inode, request(), patience, inner.master.deadline());
+            match answer.await.map_err(ClientError::from) {
                 Ok(entry) => metadata.take_in(entry, mark).await,
                 Err(ClientError::NotFound(_) | ClientError::Stale(_)) => {
-                    metadata.inner.cache.forget_inode(inode);
+                    inner.names.cache.forget_inode(inode);
                     Err(ClientError::Stale(format!("inode {inode}")))
                 }
                 Err(error) => Err(error),
             }
         };
-        self.inner.nodes.join((inode, mark, patience), asked).await
+        self.inner.questions.nodes.join((inode, mark, patience), asked).await
     }
 
     /// Nothing that is not cached is known of an fs-mode mount but by the master.
@@ -119,35 +117,32 @@ impl Metadata {
 
     pub(super) async fn ask_path(&self, path: &str) -> Result<Arc<Node>, ClientError> {
         let _asked = Stage::Metadata.begin();
-        self.inner.all_settled().await?;
-        let mark = self.inner.recent.mark();
-        let answer = self.inner.master.call_patiently("Resolve", |mut stubs: Stubs| {
-            let request = ResolveRequest { path: path.to_owned(), session: self.inner.lease.session() };
-            async move { stubs.namespace.resolve(request).await }
-        });
-        self.take_in(answer.await?, mark).await
+        let inner = &self.inner;
+        inner.all_settled().await?;
+        let mark = self.mark();
+        let request = || ResolveRequest { path: path.to_owned(), session: inner.lease.session() };
+        let entry = ask!(inner, "Resolve", resolve, request()).await?;
+        self.take_in(entry, mark).await
     }
 
-    /// The node that the name of `node` leads to by now.
-    pub(super) async fn ask_current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
+    /// Asks the bucket about the name of one file now: the inode that it leads to, another than `node` when the object
+    /// was replaced; `NotFound` when it leads nowhere. For `consistency = always`, and when a version is found to be
+    /// gone.
+    pub async fn current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
         let _asked = Stage::Metadata.begin();
-        let current = match self.bucket_directory(node.parent) {
-            Some(directory) => self.bucket_current(&directory, node).await,
-            None => tokio::select! {
-                current = self.ask_master_current(node) => current,
-                directory = self.bucket_directory_in_outage(node.parent) => {
-                    self.bucket_current(&directory, node).await
-                }
-            },
+        let current = tokio::select! {
+            biased;
+            directory = self.bucket_directory_in_outage(node.parent) => self.bucket_current(&directory, node).await,
+            current = self.ask_master_current(node) => current,
         };
         let gone = match &current {
             Ok(current) => current.inode != node.inode,
             Err(error) => matches!(error, ClientError::NotFound(_) | ClientError::Stale(_)),
         };
         if gone {
-            self.inner.forget_entry(node.parent, &node.name, node.inode);
+            self.inner.names.forget_entry(node.parent, &node.name, node.inode);
             if let Ok(current) = &current {
-                self.inner.cache.insert(std::slice::from_ref(current));
+                self.inner.names.keep(std::slice::from_ref(current));
             }
         }
         current
@@ -155,13 +150,9 @@ impl Metadata {
 
     async fn ask_master_current(&self, node: &Node) -> Result<Arc<Node>, ClientError> {
         let parent = self.inode_of_master(node.parent).await?;
-        let mark = self.inner.recent.mark();
-        let answer = self.inner.master.call_patiently("Revalidate", |mut stubs: Stubs| {
-            let (name, session) = (node.name_bytes(), self.inner.lease.session());
-            let request = RevalidateRequest { parent, name, session, ..RevalidateRequest::default() };
-            async move { stubs.namespace.revalidate(request).await }
-        });
-        self.take_in(answer.await?, mark).await
+        let (mark, request) =
+            (self.mark(), RevalidateRequest { parent, name: node.name_bytes(), ..RevalidateRequest::default() });
+        self.take_in(self.revalidate(request).await?, mark).await
     }
 
     /// Has the master look what the bucket has under a name that was changed there, and notify all clients; gives what
@@ -182,26 +173,27 @@ impl Metadata {
         written: Written,
     ) -> Result<Option<Arc<Node>>, ClientError> {
         let parent = self.inode_of_master(parent).await?;
-        let mark = self.inner.recent.mark();
-        let name = bytes::Bytes::copy_from_slice(name);
-        let answer = self.inner.master.call_patiently("Revalidate", |mut stubs: Stubs| {
-            let (session, below) = (self.inner.lease.session(), written == Written::NameAndBelow);
-            let request = RevalidateRequest { parent, name: name.clone(), written: true, session, below };
-            async move { stubs.namespace.revalidate(request).await }
-        });
-        let current = match answer.await.map_err(ClientError::from) {
+        let (mark, below) = (self.mark(), written == Written::NameAndBelow);
+        let request = bytes::Bytes::copy_from_slice(name);
+        let request = RevalidateRequest { parent, name: request, written: true, below, session: 0 };
+        let current = match self.revalidate(request).await {
             Ok(entry) => self.take_in(entry, mark).await.map(Some),
             Err(ClientError::NotFound(_) | ClientError::Stale(_)) => Ok(None),
             Err(error) => Err(error),
         };
         // The master notifies this client of it, too, but perhaps after the next lookup.
-        self.inner.forget_entry(parent, &name, 0);
-        if let Ok(Some(current)) = &current
-            && self.inner.caching
-        {
-            self.inner.cache.insert(std::slice::from_ref(current));
+        self.inner.names.forget_entry(parent, name, 0);
+        if let Ok(Some(current)) = &current {
+            self.inner.names.keep(std::slice::from_ref(current));
         }
         current
+    }
+
+    /// In the session that there is.
+    async fn revalidate(&self, request: RevalidateRequest) -> Result<Entry, ClientError> {
+        let inner = &self.inner;
+        let request = || RevalidateRequest { session: inner.lease.session(), ..request.clone() };
+        Ok(ask!(inner, "Revalidate", revalidate, request()).await?)
     }
 
     /// Whether the master knows of any name in a directory but this one.
@@ -236,7 +228,7 @@ impl Metadata {
                 }
             }
         };
-        self.inner.pages.join(key, asked).await
+        self.inner.questions.pages.join(key, asked).await
     }
 
     async fn fetch_dir_page(
@@ -246,17 +238,14 @@ impl Metadata {
         limit: usize,
         mark: Mark,
         patience: RetryPolicy,
-        deadline: tokio::time::Instant,
+        deadline: Instant,
     ) -> Result<DirPage, ClientError> {
         let inner = &self.inner;
-        let epoch = inner.directories.get(inode).map(|directory| directory.listing_epoch());
+        let epoch = inner.names.directories.get(inode).map(|directory| directory.listing_epoch());
         let (name, session) = (bytes::Bytes::copy_from_slice(after), inner.lease.session());
-        let ask = |mut stubs: Stubs| {
-            let request = ReadDirRequest { inode, after_name: name.clone(), limit: limit as u64, session };
-            async move { stubs.namespace.read_dir(request).await }
-        };
-        let mut stream = match inner.master.call_as("ReadDir", patience, deadline, ask).await.map_err(ClientError::from)
-        {
+        let request = || ReadDirRequest { inode, after_name: name.clone(), limit: limit as u64, session };
+        let answer = ask!(inner, "ReadDir", read_dir, request(), patience, deadline);
+        let mut stream = match answer.await.map_err(ClientError::from) {
             Err(ClientError::NotFound(_)) => return Err(ClientError::Stale(format!("directory inode {inode}"))),
             stream => stream?,
         };
@@ -285,19 +274,18 @@ impl Metadata {
         // An answer that ends without saying so is cut: the next page goes on after it, if there is any.
         end |= entries.is_empty();
         let caught_up = inner.lease.catch_up(seq).await;
-        let changes = inner.recent.since(mark);
-        if inner.caching && caught_up {
+        let changes = inner.names.recent.since(mark);
+        if inner.names.caching && caught_up {
             if changes.none() {
-                inner.cache.insert(&entries);
+                inner.names.keep(&entries);
                 if let (Some((directory, _)), true) = (&known, after.is_empty() || epoch.is_some()) {
                     let epoch = epoch.unwrap_or_else(|| directory.listing_epoch());
                     directory.record(epoch, after, &entries, end);
                 }
             } else {
                 let untouched = entries.iter().filter(|node| !changes.touch(node.parent, &node.name, node.inode));
-                inner.cache.insert(&untouched.cloned().collect::<Vec<_>>());
+                inner.names.keep(&untouched.cloned().collect::<Vec<_>>());
             }
-            inner.stats.metadata_entries.set(inner.cache.len() as i64);
         }
         Ok(DirPage { entries, end })
     }
@@ -306,9 +294,9 @@ impl Metadata {
         &self,
         inode: u64,
         entry: &Entry,
-    ) -> Result<(Arc<super::directory::Directory>, Option<Arc<MountView>>), ClientError> {
+    ) -> Result<(Arc<Directory>, Option<Arc<MountView>>), ClientError> {
         let mount = self.mount_of(entry).await?;
-        let directory = self.inner.directories.ensure(inode, mount.as_ref(), &entry.key);
+        let directory = self.inner.names.directories.ensure(inode, mount.as_ref(), &entry.key);
         if let Ok(age) = u64::try_from(entry.listing_age_ms) {
             directory.set_age(Instant::now(), Duration::from_millis(age));
         }
@@ -339,7 +327,7 @@ impl Metadata {
 
     /// A node from an answer about one entry. It stays in the cache unless an invalidation came since `mark`.
     async fn take_in(&self, entry: Entry, mark: Mark) -> Result<Arc<Node>, ClientError> {
-        let inner = &self.inner;
+        let names = &self.inner.names;
         let mount = self.mount_of(&entry).await?;
         let attr = entry.attr.unwrap_or_default();
         let age = u64::try_from(entry.listing_age_ms).ok().map(Duration::from_millis);
@@ -351,7 +339,7 @@ impl Metadata {
             Some(mount) => {
                 let key = entry.key.strip_suffix('/').unwrap_or(&entry.key);
                 let location = key.strip_suffix(&*String::from_utf8_lossy(&entry.name)).unwrap_or_default();
-                let parent = inner.directories.ensure(entry.parent, Some(mount), location);
+                let parent = names.directories.ensure(entry.parent, Some(mount), location);
                 if let (Some(age), Kind::File) = (age, attr.kind()) {
                     parent.set_age(now, age);
                 }
@@ -359,19 +347,18 @@ impl Metadata {
             }
         };
         if mount.as_ref().is_none_or(is_root) && attr.inode != ROOT_INODE {
-            inner.directories.ensure(entry.parent, None, "");
+            names.directories.ensure(entry.parent, None, "");
         }
         if attr.kind() == Kind::Directory {
-            let own = inner.directories.ensure(attr.inode, mount.as_ref(), &entry.key);
+            let own = names.directories.ensure(attr.inode, mount.as_ref(), &entry.key);
             if let Some(age) = age {
                 own.set_age(now, age);
             }
         }
         let node = Arc::new(Node::new(&entry, &attr, mount, location));
         // What is removed has no name to be found under.
-        if inner.caching && !node.is_removed() && !inner.recent.since(mark).touch(node.parent, &node.name, node.inode) {
-            inner.cache.insert(std::slice::from_ref(&node));
-            inner.stats.metadata_entries.set(inner.cache.len() as i64);
+        if !node.is_removed() && !names.recent.since(mark).touch(node.parent, &node.name, node.inode) {
+            names.keep(std::slice::from_ref(&node));
         }
         Ok(node)
     }
@@ -381,16 +368,16 @@ impl Metadata {
     /// mount limits users; `EACCES` where he may not.
     pub async fn layout(&self, inode: u64, beside: &[u64], user: Option<&User>) -> Result<Layout, ClientError> {
         let _asked = Stage::Metadata.begin();
-        self.inner.settled(inode).await?;
-        let ask = |mut stubs: Stubs| {
-            let (session, user) = (self.inner.lease.session(), user.cloned());
-            let request = GetLayoutRequest { inode, session, beside: beside.to_vec(), user };
-            async move { stubs.namespace.get_layout(request).await }
+        let inner = &self.inner;
+        inner.settled(inode).await?;
+        let request = || {
+            let (session, user) = (inner.lease.session(), user.cloned());
+            GetLayoutRequest { inode, session, beside: beside.to_vec(), user }
         };
         // Whoever has the file open reads and writes it as soon as a master is there.
-        let deadline = Instant::now() + self.inner.change_timeout;
-        let answer = self.inner.master.call_as("GetLayout", RetryPolicy::UntilDeadline, deadline, ask).await;
-        match answer.map_err(ClientError::from) {
+        let deadline = Instant::now() + inner.change_timeout;
+        let answer = ask!(inner, "GetLayout", get_layout, request(), RetryPolicy::UntilDeadline, deadline);
+        match answer.await.map_err(ClientError::from) {
             Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
             Err(ClientError::Net(NetError::Master { code: Code::PermissionDenied, message })) => {
                 Err(ClientError::Refused { errno: Errno::ACCESS.raw_os_error(), reason: message })
@@ -403,14 +390,16 @@ impl Metadata {
     /// as its listing is known, and what the master knows of them is all there is. With the moment until which no
     /// change is known.
     pub(crate) fn files_after(&self, inode: u64, most: impl FnOnce(u64) -> usize) -> Option<FilesAfter> {
-        let inner = &self.inner;
-        let node = inner.cache.node(inode)?;
+        let (names, log) = (&self.inner.names, &self.inner.log);
+        let node = names.cache.node(inode)?;
         let most = most(node.parent);
-        let directory = inner.directories.get(node.parent).filter(|_| most > 0)?;
-        let mark = inner.recent.mark();
-        let (nodes, _) = directory.page(&inner.cache, &node.name, most)?;
+        let directory = names.directories.get(node.parent).filter(|_| most > 0)?;
+        let mark = names.recent.mark();
+        let (nodes, _) = directory.page(&names.cache, &node.name, most)?;
+        let state = log.lock();
         let is_plain = |node: &Arc<Node>| {
-            matches!(node.kind, Kind::File) && node.size > 0 && node.nlink == 1 && !inner.held.is_unsettled(node.inode)
+            let is_settled = || !state.subjects.is_unsettled(node.inode);
+            matches!(node.kind, Kind::File) && node.size > 0 && node.nlink == 1 && is_settled()
         };
         let inodes = nodes.iter().filter(|node| is_plain(node)).map(|node| node.inode).collect();
         Some(FilesAfter { inodes, mark })
@@ -418,7 +407,7 @@ impl Metadata {
 
     /// Whether something of an inode has changed since then, by whomever.
     pub(crate) fn has_changed_since(&self, mark: Mark) -> impl Fn(u64) -> bool + use<> {
-        let changes = self.inner.recent.since(mark);
+        let changes = self.inner.names.recent.since(mark);
         move |inode| changes.touch(0, b"", inode)
     }
 
@@ -440,21 +429,16 @@ impl Metadata {
     }
 
     async fn free_content_as(&self, session: u64, inodes: Vec<u64>) -> Result<Vec<FreedContent>, ClientError> {
-        let answer = self.inner.master.call_patiently("FreeContent", |mut stubs: Stubs| {
-            let inodes = inodes.clone();
-            async move { stubs.namespace.free_content(FreeContentRequest { inodes, session }).await }
-        });
-        Ok(answer.await?.results)
+        let request = || FreeContentRequest { inodes: inodes.clone(), session };
+        Ok(ask!(self.inner, "FreeContent", free_content, request()).await?.results)
     }
 
     /// Every extended attribute of an inode of an fs-mode mount. `Stale` when it is gone.
     pub async fn xattrs(&self, inode: u64) -> Result<Vec<Xattr>, ClientError> {
-        self.inner.settled(inode).await?;
-        let answer = self.inner.master.call_patiently("GetXattrs", |mut stubs: Stubs| {
-            let request = GetXattrsRequest { inode, session: self.inner.lease.session() };
-            async move { stubs.namespace.get_xattrs(request).await }
-        });
-        match answer.await.map_err(ClientError::from) {
+        let inner = &self.inner;
+        inner.settled(inode).await?;
+        let request = || GetXattrsRequest { inode, session: inner.lease.session() };
+        match ask!(inner, "GetXattrs", get_xattrs, request()).await.map_err(ClientError::from) {
             Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
             answer => Ok(answer?.xattrs),
         }
@@ -463,16 +447,38 @@ impl Metadata {
     /// How long files live in a directory of an fs-mode mount, the rule that holds first; of inode 0, all rules there
     /// are.
     pub async fn ttls(&self, directory: u64) -> Result<Ttls, ClientError> {
-        let request = GetTtlsRequest { inode: directory };
-        let ask = |mut stubs: Stubs| async move { stubs.namespace.get_ttls(request).await };
-        Ok(self.inner.master.call_patiently("GetTtls", ask).await?)
+        Ok(ask!(self.inner, "GetTtls", get_ttls, GetTtlsRequest { inode: directory }).await?)
     }
 
     /// The quotas that bound what is in a directory of an fs-mode mount, nearest first; of inode 0, all there are.
     pub async fn quotas(&self, directory: u64) -> Result<Quotas, ClientError> {
-        let request = GetQuotasRequest { inode: directory };
-        let ask = |mut stubs: Stubs| async move { stubs.namespace.get_quotas(request).await };
-        Ok(self.inner.master.call_patiently("GetQuotas", ask).await?)
+        Ok(ask!(self.inner, "GetQuotas", get_quotas, GetQuotasRequest { inode: directory }).await?)
+    }
+
+    /// Has the master say whether a user may read a file or a directory whom it takes for another one than the kernel
+    /// does. Of one who counts as himself, the kernel has said so.
+    ///
+    /// # Errors
+    /// `EACCES` where he may not.
+    pub async fn check_readable(&self, node: &Node, user: &User) -> Result<(), ClientError> {
+        if !node.squashes(user) {
+            return Ok(());
+        }
+        let _asked = Stage::Metadata.begin();
+        let (inner, inode) = (&self.inner, node.inode);
+        inner.settled(inode).await?;
+        let request = || {
+            let (session, user) = (inner.lease.session(), Some(user.clone()));
+            CheckAccessRequest { inode, user, wanted: READ, session }
+        };
+        match ask!(inner, "CheckAccess", check_access, request()).await.map_err(ClientError::from) {
+            Err(ClientError::NotFound(_)) => Err(ClientError::Stale(format!("inode {inode}"))),
+            Ok(reply) if !reply.allowed => {
+                let reason = format!("user {} counts as one who may not open inode {inode}", user.uid);
+                Err(ClientError::Refused { errno: Errno::ACCESS.raw_os_error(), reason })
+            }
+            answer => answer.map(drop),
+        }
     }
 
     async fn mount_of(&self, entry: &Entry) -> Result<Option<Arc<MountView>>, ClientError> {
@@ -484,26 +490,9 @@ impl Metadata {
 }
 
 impl Inner {
-    async fn ask_master<T, F>(
-        &self,
-        name: &'static str,
-        patience: RetryPolicy,
-        request: impl Fn(Stubs) -> F,
-    ) -> Result<T, ClientError>
-    where
-        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
-    {
-        Ok(self.master.call_as(name, patience, self.master.deadline(), request).await?)
-    }
-
     /// Whether a directory is known to be one of an fs-mode mount: there, only the master can say what is not cached.
     fn is_fs_mode(&self, directory: u64) -> bool {
-        let known = self.directories.get(directory);
+        let known = self.names.directories.get(directory);
         known.is_some_and(|known| known.mount.as_ref().is_some_and(|mount| mount.is_fs_mode()))
     }
-}
-
-/// Key prefix of a mount's root.
-pub(super) fn root_location(mount: &MountView) -> Arc<str> {
-    mount.ufs().map_or_else(|_| "".into(), |ufs| ufs.prefix().into())
 }

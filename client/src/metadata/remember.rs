@@ -2,10 +2,9 @@
 //! this client.
 
 use cavern_conf::backoff;
-use cavern_net::master::Stubs;
 use cavern_proto::master::RememberRequest;
 
-use super::Inner;
+use super::parts::Inner;
 
 /// Directories, and inodes, named at a time.
 const AT_A_TIME: usize = 8192;
@@ -15,10 +14,10 @@ impl Inner {
     /// follow.
     pub(super) async fn remember(&self, session: u64) {
         // Whatever comes later was asked for in the stream that there is.
-        let mut directories = self.cache.directories();
-        directories.extend(self.directories.inodes());
+        let mut directories = self.names.cache.directories();
+        directories.extend(self.names.directories.inodes());
         let directories: Vec<u64> = directories.into_iter().collect();
-        let inodes: Vec<u64> = self.open.all().into_iter().map(|(inode, _)| inode).collect();
+        let inodes: Vec<u64> = self.open.inodes.all().into_iter().map(|(inode, _)| inode).collect();
         for part in directories.chunks(AT_A_TIME) {
             self.say(RememberRequest { session, directories: part.to_vec(), ..RememberRequest::default() }).await;
         }
@@ -31,11 +30,7 @@ impl Inner {
     async fn say(&self, request: RememberRequest) {
         let mut backoff = backoff::MASTER.begin();
         loop {
-            let said = self.master.call_patiently("Remember", |mut stubs: Stubs| {
-                let request = request.clone();
-                async move { stubs.namespace.remember(request).await }
-            });
-            match said.await {
+            match ask!(self, "Remember", remember, request.clone()).await {
                 Ok(_) => return,
                 Err(error) => tracing::debug!("what is cached here is said again: {error}"),
             }

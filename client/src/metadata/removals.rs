@@ -6,13 +6,13 @@
 //! inode until it is forgotten.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::{Inner, InvalidationSink, Metadata};
+use super::parts::{Inner, Metadata};
+use super::sink::InvalidationSink;
 
 /// For a kernel to forget what it has had removed itself. Nobody waits for that.
 const FORGETS_WITHIN: Duration = Duration::from_millis(50);
@@ -23,31 +23,7 @@ const REMOVALS_MAX: usize = 65_536;
 
 /// Held because they are referred to. Bounded by what the kernel refers to.
 #[derive(Debug, Default)]
-pub(super) struct ReferencedInodes {
-    inodes: Mutex<HashSet<u64>>,
-    /// How many there are: mostly none, which is to cost nothing.
-    count: AtomicUsize,
-}
-
-impl ReferencedInodes {
-    fn insert(&self, inode: u64) -> bool {
-        let mut inodes = self.inodes.lock();
-        let is_new = inodes.insert(inode);
-        self.count.store(inodes.len(), Ordering::Release);
-        is_new
-    }
-
-    fn remove(&self, inode: u64) -> bool {
-        let mut inodes = self.inodes.lock();
-        let was_here = inodes.remove(&inode);
-        self.count.store(inodes.len(), Ordering::Release);
-        was_here
-    }
-
-    fn has(&self, inode: u64) -> bool {
-        self.count.load(Ordering::Acquire) > 0 && self.inodes.lock().contains(&inode)
-    }
-}
+pub(super) struct ReferencedInodes(Mutex<HashSet<u64>>);
 
 /// Those of which the kernel has not been asked yet, in the order of their removals.
 #[derive(Debug, Default)]
@@ -103,7 +79,7 @@ impl PendingRemovals {
 impl Metadata {
     /// Whether an inode is held since it is referred to.
     pub fn is_referenced(&self, inode: u64) -> bool {
-        self.inner.referred.has(inode)
+        self.inner.open.referenced.0.lock().contains(&inode)
     }
 
     /// The kernel has forgotten it.
@@ -125,13 +101,14 @@ impl Inner {
             removed.postpone(count, Instant::now());
             return Vec::new();
         };
-        let new: Vec<u64> = referred.into_iter().filter(|inode| self.referred.insert(*inode)).collect();
+        let is_new = |inode: &u64| self.open.referenced.0.lock().insert(*inode);
+        let new: Vec<u64> = referred.into_iter().filter(is_new).collect();
         removed.settle(count);
         if new.is_empty() {
             return new;
         }
         // From now on they are held with all that is open.
-        let to_hold = new.iter().copied().filter(|inode| self.open.refer(*inode)).collect();
+        let to_hold = new.iter().copied().filter(|inode| self.open.inodes.refer(*inode)).collect();
         // What the kernel forgot before it was entered here has not been reported.
         if let Ok(still) = timeout(ANSWERS_WITHIN, sink.referred(new.clone())).await {
             new.into_iter().filter(|inode| !still.contains(inode)).for_each(|inode| self.no_longer_referenced(inode));
@@ -140,8 +117,9 @@ impl Inner {
     }
 
     fn no_longer_referenced(&self, inode: u64) {
-        if self.referred.remove(inode) {
-            self.open.closed(inode);
+        let was_referred_to = self.open.referenced.0.lock().remove(&inode);
+        if was_referred_to {
+            self.open.inodes.closed(inode);
         }
     }
 }
@@ -167,12 +145,5 @@ mod tests {
         assert_eq!(removed.settled(9), 7);
         removed.restart(2);
         assert_eq!(removed.settled(4), 1);
-    }
-
-    #[test]
-    fn what_is_referred_to_is_entered_once() {
-        let referred = ReferencedInodes::default();
-        assert!(!referred.has(1) && referred.insert(1) && !referred.insert(1) && referred.has(1));
-        assert!(!referred.has(2) && referred.remove(1) && !referred.remove(1) && !referred.has(1));
     }
 }

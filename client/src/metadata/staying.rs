@@ -9,13 +9,12 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Inner, Metadata};
+use super::parts::{Inner, Metadata};
 
 /// Files that stay open at most; the one that was closed first makes room.
 const STAYING_MAX: usize = 64;
@@ -25,11 +24,7 @@ type Content = Arc<dyn Any + Send + Sync>;
 
 /// Those that stay, in the order in which they were closed last.
 #[derive(Default)]
-pub(super) struct StayingFiles {
-    files: Mutex<VecDeque<Staying>>,
-    /// How many there are: mostly none, which is to cost nothing.
-    count: AtomicUsize,
-}
+pub(super) struct StayingFiles(Mutex<VecDeque<Staying>>);
 
 struct Staying {
     inode: u64,
@@ -40,11 +35,10 @@ struct Staying {
 impl StayingFiles {
     fn stay(&self, inode: u64, content: Content) {
         let staying = Staying { inode, since: Instant::now(), content };
-        let mut files = self.files.lock();
+        let mut files = self.0.lock();
         let before = files.iter().position(|file| file.inode == inode).and_then(|place| files.remove(place));
         let surplus = (files.len() == STAYING_MAX).then(|| files.pop_front());
         files.push_back(staying);
-        self.count.store(files.len(), Ordering::Release);
         drop(files);
         // Closing it may take other locks.
         drop((before, surplus));
@@ -52,27 +46,19 @@ impl StayingFiles {
 
     /// A file has no name any more.
     pub(super) fn end(&self, inode: u64) {
-        if self.count.load(Ordering::Acquire) > 0 {
-            self.end_those(|file| file.inode == inode);
-        }
+        self.end_those(|file| file.inode == inode);
     }
 
-    /// Nothing stays; whether anything did.
-    fn end_all(&self) -> bool {
-        let any = self.count.load(Ordering::Acquire) > 0;
-        if any {
-            self.end_those(|_| true);
-        }
-        any
-    }
-
-    fn end_those(&self, is_over: impl Fn(&Staying) -> bool) {
-        let mut files = self.files.lock();
+    /// Whether there were any.
+    fn end_those(&self, is_over: impl Fn(&Staying) -> bool) -> bool {
+        let mut files = self.0.lock();
         let (over, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut *files).into_iter().partition(is_over);
-        self.count.store(rest.len(), Ordering::Release);
         *files = rest;
+        // Closing them takes other locks.
         drop(files);
-        over.into_iter().for_each(|file| drop(file.content));
+        let were_any = !over.is_empty();
+        drop(over);
+        were_any
     }
 }
 
@@ -83,24 +69,24 @@ impl Metadata {
             return;
         }
         let inner = &self.inner;
-        inner.staying.stay(inode, content);
+        inner.open.staying.stay(inode, content);
         // After it has its place: who removes it from now on, or lets go of the directory, finds it there.
-        if !self.has_name(inode) || !self.holds_place_of(inode) {
-            inner.staying.end(inode);
+        if !inner.names.has_name(inode) || !self.holds_place_of(inode) {
+            inner.open.staying.end(inode);
         }
     }
 
     /// Closes those that were closed so long ago.
     pub(crate) fn end_stays(&self, after: Duration) {
         let now = Instant::now();
-        self.inner.staying.end_those(|file| now.saturating_duration_since(file.since) >= after);
+        self.inner.open.staying.end_those(|file| now.saturating_duration_since(file.since) >= after);
     }
 }
 
 impl Inner {
     /// Closes all that stay, and lets go of what was held for them: before others see what is in their directories.
     pub(super) fn end_stays(&self) {
-        if self.staying.end_all() {
+        if self.open.staying.end_those(|_| true) {
             self.release_closed();
         }
     }
@@ -133,6 +119,6 @@ mod tests {
         let now = Instant::now();
         staying.end_those(|file| now - file.since >= Duration::from_secs(1));
         assert_eq!((stays(0), stays(STAYING_MAX)), (false, true));
-        assert!(staying.end_all() && !staying.end_all() && !stays(STAYING_MAX));
+        assert!(staying.end_those(|_| true) && !staying.end_those(|_| true) && !stays(STAYING_MAX));
     }
 }

@@ -8,6 +8,9 @@
 //! stream is the lease.
 //!
 //! Only the master that leads has such a stream. When another one does, the session is taken up there.
+//!
+//! A stream that is open is a state machine ([`EventStream`]): [`EventStream::next`] waits for what wakes it up, and
+//! [`EventStream::step`] takes that in, passes on what is to be passed on, and tells the master how far it has come.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +18,7 @@ use std::time::Duration;
 use cavern_conf::backoff;
 use cavern_net::master::{StreamFailure, Stubs};
 use cavern_proto::master::watch_event::Event;
-use cavern_proto::master::{EntryChanged, WatchEvent, WatchRequest};
+use cavern_proto::master::{WatchEvent, WatchRequest};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::sync::mpsc;
@@ -25,10 +28,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 
-use super::changed_contents::ChangedContents;
 use super::lease::SentMessages;
+use super::parts::{Inner, Metadata};
 use super::removals::PendingRemovals;
-use super::{Inner, InvalidationSink};
+use super::sink::InvalidationSink;
 use crate::identity::Identity;
 
 /// Lease until the master has sent its own.
@@ -48,47 +51,317 @@ const FLOOD_PAUSE: Duration = Duration::from_millis(100);
 /// Acknowledgements that may wait to be sent: more are superseded by the next.
 const ACKNOWLEDGEMENTS: usize = 16;
 
-/// Keeps a stream open until `stop`.
-pub(super) async fn run(inner: Arc<Inner>, who: Identity, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
-    let (mut backoff, mut redirects) = (backoff::EVENT_STREAM.begin(), 0);
-    let mut removed = PendingRemovals::default();
-    loop {
-        let stubs = inner.master.stubs();
-        match follow(&inner, &stubs, &who, &*sink, &mut removed, &stop).await {
-            StreamEnd::Refused => {}
-            StreamEnd::Broken => backoff.reset(),
-            StreamEnd::Elsewhere if redirects < REDIRECTS_MAX => {
-                redirects += 1;
-                continue;
-            }
-            StreamEnd::Elsewhere => {}
-            StreamEnd::Denied => {
-                // Until it is given another certificate, or the master other rules.
-                if stop.run_until_cancelled(tokio::time::sleep(backoff::EVENT_STREAM.longest)).await.is_none() {
-                    return;
+impl Metadata {
+    /// Keeps a stream of events open until `stop`.
+    pub(crate) async fn watch(&self, who: Identity, sink: Arc<dyn InvalidationSink>, stop: CancellationToken) {
+        let inner = &self.inner;
+        let (mut backoff, mut redirects) = (backoff::EVENT_STREAM.begin(), 0);
+        let mut removed = PendingRemovals::default();
+        loop {
+            let stubs = inner.master.stubs();
+            let at = Source { inner, stubs: &stubs, sink: &*sink };
+            match at.follow(&who, &mut removed, &stop).await {
+                StreamEnd::Refused => {}
+                StreamEnd::Broken => backoff.reset(),
+                StreamEnd::Elsewhere if redirects < REDIRECTS_MAX => {
+                    redirects += 1;
+                    continue;
                 }
-                continue;
+                StreamEnd::Elsewhere => {}
+                StreamEnd::Denied => {
+                    // Until it is given another certificate, or the master other rules.
+                    if stop.run_until_cancelled(tokio::time::sleep(backoff::EVENT_STREAM.longest)).await.is_none() {
+                        return;
+                    }
+                    continue;
+                }
+                StreamEnd::Stopped => return,
             }
-            StreamEnd::Stopped => return,
+            redirects = 0;
+            // A leader that is found ends the pause: until the stream is open there, the lease runs down.
+            let next = inner.master.wait_for_leader(&stubs, backoff.next_pause());
+            if stop.run_until_cancelled(next).await.is_none() {
+                return;
+            }
         }
-        redirects = 0;
-        // A leader that is found ends the pause: until the stream is open there, the lease runs down.
-        let next = inner.master.wait_for_leader(&stubs, backoff.next_pause());
-        if stop.run_until_cancelled(next).await.is_none() {
-            return;
+    }
+}
+
+/// How a stream ends, or is not opened.
+enum StreamEnd {
+    /// No stream could be opened.
+    Refused,
+    /// A stream was open and broke.
+    Broken,
+    /// Another master leads, and is preferred now.
+    Elsewhere,
+    /// This client may have no session.
+    Denied,
+    Stopped,
+}
+
+/// Whose stream it is, and of which master.
+#[derive(Clone, Copy)]
+struct Source<'s> {
+    inner: &'s Inner,
+    stubs: &'s Stubs,
+    sink: &'s dyn InvalidationSink,
+}
+
+impl Source<'_> {
+    /// Opens a stream, and follows it to its end.
+    async fn follow(&self, who: &Identity, removed: &mut PendingRemovals, stop: &CancellationToken) -> StreamEnd {
+        let Self { inner, stubs, .. } = *self;
+        let (messages, requests) = mpsc::channel(ACKNOWLEDGEMENTS);
+        let Identity { name: client, place } = who.clone();
+        let (session, knows_inodes) = (inner.lease.session(), inner.lease.had_session());
+        let (applied_seq, has_changed) = if session == 0 { (0, false) } else { inner.lease.to_go_on() };
+        let first =
+            WatchRequest { client, place, session, knows_inodes, applied_seq, has_changed, ..WatchRequest::default() };
+        if messages.try_send(first).is_err() {
+            return StreamEnd::Refused;
+        }
+        let mut cluster = stubs.cluster.clone();
+        let sent = SentMessages::new();
+        let opening = inner.master.open(stubs, cluster.watch(ReceiverStream::new(requests)));
+        let Some(opened) = stop.run_until_cancelled(timeout(FIRST_LEASE, opening)).await else {
+            return StreamEnd::Stopped;
+        };
+        let events = match opened {
+            Ok(Some(Ok(response))) => response.into_inner(),
+            Ok(Some(Err(status))) if matches!(status.code(), Code::PermissionDenied | Code::Unauthenticated) => {
+                return denied(inner, who, session, &status);
+            }
+            Ok(Some(Err(status))) => {
+                tracing::debug!("the master at {} refuses the event stream: {status}", stubs.address());
+                return failed(inner, stubs, &status, StreamEnd::Refused);
+            }
+            Ok(None) => return StreamEnd::Elsewhere,
+            Err(_elapsed) => {
+                inner.master.suspect();
+                return StreamEnd::Refused;
+            }
+        };
+        let acknowledged = Acknowledged { messages, sent, told: None, told_at: Instant::now() };
+        let mut stream = EventStream {
+            at: *self,
+            removed,
+            events,
+            session,
+            lease: FIRST_LEASE,
+            position: Position::default(),
+            letting_go: SinkProgress::default(),
+            passing_on: SinkProgress::default(),
+            holding: PendingHolds::new(inner),
+            remembering: None,
+            acknowledged,
+        };
+        loop {
+            let wakeup = stream.next(stop).await;
+            if let Some(end) = stream.step(wakeup, stop).await {
+                return end;
+            }
         }
     }
 }
 
 enum Wakeup {
-    /// Some have come, this one first.
-    Events(WatchEvent),
-    /// It is time to ask the kernel for what was removed.
-    PendingRemovals,
-    /// All is held that must be.
-    Held,
-    /// The sink has answered.
-    PassedOn,
+    /// These have come, and with them, perhaps, the end of the stream, with what the master said.
+    Events(Vec<WatchEvent>, Option<Option<Status>>),
+    /// It is time to ask the kernel for what was removed, all is held that must be, or the sink has answered.
+    Progress,
+    Ended(StreamEnd),
+}
+
+/// How far a stream has come.
+#[derive(Debug, Default)]
+struct Position {
+    has_begun: bool,
+    /// The last event.
+    last: u64,
+    /// What was missed may have been acknowledged to those who did it: nothing is believed before it is taken in.
+    missed_up_to: u64,
+    /// What may be acknowledged.
+    settled: u64,
+}
+
+/// What the master is told.
+struct Acknowledged {
+    messages: mpsc::Sender<WatchRequest>,
+    sent: SentMessages,
+    /// What it was told last, and when.
+    told: Option<(u64, u64)>,
+    told_at: Instant,
+}
+
+/// See the module.
+struct EventStream<'s> {
+    at: Source<'s>,
+    removed: &'s mut PendingRemovals,
+    events: Streaming<WatchEvent>,
+    /// From which it goes on; 0 for none.
+    session: u64,
+    lease: Duration,
+    position: Position,
+    letting_go: SinkProgress,
+    passing_on: SinkProgress,
+    holding: PendingHolds<'s>,
+    /// What is being said of what is cached here.
+    remembering: Option<BoxFuture<'s, ()>>,
+    acknowledged: Acknowledged,
+}
+
+impl EventStream<'_> {
+    /// Waits until there is something to do.
+    async fn next(&mut self, stop: &CancellationToken) -> Wakeup {
+        let Source { inner, stubs, .. } = self.at;
+        // In a session only.
+        let due = self.removed.due().filter(|_| self.position.has_begun);
+        tokio::select! {
+            event = next_event(inner, &mut self.events, self.lease) => match event {
+                Ok(event) => self.gather(event),
+                Err(status) => Wakeup::Ended(self.broken(status.as_ref())),
+            },
+            // The session goes on there.
+            () = inner.master.moved_from(stubs) => Wakeup::Ended(StreamEnd::Elsewhere),
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Wakeup::Progress,
+            () = self.holding.run_pending(), if !self.holding.is_done() => Wakeup::Progress,
+            () = self.letting_go.answered(), if self.letting_go.asked.is_some() => Wakeup::Progress,
+            () = self.passing_on.answered(), if self.passing_on.asked.is_some() => Wakeup::Progress,
+            () = said(&mut self.remembering), if self.remembering.is_some() => {
+                self.remembering = None;
+                Wakeup::Progress
+            }
+            () = inner.lease.abandoned() => Wakeup::Ended(self.broken(None)),
+            () = stop.cancelled() => {
+                end_session(&self.acknowledged.messages, &mut self.events).await;
+                Wakeup::Ended(StreamEnd::Stopped)
+            }
+        }
+    }
+
+    /// What has arrived with an event.
+    fn gather(&mut self, first: WatchEvent) -> Wakeup {
+        let mut batch = vec![first];
+        while batch.len() < BATCH {
+            match self.events.next().now_or_never() {
+                Some(Some(Ok(event))) => batch.push(event),
+                Some(end) => return Wakeup::Events(batch, Some(end.and_then(Result::err))),
+                None => break,
+            }
+        }
+        Wakeup::Events(batch, None)
+    }
+
+    fn broken(&self, status: Option<&Status>) -> StreamEnd {
+        let Source { inner, stubs, .. } = self.at;
+        match status {
+            Some(status) => failed(inner, stubs, status, StreamEnd::Broken),
+            None => {
+                inner.master.suspect();
+                StreamEnd::Broken
+            }
+        }
+    }
+
+    /// Does what can be done now; gives the end of the stream, when it has come.
+    async fn step(&mut self, wakeup: Wakeup, stop: &CancellationToken) -> Option<StreamEnd> {
+        let (events, broken) = match wakeup {
+            Wakeup::Events(events, broken) => (events, broken),
+            Wakeup::Progress => (Vec::new(), None),
+            Wakeup::Ended(end) => return Some(end),
+        };
+        let is_asked = events.iter().any(|event| matches!(event.event, Some(Event::Tick(_))));
+        self.take_in(events);
+        let Source { inner, sink, .. } = self.at;
+        let referred = stop.run_until_cancelled(inner.find_referenced(self.removed, sink)).await?;
+        self.holding.unlinked.extend(referred);
+        self.pass_on().await;
+        self.acknowledge(is_asked);
+        broken.map(|status| self.broken(status.as_ref()))
+    }
+
+    fn take_in(&mut self, events: Vec<WatchEvent>) {
+        let Source { inner, stubs, sink } = self.at;
+        let Some(newest) = events.last() else { return };
+        inner.master.note_answer(stubs);
+        inner.master.note_group(newest.group_epoch, &newest.masters);
+        (self.position.has_begun, self.position.last) = (true, newest.seq);
+        let sent_at = self.acknowledged.sent.received(newest.heard);
+        for event in events {
+            match &event.event {
+                Some(Event::Reset(reset)) => {
+                    self.lease = lease_of(reset.lease_ms);
+                    self.holding.everything = true;
+                    self.removed.restart(event.seq);
+                }
+                Some(Event::Resumed(resumed)) => {
+                    self.lease = lease_of(resumed.lease_ms);
+                    self.holding.everything |= resumed.session != self.session;
+                    self.position.missed_up_to = resumed.missed_up_to;
+                    self.remembering = Some(inner.remember(resumed.session).boxed());
+                }
+                Some(Event::Unlinked(inode)) => {
+                    self.holding.unlinked.push(*inode);
+                    self.removed.add(*inode, event.seq, Instant::now());
+                }
+                _ => {}
+            }
+            if inner.take_in_event(sink, event) {
+                self.letting_go.given += 1;
+                self.passing_on.given += 1;
+            }
+        }
+        if self.position.last >= self.position.missed_up_to {
+            inner.lease.extend(sent_at, self.lease);
+        }
+        inner.lease.applied(self.position.last);
+    }
+
+    /// Asks the sink how far it has passed on what it was given.
+    async fn pass_on(&mut self) {
+        let (sink, last) = (self.at.sink, self.position.last);
+        self.letting_go.ask(last, || sink.let_go());
+        self.passing_on.ask(last, || sink.barrier());
+        if self.passing_on.given >= BATCH {
+            let _stuck = timeout(FLOOD_PAUSE, self.passing_on.answered()).await;
+            self.passing_on.ask(last, || sink.barrier());
+        }
+        // What is open must be held before its removal is acknowledged. Until then the last acknowledgement is a sign
+        // of life.
+        if self.holding.is_done() {
+            self.position.settled = self.removed.settled(self.passing_on.kept_up_to);
+        }
+    }
+
+    /// Tells the master, if it asks, if there is news, or as a sign of life.
+    fn acknowledge(&mut self, is_asked: bool) {
+        let (acknowledged, to_tell) = (&mut self.acknowledged, (self.position.settled, self.letting_go.kept_up_to));
+        if !is_asked && acknowledged.told == Some(to_tell) && acknowledged.told_at.elapsed() < self.lease / 8 {
+            return;
+        }
+        acknowledged.sent.push();
+        let (acknowledged_seq, let_go_seq) = to_tell;
+        let group_epoch = self.at.inner.master.group_epoch();
+        // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
+        let message = WatchRequest { acknowledged_seq, let_go_seq, group_epoch, ..WatchRequest::default() };
+        if acknowledged.messages.try_send(message).is_err() {
+            acknowledged.sent.pop();
+        }
+        (acknowledged.told, acknowledged.told_at) = (Some(to_tell), Instant::now());
+    }
+}
+
+/// A lease as the master says it.
+fn lease_of(lease_ms: u32) -> Duration {
+    Duration::from_millis(u64::from(lease_ms)).max(Duration::from_millis(100))
+}
+
+/// Completes with what is being said.
+async fn said(remembering: &mut Option<BoxFuture<'_, ()>>) {
+    if let Some(remembering) = remembering {
+        remembering.await;
+    }
 }
 
 /// Up to which event the sink has kept one of its promises.
@@ -164,195 +437,6 @@ impl<'i> PendingHolds<'i> {
     }
 }
 
-/// Completes with what is being said.
-async fn said(remembering: &mut Option<BoxFuture<'_, ()>>) {
-    if let Some(remembering) = remembering {
-        remembering.await;
-    }
-}
-
-enum StreamEnd {
-    /// No stream could be opened.
-    Refused,
-    /// A stream was open and broke.
-    Broken,
-    /// Another master leads, and is preferred now.
-    Elsewhere,
-    /// This client may have no session.
-    Denied,
-    Stopped,
-}
-
-async fn follow(
-    inner: &Inner,
-    stubs: &Stubs,
-    who: &Identity,
-    sink: &dyn InvalidationSink,
-    removed: &mut PendingRemovals,
-    stop: &CancellationToken,
-) -> StreamEnd {
-    let (acknowledge, requests) = mpsc::channel(ACKNOWLEDGEMENTS);
-    let Identity { name: client, place } = who.clone();
-    let (session, knows_inodes) = (inner.lease.session(), inner.lease.had_session());
-    let (applied_seq, has_changed) = if session == 0 { (0, false) } else { inner.lease.to_go_on() };
-    let first =
-        WatchRequest { client, place, session, knows_inodes, applied_seq, has_changed, ..WatchRequest::default() };
-    if acknowledge.try_send(first).is_err() {
-        return StreamEnd::Refused;
-    }
-    let mut cluster = stubs.cluster.clone();
-    let mut sent = SentMessages::new();
-    let opening = inner.master.open(stubs, cluster.watch(ReceiverStream::new(requests)));
-    let Some(opened) = stop.run_until_cancelled(timeout(FIRST_LEASE, opening)).await else {
-        return StreamEnd::Stopped;
-    };
-    let mut events = match opened {
-        Ok(Some(Ok(response))) => response.into_inner(),
-        Ok(Some(Err(status))) if matches!(status.code(), Code::PermissionDenied | Code::Unauthenticated) => {
-            return denied(inner, who, session, &status);
-        }
-        Ok(Some(Err(status))) => {
-            tracing::debug!("the master at {} refuses the event stream: {status}", stubs.address());
-            return failed(inner, stubs, &status, StreamEnd::Refused);
-        }
-        Ok(None) => return StreamEnd::Elsewhere,
-        Err(_elapsed) => {
-            inner.master.suspect();
-            return StreamEnd::Refused;
-        }
-    };
-    let mut lease = FIRST_LEASE;
-    let (mut has_begun, mut last, mut acknowledged) = (false, 0, 0);
-    let (mut letting_go, mut passing_on) = (SinkProgress::default(), SinkProgress::default());
-    // What the master was told last, and when.
-    let (mut told, mut told_at) = (None, Instant::now());
-    // What was missed may have been acknowledged to those who did it: nothing is believed before it is taken in.
-    let mut missed_up_to = 0;
-    let mut holding = PendingHolds::new(inner);
-    let mut remembering: Option<BoxFuture<'_, ()>> = None;
-    let moved = inner.master.moved_from(stubs);
-    tokio::pin!(moved);
-    loop {
-        // In a session only.
-        let due = removed.due().filter(|_| has_begun);
-        let turn = tokio::select! {
-            event = next_event(inner, &mut events, lease) => match event {
-                Ok(event) => Some(Wakeup::Events(event)),
-                Err(Some(status)) => return failed(inner, stubs, &status, StreamEnd::Broken),
-                Err(None) => None,
-            },
-            // The session goes on there.
-            () = &mut moved => return StreamEnd::Elsewhere,
-            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Some(Wakeup::PendingRemovals),
-            () = holding.run_pending(), if !holding.is_done() => Some(Wakeup::Held),
-            () = letting_go.answered(), if letting_go.asked.is_some() => Some(Wakeup::PassedOn),
-            () = passing_on.answered(), if passing_on.asked.is_some() => Some(Wakeup::PassedOn),
-            () = said(&mut remembering), if remembering.is_some() => {
-                remembering = None;
-                continue;
-            }
-            () = inner.lease.abandoned() => None,
-            () = stop.cancelled() => {
-                end_session(&acknowledge, &mut events).await;
-                return StreamEnd::Stopped;
-            }
-        };
-        let Some(turn) = turn else { break };
-        let (mut batch, mut broken) = (Vec::new(), None);
-        if let Wakeup::Events(first) = turn {
-            inner.master.note_answer(stubs);
-            batch.push(first);
-        }
-        let has_events = !batch.is_empty();
-        has_begun |= has_events;
-        while has_events && batch.len() < BATCH {
-            match events.next().now_or_never() {
-                Some(Some(Ok(event))) => batch.push(event),
-                Some(end) => {
-                    broken = Some(end.and_then(Result::err));
-                    break;
-                }
-                None => break,
-            }
-        }
-        let heard = batch.last().map(|event| event.heard);
-        let is_asked = batch.iter().any(|event| matches!(event.event, Some(Event::Tick(_))));
-        if let Some(event) = batch.last() {
-            inner.master.note_group(event.group_epoch, &event.masters);
-        }
-        last = batch.last().map_or(last, |event| event.seq);
-        for event in batch {
-            match &event.event {
-                Some(Event::Reset(_)) => {
-                    holding.everything = true;
-                    removed.restart(event.seq);
-                }
-                Some(Event::Resumed(resumed)) => {
-                    holding.everything |= resumed.session != session;
-                    missed_up_to = resumed.missed_up_to;
-                    remembering = Some(inner.remember(resumed.session).boxed());
-                }
-                Some(Event::Unlinked(inode)) => {
-                    inner.staying.end(*inode);
-                    inner.forget_contents(ChangedContents::Of(*inode));
-                    holding.unlinked.push(*inode);
-                    removed.add(*inode, event.seq, Instant::now());
-                }
-                _ => {}
-            }
-            if apply(inner, sink, event, &mut lease) {
-                letting_go.given += 1;
-                passing_on.given += 1;
-            }
-        }
-        if let Some(heard) = heard {
-            let sent_at = sent.received(heard);
-            if last >= missed_up_to {
-                inner.lease.extend(sent_at, lease);
-            }
-            inner.lease.applied(last);
-            inner.flush_pending_unlocks();
-        }
-        match stop.run_until_cancelled(inner.find_referenced(removed, sink)).await {
-            None => continue,
-            Some(referred) => holding.unlinked.extend(referred),
-        }
-        letting_go.ask(last, || sink.let_go());
-        passing_on.ask(last, || sink.barrier());
-        if passing_on.given >= BATCH {
-            let _stuck = timeout(FLOOD_PAUSE, passing_on.answered()).await;
-            passing_on.ask(last, || sink.barrier());
-        }
-        // What is open must be held before its removal is acknowledged. Until then the last acknowledgement is a sign
-        // of life.
-        if holding.is_done() {
-            acknowledged = removed.settled(passing_on.kept_up_to);
-        }
-        let to_tell = Some((acknowledged, letting_go.kept_up_to));
-        if is_asked || told != to_tell || told_at.elapsed() >= lease / 8 {
-            sent.push();
-            // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
-            let message = WatchRequest {
-                acknowledged_seq: acknowledged,
-                let_go_seq: letting_go.kept_up_to,
-                group_epoch: inner.master.group_epoch(),
-                ..WatchRequest::default()
-            };
-            if acknowledge.try_send(message).is_err() {
-                sent.pop();
-            }
-            (told, told_at) = (to_tell, Instant::now());
-        }
-        match broken {
-            Some(Some(status)) => return failed(inner, stubs, &status, StreamEnd::Broken),
-            Some(None) => break,
-            None => {}
-        }
-    }
-    inner.master.suspect();
-    StreamEnd::Broken
-}
-
 /// What becomes of a stream that ended with a status: `otherwise`, unless that names the leader.
 fn failed(inner: &Inner, stubs: &Stubs, status: &Status, otherwise: StreamEnd) -> StreamEnd {
     match inner.master.stream_failed(stubs, status) {
@@ -415,134 +499,6 @@ async fn next_event(
 /// For how long the stream is silent when it lacks two ticks, with a little for the way.
 fn two_ticks(lease: Duration) -> Duration {
     (lease / 4).min(TICK) * 21 / 10
-}
-
-/// Applies one event to the cache and hands it to the sink; true when the sink has something to pass on.
-fn apply(inner: &Inner, sink: &dyn InvalidationSink, event: WatchEvent, lease: &mut Duration) -> bool {
-    match event.event {
-        Some(Event::Reset(reset)) => {
-            *lease = Duration::from_millis(u64::from(reset.lease_ms)).max(Duration::from_millis(100));
-            inner.tables.set_cluster_id(&reset.cluster_id);
-            inner.tables.everything_changed();
-            let before = inner.lease.session();
-            inner.lease.begin(reset.session);
-            if before == reset.session && inner.holds_directories {
-                // What is cached of them goes, and the master has it that they are held.
-                inner.let_go_of_all();
-            } else {
-                inner.held.end();
-            }
-            if let Some(journal) = &inner.journal {
-                journal.note_session(reset.session);
-            }
-            inner.recent.reset();
-            inner.cache.clear();
-            inner.directories.clear();
-            inner.all_contents_changed(reset.session);
-            inner.lease.restart(reset.session, event.seq);
-            inner.locks.ask_again();
-            inner.stats.watch_resets.inc();
-            inner.stats.metadata_entries.set(0);
-            sink.reset();
-            true
-        }
-        Some(Event::Resumed(resumed)) => {
-            *lease = Duration::from_millis(u64::from(resumed.lease_ms)).max(Duration::from_millis(100));
-            let before = inner.lease.session();
-            inner.tables.everything_changed();
-            inner.lease.begin(resumed.session);
-            if let Some(journal) = &inner.journal {
-                journal.note_session(resumed.session);
-            }
-            // Answers to what was asked before are not kept: nobody watches over them.
-            inner.recent.reset();
-            if resumed.session != before {
-                inner.open.all_changed(resumed.session);
-                inner.held.end();
-            }
-            // The master is told what is cached and open here, and not what was.
-            inner.forget_contents(ChangedContents::All);
-            if inner.lease.resume(resumed.session) {
-                inner.locks.ask_again();
-            }
-            inner.stats.watch_resumptions.inc();
-            sink.resumed();
-            false
-        }
-        Some(Event::Entry(changed)) => {
-            inner.entry_changed(&changed);
-            inner.stats.invalidations.inc();
-            let kept = inner.directories.get(changed.parent).is_none_or(|directory| !directory.is_strict());
-            sink.entry(changed.parent, &changed.name, changed.old_inode, changed.new_inode, kept);
-            true
-        }
-        Some(Event::InodeChanged(inode)) => {
-            inner.recent.inode(inode);
-            inner.cache.forget_inode(inode);
-            inner.content_changed(inode);
-            if let Some(directory) = inner.directories.get(inode) {
-                directory.drop_pages();
-            }
-            inner.stats.invalidations.inc();
-            sink.inode(inode);
-            true
-        }
-        // Nothing that the kernel has is another by that. It must not be waited for either: it may have pages of a
-        // write that waits for this.
-        Some(Event::LayoutChanged(inode)) => {
-            inner.content_changed(inode);
-            false
-        }
-        Some(Event::WorkersEpoch(epoch)) => {
-            inner.tables.workers_changed(epoch);
-            false
-        }
-        Some(Event::MountsEpoch(epoch)) => {
-            inner.tables.mounts_changed(epoch);
-            false
-        }
-        Some(Event::Unlinked(inode)) => {
-            inner.recent.inode(inode);
-            inner.cache.forget_inode(inode);
-            false
-        }
-        Some(Event::Recall(directory)) => {
-            inner.recalled(directory);
-            false
-        }
-        Some(Event::LockGranted(waiter)) => {
-            inner.locks.granted(waiter, inner.lease.session());
-            false
-        }
-        Some(Event::Tick(_)) | None => false,
-    }
-}
-
-impl Inner {
-    /// Somebody else has had a name lead elsewhere.
-    fn entry_changed(&self, changed: &EntryChanged) {
-        self.forget_node(changed.parent, &changed.name, changed.old_inode);
-        if let Some(directory) = self.directories.get(changed.parent) {
-            directory.foreign_change(&changed.name, changed.new_inode != 0);
-        }
-    }
-
-    /// Forgets a name, the inode that it led to (0 for none), and the listing that has it.
-    pub(super) fn forget_entry(&self, parent: u64, name: &[u8], old_inode: u64) {
-        self.forget_node(parent, name, old_inode);
-        if let Some(directory) = self.directories.get(parent) {
-            directory.forget_listing();
-        }
-    }
-
-    pub(super) fn forget_node(&self, parent: u64, name: &[u8], old_inode: u64) {
-        self.recent.entry(parent, name, old_inode);
-        self.cache.forget_name(parent, name);
-        if old_inode != 0 {
-            self.cache.forget_inode(old_inode);
-            self.directories.forget(old_inode);
-        }
-    }
 }
 
 #[cfg(test)]

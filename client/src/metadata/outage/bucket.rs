@@ -11,8 +11,10 @@ use cavern_ufs::{ListMode, Listed, UfsError, is_name};
 use tokio::time::{Instant, timeout};
 
 use super::super::cache::Found;
-use super::super::{DirPage, LISTING_PAGE, Metadata, Node};
-use super::is_of_outage;
+use super::super::directory::{DirPage, LISTING_PAGE};
+use super::super::node::Node;
+use super::super::parts::Metadata;
+use super::inodes::is_of_outage;
 use super::listing::BucketListing;
 use crate::error::ClientError;
 use crate::mounts::MountView;
@@ -36,17 +38,17 @@ impl Metadata {
         if !inner.outage.is_active() {
             return None;
         }
-        let known = inner.directories.get(directory);
+        let known = inner.names.directories.get(directory);
         let known = known.and_then(|known| Some((known.mount.clone()?, known.location.clone())));
         let (mount, prefix) = known.or_else(|| {
-            let node = inner.outage.inodes.get(directory).or_else(|| inner.cache.node(directory))?;
+            let node = inner.outage.inodes.get(directory).or_else(|| inner.names.cache.node(directory))?;
             let mount = node.mount.clone().filter(|_| node.is_directory())?;
             Some((mount, node.key().into()))
         })?;
         inner.outage.covers(&mount).then_some(BucketDirectory { inode: directory, mount, prefix })
     }
 
-    /// The same as soon as that is so, if ever.
+    /// The same as soon as that is so, if ever: at once while an outage lasts.
     pub(in crate::metadata) async fn bucket_directory_in_outage(&self, directory: u64) -> BucketDirectory {
         let mut since = self.inner.outage.since.subscribe();
         loop {
@@ -71,19 +73,19 @@ impl Metadata {
             let listed = match metadata.ask_bucket(&directory, &looked_up, None).await {
                 Ok(listed) => listed,
                 Err(error) => {
-                    let known = metadata.inner.cache.lookup(directory.inode, &looked_up);
+                    let known = metadata.inner.names.cache.lookup(directory.inode, &looked_up);
                     return if let Some(Found::Node(node)) = known { Ok(node) } else { Err(error) };
                 }
             };
             match listed {
                 Some(listed) => Ok(metadata.take_in_listed(&directory, &looked_up, &listed)),
                 None => {
-                    metadata.inner.cache.forget_name(directory.inode, &looked_up);
+                    metadata.inner.names.cache.forget_name(directory.inode, &looked_up);
                     Err(ClientError::NotFound(String::from_utf8_lossy(&looked_up).into_owned()))
                 }
             }
         };
-        self.inner.bucket_lookups.join(key, asked).await
+        self.inner.outage.lookups.join(key, asked).await
     }
 
     /// What the name of a file leads to now.
@@ -115,7 +117,7 @@ impl Metadata {
         };
         let is_beginning = after.is_empty();
         let wanted = if is_beginning { limit.max(LISTING_PAGE) } else { limit };
-        let known = inner.directories.ensure(directory.inode, Some(&directory.mount), &directory.prefix);
+        let known = inner.names.directories.ensure(directory.inode, Some(&directory.mount), &directory.prefix);
         let epoch = known.listing_epoch();
         while listing.has_less_than(wanted) {
             self.count_question();
@@ -128,9 +130,8 @@ impl Metadata {
         let mut entries: Vec<_> =
             names.iter().map(|(name, listed)| self.node_of_listed(&directory, name, listed)).collect();
         let found: Vec<_> = entries.iter().filter(|node| is_of_outage(node.inode)).cloned().collect();
-        if inner.caching && inner.outage.is_active() {
-            inner.cache.insert(&found);
-            inner.stats.metadata_entries.set(inner.cache.len() as i64);
+        if inner.names.caching && inner.outage.is_active() {
+            inner.names.keep(&found);
             if is_beginning && end {
                 known.set_age(Instant::now(), Duration::ZERO);
                 known.record(epoch, after, &entries, true);
@@ -203,9 +204,8 @@ impl Metadata {
     /// The node of a name that was looked up; in the cache while the outage lasts.
     fn take_in_listed(&self, directory: &BucketDirectory, name: &[u8], listed: &Listed) -> Arc<Node> {
         let node = self.node_of_listed(directory, name, listed);
-        if self.inner.caching && is_of_outage(node.inode) && self.inner.outage.is_active() {
-            self.inner.cache.insert(std::slice::from_ref(&node));
-            self.inner.stats.metadata_entries.set(self.inner.cache.len() as i64);
+        if is_of_outage(node.inode) && self.inner.outage.is_active() {
+            self.inner.names.keep(std::slice::from_ref(&node));
         }
         node
     }
@@ -213,7 +213,7 @@ impl Metadata {
     /// The master's node where that is known and still the same, else one of the outage.
     fn node_of_listed(&self, directory: &BucketDirectory, name: &[u8], listed: &Listed) -> Arc<Node> {
         let BucketDirectory { inode: parent, mount, prefix } = directory;
-        if let Some(Found::Node(known)) = self.inner.cache.lookup(*parent, name)
+        if let Some(Found::Node(known)) = self.inner.names.cache.lookup(*parent, name)
             && !is_of_outage(known.inode)
             && known.mount.as_ref().is_some_and(|own| Arc::ptr_eq(own, mount))
             && is_as_listed(&known, listed)

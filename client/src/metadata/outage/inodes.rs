@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use quick_cache::sync::Cache as BoundedMap;
 use tokio::time::Instant;
 
-use crate::metadata::Node;
+use super::super::node::Node;
 use crate::mounts::MountView;
 
 /// The namespace counts from 1, and files that are being written have numbers from `END` on.

@@ -1,7 +1,12 @@
 //! Answering a change of what is held before the master has it.
+//!
+//! A change in a held directory whose result is certain ([`predict`](super::predict)) is entered in the journal and in
+//! the caches, and waits with others to be sent; the order of changes is what it always is, and the master makes the
+//! same of them. Whatever is not certain is asked for as elsewhere, behind them. Questions about what such a change is
+//! about wait until it is made, and fsync(2) until all of them are. What the master does not make nevertheless, since
+//! the session ended meanwhile, is lost, and that is told by the next fsync(2) or close(2) of whatever it was about.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use cavern_conf::{Failpoint, host};
 use cavern_posix::{check_name, directory_changed, inode_changed, name_dropped};
@@ -9,17 +14,14 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     Attr, CommitContent, CreateInode, Kind, Mutation, MutationResult, Naming, RemoveName, RenameMode, RenameName,
 };
-use parking_lot::MutexGuard;
-use tokio::time::Instant;
 
-use super::super::cache::Found;
-use super::super::changed_contents::ChangedContents;
-use super::super::changes::{Answer, Changed, Pending, numbered};
-use super::super::{Inner, Node};
 use super::answer_lock::LockAnswer;
-use super::predict::after;
-use super::{HELD_MAX, State, predict};
-use crate::journal::{ChangeRecord, EPOCH_BITS, Journal, RequestContext};
+use super::cache::Found;
+use super::log::{Answer, Changed, LocalAnswer, Operation, State};
+use super::node::Node;
+use super::parts::Inner;
+use super::predict::{self, after};
+use crate::journal::RequestContext;
 
 /// What will become of a change.
 struct Prediction {
@@ -43,80 +45,89 @@ impl Prediction {
     }
 }
 
-/// The record of a change that is answered and not sent, which is so many changes behind the first.
-fn unsent(journal: &Journal, session: u64, unique: u64, number: u64) -> ChangeRecord {
-    let order = (journal.epoch() << EPOCH_BITS) + number;
-    ChangeRecord { session, unique, order, ..ChangeRecord::default() }
-}
-
 impl Inner {
     /// Answers a change, if all that it is about is held here and its result is certain; else gives it back, to be
     /// asked for. Only a lock may be refused. No I/O but to the journal, no wait.
-    pub(in super::super) fn answer_at_once(
+    pub(super) fn answer_at_once(
         &self,
         change: Change,
-        (uid, gid): (u32, u32),
+        owner: (u32, u32),
         context: Option<&Arc<RequestContext>>,
     ) -> Result<Answer, Change> {
-        // Mostly so.
-        if !self.held.any.load(Ordering::Acquire) {
-            return Err(change);
-        }
-        let Some(journal) = &self.journal else { return Err(change) };
-        let Ok(room) = self.changes.room() else { return Err(change) };
-        // Dropped when the state is not locked any more.
-        let mut undone = Vec::new();
-        // One after the other: each is predicted from what the ones before have left.
-        let Some((mut guard, session)) = self.state_that_holds() else { return Err(change) };
-        let state = &mut *guard;
-        let mut gain = None;
-        if let Change::SetLock(set) = &change {
-            match self.answer_lock(state, set, &mut undone) {
-                Some(LockAnswer::Made(gained)) => gain = gained,
-                Some(LockAnswer::Now(answer)) => {
-                    self.stats.answered_changes.inc_by(u64::from(answer.is_ok()));
-                    return Ok(*answer);
-                }
+        let mut gone = Vec::new();
+        let answer = {
+            // One after the other: each is predicted from what the ones before have left.
+            let mut state = self.log.lock();
+            match self.answer_in(&mut state, &change, owner, context, &mut gone) {
+                Some(answer) => answer,
                 None => return Err(change),
+            }
+        };
+        self.open.forget_gone(&gone);
+        self.stats.answered_changes.inc_by(u64::from(answer.is_ok()));
+        Ok(answer)
+    }
+
+    fn answer_in(
+        &self,
+        state: &mut State,
+        change: &Change,
+        (uid, gid): (u32, u32),
+        context: Option<&Arc<RequestContext>>,
+        gone: &mut Vec<u64>,
+    ) -> Option<Answer> {
+        if state.is_closed || !self.holds_any(state) {
+            return None;
+        }
+        let (journal, room) = (self.log.journal.as_ref()?, self.log.room().ok()?);
+        let session = state.delegations.session();
+        let mut gain = None;
+        if let Change::SetLock(set) = change {
+            match self.answer_lock(state, set)? {
+                LockAnswer::Made(gained) => gain = gained,
+                LockAnswer::Now(answer) => return Some(*answer),
             }
         }
         let made_ns = host::wall_ns();
-        let Some(predicted) = self.predict(state, &change, (uid, gid), made_ns) else { return Err(change) };
-        if let Change::Commit(commit) = &change
+        let predicted = self.predict(state, change, (uid, gid), made_ns)?;
+        let answered =
+            |result, node| Some(Ok(Changed { answered_here: true, ..Changed::new(result, node, session, 0) }));
+        if let Change::Commit(commit) = change
             && let Some(result) = self.merge_commit(state, commit, &predicted, made_ns)
         {
-            let node = self.take_in_change(&change, &result, self.recent.mark());
-            self.follow_held(state, &change, &predicted.subject, result.inode);
-            self.stats.answered_changes.inc();
+            let node = self.names.take_in_change(change, &result, self.names.recent.mark(), gone);
+            state.delegations.use_now(&predicted.subject);
             self.stats.merged_changes.inc();
-            return Ok(Ok(Changed { answered_here: true, ..Changed::new(result, node, session, 0) }));
+            return answered(result, node);
         }
+        let Prediction { change, result, subject, is_overwrite } = predicted;
+        let mutation = Mutation { uid, gid, made_ns, is_answered: true, change: Some(change), ..Mutation::default() };
+        let number = state.subjects.next_number();
         let unique = context.map_or(0, |context| context.unique());
-        let mut pending = Pending { uid, gid, made_ns, room: Some(room), unique, ..Pending::owed(predicted.change) };
-        (pending.is_answered, pending.predicted) = (true, Some(Box::new(predicted.result.clone())));
-        (pending.gain, pending.is_overwrite) = (gain, predicted.is_overwrite);
-        let record = unsent(journal, session, unique, state.begun);
-        let Some(slot) = journal.note_change(&record, &numbered(&pending, 0)) else { return Err(change) };
+        let slot = journal.note_change(session, unique, Some(number), &mutation)?;
         Failpoint::AnswerNoted.pass();
-        pending.slot = Some(slot.clone());
-        let result = predicted.result;
+        let operation = Operation {
+            mutation,
+            is_owed: true,
+            number: Some(number),
+            answered: Some(Box::new(LocalAnswer { result: result.clone(), is_overwrite, gain })),
+            subject,
+            slot: Some(slot.clone()),
+            room: Some(room),
+            ..Operation::default()
+        };
         // Before anybody can say what the master makes of it.
-        let node = self.take_in_change(&pending.change, &result, self.recent.mark());
-        self.follow_held(state, &pending.change, &predicted.subject, result.inode);
-        pending.subject = Some(self.held.answer(state, predicted.subject, predicted.is_overwrite));
-        if let Err(refused) = self.changes.try_push(pending) {
-            // Its end takes the lock as well.
-            drop(guard);
-            drop(refused);
-            return Err(change);
-        }
+        let mark = self.names.recent.mark();
+        let change = operation.mutation.change.as_ref();
+        let node = change.and_then(|change| self.names.take_in_change(change, &result, mark, gone));
+        state.delegations.answered(&operation, result.inode);
+        self.log.push(state, operation);
         Failpoint::AnswerQueued.pass();
-        self.reserve_more(state);
+        self.log.wake_if(state.reserve_numbers());
         if let Some(context) = context {
             context.keep(slot);
         }
-        self.stats.answered_changes.inc();
-        Ok(Ok(Changed { answered_here: true, ..Changed::new(result, node, session, 0) }))
+        answered(result, node)
     }
 
     /// Makes a commit part of one of the same file that was answered and is not sent: to the master, the two are one.
@@ -127,58 +138,35 @@ impl Inner {
         predicted: &Prediction,
         made_ns: i64,
     ) -> Option<MutationResult> {
-        let (journal, session) = (self.journal.as_ref()?, state.session);
+        let session = state.delegations.session();
         let [attr] = predicted.result.attributes[..] else { return None };
-        self.changes.merge(commit.inode, |pending| {
-            let (Some(before), Some(slot)) = (&pending.predicted, &pending.slot) else { return None };
-            let (Some(known), Change::Commit(waiting)) = (before.attributes.first(), &pending.change) else {
-                return None;
-            };
-            let number = pending.subject.as_ref()?.number?;
-            if known.version + 1 != attr.version {
+        let (result, is_news) = state.merge(commit.inode, |operation| {
+            let Some(Change::Commit(waiting)) = &operation.mutation.change else { return None };
+            let (known, number) = (operation.answered.as_mut()?, operation.number?);
+            let version = known.result.attributes.first()?.version;
+            if version + 1 != attr.version {
                 return None;
             }
             let change = Some(Change::Commit(predict::merged(waiting, commit)?));
-            let mutation = Mutation { change, made_ns, ..numbered(pending, 0) };
-            if !slot.rewrite(&unsent(journal, session, pending.unique, number), &mutation) {
+            let mutation = Mutation { change, made_ns, ..operation.mutation.clone() };
+            if !operation.slot.as_ref()?.write(session, Some(number), &mutation) {
                 return None;
             }
-            let attributes = vec![Attr { version: known.version, ..attr }];
+            let attributes = vec![Attr { version, ..attr }];
             let result = MutationResult { attributes, ..predicted.result.clone() };
-            pending.change = mutation.change?;
-            (pending.made_ns, pending.predicted) = (made_ns, Some(Box::new(result.clone())));
-            if !predicted.is_overwrite {
-                pending.is_overwrite = false;
-                state.named = state.named.max(number + 1);
-            }
+            known.result = result.clone();
+            known.is_overwrite &= predicted.is_overwrite;
+            operation.mutation = mutation;
             Some(result)
-        })
+        })?;
+        self.log.wake_if(is_news);
+        Some(result)
     }
 
-    /// What is held, and the session that holds it: nothing while the lease does not live.
-    pub(super) fn state_that_holds(&self) -> Option<(MutexGuard<'_, State>, u64)> {
-        if !self.held.any.load(Ordering::Acquire) || !self.caching || !self.lease.is_live() {
-            return None;
-        }
-        let state = self.held.state.lock();
-        let session = state.session;
-        (session == self.lease.session()).then_some((state, session))
-    }
-
-    /// What of the change concerns which directories are held.
-    fn follow_held(&self, state: &mut State, change: &Change, subject: &[u64], inode: u64) {
-        let now = Instant::now();
-        for directory in subject {
-            if let Some(changed) = state.directories.get_mut(directory) {
-                *changed = now;
-            }
-        }
-        match change {
-            Change::Create(create) if create.kind() == Kind::Directory => drop(state.directories.insert(inode, now)),
-            Change::Remove(remove) if remove.directory => drop(state.directories.remove(&inode)),
-            Change::SetLock(set) => state.locks.enter(set),
-            _ => {}
-        }
+    /// Whether anything is held: nothing while the lease does not live.
+    pub(super) fn holds_any(&self, state: &State) -> bool {
+        let held = &state.delegations;
+        !held.is_empty() && self.names.caching && self.lease.is_live() && held.session() == self.lease.session()
     }
 
     fn predict(&self, state: &mut State, change: &Change, owner: (u32, u32), now_ns: i64) -> Option<Prediction> {
@@ -218,7 +206,7 @@ impl Inner {
         now_ns: i64,
     ) -> Option<Prediction> {
         let is_directory = create.kind() == Kind::Directory;
-        if create.naming() != Naming::Named || is_directory && state.directories.len() >= HELD_MAX {
+        if create.naming() != Naming::Named || is_directory && !state.delegations.has_room() {
             return None;
         }
         let directory = self.held_directory(state, create.parent)?;
@@ -228,7 +216,7 @@ impl Inner {
         let above = directory.attr();
         let made = predict::created(create, owner, &above, now_ns)?;
         // Last of all: a number is used once.
-        let inode = state.number_for(create.kind(), directory.mount.as_ref()?.id())?;
+        let inode = state.delegations.number_for(create.kind(), directory.mount.as_ref()?.id())?;
         let made = Attr { inode, ..made };
         let create = CreateInode { inode, hold: is_directory, ..create.clone() };
         let parent = after(&above, |attr| directory_changed(attr, i32::from(is_directory), now_ns));
@@ -244,8 +232,8 @@ impl Inner {
             return None;
         }
         if remove.directory {
-            let is_empty = self.directories.get(target.inode).is_some_and(|directory| directory.is_known_empty());
-            if !is_empty || !state.directories.contains_key(&target.inode) {
+            let is_empty = self.names.directories.get(target.inode).is_some_and(|directory| directory.is_known_empty());
+            if !is_empty || !state.delegations.holds(target.inode) {
                 return None;
             }
         }
@@ -284,57 +272,29 @@ impl Inner {
 
     /// A directory that is held, whose attributes are certain.
     fn held_directory(&self, state: &State, inode: u64) -> Option<Arc<Node>> {
-        let is_held = state.directories.contains_key(&inode) && state.is_certain(&[inode]);
-        self.complete_node(inode).filter(|node| is_held && node.is_directory() && !node.is_removed())
+        let is_held = state.delegations.holds(inode) && state.subjects.is_certain(&[inode]);
+        self.names.complete_node(inode).filter(|node| is_held && node.is_directory() && !node.is_removed())
     }
 
     /// An inode in a held directory, or a held directory, whose attributes are certain.
     fn held_inode(&self, state: &State, inode: u64) -> Option<Arc<Node>> {
-        let node = self.complete_node(inode)?;
+        let node = self.names.complete_node(inode)?;
         let is_held = match node.is_directory() {
-            true => state.directories.contains_key(&inode),
-            false => state.directories.contains_key(&node.parent) && node.nlink == 1,
+            true => state.delegations.holds(inode),
+            false => state.delegations.holds(node.parent) && node.nlink == 1,
         };
-        (is_held && !node.is_removed() && state.is_certain(&[inode, node.parent])).then_some(node)
+        (is_held && !node.is_removed() && state.subjects.is_certain(&[inode, node.parent])).then_some(node)
     }
 
     /// What a name of a held directory leads to, if it has no other name.
     fn at_name(&self, state: &State, directory: u64, name: &[u8]) -> Option<Arc<Node>> {
-        let Some(Found::Node(node)) = self.cache.lookup(directory, name) else { return None };
+        let Some(Found::Node(node)) = self.names.cache.lookup(directory, name) else { return None };
         let is_plain = !node.lacks_attributes() && (node.is_directory() || node.nlink == 1);
-        (is_plain && state.is_certain(&[node.inode])).then_some(node)
+        (is_plain && state.subjects.is_certain(&[node.inode])).then_some(node)
     }
 
     /// Whether a name is known to lead nowhere, and can be one.
     fn is_free(&self, directory: u64, name: &[u8]) -> bool {
-        check_name(name).is_ok() && self.directories.get(directory).is_some_and(|directory| directory.is_without(name))
-    }
-
-    /// The master has answered a change that was answered here: as was predicted, and all that is known here is as it
-    /// was, or newer; unless the master is of another version, and has other rules. Nobody would be notified of that.
-    pub(in super::super) fn was_made(&self, pending: &Pending, result: &MutationResult) {
-        let (Some(predicted), Some(subject)) = (&pending.predicted, &pending.subject) else { return };
-        if result.errno != 0 {
-            tracing::warn!("what was answered is not made: {}", result.reason);
-            self.stats.lost_changes.inc();
-            if let Change::SetLock(set) = &pending.change {
-                self.held.strayed(set.inode);
-                self.locks.lost(set);
-            }
-            return self.forget_change(&pending.change, predicted);
-        }
-        for attr in &result.attributes {
-            if predicted.attributes.contains(attr) {
-                continue;
-            }
-            self.stats.mispredicted_changes.inc();
-            tracing::debug!(?attr, ?predicted, "a change was answered otherwise than the master makes it");
-            self.forget_contents(ChangedContents::Of(attr.inode));
-            // Unless there is something newer.
-            if let Some(known) = self.cache.node(attr.inode).filter(|_| subject.is_last_of(attr.inode)) {
-                self.recent.own_inode(attr.inode);
-                self.cache.insert(&[Arc::new(known.with_attributes(attr))]);
-            }
-        }
+        check_name(name).is_ok() && self.names.is_without(directory, name)
     }
 }

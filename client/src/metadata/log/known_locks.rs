@@ -22,11 +22,11 @@ const RANGES_MAX: usize = 1024;
 const FILES_MAX: usize = 65_536;
 
 /// An inode and a `LockKind`.
-pub(in super::super) type LockedFile = (u64, i32);
+type LockedFile = (u64, i32);
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct KnownLocks {
+pub(in super::super) struct KnownLocks {
     /// Numbers of what is made here.
     numbers: VecDeque<Range<u64>>,
     /// Files that were made here and have their numbers from the master.
@@ -57,7 +57,7 @@ pub(in super::super) enum Asking {
 
 /// What will become of a request for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LockPrediction {
+pub(in super::super) enum LockPrediction {
     /// All is as it is to be already.
     Nothing,
     /// A lock of another owner stands in the way.
@@ -78,12 +78,12 @@ pub(in super::super) enum Gain {
 }
 
 impl KnownLocks {
-    pub(super) fn clear(&mut self) {
+    pub(in super::super) fn clear(&mut self) {
         *self = Self::default();
     }
 
     /// The session has numbers for inodes.
-    pub(super) fn numbers(&mut self, first: u64, count: u32) {
+    pub(in super::super) fn numbers(&mut self, first: u64, count: u32) {
         let end = first.saturating_add(u64::from(count));
         match self.numbers.back_mut() {
             Some(last) if last.end == first => last.end = end,
@@ -95,14 +95,14 @@ impl KnownLocks {
     }
 
     /// A file was made in a directory that is held, under a number that is the master's.
-    pub(super) fn made(&mut self, inode: u64) {
+    pub(in super::super) fn made(&mut self, inode: u64) {
         if self.made.len() < FILES_MAX {
             self.made.insert(inode);
         }
     }
 
     /// A file has been moved or linked by way of the master: others may have come to know it, or know it already.
-    pub(super) fn stray(&mut self, inode: u64) {
+    pub(in super::super) fn stray(&mut self, inode: u64) {
         if !self.is_ours(inode) {
             return;
         }
@@ -122,21 +122,21 @@ impl KnownLocks {
         is_made && !self.strays.contains(&inode)
     }
 
-    /// The master is about to be asked for something; whether that is of any concern here.
-    pub(super) fn begin_asking(&mut self, file: LockedFile, owner: u64, asking: Asking) -> bool {
-        if !self.is_ours(file.0) {
-            return false;
+    /// The master is about to be asked for something.
+    pub(in super::super) fn begin_asking(&mut self, set: &SetLock, asking: Asking) {
+        if !self.is_ours(set.inode) {
+            return;
         }
-        let locks = self.files.entry(file).or_default();
+        let (locks, owner) = (self.files.entry(of(set)).or_default(), owner_of(set));
         let meets =
             |known: &(u64, Asking)| known.0 == owner && (known.1 == Asking::Waiting || asking == Asking::Waiting);
         locks.is_unclear |= locks.asking.iter().any(meets);
         locks.asking.push((owner, asking));
-        true
     }
 
     /// That is answered, and entered; or it is not known what became of it.
-    pub(super) fn end_asking(&mut self, file: LockedFile, owner: u64, asking: Asking, is_clear: bool) {
+    pub(in super::super) fn end_asking(&mut self, set: &SetLock, asking: Asking, is_clear: bool) {
+        let (file, owner) = (of(set), owner_of(set));
         let Some(locks) = self.files.get_mut(&file) else { return };
         if let Some(at) = locks.asking.iter().position(|known| *known == (owner, asking)) {
             locks.asking.swap_remove(at);
@@ -161,7 +161,7 @@ impl KnownLocks {
     }
 
     /// What becomes of a request that does not wait; `None` when it is not certain.
-    pub(super) fn predict(&self, set: &SetLock) -> Option<LockPrediction> {
+    pub(in super::super) fn predict(&self, set: &SetLock) -> Option<LockPrediction> {
         let (want, held) = (checked(set).filter(|_| !set.wait && set.waiter == 0)?, self.certain(of(set))?);
         let own = || held.iter().filter(|known| known.owner == want.owner && overlap(known, &want));
         let has_none = own().next().is_none();
@@ -188,14 +188,14 @@ impl KnownLocks {
     }
 
     /// The first lock in the way of another; `None` when it is not certain whether there is one.
-    pub(super) fn in_the_way(&self, inode: u64, kind: LockKind, want: &Lock) -> Option<Option<Lock>> {
+    pub(in super::super) fn in_the_way(&self, inode: u64, kind: LockKind, want: &Lock) -> Option<Option<Lock>> {
         let set = SetLock { inode, kind: kind.into(), lock: Some(*want), ..SetLock::default() };
         let want = checked(&set)?;
         Some(conflicts(self.certain(of(&set))?, &want).next().copied())
     }
 
     /// What an owner has locked of the bytes of an unlock.
-    pub(super) fn owned(&self, unlock: &SetLock) -> Vec<Lock> {
+    pub(in super::super) fn owned(&self, unlock: &SetLock) -> Vec<Lock> {
         let want = unlock.lock.unwrap_or_default();
         let held = self.files.get(&of(unlock)).map_or(&[][..], |file| &file.held);
         let own = held.iter().filter(|known| known.owner == want.owner && overlap(known, &want));
@@ -203,7 +203,7 @@ impl KnownLocks {
     }
 
     /// A lock is made, or an unlock.
-    pub(super) fn enter(&mut self, set: &SetLock) {
+    pub(in super::super) fn enter(&mut self, set: &SetLock) {
         let Some(lock) = checked(set).filter(|_| self.is_ours(set.inode)) else { return };
         let file = self.files.entry(of(set)).or_default();
         let before = file.held.len();
@@ -218,7 +218,7 @@ impl KnownLocks {
     }
 
     /// The master has answered a request.
-    pub(super) fn enter_answer(&mut self, set: &SetLock, result: &MutationResult) {
+    pub(in super::super) fn enter_answer(&mut self, set: &SetLock, result: &MutationResult) {
         const AGAIN: i32 = Errno::AGAIN.raw_os_error();
         const DEADLOCK: i32 = Errno::DEADLK.raw_os_error();
         let is_refused = result.held_elsewhere == 0 && result.unlisted == 0;
@@ -241,6 +241,10 @@ impl KnownLocks {
 
 fn of(set: &SetLock) -> LockedFile {
     (set.inode, set.kind)
+}
+
+fn owner_of(set: &SetLock) -> u64 {
+    set.lock.unwrap_or_default().owner
 }
 
 /// The lock of a request as it is entered; `None` for one without sense.
@@ -336,26 +340,27 @@ mod tests {
         assert_eq!(known.predict(&flock(1, LockType::Exclusive)), None);
         assert_eq!(known.predict(&flock(3, LockType::Exclusive)), Some(LockPrediction::InTheWay));
         // The master says so, and has dropped the one that there was.
-        assert!(known.begin_asking((OURS, LockKind::Flock.into()), 1, Asking::Once));
+        known.begin_asking(&flock(1, LockType::Exclusive), Asking::Once);
         let refused = MutationResult { errno: Errno::AGAIN.raw_os_error(), ..MutationResult::default() };
         known.enter_answer(&flock(1, LockType::Exclusive), &refused);
-        known.end_asking((OURS, LockKind::Flock.into()), 1, Asking::Once, true);
+        known.end_asking(&flock(1, LockType::Exclusive), Asking::Once, true);
         assert_eq!(known.predict(&flock(1, LockType::Unlocked)), Some(LockPrediction::Nothing));
         assert_eq!(known.predict(&flock(2, LockType::Exclusive)), Some(LockPrediction::Made(Some(Gain::More))));
     }
 
     #[test]
     fn nothing_is_certain_while_the_master_is_asked_and_all_is_when_it_has_answered() {
-        let (mut known, file) = (known(), (OURS, LockKind::Posix.into()));
+        let (mut known, of_owner) = (known(), |owner| posix(owner, LockType::Exclusive, 0, 9));
         known.enter(&posix(1, LockType::Exclusive, 0, 9));
-        assert!(known.begin_asking(file, 2, Asking::Waiting) && known.begin_asking(file, 1, Asking::Once));
+        known.begin_asking(&of_owner(2), Asking::Waiting);
+        known.begin_asking(&of_owner(1), Asking::Once);
         assert_eq!(known.predict(&posix(3, LockType::Shared, 50, 60)), None);
         assert_eq!(known.predict(&flock(3, LockType::Shared)), MADE, "of another kind");
         known.enter_answer(&posix(1, LockType::Unlocked, 0, 9), &MutationResult::default());
-        known.end_asking(file, 1, Asking::Once, true);
+        known.end_asking(&of_owner(1), Asking::Once, true);
         assert_eq!(known.predict(&posix(3, LockType::Shared, 50, 60)), None);
         known.enter(&posix(2, LockType::Exclusive, 0, 9));
-        known.end_asking(file, 2, Asking::Waiting, true);
+        known.end_asking(&of_owner(2), Asking::Waiting, true);
         assert_eq!(known.predict(&posix(3, LockType::Shared, 5, 60)), Some(LockPrediction::InTheWay));
         known.enter(&posix(2, LockType::Unlocked, 0, 9));
         assert_eq!((known.predict(&posix(3, LockType::Shared, 5, 60)), known.files.len()), (MADE, 0));
@@ -363,13 +368,14 @@ mod tests {
 
     #[test]
     fn what_an_owner_asks_for_in_no_order_makes_its_file_uncertain_for_ever() {
-        let file = (OURS, LockKind::Posix.into());
+        let of_owner = |owner| posix(owner, LockType::Exclusive, 0, 9);
         for is_clear in [true, false] {
             let mut known = known();
-            known.begin_asking(file, 2, Asking::Waiting);
-            known.begin_asking(file, if is_clear { 2 } else { 3 }, Asking::Once);
-            known.end_asking(file, if is_clear { 2 } else { 3 }, Asking::Once, true);
-            known.end_asking(file, 2, Asking::Waiting, is_clear);
+            let other = of_owner(if is_clear { 2 } else { 3 });
+            known.begin_asking(&of_owner(2), Asking::Waiting);
+            known.begin_asking(&other, Asking::Once);
+            known.end_asking(&other, Asking::Once, true);
+            known.end_asking(&of_owner(2), Asking::Waiting, is_clear);
             assert_eq!(known.predict(&posix(3, LockType::Shared, 5, 60)), None, "{is_clear}");
         }
         let mut known = known();

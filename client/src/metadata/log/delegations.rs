@@ -1,0 +1,287 @@
+//! Directories that this session holds: nobody else is answered what is in there, or changes it, before the session has
+//! let go. So what is changed there is answered before the master has it.
+//!
+//! A directory that is made here is held from its first moment on. It is let go of when somebody else wants to look
+//! into it, or after a while without changes: behind all that was answered there.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Range;
+
+use cavern_proto::master::mutation::Change;
+use cavern_proto::master::{CreateInode, Kind, LetGoDirectories, MutationResult, Naming};
+use tokio::time::Instant;
+
+use super::known_locks::KnownLocks;
+use super::operation::Operation;
+
+/// Directories held at most; the master has room for some more.
+const HELD_MAX: usize = 50_000;
+/// Numbers for inodes that are asked for at once. When half of them are used up, the next ones are. The master takes
+/// those of the last four times: enough for any that waits to be offered to a file.
+pub(super) const NUMBERS: u32 = 16_384;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(in crate::metadata) struct Delegations {
+    session: u64,
+    /// When something was changed there last.
+    directories: HashMap<u64, Instant>,
+    /// Recalled before the answer that says that they are held.
+    recalled: HashSet<u64>,
+    /// How often all are being let go of: what was asked for before is not held, though the answer says so.
+    letting_go: u32,
+    numbers: Numbers,
+    /// Numbers that files of a mount are to have before others.
+    of_files: HashMap<u32, VecDeque<u64>>,
+    /// Locks of what is in the directories.
+    pub locks: KnownLocks,
+}
+
+/// Numbers for inodes that are made here.
+#[derive(Debug, Default)]
+struct Numbers {
+    left: Range<u64>,
+    next: Range<u64>,
+    are_asked_for: bool,
+}
+
+impl Numbers {
+    fn take(&mut self) -> Option<u64> {
+        if self.left.is_empty() {
+            self.left = std::mem::take(&mut self.next);
+        }
+        self.left.next()
+    }
+
+    fn are_short(&self) -> bool {
+        !self.are_asked_for && self.next.is_empty() && self.left.end - self.left.start < u64::from(NUMBERS / 2)
+    }
+}
+
+impl Delegations {
+    pub fn session(&self) -> u64 {
+        self.session
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.directories.is_empty()
+    }
+
+    pub fn holds(&self, directory: u64) -> bool {
+        self.directories.contains_key(&directory)
+    }
+
+    /// Whether the session may come to hold another one.
+    pub fn has_room(&self) -> bool {
+        self.directories.len() < HELD_MAX
+    }
+
+    /// What belongs to another session is nobody's any more; with 0 the session holds nothing, nor ever will.
+    pub fn follow(&mut self, session: u64) {
+        if self.session != session {
+            // The first one may go on from a process before.
+            let letting_go = if self.session == 0 { self.letting_go } else { 0 };
+            *self = Self { session, letting_go, ..Self::default() };
+        }
+    }
+
+    /// The master says that the session holds a directory that it has made.
+    fn begin(&mut self, directory: u64, session: u64) {
+        self.follow(session);
+        let is_let_go = self.recalled.remove(&directory) || self.letting_go > 0;
+        if !is_let_go && self.has_room() {
+            self.directories.insert(directory, Instant::now());
+        }
+    }
+
+    /// What of a change that is answered here concerns which directories are held.
+    pub fn answered(&mut self, operation: &Operation, inode: u64) {
+        let now = Instant::now();
+        self.use_now(&operation.subject);
+        match &operation.mutation.change {
+            Some(Change::Create(create)) if create.kind() == Kind::Directory => {
+                self.directories.insert(inode, now);
+            }
+            Some(Change::Remove(remove)) if remove.directory => {
+                self.directories.remove(&inode);
+            }
+            Some(Change::SetLock(set)) => self.locks.enter(set),
+            _ => {}
+        }
+    }
+
+    /// Those of the inodes that are held directories are in use.
+    pub fn use_now(&mut self, inodes: &[u64]) {
+        let now = Instant::now();
+        for inode in inodes {
+            if let Some(changed) = self.directories.get_mut(inode) {
+                *changed = now;
+            }
+        }
+    }
+
+    /// The master has answered an operation.
+    pub fn learn(&mut self, operation: &Operation, result: &MutationResult, session: u64) {
+        let (Some(change), answered) = (&operation.mutation.change, operation.answered.is_some()) else { return };
+        match change {
+            Change::SetLock(set) if answered && result.errno != 0 => self.locks.stray(set.inode),
+            _ if answered => {}
+            Change::Create(_) if result.held => self.begin(result.inode, session),
+            Change::Create(create) if result.errno == 0 && is_named_file(create) => {
+                // A file was made by way of the master.
+                if self.session == session && self.holds(create.parent) {
+                    self.locks.made(result.inode);
+                }
+            }
+            Change::Rename(_) | Change::RenameWhiteout(_) | Change::Link(_) => {
+                let moved = result.attributes.iter().filter(|attr| attr.kind() != Kind::Directory);
+                moved.for_each(|attr| self.locks.stray(attr.inode));
+            }
+            Change::SetLock(set) => self.locks.enter_answer(set, result),
+            Change::ReserveInodes(count) if result.errno == 0 => {
+                self.follow(session);
+                let end = result.inode + u64::from(*count);
+                (self.numbers.next, self.numbers.are_asked_for) = (result.inode..end, false);
+                self.locks.numbers(result.inode, *count);
+            }
+            Change::ReserveInodes(_) => self.numbers.are_asked_for = false,
+            Change::LetGoDirectories(let_go) => {
+                // The session knows of every directory that it made before whether it holds it.
+                self.letting_go = self.letting_go.saturating_sub(u32::from(let_go.all));
+                for directory in &let_go.directories {
+                    self.recalled.remove(directory);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes out directories that are let go of.
+    pub(super) fn take_out(&mut self, is_over: impl Fn(u64, Instant) -> bool) -> Vec<u64> {
+        self.directories.extract_if(|inode, changed| is_over(*inode, *changed)).map(|(inode, _)| inode).collect()
+    }
+
+    /// Somebody wants to know what is in a directory that is not held here: the answer that says that it is may be on
+    /// its way.
+    pub(super) fn recall_unknown(&mut self, directory: u64) -> Vec<u64> {
+        self.recalled.insert(directory);
+        vec![directory]
+    }
+
+    /// Lets go of everything, whether it is known here or not: the process before may have held it, or the one that led
+    /// before may have said so.
+    pub(super) fn take_out_all(&mut self) -> LetGoDirectories {
+        self.directories.clear();
+        self.letting_go += 1;
+        LetGoDirectories { directories: Vec::new(), all: true }
+    }
+
+    /// Whether more numbers are to be asked for. Says so once.
+    pub(super) fn wants_numbers(&mut self) -> bool {
+        let are_short = self.numbers.are_short();
+        self.numbers.are_asked_for |= are_short;
+        are_short
+    }
+
+    /// The number of what is made next.
+    pub fn number_for(&mut self, kind: Kind, mount: u32) -> Option<u64> {
+        let of_file = match kind {
+            Kind::File => self.of_files.get_mut(&mount).and_then(VecDeque::pop_front),
+            _ => None,
+        };
+        of_file.or_else(|| self.numbers.take())
+    }
+
+    /// Numbers for files that are going to be made here; fewer where none are made.
+    pub fn take_numbers(&mut self, count: u32) -> Vec<u64> {
+        let count = if self.is_empty() { 0 } else { count };
+        (0..count).map_while(|_| self.numbers.take()).collect()
+    }
+
+    /// The next file that is made in a mount is to have this number, or one that was offered before.
+    pub fn offer_file_number(&mut self, session: u64, mount: u32, number: u64) {
+        if self.session == session {
+            self.of_files.entry(mount).or_default().push_back(number);
+        }
+    }
+
+    /// Takes back the offer of these numbers; gives those that no file has, nor ever will have.
+    pub fn withdraw_file_numbers(&mut self, numbers: &HashSet<u64>) -> HashSet<u64> {
+        let mut withdrawn = HashSet::new();
+        for offered in self.of_files.values_mut() {
+            offered.retain(|number| !numbers.contains(number) || !withdrawn.insert(*number));
+        }
+        withdrawn
+    }
+}
+
+fn is_named_file(create: &CreateInode) -> bool {
+    create.kind() == Kind::File && create.naming() == Naming::Named
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gave_numbers(held: &mut Delegations, first: u64, session: u64) {
+        let result = MutationResult { inode: first, ..MutationResult::default() };
+        held.learn(&Operation::owed(Change::ReserveInodes(NUMBERS)), &result, session);
+    }
+
+    fn directories(held: &Delegations) -> Vec<u64> {
+        held.directories.keys().copied().collect()
+    }
+
+    #[test]
+    fn numbers_are_asked_for_before_they_are_used_up() {
+        let mut held = Delegations::default();
+        assert!(held.wants_numbers() && !held.wants_numbers() && held.numbers.take().is_none());
+        gave_numbers(&mut held, 10, 1);
+        held.numbers.take().unwrap();
+        assert!(!held.numbers.are_asked_for && !held.wants_numbers());
+        let taken: Vec<u64> = (0..NUMBERS / 2).map(|_| held.numbers.take().unwrap()).collect();
+        assert_eq!(taken[0], 11);
+        assert!(held.wants_numbers());
+        gave_numbers(&mut held, 1_000_000, 1);
+        let rest: Vec<u64> = std::iter::from_fn(|| held.numbers.take()).collect();
+        assert_eq!(
+            (rest.len(), *rest.last().unwrap()),
+            (NUMBERS as usize / 2 - 1 + NUMBERS as usize, 1_000_000 + 16_383)
+        );
+        gave_numbers(&mut held, 1, 1);
+        held.begin(5, 2);
+        assert!(held.numbers.take().is_none(), "those of another session");
+        let refused = MutationResult { errno: 22, ..MutationResult::default() };
+        assert!(held.wants_numbers() && !held.wants_numbers());
+        held.learn(&Operation::owed(Change::ReserveInodes(NUMBERS)), &refused, 2);
+        assert!(held.wants_numbers(), "they were not given");
+    }
+
+    #[test]
+    fn what_was_asked_for_before_all_was_let_go_of_is_not_held() {
+        let mut held = Delegations::default();
+        let let_go = held.take_out_all();
+        held.begin(5, 1);
+        assert!(held.is_empty(), "the first session goes on from a process before");
+        held.learn(&Operation::owed(Change::LetGoDirectories(let_go)), &MutationResult::default(), 1);
+        held.begin(6, 1);
+        assert!(held.holds(6));
+        held.take_out_all();
+        held.begin(7, 2);
+        assert_eq!(directories(&held), [7], "another session lets go of nothing");
+    }
+
+    #[test]
+    fn what_was_recalled_before_it_was_known_to_be_held_is_not_held() {
+        let mut held = Delegations::default();
+        held.begin(5, 1);
+        assert_eq!(held.recall_unknown(6), [6]);
+        held.begin(6, 1);
+        assert_eq!(directories(&held), [5]);
+        held.begin(6, 1);
+        assert!(held.holds(6), "it was let go of once");
+        assert_eq!(held.take_out(|inode, _| inode == 6), [6]);
+        held.follow(0);
+        assert!(held.is_empty() && held.session() == 0);
+    }
+}

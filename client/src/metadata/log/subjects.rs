@@ -1,0 +1,223 @@
+//! What the operations in the log are about, so that who reads or answers something knows whether one of them may still
+//! change it; and what came to nothing though it was answered.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::operation::{Answer, Operation};
+
+/// Losses that are remembered for whoever asks; of more only some are told.
+const LOSSES_MAX: usize = 65_536;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(in crate::metadata) struct Subjects {
+    /// Of those that were answered here,
+    answered: Counts,
+    /// and of those that were asked for.
+    asked: Counts,
+    /// Of the latter, those that take names from what is there, or give it others.
+    moving: Counts,
+    /// Numbered operations, ever, and those of them that are neither made nor lost nor undone.
+    begun: u64,
+    unmade: BTreeSet<u64>,
+    /// How many had begun with the last of them that was about more than the bytes of a file that the session holds.
+    named: u64,
+    /// Why something that was answered is lost, by what it was about.
+    losses: HashMap<u64, String>,
+}
+
+/// How many operations are about each inode; 0 for any.
+#[derive(Debug, Default)]
+struct Counts(HashMap<u64, u32>);
+
+impl Counts {
+    fn add(&mut self, inodes: &[u64]) {
+        inodes.iter().for_each(|inode| *self.0.entry(*inode).or_default() += 1);
+    }
+
+    fn remove(&mut self, inodes: &[u64]) {
+        for inode in inodes {
+            if let Some(count) = self.0.get_mut(inode) {
+                *count -= 1;
+                if *count == 0 {
+                    self.0.remove(inode);
+                }
+            }
+        }
+    }
+
+    fn touch(&self, inodes: &[u64]) -> bool {
+        let has = |inode: &u64| self.0.contains_key(inode);
+        !self.0.is_empty() && (has(&0) || inodes.iter().any(has))
+    }
+}
+
+impl Subjects {
+    /// The number of the next operation whose end a sync is to wait for.
+    pub fn next_number(&self) -> u64 {
+        self.begun
+    }
+
+    pub(super) fn enter(&mut self, operation: &Operation) {
+        let counts = if operation.answered.is_some() { &mut self.answered } else { &mut self.asked };
+        counts.add(&operation.subject);
+        if operation.is_moving() {
+            self.moving.add(&operation.subject);
+        }
+        if let Some(number) = operation.number {
+            self.begun = number + 1;
+            self.unmade.insert(number);
+            self.is_named_up_to(operation);
+        }
+    }
+
+    /// A sync of names waits for an operation, unless it is about bytes or locks alone.
+    pub(super) fn is_named_up_to(&mut self, operation: &Operation) {
+        let is_named = operation.answered.is_some() && !operation.is_overwrite();
+        if let Some(number) = operation.number.filter(|_| is_named) {
+            self.named = self.named.max(number + 1);
+        }
+    }
+
+    /// It is undone, or at its end.
+    pub(super) fn leave(&mut self, operation: &Operation) {
+        let counts = if operation.answered.is_some() { &mut self.answered } else { &mut self.asked };
+        counts.remove(&operation.subject);
+        if operation.is_moving() {
+            self.moving.remove(&operation.subject);
+        }
+        if let Some(number) = operation.number {
+            self.unmade.remove(&number);
+        }
+    }
+
+    /// Nothing of it came to be, though it was answered.
+    pub(super) fn lose(&mut self, operation: &Operation, answer: &Answer) {
+        let Some(error) = answer.as_ref().err().filter(|_| operation.mutation.is_answered) else { return };
+        for inode in &operation.subject {
+            if self.losses.len() < LOSSES_MAX {
+                self.losses.entry(*inode).or_insert_with(|| error.cause());
+            }
+        }
+    }
+
+    /// Whether all that is known here of these is as it will be: nothing about them was asked for without an answer.
+    pub fn is_certain(&self, inodes: &[u64]) -> bool {
+        !self.asked.touch(inodes)
+    }
+
+    /// Whether these are where they are known to be, and will be.
+    pub fn is_in_place(&self, inodes: &[u64]) -> bool {
+        !self.moving.touch(inodes)
+    }
+
+    /// Whether something that was answered about this inode is not made yet.
+    pub fn is_unsettled(&self, inode: u64) -> bool {
+        self.answered.touch(&[inode])
+    }
+
+    /// Whether there is but one such operation.
+    pub fn is_last_of(&self, inode: u64) -> bool {
+        self.answered.0.get(&inode).is_none_or(|count| *count <= 1)
+    }
+
+    /// Whether any of so many that have begun is not made.
+    pub fn has_unmade(&self, begun: u64) -> bool {
+        self.unmade.first().is_some_and(|first| *first < begun)
+    }
+
+    /// How many are waited for until all are made; `None` when they are.
+    pub fn unmade(&self) -> Option<u64> {
+        self.has_unmade(self.begun).then_some(self.begun)
+    }
+
+    /// The same of those that are about more than bytes.
+    pub fn named_unmade(&self) -> Option<u64> {
+        self.has_unmade(self.named).then_some(self.named)
+    }
+
+    pub fn has_loss(&self, inode: u64) -> bool {
+        self.losses.contains_key(&inode)
+    }
+
+    /// Why something is lost that was answered about this inode; said once.
+    pub fn take_loss(&mut self, inode: u64) -> Option<String> {
+        self.losses.remove(&inode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::master::mutation::Change;
+    use cavern_proto::master::{MutationResult, RemoveName};
+
+    use super::super::operation::{Changed, LocalAnswer};
+    use super::*;
+    use crate::error::ClientError;
+
+    fn asked(subject: &[u64], change: Change) -> Operation {
+        Operation { subject: subject.to_vec(), ..Operation::new(change, (0, 0)) }
+    }
+
+    fn answered(subjects: &mut Subjects, subject: &[u64], is_overwrite: bool) -> Operation {
+        let answer = LocalAnswer { result: MutationResult::default(), is_overwrite, gain: None };
+        let mut operation = asked(subject, Change::Hold(1));
+        operation.mutation.is_answered = true;
+        (operation.answered, operation.number) = (Some(Box::new(answer)), Some(subjects.next_number()));
+        subjects.enter(&operation);
+        operation
+    }
+
+    #[test]
+    fn what_is_asked_for_makes_the_rest_uncertain_until_it_is_answered() {
+        let mut subjects = Subjects::default();
+        let some = asked(&[5, 6], Change::Hold(1));
+        subjects.enter(&some);
+        assert!(subjects.is_certain(&[7]) && !subjects.is_certain(&[7, 6]));
+        let anything = asked(&[0], Change::Hold(1));
+        subjects.enter(&anything);
+        assert!(!subjects.is_certain(&[7]) && subjects.is_in_place(&[5, 7]));
+        let moving = asked(&[7], Change::Remove(RemoveName::default()));
+        subjects.enter(&moving);
+        assert!(!subjects.is_in_place(&[5, 7]) && subjects.is_in_place(&[5]));
+        [some, anything, moving].iter().for_each(|operation| subjects.leave(operation));
+        assert!(subjects.is_certain(&[5, 6, 7]) && subjects.is_in_place(&[7]));
+        assert!(subjects.asked.0.is_empty() && subjects.moving.0.is_empty() && subjects.unmade().is_none());
+    }
+
+    #[test]
+    fn what_is_answered_is_unmade_until_its_end_and_a_loss_is_told_once() {
+        let mut subjects = Subjects::default();
+        let [first, second] = [vec![5], vec![5, 6]].map(|subject| answered(&mut subjects, &subject, false));
+        assert!(subjects.is_unsettled(5) && !subjects.is_unsettled(7));
+        assert!(!subjects.is_last_of(5) && subjects.is_last_of(6));
+        assert_eq!(subjects.unmade(), Some(2));
+        let lost = Err(ClientError::OutcomeUnknown { cause: "the session is over".to_owned() });
+        subjects.lose(&first, &lost);
+        subjects.leave(&first);
+        assert!(subjects.has_unmade(2) && !subjects.has_unmade(1));
+        // One that came later is over before: it was undone.
+        let undone = answered(&mut subjects, &[], true);
+        subjects.leave(&undone);
+        assert_eq!(subjects.unmade(), Some(3));
+        subjects.lose(&second, &Ok(Changed::new(MutationResult::default(), None, 1, 0)));
+        subjects.leave(&second);
+        assert_eq!(subjects.unmade(), None);
+        assert_eq!((subjects.take_loss(6), subjects.take_loss(5).as_deref()), (None, Some("the session is over")));
+        assert_eq!(subjects.take_loss(5), None, "it is said once");
+    }
+
+    #[test]
+    fn what_is_about_bytes_alone_need_not_be_waited_for() {
+        let mut subjects = Subjects::default();
+        let [named, bytes] = [false, true].map(|is_overwrite| answered(&mut subjects, &[5], is_overwrite));
+        assert_eq!(subjects.named_unmade(), Some(1));
+        subjects.leave(&named);
+        assert_eq!(subjects.named_unmade(), None);
+        subjects.leave(&bytes);
+        let later = [true, false].map(|is_overwrite| answered(&mut subjects, &[5], is_overwrite));
+        assert_eq!(subjects.named_unmade(), Some(4), "in the order of all");
+        later.iter().for_each(|operation| subjects.leave(operation));
+        assert_eq!(subjects.named_unmade(), None);
+    }
+}
