@@ -11,7 +11,8 @@ use std::ops::Bound;
 
 use rocksdb::{DBIterator, WriteBatch};
 
-use super::{Database, Family};
+use crate::database::Database;
+use crate::schema::Family;
 
 /// Records and bytes that are gathered at most, and those of one command more.
 const RECORDS: usize = 4096;
@@ -22,7 +23,7 @@ type Pair = (Box<[u8]>, Box<[u8]>);
 
 /// One change of a table.
 #[derive(Debug)]
-pub(super) enum Write {
+pub(crate) enum Write {
     Put(Family, Key, Vec<u8>),
     Delete(Family, Key),
     /// From one key on, up to another.
@@ -34,12 +35,12 @@ pub(super) enum Write {
 pub struct Writes(Vec<Write>);
 
 impl Writes {
-    pub(super) fn push(&mut self, write: Write) {
+    pub(crate) fn push(&mut self, write: Write) {
         self.0.push(write);
     }
 
     /// Records written and deleted; a range counts as one.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
@@ -112,11 +113,11 @@ impl Unwritten {
     }
 
     /// The batch to write.
-    pub fn into_batch(mut self, database: &Database) -> WriteBatch {
+    pub fn into_batch(self, database: &Database) -> WriteBatch {
         let mut batch = WriteBatch::default();
-        for family in Family::ALL {
+        for (family, records) in Family::ALL.into_iter().zip(self.families) {
             let handle = database.family(family);
-            for (key, value) in std::mem::take(&mut self.families[family as usize]) {
+            for (key, value) in records {
                 match value {
                     Some(value) => batch.put_cf(handle, key, value),
                     None => batch.delete_cf(handle, key),
@@ -128,7 +129,7 @@ impl Unwritten {
     }
 
     /// What is known of a record: its value, or that it is gone.
-    pub(super) fn get(&self, family: Family, key: &[u8]) -> Option<Option<&[u8]>> {
+    pub(crate) fn get(&self, family: Family, key: &[u8]) -> Option<Option<&[u8]>> {
         self.families[family as usize].get(key).map(Option::as_deref)
     }
 
@@ -144,7 +145,7 @@ impl Unwritten {
 }
 
 /// The records of a family in the order of their keys: those of the database, and over them what is not written yet.
-pub(super) enum Scan<'a> {
+pub(crate) enum Scan<'a> {
     Written(DBIterator<'a>),
     Merged { written: Peekable<DBIterator<'a>>, unwritten: Peekable<Range<'a, Key, Option<Vec<u8>>>> },
 }
