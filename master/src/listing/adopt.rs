@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use cavern_conf::schema::Fuse;
 use cavern_proto::master::Existing;
-use cavern_proto::record::{AdoptListing, TakeInObject};
+use cavern_proto::record::AdoptListing;
 use cavern_state::Directory;
 use cavern_state::namespace::ListingCounts;
 use cavern_ufs::{Listed, Window};
@@ -37,10 +37,10 @@ impl Looks {
         }
     }
 
-    /// Gives an object that comes in by itself its looks.
-    pub fn of_object(self, taken: TakeInObject) -> TakeInObject {
+    /// Gives what comes in its looks.
+    pub fn of(self, listing: AdoptListing) -> AdoptListing {
         let Self { uid, gid, file_mode, dir_mode } = self;
-        TakeInObject { uid, gid, file_mode, dir_mode, ..taken }
+        AdoptListing { uid, gid, file_mode, dir_mode, ..listing }
     }
 }
 
@@ -96,7 +96,6 @@ impl Listings {
             let parked = format!("{PARKED}{}-", self.0.cluster_id);
             names.retain(|(name, _)| !name.starts_with(parked.as_bytes()) && &name[..] != CLAIM.as_bytes());
         }
-        let Looks { uid, gid, file_mode, dir_mode } = self.0.looks;
         let (complete, hidden) = match rest {
             WindowTail::Unknown => (false, 0),
             WindowTail::Nothing { hidden } => (true, hidden),
@@ -105,17 +104,13 @@ impl Listings {
         if mount.mount.existing() == Existing::Recovered {
             entries = self.recover(mount, &key_prefix, entries).await?;
         }
-        let part = AdoptListing {
+        let part = self.0.looks.of(AdoptListing {
             mount_id: mount.id(),
             directory: directory.inode,
             key_prefix,
-            uid,
-            gid,
-            file_mode,
-            dir_mode,
             now_ns: self.0.reader.clock().now_ns(),
             ..AdoptListing::default()
-        };
+        });
         let mut commands = Vec::new();
         while entries.len() > ENTRIES {
             let rest = entries.split_off(ENTRIES);

@@ -6,7 +6,7 @@ use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{BeginHistory, Command, InitCluster, Once};
 
 use crate::commands::{
-    existing, external, kept, lost, mount, mutate, namespace, orphans, persist, registry, replicas, requests, results,
+    existing, external, lost, mount, mutate, namespace, orphans, persist, registry, replicas, requests, results,
 };
 use crate::error::{Result, StateError};
 use crate::feature_version;
@@ -55,13 +55,12 @@ fn apply_changes(tx: &mut Transaction<'_>, command: Command) -> Result<Outcome> 
         Some(Kind::DropBlocks(step)) => replicas::drop_truncated_step(tx, &step).map(Outcome::StepProgress),
         Some(Kind::DropLost(lost)) => lost::drop_lost(tx, lost),
         Some(Kind::StraysFreed(freed)) => Ok(replicas::strays_freed(tx, &freed)),
-        Some(Kind::FreeContent(inode)) => persist::free_content(tx, inode, 0).map(Outcome::Freed),
-        Some(Kind::FreeOwnContent(own)) => persist::free_content(tx, own.inode, own.session).map(Outcome::Freed),
+        Some(Kind::FreeContent(free)) => persist::free_content(tx, free).map(Outcome::Freed),
         Some(Kind::BeginParking(begin)) => persist::begin_parking(tx, &begin),
         Some(Kind::MoveOrigin(moved)) => persist::move_origin(tx, moved),
         Some(Kind::AdoptListing(listing)) => existing::adopt(tx, listing).map(Outcome::Listed),
         Some(Kind::TakeInObject(taken)) => external::take_in(tx, &taken).map(Outcome::TakenIn),
-        Some(Kind::KeepAttributes(keep)) => kept::keep(tx, keep),
+        Some(Kind::KeepAttributes(keep)) => namespace::keep_attributes(tx, keep),
         Some(Kind::CountUsage(step)) => usage::count(tx, &step).map(|more| Outcome::Counted { more }),
         Some(Kind::RemoveMount(remove)) => mount::remove(tx, &remove),
         Some(Kind::AttachMount(attach)) => mount::attach(tx, attach),

@@ -3,7 +3,6 @@
 
 pub mod existing;
 pub mod external;
-pub mod kept;
 pub mod lost;
 pub mod mount;
 pub mod mutate;
@@ -13,5 +12,4 @@ pub mod persist;
 pub mod registry;
 pub mod replicas;
 pub mod requests;
-pub mod restored;
 pub mod results;

@@ -2,11 +2,10 @@
 //! inodes that have several, what is held, and how much is below directories. Each is a function of a transaction and
 //! of records; none knows who asks, or for what.
 
-pub mod contents;
 pub mod extents;
 pub mod held;
+pub mod inodes;
 pub mod intents;
-pub mod links;
 pub mod origins;
 pub mod space;
 pub mod usage;

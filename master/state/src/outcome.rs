@@ -2,11 +2,12 @@
 
 use bytes::Bytes;
 use cavern_proto::master::{FreedContent, Job, Mount, MutationResult, RefreshFate};
+pub use cavern_proto::record::FreeContent;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
     AdoptListing, ApplyListing, AttachMount, BeginObjects, Command, CountUsage, DrainWorker, DropBlocks, DropLost,
-    EndSessionStep, FreeOwnContent, GiveUpReplicas, JoinReplica, Mutate, Once, PutWorker, ReapOrphans, RemoveMount,
-    RemoveWorker, RequestRecord, SealSecrets, SettleReplica, TakeInObject, UpdateMount,
+    EndSessionStep, GiveUpReplicas, JoinReplica, Mutate, Once, PutWorker, ReapOrphans, RemoveMount, RemoveWorker,
+    RequestRecord, SealSecrets, SettleReplica, TakeInObject, UpdateMount,
 };
 
 use crate::error::{Result, StateError};
@@ -210,14 +211,6 @@ pub struct ReserveMasterId(pub u64);
 #[derive(Clone, Copy, Debug)]
 pub struct ReapUnlinked(pub u64);
 
-/// Gives the blocks of a file up that the bucket has, too. With a session: as it has the file open itself.
-#[derive(Clone, Copy, Debug)]
-pub struct FreeContent {
-    pub inode: u64,
-    /// 0 for none.
-    pub session: u64,
-}
-
 /// A command that is done once, however often it comes under its id.
 #[derive(Clone, Debug)]
 pub struct Requested<C> {
@@ -279,14 +272,6 @@ macro_rules! answered {
             }
         }
     )+};
-}
-
-/// As the log has it.
-fn free_content(free: FreeContent) -> Kind {
-    match free {
-        FreeContent { inode, session: 0 } => Kind::FreeContent(inode),
-        FreeContent { inode, session } => Kind::FreeOwnContent(FreeOwnContent { inode, session }),
-    }
 }
 
 answered! {
@@ -362,7 +347,7 @@ answered! {
         Outcome::Began { is_named } => Beginning::Began { is_named },
         Outcome::OutOfDate => Beginning::OutOfDate,
     }
-    FreeContent(this) = free_content(this) => FreedContent {
+    FreeContent(this) = Kind::FreeContent(this) => FreedContent {
         Outcome::Freed(freed) => freed,
     }
     DropLost(this) = Kind::DropLost(this) => LostDrop {

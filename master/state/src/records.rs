@@ -51,15 +51,10 @@ pub fn directory_record(parent: u64, name: Bytes, mount_id: u32, now_ns: i64) ->
 
 /// The ETag as the bucket spells it.
 pub fn etag(record: &InodeRecord) -> String {
-    if record.etag_md5.is_empty() {
-        return record.etag_text.clone();
+    match <[u8; 16]>::try_from(&record.etag_md5[..]) {
+        Ok(md5) => format!("{:032x}", u128::from_be_bytes(md5)),
+        Err(_) => record.etag_text.clone(),
     }
-    record
-        .etag_md5
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .map(|digit| char::from(HEX[usize::from(digit)]))
-        .collect()
 }
 
 /// The attributes that a record stands for.
@@ -170,18 +165,11 @@ pub fn version(record: &InodeRecord) -> EntryVersion {
     EntryVersion { etag: etag(record), size: record.size }
 }
 
-const HEX: &[u8; 16] = b"0123456789abcdef";
-
 /// 32 lower-case hexadecimal digits as 16 bytes; any other spelling must be kept as it is, since `If-Match` compares
 /// text.
 fn parse_md5(text: &str) -> Option<[u8; 16]> {
-    let digits: &[u8; 32] = text.as_bytes().try_into().ok()?;
-    let mut md5 = [0; 16];
-    for (byte, pair) in md5.iter_mut().zip(digits.chunks_exact(2)) {
-        let digit = |character: u8| HEX.iter().position(|hex| *hex == character);
-        *byte = u8::try_from(digit(pair[0])? << 4 | digit(pair[1])?).ok()?;
-    }
-    Some(md5)
+    let md5 = u128::from_str_radix(text, 16).ok()?;
+    (format!("{md5:032x}") == text).then(|| md5.to_be_bytes())
 }
 
 #[cfg(test)]

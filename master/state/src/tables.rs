@@ -3,19 +3,20 @@
 //! records.
 //!
 //! The same reads show the database as it is now, as it was when a snapshot was made, with what commands have changed
-//! that is not written yet ([`Unwritten`]), and with what a command is changing ([`Touched`]).
+//! that is not written yet, and with what a command is changing ([`Unwritten`]).
 
-mod blocks;
-mod bucket;
-mod cluster;
+mod content;
 pub(crate) mod namespace;
 mod sessions;
 
-use std::collections::HashMap;
 use std::marker::PhantomData;
 
 use bytes::Bytes;
-use cavern_proto::record::{Counters, DentryRecord, InodeRecord};
+use cavern_proto::master::{Job, Mount};
+use cavern_proto::record::{
+    Counters, DeletionRecord, DentryRecord, ExtentRecord, IndexRecord, InodeRecord, IntentRecord, ObjectRecord,
+    RequestRecord, SecretsRecord, SessionRecord, WorkerRecord,
+};
 use rocksdb::{Direction, ErrorKind, IteratorMode, ReadOptions, ReadTier, Snapshot};
 
 use crate::database::Database;
@@ -46,16 +47,8 @@ pub struct Tables<'a> {
     in_memory: bool,
     /// What is read before the database.
     unwritten: Option<&'a Unwritten>,
-    /// What is read before that.
-    touched: Option<&'a Touched>,
-}
-
-/// Inodes and names as a command has left them; `None` for what it has deleted.
-#[derive(Debug, Default)]
-pub struct Touched {
-    pub(crate) inodes: HashMap<u64, Option<InodeRecord>>,
-    /// By their keys.
-    pub(crate) dentries: HashMap<Vec<u8>, Option<DentryRecord>>,
+    /// What a command is changing: read before that where a single record is asked for, and not by scans.
+    changing: Option<&'a Unwritten>,
 }
 
 /// A row of a table, as it is stored.
@@ -105,7 +98,7 @@ impl<T: Table> Rows<'_, T> {
 impl<'a> Tables<'a> {
     /// What is there at each read: for whoever writes, alone, or reads one record.
     pub fn new(database: &'a Database) -> Self {
-        Self { database, snapshot: None, in_memory: false, unwritten: None, touched: None }
+        Self { database, snapshot: None, in_memory: false, unwritten: None, changing: None }
     }
 
     /// All reads see the same state, so that what one finds is there for the next: a name, and the inode that it leads
@@ -125,16 +118,16 @@ impl<'a> Tables<'a> {
         Self { unwritten: Some(unwritten), ..Self::new(database) }
     }
 
-    /// With inodes and names as a command has left them.
-    pub(crate) fn touched_by(self, touched: &'a Touched) -> Self {
-        Self { touched: Some(touched), ..self }
+    /// With single records as a command has left them.
+    pub(crate) fn changed_by(self, changing: &'a Unwritten) -> Self {
+        Self { changing: Some(changing), ..self }
     }
 
     pub fn database(&self) -> &'a Database {
         self.database
     }
 
-    /// The record of a key. What a command is changing is not seen here.
+    /// The record of a key.
     pub fn get<T: Table>(&self, _: T, key: T::Key<'_>) -> Result<Option<T::Value>> {
         self.read(T::FAMILY, &encode_key::<T>(&key), decode_record::<T>)
     }
@@ -199,7 +192,8 @@ impl<'a> Tables<'a> {
     }
 
     fn read<R>(&self, family: Family, key: &[u8], read: impl FnOnce(&[u8]) -> Result<R>) -> Result<Option<R>> {
-        if let Some(known) = self.unwritten.and_then(|unwritten| unwritten.get(family, key)) {
+        let known = |unwritten: Option<&'a Unwritten>| unwritten.and_then(|unwritten| unwritten.get(family, key));
+        if let Some(known) = known(self.changing).or_else(|| known(self.unwritten)) {
             return known.map(read).transpose();
         }
         let (database, handle) = (self.database.raw(), self.database.family(family));
@@ -225,10 +219,59 @@ impl<'a> Tables<'a> {
         Ok(self.get(schema::Counters, ())?.unwrap_or_default())
     }
 
-    /// The cluster's id; `None` before the first command of a new cluster.
-    pub fn cluster_id(&self) -> Result<Option<String>> {
-        self.get(schema::ClusterId, ())
+    /// Which key the credentials are sealed with.
+    pub fn secrets(&self) -> Result<SecretsRecord> {
+        Ok(self.get(schema::Secrets, ())?.unwrap_or_default())
     }
+
+    pub fn mounts(&self) -> Result<Vec<Mount>> {
+        self.rows(schema::Mounts, ()).page(usize::MAX, |row| row.value())
+    }
+
+    pub fn workers(&self) -> Result<Vec<WorkerRecord>> {
+        self.rows(schema::Workers, ()).page(usize::MAX, |row| row.value())
+    }
+
+    pub fn jobs(&self) -> Result<Vec<Job>> {
+        self.rows(schema::Jobs, ()).page(usize::MAX, |row| row.value())
+    }
+}
+
+/// Reads of one record, by its key.
+macro_rules! lookups {
+    ($($(#[$doc:meta])* $name:ident($($part:ident: $type:ty),*) = $table:ident[$key:expr] -> $value:ty;)+) => {
+        impl Tables<'_> {$(
+            $(#[$doc])*
+            pub fn $name(&self, $($part: $type),*) -> Result<Option<$value>> {
+                self.get(schema::$table, $key)
+            }
+        )+}
+    };
+}
+
+lookups! {
+    inode(inode: u64) = Inodes[inode] -> InodeRecord;
+    dentry(parent: u64, name: &[u8]) = Dentries[(parent, name)] -> DentryRecord;
+    /// The record of a block, though it may have been cut off.
+    recorded_extent(inode: u64, index: u32) = Extents[(inode, index)] -> ExtentRecord;
+    intent(inode: u64) = Intents[inode] -> IntentRecord;
+    object(inode: u64, key: &str) = Objects[(inode, key)] -> ObjectRecord;
+    deletion(mount_id: u32, key: &str) = Deletions[(mount_id, key)] -> DeletionRecord;
+    /// The inode whose origin the object of a key is.
+    origin_of(mount_id: u32, key: &str) = Origins[(mount_id, key)] -> u64;
+    /// The inode that has a note of the object of a key.
+    noted(mount_id: u32, key: &str) = Noted[(mount_id, key)] -> u64;
+    session(id: u64) = Sessions[id] -> SessionRecord;
+    /// The session that holds a directory of a mount.
+    holder(mount_id: u32, directory: u64) = HeldDirectories[(mount_id, directory)] -> u64;
+    mount(id: u32) = Mounts[id] -> Mount;
+    worker(id: u64) = Workers[id] -> WorkerRecord;
+    job(id: u64) = Jobs[id] -> Job;
+    index(mount_id: u32) = Indexes[mount_id] -> IndexRecord;
+    /// What became of the request under this id.
+    request(id: &[u8]) = Requests[id] -> RequestRecord;
+    /// The cluster's id; `None` before the first command of a new cluster.
+    cluster_id() = ClusterId[()] -> String;
 }
 
 /// What a look finds that passes over a bounded number of what has been removed.

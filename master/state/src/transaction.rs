@@ -1,7 +1,6 @@
 //! What one command changes: what it writes, inodes and names as they are after that, and the changes that clients must
 //! be notified of, in the order in which they were made.
 
-use std::collections::BTreeMap;
 use std::collections::hash_map::Entry as Slot;
 
 use bytes::Bytes;
@@ -13,15 +12,14 @@ use crate::change::{Change, Whereabouts};
 use crate::database::Database;
 use crate::error::Result;
 use crate::feature_version::FEATURE_VERSION;
-use crate::schema::{self, Table, TableKey, encode_key, end_of};
-use crate::tables::{Tables, Touched};
-use crate::unwritten::{Write, Writes};
+use crate::schema::{self, Family, Table, TableKey, decode_key, encode_key, end_of};
+use crate::tables::Tables;
+use crate::unwritten::Unwritten;
 
 /// The changes of one command, not yet written.
 pub struct Transaction<'a> {
     before: Tables<'a>,
-    touched: Touched,
-    writes: Writes,
+    writes: Unwritten,
     /// The feature version up to which this replica knows commands.
     pub known: u32,
     pub counters: Counters,
@@ -37,9 +35,8 @@ impl<'a> Transaction<'a> {
 
     /// An empty transaction on top of these tables.
     pub fn on(before: Tables<'a>) -> Result<Self> {
-        let (known, counters) = (FEATURE_VERSION, before.counters()?);
-        let (touched, writes, changes) = (Touched::default(), Writes::default(), Changes::default());
-        Ok(Self { before, touched, writes, known, counters, changes })
+        let (writes, counters) = (Unwritten::default(), before.counters()?);
+        Ok(Self { before, writes, known: FEATURE_VERSION, counters, changes: Changes::default() })
     }
 
     /// The tables as they were before this transaction, for what it has not touched.
@@ -47,9 +44,9 @@ impl<'a> Transaction<'a> {
         self.before
     }
 
-    /// The same with inodes and names as they are by now.
+    /// The same with single records as they are by now.
     pub fn now(&self) -> Tables<'_> {
-        self.before.touched_by(&self.touched)
+        self.before.changed_by(&self.writes)
     }
 
     pub fn inode(&self, inode: u64) -> Result<Option<InodeRecord>> {
@@ -71,7 +68,6 @@ impl<'a> Transaction<'a> {
 
     pub fn put_inode(&mut self, inode: u64, record: InodeRecord) {
         self.put(schema::Inodes, inode, &record);
-        self.touched.inodes.insert(inode, Some(record));
     }
 
     /// Stores an inode whose attributes changed, and has the sessions notified.
@@ -83,12 +79,11 @@ impl<'a> Transaction<'a> {
     pub fn delete_inode(&mut self, inode: u64) {
         self.counters.inodes = self.counters.inodes.saturating_sub(1);
         self.delete(schema::Inodes, inode);
-        self.touched.inodes.insert(inode, None);
     }
 
-    /// The inodes that this transaction has stored or deleted, as they are now, by id.
-    pub fn changed_inodes(&self) -> BTreeMap<u64, Option<InodeRecord>> {
-        self.touched.inodes.iter().map(|(inode, record)| (*inode, record.clone())).collect()
+    /// The inodes that this transaction has stored or deleted, in the order of their ids.
+    pub fn changed_inodes(&self) -> Result<Vec<u64>> {
+        self.writes.records(Family::Inode).keys().map(|key| decode_key::<schema::Inodes>(key)).collect()
     }
 
     pub fn dentry(&self, parent: u64, name: &[u8]) -> Result<Option<DentryRecord>> {
@@ -97,28 +92,26 @@ impl<'a> Transaction<'a> {
 
     pub fn put_dentry(&mut self, parent: u64, name: &[u8], record: DentryRecord) {
         self.put(schema::Dentries, (parent, name), &record);
-        self.touched.dentries.insert(encode_key::<schema::Dentries>(&(parent, name)), Some(record));
     }
 
     pub fn delete_dentry(&mut self, parent: u64, name: &[u8]) {
         self.delete(schema::Dentries, (parent, name));
-        self.touched.dentries.insert(encode_key::<schema::Dentries>(&(parent, name)), None);
     }
 
     /// Writes a record.
     pub fn put<T: Table>(&mut self, _: T, key: T::Key<'_>, record: &T::Value) {
-        self.writes.push(Write::Put(T::FAMILY, encode_key::<T>(&key), record.encode_to_vec()));
+        self.writes.insert(T::FAMILY, encode_key::<T>(&key), Some(record.encode_to_vec()));
     }
 
     pub fn delete<T: Table>(&mut self, _: T, key: T::Key<'_>) {
-        self.writes.push(Write::Delete(T::FAMILY, encode_key::<T>(&key)));
+        self.writes.insert(T::FAMILY, encode_key::<T>(&key), None);
     }
 
     /// Deletes every record of a table whose key begins so; with `()` all of them.
     pub fn delete_all<'k, T: Table>(&mut self, _: T, within: impl TableKey<'k>) {
         let start = encode_key::<T>(&within);
         let end = end_of(&start).unwrap_or_else(|| vec![u8::MAX; 8]);
-        self.writes.push(Write::DeleteRange(T::FAMILY, start, end));
+        self.writes.delete_range(T::FAMILY, start, end);
     }
 
     /// Records written and deleted so far.
@@ -138,12 +131,15 @@ impl<'a> Transaction<'a> {
     }
 
     /// What to write, counters included, and the changes to notify clients of.
-    pub fn finish(mut self) -> Result<(Writes, Changes)> {
+    pub fn finish(mut self) -> Result<(Unwritten, Changes)> {
         let counters = self.counters;
         self.put(schema::Counters, (), &counters);
         let mut changes = std::mem::take(&mut self.changes);
-        let deleted = self.touched.inodes.iter().filter(|(_, record)| record.is_none());
-        changes.inodes = deleted.map(|(inode, _)| (*inode, Whereabouts::Gone)).collect();
+        for inode in self.changed_inodes()? {
+            if self.inode(inode)?.is_none() {
+                changes.inodes.insert(inode, Whereabouts::Gone);
+            }
+        }
         for change in &mut changes.list {
             if let Change::Entry { old_inode, new_inode, mount_id, .. } = change {
                 let inode = if *new_inode == 0 { *old_inode } else { *new_inode };

@@ -12,18 +12,18 @@
 //! it is, whatever a later page says of it.
 //!
 //! An object that comes in so is a file with an origin, whose note is the object as it was listed, and which lacks
-//! nothing in the bucket.
-
-use std::collections::HashMap;
+//! nothing in the bucket. What it was before its cluster was lost, its metadata say ([`Restored`]).
 
 use bytes::Bytes;
+use cavern_posix::mode::MODE_BITS;
+use cavern_posix::xattr::CAPABILITY;
 use cavern_proto::master::{Kind, Mount, WriteType};
-use cavern_proto::record::{AdoptListing, DentryRecord, IndexRecord, InodeRecord, ListedEntry, ObjectRecord};
+use cavern_proto::record::{AdoptListing, DentryRecord, IndexRecord, InodeRecord, ListedEntry, ObjectRecord, Restored};
 
-use super::restored;
 use crate::change::Change;
 use crate::error::Result;
-use crate::index::intents::put_note;
+use crate::index::inodes::put_link;
+use crate::index::intents::{Reach, note, put_note};
 use crate::index::origins;
 use crate::outcome::ListingCounts;
 use crate::records::{MODE_CHOSEN, count_entries, directory_record, file_record, is_directory, links};
@@ -40,7 +40,7 @@ pub fn begin(tx: &mut Transaction<'_>, mount: &Mount) {
 pub fn forget(tx: &mut Transaction<'_>, mount_id: u32) {
     tx.delete_all(schema::Unlisted, mount_id);
     tx.delete_all(schema::Noted, mount_id);
-    restored::forget_identities(tx, mount_id);
+    forget_identities(tx, mount_id);
 }
 
 /// Takes names of the bucket into an unlisted directory, and its mark away after the last of them.
@@ -56,8 +56,6 @@ pub fn adopt(tx: &mut Transaction<'_>, listing: AdoptListing) -> Result<ListingC
     let Some(path) = tx.now().path_below(listing.directory, mount.root_inode)? else { return Ok(counts) };
     let mut index = tables.index(mount.id)?.unwrap_or_default();
     let mut directories = 0;
-    // Identities of what comes with this command.
-    let mut identities: HashMap<String, u64> = HashMap::new();
     for entry in &listing.entries {
         if tx.dentry(listing.directory, &entry.name)?.is_some() {
             continue;
@@ -66,11 +64,7 @@ pub fn adopt(tx: &mut Transaction<'_>, listing: AdoptListing) -> Result<ListingC
             adopt_directory(tx, &listing, &path, entry, true);
             directories += 1;
         } else {
-            let identity = entry.restored.as_ref().map(|restored| restored.identity.clone()).unwrap_or_default();
-            let inode = adopt_object(tx, &listing, entry, true, identities.get(&identity).copied())?;
-            if !identity.is_empty() {
-                identities.insert(identity, inode);
-            }
+            adopt_object(tx, &listing, entry, true)?;
         }
         index.incomplete += u64::from(entry.restored.as_ref().is_some_and(|restored| restored.incomplete));
         counts.added += 1;
@@ -116,11 +110,11 @@ pub fn adopt_directory(
         ..directory_record(listing.directory, entry.name.clone(), listing.mount_id, listing.now_ns)
     };
     if let Some(known) = entry.restored.as_ref().filter(|known| known.kind() == Kind::Directory) {
-        restored::restore(&mut record, known);
+        restore(&mut record, known);
     }
     let inode = tx.create_inode(record);
     if let Some(known) = &entry.restored {
-        restored::complete(tx, listing.mount_id, inode, known);
+        complete(tx, listing.mount_id, inode, known);
     }
     if let Ok(directory) = std::str::from_utf8(&entry.name)
         && !entry.etag.is_empty()
@@ -134,19 +128,13 @@ pub fn adopt_directory(
     tx.put(schema::Unlisted, (listing.mount_id, &below[..]), &inode);
 }
 
-/// Makes a file of an object, or another name of `twin`.
-pub fn adopt_object(
-    tx: &mut Transaction<'_>,
-    listing: &AdoptListing,
-    entry: &ListedEntry,
-    first_fill: bool,
-    twin: Option<u64>,
-) -> Result<u64> {
-    let Ok(file) = std::str::from_utf8(&entry.name) else { return Ok(0) };
+/// Makes a file of an object, or gives another name to one that is there.
+pub fn adopt_object(tx: &mut Transaction<'_>, listing: &AdoptListing, entry: &ListedEntry, first_fill: bool) -> Result {
+    let Ok(file) = std::str::from_utf8(&entry.name) else { return Ok(()) };
     let key = format!("{}{file}", listing.key_prefix);
-    if let Some(inode) = restored::link(tx, listing, entry, &key, twin)? {
+    if let Some(inode) = link(tx, listing, entry, &key)? {
         name(tx, listing.directory, (entry, Kind::File), inode, first_fill);
-        return Ok(inode);
+        return Ok(());
     }
     let mut record = InodeRecord {
         mode: listing.file_mode | MODE_CHOSEN,
@@ -158,7 +146,7 @@ pub fn adopt_object(
         ..file_record(listing.directory, listing.mount_id, entry)
     };
     if let Some(known) = entry.restored.as_ref().filter(|known| known.kind() != Kind::Directory) {
-        restored::restore(&mut record, known);
+        restore(&mut record, known);
         // A program has set that time, and this one nobody can.
         if record.mtime_ns != entry.mtime_ns {
             record.ctime_ns = entry.mtime_ns;
@@ -176,15 +164,73 @@ pub fn adopt_object(
         tx.put_inode(inode, record);
     }
     if let Some(known) = &entry.restored {
-        restored::complete(tx, listing.mount_id, inode, known);
+        complete(tx, listing.mount_id, inode, known);
     }
     put_note(tx, listing.mount_id, inode, &key, &note);
     name(tx, listing.directory, (entry, kind), inode, first_fill);
-    Ok(inode)
+    Ok(())
 }
 
 fn name(tx: &mut Transaction<'_>, parent: u64, (entry, kind): (&ListedEntry, Kind), inode: u64, first_fill: bool) {
     let name = entry.name.clone();
     tx.put_dentry(parent, &name, DentryRecord { inode, kind: kind as i32 });
     tx.notify(Change::Entry { parent, name, old_inode: 0, new_inode: inode, first_fill, mount_id: 0 });
+}
+
+/// Gives a record what is known of it. What cannot be read from a listing is as it was.
+fn restore(record: &mut InodeRecord, restored: &Restored) {
+    record.kind = restored.kind;
+    record.mode = restored.mode & MODE_BITS | MODE_CHOSEN;
+    (record.uid, record.gid) = (restored.uid, restored.gid);
+    (record.mtime_ns, record.atime_ns) = (restored.mtime_ns, Some(restored.atime_ns));
+    if matches!(record.kind(), Kind::CharacterDevice | Kind::BlockDevice) {
+        record.rdev = restored.rdev;
+    }
+    match record.kind() {
+        Kind::File => {}
+        Kind::Symlink => (record.size, record.target) = (restored.target.len() as u64, restored.target.clone()),
+        _ => record.size = 0,
+    }
+    record.has_xattrs = !restored.xattrs.is_empty();
+    record.has_capability = restored.xattrs.iter().any(|xattr| *xattr.name == *CAPABILITY);
+}
+
+/// The extended attributes of a new inode, and its identity, by which further names of it are known.
+fn complete(tx: &mut Transaction<'_>, mount_id: u32, inode: u64, restored: &Restored) {
+    for xattr in &restored.xattrs {
+        tx.put(schema::Xattrs, (inode, &xattr.name[..]), &xattr.value);
+    }
+    if !restored.identity.is_empty() {
+        tx.put(schema::Recovered, (mount_id, restored.identity.as_str()), &inode);
+    }
+}
+
+/// Gives an inode that is there another name, if the object has its identity; `None` when there is none.
+fn link(tx: &mut Transaction<'_>, listing: &AdoptListing, entry: &ListedEntry, key: &str) -> Result<Option<u64>> {
+    let restored = entry.restored.as_ref().filter(|restored| !restored.identity.is_empty());
+    let Some(restored) = restored else { return Ok(None) };
+    let known = tx.now().get(schema::Recovered, (listing.mount_id, restored.identity.as_str()))?;
+    let Some(inode) = known else { return Ok(None) };
+    let is_fit = |record: &InodeRecord| record.kind() == Kind::File && !record.unlinked;
+    let Some(mut record) = tx.inode(inode)?.filter(is_fit) else { return Ok(None) };
+    let count = links(&record);
+    if count == 1 {
+        put_link(tx, inode, record.parent, &record.name);
+    }
+    put_link(tx, inode, listing.directory, &entry.name);
+    record.nlink = count + 1;
+    let is_changed = record.version != 0 || tx.before().intent(inode)?.is_some();
+    tx.update_inode(inode, record);
+    let object = ObjectRecord { etag: entry.etag.clone(), size: entry.size, version: 0, metadata: restored.metadata };
+    put_note(tx, listing.mount_id, inode, key, &object);
+    if is_changed {
+        // Since it came by its first name: the object of this one has to follow.
+        note(tx, inode, listing.mount_id, Reach::Itself, listing.now_ns)?;
+    }
+    Ok(Some(inode))
+}
+
+/// Forgets which inodes were made of which: a mount has been recovered, or is gone.
+pub fn forget_identities(tx: &mut Transaction<'_>, mount_id: u32) {
+    tx.delete_all(schema::Recovered, mount_id);
 }

@@ -13,41 +13,42 @@ use cavern_proto::record::{
 };
 
 use super::existing;
-use crate::error::{Result, StateError};
+use crate::error::Result;
 use crate::index::{extents, intents, origins};
-use crate::posix::context::{MutationContext, MutationError};
+use crate::posix::context::MutationContext;
 use crate::records::{count_entries, is_directory, links};
 use crate::schema;
 use crate::transaction::Transaction;
 
 /// Takes in what the bucket has under a name now, unless the namespace has something newer.
 pub fn take_in(tx: &mut Transaction<'_>, taken: &TakeInObject) -> Result<RefreshFate> {
-    let mount = tx.before().mount(taken.mount_id)?.filter(|mount| mount.write_type() == WriteType::FsMode);
+    let Some(listing) = &taken.listing else { return Ok(RefreshFate::Nothing) };
+    let mount = tx.before().mount(listing.mount_id)?.filter(|mount| mount.write_type() == WriteType::FsMode);
     let is_whole = |record: &InodeRecord| {
-        is_directory(record) && record.mount_id == taken.mount_id && record.listed_ns != 0 && !record.unlinked
+        is_directory(record) && record.mount_id == listing.mount_id && record.listed_ns != 0 && !record.unlinked
     };
-    let directory = tx.inode(taken.directory)?.filter(is_whole);
+    let directory = tx.inode(listing.directory)?.filter(is_whole);
     let (Some(mount), Some(directory)) = (mount, directory) else { return Ok(RefreshFate::Nothing) };
-    let path = tx.now().path_below(taken.directory, mount.root_inode)?;
-    let known = tx.dentry(taken.directory, &taken.name)?;
+    let path = tx.now().path_below(listing.directory, mount.root_inode)?;
+    let known = tx.dentry(listing.directory, &taken.name)?;
     // It lies elsewhere by now, or the name leads elsewhere.
-    if path.as_ref().is_none_or(|path| *path != taken.path) || known.map_or(0, |known| known.inode) != taken.inode {
+    if path.is_none_or(|path| path != taken.path) || known.map_or(0, |known| known.inode) != taken.inode {
         return Ok(RefreshFate::Nothing);
     }
-    if is_held(tx, taken.directory, &directory, taken.inode)? {
+    if is_held(tx, listing.directory, &directory, taken.inode)? {
         return Ok(RefreshFate::Pending);
     }
     let Ok(name) = std::str::from_utf8(&taken.name) else { return Ok(RefreshFate::Nothing) };
-    let key = format!("{}{name}", taken.key_prefix);
-    let mut taking = ExternalChange { tx, taken, directory, key };
-    match (known, &taken.there) {
+    let key = format!("{}{name}", listing.key_prefix);
+    let mut taking = ExternalChange { tx, taken, listing, directory, key };
+    match (known, listing.entries.first()) {
         (None, None) => Ok(RefreshFate::Nothing),
         (None, Some(there)) => taking.add(there),
-        (Some(known), there) if known.kind() == Kind::Directory => match there.as_ref().map(ListedEntry::kind) {
+        (Some(known), there) if known.kind() == Kind::Directory => match there.map(ListedEntry::kind) {
             Some(Kind::Directory) => Ok(RefreshFate::Nothing),
             _ => taking.remove_directory(known),
         },
-        (Some(known), there) => taking.compare(known, there.as_ref()),
+        (Some(known), there) => taking.compare(known, there),
     }
 }
 
@@ -67,6 +68,7 @@ fn is_held(tx: &Transaction<'_>, directory: u64, record: &InodeRecord, known: u6
 struct ExternalChange<'t, 'd> {
     tx: &'t mut Transaction<'d>,
     taken: &'t TakeInObject,
+    listing: &'t AdoptListing,
     directory: InodeRecord,
     key: String,
 }
@@ -74,7 +76,7 @@ struct ExternalChange<'t, 'd> {
 impl ExternalChange<'_, '_> {
     /// A name that the namespace does not have.
     fn add(&mut self, there: &ListedEntry) -> Result<RefreshFate> {
-        let (mount_id, key) = (self.taken.mount_id, &self.key);
+        let (mount_id, key) = (self.listing.mount_id, &self.key);
         let tables = self.tx.before();
         if there.kind() != Kind::Directory {
             // It was moved away or removed here, and the bucket has not followed yet.
@@ -82,7 +84,7 @@ impl ExternalChange<'_, '_> {
             if is_ours || tables.deletion(mount_id, key)?.is_some() {
                 return Ok(RefreshFate::Pending);
             }
-            existing::adopt_object(self.tx, &self.listing(), there, false, None)?;
+            existing::adopt_object(self.tx, self.listing, there, false)?;
             self.count(1, 0);
             return Ok(RefreshFate::Added);
         }
@@ -95,7 +97,7 @@ impl ExternalChange<'_, '_> {
         {
             return Ok(RefreshFate::Pending);
         }
-        existing::adopt_directory(self.tx, &self.listing(), &self.taken.path, there, false);
+        existing::adopt_directory(self.tx, self.listing, &self.taken.path, there, false);
         let index = tables.index(mount_id)?.unwrap_or_default();
         let index = IndexRecord { finished_ns: 0, unlisted: index.unlisted + 1, entries: index.entries + 1, ..index };
         self.tx.put(schema::Indexes, mount_id, &index);
@@ -105,7 +107,7 @@ impl ExternalChange<'_, '_> {
 
     /// A name of something that is no directory.
     fn compare(&mut self, known: DentryRecord, there: Option<&ListedEntry>) -> Result<RefreshFate> {
-        let (mount_id, key) = (self.taken.mount_id, &self.key);
+        let (mount_id, key) = (self.listing.mount_id, &self.key);
         let tables = self.tx.before();
         let Some(record) = self.tx.inode(known.inode)? else { return Ok(RefreshFate::Nothing) };
         let there = there.filter(|there| there.kind() == Kind::File);
@@ -135,7 +137,7 @@ impl ExternalChange<'_, '_> {
             }
             Some(there) => {
                 self.remove(known, record)?;
-                existing::adopt_object(self.tx, &self.listing(), there, false, None)?;
+                existing::adopt_object(self.tx, self.listing, there, false)?;
                 Ok(RefreshFate::Changed)
             }
         }
@@ -149,7 +151,7 @@ impl ExternalChange<'_, '_> {
         extents::cut(self.tx, inode, &mut record, 0, generation)?;
         record.version += 1;
         (record.size, record.allocated) = (there.size, Some(there.size));
-        (record.mtime_ns, record.ctime_ns) = (there.mtime_ns, self.taken.now_ns);
+        (record.mtime_ns, record.ctime_ns) = (there.mtime_ns, self.listing.now_ns);
         let (etag, size, version) = (there.etag.clone(), there.size, record.version);
         let note = ObjectRecord { etag, size, version, metadata: 0 };
         intents::put_note(self.tx, record.mount_id, inode, &self.key, &note);
@@ -161,20 +163,15 @@ impl ExternalChange<'_, '_> {
 
     /// Takes a name away whose object is gone; the bucket needs nothing of it.
     fn remove(&mut self, known: DentryRecord, record: InodeRecord) -> Result {
-        let (parent, name, inode) = (self.taken.directory, &self.taken.name, known.inode);
+        let (parent, name, inode) = (self.listing.directory, &self.taken.name, known.inode);
         self.tx.delete_dentry(parent, name);
-        let mut mutating = MutationContext::new(self.tx, self.taken.now_ns);
-        match mutating.after_unlink(inode, record, parent, name) {
-            Ok(()) => {}
-            Err(MutationError::Storage(error)) => return Err(error),
-            Err(_) => return Err(StateError::Corrupt(format!("inode {inode}, which cannot lose a name,"))),
-        }
+        MutationContext::new(self.tx, self.listing.now_ns).drop_name(inode, record, parent, name)?;
         self.tx.name_changed(parent, name, inode, 0);
         let key = match known.kind() {
             Kind::Directory => format!("{}/", self.key),
             _ => self.key.clone(),
         };
-        intents::lose_object(self.tx, inode, self.taken.mount_id, &key, self.taken.now_ns)?;
+        intents::lose_object(self.tx, inode, self.listing.mount_id, &key, self.listing.now_ns)?;
         let Some(record) = self.tx.inode(inode)? else { return Ok(()) };
         if record.unlinked {
             origins::lose(self.tx, &record);
@@ -182,22 +179,6 @@ impl ExternalChange<'_, '_> {
             origins::follow(self.tx, inode, &record, &[], &HashSet::from([key.as_str()]))?;
         }
         Ok(())
-    }
-
-    /// What an object is that comes in under the name.
-    fn listing(&self) -> AdoptListing {
-        let TakeInObject { mount_id, directory, key_prefix, uid, gid, file_mode, dir_mode, now_ns, .. } = self.taken;
-        AdoptListing {
-            mount_id: *mount_id,
-            directory: *directory,
-            key_prefix: key_prefix.clone(),
-            uid: *uid,
-            gid: *gid,
-            file_mode: *file_mode,
-            dir_mode: *dir_mode,
-            now_ns: *now_ns,
-            ..AdoptListing::default()
-        }
     }
 
     /// A directory of which the bucket has nothing, not even its own object.
@@ -209,7 +190,7 @@ impl ExternalChange<'_, '_> {
         if record.listed_ns == 0 || !tables.is_empty_directory(known.inode, &record)? || note.etag != self.taken.etag {
             return Ok(RefreshFate::Nothing);
         }
-        if tables.deletion(self.taken.mount_id, &key)?.is_some() {
+        if tables.deletion(self.listing.mount_id, &key)?.is_some() {
             return Ok(RefreshFate::Pending);
         }
         if tables.intent(known.inode)?.is_some() {
@@ -225,10 +206,10 @@ impl ExternalChange<'_, '_> {
     fn count(&mut self, names: i64, directories: i32) {
         count_entries(&mut self.directory, names);
         if directories == 0 {
-            self.tx.put_inode(self.taken.directory, self.directory.clone());
+            self.tx.put_inode(self.listing.directory, self.directory.clone());
             return;
         }
         self.directory.nlink = links(&self.directory).saturating_add_signed(directories);
-        self.tx.update_inode(self.taken.directory, self.directory.clone());
+        self.tx.update_inode(self.listing.directory, self.directory.clone());
     }
 }

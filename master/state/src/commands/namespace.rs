@@ -5,14 +5,14 @@
 
 use bytes::Bytes;
 use cavern_proto::master::Kind;
-use cavern_proto::record::{ApplyListing, DentryRecord, ListedEntry, ListingGroup, PutIndex};
+use cavern_proto::record::{ApplyListing, DentryRecord, KeepAttributes, ListedEntry, ListingGroup, PutIndex};
 
-use super::{orphans, restored};
+use super::{existing, orphans};
 use crate::change::Change;
 use crate::error::{Result, StateError};
 pub use crate::outcome::ListingCounts;
 use crate::outcome::Outcome;
-use crate::records::{EntryVersion, directory_record, file_record, version};
+use crate::records::{EntryVersion, directory_record, file_record, is_directory, version};
 use crate::schema;
 use crate::transaction::Transaction;
 
@@ -155,6 +155,23 @@ pub fn create_root(tx: &mut Transaction<'_>, now_ns: i64) -> Result {
     Err(StateError::Corrupt(format!("the namespace, whose root would be inode {root} and not 1,")))
 }
 
+/// Notes what the bucket keeps with an object, unless its inode stands for another version by now.
+pub fn keep_attributes(tx: &mut Transaction<'_>, keep: KeepAttributes) -> Result<Outcome> {
+    let KeepAttributes { inode, etag, size, kept } = keep;
+    let Some(mut record) = tx.inode(inode)? else { return Ok(Outcome::Done) };
+    let is_current = is_directory(&record) || version(&record) == EntryVersion { etag, size };
+    if !is_current || record.kept == kept {
+        return Ok(Outcome::Done);
+    }
+    // What nobody knew, nobody needs to forget.
+    if record.kept.is_some() {
+        tx.notify(Change::Inode(inode));
+    }
+    record.kept = kept;
+    tx.put_inode(inode, record);
+    Ok(Outcome::Done)
+}
+
 /// Takes down how far the index of a mount is.
 pub fn put_index(tx: &mut Transaction<'_>, put: &PutIndex) -> Result<Outcome> {
     // An index that is at its end may have got more to do meanwhile.
@@ -164,7 +181,7 @@ pub fn put_index(tx: &mut Transaction<'_>, put: &PutIndex) -> Result<Outcome> {
     {
         tx.put(schema::Indexes, put.mount_id, index);
         if index.finished_ns != 0 {
-            restored::forget_identities(tx, put.mount_id);
+            existing::forget_identities(tx, put.mount_id);
         }
     }
     Ok(Outcome::Done)

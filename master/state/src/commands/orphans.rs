@@ -8,8 +8,8 @@ use cavern_proto::record::ReapOrphans;
 
 use crate::error::Result;
 use crate::index::extents::DropProgress;
-use crate::index::links::delete_link;
-use crate::index::{contents, intents};
+use crate::index::inodes::delete_link;
+use crate::index::{inodes, intents};
 use crate::outcome::StepProgress;
 use crate::records::links;
 use crate::schema;
@@ -82,7 +82,7 @@ pub fn reap(tx: &mut Transaction<'_>, step: &ReapOrphans) -> Result<StepProgress
 /// is not emptied.
 fn forget(tx: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<DropProgress> {
     intents::forget(tx, inode)?;
-    contents::forget(tx, inode, mount_id)
+    inodes::forget(tx, inode, mount_id)
 }
 
 /// Deletes an inode, if it has no name and nobody holds it.
@@ -93,7 +93,7 @@ pub fn reap_unlinked(tx: &mut Transaction<'_>, inode: u64) -> Result<StepProgres
     if tables.is_held(inode)? || tables.intent(inode)?.is_some() {
         return Ok(nothing);
     }
-    if contents::forget(tx, inode, record.mount_id)? == DropProgress::Some {
+    if inodes::forget(tx, inode, record.mount_id)? == DropProgress::Some {
         return Ok(StepProgress { more: true, ..nothing });
     }
     tx.delete(schema::Unlinked, inode);

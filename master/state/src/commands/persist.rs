@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use cavern_proto::Scheme;
 use cavern_proto::master::{FreeFate, FreedContent, Kind, WriteType};
 use cavern_proto::record::{
-    BeginObjects, BeginParking, Deleted, Freed, GarbageRecord, InodeRecord, MoveOrigin, ObjectRecord, Persisted,
-    SpreadIntent,
+    BeginObjects, BeginParking, Deleted, FreeContent, Freed, GarbageRecord, InodeRecord, MoveOrigin, ObjectRecord,
+    Persisted, SpreadIntent,
 };
 
 use crate::error::Result;
@@ -147,7 +147,8 @@ pub fn freed(tx: &mut Transaction<'_>, freed: &Freed) -> Result<Outcome> {
 
 /// Drops the blocks of a file, if the bucket has all of its content and nobody may be writing to them: nobody but
 /// `session` holds it.
-pub fn free_content(tx: &mut Transaction<'_>, inode: u64, session: u64) -> Result<FreedContent> {
+pub fn free_content(tx: &mut Transaction<'_>, free: FreeContent) -> Result<FreedContent> {
+    let FreeContent { inode, session } = free;
     let tables = tx.before();
     let freed = |fate: FreeFate, blocks, bytes| Ok(FreedContent { fate: fate as i32, blocks, bytes });
     let is_file = |record: &InodeRecord| record.kind() == Kind::File;

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::error::Result;
 use crate::index::held;
 use crate::outcome::StepProgress;
-use crate::posix::{hold, lock};
+use crate::posix::{held as holds, lock};
 use crate::schema::{self, encode_key};
 use crate::transaction::Transaction;
 
@@ -166,7 +166,7 @@ pub fn end_session_step(tx: &mut Transaction<'_>, step: &EndSessionStep) -> Resu
         let most = left / cost;
         let taken = match part {
             0 => lock::release_some(tx, session, most)?,
-            1 => hold::release_some(tx, session, most, now_ns)?,
+            1 => holds::release_some(tx, session, most, now_ns)?,
             _ => forget_some(tx, session, most)?,
         };
         left -= taken * cost;

@@ -84,19 +84,14 @@ fn successor(
     let is_fit = |key: &str, object: &ObjectRecord| {
         is_written(object) && object.version >= origin.version && !gone.contains(key)
     };
-    let fit = |written: &PersistedObject| {
-        let object = written.object.as_ref().filter(|object| is_fit(&written.key, object))?;
-        Some(at(written.key.clone(), object, origin.valid))
+    let same = match written.iter().find(|written| written.key == origin.key) {
+        Some(same) => same.object.clone(),
+        None => tables.object(inode, &origin.key)?,
     };
-    if let Some(same) = written.iter().find(|written| written.key == origin.key) {
-        if let Some(next) = fit(same) {
-            return Ok(Some(next));
-        }
-    } else if let Some(same) = tables.object(inode, &origin.key)?.filter(|object| is_fit(&origin.key, object)) {
-        return Ok(Some(at(origin.key.clone(), &same, origin.valid)));
-    }
-    if let Some(next) = written.iter().rev().find_map(fit) {
-        return Ok(Some(next));
+    let of_written = written.iter().rev().filter_map(|written| Some((&written.key, written.object.clone()?)));
+    let mut first = same.map(|same| (&origin.key, same)).into_iter().chain(of_written);
+    if let Some((key, object)) = first.find(|(key, object)| is_fit(key, object)) {
+        return Ok(Some(at(key.clone(), &object, origin.valid)));
     }
     // The others of a file without a name are to go as well.
     let others = tables.objects_of(inode).take(if record.unlinked { 0 } else { LOOKED_AT });

@@ -108,7 +108,8 @@ pub fn account(tx: &mut Transaction<'_>) -> Result {
         return Ok(());
     }
     let (mut roots, mut changes) = (Roots::default(), BTreeMap::new());
-    for (inode, after) in tx.changed_inodes() {
+    for inode in tx.changed_inodes()? {
+        let after = tx.inode(inode)?;
         let to = roots.place(tx, inode, after.as_ref())?;
         let is_of_mount = |record: &InodeRecord| record.mount_id != 0;
         if to.is_none() && after.as_ref().is_some_and(|record| roots.0.get(&record.mount_id) == Some(&None)) {

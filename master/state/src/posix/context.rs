@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::change::Change;
 use crate::error::{Result, StateError};
-use crate::index::contents::drop_ttl;
+use crate::index::inodes::drop_ttl;
 use crate::index::intents::{self, Reach};
 use crate::index::{held, usage};
 use crate::records::{self, attributes, is_directory, next_generation};

@@ -1,14 +1,14 @@
-//! Hard links, names for files that were made without one, and the loss of a name.
+//! link (also for files that were made without a name), unlink and rmdir.
 
 use bytes::Bytes;
 use cavern_posix::{check_name, name_added, name_dropped};
-use cavern_proto::master::LinkInode;
+use cavern_proto::master::{LinkInode, RemoveName};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
 use super::context::{Attempt, EntriesChange, MutationContext, refuse};
 use crate::error::{Result, StateError};
-use crate::index::links::{delete_link, other_name, put_link};
+use crate::index::inodes::{delete_link, other_name, put_link};
 use crate::index::usage::{UsageDelta, signed};
 use crate::records::{self, is_directory, links};
 use crate::schema;
@@ -56,6 +56,29 @@ impl MutationContext<'_, '_> {
         self.tx.name_changed(link.parent, &link.name, 0, link.inode);
         self.directory_changed(link.parent, directory, EntriesChange { names: 1, directories: 0 });
         Ok(link.inode)
+    }
+
+    pub fn remove(&mut self, remove: &RemoveName) -> Attempt<u64> {
+        check_name(&remove.name)?;
+        let directory = self.whole_directory(remove.parent)?;
+        self.check_names(remove.parent, &directory)?;
+        let Some(dentry) = self.tx.dentry(remove.parent, &remove.name)? else {
+            return refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(&remove.name)));
+        };
+        let record = self.inode(dentry.inode)?;
+        self.check_sticky(&directory, &record)?;
+        match (remove.directory, is_directory(&record)) {
+            (true, false) => return refuse(Errno::NOTDIR, "rmdir is for directories"),
+            (false, true) => return refuse(Errno::ISDIR, "a directory is removed by rmdir"),
+            (true, true) => self.check_empty(dentry.inode, &record, "the directory is not empty")?,
+            (false, false) => {}
+        }
+        self.tx.delete_dentry(remove.parent, &remove.name);
+        self.drop_name(dentry.inode, record, remove.parent, &remove.name)?;
+        self.tx.name_changed(remove.parent, &remove.name, dentry.inode, 0);
+        let change = EntriesChange { names: -1, directories: -i32::from(remove.directory) };
+        self.directory_changed(remove.parent, directory, change);
+        Ok(dentry.inode)
     }
 
     /// Takes one name off an inode (an empty directory, or anything else); the last one leaves it unlinked.

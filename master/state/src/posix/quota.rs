@@ -1,13 +1,13 @@
-//! Quotas of directories: how many bytes and inodes there may be below one.
+//! Rules of directories: how many bytes and inodes there may be below one (quotas), and how long files live there.
 //!
-//! A change that would make one exceeded is refused; what is there already stays, and may become less. `usage` keeps
+//! A change that would make a quota exceeded is refused; what is there already stays, and may become less. `usage` keeps
 //! the figures that are compared.
 
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use cavern_proto::master::{Mount, RenameMode, RenameName, SetQuota};
-use cavern_proto::record::{InodeRecord, QuotaRecord};
+use cavern_proto::master::{Mount, RenameMode, RenameName, SetQuota, SetTtl, TtlAction};
+use cavern_proto::record::{InodeRecord, QuotaRecord, TtlRecord};
 use rustix::io::Errno;
 
 use super::context::{Attempt, MutationContext, refuse};
@@ -37,6 +37,24 @@ impl MutationContext<'_, '_> {
             counters.counted = usage::BEGUN;
         }
         self.tx.put(schema::Quotas, set.inode, &quota);
+        Ok(set.inode)
+    }
+
+    /// Sets the rule of a directory, or ends it.
+    pub fn set_ttl(&mut self, set: &SetTtl) -> Attempt<u64> {
+        self.directory(set.inode)?;
+        self.check_root("sets how long files live")?;
+        self.check_setting(Mount::may_set_ttls, "set how long files live", "ttl")?;
+        self.check_nothing_held()?;
+        let Ok(action) = TtlAction::try_from(set.action) else {
+            return refuse(Errno::INVAL, "an action that this master does not know");
+        };
+        if set.seconds == 0 {
+            self.tx.delete(schema::Ttls, set.inode);
+        } else {
+            let rule = TtlRecord { seconds: set.seconds, action: action as i32 };
+            self.tx.put(schema::Ttls, set.inode, &rule);
+        }
         Ok(set.inode)
     }
 

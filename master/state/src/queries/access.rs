@@ -1,11 +1,12 @@
-//! Who may do what with an inode, and which lock stands in the way of another.
+//! Whether somebody may do something: with an inode, beside locks, and with the blocks of a file.
 
 use cavern_posix::mode::{EXECUTE, READ, WRITE};
 use cavern_proto::locks::conflicts;
 use cavern_proto::master::{Lock, LockKind, Mount, User};
-use cavern_proto::record::HoldRight;
+use cavern_proto::record::{HoldRight, InodeRecord};
 
 use crate::error::Result;
+use crate::index::origins::{is_written, whole_object};
 use crate::records::has_one_name;
 use crate::tables::Tables;
 
@@ -51,4 +52,21 @@ pub fn may_have_layout(tables: Tables<'_>, (mount, user): (&Mount, &User), inode
 pub fn blocking_lock(tables: Tables<'_>, inode: u64, kind: LockKind, want: &Lock) -> Result<Option<Lock>> {
     let record = tables.locks(inode, kind)?;
     Ok(conflicts(&record.held, want).next().copied())
+}
+
+/// Whether an object holds the content of a file as it is.
+pub fn has_content(tables: Tables<'_>, inode: u64, record: &InodeRecord) -> Result<bool> {
+    for item in tables.objects_of(inode) {
+        let (_, object) = item?;
+        if is_written(&object) && object.version == record.version {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether the blocks of a file can be dropped, as far as can be seen without trying.
+pub fn is_clean(tables: Tables<'_>, inode: u64) -> Result<bool> {
+    let Some(record) = tables.inode(inode)?.filter(|record| !record.unlinked) else { return Ok(false) };
+    Ok(!tables.is_written_by_others(inode, 0)? && whole_object(tables, inode, &record)?.is_some())
 }

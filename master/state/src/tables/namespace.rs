@@ -44,24 +44,9 @@ impl Directory {
 }
 
 impl<'a> Tables<'a> {
-    pub fn inode(&self, inode: u64) -> Result<Option<InodeRecord>> {
-        match self.touched.and_then(|touched| touched.inodes.get(&inode)) {
-            Some(known) => Ok(known.clone()),
-            None => self.get(schema::Inodes, inode),
-        }
-    }
-
-    pub fn dentry(&self, parent: u64, name: &[u8]) -> Result<Option<DentryRecord>> {
-        let key = encode_key::<schema::Dentries>(&(parent, name));
-        match self.touched.and_then(|touched| touched.dentries.get(&key)) {
-            Some(known) => Ok(*known),
-            None => self.read(Family::Dentry, &key, decode_record::<schema::Dentries>),
-        }
-    }
-
     /// Many inodes in one batched read, in the order asked for.
     pub fn inodes(&self, inodes: impl Iterator<Item = u64>) -> Result<Vec<Option<InodeRecord>>> {
-        if self.unwritten.is_some() || self.touched.is_some() {
+        if self.unwritten.is_some() || self.changing.is_some() {
             return inodes.map(|inode| self.inode(inode)).collect();
         }
         let keys: Vec<[u8; 8]> = inodes.map(u64::to_be_bytes).collect();

@@ -1,7 +1,7 @@
 //! Sessions, and what they have of the state: inodes and directories that they hold, and locks.
 
 use cavern_proto::master::LockKind;
-use cavern_proto::record::{HoldRight, InodeRecord, LockRecord, SessionRecord};
+use cavern_proto::record::{HoldRight, InodeRecord, LockRecord};
 
 use super::{Row, Tables};
 use crate::change::HeldDirectory;
@@ -10,10 +10,6 @@ use crate::records::is_directory;
 use crate::schema;
 
 impl Tables<'_> {
-    pub fn session(&self, id: u64) -> Result<Option<SessionRecord>> {
-        self.get(schema::Sessions, id)
-    }
-
     /// Whether a session holds an inode that has no name.
     pub fn is_held(&self, inode: u64) -> Result<bool> {
         self.has_any(schema::Holds, inode)
@@ -53,11 +49,6 @@ impl Tables<'_> {
             let ((_, (kind, inode)), waits) = row.entry()?;
             Ok((kind, inode, waits))
         })
-    }
-
-    /// The session that holds a directory of a mount.
-    pub fn holder(&self, mount_id: u32, directory: u64) -> Result<Option<u64>> {
-        self.get(schema::HeldDirectories, (mount_id, directory))
     }
 
     /// The directory that counts for an inode and that such a session holds: the one that the inode is in, or the inode

@@ -9,8 +9,8 @@ use cavern_proto::NAME_MAX;
 use cavern_proto::bounded::{MAX_KEPT_RESULT_BYTES, MAX_KEPT_RESULTS, MAX_REASON_BYTES};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    CheckHoldsRequest, CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Mount, Mutation, Naming,
-    RemoveName, RemoveXattr, RenameMode, RenameName, SetAttr, SetHolds, SetXattr, Worker, XattrMode,
+    CheckHoldsRequest, CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Mount, Naming, RemoveXattr,
+    RenameMode, RenameName, SetAttr, SetHolds, SetXattr, Worker, WriteType, XattrMode,
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{AttachMount, Command, EndSessionStep, InitCluster, PutWorker, RemoveWorker};
@@ -18,9 +18,10 @@ use proptest::prelude::*;
 use prost::Message as _;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, RenameFlags, XattrFlags};
 
-use super::results::ANSWERED_TIMES;
+use super::super::results::ANSWERED_TIMES;
 use super::*;
-use crate::{Database, Tables, apply};
+use crate::records::{self, links};
+use crate::{Database, Tables, apply, schema};
 
 /// A name: a directory, by its number among those there are, and a letter.
 type Place = (usize, u8);
@@ -335,7 +336,7 @@ impl Fixture {
             let shown = Shown {
                 kind: record.kind(),
                 mode: records::mode(&record),
-                links: records::links(&record),
+                links: links(&record),
                 target: record.target.to_vec(),
                 xattrs: (xattrs.into_iter())
                     .map(|(name, value)| (String::from_utf8(name.to_vec()).unwrap(), value.to_vec()))
@@ -526,17 +527,15 @@ fn a_result_is_kept_until_the_session_has_it_and_no_longer() {
     assert_eq!(bench.tree().len(), 10);
     bench.end_session();
     let tables = Tables::new(&bench.database);
-    assert!(tables.session(7).unwrap().is_none() && tables.result(7, bench.seq).unwrap().is_none());
+    assert!(tables.session(7).unwrap().is_none() && !tables.has(schema::Results, (7, bench.seq)).unwrap());
 }
 
 /// Numbers of the results that are kept, and the bytes that they take.
 fn kept_results(bench: &Fixture) -> (Vec<u64>, u64) {
     let tables = Tables::new(&bench.database);
-    let keys = tables.keys_under(Family::Result, &7u64.to_be_bytes()).map(Result::unwrap);
-    let numbers: Vec<u64> = keys.map(|key| u64::from_be_bytes(key[8..].try_into().unwrap())).collect();
-    let results = numbers.iter().map(|seq| tables.result(7, *seq).unwrap().unwrap());
-    let bytes = results.map(|result| 16 + result.encoded_len() as u64).sum();
-    (numbers, bytes)
+    let results = tables.rows(schema::Results, 7_u64).page(usize::MAX, |row| row.entry()).unwrap();
+    let bytes = results.iter().map(|(_, result)| 16 + result.encoded_len() as u64).sum();
+    (results.into_iter().map(|((_, seq), _)| seq).collect(), bytes)
 }
 
 #[test]
@@ -600,7 +599,7 @@ fn the_bytes_of_results_that_a_session_does_not_say_it_has_are_bounded() {
     let mut transaction = Transaction::new(&bench.database).unwrap();
     let mut record = session();
     record.kept[0].bytes = MAX_KEPT_RESULT_BYTES;
-    transaction.put(Family::Session, &7u64.to_be_bytes(), &record);
+    transaction.put(schema::Sessions, 7, &record);
     bench.database.write(transaction.finish().unwrap().0.into_batch(&bench.database)).unwrap();
     let refused = bench.ask(2050, 1030, set(0));
     assert_eq!(refused.errno, Errno::NOBUFS.raw_os_error());
@@ -673,7 +672,7 @@ fn what_a_session_holds_is_known_by_session_and_goes_in_steps_of_bounded_size() 
         assert_eq!(tables.held_by(7, usize::MAX).unwrap(), held[(32 * (steps - 1)).min(held.len())..]);
     }
     assert!(steps >= 4, "{steps}");
-    assert!(tables.session(7).unwrap().is_none() && tables.result(7, bench.seq).unwrap().is_none());
+    assert!(tables.session(7).unwrap().is_none() && !tables.has(schema::Results, (7, bench.seq)).unwrap());
     assert!(!tables.is_held(inodes[5]).unwrap());
 }
 

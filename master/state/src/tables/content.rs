@@ -1,7 +1,7 @@
-//! The blocks of files.
+//! The content of files: their blocks, and their objects in the bucket.
 
 use cavern_proto::master::Extent;
-use cavern_proto::record::{ExtentRecord, InodeRecord};
+use cavern_proto::record::{ExtentRecord, InodeRecord, ObjectRecord};
 
 use super::{Found, Row, Tables};
 use crate::error::Result;
@@ -69,15 +69,20 @@ impl<'a> Tables<'a> {
         Ok((!is_truncated(&cuts, index, record.generation)).then_some(record))
     }
 
-    /// The record of a block, though it may have been cut off.
-    pub fn recorded_extent(&self, inode: u64, index: u32) -> Result<Option<ExtentRecord>> {
-        self.get(schema::Extents, (inode, index))
-    }
-
     /// Up to `limit` blocks that have a replica at a worker, beyond this one.
     pub fn replicas_at(&self, worker: u64, after: Option<FileBlock>, limit: usize) -> Result<Vec<FileBlock>> {
         let after = after.map(|block| (worker, block));
         self.rows_after(schema::Replicas, worker, after).page(limit, |row| Ok(row.key()?.1))
+    }
+
+    /// What the bucket has, or may have, of an inode: keys and objects, in the order of the keys. There may be as many
+    /// as the inode ever had names.
+    pub fn objects_of(&self, inode: u64) -> impl Iterator<Item = Result<(String, ObjectRecord)>> + use<'a> {
+        self.rows(schema::Objects, inode).map(|row| {
+            let row = row?;
+            let ((_, key), object) = row.entry()?;
+            Ok((key.to_owned(), object))
+        })
     }
 }
 
