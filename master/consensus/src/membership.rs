@@ -11,7 +11,7 @@ use openraft::{ChangeMembers, Instant as _, RaftMetrics};
 use super::node::{Consensus, fatal};
 use super::observe;
 use super::types::{Node, NodeId, Types};
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 
 /// A follower that has answered within this is there.
 const ALIVE: Duration = Duration::from_secs(2);
@@ -80,13 +80,13 @@ impl Consensus {
     }
 
     /// Takes a master in that has its place, but nothing else: returns when it has caught up. It does not vote yet.
-    pub async fn add(&self, id: NodeId, address: &str) -> Result<(), ConsensusError> {
+    pub async fn add(&self, id: NodeId, address: &str) -> Result {
         self.cut_log_for(id).await?;
         self.raft.add_learner(id, Node::new(address), true).await.map(drop).map_err(explain)
     }
 
     /// Has a master vote that has been added.
-    pub async fn let_vote(&self, id: NodeId, address: &str) -> Result<(), ConsensusError> {
+    pub async fn let_vote(&self, id: NodeId, address: &str) -> Result {
         let voters = ChangeMembers::AddVoterIds(BTreeSet::from([id]));
         self.raft.change_membership(voters, true).await.map_err(explain)?;
         tracing::info!(id, address, "a master joins the group");
@@ -95,7 +95,7 @@ impl Consensus {
 
     /// Has a master that has nothing be given a snapshot where the log is long: to apply all of that would take many
     /// times as long. What another master of the group lacks stays in the log.
-    async fn cut_log_for(&self, id: NodeId) -> Result<(), ConsensusError> {
+    async fn cut_log_for(&self, id: NodeId) -> Result {
         let index = |id: Option<super::types::LogId>| id.map_or(0, |id| id.index);
         // None while another master leads.
         let matched = |metrics: &RaftMetrics<Types>, id: &NodeId| {
@@ -127,7 +127,7 @@ impl Consensus {
     ///
     /// # Errors
     /// [`ConsensusError::Refused`] when no majority of those who stay is there.
-    pub async fn remove(&self, id: NodeId) -> Result<(), ConsensusError> {
+    pub async fn remove(&self, id: NodeId) -> Result {
         let mut observed = self.raft.metrics();
         let staying = |metrics: &RaftMetrics<Types>| -> Vec<NodeId> {
             metrics.membership_config.membership().voter_ids().filter(|voter| *voter != id).collect()
@@ -170,7 +170,7 @@ impl Consensus {
     }
 
     /// Has the group know the address of this master, which leads: it may be another than at the last start.
-    pub async fn publish_address(&self) -> Result<(), ConsensusError> {
+    pub async fn publish_address(&self) -> Result {
         let own = self.identity().node_id;
         let known = self.raft.metrics().borrow_watched().membership_config.membership().get_node(&own).cloned();
         if known.is_none_or(|known| known.addr == self.address()) {
@@ -184,7 +184,7 @@ impl Consensus {
     ///
     /// # Errors
     /// [`ConsensusError::Refused`] when there is none who could, [`ConsensusError::Deadline`] when it does not.
-    pub async fn hand_over(&self, to: NodeId) -> Result<NodeId, ConsensusError> {
+    pub async fn hand_over(&self, to: NodeId) -> Result<NodeId> {
         let own = self.identity().node_id;
         let mut observed = self.raft.metrics();
         // A leader that has just begun has heard of nobody yet.
@@ -230,7 +230,7 @@ impl Consensus {
     }
 
     /// Makes a snapshot of all that is applied. The log is cut of what is old enough.
-    pub async fn make_snapshot(&self) -> Result<(), ConsensusError> {
+    pub async fn make_snapshot(&self) -> Result {
         let applied = self.raft.metrics().borrow_watched().last_applied;
         self.raft.trigger().snapshot().await.map_err(fatal)?;
         let mut observed = self.raft.metrics();
