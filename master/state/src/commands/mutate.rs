@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::results::{self, Known, shortened};
 use crate::error::Result;
 use crate::outcome::{ALL_BEFORE, Outcome};
-use crate::posix::context::{Attempt, Caller, MutationContext, MutationError, Refusal, refuse};
+use crate::posix::context::{Caller, MutationContext, MutationError, Refusal, Tried, refuse};
 use crate::records::is_directory;
 use crate::transaction::Transaction;
 
@@ -82,7 +82,7 @@ fn refused(mutating: &MutationContext<'_, '_>, error: MutationError) -> Result<M
 }
 
 /// Makes a change; gives the inode that it is about.
-fn make(mutating: &mut MutationContext<'_, '_>, mutation: Mutation) -> Attempt<u64> {
+fn make(mutating: &mut MutationContext<'_, '_>, mutation: Mutation) -> Tried<u64> {
     mutating.check_session()?;
     if mutation.made_ns < 0 {
         return refuse(Errno::INVAL, format!("a change that was made at {} ns", mutation.made_ns));

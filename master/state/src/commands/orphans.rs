@@ -1,5 +1,5 @@
-//! Directories that were taken out of the namespace, and inodes without names. Their names vanish at once, in one step of
-//! whatever size the tree below has; their records are deleted later, in commands of bounded size that the leader
+//! Directories that were taken out of the namespace, and inodes without names. Their names vanish at once, in one step
+//! of whatever size the tree below has; their records are deleted later, in commands of bounded size that the leader
 //! proposes.
 
 use bytes::Bytes;

@@ -2,8 +2,8 @@
 //!
 //! Every worker of an extent has all that was committed to the block. So whoever commits names the workers that have
 //! what it wrote, and the others are given up ([`commit`]); and a worker joins only with a copy that was made while
-//! nobody wrote (decision 10). What a worker may have of a block that it is no longer part of is a *stray*, until it has
-//! freed that: it is given no other copy before, which the freeing could destroy.
+//! nobody wrote (decision 10). What a worker may have of a block that it is no longer part of is a *stray*, until it
+//! has freed that: it is given no other copy before, which the freeing could destroy.
 //!
 //! A file can lose a quarter of a million blocks at once ([`cut`]). The first of them go with the command; of the rest
 //! the inode's record says that they are none of the file's any more ([`is_truncated`]), and the leader has their

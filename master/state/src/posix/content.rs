@@ -11,7 +11,7 @@ use cavern_proto::master::{CommitContent, Extent, Kind};
 use cavern_proto::record::{ExtentRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::context::{Attempt, MutationContext, refuse};
+use super::context::{MutationContext, Tried, refuse};
 use crate::error::Result;
 use crate::index::extents::{self, Block, DropProgress};
 use crate::index::{origins, space};
@@ -29,7 +29,7 @@ const WORKERS_MAX: usize = 8;
 const CUTS_MAX: usize = 1000;
 
 impl MutationContext<'_, '_> {
-    pub fn commit(&mut self, commit: &CommitContent) -> Attempt<u64> {
+    pub fn commit(&mut self, commit: &CommitContent) -> Tried<u64> {
         let mut record = self.inode(commit.inode)?;
         check_file(&record)?;
         self.check_commit(commit.inode, &record)?;
@@ -93,7 +93,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Gives a file another length; the caller stores the record.
-    pub fn set_length(&mut self, inode: u64, record: &mut InodeRecord, length: u64) -> Attempt {
+    pub fn set_length(&mut self, inode: u64, record: &mut InodeRecord, length: u64) -> Tried {
         check_file(record)?;
         check_length(length)?;
         self.check_growth(record, length)?;
@@ -184,7 +184,7 @@ fn names_each_once(made: &[Extent]) -> bool {
     })
 }
 
-fn check_file(record: &InodeRecord) -> Attempt {
+fn check_file(record: &InodeRecord) -> Tried {
     match record.kind() {
         Kind::File => Ok(()),
         Kind::Directory => refuse(Errno::ISDIR, "a directory has no length"),
@@ -192,7 +192,7 @@ fn check_file(record: &InodeRecord) -> Attempt {
     }
 }
 
-fn check_length(length: u64) -> Attempt {
+fn check_length(length: u64) -> Tried {
     if length <= FILE_BYTES_MAX {
         return Ok(());
     }

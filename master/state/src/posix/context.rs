@@ -36,7 +36,7 @@ pub enum MutationError {
 }
 
 /// A part of a change, or what keeps it from being made.
-pub type Attempt<T = ()> = Result<T, MutationError>;
+pub type Tried<T = ()> = Result<T, MutationError>;
 
 impl From<StateError> for MutationError {
     fn from(error: StateError) -> Self {
@@ -50,7 +50,7 @@ impl From<PosixError> for MutationError {
     }
 }
 
-pub fn refuse<T>(errno: Errno, reason: impl Into<String>) -> Attempt<T> {
+pub fn refuse<T>(errno: Errno, reason: impl Into<String>) -> Tried<T> {
     Err(MutationError::Refused(Refusal { errno, reason: reason.into() }))
 }
 
@@ -83,7 +83,7 @@ pub struct LimitedUser {
 
 /// What a change did beside what it wrote.
 #[derive(Debug, Default)]
-pub struct Effects {
+pub struct MutationEffects {
     /// Inodes whose attributes changed, in the order of their first change; the record is that of the last.
     pub touched: Vec<(u64, InodeRecord)>,
     /// Directories that lie elsewhere now, and with them what is in them.
@@ -113,7 +113,7 @@ pub struct MutationContext<'t, 'd> {
     pub access: ClientAccess,
     /// Whose permission the change takes, if the mount limits users.
     pub limited: Option<LimitedUser>,
-    pub effects: Effects,
+    pub effects: MutationEffects,
 }
 
 impl<'t, 'd> MutationContext<'t, 'd> {
@@ -123,7 +123,7 @@ impl<'t, 'd> MutationContext<'t, 'd> {
     }
 
     pub fn of(tx: &'t mut Transaction<'d>, caller: Caller) -> Self {
-        let (mount, access, effects) = (Mount::default(), ClientAccess::Full, Effects::default());
+        let (mount, access, effects) = (Mount::default(), ClientAccess::Full, MutationEffects::default());
         Self { tx, caller, mount, access, limited: None, effects }
     }
 }
@@ -135,7 +135,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A directory in which names may be changed.
-    pub fn directory(&mut self, inode: u64) -> Attempt<InodeRecord> {
+    pub fn directory(&mut self, inode: u64) -> Tried<InodeRecord> {
         let record = self.inode(inode)?;
         self.check_own_directory(inode, &record)?;
         if !is_directory(&record) {
@@ -148,7 +148,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A directory of which all names are known.
-    pub fn whole_directory(&mut self, inode: u64) -> Attempt<InodeRecord> {
+    pub fn whole_directory(&mut self, inode: u64) -> Tried<InodeRecord> {
         let record = self.directory(inode)?;
         if record.listed_ns == 0 {
             return Err(MutationError::Unlisted { directory: inode, below: false });
@@ -157,7 +157,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A directory whose path changes: of it, and of all below it, all names must be known.
-    pub fn check_whole_below(&self, inode: u64) -> Attempt {
+    pub fn check_whole_below(&self, inode: u64) -> Tried {
         let Some(path) = self.tx.now().path_below(inode, self.mount.root_inode)? else {
             return refuse(Errno::STALE, format!("directory inode {inode} is no longer there"));
         };
@@ -168,7 +168,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A directory that goes: all of its names must be known, and there are none.
-    pub fn check_empty(&self, inode: u64, record: &InodeRecord, otherwise: &str) -> Attempt {
+    pub fn check_empty(&self, inode: u64, record: &InodeRecord, otherwise: &str) -> Tried {
         if record.listed_ns == 0 {
             return Err(MutationError::Unlisted { directory: inode, below: false });
         }
@@ -179,7 +179,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// An inode of an fs-mode mount, which the client may change, and now.
-    pub fn inode(&mut self, inode: u64) -> Attempt<InodeRecord> {
+    pub fn inode(&mut self, inode: u64) -> Tried<InodeRecord> {
         let record = self.lockable_inode(inode)?;
         if self.access == ClientAccess::ReadOnly {
             return refuse(Errno::ROFS, format!("{} is there for this client to be read", self.shown(inode)?));
@@ -188,14 +188,14 @@ impl MutationContext<'_, '_> {
     }
 
     /// An inode of an fs-mode mount, which may be locked now also by whoever only reads.
-    pub fn lockable_inode(&mut self, inode: u64) -> Attempt<InodeRecord> {
+    pub fn lockable_inode(&mut self, inode: u64) -> Tried<InodeRecord> {
         let record = self.known_inode(inode)?;
         self.check_holder(inode, &record)?;
         Ok(record)
     }
 
     /// An inode of an fs-mode mount that is there for the client, whoever holds its directory.
-    pub fn known_inode(&mut self, inode: u64) -> Attempt<InodeRecord> {
+    pub fn known_inode(&mut self, inode: u64) -> Tried<InodeRecord> {
         let gone = || refuse(Errno::STALE, format!("inode {inode} is no longer there"));
         let Some(record) = self.tx.inode(inode)? else { return gone() };
         if record.mount_id != 0 && record.mount_id == self.mount.id {
@@ -225,7 +225,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Refuses a change of an inode which another session may have answered for otherwise.
-    pub fn check_holder(&self, inode: u64, record: &InodeRecord) -> Attempt {
+    pub fn check_holder(&self, inode: u64, record: &InodeRecord) -> Tried {
         if self.caller.is_answered {
             return self.check_own(inode, record);
         }
@@ -241,7 +241,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Refuses what the session has answered for, though it does not hold the directory of an inode, nor the inode.
-    pub fn check_own(&self, inode: u64, record: &InodeRecord) -> Attempt {
+    pub fn check_own(&self, inode: u64, record: &InodeRecord) -> Tried {
         let is_own = |holder| holder == self.caller.session;
         if !self.caller.is_answered || self.tx.before().held_around(inode, record, is_own)?.is_some() {
             return Ok(());
@@ -250,7 +250,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// The same for a directory in which names are to change.
-    fn check_own_directory(&self, inode: u64, record: &InodeRecord) -> Attempt {
+    fn check_own_directory(&self, inode: u64, record: &InodeRecord) -> Tried {
         let session = Some(self.caller.session);
         if !self.caller.is_answered || self.tx.before().holder(record.mount_id, inode)? == session {
             return Ok(());
@@ -258,7 +258,7 @@ impl MutationContext<'_, '_> {
         self.not_held(inode)
     }
 
-    fn not_held(&self, inode: u64) -> Attempt {
+    fn not_held(&self, inode: u64) -> Tried {
         let (session, shown) = (self.caller.session, self.shown(inode)?);
         refuse(Errno::STALE, format!("session {session} does not hold {shown}, or its directory, any more"))
     }
@@ -278,7 +278,7 @@ impl MutationContext<'_, '_> {
 
     /// What the bucket has to learn of this change. The root of a mount has no object.
     pub fn note_intents(&mut self) -> Result {
-        let (Effects { touched, moved, .. }, now_ns) = (&self.effects, self.caller.now_ns);
+        let (MutationEffects { touched, moved, .. }, now_ns) = (&self.effects, self.caller.now_ns);
         self.tx.counters.arrivals += moved.len() as u64;
         for (inode, record) in touched.iter().filter(|(inode, _)| *inode != self.mount.root_inode) {
             if record.unlinked {

@@ -8,28 +8,24 @@ use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
 use super::attributes::check_owner_ids;
-use super::context::{Attempt, EntriesChange, MutationContext, refuse};
+use super::context::{EntriesChange, MutationContext, Tried, refuse};
 use crate::index::usage::UsageDelta;
 use crate::records::{self, attributes};
 use crate::schema;
 
 impl MutationContext<'_, '_> {
-    pub fn create(&mut self, create: &CreateInode) -> Attempt<u64> {
+    pub fn create(&mut self, create: &CreateInode) -> Tried<u64> {
         self.create_checked(create, Self::check_kind)
     }
 
     /// A character device with the number 0, which hides a name of a lower layer of overlayfs. It takes no more rights
     /// than a name does.
-    pub fn create_whiteout(&mut self, parent: u64, name: Bytes) -> Attempt<u64> {
+    pub fn create_whiteout(&mut self, parent: u64, name: Bytes) -> Tried<u64> {
         let kind = Kind::CharacterDevice as i32;
         self.create_checked(&CreateInode { parent, name, kind, ..CreateInode::default() }, |_, _| Ok(()))
     }
 
-    fn create_checked(
-        &mut self,
-        create: &CreateInode,
-        check_kind: impl FnOnce(&Self, Kind) -> Attempt,
-    ) -> Attempt<u64> {
+    fn create_checked(&mut self, create: &CreateInode, check_kind: impl FnOnce(&Self, Kind) -> Tried) -> Tried<u64> {
         check_create(create)?;
         let (kind, is_named) = (create.kind(), create.naming() == Naming::Named);
         let directory = if is_named { self.whole_directory(create.parent)? } else { self.directory(create.parent)? };

@@ -1,7 +1,8 @@
 //! What sessions hold. An inode that somebody holds stays without a name, and its blocks are not dropped.
 //!
-//! Of directories that sessions hold they give numbers to what they make in there. Who may change what meanwhile is checked with each inode ([`MutationContext::check_holder`]): a session that holds a directory
-//! changes what is in it, and has answered its own changes already; all others have it recalled first.
+//! What a session makes in a directory that it holds has a number that it has reserved. Who may change what meanwhile
+//! is checked with each inode ([`MutationContext::check_holder`]): the session changes what is in its directory, and
+//! has answered its own changes already; all others have the directory recalled first.
 //!
 //! What a session has answered for, and sends when it no longer holds what it is about, is refused, so nothing of it
 //! comes behind what others have done since.
@@ -15,7 +16,7 @@ use cavern_proto::master::{CreateInode, Kind, LetGoDirectories, Naming, OpenToWr
 use cavern_proto::record::{HoldRecord, HoldRight, InodeRange, InodeRecord};
 use rustix::io::Errno;
 
-use super::context::{Attempt, MutationContext, MutationError, refuse};
+use super::context::{MutationContext, MutationError, Tried, refuse};
 use crate::change::HeldDirectory;
 use crate::error::Result;
 use crate::index::held::{self, HELD_MAX};
@@ -33,7 +34,7 @@ const LET_GO_MAX: usize = 10_000;
 impl MutationContext<'_, '_> {
     /// An inode that is only open need not be held while it has a name: all sessions that may have it open then are
     /// notified of its removal. Who writes to blocks that are known here holds it, lest they be dropped.
-    pub fn hold(&mut self, inode: u64) -> Attempt<u64> {
+    pub fn hold(&mut self, inode: u64) -> Tried<u64> {
         let record = self.known_inode(inode)?;
         // Whoever holds its directory: nothing is changed by this.
         self.check_own(inode, &record)?;
@@ -51,7 +52,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Many at once. What is no longer there is left out.
-    pub fn set_holds(&mut self, set: &SetHolds) -> Attempt<u64> {
+    pub fn set_holds(&mut self, set: &SetHolds) -> Tried<u64> {
         let inodes = set.hold.len() + set.let_go.len();
         if inodes > HOLDS_MAX {
             return refuse(Errno::INVAL, format!("{inodes} inodes to be held: send at most {HOLDS_MAX}"));
@@ -71,7 +72,7 @@ impl MutationContext<'_, '_> {
 
     /// Opens a file to be written, where users are limited. The session holds the file, and what it commits to it takes
     /// no permission any more: as with an open file of a local file system, whose mode may change afterwards.
-    pub fn open_to_write(&mut self, open: OpenToWrite) -> Attempt<u64> {
+    pub fn open_to_write(&mut self, open: OpenToWrite) -> Tried<u64> {
         let record = self.inode(open.inode)?;
         match record.kind() {
             Kind::File => {}
@@ -104,7 +105,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Refuses what was answered for by a session that is over.
-    pub fn check_session(&self) -> Attempt {
+    pub fn check_session(&self) -> Tried {
         let session = self.caller.session;
         if self.caller.is_answered && self.is_ending()? {
             return refuse(Errno::STALE, format!("session {session} is over, and does not hold anything any more"));
@@ -117,7 +118,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Refuses what is about a whole mount as long as anybody holds a directory in it.
-    pub fn check_nothing_held(&self) -> Attempt {
+    pub fn check_nothing_held(&self) -> Tried {
         if self.tx.counters.held == 0 {
             return Ok(());
         }
@@ -128,7 +129,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// The number that a new inode is to have; 0 for whichever is next.
-    pub fn check_number(&self, number: u64) -> Attempt {
+    pub fn check_number(&self, number: u64) -> Tried {
         if number == 0 {
             return Ok(());
         }
@@ -145,7 +146,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Has the session hold the directory that it has made, if it wants to, and may.
-    pub fn hold_made(&mut self, create: &CreateInode, inode: u64) -> Attempt {
+    pub fn hold_made(&mut self, create: &CreateInode, inode: u64) -> Tried {
         let is_wanted = create.hold && create.kind() == Kind::Directory && create.naming() == Naming::Named;
         let session = self.caller.session;
         // What takes the permission of a user is checked before it is answered.
@@ -178,7 +179,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Takes numbers from the counter of inodes; gives the first.
-    pub fn reserve(&mut self, count: u32) -> Attempt<u64> {
+    pub fn reserve(&mut self, count: u32) -> Tried<u64> {
         if !(1..=NUMBERS_MAX).contains(&count) {
             let reason = format!("{count} numbers of inodes to be reserved: ask for 1 to {NUMBERS_MAX}");
             return refuse(Errno::INVAL, reason);
@@ -189,7 +190,7 @@ impl MutationContext<'_, '_> {
         Ok(first)
     }
 
-    pub fn let_go_directories(&mut self, asked: &LetGoDirectories) -> Attempt<u64> {
+    pub fn let_go_directories(&mut self, asked: &LetGoDirectories) -> Tried<u64> {
         let session = self.caller.session;
         if asked.all {
             held::release_some(self.tx, session, usize::MAX)?;

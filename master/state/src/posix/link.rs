@@ -6,7 +6,7 @@ use cavern_proto::master::{LinkInode, RemoveName};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::context::{Attempt, EntriesChange, MutationContext, refuse};
+use super::context::{EntriesChange, MutationContext, Tried, refuse};
 use crate::error::{Result, StateError};
 use crate::index::inodes::{delete_link, other_name, put_link};
 use crate::index::usage::{UsageDelta, signed};
@@ -17,7 +17,7 @@ use crate::schema;
 const LINKS_MAX: u32 = 65_000;
 
 impl MutationContext<'_, '_> {
-    pub fn link(&mut self, link: &LinkInode) -> Attempt<u64> {
+    pub fn link(&mut self, link: &LinkInode) -> Tried<u64> {
         check_name(&link.name)?;
         let directory = self.whole_directory(link.parent)?;
         self.check_names(link.parent, &directory)?;
@@ -58,7 +58,7 @@ impl MutationContext<'_, '_> {
         Ok(link.inode)
     }
 
-    pub fn remove(&mut self, remove: &RemoveName) -> Attempt<u64> {
+    pub fn remove(&mut self, remove: &RemoveName) -> Tried<u64> {
         check_name(&remove.name)?;
         let directory = self.whole_directory(remove.parent)?;
         self.check_names(remove.parent, &directory)?;

@@ -1,7 +1,7 @@
 //! Rules of directories: how many bytes and inodes there may be below one (quotas), and how long files live there.
 //!
-//! A change that would make a quota exceeded is refused; what is there already stays, and may become less. `usage` keeps
-//! the figures that are compared.
+//! A change that would make a quota exceeded is refused; what is there already stays, and may become less. `usage`
+//! keeps the figures that are compared.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use cavern_proto::master::{Mount, RenameMode, RenameName, SetQuota, SetTtl, TtlA
 use cavern_proto::record::{InodeRecord, QuotaRecord, TtlRecord};
 use rustix::io::Errno;
 
-use super::context::{Attempt, MutationContext, refuse};
+use super::context::{MutationContext, Tried, refuse};
 use crate::error::Result;
 use crate::index::usage::{self, UsageDelta, signed};
 use crate::records::{is_directory, links};
@@ -18,7 +18,7 @@ use crate::schema;
 
 impl MutationContext<'_, '_> {
     /// Sets a quota, changes it, or ends it. With the first one counting begins.
-    pub fn set_quota(&mut self, set: &SetQuota) -> Attempt<u64> {
+    pub fn set_quota(&mut self, set: &SetQuota) -> Tried<u64> {
         self.directory(set.inode)?;
         self.check_root("sets how much may be in a directory")?;
         self.check_setting(Mount::may_set_quotas, "set quotas", "quotas")?;
@@ -41,7 +41,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Sets the rule of a directory, or ends it.
-    pub fn set_ttl(&mut self, set: &SetTtl) -> Attempt<u64> {
+    pub fn set_ttl(&mut self, set: &SetTtl) -> Tried<u64> {
         self.directory(set.inode)?;
         self.check_root("sets how long files live")?;
         self.check_setting(Mount::may_set_ttls, "set how long files live", "ttl")?;
@@ -59,12 +59,12 @@ impl MutationContext<'_, '_> {
     }
 
     /// Refuses what would exceed the quota of a directory, or of one above it, if this much more were in it.
-    pub fn check_quotas(&self, directory: u64, growth: UsageDelta) -> Attempt {
+    pub fn check_quotas(&self, directory: u64, growth: UsageDelta) -> Tried {
         self.check_quotas_below(directory, growth, &HashSet::new())
     }
 
     /// The same up to the first directory of a set, in which nothing becomes more.
-    fn check_quotas_below(&self, directory: u64, growth: UsageDelta, end: &HashSet<u64>) -> Attempt {
+    fn check_quotas_below(&self, directory: u64, growth: UsageDelta, end: &HashSet<u64>) -> Tried {
         if self.tx.counters.quotas == 0 || growth.bytes <= 0 && growth.inodes <= 0 {
             return Ok(());
         }
@@ -88,7 +88,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A file becomes longer.
-    pub fn check_growth(&self, record: &InodeRecord, length: u64) -> Attempt {
+    pub fn check_growth(&self, record: &InodeRecord, length: u64) -> Tried {
         // What has no name is in no directory.
         if record.unlinked || length <= record.size {
             return Ok(());
@@ -102,7 +102,7 @@ impl MutationContext<'_, '_> {
         rename: &RenameName,
         moved: (u64, &InodeRecord),
         replaced: Option<(u64, &InodeRecord)>,
-    ) -> Attempt {
+    ) -> Tried {
         let (from, to) = (rename.parent, rename.new_parent);
         if self.tx.counters.quotas == 0 || from == to {
             return Ok(());

@@ -5,13 +5,13 @@ use cavern_proto::master::{Kind, RenameMode, RenameName};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::context::{Attempt, EntriesChange, MutationContext, refuse};
+use super::context::{EntriesChange, MutationContext, Tried, refuse};
 use crate::index::usage::UsageDelta;
 use crate::records::{self, is_directory};
 use crate::tables::DEPTH_MAX;
 
 impl MutationContext<'_, '_> {
-    pub fn rename(&mut self, rename: &RenameName) -> Attempt<u64> {
+    pub fn rename(&mut self, rename: &RenameName) -> Tried<u64> {
         check_name(&rename.name)?;
         check_name(&rename.new_name)?;
         let from = self.whole_directory(rename.parent)?;
@@ -52,7 +52,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A rename that leaves a whiteout under the old name.
-    pub fn rename_whiteout(&mut self, rename: &RenameName) -> Attempt<u64> {
+    pub fn rename_whiteout(&mut self, rename: &RenameName) -> Tried<u64> {
         if rename.mode() == RenameMode::Exchange {
             return refuse(Errno::INVAL, "two names that are exchanged leave no whiteout");
         }
@@ -66,7 +66,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Whether a directory is another, or lies above it.
-    fn is_above(&self, directory: u64, other: u64) -> Attempt<bool> {
+    fn is_above(&self, directory: u64, other: u64) -> Tried<bool> {
         let mut depth = 0;
         for item in self.tx.now().ancestors(other) {
             if item?.0 == directory {
@@ -85,7 +85,7 @@ impl MutationContext<'_, '_> {
         rename: &RenameName,
         (dentry, mut moved): (DentryRecord, InodeRecord),
         target: Option<DentryRecord>,
-    ) -> Attempt<u64> {
+    ) -> Tried<u64> {
         let moves_directory = is_directory(&moved);
         if moves_directory {
             self.check_whole_below(dentry.inode)?;
@@ -132,7 +132,7 @@ impl MutationContext<'_, '_> {
         rename: &RenameName,
         (dentry, mut moved): (DentryRecord, InodeRecord),
         target: DentryRecord,
-    ) -> Attempt<u64> {
+    ) -> Tried<u64> {
         let mut other = self.inode(target.inode)?;
         let to = self.directory(rename.new_parent)?;
         self.check_rename(rename, target.inode, (&to, &other))?;
@@ -165,7 +165,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Both directories of a rename, which may be one.
-    fn parents_changed(&mut self, rename: &RenameName, mut from: EntriesChange, to: EntriesChange) -> Attempt {
+    fn parents_changed(&mut self, rename: &RenameName, mut from: EntriesChange, to: EntriesChange) -> Tried {
         if rename.parent == rename.new_parent {
             from = EntriesChange { names: from.names + to.names, directories: from.directories + to.directories };
         }
