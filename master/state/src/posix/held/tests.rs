@@ -15,9 +15,8 @@ use cavern_proto::record::{
     AdoptListing, AttachMount, Command, CountUsage, EndSessionStep, Expire, InitCluster, ListedEntry, Mutate,
     RemoveMount, TakeInObject,
 };
-use rocksdb::IteratorMode;
-
 use prost::Message as _;
+use rocksdb::IteratorMode;
 
 use super::super::context::Caller;
 use super::*;
