@@ -2,15 +2,13 @@
 
 use tokio::task::JoinError;
 
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 
 /// Runs it there.
 ///
 /// # Errors
 /// Those of the work, and [`ConsensusError::Unavailable`] when it panicked, or the process ends.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ConsensusError> + Send + 'static,
-) -> Result<T, ConsensusError> {
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     run_blocking(work).await.map_err(|error| ConsensusError::Unavailable(error.to_string()))?
 }
 

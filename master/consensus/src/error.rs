@@ -8,6 +8,9 @@ use cavern_state::StateError;
 use thiserror::Error;
 use tonic::{Code, Status};
 
+/// What the log gives, or why it cannot.
+pub(crate) type Result<T = (), E = ConsensusError> = std::result::Result<T, E>;
+
 /// Why the log cannot be opened, or does not do what it was asked to.
 #[derive(Debug, Error)]
 pub enum ConsensusError {
@@ -81,6 +84,12 @@ impl ConsensusError {
             Self::State(_) | Self::DatabaseMissing { .. } | Self::DatabaseCut { .. } => Code::Internal,
         };
         Status::new(code, self.to_string())
+    }
+}
+
+impl From<ConsensusError> for std::io::Error {
+    fn from(error: ConsensusError) -> Self {
+        Self::other(error)
     }
 }
 

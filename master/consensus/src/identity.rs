@@ -7,7 +7,7 @@ use rocksdb::WriteBatch;
 use serde::{Deserialize, Serialize};
 
 use super::types::{NodeId, from_json, to_json};
-use crate::error::ConsensusError;
+use crate::error::Result;
 
 const IDENTITY_KEY: &[u8] = b"identity";
 /// The first master of every cluster.
@@ -24,13 +24,13 @@ pub struct Identity {
 
 impl Identity {
     /// The place that a database has; none for an empty one.
-    pub fn read(database: &Database) -> Result<Option<Self>, ConsensusError> {
+    pub fn read(database: &Database) -> Result<Option<Self>> {
         let bytes = database.get(Family::RaftMeta, IDENTITY_KEY)?;
         bytes.map(|bytes| from_json(&bytes, "the identity of this master")).transpose()
     }
 
     /// Keeps the place, on disk when this returns. *Blocking*.
-    pub fn write(&self, database: &Database) -> Result<(), ConsensusError> {
+    pub fn write(&self, database: &Database) -> Result {
         let mut batch = WriteBatch::default();
         batch.put_cf(database.family(Family::RaftMeta), IDENTITY_KEY, to_json(self, "an identity")?);
         Ok(database.write_synced(batch)?)

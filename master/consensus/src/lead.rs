@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::clock::Clock;
-use crate::error::ConsensusError;
+use crate::error::Result;
 use crate::{Consensus, LeaderId, LeaderLease, Proposer, until};
 
 /// Between two looks whether a majority still answers.
@@ -62,7 +62,7 @@ pub async fn open_log(
     clock: &Arc<Clock>,
     consensus: &Consensus,
     lead: LeaderId,
-) -> Result<(Proposer, JoinHandle<()>), ConsensusError> {
+) -> Result<(Proposer, JoinHandle<()>)> {
     clock.witness(Tables::new(database).counters()?.now_ns);
     let (proposer, serve) = consensus.proposer(lead, clock.clone());
     let proposals = spawn(serve);

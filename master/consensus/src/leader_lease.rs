@@ -20,9 +20,10 @@ use openraft::{Instant as _, RaftMetrics};
 use parking_lot::Mutex;
 
 use super::observe::{self, Observed};
-use super::types::{LeaderId, Raft, Types};
+use super::state_machine::Raft;
+use super::types::{LeaderId, Types};
 use crate::blocking::run_blocking;
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 
 /// An election begins when a leader has been silent for the longest of these and one of them by chance.
 pub const ELECTION: RangeInclusive<Duration> = Duration::from_millis(400)..=Duration::from_millis(800);
@@ -73,7 +74,7 @@ impl Promise {
     ///
     /// # Errors
     /// [`ConsensusError::Unavailable`] until the end.
-    pub fn check(self) -> Result<(), ConsensusError> {
+    pub fn check(self) -> Result {
         if self.0.is_some_and(|end| Types::now() < end) {
             let reason = "this master was started a moment ago, and gives no votes yet";
             return Err(ConsensusError::Unavailable(reason.to_owned()));
@@ -91,7 +92,7 @@ impl LeaderLease {
     ///
     /// # Errors
     /// [`ConsensusError::NotLeading`] when that is not known.
-    pub fn check(&self) -> Result<(), ConsensusError> {
+    pub fn check(&self) -> Result {
         if self.holds() {
             return Ok(());
         }

@@ -35,6 +35,7 @@ mod metrics;
 mod network;
 mod node;
 mod observe;
+mod position;
 mod proposer;
 pub mod recovery;
 mod server;

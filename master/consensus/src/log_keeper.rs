@@ -11,7 +11,7 @@ use openraft::async_runtime::watch::WatchReceiver as _;
 use tokio_util::sync::CancellationToken;
 
 use super::log_store::LogStore;
-use super::types::Raft;
+use super::state_machine::Raft;
 use crate::metrics::ConsensusMetrics;
 
 /// Entries become old without anybody writing.
@@ -46,6 +46,7 @@ impl LogLimits {
 /// Makes snapshots and cuts the log, until `stop` or the end of the consensus.
 pub async fn keep(raft: Raft, log: LogStore, limits: LogLimits, metrics: ConsensusMetrics, stop: CancellationToken) {
     let keep_ns = i64::try_from(limits.keep.as_nanos()).unwrap_or(i64::MAX);
+    let size = log.size();
     loop {
         let (applied, snapshot, purged) = {
             let observed = raft.metrics();
@@ -53,16 +54,22 @@ pub async fn keep(raft: Raft, log: LogStore, limits: LogLimits, metrics: Consens
             let index = |id: Option<super::types::LogId>| id.map(|id| id.index);
             (index(observed.last_applied), index(observed.snapshot), index(observed.purged))
         };
-        metrics.log_size(log.bytes_after(None));
+        let (bytes, since_snapshot) = {
+            let size = size.lock();
+            (size.bytes_after(None), size.bytes_after(snapshot))
+        };
+        metrics.log_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
         let mut goes_on = true;
-        if applied > snapshot && log.bytes_after(snapshot) >= limits.snapshot_after {
+        if applied > snapshot && since_snapshot >= limits.snapshot_after {
             // One that is being made already is not made twice.
             goes_on = raft.trigger().snapshot().await.is_ok();
         }
-        let old = log.old(host::wall_ns().saturating_sub(keep_ns), limits.size_max);
-        if let Some(upto) = old.min(snapshot).filter(|upto| Some(*upto) > purged)
-            && log.bytes_upto(upto) >= limits.cut_bytes()
-        {
+        let cut = {
+            let size = size.lock();
+            let old = size.old(host::wall_ns().saturating_sub(keep_ns), limits.size_max).min(snapshot);
+            old.filter(|upto| Some(*upto) > purged && size.bytes_upto(*upto) >= limits.cut_bytes())
+        };
+        if let Some(upto) = cut {
             goes_on &= raft.trigger().purge_log(upto).await.is_ok();
         }
         let next = async {

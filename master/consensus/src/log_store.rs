@@ -35,9 +35,9 @@ pub use self::carry_over::carry_over;
 pub use self::size::LogSize;
 use self::tail::Tail;
 use self::writer::{Done, LogChange, Write, write_loop};
-use super::state_machine::read_position;
+use super::position::read_position;
 use super::types::{Entry, LogId, Types, Vote, decode_entry, encode_entry, from_json, to_json};
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 use crate::metrics::ConsensusMetrics;
 
 const VOTE_KEY: &[u8] = b"vote";
@@ -95,7 +95,7 @@ impl Shared {
     }
 
     /// What was applied was agreed on, and no other master may have anything else in its place.
-    fn check_truncate(&self, from: u64) -> Result<(), ConsensusError> {
+    fn check_truncate(&self, from: u64) -> Result {
         let (applied, _) = read_position(&self.database.get())?;
         let Some(applied) = applied.filter(|applied| applied.index >= from) else { return Ok(()) };
         let error = ConsensusError::Unavailable(format!(
@@ -120,7 +120,7 @@ impl LogStore {
         database: Arc<CurrentDatabase>,
         mark_bytes: u64,
         metrics: ConsensusMetrics,
-    ) -> Result<(Self, JoinHandle<()>), ConsensusError> {
+    ) -> Result<(Self, JoinHandle<()>)> {
         let (store, queue) = Self::open(database, mark_bytes)?;
         let own = store.shared.clone();
         let thread =
@@ -134,14 +134,14 @@ impl LogStore {
         host: &Arc<super::simulation::Host>,
         database: Arc<CurrentDatabase>,
         mark_bytes: u64,
-    ) -> Result<Self, ConsensusError> {
+    ) -> Result<Self> {
         let (store, queue) = Self::open(database, mark_bytes)?;
         host.spawn(writer::write_on(host.clone(), store.shared.clone(), queue));
         Ok(store)
     }
 
     /// The log, and what is to be written to it.
-    fn open(database: Arc<CurrentDatabase>, mark_bytes: u64) -> Result<(Self, mpsc::Receiver<Write>), ConsensusError> {
+    fn open(database: Arc<CurrentDatabase>, mark_bytes: u64) -> Result<(Self, mpsc::Receiver<Write>)> {
         let current = database.get();
         let size = LogSize::load(&current, purged(&current)?, mark_bytes, host::wall_ns())?;
         let last = log_state(&current)?.last_log_id;
@@ -175,25 +175,9 @@ impl LogStore {
         self.shared.size.clone()
     }
 
-    /// Bytes of the entries behind this one; for none: of all that are there.
-    pub fn bytes_after(&self, index: Option<u64>) -> u64 {
-        self.shared.size.lock().bytes_after(index)
-    }
-
-    /// Bytes of the entries up to this one.
-    pub fn bytes_upto(&self, index: u64) -> u64 {
-        self.shared.size.lock().bytes_upto(index)
-    }
-
-    /// Index of the last of those entries that were written before a time, or are more than so many bytes away from the
-    /// end.
-    pub fn old(&self, before_ns: i64, bytes_max: u64) -> Option<u64> {
-        self.shared.size.lock().old(before_ns, bytes_max)
-    }
-
     /// Entries from `start` up to `end`, which is not included, as long as they have no more than `bytes` together; the
     /// first in any case.
-    fn read_disk(&self, start: u64, end: u64, bytes: usize) -> Result<Vec<Entry>, ConsensusError> {
+    fn read_disk(&self, start: u64, end: u64, bytes: usize) -> Result<Vec<Entry>> {
         let (mut entries, mut left) = (Vec::new(), bytes);
         if start >= end {
             return Ok(entries);
@@ -228,13 +212,13 @@ fn stopped() -> io::Error {
     io::Error::other("the log has stopped")
 }
 
-fn meta<T: for<'a> serde::Deserialize<'a>>(database: &Database, key: &[u8]) -> Result<Option<T>, ConsensusError> {
+fn meta<T: for<'a> serde::Deserialize<'a>>(database: &Database, key: &[u8]) -> Result<Option<T>> {
     let value = database.get(Family::RaftMeta, key)?;
     value.map(|bytes| from_json(&bytes, "a record of the consensus")).transpose()
 }
 
 /// What is on disk.
-pub fn log_state(database: &Database) -> Result<LogState<Types>, ConsensusError> {
+pub fn log_state(database: &Database) -> Result<LogState<Types>> {
     let last_purged_log_id: Option<LogId> = meta(database, PURGED_KEY)?;
     let mut items = database.raw().iterator_cf(database.family(Family::RaftLog), IteratorMode::End);
     let last = items.next().transpose()?;
@@ -243,14 +227,14 @@ pub fn log_state(database: &Database) -> Result<LogState<Types>, ConsensusError>
 }
 
 /// Whether anything was ever written to the log: an entry or a vote.
-pub fn has_log(database: &Database) -> Result<bool, ConsensusError> {
+pub fn has_log(database: &Database) -> Result<bool> {
     let log = database.family(Family::RaftLog);
     let has_entries = database.raw().iterator_cf(log, IteratorMode::Start).next().transpose()?.is_some();
     Ok(has_entries || database.get(Family::RaftMeta, VOTE_KEY)?.is_some())
 }
 
 /// Index of the last entry that was purged from the log.
-pub fn purged(database: &Database) -> Result<Option<u64>, ConsensusError> {
+pub fn purged(database: &Database) -> Result<Option<u64>> {
     let purged: Option<LogId> = meta(database, PURGED_KEY)?;
     Ok(purged.map(|id| id.index))
 }
@@ -279,7 +263,7 @@ impl RaftLogReader<Types> for LogStore {
             }
             tail.read(start, end, usize::MAX)
         };
-        let mut entries = self.read_disk(start, from, usize::MAX).map_err(io::Error::other)?;
+        let mut entries = self.read_disk(start, from, usize::MAX)?;
         entries.extend(newest);
         Ok(entries)
     }
@@ -291,11 +275,11 @@ impl RaftLogReader<Types> for LogStore {
             return Ok(newest);
         }
         // The rest is for the next message.
-        self.read_disk(start, from, MESSAGE_BYTES).map_err(io::Error::other)
+        Ok(self.read_disk(start, from, MESSAGE_BYTES)?)
     }
 
     async fn read_vote(&mut self) -> io::Result<Option<Vote>> {
-        meta(&self.shared.database.get(), VOTE_KEY).map_err(io::Error::other)
+        Ok(meta(&self.shared.database.get(), VOTE_KEY)?)
     }
 }
 
@@ -304,7 +288,7 @@ impl RaftLogStorage<Types> for LogStore {
 
     async fn get_log_state(&mut self) -> io::Result<LogState<Types>> {
         self.until_on_disk(u64::MAX).await?;
-        log_state(&self.shared.database.get()).map_err(io::Error::other)
+        Ok(log_state(&self.shared.database.get())?)
     }
 
     async fn get_log_reader(&mut self) -> Self {
@@ -312,7 +296,7 @@ impl RaftLogStorage<Types> for LogStore {
     }
 
     async fn save_vote(&mut self, vote: &Vote) -> io::Result<()> {
-        let bytes = to_json(vote, "a vote").map_err(io::Error::other)?;
+        let bytes = to_json(vote, "a vote")?;
         self.write(LogChange::Vote(bytes)).await
     }
 
@@ -324,7 +308,7 @@ impl RaftLogStorage<Types> for LogStore {
     {
         let (mut encoded, mut appended, mut kib) = (Vec::new(), Vec::new(), 0);
         for entry in entries {
-            let (bytes, entry) = encode_entry(entry).map_err(io::Error::other)?;
+            let (bytes, entry) = encode_entry(entry)?;
             kib += bytes.len() >> 10;
             let index = entry.log_id.index;
             appended.push((bytes.len(), entry));
@@ -353,14 +337,14 @@ impl RaftLogStorage<Types> for LogStore {
 
     async fn truncate_after(&mut self, last: Option<LogId>) -> io::Result<()> {
         let from = last.map_or(0, |last| last.index.saturating_add(1));
-        self.shared.check_truncate(from).map_err(io::Error::other)?;
+        self.shared.check_truncate(from)?;
         self.shared.tail.lock().truncate(from);
         self.write(LogChange::Truncate(from)).await
     }
 
     async fn purge(&mut self, log_id: LogId) -> io::Result<()> {
         self.shared.tail.lock().purge(log_id.index);
-        let bytes = to_json(&log_id, "a log id").map_err(io::Error::other)?;
+        let bytes = to_json(&log_id, "a log id")?;
         self.write(LogChange::Purge(log_id.index, bytes)).await
     }
 }

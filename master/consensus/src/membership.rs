@@ -11,7 +11,7 @@ use openraft::{ChangeMembers, Instant as _, RaftMetrics};
 use super::node::{Consensus, fatal};
 use super::observe;
 use super::types::{Node, NodeId, Types};
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 
 /// A follower that has answered within this is there.
 const ALIVE: Duration = Duration::from_secs(2);
@@ -80,13 +80,13 @@ impl Consensus {
     }
 
     /// Takes a master in that has its place, but nothing else: returns when it has caught up. It does not vote yet.
-    pub async fn add(&self, id: NodeId, address: &str) -> Result<(), ConsensusError> {
+    pub async fn add(&self, id: NodeId, address: &str) -> Result {
         self.cut_log_for(id).await?;
         self.raft.add_learner(id, Node::new(address), true).await.map(drop).map_err(explain)
     }
 
     /// Has a master vote that has been added.
-    pub async fn let_vote(&self, id: NodeId, address: &str) -> Result<(), ConsensusError> {
+    pub async fn let_vote(&self, id: NodeId, address: &str) -> Result {
         let voters = ChangeMembers::AddVoterIds(BTreeSet::from([id]));
         self.raft.change_membership(voters, true).await.map_err(explain)?;
         tracing::info!(id, address, "a master joins the group");
@@ -95,13 +95,13 @@ impl Consensus {
 
     /// Has a master that has nothing be given a snapshot where the log is long: to apply all of that would take many
     /// times as long. What another master of the group lacks stays in the log.
-    async fn cut_log_for(&self, id: NodeId) -> Result<(), ConsensusError> {
+    async fn cut_log_for(&self, id: NodeId) -> Result {
         let index = |id: Option<super::types::LogId>| id.map_or(0, |id| id.index);
         // None while another master leads.
         let matched = |metrics: &RaftMetrics<Types>, id: &NodeId| {
             metrics.replication.as_ref().map(|all| index(all.get(id).copied().flatten()))
         };
-        let mut observed = self.raft.metrics();
+        let observed = self.raft.metrics();
         let has_something = matched(&observed.borrow_watched(), &id) != Some(0);
         if has_something || self.log_size.lock().bytes_after(None) < self.limits.snapshot_after.min(REPLAYED_MAX) {
             return Ok(());
@@ -116,9 +116,8 @@ impl Consensus {
         };
         if upto > 0 {
             self.raft.trigger().purge_log(upto).await.map_err(fatal)?;
-            let cut = observe::until(&mut observed, |metrics| index(metrics.purged) >= upto);
             // It may be in use; then the new master is given what there is.
-            let _is_cut = tokio::time::timeout(CUT, cut).await;
+            let _is_cut = self.until_within(CUT, |metrics| index(metrics.purged) >= upto).await;
         }
         Ok(())
     }
@@ -127,8 +126,8 @@ impl Consensus {
     ///
     /// # Errors
     /// [`ConsensusError::Refused`] when no majority of those who stay is there.
-    pub async fn remove(&self, id: NodeId) -> Result<(), ConsensusError> {
-        let mut observed = self.raft.metrics();
+    pub async fn remove(&self, id: NodeId) -> Result {
+        let observed = self.raft.metrics();
         let staying = |metrics: &RaftMetrics<Types>| -> Vec<NodeId> {
             metrics.membership_config.membership().voter_ids().filter(|voter| *voter != id).collect()
         };
@@ -146,10 +145,8 @@ impl Consensus {
         // A leader that has just begun has heard of nobody yet.
         let alive =
             |metrics: &RaftMetrics<Types>| staying(metrics).iter().filter(|voter| is_alive(metrics, **voter)).count();
-        let is_majority = observe::until(&mut observed, |metrics| alive(metrics) > staying(metrics).len() / 2);
-        if !tokio::time::timeout(ALIVE, is_majority).await.unwrap_or(false) {
-            let metrics = self.raft.metrics();
-            let metrics = metrics.borrow_watched();
+        if !self.until_within(ALIVE, |metrics| alive(metrics) > staying(metrics).len() / 2).await {
+            let metrics = observed.borrow_watched();
             return Err(ConsensusError::Refused(format!(
                 "of the {} masters that stay without master {id} only {} answer, which is no majority: start the \
                  others first",
@@ -160,7 +157,7 @@ impl Consensus {
         let voters = ChangeMembers::RemoveVoters(BTreeSet::from([id]));
         self.raft.change_membership(voters, false).await.map_err(explain)?;
         // One that did not vote yet is no voter that could be removed.
-        let left = self.raft.metrics().borrow_watched().membership_config.membership().get_node(&id).is_some();
+        let left = observed.borrow_watched().membership_config.membership().get_node(&id).is_some();
         if left {
             let nodes = ChangeMembers::RemoveNodes(BTreeSet::from([id]));
             self.raft.change_membership(nodes, false).await.map_err(explain)?;
@@ -170,7 +167,7 @@ impl Consensus {
     }
 
     /// Has the group know the address of this master, which leads: it may be another than at the last start.
-    pub async fn publish_address(&self) -> Result<(), ConsensusError> {
+    pub async fn publish_address(&self) -> Result {
         let own = self.identity().node_id;
         let known = self.raft.metrics().borrow_watched().membership_config.membership().get_node(&own).cloned();
         if known.is_none_or(|known| known.addr == self.address()) {
@@ -184,32 +181,33 @@ impl Consensus {
     ///
     /// # Errors
     /// [`ConsensusError::Refused`] when there is none who could, [`ConsensusError::Deadline`] when it does not.
-    pub async fn hand_over(&self, to: NodeId) -> Result<NodeId, ConsensusError> {
+    pub async fn hand_over(&self, to: NodeId) -> Result<NodeId> {
         let own = self.identity().node_id;
-        let mut observed = self.raft.metrics();
-        // A leader that has just begun has heard of nobody yet.
-        let is_there = observe::until(&mut observed, |metrics| {
+        let observed = self.raft.metrics();
+        let fit = |metrics: &RaftMetrics<Types>| -> Vec<NodeId> {
             let voters = metrics.membership_config.membership().voter_ids();
-            let others: Vec<NodeId> = voters.filter(|id| *id != own && (to == 0 || *id == to)).collect();
-            others.is_empty() || others.into_iter().any(|id| is_alive(metrics, id))
-        });
-        let _is_there = tokio::time::timeout(HEARD, is_there).await;
+            voters.filter(|id| *id != own && (to == 0 || *id == to)).collect()
+        };
+        if to == own {
+            return Ok(own);
+        }
+        // A leader that has just begun has heard of nobody yet.
+        let is_there = |metrics: &RaftMetrics<Types>| {
+            let fit = fit(metrics);
+            fit.is_empty() || fit.into_iter().any(|id| is_alive(metrics, id))
+        };
+        let _is_there = self.until_within(HEARD, is_there).await;
         let to = {
-            let metrics = self.raft.metrics();
-            let metrics = metrics.borrow_watched();
-            let voters: Vec<NodeId> = metrics.membership_config.membership().voter_ids().collect();
-            if to == own {
-                return Ok(own);
-            }
-            if to != 0 && !voters.contains(&to) {
+            let metrics = observed.borrow_watched();
+            let fit = fit(&metrics);
+            if to != 0 && fit.is_empty() {
                 return Err(ConsensusError::NotFound(format!(
                     "the group has no voting master {to}: see `cv raft status`"
                 )));
             }
             let matched = |id: &NodeId| metrics.replication.as_ref().and_then(|all| all.get(id).copied().flatten());
-            let others = voters.iter().filter(|id| **id != own && (to == 0 || **id == to));
-            let alive = others.filter(|id| is_alive(&metrics, **id));
-            alive.max_by_key(|id| matched(id)).copied().ok_or_else(|| {
+            let alive = fit.into_iter().filter(|id| is_alive(&metrics, *id));
+            alive.max_by_key(matched).ok_or_else(|| {
                 let whom = if to == 0 { "no other master".to_owned() } else { format!("master {to} has not") };
                 ConsensusError::Refused(format!("{whom} answered lately: nobody can take the lead"))
             })?
@@ -219,27 +217,30 @@ impl Consensus {
             self.given_away.set(lead);
         }
         self.raft.trigger().transfer_leader(to).await.map_err(fatal)?;
-        let mut observed = self.raft.metrics();
-        let leads = observe::until(&mut observed, |metrics| {
+        let leads = |metrics: &RaftMetrics<Types>| {
             metrics.current_leader.is_some_and(|leader| leader != own) || metrics.running_state.is_err()
-        });
-        match tokio::time::timeout(HAND_OVER, leads).await {
-            Ok(true) => Ok(self.raft.metrics().borrow_watched().current_leader.unwrap_or(0)),
-            _ => Err(ConsensusError::Deadline(format!("master {to} did not take the lead within {HAND_OVER:?}"))),
+        };
+        if self.until_within(HAND_OVER, leads).await {
+            return Ok(observed.borrow_watched().current_leader.unwrap_or(0));
         }
+        Err(ConsensusError::Deadline(format!("master {to} did not take the lead within {HAND_OVER:?}")))
     }
 
     /// Makes a snapshot of all that is applied. The log is cut of what is old enough.
-    pub async fn make_snapshot(&self) -> Result<(), ConsensusError> {
+    pub async fn make_snapshot(&self) -> Result {
         let applied = self.raft.metrics().borrow_watched().last_applied;
         self.raft.trigger().snapshot().await.map_err(fatal)?;
-        let mut observed = self.raft.metrics();
-        let made =
-            observe::until(&mut observed, |metrics| metrics.snapshot >= applied || metrics.running_state.is_err());
-        match tokio::time::timeout(SNAPSHOT, made).await {
-            Ok(true) => Ok(()),
-            _ => Err(ConsensusError::Deadline(format!("no snapshot was made within {SNAPSHOT:?}"))),
+        let made = |metrics: &RaftMetrics<Types>| metrics.snapshot >= applied || metrics.running_state.is_err();
+        if self.until_within(SNAPSHOT, made).await {
+            return Ok(());
         }
+        Err(ConsensusError::Deadline(format!("no snapshot was made within {SNAPSHOT:?}")))
+    }
+
+    /// Whether it comes to be so within a time, and before the consensus ends.
+    async fn until_within(&self, within: Duration, is_so: impl Fn(&RaftMetrics<Types>) -> bool) -> bool {
+        let mut observed = self.raft.metrics();
+        tokio::time::timeout(within, observe::until(&mut observed, is_so)).await.unwrap_or(false)
     }
 }
 

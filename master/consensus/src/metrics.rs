@@ -1,7 +1,5 @@
 //! The metrics of the log.
 
-use std::time::Duration;
-
 use cavern_conf::process::Metrics;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
@@ -10,13 +8,13 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 /// What the consensus counts. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ConsensusMetrics {
-    commands: Counter,
-    batch_commands: Histogram,
-    log_sync_seconds: Histogram,
-    log_bytes: Gauge,
-    snapshots_installed: Counter,
-    apply_seconds: Histogram,
-    command_seconds: Histogram,
+    pub(crate) commands: Counter,
+    pub(crate) batch_commands: Histogram,
+    pub(crate) log_sync_seconds: Histogram,
+    pub(crate) log_bytes: Gauge,
+    pub(crate) snapshots_installed: Counter,
+    pub(crate) apply_seconds: Histogram,
+    pub(crate) command_seconds: Histogram,
 }
 
 impl ConsensusMetrics {
@@ -39,30 +37,5 @@ impl ConsensusMetrics {
                 "Time to apply one command: nobody else is served by the log meanwhile",
             ),
         }
-    }
-
-    pub(crate) fn proposed(&self, commands: usize) {
-        self.commands.inc_by(commands as u64);
-        self.batch_commands.observe(commands as f64);
-    }
-
-    pub(crate) fn log_synced(&self, time: Duration) {
-        self.log_sync_seconds.observe(time.as_secs_f64());
-    }
-
-    pub(crate) fn log_size(&self, bytes: u64) {
-        self.log_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
-    }
-
-    pub(crate) fn installed_snapshot(&self) {
-        self.snapshots_installed.inc();
-    }
-
-    pub(crate) fn applied_command(&self, time: Duration) {
-        self.command_seconds.observe(time.as_secs_f64());
-    }
-
-    pub(crate) fn applied(&self, time: Duration) {
-        self.apply_seconds.observe(time.as_secs_f64());
     }
 }

@@ -28,9 +28,8 @@ use tonic::transport::Endpoint;
 use tonic::{Code, Response, Status};
 
 use self::reachability::Reachability;
-use super::snapshot::Checkpoint;
-use super::types::{Node, NodeId, Snapshot, Types, Vote};
-use crate::error::ConsensusError;
+use super::types::{Checkpoint, Node, NodeId, Snapshot, Types, Vote};
+use crate::error::{ConsensusError, Result};
 
 /// Longest message between masters: an entry has at most 4 MiB of commands, and some more of encoding.
 pub const MESSAGE_MAX: usize = 16 << 20;
@@ -62,11 +61,11 @@ impl Ways {
     ///
     /// # Errors
     /// The address is none.
-    pub fn calls(&self, address: &str) -> Result<Calls, ConsensusError> {
+    pub fn calls(&self, address: &str) -> Result<Calls> {
         self.to(address).map(calls)
     }
 
-    fn to(&self, address: &str) -> Result<Transport, ConsensusError> {
+    fn to(&self, address: &str) -> Result<Transport> {
         #[cfg(test)]
         if let Some(host) = super::simulation::Host::current() {
             return Ok(host.way_to(address));
@@ -78,7 +77,7 @@ impl Ways {
     }
 }
 
-fn endpoint(address: &str) -> Result<Endpoint, ConsensusError> {
+fn endpoint(address: &str) -> Result<Endpoint> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"));
     let endpoint = endpoint.map_err(|error| ConsensusError::Invalid(format!("the address \"{address}\": {error}")))?;
     Ok(endpoint

@@ -21,14 +21,15 @@ use super::log_keeper::{self, LogLimits};
 use super::log_store::{LogSize, LogStore, has_log, log_state};
 use super::network::{Network, Ways};
 use super::observe::{self, Observed};
+use super::position::read_position;
 use super::proposer::Proposer;
 use super::server::Arrival;
 use super::snapshot::Snapshots;
-use super::state_machine::{ChangeListener, StateMachine, finish_installation, read_position};
+use super::state_machine::{ChangeListener, Raft, StateMachine, finish_installation};
 use super::threads::RaftThreads;
-use super::types::{LeaderId, Node, NodeId, Raft, Types};
+use super::types::{LeaderId, Node, NodeId, Types};
 use crate::clock::Clock;
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 use crate::metrics::ConsensusMetrics;
 
 /// How long an end waits for the threads.
@@ -86,7 +87,7 @@ impl Consensus {
         config: ConsensusConfig<'_>,
         listener: Arc<dyn ChangeListener>,
         metrics: ConsensusMetrics,
-    ) -> Result<Self, ConsensusError> {
+    ) -> Result<Self> {
         let ConsensusConfig { cluster_name, identity, address, snapshots, log: limits, ways, known } = config;
         let snapshots = Snapshots::open(snapshots.to_owned())?;
         finish_installation(&database, &snapshots)?;
@@ -151,7 +152,7 @@ impl Consensus {
     }
 
     /// Begins the cluster with these members, unless that was done before.
-    async fn found(&self, members: &[String]) -> Result<(), ConsensusError> {
+    async fn found(&self, members: &[String]) -> Result {
         let members = (1..).zip(members).map(|(id, address)| (id, Node::new(address)));
         match self.raft.initialize(members.collect::<BTreeMap<NodeId, Node>>()).await {
             Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
@@ -231,7 +232,7 @@ impl Consensus {
 
     /// Returns when the [`ChangeListener`] has been notified of everything that the database shows at the moment: an
     /// entry is in the database before that.
-    pub async fn wait_notified(&self) -> Result<(), ConsensusError> {
+    pub async fn wait_notified(&self) -> Result {
         self.raft.ensure_linearizable(ReadPolicy::ReadIndex).await.map(drop).map_err(fatal)
     }
 
@@ -265,7 +266,7 @@ impl Consensus {
 }
 
 /// Whether it is the only master that votes.
-fn is_alone(database: &Database, own: NodeId) -> Result<bool, ConsensusError> {
+fn is_alone(database: &Database, own: NodeId) -> Result<bool> {
     let (_, membership) = read_position(database)?;
     Ok(membership.voter_ids().eq([own]))
 }
@@ -274,7 +275,7 @@ fn start_log(
     database: Arc<CurrentDatabase>,
     limits: LogLimits,
     metrics: &ConsensusMetrics,
-) -> Result<(LogStore, Option<thread::JoinHandle<()>>), ConsensusError> {
+) -> Result<(LogStore, Option<thread::JoinHandle<()>>)> {
     #[cfg(test)]
     if let Some(host) = super::simulation::Host::current() {
         return Ok((LogStore::start_on(&host, database, limits.mark_bytes())?, None));

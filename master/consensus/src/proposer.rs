@@ -20,9 +20,10 @@ use prost::Message;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::observe;
-use super::types::{Batch, LeaderId, Raft, Types};
+use super::state_machine::Raft;
+use super::types::{Batch, LeaderId, Types};
 use crate::clock::Clock;
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 use crate::metrics::ConsensusMetrics;
 
 /// Commands that wait for their entry at most; proposers beyond wait themselves.
@@ -93,7 +94,7 @@ impl Proposer {
     /// # Errors
     /// [`ConsensusError::NotLeading`] when this master leads no more and the command was not put into the log;
     /// [`ConsensusError::Unavailable`] when nothing can be committed: it may still be applied later.
-    pub async fn propose<C: TypedCommand>(&self, command: C) -> Result<C::Outcome, ConsensusError> {
+    pub async fn propose<C: TypedCommand>(&self, command: C) -> Result<C::Outcome> {
         let answer = self.enqueue(command.into_kind(), None).await?;
         Ok(C::outcome(received(answer).await?)?)
     }
@@ -102,10 +103,7 @@ impl Proposer {
     ///
     /// # Errors
     /// As [`Self::propose`]: any of them may have been applied.
-    pub async fn propose_all<C: TypedCommand>(
-        &self,
-        commands: impl IntoIterator<Item = C>,
-    ) -> Result<Vec<C::Outcome>, ConsensusError> {
+    pub async fn propose_all<C: TypedCommand>(&self, commands: impl IntoIterator<Item = C>) -> Result<Vec<C::Outcome>> {
         self.begin_all(commands.into_iter().collect(), None).await?.await
     }
 
@@ -115,7 +113,7 @@ impl Proposer {
         &self,
         commands: Vec<C>,
         room: Option<Room>,
-    ) -> Result<impl Future<Output = Result<Vec<C::Outcome>, ConsensusError>> + Send + use<C>, ConsensusError> {
+    ) -> Result<impl Future<Output = Result<Vec<C::Outcome>>> + Send + use<C>> {
         let mut waiting = Vec::new();
         for command in commands {
             waiting.push(self.enqueue(command.into_kind(), room.clone()).await?);
@@ -129,7 +127,7 @@ impl Proposer {
         })
     }
 
-    async fn enqueue(&self, kind: Kind, room: Option<Room>) -> Result<oneshot::Receiver<Answer>, ConsensusError> {
+    async fn enqueue(&self, kind: Kind, room: Option<Room>) -> Result<oneshot::Receiver<Answer>> {
         let (answer, receive) = oneshot::channel();
         self.queue
             .send((Command { command: Some(kind) }, Asker { answer, _room: room }))
@@ -139,7 +137,7 @@ impl Proposer {
     }
 }
 
-async fn received(answer: oneshot::Receiver<Answer>) -> Result<Outcome, ConsensusError> {
+async fn received(answer: oneshot::Receiver<Answer>) -> Result<Outcome> {
     Ok(answer.await.map_err(|_| stopped())??)
 }
 
@@ -180,7 +178,8 @@ async fn serve(
             commands.push(command);
             askers.push(asker);
         }
-        metrics.proposed(commands.len());
+        metrics.commands.inc_by(commands.len() as u64);
+        metrics.batch_commands.observe(commands.len() as f64);
         let batch = Batch(CommandBatch { commands, now_ns: clock.now_ns() });
         let (responder, written) = ProgressResponder::complete_only();
         match raft.write(batch).with_leader(lead).responder(responder).await {

@@ -20,9 +20,9 @@ use std::path::{Path, PathBuf};
 use cavern_state::{CurrentDatabase, Database, Family, Lock, current};
 use rocksdb::IteratorMode;
 
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 use crate::log_store::purged;
-use crate::state_machine::read_position;
+use crate::position::read_position;
 
 const MARK: &str = "high-water";
 
@@ -33,7 +33,7 @@ const MARK: &str = "high-water";
 /// is not whole; nothing has been changed then.
 ///
 /// [`StateError::OpenDatabase`]: cavern_state::StateError::OpenDatabase
-pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<(CurrentDatabase, HighWater), ConsensusError> {
+pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<(CurrentDatabase, HighWater)> {
     let lock = Lock::take(data_dir)?;
     let directory = current::directory(data_dir)?;
     let mark = HighWater::read(data_dir)?;
@@ -49,7 +49,7 @@ pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<(CurrentDatabase, HighW
 }
 
 /// What shows that a master has worked here.
-fn evidence(data_dir: &Path, database: &Path) -> Result<Option<PathBuf>, ConsensusError> {
+fn evidence(data_dir: &Path, database: &Path) -> Result<Option<PathBuf>> {
     for name in ["secret.key", MARK, current::POINTER] {
         let path = data_dir.join(name);
         if path.exists() {
@@ -67,7 +67,7 @@ fn evidence(data_dir: &Path, database: &Path) -> Result<Option<PathBuf>, Consens
 }
 
 /// Reads a database as it lies there; the inner error says what is missing.
-fn inspect(directory: &Path, mark: &HighWater) -> Result<Result<(), String>, ConsensusError> {
+fn inspect(directory: &Path, mark: &HighWater) -> Result<Result<(), String>> {
     if let Some(Manifest { name, bytes, database }) = &mark.manifest
         && directory.file_name().is_some_and(|own| *own == **database)
         && let Ok(found) = fs::metadata(directory.join(name))
@@ -88,13 +88,13 @@ fn inspect(directory: &Path, mark: &HighWater) -> Result<Result<(), String>, Con
 }
 
 /// Index of the last log entry that a database knows of, be it in the log or applied and purged.
-fn last_entry(database: &Database) -> Result<u64, ConsensusError> {
+fn last_entry(database: &Database) -> Result<u64> {
     let applied = read_position(database)?.0.map_or(0, |id| id.index);
     Ok(log_entry(database, IteratorMode::End)?.unwrap_or(0).max(applied))
 }
 
 /// Index of the first or last entry of the log.
-fn log_entry(database: &Database, which: IteratorMode<'_>) -> Result<Option<u64>, ConsensusError> {
+fn log_entry(database: &Database, which: IteratorMode<'_>) -> Result<Option<u64>> {
     let entry = database.raw().iterator_cf(database.family(Family::RaftLog), which).next().transpose()?;
     let damaged = |_| ConsensusError::corrupt("the key of a log entry".to_owned());
     entry.map(|(key, _)| key.as_ref().try_into().map(u64::from_be_bytes).map_err(damaged)).transpose()
@@ -125,7 +125,7 @@ pub struct HighWater {
 }
 
 impl HighWater {
-    fn read(data_dir: &Path) -> Result<Self, ConsensusError> {
+    fn read(data_dir: &Path) -> Result<Self> {
         let path = data_dir.join(MARK);
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,

@@ -15,7 +15,7 @@ use super::node::{Consensus, fatal};
 use super::snapshot::Incoming;
 use super::types::Snapshot;
 use crate::blocking::blocking;
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 
 /// A snapshot that comes from another master.
 #[derive(Default)]
@@ -59,7 +59,7 @@ impl Drop for Shown<'_> {
 /// [`ConsensusError::Invalid`] for a snapshot that is not offered, [`ConsensusError::Unavailable`] where it breaks off.
 pub async fn offer_of(
     pieces: &mut (impl Stream<Item = Result<SnapshotPiece, Status>> + Unpin),
-) -> Result<SnapshotOffer, ConsensusError> {
+) -> Result<SnapshotOffer> {
     let first = pieces.next().await.transpose().map_err(broken)?;
     convert::required(first.and_then(|first| first.offer), "the offer of a snapshot")
 }
@@ -74,7 +74,7 @@ fn is_taken() -> ConsensusError {
 
 impl Consensus {
     /// Entries of a leader, or a sign of life.
-    pub async fn append(&self, request: AppendRequest) -> Result<AppendReply, ConsensusError> {
+    pub async fn append(&self, request: AppendRequest) -> Result<AppendReply> {
         let answer = self.raft.append_entries(convert::append_entries(request)?).await.map_err(fatal)?;
         let outcome = match answer {
             AppendEntriesResponse::Success => append_reply::Outcome::Done(true),
@@ -91,7 +91,7 @@ impl Consensus {
 
     /// # Errors
     /// [`ConsensusError::Unavailable`] for a moment after the start, too.
-    pub async fn vote(&self, request: &VoteRequest) -> Result<VoteReply, ConsensusError> {
+    pub async fn vote(&self, request: &VoteRequest) -> Result<VoteReply> {
         self.promise.check()?;
         let answer = self.raft.vote(convert::vote_of_request(request)?).await.map_err(fatal)?;
         Ok(convert::vote_reply(&answer))
@@ -101,14 +101,14 @@ impl Consensus {
     ///
     /// # Errors
     /// As [`Self::vote`].
-    pub async fn pre_vote(&self, request: &VoteRequest) -> Result<VoteReply, ConsensusError> {
+    pub async fn pre_vote(&self, request: &VoteRequest) -> Result<VoteReply> {
         self.promise.check()?;
         let answer = self.raft.pre_vote(convert::vote_of_request(request)?).await.map_err(fatal)?;
         Ok(convert::vote_reply(&answer))
     }
 
     /// Takes the lead that another master gives away.
-    pub async fn take_over(&self, request: HandOverRequest) -> Result<HandOverReply, ConsensusError> {
+    pub async fn take_over(&self, request: HandOverRequest) -> Result<HandOverReply> {
         let from = convert::vote(&convert::required(request.from, "the ballot")?);
         let asked =
             TransferLeaderRequest::new(from, request.to, request.last.as_ref().map(convert::log_id).transpose()?);
@@ -123,7 +123,7 @@ impl Consensus {
     ///
     /// # Errors
     /// [`ConsensusError::Overloaded`] while another comes.
-    pub async fn consider(&self, offer: SnapshotOffer) -> Result<SnapshotProgress, ConsensusError> {
+    pub async fn consider(&self, offer: SnapshotOffer) -> Result<SnapshotProgress> {
         let Ok(_only) = self.arrival.only.try_lock() else { return Err(is_taken()) };
         let snapshots = self.snapshots().clone();
         blocking(move || Ok(Incoming::begin(&snapshots, offer)?.progress())).await
@@ -137,7 +137,7 @@ impl Consensus {
         &self,
         offer: SnapshotOffer,
         mut pieces: impl Stream<Item = Result<SnapshotPiece, Status>> + Unpin + Send,
-    ) -> Result<SnapshotReply, ConsensusError> {
+    ) -> Result<SnapshotReply> {
         let vote = convert::vote(&convert::required(offer.ballot, "the ballot")?);
         let Ok(_only) = self.arrival.only.try_lock() else { return Err(is_taken()) };
         let snapshots = self.snapshots().clone();

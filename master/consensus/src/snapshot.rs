@@ -21,10 +21,10 @@ use cavern_state::{CurrentDatabase, Database};
 use openraft::RaftSnapshotBuilder;
 use parking_lot::Mutex;
 
-use super::state_machine::read_position;
-use super::types::{LogId, Meta, Snapshot, Types, from_json};
-use crate::blocking::run_blocking;
-use crate::error::ConsensusError;
+use super::position::read_position;
+use super::types::{Checkpoint, LogId, Meta, Snapshot, Types, from_json};
+use crate::blocking::blocking;
+use crate::error::{ConsensusError, Result};
 
 pub use incoming::Incoming;
 pub use outgoing::Outgoing;
@@ -34,12 +34,6 @@ const INCOMING: &str = "incoming";
 /// Directories of snapshots that are not complete yet: one made here, and one of another master.
 const NEW: &str = "new";
 const ADOPTED: &str = "adopted";
-
-/// A snapshot's content: the directory of a RocksDB checkpoint.
-#[derive(Clone, Debug)]
-pub struct Checkpoint {
-    pub directory: PathBuf,
-}
 
 /// The snapshots of one node.
 #[derive(Clone, Debug)]
@@ -51,7 +45,7 @@ pub struct Snapshots {
 
 impl Snapshots {
     /// Opens the directory and removes what a crash may have left in it.
-    pub fn open(directory: PathBuf) -> Result<Self, ConsensusError> {
+    pub fn open(directory: PathBuf) -> Result<Self> {
         fs::create_dir_all(&directory).map_err(ConsensusError::io(&directory))?;
         let snapshots = Self { directory, committing: Arc::default() };
         let current = snapshots.current()?;
@@ -61,26 +55,26 @@ impl Snapshots {
     }
 
     /// The newest complete snapshot.
-    pub fn current(&self) -> Result<Option<(Meta, Checkpoint)>, ConsensusError> {
+    pub fn current(&self) -> Result<Option<(Meta, Checkpoint)>> {
         let mut newest: Option<Meta> = None;
-        for path in self.entries()? {
+        for path in read_dir(&self.directory)? {
             if path.extension().is_some_and(|extension| extension == "json") {
                 let bytes = fs::read(&path).map_err(ConsensusError::io(&path))?;
                 let meta: Meta = from_json(&bytes, &format!("the snapshot description {}", path.display()))?;
                 let is_newer = newest.as_ref().is_none_or(|newest| newest.last_log_id < meta.last_log_id);
-                if is_newer && self.data(&name(&meta)).is_dir() {
+                if is_newer && self.directory.join(name(&meta)).is_dir() {
                     newest = Some(meta);
                 }
             }
         }
         Ok(newest.map(|meta| {
-            let directory = self.data(&name(&meta));
+            let directory = self.directory.join(name(&meta));
             (meta, Checkpoint { directory })
         }))
     }
 
     /// Makes a snapshot of `database` and the current one.
-    pub fn build(&self, database: &Database) -> Result<(Meta, Checkpoint), ConsensusError> {
+    pub fn build(&self, database: &Database) -> Result<(Meta, Checkpoint)> {
         let temporary = self.directory.join(NEW);
         remove_dir(&temporary)?;
         database.checkpoint(&temporary)?;
@@ -101,12 +95,12 @@ impl Snapshots {
     }
 
     /// What came from another master is taken in, or of no use.
-    pub fn forget_incoming(&self) -> Result<(), ConsensusError> {
+    pub fn forget_incoming(&self) -> Result {
         remove_dir(&self.incoming())
     }
 
     /// Keeps a copy (hard links) of a received checkpoint as the current snapshot.
-    pub fn adopt(&self, meta: &Meta, checkpoint: &Checkpoint) -> Result<(), ConsensusError> {
+    pub fn adopt(&self, meta: &Meta, checkpoint: &Checkpoint) -> Result {
         let temporary = self.directory.join(ADOPTED);
         remove_dir(&temporary)?;
         link_files(&checkpoint.directory, &temporary).map_err(ConsensusError::io(&temporary))?;
@@ -115,7 +109,7 @@ impl Snapshots {
 
     /// Makes a directory the current snapshot, unless there is one that is no older: another master may have a part of
     /// that. Returns the current one.
-    fn commit(&self, meta: Meta, temporary: &Path) -> Result<(Meta, Checkpoint), ConsensusError> {
+    fn commit(&self, meta: Meta, temporary: &Path) -> Result<(Meta, Checkpoint)> {
         let _only = self.committing.lock();
         if let Some((current, checkpoint)) = self.current()?
             && current.last_log_id >= meta.last_log_id
@@ -124,7 +118,7 @@ impl Snapshots {
             return Ok((current, checkpoint));
         }
         let name = name(&meta);
-        let directory = self.data(&name);
+        let directory = self.directory.join(&name);
         remove_dir(&directory)?;
         fs::rename(temporary, &directory).map_err(ConsensusError::io(&directory))?;
         let description = self.directory.join(format!("{name}.json"));
@@ -141,8 +135,8 @@ impl Snapshots {
         Ok((meta, Checkpoint { directory }))
     }
 
-    fn remove_all_but(&self, keep: &[&str]) -> Result<(), ConsensusError> {
-        for path in self.entries()? {
+    fn remove_all_but(&self, keep: &[&str]) -> Result {
+        for path in read_dir(&self.directory)? {
             let stem = path.file_stem().and_then(|stem| stem.to_str());
             if stem.is_some_and(|stem| keep.contains(&stem)) {
                 continue;
@@ -155,14 +149,6 @@ impl Snapshots {
         }
         Ok(())
     }
-
-    fn entries(&self) -> Result<Vec<PathBuf>, ConsensusError> {
-        read_dir(&self.directory)
-    }
-
-    fn data(&self, name: &str) -> PathBuf {
-        self.directory.join(name)
-    }
 }
 
 /// The name of a snapshot: its position in the log.
@@ -171,12 +157,12 @@ fn name(meta: &Meta) -> String {
     meta.last_log_id.map_or_else(|| "empty".to_owned(), position)
 }
 
-fn read_dir(directory: &Path) -> Result<Vec<PathBuf>, ConsensusError> {
+fn read_dir(directory: &Path) -> Result<Vec<PathBuf>> {
     let read = || fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, std::io::Error>>();
     read().map_err(ConsensusError::io(directory))
 }
 
-fn remove_dir(directory: &Path) -> Result<(), ConsensusError> {
+fn remove_dir(directory: &Path) -> Result {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(ConsensusError::io(directory)(error)),
         _ => Ok(()),
@@ -194,8 +180,7 @@ impl RaftSnapshotBuilder<Types> for Builder {
 
     async fn build_snapshot(&mut self) -> io::Result<Snapshot> {
         let (snapshots, database) = (self.snapshots.clone(), self.database.clone());
-        let built = run_blocking(move || snapshots.build(&database.get())).await;
-        let (meta, snapshot) = built.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        let (meta, snapshot) = blocking(move || snapshots.build(&database.get())).await?;
         tracing::info!(snapshot = name(&meta), "made a snapshot");
         Ok(Snapshot { meta, snapshot })
     }

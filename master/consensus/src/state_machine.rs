@@ -24,14 +24,13 @@ use tokio::task;
 use tokio::time::Instant;
 
 use super::log_store::carry_over;
-use super::snapshot::{Builder, Checkpoint, Snapshots};
-use super::types::{Entry, LogId, Meta, Outcomes, Snapshot, StoredMembership, Types, from_json, to_json};
-use crate::blocking::run_blocking;
-use crate::error::ConsensusError;
+use super::position::{APPLIED_KEY, MEMBERSHIP_KEY, Position, read_position};
+use super::snapshot::{Builder, Snapshots};
+use super::types::{Checkpoint, Entry, LogId, Meta, Outcomes, Snapshot, StoredMembership, Types, to_json};
+use crate::blocking::blocking;
+use crate::error::{ConsensusError, Result};
 use crate::metrics::ConsensusMetrics;
 
-pub(super) const APPLIED_KEY: &[u8] = b"applied";
-const MEMBERSHIP_KEY: &[u8] = b"membership";
 /// Index of an entry that is partly applied ‖ number of its commands that are done (u64 each, big-endian).
 const PROGRESS_KEY: &[u8] = b"progress";
 /// Entries that are applied so soon after others were waiting for them.
@@ -56,6 +55,9 @@ pub trait ChangeListener: Send + Sync + 'static {
     fn replaced(&self);
 }
 
+/// A master's part of the consensus, as the library has it.
+pub type Raft = openraft::Raft<Types, StateMachine>;
+
 /// What openraft holds.
 pub struct StateMachine {
     database: Arc<CurrentDatabase>,
@@ -78,21 +80,8 @@ struct Gathered {
     changes: Vec<(usize, Changes)>,
 }
 
-/// Last applied log id and last membership.
-pub type Position = (Option<LogId>, StoredMembership);
-
-/// Where a database stands in the log.
-pub fn read_position(database: &Database) -> Result<Position, ConsensusError> {
-    let applied = database.get(Family::Meta, APPLIED_KEY)?;
-    let membership = database.get(Family::Meta, MEMBERSHIP_KEY)?;
-    Ok((
-        applied.map(|bytes| from_json(&bytes, "the applied position")).transpose()?,
-        membership.map(|bytes| from_json(&bytes, "the membership")).transpose()?.unwrap_or_default(),
-    ))
-}
-
 /// Index of the entry that was applied in part, and how many of its commands were.
-fn read_progress(database: &Database) -> Result<(u64, u64), ConsensusError> {
+fn read_progress(database: &Database) -> Result<(u64, u64)> {
     let Some(bytes) = database.get(Family::Meta, PROGRESS_KEY)? else { return Ok((0, 0)) };
     let number =
         |range: std::ops::Range<usize>| -> Option<u64> { Some(u64::from_be_bytes(bytes.get(range)?.try_into().ok()?)) };
@@ -111,7 +100,7 @@ impl StateMachine {
         listener: Arc<dyn ChangeListener>,
         metrics: ConsensusMetrics,
         known: u32,
-    ) -> Result<Self, ConsensusError> {
+    ) -> Result<Self> {
         let current = database.get();
         feature_version::check_state(&current, known)?;
         let progress = read_progress(&current)?;
@@ -119,7 +108,7 @@ impl StateMachine {
         Ok(Self { database, snapshots, listener, metrics, known, progress, ended: None })
     }
 
-    fn apply_entry(&mut self, entry: Entry) -> Result<Outcomes, ConsensusError> {
+    fn apply_entry(&mut self, entry: Entry) -> Result<Outcomes> {
         let timer = Instant::now();
         let database = self.database.get();
         let position = to_json(&entry.log_id, "a log id")?;
@@ -148,7 +137,7 @@ impl StateMachine {
             }
             let timer = Instant::now();
             let applied = self.apply_command(&database, &mut gathered.writes, command, now_ns);
-            self.metrics.applied_command(timer.elapsed());
+            self.metrics.command_seconds.observe(timer.elapsed().as_secs_f64());
             match applied {
                 Ok((outcome, changes)) => {
                     outcomes.push(outcome);
@@ -173,7 +162,7 @@ impl StateMachine {
             batch.put_cf(database.family(Family::Meta), APPLIED_KEY, position);
             database.write(batch)?;
         }
-        self.metrics.applied(timer.elapsed());
+        self.metrics.apply_seconds.observe(timer.elapsed().as_secs_f64());
         Ok(Outcomes(outcomes))
     }
 
@@ -184,7 +173,7 @@ impl StateMachine {
         unwritten: &mut Unwritten,
         command: Command,
         now_ns: i64,
-    ) -> Result<(Outcome, Changes), ConsensusError> {
+    ) -> Result<(Outcome, Changes)> {
         let mut transaction = Transaction::on(Tables::with(database, unwritten))?;
         transaction.known = self.known;
         transaction.counters.now_ns = transaction.counters.now_ns.max(now_ns);
@@ -203,7 +192,7 @@ impl StateMachine {
         progress: (u64, u64),
         position: Option<&[u8]>,
         outcomes: &mut [Outcome],
-    ) -> Result<(), ConsensusError> {
+    ) -> Result {
         if gathered.changes.is_empty() {
             return Ok(());
         }
@@ -231,7 +220,7 @@ impl StateMachine {
 }
 
 /// Keeps a snapshot of another master, which is to take the place of the state here.
-fn adopt(snapshots: &Snapshots, meta: &Meta, checkpoint: &Checkpoint, known: u32) -> Result<(), ConsensusError> {
+fn adopt(snapshots: &Snapshots, meta: &Meta, checkpoint: &Checkpoint, known: u32) -> Result {
     feature_version::check_state(&Database::open_for_inspection(&checkpoint.directory)?, known)?;
     snapshots.adopt(meta, checkpoint)?;
     Failpoint::SnapshotAdopted.pass();
@@ -239,7 +228,7 @@ fn adopt(snapshots: &Snapshots, meta: &Meta, checkpoint: &Checkpoint, known: u32
 }
 
 /// Takes a snapshot in that this master was about to take in when it ended. Before the log is opened. *Blocking*.
-pub fn finish_installation(database: &CurrentDatabase, snapshots: &Snapshots) -> Result<(), ConsensusError> {
+pub fn finish_installation(database: &CurrentDatabase, snapshots: &Snapshots) -> Result {
     let Some((meta, checkpoint)) = snapshots.current()? else { return Ok(()) };
     if read_position(&database.get())?.0 < meta.last_log_id {
         tracing::info!("taking in a snapshot that this master has kept, but has not come to use");
@@ -250,7 +239,7 @@ pub fn finish_installation(database: &CurrentDatabase, snapshots: &Snapshots) ->
 }
 
 /// Has a prepared database take the place of the current one, with what this master keeps of its log. *Blocking*.
-fn replace(database: &CurrentDatabase, next: Database, covered: Option<LogId>) -> Result<(), ConsensusError> {
+fn replace(database: &CurrentDatabase, next: Database, covered: Option<LogId>) -> Result {
     database.replace(next, |from, to| carry_over(from, to, covered))?;
     // A simulated disk has all of it.
     #[cfg(test)]
@@ -273,7 +262,7 @@ impl RaftStateMachine<Types> for StateMachine {
     type SnapshotBuilder = Builder;
 
     async fn applied_state(&mut self) -> io::Result<Position> {
-        read_position(&self.database.get()).map_err(io::Error::other)
+        Ok(read_position(&self.database.get())?)
     }
 
     async fn apply<S>(&mut self, mut entries: S) -> io::Result<()>
@@ -286,7 +275,7 @@ impl RaftStateMachine<Types> for StateMachine {
         }
         while let Some(next) = entries.next().await {
             let (entry, proposer) = next?;
-            let outcomes = self.apply_entry(entry).map_err(io::Error::other)?;
+            let outcomes = self.apply_entry(entry)?;
             if let Some(proposer) = proposer {
                 proposer.send(outcomes);
             }
@@ -301,34 +290,33 @@ impl RaftStateMachine<Types> for StateMachine {
 
     async fn install_snapshot(&mut self, meta: &Meta, snapshot: Checkpoint) -> io::Result<()> {
         let (snapshots, own, known) = (self.snapshots.clone(), meta.clone(), self.known);
-        let adopted = run_blocking(move || {
+        let snapshot = blocking(move || {
             adopt(&snapshots, &own, &snapshot, known)?;
-            Ok::<_, ConsensusError>(snapshot)
-        });
-        let snapshot = adopted.await.map_err(io::Error::other)?.map_err(io::Error::other)?;
+            Ok(snapshot)
+        })
+        .await?;
         between_steps(2).await;
         let database = self.database.clone();
-        let prepared = run_blocking(move || database.prepare(&snapshot.directory)).await;
-        let next = prepared.map_err(io::Error::other)?.map_err(io::Error::other)?;
+        let next = blocking(move || Ok(database.prepare(&snapshot.directory)?)).await?;
         between_steps(1).await;
         let (database, snapshots, covered) = (self.database.clone(), self.snapshots.clone(), meta.last_log_id);
-        let replaced = run_blocking(move || {
+        self.progress = blocking(move || {
             // A checkpoint may have been made in the middle of an entry.
             let progress = read_progress(&next)?;
             replace(&database, next, covered)?;
             // It has its own names for the files.
             snapshots.forget_incoming()?;
-            Ok::<_, ConsensusError>(progress)
-        });
-        self.progress = replaced.await.map_err(io::Error::other)?.map_err(io::Error::other)?;
-        self.metrics.installed_snapshot();
+            Ok(progress)
+        })
+        .await?;
+        self.metrics.snapshots_installed.inc();
         self.listener.begin_with(Tables::new(&self.database.get())).map_err(io::Error::other)?;
         self.listener.replaced();
         Ok(())
     }
 
     async fn get_current_snapshot(&mut self) -> io::Result<Option<Snapshot>> {
-        let current = self.snapshots.current().map_err(io::Error::other)?;
+        let current = self.snapshots.current()?;
         Ok(current.map(|(meta, snapshot)| Snapshot { meta, snapshot }))
     }
 }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 
 /// One may be applying an entry, or reading the log for another master: the other answers and sends meanwhile.
 const THREADS: usize = 2;
@@ -27,7 +27,7 @@ enum Threads {
 }
 
 impl RaftThreads {
-    pub fn start() -> Result<Self, ConsensusError> {
+    pub fn start() -> Result<Self> {
         #[cfg(test)]
         if let Some(host) = super::simulation::Host::current() {
             return Ok(Self(Mutex::new(Some(Threads::Simulated(host)))));
@@ -46,10 +46,7 @@ impl RaftThreads {
     ///
     /// # Errors
     /// [`ConsensusError::Unavailable`] when they have been stopped.
-    pub fn spawn<T: Send + 'static>(
-        &self,
-        task: impl Future<Output = T> + Send + 'static,
-    ) -> Result<JoinHandle<T>, ConsensusError> {
+    pub fn spawn<T: Send + 'static>(&self, task: impl Future<Output = T> + Send + 'static) -> Result<JoinHandle<T>> {
         let running = self.0.lock();
         match running.as_ref() {
             Some(Threads::Own(runtime)) => Ok(runtime.spawn(task)),

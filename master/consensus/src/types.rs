@@ -1,5 +1,7 @@
 //! The types that openraft is instantiated with, and their encoding in the log.
 
+use std::path::PathBuf;
+
 use cavern_proto::record::log_record::Payload;
 use cavern_proto::record::{CommandBatch, LogRecord};
 use cavern_state::Outcome;
@@ -9,9 +11,7 @@ use openraft::type_config::alias::{DefaultEntryOf, LogIdOf, SnapshotMetaOf, Snap
 use prost::Message;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser};
 
-use super::snapshot::Checkpoint;
-use super::state_machine::StateMachine;
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 
 pub type NodeId = u64;
 pub type Node = BasicNode;
@@ -25,7 +25,6 @@ pub type Entry = DefaultEntryOf<Types>;
 /// What a snapshot is of.
 pub type Meta = SnapshotMetaOf<Types>;
 pub type Snapshot = SnapshotOf<Types, Checkpoint>;
-pub type Raft = openraft::Raft<Types, StateMachine>;
 
 #[cfg(not(test))]
 pub type Runtime = openraft_rt_tokio::TokioRuntime;
@@ -42,6 +41,12 @@ openraft::declare_raft_types!(
         Node = Node,
         AsyncRuntime = Runtime,
 );
+
+/// A snapshot's content: the directory of a RocksDB checkpoint.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    pub directory: PathBuf,
+}
 
 /// The commands of one log entry.
 #[derive(Clone, Debug, Default)]
@@ -85,7 +90,7 @@ impl<'de> Deserialize<'de> for Outcomes {
 }
 
 /// An entry as the log and the network have it.
-pub fn record_of_entry(entry: Entry) -> Result<LogRecord, ConsensusError> {
+pub fn record_of_entry(entry: Entry) -> Result<LogRecord> {
     let Entry { log_id, payload } = entry;
     let payload = match payload {
         EntryPayload::Blank => Payload::Blank(true),
@@ -97,7 +102,7 @@ pub fn record_of_entry(entry: Entry) -> Result<LogRecord, ConsensusError> {
 }
 
 /// The reverse of [`record_of_entry`].
-pub fn entry_of_record(record: LogRecord) -> Result<Entry, ConsensusError> {
+pub fn entry_of_record(record: LogRecord) -> Result<Entry> {
     let corrupt = || ConsensusError::corrupt("an entry of the log".into());
     let payload = match record.payload.ok_or_else(corrupt)? {
         Payload::Blank(_) => EntryPayload::Blank,
@@ -110,7 +115,7 @@ pub fn entry_of_record(record: LogRecord) -> Result<Entry, ConsensusError> {
 }
 
 /// An entry as the log keeps it, and the entry itself, which is needed for a moment without a copy.
-pub fn encode_entry(entry: Entry) -> Result<(Vec<u8>, Entry), ConsensusError> {
+pub fn encode_entry(entry: Entry) -> Result<(Vec<u8>, Entry)> {
     let log_id = entry.log_id;
     // A membership is kept as JSON, and is small.
     let membership = match &entry.payload {
@@ -128,7 +133,7 @@ pub fn encode_entry(entry: Entry) -> Result<(Vec<u8>, Entry), ConsensusError> {
 }
 
 /// An entry from the log.
-pub fn decode_entry(bytes: &[u8]) -> Result<Entry, ConsensusError> {
+pub fn decode_entry(bytes: &[u8]) -> Result<Entry> {
     entry_of_record(LogRecord::decode(bytes).map_err(|_| ConsensusError::corrupt("an entry of the log".into()))?)
 }
 
@@ -138,12 +143,12 @@ pub fn log_id(term: u64, node_id: NodeId, index: u64) -> LogId {
 }
 
 /// Small records of the consensus, as JSON.
-pub fn to_json(value: &impl Serialize, what: &str) -> Result<Vec<u8>, ConsensusError> {
+pub fn to_json(value: &impl Serialize, what: &str) -> Result<Vec<u8>> {
     serde_json::to_vec(value).map_err(|error| ConsensusError::corrupt(format!("{what} ({error})")))
 }
 
 /// The reverse of [`to_json`].
-pub fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8], what: &str) -> Result<T, ConsensusError> {
+pub fn from_json<'a, T: Deserialize<'a>>(bytes: &'a [u8], what: &str) -> Result<T> {
     serde_json::from_slice(bytes).map_err(|_| ConsensusError::corrupt(what.to_owned()))
 }
 

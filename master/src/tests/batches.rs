@@ -11,9 +11,9 @@ use cavern_proto::master::{
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
     AdoptListing, ApplyListing, AttachMount, BeginObjects, BlockOf, Command, CountUsage, Deleted, DrainWorker,
-    DropBlocks, EndSessionStep, Expire, Freed, GiveUpReplicas, InitCluster, JoinReplica, ListedEntry, ListingGroup,
-    Mutate, ObjectRecord, Persisted, PersistedObject, PutIndex, PutWorker, ReapOrphans, RemoveMount, RemoveWorker,
-    SetWorkerState, SettleReplica, SpreadIntent, TakeInObject,
+    DropBlocks, EndSessionStep, Expire, FreeContent, Freed, GiveUpReplicas, InitCluster, JoinReplica, ListedEntry,
+    ListingGroup, Mutate, ObjectRecord, Persisted, PersistedObject, PutIndex, PutWorker, ReapOrphans, RemoveMount,
+    RemoveWorker, SetWorkerState, SettleReplica, SpreadIntent, TakeInObject,
 };
 use cavern_state::{Changes, Database, Family, Outcome, Tables, Transaction, Unwritten, apply};
 use proptest::prelude::*;
@@ -120,7 +120,7 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
             Kind::Persisted(Persisted { inode: inode(a), change: number * u64::from(d % 3), objects, gone })
         }
         27 => Kind::Deleted(Deleted { mount_id, key, change: u64::from(c) }),
-        28 => Kind::FreeContent(inode(a)),
+        28 => Kind::FreeContent(FreeContent { inode: inode(a), session: 0 }),
         29 => match b % 3 {
             0 => Kind::DropBlocks(DropBlocks { number: u64::from(a % 8), limit: 2 }),
             1 => Kind::Freed(Freed { number: u64::from(a % 8), workers: vec![1, 2] }),
@@ -172,12 +172,15 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
             ..AdoptListing::default()
         }),
         36 => Kind::TakeInObject(TakeInObject {
-            mount_id: 3,
-            directory: ROOTS[2],
+            listing: Some(AdoptListing {
+                mount_id: 3,
+                directory: ROOTS[2],
+                entries: b.is_multiple_of(2).then(|| ListedEntry { name: name(a), ..listed(c) }).into_iter().collect(),
+                now_ns,
+                ..AdoptListing::default()
+            }),
             name: name(a),
-            there: b.is_multiple_of(2).then(|| ListedEntry { name: name(a), ..listed(c) }),
             etag: format!("e{}", d % 3),
-            now_ns,
             ..TakeInObject::default()
         }),
         37 => Kind::ReapOrphans(ReapOrphans { limit: 1 + u32::from(a % 3), from: 0 }),

@@ -3,17 +3,17 @@
 //! they stop the state machine.
 
 use cavern_proto::record::command::Command as Kind;
-use cavern_proto::record::{BeginHistory, Command, InitCluster, PutIndex};
+use cavern_proto::record::{BeginHistory, Command, InitCluster, Once};
 
-use super::namespace::{apply_listing, create_root};
-use super::orphans::reap;
-use super::tables::{CLUSTER_KEY, index_key};
-use super::transaction::Transaction;
-use super::{
-    Family, Outcome, existing, extent, feature_version, intent, kept, lost, mount, origin, posix, registry, requests,
-    restored, usage,
+use crate::commands::{
+    existing, external, lost, mount, mutate, namespace, orphans, persist, registry, replicas, requests, results,
 };
-use crate::error::StateError;
+use crate::error::{Result, StateError};
+use crate::feature_version;
+use crate::index::usage;
+use crate::outcome::Outcome;
+use crate::schema;
+use crate::transaction::Transaction;
 
 /// Numbers of inodes that are left out at a time, at most.
 const INODES_SKIPPED_MAX: u64 = 1 << 40;
@@ -24,80 +24,88 @@ pub const GENERATIONS_MAX: u32 = 3 << 30;
 
 /// Applies one command to a transaction of its own: part of what a command does reads the tables as they were before
 /// the transaction.
-pub fn apply(transaction: &mut Transaction<'_>, command: Command) -> Result<Outcome, StateError> {
-    let outcome = apply_changes(transaction, command)?;
-    usage::account(transaction)?;
+pub fn apply(tx: &mut Transaction<'_>, command: Command) -> Result<Outcome> {
+    let outcome = apply_changes(tx, command)?;
+    usage::account(tx)?;
     Ok(outcome)
 }
 
-pub(super) fn apply_changes(transaction: &mut Transaction<'_>, command: Command) -> Result<Outcome, StateError> {
+fn apply_changes(tx: &mut Transaction<'_>, command: Command) -> Result<Outcome> {
     match command.command {
         // Whatever it does, the masters that know it do it: this one would be another from here on.
         None => Err(StateError::UnknownCommand),
-        Some(Kind::Init(init)) => init_cluster(transaction, &init),
-        Some(Kind::Listing(listing)) => Ok(Outcome::Listed(apply_listing(transaction, &listing)?)),
-        Some(Kind::PutWorker(put)) => registry::put_worker(transaction, &put),
-        Some(Kind::WorkerState(set)) => registry::set_worker_state(transaction, &set),
-        Some(Kind::PutJob(job)) => registry::put_job(transaction, job),
-        Some(Kind::ReapOrphans(limit)) => Ok(Outcome::StepProgress(reap(transaction, &limit)?)),
-        Some(Kind::PutIndex(index)) => put_index(transaction, &index),
-        Some(Kind::Mutate(mutate)) => posix::mutate(transaction, mutate),
-        Some(Kind::EndSessionStep(step)) => posix::end_session_step(transaction, &step),
-        Some(Kind::Expire(expire)) => posix::expire(transaction, &expire),
-        Some(Kind::ReapUnlinked(inode)) => posix::reap(transaction, inode),
-        Some(Kind::SpreadIntent(spread)) => intent::spread(transaction, &spread),
-        Some(Kind::BeginObjects(begin)) => intent::begin(transaction, &begin),
-        Some(Kind::Persisted(persisted)) => intent::persisted(transaction, persisted),
-        Some(Kind::Deleted(deleted)) => intent::deleted(transaction, &deleted),
-        Some(Kind::Freed(freed)) => intent::freed(transaction, &freed),
-        Some(Kind::JoinReplica(join)) => extent::join(transaction, &join),
-        Some(Kind::SettleReplica(settle)) => extent::settle(transaction, &settle),
-        Some(Kind::DropBlocks(step)) => extent::drop_truncated_step(transaction, &step),
-        Some(Kind::DropLost(lost)) => lost::drop_lost(transaction, lost),
-        Some(Kind::StraysFreed(freed)) => Ok(extent::strays_freed(transaction, &freed)),
-        Some(Kind::FreeContent(inode)) => origin::free(transaction, inode, 0),
-        Some(Kind::FreeOwnContent(own)) => origin::free(transaction, own.inode, own.session),
-        Some(Kind::BeginParking(begin)) => intent::begin_parking(transaction, &begin),
-        Some(Kind::MoveOrigin(moved)) => origin::move_to(transaction, moved),
-        Some(Kind::AdoptListing(listing)) => Ok(Outcome::Listed(existing::adopt(transaction, listing)?)),
-        Some(Kind::TakeInObject(taken)) => Ok(Outcome::TakenIn(posix::take_in(transaction, &taken)?)),
-        Some(Kind::KeepAttributes(keep)) => kept::keep(transaction, keep),
-        Some(Kind::CountUsage(step)) => usage::count(transaction, &step),
-        Some(Kind::RemoveMount(remove)) => mount::remove(transaction, &remove),
-        Some(Kind::AttachMount(attach)) => mount::attach(transaction, attach),
-        Some(Kind::UpdateMount(update)) => mount::update(transaction, update),
-        Some(Kind::DrainWorker(drain)) => registry::drain_worker(transaction, &drain),
-        Some(Kind::RemoveWorker(remove)) => registry::remove_worker(transaction, &remove),
-        Some(Kind::GiveUpReplicas(given_up)) => extent::give_up(transaction, &given_up),
-        Some(Kind::ReserveMasterId(largest)) => Ok(registry::reserve_master_id(transaction, largest)),
-        Some(Kind::RaiseFeatureVersion(version)) => raise_feature_version(transaction, version),
-        Some(Kind::SkipInodes(count)) => Ok(skip_inodes(transaction, count)),
-        Some(Kind::BeginHistory(begin)) => Ok(begin_history(transaction, begin)),
-        Some(Kind::SealSecrets(seal)) => mount::seal(transaction, seal),
-        Some(Kind::Once(once)) => requests::once(transaction, *once),
+        Some(Kind::Init(init)) => init_cluster(tx, &init),
+        Some(Kind::Listing(listing)) => namespace::apply_listing(tx, &listing).map(Outcome::Listed),
+        Some(Kind::PutWorker(put)) => registry::put_worker(tx, &put),
+        Some(Kind::WorkerState(set)) => registry::set_worker_state(tx, &set),
+        Some(Kind::PutJob(job)) => registry::put_job(tx, job),
+        Some(Kind::ReapOrphans(limit)) => orphans::reap(tx, &limit).map(Outcome::StepProgress),
+        Some(Kind::PutIndex(index)) => namespace::put_index(tx, &index),
+        Some(Kind::Mutate(mutate)) => mutate::mutate(tx, mutate),
+        Some(Kind::EndSessionStep(step)) => results::end_session_step(tx, &step).map(Outcome::StepProgress),
+        Some(Kind::Expire(expire)) => mutate::expire(tx, &expire),
+        Some(Kind::ReapUnlinked(inode)) => orphans::reap_unlinked(tx, inode).map(Outcome::StepProgress),
+        Some(Kind::SpreadIntent(spread)) => persist::spread(tx, &spread),
+        Some(Kind::BeginObjects(begin)) => persist::begin(tx, &begin),
+        Some(Kind::Persisted(persisted)) => persist::persisted(tx, persisted),
+        Some(Kind::Deleted(deleted)) => persist::deleted(tx, &deleted),
+        Some(Kind::Freed(freed)) => persist::freed(tx, &freed),
+        Some(Kind::JoinReplica(join)) => replicas::join(tx, &join),
+        Some(Kind::SettleReplica(settle)) => replicas::settle(tx, &settle),
+        Some(Kind::DropBlocks(step)) => replicas::drop_truncated_step(tx, &step).map(Outcome::StepProgress),
+        Some(Kind::DropLost(lost)) => lost::drop_lost(tx, lost),
+        Some(Kind::StraysFreed(freed)) => Ok(replicas::strays_freed(tx, &freed)),
+        Some(Kind::FreeContent(free)) => persist::free_content(tx, free).map(Outcome::Freed),
+        Some(Kind::BeginParking(begin)) => persist::begin_parking(tx, &begin),
+        Some(Kind::MoveOrigin(moved)) => persist::move_origin(tx, moved),
+        Some(Kind::AdoptListing(listing)) => existing::adopt(tx, listing).map(Outcome::Listed),
+        Some(Kind::TakeInObject(taken)) => external::take_in(tx, &taken).map(Outcome::TakenIn),
+        Some(Kind::KeepAttributes(keep)) => namespace::keep_attributes(tx, keep),
+        Some(Kind::CountUsage(step)) => usage::count(tx, &step).map(|more| Outcome::Counted { more }),
+        Some(Kind::RemoveMount(remove)) => mount::remove(tx, &remove),
+        Some(Kind::AttachMount(attach)) => mount::attach(tx, attach),
+        Some(Kind::UpdateMount(update)) => mount::update(tx, update),
+        Some(Kind::DrainWorker(drain)) => registry::drain_worker(tx, &drain),
+        Some(Kind::RemoveWorker(remove)) => registry::remove_worker(tx, &remove),
+        Some(Kind::GiveUpReplicas(given_up)) => replicas::give_up(tx, &given_up),
+        Some(Kind::ReserveMasterId(largest)) => Ok(registry::reserve_master_id(tx, largest)),
+        Some(Kind::RaiseFeatureVersion(version)) => raise_feature_version(tx, version),
+        Some(Kind::SkipInodes(count)) => Ok(skip_inodes(tx, count)),
+        Some(Kind::BeginHistory(begin)) => Ok(begin_history(tx, begin)),
+        Some(Kind::SealSecrets(seal)) => mount::seal(tx, seal),
+        Some(Kind::Once(request)) => once(tx, *request),
     }
 }
 
+/// Applies a command, unless it was applied under this id before.
+fn once(tx: &mut Transaction<'_>, once: Once) -> Result<Outcome> {
+    let Once { request, reply, command } = once;
+    if let Some(record) = tx.before().request(&request)? {
+        return Ok(Outcome::Repeated(Box::new(record)));
+    }
+    let outcome = apply_changes(tx, command.map_or_else(Command::default, |command| *command))?;
+    requests::remember(tx, request, reply, &outcome)?;
+    Ok(outcome)
+}
+
 /// The masters that know less than this stop here.
-fn raise_feature_version(transaction: &mut Transaction<'_>, version: u32) -> Result<Outcome, StateError> {
-    feature_version::check(version, transaction.known)?;
-    let counters = &mut transaction.counters;
-    counters.feature_version = counters.feature_version.max(version);
+fn raise_feature_version(tx: &mut Transaction<'_>, version: u32) -> Result<Outcome> {
+    feature_version::check(version, tx.known)?;
+    tx.counters.feature_version = tx.counters.feature_version.max(version);
     Ok(Outcome::Done)
 }
 
 /// Leaves numbers of inodes out, as long as there are enough of them.
-fn skip_inodes(transaction: &mut Transaction<'_>, count: u64) -> Outcome {
-    let counters = &mut transaction.counters;
-    if count <= INODES_SKIPPED_MAX && counters.inode <= INODES_MAX - INODES_SKIPPED_MAX {
-        counters.inode += count;
+fn skip_inodes(tx: &mut Transaction<'_>, count: u64) -> Outcome {
+    if count <= INODES_SKIPPED_MAX && tx.counters.inode <= INODES_MAX - INODES_SKIPPED_MAX {
+        tx.counters.inode += count;
     }
     Outcome::Done
 }
 
 /// Blocks that are made for what is there have other names from now on than any that may have been made before.
-fn begin_history(transaction: &mut Transaction<'_>, begin: BeginHistory) -> Outcome {
-    let counters = &mut transaction.counters;
+fn begin_history(tx: &mut Transaction<'_>, begin: BeginHistory) -> Outcome {
+    let counters = &mut tx.counters;
     let next_generation = counters.next_generation.saturating_add(begin.generations).min(GENERATIONS_MAX);
     (counters.history, counters.history_after) = (begin.id, begin.after);
     (counters.next_generation, counters.old_inodes) = (next_generation, counters.inode);
@@ -105,28 +113,14 @@ fn begin_history(transaction: &mut Transaction<'_>, begin: BeginHistory) -> Outc
 }
 
 /// Gives a new cluster its id, its feature version and its root directory; does nothing to an old one.
-fn init_cluster(transaction: &mut Transaction<'_>, init: &InitCluster) -> Result<Outcome, StateError> {
-    if transaction.before().cluster_id()?.is_some() {
+fn init_cluster(tx: &mut Transaction<'_>, init: &InitCluster) -> Result<Outcome> {
+    if tx.before().cluster_id()?.is_some() {
         return Ok(Outcome::Done);
     }
     if init.feature_version == 0 {
         return Err(StateError::FormerState);
     }
-    create_root(transaction, init.now_ns)?;
-    transaction.put_bytes(Family::Meta, CLUSTER_KEY, init.cluster_id.as_bytes());
-    raise_feature_version(transaction, init.feature_version)
-}
-
-fn put_index(transaction: &mut Transaction<'_>, put: &PutIndex) -> Result<Outcome, StateError> {
-    // An index that is at its end may have got more to do meanwhile.
-    if let Some(index) = &put.index
-        && transaction.before().mount(put.mount_id)?.is_some()
-        && !transaction.before().has_unlisted(put.mount_id, &[])?
-    {
-        transaction.put(Family::Meta, &index_key(put.mount_id), index);
-        if index.finished_ns != 0 {
-            restored::forget_identities(transaction, put.mount_id);
-        }
-    }
-    Ok(Outcome::Done)
+    namespace::create_root(tx, init.now_ns)?;
+    tx.put(schema::ClusterId, (), &init.cluster_id);
+    raise_feature_version(tx, init.feature_version)
 }

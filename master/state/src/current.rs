@@ -16,98 +16,15 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use cavern_conf::{Failpoint, host};
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use cavern_conf::Failpoint;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rocksdb::Cache;
-use rustix::fs::{FlockOperation, flock};
 
-use super::Database;
-use super::database::cache;
-use crate::error::StateError;
-
-/// The file that names the directory.
-pub const POINTER: &str = "database";
-const FIRST: &str = "db";
-
-/// The lock of a data directory, which keeps a second process out.
-pub struct Lock {
-    _file: File,
-    /// The last field, and so the last to be dropped.
-    free: SetAtEnd,
-}
-
-impl Lock {
-    /// Takes it, for as long as it is kept.
-    ///
-    /// # Errors
-    /// [`StateError::DataDirInUse`] while another process has it.
-    pub fn take(data_dir: &Path) -> Result<Arc<Self>, StateError> {
-        let path = data_dir.join("lock");
-        let file = host::lock_file(&path).map_err(StateError::io(&path))?;
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Err(StateError::DataDirInUse(data_dir.to_owned()));
-        }
-        Ok(Arc::new(Self { _file: file, free: SetAtEnd(Free::default()) }))
-    }
-}
-
-/// Whether every database of a data directory is closed and its lock is free. Cheap to clone.
-#[derive(Clone, Default)]
-pub struct Free(Arc<(Mutex<bool>, Condvar)>);
-
-impl Free {
-    pub fn is_set(&self) -> bool {
-        *self.0.0.lock()
-    }
-
-    /// Returns when it is so, or after this time; whether it is. *Blocking*.
-    pub fn wait(&self, within: Duration) -> bool {
-        let (is_free, changed) = &*self.0;
-        let mut is_free = is_free.lock();
-        changed.wait_while_for(&mut is_free, |is_free| !*is_free, within);
-        *is_free
-    }
-}
-
-/// Set when this is dropped.
-struct SetAtEnd(Free);
-
-impl Drop for SetAtEnd {
-    fn drop(&mut self) {
-        let (is_free, changed) = &*self.0.0;
-        *is_free.lock() = true;
-        changed.notify_all();
-    }
-}
-
-/// The directory of the current database.
-///
-/// # Errors
-/// [`StateError::Corrupt`] where the name of it is none: which one it is cannot be guessed.
-pub fn directory(data_dir: &Path) -> Result<PathBuf, StateError> {
-    let path = data_dir.join(POINTER);
-    let name = match fs::read_to_string(&path) {
-        Ok(text) => text.trim().to_owned(),
-        Err(error) if error.kind() == ErrorKind::NotFound => FIRST.to_owned(),
-        Err(error) if error.kind() == ErrorKind::InvalidData => String::new(),
-        Err(error) => return Err(StateError::io(&path)(error)),
-    };
-    match number(&name) {
-        Some(_) => Ok(data_dir.join(name)),
-        None => Err(StateError::Corrupt(format!("the name of the database in {}", path.display()))),
-    }
-}
-
-/// 0 for `db`, 1 for `db-1`; none for what is no database.
-fn number(name: &str) -> Option<u64> {
-    let rest = name.strip_prefix(FIRST)?;
-    match rest.strip_prefix('-') {
-        None => rest.is_empty().then_some(0),
-        Some(digits) => digits.parse().ok().filter(|number: &u64| *number > 0 && number.to_string() == digits),
-    }
-}
+use crate::data_dir::{FIRST, Free, Lock, number};
+pub use crate::data_dir::{POINTER, directory};
+use crate::database::{Database, cache};
+use crate::error::{Result, StateError};
 
 /// See the module.
 pub struct CurrentDatabase {
@@ -124,7 +41,7 @@ pub struct CurrentDatabase {
 impl CurrentDatabase {
     /// Opens (or makes) the current database of a data directory without looking at it first; removes what is not
     /// current. `cache_bytes` bounds RocksDB's block cache.
-    pub fn open(data_dir: &Path, cache_bytes: u64, lock: Arc<Lock>) -> Result<Self, StateError> {
+    pub fn open(data_dir: &Path, cache_bytes: u64, lock: Arc<Lock>) -> Result<Self> {
         let (directory, cache) = (directory(data_dir)?, cache(cache_bytes));
         let database = Database::open_in(&directory, &cache, Some(lock.clone()))?;
         remove_others(data_dir, &directory)?;
@@ -146,7 +63,7 @@ impl CurrentDatabase {
     ///
     /// # Errors
     /// When what is written might not be in the database that the next start opens.
-    pub fn lock_writing(&self) -> Result<MutexGuard<'_, bool>, StateError> {
+    pub fn lock_writing(&self) -> Result<MutexGuard<'_, bool>> {
         let is_unknown = self.writing.lock();
         if *is_unknown {
             return Err(StateError::UnknownCurrent(self.data_dir.join(POINTER)));
@@ -155,7 +72,7 @@ impl CurrentDatabase {
     }
 
     /// Makes the next database of the files of a checkpoint, which stay as they are; its log is empty. *Blocking*.
-    pub fn prepare(&self, checkpoint: &Path) -> Result<Database, StateError> {
+    pub fn prepare(&self, checkpoint: &Path) -> Result<Database> {
         let current = self.get();
         let name = current.directory().file_name().and_then(|name| name.to_str()).and_then(number).unwrap_or(0);
         let directory = self.data_dir.join(format!("{FIRST}-{}", name.saturating_add(1)));
@@ -189,7 +106,7 @@ impl CurrentDatabase {
     }
 
     /// Notes which one is current, on disk when this returns.
-    fn point_to(&self, directory: &Path) -> Result<(), StateError> {
+    fn point_to(&self, directory: &Path) -> Result {
         let pointer = self.data_dir.join(POINTER);
         let name = directory.file_name().unwrap_or_default().to_string_lossy();
         let write = || {
@@ -208,7 +125,7 @@ impl CurrentDatabase {
 }
 
 /// Removes the databases of a data directory that are not current.
-fn remove_others(data_dir: &Path, current: &Path) -> Result<(), StateError> {
+fn remove_others(data_dir: &Path, current: &Path) -> Result {
     let failed = StateError::io(data_dir);
     let entries = fs::read_dir(data_dir).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(failed)?;
     for path in entries.into_iter().map(|entry| entry.path()) {
@@ -221,7 +138,7 @@ fn remove_others(data_dir: &Path, current: &Path) -> Result<(), StateError> {
     Ok(())
 }
 
-fn remove_dir(directory: &Path) -> Result<(), StateError> {
+fn remove_dir(directory: &Path) -> Result {
     match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(StateError::io(directory)(error)),
         _ => Ok(()),

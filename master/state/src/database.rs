@@ -1,4 +1,4 @@
-//! The RocksDB of a master: its column families and its options. Which one it is, [`current`](super::current) knows.
+//! The RocksDB of a master, and its options. Which one it is, [`current`](crate::current) knows.
 //!
 //! Log and state share one database, and so one write-ahead log. A state change is written without a sync of its own:
 //! should a crash lose it, the crash loses no log entry before it, and the entry is applied again. A log purge cannot
@@ -14,129 +14,9 @@ use rocksdb::{
     DBRecoveryMode, DEFAULT_COLUMN_FAMILY_NAME, Options, WriteBatch, WriteOptions,
 };
 
-use super::current::Lock;
-use crate::error::StateError;
-
-/// Column families. `record.proto` says what is in each; `Orphan` holds the inode ids (u64, big-endian) of directories
-/// that are out of the namespace and wait to be deleted, with the last name in each that is gone already as value,
-/// `Unlinked` those of inodes of fs-mode mounts that have no name any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    RaftLog,
-    RaftMeta,
-    Inode,
-    Dentry,
-    Orphan,
-    Mount,
-    Worker,
-    Job,
-    Meta,
-    Link,
-    Xattr,
-    Unlinked,
-    Session,
-    Result,
-    Hold,
-    HoldSession,
-    Extent,
-    Garbage,
-    Intent,
-    Object,
-    Deletion,
-    Lock,
-    LockSession,
-    Replica,
-    Repair,
-    Stray,
-    Origin,
-    Quota,
-    Usage,
-    Ttl,
-    Unlisted,
-    Noted,
-    Recovered,
-}
-
-impl Family {
-    pub const ALL: [Self; 33] = [
-        Self::RaftLog,
-        Self::RaftMeta,
-        Self::Inode,
-        Self::Dentry,
-        Self::Orphan,
-        Self::Mount,
-        Self::Worker,
-        Self::Job,
-        Self::Meta,
-        Self::Link,
-        Self::Xattr,
-        Self::Unlinked,
-        Self::Session,
-        Self::Result,
-        Self::Hold,
-        Self::HoldSession,
-        Self::Extent,
-        Self::Garbage,
-        Self::Intent,
-        Self::Object,
-        Self::Deletion,
-        Self::Lock,
-        Self::LockSession,
-        Self::Replica,
-        Self::Repair,
-        Self::Stray,
-        Self::Origin,
-        Self::Quota,
-        Self::Usage,
-        Self::Ttl,
-        Self::Unlisted,
-        Self::Noted,
-        Self::Recovered,
-    ];
-
-    /// Those of the log, which are of one master. The others are its state, which all masters have.
-    pub const LOG: [Self; 2] = [Self::RaftLog, Self::RaftMeta];
-    /// Those of the state.
-    pub const STATE: &[Self] = Self::ALL.split_at(Self::LOG.len()).1;
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::RaftLog => "raft_log",
-            Self::RaftMeta => "raft_meta",
-            Self::Inode => "inode",
-            Self::Dentry => "dentry",
-            Self::Orphan => "orphan",
-            Self::Mount => "mount",
-            Self::Worker => "worker",
-            Self::Job => "job",
-            Self::Meta => "meta",
-            Self::Link => "link",
-            Self::Xattr => "xattr",
-            Self::Unlinked => "unlinked",
-            Self::Session => "session",
-            Self::Result => "result",
-            Self::Hold => "hold",
-            Self::HoldSession => "hold_session",
-            Self::Extent => "extent",
-            Self::Garbage => "garbage",
-            Self::Intent => "intent",
-            Self::Object => "object",
-            Self::Deletion => "deletion",
-            Self::Lock => "lock",
-            Self::LockSession => "lock_session",
-            Self::Replica => "replica",
-            Self::Repair => "repair",
-            Self::Stray => "stray",
-            Self::Origin => "origin",
-            Self::Quota => "quota",
-            Self::Usage => "usage",
-            Self::Ttl => "ttl",
-            Self::Unlisted => "unlisted",
-            Self::Noted => "noted",
-            Self::Recovered => "recovered",
-        }
-    }
-}
+use crate::data_dir::{self, Lock};
+use crate::error::{Result, StateError};
+use crate::schema::Family;
 
 /// An open database. Dropping it closes it.
 pub struct Database {
@@ -175,32 +55,29 @@ const OPEN_FILES: i32 = 1024;
 
 impl Database {
     /// Opens (or makes) the current database of a data directory without looking at it first, for tests and tools.
-    pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<Self, StateError> {
+    pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<Self> {
         let lock = Lock::take(data_dir)?;
-        Self::open_in(&super::current::directory(data_dir)?, &cache(cache_bytes), Some(lock))
+        Self::open_in(&data_dir::directory(data_dir)?, &cache(cache_bytes), Some(lock))
     }
 
     /// Opens (or makes) the database in a directory. The master looks at it first: RocksDB itself takes a damaged
     /// database for an older one, or for none.
-    pub fn open_in(directory: &Path, cache: &Cache, lock: Option<Arc<Lock>>) -> Result<Self, StateError> {
-        let families =
-            Family::ALL.map(|family| ColumnFamilyDescriptor::new(family.name(), family_options(family, cache)));
-        let db = DB::open_cf_descriptors(&writing_options(), directory, families)
-            .map_err(|source| StateError::OpenDatabase { path: directory.to_owned(), source })?;
+    pub fn open_in(directory: &Path, cache: &Cache, lock: Option<Arc<Lock>>) -> Result<Self> {
+        let db = DB::open_cf_descriptors(&writing_options(), directory, descriptors(cache))
+            .map_err(StateError::opening(directory))?;
         Ok(Self::new(db, directory, lock))
     }
 
     /// Makes a database of the files of a checkpoint, with all of its state and none of its log: that is of the master
     /// that has made the checkpoint.
-    pub fn open_without_log(directory: &Path, cache: &Cache, lock: Option<Arc<Lock>>) -> Result<Self, StateError> {
-        let (options, failed) =
-            (writing_options(), |source| StateError::OpenDatabase { path: directory.to_owned(), source });
-        let mut families = DB::list_cf(&options, directory).map_err(failed)?;
+    pub fn open_without_log(directory: &Path, cache: &Cache, lock: Option<Arc<Lock>>) -> Result<Self> {
+        let options = writing_options();
+        let mut families = DB::list_cf(&options, directory).map_err(StateError::opening(directory))?;
         // A master of a later version may have more, which are empty as long as this one belongs to the group.
         families.retain(|name| name != DEFAULT_COLUMN_FAMILY_NAME && Family::ALL.iter().all(|own| own.name() != name));
-        let own = Family::ALL.map(|family| ColumnFamilyDescriptor::new(family.name(), family_options(family, cache)));
         let unknown = families.iter().map(|name| ColumnFamilyDescriptor::new(name, Options::default()));
-        let mut db = DB::open_cf_descriptors(&options, directory, own.into_iter().chain(unknown)).map_err(failed)?;
+        let mut db = DB::open_cf_descriptors(&options, directory, descriptors(cache).chain(unknown))
+            .map_err(StateError::opening(directory))?;
         for name in &families {
             db.drop_cf(name)?;
         }
@@ -210,7 +87,7 @@ impl Database {
     }
 
     /// Takes the log out of a checkpoint, which nobody else knows yet. *Blocking*.
-    pub fn strip_checkpoint(directory: &Path) -> Result<(), StateError> {
+    pub fn strip_checkpoint(directory: &Path) -> Result {
         let (cache, options) = (cache(0), writing_options());
         let families = Family::ALL.map(|family| {
             let mut options = family_options(family, &cache);
@@ -218,13 +95,12 @@ impl Database {
             options.set_disable_auto_compactions(true);
             ColumnFamilyDescriptor::new(family.name(), options)
         });
-        let db = DB::open_cf_descriptors(&options, directory, families)
-            .map_err(|source| StateError::OpenDatabase { path: directory.to_owned(), source })?;
+        let db = DB::open_cf_descriptors(&options, directory, families).map_err(StateError::opening(directory))?;
         Self::new(db, directory, None).drop_log(&cache)
     }
 
     /// Whole files go, and no record is touched.
-    fn drop_log(&mut self, cache: &Cache) -> Result<(), StateError> {
+    fn drop_log(&mut self, cache: &Cache) -> Result {
         for family in Family::LOG {
             self.db.drop_cf(family.name())?;
             self.db.create_cf(family.name(), &family_options(family, cache))?;
@@ -236,18 +112,18 @@ impl Database {
     ///
     /// # Errors
     /// [`StateError::OpenDatabase`] when a file is missing, cut off or damaged.
-    pub fn open_for_inspection(directory: &Path) -> Result<Self, StateError> {
-        let failed = |source| StateError::OpenDatabase { path: directory.to_owned(), source };
+    pub fn open_for_inspection(directory: &Path) -> Result<Self> {
         let mut options = recovery_options();
         options.set_max_open_files(OPEN_FILES);
         // A later version may have more families than there are yet; these are as old as the database.
-        let names = DB::list_cf(&options, directory).map_err(failed)?;
+        let names = DB::list_cf(&options, directory).map_err(StateError::opening(directory))?;
         for family in [Family::RaftLog, Family::RaftMeta, Family::Meta] {
             if !names.iter().any(|name| name == family.name()) {
                 return Err(StateError::Corrupt(format!("the list of tables in {}", directory.display())));
             }
         }
-        let db = DB::open_cf_for_read_only(&options, directory, names, false).map_err(failed)?;
+        let db =
+            DB::open_cf_for_read_only(&options, directory, names, false).map_err(StateError::opening(directory))?;
         Ok(Self::new(db, directory, None))
     }
 
@@ -268,7 +144,7 @@ impl Database {
     }
 
     /// Makes a checkpoint in `directory`, which must not exist: hard links where the file system allows them.
-    pub fn checkpoint(&self, directory: &Path) -> Result<(), StateError> {
+    pub fn checkpoint(&self, directory: &Path) -> Result {
         Ok(rocksdb::checkpoint::Checkpoint::new(&self.db)?.create_checkpoint(directory)?)
     }
 
@@ -279,7 +155,7 @@ impl Database {
     }
 
     /// One value.
-    pub fn get(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>, StateError> {
+    pub fn get(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>> {
         Ok(self.db.get_cf(self.family(family), key)?)
     }
 
@@ -289,12 +165,12 @@ impl Database {
     }
 
     /// Writes a batch without waiting for the disk.
-    pub fn write(&self, batch: WriteBatch) -> Result<(), StateError> {
+    pub fn write(&self, batch: WriteBatch) -> Result {
         Ok(self.db.write(batch)?)
     }
 
     /// Writes a batch and returns when it, and everything written before it, is on disk.
-    pub fn write_synced(&self, batch: WriteBatch) -> Result<(), StateError> {
+    pub fn write_synced(&self, batch: WriteBatch) -> Result {
         let mut options = WriteOptions::default();
         options.set_sync(true);
         Ok(self.db.write_opt(batch, &options)?)
@@ -328,6 +204,11 @@ fn writing_options() -> Options {
     options.set_keep_log_file_num(4);
     options.set_max_background_jobs(2);
     options
+}
+
+/// All families as they are opened to be written.
+fn descriptors(cache: &Cache) -> impl Iterator<Item = ColumnFamilyDescriptor> {
+    Family::ALL.into_iter().map(move |family| ColumnFamilyDescriptor::new(family.name(), family_options(family, cache)))
 }
 
 fn family_options(family: Family, cache: &Cache) -> Options {

@@ -1,8 +1,11 @@
 //! What can go wrong with the database, and with a command that is applied to it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+
+/// What is read or done, or why it cannot be.
+pub type Result<T = (), E = StateError> = std::result::Result<T, E>;
 
 /// Why the state cannot be opened, read or changed. What a command asks for and may not have is no error but an
 /// [`Outcome`](crate::Outcome).
@@ -55,6 +58,12 @@ impl StateError {
     /// Whether a read of what is in memory would have had to wait for the disk.
     pub fn needs_disk(&self) -> bool {
         matches!(self, Self::Database(error) if error.kind() == rocksdb::ErrorKind::Incomplete)
+    }
+
+    /// A database that could not be opened, with its directory.
+    pub fn opening(directory: &Path) -> impl FnOnce(rocksdb::Error) -> Self {
+        let path = directory.to_owned();
+        move |source| Self::OpenDatabase { path, source }
     }
 
     /// An I/O error with the path it is about.

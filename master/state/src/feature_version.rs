@@ -9,8 +9,9 @@
 //! |---|---|
 //! | 1 | all commands of the first version of the program: a new group begins with it |
 
-use crate::error::StateError;
-use crate::{Database, Tables};
+use crate::database::Database;
+use crate::error::{Result, StateError};
+use crate::tables::Tables;
 
 /// What this version knows. One more with each command that is new, or means something else, and its line above.
 pub const FEATURE_VERSION: u32 = FIRST;
@@ -21,7 +22,7 @@ pub const FIRST: u32 = 1;
 ///
 /// # Errors
 /// [`StateError::NewerFeatureVersion`], [`StateError::FormerState`], and those of reading it.
-pub fn check_state(database: &Database, known: u32) -> Result<(), StateError> {
+pub fn check_state(database: &Database, known: u32) -> Result {
     let tables = Tables::new(database);
     let counters = tables.counters()?;
     // A replica that has nothing yet has no feature version either.
@@ -36,7 +37,7 @@ pub fn check_state(database: &Database, known: u32) -> Result<(), StateError> {
 ///
 /// # Errors
 /// [`StateError::NewerFeatureVersion`].
-pub fn check(agreed: u32, known: u32) -> Result<(), StateError> {
+pub fn check(agreed: u32, known: u32) -> Result {
     match agreed > known {
         true => Err(StateError::NewerFeatureVersion { agreed, known }),
         false => Ok(()),

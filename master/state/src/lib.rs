@@ -1,59 +1,56 @@
-//! The replicated state: one RocksDB that holds the Raft log and what applying the log makes of it.
+//! The replicated state: one RocksDB that holds the Raft log and what applying the log makes of it. Applying is a
+//! function: from the tables and a command to what is written, an outcome, and the changes that clients learn of.
 //!
-//! [`database`] opens it, [`current`] has another one take its place, [`tables`] reads it, [`transaction`] collects
-//! what one command changes, [`unwritten`] what those of a log entry do, and [`apply`] turns a command into changes and
-//! an [`outcome`]: [`namespace`] for names and inodes, [`mount`] for the mount table, [`registry`] for workers and
-//! jobs, [`posix`] for what programs change in fs-mode mounts, [`intent`] for what the bucket is to learn of that,
-//! [`extent`] for where its blocks are, [`held`] for directories whose changes a session answers itself, [`origin`] for
-//! content that only the bucket has, [`existing`] for what was in the bucket of such a mount before (and [`restored`]
-//! for what it was there), [`orphans`] for what was taken out of the namespace and is deleted in bounded steps,
-//! [`usage`] for how much there is below directories, [`requests`] for commands that are asked for again. Which
-//! commands there may be, [`feature_version`] says.
+//! Each layer uses those above it in this list, and knows nothing of those below:
+//! - **records and keys**: [`schema`] says which tables there are, how a key is written and what a record is;
+//!   [`records`] what records mean, [`change`] what clients are told.
+//! - **tables**: [`database`] opens RocksDB ([`current`]: which one), [`unwritten`] holds what is not written yet,
+//!   [`tables`] reads both, and [`transaction`] collects what one command changes.
+//! - **indexes** ([`index`]): what is kept true beside the records.
+//! - **POSIX** ([`posix`]): what programs change in fs-mode mounts.
+//! - **commands** ([`commands`]), to which [`apply`] leads, each with an [`outcome`]. Which commands there may be,
+//!   [`feature_version`] says.
+//! - **queries** ([`queries`]): what the masters ask beside that.
 //!
 //! Everything under `apply` is deterministic: no clock, no random number, no hash-map order decides what is written.
 //! Nothing here waits for anything but the disk.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-mod allocated;
 pub mod apply;
+mod change;
+mod commands;
 pub mod current;
+mod data_dir;
 pub mod database;
 mod error;
-mod existing;
-mod extent;
 pub mod feature_version;
-pub mod held;
-mod intent;
-mod kept;
-mod lost;
-mod mount;
-pub mod namespace;
-mod origin;
-mod orphans;
+mod index;
 pub mod outcome;
 mod posix;
+mod queries;
 pub mod records;
-mod registry;
-pub mod requests;
-mod restored;
+pub mod schema;
 pub mod tables;
 pub mod transaction;
 pub mod unwritten;
-pub mod usage;
 
 pub use apply::apply;
-pub use current::{CurrentDatabase, Free, Lock};
-pub use database::{Database, Family};
+pub use change::{Change, Changes, HeldChange, HeldDirectory, RulesChange, Whereabouts};
+pub use commands::external::take_in;
+pub use commands::registry::refusal_of_owner;
+pub use commands::{namespace, requests};
+pub use current::CurrentDatabase;
+pub use data_dir::{Free, Lock};
+pub use database::Database;
 pub use error::StateError;
-pub use extent::{AT_ONCE, next_generation};
-pub use held::{HeldChange, HeldDirectory};
-pub use origin::{has_content, is_clean};
-pub use orphans::StepProgress;
-pub use outcome::{ALL_BEFORE, Outcome, TypedCommand};
-pub use posix::{blocking_lock, may_access, may_have_layout, take_in};
-pub use records::EntryVersion;
-pub use registry::refusal_of_owner;
-pub use tables::{Directory, FileBlock, PendingDeletion, StrayReplica, Tables};
-pub use transaction::{Change, Changes, RulesChange, Transaction, Whereabouts};
+pub use index::extents::AT_ONCE;
+pub use index::usage;
+pub use outcome::{ALL_BEFORE, Outcome, StepProgress, TypedCommand};
+pub use queries::{PendingDeletion, StrayReplica, blocking_lock, has_content, is_clean, may_access, may_have_layout};
+pub use records::{EntryVersion, next_generation};
+pub use schema::{Family, FileBlock};
+pub use tables::Tables;
+pub use tables::namespace::Directory;
+pub use transaction::Transaction;
 pub use unwritten::Unwritten;

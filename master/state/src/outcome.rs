@@ -2,56 +2,84 @@
 
 use bytes::Bytes;
 use cavern_proto::master::{FreedContent, Job, Mount, MutationResult, RefreshFate};
+pub use cavern_proto::record::FreeContent;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
     AdoptListing, ApplyListing, AttachMount, BeginObjects, Command, CountUsage, DrainWorker, DropBlocks, DropLost,
-    EndSessionStep, FreeOwnContent, GiveUpReplicas, JoinReplica, Mutate, Once, PutWorker, ReapOrphans, RemoveMount,
-    RemoveWorker, RequestRecord, SealSecrets, SettleReplica, TakeInObject, UpdateMount,
+    EndSessionStep, GiveUpReplicas, JoinReplica, Mutate, Once, PutWorker, ReapOrphans, RemoveMount, RemoveWorker,
+    RequestRecord, SealSecrets, SettleReplica, TakeInObject, UpdateMount,
 };
 
-use crate::error::StateError;
-use crate::namespace::ListingCounts;
-use crate::orphans::StepProgress;
+use crate::error::{Result, StateError};
 
 /// Instead of the number of a change: the answer was made before, and waits for all changes of strict mounts that are
 /// waited for.
 pub const ALL_BEFORE: u64 = u64::MAX;
 
+/// What an [`ApplyListing`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ListingCounts {
+    pub added: u64,
+    pub changed: u64,
+    pub removed: u64,
+    /// Keys that cannot be names; known to the listing, not to the log.
+    pub hidden: u64,
+}
+
+impl std::ops::AddAssign for ListingCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.added += other.added;
+        self.changed += other.changed;
+        self.removed += other.removed;
+        self.hidden += other.hidden;
+    }
+}
+
+/// What a step did of something that takes several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepProgress {
+    pub inodes: u64,
+    /// Whether anything is left.
+    pub more: bool,
+    /// Of directories: the one that it was about, where to look for the next. Of a session: the part with which to go
+    /// on.
+    pub next: u64,
+}
+
 /// What a command did.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
+    /// It did what it says, or there was nothing to be done.
     Done,
     /// The mount as it is recorded now, or as it was before it was removed.
     Mount(Box<Mount>),
     /// Another mount has the path.
     MountExists(Box<Mount>),
+    /// There is no such mount.
     NoSuchMount,
     /// Something has been changed since the proposer looked, who looks again.
     OutOfDate,
+    /// What a listing has changed.
     Listed(ListingCounts),
-    Worker {
-        id: u64,
-        epoch: u64,
-    },
+    /// The worker has this id; the table of workers has this epoch.
+    Worker { id: u64, epoch: u64 },
+    /// The job has this id.
     Job(u64),
+    /// The master has this id.
     MasterId(u64),
+    /// How far a step has come.
     StepProgress(StepProgress),
     /// Whether any inodes are left to be counted.
-    Counted {
-        more: bool,
-    },
+    Counted { more: bool },
     /// The result, and the number of the change that its answer waits for, or [`ALL_BEFORE`], or 0. Whoever notifies
     /// clients of the change sets its number.
     Mutated(Box<MutationResult>, u64),
     /// Whether the inode still has a name: what has none is not written to the bucket.
-    Began {
-        is_named: bool,
-    },
+    Began { is_named: bool },
+    /// Blocks of a file that are given up, or why none are.
     Freed(FreedContent),
     /// Lost blocks of a file are given up. The file went back to what its bucket has; otherwise they are zeros.
-    LostDropped {
-        reverted: bool,
-    },
+    LostDropped { reverted: bool },
     /// What others changed, taken in or not.
     TakenIn(RefreshFate),
     /// It was done before, when it was asked for under the same id.
@@ -62,6 +90,13 @@ pub enum Outcome {
     Refused(String),
     /// It is not for the one who asked.
     Denied(String),
+}
+
+impl Outcome {
+    /// Why the state does not allow it.
+    pub(crate) fn refused(reason: impl Into<String>) -> Result<Self> {
+        Ok(Self::Refused(reason.into()))
+    }
 }
 
 /// A command, with the outcomes that it has.
@@ -75,7 +110,7 @@ pub trait TypedCommand: Send {
     ///
     /// # Errors
     /// [`StateError::UnexpectedOutcome`] for the outcome of another command.
-    fn outcome(outcome: Outcome) -> Result<Self::Outcome, StateError>;
+    fn outcome(outcome: Outcome) -> Result<Self::Outcome>;
 }
 
 /// Any command, for those who know its outcomes.
@@ -86,7 +121,7 @@ impl TypedCommand for Kind {
         self
     }
 
-    fn outcome(outcome: Outcome) -> Result<Outcome, StateError> {
+    fn outcome(outcome: Outcome) -> Result<Outcome> {
         Ok(outcome)
     }
 }
@@ -176,41 +211,6 @@ pub struct ReserveMasterId(pub u64);
 #[derive(Clone, Copy, Debug)]
 pub struct ReapUnlinked(pub u64);
 
-/// Gives the blocks of a file up that the bucket has, too. With a session: as it has the file open itself.
-#[derive(Clone, Copy, Debug)]
-pub struct FreeContent {
-    pub inode: u64,
-    /// 0 for none.
-    pub session: u64,
-}
-
-impl From<PutJob> for Kind {
-    fn from(put: PutJob) -> Self {
-        Self::PutJob(put.0)
-    }
-}
-
-impl From<ReserveMasterId> for Kind {
-    fn from(reserve: ReserveMasterId) -> Self {
-        Self::ReserveMasterId(reserve.0)
-    }
-}
-
-impl From<ReapUnlinked> for Kind {
-    fn from(reap: ReapUnlinked) -> Self {
-        Self::ReapUnlinked(reap.0)
-    }
-}
-
-impl From<FreeContent> for Kind {
-    fn from(free: FreeContent) -> Self {
-        match free {
-            FreeContent { inode, session: 0 } => Self::FreeContent(inode),
-            FreeContent { inode, session } => Self::FreeOwnContent(FreeOwnContent { inode, session }),
-        }
-    }
-}
-
 /// A command that is done once, however often it comes under its id.
 #[derive(Clone, Debug)]
 pub struct Requested<C> {
@@ -242,7 +242,7 @@ impl<C: TypedCommand> TypedCommand for Requested<C> {
         Kind::Once(Box::new(Once { request, reply, command: Some(Box::new(Command { command: Some(kind) })) }))
     }
 
-    fn outcome(outcome: Outcome) -> Result<Self::Outcome, StateError> {
+    fn outcome(outcome: Outcome) -> Result<Self::Outcome> {
         Ok(match outcome {
             Outcome::Repeated(record) => Repeatable::Repeated(record),
             first => Repeatable::First(C::outcome(first)?),
@@ -252,15 +252,16 @@ impl<C: TypedCommand> TypedCommand for Requested<C> {
 
 /// Which outcomes a command has.
 macro_rules! answered {
-    ($($command:ident, $kind:expr => $answer:ty { $($outcome:pat => $value:expr,)+ })+) => {$(
+    ($($command:ident($this:ident) = $kind:expr => $answer:ty { $($outcome:pat => $value:expr,)+ })+) => {$(
         impl TypedCommand for $command {
             type Outcome = $answer;
 
             fn into_kind(self) -> Kind {
-                $kind(self)
+                let $this = self;
+                $kind
             }
 
-            fn outcome(outcome: Outcome) -> Result<$answer, StateError> {
+            fn outcome(outcome: Outcome) -> Result<$answer> {
                 match outcome {
                     $($outcome => Ok($value),)+
                     other => Err(StateError::UnexpectedOutcome {
@@ -274,95 +275,95 @@ macro_rules! answered {
 }
 
 answered! {
-    PutWorker, Kind::PutWorker => Registration {
+    PutWorker(this) = Kind::PutWorker(this) => Registration {
         Outcome::Worker { id, epoch } => Registration::Registered { id, epoch },
         Outcome::Refused(reason) => Registration::Refused(reason),
         Outcome::Denied(reason) => Registration::Denied(reason),
     }
-    DrainWorker, Kind::DrainWorker => Verdict {
+    DrainWorker(this) = Kind::DrainWorker(this) => Verdict {
         Outcome::Done => Ok(()),
         Outcome::Refused(reason) => Err(reason),
     }
-    RemoveWorker, Kind::RemoveWorker => Verdict {
+    RemoveWorker(this) = Kind::RemoveWorker(this) => Verdict {
         Outcome::Done => Ok(()),
         Outcome::Refused(reason) => Err(reason),
     }
-    ReserveMasterId, Kind::from => Verdict<u64> {
+    ReserveMasterId(this) = Kind::ReserveMasterId(this.0) => Verdict<u64> {
         Outcome::MasterId(id) => Ok(id),
         Outcome::Refused(reason) => Err(reason),
     }
-    PutJob, Kind::from => u64 {
+    PutJob(this) = Kind::PutJob(this.0) => u64 {
         Outcome::Job(id) => id,
     }
-    AttachMount, Kind::AttachMount => Attachment {
+    AttachMount(this) = Kind::AttachMount(this) => Attachment {
         Outcome::Mount(mount) => Attachment::Mount(mount),
         Outcome::MountExists(mount) => Attachment::Exists(mount),
         Outcome::OutOfDate => Attachment::OutOfDate,
         Outcome::Refused(reason) => Attachment::Refused(reason),
     }
-    UpdateMount, Kind::UpdateMount => MountChange {
+    UpdateMount(this) = Kind::UpdateMount(this) => MountChange {
         Outcome::Mount(mount) => MountChange::Mount(mount),
         Outcome::OutOfDate => MountChange::OutOfDate,
         Outcome::NoSuchMount => MountChange::NoSuchMount,
     }
-    RemoveMount, Kind::RemoveMount => MountChange {
+    RemoveMount(this) = Kind::RemoveMount(this) => MountChange {
         Outcome::Mount(mount) => MountChange::Mount(mount),
         Outcome::OutOfDate => MountChange::OutOfDate,
         Outcome::NoSuchMount => MountChange::NoSuchMount,
     }
-    SealSecrets, Kind::SealSecrets => Sealing {
+    SealSecrets(this) = Kind::SealSecrets(this) => Sealing {
         Outcome::Done => Sealing::Done,
         Outcome::OutOfDate => Sealing::OutOfDate,
     }
-    ApplyListing, Kind::Listing => ListingCounts {
+    ApplyListing(this) = Kind::Listing(this) => ListingCounts {
         Outcome::Listed(counts) => counts,
     }
-    AdoptListing, Kind::AdoptListing => ListingCounts {
+    AdoptListing(this) = Kind::AdoptListing(this) => ListingCounts {
         Outcome::Listed(counts) => counts,
     }
-    TakeInObject, Kind::TakeInObject => RefreshFate {
+    TakeInObject(this) = Kind::TakeInObject(this) => RefreshFate {
         Outcome::TakenIn(fate) => fate,
     }
-    Mutate, Kind::Mutate => Mutated {
+    Mutate(this) = Kind::Mutate(this) => Mutated {
         Outcome::Mutated(result, waits_for) => Mutated { result: *result, waits_for },
     }
-    EndSessionStep, Kind::EndSessionStep => StepProgress {
+    EndSessionStep(this) = Kind::EndSessionStep(this) => StepProgress {
         Outcome::StepProgress(progress) => progress,
     }
-    ReapOrphans, Kind::ReapOrphans => StepProgress {
+    ReapOrphans(this) = Kind::ReapOrphans(this) => StepProgress {
         Outcome::StepProgress(progress) => progress,
     }
-    ReapUnlinked, Kind::from => StepProgress {
+    ReapUnlinked(this) = Kind::ReapUnlinked(this.0) => StepProgress {
         Outcome::StepProgress(progress) => progress,
     }
-    DropBlocks, Kind::DropBlocks => StepProgress {
+    DropBlocks(this) = Kind::DropBlocks(this) => StepProgress {
         Outcome::StepProgress(progress) => progress,
     }
     // Whether any inodes are left to be counted.
-    CountUsage, Kind::CountUsage => bool {
+    CountUsage(this) = Kind::CountUsage(this) => bool {
         Outcome::Counted { more } => more,
     }
-    BeginObjects, Kind::BeginObjects => Beginning {
+    BeginObjects(this) = Kind::BeginObjects(this) => Beginning {
         Outcome::Began { is_named } => Beginning::Began { is_named },
         Outcome::OutOfDate => Beginning::OutOfDate,
     }
-    FreeContent, Kind::from => FreedContent {
+    FreeContent(this) = Kind::FreeContent(this) => FreedContent {
         Outcome::Freed(freed) => freed,
     }
-    DropLost, Kind::DropLost => LostDrop {
+    DropLost(this) = Kind::DropLost(this) => LostDrop {
         Outcome::LostDropped { reverted } => LostDrop::Dropped { reverted },
         Outcome::Held(directory) => LostDrop::Held(directory),
         Outcome::Refused(reason) => LostDrop::Refused(reason),
     }
-    JoinReplica, Kind::JoinReplica => Verdict {
+    JoinReplica(this) = Kind::JoinReplica(this) => Verdict {
         Outcome::Done => Ok(()),
         Outcome::Refused(reason) => Err(reason),
     }
-    SettleReplica, Kind::SettleReplica => Verdict {
+    SettleReplica(this) = Kind::SettleReplica(this) => Verdict {
         Outcome::Done => Ok(()),
         Outcome::Refused(reason) => Err(reason),
     }
-    GiveUpReplicas, Kind::GiveUpReplicas => Verdict {
+    GiveUpReplicas(this) = Kind::GiveUpReplicas(this) => Verdict {
         Outcome::Done => Ok(()),
     }
 }

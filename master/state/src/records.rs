@@ -1,4 +1,4 @@
-//! Keys of the tables, and the compact spelling of their values.
+//! What records say, and the compact spelling of it.
 //!
 //! A file that was never opened costs one `inode` and one `dentry` record, about a hundred bytes together for a name of
 //! ordinary length. What nearly every record would repeat is left out and put back on reading: mode 0644 (0755 for a
@@ -7,178 +7,15 @@
 
 use bytes::Bytes;
 use cavern_posix::mode::MODE_BITS;
-use cavern_proto::master::{Attr, Kind, LockKind, OwnAttributes};
-use cavern_proto::record::{InodeRecord, ListedEntry, Stray};
-use prost::Message;
-
-use crate::error::StateError;
+use cavern_proto::master::{Attr, Extent, Kind, OwnAttributes};
+use cavern_proto::record::{Counters, Cut, ExtentRecord, InodeRecord, ListedEntry};
 
 /// In the mode of a record: the permission bits are what they are, none left out.
 pub const MODE_CHOSEN: u32 = 1 << 16;
 
-/// Key of an inode, and prefix of the keys of a directory's entries.
-pub fn inode_key(inode: u64) -> [u8; 8] {
-    inode.to_be_bytes()
-}
-
-/// Key of a directory's entry: parent id ‖ name.
-pub fn dentry_key(parent: u64, name: &[u8]) -> Vec<u8> {
-    let mut key = Vec::with_capacity(8 + name.len());
-    key.extend_from_slice(&parent.to_be_bytes());
-    key.extend_from_slice(name);
-    key
-}
-
-/// Key of an extended attribute: inode ‖ name.
-pub fn xattr_key(inode: u64, name: &[u8]) -> Vec<u8> {
-    [inode_key(inode).as_slice(), name].concat()
-}
-
-/// Key of a block of a file: inode ‖ index.
-pub fn extent_key(inode: u64, index: u32) -> [u8; 12] {
-    let mut key = [0; 12];
-    key[..8].copy_from_slice(&inode_key(inode));
-    key[8..].copy_from_slice(&index.to_be_bytes());
-    key
-}
-
-/// Key of a replica of a block: worker ‖ inode ‖ index.
-pub fn replica_key(worker: u64, inode: u64, index: u32) -> [u8; 20] {
-    let mut key = [0; 20];
-    key[..8].copy_from_slice(&worker.to_be_bytes());
-    key[8..].copy_from_slice(&extent_key(inode, index));
-    key
-}
-
-/// Inode and index of the key of a block.
-pub fn parse_extent_key(key: &[u8]) -> Option<(u64, u32)> {
-    let (inode, index) = key.split_first_chunk()?;
-    Some((u64::from_be_bytes(*inode), u32::from_be_bytes(index.try_into().ok()?)))
-}
-
-/// Key of what a worker may have of a block that is none of its replicas: worker ‖ inode ‖ generation ‖ index.
-pub fn stray_key(worker: u64, stray: &Stray) -> [u8; 24] {
-    let mut key = [0; 24];
-    key[..8].copy_from_slice(&worker.to_be_bytes());
-    key[8..16].copy_from_slice(&inode_key(stray.inode));
-    key[16..20].copy_from_slice(&stray.generation.to_be_bytes());
-    key[20..].copy_from_slice(&stray.index.to_be_bytes());
-    key
-}
-
-/// Worker and block of such a key.
-pub fn parse_stray_key(key: &[u8]) -> Option<(u64, Stray)> {
-    let (worker, rest) = key.split_first_chunk()?;
-    let (inode, rest) = rest.split_first_chunk()?;
-    let (generation, index) = rest.split_first_chunk()?;
-    let stray = Stray {
-        inode: u64::from_be_bytes(*inode),
-        generation: u32::from_be_bytes(*generation),
-        index: u32::from_be_bytes(index.try_into().ok()?),
-    };
-    Some((u64::from_be_bytes(*worker), stray))
-}
-
-/// Key of the result of a mutation: session ‖ number.
-pub fn result_key(session: u64, seq: u64) -> [u8; 16] {
-    let mut key = [0; 16];
-    key[..8].copy_from_slice(&session.to_be_bytes());
-    key[8..].copy_from_slice(&seq.to_be_bytes());
-    key
-}
-
-/// Key of what the bucket has of an inode: inode ‖ key of the object.
-pub fn object_key(inode: u64, key: &str) -> Vec<u8> {
-    [inode_key(inode).as_slice(), key.as_bytes()].concat()
-}
-
-/// Key of an object that is to be deleted: mount ‖ key of the object.
-pub fn deletion_key(mount_id: u32, key: &str) -> Vec<u8> {
-    [mount_id.to_be_bytes().as_slice(), key.as_bytes()].concat()
-}
-
-/// Key of a directory of which the bucket has names that the namespace lacks: mount ‖ path below its root.
-pub fn unlisted_key(mount_id: u32, path: &[u8]) -> Vec<u8> {
-    [mount_id.to_be_bytes().as_slice(), path].concat()
-}
-
-/// What keys in `meta` begin with that are about directories which sessions hold.
-const HELD: &[u8] = b"held";
-const HELD_BY: &[u8] = b"of-session";
-const HELD_COUNT: &[u8] = b"session-holds";
-
-/// Key of a session's hold of an inode: inode ‖ session.
-pub fn hold_key(inode: u64, session: u64) -> [u8; 16] {
-    let mut key = [0; 16];
-    key[..8].copy_from_slice(&inode_key(inode));
-    key[8..].copy_from_slice(&session.to_be_bytes());
-    key
-}
-
-/// Key of the same among what a session holds: session ‖ inode.
-pub fn hold_session_key(session: u64, inode: u64) -> [u8; 16] {
-    hold_key(session, inode)
-}
-
-/// The inode of such a key.
-pub fn held_by_session(key: &[u8]) -> Option<u64> {
-    leading_id(key.get(8..)?)
-}
-
-/// Key in `meta` of a directory that a session holds: mount ‖ directory.
-pub fn held_key(mount_id: u32, directory: u64) -> Vec<u8> {
-    [HELD, &mount_id.to_be_bytes(), &directory.to_be_bytes()].concat()
-}
-
-/// The mount and the directory of such a key.
-pub fn parse_held_key(key: &[u8]) -> Option<(u32, u64)> {
-    let (mount_id, directory) = key.strip_prefix(HELD)?.split_first_chunk::<4>()?;
-    Some((u32::from_be_bytes(*mount_id), leading_id(directory)?))
-}
-
-/// Key in `meta` of the same among what a session holds: session ‖ directory.
-pub fn held_by_key(session: u64, directory: u64) -> Vec<u8> {
-    [HELD_BY, &session.to_be_bytes(), &directory.to_be_bytes()].concat()
-}
-
-/// The directory of such a key.
-pub fn parse_held_by_key(key: &[u8]) -> Option<u64> {
-    leading_id(key.strip_prefix(HELD_BY)?.get(8..)?)
-}
-
-/// Key in `meta` of how many directories a session holds.
-pub fn held_count_key(session: u64) -> Vec<u8> {
-    [HELD_COUNT, &session.to_be_bytes()].concat()
-}
-
-/// Key of the locks of one kind of a file: inode ‖ kind.
-pub fn lock_key(inode: u64, kind: LockKind) -> [u8; 9] {
-    let mut key = [kind as u8; 9];
-    key[..8].copy_from_slice(&inode_key(inode));
-    key
-}
-
-/// Key of a session among the locks of a file: session ‖ kind ‖ inode.
-pub fn lock_session_key(session: u64, kind: LockKind, inode: u64) -> [u8; 17] {
-    let mut key = [kind as u8; 17];
-    key[..8].copy_from_slice(&session.to_be_bytes());
-    key[9..].copy_from_slice(&inode_key(inode));
-    key
-}
-
-/// Kind and inode of such a key.
-pub fn locked_by_session(key: &[u8]) -> Option<(LockKind, u64)> {
-    Some((LockKind::try_from(i32::from(*key.get(8)?)).ok()?, leading_id(key.get(9..)?)?))
-}
-
 /// The id in the first eight bytes of a key.
 pub fn leading_id(key: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(key.get(..8)?.try_into().ok()?))
-}
-
-/// Decodes a value; `what` names it in the error.
-pub fn decode<M: Message + Default>(bytes: &[u8], what: impl FnOnce() -> String) -> Result<M, StateError> {
-    M::decode(bytes).map_err(|_| StateError::Corrupt(what()))
 }
 
 /// What distinguishes one version of an object from another.
@@ -214,15 +51,10 @@ pub fn directory_record(parent: u64, name: Bytes, mount_id: u32, now_ns: i64) ->
 
 /// The ETag as the bucket spells it.
 pub fn etag(record: &InodeRecord) -> String {
-    if record.etag_md5.is_empty() {
-        return record.etag_text.clone();
+    match <[u8; 16]>::try_from(&record.etag_md5[..]) {
+        Ok(md5) => format!("{:032x}", u128::from_be_bytes(md5)),
+        Err(_) => record.etag_text.clone(),
     }
-    record
-        .etag_md5
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .map(|digit| char::from(HEX[usize::from(digit)]))
-        .collect()
 }
 
 /// The attributes that a record stands for.
@@ -301,30 +133,63 @@ pub fn links(record: &InodeRecord) -> u32 {
     }
 }
 
+/// A block as it is sent, of its record.
+pub fn extent_at(index: u32, record: ExtentRecord) -> Extent {
+    let ExtentRecord { generation, workers, joined, joining, joins: _, allocated } = record;
+    Extent { index, generation, workers, joined, joining, allocated }
+}
+
+/// Whether a block has been cut off its file, though its record is there.
+pub fn is_truncated(cuts: &[Cut], index: u32, generation: u32) -> bool {
+    // The last of those that begin before it is of the latest generation.
+    let before = cuts.partition_point(|cut| cut.from <= index);
+    cuts[..before].last().is_some_and(|cut| generation < cut.generation)
+}
+
+/// Of which generation the blocks are that are made next for a file: none that was there before this history has an
+/// earlier one (`BeginHistory`). Those who made blocks of the file's own meanwhile are right as well.
+pub fn next_generation(counters: &Counters, inode: u64, record: &InodeRecord) -> u32 {
+    match inode <= counters.old_inodes {
+        true => record.generation.max(counters.next_generation),
+        false => record.generation,
+    }
+}
+
+/// Whether there is one way to an inode: what has several names, or none, may have been reached by any.
+pub fn has_one_name(record: &InodeRecord) -> bool {
+    !record.unlinked && (is_directory(record) || links(record) == 1)
+}
+
 /// The version that a file's record stands for.
 pub fn version(record: &InodeRecord) -> EntryVersion {
     EntryVersion { etag: etag(record), size: record.size }
 }
 
-const HEX: &[u8; 16] = b"0123456789abcdef";
-
 /// 32 lower-case hexadecimal digits as 16 bytes; any other spelling must be kept as it is, since `If-Match` compares
 /// text.
 fn parse_md5(text: &str) -> Option<[u8; 16]> {
-    let digits: &[u8; 32] = text.as_bytes().try_into().ok()?;
-    let mut md5 = [0; 16];
-    for (byte, pair) in md5.iter_mut().zip(digits.chunks_exact(2)) {
-        let digit = |character: u8| HEX.iter().position(|hex| *hex == character);
-        *byte = u8::try_from(digit(pair[0])? << 4 | digit(pair[1])?).ok()?;
-    }
-    Some(md5)
+    let md5 = u128::from_str_radix(text, 16).ok()?;
+    (format!("{md5:032x}") == text).then(|| md5.to_be_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     use cavern_proto::record::DentryRecord;
+    use prost::Message as _;
 
     use super::*;
+    use crate::schema::{Dentries, Inodes, encode_key};
+
+    #[test]
+    fn a_cut_is_of_the_blocks_behind_it_that_were_made_before() {
+        let cuts = [Cut { from: 10, generation: 3 }, Cut { from: 20, generation: 5 }];
+        let is_truncated = |index, generation| is_truncated(&cuts, index, generation);
+        assert_eq!(
+            [(9, 0), (10, 2), (19, 2), (20, 2), (20, 4)].map(|(index, at)| is_truncated(index, at)),
+            [false, true, true, true, true]
+        );
+        assert_eq!([(10, 3), (19, 4), (20, 5), (99, 6)].map(|(index, at)| is_truncated(index, at)), [false; 4]);
+    }
 
     fn listed(name: &str, etag: &str) -> ListedEntry {
         ListedEntry {
@@ -349,13 +214,12 @@ mod tests {
     #[test]
     fn an_unopened_file_costs_less_than_two_hundred_bytes() {
         let name = "ILSVRC2012_val_00012345_n02123045.JPEG";
-        let parent = 100_000_000;
+        let parent = 100_000_000_u64;
         let record = file_record(parent, 7, &listed(name, "d41d8cd98f00b204e9800998ecf8427e"));
         let dentry = DentryRecord { inode: 99_000_000, kind: Kind::File as i32 };
-        let bytes = inode_key(99_000_000).len()
-            + record.encoded_len()
-            + dentry_key(parent, name.as_bytes()).len()
-            + dentry.encoded_len();
+        let keys =
+            encode_key::<Inodes>(&99_000_000_u64).len() + encode_key::<Dentries>(&(parent, name.as_bytes())).len();
+        let bytes = keys + record.encoded_len() + dentry.encoded_len();
         assert!(bytes <= 200, "{bytes} bytes");
     }
 

@@ -11,7 +11,8 @@ use std::ops::Bound;
 
 use rocksdb::{DBIterator, WriteBatch};
 
-use super::{Database, Family};
+use crate::database::Database;
+use crate::schema::Family;
 
 /// Records and bytes that are gathered at most, and those of one command more.
 const RECORDS: usize = 4096;
@@ -19,58 +20,16 @@ const BYTES: usize = 1 << 20;
 
 type Key = Vec<u8>;
 type Pair = (Box<[u8]>, Box<[u8]>);
-
-/// One change of a table.
-#[derive(Debug)]
-pub(super) enum Write {
-    Put(Family, Key, Vec<u8>),
-    Delete(Family, Key),
-    /// From one key on, up to another.
-    DeleteRange(Family, Key, Key),
-}
-
-/// What one command writes, in its order.
-#[derive(Debug, Default)]
-pub struct Writes(Vec<Write>);
-
-impl Writes {
-    pub(super) fn push(&mut self, write: Write) {
-        self.0.push(write);
-    }
-
-    /// Records written and deleted; a range counts as one.
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// The batch of this command alone.
-    pub fn into_batch(self, database: &Database) -> WriteBatch {
-        let mut batch = WriteBatch::default();
-        self.append_to(&mut batch, database);
-        batch
-    }
-
-    fn append_to(self, batch: &mut WriteBatch, database: &Database) {
-        for write in self.0 {
-            match write {
-                Write::Put(family, key, value) => batch.put_cf(database.family(family), key, value),
-                Write::Delete(family, key) => batch.delete_cf(database.family(family), key),
-                Write::DeleteRange(family, from, to) => batch.delete_range_cf(database.family(family), from, to),
-            }
-        }
-    }
-}
-
 /// The records of one family by their keys; `None` for one that was deleted.
-type Records = BTreeMap<Key, Option<Vec<u8>>>;
+pub(crate) type Records = BTreeMap<Key, Option<Vec<u8>>>;
 
-/// See the module.
+/// What one command writes, or those that were gathered.
 #[derive(Debug)]
 pub struct Unwritten {
+    /// Of which all records go, from one key up to another, before any is written. They are shown still: no later
+    /// command can be before they are gone from the database.
+    ranges: Vec<(Family, Key, Key)>,
     families: [Records; Family::ALL.len()],
-    /// What goes behind all of these, in its order: the writes of a command that deletes ranges, which no later one can
-    /// be shown before they are in the database.
-    last: Writes,
     records: usize,
     bytes: usize,
 }
@@ -78,57 +37,72 @@ pub struct Unwritten {
 impl Default for Unwritten {
     fn default() -> Self {
         let families = std::array::from_fn(|_| Records::new());
-        Self { families, last: Writes::default(), records: 0, bytes: 0 }
+        Self { ranges: Vec::new(), families, records: 0, bytes: 0 }
     }
 }
 
 impl Unwritten {
     /// Adds what one more command writes.
-    pub fn add(&mut self, writes: Writes) {
-        let has_range = writes.0.iter().any(|write| matches!(write, Write::DeleteRange(..)));
-        if has_range || !self.last.0.is_empty() {
-            self.last.0.extend(writes.0);
-            return;
+    pub fn add(&mut self, command: Self) {
+        for (family, from, until) in command.ranges {
+            self.delete_range(family, from, until);
         }
-        for write in writes.0 {
-            match write {
-                Write::Put(family, key, value) => self.insert(family, key, Some(value)),
-                Write::Delete(family, key) => self.insert(family, key, None),
-                // They are not here: see above.
-                Write::DeleteRange(..) => {}
+        for (family, records) in Family::ALL.into_iter().zip(command.families) {
+            for (key, value) in records {
+                self.insert(family, key, value);
             }
         }
     }
 
-    fn insert(&mut self, family: Family, key: Key, value: Option<Vec<u8>>) {
+    /// Has a record written, or deleted.
+    pub(crate) fn insert(&mut self, family: Family, key: Key, value: Option<Vec<u8>>) {
         self.records += 1;
         self.bytes += key.len() + value.as_ref().map_or(0, Vec::len);
         self.families[family as usize].insert(key, value);
     }
 
+    /// Has every record deleted from one key on, up to another.
+    pub(crate) fn delete_range(&mut self, family: Family, from: Key, until: Key) {
+        self.families[family as usize].retain(|key, _| *key < from || *key >= until);
+        self.ranges.push((family, from, until));
+        self.records += 1;
+    }
+
+    /// Records written and deleted; a range counts as one.
+    pub(crate) fn len(&self) -> usize {
+        self.records
+    }
+
     /// Whether it has to be written before the next command is applied.
     pub fn is_due(&self) -> bool {
-        self.records >= RECORDS || self.bytes >= BYTES || !self.last.0.is_empty()
+        self.records >= RECORDS || self.bytes >= BYTES || !self.ranges.is_empty()
     }
 
     /// The batch to write.
-    pub fn into_batch(mut self, database: &Database) -> WriteBatch {
+    pub fn into_batch(self, database: &Database) -> WriteBatch {
         let mut batch = WriteBatch::default();
-        for family in Family::ALL {
+        for (family, from, until) in self.ranges {
+            batch.delete_range_cf(database.family(family), from, until);
+        }
+        for (family, records) in Family::ALL.into_iter().zip(self.families) {
             let handle = database.family(family);
-            for (key, value) in std::mem::take(&mut self.families[family as usize]) {
+            for (key, value) in records {
                 match value {
                     Some(value) => batch.put_cf(handle, key, value),
                     None => batch.delete_cf(handle, key),
                 }
             }
         }
-        self.last.append_to(&mut batch, database);
         batch
     }
 
+    /// The records of a family that are written, or deleted.
+    pub(crate) fn records(&self, family: Family) -> &Records {
+        &self.families[family as usize]
+    }
+
     /// What is known of a record: its value, or that it is gone.
-    pub(super) fn get(&self, family: Family, key: &[u8]) -> Option<Option<&[u8]>> {
+    pub(crate) fn get(&self, family: Family, key: &[u8]) -> Option<Option<&[u8]>> {
         self.families[family as usize].get(key).map(Option::as_deref)
     }
 
@@ -144,7 +118,7 @@ impl Unwritten {
 }
 
 /// The records of a family in the order of their keys: those of the database, and over them what is not written yet.
-pub(super) enum Scan<'a> {
+pub(crate) enum Scan<'a> {
     Written(DBIterator<'a>),
     Merged { written: Peekable<DBIterator<'a>>, unwritten: Peekable<Range<'a, Key, Option<Vec<u8>>>> },
 }

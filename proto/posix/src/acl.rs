@@ -7,9 +7,8 @@
 
 use cavern_proto::master::{Attr, Kind, SetXattr, User};
 
-use crate::PosixError;
-use crate::mode::{ACCESS_BITS, SET_GROUP_ID};
-use crate::permission::without_foreign_group;
+use crate::error::PosixError;
+use crate::mode::{ACCESS_BITS, SET_GROUP_ID, without_foreign_group};
 
 pub const ACCESS: &[u8] = b"system.posix_acl_access";
 pub const DEFAULT: &[u8] = b"system.posix_acl_default";
@@ -21,33 +20,22 @@ const ENTRIES_MAX: usize = (4096 - 4) / 8;
 /// The id of nobody, in entries that are about no particular user or group.
 const NO_ID: u32 = u32::MAX;
 
-/// Whom an entry is about, in the order in which entries stand in a list.
+/// Whom an entry is about, as the kernel numbers it, in the order in which entries stand in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u16)]
 enum Tag {
-    Owner,
-    User,
-    Group,
-    NamedGroup,
-    Mask,
-    Others,
+    Owner = 0x01,
+    User = 0x02,
+    Group = 0x04,
+    NamedGroup = 0x08,
+    Mask = 0x10,
+    Others = 0x20,
 }
 
 impl Tag {
-    const NUMBERS: [(Self, u16); 6] = [
-        (Self::Owner, 0x01),
-        (Self::User, 0x02),
-        (Self::Group, 0x04),
-        (Self::NamedGroup, 0x08),
-        (Self::Mask, 0x10),
-        (Self::Others, 0x20),
-    ];
-
     fn of(number: u16) -> Option<Self> {
-        Self::NUMBERS.into_iter().find_map(|(tag, known)| (known == number).then_some(tag))
-    }
-
-    fn number(self) -> u16 {
-        Self::NUMBERS.into_iter().find_map(|(tag, number)| (tag == self).then_some(number)).unwrap_or_default()
+        let tags = [Self::Owner, Self::User, Self::Group, Self::NamedGroup, Self::Mask, Self::Others];
+        tags.into_iter().find(|tag| *tag as u16 == number)
     }
 }
 
@@ -88,7 +76,7 @@ impl Acl {
     pub fn encode(&self) -> Vec<u8> {
         let mut value = VERSION.to_le_bytes().to_vec();
         for entry in &self.0 {
-            value.extend(entry.tag.number().to_le_bytes());
+            value.extend((entry.tag as u16).to_le_bytes());
             value.extend(entry.permissions.to_le_bytes());
             value.extend(entry.id.to_le_bytes());
         }

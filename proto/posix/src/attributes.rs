@@ -4,8 +4,7 @@
 use cavern_proto::master::{Attr, CommitContent, CreateInode, Kind, Naming, SetAttr, Time, User};
 
 use crate::acl::{self, Acl, NamedAcl};
-use crate::mode::{ACCESS_BITS, MODE_BITS, SET_GROUP_ID, without_privileges};
-use crate::permission::without_foreign_group;
+use crate::mode::{ACCESS_BITS, MODE_BITS, SET_GROUP_ID, without_foreign_group, without_privileges};
 
 /// What is made in a directory, which may have a default access list, for user and group `owner`: its attributes, but
 /// for its number, and its access lists. `user` as for [`attributes_set`].

@@ -1,6 +1,6 @@
 //! The bits of a mode.
 
-use cavern_proto::master::Kind;
+use cavern_proto::master::{Kind, User};
 
 /// Of a mode as `stat` has it: the type of the file.
 pub const TYPE_BITS: u32 = 0o170_000;
@@ -35,16 +35,8 @@ pub fn type_bits(kind: Kind) -> u32 {
 
 /// The kind of which a mode has the type; `None` for a type that there is not.
 pub fn kind_of(mode: u32) -> Option<Kind> {
-    const KINDS: [Kind; 7] = [
-        Kind::File,
-        Kind::Directory,
-        Kind::Symlink,
-        Kind::Fifo,
-        Kind::Socket,
-        Kind::CharacterDevice,
-        Kind::BlockDevice,
-    ];
-    KINDS.into_iter().find(|kind| type_bits(*kind) == mode & TYPE_BITS)
+    let kinds = Kind::File as i32..=Kind::BlockDevice as i32;
+    kinds.filter_map(|kind| Kind::try_from(kind).ok()).find(|kind| type_bits(*kind) == mode & TYPE_BITS)
 }
 
 /// Whether a file has a set-group-ID bit that no program runs by, since the group may not execute it. A member of the
@@ -58,6 +50,13 @@ pub fn is_for_members(mode: u32) -> bool {
 pub fn without_privileges(mode: u32) -> u32 {
     let kept = if is_for_members(mode) { SET_GROUP_ID } else { 0 };
     mode & !(SET_USER_ID | SET_GROUP_ID) | kept
+}
+
+/// A mode as a user may set it: the set-group-ID bit is for members of the group. `None` for a user whose kernel has
+/// seen to that.
+pub(crate) fn without_foreign_group(mode: u32, group: u32, user: Option<&User>) -> u32 {
+    let is_foreign = user.is_some_and(|user| !user.is_root() && !user.is_in(group));
+    if is_foreign { mode & !SET_GROUP_ID } else { mode }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::{CreateInode, Kind, Naming};
 
-use crate::PosixError;
+use crate::error::PosixError;
 
 /// Longest target of a symlink in bytes, as Linux has it (`PATH_MAX` without its NUL).
 const TARGET_MAX: usize = 4095;

@@ -3,9 +3,9 @@
 
 use cavern_proto::master::{Attr, Kind, SetAttr, User, UserLimits};
 
-use crate::PosixError;
 use crate::acl::{Acl, is_acl};
-use crate::mode::{SET_GROUP_ID, STICKY};
+use crate::error::PosixError;
+use crate::mode::STICKY;
 use crate::xattr::CAPABILITY;
 
 /// What a user must be allowed for a change of an inode, beside what has been looked at already.
@@ -113,13 +113,6 @@ pub fn right_to_xattr(user: &User, attr: &Attr, name: &[u8], change: XattrChange
         return other("may have attributes there");
     }
     Ok(Right::Write)
-}
-
-/// A mode as a user may set it: the set-group-ID bit is for members of the group. `None` for a user whose kernel has
-/// seen to that.
-pub(crate) fn without_foreign_group(mode: u32, group: u32, user: Option<&User>) -> u32 {
-    let is_foreign = user.is_some_and(|user| !user.is_root() && !user.is_in(group));
-    if is_foreign { mode & !SET_GROUP_ID } else { mode }
 }
 
 #[cfg(test)]

@@ -5,14 +5,14 @@ use cavern_state::{Database, Family};
 use rocksdb::{Direction, IteratorMode, WriteBatch};
 
 use super::{PURGED_KEY, purged};
-use crate::error::ConsensusError;
+use crate::error::Result;
 use crate::types::{LogId, to_json};
 
 /// Bytes of one batch.
 const BATCH_BYTES: usize = 4 << 20;
 
 /// Copies it into a database without a log, on disk when this returns. Nobody writes to the log meanwhile. *Blocking*.
-pub fn carry_over(from: &Database, to: &Database, covered: Option<LogId>) -> Result<(), ConsensusError> {
+pub fn carry_over(from: &Database, to: &Database, covered: Option<LogId>) -> Result {
     let begin = covered.map_or(0, |covered| covered.index.saturating_add(1));
     let mut batch = WriteBatch::default();
     for (family, start) in [(Family::RaftMeta, Vec::new()), (Family::RaftLog, begin.to_be_bytes().to_vec())] {

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use cavern_state::{Database, Family};
 use rocksdb::{Direction, IteratorMode, WriteBatch};
 
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 
 /// Key of a mark: this, and the index (u64, big-endian).
 const MARK_PREFIX: &[u8] = b"mark";
@@ -61,7 +61,7 @@ pub struct LogSize {
 impl LogSize {
     /// That of the log in a database, of which everything up to `purged` is gone. `step` is the number of bytes between
     /// two marks. *Blocking*.
-    pub fn load(database: &Database, purged: Option<u64>, step: u64, now_ns: i64) -> Result<Self, ConsensusError> {
+    pub fn load(database: &Database, purged: Option<u64>, step: u64, now_ns: i64) -> Result<Self> {
         let log = database.family(Family::RaftLog);
         let mut marks = VecDeque::new();
         let from = IteratorMode::From(MARK_PREFIX, Direction::Forward);
@@ -172,7 +172,7 @@ impl LogSize {
     }
 }
 
-fn index_of(key: &[u8]) -> Result<u64, ConsensusError> {
+fn index_of(key: &[u8]) -> Result<u64> {
     let index = key.try_into().map(u64::from_be_bytes);
     index.map_err(|_| ConsensusError::corrupt("the key of a log entry".to_owned()))
 }

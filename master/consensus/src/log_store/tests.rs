@@ -14,7 +14,7 @@ use openraft::type_config::TypeConfigExt as _;
 use proptest::prelude::*;
 
 use super::*;
-use crate::state_machine::APPLIED_KEY;
+use crate::position::APPLIED_KEY;
 use crate::types::{Batch, log_id};
 
 const STEP: u64 = 1000;
@@ -160,7 +160,10 @@ impl Tested {
         assert_eq!(state.last_log_id.map(|id| id.index), last);
         let total: usize = self.entries.values().map(Vec::len).sum();
         // Where the log was cut between two marks, a part of a step is a guess.
-        assert!(self.store.bytes_after(None).abs_diff(total as u64) < 4 * STEP, "{total} bytes in the log");
+        assert!(
+            self.store.size().lock().bytes_after(None).abs_diff(total as u64) < 4 * STEP,
+            "{total} bytes in the log"
+        );
     }
 
     /// Closes the database: its directory can go.

@@ -12,7 +12,7 @@ use rocksdb::WriteBatch;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::{PURGED_KEY, Shared, VOTE_KEY};
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 use crate::metrics::ConsensusMetrics;
 use crate::types::Types;
 
@@ -122,7 +122,7 @@ fn batch_of(shared: &Shared, database: &Database, writes: &[Write]) -> WriteBatc
     batch
 }
 
-fn write_all(shared: &Shared, writes: &[Write], metrics: &ConsensusMetrics) -> Result<(), ConsensusError> {
+fn write_all(shared: &Shared, writes: &[Write], metrics: &ConsensusMetrics) -> Result {
     let _same = shared.database.lock_writing()?;
     let database = shared.database.get();
     let batch = batch_of(shared, &database, writes);
@@ -134,7 +134,7 @@ fn write_all(shared: &Shared, writes: &[Write], metrics: &ConsensusMetrics) -> R
     }
     database.write_synced(batch)?;
     Failpoint::LogSynced.pass();
-    metrics.log_synced(timer.elapsed());
+    metrics.log_sync_seconds.observe(timer.elapsed().as_secs_f64());
     Ok(())
 }
 

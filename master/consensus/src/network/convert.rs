@@ -3,7 +3,7 @@
 use cavern_proto::raft::{self, AppendRequest, Ballot, LogPosition, Target};
 use openraft::raft::{AppendEntriesRequest, VoteRequest, VoteResponse};
 
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 use crate::types::{self, LogId, Types, Vote, entry_of_record, record_of_entry};
 
 /// More entries than a log ever has.
@@ -14,7 +14,7 @@ pub fn position(id: &LogId) -> LogPosition {
 }
 
 /// Positions that no log comes to are refused: the library counts on from them.
-pub fn log_id(position: &LogPosition) -> Result<LogId, ConsensusError> {
+pub fn log_id(position: &LogPosition) -> Result<LogId> {
     let LogPosition { term, node_id, index } = *position;
     if index > INDEX_MAX {
         return Err(ConsensusError::Invalid(format!("entry {index} in a message of another master")));
@@ -22,7 +22,7 @@ pub fn log_id(position: &LogPosition) -> Result<LogId, ConsensusError> {
     Ok(types::log_id(term, node_id, index))
 }
 
-fn maybe_log_id(position: Option<&LogPosition>) -> Result<Option<LogId>, ConsensusError> {
+fn maybe_log_id(position: Option<&LogPosition>) -> Result<Option<LogId>> {
     position.map(log_id).transpose()
 }
 
@@ -36,14 +36,11 @@ pub fn vote(ballot: &Ballot) -> Vote {
 }
 
 /// What a message must have.
-pub fn required<T>(field: Option<T>, what: &str) -> Result<T, ConsensusError> {
+pub fn required<T>(field: Option<T>, what: &str) -> Result<T> {
     field.ok_or_else(|| ConsensusError::Invalid(format!("{what} is missing in a message of another master")))
 }
 
-pub fn append_request(
-    target: Option<Target>,
-    request: AppendEntriesRequest<Types>,
-) -> Result<AppendRequest, ConsensusError> {
+pub fn append_request(target: Option<Target>, request: AppendEntriesRequest<Types>) -> Result<AppendRequest> {
     let AppendEntriesRequest { vote, prev_log_id, entries, leader_commit } = request;
     Ok(AppendRequest {
         target,
@@ -55,7 +52,7 @@ pub fn append_request(
 }
 
 /// The reverse. Entries that do not follow each other are refused: the library takes it for granted that they do.
-pub fn append_entries(request: AppendRequest) -> Result<AppendEntriesRequest<Types>, ConsensusError> {
+pub fn append_entries(request: AppendRequest) -> Result<AppendEntriesRequest<Types>> {
     let AppendRequest { target: _, ballot, previous, entries, committed } = request;
     let entries = entries.into_iter().map(entry_of_record).collect::<Result<Vec<_>, _>>()?;
     let previous = maybe_log_id(previous.as_ref())?;
@@ -80,7 +77,7 @@ pub fn vote_request(target: Option<Target>, request: &VoteRequest<Types>) -> raf
     }
 }
 
-pub fn vote_of_request(request: &raft::VoteRequest) -> Result<VoteRequest<Types>, ConsensusError> {
+pub fn vote_of_request(request: &raft::VoteRequest) -> Result<VoteRequest<Types>> {
     let mut asked =
         VoteRequest::new(vote(&required(request.ballot, "the ballot")?), maybe_log_id(request.last.as_ref())?);
     asked.leadership_transfer = request.hand_over;
@@ -95,7 +92,7 @@ pub fn vote_reply(response: &VoteResponse<Types>) -> raft::VoteReply {
     }
 }
 
-pub fn vote_response(reply: raft::VoteReply) -> Result<VoteResponse<Types>, ConsensusError> {
+pub fn vote_response(reply: raft::VoteReply) -> Result<VoteResponse<Types>> {
     let vote = vote(&required(reply.ballot, "the ballot")?);
     Ok(VoteResponse::new(vote, maybe_log_id(reply.last.as_ref())?, reply.granted))
 }

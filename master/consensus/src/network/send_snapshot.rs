@@ -10,7 +10,7 @@ use tonic::Status;
 
 use super::{Calls, convert};
 use crate::blocking::blocking;
-use crate::error::ConsensusError;
+use crate::error::{ConsensusError, Result};
 use crate::snapshot::Outgoing;
 use crate::types::{Snapshot, Vote, to_json};
 

@@ -5,17 +5,17 @@
 //! opens at the position that was.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use cavern_proto::raft::{SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotTransfer};
 use cavern_state::Database;
 use prost::Message;
 
-use super::{Checkpoint, Snapshots, read_position, remove_dir};
-use crate::error::ConsensusError;
-use crate::types::{Meta, from_json};
+use super::{Snapshots, remove_dir};
+use crate::error::{ConsensusError, Result};
+use crate::position::read_position;
+use crate::types::{Checkpoint, Meta, from_json};
 
 /// Bytes after which a file goes to the disk. A sync of something else on the same disk may have to wait for what lies
 /// in memory of this one.
@@ -38,7 +38,7 @@ impl Incoming {
     ///
     /// # Errors
     /// [`ConsensusError::Invalid`] for an offer that makes no sense: nothing was changed then.
-    pub fn begin(snapshots: &Snapshots, offer: SnapshotOffer) -> Result<Self, ConsensusError> {
+    pub fn begin(snapshots: &Snapshots, offer: SnapshotOffer) -> Result<Self> {
         let meta: Meta = from_json(&offer.meta, "the description of a snapshot of another master")?;
         if offer.files.len() > FILES_MAX {
             return Err(ConsensusError::Invalid(format!("a snapshot of {} files", offer.files.len())));
@@ -77,7 +77,7 @@ impl Incoming {
     }
 
     /// Takes a piece in. They come in order, file by file. *Blocking*.
-    pub fn write(&mut self, piece: &SnapshotPiece) -> Result<(), ConsensusError> {
+    pub fn write(&mut self, piece: &SnapshotPiece) -> Result {
         let Some(file) = self.offer.files.get(piece.file as usize) else {
             return Err(ConsensusError::Invalid(format!("a piece of file {} of a snapshot", piece.file)));
         };
@@ -108,7 +108,7 @@ impl Incoming {
     ///
     /// # Errors
     /// [`ConsensusError::Invalid`] where something is missing, or is not what was offered.
-    pub fn finish(mut self) -> Result<(Meta, Checkpoint), ConsensusError> {
+    pub fn finish(mut self) -> Result<(Meta, Checkpoint)> {
         if let Some((_, last)) = self.open.take() {
             last.sync_data().map_err(ConsensusError::io(&self.files))?;
         }
@@ -120,7 +120,7 @@ impl Incoming {
                 return Err(ConsensusError::Invalid(format!("{} of a snapshot is not whole", file.name)));
             }
         }
-        sync_directory(&self.files).map_err(ConsensusError::io(&self.files))?;
+        File::open(&self.files).and_then(|files| files.sync_all()).map_err(ConsensusError::io(&self.files))?;
         let (last, _) = read_position(&Database::open_for_inspection(&self.files)?)?;
         if last != self.meta.last_log_id {
             let (found, offered) = (last.map(|id| id.index), self.meta.last_log_id.map(|id| id.index));
@@ -128,10 +128,6 @@ impl Incoming {
         }
         Ok((self.meta, Checkpoint { directory: self.files }))
     }
-}
-
-fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
 }
 
 #[cfg(test)]

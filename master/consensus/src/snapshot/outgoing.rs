@@ -7,8 +7,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cavern_proto::raft::{SnapshotFile, SnapshotPiece, SnapshotProgress};
 
-use super::{Checkpoint, read_dir};
-use crate::error::ConsensusError;
+use super::read_dir;
+use crate::error::{ConsensusError, Result};
+use crate::types::Checkpoint;
 
 /// Bytes of one piece.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -21,7 +22,7 @@ pub struct Outgoing {
 
 impl Outgoing {
     /// Opens every file of a checkpoint. *Blocking*.
-    pub fn open(checkpoint: &Checkpoint) -> Result<Self, ConsensusError> {
+    pub fn open(checkpoint: &Checkpoint) -> Result<Self> {
         let mut files = Vec::new();
         for path in read_dir(&checkpoint.directory)? {
             let file = File::open(&path).map_err(ConsensusError::io(&path))?;
@@ -57,7 +58,7 @@ impl Outgoing {
     }
 
     /// One piece. *Blocking*.
-    pub fn read(&self, file: u32, offset: u64) -> Result<SnapshotPiece, ConsensusError> {
+    pub fn read(&self, file: u32, offset: u64) -> Result<SnapshotPiece> {
         let corrupt = || ConsensusError::corrupt(format!("file {file} of a snapshot"));
         let (SnapshotFile { name, bytes }, open) = self.files.get(file as usize).ok_or_else(corrupt)?;
         let length = bytes.saturating_sub(offset).min(PIECE_BYTES);

@@ -13,9 +13,9 @@ use cavern_proto::master::{
     RemoveName, RenameMode, RenameName, SetAttr, WriteType,
 };
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{FreeOwnContent, InodeRecord, Mutate};
+use cavern_proto::record::{FreeContent, InodeRecord, Mutate};
 use cavern_state::records::mode;
-use cavern_state::{Outcome, Tables};
+use cavern_state::{Outcome, Tables, schema};
 use cavern_ufs::MemoryBucket;
 use cavern_work::WorkError;
 
@@ -154,12 +154,12 @@ impl Fixture {
 
     /// Drops the blocks of a file.
     pub async fn free(&self, inode: u64) -> FreeFate {
-        self.free_by(Command::FreeContent(inode)).await
+        self.free_by(Command::FreeContent(FreeContent { inode, session: 0 })).await
     }
 
     /// The same at the wish of a session, whose own holds do not count.
     pub async fn free_own(&self, inode: u64, session: u64) -> FreeFate {
-        self.free_by(Command::FreeOwnContent(FreeOwnContent { inode, session })).await
+        self.free_by(Command::FreeContent(FreeContent { inode, session })).await
     }
 
     async fn free_by(&self, command: Command) -> FreeFate {
@@ -233,7 +233,13 @@ impl Fixture {
             .services()
             .lookups
             .reader
-            .read(|tables| Ok(tables.all_objects()?.into_iter().map(|(key, object)| (key, object.etag)).collect()))
+            .read(|tables| {
+                let objects = tables.rows(schema::Objects, ()).page(usize::MAX, |row| {
+                    let ((_, key), object) = row.entry()?;
+                    Ok((key.to_owned(), object.etag))
+                })?;
+                Ok(objects.into_iter().collect())
+            })
             .await
             .unwrap();
         let mut there = BTreeMap::new();

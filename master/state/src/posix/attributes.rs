@@ -1,36 +1,140 @@
-//! chmod (with the access list), chown, truncate, utimensat.
+//! chmod (with the access list), chown, truncate, utimensat; extended attributes, and the access lists among them.
 
-use cavern_posix::xattr::CAPABILITY;
-use cavern_posix::{attributes_set, loses_privileges};
-use cavern_proto::master::SetAttr;
+use bytes::Bytes;
+use cavern_posix::acl::{self, ACCESS, Acl, is_acl};
+use cavern_posix::xattr::{CAPABILITY, has_kept_prefix, has_length, is_bare_prefix};
+use cavern_posix::{XattrChange, attributes_set, inode_changed, loses_privileges};
+use cavern_proto::master::{RemoveXattr, SetAttr, SetXattr, XattrMode};
+use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
 
-use super::{MutationContext, MutationError, refuse};
-use crate::records;
+use super::context::{MutationContext, Tried, refuse};
+use crate::error::Result;
+use crate::{records, schema};
+
+/// As the kernel has them: bytes of a value, and of all names of an inode with their NULs.
+const VALUE_BYTES_MAX: usize = 65_536;
+const NAMES_BYTES_MAX: usize = 65_536;
+/// Bytes of all names and values of an inode: they are one scan.
+const TOTAL_BYTES_MAX: usize = 1 << 20;
 
 impl MutationContext<'_, '_> {
-    pub(super) fn set_attributes(&mut self, set: &SetAttr) -> Result<u64, MutationError> {
+    pub fn set_attributes(&mut self, set: &SetAttr) -> Tried<u64> {
         let mut record = self.inode(set.inode)?;
         self.check_set_attributes(set, &record)?;
-        check_owner_ids(&[set.uid.unwrap_or_default(), set.gid.unwrap_or_default()])?;
+        check_owner_ids(set.uid.unwrap_or_default(), set.gid.unwrap_or_default())?;
         if let Some(length) = set.size {
             self.set_length(set.inode, &mut record, length)?;
         }
         if loses_privileges(record.kind(), set) || set.kill_capability {
             self.delete_xattr(set.inode, &mut record, CAPABILITY)?;
         }
-        records::change(&mut record, |attr| attributes_set(attr, set, self.limited_user(), self.made_ns));
-        if set.mode.is_some() {
-            self.chmod_acl(set.inode, &record)?;
+        records::change(&mut record, |attr| attributes_set(attr, set, self.limited_user(), self.caller.made_ns));
+        // The access list follows the new permissions.
+        if set.mode.is_some()
+            && let Some(mut acl) = self.tx.before().acl(set.inode, &record, ACCESS)?
+        {
+            acl.set_mode(records::mode(&record));
+            self.put_acl(set.inode, ACCESS, &acl);
         }
         self.put(set.inode, record);
         Ok(set.inode)
     }
+
+    pub fn set_xattr(&mut self, set: &SetXattr) -> Tried<u64> {
+        if !has_length(&set.name) {
+            return refuse(Errno::RANGE, format!("an attribute's name of {} bytes", set.name.len()));
+        }
+        if set.value.len() > VALUE_BYTES_MAX {
+            return refuse(Errno::TOOBIG, format!("an attribute of {} bytes", set.value.len()));
+        }
+        let shown = String::from_utf8_lossy(&set.name);
+        // Those of `system.` are the kernel's, and only access lists among them are ours.
+        if !is_acl(&set.name) && !has_kept_prefix(&set.name) {
+            return refuse(Errno::OPNOTSUPP, format!("{shown} is no attribute that is kept: use user.{shown}, say"));
+        }
+        if is_bare_prefix(&set.name) {
+            return refuse(Errno::INVAL, format!("{shown} is no whole name of an attribute: {shown}NAME is"));
+        }
+        let mut record = self.inode(set.inode)?;
+        self.check_xattr(set.inode, &record, &set.name, XattrChange::Set)?;
+        let is_there = self.tx.before().has(schema::Xattrs, (set.inode, &set.name[..]))?;
+        match (set.mode(), is_there) {
+            (XattrMode::Create, true) => return refuse(Errno::EXIST, "the attribute is there"),
+            (XattrMode::Replace, false) => return refuse(Errno::NODATA, "the attribute is not there"),
+            _ => {}
+        }
+        if is_acl(&set.name) {
+            let value = records::change(&mut record, |attr| acl::set(attr, set, self.limited_user()))?;
+            return self.keep_xattr(set.inode, record, &set.name, value.as_deref());
+        }
+        if record.has_xattrs {
+            let (mut names, mut total) = (set.name.len() + 1, set.name.len() + set.value.len());
+            for (name, value) in self.tx.before().xattrs(set.inode)? {
+                if name != set.name {
+                    names += name.len() + 1;
+                    total += name.len() + value.len();
+                }
+            }
+            if names > NAMES_BYTES_MAX || total > TOTAL_BYTES_MAX {
+                let reason = format!("the attributes of {} take too much room", self.shown(set.inode)?);
+                return refuse(Errno::NOSPC, reason);
+            }
+        }
+        self.keep_xattr(set.inode, record, &set.name, Some(&set.value))
+    }
+
+    pub fn remove_xattr(&mut self, remove: &RemoveXattr) -> Tried<u64> {
+        let record = self.inode(remove.inode)?;
+        self.check_xattr(remove.inode, &record, &remove.name, XattrChange::Remove)?;
+        if !self.tx.before().has(schema::Xattrs, (remove.inode, &remove.name[..]))? {
+            // As Linux has it: an access list that is not there need not be removed.
+            if is_acl(&remove.name) {
+                return Ok(remove.inode);
+            }
+            return refuse(Errno::NODATA, "the attribute is not there");
+        }
+        self.keep_xattr(remove.inode, record, &remove.name, None)
+    }
+
+    /// Stores an attribute, or removes it, and the record with it.
+    fn keep_xattr(&mut self, inode: u64, mut record: InodeRecord, name: &[u8], value: Option<&[u8]>) -> Tried<u64> {
+        match value {
+            Some(value) => self.put_xattr(inode, name, value),
+            None => self.tx.delete(schema::Xattrs, (inode, name)),
+        }
+        record.has_xattrs = value.is_some() || self.tx.before().xattrs(inode)?.iter().any(|(known, _)| known != name);
+        if name == CAPABILITY {
+            record.has_capability = value.is_some();
+        }
+        records::change(&mut record, |attr| inode_changed(attr, self.caller.made_ns));
+        self.put(inode, record);
+        Ok(inode)
+    }
+
+    fn put_xattr(&mut self, inode: u64, name: &[u8], value: &[u8]) {
+        self.tx.put(schema::Xattrs, (inode, name), &Bytes::copy_from_slice(value));
+    }
+
+    pub fn put_acl(&mut self, inode: u64, name: &[u8], acl: &Acl) {
+        self.put_xattr(inode, name, &acl.encode());
+    }
+
+    /// Takes an attribute away, if there is one of that name. The caller stores the record.
+    pub fn delete_xattr(&mut self, inode: u64, record: &mut InodeRecord, name: &[u8]) -> Result {
+        let names = if record.has_xattrs { self.tx.before().xattrs(inode)? } else { Vec::new() };
+        if names.iter().any(|(known, _)| *known == name) {
+            self.tx.delete(schema::Xattrs, (inode, name));
+            record.has_xattrs = names.len() > 1;
+            record.has_capability &= name != CAPABILITY;
+        }
+        Ok(())
+    }
 }
 
 /// Refuses a user or group of all ones: it is none in a kernel, which changes no file of it.
-pub(super) fn check_owner_ids(ids: &[u32]) -> Result<(), MutationError> {
-    if ids.contains(&u32::MAX) {
+pub fn check_owner_ids(uid: u32, gid: u32) -> Tried {
+    if [uid, gid].contains(&u32::MAX) {
         return refuse(Errno::INVAL, format!("{} is no id of a user or group", u32::MAX));
     }
     Ok(())

@@ -11,12 +11,13 @@ use cavern_proto::master::{CommitContent, Extent, Kind};
 use cavern_proto::record::{ExtentRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{MutationContext, MutationError, refuse};
-use crate::Family;
-use crate::error::StateError;
-use crate::extent::{self, BlockOwner, DropProgress};
-use crate::records::{self, extent_key};
-use crate::{Tables, allocated, origin};
+use super::context::{MutationContext, Tried, refuse};
+use crate::error::Result;
+use crate::index::extents::{self, Block, DropProgress};
+use crate::index::{origins, space};
+use crate::records::{self, extent_at, is_truncated, next_generation};
+use crate::schema;
+use crate::tables::Tables;
 
 /// 16 TiB, as ext4 has it.
 const FILE_BYTES_MAX: u64 = 1 << 44;
@@ -28,7 +29,7 @@ const WORKERS_MAX: usize = 8;
 const CUTS_MAX: usize = 1000;
 
 impl MutationContext<'_, '_> {
-    pub(super) fn commit(&mut self, commit: &CommitContent) -> Result<u64, MutationError> {
+    pub fn commit(&mut self, commit: &CommitContent) -> Tried<u64> {
         let mut record = self.inode(commit.inode)?;
         check_file(&record)?;
         self.check_commit(commit.inode, &record)?;
@@ -43,21 +44,18 @@ impl MutationContext<'_, '_> {
         if !names_each_once(&commit.made) {
             return refuse(Errno::INVAL, "a commit that names a block, or a worker of a block, twice");
         }
-        let tables = self.transaction.before();
-        let last = self.transaction.counters.worker;
+        let tables = self.tx.before();
+        let last = self.tx.counters.worker;
         let mut registered = Registered { tables, last, known: BTreeMap::new() };
         let size = record.size.max(commit.grow_to);
-        let next_generation = extent::next_generation(&self.transaction.counters, commit.inode, &record);
+        let (block_size, replicas) = (self.mount.block_size.max(1), self.mount.replicas.max(1));
+        let next_generation = next_generation(&self.tx.counters, commit.inode, &record);
         let (mut blocks, mut cut_off) = (Vec::new(), Vec::new());
         for made in &commit.made {
-            let recorded = tables.recorded_extent(commit.inode, made.index)?;
-            let is_truncated = |known: &ExtentRecord| extent::is_truncated(&record.cuts, made.index, known.generation);
-            let (known, old) = match recorded {
-                Some(recorded) if is_truncated(&recorded) => (None, Some(recorded)),
-                recorded => (recorded, None),
-            };
+            let mut known = tables.recorded_extent(commit.inode, made.index)?;
+            let is_cut_off = |known: &mut ExtentRecord| is_truncated(&record.cuts, made.index, known.generation);
             // Its record makes room for that of the next one.
-            cut_off.extend(old.map(|old| extent::at(made.index, old)));
+            cut_off.extend(known.take_if(is_cut_off).map(|old| extent_at(made.index, old)));
             let there = registered.of(made, known.as_ref())?;
             let made = there.map_or(Cow::Borrowed(made), Cow::Owned);
             if made.workers.is_empty() {
@@ -66,7 +64,7 @@ impl MutationContext<'_, '_> {
                 return refuse(Errno::STALE, reason);
             }
             let after = match &known {
-                Some(known) => extent::after_commit(known, &made),
+                Some(known) => extents::after_commit(known, &made),
                 None if (record.generation..=next_generation).contains(&made.generation) => {
                     let (generation, workers) = (made.generation, made.workers.clone());
                     Some(ExtentRecord { generation, workers, ..ExtentRecord::default() })
@@ -77,15 +75,15 @@ impl MutationContext<'_, '_> {
                 let reason = format!("block {} of {} is another by now", made.index, self.shown(commit.inode)?);
                 return refuse(Errno::STALE, reason);
             };
-            after.allocated = block_takes(known.as_ref(), &made, self.block_size, size);
+            after.allocated = block_takes(known.as_ref(), &made, block_size, size);
             blocks.push((made, known, after));
         }
         self.check_growth(&record, commit.grow_to)?;
-        let owner = BlockOwner { inode: commit.inode, mount_id: record.mount_id, replicas: self.mount_replicas };
-        extent::retire_extents(self.transaction, commit.inode, record.mount_id, cut_off);
+        extents::retire(self.tx, commit.inode, record.mount_id, cut_off);
         for (made, known, after) in &blocks {
-            extent::commit(self.transaction, &owner, made.index, known.as_ref(), after, &made.workers);
-            allocated::committed(&mut record, made.index, known.as_ref(), after, self.block_size);
+            let block = Block { inode: commit.inode, index: made.index, mount_id: record.mount_id, replicas };
+            extents::commit(self.tx, block, known.as_ref(), after, &made.workers);
+            space::committed(&mut record, made.index, known.as_ref(), after, block_size);
         }
         if changes_content(commit, record.size) {
             self.content_changed(&mut record, size);
@@ -95,46 +93,42 @@ impl MutationContext<'_, '_> {
     }
 
     /// Gives a file another length; the caller stores the record.
-    pub(super) fn set_length(
-        &mut self,
-        inode: u64,
-        record: &mut InodeRecord,
-        length: u64,
-    ) -> Result<(), MutationError> {
+    pub fn set_length(&mut self, inode: u64, record: &mut InodeRecord, length: u64) -> Tried {
         check_file(record)?;
         check_length(length)?;
         self.check_growth(record, length)?;
         if length < record.size {
-            let kept = u32::try_from(length.div_ceil(self.block_size)).unwrap_or(u32::MAX);
+            let block_size = self.mount.block_size.max(1);
+            let kept = u32::try_from(length.div_ceil(block_size)).unwrap_or(u32::MAX);
             if record.cuts.len() >= CUTS_MAX {
                 return refuse(Errno::AGAIN, format!("blocks that were cut off inode {inode} are still being dropped"));
             }
-            let Some(generation) = extent::generation_after(&self.transaction.counters, inode, record) else {
+            let Some(generation) = extents::generation_after(&self.tx.counters, inode, record) else {
                 let reason = format!("{} has been cut as often as a file can be: copy it", self.shown(inode)?);
                 return refuse(Errno::FBIG, reason);
             };
-            let (dropped, rest) = extent::cut(self.transaction, inode, record, kept, generation)?;
+            let (dropped, rest) = extents::cut(self.tx, inode, record, kept, generation)?;
             let ends_in = kept.saturating_sub(1);
-            let mut last = match length.is_multiple_of(self.block_size) {
+            let mut last = match length.is_multiple_of(block_size) {
                 true => None,
-                false => self.transaction.before().extent(inode, ends_in)?,
+                false => self.tx.before().extent(inode, ends_in)?,
             };
-            allocated::cut(record, length, self.block_size, &dropped, last.as_mut());
+            space::cut(record, length, block_size, &dropped, last.as_mut());
             if rest == DropProgress::Some && length > 0 {
                 // What the others take would have to be read.
                 record.allocated = None;
             }
             if let Some(last) = last {
-                self.transaction.put(Family::Extent, &extent_key(inode, ends_in), &last);
+                self.tx.put(schema::Extents, (inode, ends_in), &last);
             }
-            origin::cut(self.transaction, inode, record, length)?;
+            origins::cut(self.tx, inode, record, length)?;
         }
         self.content_changed(record, length);
         Ok(())
     }
 
     fn content_changed(&self, record: &mut InodeRecord, size: u64) {
-        records::change(record, |attr| content_changed(attr, size, self.made_ns));
+        records::change(record, |attr| content_changed(attr, size, self.caller.made_ns));
     }
 }
 
@@ -150,7 +144,7 @@ impl Registered<'_> {
     /// A block at those of the workers named that the table has, or that have the block already; `None` when these are
     /// all. One that was removed meanwhile leaves the content to the others; where there are none, the block is at it,
     /// and lost with it, which costs the other blocks of the commit nothing.
-    fn of(&mut self, made: &Extent, recorded: Option<&ExtentRecord>) -> Result<Option<Extent>, StateError> {
+    fn of(&mut self, made: &Extent, recorded: Option<&ExtentRecord>) -> Result<Option<Extent>> {
         let mut is_there = Vec::with_capacity(made.workers.len());
         for worker in &made.workers {
             let has_block = recorded.is_some_and(|recorded| recorded.workers.contains(worker));
@@ -166,7 +160,7 @@ impl Registered<'_> {
         Ok(Some(Extent { workers, joined, ..made.clone() }))
     }
 
-    fn has(&mut self, worker: u64) -> Result<bool, StateError> {
+    fn has(&mut self, worker: u64) -> Result<bool> {
         if let Some(known) = self.known.get(&worker) {
             return Ok(*known);
         }
@@ -190,7 +184,7 @@ fn names_each_once(made: &[Extent]) -> bool {
     })
 }
 
-fn check_file(record: &InodeRecord) -> Result<(), MutationError> {
+fn check_file(record: &InodeRecord) -> Tried {
     match record.kind() {
         Kind::File => Ok(()),
         Kind::Directory => refuse(Errno::ISDIR, "a directory has no length"),
@@ -198,7 +192,7 @@ fn check_file(record: &InodeRecord) -> Result<(), MutationError> {
     }
 }
 
-fn check_length(length: u64) -> Result<(), MutationError> {
+fn check_length(length: u64) -> Tried {
     if length <= FILE_BYTES_MAX {
         return Ok(());
     }

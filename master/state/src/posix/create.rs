@@ -8,43 +8,39 @@ use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
 use super::attributes::check_owner_ids;
-use super::{EntriesChange, MutationContext, MutationError, acl, refuse};
-use crate::Family;
-use crate::records::{self, attributes, inode_key};
-use crate::usage::UsageDelta;
+use super::context::{EntriesChange, MutationContext, Tried, refuse};
+use crate::index::usage::UsageDelta;
+use crate::records::{self, attributes};
+use crate::schema;
 
 impl MutationContext<'_, '_> {
-    pub(super) fn create(&mut self, create: CreateInode, session: u64) -> Result<u64, MutationError> {
-        self.create_checked(create, session, Self::check_kind)
+    pub fn create(&mut self, create: &CreateInode) -> Tried<u64> {
+        self.create_checked(create, Self::check_kind)
     }
 
     /// A character device with the number 0, which hides a name of a lower layer of overlayfs. It takes no more rights
     /// than a name does.
-    pub(super) fn create_whiteout(&mut self, parent: u64, name: Bytes) -> Result<u64, MutationError> {
+    pub fn create_whiteout(&mut self, parent: u64, name: Bytes) -> Tried<u64> {
         let kind = Kind::CharacterDevice as i32;
-        self.create_checked(CreateInode { parent, name, kind, ..CreateInode::default() }, 0, |_, _| Ok(()))
+        self.create_checked(&CreateInode { parent, name, kind, ..CreateInode::default() }, |_, _| Ok(()))
     }
 
-    fn create_checked(
-        &mut self,
-        create: CreateInode,
-        session: u64,
-        check_kind: impl FnOnce(&Self, Kind) -> Result<(), MutationError>,
-    ) -> Result<u64, MutationError> {
-        check_create(&create)?;
+    fn create_checked(&mut self, create: &CreateInode, check_kind: impl FnOnce(&Self, Kind) -> Tried) -> Tried<u64> {
+        check_create(create)?;
         let (kind, is_named) = (create.kind(), create.naming() == Naming::Named);
         let directory = if is_named { self.whole_directory(create.parent)? } else { self.directory(create.parent)? };
         self.check_names(create.parent, &directory)?;
         check_kind(&*self, kind)?;
-        if is_named && self.transaction.dentry(create.parent, &create.name)?.is_some() {
+        if is_named && self.tx.dentry(create.parent, &create.name)?.is_some() {
             return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&create.name)));
         }
-        let number = self.check_number(create.inode)?;
+        self.check_number(create.inode)?;
         self.check_quotas(create.parent, UsageDelta { bytes: 0, inodes: 1 })?;
-        let default = acl::of(self.transaction.before(), (create.parent, &directory), DEFAULT)?;
+        let default = self.tx.before().acl(create.parent, &directory, DEFAULT)?;
         let above = (&attributes(create.parent, &directory), default.as_ref());
-        let (attr, lists) = created(&create, above, (self.uid, self.gid), self.limited_user(), self.made_ns);
-        check_owner_ids(&[self.uid, self.gid])?;
+        let (owner, made_ns) = (self.caller.owner, self.caller.made_ns);
+        let (attr, lists) = created(create, above, owner, self.limited_user(), made_ns);
+        check_owner_ids(owner.0, owner.1)?;
         let mut record = InodeRecord {
             kind: create.kind,
             btime_ns: attr.btime_ns,
@@ -53,7 +49,7 @@ impl MutationContext<'_, '_> {
             name: create.name.clone(),
             mount_id: directory.mount_id,
             // The namespace is the truth of what is in it, from its first moment on.
-            listed_ns: if kind == Kind::Directory { self.now_ns.max(1) } else { 0 },
+            listed_ns: if kind == Kind::Directory { self.caller.now_ns.max(1) } else { 0 },
             rdev: attr.rdev,
             target: create.target.clone(),
             has_xattrs: attr.has_xattrs,
@@ -62,28 +58,27 @@ impl MutationContext<'_, '_> {
             ..InodeRecord::default()
         };
         records::change(&mut record, |made| *made = attr);
-        let inode = match number {
-            0 => self.transaction.create_inode(record.clone()),
+        let inode = match create.inode {
+            0 => self.tx.create_inode(record.clone()),
             number => {
-                self.transaction.create_inode_as(number, record.clone());
+                self.tx.create_inode_as(number, record.clone());
                 number
             }
         };
         lists.iter().for_each(|(name, acl)| self.put_acl(inode, name, acl));
         self.touch(inode, record);
-        self.hold_made(&create, inode, directory.mount_id)?;
+        self.hold_made(create, inode)?;
         if is_named {
-            self.transaction.put_dentry(create.parent, &create.name, DentryRecord { inode, kind: create.kind });
-            self.name_changed(create.parent, &create.name, 0, inode);
+            self.tx.put_dentry(create.parent, &create.name, DentryRecord { inode, kind: create.kind });
+            self.tx.name_changed(create.parent, &create.name, 0, inode);
             let change = EntriesChange { names: 1, directories: i32::from(kind == Kind::Directory) };
             self.directory_changed(create.parent, directory, change);
-            if kind == Kind::File && self.limited.is_some() {
-                // Whoever makes a file has it open to be written, whatever its mode says.
-                self.put_hold_to_write(inode, session);
-            }
         } else {
-            self.transaction.put_bytes(Family::Unlinked, &inode_key(inode), &[]);
-            self.put_hold_to_write(inode, session);
+            self.tx.put(schema::Unlinked, inode, &());
+        }
+        // Whoever makes a file has it open to be written, whatever its mode says.
+        if !is_named || kind == Kind::File && self.limited.is_some() {
+            self.put_hold_to_write(inode);
         }
         Ok(inode)
     }

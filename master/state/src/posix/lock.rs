@@ -11,12 +11,12 @@ use cavern_proto::master::{Kind, Lock, LockKind, LockType, SetLock};
 use cavern_proto::record::{LockRecord, WaitingLock};
 use rustix::io::Errno;
 
-use super::{MutationContext, MutationError, refuse};
-use crate::Family;
-use crate::error::StateError;
-use crate::records::{lock_key, lock_session_key};
+use super::context::{MutationContext, Tried, refuse};
+use crate::change::Change;
+use crate::error::Result;
+use crate::schema;
 use crate::tables::Tables;
-use crate::transaction::{Change, Transaction};
+use crate::transaction::Transaction;
 
 /// Locks of one kind on one file, held or waited for: their record is written anew with each change.
 const LOCKS_MAX: usize = 4096;
@@ -33,33 +33,37 @@ struct Locks {
 }
 
 impl Locks {
-    fn read(tables: Tables<'_>, inode: u64, kind: LockKind) -> Result<Self, StateError> {
+    fn read(tables: Tables<'_>, inode: u64, kind: LockKind) -> Result<Self> {
         let record = tables.locks(inode, kind)?;
         let sessions = sessions(&record);
         Ok(Self { inode, kind, record, sessions })
     }
 
-    /// Grants what can be granted, has the sessions notified, and writes what there is then.
-    fn settle(mut self, transaction: &mut Transaction<'_>) {
+    /// Grants what can be granted, and has the sessions notified.
+    fn grant(&mut self, tx: &mut Transaction<'_>) {
         for granted in grant(&mut self.record) {
-            let (waiter, lock) = (granted.waiter, granted.lock.unwrap_or_default());
-            transaction.changes.push(Change::LockGranted { session: lock.session, waiter });
+            let session = granted.lock.unwrap_or_default().session;
+            tx.notify(Change::LockGranted { session, waiter: granted.waiter });
         }
-        let key = lock_key(self.inode, self.kind);
+    }
+
+    /// Grants what can be granted, and writes what there is then.
+    fn settle(mut self, tx: &mut Transaction<'_>) {
+        self.grant(tx);
+        let key = (self.inode, self.kind);
         if self.record.held.is_empty() && self.record.waiting.is_empty() {
-            transaction.delete(Family::Lock, &key);
+            tx.delete(schema::Locks, key);
         } else {
-            transaction.put(Family::Lock, &key, &self.record);
+            tx.put(schema::Locks, key, &self.record);
         }
         let now = sessions(&self.record);
         for (session, waits) in &now {
             if self.sessions.get(session) != Some(waits) {
-                let key = lock_session_key(*session, self.kind, self.inode);
-                transaction.put_bytes(Family::LockSession, &key, &[u8::from(*waits)]);
+                tx.put(schema::SessionLocks, (*session, (self.kind, self.inode)), waits);
             }
         }
         for session in self.sessions.keys().filter(|session| !now.contains_key(session)) {
-            transaction.delete(Family::LockSession, &lock_session_key(*session, self.kind, self.inode));
+            tx.delete(schema::SessionLocks, (*session, (self.kind, self.inode)));
         }
     }
 }
@@ -73,19 +77,19 @@ fn sessions(record: &LockRecord) -> BTreeMap<u64, bool> {
 }
 
 impl MutationContext<'_, '_> {
-    pub(super) fn set_lock(&mut self, set: SetLock, session: u64) -> Result<u64, MutationError> {
+    pub fn set_lock(&mut self, set: SetLock) -> Tried<u64> {
         let (inode, kind) = (set.inode, set.kind());
-        let lock = check(set.lock, kind, session)?;
+        let lock = check(set.lock, kind, self.caller.session)?;
         if lock.r#type() != LockType::Unlocked && self.lockable_inode(inode)?.kind() != Kind::File {
             return refuse(Errno::INVAL, format!("{} is not a file", self.shown(inode)?));
         }
-        let mut locks = Locks::read(self.transaction.before(), inode, kind)?;
+        let mut locks = Locks::read(self.tx.before(), inode, kind)?;
         let decision = self.decide(&mut locks, lock, &set);
-        locks.settle(self.transaction);
+        locks.settle(self.tx);
         decision.map(|()| inode)
     }
 
-    fn decide(&mut self, locks: &mut Locks, lock: Lock, set: &SetLock) -> Result<(), MutationError> {
+    fn decide(&mut self, locks: &mut Locks, lock: Lock, set: &SetLock) -> Tried {
         let is_it = |waiting: &WaitingLock| {
             set.waiter != 0
                 && waiting.waiter == set.waiter
@@ -101,10 +105,7 @@ impl MutationContext<'_, '_> {
         let has_other = |known: &Lock| owner(known) == owner(&lock) && known.r#type != lock.r#type;
         if locks.kind == LockKind::Flock && held.iter().any(has_other) {
             place(held, Lock { r#type: LockType::Unlocked.into(), ..lock });
-            for granted in grant(&mut locks.record) {
-                let session = granted.lock.unwrap_or_default().session;
-                self.transaction.changes.push(Change::LockGranted { session, waiter: granted.waiter });
-            }
+            locks.grant(self.tx);
         }
         if lock.r#type() == LockType::Unlocked {
             place(&mut locks.record.held, lock);
@@ -123,7 +124,7 @@ impl MutationContext<'_, '_> {
             false => format!("a lock of session {} stands in the way", obstacle.session),
         };
         if set.wait && set.waiter != 0 {
-            if locks.kind == LockKind::Posix && waits_for_itself(self.transaction.before(), locks, &lock)? {
+            if locks.kind == LockKind::Posix && waits_for_itself(self.tx.before(), locks, &lock)? {
                 return refuse(Errno::DEADLK, "the owner of the lock waits for whoever asks");
             }
             locks.record.waiting.push(WaitingLock { waiter: set.waiter, lock: Some(lock) });
@@ -133,7 +134,7 @@ impl MutationContext<'_, '_> {
 }
 
 /// A lock that makes sense.
-fn check(lock: Option<Lock>, kind: LockKind, session: u64) -> Result<Lock, MutationError> {
+fn check(lock: Option<Lock>, kind: LockKind, session: u64) -> Tried<Lock> {
     let lock = Lock { session, ..lock.unwrap_or_default() };
     if LockType::try_from(lock.r#type).is_err() {
         return refuse(Errno::INVAL, "a lock of a type that this master does not know");
@@ -161,7 +162,7 @@ struct WaitSearch<'a> {
 
 impl WaitSearch<'_> {
     /// Reads where a session waits.
-    fn read(&mut self, session: u64) -> Result<(), StateError> {
+    fn read(&mut self, session: u64) -> Result {
         let places = self.tables.locks_of(session, self.left)?;
         self.left -= places.len();
         let mut by_owner: HashMap<u64, Vec<(u64, Lock)>> = HashMap::new();
@@ -186,7 +187,7 @@ impl WaitSearch<'_> {
 }
 
 /// Whether whoever holds what stands in the way of `want` waits for its owner, by way of others perhaps.
-fn waits_for_itself(tables: Tables<'_>, here: &Locks, want: &Lock) -> Result<bool, StateError> {
+fn waits_for_itself(tables: Tables<'_>, here: &Locks, want: &Lock) -> Result<bool> {
     let records = HashMap::from([(here.inode, here.record.clone())]);
     let mut search = WaitSearch { tables, records, waiting: HashMap::new(), left: SEARCHED_MAX };
     let mut to_visit: Vec<LockOwner> = conflicts(&here.record.held, want).map(owner).collect();
@@ -212,22 +213,16 @@ fn waits_for_itself(tables: Tables<'_>, here: &Locks, want: &Lock) -> Result<boo
 }
 
 /// Frees what a session has locked, and ends its waiting, at so many files at most; at how many that was.
-pub(super) fn release_some(transaction: &mut Transaction<'_>, session: u64, limit: usize) -> Result<usize, StateError> {
-    let tables = transaction.before();
+pub fn release_some(tx: &mut Transaction<'_>, session: u64, limit: usize) -> Result<usize> {
+    let tables = tx.before();
     let files = tables.locks_of(session, limit)?;
     for (kind, inode, _) in files.iter().copied() {
         let mut locks = Locks::read(tables, inode, kind)?;
         locks.record.held.retain(|lock| lock.session != session);
         locks.record.waiting.retain(|waiting| waiting.lock.is_some_and(|lock| lock.session != session));
-        locks.settle(transaction);
+        locks.settle(tx);
     }
     Ok(files.len())
-}
-
-/// The first lock that stands in the way of another.
-pub fn blocking_lock(tables: Tables<'_>, inode: u64, kind: LockKind, want: &Lock) -> Result<Option<Lock>, StateError> {
-    let record = tables.locks(inode, kind)?;
-    Ok(conflicts(&record.held, want).next().copied())
 }
 
 #[cfg(test)]

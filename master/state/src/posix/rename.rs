@@ -1,40 +1,36 @@
 //! rename, with `RENAME_NOREPLACE`, `RENAME_EXCHANGE` and `RENAME_WHITEOUT`: one step, whatever lies below a directory.
 
 use cavern_posix::{check_name, inode_changed};
-use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Kind, RenameMode, RenameName};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::{EntriesChange, MutationContext, MutationError, refuse};
+use super::context::{EntriesChange, MutationContext, Tried, refuse};
+use crate::index::usage::UsageDelta;
 use crate::records::{self, is_directory};
 use crate::tables::DEPTH_MAX;
-use crate::usage::UsageDelta;
 
 impl MutationContext<'_, '_> {
-    pub(super) fn rename(&mut self, rename: &RenameName) -> Result<u64, MutationError> {
+    pub fn rename(&mut self, rename: &RenameName) -> Tried<u64> {
         check_name(&rename.name)?;
         check_name(&rename.new_name)?;
         let from = self.whole_directory(rename.parent)?;
         let to = self.whole_directory(rename.new_parent)?;
         self.check_names(rename.parent, &from)?;
         self.check_names(rename.new_parent, &to)?;
-        let Some(dentry) = self.transaction.dentry(rename.parent, &rename.name)? else {
-            return refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(&rename.name)));
-        };
+        let missing = |name: &[u8]| refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(name)));
+        let Some(dentry) = self.tx.dentry(rename.parent, &rename.name)? else { return missing(&rename.name) };
         if from.mount_id != to.mount_id {
             return refuse(Errno::XDEV, "a name cannot move from one mount into another");
         }
         let moved = self.inode(dentry.inode)?;
         self.check_rename(rename, dentry.inode, (&from, &moved))?;
-        let target = self.transaction.dentry(rename.new_parent, &rename.new_name)?;
+        let target = self.tx.dentry(rename.new_parent, &rename.new_name)?;
         match (rename.mode(), &target) {
             (RenameMode::NoReplace, Some(_)) => {
                 return refuse(Errno::EXIST, format!("{} exists", String::from_utf8_lossy(&rename.new_name)));
             }
-            (RenameMode::Exchange, None) => {
-                return refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(&rename.new_name)));
-            }
+            (RenameMode::Exchange, None) => return missing(&rename.new_name),
             _ => {}
         }
         if is_directory(&moved) && self.is_above(dentry.inode, rename.new_parent)? {
@@ -56,32 +52,32 @@ impl MutationContext<'_, '_> {
     }
 
     /// A rename that leaves a whiteout under the old name.
-    pub(super) fn rename_whiteout(&mut self, rename: &RenameName) -> Result<u64, MutationError> {
+    pub fn rename_whiteout(&mut self, rename: &RenameName) -> Tried<u64> {
         if rename.mode() == RenameMode::Exchange {
             return refuse(Errno::INVAL, "two names that are exchanged leave no whiteout");
         }
         self.check_quotas(rename.parent, UsageDelta { bytes: 0, inodes: 1 })?;
         let inode = self.rename(rename)?;
         // Nothing has happened to two names of one inode.
-        if self.transaction.dentry(rename.parent, &rename.name)?.is_none() {
+        if self.tx.dentry(rename.parent, &rename.name)?.is_none() {
             self.create_whiteout(rename.parent, rename.name.clone())?;
         }
         Ok(inode)
     }
 
     /// Whether a directory is another, or lies above it.
-    fn is_above(&mut self, directory: u64, other: u64) -> Result<bool, MutationError> {
-        let mut at = other;
-        for _ in 0..DEPTH_MAX {
-            if at == directory {
+    fn is_above(&self, directory: u64, other: u64) -> Tried<bool> {
+        let mut depth = 0;
+        for item in self.tx.now().ancestors(other) {
+            if item?.0 == directory {
                 return Ok(true);
             }
-            if at <= ROOT_INODE {
-                return Ok(false);
-            }
-            at = self.transaction.inode(at)?.map_or(0, |record| record.parent);
+            depth += 1;
         }
-        refuse(Errno::LOOP, "the directory is nested too deeply")
+        if depth == DEPTH_MAX {
+            return refuse(Errno::LOOP, "the directory is nested too deeply");
+        }
+        Ok(false)
     }
 
     fn replace(
@@ -89,7 +85,7 @@ impl MutationContext<'_, '_> {
         rename: &RenameName,
         (dentry, mut moved): (DentryRecord, InodeRecord),
         target: Option<DentryRecord>,
-    ) -> Result<u64, MutationError> {
+    ) -> Tried<u64> {
         let moves_directory = is_directory(&moved);
         if moves_directory {
             self.check_whole_below(dentry.inode)?;
@@ -102,35 +98,27 @@ impl MutationContext<'_, '_> {
             match (moves_directory, is_directory(&record)) {
                 (true, false) => return refuse(Errno::NOTDIR, "a directory cannot replace what is none"),
                 (false, true) => return refuse(Errno::ISDIR, "only a directory can replace a directory"),
-                (true, true) if record.listed_ns == 0 => {
-                    return Err(MutationError::Unlisted { directory: target.inode, below: false });
+                (true, true) => {
+                    self.check_empty(target.inode, &record, "the directory to be replaced is not empty")?;
                 }
-                (true, true) if !self.transaction.before().is_empty_directory(target.inode, &record)? => {
-                    return refuse(Errno::NOTEMPTY, "the directory to be replaced is not empty");
-                }
-                _ => replaced = Some((target.inode, record)),
+                (false, false) => {}
             }
+            replaced = Some((target.inode, record));
         }
         let goes = replaced.as_ref().map(|(inode, record)| (*inode, record));
         self.check_move(rename, (dentry.inode, &moved), goes)?;
         let replaced_inode = replaced.as_ref().map_or(0, |(inode, _)| *inode);
         let replaces_directory = replaced.as_ref().is_some_and(|(_, record)| is_directory(record));
         if let Some((inode, record)) = replaced {
-            self.after_unlink(inode, record, rename.new_parent, &rename.new_name)?;
+            self.drop_name(inode, record, rename.new_parent, &rename.new_name)?;
         }
-        self.transaction.delete_dentry(rename.parent, &rename.name);
-        self.transaction.put_dentry(rename.new_parent, &rename.new_name, dentry);
-        self.exchange_name(
-            dentry.inode,
-            &mut moved,
-            (rename.parent, &rename.name),
-            (rename.new_parent, &rename.new_name),
-        );
-        records::change(&mut moved, |attr| inode_changed(attr, self.made_ns));
-        self.put(dentry.inode, moved);
-        self.moved.extend(moves_directory.then_some(dentry.inode));
-        self.name_changed(rename.parent, &rename.name, dentry.inode, 0);
-        self.name_changed(rename.new_parent, &rename.new_name, replaced_inode, dentry.inode);
+        let (here, there) = ((rename.parent, &rename.name), (rename.new_parent, &rename.new_name));
+        self.tx.delete_dentry(here.0, here.1);
+        self.tx.put_dentry(there.0, there.1, dentry);
+        self.exchange_name(dentry.inode, &mut moved, here, there);
+        self.put_moved(dentry.inode, moved);
+        self.tx.name_changed(here.0, here.1, dentry.inode, 0);
+        self.tx.name_changed(there.0, there.1, replaced_inode, dentry.inode);
         let goes = i32::from(moves_directory);
         let from = EntriesChange { names: -1, directories: -goes };
         let names = i64::from(replaced_inode == 0);
@@ -144,7 +132,7 @@ impl MutationContext<'_, '_> {
         rename: &RenameName,
         (dentry, mut moved): (DentryRecord, InodeRecord),
         target: DentryRecord,
-    ) -> Result<u64, MutationError> {
+    ) -> Tried<u64> {
         let mut other = self.inode(target.inode)?;
         let to = self.directory(rename.new_parent)?;
         self.check_rename(rename, target.inode, (&to, &other))?;
@@ -155,41 +143,38 @@ impl MutationContext<'_, '_> {
         }
         self.check_move(rename, (dentry.inode, &moved), Some((target.inode, &other)))?;
         let (here, there) = ((rename.parent, &rename.name), (rename.new_parent, &rename.new_name));
-        self.transaction.put_dentry(there.0, there.1, dentry);
-        self.transaction.put_dentry(here.0, here.1, target);
+        self.tx.put_dentry(there.0, there.1, dentry);
+        self.tx.put_dentry(here.0, here.1, target);
         self.exchange_name(dentry.inode, &mut moved, here, there);
         self.exchange_name(target.inode, &mut other, there, here);
         let change = i32::from(is_directory(&other)) - i32::from(is_directory(&moved));
-        self.moved.extend(is_directory(&moved).then_some(dentry.inode));
-        self.moved.extend(is_directory(&other).then_some(target.inode));
-        for record in [&mut moved, &mut other] {
-            records::change(record, |attr| inode_changed(attr, self.made_ns));
-        }
-        self.put(dentry.inode, moved);
-        self.put(target.inode, other);
-        self.name_changed(here.0, here.1, dentry.inode, target.inode);
-        self.name_changed(there.0, there.1, target.inode, dentry.inode);
+        self.put_moved(dentry.inode, moved);
+        self.put_moved(target.inode, other);
+        self.tx.name_changed(here.0, here.1, dentry.inode, target.inode);
+        self.tx.name_changed(there.0, there.1, target.inode, dentry.inode);
         let [from, to] = [change, -change].map(|directories| EntriesChange { names: 0, directories });
         self.parents_changed(rename, from, to)?;
         Ok(dentry.inode)
     }
 
+    /// Stores an inode that has another name; with a directory, all that is in it lies elsewhere.
+    fn put_moved(&mut self, inode: u64, mut record: InodeRecord) {
+        self.effects.moved.extend(is_directory(&record).then_some(inode));
+        records::change(&mut record, |attr| inode_changed(attr, self.caller.made_ns));
+        self.put(inode, record);
+    }
+
     /// Both directories of a rename, which may be one.
-    fn parents_changed(
-        &mut self,
-        rename: &RenameName,
-        from: EntriesChange,
-        to: EntriesChange,
-    ) -> Result<(), MutationError> {
-        let record = self.directory(rename.parent)?;
+    fn parents_changed(&mut self, rename: &RenameName, mut from: EntriesChange, to: EntriesChange) -> Tried {
         if rename.parent == rename.new_parent {
-            let (names, directories) = (from.names + to.names, from.directories + to.directories);
-            self.directory_changed(rename.parent, record, EntriesChange { names, directories });
-            return Ok(());
+            from = EntriesChange { names: from.names + to.names, directories: from.directories + to.directories };
         }
+        let record = self.directory(rename.parent)?;
         self.directory_changed(rename.parent, record, from);
-        let record = self.directory(rename.new_parent)?;
-        self.directory_changed(rename.new_parent, record, to);
+        if rename.parent != rename.new_parent {
+            let record = self.directory(rename.new_parent)?;
+            self.directory_changed(rename.new_parent, record, to);
+        }
         Ok(())
     }
 }

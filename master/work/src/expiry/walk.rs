@@ -11,7 +11,7 @@ use bytes::Bytes;
 use cavern_consensus::Clock;
 use cavern_proto::master::{Kind, TtlAction};
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{Expire, TtlRecord};
+use cavern_proto::record::{Expire, FreeContent, TtlRecord};
 use cavern_state::records::{changed_ns, is_directory};
 use cavern_state::tables::DEPTH_MAX;
 use cavern_state::{Tables, is_clean};
@@ -134,7 +134,8 @@ impl Walk {
                 // One without blocks gets none without being changed.
                 TtlAction::Free if tables.extents_of(inode, 0)?.next().transpose()?.is_none() => {}
                 TtlAction::Free if is_clean(tables, inode)? => {
-                    due.push(Due { inode, changed_ns, command: Command::FreeContent(inode) });
+                    let command = Command::FreeContent(FreeContent { inode, session: 0 });
+                    due.push(Due { inode, changed_ns, command });
                 }
                 TtlAction::Free => self.oldest_ns = self.oldest_ns.min(changed_ns),
             }

@@ -9,7 +9,6 @@ use cavern_ufs::{Listed, Window};
 
 use super::Listings;
 use super::diff::listed_entry;
-use super::looks::Looks;
 use crate::error::WorkError;
 use crate::mounts::{CLAIM, OpenMount, PARKED};
 
@@ -68,7 +67,6 @@ impl Listings {
             let parked = format!("{PARKED}{}-", self.0.cluster_id);
             names.retain(|(name, _)| !name.starts_with(parked.as_bytes()) && &name[..] != CLAIM.as_bytes());
         }
-        let Looks { uid, gid, file_mode, dir_mode } = self.0.looks;
         let (complete, hidden) = match rest {
             WindowTail::Unknown => (false, 0),
             WindowTail::Nothing { hidden } => (true, hidden),
@@ -77,17 +75,13 @@ impl Listings {
         if mount.mount.existing() == Existing::Recovered {
             entries = self.recover(mount, &key_prefix, entries).await?;
         }
-        let part = AdoptListing {
+        let part = self.0.looks.of(AdoptListing {
             mount_id: mount.id(),
             directory: directory.inode,
             key_prefix,
-            uid,
-            gid,
-            file_mode,
-            dir_mode,
             now_ns: self.0.reader.clock().now_ns(),
             ..AdoptListing::default()
-        };
+        });
         let mut commands = Vec::new();
         while entries.len() > ENTRIES {
             let rest = entries.split_off(ENTRIES);

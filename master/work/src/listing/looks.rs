@@ -1,15 +1,15 @@
 //! Owner and permissions of objects of which nothing says whose they are.
 
 use cavern_conf::schema::Fuse;
-use cavern_proto::record::TakeInObject;
+use cavern_proto::record::AdoptListing;
 
 /// Owner and permissions of what the bucket says nothing of.
 #[derive(Clone, Copy, Debug)]
 pub struct Looks {
-    pub uid: u32,
-    pub gid: u32,
-    pub file_mode: u32,
-    pub dir_mode: u32,
+    uid: u32,
+    gid: u32,
+    file_mode: u32,
+    dir_mode: u32,
 }
 
 impl Looks {
@@ -23,9 +23,9 @@ impl Looks {
         }
     }
 
-    /// Gives an object that comes in by itself its looks.
-    pub fn of_object(self, taken: TakeInObject) -> TakeInObject {
+    /// Gives what comes in its looks.
+    pub fn of(self, listing: AdoptListing) -> AdoptListing {
         let Self { uid, gid, file_mode, dir_mode } = self;
-        TakeInObject { uid, gid, file_mode, dir_mode, ..taken }
+        AdoptListing { uid, gid, file_mode, dir_mode, ..listing }
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_proto::master::{Kind, RefreshFate, RefreshItem, RefreshProgress};
-use cavern_proto::record::{ListedEntry, TakeInObject};
+use cavern_proto::record::{AdoptListing, ListedEntry, TakeInObject};
 use cavern_state::{Directory, Transaction, take_in};
 use cavern_ufs::UfsError;
 use futures::stream::{self, FuturesUnordered};
@@ -267,7 +267,7 @@ impl Persistence {
             return Ok((RefreshFate::Nothing, path));
         }
         let Ok(text) = std::str::from_utf8(name) else { return Ok((RefreshFate::Nothing, path)) };
-        let key = format!("{}{text}", taken.key_prefix);
+        let key = format!("{}{text}", directory.key_prefix(mount.ufs.prefix()).unwrap_or_default());
         let claims = (self.ledger.claim(mount.id(), &key), self.ledger.claim(mount.id(), &format!("{key}/")));
         let (Some(_file), Some(_directory)) = claims else { return Ok((RefreshFate::Pending, path)) };
         let there = self.lookups.listings.ask_now(mount, directory, name).await?;
@@ -301,19 +301,21 @@ impl Persistence {
             Ok((dentry.inode, note.etag))
         });
         let (known, etag) = read.await?;
-        let taken = TakeInObject {
+        let listing = self.lookups.listings.looks().of(AdoptListing {
             mount_id: mount.id(),
             directory: directory.inode,
-            path: directory.path.iter().flat_map(|name| [name, &b"/"[..]].concat()).collect(),
             key_prefix,
+            entries: there.into_iter().collect(),
+            now_ns: self.lookups.reader.clock().now_ns(),
+            ..AdoptListing::default()
+        });
+        Ok(TakeInObject {
+            listing: Some(listing),
+            path: directory.path.iter().flat_map(|name| [name, &b"/"[..]].concat()).collect(),
             name: name.clone(),
-            there,
             inode: known,
             etag,
-            now_ns: self.lookups.reader.clock().now_ns(),
-            ..TakeInObject::default()
-        };
-        Ok(self.lookups.listings.looks().of_object(taken))
+        })
     }
 
     async fn would_become(&self, taken: &TakeInObject) -> Result<RefreshFate, WorkError> {

@@ -12,14 +12,17 @@ use cavern_proto::master::{
 };
 use cavern_proto::record::command::Command as Kinds;
 use cavern_proto::record::{
-    AttachMount, Command, CountUsage, EndSessionStep, Expire, InitCluster, ListedEntry, Mutate, RemoveMount,
-    TakeInObject,
+    AdoptListing, AttachMount, Command, CountUsage, EndSessionStep, Expire, InitCluster, ListedEntry, Mutate,
+    RemoveMount, TakeInObject,
 };
+use prost::Message as _;
 use rocksdb::IteratorMode;
 
+use super::super::context::Caller;
 use super::*;
-use crate::records::{held_count_key, is_directory};
-use crate::{Database, HeldChange, Outcome, StepProgress, Tables, Transaction, apply};
+use crate::records::is_directory;
+use crate::schema::encode_key;
+use crate::{Database, Family, HeldChange, Outcome, StepProgress, Tables, apply};
 
 /// When commands are put into the log.
 const NOW: i64 = 1000;
@@ -271,12 +274,13 @@ fn what_a_session_has_answered_for_counts_as_long_as_it_holds_the_directory() {
     let file = made.inode;
     assert_eq!(made.errno, 0, "{}", made.reason);
     // One that is made in there is held whatever the bounds are: who made it has answered so already.
-    let full = HELD_MAX.to_be_bytes();
-    let key = held_count_key(HOLDER);
+    let full = HELD_MAX.encode_to_vec();
+    let key = encode_key::<schema::HeldCounts>(&HOLDER);
     let real = bench.tables().held_count(HOLDER).unwrap();
     bench.database.raw().put_cf(bench.database.family(Family::Meta), &key, full).unwrap();
     let mut transaction = Transaction::new(&bench.database).unwrap();
-    let mut mutating = MutationContext { session: HOLDER, ..MutationContext::new(&mut transaction, NOW) };
+    let caller = Caller { session: HOLDER, now_ns: NOW, made_ns: NOW, ..Caller::default() };
+    let mutating = MutationContext::of(&mut transaction, caller);
     assert!(!mutating.may_hold(root).unwrap(), "it has too many");
     drop(transaction);
     let inner = CreateInode { hold: true, ..creation(d, "inner", Kind::Directory) };
@@ -285,7 +289,7 @@ fn what_a_session_has_answered_for_counts_as_long_as_it_holds_the_directory() {
     let mut transaction = Transaction::new(&bench.database).unwrap();
     let outcome = apply(&mut transaction, Command { command: Some(Kinds::Mutate(mutate)) }).unwrap();
     bench.database.write(transaction.finish().unwrap().0.into_batch(&bench.database)).unwrap();
-    bench.database.raw().put_cf(bench.database.family(Family::Meta), &key, (real + 1).to_be_bytes()).unwrap();
+    bench.database.raw().put_cf(bench.database.family(Family::Meta), &key, (real + 1).encode_to_vec()).unwrap();
     let Outcome::Mutated(inner, _) = outcome else { panic!("{outcome:?}") };
     assert!(inner.held);
     let inner = inner.inode;
@@ -527,16 +531,15 @@ fn what_the_master_does_by_itself_waits_as_well() {
     let expire = Kinds::Expire(Expire { inode: file, ctime_ns: NOW, now_ns: NOW + 1 });
     assert_eq!(bench.run(expire.clone()), Outcome::Held(d));
     let there = ListedEntry { name: name("new"), kind: Kind::File as i32, etag: "e".into(), ..ListedEntry::default() };
-    let taken = TakeInObject {
+    let listing = AdoptListing {
         mount_id: bench.mount.id,
         directory: d,
-        path: name("d/"),
         key_prefix: "d/".into(),
-        name: name("new"),
-        there: Some(there),
+        entries: vec![there],
         now_ns: NOW,
-        ..TakeInObject::default()
+        ..AdoptListing::default()
     };
+    let taken = TakeInObject { listing: Some(listing), path: name("d/"), name: name("new"), ..TakeInObject::default() };
     let taken = Kinds::TakeInObject(taken);
     assert_eq!(bench.run(taken.clone()), Outcome::TakenIn(RefreshFate::Pending));
     bench.done(HOLDER, let_go(&[d]));

@@ -1,7 +1,7 @@
 //! Who waits for locks, and the ways in which they end.
 
 use super::*;
-use crate::{Database, Outcome, apply};
+use crate::{Database, Family, Outcome, apply, blocking_lock};
 use cavern_proto::master::mutation::Change as Asked;
 use cavern_proto::master::{CreateInode, Mount, Mutation, MutationResult, WriteType};
 use cavern_proto::record::command::Command as Kind;

@@ -5,7 +5,8 @@ use cavern_proto::NOBODY;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     ClientRule, CommitContent, CreateInode, IdRange, LinkInode, Lock, LockKind, LockType, Mutation, MutationResult,
-    OpenToWrite, RemoveName, RemoveXattr, RenameMode, SetHolds, SetLock, SetQuota, SetTtl, SetXattr, Time, WriteType,
+    OpenToWrite, RemoveName, RemoveXattr, RenameMode, SetHolds, SetLock, SetQuota, SetTtl, SetXattr, Time, UserLimits,
+    WriteType,
 };
 use cavern_proto::record::command::Command as Kinds;
 use cavern_proto::record::{AttachMount, Command, EndSessionStep, Expire, InitCluster, Mutate};

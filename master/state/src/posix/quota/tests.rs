@@ -13,7 +13,7 @@ use cavern_proto::record::{AttachMount, Command, CountUsage, InitCluster, Mutate
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Database, Outcome, Tables, apply};
+use crate::{Database, Family, Outcome, Tables, Transaction, apply};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -196,7 +196,7 @@ impl Fixture {
     /// The quotas of which a change from one state to another makes more than they allow.
     fn exceeded(&self, before: &BTreeMap<u64, UsageDelta>, after: &BTreeMap<u64, UsageDelta>) -> Vec<u64> {
         let is_exceeded = |(inode, is): (&u64, &UsageDelta)| {
-            let quota = self.tables().quota(*inode).unwrap()?;
+            let quota = self.tables().get(schema::Quotas, *inode).unwrap()?;
             let was = before.get(inode).copied().unwrap_or_default();
             let over = |max: u64, was: i64, is: i64| max > 0 && is > was && is > i64::try_from(max).unwrap();
             let is_over = over(quota.max_bytes, was.bytes, is.bytes) || over(quota.max_inodes, was.inodes, is.inodes);
@@ -303,7 +303,10 @@ fn a_quota_goes_with_its_directory_and_the_figures_with_the_last_quota() {
     bench.change(create(bench.root, "other", InodeKind::Directory));
     assert_eq!(bench.tables().usage(bench.root).unwrap().inodes, 2);
     bench.change(Change::Remove(RemoveName { parent: bench.root, name: "top".into(), directory: true }));
-    assert_eq!((bench.tables().quota(top).unwrap(), bench.tables().counters().unwrap().quotas), (None, 1));
+    assert_eq!(
+        (bench.tables().get(schema::Quotas, top).unwrap(), bench.tables().counters().unwrap().quotas),
+        (None, 1)
+    );
     bench.change(bound(bench.root, 0, 0));
     let counters = bench.tables().counters().unwrap();
     assert_eq!((counters.quotas, counters.counted), (0, usage::NOTHING));

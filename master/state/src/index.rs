@@ -1,0 +1,11 @@
+//! What commands keep true beside the records that they are about: where blocks are, what the bucket lacks, names of
+//! inodes that have several, what is held, and how much is below directories. Each is a function of a transaction and
+//! of records; none knows who asks, or for what.
+
+pub mod extents;
+pub mod held;
+pub mod inodes;
+pub mod intents;
+pub mod origins;
+pub mod space;
+pub mod usage;

@@ -1,0 +1,240 @@
+//! Names, inodes, and the way from an inode up to the root.
+
+use std::ops::ControlFlow;
+
+use bytes::Bytes;
+use cavern_posix::acl::{ACCESS, Acl};
+use cavern_proto::ROOT_INODE;
+use cavern_proto::master::User;
+use cavern_proto::record::{DentryRecord, InodeRecord};
+use rocksdb::DBPinnableSlice;
+
+use super::{DEPTH_MAX, Found, Listed, Tables};
+use crate::error::{Result, StateError};
+use crate::records::{attributes, is_directory, links};
+use crate::schema::{self, Family, decode_record, encode_key, end_of};
+
+/// A directory, found in the namespace.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    pub inode: u64,
+    pub record: InodeRecord,
+    /// 0 for directories above any mount.
+    pub mount_id: u32,
+    /// Names from the mount's root (or from the namespace's root, above mounts) down to this directory.
+    pub path: Vec<Bytes>,
+}
+
+impl Directory {
+    /// Whether this is the root of its mount.
+    pub fn is_mount_root(&self) -> bool {
+        self.mount_id != 0 && self.path.is_empty()
+    }
+
+    /// The key prefix of the directory's objects in a mount whose own prefix is `mount_prefix`; `None` where a name is
+    /// not UTF-8, which no listing makes.
+    pub fn key_prefix(&self, mount_prefix: &str) -> Option<String> {
+        let mut key = mount_prefix.to_owned();
+        for name in &self.path {
+            key.push_str(std::str::from_utf8(name).ok()?);
+            key.push('/');
+        }
+        Some(key)
+    }
+}
+
+impl<'a> Tables<'a> {
+    /// Many inodes in one batched read, in the order asked for.
+    pub fn inodes(&self, inodes: impl Iterator<Item = u64>) -> Result<Vec<Option<InodeRecord>>> {
+        if self.unwritten.is_some() || self.changing.is_some() {
+            return inodes.map(|inode| self.inode(inode)).collect();
+        }
+        let keys: Vec<[u8; 8]> = inodes.map(u64::to_be_bytes).collect();
+        let family = self.database.family(Family::Inode);
+        let values = self.database.raw().batched_multi_get_cf_opt(family, &keys, false, &self.options());
+        let decode =
+            |value: Option<DBPinnableSlice<'_>>| value.map(|bytes| decode_record::<schema::Inodes>(&bytes)).transpose();
+        values.into_iter().map(|value| decode(value?)).collect()
+    }
+
+    /// Up to `limit` inodes beyond this one, of all mounts, in the order of their ids.
+    pub fn inodes_after(&self, after: u64, limit: usize) -> Result<Vec<(u64, InodeRecord)>> {
+        self.rows_after(schema::Inodes, (), Some(after)).page(limit, |row| row.entry())
+    }
+
+    /// Calls `visit` with the entries of a directory in name order, beginning after `after` (exclusive; `None` for the
+    /// first), until it breaks.
+    pub fn scan<B>(
+        &self,
+        directory: u64,
+        after: Option<&[u8]>,
+        mut visit: impl FnMut(&[u8], DentryRecord) -> Result<ControlFlow<B>>,
+    ) -> Result<Option<B>> {
+        for row in self.rows_after(schema::Dentries, directory, after.map(|name| (directory, name))) {
+            let row = row?;
+            let ((_, name), record) = row.entry()?;
+            if let ControlFlow::Break(broken) = visit(name, record)? {
+                return Ok(Some(broken));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Up to `limit` entries of a directory after `after`, and whether these are the last.
+    pub fn entries(
+        &self,
+        directory: u64,
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<(Vec<(Bytes, DentryRecord)>, bool)> {
+        let mut entries = Vec::new();
+        let more = self.scan(directory, after, |name, record| {
+            if entries.len() == limit {
+                return Ok(ControlFlow::Break(()));
+            }
+            entries.push((Bytes::copy_from_slice(name), record));
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok((entries, more.is_none()))
+    }
+
+    /// The same with their inode records.
+    pub fn page(&self, directory: u64, after: Option<&[u8]>, limit: usize) -> Result<(Vec<Listed>, bool)> {
+        let (entries, is_last) = self.entries(directory, after, limit)?;
+        let records = self.inodes(entries.iter().map(|(_, entry)| entry.inode))?;
+        let found = entries.into_iter().zip(records);
+        let page = found.filter_map(|((name, entry), record)| Some((name, entry.inode, record?))).collect();
+        Ok((page, is_last))
+    }
+
+    /// Whether a directory has any entry.
+    pub fn is_empty(&self, directory: u64) -> Result<bool> {
+        Ok(!self.has_any(schema::Dentries, directory)?)
+    }
+
+    /// The same of a directory of an fs-mode mount, whose names may just have been removed, by the hundred thousand:
+    /// they cost a scan as much as others, for a time. So it is not a long one where the directory says how many names
+    /// it has.
+    pub fn is_empty_directory(&self, directory: u64, record: &InodeRecord) -> Result<bool> {
+        let Some(entries) = record.entries else { return self.is_empty(directory) };
+        let start = encode_key::<schema::Dentries>(&directory);
+        Ok(match self.first_unless_removed::<schema::Dentries>(&start, end_of(&start))? {
+            Found::Nothing => true,
+            Found::Row(_) => false,
+            Found::Removed => entries == 0,
+        })
+    }
+
+    /// Every name of an inode, one by one: its parent, and the name there.
+    pub fn names(&self, inode: u64, record: &InodeRecord) -> impl Iterator<Item = Result<(u64, Bytes)>> + use<'a> {
+        let has_several = !is_directory(record) && links(record) > 1;
+        let only = (!record.unlinked && !has_several).then(|| Ok((record.parent, record.name.clone())));
+        let several = (!record.unlinked && has_several).then(|| self.rows(schema::Links, inode));
+        let several = several.into_iter().flatten().map(|row| {
+            let row = row?;
+            let (_, (parent, name)) = row.key()?;
+            Ok((parent, Bytes::copy_from_slice(name)))
+        });
+        only.into_iter().chain(several)
+    }
+
+    /// An inode and the directories above it, nearest first, with their records.
+    pub fn ancestors(&self, inode: u64) -> impl Iterator<Item = Result<(u64, InodeRecord)>> + use<'a> {
+        let (tables, mut next) = (*self, inode);
+        let step = move || {
+            let at = next;
+            let found = if at == 0 { None } else { tables.inode(at).transpose() }?;
+            next = found.as_ref().map_or(0, |record| record.parent);
+            Some(found.map(|record| (at, record)))
+        };
+        std::iter::from_fn(step).take(DEPTH_MAX)
+    }
+
+    /// A directory and those above it in its mount, nearest first.
+    pub fn above(&self, directory: u64) -> Result<Vec<u64>> {
+        let is_of_mount = |item: &Result<(u64, InodeRecord)>| !matches!(item, Ok((_, record)) if record.mount_id == 0);
+        self.ancestors(directory).take_while(is_of_mount).map(|item| Ok(item?.0)).collect()
+    }
+
+    /// Whether an inode is another, or lies somewhere below it.
+    pub fn is_below(&self, inode: u64, top: u64) -> Result<bool> {
+        for item in self.ancestors(inode) {
+            if item?.0 == top {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The names from a directory down to what lies below it, each followed by a `/`; `None` when it is cut off from
+    /// there.
+    pub fn path_below(&self, inode: u64, top: u64) -> Result<Option<Vec<u8>>> {
+        let mut names: Vec<Bytes> = Vec::new();
+        for item in self.ancestors(inode) {
+            let (at, record) = item?;
+            if at == top {
+                return Ok(Some(names.iter().rev().flat_map(|name| [name, &b"/"[..]].concat()).collect()));
+            }
+            names.push(record.name);
+        }
+        Ok(None)
+    }
+
+    /// What people are told of an inode: its path, by the first of its names, as readable as it can be; or its number,
+    /// where it has none.
+    pub fn shown(&self, inode: u64) -> Result<String> {
+        Ok(match self.path_below(inode, ROOT_INODE)? {
+            Some(path) => format!("/{}", String::from_utf8_lossy(path.strip_suffix(b"/").unwrap_or_default())),
+            None => format!("inode {inode}"),
+        })
+    }
+
+    /// The directory of this inode id with its place in the namespace; `None` when it is gone, or cut off from the
+    /// root.
+    ///
+    /// # Errors
+    /// [`StateError::NotADirectory`] for an inode that is no directory.
+    pub fn directory(&self, inode: u64) -> Result<Option<Directory>> {
+        let mut chain = self.ancestors(inode).collect::<Result<Vec<_>>>()?;
+        let Some((_, record)) = chain.first() else { return Ok(None) };
+        if !is_directory(record) {
+            return Err(StateError::NotADirectory(self.shown(inode)?));
+        }
+        if chain.last().is_none_or(|(at, _)| *at != ROOT_INODE) {
+            return Ok(None);
+        }
+        let mount_id = record.mount_id;
+        let below = chain.windows(2).filter(|pair| pair[1].1.mount_id == mount_id);
+        let mut path: Vec<Bytes> = below.map(|pair| pair[0].1.name.clone()).collect();
+        path.reverse();
+        let (inode, record) = chain.swap_remove(0);
+        Ok(Some(Directory { inode, record, mount_id, path }))
+    }
+
+    /// Whether a directory of a mount, or any below it, is unlisted; by its path below the mount's root.
+    pub fn has_unlisted(&self, mount_id: u32, path: &[u8]) -> Result<bool> {
+        self.has_any(schema::Unlisted, (mount_id, path))
+    }
+
+    /// All extended attributes of an inode, names and values, in the order of their names.
+    pub fn xattrs(&self, inode: u64) -> Result<Vec<(Bytes, Bytes)>> {
+        self.rows(schema::Xattrs, inode).page(usize::MAX, |row| {
+            let ((_, name), value) = row.entry()?;
+            Ok((Bytes::copy_from_slice(name), value))
+        })
+    }
+
+    /// One access list of an inode. What is kept there has been checked before.
+    pub fn acl(&self, inode: u64, record: &InodeRecord, name: &[u8]) -> Result<Option<Acl>> {
+        let value = if record.has_xattrs { self.get(schema::Xattrs, (inode, name))? } else { None };
+        let Some(value) = value else { return Ok(None) };
+        let acl = Acl::decode(&value);
+        acl.map(Some).ok_or_else(|| StateError::Corrupt(format!("an access list of inode {inode}")))
+    }
+
+    /// Whether mode or access list of an inode allow a user all of this (of 0o7).
+    pub fn permits(&self, user: &User, inode: u64, record: &InodeRecord, wanted: u32) -> Result<bool> {
+        let list = self.acl(inode, record, ACCESS)?;
+        Ok(cavern_posix::permits(user, &attributes(inode, record), list.as_ref(), wanted))
+    }
+}
