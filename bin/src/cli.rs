@@ -1,12 +1,10 @@
-//! The command line: one file for each family of commands.
+//! The command line: one file for each family of commands, and `cli/help.txt` with what their help ends with.
 
 mod bench;
 mod cert;
 mod conf;
 mod connect;
-mod follow;
 mod fs;
-mod fuse;
 mod gen_images;
 mod host_path;
 mod job;
@@ -18,40 +16,24 @@ mod process;
 mod raft;
 mod refresh;
 mod report;
-mod secrets;
 mod why;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+use self::connect::{Family, ResultArgs};
 use crate::console;
 use crate::error::CliError;
 use crate::runtime::block_on;
+
+/// A section for each command, below `# ` and its words. Lines of a paragraph are one there: a terminal wraps it where
+/// it ends. What is indented is laid out by hand.
+const HELP: &str = include_str!("cli/help.txt");
 
 /// Cavern: a distributed cache tier for training data.
 ///
 /// One executable starts every process (master, worker, fuse), attaches buckets and shows what goes on.
 #[derive(Parser)]
-#[command(
-    name = "cv",
-    version,
-    disable_help_subcommand = true,
-    after_help = "Examples:
-  cv local up                      a whole cluster on this host, for a try
-  cv mount s3://data/train /train --write-type cache-mode -c …
-                                   attach a bucket; see cv mount --help
-  cv load /train --watch           warm the cache
-  cv report                        what the cluster is doing
-
-Which cluster: --master, --local DIR or --conf FILE; else CV_CONF or /etc/cavern/cluster.toml; \
-else the cluster of `cv local up` in ~/.cavern/local.
-
-Exit codes:
-  0  done
-  1  tried and failed
-  2  the command line or the configuration is wrong
-  3  the cluster cannot be reached
-  4  no such path or thing"
-)]
+#[command(name = "cv", version, disable_help_subcommand = true)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -64,7 +46,7 @@ enum Command {
     /// Run a worker: the block cache of a host.
     Worker(process::ProcessArgs),
     /// Run a FUSE client: the mount point of a host.
-    Fuse(fuse::FuseArgs),
+    Fuse(process::FuseArgs),
     /// Run the embedded object store: the S3 protocol over a directory.
     DevS3(process::DevS3Args),
     /// Check or show the configuration.
@@ -78,33 +60,26 @@ enum Command {
     /// Detach a bucket from the namespace. The bucket itself is not touched.
     Umount(mount::UmountArgs),
     /// Look at files and directories of the namespace, and change those of fs-mode mounts.
-    #[command(subcommand)]
-    Fs(fs::FsCommand),
+    Fs(Family<fs::FsCommand>),
     /// Warm a file or a directory into the workers.
-    #[command(after_help = job::LOAD_HELP)]
     Load(job::BeginArgs),
     /// Bring what the bucket of an fs-mode mount lacks to the bucket now.
-    #[command(after_help = job::EXPORT_HELP)]
     Export(job::BeginArgs),
     /// Follow, cancel and retry what `cv load` and `cv export` began.
-    #[command(subcommand)]
-    Job(job::JobCommand),
+    Job(Family<job::JobCommand>),
     /// How far the buckets of fs-mode mounts are behind the namespace.
-    #[command(subcommand)]
-    Persist(persist::PersistCommand),
+    Persist(Family<persist::PersistCommand>),
     /// List the bucket again and apply what has changed, at once and everywhere.
     Refresh(refresh::RefreshArgs),
     /// Show the cluster: workers, cache, mounts, jobs.
     Report(report::ReportArgs),
     /// List the workers of the cluster, empty one, and take one out.
-    #[command(subcommand)]
-    Node(node::NodeCommand),
+    Node(Family<node::NodeCommand>),
     /// The group of masters: show it, add and remove masters, have another one lead.
-    #[command(subcommand)]
-    Raft(raft::RaftCommand),
+    Raft(Family<raft::RaftCommand>),
     /// The key that the masters encrypt credentials of buckets with: change it.
     #[command(subcommand)]
-    Secrets(secrets::SecretsCommand),
+    Secrets(SecretsCommand),
     /// Where the time of a read goes: read the beginning of a file, and say what that waited for.
     Why(why::WhyArgs),
     /// Measure what a directory gives to programs, beside a baseline.
@@ -119,13 +94,49 @@ enum Command {
     Version,
 }
 
+#[derive(Subcommand)]
+enum SecretsCommand {
+    /// Change the key.
+    Rotate(ResultArgs),
+}
+
 /// Does what the arguments of this process ask for; ends it where they make no sense, or ask for help. What goes wrong
 /// is reported by the error alone.
 pub fn run() -> Result<(), CliError> {
-    let arguments = fs::with_two_dashes(std::env::args_os());
-    let matches = Cli::command().get_matches_from(&arguments);
+    let matches = command().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    cli.run().map_err(|error| host_path::explained(error, &arguments, &matches))
+    cli.run().map_err(|error| host_path::explained(error, std::env::args_os(), &matches))
+}
+
+/// The command line with all of its help.
+fn command() -> clap::Command {
+    let sections = HELP.strip_prefix("# ").unwrap_or(HELP).split("\n# ");
+    sections.filter_map(|section| section.split_once('\n')).fold(Cli::command(), |cli, (name, text)| {
+        let path: Vec<&str> = name.split(' ').skip(1).collect();
+        with_help(cli, &path, unwrapped(text))
+    })
+}
+
+/// A command with the help of what is at a path below it.
+fn with_help(command: clap::Command, path: &[&str], text: String) -> clap::Command {
+    match path {
+        [] => command.after_help(text),
+        [name, below @ ..] => command.mut_subcommand(name, |command| with_help(command, below, text)),
+    }
+}
+
+/// Text whose paragraphs are a line each.
+fn unwrapped(text: &str) -> String {
+    let mut joined = String::new();
+    let mut is_prose = false;
+    for line in text.trim().lines() {
+        let was_prose = std::mem::replace(&mut is_prose, !line.is_empty() && !line.starts_with(' '));
+        if !joined.is_empty() {
+            joined.push(if was_prose && is_prose { ' ' } else { '\n' });
+        }
+        joined.push_str(line);
+    }
+    joined
 }
 
 impl Cli {
@@ -139,16 +150,16 @@ impl Cli {
             Command::Cert(command) => command.run(),
             Command::Mount(args) => block_on(args.run()),
             Command::Umount(args) => block_on(args.run()),
-            Command::Fs(command) => block_on(command.run()),
+            Command::Fs(Family { result, command }) => block_on(command.run(&result)),
             Command::Load(args) => block_on(args.load()),
             Command::Export(args) => block_on(args.export()),
-            Command::Job(command) => block_on(command.run()),
-            Command::Persist(command) => block_on(command.run()),
+            Command::Job(Family { result, command }) => block_on(command.run(&result)),
+            Command::Persist(Family { result, command }) => block_on(command.run(&result)),
             Command::Refresh(args) => block_on(args.run()),
             Command::Report(args) => block_on(args.run()),
-            Command::Node(command) => block_on(command.run()),
-            Command::Raft(command) => block_on(command.run()),
-            Command::Secrets(command) => block_on(command.run()),
+            Command::Node(Family { result, command }) => block_on(command.run(&result)),
+            Command::Raft(Family { result, command }) => block_on(command.run(&result)),
+            Command::Secrets(SecretsCommand::Rotate(result)) => block_on(raft::rotate(&result)),
             Command::Why(args) => block_on(args.run()),
             Command::Bench(command) => command.run(),
             Command::GenImages(args) => args.run(),
@@ -160,13 +171,13 @@ impl Cli {
 
 #[cfg(test)]
 mod tests {
-    use clap::{Command, CommandFactory as _};
+    use clap::Command;
 
-    use super::Cli;
+    use super::*;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     fn every_command(command: &Command, visit: &mut impl FnMut(&Command)) {
@@ -179,7 +190,7 @@ mod tests {
     #[test]
     fn help_is_wrapped_once() {
         let mut commands = 0;
-        every_command(&Cli::command(), &mut |command| {
+        every_command(&command(), &mut |command| {
             commands += 1;
             let name = command.get_name();
             let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();

@@ -3,16 +3,16 @@
 //! Names, keys, hosts and errors are what others have chosen: no control character of theirs gets to a terminal, nor
 //! what is not shown or changes the order of what is, and into a pipe they go as they are.
 
-mod progress;
-
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, IsTerminal as _, Write};
+use std::time::Duration;
 
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use terminal_size::{Width, terminal_size_of};
+use tokio::time::Instant;
 
-pub use self::progress::Progress;
 use crate::error::CliError;
 
 /// A terminal that says it has fewer columns is not asked again: nothing would be left of a table.
@@ -42,15 +42,6 @@ pub fn json_line(value: &impl Serialize) -> Result<(), CliError> {
     line(text)
 }
 
-/// Writes a value as JSON, or as `print` has it for people.
-pub fn show<T: Serialize>(
-    as_json: bool,
-    value: &T,
-    print: impl FnOnce(&T) -> Result<(), CliError>,
-) -> Result<(), CliError> {
-    if as_json { json(value) } else { print(value) }
-}
-
 /// Writes a value as JSON on one line, or what a line says of it.
 pub fn say(as_json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<(), CliError> {
     if as_json { json_line(value) } else { line(text()) }
@@ -64,7 +55,16 @@ pub fn remark(text: impl Display) {
 
 /// Writes rows below a heading, columns aligned by their widest cell, the last one not padded.
 pub fn table<const N: usize>(heading: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> Result<(), CliError> {
-    let lines = aligned(heading, rows);
+    table_of_figures(heading, rows, N)
+}
+
+/// As [`table`], with figures in the columns from this one on: their cells end at the same place.
+pub fn table_of_figures<const N: usize>(
+    heading: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+    from: usize,
+) -> Result<(), CliError> {
+    let lines = aligned(heading, rows, from);
     output(|out| lines.iter().try_for_each(|line| writeln!(out, "{line}")))
 }
 
@@ -84,11 +84,16 @@ pub fn table_cut<const N: usize>(
     heading: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> Result<(), CliError> {
-    let (lines, columns) = (aligned(heading, rows), columns());
+    let size = terminal_size_of(io::stdout()).filter(|(Width(columns), _)| *columns >= COLUMNS_MIN);
+    let (lines, columns) = (aligned(heading, rows, N), size.map(|(Width(columns), _)| columns.into()));
     output(|out| lines.iter().try_for_each(|line| writeln!(out, "{}", cut(line, columns))))
 }
 
-fn aligned<const N: usize>(heading: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> Vec<String> {
+fn aligned<const N: usize>(
+    heading: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+    figures: usize,
+) -> Vec<String> {
     let heading = heading.map(str::to_owned);
     let is_terminal = io::stdout().is_terminal();
     let cell = |cell: String| if is_terminal { escaped(&cell) } else { cell };
@@ -100,8 +105,11 @@ fn aligned<const N: usize>(heading: [&str; N], rows: impl IntoIterator<Item = [S
         }
     }
     let line = |row: &[String; N]| {
-        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        cells.join("  ").trim_end().to_owned()
+        let cells = row.iter().zip(widths).enumerate().map(|(column, (cell, width))| match column < figures {
+            true => format!("{cell:width$}"),
+            false => format!("{cell:>width$}"),
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     [&heading].into_iter().chain(&rows).map(line).collect()
 }
@@ -114,12 +122,6 @@ fn cut(line: &str, columns: Option<usize>) -> String {
         }
         _ => line.to_owned(),
     }
-}
-
-/// Columns of the terminal that stdout is; `None` where it is none.
-fn columns() -> Option<usize> {
-    let (Width(columns), _) = terminal_size_of(io::stdout())?;
-    (columns >= COLUMNS_MIN).then_some(columns.into())
 }
 
 fn output(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), CliError> {
@@ -163,6 +165,11 @@ pub fn or_dash(value: Option<impl Display>) -> String {
     value.map_or_else(|| "–".to_owned(), |value| value.to_string())
 }
 
+/// Text behind a beginning; nothing where there is no text.
+pub fn prefixed(beginning: &str, text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!("{beginning}{text}") }
+}
+
 /// `1.5 GiB`.
 pub fn size(bytes: u64) -> String {
     indicatif::BinaryBytes(bytes).to_string()
@@ -171,6 +178,88 @@ pub fn size(bytes: u64) -> String {
 /// Part of a whole in percent, or a dash of nothing.
 pub fn share(part: u64, whole: u64) -> String {
     if whole == 0 { "–".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
+}
+
+/// The length of every bar: its steps are finer than a terminal can show.
+const STEPS: u64 = 10_000;
+/// How often the sign turns that something is going on.
+const TURN: Duration = Duration::from_millis(120);
+
+/// Progress on a terminal, drawn on stderr and removed when it is dropped: a bar, or what has been done so far while
+/// nobody knows how much there is to do.
+///
+/// A whole that still grows has no percentage: what is known of it at first is done at once, and a bar of that would
+/// begin at its end and run backwards. So a bar is drawn from the moment at which the whole is known, and never goes
+/// back.
+pub struct Progress {
+    bar: ProgressBar,
+    /// Steps that were shown; `None` before there was a whole.
+    reached: Option<u64>,
+    /// When a line was written in the place of a bar.
+    said: Instant,
+}
+
+impl Progress {
+    /// Draws nothing where `is_hidden`.
+    pub fn new(is_hidden: bool) -> Self {
+        let bar = if is_hidden { ProgressBar::hidden() } else { ProgressBar::new(STEPS) };
+        let bar = bar.with_style(style("{spinner} {wide_msg}"));
+        if !is_hidden {
+            bar.enable_steady_tick(TURN);
+        }
+        Self { bar, reached: None, said: Instant::now() }
+    }
+
+    /// Shows how far it is: `(done, whole)`, if the whole is known, and a text.
+    pub fn show(&mut self, part: Option<(u64, u64)>, text: String) {
+        let was_known = self.reached.is_some();
+        if let Some(steps) = self.reach(part) {
+            if !was_known {
+                self.bar.disable_steady_tick();
+                self.bar.set_style(style("{bar:24} {percent:>3}% {wide_msg}"));
+            }
+            self.bar.set_position(steps);
+        }
+        self.bar.set_message(text);
+    }
+
+    /// As [`Self::show`]; where nobody sees that, `say` is called now and then.
+    ///
+    /// # Errors
+    /// Those of `say`.
+    pub fn show_or_say(
+        &mut self,
+        part: Option<(u64, u64)>,
+        text: String,
+        period: Duration,
+        say: impl FnOnce() -> Result<(), CliError>,
+    ) -> Result<(), CliError> {
+        self.show(part, text);
+        if !self.bar.is_hidden() || self.said.elapsed() < period {
+            return Ok(());
+        }
+        self.said = Instant::now();
+        say()
+    }
+
+    /// Steps to be shown: no fewer than before.
+    fn reach(&mut self, part: Option<(u64, u64)>) -> Option<u64> {
+        if let Some((done, whole)) = part.filter(|(_, whole)| *whole > 0) {
+            let steps = (u128::from(done.min(whole)) * u128::from(STEPS) / u128::from(whole)) as u64;
+            self.reached = Some(self.reached.map_or(steps, |reached| reached.max(steps)));
+        }
+        self.reached
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 #[cfg(test)]
@@ -192,11 +281,25 @@ mod tests {
     #[test]
     fn a_table_is_aligned_and_ends_where_the_terminal_does() {
         let rows = [["/train", "ok", "endpoint=http://s3:9000"], ["/a", "failing", "é"]];
-        let lines = aligned(["PATH", "STATUS", "OPTIONS"], rows.map(|row| row.map(str::to_owned)));
+        let rows = rows.map(|row| row.map(str::to_owned));
+        let lines = aligned(["PATH", "STATUS", "OPTIONS"], rows.clone(), 3);
         assert_eq!(lines[0], "PATH    STATUS   OPTIONS");
         assert_eq!(lines[2], "/a      failing  é");
         let narrow: Vec<String> = lines.iter().map(|line| cut(line, Some(24))).collect();
         assert_eq!(narrow, ["PATH    STATUS   OPTIONS", "/train  ok       endpoi…", "/a      failing  é"]);
         assert_eq!(cut(&lines[1], None), lines[1]);
+        assert_eq!(aligned(["PATH", "STATUS", "OPTIONS"], rows, 1)[1], "/train       ok  endpoint=http://s3:9000");
+    }
+
+    #[test]
+    fn a_bar_begins_when_the_whole_is_known_and_never_runs_backwards() {
+        let mut progress = Progress::new(true);
+        assert_eq!(progress.reach(None), None);
+        assert_eq!(progress.reach(Some((0, 0))), None, "nothing of nothing is no whole");
+        assert_eq!(progress.reach(Some((25, 100))), Some(STEPS / 4));
+        assert_eq!(progress.reach(Some((25, 200))), Some(STEPS / 4), "the whole has grown");
+        assert_eq!(progress.reach(Some((150, 200))), Some(STEPS * 3 / 4));
+        assert_eq!(progress.reach(None), Some(STEPS * 3 / 4));
+        assert_eq!(progress.reach(Some((u64::MAX, u64::MAX))), Some(STEPS));
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
+use cavern_client::ClientError;
 use cavern_conf::ConfigError;
 use cavern_net::NetError;
 use cavern_net::master::innermost;
@@ -33,15 +34,13 @@ pub enum CliError {
 
 impl CliError {
     /// The same, of a path: said before a cause that does not know what the path is.
-    pub fn of(self, path: &str) -> Self {
-        let said = |text: String| if text.contains(path) { text } else { format!("{path}: {text}") };
-        match self {
-            Self::Failed(text) => Self::Failed(said(text)),
-            Self::Usage(text) => Self::Usage(said(text)),
-            Self::Unreachable(text) => Self::Unreachable(said(text)),
-            Self::NotFound(text) => Self::NotFound(said(text)),
-            Self::OutputClosed => Self::OutputClosed,
+    pub fn of(mut self, path: &str) -> Self {
+        if let Self::Failed(text) | Self::Usage(text) | Self::Unreachable(text) | Self::NotFound(text) = &mut self
+            && !text.contains(path)
+        {
+            *text = format!("{path}: {text}");
         }
+        self
     }
 
     pub fn exit_code(&self) -> ExitCode {
@@ -93,6 +92,17 @@ impl From<NetError> for CliError {
             | NetError::WorkerStatus { .. }
             | NetError::Corrupt { .. }
             | NetError::UnknownWorker(_) => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// The one place where an error of the client becomes an exit code.
+impl From<ClientError> for CliError {
+    fn from(error: ClientError) -> Self {
+        match &error {
+            ClientError::NotFound(_) | ClientError::Stale(_) => Self::NotFound(error.to_string()),
+            ClientError::Net(error) => error.clone().into(),
+            _ => Self::Failed(error.to_string()),
         }
     }
 }

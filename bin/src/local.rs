@@ -15,17 +15,13 @@
 //! unless it was stopped on purpose. A recorded pid counts only together with the process's start time and the boot id,
 //! so that a number that has been given to another process is never signalled.
 
-mod advance;
 mod certificates;
 mod child;
 mod down;
 mod files;
-mod launch;
-mod lock;
 mod masters;
 pub mod mounted;
 mod plan;
-mod ports;
 mod purge;
 mod record;
 pub mod seed;
@@ -35,17 +31,10 @@ mod supervisor;
 mod up;
 
 pub use child::ChildName;
-pub use down::{down, kill, stop};
+pub use down::{kill, stop, stop_all};
 pub use plan::UpOptions;
 pub use purge::purge;
-pub use record::{Cluster, Restart};
-pub use status::{ChildStatus, ClusterStatus, status};
+pub use record::{Cluster, DirArgs, default_directory};
+pub use status::status;
 pub use supervisor::keep;
 pub use up::{start, up};
-
-use std::path::PathBuf;
-
-/// Where a cluster lives when `--dir` is not given: `~/.cavern/local`.
-pub fn default_directory() -> PathBuf {
-    std::env::var_os("HOME").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from).join(".cavern/local")
-}

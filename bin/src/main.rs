@@ -7,7 +7,6 @@ mod cli;
 mod console;
 mod error;
 mod group;
-mod images;
 mod local;
 mod runtime;
 
@@ -33,8 +32,7 @@ fn give_memory_back_soon() {
 fn main() -> ExitCode {
     give_memory_back_soon();
     match cli::run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error::CliError::OutputClosed) => ExitCode::SUCCESS,
+        Ok(()) | Err(error::CliError::OutputClosed) => ExitCode::SUCCESS,
         Err(error) => {
             console::remark(format_args!("cv: {error}"));
             error.exit_code()

@@ -54,9 +54,7 @@ fn names_are_made_moved_and_removed() {
     refused(&cluster, &["fs", "mkdir", "/fs/none/b"], NOT_FOUND, &["/fs/none"]);
 
     cluster.cv(&["fs", "touch", "/fs/a/file", "/fs/a/other"]);
-    cluster.cv(&["fs", "touch", "-c", "/fs/a/never"]);
     shows("the files", || at("a/other").is_file());
-    assert!(!at("a/never").exists());
     let before = fs::metadata(at("a/file")).unwrap();
     assert_eq!((before.len(), before.uid()), (0, rustix::process::geteuid().as_raw()));
     cluster.cv(&["fs", "touch", "/fs/a/file"]);
@@ -76,7 +74,6 @@ fn names_are_made_moved_and_removed() {
     assert!(at("a/b/c/renamed").is_file() && !at("a/file").exists());
     cluster.cv(&["fs", "mv", "/fs/a/b/c/renamed", "/fs"]);
     shows("the root of the mount is a directory like others", || at("renamed").is_file());
-    refused(&cluster, &["fs", "mv", "-n", "/fs/renamed", "/fs/a/b/soft"], FAILED, &["/fs/a/b/soft", "exists"]);
     refused(&cluster, &["fs", "mv", "/fs/a", "/fs/a/b"], FAILED, &["below itself"]);
     refused(&cluster, &["fs", "mv", "/fs/a/none", "/fs/x"], NOT_FOUND, &["/fs/a/none"]);
     cluster.cv(&["fs", "mv", "--exchange", "/fs/renamed", "/fs/a"]);
@@ -126,7 +123,7 @@ fn attributes_are_set_as_the_tools_set_them() {
     let mut value = [0; 16];
     let read = |name: &str, value: &mut [u8]| rustix::fs::getxattr(at("d/f"), name, value);
     shows("the attribute", || read("user.bytes", &mut value) == Ok(2) && value[..2] == [0, 255]);
-    let dump = cluster.cv(&["fs", "getfattr", "-d", "/fs/d/f", "/fs/d"]).stdout;
+    let dump = cluster.cv(&["fs", "getfattr", "/fs/d/f", "/fs/d"]).stdout;
     assert_eq!(
         dump,
         "# file: /fs/d/f\nuser.bytes=0sAP8=\nuser.step=\"12000\"\n\n# file: /fs/d\nuser.step=\"12000\"\n\n"
@@ -139,9 +136,9 @@ fn attributes_are_set_as_the_tools_set_them() {
     refused(&cluster, &["fs", "getfattr", "-n", "user.step", "/fs/d"], NOT_FOUND, &["user.step"]);
     refused(&cluster, &["fs", "setfattr", "-n", "user.x", "-v", "0x1", "/fs/d"], USAGE, &["hexadecimal"]);
     for (name, reason) in
-        [("user.", "follows the prefix"), ("x", "user.x"), ("user.x".repeat(50).as_str(), "255 bytes")]
+        [("user.", "user.NAME is"), ("x", "use user.x"), ("user.x".repeat(50).as_str(), "name of 300 bytes")]
     {
-        refused(&cluster, &["fs", "setfattr", "-n", name, "-v", "1", "/fs/d"], USAGE, &["no name of", reason]);
+        refused(&cluster, &["fs", "setfattr", "-n", name, "-v", "1", "/fs/d"], FAILED, &["/fs/d", reason]);
     }
     // As on local file systems.
     for name in ["user.", "trusted.", "security."] {
@@ -284,13 +281,13 @@ fn what_is_looked_for_is_found() {
     };
     let all = ["/fs", "/fs/a", "/fs/a/deep", "/fs/a/deep/large.bin", "/fs/a/link.txt", "/fs/a/small.txt"];
     assert_eq!(found(&[]), all);
-    assert_eq!(found(&["-name", "*.txt"]), ["/fs/a/link.txt", "/fs/a/small.txt"]);
+    assert_eq!(found(&["--name", "*.txt"]), ["/fs/a/link.txt", "/fs/a/small.txt"]);
     assert_eq!(found(&["--name", "*.txt", "--type", "f"]), ["/fs/a/small.txt"]);
-    assert_eq!(found(&["-type", "d"]), ["/fs", "/fs/a", "/fs/a/deep"]);
-    assert_eq!(found(&["-size", "+1M"]), ["/fs/a/deep/large.bin"]);
-    assert_eq!(found(&["-size", "2c", "-type", "f"]), ["/fs/a/small.txt"]);
-    assert_eq!(found(&["-newer", "/fs/a/link.txt"]), [""; 0]);
-    assert_eq!(found(&["-newer", "/fs/a/small.txt", "-type", "f"]), ["/fs/a/deep/large.bin"]);
+    assert_eq!(found(&["--type", "d"]), ["/fs", "/fs/a", "/fs/a/deep"]);
+    assert_eq!(found(&["--size", "+1MiB"]), ["/fs/a/deep/large.bin"]);
+    assert_eq!(found(&["--size", "2B", "--type", "f"]), ["/fs/a/small.txt"]);
+    assert_eq!(found(&["--newer", "/fs/a/link.txt"]), [""; 0]);
+    assert_eq!(found(&["--newer", "/fs/a/small.txt", "--type", "f"]), ["/fs/a/deep/large.bin"]);
     let printed = cluster.cv(&["fs", "find", "/fs/a", "--name", "large*", "--json"]).stdout;
     let printed: Value = serde_json::from_str(&printed).unwrap();
     assert_eq!(
@@ -298,7 +295,7 @@ fn what_is_looked_for_is_found() {
         (&json!("/fs/a/deep/large.bin"), &json!("file"), &json!(2_000_000))
     );
     refused(&cluster, &["fs", "find", "/fs/none"], NOT_FOUND, &["/fs/none"]);
-    refused(&cluster, &["fs", "find", "/fs", "-type", "x"], USAGE, &["f, d, l"]);
+    refused(&cluster, &["fs", "find", "/fs", "--type", "x"], USAGE, &["f, d, l"]);
 }
 
 #[test]
@@ -312,7 +309,7 @@ fn a_bucket_in_cache_mode_is_read_and_not_changed() {
     assert_eq!(cluster.cv(&["fs", "head", "/data/lines"]).stdout, lines(1..=10));
     assert_eq!(cluster.cv(&["fs", "tail", "-n", "30000", "/data/lines"]).stdout, lines(10_001..=40_000));
     assert_eq!(cluster.cv(&["fs", "tail", "-n", "50000", "/data/lines"]).stdout, text);
-    assert_eq!(cluster.cv(&["fs", "find", "/data", "-size", "+100k"]).stdout, "/data/lines\n");
+    assert_eq!(cluster.cv(&["fs", "find", "/data", "--size", "+100KiB"]).stdout, "/data/lines\n");
 
     let source = cluster.directory().join("source");
     fs::write(&source, "x").unwrap();

@@ -402,10 +402,10 @@ fn a_namespace_is_recovered_from_the_bucket_of_a_cluster_that_is_lost() {
         new.try_cv(&arguments)
     };
     // Nobody but who gives the command knows that the other cluster is no more.
-    let refused = mount(&["--recover", "--block-size", "1MiB"]);
+    let refused = mount(&["--block-size", "1MiB"]);
     assert_eq!(refused.code, 1, "{refused:?}");
     assert!(refused.stderr.contains("--take-over"), "{}", refused.stderr);
-    assert_eq!(mount(&["--recover", "--block-size", "1MiB", "--take-over"]).code, 0);
+    assert_eq!(mount(&["--block-size", "1MiB", "--take-over"]).code, 0);
     let shown = new.path("again");
     eventually("the mount appears", PATIENCE, || shown.is_dir().then_some(()));
     // Right from the first look on.
@@ -431,7 +431,7 @@ fn a_namespace_is_recovered_from_the_bucket_of_a_cluster_that_is_lost() {
     }
     new.cv(&["persist", "wait", "/again", "--timeout", "60s"]);
     assert_eq!(lost.s3.get("bucket", "fs/deep/large again")[2 << 20..][..7], *b"changed");
-    let twice = mount(&["--recover", "--block-size", "1MiB"]);
+    let twice = mount(&["--block-size", "1MiB"]);
     assert_eq!(twice.code, 0, "{twice:?}");
 }
 

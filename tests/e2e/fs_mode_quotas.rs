@@ -125,7 +125,7 @@ fn who_writes_much_hears_of_it_from_a_write() {
 
 /// A directory as `quota list` reports it.
 fn row(path: &str, bytes: u64, inodes: u64, max_inodes: u64) -> Value {
-    json!({"path": path, "bytes": bytes, "inodes": inodes, "max_inodes": max_inodes})
+    json!({"path": path, "bytes": bytes, "max_bytes": null, "inodes": inodes, "max_inodes": max_inodes})
 }
 
 #[test]
@@ -178,9 +178,9 @@ fn quotas_are_shown_changed_and_taken_away() {
     assert_eq!(lines[1].last(), Some(&"/fs/d/below"), "nearest first: {said}");
     assert_eq!(lines[2].last(), Some(&"/fs/d"), "{said}");
     assert!(lines[2].contains(&"50.0") && lines[2].contains(&"20.0") && said.contains("1.00 MiB"), "{said}");
-    cluster.cv(&["fs", "quota", "set", "/fs/d", "--bytes", "none"]);
+    cluster.cv(&["fs", "quota", "set", "/fs/d", "--bytes", "0"]);
     let own = quota(&["get", "/fs/d", "--json"]).json();
-    assert_eq!(own, json!([{"path": "/fs/d", "bytes": 512 << 10, "inodes": 2, "max_inodes": 10}]));
+    assert_eq!(own, json!([row("/fs/d", 512 << 10, 2, 10)]));
     cluster.cv(&["fs", "quota", "clear", "/fs/d"]);
     let again = quota(&["clear", "/fs/d"]);
     assert!(again.code == NOT_FOUND && again.stderr.contains("/fs/d has no quota"), "{again:?}");

@@ -347,10 +347,10 @@ fn what_would_break_the_group_is_refused_with_the_next_step() {
     refused(&cluster, &["add", "127.0.0.1:1"], UNREACHABLE, &["127.0.0.1:1", "empty master.data_dir"]);
     refused(&cluster, &["add", "localhost"], 2, &["has no port"]);
     let foreign = &other.at_start.masters[0].grpc;
-    refused(&cluster, &["add", foreign], FAILED, &[foreign, "is not empty", "master.data_dir"]);
-    refused(&cluster, &["remove", "99"], NOT_FOUND, &["no master 99", &format!("{lead} (")]);
-    refused(&cluster, &["transfer", "99"], NOT_FOUND, &["no master 99"]);
-    refused(&other, &["transfer"], FAILED, &["one voting master"]);
+    refused(&cluster, &["add", foreign], FAILED, &[foreign, "of cluster", "to take it in elsewhere, stop it, move"]);
+    refused(&cluster, &["remove", "99"], NOT_FOUND, &["no master 99", "cv raft status"]);
+    refused(&cluster, &["transfer", "99"], NOT_FOUND, &["no voting master 99"]);
+    refused(&other, &["transfer"], FAILED, &["no other master answered lately"]);
     let only = other.cv(&["raft", "status", "--json"]).json();
     assert_eq!((&only["voters"], &only["majority"]), (&1.into(), &true.into()), "{only}");
     refused(&other, &["remove", &only["leader"].to_string()], FAILED, &["the only one"]);

@@ -72,12 +72,11 @@ fn commands_that_read_find_the_next_leader() {
     let cluster = masters();
     cluster.seed("bucket", "d/", 20, 2000);
     cluster.mount("s3://bucket/d", "/d", &[]);
-    let commands: [&[&str]; 9] = [
+    let commands: [&[&str]; 8] = [
         &["mount"],
         &["fs", "ls", "-R", "/d"],
         &["fs", "stat", "/d"],
         &["fs", "du", "/d"],
-        &["fs", "df"],
         &["job", "list"],
         &["node", "list"],
         &["refresh", "/d"],

@@ -6,14 +6,11 @@ use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::Path;
 
-use super::report::{Report, Spread, Summary};
-use super::table::{figure, ratio};
+use super::report::{Report, Summary, figure, ratio};
 use crate::error::{CliError, Context as _};
 
 const PANEL_WIDTH: f64 = 190.0;
 const PANEL_HEIGHT: f64 = 250.0;
-/// Panels beside each other.
-const PANELS: usize = 5;
 /// Above the panels: title, directories.
 const HEAD: f64 = 92.0;
 /// Below them: machine, notes.
@@ -49,31 +46,17 @@ pub fn check(path: &Path) -> Result<(), CliError> {
 /// # Errors
 /// When the file is there already, or cannot be written.
 pub fn write(report: &Report, path: &Path) -> Result<(), CliError> {
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(path)
-        .context(format_args!("cannot make {}", path.display()))?;
+    let file = OpenOptions::new().write(true).create_new(true).open(path);
+    let mut file = file.context(format_args!("cannot make {}", path.display()))?;
     file.write_all(picture(report).as_bytes()).context(format_args!("cannot write {}", path.display()))
 }
 
-/// Text as it may stand in an element or an attribute of XML.
+/// Text as it may stand in an element or an attribute of XML, which has no way to say some characters.
 fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&apos;"),
-            // XML has no way to say these.
-            '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
-            character if character.is_control() => out.push('\u{fffd}'),
-            character => out.push(character),
-        }
-    }
-    out
+    let text = text.replace(|c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}'), "\u{fffd}");
+    [("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("\"", "&quot;"), ("'", "&apos;")]
+        .into_iter()
+        .fold(text, |text, (character, entity)| text.replace(character, entity))
 }
 
 /// An SVG document that grows.
@@ -100,22 +83,20 @@ impl Svg {
         );
     }
 
-    fn panel(&mut self, rate: &Summary, left: f64, top: f64) {
+    fn panel(&mut self, rate: &Summary, left: f64) {
         let middle = left + PANEL_WIDTH / 2.0;
-        let floor = top + 46.0 + BAR_HEIGHT;
-        self.text(middle, top + 14.0, r#"font-size="13" font-weight="bold" text-anchor="middle""#, rate.operation);
+        let floor = HEAD + 46.0 + BAR_HEIGHT;
+        self.text(middle, HEAD + 14.0, r#"font-size="13" font-weight="bold" text-anchor="middle""#, rate.operation);
         let unit = match rate.ratio {
             Some(of_baseline) => format!("{}, {} of baseline", rate.unit, ratio(of_baseline)),
             None => rate.unit.to_owned(),
         };
-        self.text(middle, top + 30.0, r##"font-size="11" fill="#4a5568" text-anchor="middle""##, &unit);
+        self.text(middle, HEAD + 30.0, r##"font-size="11" fill="#4a5568" text-anchor="middle""##, &unit);
         let most = rate.baseline.map_or(rate.target.max, |baseline| baseline.max.max(rate.target.max));
         // What is nothing everywhere has no height.
         let scale = if most > 0.0 { BAR_HEIGHT / most } else { 0.0 };
-        let sides: Vec<(Spread, &str)> = [(Some(rate.target), TARGET), (rate.baseline, BASELINE)]
-            .into_iter()
-            .filter_map(|(side, colour)| Some((side?, colour)))
-            .collect();
+        let mut sides = vec![(rate.target, TARGET)];
+        sides.extend(rate.baseline.map(|baseline| (baseline, BASELINE)));
         let step = PANEL_WIDTH / (sides.len() + 1) as f64;
         for (number, (spread, colour)) in sides.into_iter().enumerate() {
             let centre = left + step * (number + 1) as f64;
@@ -133,33 +114,28 @@ impl Svg {
 }
 
 fn picture(report: &Report) -> String {
-    let columns = report.summary.len().clamp(1, PANELS);
-    let panel_rows = report.summary.len().div_ceil(PANELS).max(1);
-    let width = (columns as f64 * PANEL_WIDTH + 2.0 * MARGIN).max(LEAST_WIDTH);
-    let foot = HEAD + panel_rows as f64 * PANEL_HEIGHT;
-    let notes: Vec<String> = [report.work.clone(), report.machine.summary()]
-        .into_iter()
-        .chain(report.notes.iter().cloned())
-        .chain(["Bars are medians of the rounds, whiskers the least and the most.".to_owned()])
-        .collect();
+    let width = (report.summary.len() as f64 * PANEL_WIDTH + 2.0 * MARGIN).max(LEAST_WIDTH);
+    let foot = HEAD + PANEL_HEIGHT;
+    let mut notes = vec![report.heading.work.clone(), report.machine.summary()];
+    notes.extend(report.heading.notes.iter().cloned());
+    notes.push("Bars are medians of the rounds, whiskers the least and the most.".to_owned());
     let height = foot + notes.len() as f64 * FOOT_LINE + MARGIN;
     let mut svg = Svg(format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
          viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"sans-serif\" fill=\"#1a202c\">\n"
     ));
     svg.bar(0.0, 0.0, width, height, "#ffffff");
-    let title = format!("cv bench {}", report.workload);
+    let title = format!("cv bench {}", report.heading.workload);
     svg.text(MARGIN, 30.0, r#"font-size="18" font-weight="bold""#, &title);
-    let sides =
-        [Some((&report.target, "target", TARGET)), report.baseline.as_ref().map(|place| (place, "baseline", BASELINE))];
-    for (number, (place, name, colour)) in sides.into_iter().flatten().enumerate() {
+    let mut sides = vec![(&report.target, "target", TARGET)];
+    sides.extend(report.baseline.as_ref().map(|place| (place, "baseline", BASELINE)));
+    for (number, (place, name, colour)) in sides.into_iter().enumerate() {
         let y = 52.0 + 20.0 * number as f64;
         svg.bar(MARGIN, y - 10.0, 12.0, 12.0, colour);
         svg.text(MARGIN + 18.0, y, r#"font-size="12""#, &format!("{name}: {}", place.summary()));
     }
     for (number, rate) in report.summary.iter().enumerate() {
-        let (column, row) = (number % PANELS, number / PANELS);
-        svg.panel(rate, MARGIN + column as f64 * PANEL_WIDTH, HEAD + row as f64 * PANEL_HEIGHT);
+        svg.panel(rate, MARGIN + number as f64 * PANEL_WIDTH);
     }
     for (number, note) in notes.iter().enumerate() {
         let y = foot + FOOT_LINE * number as f64 + 12.0;

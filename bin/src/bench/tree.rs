@@ -1,12 +1,13 @@
-//! The files of a directory, and whether another directory has the same.
+//! The files of a directory: whether another directory has the same, and what the kernel has of them.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use cavern_conf::counted;
+use rustix::fs::{Advice, fadvise, syncfs};
 
-use super::stop::Stop;
+use super::rounds::Stop;
 use crate::error::{CliError, Context as _};
 
 /// Names of a kind of difference that an error gives.
@@ -60,10 +61,6 @@ impl Tree {
         self.files.values().sum()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.files.is_empty() && self.directories.is_empty()
-    }
-
     /// Only the largest files, those of the same size by their names; directories that none of them is in are gone.
     pub fn largest(self, count: usize) -> Self {
         let mut files: Vec<(PathBuf, u64)> = self.files.into_iter().collect();
@@ -78,29 +75,32 @@ impl Tree {
 
     /// What another directory has not as this one has it, as a clause; `None` where they match.
     pub fn difference(&self, other: &Self, how: Match) -> Option<String> {
-        let named = |what: &str, files: Vec<String>| {
+        let named = |files: Vec<&PathBuf>, what: &str| {
             let more = if files.len() > NAMED { ", …" } else { "" };
-            let first = files[..files.len().min(NAMED)].join(", ");
-            (!files.is_empty()).then(|| format!("{} {what} ({first}{more})", counted(files.len() as u64, "file")))
+            let first: Vec<String> = files.iter().take(NAMED).map(|path| path.display().to_string()).collect();
+            let count = counted(files.len() as u64, "file");
+            (!files.is_empty()).then(|| format!("{count} {what} ({}{more})", first.join(", ")))
         };
-        let name = |path: &PathBuf| path.display().to_string();
-        let absent = |here: &Self, there: &Self| {
-            here.files.keys().filter(|path| !there.files.contains_key(*path)).map(name).collect::<Vec<_>>()
-        };
-        let sizes = self.files.iter().filter_map(|(path, bytes)| {
-            let found = other.files.get(path).filter(|found| *found != bytes)?;
-            Some(format!("{}: {found} bytes instead of {bytes}", path.display()))
-        });
-        let too_many = if how == Match::Same { absent(other, self) } else { vec![] };
-        let differences: Vec<String> = [
-            named("missing", absent(self, other)),
-            named("of another size", sizes.collect()),
-            named("that should not be there", too_many),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
-        (!differences.is_empty()).then(|| differences.join("; "))
+        let absent = self.files.iter().filter(|(path, bytes)| other.files.get(*path) != Some(*bytes));
+        let foreign = other.files.keys().filter(|path| how == Match::Same && !self.files.contains_key(*path));
+        named(absent.map(|(path, _)| path).collect(), "missing, or of another size")
+            .or_else(|| named(foreign.collect(), "that should not be there"))
+    }
+
+    /// Drops the kernel's pages of its files in a directory. One that is not there any more is left to others to miss.
+    ///
+    /// # Errors
+    /// When the disk cannot be synced, without which pages stay that were written, or the kernel refuses the advice.
+    pub fn drop_pages(&self, directory: &Path) -> Result<(), CliError> {
+        let disk = File::open(directory).context(format_args!("cannot open {}", directory.display()))?;
+        syncfs(&disk).context(format_args!("cannot sync the disk of {}", directory.display()))?;
+        for path in self.files.keys() {
+            let path = directory.join(path);
+            let Ok(file) = File::open(&path) else { continue };
+            fadvise(&file, 0, None, Advice::DontNeed)
+                .context(format_args!("cannot drop the pages of {}", path.display()))?;
+        }
+        Ok(())
     }
 }
 
@@ -125,7 +125,7 @@ mod tests {
         let place = |path: &str| found.directories.iter().position(|folder| folder == Path::new(path)).unwrap();
         assert!(place("a") < place("a/b"));
         found.directories.sort_unstable();
-        assert_eq!((found.directories.len(), found.bytes(), found.is_empty()), (3, 2, false));
+        assert_eq!((found.directories.len(), found.bytes()), (3, 2));
         let largest = found.largest(1);
         assert_eq!(largest.files, tree(&[("a/b/two", 2)]).files);
         assert_eq!(largest.directories, [PathBuf::from("a"), PathBuf::from("a/b")]);
@@ -146,15 +146,13 @@ mod tests {
         assert_eq!(here.difference(&here.clone(), Match::Same), None);
         let there = tree(&[("a", 1), ("c", 4), ("x", 1)]);
         let said = here.difference(&there, Match::Same).unwrap();
-        assert_eq!(
-            said,
-            "1 file missing (b); 1 file of another size (c: 4 bytes instead of 3); 1 file that should not be there (x)"
-        );
-        let said = here.difference(&tree(&[]), Match::AtLeast).unwrap();
-        assert_eq!(said, "3 files missing (a, b, c)");
+        assert_eq!(said, "2 files missing, or of another size (b, c)");
+        let said = tree(&[("a", 1), ("c", 4)]).difference(&there, Match::Same).unwrap();
+        assert_eq!(said, "1 file that should not be there (x)");
         assert_eq!(tree(&[("a", 1)]).difference(&there, Match::AtLeast), None);
         let many: Vec<(String, u64)> = (0..9).map(|number| (number.to_string(), 1)).collect();
         let many: Vec<(&str, u64)> = many.iter().map(|(path, bytes)| (path.as_str(), *bytes)).collect();
-        assert_eq!(tree(&many).difference(&tree(&[]), Match::Same).unwrap(), "9 files missing (0, 1, 2, …)");
+        let said = tree(&many).difference(&tree(&[]), Match::Same).unwrap();
+        assert_eq!(said, "9 files missing, or of another size (0, 1, 2, …)");
     }
 }

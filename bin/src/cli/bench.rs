@@ -5,13 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::{ByteSize, counted, host, process};
-use clap::{Args, Subcommand};
-use serde::Serialize;
-use serde_json::Value;
+use clap::{Args, Subcommand, ValueEnum};
 
+use crate::bench::workloads::{self, Length};
 use crate::bench::{
-    CachePolicy, Files, Heading, Ingest, Length, List, Match, Meta, RandomReads, ReadStreams, Report, Sides, Stop,
-    Tree, Workload, WriteStreams, check_picture, run_rounds, write_picture,
+    Heading, Match, Phase, Report, Sides, Stop, Tree, Turn, Workload, check_picture, run_rounds, write_picture,
 };
 use crate::console::{self, Progress};
 use crate::error::{CliError, Context as _};
@@ -21,63 +19,31 @@ const ROUNDS: std::ops::RangeInclusive<i64> = 1..=1000;
 const THREADS: std::ops::RangeInclusive<i64> = 1..=1024;
 /// Files of one round.
 const COUNT: std::ops::RangeInclusive<i64> = 1..=1_000_000;
-/// Files that are written have their content in memory, once for each writer.
-const LARGEST_INGESTED: u64 = 1 << 30;
 const LARGEST_BLOCK: u64 = 64 << 20;
 
 #[derive(Subcommand)]
 pub enum BenchCommand {
     /// Read every file below a directory, in a shuffled order.
-    #[command(after_help = "Examples:
-  cv bench files /mnt/cv/train --baseline /data/train
-  cv bench files /mnt/cv/train --baseline /data/empty --copy --cache drop
-
-A file is opened, read to its end and closed. Each round has an order of its own, which is the same for both sides.")]
     Files(FilesArgs),
-    /// Read large files from their beginning to their end, in pieces of 1 MiB; or write some.
-    #[command(after_help = "Examples:
-  cv bench stream /mnt/cv/checkpoints --streams 4
-  cv bench stream /mnt/cv/work --write --size 2GiB --baseline /data/work
-
-What is written is synced at its end, and removed.")]
+    /// Read large files from their beginning to their end, in pieces of 1 MiB.
     Stream(StreamArgs),
     /// Read small blocks anywhere in the largest file below a directory.
-    #[command(after_help = "Examples:
-  cv bench random /mnt/cv/train --threads 16 --baseline /data/train
-  cv bench random /mnt/cv/train --block 256KiB --seconds 10")]
     Random(RandomArgs),
     /// Create, stat, open, rename and unlink files in a new directory.
-    #[command(after_help = "Examples:
-  cv bench meta /mnt/cv/work --baseline /data/work --threads 16 --count 10000
-
-The directory is made in PATH, and removed.")]
-    Meta(MetaArgs),
+    Meta(MadeArgs),
     /// List a tree: its names, then its names and attributes.
-    #[command(after_help = "Examples:
-  cv bench list /mnt/cv/train --baseline /data/train
-
-The second phase is a stat of each entry after the names of the same directory, as in ls -lR. Before the first \
-round all was listed once.")]
-    List(ListArgs),
-    /// Write many files into a new directory.
-    #[command(after_help = "Examples:
-  cv bench ingest /mnt/cv/work --count 10000 --size 50KB --threads 16
-  cv bench ingest /mnt/cv/work --baseline /data/work --fsync
-
-The directory is made in PATH, and removed.")]
+    List(CommonArgs),
+    /// Write files into a new directory.
     Ingest(IngestArgs),
 }
 
 /// Options of all workloads.
-#[derive(Args, Serialize)]
+#[derive(Args)]
 pub struct CommonArgs {
     /// The directory to measure: of a mount, or any other.
-    #[arg(value_name = "PATH")]
-    #[serde(skip)]
     path: PathBuf,
     /// Measure this directory in turn with the other, and print the ratio.
     #[arg(long, value_name = "DIR")]
-    #[serde(skip)]
     baseline: Option<PathBuf>,
     /// Rounds for each directory.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(ROUNDS))]
@@ -87,58 +53,52 @@ pub struct CommonArgs {
     seed: u64,
     /// The result as JSON, with every round.
     #[arg(long)]
-    #[serde(skip)]
     json: bool,
     /// Draw the result into this new file.
     #[arg(long, value_name = "FILE")]
-    #[serde(skip)]
     svg: Option<PathBuf>,
 }
 
 /// Options of what reads the content of files.
-#[derive(Args, Serialize)]
-pub struct ReadArgs {
+#[derive(Args)]
+struct ReadArgs {
     #[command(flatten)]
-    #[serde(flatten)]
     common: CommonArgs,
-    /// Copy the files to the baseline first, if that is empty. They stay there.
-    #[arg(long, requires = "baseline")]
-    copy: bool,
     /// What happens to the kernel's pages of the files that are read, before each round and on both sides alike.
     #[arg(long, value_enum, default_value_t = CachePolicy::Keep)]
     cache: CachePolicy,
 }
 
-#[derive(Args, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum CachePolicy {
+    /// Whatever the kernel has of the files stays.
+    Keep,
+    /// The kernel's pages of each file that is read are dropped before each round. On a mount these are the pages of
+    /// the mount, not those of what is behind it, as a worker's block files.
+    Drop,
+}
+
+#[derive(Args)]
 pub struct FilesArgs {
     #[command(flatten)]
-    #[serde(flatten)]
     read: ReadArgs,
     /// Readers at the same time.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(THREADS))]
     threads: u32,
 }
 
-#[derive(Args, Serialize)]
+#[derive(Args)]
 pub struct StreamArgs {
     #[command(flatten)]
-    #[serde(flatten)]
     read: ReadArgs,
-    /// Files at the same time, each with a thread of its own. Those that are read are the largest of the directory.
+    /// Files at the same time, the largest of the directory, each with a thread of its own.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(THREADS))]
     streams: u32,
-    /// Write new files instead.
-    #[arg(long, conflicts_with_all = ["copy", "cache"])]
-    write: bool,
-    /// Of each file that is written.
-    #[arg(long, value_name = "SIZE", default_value = "1GiB", requires = "write")]
-    size: ByteSize,
 }
 
-#[derive(Args, Serialize)]
+#[derive(Args)]
 pub struct RandomArgs {
     #[command(flatten)]
-    #[serde(flatten)]
     read: ReadArgs,
     /// Readers at the same time, each with a descriptor of its own.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(THREADS))]
@@ -154,10 +114,10 @@ pub struct RandomArgs {
     count: Option<u64>,
 }
 
-#[derive(Args, Serialize)]
-pub struct MetaArgs {
+/// Options of what makes files.
+#[derive(Args)]
+pub struct MadeArgs {
     #[command(flatten)]
-    #[serde(flatten)]
     common: CommonArgs,
     /// Threads at the same time, each in a folder of its own.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(THREADS))]
@@ -167,40 +127,16 @@ pub struct MetaArgs {
     count: u32,
 }
 
-#[derive(Args, Serialize)]
-pub struct ListArgs {
-    #[command(flatten)]
-    #[serde(flatten)]
-    common: CommonArgs,
-    /// Copy the files to the baseline first, if that is empty. They stay there.
-    #[arg(long, requires = "baseline")]
-    copy: bool,
-}
-
-#[derive(Args, Serialize)]
+#[derive(Args)]
 pub struct IngestArgs {
     #[command(flatten)]
-    #[serde(flatten)]
-    common: CommonArgs,
-    /// Writers at the same time, each in a folder of its own.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(THREADS))]
-    threads: u32,
-    /// Files of a round.
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(COUNT))]
-    count: u32,
+    made: MadeArgs,
     /// Of each file.
     #[arg(long, value_name = "SIZE", default_value = "50KB")]
     size: ByteSize,
     /// Sync each file before it is closed.
     #[arg(long)]
     fsync: bool,
-}
-
-/// A workload with what there is to say of it.
-struct Prepared {
-    workload: Box<dyn Workload>,
-    work: String,
-    notes: Vec<String>,
 }
 
 impl BenchCommand {
@@ -220,150 +156,133 @@ impl BenchCommand {
     }
 
     fn measure(self, stop: &Stop) -> Result<(), CliError> {
-        let common = self.common();
-        if let Some(svg) = &common.svg {
+        let (name, common) = self.common();
+        let CommonArgs { rounds, seed, json, svg, .. } = common;
+        if let Some(svg) = svg {
             check_picture(svg)?;
         }
         let sides = Sides::new(common.path.clone(), common.baseline.clone())?;
-        let (rounds, json, svg) = (common.rounds, common.json, common.svg.clone());
-        let prepared = self.prepare(&sides, stop)?;
-        let mut progress = Progress::new()?;
-        let each = if sides.baseline.is_some() { 2 } else { 1 };
-        let (mut begun, whole) = (0, u64::from(rounds) * each);
-        let done = run_rounds(prepared.workload.as_ref(), &sides, rounds, stop, |number, side| {
-            progress.show(Some((begun, whole)), format!("round {} of {rounds}, {}", number + 1, side.name()))?;
+        let Prepared { workload, work, notes } = self.prepare(&sides, stop)?;
+        let mut progress = Progress::new(false);
+        let (each, in_turn) = if sides.baseline.is_some() { (2, " in turn") } else { (1, "") };
+        let (mut begun, whole) = (0, u64::from(*rounds) * each);
+        let done = run_rounds(&workload, &sides, (*rounds, *seed), stop, |number, side| {
+            progress.show(Some((begun, whole)), format!("round {} of {rounds}, {}", number + 1, side.name()));
             begun += 1;
-            Ok(())
         });
         drop(progress);
-        let (workload, parameters) = self.parameters()?;
-        let heading = Heading { workload, parameters, work: prepared.work, notes: prepared.notes };
+        let work = format!("{work}, {}{in_turn}, seed {seed}", counted(u64::from(*rounds), "round"));
+        let heading = Heading { workload: name, work, notes };
         let report = Report::new(heading, &sides, &done?);
-        if json {
-            console::json(&report)?
+        if *json {
+            console::json(&report)?;
         } else {
-            report.print()?
+            report.print()?;
         }
         if let Some(svg) = svg {
-            write_picture(&report, &svg)?;
+            write_picture(&report, svg)?;
         }
         report.check()
     }
 
-    fn common(&self) -> &CommonArgs {
+    /// What the workload is called, and the options that all have.
+    fn common(&self) -> (&'static str, &CommonArgs) {
         match self {
-            Self::Files(args) => &args.read.common,
-            Self::Stream(args) => &args.read.common,
-            Self::Random(args) => &args.read.common,
-            Self::Meta(args) => &args.common,
-            Self::List(args) => &args.common,
-            Self::Ingest(args) => &args.common,
+            Self::Files(args) => ("files", &args.read.common),
+            Self::Stream(args) => ("stream", &args.read.common),
+            Self::Random(args) => ("random", &args.read.common),
+            Self::Meta(args) => ("meta", &args.common),
+            Self::List(common) => ("list", common),
+            Self::Ingest(args) => ("ingest", &args.made.common),
         }
-    }
-
-    /// The name of the workload, and the options as they hold.
-    fn parameters(&self) -> Result<(&'static str, Value), CliError> {
-        let (name, value) = match self {
-            Self::Files(args) => ("files", serde_json::to_value(args)),
-            Self::Stream(args) => ("stream", serde_json::to_value(args)),
-            Self::Random(args) => ("random", serde_json::to_value(args)),
-            Self::Meta(args) => ("meta", serde_json::to_value(args)),
-            Self::List(args) => ("list", serde_json::to_value(args)),
-            Self::Ingest(args) => ("ingest", serde_json::to_value(args)),
-        };
-        Ok((name, value.context("cannot write the options as JSON")?))
     }
 
     fn prepare(&self, sides: &Sides, stop: &Stop) -> Result<Prepared, CliError> {
-        match self {
-            Self::Files(args) => args.prepare(sides, stop),
-            Self::Stream(args) => args.prepare(sides, stop),
-            Self::Random(args) => args.prepare(sides, stop),
-            Self::Meta(args) => Ok(args.prepare()),
-            Self::List(args) => args.prepare(sides, stop),
-            Self::Ingest(args) => args.prepare(),
-        }
-    }
-}
-
-impl CommonArgs {
-    /// `, 5 rounds, seed 42`.
-    fn ending(&self) -> String {
-        let each = if self.baseline.is_some() { " in turn" } else { "" };
-        format!("{}{each}, seed {}", counted(u64::from(self.rounds), "round"), self.seed)
-    }
-}
-
-impl ReadArgs {
-    fn notes(&self) -> Vec<String> {
-        let text = match self.cache {
-            CachePolicy::Keep => "--cache keep: what the kernel has of the files stays between rounds",
-            CachePolicy::Drop => {
-                "--cache drop: the kernel's pages of these files were dropped before each round; on a mount not the \
-                 pages of what is behind it"
+        Ok(match self {
+            Self::Files(FilesArgs { read, threads }) => {
+                let tree = files_of(sides, Match::Same, usize::MAX, stop)?;
+                let work = format!("{} by {}", described(&tree), counted(u64::from(*threads), "thread"));
+                let threads = *threads as usize;
+                read.prepared(tree, work, move |turn, tree| workloads::files(turn, tree, threads))
             }
-        };
-        vec![text.to_owned()]
+            Self::Stream(StreamArgs { read, streams }) => {
+                let streams = *streams as usize;
+                let tree = files_of(sides, Match::AtLeast, streams, stop)?;
+                let files = tree.files.values().filter(|bytes| **bytes > 0).count();
+                if files < streams {
+                    let (target, files) = (sides.target.display(), counted(files as u64, "file"));
+                    let text = format!("{target} has only {files} with any bytes, for {streams} streams");
+                    return Err(CliError::Failed(text));
+                }
+                let work = format!("{} in reads of 1 MiB", described(&tree));
+                read.prepared(tree, work, workloads::stream)
+            }
+            Self::Random(args) => args.prepare(sides, stop)?,
+            Self::Meta(made) => {
+                let (work, threads, count) = (made.work(""), made.threads as usize, made.count as usize);
+                let workload: Workload = Box::new(move |turn| workloads::meta(turn, count, threads));
+                Prepared { workload, work, notes: vec![] }
+            }
+            Self::List(_) => {
+                let tree = files_of(sides, Match::Same, usize::MAX, stop)?;
+                let directories = counted(tree.directories.len() as u64 + 1, "directory");
+                let work = format!("{} in {directories} by 1 thread", counted(tree.files.len() as u64, "file"));
+                Prepared { workload: Box::new(workloads::list), work, notes: vec![] }
+            }
+            Self::Ingest(IngestArgs { made, size, fsync }) => {
+                let (threads, count, bytes, fsync) = (made.threads as usize, made.count as usize, size.bytes(), *fsync);
+                let synced = if fsync { ", each synced" } else { "" };
+                let work = format!("{}{synced}", made.work(&format!(" of {size}")));
+                let workload: Workload = Box::new(move |turn| workloads::ingest(turn, count, bytes, threads, fsync));
+                Prepared { workload, work, notes: vec![] }
+            }
+        })
     }
 }
 
-/// The files of the target; an error where there are none.
-fn files_of(sides: &Sides, stop: &Stop) -> Result<Tree, CliError> {
+/// A workload with what there is to say of it.
+struct Prepared {
+    workload: Workload,
+    /// What there is to read or to write.
+    work: String,
+    notes: Vec<String>,
+}
+
+/// The files of the target, no more of them than the largest `count`; the baseline has them, too.
+fn files_of(sides: &Sides, how: Match, count: usize, stop: &Stop) -> Result<Tree, CliError> {
     let tree = Tree::walk(&sides.target, stop)?;
     if tree.files.is_empty() {
         let text = format!("there is no file below {}: name a directory that has some", sides.target.display());
         return Err(CliError::Failed(text));
     }
+    let tree = if count < tree.files.len() { tree.largest(count) } else { tree };
+    sides.match_baseline(&tree, how, stop)?;
     Ok(tree)
 }
 
-fn described(tree: &Tree) -> String {
-    format!("{} with {}", counted(tree.files.len() as u64, "file"), console::size(tree.bytes()))
-}
-
-impl FilesArgs {
-    fn prepare(&self, sides: &Sides, stop: &Stop) -> Result<Prepared, CliError> {
-        let tree = files_of(sides, stop)?;
-        sides.match_baseline(&tree, Match::Same, self.read.copy, stop)?;
-        let threads = counted(u64::from(self.threads), "thread");
-        let work = format!("{} by {threads}, {}", described(&tree), self.read.common.ending());
-        let workload =
-            Files { tree, threads: self.threads as usize, seed: self.read.common.seed, cache: self.read.cache };
-        Ok(Prepared { workload: Box::new(workload), work, notes: self.read.notes() })
-    }
-}
-
-impl StreamArgs {
-    fn prepare(&self, sides: &Sides, stop: &Stop) -> Result<Prepared, CliError> {
-        let streams = self.streams as usize;
-        let ending = self.read.common.ending();
-        if self.write {
-            let bytes = self.size.bytes();
-            if bytes == 0 {
-                return Err(CliError::Usage("--size 0 writes nothing: name a size, as 1GiB".to_owned()));
+impl ReadArgs {
+    /// A workload that reads files of a tree.
+    fn prepared(
+        &self,
+        tree: Tree,
+        work: String,
+        round: impl Fn(&Turn<'_>, &Tree) -> Result<Vec<Phase>, CliError> + 'static,
+    ) -> Prepared {
+        let (drops, note) = match self.cache {
+            CachePolicy::Keep => (false, "--cache keep: what the kernel has of the files stays between rounds"),
+            CachePolicy::Drop => (
+                true,
+                "--cache drop: the kernel's pages of these files were dropped before each round; on a mount not the \
+                 pages of what is behind it",
+            ),
+        };
+        let workload: Workload = Box::new(move |turn| {
+            if drops {
+                tree.drop_pages(turn.directory)?;
             }
-            let each = counted(u64::from(self.streams), "file");
-            let work = format!("{each} of {} written and synced, {ending}", console::size(bytes));
-            let workload = WriteStreams { bytes, streams, seed: self.read.common.seed };
-            return Ok(Prepared { workload: Box::new(workload), work, notes: vec![] });
-        }
-        let tree = files_of(sides, stop)?.largest(streams);
-        if tree.files.len() < streams {
-            let text = format!(
-                "{} has only {} for {streams} streams",
-                sides.target.display(),
-                counted(tree.files.len() as u64, "file")
-            );
-            return Err(CliError::Failed(text));
-        }
-        if tree.files.values().any(|bytes| *bytes == 0) {
-            let text = format!("{} has too few files that are not empty", sides.target.display());
-            return Err(CliError::Failed(text));
-        }
-        sides.match_baseline(&tree, Match::AtLeast, self.read.copy, stop)?;
-        let work = format!("{} in reads of 1 MiB, {ending}", described(&tree));
-        let workload = ReadStreams { tree, cache: self.read.cache };
-        Ok(Prepared { workload: Box::new(workload), work, notes: self.read.notes() })
+            round(turn, &tree)
+        });
+        Prepared { workload, work, notes: vec![note.to_owned()] }
     }
 }
 
@@ -373,69 +292,36 @@ impl RandomArgs {
         if !(1..=LARGEST_BLOCK).contains(&block_bytes) {
             return Err(CliError::Usage(format!("--block {} is not between 1B and 64MiB", self.block)));
         }
+        let tree = files_of(sides, Match::AtLeast, 1, stop)?;
+        let largest = tree.files.first_key_value().map(|(path, bytes)| (path.clone(), *bytes));
+        let (path, bytes) = largest.unwrap_or_default();
+        if bytes < 2 * block_bytes {
+            return Err(CliError::Failed(format!(
+                "the largest file, {}, has {bytes} bytes: random reads need one of two blocks of {block_bytes} bytes \
+                 at least",
+                path.display()
+            )));
+        }
         let length = match self.count {
             Some(reads) => Length::Reads(reads),
             None => Length::Time(Duration::from_secs(self.seconds)),
         };
-        let tree = files_of(sides, stop)?.largest(1);
-        let found = described(&tree);
-        let threads = self.threads as usize;
-        let workload = RandomReads::new(
-            tree.clone(),
-            block_bytes as usize,
-            threads,
-            length,
-            self.read.common.seed,
-            self.read.cache,
-        )?;
-        sides.match_baseline(&tree, Match::AtLeast, self.read.copy, stop)?;
-        let work = format!(
-            "{found} in reads of {} by {}, {}",
-            self.block,
-            counted(u64::from(self.threads), "thread"),
-            self.read.common.ending()
-        );
-        Ok(Prepared { workload: Box::new(workload), work, notes: self.read.notes() })
-    }
-}
-
-impl MetaArgs {
-    fn prepare(&self) -> Prepared {
-        let (files, threads) = (counted(u64::from(self.count), "file"), counted(u64::from(self.threads), "thread"));
-        let work = format!("{files} by {threads}, {}", self.common.ending());
-        let workload = Meta { count: self.count as usize, threads: self.threads as usize };
-        Prepared { workload: Box::new(workload), work, notes: vec![] }
-    }
-}
-
-impl ListArgs {
-    fn prepare(&self, sides: &Sides, stop: &Stop) -> Result<Prepared, CliError> {
-        let tree = files_of(sides, stop)?;
-        sides.match_baseline(&tree, Match::Same, self.copy, stop)?;
-        let directories = counted(tree.directories.len() as u64 + 1, "directory");
-        let files = counted(tree.files.len() as u64, "file");
-        let work = format!("{files} in {directories} by 1 thread, {}", self.common.ending());
-        Ok(Prepared { workload: Box::new(List), work, notes: vec![] })
-    }
-}
-
-impl IngestArgs {
-    fn prepare(&self) -> Result<Prepared, CliError> {
-        let bytes = self.size.bytes();
-        if bytes > LARGEST_INGESTED {
-            let text = format!("--size {} is more than 1GiB: cv bench stream --write writes large files", self.size);
-            return Err(CliError::Usage(text));
-        }
-        let (files, threads) = (counted(u64::from(self.count), "file"), counted(u64::from(self.threads), "thread"));
-        let synced = if self.fsync { ", each synced" } else { "" };
-        let work = format!("{files} of {} by {threads}{synced}, {}", self.size, self.common.ending());
-        let workload = Ingest {
-            count: self.count as usize,
-            bytes: bytes as usize,
-            writers: self.threads as usize,
-            is_synced: self.fsync,
-            seed: self.common.seed,
+        let threads = counted(u64::from(self.threads), "thread");
+        let work = format!("{} in reads of {} by {threads}", described(&tree), self.block);
+        let (block_bytes, threads) = (block_bytes as usize, self.threads as usize);
+        let round = move |turn: &Turn<'_>, _: &Tree| {
+            workloads::random(turn, (path.as_path(), bytes), block_bytes, threads, length)
         };
-        Ok(Prepared { workload: Box::new(workload), work, notes: vec![] })
+        Ok(self.read.prepared(tree, work, round))
     }
+}
+
+impl MadeArgs {
+    fn work(&self, of: &str) -> String {
+        format!("{}{of} by {}", counted(u64::from(self.count), "file"), counted(u64::from(self.threads), "thread"))
+    }
+}
+
+fn described(tree: &Tree) -> String {
+    format!("{} with {}", counted(tree.files.len() as u64, "file"), console::size(tree.bytes()))
 }

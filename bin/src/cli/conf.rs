@@ -12,16 +12,8 @@ use crate::error::CliError;
 #[derive(Subcommand)]
 pub enum ConfCommand {
     /// Read the configuration as a process would, and say what is wrong with it.
-    #[command(after_help = "Examples:
-  cv conf check --conf etc/cluster.toml
-
-Exit code 2 when the configuration is refused, with file, line and key on stderr. The files of [security] are those of \
-this host: they are read, too.")]
     Check(ConfArgs),
     /// Print every key with its effective value and where that comes from, as a configuration file.
-    #[command(after_help = "Examples:
-  cv conf show --conf etc/cluster.toml
-  cv conf show --defaults > cluster.toml")]
     Show(ShowArgs),
 }
 
@@ -48,7 +40,7 @@ impl ConfCommand {
     pub fn run(self) -> Result<(), CliError> {
         match self {
             Self::Check(file) => {
-                let effective = file.load()?;
+                let effective = Effective::load(file.conf.as_deref())?;
                 // One file serves all hosts, so it is to be good for whatever may run there.
                 let checked = Role::ALL.map(|role| effective.check_reach(role));
                 let problems = checked.iter().filter_map(|checked| checked.as_ref().err()).map(ToString::to_string);
@@ -61,7 +53,8 @@ impl ConfCommand {
                 console::line(format_args!("{}: the configuration is good", source(&effective)))
             }
             Self::Show(args) => {
-                let effective = if args.defaults { Effective::defaults() } else { args.file.load()? };
+                let file = args.file.conf.as_deref();
+                let effective = if args.defaults { Effective::defaults() } else { Effective::load(file)? };
                 if args.json { console::json(&effective.config) } else { console::raw(effective.show().as_bytes()) }
             }
         }
@@ -76,10 +69,4 @@ fn source(effective: &Effective) -> String {
     };
     let variables: Vec<&str> = effective.variables().collect();
     if variables.is_empty() { file } else { format!("{file}, with {} of the environment", variables.join(", ")) }
-}
-
-impl ConfArgs {
-    fn load(&self) -> Result<Effective, CliError> {
-        Ok(Effective::load(self.conf.as_deref())?)
-    }
 }

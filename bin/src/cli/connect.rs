@@ -1,13 +1,16 @@
-//! Which cluster a command speaks to, and the way there.
+//! Which cluster a command speaks to, the way there, questions about something that takes long, and how results are
+//! shown.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::{Config, check_master, host};
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
-use clap::Args;
+use clap::{Args, Subcommand};
 use serde::Serialize;
+use tokio::time::Instant;
 use tonic::{Response, Status};
 
 use crate::console;
@@ -17,34 +20,39 @@ use crate::local::{self, Cluster};
 #[derive(Args)]
 pub struct ClusterArgs {
     /// Configuration file of the cluster.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     conf: Option<PathBuf>,
     /// Address of a master's gRPC port.
-    #[arg(long, value_name = "HOST:PORT", conflicts_with = "local", value_parser = master_address)]
+    #[arg(long, global = true, value_name = "HOST:PORT", conflicts_with = "local", value_parser = master_address)]
     master: Option<String>,
     /// Directory of a cluster that `cv local up` has started.
-    #[arg(long, visible_alias = "dir", value_name = "DIR", conflicts_with = "conf")]
+    #[arg(long, global = true, visible_alias = "dir", value_name = "DIR", conflicts_with = "conf")]
     local: Option<PathBuf>,
 }
 
 /// What most commands take beside what they are about: how the result is shown, and of which cluster it is.
 #[derive(Args)]
 pub struct ResultArgs {
-    /// The result as JSON.
-    #[arg(long)]
+    /// The result as JSON; an object a line where it comes piece by piece.
+    #[arg(long, global = true)]
     pub json: bool,
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }
 
+/// Commands of one kind, and what all of them take.
+#[derive(Args)]
+pub struct Family<C: Subcommand> {
+    #[command(flatten)]
+    pub result: ResultArgs,
+    #[command(subcommand)]
+    pub command: C,
+}
+
 impl ResultArgs {
     /// Writes a result as JSON, or as `print` has it for people.
-    pub fn show<T: Serialize>(
-        &self,
-        result: &T,
-        print: impl FnOnce(&T) -> Result<(), CliError>,
-    ) -> Result<(), CliError> {
-        console::show(self.json, result, print)
+    pub fn show(&self, result: &impl Serialize, print: impl FnOnce() -> Result<(), CliError>) -> Result<(), CliError> {
+        if self.json { console::json(result) } else { print() }
     }
 }
 
@@ -61,10 +69,7 @@ impl ClusterArgs {
     /// The configuration of the cluster that is meant: `--local`, `--conf`, the usual places, and last the local
     /// cluster of this user if none of those says anything; `--master` goes before all for the masters' addresses.
     pub fn config(&self) -> Result<Config, CliError> {
-        let local = match &self.local {
-            Some(directory) => Some(Cluster::load(directory)?),
-            None => None,
-        };
+        let local = self.local.as_deref().map(Cluster::load).transpose()?;
         let path = match (&local, &self.conf) {
             (Some(cluster), _) => Some(cluster.conf_path()),
             (None, Some(path)) => Some(path.clone()),
@@ -100,7 +105,86 @@ impl ClusterArgs {
     }
 }
 
+/// Between two questions, and how often a line reports the answer where no bar is drawn.
+pub const POLL_PERIOD: Duration = Duration::from_millis(200);
+pub const LINE_PERIOD: Duration = Duration::from_secs(2);
+/// How long a master may take to answer one question; one that is only slow is asked again.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long no master may answer: a restart, or until somebody starts it again. Each attempt meanwhile looks for one as
+/// long as any command does.
+const MASTER_PATIENCE: Duration = Duration::from_secs(300);
+
+/// Whoever asks.
+pub struct Follower {
+    pub masters: MasterChannel,
+    /// What goes on with the next master, as a sentence begins with it.
+    pub what: &'static str,
+}
+
+impl Follower {
+    /// The answer of the first master that gives one: each attempt has `answer_timeout` for it, all together
+    /// [`MASTER_PATIENCE`].
+    ///
+    /// # Errors
+    /// What a master says, or that none has answered for so long; `goes_on` says what becomes of it then.
+    pub async fn ask<T>(
+        &self,
+        answer_timeout: Duration,
+        goes_on: &str,
+        request: impl AsyncFn(Stubs) -> Result<Response<T>, Status>,
+    ) -> Result<T, CliError> {
+        let mut away: Option<Instant> = None;
+        loop {
+            let asked = self.masters.ask_unary(async |master: Stubs| {
+                let answer = request(master).await;
+                // Said now: another master is looked for before the call fails.
+                if let Err(status) = &answer
+                    && let CliError::Unreachable(cause) = CliError::from(status.clone())
+                {
+                    self.away_since(&mut away, &cause);
+                }
+                answer
+            });
+            let answer = tokio::time::timeout(answer_timeout, asked).await;
+            let cause = match answer {
+                Ok(Ok(answer)) => {
+                    if away.is_some() {
+                        console::remark("a master answers again");
+                    }
+                    return Ok(answer);
+                }
+                Ok(Err(error)) => match CliError::from(error) {
+                    CliError::Unreachable(cause) => cause,
+                    error => return Err(error),
+                },
+                Err(_late) => format!("the master does not answer within {} s", answer_timeout.as_secs()),
+            };
+            if self.away_since(&mut away, &cause).elapsed() >= MASTER_PATIENCE {
+                return Err(CliError::Unreachable(format!(
+                    "no master has answered for {} s ({cause}): {} {goes_on}",
+                    MASTER_PATIENCE.as_secs(),
+                    self.what
+                )));
+            }
+            tokio::time::sleep(POLL_PERIOD).await;
+        }
+    }
+
+    /// Since when no master answers, which is said at the first failure.
+    fn away_since(&self, away: &mut Option<Instant>, cause: &str) -> Instant {
+        *away.get_or_insert_with(|| {
+            console::remark(format_args!("{cause}; waiting for a master, {} goes on when there is one", self.what));
+            Instant::now()
+        })
+    }
+}
+
 /// The id of a request: whoever sends it again with the same id is told what the first one did.
 pub fn new_request_id() -> Bytes {
     Bytes::copy_from_slice(&host::random_id())
+}
+
+/// The word of an enumeration of the protocol: `running` of `JOB_STATE_RUNNING`, whose values begin with `JOB_STATE_`.
+pub fn word(name: &str, beginning: &str) -> String {
+    name.strip_prefix(beginning).unwrap_or(name).to_lowercase()
 }

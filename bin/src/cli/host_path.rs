@@ -11,17 +11,17 @@ use crate::error::CliError;
 use crate::local::mounted;
 
 /// The error of a command, which says more where the path that is not there is one of this host.
-pub fn explained(error: CliError, arguments: &[OsString], matches: &ArgMatches) -> CliError {
+pub fn explained(error: CliError, arguments: impl Iterator<Item = OsString>, matches: &ArgMatches) -> CliError {
     let CliError::NotFound(message) = &error else { return error };
     if matches.subcommand_name() == Some("bench") {
         // It takes paths of this host only.
         return error;
     }
-    let paths = arguments.iter().skip(1).map(Path::new).filter(|path| path.is_absolute());
-    let Some(path) = paths.into_iter().find(|path| is_named(message, path)) else { return error };
-    let hint = match mounted::cavern_mount_above(path) {
+    let mut paths = arguments.skip(1).map(PathBuf::from).filter(|path| path.is_absolute());
+    let Some(path) = paths.find(|path| is_named(message, path)) else { return error };
+    let hint = match mounted::cavern_mount_above(&path) {
         Some(mount_point) => {
-            let there = of_namespace(path, &mount_point, &shown_directory(matches));
+            let there = of_namespace(&path, &mount_point, &shown_directory(matches));
             format!("{} is a path of this host: in the namespace it is {there}", path.display())
         }
         None if path.symlink_metadata().is_ok() => {

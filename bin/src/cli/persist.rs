@@ -1,172 +1,232 @@
 //! `cv persist`: how far the buckets of fs-mode mounts are behind.
 
-mod lost;
-mod wait;
+use std::time::Duration;
 
 use cavern_conf::{Interval, counted};
 use cavern_net::master::Stubs;
-use cavern_proto::master::{PersistStatus, PersistStatusRequest};
+use cavern_proto::master::{LostAction, PersistStatus, PersistStatusRequest, ResolveLostReply, ResolveLostRequest};
 use clap::{Args, Subcommand};
-use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::time::Instant;
 
-use self::lost::LostArgs;
-use self::wait::Wait;
-use super::connect::{ClusterArgs, ResultArgs};
-use super::follow::Follower;
-use crate::console;
+use super::connect::{ANSWER_TIMEOUT, Follower, LINE_PERIOD, POLL_PERIOD, ResultArgs};
+use crate::console::{self, Progress};
 use crate::error::CliError;
+
+/// How long a master may take for the first answer, before which clients are waited for: for some of their leases.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Subcommand)]
 pub enum PersistCommand {
     /// Show what the buckets lack.
-    Status(StatusArgs),
+    Status {
+        /// File or directory of the namespace.
+        #[arg(default_value = "/")]
+        path: String,
+    },
     /// Wait until the buckets have what is in the namespace now.
     Wait(WaitArgs),
     /// Try files that have lost blocks once more.
-    #[command(after_help = "Examples:
-  cv persist retry /work/run1/model   a file
-  cv persist retry /work              all files below that have lost blocks
-
-Tries at once to bring files to the bucket of which blocks are lost: all workers of these blocks are live, and none \
-has them (`cv report` and `cv persist wait` list such files). Exit code 1 when blocks are still lost.")]
-    Retry(LostArgs),
+    Retry(PathArgs),
     /// Give up lost blocks: files go back to what the bucket has, or get zeros.
-    #[command(after_help = "Examples:
-  cv persist drop /work/run1/model   a file
-  cv persist drop /work              all files below that have lost blocks
-
-Gives up blocks that are lost: all workers of these blocks are live, and none has them (`cv report` and `cv persist \
-wait` list such files). A file that the bucket has goes back, as a whole, to the version there. Of a file that the \
-bucket never had, the lost blocks become zeros, and the rest stays. Other files are left alone; exit code 1 when there \
-is nothing to give up.")]
-    Drop(LostArgs),
-}
-
-impl PersistCommand {
-    pub async fn run(self) -> Result<(), CliError> {
-        match self {
-            Self::Status(args) => args.run().await,
-            Self::Wait(args) => args.run().await,
-            Self::Retry(args) => args.retry().await,
-            Self::Drop(args) => args.give_up().await,
-        }
-    }
+    Drop(PathArgs),
 }
 
 #[derive(Args)]
-#[command(after_help = "Examples:
-  cv persist status              all fs-mode mounts
-  cv persist status /work/run1   a directory and what lies below it, or a file
-  cv persist status --json
-
-Files, directories and links count as files; bytes are those of files whose content the bucket lacks.")]
-pub struct StatusArgs {
-    /// File or directory of the namespace.
-    #[arg(value_name = "PATH", default_value = "/")]
-    path: String,
-    #[command(flatten)]
-    result: ResultArgs,
-}
-
-#[derive(Args)]
-#[command(after_help = "Examples:
-  cv persist wait /work/run1                 until the bucket has it
-  cv persist wait /work/run1 --timeout 5m    for five minutes at most
-
-Waits for the changes that were made before it began, not for those that come meanwhile. What fails is tried again for \
-ever, so without --timeout the wait for a bucket that is away has no end. Draws a bar on a terminal, prints lines \
-elsewhere and one JSON object per line with --json. Exit code 1 when the time is over, and when all that is left are \
-files that have lost blocks, which only `cv persist drop` or a removal ends.")]
 pub struct WaitArgs {
     /// File or directory of the namespace.
-    #[arg(value_name = "PATH")]
     path: String,
     /// Longest wait, as 30s or 5m.
     #[arg(long, value_name = "DURATION")]
     timeout: Option<Interval>,
-    /// Progress as JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
 }
 
-/// The backlog as it is shown.
-#[derive(Debug, Serialize)]
-struct BacklogView {
+#[derive(Args)]
+pub struct PathArgs {
+    /// File or directory of the namespace.
     path: String,
-    files: u64,
-    bytes: u64,
-    deletions: u64,
-    oldest_seconds: f64,
-    files_per_second: u64,
-    bytes_per_second: u64,
-    last_error: String,
-    /// Of `files`, those that have lost blocks, and the paths of the first of them.
-    lost_files: u64,
-    lost: Vec<String>,
 }
 
-impl BacklogView {
-    fn new(path: &str, status: PersistStatus) -> Self {
-        Self {
-            path: path.to_owned(),
-            files: status.files,
-            bytes: status.bytes,
-            deletions: status.deletions,
-            oldest_seconds: status.oldest_age_ms as f64 / 1000.0,
-            files_per_second: status.files_per_second,
-            bytes_per_second: status.bytes_per_second,
-            last_error: status.last_error,
-            lost_files: status.lost_files,
-            lost: status.lost.into_iter().map(|file| file.path).collect(),
+impl PersistCommand {
+    pub async fn run(self, result: &ResultArgs) -> Result<(), CliError> {
+        match self {
+            Self::Status { path } => {
+                let request = PersistStatusRequest { path: path.clone(), ..PersistStatusRequest::default() };
+                let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
+                let backlog = Backlog { path, status: result.cluster.call(ask).await? };
+                result.show(&backlog.view(), || console::line(backlog.line()))
+            }
+            Self::Wait(args) => args.run(result).await,
+            Self::Retry(args) => resolve_lost(args.path, LostAction::Retry, result).await,
+            Self::Drop(args) => resolve_lost(args.path, LostAction::Drop, result).await,
         }
+    }
+}
+
+/// How far the bucket is behind a file, or behind a directory and all below it.
+pub fn status_view(status: &PersistStatus) -> Value {
+    json!({
+        "persisted": status.files + status.deletions == 0,
+        "files": status.files,
+        "bytes": status.bytes,
+        "deletions": status.deletions,
+        // Age of the oldest change that it lacks.
+        "oldest_seconds": status.oldest_age_ms as f64 / 1000.0,
+        "files_per_second": status.files_per_second,
+        "bytes_per_second": status.bytes_per_second,
+        "last_error": status.last_error,
+        // Of the files, those that have lost blocks, and the paths of the first of them.
+        "lost_files": status.lost_files,
+        "lost": lost_paths(status),
+    })
+}
+
+fn lost_paths(status: &PersistStatus) -> Vec<&str> {
+    status.lost.iter().map(|file| file.path.as_str()).collect()
+}
+
+/// What the buckets lack below a path.
+struct Backlog {
+    path: String,
+    status: PersistStatus,
+}
+
+impl Backlog {
+    fn view(&self) -> Value {
+        let mut view = status_view(&self.status);
+        view["path"] = self.path.as_str().into();
+        view
     }
 
     /// Files and objects that are to be dealt with.
     fn left(&self) -> u64 {
-        self.files + self.deletions
+        self.status.files + self.status.deletions
     }
 
     fn say(&self, json: bool) -> Result<(), CliError> {
-        console::say(json, self, || self.line())
+        console::say(json, &self.view(), || self.line())
     }
 
     fn line(&self) -> String {
+        let Self { path, status } = self;
         if self.left() == 0 {
-            return format!("{}: the bucket has everything", self.path);
+            return format!("{path}: the bucket has everything");
         }
-        let error =
-            if self.last_error.is_empty() { String::new() } else { format!("; the last error: {}", self.last_error) };
-        let lost = match self.lost_files {
+        let error = console::prefixed("; the last error: ", &status.last_error);
+        let lost = match status.lost_files {
             0 => String::new(),
             files => format!("; {} with lost blocks", counted(files, "file")),
         };
         format!(
-            "{}: {} ({}) to write, {} to delete, the oldest change {:.0} s ago; {} files/s, {}/s{lost}{error}",
-            self.path,
-            counted(self.files, "file"),
-            console::size(self.bytes),
-            counted(self.deletions, "object"),
-            self.oldest_seconds,
-            self.files_per_second,
-            console::size(self.bytes_per_second)
+            "{path}: {} ({}) to write, {} to delete, the oldest change {:.0} s ago; {} files/s, {}/s{lost}{error}",
+            counted(status.files, "file"),
+            console::size(status.bytes),
+            counted(status.deletions, "object"),
+            status.oldest_age_ms as f64 / 1000.0,
+            status.files_per_second,
+            console::size(status.bytes_per_second)
+        )
+    }
+
+    /// Why waiting any longer makes no sense.
+    fn lost_only(&self) -> String {
+        let lost = lost_paths(&self.status);
+        let files = match self.status.lost_files {
+            1 => "1 file has".to_owned(),
+            files => format!("{files} files have"),
+        };
+        let more = match self.status.lost_files.saturating_sub(lost.len() as u64) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!(
+            "{files} lost blocks before the bucket had them, and nothing else is left to be written: {}{more}. The \
+             workers of these blocks are there and have not got them. `cv persist retry PATH` tries once more; \
+             `cv persist drop PATH` takes the file back to the version that the bucket has, or fills the lost blocks \
+             with zeros",
+            lost.join(", ")
         )
     }
 }
 
-impl StatusArgs {
-    async fn run(self) -> Result<(), CliError> {
-        let request = PersistStatusRequest { path: self.path.clone(), ..PersistStatusRequest::default() };
-        let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
-        let view = BacklogView::new(&self.path, self.result.cluster.call(ask).await?);
-        self.result.show(&view, |view| console::line(view.line()))
+impl WaitArgs {
+    /// Waits until the bucket has what was in the namespace when the wait began, also over the restart of a master.
+    ///
+    /// # Errors
+    /// The time is over, nothing is left but files that have lost blocks, there is no such path, or no master answered
+    /// for long.
+    async fn run(self, result: &ResultArgs) -> Result<(), CliError> {
+        let Self { path, timeout } = self;
+        let (timeout, began) = (timeout.map(Interval::get), Instant::now());
+        let follower = Follower { masters: result.cluster.masters().await?, what: "persistence" };
+        // The backlog of changes up to a number, or of those that there are now: before that, clients bring what they
+        // have answered, and one that is cut off is waited for.
+        let ask = async |up_to_change: u64, patience: Duration| {
+            let request = PersistStatusRequest { path: path.clone(), up_to_change, settle: up_to_change == 0 };
+            let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
+            let status = follower.ask(patience, "goes on when one is started", ask).await?;
+            Ok::<_, CliError>(Backlog { path: path.clone(), status })
+        };
+        let mut progress = Progress::new(result.json);
+        let settling = timeout.map_or(SETTLE_TIMEOUT, |timeout| timeout.min(SETTLE_TIMEOUT));
+        let mut backlog = ask(0, settling).await?;
+        // What is changed from here on is not waited for.
+        let up_to = backlog.status.change;
+        let mut most = 0;
+        while backlog.left() > 0 {
+            let left = backlog.left();
+            most = most.max(left);
+            progress
+                .show_or_say(Some((most - left, most)), backlog.line(), LINE_PERIOD, || backlog.say(result.json))?;
+            if backlog.status.lost_files == left {
+                return Err(CliError::Failed(backlog.lost_only()));
+            }
+            if timeout.is_some_and(|timeout| began.elapsed() >= timeout) {
+                return Err(CliError::Failed(format!(
+                    "the time is over; {}; `cv persist status {path}` tells how it goes on",
+                    backlog.line()
+                )));
+            }
+            tokio::time::sleep(POLL_PERIOD).await;
+            backlog = ask(up_to, ANSWER_TIMEOUT).await?;
+        }
+        drop(progress);
+        backlog.say(result.json)
     }
 }
 
-impl WaitArgs {
-    async fn run(self) -> Result<(), CliError> {
-        let follower = Follower { masters: self.cluster.masters().await?, what: "persistence" };
-        Wait { follower, path: self.path, json: self.json }.run(self.timeout.map(Interval::get)).await
+/// Has something done about lost blocks.
+async fn resolve_lost(path: String, action: LostAction, result: &ResultArgs) -> Result<(), CliError> {
+    let request = ResolveLostRequest { path: path.clone(), action: action.into() };
+    let ask = async |mut master: Stubs| master.cluster.resolve_lost(request.clone()).await;
+    let ResolveLostReply { files, still_lost, reverted, zeroed, blocks, last_error } = result.cluster.call(ask).await?;
+    let view = json!({
+        "path": path,
+        "files": files,
+        "still_lost": still_lost,
+        "reverted": reverted,
+        "zeroed": zeroed,
+        "blocks": blocks,
+        "last_error": last_error,
+    });
+    let is_failure = action == LostAction::Retry && still_lost > 0;
+    result.show(&view, || match action {
+        _ if is_failure => Ok(()),
+        LostAction::Drop => {
+            let blocks = counted(blocks, "lost block");
+            let (reverted, zeroed) = (counted(reverted, "file"), counted(zeroed, "file"));
+            console::line(format_args!(
+                "{path}: {blocks} given up; {reverted} went back to the version of the bucket, in {zeroed} they are \
+                 zeros"
+            ))
+        }
+        LostAction::Retry | LostAction::Unspecified => {
+            let error = console::prefixed("; the last error: ", &last_error);
+            console::line(format_args!("{path}: {} tried once more{error}", counted(files, "file")))
+        }
+    })?;
+    if !is_failure {
+        return Ok(());
     }
+    Err(CliError::Failed(format!("{path}: {} still with lost blocks; {last_error}", counted(still_lost, "file"))))
 }

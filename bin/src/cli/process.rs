@@ -5,23 +5,18 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use cavern_conf::{Config, Effective, Role, enable_failpoints, process};
-use clap::Args;
+use cavern_fuse::keeper::{Kept, reload};
+use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
 
+use crate::console;
 use crate::error::{CliError, Context as _};
+use crate::runtime::block_on;
 
 /// What waits on disks; the default of 512 would let a burst of slow reads grow memory without need.
 const BLOCKING_THREADS: usize = 64;
 
 #[derive(Args)]
-#[command(after_help = "The file may also be named by CV_CONF; \
-CV_SECTION__KEY in the environment overrides single keys.
-
-Examples:
-  cv master --conf /etc/cavern/cluster.toml
-  CV_LOG__LEVEL=debug cv worker --conf /etc/cavern/cluster.toml
-
-SIGTERM and SIGINT drain and end with exit code 0.")]
 pub struct ProcessArgs {
     /// Configuration file of the cluster.
     #[arg(long, value_name = "FILE")]
@@ -47,29 +42,18 @@ impl ProcessArgs {
     }
 
     /// Runs a process; one that others connect to is first asked whether they can.
-    pub(super) fn run<E: Display>(
+    fn run<E: Display>(
         self,
         threads: usize,
         serves_as: Option<Role>,
         role: impl AsyncFnOnce(Config, CancellationToken) -> Result<(), E>,
     ) -> Result<(), CliError> {
         let config = self.begin(serves_as)?;
-        self.serve(config, threads, role)
-    }
-
-    /// Runs a process that has begun.
-    pub(super) fn serve<E: Display>(
-        self,
-        config: Config,
-        threads: usize,
-        role: impl AsyncFnOnce(Config, CancellationToken) -> Result<(), E>,
-    ) -> Result<(), CliError> {
-        enable_failpoints().map_err(CliError::Usage)?;
         serve(threads, async |stop| role(config, stop).await)
     }
 
     /// What every process begins with: the configuration, and a log.
-    pub(super) fn begin(&self, serves_as: Option<Role>) -> Result<Config, CliError> {
+    fn begin(&self, serves_as: Option<Role>) -> Result<Config, CliError> {
         process::create_privately();
         let effective = Effective::load(self.conf.as_deref())?;
         serves_as.map_or(Ok(()), |role| effective.check_reach(role))?;
@@ -82,16 +66,6 @@ impl ProcessArgs {
 }
 
 #[derive(Args)]
-#[command(after_help = "Examples:
-  cv dev-s3 --root /tmp/objects --listen 127.0.0.1:9000
-  cv dev-s3 --root /tmp/objects --request-log /tmp/requests.jsonl
-
-For laptops and tests: one pair of keys, no TLS, nothing is synced to disk. Objects are files below --root whose names \
-are numbers; keys and attributes stand at their ends. At the admin port, GET /_dev/stats counts requests by \
-kind, POST /_dev/faults takes rules that delay or fail them, GET /metrics is for Prometheus. It is for this host, and \
-takes the token in the file admin-token below --root, which is a new one after each start:
-  TOKEN=$(cat /tmp/objects/admin-token)
-  curl -H \"Authorization: Bearer $TOKEN\" http://127.0.0.1:9001/_dev/stats")]
 pub struct DevS3Args {
     /// Where objects are kept; created if it does not exist.
     #[arg(long, value_name = "DIR")]
@@ -106,13 +80,7 @@ pub struct DevS3Args {
     #[arg(long, env = "CV_DEV_S3_ACCESS_KEY", hide_env_values = true, default_value = "cavern")]
     access_key: String,
     /// Secret key that clients must sign with.
-    #[arg(
-        long,
-        env = "CV_DEV_S3_SECRET_KEY",
-        hide_env_values = true,
-        default_value = "cavern-secret",
-        hide_default_value = true
-    )]
+    #[arg(long, env = "CV_DEV_S3_SECRET_KEY", hide_env_values = true, default_value = "cavern-secret")]
     secret_key: String,
     /// Write one JSON line for each request to this file.
     #[arg(long, value_name = "FILE")]
@@ -146,7 +114,7 @@ fn all_threads() -> usize {
 /// Threads for tasks that do little before they hand on to a disk, a socket or a thread of their own: one for two
 /// cores. With more of them each change of the namespace wakes some that then find nothing to do; on two cores a new
 /// file costs the master and the client thirteen changes of threads each with two threads, and eight with one.
-pub(super) fn some_threads() -> usize {
+fn some_threads() -> usize {
     all_threads().div_ceil(2)
 }
 
@@ -155,6 +123,7 @@ fn serve<E: Display>(
     threads: usize,
     role: impl AsyncFnOnce(CancellationToken) -> Result<(), E>,
 ) -> Result<(), CliError> {
+    enable_failpoints().map_err(CliError::Usage)?;
     process::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -166,4 +135,81 @@ fn serve<E: Display>(
         let stop = process::shutdown_on_signals();
         role(stop).await.map_err(|error| CliError::Failed(error.to_string()))
     })
+}
+
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct FuseArgs {
+    #[command(flatten)]
+    process: ProcessArgs,
+    /// The process that does the work; only `cv fuse` starts it.
+    #[arg(long, hide = true)]
+    kept: bool,
+    /// What a mount had answered whose processes are dead is made, and nothing mounted; only `cv worker` starts it.
+    #[arg(long, hide = true, conflicts_with = "kept")]
+    replay: bool,
+    #[command(subcommand)]
+    command: Option<FuseCommand>,
+}
+
+#[derive(Subcommand)]
+enum FuseCommand {
+    /// Have a mount served by the executable that is installed now.
+    Reload(ReloadArgs),
+}
+
+#[derive(Args)]
+struct ReloadArgs {
+    /// Configuration file of the cluster, which says where the mount point is.
+    #[arg(long, value_name = "FILE")]
+    conf: Option<PathBuf>,
+    /// The mount point, if it is not that of the configuration.
+    #[arg(long, value_name = "DIR")]
+    mount_point: Option<PathBuf>,
+}
+
+impl FuseArgs {
+    pub fn run(self) -> Result<(), CliError> {
+        match self.command {
+            Some(FuseCommand::Reload(args)) => block_on(args.run()),
+            None if self.replay => self.process.run(some_threads(), None, cavern_fuse::replay),
+            None if self.kept => self.process.run(some_threads(), None, cavern_fuse::run_kept),
+            None => keep(self.process),
+        }
+    }
+}
+
+/// Keeps a mount, or serves it where that is to be.
+fn keep(process_args: ProcessArgs) -> Result<(), CliError> {
+    let config = process_args.begin(Some(Role::Fuse))?;
+    if !config.fuse.keep_mount {
+        return serve(some_threads(), async |stop| cavern_fuse::run(config, stop).await);
+    }
+    let arguments = std::env::args_os().skip(1).collect();
+    // On this thread alone: the kernel ends a daemon with the thread that started it.
+    let kept = block_on(async {
+        let stop = process::shutdown_on_signals();
+        cavern_fuse::keep(arguments, stop).await.map_err(|error| CliError::Failed(error.to_string()))
+    })?;
+    match kept {
+        Kept::Exit(0) => Ok(()),
+        // It has said why.
+        Kept::Exit(code) => std::process::exit(code),
+        Kept::Signal(signal) => {
+            Err(CliError::Failed(format!("the process that served the mount was ended by signal {signal}")))
+        }
+    }
+}
+
+impl ReloadArgs {
+    async fn run(self) -> Result<(), CliError> {
+        let mount_point = match self.mount_point {
+            Some(mount_point) => mount_point,
+            None => Config::load(self.conf.as_deref())?.fuse.mount_point,
+        };
+        // Not by way of the mount itself, which may not answer.
+        let mount_point = std::path::absolute(&mount_point).context("cannot find the mount point")?;
+        let process = reload(&mount_point).await.map_err(|error| CliError::Failed(error.to_string()))?;
+        console::line(format_args!("{} is served by process {process} now", mount_point.display()))
+    }
 }

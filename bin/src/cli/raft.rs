@@ -1,18 +1,19 @@
-//! `cv raft`: the group of masters, and who belongs to it.
+//! `cv raft`: the group of masters, and who belongs to it. `cv secrets`: the key that they share.
 
-use cavern_conf::{Config, Interval, backoff};
+use cavern_conf::{Config, Interval, backoff, counted};
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::NotLeading;
 use cavern_proto::raft::{
-    AddMasterRequest, GetGroupRequest, Group, MakeSnapshotRequest, Member, RemoveMasterRequest, TransferLeadRequest,
+    AddMasterRequest, GetGroupRequest, Group, MakeSnapshotRequest, Member, RemoveMasterRequest, RotateSecretsReply,
+    RotateSecretsRequest, TransferLeadRequest,
 };
-use clap::{Args, Subcommand};
-use serde::Serialize;
+use clap::Subcommand;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::{Response, Status};
 
-use super::connect::{ClusterArgs, ResultArgs, master_address};
+use super::connect::{ClusterArgs, ResultArgs, master_address, new_request_id};
 use crate::console::{self, Progress, or_dash};
 use crate::error::CliError;
 use crate::group::{Dial, GroupView, MasterView, Survey, leads, remark_unaware};
@@ -23,110 +24,39 @@ const ELECTION_PATIENCE: Interval = Interval::secs(10);
 #[derive(Subcommand)]
 pub enum RaftCommand {
     /// Show the masters: who leads, who answers, how far each of them is.
-    #[command(after_help = "Examples:
-  cv raft status
-  cv raft status --json | jq .majority
-
-Every master is asked by itself, so this works while none leads. LOG is the end of the log that a master has, APPLIED \
-what of it is in its namespace, MATCHED what the leader knows to be on its disk.")]
-    Status(ResultArgs),
+    Status,
     /// Take another master in.
-    #[command(after_help = "Examples:
-  cv raft add node4:7700
-
-The new master runs already, with an empty master.data_dir and with the others in its cluster.masters. Returns when \
-it has the namespace, clients and workers know it, and it votes; the others serve meanwhile. One master becomes a \
-group of three by two of these.")]
-    Add(AddArgs),
+    Add {
+        /// Address of the new master's gRPC port, as the other masters and all clients reach it.
+        #[arg(value_name = "HOST:PORT", value_parser = master_address)]
+        address: String,
+    },
     /// Take a master out.
-    #[command(after_help = "Examples:
-  cv raft remove 3
-
-For one that is lost for good, or before its host is taken away. Stop it then: its directory belongs to no group any \
-more. Refused where those that are left would have no majority that answers.")]
-    Remove(RemoveArgs),
+    Remove {
+        /// Number of the master, as `cv raft status` has it.
+        id: u64,
+    },
     /// Have another master lead.
-    #[command(after_help = "Examples:
-  cv raft transfer          the one that is furthest
-  cv raft transfer 2
-
-Before the leader's host is restarted, say: the others do not wait for an election then.")]
-    Transfer(TransferArgs),
+    Transfer {
+        /// Number of the master that is to lead, as `cv raft status` has it [default: the one that is furthest].
+        id: Option<u64>,
+    },
     /// Have a master make a snapshot of its namespace now and cut its log.
-    #[command(after_help = "Examples:
-  cv raft snapshot                     the one that leads
-  cv raft snapshot --on node2:7700")]
-    Snapshot(SnapshotArgs),
-}
-
-#[derive(Args)]
-pub struct AddArgs {
-    /// Address of the new master's gRPC port, as the other masters and all clients reach it.
-    #[arg(value_name = "HOST:PORT", value_parser = master_address)]
-    address: String,
-    #[command(flatten)]
-    result: ResultArgs,
-}
-
-#[derive(Args)]
-pub struct RemoveArgs {
-    /// Number of the master, as `cv raft status` has it.
-    #[arg(value_name = "ID")]
-    id: u64,
-    #[command(flatten)]
-    result: ResultArgs,
-}
-
-#[derive(Args)]
-pub struct TransferArgs {
-    /// Number of the master that is to lead, as `cv raft status` has it [default: the one that is furthest].
-    #[arg(value_name = "ID")]
-    id: Option<u64>,
-    #[command(flatten)]
-    result: ResultArgs,
-}
-
-#[derive(Args)]
-pub struct SnapshotArgs {
-    /// Which master [default: the one that leads].
-    #[arg(long, value_name = "HOST:PORT", value_parser = master_address)]
-    on: Option<String>,
-    #[command(flatten)]
-    result: ResultArgs,
-}
-
-/// What a change of the group has come to.
-#[derive(Serialize)]
-struct ChangeView {
-    leader: u64,
-    members: Vec<MemberView>,
-    /// Who may not know a master that was taken in.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    unaware: Vec<String>,
-}
-
-#[derive(Serialize)]
-struct MemberView {
-    id: u64,
-    address: String,
-    votes: bool,
-}
-
-#[derive(Serialize)]
-struct SnapshotView {
-    address: String,
-    snapshot_index: u64,
-    last_index: u64,
+    Snapshot {
+        /// Which master [default: the one that leads].
+        #[arg(long, value_name = "HOST:PORT", value_parser = master_address)]
+        on: Option<String>,
+    },
 }
 
 impl RaftCommand {
-    pub async fn run(self) -> Result<(), CliError> {
+    pub async fn run(self, result: &ResultArgs) -> Result<(), CliError> {
         match self {
-            Self::Status(args) => status(&args).await,
-            Self::Add(args) => args.run().await,
-            Self::Remove(args) => args.run().await,
-            Self::Transfer(args) => args.run().await,
-            Self::Snapshot(args) => args.run().await,
+            Self::Status => status(result).await,
+            Self::Add { address } => add(&address, result).await,
+            Self::Remove { id } => remove(id, result).await,
+            Self::Transfer { id } => transfer(id, result).await,
+            Self::Snapshot { on } => snapshot(on, result).await,
         }
     }
 }
@@ -176,18 +106,6 @@ impl Led {
         }
     }
 
-    /// The member with this number.
-    fn member(&self, id: u64) -> Result<&MasterView, CliError> {
-        self.view.member(id).ok_or_else(|| {
-            CliError::NotFound(format!("there is no master {id} in this group: it has {}", self.view.listed()))
-        })
-    }
-
-    /// The group as its leader has it.
-    fn group(&self) -> Group {
-        self.survey.answer(&self.leader).and_then(Result::ok).cloned().unwrap_or_default()
-    }
-
     /// Has the leader change the group. A request of which the answer is lost is sent again only where the group is not
     /// as it is to become.
     async fn change(
@@ -234,15 +152,16 @@ impl Led {
     }
 }
 
-async fn status(args: &ResultArgs) -> Result<(), CliError> {
-    let config = args.cluster.config()?;
-    args.show(&ask(&config, &Dial::of(&config)?).await?.view(), print)
+async fn status(result: &ResultArgs) -> Result<(), CliError> {
+    let config = result.cluster.config()?;
+    let view = ask(&config, &Dial::of(&config)?).await?.view();
+    result.show(&view, || print(&view))
 }
 
 fn print(view: &GroupView) -> Result<(), CliError> {
     let row = |master: &MasterView| {
         let [term, log, applied] = [master.term, master.log_index, master.applied_index].map(or_dash);
-        let (role, address) = (master.role.as_str().to_owned(), master.address.clone());
+        let (role, address) = (master.role.name(), master.address.clone());
         [or_dash(master.id), role, address, term, log, applied, or_dash(master.matched_index)]
     };
     let heading = ["MASTER", "ROLE", "ADDRESS", "TERM", "LOG", "APPLIED", "MATCHED"];
@@ -256,151 +175,116 @@ fn print(view: &GroupView) -> Result<(), CliError> {
     Ok(())
 }
 
-impl AddArgs {
-    async fn run(self) -> Result<(), CliError> {
-        let led = Led::find(&self.result.cluster).await?;
-        let given = self.address.as_str();
-        let joining = Survey::take(std::slice::from_ref(&self.address), &led.dial).await;
-        let new = match joining.answer(given) {
-            Some(Ok(group)) => group,
-            Some(Err(cause)) => {
-                return Err(CliError::Unreachable(format!(
-                    "no master answers at {given} ({cause}): start it there with an empty master.data_dir, then add it"
-                )));
-            }
-            None => return Err(CliError::Failed(format!("{given} was not asked"))),
-        };
-        // What it calls itself is what the others and all clients are told.
-        let address = if new.address.is_empty() { given } else { new.address.as_str() };
-        let is_of_this = new.cluster_id == led.view.cluster_id;
-        let member = match is_of_this {
-            true => led.view.member(new.node_id),
-            false => led.view.masters.iter().find(|view| view.id.is_some() && view.address == address),
-        };
-        match member {
-            Some(member) if is_of_this && member.votes => {
-                return say(&self.result, &led.group(), format!("{} is a member already", member.name()));
-            }
-            // It was being taken in when something went wrong: the leader goes on with it.
-            Some(_) if is_of_this => {}
-            Some(member) => {
-                let id = member.id.unwrap_or_default();
-                return Err(CliError::Failed(format!(
-                    "{} is a member already, but the one that runs there has lost its data: take it out first with \
-                     `cv raft remove {id}`, then add it",
-                    member.name()
-                )));
-            }
-            // It was given its place, and nothing else yet.
-            None if is_of_this && new.members.is_empty() => {}
-            None if !new.cluster_id.is_empty() => {
-                let whose = if is_of_this { "this group, which it left".to_owned() } else { new.cluster_id.clone() };
-                return Err(CliError::Failed(format!(
-                    "the master at {address} is not empty: it has data of the cluster {whose}. Stop it, move its \
-                     master.data_dir away, start it again, then add it"
-                )));
-            }
-            None => {}
+async fn add(given: &str, result: &ResultArgs) -> Result<(), CliError> {
+    let led = Led::find(&result.cluster).await?;
+    let new = led.dial.ask(given).await.map_err(|cause| {
+        CliError::Unreachable(format!(
+            "no master answers at {given} ({cause}): start it there with an empty master.data_dir, then add it"
+        ))
+    })?;
+    // What it calls itself is what the others and all clients are told.
+    let address = if new.address.is_empty() { given } else { new.address.as_str() };
+    let member = led.view.masters.iter().find(|view| view.votes && view.address == address);
+    if let Some(member) = member {
+        let name = member.name();
+        if new.cluster_id == led.view.cluster_id {
+            let group = led.survey.answer(&led.leader).and_then(Result::ok).cloned().unwrap_or_default();
+            return say(result, &group, format!("{name} is a member already"));
         }
-        let mut progress = Progress::new_unless(self.result.json)?;
-        progress.show(None, format!("{address} is given the namespace"))?;
-        // Asked again, the leader goes on, or has nothing left to do.
-        let request = AddMasterRequest { address: address.to_owned() };
-        let add = async |mut master: Stubs| master.raft.add_master(request.clone()).await;
-        let group = led.change(|_| false, add).await?;
-        drop(progress);
-        let id = group.members.iter().find(|member| member.address == address).map_or(0, |member| member.node_id);
-        remark_unaware(&group);
-        say(&self.result, &group, format!("{address} is master {id}, and votes"))
+        return Err(CliError::Failed(format!(
+            "{name} is a member already, but the one that runs there has lost its data: take it out first with `cv \
+             raft remove {}`, then add it",
+            member.id.unwrap_or_default()
+        )));
     }
+    let mut progress = Progress::new(result.json);
+    progress.show(None, format!("{address} is given the namespace"));
+    // Asked again, the leader goes on, or has nothing left to do.
+    let request = AddMasterRequest { address: address.to_owned() };
+    let add = async |mut master: Stubs| master.raft.add_master(request.clone()).await;
+    let group = led.change(|_| false, add).await?;
+    drop(progress);
+    let id = group.members.iter().find(|member| member.address == address).map_or(0, |member| member.node_id);
+    remark_unaware(&group);
+    say(result, &group, format!("{address} is master {id}, and votes"))
 }
 
-impl RemoveArgs {
-    async fn run(self) -> Result<(), CliError> {
-        let led = Led::find(&self.result.cluster).await?;
-        let name = led.member(self.id)?.name();
-        let (voters, answering) = led.view.without(self.id);
-        if voters == 0 {
-            return Err(CliError::Failed(format!("{name} is the only one: without it there is no cluster")));
-        }
-        if answering * 2 <= voters {
-            return Err(CliError::Failed(format!(
-                "without {name} {answering} of {voters} voting masters would answer, which is no majority, and nothing \
-                 could be changed any more: start the others first, see `cv raft status`"
-            )));
-        }
-        // A leader that takes itself out would leave the others to an election.
-        if led.view.leader == Some(self.id) {
-            let group = led.transfer(0).await?;
-            let next = group.members.iter().find(|member| member.node_id == group.leader);
-            next.inspect(|next| led.masters.begin_at(&next.address));
-        }
-        let request = RemoveMasterRequest { node_id: self.id };
-        // Its number is never used again.
-        let is_done = |group: &Group| group.members.iter().all(|member| member.node_id != self.id);
-        let group = led.change(is_done, async |mut master: Stubs| master.raft.remove_master(request).await).await?;
-        say(&self.result, &group, format!("{name} is removed: stop it if it still runs"))
+async fn remove(id: u64, result: &ResultArgs) -> Result<(), CliError> {
+    let led = Led::find(&result.cluster).await?;
+    let (voters, answering) = led.view.without(id);
+    // The leader itself hears only after a while that one is gone.
+    if voters > 0 && answering * 2 <= voters {
+        return Err(CliError::Failed(format!(
+            "without master {id} {answering} of {voters} voting masters would answer, which is no majority, and \
+             nothing could be changed any more: start the others first, see `cv raft status`"
+        )));
     }
+    // A leader that takes itself out would leave the others to an election.
+    if led.view.leader == Some(id) && voters > 0 {
+        let group = led.transfer(0).await?;
+        let next = group.members.iter().find(|member| member.node_id == group.leader);
+        next.inspect(|next| led.masters.begin_at(&next.address));
+    }
+    let request = RemoveMasterRequest { node_id: id };
+    // Its number is never used again.
+    let is_done = |group: &Group| group.members.iter().all(|member| member.node_id != id);
+    let group = led.change(is_done, async |mut master: Stubs| master.raft.remove_master(request).await).await?;
+    say(result, &group, format!("master {id} is removed: stop it if it still runs"))
 }
 
-impl TransferArgs {
-    async fn run(self) -> Result<(), CliError> {
-        let led = Led::find(&self.result.cluster).await?;
-        if led.view.voters == 1 {
-            return Err(CliError::Failed("the group has one voting master: there is none that could lead".to_owned()));
-        }
-        if let Some(id) = self.id {
-            let member = led.member(id)?;
-            let name = member.name();
-            if !member.answers() {
-                let cause = member.error.clone().unwrap_or_default();
-                return Err(CliError::Unreachable(format!(
-                    "{name} does not answer ({cause}) and cannot lead: start it, or name another of {}",
-                    led.view.listed()
-                )));
-            }
-            if !member.votes {
-                return Err(CliError::Failed(format!(
-                    "{name} is still being taken in and cannot lead yet: see `cv raft status`"
-                )));
-            }
-            // One that leads already is no failure, but the leader would have nothing to do.
-            if self.id == led.view.leader {
-                return say(&self.result, &led.group(), format!("{name} leads already"));
-            }
-        }
-        let group = led.transfer(self.id.unwrap_or_default()).await?;
-        say(&self.result, &group, format!("master {} leads", group.leader))
+async fn transfer(id: Option<u64>, result: &ResultArgs) -> Result<(), CliError> {
+    let led = Led::find(&result.cluster).await?;
+    let is_silent = |view: &&MasterView| view.id.is_some() && view.id == id && !view.answers();
+    if let Some(member) = led.view.masters.iter().find(is_silent) {
+        let (name, cause) = (member.name(), member.error.as_deref().unwrap_or_default());
+        return Err(CliError::Unreachable(format!(
+            "{name} does not answer ({cause}) and cannot lead: start it, or name another, see `cv raft status`"
+        )));
     }
+    let group = led.transfer(id.unwrap_or_default()).await?;
+    let already = if led.view.leader == Some(group.leader) { " already" } else { "" };
+    say(result, &group, format!("master {} leads{already}", group.leader))
 }
 
-impl SnapshotArgs {
-    async fn run(self) -> Result<(), CliError> {
-        let (address, dial) = match self.on {
-            Some(address) => (address, Dial::of(&self.result.cluster.config()?)?),
-            None => Led::find(&self.result.cluster).await.map(|led| (led.leader, led.dial))?,
-        };
-        let mut master = dial.connect(&address).await.map_err(|cause| {
-            CliError::Unreachable(format!("the master at {address} does not answer ({cause}): is it running?"))
-        })?;
-        let group = master.raft.make_snapshot(MakeSnapshotRequest {}).await?.into_inner();
-        let (snapshot_index, last_index) = (group.snapshot_index, group.last_index);
-        self.result.show(&SnapshotView { address, snapshot_index, last_index }, |view| {
-            let SnapshotView { address, snapshot_index, .. } = view;
-            console::line(format_args!("the master at {address} has a snapshot of all up to entry {snapshot_index}"))
-        })
-    }
+async fn snapshot(on: Option<String>, result: &ResultArgs) -> Result<(), CliError> {
+    let (address, dial) = match on {
+        Some(address) => (address, Dial::of(&result.cluster.config()?)?),
+        None => Led::find(&result.cluster).await.map(|led| (led.leader, led.dial))?,
+    };
+    let mut master = dial.connect(&address).await.map_err(|cause| {
+        CliError::Unreachable(format!("the master at {address} does not answer ({cause}): is it running?"))
+    })?;
+    let Group { snapshot_index, last_index, .. } =
+        master.raft.make_snapshot(MakeSnapshotRequest {}).await?.into_inner();
+    let view = json!({"address": address, "snapshot_index": snapshot_index, "last_index": last_index});
+    result.show(&view, || {
+        console::line(format_args!("the master at {address} has a snapshot of all up to entry {snapshot_index}"))
+    })
 }
 
 /// Says what a change has come to.
-fn say(args: &ResultArgs, group: &Group, text: String) -> Result<(), CliError> {
-    let view = |Member { node_id, address, votes, .. }: &Member| MemberView {
-        id: *node_id,
-        address: address.clone(),
-        votes: *votes,
-    };
-    let (members, unaware) = (group.members.iter().map(view).collect(), group.unaware.clone());
-    args.show(&ChangeView { leader: group.leader, members, unaware }, |_| console::line(text))
+fn say(result: &ResultArgs, group: &Group, text: String) -> Result<(), CliError> {
+    let view = |member: &Member| json!({"id": member.node_id, "address": member.address, "votes": member.votes});
+    let members: Vec<Value> = group.members.iter().map(view).collect();
+    // Those that may not know a master that was taken in.
+    let view = json!({"leader": group.leader, "members": members, "unaware": group.unaware});
+    result.show(&view, || console::line(text))
+}
+
+/// `cv secrets rotate`: another key that the masters encrypt the credentials of buckets with.
+pub async fn rotate(result: &ResultArgs) -> Result<(), CliError> {
+    let request = RotateSecretsRequest { request_id: new_request_id() };
+    let rotate = async |mut master: Stubs| master.raft.rotate_secrets(request.clone()).await;
+    let RotateSecretsReply { generation, mounts, behind } = result.cluster.call(rotate).await?;
+    // How often the key was changed; mounts whose credentials have it; masters that have not forgotten the old one yet.
+    let view = json!({"generation": generation, "mounts": mounts, "behind": behind});
+    result.show(&view, || {
+        let mounts = counted(mounts, "mount");
+        console::line(format_args!("there is a new key, and the credentials of {mounts} have it"))?;
+        behind.iter().try_for_each(|id| {
+            console::line(format_args!("master {id} forgets the old key when it has caught up: see `cv raft status`"))
+        })
+    })
 }
 
 #[cfg(test)]

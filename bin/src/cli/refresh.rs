@@ -2,28 +2,17 @@
 
 use cavern_conf::counted;
 use cavern_net::master::Stubs;
-use cavern_proto::master::{RefreshFate, RefreshItem, RefreshProgress, RefreshRequest};
+use cavern_proto::master::{RefreshItem, RefreshProgress, RefreshRequest};
 use clap::Args;
-use serde::Serialize;
+use serde_json::{Value, json};
 
-use super::connect::ResultArgs;
+use super::connect::{ResultArgs, word};
 use crate::console;
 use crate::error::CliError;
 
 #[derive(Args)]
-#[command(after_help = "Examples:
-  cv refresh /train                     a directory and all below it
-  cv refresh /train/part-1 --shallow    one directory alone
-  cv refresh /work --dry-run            what others changed in the bucket
-
-In fs-mode the namespace is the truth: what was changed there and is not in the bucket yet stays as it is, and is \
-reported as a conflict where others have changed the object as well.
-
-Returns when every client of the cluster has taken in what changed: \
-from then on no open sees an old version.")]
 pub struct RefreshArgs {
     /// Namespace path.
-    #[arg(value_name = "PATH")]
     path: String,
     /// This directory only, not those below it.
     #[arg(long)]
@@ -35,38 +24,9 @@ pub struct RefreshArgs {
     result: ResultArgs,
 }
 
-#[derive(Serialize)]
-struct Refreshed {
-    directories: u64,
-    entries: u64,
-    added: u64,
-    changed: u64,
-    removed: u64,
-    hidden: u64,
-    conflicts: u64,
-    pending: u64,
-    names: Vec<Name>,
-}
-
-/// A conflict, or what a dry run would change.
-#[derive(Serialize)]
-struct Name {
-    fate: &'static str,
-    path: String,
-}
-
-impl Name {
-    fn of(item: RefreshItem) -> Self {
-        let fate = match item.fate() {
-            RefreshFate::Added => "added",
-            RefreshFate::Changed => "changed",
-            RefreshFate::Removed => "removed",
-            RefreshFate::Conflict => "conflict",
-            RefreshFate::Pending => "pending",
-            RefreshFate::Nothing => "unchanged",
-        };
-        Self { fate, path: item.path }
-    }
+/// What has become, or would become, of a name.
+fn fate(item: &RefreshItem) -> String {
+    word(item.fate().as_str_name(), "REFRESH_FATE_")
 }
 
 impl RefreshArgs {
@@ -75,37 +35,48 @@ impl RefreshArgs {
         // Begun again, it says what was left to do.
         let refresh = async |mut master: Stubs| {
             let mut progress = master.namespace.refresh(request.clone()).await?.into_inner();
-            let (mut last, mut names) = (RefreshProgress::default(), Vec::new());
+            let (mut last, mut items) = (RefreshProgress::default(), Vec::new());
             while let Some(mut message) = progress.message().await? {
-                names.extend(std::mem::take(&mut message.items).into_iter().map(Name::of));
+                items.append(&mut message.items);
                 last = message;
             }
-            Ok((last, names))
+            Ok((last, items))
         };
-        let (last, names) = self.result.cluster.masters().await?.ask(refresh).await?;
+        let (last, items) = self.result.cluster.masters().await?.ask(refresh).await?;
         if !last.done {
             return Err(CliError::Failed(format!("the master gave up refreshing {}: see its log", self.path)));
         }
-        let RefreshProgress { directories, entries, added, changed, removed, hidden, conflicts, pending, .. } = last;
-        let view = Refreshed { directories, entries, added, changed, removed, hidden, conflicts, pending, names };
-        self.result.show(&view, |view| self.print(view))
+        let name = |item: &RefreshItem| json!({"fate": fate(item), "path": item.path});
+        let view = json!({
+            "directories": last.directories,
+            "entries": last.entries,
+            "added": last.added,
+            "changed": last.changed,
+            "removed": last.removed,
+            "hidden": last.hidden,
+            "conflicts": last.conflicts,
+            "pending": last.pending,
+            // Conflicts, and what a dry run would change.
+            "names": items.iter().map(name).collect::<Vec<Value>>(),
+        });
+        self.result.show(&view, || self.print(&last, &items))
     }
 
-    fn print(&self, view: &Refreshed) -> Result<(), CliError> {
-        let Refreshed { directories, entries, added, changed, removed, hidden, conflicts, pending, names } = view;
-        for Name { fate, path } in names {
-            console::line(format_args!("{fate:8}  {path}"))?;
+    fn print(&self, last: &RefreshProgress, items: &[RefreshItem]) -> Result<(), CliError> {
+        for item in items {
+            console::line(format_args!("{:8}  {}", fate(item), item.path))?;
         }
-        let some = |count: &u64, what: &str| if *count == 0 { String::new() } else { format!(", {count} {what}") };
+        let RefreshProgress { added, changed, removed, hidden, .. } = last;
+        let some = |count: u64, what: &str| if count == 0 { String::new() } else { format!(", {count} {what}") };
         console::line(format_args!(
             "{}: {}, {}: {}{added} added, {changed} changed, {removed} removed{}{}{}",
             self.path,
-            counted(*directories, "directory"),
-            counted(*entries, "entry"),
+            counted(last.directories, "directory"),
+            counted(last.entries, "entry"),
             if self.dry_run { "would be " } else { "" },
-            some(hidden, if *hidden == 1 { "key hidden" } else { "keys hidden" }),
-            some(conflicts, "in conflict"),
-            some(pending, "left until the bucket has followed")
+            some(*hidden, if *hidden == 1 { "key hidden" } else { "keys hidden" }),
+            some(last.conflicts, "in conflict"),
+            some(last.pending, "left until the bucket has followed")
         ))
     }
 }

@@ -1,38 +1,30 @@
 //! `cv report`: what the cluster is doing.
 
 mod certificates;
-mod tasks;
 
 use cavern_conf::counted;
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
-    ClusterStatus, ListUnavailableRequest, LostPast, StatusRequest, UnavailableFiles, Worker, WorkerState, WorkerTable,
+    ClusterStatus, DiskReport, ListUnavailableRequest, LostPast, StatusRequest, TaskStatus, UnavailableFile,
+    UnavailableFiles, Worker, WorkerCounters, WorkerState,
 };
 use cavern_security::{Role, Transport};
 use clap::Args;
-use serde::Serialize;
+use serde_json::{Value, json};
 
-use certificates::CertificateView;
-use tasks::TaskView;
-
-use super::connect::ResultArgs;
+use self::certificates::CertificateView;
+use super::connect::{ResultArgs, word};
 use super::job::JobView;
 use super::mount::{self, MountView};
-use crate::console;
+use crate::console::{self, or_dash};
 use crate::error::CliError;
 use crate::group::{Dial, GroupView, Survey};
 
-#[derive(Args)]
-#[command(after_help = "Examples:
-  cv report
-  cv report --json | jq .cache.hit_ratio
-  cv report --json | jq '.certificates[] | select(.ends_soon)'
-  cv report --tasks
+/// Unavailable files that are named.
+const UNAVAILABLE_SHOWN: u32 = 20;
 
-Hits are counted by the workers since they started, over what they were asked for. Programs receive more than that: \
-what a client has in buffers, reads through a descriptor that it has of a block, or has its kernel read or keep in its \
-pages, it asks no worker for. `cavern_client_` in the metrics of a client counts all but what its kernel does alone.")]
+#[derive(Args)]
 pub struct ReportArgs {
     /// Only what the master that leads does in the background, with errors.
     #[arg(long)]
@@ -41,208 +33,130 @@ pub struct ReportArgs {
     result: ResultArgs,
 }
 
-#[derive(Serialize)]
+/// What masters and workers say.
 struct Report {
-    cluster_id: String,
-    version: String,
-    leader: u64,
-    applied_index: u64,
-    /// Where there are several masters.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    group: Option<GroupView>,
-    inodes: u64,
-    sessions: u64,
-    cache: Cache,
-    workers: Vec<WorkerView>,
+    status: ClusterStatus,
+    workers: Vec<Worker>,
     mounts: Vec<MountView>,
     jobs: Vec<JobView>,
-    unavailable: Unavailable,
-    lost: Lost,
-    lost_pasts: Vec<LostPastView>,
+    /// Files of fs-mode mounts with content that is at lost workers only, and in no bucket; and those that have lost
+    /// blocks: their workers are live and do not have them, and no bucket does.
+    unavailable: UnavailableFiles,
+    /// Where there are several masters.
+    group: Option<GroupView>,
     /// Where connections are secured.
-    #[serde(skip_serializing_if = "Option::is_none")]
     certificates: Option<Vec<CertificateView>>,
-}
-
-/// Files of fs-mode mounts with content that is at lost workers only, and in no bucket.
-#[derive(Serialize)]
-struct Unavailable {
-    files: u64,
-    blocks: u64,
-    /// The first of them.
-    paths: Vec<String>,
-}
-
-/// Who says to have been told of later entries of the log than the masters have.
-#[derive(Serialize)]
-struct LostPastView {
-    who: String,
-    told: u64,
-    had: u64,
-    kept_blocks: u64,
-    kept_bytes: u64,
-}
-
-/// Files of fs-mode mounts that have lost blocks: their workers are live and do not have them, and no bucket does.
-#[derive(Serialize)]
-struct Lost {
-    files: u64,
-    /// The first of them.
-    paths: Vec<String>,
-}
-
-/// Unavailable files that are named.
-const UNAVAILABLE_SHOWN: u32 = 20;
-
-/// Sums over the live workers, since each of them started.
-#[derive(Default, Serialize)]
-struct Cache {
-    capacity_bytes: u64,
-    used_bytes: u64,
-    blocks: u64,
-    hits: u64,
-    misses: u64,
-    hit_bytes: u64,
-    miss_bytes: u64,
-    /// Bytes served from the cache by bytes that workers were asked for; absent before the first read.
-    hit_ratio: Option<f64>,
-    ufs_bytes: u64,
-    ufs_requests: u64,
-    evicted_blocks: u64,
-    corrupt_chunks: u64,
-}
-
-#[derive(Serialize)]
-pub struct WorkerView {
-    id: u64,
-    state: &'static str,
-    /// It is being emptied.
-    draining: bool,
-    host: String,
-    data: String,
-    http: String,
-    socket: String,
-    version: String,
-    capacity_bytes: u64,
-    used_bytes: u64,
-    blocks: u64,
-    last_heartbeat_age_ms: i64,
-    hit_bytes: u64,
-    miss_bytes: u64,
-    disks: Vec<DiskView>,
-}
-
-#[derive(Serialize)]
-struct DiskView {
-    path: String,
-    tier: String,
-    capacity_bytes: u64,
-    used_bytes: u64,
-    healthy: bool,
-    error: String,
 }
 
 impl ReportArgs {
     pub async fn run(self) -> Result<(), CliError> {
+        let config = self.result.cluster.config()?;
+        let masters = MasterChannel::connect(&config).await?;
         if self.tasks {
-            let ask = async |mut master: Stubs| Ok(master.cluster.status(StatusRequest {}).await?.into_inner().tasks);
-            let tasks = self.result.cluster.masters().await?.ask(ask).await?;
-            let tasks: Vec<_> = tasks.into_iter().map(TaskView::from).collect();
-            return self.result.show(&tasks, |tasks| tasks::print(tasks));
+            let ask = async |mut master: Stubs| master.cluster.status(StatusRequest {}).await;
+            let tasks = masters.ask_unary(ask).await?.tasks;
+            return self.result.show(&tasks.iter().map(task_view).collect::<Vec<_>>(), || {
+                let heading = ["TASK", "STATE", "RUNS", "LAST RUN", "ERRORS", "LAST ERROR"];
+                console::table(heading, tasks.iter().map(task_row))
+            });
         }
         let request = ListUnavailableRequest { limit: UNAVAILABLE_SHOWN, ..ListUnavailableRequest::default() };
         let ask = async |mut master: Stubs| {
             let status = master.cluster.status(StatusRequest {}).await?.into_inner();
-            let unavailable = master.cluster.list_unavailable(request).await?.into_inner();
-            Ok(Report::new(status, unavailable))
+            Ok((status, master.cluster.list_unavailable(request).await?.into_inner()))
         };
-        let config = self.result.cluster.config()?;
-        let mut report = MasterChannel::connect(&config).await?.ask(ask).await?;
+        let (mut status, unavailable) = masters.ask(ask).await?;
+        let workers = status.workers.take().unwrap_or_default().workers;
         let dial = Dial::of(&config)?;
         let group = Survey::take(&config.cluster.masters, &dial).await.view();
-        if let Transport::Tls(tls) = dial.transport() {
+        let mut certificates = None;
+        if let Transport::Tls(tls) = &dial.transport {
             let masters = group.masters.iter().map(|master| (Role::Master, master.address.clone()));
-            let live = report.workers.iter().filter(|worker| worker.state == "live");
-            let processes = masters.chain(live.map(|worker| (Role::Worker, worker.data.clone()))).collect();
-            report.certificates = Some(certificates::survey(tls, processes, dial.wait).await);
+            let live = workers.iter().filter(|worker| worker.state() == WorkerState::Live);
+            let processes = masters.chain(live.map(|worker| (Role::Worker, worker.data_address.clone()))).collect();
+            certificates = Some(certificates::survey(tls, processes, dial.wait).await);
         }
-        report.group = (group.masters.len() > 1).then_some(group);
-        self.result.show(&report, Report::print)
+        let report = Report {
+            mounts: MountView::all(&status.mounts.take().unwrap_or_default()),
+            jobs: std::mem::take(&mut status.jobs).into_iter().map(JobView::from).collect(),
+            status,
+            workers,
+            unavailable,
+            group: (group.masters.len() > 1).then_some(group),
+            certificates,
+        };
+        self.result.show(&report.view(), || report.print())
     }
 }
 
 impl Report {
-    fn new(status: ClusterStatus, unavailable: UnavailableFiles) -> Self {
-        let workers = status.workers.unwrap_or_default();
-        Self {
-            cluster_id: status.cluster_id,
-            version: status.version,
-            leader: status.leader,
-            applied_index: status.applied_index,
-            group: None,
-            inodes: status.inodes,
-            sessions: status.sessions,
-            cache: Cache::of(&workers),
-            workers: workers.workers.iter().map(WorkerView::new).collect(),
-            mounts: MountView::all(&status.mounts.unwrap_or_default()),
-            jobs: status.jobs.into_iter().map(JobView::from).collect(),
-            unavailable: Unavailable {
-                files: unavailable.files,
-                blocks: unavailable.blocks,
-                paths: unavailable.listed.into_iter().map(|file| file.path).collect(),
+    fn view(&self) -> Value {
+        let Self { status, unavailable, .. } = self;
+        json!({
+            "cluster_id": status.cluster_id,
+            "version": status.version,
+            "leader": status.leader,
+            "applied_index": status.applied_index,
+            "group": self.group,
+            "inodes": status.inodes,
+            "sessions": status.sessions,
+            "cache": cache(&self.workers),
+            "workers": self.workers.iter().map(worker_view).collect::<Vec<_>>(),
+            "mounts": self.mounts,
+            "jobs": self.jobs,
+            "unavailable": {
+                "files": unavailable.files,
+                "blocks": unavailable.blocks,
+                "paths": paths(&unavailable.listed),
             },
-            lost: Lost {
-                files: unavailable.lost_files,
-                paths: unavailable.lost.into_iter().map(|file| file.path).collect(),
-            },
-            lost_pasts: status.lost_pasts.into_iter().map(LostPastView::from).collect(),
-            certificates: None,
-        }
+            "lost": {"files": unavailable.lost_files, "paths": paths(&unavailable.lost)},
+            "lost_pasts": status.lost_pasts.iter().map(past_view).collect::<Vec<_>>(),
+            "certificates": self.certificates,
+        })
     }
 
     fn print(&self) -> Result<(), CliError> {
-        let live = self.workers.iter().filter(|worker| worker.state == "live").count() as u64;
-        let cache = &self.cache;
-        console::line(format_args!("cluster   {}, version {}", self.cluster_id, self.version))?;
+        let (status, cache) = (&self.status, cache(&self.workers));
+        let of = |name: &str| cache[name].as_u64().unwrap_or_default();
+        let live = self.workers.iter().filter(|worker| worker.state() == WorkerState::Live).count() as u64;
+        console::line(format_args!("cluster   {}, version {}", status.cluster_id, status.version))?;
         console::line(format_args!(
             "master    leader {}, log applied to {}, {}, {}",
-            self.leader,
-            self.applied_index,
-            counted(self.inodes, "inode"),
-            counted(self.sessions, "client")
+            status.leader,
+            status.applied_index,
+            counted(status.inodes, "inode"),
+            counted(status.sessions, "client")
         ))?;
         if let Some(group) = &self.group {
             console::line(format_args!("masters   {}", group.summary()))?;
         }
         console::line(format_args!(
             "cache     {} of {} used, {} on {}, {} evicted",
-            console::size(cache.used_bytes),
-            console::size(cache.capacity_bytes),
-            counted(cache.blocks, "block"),
+            console::size(of("used_bytes")),
+            console::size(of("capacity_bytes")),
+            counted(of("blocks"), "block"),
             counted(live, "worker"),
-            cache.evicted_blocks
+            of("evicted_blocks")
         ))?;
         console::line(format_args!(
             "hits      {} of bytes that workers were asked for ({} from the cache, {} fetched first), {} of requests",
-            console::share(cache.hit_bytes, cache.hit_bytes.saturating_add(cache.miss_bytes)),
-            console::size(cache.hit_bytes),
-            console::size(cache.miss_bytes),
-            console::share(cache.hits, cache.hits.saturating_add(cache.misses))
+            console::share(of("hit_bytes"), of("hit_bytes").saturating_add(of("miss_bytes"))),
+            console::size(of("hit_bytes")),
+            console::size(of("miss_bytes")),
+            console::share(of("hits"), of("hits").saturating_add(of("misses")))
         ))?;
         console::line(format_args!(
             "buckets   {} read by workers in {}",
-            console::size(cache.ufs_bytes),
-            counted(cache.ufs_requests, "request")
+            console::size(of("ufs_bytes")),
+            counted(of("ufs_requests"), "request")
         ))?;
-        if cache.corrupt_chunks > 0 {
+        if of("corrupt_chunks") > 0 {
             console::line(format_args!(
                 "damage    {} failed the checksum, read again",
-                counted(cache.corrupt_chunks, "chunk")
+                counted(of("corrupt_chunks"), "chunk")
             ))?;
         }
-        self.unavailable.print()?;
-        self.lost.print()?;
-        self.lost_pasts.iter().try_for_each(LostPastView::print)?;
+        self.print_lost()?;
         let certificates = self.certificates.as_deref().unwrap_or_default();
         certificates::print_warning(certificates)?;
         console::line("")?;
@@ -259,138 +173,199 @@ impl Report {
         }
         Ok(())
     }
-}
 
-impl Unavailable {
-    fn print(&self) -> Result<(), CliError> {
-        if self.files == 0 {
-            return Ok(());
+    /// What only a person can bring back.
+    fn print_lost(&self) -> Result<(), CliError> {
+        let Self { status, unavailable, .. } = self;
+        if unavailable.files > 0 {
+            console::line(format_args!(
+                "LOST      {} of {} at lost workers only, and in no bucket: start these workers again",
+                counted(unavailable.blocks, "block"),
+                counted(unavailable.files, "file")
+            ))?;
+            print_paths(unavailable.files, &unavailable.listed)?;
         }
-        console::line(format_args!(
-            "LOST      {} of {} at lost workers only, and in no bucket: start these workers again",
-            counted(self.blocks, "block"),
-            counted(self.files, "file")
-        ))?;
-        print_paths(self.files, &self.paths)
-    }
-}
-
-impl Lost {
-    fn print(&self) -> Result<(), CliError> {
-        if self.files == 0 {
-            return Ok(());
+        if unavailable.lost_files > 0 {
+            console::line(format_args!(
+                "LOST      blocks of {}, which no bucket has and none of their workers has any more: see `cv persist \
+                 drop --help`",
+                counted(unavailable.lost_files, "file")
+            ))?;
+            print_paths(unavailable.lost_files, &unavailable.lost)?;
         }
-        console::line(format_args!(
-            "LOST      blocks of {}, which no bucket has and none of their workers has any more: see `cv persist drop \
-             --help`",
-            counted(self.files, "file")
-        ))?;
-        print_paths(self.files, &self.paths)
+        for LostPast { who, told, had, kept_blocks, kept_bytes } in &status.lost_pasts {
+            console::line(format_args!(
+                "RESTORED  {who} was told of entry {told} of the log, and the masters have up to {had} of that time: \
+                 they are older, and lack what came after it; {}, {}, that no file has are kept there",
+                counted(*kept_blocks, "block"),
+                console::size(*kept_bytes)
+            ))?;
+        }
+        Ok(())
     }
 }
 
-impl From<LostPast> for LostPastView {
-    fn from(past: LostPast) -> Self {
-        let LostPast { who, told, had, kept_blocks, kept_bytes } = past;
-        Self { who, told, had, kept_blocks, kept_bytes }
-    }
-}
-
-impl LostPastView {
-    fn print(&self) -> Result<(), CliError> {
-        let Self { who, told, had, .. } = self;
-        console::line(format_args!(
-            "RESTORED  {who} was told of entry {told} of the log, and the masters have up to {had} of that time: they \
-             are older, and lack what came after it; {}, {}, that no file has are kept there",
-            counted(self.kept_blocks, "block"),
-            console::size(self.kept_bytes)
-        ))
-    }
+fn paths(files: &[UnavailableFile]) -> Vec<&str> {
+    files.iter().map(|file| file.path.as_str()).collect()
 }
 
 /// The first of so many files.
-fn print_paths(files: u64, paths: &[String]) -> Result<(), CliError> {
-    for path in paths {
+fn print_paths(files: u64, named: &[UnavailableFile]) -> Result<(), CliError> {
+    for path in paths(named) {
         console::line(format_args!("          {path}"))?;
     }
-    let more = files.saturating_sub(paths.len() as u64);
+    let more = files.saturating_sub(named.len() as u64);
     if more > 0 { console::line(format_args!("          and {more} more")) } else { Ok(()) }
 }
 
-impl Cache {
-    fn of(table: &WorkerTable) -> Self {
-        let mut cache = Self::default();
-        for worker in table.workers.iter().filter(|worker| worker.state() == WorkerState::Live) {
-            let counters = worker.counters.unwrap_or_default();
-            // A worker may say any numbers.
-            let add = |sum: &mut u64, part: u64| *sum = sum.saturating_add(part);
-            add(&mut cache.capacity_bytes, worker.capacity_bytes);
-            add(&mut cache.used_bytes, worker.used_bytes);
-            add(&mut cache.blocks, worker.blocks);
-            add(&mut cache.hits, counters.hits);
-            add(&mut cache.misses, counters.misses);
-            add(&mut cache.hit_bytes, counters.hit_bytes);
-            add(&mut cache.miss_bytes, counters.miss_bytes);
-            add(&mut cache.ufs_bytes, counters.ufs_bytes);
-            add(&mut cache.ufs_requests, counters.ufs_requests);
-            add(&mut cache.evicted_blocks, counters.evicted_blocks);
-            add(&mut cache.corrupt_chunks, counters.corrupt_chunks);
-        }
-        let served = cache.hit_bytes.saturating_add(cache.miss_bytes);
-        cache.hit_ratio = (served > 0).then(|| cache.hit_bytes as f64 / served as f64);
-        cache
-    }
+/// Who says to have been told of later entries of the log than the masters have.
+fn past_view(past: &LostPast) -> Value {
+    let LostPast { who, told, had, kept_blocks, kept_bytes } = past;
+    json!({"who": who, "told": told, "had": had, "kept_blocks": kept_blocks, "kept_bytes": kept_bytes})
 }
 
-impl WorkerView {
-    pub fn new(worker: &Worker) -> Self {
-        let counters = worker.counters.unwrap_or_default();
-        Self {
-            id: worker.id,
-            state: match worker.state() {
-                WorkerState::Live => "live",
-                WorkerState::Lost => "lost",
-                WorkerState::Unspecified => "unknown",
-            },
-            draining: worker.draining,
-            host: worker.host.clone(),
-            data: worker.data_address.clone(),
-            http: worker.http_address.clone(),
-            socket: worker.socket_path.clone(),
-            version: worker.version.clone(),
-            capacity_bytes: worker.capacity_bytes,
-            used_bytes: worker.used_bytes,
-            blocks: worker.blocks,
-            last_heartbeat_age_ms: worker.last_heartbeat_age_ms,
-            hit_bytes: counters.hit_bytes,
-            miss_bytes: counters.miss_bytes,
-            disks: worker
-                .disks
-                .iter()
-                .map(|disk| DiskView {
-                    path: disk.path.clone(),
-                    tier: disk.tier.clone(),
-                    capacity_bytes: disk.capacity_bytes,
-                    used_bytes: disk.used_bytes,
-                    healthy: disk.healthy,
-                    error: disk.error.clone(),
-                })
-                .collect(),
-        }
-    }
+/// Sums over the live workers, since each of them started, as JSON has them.
+fn cache(workers: &[Worker]) -> Value {
+    let sum = |of: fn(&Worker, &WorkerCounters) -> u64| sum(workers, of);
+    let (hit_bytes, miss_bytes) = (sum(|_, counters| counters.hit_bytes), sum(|_, counters| counters.miss_bytes));
+    let served = hit_bytes.saturating_add(miss_bytes);
+    json!({
+        "capacity_bytes": sum(|worker, _| worker.capacity_bytes),
+        "used_bytes": sum(|worker, _| worker.used_bytes),
+        "blocks": sum(|worker, _| worker.blocks),
+        "hits": sum(|_, counters| counters.hits),
+        "misses": sum(|_, counters| counters.misses),
+        "hit_bytes": hit_bytes,
+        "miss_bytes": miss_bytes,
+        // Bytes served from the cache by bytes that workers were asked for; absent before the first read.
+        "hit_ratio": (served > 0).then(|| hit_bytes as f64 / served as f64),
+        "ufs_bytes": sum(|_, counters| counters.ufs_bytes),
+        "ufs_requests": sum(|_, counters| counters.ufs_requests),
+        "evicted_blocks": sum(|_, counters| counters.evicted_blocks),
+        "corrupt_chunks": sum(|_, counters| counters.corrupt_chunks),
+    })
 }
 
-pub fn print_workers(workers: &[WorkerView]) -> Result<(), CliError> {
-    let row = |worker: &WorkerView| {
-        let state = format!("{}{}", worker.state, if worker.draining { ", draining" } else { "" });
+/// Of the live workers. One may say any numbers.
+fn sum(workers: &[Worker], of: fn(&Worker, &WorkerCounters) -> u64) -> u64 {
+    let live = workers.iter().filter(|worker| worker.state() == WorkerState::Live);
+    live.fold(0, |sum, worker| sum.saturating_add(of(worker, &worker.counters.unwrap_or_default())))
+}
+
+/// `live` or `lost`.
+fn state_of(worker: &Worker) -> String {
+    word(worker.state().as_str_name(), "WORKER_STATE_")
+}
+
+/// A worker as it is shown.
+pub fn worker_view(worker: &Worker) -> Value {
+    let disk = |disk: &DiskReport| {
+        json!({
+            "path": disk.path,
+            "tier": disk.tier,
+            "capacity_bytes": disk.capacity_bytes,
+            "used_bytes": disk.used_bytes,
+            "healthy": disk.healthy,
+            "error": disk.error,
+        })
+    };
+    let counters = worker.counters.unwrap_or_default();
+    json!({
+        "id": worker.id,
+        "state": state_of(worker),
+        // It is being emptied.
+        "draining": worker.draining,
+        "host": worker.host,
+        "data": worker.data_address,
+        "http": worker.http_address,
+        "socket": worker.socket_path,
+        "version": worker.version,
+        "capacity_bytes": worker.capacity_bytes,
+        "used_bytes": worker.used_bytes,
+        "blocks": worker.blocks,
+        "last_heartbeat_age_ms": worker.last_heartbeat_age_ms,
+        "hit_bytes": counters.hit_bytes,
+        "miss_bytes": counters.miss_bytes,
+        "disks": worker.disks.iter().map(disk).collect::<Vec<_>>(),
+    })
+}
+
+pub fn print_workers(workers: &[Worker]) -> Result<(), CliError> {
+    let row = |worker: &Worker| {
+        let state = format!("{}{}", state_of(worker), if worker.draining { ", draining" } else { "" });
         let used = format!("{} of {}", console::size(worker.used_bytes), console::size(worker.capacity_bytes));
-        let hits = console::share(worker.hit_bytes, worker.hit_bytes.saturating_add(worker.miss_bytes));
+        let WorkerCounters { hit_bytes, miss_bytes, .. } = worker.counters.unwrap_or_default();
+        let hits = console::share(hit_bytes, hit_bytes.saturating_add(miss_bytes));
         let (all, failed) = (worker.disks.len(), worker.disks.iter().filter(|disk| !disk.healthy).count());
         let disks = if failed == 0 { all.to_string() } else { format!("{all} ({failed} failed)") };
         let (id, blocks) = (worker.id.to_string(), worker.blocks.to_string());
-        [id, state, worker.host.clone(), worker.data.clone(), used, blocks, hits, disks]
+        [id, state, worker.host.clone(), worker.data_address.clone(), used, blocks, hits, disks]
     };
     let heading = ["WORKER", "STATE", "HOST", "DATA", "USED", "BLOCKS", "HITS", "DISKS"];
     let none = "no worker has registered: start one with `cv worker`";
     console::table_or(none, heading, workers.iter().map(row))
+}
+
+/// `running`, `idle`, or `backing off` after a failure.
+fn task_state(task: &TaskStatus) -> String {
+    word(task.state().as_str_name(), "TASK_STATE_").replace('_', " ")
+}
+
+/// When the last run ended and how long it took, if any has; and when and why the last one failed, if any has.
+fn last_runs(task: &TaskStatus) -> (Option<(u64, u64)>, Option<(u64, &str)>) {
+    let run = (task.runs > 0).then_some((task.last_run_age_ms, task.last_run_ms));
+    (run, Some((task.last_error_age_ms, task.last_error.as_str())).filter(|(_, error)| !error.is_empty()))
+}
+
+fn task_view(task: &TaskStatus) -> Value {
+    let (run, error) = last_runs(task);
+    json!({
+        "name": task.name,
+        "state": task_state(task),
+        // Since that master leads.
+        "runs": task.runs,
+        "errors": task.errors,
+        "last_run_age_ms": run.map(|(age_ms, _)| age_ms),
+        "last_run_ms": run.map(|(_, took_ms)| took_ms),
+        "last_error": error.map(|(_, error)| error),
+        "last_error_age_ms": error.map(|(age_ms, _)| age_ms),
+    })
+}
+
+/// Errors have words of buckets and workers, and stay on the line.
+fn task_row(task: &TaskStatus) -> [String; 6] {
+    let ago = |age_ms: u64| format!("{:.1} s ago", age_ms as f64 / 1000.0);
+    let (run, error) = last_runs(task);
+    let run = or_dash(run.map(|(age_ms, took_ms)| format!("{}, in {took_ms} ms", ago(age_ms))));
+    let error = or_dash(error.map(|(age_ms, error)| format!("{}: {}", ago(age_ms), console::escaped(error))));
+    let (runs, errors) = (task.runs.to_string(), task.errors.to_string());
+    [console::escaped(&task.name), task_state(task), runs, run, errors, error]
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::master::TaskState;
+
+    use super::*;
+
+    #[test]
+    fn a_task_is_one_line_whatever_its_error_says() {
+        let status = TaskStatus {
+            name: "index /a\nb".into(),
+            state: TaskState::BackingOff as i32,
+            runs: 7,
+            errors: 2,
+            last_run_age_ms: 1500,
+            last_run_ms: 20,
+            last_error: "no\n\u{1b}[2J answer".into(),
+            last_error_age_ms: 61_000,
+        };
+        let expected =
+            [r"index /a\nb", "backing off", "7", "1.5 s ago, in 20 ms", "2", r"61.0 s ago: no\n\u{1b}[2J answer"];
+        assert_eq!(task_row(&status), expected);
+        let new = TaskStatus { name: "tick".into(), state: TaskState::Idle as i32, ..TaskStatus::default() };
+        assert_eq!(task_row(&new), ["tick", "idle", "0", "–", "0", "–"]);
+        let view = task_view(&new);
+        assert_eq!((&view["last_run_ms"], &view["last_error"]), (&Value::Null, &Value::Null));
+    }
 }

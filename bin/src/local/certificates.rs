@@ -2,7 +2,7 @@
 //! one for each process, and one for whoever runs the cluster, which is that of `D/cluster.toml`. Beside them are the
 //! list of those that are revoked, and the token of the HTTP ports.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use cavern_conf::host;
@@ -50,14 +50,11 @@ pub fn ensure(cluster: &Cluster, name: &str) -> Result<(), CliError> {
     if !directory.join(REVOKED).exists() {
         authority.revoke(&[], None)?;
     }
-    make_token(&directory.join(TOKEN))
-}
-
-fn make_token(path: &Path) -> Result<(), CliError> {
-    if path.exists() {
-        return Ok(());
+    let token = directory.join(TOKEN);
+    if !token.exists() {
+        files::write_whole(&token, format!("{}\n", host::random_text(TOKEN_LENGTH)).as_bytes())?;
     }
-    files::write_whole(path, format!("{}\n", host::random_text(TOKEN_LENGTH)).as_bytes())
+    Ok(())
 }
 
 /// What a child is to others; `None` for the object store, which is no part of the cluster.
@@ -111,6 +108,7 @@ pub fn names(cluster: &Cluster) -> Vec<String> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
 
     use cavern_security::CertificateInfo;
 
@@ -121,8 +119,7 @@ mod tests {
         let address = || "127.0.0.1:1".to_owned();
         let (access_key, secret_key) = (String::new(), String::new());
         let s3 = S3 { listen: address(), admin: None, access_key, secret_key, root: directory.join("s3") };
-        let mut cluster = Cluster::new(directory.to_owned(), s3);
-        cluster.secure = true;
+        let mut cluster = Cluster { directory: directory.to_owned(), s3, secure: true, ..Cluster::default() };
         let data_dir = directory.join("master0");
         cluster.masters = vec![Master { grpc: address(), http: address(), data_dir, joins: false }];
         let socket = directory.join("socket");
@@ -148,7 +145,7 @@ mod tests {
         assert_eq!(identity(&one, Role::Master, 0), "cavern://lab/master/master0");
         assert_eq!(identity(&one, Role::Worker, 0), "cavern://lab/worker/worker0");
         assert_eq!(identity(&one, Role::Fuse, 0), "cavern://lab/client/fuse0");
-        assert!(environment(&one, ChildName { role: Role::S3, number: 0 }).is_empty());
+        assert!(environment(&one, ChildName::S3).is_empty());
         let admin = of_admin(&one);
         let info = CertificateInfo::read(&admin.certificate).unwrap();
         assert_eq!(info.identity.unwrap().to_string(), "cavern://lab/admin/local");

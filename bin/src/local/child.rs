@@ -5,7 +5,6 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::str::FromStr;
-use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
@@ -13,10 +12,6 @@ use serde::{Deserialize, Serialize};
 
 use super::files;
 use crate::error::{CliError, Context as _};
-
-/// For the keeper of a child that is gone to say how it ended, and between two looks.
-const SETTLE_PATIENCE: Duration = Duration::from_millis(200);
-const SETTLE_PAUSE: Duration = Duration::from_millis(10);
 
 /// What a child does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -32,20 +27,18 @@ impl Role {
     /// In the order in which they start; they stop in the opposite one.
     pub const ALL: [Self; 4] = [Self::S3, Self::Master, Self::Worker, Self::Fuse];
 
-    /// The word before `ready` in the child's ready line.
-    pub fn ready_word(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
-            Self::S3 => "dev-s3",
+            Self::S3 => "s3",
             Self::Master => "master",
             Self::Worker => "worker",
             Self::Fuse => "fuse",
         }
     }
-}
 
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if *self == Self::S3 { "s3" } else { self.ready_word() })
+    /// The command that runs it, and the word before `ready` in its ready line.
+    pub fn command(self) -> &'static str {
+        if self == Self::S3 { "dev-s3" } else { self.name() }
     }
 }
 
@@ -58,12 +51,14 @@ pub struct ChildName {
 
 impl fmt::Display for ChildName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            // There is one.
-            Self { role: Role::S3, number: 0 } => write!(f, "s3"),
-            Self { role, number } => write!(f, "{role}{number}"),
-        }
+        f.write_str(self.role.name())?;
+        // There is one object store.
+        if *self == Self::S3 { Ok(()) } else { write!(f, "{}", self.number) }
     }
+}
+
+impl ChildName {
+    pub const S3: Self = Self { role: Role::S3, number: 0 };
 }
 
 impl FromStr for ChildName {
@@ -71,15 +66,15 @@ impl FromStr for ChildName {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("`{text}` is no child: say s3, master, worker or fuse, with a number as in worker1");
-        let role = Role::ALL.into_iter().find(|role| text.starts_with(&role.to_string())).ok_or_else(wrong)?;
-        let digits = text[role.to_string().len()..].trim_matches(['-', '[', ']']);
+        let role = Role::ALL.into_iter().find(|role| text.starts_with(role.name())).ok_or_else(wrong)?;
+        let digits = text[role.name().len()..].trim_matches(['-', '[', ']']);
         let number = if digits.is_empty() { 0 } else { digits.parse().map_err(|_| wrong())? };
         Ok(Self { role, number })
     }
 }
 
 /// A process that cannot be confused with a later one of the same number.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ProcessId {
     pub pid: i32,
     /// Clock ticks between boot and the start of the process (`/proc/PID/stat`, field 22).
@@ -139,22 +134,17 @@ impl fmt::Display for Exit {
 }
 
 /// `D/run/NAME.json`.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RunRecord {
     pub process: ProcessId,
     pub exit: Option<Exit>,
-    /// Who waits for the end of the process, and starts the child again. Records of earlier versions lack it, and what
-    /// follows.
-    #[serde(default)]
+    /// Who waits for the end of the process, and starts the child again.
     pub keeper: Option<ProcessId>,
     /// How often the keeper has started the child again.
-    #[serde(default)]
     pub restarts: u32,
     /// How the run before this one ended.
-    #[serde(default)]
     pub last_exit: Option<Exit>,
     /// When the child is started again, in milliseconds since 1970.
-    #[serde(default)]
     pub next_try_ms: Option<u64>,
 }
 
@@ -171,7 +161,7 @@ pub enum State {
 impl RunRecord {
     /// A process that has just begun.
     pub fn new(process: ProcessId, keeper: ProcessId) -> Self {
-        Self { process, exit: None, keeper: Some(keeper), restarts: 0, last_exit: None, next_try_ms: None }
+        Self { process, keeper: Some(keeper), ..Self::default() }
     }
 
     /// Whether somebody waits for the end of the child.
@@ -198,27 +188,6 @@ impl RunRecord {
             None => State::Crashed(None),
         }
     }
-}
-
-/// State of the child whose record is at `path`.
-pub fn state(path: &Path) -> Result<State, CliError> {
-    match RunRecord::load(path)? {
-        None => Ok(State::Stopped),
-        // The keeper may be between its child's end and the record of it: then its second look decides.
-        Some(record) => match record.state() {
-            State::Crashed(None) => settled(path, &record),
-            state => Ok(state),
-        },
-    }
-}
-
-/// The state that another record says, once there is another one.
-fn settled(path: &Path, first: &RunRecord) -> Result<State, CliError> {
-    let other = files::poll(SETTLE_PATIENCE, SETTLE_PAUSE, || {
-        let record = RunRecord::load(path)?;
-        Ok((record.as_ref() != Some(first)).then_some(record))
-    })?;
-    Ok(other.map_or(State::Crashed(None), |record| record.map_or(State::Stopped, |record| record.state())))
 }
 
 #[cfg(test)]
@@ -255,11 +224,12 @@ mod tests {
     fn the_record_says_how_a_child_ended() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("worker0.json");
-        assert_eq!(state(&path).unwrap(), State::Stopped);
+        assert_eq!(RunRecord::load(&path).unwrap(), None);
+        let state = |path: &Path| RunRecord::load(path).unwrap().unwrap().state();
         let process = ProcessId::of(i32::try_from(std::process::id()).unwrap()).unwrap();
         let mut record = RunRecord::new(process.clone(), process.clone());
         record.store(&path).unwrap();
-        assert_eq!(state(&path).unwrap(), State::Running(process.clone()));
+        assert_eq!(state(&path), State::Running(process.clone()));
         for (exit, expected) in [
             (Exit::Code(0), State::Stopped),
             (Exit::Code(1), State::Crashed(Some(Exit::Code(1)))),
@@ -267,14 +237,11 @@ mod tests {
         ] {
             record.exit = Some(exit);
             record.store(&path).unwrap();
-            assert_eq!(state(&path).unwrap(), expected);
+            assert_eq!(state(&path), expected);
         }
-        fs::write(&path, serde_json::to_vec(&serde_json::json!({ "process": process, "exit": null })).unwrap())
-            .unwrap();
-        assert_eq!(state(&path).unwrap(), State::Running(process.clone()), "a record of an earlier version");
         record.exit = None;
         record.process.start_ticks = 1;
         record.store(&path).unwrap();
-        assert_eq!(state(&path).unwrap(), State::Crashed(None));
+        assert_eq!(state(&path), State::Crashed(None));
     }
 }

@@ -62,13 +62,8 @@ fn end(cluster: &Cluster, name: ChildName, signals: &[Signal], patience: Duratio
     Ok(gone.is_some())
 }
 
-/// Stops FUSE clients, workers, masters and the object store, in this order, and undoes what is still mounted. What the
-/// cluster has stored stays for the next `up`. Goes on after a failure and reports the first.
-pub fn down(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
-    stop_all(cluster, &cluster.children(), patience)
-}
-
-/// The same for these children.
+/// Stops these FUSE clients, workers, masters and the object store, in this order, and undoes what is still mounted.
+/// What the cluster has stored stays for the next `up`. Goes on after a failure and reports the first.
 pub fn stop_all(cluster: &Cluster, children: &[ChildName], patience: Duration) -> Result<(), CliError> {
     let mut outcome = Ok(());
     let mut note = |result: Result<(), CliError>| {
@@ -84,7 +79,7 @@ pub fn stop_all(cluster: &Cluster, children: &[ChildName], patience: Duration) -
             stops.into_iter().map(|stop| stop.join()).collect()
         });
         for result in results {
-            note(result.unwrap_or_else(|_| Err(CliError::Failed(format!("stopping a {role} panicked")))));
+            note(result.unwrap_or_else(|_| Err(CliError::Failed(format!("stopping a {} panicked", role.name())))));
         }
         if role == Role::Fuse {
             for fuse in names.filter_map(|name| cluster.fuse.get(name.number)) {

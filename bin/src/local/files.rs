@@ -1,4 +1,5 @@
-//! Files of a cluster: read if they are there, replaced as a whole, removed; and looks at something until it is so.
+//! Files of a cluster: read if they are there, replaced as a whole, removed; who may change its directory; and looks at
+//! something until it is so.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -7,9 +8,19 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
+use cavern_conf::host;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use tokio::time::Instant;
 
 use crate::error::{CliError, Context as _};
+
+const LOCK_POLL: Duration = Duration::from_millis(5);
+/// For another `cv local` of the same cluster, which starts a child perhaps.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a directory may hold before there is a record of the cluster: an `up` that was interrupted has left it.
+pub const MADE_FIRST: [&str; 2] = ["lock", "cluster.tmp"];
 
 /// The bytes of a file; `None` where there is none.
 pub fn read(path: &Path) -> Result<Option<Vec<u8>>, CliError> {
@@ -74,4 +85,16 @@ pub fn poll<T>(
         }
         thread::sleep(pause);
     }
+}
+
+/// One `cv local` at a time changes what a cluster consists of; another one waits a while for its end.
+pub fn lock(directory: &Path) -> Result<fs::File, CliError> {
+    let path = directory.join("lock");
+    let file = host::lock_file(&path).context(format_args!("cannot create {}", path.display()))?;
+    let busy = || format!("another `cv local` is at work on {}", directory.display());
+    let locked = poll(LOCK_PATIENCE, LOCK_POLL, || match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        locked => locked.map(Some).context(busy()),
+    })?;
+    locked.map(|()| file).ok_or_else(|| CliError::Failed(format!("{}: {}", busy(), Errno::WOULDBLOCK)))
 }

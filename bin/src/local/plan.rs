@@ -1,41 +1,71 @@
 //! What a cluster is to consist of: that of the record with what `cv local up` was asked for on top, or a new one.
 
 use std::fs;
-use std::os::unix::ffi::OsStrExt as _;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use cavern_conf::{Config, host};
 use cavern_net::journals;
+use clap::Args;
+use rand::Rng;
 
-use super::child::{ChildName, Role, State};
-use super::files::{make_directory, private_folder};
+use super::child::ChildName;
+use super::files::make_directory;
 use super::mounted::is_mounted;
-use super::ports::FreePorts;
-use super::record::{Cluster, Fuse, Master, Restart, S3, Worker, WorkerDir};
+use super::record::{Cluster, DirArgs, Fuse, Master, Restart, S3, Worker, WorkerDir};
 use crate::error::{CliError, Context as _};
 
 /// Longest path of a Unix socket that the kernel takes, with its final zero byte.
 const SOCKET_PATH_MAX: usize = 108;
 
-/// What `cv local up` was asked for.
+/// Below the range that the kernel gives to outgoing connections (32,768 and up on Linux): a child that was stopped
+/// finds its port still free when it starts again.
+const PORTS: std::ops::Range<u16> = 12_000..32_000;
+const ATTEMPTS: usize = 1000;
+
+/// What `cv local up` is asked for.
+#[derive(Args)]
 pub struct UpOptions {
-    pub directory: PathBuf,
-    /// Empty for `D/mnt`; one FUSE client for each.
-    pub mount_points: Vec<PathBuf>,
-    /// `None` for as many as there were, or one.
+    #[command(flatten)]
+    pub place: DirArgs,
+    /// Where the namespace is mounted [default: D/mnt]; several times for several FUSE clients.
+    #[arg(long, value_name = "M")]
+    pub mount_point: Vec<PathBuf>,
+    /// How many masters: 1, 3 or 5 [default: as many as there were, or 1].
+    #[arg(long, value_name = "N", value_parser = number_of_masters)]
     pub masters: Option<usize>,
-    /// `None` for as many as there were, or one.
-    pub workers: Option<usize>,
+    /// How many workers [default: as many as there were, or 1].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub workers: Option<u16>,
+    /// Configuration file for all processes; addresses and directories in it are replaced. Later starts use it as
+    /// well, unless they name another, or CV_CONF does.
+    #[arg(long, value_name = "F")]
     pub conf: Option<PathBuf>,
-    /// `None` for as it was, or on failure.
-    pub restart: Option<Restart>,
-    /// A new cluster has certificates. One that is there stays as it was made.
+    /// Mutual TLS between all processes of a new cluster, with an authority and certificates of its own in
+    /// D/certificates. A cluster stays as it was made.
+    #[arg(long)]
     pub secure: bool,
-    /// The object store has its second port. One that is there and has none must not run.
+    /// The object store shows its statistics, and takes faults, at a port of its own, for whoever has the token that
+    /// `status --json` names the file of. Later starts have it as well.
+    #[arg(long)]
     pub s3_admin: bool,
-    /// For each child to become ready.
-    pub patience: Duration,
+    /// What becomes of a child that ends though nobody has stopped it [default: as it was, or on-failure].
+    #[arg(long, value_name = "WHEN", value_enum)]
+    pub restart: Option<Restart>,
+    /// Seconds that each child has to become ready; a master that gets on, with what others send it, has longer.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub timeout: u64,
+}
+
+fn number_of_masters(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number @ (1 | 3 | 5)) => Ok(number),
+        Ok(2 | 4) => Err("an even number survives no more failures than one less: 1, 3 or 5".to_owned()),
+        _ => Err("there are 1, 3 or 5".to_owned()),
+    }
 }
 
 /// The recorded cluster with what was asked for on top, or a new one. `given` is the file of `--conf`, if there is one,
@@ -48,7 +78,7 @@ pub fn plan(
 ) -> Result<Cluster, CliError> {
     let mut cluster = known_or_new(directory, options, ports)?;
     let masters = number_of(&cluster, "masters", cluster.masters.len(), options.masters)?;
-    let workers = number_of(&cluster, "workers", cluster.workers.len(), options.workers)?;
+    let workers = number_of(&cluster, "workers", cluster.workers.len(), options.workers.map(usize::from))?;
     // The first masters begin the cluster together.
     let joins = !cluster.masters.is_empty();
     for number in cluster.masters.len()..masters {
@@ -73,8 +103,8 @@ pub fn plan(
         });
     }
     cluster.restart = options.restart.unwrap_or(cluster.restart);
-    let is_first = options.mount_points.is_empty() && cluster.fuse.is_empty();
-    for mount_point in options.mount_points.iter().cloned().chain(is_first.then(|| directory.join("mnt"))) {
+    let is_first = options.mount_point.is_empty() && cluster.fuse.is_empty();
+    for mount_point in options.mount_point.iter().cloned().chain(is_first.then(|| directory.join("mnt"))) {
         let (mount_point, is_new) = existing_mount_point(&mount_point)?;
         if is_new {
             cluster.made.push(mount_point.clone());
@@ -98,19 +128,21 @@ fn known_or_new(directory: &Path, options: &UpOptions, ports: &mut FreePorts) ->
     }
     let mut cluster = match known {
         Some(known) => known,
-        None => {
-            let s3 = S3 {
+        None => Cluster {
+            directory: directory.to_owned(),
+            s3: S3 {
                 listen: ports.address()?,
                 admin: None,
                 access_key: format!("cavern{}", host::random_text(14)),
                 secret_key: host::random_text(40),
                 root: directory.join("s3"),
-            };
-            Cluster { secure: options.secure, ..Cluster::new(directory.to_owned(), s3) }
-        }
+            },
+            secure: options.secure,
+            ..Cluster::default()
+        },
     };
     if options.s3_admin && cluster.s3.admin.is_none() {
-        if matches!(cluster.state(ChildName { role: Role::S3, number: 0 })?, State::Running(_)) {
+        if cluster.is_running(ChildName::S3)? {
             return Err(CliError::Usage(format!(
                 "the object store of the cluster in {name} runs without --s3-admin: `cv local stop s3` first"
             )));
@@ -152,21 +184,17 @@ fn existing_mount_point(path: &Path) -> Result<(PathBuf, bool), CliError> {
     Ok((resolved.canonicalize().context(format_args!("cannot use the mount point {name}"))?, is_new))
 }
 
-/// In the cluster's directory; below `/tmp` where that path is too long for a socket.
+/// In the cluster's directory.
 fn socket_path(directory: &Path, number: usize) -> Result<PathBuf, CliError> {
-    let name = format!("worker{number}.sock");
-    let near = directory.join("run").join(&name);
+    let path = directory.join(format!("run/worker{number}.sock"));
     // There is another one beside it.
-    if journals::socket_path(&near).as_os_str().len() < SOCKET_PATH_MAX {
-        return Ok(near);
+    if journals::socket_path(&path).as_os_str().len() < SOCKET_PATH_MAX {
+        return Ok(path);
     }
-    let hash =
-        directory.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
-    let far = std::env::temp_dir().join(format!("cavern-{hash:016x}"));
-    private_folder(&far)?;
-    Ok(far.join(name))
+    Err(CliError::Usage(format!(
+        "the path of {} is too long for the sockets in it: name a shorter one with --dir",
+        directory.display()
+    )))
 }
 
 /// The tiers and capacities of the configuration, in directories of this cluster.
@@ -176,21 +204,50 @@ fn worker_dirs(directory: &Path, number: usize, config: &Config) -> Vec<WorkerDi
     tiers.enumerate().map(|(disk, tier)| WorkerDir { tier, path: base.join(format!("disk{disk}")) }).collect()
 }
 
+/// Hands out each free port once, as long as it lives: a socket without a file is named after it, so that another
+/// `cv local up` does not choose it before the child listens there.
+#[derive(Default)]
+pub struct FreePorts {
+    set_aside: Vec<UnixListener>,
+}
+
+impl FreePorts {
+    /// `127.0.0.1:PORT` that nobody listens on at this moment.
+    pub fn address(&mut self) -> Result<String, CliError> {
+        self.find().context("cannot find a port for a child")
+    }
+
+    fn find(&mut self) -> io::Result<String> {
+        for _ in 0..ATTEMPTS {
+            let port = host::random().random_range(PORTS);
+            let name = SocketAddr::from_abstract_name(format!("cavern-port-{port}"))?;
+            let Ok(set_aside) = UnixListener::bind_addr(&name) else { continue };
+            if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+                self.set_aside.push(set_aside);
+                return Ok(format!("127.0.0.1:{port}"));
+            }
+        }
+        Err(io::Error::other(format!("no free port between {} and {}", PORTS.start, PORTS.end)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
-    fn options(directory: &Path, workers: Option<usize>, mount_points: &[PathBuf]) -> UpOptions {
+    fn options(directory: &Path, workers: Option<u16>, mount_points: &[PathBuf]) -> UpOptions {
         UpOptions {
-            directory: directory.to_owned(),
-            mount_points: mount_points.to_vec(),
+            place: DirArgs { dir: Some(directory.to_owned()) },
+            mount_point: mount_points.to_vec(),
             masters: None,
             workers,
             conf: None,
             restart: None,
             secure: false,
             s3_admin: false,
-            patience: Duration::from_secs(1),
+            timeout: 1,
         }
     }
 
@@ -295,7 +352,7 @@ mod tests {
             let options = UpOptions { s3_admin, ..options(&directory, None, &[]) };
             let planned = plan(&directory, &options, (None, &config), &mut ports).unwrap();
             planned.store().unwrap();
-            let arguments = planned.launch(ChildName { role: Role::S3, number: 0 }).arguments;
+            let (arguments, _) = planned.launch(ChildName::S3);
             (planned.s3.admin, arguments.iter().any(|argument| argument == "--admin-listen"))
         };
         assert_eq!(planned(false), (None, false));
@@ -305,13 +362,34 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_of_a_deep_directory_lies_elsewhere() {
-        let near = socket_path(Path::new("/tmp/d"), 1).unwrap();
-        assert_eq!(near, Path::new("/tmp/d/run/worker1.sock"));
+    fn a_directory_that_is_too_deep_for_a_socket_is_refused() {
+        assert_eq!(socket_path(Path::new("/tmp/d"), 1).unwrap(), Path::new("/tmp/d/run/worker1.sock"));
         let deep = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
-        let far = socket_path(&deep, 0).unwrap();
-        assert!(far.as_os_str().len() < SOCKET_PATH_MAX);
-        assert_eq!(far, socket_path(&deep, 0).unwrap());
-        fs::remove_dir(far.parent().unwrap()).unwrap();
+        let refused = socket_path(&deep, 0).unwrap_err();
+        assert!(matches!(&refused, CliError::Usage(text) if text.contains("too long")), "{refused}");
+    }
+
+    #[test]
+    fn what_is_set_aside_is_given_to_nobody_else() {
+        let mut ports = FreePorts::default();
+        let name = |address: &str| {
+            let port = address.rsplit(':').next().unwrap();
+            SocketAddr::from_abstract_name(format!("cavern-port-{port}")).unwrap()
+        };
+        let address = ports.address().unwrap();
+        assert!(UnixListener::bind_addr(&name(&address)).is_err());
+        drop(ports);
+        assert!(UnixListener::bind_addr(&name(&address)).is_ok());
+    }
+
+    #[test]
+    fn no_port_is_given_twice_nor_while_taken() {
+        let mut ports = FreePorts::default();
+        let addresses: HashSet<String> = (0..100).map(|_| ports.address().unwrap()).collect();
+        assert_eq!(addresses.len(), 100);
+        let held: Vec<_> = addresses.iter().map(|address| TcpListener::bind(address).unwrap()).collect();
+        let other = FreePorts::default().address().unwrap();
+        assert!(!addresses.contains(&other));
+        drop(held);
     }
 }

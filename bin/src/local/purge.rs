@@ -11,26 +11,18 @@ use std::path::{Path, PathBuf};
 
 use super::certificates;
 use super::child::Role;
-use super::files;
-use super::lock::lock;
+use super::files::{self, lock};
 use super::mounted::mounts_below;
 use super::record::Cluster;
-use crate::console::{self, Progress};
+use crate::console;
 use crate::error::{CliError, Context as _};
 
-/// What is left of a cluster.
-pub struct Purged {
-    /// The cluster's directory is gone.
-    pub is_whole: bool,
-    /// What is in it, or at its mount points, and was not made by the cluster.
-    pub left: Vec<PathBuf>,
-}
-
-/// Removes a cluster of which nothing runs. Whatever stops it, it goes on where it was when it is called again.
+/// Removes a cluster of which nothing runs; says what is in its directory, or at its mount points, and was not made by
+/// it. Whatever stops it, it goes on where it was when it is called again.
 ///
 /// # Errors
 /// Before anything is removed: something is mounted below, or the record is of another directory.
-pub fn purge(cluster: &Cluster, directory: &Path) -> Result<Purged, CliError> {
+pub fn purge(cluster: &Cluster, directory: &Path) -> Result<Vec<PathBuf>, CliError> {
     let name = directory.display();
     let directory = directory.canonicalize().context(format_args!("cannot use the directory {name}"))?;
     if directory != cluster.directory {
@@ -49,48 +41,38 @@ pub fn purge(cluster: &Cluster, directory: &Path) -> Result<Purged, CliError> {
         )));
     }
     let mut left = Vec::new();
-    let mut progress = Progress::new()?;
     for tree in trees {
         // Of a cluster that has cached much each takes a while.
-        let text = format!("removing {}", tree.display());
-        if progress.is_hidden() {
-            console::remark(&text);
-        }
-        progress.show(None, text)?;
+        console::remark(format_args!("removing {}", tree.display()));
         remove_tree(&tree, &mut left)?;
     }
-    drop(progress);
-    for (folder, endings) in [("run", &["json", "stop", "tmp", "sock"][..]), ("log", &["log"][..])] {
+    let of_children = |endings: &[&str]| -> Vec<String> {
+        let children = cluster.children().into_iter();
+        children.flat_map(|child| endings.iter().map(move |end| format!("{child}.{end}"))).collect()
+    };
+    let certificates = if cluster.secure { certificates::names(cluster) } else { Vec::new() };
+    for (folder, names) in [
+        ("run", of_children(&["json", "stop", "tmp", "sock"])),
+        ("log", of_children(&["log"])),
+        ("certificates", certificates),
+    ] {
         let folder = directory.join(folder);
-        let names =
-            cluster.children().into_iter().flat_map(|child| endings.iter().map(move |end| format!("{child}.{end}")));
         remove_files(&folder, names)?;
         remove_empty(&folder, &mut left)?;
-    }
-    if cluster.secure {
-        let folder = cluster.certificates();
-        remove_files(&folder, certificates::names(cluster))?;
-        remove_empty(&folder, &mut left)?;
-    }
-    for worker in &cluster.workers {
-        // One whose path would have been too long has its socket in a directory of its own elsewhere.
-        if let Some(folder) = worker.socket.parent().filter(|folder| !folder.starts_with(&directory)) {
-            remove_empty(folder, &mut left)?;
-        }
     }
     for mount_point in cluster.made.iter().rev().filter(|made| **made != directory) {
         remove_empty(mount_point, &mut left)?;
     }
     remove_files(&directory, ["cluster.toml", "cluster.tmp", "cluster.json", "lock"].map(str::to_owned))?;
     for entry in fs::read_dir(&directory).context(format_args!("cannot list {name}"))? {
-        let path = entry.context(format_args!("cannot list {name}"))?.path();
-        if !left.contains(&path) {
-            left.push(path);
-        }
+        left.push(entry.context(format_args!("cannot list {name}"))?.path());
     }
     left.sort();
-    let is_whole = cluster.made.contains(&directory) && remove_empty(&directory, &mut Vec::new())?;
-    Ok(Purged { is_whole, left })
+    left.dedup();
+    if cluster.made.contains(&directory) {
+        remove_empty(&directory, &mut Vec::new())?;
+    }
+    Ok(left)
 }
 
 /// Folders that nobody but the processes of the cluster has written to.
@@ -144,7 +126,7 @@ mod tests {
         let address = || "127.0.0.1:1".to_owned();
         let root = directory.join("s3");
         let s3 = S3 { listen: address(), admin: None, access_key: String::new(), secret_key: String::new(), root };
-        let mut cluster = Cluster::new(directory.to_owned(), s3);
+        let mut cluster = Cluster { directory: directory.to_owned(), s3, ..Cluster::default() };
         cluster.masters =
             vec![Master { grpc: address(), http: address(), data_dir: directory.join("master0"), joins: false }];
         let socket = directory.join("run/worker0.sock");
@@ -176,9 +158,8 @@ mod tests {
         fs::remove_dir_all(directory.join("s3")).unwrap();
         std::os::unix::fs::symlink(outside.path(), directory.join("s3")).unwrap();
 
-        let purged = purge(&made, &directory).unwrap();
         let left = ["log", "mnt", "s3", "thesis"].map(|name| directory.join(name));
-        assert_eq!((purged.is_whole, purged.left), (false, left.to_vec()));
+        assert_eq!(purge(&made, &directory).unwrap(), left);
         assert_eq!(fs::read(&kept).unwrap(), b"kept");
         assert_eq!(fs::read(directory.join("thesis")).unwrap(), b"mine");
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 4);
@@ -194,8 +175,7 @@ mod tests {
             let mut cluster = cluster(&directory);
             cluster.made = vec![directory.join("mnt")];
             cluster.made.extend(is_made.then(|| directory.clone()));
-            let purged = purge(&cluster, &directory).unwrap();
-            assert_eq!((purged.is_whole, purged.left), (is_made, vec![]));
+            assert_eq!(purge(&cluster, &directory).unwrap(), [""; 0].map(PathBuf::from));
             assert_eq!(directory.exists(), !is_made);
         }
     }
@@ -209,8 +189,8 @@ mod tests {
         certificates::ensure(&secure, "lab").unwrap();
         let other = secure.certificates().join("admin-alice-key.pem");
         fs::write(&other, "a key").unwrap();
-        let purged = purge(&secure, &directory).unwrap();
-        assert!(purged.left.contains(&secure.certificates()), "{:?}", purged.left);
+        let left = purge(&secure, &directory).unwrap();
+        assert!(left.contains(&secure.certificates()), "{left:?}");
         assert_eq!(fs::read_dir(secure.certificates()).unwrap().count(), 1);
         assert!(other.exists());
     }

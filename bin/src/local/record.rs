@@ -6,33 +6,47 @@ use std::path::{Path, PathBuf};
 use cavern_conf::{Config, Effective};
 use serde::{Deserialize, Serialize};
 
-use super::child::{self, ChildName, Role, RunRecord, State};
+use super::child::{ChildName, Role, RunRecord, State};
 use super::files;
 use crate::error::{CliError, Context as _};
 
-const FORMAT: u32 = 1;
+#[derive(clap::Args)]
+pub struct DirArgs {
+    /// Directory of the cluster [default: ~/.cavern/local].
+    #[arg(long, visible_alias = "local", value_name = "D")]
+    pub dir: Option<PathBuf>,
+}
+
+impl DirArgs {
+    pub fn path(&self) -> PathBuf {
+        self.dir.clone().unwrap_or_else(default_directory)
+    }
+
+    pub fn cluster(&self) -> Result<Cluster, CliError> {
+        Cluster::load(&self.path())
+    }
+}
+
+/// Where a cluster lives when `--dir` is not given: `~/.cavern/local`.
+pub fn default_directory() -> PathBuf {
+    std::env::var_os("HOME").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from).join(".cavern/local")
+}
 
 /// The parts of a cluster with their addresses. Written by `up` alone.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Cluster {
-    pub format: u32,
     /// Absolute, without symlinks.
     pub directory: PathBuf,
     pub s3: S3,
     pub masters: Vec<Master>,
     pub workers: Vec<Worker>,
     pub fuse: Vec<Fuse>,
-    #[serde(default)]
     pub restart: Restart,
     /// Its processes show each other certificates, which are in [`Cluster::certificates`].
-    #[serde(default)]
     pub secure: bool,
-    /// Directories that were not there before `up` needed them: its own, and mount points. Records of earlier versions
-    /// name none.
-    #[serde(default)]
+    /// Directories that were not there before `up` needed them: its own, and mount points.
     pub made: Vec<PathBuf>,
     /// The file that `--conf` named last, absolute: that of later starts as well.
-    #[serde(default)]
     pub given_conf: Option<PathBuf>,
 }
 
@@ -47,11 +61,10 @@ pub enum Restart {
     Never,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct S3 {
     pub listen: String,
     /// Of the port for statistics and injected faults, if it has one.
-    #[serde(default)]
     pub admin: Option<String>,
     pub access_key: String,
     pub secret_key: String,
@@ -71,7 +84,6 @@ pub struct Master {
     pub http: String,
     pub data_dir: PathBuf,
     /// It came when the cluster was there already: the others take it in.
-    #[serde(default)]
     pub joins: bool,
 }
 
@@ -97,35 +109,12 @@ pub struct Fuse {
 }
 
 impl Cluster {
-    pub fn new(directory: PathBuf, s3: S3) -> Self {
-        Self {
-            format: FORMAT,
-            directory,
-            s3,
-            masters: vec![],
-            workers: vec![],
-            fuse: vec![],
-            restart: Restart::default(),
-            secure: false,
-            made: vec![],
-            given_conf: None,
-        }
-    }
-
     /// The cluster recorded in `directory`, if there is one.
     pub fn find(directory: &Path) -> Result<Option<Self>, CliError> {
         let path = directory.join("cluster.json");
         let Some(bytes) = files::read(&path)? else { return Ok(None) };
-        let cluster: Self = serde_json::from_slice(&bytes)
-            .context(format_args!("{} is not the record of a local cluster", path.display()))?;
-        if cluster.format != FORMAT {
-            let text = format!(
-                "{} was written by another version of cv: use that version, or another directory with --dir",
-                path.display()
-            );
-            return Err(CliError::Failed(text));
-        }
-        Ok(Some(cluster))
+        let cluster = serde_json::from_slice(&bytes);
+        cluster.map(Some).context(format_args!("{} is not the record of a local cluster", path.display()))
     }
 
     /// The cluster recorded in `directory`; `NotFound` when there is none.
@@ -209,11 +198,15 @@ impl Cluster {
     }
 
     pub fn state(&self, name: ChildName) -> Result<State, CliError> {
-        match child::state(&self.run_path(name))? {
+        match self.run_record(name)?.map_or(State::Stopped, |record| record.state()) {
             // Nobody has seen its end, which was asked for.
             State::Crashed(None) if self.stop_path(name).exists() => Ok(State::Stopped),
             state => Ok(state),
         }
+    }
+
+    pub fn is_running(&self, name: ChildName) -> Result<bool, CliError> {
+        Ok(matches!(self.state(name)?, State::Running(_)))
     }
 
     /// What the keeper of a child has written down last.

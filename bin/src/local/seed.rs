@@ -14,9 +14,6 @@ use crate::runtime::block_on;
 /// Objects on their way at a time.
 const UPLOADS: usize = 16;
 
-/// Files up to this size are read whole before they are sent.
-const WHOLE_BYTES: u64 = 4 << 20;
-
 /// What has been copied.
 #[derive(Default)]
 pub struct Copied {
@@ -49,18 +46,15 @@ pub fn seed(s3: &S3, source: &Path, target: &str) -> Result<Copied, CliError> {
     })
 }
 
-async fn upload(client: &PlainS3, bucket: &str, prefix: &str, source: &Path, file: &Path) -> Result<u64, CliError> {
-    let relative = file.strip_prefix(source).unwrap_or(file).to_str();
-    let name = relative.ok_or_else(|| CliError::Failed(format!("{}: the name is not UTF-8", file.display())))?;
+async fn upload(client: &PlainS3, bucket: &str, prefix: &str, source: &Path, path: &Path) -> Result<u64, CliError> {
+    let relative = path.strip_prefix(source).unwrap_or(path).to_str();
+    let name = relative.ok_or_else(|| CliError::Failed(format!("{}: the name is not UTF-8", path.display())))?;
     let key = format!("{prefix}{name}");
-    let unread = format!("cannot read {}", file.display());
-    let bytes = tokio::fs::metadata(file).await.context(&unread)?.len();
-    let stored = if bytes <= WHOLE_BYTES {
-        client.put(bucket, &key, tokio::fs::read(file).await.context(&unread)?).await
-    } else {
-        client.put_file(bucket, &key, tokio::fs::File::open(file).await.context(&unread)?, bytes).await
-    };
-    stored.context(format_args!("cannot store {}", file.display()))?;
+    let unread = format!("cannot read {}", path.display());
+    let file = tokio::fs::File::open(path).await.context(&unread)?;
+    let bytes = file.metadata().await.context(&unread)?.len();
+    let stored = client.put_file(bucket, &key, file, bytes).await;
+    stored.context(format_args!("cannot store {}", path.display()))?;
     Ok(bytes)
 }
 

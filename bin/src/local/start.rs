@@ -6,20 +6,19 @@ use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::process::{Command, Stdio};
-use std::thread;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::child::{ChildName, RunRecord, State};
+use super::child::{ChildName, Role, RunRecord};
+use super::down::stop;
 use super::files;
+use super::masters::{LOOK, Patience, look};
 use super::record::Cluster;
 use super::supervisor::{want, want_not};
 use crate::error::{CliError, Context as _};
 
 const POLL: Duration = Duration::from_millis(5);
-/// Between two looks at what a child waits for.
-const LOOK: Duration = Duration::from_millis(200);
 /// For a keeper to end that starts its child no more, or to take a child over.
 const KEEPER_DEADLINE: Duration = Duration::from_secs(10);
 /// Lines of a failed child's log that are shown.
@@ -29,51 +28,22 @@ const LOG_TAIL_BYTES: u64 = 1 << 20;
 /// A child whose keeper has been started.
 pub struct Starting<'a> {
     cluster: &'a Cluster,
-    name: ChildName,
+    pub name: ChildName,
     keeper: std::process::Child,
     /// Where its own lines begin in its log.
     log_start: u64,
 }
 
-/// What a look at a child has shown that is not ready yet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Look {
-    /// It need not be ready.
-    Enough,
-    /// It is nearer to being so than at the look before: all patience is left.
-    Moves,
-    Waits,
-}
-
-/// Whether a child that did not become ready has ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
-    Yes,
-    No,
-}
-
-/// Why a child is not ready.
-pub struct Failure {
-    pub ended: Ended,
-    error: CliError,
-}
-
-impl From<Failure> for CliError {
-    fn from(failure: Failure) -> Self {
-        failure.error
-    }
-}
-
 /// Begins to start a child; `None` when it is at work and has a keeper, which it may just have been given.
 pub fn ensure(cluster: &Cluster, name: ChildName) -> Result<Option<Starting<'_>>, CliError> {
-    if !matches!(cluster.state(name)?, State::Running(_)) && cluster.is_kept(name)? {
+    if !cluster.is_running(name)? && cluster.is_kept(name)? {
         // Its keeper is waiting before it starts it once more.
         want_not(cluster, name)?;
         let what = format!("the keeper of {name} does not end: look for it with `ps`");
-        within(&what, || Ok(matches!(cluster.state(name)?, State::Running(_)) || !cluster.is_kept(name)?))?;
+        within(&what, || Ok(cluster.is_running(name)? || !cluster.is_kept(name)?))?;
     }
     want(cluster, name)?;
-    if !matches!(cluster.state(name)?, State::Running(_)) {
+    if !cluster.is_running(name)? {
         files::remove(&cluster.run_path(name))?;
         return launch(cluster, name).map(Some);
     }
@@ -102,65 +72,44 @@ fn launch(cluster: &Cluster, name: ChildName) -> Result<Starting<'_>, CliError> 
     for (key, _) in std::env::vars_os().filter(|(key, _)| key.as_bytes().starts_with(b"CV_")) {
         keeper.env_remove(key);
     }
-    let keeper = keeper
-        .current_dir(&cluster.directory)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .context(format_args!("cannot start {name}"))?;
+    keeper.current_dir(&cluster.directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let keeper = keeper.spawn().context(format_args!("cannot start {name}"))?;
     Ok(Starting { cluster, name, keeper, log_start })
 }
 
 impl Starting<'_> {
-    /// Waits for the ready line. An error has the last lines of the child's log.
-    pub fn wait(self, patience: Duration) -> Result<(), Failure> {
-        self.wait_or(patience, || Ok(Look::Waits))
-    }
-
-    /// The same, unless `look` says that the child need not be ready; it is asked now and then, and may help it on. Who
-    /// gets on is waited for.
-    pub fn wait_or(
-        mut self,
-        patience: Duration,
-        mut look: impl FnMut() -> Result<Look, CliError>,
-    ) -> Result<(), Failure> {
-        let mut deadline = Instant::now() + patience;
-        let mut looked = Instant::now();
-        let ready = format!("cv {} ready", self.name.role.ready_word());
-        let failed = |ended, error| Err(Failure { ended, error });
+    /// Waits for the ready line; a master that gets on is waited for longer. Answers why a master cannot become ready
+    /// before others do, if that is enough (`may_wait`).
+    ///
+    /// # Errors
+    /// It has ended, and is not started again then, or does not become ready. They have the last lines of its log.
+    pub async fn wait(mut self, patience: Duration, may_wait: bool) -> Result<Option<String>, CliError> {
+        let (mut watch, mut looked) = (Patience::new(self.name, patience), Instant::now());
+        let ready = format!("cv {} ready", self.name.role.command());
         loop {
             if self.output().lines().any(|line| line.starts_with(&ready)) {
-                return Ok(());
+                return Ok(None);
             }
-            match self.cluster.run_record(self.name) {
-                Ok(Some(RunRecord { exit: Some(exit), .. } | RunRecord { last_exit: Some(exit), .. })) => {
-                    return failed(Ended::Yes, self.failure(&format!("ended with {exit} while starting")));
-                }
-                Ok(_) => {}
-                Err(error) => return failed(Ended::No, error),
+            let record = self.cluster.run_record(self.name)?;
+            if let Some(RunRecord { exit: Some(exit), .. } | RunRecord { last_exit: Some(exit), .. }) = record {
+                return Err(self.ended(&format!("ended with {exit} while starting")));
             }
-            match self.keeper.try_wait() {
-                Ok(Some(status)) if !self.cluster.run_path(self.name).exists() => {
-                    let what = format!("could not be started (its keeper ended with {status})");
-                    return failed(Ended::Yes, self.failure(&what));
-                }
-                Ok(_) => {}
-                Err(error) => return failed(Ended::No, CliError::Failed(format!("cannot ask for a keeper: {error}"))),
+            let keeper = self.keeper.try_wait().context("cannot ask for a keeper")?;
+            if let Some(status) = keeper.filter(|_| !self.cluster.run_path(self.name).exists()) {
+                return Err(self.ended(&format!("could not be started (its keeper ended with {status})")));
             }
-            if looked.elapsed() >= LOOK {
-                match look() {
-                    Ok(Look::Enough) => return Ok(()),
-                    Ok(Look::Moves) => deadline = Instant::now() + patience,
-                    Ok(Look::Waits) => {}
-                    Err(error) => return failed(Ended::No, error),
+            if self.name.role == Role::Master && looked.elapsed() >= LOOK {
+                let look = look(self.cluster, self.name.number).await?;
+                watch.note(&look);
+                if may_wait && look.waits_for.is_some() {
+                    return Ok(look.waits_for);
                 }
                 looked = Instant::now();
             }
-            if Instant::now() > deadline {
-                return failed(Ended::No, self.failure(&format!("was not ready within {} s", patience.as_secs())));
+            if watch.is_over() {
+                return Err(self.failure(&format!("was not ready within {} s", patience.as_secs())));
             }
-            thread::sleep(POLL);
+            tokio::time::sleep(POLL).await;
         }
     }
 
@@ -175,6 +124,13 @@ impl Starting<'_> {
             Ok(bytes)
         };
         String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+    }
+
+    fn ended(&self, what: &str) -> CliError {
+        let failure = self.failure(what);
+        // The caller gets the error, and need not be surprised by the child later.
+        let _ = stop(self.cluster, self.name, KEEPER_DEADLINE);
+        failure
     }
 
     fn failure(&self, what: &str) -> CliError {

@@ -6,17 +6,15 @@
 //! Exit code 0 counts as asked for, whoever did: SIGTERM, or somebody unmounted a mount.
 //!
 //! A keeper that is killed leaves its child at work, without anybody who would start it again: `cv local status` says
-//! so, and `cv local up` or `start` gives it a new keeper. That one is not its parent. So it waits for the end by a
-//! descriptor of the process, and cannot know how that came.
+//! so, and `cv local up` or `start` gives it a new keeper. That one is not its parent. So it looks now and then whether
+//! the child is still there, and cannot know how its end came.
 //!
 //! What the child needs is read from the record of the cluster at each start. A dead mount of `cv fuse` is not touched
 //! before its successor is about to mount, and then by that: until then programs get `ENOTCONN` rather than see, and
 //! write into, the directory below.
 
-use std::fs::{self, OpenOptions, Permissions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -25,20 +23,19 @@ use std::time::Duration;
 
 use cavern_conf::process::create_privately;
 use cavern_conf::{backoff, host};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::time::Instant;
 
-use super::child::{ChildName, Exit, ProcessId, RunRecord};
-use super::files;
-use super::record::{Cluster, Restart};
+use super::child::{ChildName, Exit, ProcessId, Role, RunRecord};
+use super::record::{Cluster, Fuse, Master, Restart, Worker};
+use super::{certificates, files};
 use crate::error::{CliError, Context as _};
 
 /// A child that has run for so long has not failed in vain: the next pause is the first again.
 const SETTLED: Duration = Duration::from_secs(60);
 /// Between two looks whether the child is wanted, during a pause.
 const POLL: Duration = Duration::from_millis(20);
+/// Between two looks whether somebody else's child is still there.
+const ADOPTED_POLL: Duration = Duration::from_millis(100);
 
 /// Runs a child of the cluster in `directory`, in a session of its own, its output appended to its log; keeps its run
 /// record up to date; returns when it has ended for good. A child that is at work is taken over. The environment is
@@ -59,6 +56,56 @@ pub fn keep(directory: &Path, name: ChildName) -> Result<(), CliError> {
     keeper.keep()
 }
 
+impl Cluster {
+    /// Arguments of a child, and its environment beside what it inherits. What differs between children of one role
+    /// goes through the environment, the rest is in the common configuration; keys of the object store stay out of the
+    /// process list.
+    pub fn launch(&self, name: ChildName) -> (Vec<String>, Vec<(&'static str, String)>) {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let mut arguments = vec![name.role.command().to_owned()];
+        let mut environment = match name.role {
+            Role::S3 => {
+                let admin = self.s3.admin.iter().flat_map(|admin| ["--admin-listen", admin]).map(str::to_owned);
+                arguments.extend(["--root".to_owned(), text(&self.s3.root), "--listen".to_owned()]);
+                arguments.extend([self.s3.listen.clone()].into_iter().chain(admin));
+                vec![
+                    ("CV_DEV_S3_ACCESS_KEY", self.s3.access_key.clone()),
+                    ("CV_DEV_S3_SECRET_KEY", self.s3.secret_key.clone()),
+                ]
+            }
+            Role::Master => {
+                let Master { grpc, http, data_dir, .. } = &self.masters[name.number];
+                vec![
+                    ("CV_MASTER__LISTEN", grpc.clone()),
+                    ("CV_MASTER__ADVERTISE", grpc.clone()),
+                    ("CV_MASTER__HTTP_LISTEN", http.clone()),
+                    ("CV_MASTER__DATA_DIR", text(data_dir)),
+                ]
+            }
+            Role::Worker => {
+                let Worker { data, http, socket, dirs } = &self.workers[name.number];
+                let dirs: Vec<String> = dirs.iter().map(|dir| format!("{}{}", dir.tier, dir.path.display())).collect();
+                vec![
+                    ("CV_WORKER__LISTEN", data.clone()),
+                    ("CV_WORKER__ADVERTISE", data.clone()),
+                    ("CV_WORKER__HTTP_LISTEN", http.clone()),
+                    ("CV_WORKER__SOCKET", text(socket)),
+                    ("CV_WORKER__DIRS", toml::Value::from(dirs).to_string()),
+                ]
+            }
+            Role::Fuse => {
+                let Fuse { http, mount_point } = &self.fuse[name.number];
+                vec![("CV_FUSE__HTTP_LISTEN", http.clone()), ("CV_FUSE__MOUNT_POINT", text(mount_point))]
+            }
+        };
+        if name.role != Role::S3 {
+            arguments.extend(["--conf".to_owned(), text(&self.conf_path())]);
+        }
+        environment.extend(certificates::environment(self, name));
+        (arguments, environment)
+    }
+}
+
 struct Keeper {
     directory: PathBuf,
     name: ChildName,
@@ -66,30 +113,24 @@ struct Keeper {
     own: ProcessId,
 }
 
-/// A child at work.
-enum SupervisedChild {
-    Own(Child),
-    /// The child of a keeper that is gone.
-    Adopted,
-}
-
 impl Keeper {
     fn keep(&self) -> Result<(), CliError> {
         let cluster = Cluster::load(&self.directory)?;
         let run_path = cluster.run_path(self.name);
         let left = cluster.run_record(self.name)?.filter(|record| record.exit.is_none() && record.process.is_alive());
-        let (mut record, mut run) = match left {
-            Some(record) => (RunRecord { keeper: Some(self.own.clone()), ..record }, SupervisedChild::Adopted),
+        // None of the child of a keeper that is gone.
+        let (mut record, mut child) = match left {
+            Some(record) => (RunRecord { keeper: Some(self.own.clone()), ..record }, None),
             None => {
                 let (process, child) = self.spawn(&cluster)?;
-                (RunRecord::new(process, self.own.clone()), SupervisedChild::Own(child))
+                (RunRecord::new(process, self.own.clone()), Some(child))
             }
         };
         let mut backoff = backoff::LOCAL_PROCESS.begin();
         loop {
             record.store(&run_path)?;
             let began = Instant::now();
-            let exit = wait(run, &record.process).context(format_args!("cannot wait for {}", self.name))?;
+            let exit = wait(child, &record.process).context(format_args!("cannot wait for {}", self.name))?;
             record.exit = Some(exit);
             if exit == Exit::Code(0) || !self.is_wanted()? {
                 return record.store(&run_path);
@@ -97,10 +138,9 @@ impl Keeper {
             if began.elapsed() >= SETTLED {
                 backoff.reset();
             }
-            run = loop {
+            child = loop {
                 let pause = backoff.next_pause();
-                record.next_try_ms =
-                    Some(now_ms().saturating_add(u64::try_from(pause.as_millis()).unwrap_or(u64::MAX)));
+                record.next_try_ms = Some(now_ms().saturating_add(pause.as_millis() as u64));
                 record.store(&run_path)?;
                 self.log(format_args!("{} has ended ({exit}) and is started again in {pause:?}", self.name));
                 let is_wanted = self.pause(pause)?;
@@ -112,7 +152,7 @@ impl Keeper {
                     Ok((process, child)) => {
                         (record.process, record.exit, record.last_exit) = (process, None, Some(exit));
                         record.restarts = record.restarts.saturating_add(1);
-                        break SupervisedChild::Own(child);
+                        break Some(child);
                     }
                     Err(error) => self.log(format_args!("cannot start {}: {error}", self.name)),
                 }
@@ -143,19 +183,11 @@ impl Keeper {
         let log = cluster.log_path(self.name);
         let output = OpenOptions::new().create(true).append(true).open(&log);
         let output = output.context(format_args!("cannot write {}", log.display()))?;
-        // That of an earlier version, too.
-        output
-            .set_permissions(Permissions::from_mode(0o600))
-            .context(format_args!("cannot close {}", log.display()))?;
-        let launch = cluster.launch(self.name);
+        let (arguments, environment) = cluster.launch(self.name);
         let mut command = Command::new(&self.program);
-        command.args(&launch.arguments).stdin(Stdio::null()).current_dir(&cluster.directory);
+        command.args(arguments).stdin(Stdio::null()).current_dir(&cluster.directory);
         command.stdout(output.try_clone().context("cannot share the log")?).stderr(output);
-        // The cluster's configuration already has the caller's overrides in it.
-        for (key, _) in std::env::vars_os().filter(|(key, _)| key.as_bytes().starts_with(b"CV_")) {
-            command.env_remove(key);
-        }
-        let child = command.envs(launch.environment).spawn();
+        let child = command.envs(environment).spawn();
         let child = child.context(format_args!("cannot run {}", self.program.display()))?;
         let pid = i32::try_from(child.id()).context("a process without a number")?;
         // One that has ended already cannot be looked at; its number is still reserved, since nobody has waited for it.
@@ -172,34 +204,18 @@ impl Keeper {
     }
 }
 
-fn wait(run: SupervisedChild, process: &ProcessId) -> io::Result<Exit> {
-    let mut child = match run {
-        SupervisedChild::Own(child) => child,
-        SupervisedChild::Adopted => return wait_for_end(process),
+fn wait(child: Option<Child>, process: &ProcessId) -> io::Result<Exit> {
+    let Some(mut child) = child else {
+        while process.is_alive() {
+            thread::sleep(ADOPTED_POLL);
+        }
+        return Ok(Exit::Unknown);
     };
     let status = child.wait()?;
     Ok(match (status.code(), status.signal()) {
         (Some(code), _) => Exit::Code(code),
         (None, signal) => Exit::Signal(signal.unwrap_or_default()),
     })
-}
-
-/// Waits for the end of a process that is nobody's child here.
-fn wait_for_end(process: &ProcessId) -> io::Result<Exit> {
-    let Some(pid) = Pid::from_raw(process.pid) else { return Ok(Exit::Unknown) };
-    let descriptor = match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(descriptor) => descriptor,
-        Err(Errno::SRCH) => return Ok(Exit::Unknown),
-        Err(error) => return Err(error.into()),
-    };
-    // It is of this very process only if that was alive after the descriptor was opened.
-    while process.is_alive() {
-        match poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(Exit::Unknown)
 }
 
 fn now_ms() -> u64 {

@@ -1,10 +1,8 @@
 //! Starting: the whole cluster, or one child of it.
 
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::Duration;
 
 use cavern_conf::schema::{self, Security};
@@ -14,32 +12,19 @@ use cavern_net::master::Stubs;
 use cavern_proto::master::{ListWorkersRequest, WorkerState};
 use tokio::time::Instant;
 
-use super::advance::Advance;
 use super::certificates;
-use super::child::{ChildName, Role, State};
-use super::down::{stop, stop_all};
-use super::files::{self, make_directory, private_folder};
-use super::lock::{MADE_FIRST, lock};
-use super::masters::{TakingIn, waits_for};
-use super::plan::{UpOptions, plan};
-use super::ports::FreePorts;
+use super::child::{ChildName, Role};
+use super::down::stop_all;
+use super::files::{self, MADE_FIRST, lock, make_directory, private_folder};
+use super::masters::take_in;
+use super::plan::{FreePorts, UpOptions, plan};
 use super::record::Cluster;
-use super::start::{Ended, Look, Starting, ensure};
+use super::start::{Starting, ensure};
 use crate::console;
 use crate::error::{CliError, Context as _};
 use crate::runtime::block_on;
 
 const POLL: Duration = Duration::from_millis(5);
-/// Between two looks whether a master is a member.
-const MEMBER_POLL: Duration = Duration::from_millis(50);
-
-/// The file of `--conf`.
-struct GivenConf {
-    /// Absolute.
-    path: PathBuf,
-    /// It was named by an earlier start.
-    is_former: bool,
-}
 
 /// Starts whatever is not running of the cluster in `directory`, making it first if it is new. Returns when every child
 /// is ready, the workers are known to the master and the mounts can be used. After a failure everything is stopped
@@ -48,17 +33,17 @@ struct GivenConf {
 /// # Errors
 /// `Usage`, before anything is written, for a directory that holds something, but no cluster.
 pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
-    let given = given_conf(options, Cluster::find(&options.directory)?.as_ref())?;
-    let config = load_conf(given.as_ref())?;
-    let name = options.directory.display();
-    let is_new = make_directory(&options.directory)?;
-    let directory = options.directory.canonicalize().context(format_args!("cannot use the directory {name}"))?;
+    let directory = options.place.path();
+    let (given, config) = load_conf(options, Cluster::find(&directory)?.as_ref())?;
+    let name = directory.display();
+    let is_new = make_directory(&directory)?;
+    let directory = directory.canonicalize().context(format_args!("cannot use the directory {name}"))?;
     if Cluster::find(&directory)?.is_none() {
         refuse_foreign(&directory)?;
     }
     let _lock = lock(&directory)?;
     let mut ports = FreePorts::default();
-    let mut cluster = plan(&directory, options, (given.map(|given| given.path), &config), &mut ports)?;
+    let mut cluster = plan(&directory, options, (given, &config), &mut ports)?;
     if is_new {
         cluster.made.push(directory.clone());
     }
@@ -72,12 +57,12 @@ pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
     }
     let former = cluster.conf().ok();
     let config = write_conf(&cluster, config)?;
-    let is_running = |name: &ChildName| cluster.state(*name).is_ok_and(|state| matches!(state, State::Running(_)));
+    let is_running = |name: &ChildName| cluster.is_running(*name).unwrap_or(false);
     let (running, begun): (Vec<ChildName>, Vec<ChildName>) = cluster.children().into_iter().partition(is_running);
     if former.is_some_and(|former| is_other(former, &config)) {
         remark_unchanged(&running);
     }
-    let started = start_all(&cluster, options.patience);
+    let started = block_on(start_all(&cluster, Duration::from_secs(options.timeout)));
     if started.is_err() {
         // The cause of the failure is what the person needs; what goes wrong while tidying is not.
         let _ = stop_all(&cluster, &begun, Duration::from_secs(5));
@@ -85,27 +70,22 @@ pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
     started.map(|()| cluster)
 }
 
-/// The file of `--conf`: of this start, or of the last one that named any, unless the environment names one now.
-fn given_conf(options: &UpOptions, known: Option<&Cluster>) -> Result<Option<GivenConf>, CliError> {
-    if let Some(path) = &options.conf {
-        let path = std::path::absolute(path).context(format_args!("cannot use {}", path.display()))?;
-        return Ok(Some(GivenConf { path, is_former: false }));
-    }
-    let former = known.and_then(|cluster| cluster.given_conf.clone()).filter(|_| std::env::var_os("CV_CONF").is_none());
-    Ok(former.map(|path| GivenConf { path, is_former: true }))
-}
-
-fn load_conf(given: Option<&GivenConf>) -> Result<Config, CliError> {
-    let loaded = Config::load(given.map(|given| given.path.as_path()));
-    let Some(GivenConf { path, .. }) = given.filter(|given| given.is_former) else {
-        return Ok(loaded?);
+/// What the file of `--conf` says with the environment, and that file: the one of this start, or of the last one that
+/// named any, unless the environment names one now.
+fn load_conf(options: &UpOptions, known: Option<&Cluster>) -> Result<(Option<PathBuf>, Config), CliError> {
+    let given = options.conf.as_ref().map(std::path::absolute).transpose().context("cannot use the file of --conf")?;
+    let is_named = given.is_some() || std::env::var_os("CV_CONF").is_some();
+    let former = known.and_then(|cluster| cluster.given_conf.clone()).filter(|_| !is_named);
+    let Some(path) = former else {
+        let config = Config::load(given.as_deref())?;
+        return Ok((given, config));
     };
-    let path = path.display();
-    let config = loaded.map_err(|error| {
+    let config = Config::load(Some(&path)).map_err(|error| {
+        let path = path.display();
         CliError::Usage(format!("{error}\nThis cluster was started with --conf {path}: name another with --conf"))
     })?;
-    console::remark(format_args!("with --conf {path}, as before"));
-    Ok(config)
+    console::remark(format_args!("with --conf {}, as before", path.display()));
+    Ok((Some(path), config))
 }
 
 /// Whether a configuration says something else than the one before, other than of masters that come or go.
@@ -131,26 +111,10 @@ fn remark_unchanged(running: &[ChildName]) {
 pub fn start(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<(), CliError> {
     let _lock = lock(&cluster.directory)?;
     let Some(starting) = ensure(cluster, name)? else { return Ok(()) };
-    let mut waits = None;
-    let mut advance = Advance::of(name);
-    let look = || {
-        if name.role != Role::Master {
-            return Ok(Look::Waits);
-        }
-        waits = waits_for(cluster, name.number)?;
-        if waits.is_some() { Ok(Look::Enough) } else { advance.look(cluster) }
-    };
-    let started = starting.wait_or(patience, look);
-    if let (Ok(()), Some(cause)) = (&started, &waits) {
+    if let Some(cause) = block_on(starting.wait(patience, true))? {
         console::remark(format_args!("{name} runs, but is not ready: {cause}"));
     }
-    started.map_err(|failure| {
-        if failure.ended == Ended::Yes {
-            // The caller gets the error, and need not be surprised by the child later.
-            let _ = stop(cluster, name, patience);
-        }
-        failure.into()
-    })
+    Ok(())
 }
 
 /// A directory with files of somebody else is not filled with those of a cluster.
@@ -168,18 +132,10 @@ fn refuse_foreign(directory: &Path) -> Result<(), CliError> {
     )))
 }
 
-/// `D/cluster.toml`: what the user's file and environment say, with this cluster's addresses. Returns that.
+/// `D/cluster.toml`: what the user's file and environment say, with what this cluster's processes have in common; each
+/// has its own addresses and directories in its environment. Returns that.
 fn write_conf(cluster: &Cluster, mut config: Config) -> Result<Config, CliError> {
     config.cluster.masters = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
-    if let Some(master) = cluster.masters.first() {
-        config.master.listen.clone_from(&master.grpc);
-        config.master.advertise.clone_from(&master.grpc);
-        config.master.http_listen.clone_from(&master.http);
-        config.master.data_dir.clone_from(&master.data_dir);
-    }
-    if let Some(worker) = cluster.workers.first() {
-        config.worker.dirs = worker.dirs.iter().map(|dir| format!("{}{}", dir.tier, dir.path.display())).collect();
-    }
     if let Some(fuse) = cluster.fuse.first() {
         config.fuse.mount_point.clone_from(&fuse.mount_point);
     }
@@ -197,111 +153,77 @@ fn write_conf(cluster: &Cluster, mut config: Config) -> Result<Config, CliError>
     Ok(config)
 }
 
-fn start_all(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
+async fn start_all(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
     // Workers and clients need a master that answers; nobody needs the object store before the first `cv mount`.
-    let mut starting = BTreeMap::new();
+    let mut starting = Vec::new();
     for name in cluster.children() {
         if name.role == Role::Worker && name.number == 0 {
-            masters_ready(cluster, std::mem::take(&mut starting), patience)?;
+            masters_ready(cluster, std::mem::take(&mut starting), patience).await?;
         }
-        if let Some(child) = ensure(cluster, name)? {
-            starting.insert((name.role, name.number), child);
-        }
+        starting.extend(ensure(cluster, name)?);
     }
-    starting.into_values().try_for_each(|child| child.wait(patience))?;
-    workers_known(cluster, patience)?;
-    cluster.fuse.iter().try_for_each(|fuse| usable(&fuse.mount_point, patience))
+    for child in starting {
+        child.wait(patience, false).await?;
+    }
+    workers_known(cluster, patience).await?;
+    for fuse in &cluster.fuse {
+        usable(&fuse.mount_point, patience).await?;
+    }
+    Ok(())
 }
 
 /// Waits for all that was started so far. None of several masters is ready before a majority of them is there, so that
 /// all run by now; those that came later are taken in by the others, one after another.
-fn masters_ready(
-    cluster: &Cluster,
-    mut starting: BTreeMap<(Role, usize), Starting<'_>>,
-    patience: Duration,
-) -> Result<(), CliError> {
-    let mut later = Vec::new();
-    for (number, _) in cluster.masters.iter().enumerate().filter(|(_, master)| master.joins) {
-        later.push((number, starting.remove(&(Role::Master, number))));
+async fn masters_ready(cluster: &Cluster, starting: Vec<Starting<'_>>, patience: Duration) -> Result<(), CliError> {
+    let joins = |name: ChildName| name.role == Role::Master && cluster.masters[name.number].joins;
+    let (mut later, first): (Vec<_>, Vec<_>) = starting.into_iter().partition(|child| joins(child.name));
+    for child in first {
+        child.wait(patience, false).await?;
     }
-    for ((role, number), child) in starting {
-        let mut advance = Advance::of(ChildName { role, number });
-        child.wait_or(patience, || if role == Role::Master { advance.look(cluster) } else { Ok(Look::Waits) })?;
-    }
-    for (number, child) in later {
-        let (mut taking_in, mut is_member) = (TakingIn::of(number, patience), false);
-        let mut advance = Advance::of(ChildName { role: Role::Master, number });
-        if let Some(child) = child {
-            let help = || {
-                is_member = is_member || taking_in.look(cluster)?;
-                advance.look(cluster)
-            };
-            child.wait_or(patience, help)?;
-        }
-        let mut deadline = Instant::now() + patience;
-        while !is_member && !taking_in.look(cluster)? {
-            if advance.look(cluster)? == Look::Moves {
-                deadline = Instant::now() + patience;
+    for name in cluster.children().into_iter().filter(|name| joins(*name)) {
+        let child = later.iter().position(|child| child.name == name).map(|place| later.remove(place));
+        let ready = async {
+            match child {
+                Some(child) => child.wait(patience, false).await.map(drop),
+                None => Ok(()),
             }
-            if Instant::now() > deadline {
-                let text = format!(
-                    "master{number} is not taken in by the others, and has not got on for {} s{}",
-                    patience.as_secs(),
-                    advance.remark()
-                );
-                return Err(CliError::Failed(text));
-            }
-            thread::sleep(MEMBER_POLL);
-        }
+        };
+        tokio::try_join!(ready, take_in(cluster, name.number, patience))?;
     }
     Ok(())
 }
 
 /// Waits until the master that leads counts every worker as live.
-fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
-    if cluster.masters.is_empty() {
-        return Ok(());
-    }
-    let (wanted, mut config) = (cluster.workers.len(), cluster.conf()?);
+async fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
+    let (wanted, mut config, mut live) = (cluster.workers.len(), cluster.conf()?, 0);
     // Another one may begin to lead meanwhile.
     config.client.metadata_timeout = Interval::secs(patience.as_secs());
-    let deadline = Instant::now() + patience;
-    block_on(async {
-        let (masters, mut live) = (MasterChannel::for_command(&config)?, 0);
-        let all_live = async {
-            loop {
-                let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
-                let workers = masters.ask_unary(list).await?.workers;
-                live = workers.iter().filter(|worker| worker.state() == WorkerState::Live).count();
-                if live >= wanted {
-                    return Ok::<(), CliError>(());
-                }
-                tokio::time::sleep(POLL).await;
+    let masters = MasterChannel::for_command(&config)?;
+    let all_live = async {
+        loop {
+            let list = async |mut master: Stubs| master.cluster.list_workers(ListWorkersRequest {}).await;
+            let workers = masters.ask_unary(list).await?.workers;
+            live = workers.iter().filter(|worker| worker.state() == WorkerState::Live).count();
+            if live >= wanted {
+                return Ok::<(), CliError>(());
             }
-        };
-        let answer = tokio::time::timeout_at(deadline, all_live).await;
-        answer.unwrap_or_else(|_elapsed| {
-            let text = format!("the master knows {live} of {wanted} workers after {} s", patience.as_secs());
-            Err(CliError::Failed(text))
-        })
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    let answer = tokio::time::timeout_at(Instant::now() + patience, all_live).await;
+    answer.unwrap_or_else(|_elapsed| {
+        let text = format!("the master knows {live} of {wanted} workers after {} s", patience.as_secs());
+        Err(CliError::Failed(text))
     })
 }
 
-/// Waits until the root of the mount can be read. The look happens on a thread of its own, since a mount that does not
-/// answer would hold it for good.
-fn usable(mount_point: &Path, patience: Duration) -> Result<(), CliError> {
-    let name = mount_point.display();
-    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-    let path = mount_point.to_owned();
-    let look = move || {
-        let look = fs::read_dir(&path).and_then(|mut entries| entries.next().transpose()).map(|_| ());
-        // The receiver has gone when it took too long.
-        let _ = sender.send(look);
-    };
-    let thread = thread::Builder::new().name("look".to_owned()).spawn(look);
-    thread.context(format_args!("the mount at {name} cannot be looked at"))?;
-    match receiver.recv_timeout(patience) {
-        Ok(look) => look.context(format_args!("the mount at {name} cannot be read")),
+/// Waits until the root of the mount can be read. A mount that does not answer holds the thread that looks for good.
+async fn usable(mount_point: &Path, patience: Duration) -> Result<(), CliError> {
+    let (name, path) = (mount_point.display(), mount_point.to_owned());
+    let look = move || fs::read_dir(&path).and_then(|mut entries| entries.next().transpose()).map(drop);
+    match tokio::time::timeout(patience, tokio::task::spawn_blocking(look)).await {
+        Ok(Ok(look)) => look.context(format_args!("the mount at {name} cannot be read")),
+        Ok(Err(error)) => Err(CliError::Failed(format!("the mount at {name} cannot be looked at: {error}"))),
         Err(_) => Err(CliError::Failed(format!("the mount at {name} does not answer within {} s", patience.as_secs()))),
     }
 }

@@ -5,7 +5,7 @@
 
 mod helper;
 mod staged;
-mod table;
+pub mod table;
 
 use std::ffi::CString;
 use std::fs::Permissions;

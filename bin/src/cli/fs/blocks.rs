@@ -1,20 +1,116 @@
-//! `cv fs blocks` and `cv fs free`: what the workers have of a file.
+//! `cv fs blocks` and `cv fs free`: the blocks of a file by their names, and what the workers have of them.
 
 use std::collections::BTreeSet;
 
-use cavern_client::{Client, Node, ObjectVersion};
+use cavern_client::{Client, Node};
 use cavern_conf::counted;
+use cavern_net::NetError;
+use cavern_proto::CHUNK_BYTES;
+use cavern_proto::block_id::block_length;
 use cavern_proto::data::BlockRef;
-use cavern_proto::master::{FreeFate, FreedContent, Kind, WorkerState};
+use cavern_proto::master::{Extent, FreeFate, FreedContent, Kind, WorkerState};
 use futures::TryStreamExt as _;
 use futures::stream::FuturesUnordered;
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use super::args::PathArgs;
-use super::layout::{BATCH, Block, Layout};
-use super::walk::{walk, with_client};
+use super::walk::{PathArgs, walk};
+use crate::cli::connect::ResultArgs;
 use crate::console;
 use crate::error::CliError;
+
+/// Blocks of one request.
+const BATCH: usize = 500;
+
+/// The blocks of a file.
+pub struct Layout {
+    /// Bytes of the file.
+    pub size: u64,
+    pub blocks: Vec<Block>,
+}
+
+pub struct Block {
+    pub index: u32,
+    /// Bytes of the file that are in it: the last one is not full.
+    pub length: u32,
+    /// The worker that readers ask first.
+    pub first: Option<u64>,
+    /// Of fs-mode: the workers that have it. Of cache-mode any may.
+    pub holders: Option<Vec<u64>>,
+    name: BlockRef,
+}
+
+/// What a worker has of a block.
+pub struct Cached {
+    /// It knows the block.
+    pub is_known: bool,
+    /// Chunks that are there.
+    pub chunks: u32,
+    /// The file that has them, if the worker is on this host.
+    pub path: String,
+}
+
+impl Layout {
+    pub async fn of(client: &Client, node: &Node) -> Result<Self, CliError> {
+        if node.is_fs_mode() {
+            return Self::of_inode(client, node).await;
+        }
+        let has_blocks = node.mount.is_some() && node.size > 0 && matches!(node.kind, Kind::File | Kind::Unspecified);
+        if !has_blocks {
+            return Ok(Self { size: node.size, blocks: Vec::new() });
+        }
+        let (version, workers) = (node.object()?, client.workers());
+        let block = |index| Block {
+            index,
+            length: version.block_length(index),
+            first: workers.candidates(version.content, index, 1).first(),
+            holders: None,
+            name: version.block(index),
+        };
+        Ok(Self { size: node.size, blocks: (0..version.block_count()).map(block).collect() })
+    }
+
+    /// Of a file of an fs-mode mount the master knows where its blocks are.
+    async fn of_inode(client: &Client, node: &Node) -> Result<Self, CliError> {
+        let layout = client.metadata().layout(node.inode, &[], None).await?;
+        let (cluster_id, mount) = (client.pool().cluster_id(), node.mount.as_ref().map_or(0, |mount| mount.id()));
+        let (block_size, size) = (layout.block_size, layout.attr.unwrap_or_default().size);
+        let block = |Extent { index, generation, workers, .. }: Extent| Block {
+            index,
+            length: block_length(size, block_size, index),
+            first: workers.first().copied(),
+            holders: Some(workers),
+            name: BlockRef::of_inode(&cluster_id, node.inode, generation, index, block_size, mount),
+        };
+        Ok(Self { size, blocks: layout.extents.into_iter().map(block).collect() })
+    }
+
+    /// The blocks that a worker has, or may have.
+    pub fn at(&self, worker: u64) -> Vec<&Block> {
+        let is_at = |block: &&Block| block.holders.as_ref().is_none_or(|holders| holders.contains(&worker));
+        self.blocks.iter().filter(is_at).collect()
+    }
+}
+
+impl Block {
+    pub fn chunks(&self) -> u32 {
+        self.length.div_ceil(CHUNK_BYTES)
+    }
+
+    /// What a worker has of some blocks, in their order.
+    pub async fn query(client: &Client, worker: u64, blocks: &[&Self]) -> Result<Vec<Cached>, NetError> {
+        let mut found = Vec::with_capacity(blocks.len());
+        for batch in blocks.chunks(BATCH) {
+            let reply = client.pool().query(worker, batch.iter().map(|block| block.name.clone()).collect()).await?;
+            found.extend(batch.iter().zip(reply.items).map(|(block, item)| {
+                // A block has room for what may be written to it yet.
+                let present: u32 = item.present.iter().map(|byte| byte.count_ones()).sum();
+                Cached { is_known: item.known, chunks: present.min(block.chunks()), path: item.path }
+            }));
+        }
+        Ok(found)
+    }
+}
 
 /// Requests to drop blocks in flight: a worker serves each on a thread of its own.
 const FREES: usize = 8;
@@ -33,23 +129,24 @@ struct BlockView {
     path: String,
 }
 
-#[derive(Default, Serialize)]
+/// Why files of fs-mode mounts are left alone, and what scripts call them.
+const KEPT: [(FreeFate, &str, &str); 3] = [
+    (FreeFate::Dirty, "unpersisted", ", of which the bucket lacks changes: see cv persist status"),
+    (FreeFate::Open, "open", " open, and written to: try again when all are closed"),
+    (FreeFate::Unsupported, "unsupported", ": what is written to file:// stays at the workers"),
+];
+
+#[derive(Default)]
 struct Freed {
     files: u64,
     blocks: u64,
     bytes: u64,
-    /// Of fs-mode mounts, what was not dropped: the bucket lacks changes of it, somebody has it open and has written to
-    /// it, or the bucket is of a kind that fs-mode files are not read from.
-    unpersisted_files: u64,
-    unpersisted_bytes: u64,
-    open_files: u64,
-    open_bytes: u64,
-    unsupported_files: u64,
+    /// Files and bytes that were not dropped, by their reason in [`KEPT`].
+    kept: [(u64, u64); KEPT.len()],
 }
 
 impl Freed {
-    fn add(&mut self, dropped: Option<(u64, u64)>) {
-        let (blocks, bytes) = dropped.unwrap_or_default();
+    fn add(&mut self, (blocks, bytes): (u64, u64)) {
         self.blocks += blocks;
         self.bytes += bytes;
     }
@@ -57,68 +154,42 @@ impl Freed {
     /// What became of files of fs-mode mounts.
     fn add_content(&mut self, results: &[FreedContent]) {
         for result in results {
-            match result.fate() {
-                FreeFate::Freed => self.add(Some((result.blocks, result.bytes))),
-                FreeFate::Dirty => {
-                    self.unpersisted_files += 1;
-                    self.unpersisted_bytes += result.bytes;
-                }
-                FreeFate::Open => {
-                    self.open_files += 1;
-                    self.open_bytes += result.bytes;
-                }
-                FreeFate::Unsupported => self.unsupported_files += 1,
-                FreeFate::Nothing => {}
+            if let Some(reason) = KEPT.iter().position(|(fate, ..)| *fate == result.fate()) {
+                self.kept[reason].0 += 1;
+                self.kept[reason].1 += result.bytes;
+            } else if result.fate() == FreeFate::Freed {
+                self.add((result.blocks, result.bytes));
             }
         }
     }
 
-    /// Why files of fs-mode mounts were left alone.
-    fn kept(&self) -> Vec<String> {
-        let mut kept = Vec::new();
-        if self.unpersisted_files > 0 {
-            kept.push(format!(
-                "kept {} of {}, of which the bucket lacks changes: see cv persist status",
-                console::size(self.unpersisted_bytes),
-                counted(self.unpersisted_files, "file")
-            ));
+    fn view(&self) -> Value {
+        let mut view = json!({"files": self.files, "blocks": self.blocks, "bytes": self.bytes});
+        for ((_, name, _), (files, bytes)) in KEPT.iter().zip(self.kept) {
+            view[format!("{name}_files")] = files.into();
+            view[format!("{name}_bytes")] = bytes.into();
         }
-        if self.open_files > 0 {
-            kept.push(format!(
-                "kept {} of {} open, and written to: try again when all are closed",
-                console::size(self.open_bytes),
-                counted(self.open_files, "file")
-            ));
-        }
-        if self.unsupported_files > 0 {
-            kept.push(format!(
-                "kept {}: what is written to file:// stays at the workers",
-                counted(self.unsupported_files, "file")
-            ));
-        }
-        kept
+        view
     }
-}
 
-/// The content of a file as the data plane names it; `None` of an empty file, which has no blocks.
-fn version(node: &Node) -> Result<Option<ObjectVersion>, CliError> {
-    match &node.mount {
-        Some(_) if node.kind == Kind::File && node.size > 0 => Ok(Some(node.object()?)),
-        _ => Ok(None),
+    fn print(&self) -> Result<(), CliError> {
+        let (blocks, files) = (counted(self.blocks, "block"), counted(self.files, "file"));
+        console::line(format_args!("dropped {blocks}, {}, of {files}", console::size(self.bytes)))?;
+        for ((_, _, why), (files, bytes)) in KEPT.iter().zip(self.kept).filter(|(_, (files, _))| *files > 0) {
+            console::line(format_args!("kept {} of {}{why}", console::size(bytes), counted(files, "file")))?;
+        }
+        Ok(())
     }
 }
 
 /// `cv fs blocks`.
-pub async fn blocks(args: PathArgs) -> Result<(), CliError> {
-    let views = with_client(&args.result.cluster, async |client| {
-        let node = client.metadata().resolve(&args.path).await?;
-        if node.kind == Kind::Directory {
-            return Err(CliError::Usage(format!("{} is a directory: name a file", args.path)));
-        }
-        where_blocks_are(client, &Layout::of(client, &node).await?).await
-    })
-    .await?;
-    args.result.show(&views, |views| {
+pub async fn show(client: &Client, PathArgs { path }: &PathArgs, result: &ResultArgs) -> Result<(), CliError> {
+    let node = client.metadata().resolve(path).await?;
+    if node.kind == Kind::Directory {
+        return Err(CliError::Usage(format!("{path} is a directory: name a file")));
+    }
+    let views = where_blocks_are(client, &Layout::of(client, &node).await?).await?;
+    result.show(&views, || {
         let row = |view: &BlockView| {
             let chunks = format!("{}/{}", view.chunks_present, view.chunks);
             let worker = format!("{}{}", view.worker, if view.first { "*" } else { "" });
@@ -126,7 +197,7 @@ pub async fn blocks(args: PathArgs) -> Result<(), CliError> {
             [index, length, chunks, worker, view.data.clone(), view.path.clone()]
         };
         let heading = ["BLOCK", "LENGTH", "CHUNKS", "WORKER", "DATA", "FILE"];
-        console::table_or(&format!("no worker has a block of {}", args.path), heading, views.iter().map(row))
+        console::table_or(&format!("no worker has a block of {path}"), heading, views.iter().map(row))
     })
 }
 
@@ -165,51 +236,44 @@ async fn where_blocks_are(client: &Client, layout: &Layout) -> Result<Vec<BlockV
 
 /// `cv fs free`: at every live worker, since a block may be where an earlier worker table placed it. Of files of
 /// fs-mode mounts the master knows where they are, and which of them the bucket has.
-pub async fn free(args: PathArgs) -> Result<(), CliError> {
-    let freed = with_client(&args.result.cluster, async |client| {
-        let root = client.metadata().resolve(&args.path).await?;
-        let mut freed = Freed::default();
-        let mut batch: Vec<BlockRef> = Vec::new();
-        let mut running = FuturesUnordered::new();
-        let mut contents: Vec<u64> = Vec::new();
-        walk(client, root, async |_, node| {
-            if node.is_fs_mode() {
-                if node.kind == Kind::File {
-                    freed.files += 1;
-                    contents.push(node.inode);
-                }
-                if contents.len() == BATCH {
-                    freed.add_content(&client.metadata().free_content(std::mem::take(&mut contents)).await?);
-                }
-                return Ok(());
+pub async fn free(client: &Client, PathArgs { path }: &PathArgs, result: &ResultArgs) -> Result<(), CliError> {
+    let root = client.metadata().resolve(path).await?;
+    let mut freed = Freed::default();
+    let mut batch: Vec<BlockRef> = Vec::new();
+    let mut running = FuturesUnordered::new();
+    let mut contents: Vec<u64> = Vec::new();
+    walk(client, root, async |found| {
+        let node = found.node;
+        if node.is_fs_mode() {
+            if node.kind == Kind::File {
+                freed.files += 1;
+                contents.push(node.inode);
             }
-            let Some(version) = version(node)? else { return Ok(()) };
-            freed.files += 1;
-            for index in 0..version.block_count() {
-                batch.push(version.block(index));
-                if batch.len() == BATCH {
-                    running.push(drop_blocks(client, std::mem::take(&mut batch)));
-                }
-                if running.len() == FREES {
-                    freed.add(running.try_next().await?);
-                }
+            if contents.len() == BATCH {
+                freed.add_content(&client.metadata().free_content(std::mem::take(&mut contents)).await?);
             }
-            Ok(())
-        })
-        .await?;
-        freed.add_content(&client.metadata().free_content(contents).await?);
-        running.push(drop_blocks(client, batch));
-        while let Some(reply) = running.try_next().await? {
-            freed.add(Some(reply));
+            return Ok(());
         }
-        Ok(freed)
+        let blocks = Layout::of(client, node).await?.blocks;
+        freed.files += u64::from(!blocks.is_empty());
+        for block in blocks {
+            batch.push(block.name);
+            if batch.len() == BATCH {
+                running.push(drop_blocks(client, std::mem::take(&mut batch)));
+            }
+            if running.len() == FREES {
+                freed.add(running.try_next().await?.unwrap_or_default());
+            }
+        }
+        Ok(())
     })
     .await?;
-    args.result.show(&freed, |freed| {
-        let (blocks, files) = (counted(freed.blocks, "block"), counted(freed.files, "file"));
-        console::line(format_args!("dropped {blocks}, {}, of {files}", console::size(freed.bytes)))?;
-        freed.kept().iter().try_for_each(console::line)
-    })
+    freed.add_content(&client.metadata().free_content(contents).await?);
+    running.push(drop_blocks(client, batch));
+    while let Some(reply) = running.try_next().await? {
+        freed.add(reply);
+    }
+    result.show(&freed.view(), || freed.print())
 }
 
 /// Drops blocks at every worker; how many there were, and their bytes.

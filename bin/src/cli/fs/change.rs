@@ -4,21 +4,19 @@
 //! Links are not followed. Nobody's permissions are looked at: whoever reaches the master may change everything, as
 //! root may on a mount.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use cavern_client::{Changed, Client, ClientError, Node};
-use cavern_proto::master::SetAttr;
 use cavern_proto::master::mutation::Change;
+use futures::future::LocalBoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::process::{getegid, geteuid, umask};
 
-use super::list::join;
+use super::walk::join;
 use crate::error::CliError;
 
 /// Changes that are under way at a time: they share log entries at the master.
@@ -69,8 +67,8 @@ impl NameInDirectory {
         Self { path: join(path, name), directory: directory.clone(), name: Bytes::copy_from_slice(name) }
     }
 
-    /// As `cp` and `mv` have it: the place of `name` in the directory that is at a path, or else that path itself. The
-    /// root of a mount is a directory to put something into, though its own name cannot be changed.
+    /// As `cp`, `mv` and `ln` have it: the place of `name` in the directory that is at a path, or else that path
+    /// itself. The root of a mount is a directory to put something into, though its own name cannot be changed.
     pub async fn target(client: &Client, path: &str, name: Option<&[u8]>) -> Result<Self, CliError> {
         match client.metadata().resolve(path).await {
             Ok(directory) if directory.is_directory() && directory.can_be_changed() => {
@@ -89,20 +87,6 @@ impl NameInDirectory {
             Ok(node) => Ok(Some(node)),
             Err(ClientError::NotFound(_)) => Ok(None),
             Err(error) => Err(error.into()),
-        }
-    }
-
-    /// The same, which must be there.
-    pub async fn existing(&self, client: &Client) -> Result<Arc<Node>, CliError> {
-        let none = || CliError::NotFound(format!("{}: no such file or directory", self.path));
-        self.node(client).await?.ok_or_else(none)
-    }
-
-    /// As `cp`, `mv` and `ln` have it: of a directory that is there, the place of this name in it.
-    pub async fn into_directory(self, client: &Client, name: &[u8]) -> Result<Self, CliError> {
-        match self.node(client).await? {
-            Some(directory) if directory.is_directory() => Ok(Self::below(&self.path, &directory, name)),
-            _ => Ok(self),
         }
     }
 }
@@ -129,12 +113,6 @@ pub async fn in_fs_mode(client: &Client, path: &str, what: &str) -> Result<Arc<N
     }
 }
 
-/// As [`in_fs_mode`]: the inode of the directory there, or of the one that the file is in.
-pub async fn directory_in_fs_mode(client: &Client, path: &str, what: &str) -> Result<u64, CliError> {
-    let node = in_fs_mode(client, path, what).await?;
-    Ok(if node.is_directory() { node.inode } else { node.parent })
-}
-
 /// Refuses what cannot be changed.
 fn check(path: &str, node: &Node) -> Result<(), CliError> {
     match &node.mount {
@@ -152,11 +130,7 @@ fn check(path: &str, node: &Node) -> Result<(), CliError> {
 
 /// Makes a change; a refusal names the path.
 pub async fn make(client: &Client, path: &str, change: Change) -> Result<Changed, CliError> {
-    make_as(client, path, change, own_ids()).await
-}
-
-/// The same, in the name of another user and group.
-pub async fn make_as(client: &Client, path: &str, change: Change, (uid, gid): (u32, u32)) -> Result<Changed, CliError> {
+    let (uid, gid) = own_ids();
     client.change(change, uid, gid).await.map_err(|error| refused(path, error))
 }
 
@@ -175,42 +149,22 @@ pub fn refused(path: &str, error: ClientError) -> CliError {
     }
 }
 
-/// The node of what a change has made in a directory.
-pub fn made(changed: &Changed, directory: &Node) -> Result<Arc<Node>, CliError> {
-    if let Some(node) = &changed.node {
-        return Ok(node.clone());
-    }
-    let attr = changed.result.attributes.iter().find(|attr| attr.inode == changed.result.inode);
-    let attr =
-        attr.ok_or_else(|| CliError::Failed("the master says nothing of what it made: see its log".to_owned()))?;
-    Ok(Arc::new(Node::nameless(attr, directory.mount.clone())))
-}
-
-/// Sets attributes; the lengths of files are not among them.
-pub fn set(inode: u64) -> SetAttr {
-    SetAttr { inode, ..SetAttr::default() }
-}
-
-type Running<'c> = Pin<Box<dyn Future<Output = Result<(), CliError>> + 'c>>;
-
 /// Changes that do not depend on each other.
 pub struct Changes<'c> {
     client: &'c Client,
-    running: FuturesUnordered<Running<'c>>,
-    /// Made so far.
-    pub count: u64,
+    running: FuturesUnordered<LocalBoxFuture<'c, Result<(), CliError>>>,
 }
 
 impl<'c> Changes<'c> {
     pub fn new(client: &'c Client) -> Self {
-        Self { client, running: FuturesUnordered::new(), count: 0 }
+        Self { client, running: FuturesUnordered::new() }
     }
 
     /// Begins a change, if there is one, when there is room for another.
     pub async fn begin(&mut self, path: String, change: impl Into<Option<Change>>) -> Result<(), CliError> {
         let Some(change) = change.into() else { return Ok(()) };
         if self.running.len() >= AT_A_TIME {
-            self.one().await?;
+            self.running.next().await.transpose()?;
         }
         let client = self.client;
         self.running.push(async move { make(client, &path, change).await.map(drop) }.boxed_local());
@@ -218,17 +172,9 @@ impl<'c> Changes<'c> {
     }
 
     /// Waits for all that were begun.
-    pub async fn finish(&mut self) -> Result<(), CliError> {
-        while !self.running.is_empty() {
-            self.one().await?;
-        }
-        Ok(())
-    }
-
-    async fn one(&mut self) -> Result<(), CliError> {
-        if let Some(result) = self.running.next().await {
+    pub async fn finish(mut self) -> Result<(), CliError> {
+        while let Some(result) = self.running.next().await {
             result?;
-            self.count += 1;
         }
         Ok(())
     }

@@ -1,23 +1,25 @@
-//! `cv fs ls` and `cv fs stat`.
+//! What the masters say of names, without a client: `cv fs ls`, `stat` and `du`.
 
 use cavern_conf::counted;
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
-    Entry, Extent, Kind, ListMountsRequest, ListUnavailableRequest, PersistStatusRequest, ReadDirRequest,
-    ResolveRequest, WriteType,
+    Entry, Extent, Kind, ListMountsRequest, ListUnavailableRequest, PersistStatus, PersistStatusRequest,
+    ReadDirRequest, ResolveRequest, UsageProgress, UsageRequest, WriteType,
 };
 use clap::Args;
-use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::cli::connect::ClusterArgs;
+use super::walk::join;
+use crate::cli::connect::ResultArgs;
+use crate::cli::persist::status_view;
 use crate::console;
 use crate::error::CliError;
 
 #[derive(Args)]
 pub struct LsArgs {
     /// Absolute path in the namespace.
-    #[arg(value_name = "PATH", default_value = "/")]
+    #[arg(default_value = "/")]
     path: String,
     /// With permissions, size and time.
     #[arg(short)]
@@ -25,128 +27,15 @@ pub struct LsArgs {
     /// With everything below.
     #[arg(short = 'R')]
     recursive: bool,
-    /// One JSON object per line.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
 }
 
 #[derive(Args)]
-pub struct StatArgs {
-    /// Absolute paths in the namespace.
-    #[arg(value_name = "PATH", required = true)]
-    paths: Vec<String>,
-    /// One JSON object per line.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    cluster: ClusterArgs,
-}
-
-/// An entry as it is shown.
-#[derive(Serialize)]
-struct EntryView {
+pub struct DuArgs {
+    /// Absolute path in the namespace.
     path: String,
-    kind: &'static str,
-    size: u64,
-    mode: String,
-    uid: u32,
-    gid: u32,
-    mtime: String,
-    inode: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mount_id: Option<u32>,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    key: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    etag: String,
-    /// Age of the listing that this comes from; absent where there is none, as in fs-mode mounts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    listing_age_ms: Option<i64>,
-    /// Whether the bucket has it; `cv fs stat` of what is in fs-mode mounts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bucket: Option<BucketView>,
-    /// Blocks that are at lost workers only, and in no bucket; `cv fs stat` of files of fs-mode mounts.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    unavailable: Vec<UnavailableBlock>,
-}
-
-/// How far the bucket is behind a file, or behind a directory and all below it.
-#[derive(Serialize)]
-struct BucketView {
-    /// It has everything.
-    persisted: bool,
-    files: u64,
-    bytes: u64,
-    deletions: u64,
-    /// Age of the oldest change that it lacks.
-    waiting_seconds: f64,
-    /// Why the last attempt failed; empty when none has.
-    last_error: String,
-}
-
-impl BucketView {
-    async fn of(masters: &MasterChannel, path: &str) -> Result<Self, CliError> {
-        let request = PersistStatusRequest { path: path.to_owned(), ..PersistStatusRequest::default() };
-        let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
-        let status = masters.ask_unary(ask).await?;
-        Ok(Self {
-            persisted: status.files + status.deletions == 0,
-            files: status.files,
-            bytes: status.bytes,
-            deletions: status.deletions,
-            waiting_seconds: status.oldest_age_ms as f64 / 1000.0,
-            last_error: status.last_error,
-        })
-    }
-
-    fn text(&self, kind: &str) -> String {
-        if self.persisted {
-            let what = if kind == "directory" { "everything below" } else { "it" };
-            return format!("has {what}");
-        }
-        let what = match kind {
-            "directory" => {
-                format!("lacks {}, {} to delete", counted(self.files, "file"), counted(self.deletions, "object"))
-            }
-            _ => "lacks the last change".to_owned(),
-        };
-        let error =
-            if self.last_error.is_empty() { String::new() } else { format!("; the last error: {}", self.last_error) };
-        format!("{what}, waiting for {:.0} s{error}", self.waiting_seconds)
-    }
-}
-
-/// A block that nobody who is there has.
-#[derive(Serialize)]
-struct UnavailableBlock {
-    index: u32,
-    /// Those that have it.
-    workers: Vec<u64>,
-}
-
-impl EntryView {
-    fn new(path: String, entry: &Entry) -> Self {
-        let attr = entry.attr.unwrap_or_default();
-        let (kind, letter) = kind_name(attr.kind());
-        Self {
-            path,
-            kind,
-            size: attr.size,
-            mode: mode_text(letter, attr.mode),
-            uid: attr.uid,
-            gid: attr.gid,
-            mtime: time_text(attr.mtime_ns),
-            inode: attr.inode,
-            mount_id: (entry.mount_id != 0).then_some(entry.mount_id),
-            key: entry.key.clone(),
-            etag: entry.etag.clone(),
-            listing_age_ms: (entry.listing_age_ms >= 0).then_some(entry.listing_age_ms),
-            bucket: None,
-            unavailable: Vec::new(),
-        }
-    }
+    /// Only the total.
+    #[arg(short)]
+    summary: bool,
 }
 
 /// What a kind is called, and its letter in `ls -l`.
@@ -163,162 +52,241 @@ pub fn kind_name(kind: Kind) -> (&'static str, char) {
 }
 
 /// `-rw-r--r--`.
-pub fn mode_text(kind: char, mode: u32) -> String {
+pub fn mode_text(kind: Kind, mode: u32) -> String {
     let bits = (0..9).map(|bit| if mode & (0o400 >> bit) == 0 { '-' } else { ['r', 'w', 'x'][bit % 3] });
-    std::iter::once(kind).chain(bits).collect()
+    std::iter::once(kind_name(kind).1).chain(bits).collect()
 }
 
 pub fn time_text(ns: i64) -> String {
     jiff::Timestamp::from_nanosecond(i128::from(ns)).map_or_else(|_| ns.to_string(), |time| format!("{time:.3}"))
 }
 
-/// What `cv fs ls` calls an entry.
-fn name_of(path: &str, is_recursive: bool) -> &str {
-    match path.rsplit_once('/') {
-        Some((_, name)) if !is_recursive && !name.is_empty() => name,
-        _ => path,
-    }
-}
-
-/// The path of a child, `name` as readable as it can be.
-pub fn join(directory: &str, name: &[u8]) -> String {
-    format!("{}/{}", directory.trim_end_matches('/'), String::from_utf8_lossy(name))
-}
-
-/// The path of what is below another, by its path relative to that: empty for that itself.
-pub fn path_below(top: &str, below: &str) -> String {
-    match (top.trim_end_matches('/'), below) {
-        ("", "") => "/".to_owned(),
-        (top, "") => top.to_owned(),
-        (top, below) => format!("{top}/{below}"),
-    }
-}
-
-pub async fn resolve(masters: &MasterChannel, path: &str) -> Result<Entry, CliError> {
+async fn resolve(masters: &MasterChannel, path: &str) -> Result<Entry, CliError> {
     let request = ResolveRequest { path: path.to_owned(), session: 0 };
     let resolve = async |mut master: Stubs| master.namespace.resolve(request.clone()).await;
     Ok(masters.ask_unary(resolve).await?)
 }
 
+/// Calls `visit` with the entries of a directory as they arrive; another master goes on after the last name.
+async fn list(
+    masters: &MasterChannel,
+    inode: u64,
+    mut visit: impl FnMut(Entry) -> Result<(), CliError>,
+) -> Result<(), CliError> {
+    let mut request = ReadDirRequest { inode, ..ReadDirRequest::default() };
+    let list = async |mut master: Stubs| {
+        let mut pages = master.namespace.read_dir(request.clone()).await?.into_inner();
+        while let Some(page) = pages.message().await? {
+            for entry in page.entries {
+                request.after_name = entry.name.clone();
+                if let Err(error) = visit(entry) {
+                    return Ok(Err(error));
+                }
+            }
+        }
+        Ok(Ok(()))
+    };
+    masters.ask(list).await?
+}
+
+/// An entry as it is shown.
+fn view(path: &str, entry: &Entry) -> Value {
+    let attr = entry.attr.unwrap_or_default();
+    json!({
+        "path": path,
+        "kind": kind_name(attr.kind()).0,
+        "size": attr.size,
+        "mode": mode_text(attr.kind(), attr.mode),
+        "uid": attr.uid,
+        "gid": attr.gid,
+        "mtime": time_text(attr.mtime_ns),
+        "inode": attr.inode,
+        "mount_id": (entry.mount_id != 0).then_some(entry.mount_id),
+        "key": entry.key,
+        "etag": entry.etag,
+        // Of the listing that this comes from.
+        "listing_age_ms": (entry.listing_age_ms >= 0).then_some(entry.listing_age_ms),
+    })
+}
+
 impl LsArgs {
-    pub async fn run(self) -> Result<(), CliError> {
-        let masters = self.cluster.masters().await?;
+    pub async fn run(&self, result: &ResultArgs) -> Result<(), CliError> {
+        let masters = result.cluster.masters().await?;
         let entry = resolve(&masters, &self.path).await?;
         let attr = entry.attr.unwrap_or_default();
         if attr.kind() != Kind::Directory {
-            return self.print(self.path.clone(), &entry);
+            return self.print(&self.path, &entry, result.json);
         }
         let mut pending = vec![(self.path.clone(), attr.inode)];
         while let Some((directory, inode)) = pending.pop() {
-            let below = self.directory(&masters, &directory, inode).await?;
-            if self.recursive {
-                pending.extend(below.into_iter().rev());
-            }
-        }
-        Ok(())
-    }
-
-    /// Prints the entries of one directory as they arrive; answers the directories among them.
-    async fn directory(&self, masters: &MasterChannel, path: &str, inode: u64) -> Result<Vec<(String, u64)>, CliError> {
-        let mut request = ReadDirRequest { inode, ..ReadDirRequest::default() };
-        let mut directories = Vec::new();
-        // Another master goes on after the last name.
-        let list = async |mut master: Stubs| {
-            let mut pages = master.namespace.read_dir(request.clone()).await?.into_inner();
-            while let Some(page) = pages.message().await? {
-                for entry in page.entries {
-                    let attr = entry.attr.unwrap_or_default();
-                    if self.recursive && attr.kind() == Kind::Directory {
-                        directories.push((join(path, &entry.name), attr.inode));
-                    }
-                    if let Err(error) = self.print(join(path, &entry.name), &entry) {
-                        return Ok(Err(error));
-                    }
-                    request.after_name = entry.name;
+            let mut below = Vec::new();
+            let show = |entry: Entry| {
+                let (path, attr) = (join(&directory, &entry.name), entry.attr.unwrap_or_default());
+                self.print(&path, &entry, result.json)?;
+                if self.recursive && attr.kind() == Kind::Directory {
+                    below.push((path, attr.inode));
                 }
-            }
-            Ok(Ok(()))
-        };
-        masters.ask(list).await??;
-        Ok(directories)
-    }
-
-    fn print(&self, path: String, entry: &Entry) -> Result<(), CliError> {
-        let view = EntryView::new(path, entry);
-        if self.json {
-            return console::json_line(&view);
-        }
-        let name = console::name(name_of(&view.path, self.recursive));
-        let slash = if view.kind == "directory" { "/" } else { "" };
-        if self.long {
-            return console::line(format_args!("{} {:>14} {} {name}{slash}", view.mode, view.size, view.mtime));
-        }
-        console::line(format_args!("{name}{slash}"))
-    }
-}
-
-impl StatArgs {
-    pub async fn run(self) -> Result<(), CliError> {
-        let masters = self.cluster.masters().await?;
-        let list = async |mut master: Stubs| master.cluster.list_mounts(ListMountsRequest {}).await;
-        let mounts = masters.ask_unary(list).await?.mounts;
-        let is_fs_mode = |id: u32| mounts.iter().any(|mount| mount.id == id && mount.write_type() == WriteType::FsMode);
-        for path in &self.paths {
-            let entry = resolve(&masters, path).await?;
-            let mut view = EntryView::new(path.clone(), &entry);
-            if is_fs_mode(entry.mount_id) {
-                // The namespace is the truth: when the bucket was listed says nothing of the file.
-                view.listing_age_ms = None;
-                view.bucket = Some(BucketView::of(&masters, path).await?);
-            }
-            if view.kind == "file" && view.mount_id.is_some() {
-                view.unavailable = unavailable(&masters, view.inode).await?;
-            }
-            if self.json {
-                console::json_line(&view)?;
-                continue;
-            }
-            console::line(console::name(&view.path))?;
-            let mut facts = vec![
-                ("kind", view.kind.to_owned()),
-                ("size", view.size.to_string()),
-                ("mode", view.mode),
-                ("owner", format!("{}:{}", view.uid, view.gid)),
-                ("modified", view.mtime),
-                ("inode", view.inode.to_string()),
-            ];
-            let mount = mounts.iter().find(|mount| Some(mount.id) == view.mount_id);
-            facts.extend(mount.map(|mount| ("mount", mount.path.clone())));
-            facts.extend(Some(view.key).filter(|key| !key.is_empty()).map(|key| ("key", key)));
-            facts.extend(Some(view.etag).filter(|etag| !etag.is_empty()).map(|etag| ("etag", etag)));
-            facts.extend(view.listing_age_ms.map(|age| ("listed", format!("{:.1} s ago", age as f64 / 1000.0))));
-            facts.extend(view.bucket.map(|bucket| ("bucket", bucket.text(view.kind))));
-            facts.extend(unavailable_text(&view.unavailable).map(|text| ("LOST", text)));
-            for (name, value) in facts {
-                console::line(format_args!("  {name:<9} {}", console::name(&value)))?;
-            }
+                Ok(())
+            };
+            list(&masters, inode, show).await?;
+            pending.extend(below.into_iter().rev());
         }
         Ok(())
     }
+
+    fn print(&self, path: &str, entry: &Entry, json: bool) -> Result<(), CliError> {
+        if json {
+            return console::json_line(&view(path, entry));
+        }
+        let name = match path.rsplit_once('/') {
+            Some((_, name)) if !self.recursive && !name.is_empty() => name,
+            _ => path,
+        };
+        let attr = entry.attr.unwrap_or_default();
+        let (name, slash) = (console::name(name), if attr.kind() == Kind::Directory { "/" } else { "" });
+        if !self.long {
+            return console::line(format_args!("{name}{slash}"));
+        }
+        let (mode, time) = (mode_text(attr.kind(), attr.mode), time_text(attr.mtime_ns));
+        console::line(format_args!("{mode} {:>14} {time} {name}{slash}", attr.size))
+    }
 }
 
-/// The blocks of a file that nobody who is there has.
-async fn unavailable(masters: &MasterChannel, inode: u64) -> Result<Vec<UnavailableBlock>, CliError> {
-    let request = ListUnavailableRequest { inode, ..ListUnavailableRequest::default() };
-    let found = masters.ask_unary(async |mut master: Stubs| master.cluster.list_unavailable(request).await).await?;
-    let block = |extent: Extent| UnavailableBlock { index: extent.index, workers: extent.workers };
-    Ok(found.extents.into_iter().map(block).collect())
+/// `cv fs stat`.
+pub async fn stat(paths: &[String], result: &ResultArgs) -> Result<(), CliError> {
+    let masters = result.cluster.masters().await?;
+    let list = async |mut master: Stubs| master.cluster.list_mounts(ListMountsRequest {}).await;
+    let mounts = masters.ask_unary(list).await?.mounts;
+    for path in paths {
+        let entry = resolve(&masters, path).await?;
+        let attr = entry.attr.unwrap_or_default();
+        let mount = mounts.iter().find(|mount| mount.id == entry.mount_id);
+        let (mut bucket, mut unavailable) = (None, Vec::new());
+        if mount.is_some_and(|mount| mount.write_type() == WriteType::FsMode) {
+            let request = PersistStatusRequest { path: path.clone(), ..PersistStatusRequest::default() };
+            let ask = async |mut master: Stubs| master.cluster.get_persist_status(request.clone()).await;
+            bucket = Some(masters.ask_unary(ask).await?);
+        }
+        if matches!(attr.kind(), Kind::File | Kind::Unspecified) && mount.is_some() {
+            let request = ListUnavailableRequest { inode: attr.inode, ..ListUnavailableRequest::default() };
+            let ask = async |mut master: Stubs| master.cluster.list_unavailable(request).await;
+            unavailable = masters.ask_unary(ask).await?.extents;
+        }
+        // The namespace is the truth in fs-mode: when the bucket was listed says nothing of the file.
+        let listed = Some(entry.listing_age_ms).filter(|age| *age >= 0 && bucket.is_none());
+        if result.json {
+            let mut view = view(path, &entry);
+            view["listing_age_ms"] = listed.into();
+            view["bucket"] = bucket.as_ref().map(status_view).into();
+            let lost = |block: &Extent| json!({"index": block.index, "workers": block.workers});
+            view["unavailable"] = unavailable.iter().map(lost).collect();
+            console::json_line(&view)?;
+            continue;
+        }
+        console::line(console::name(path))?;
+        let some = |name, text: &str| Some((name, text.to_owned())).filter(|(_, text)| !text.is_empty());
+        let facts = [
+            some("kind", kind_name(attr.kind()).0),
+            Some(("size", attr.size.to_string())),
+            Some(("mode", mode_text(attr.kind(), attr.mode))),
+            Some(("owner", format!("{}:{}", attr.uid, attr.gid))),
+            Some(("modified", time_text(attr.mtime_ns))),
+            Some(("inode", attr.inode.to_string())),
+            mount.map(|mount| ("mount", mount.path.clone())),
+            some("key", &entry.key),
+            some("etag", &entry.etag),
+            listed.map(|age| ("listed", format!("{:.1} s ago", age as f64 / 1000.0))),
+            bucket.map(|bucket| ("bucket", bucket_text(&bucket, attr.kind()))),
+            unavailable.first().map(|first| ("LOST", lost_text(first, unavailable.len()))),
+        ];
+        for (name, value) in facts.into_iter().flatten() {
+            console::line(format_args!("  {name:<9} {}", console::name(&value)))?;
+        }
+    }
+    Ok(())
 }
 
-fn unavailable_text(blocks: &[UnavailableBlock]) -> Option<String> {
-    let first = blocks.first()?;
+fn bucket_text(status: &PersistStatus, kind: Kind) -> String {
+    let is_directory = kind == Kind::Directory;
+    if status.files + status.deletions == 0 {
+        return format!("has {}", if is_directory { "everything below" } else { "it" });
+    }
+    let (files, objects) = (counted(status.files, "file"), counted(status.deletions, "object"));
+    let what = match is_directory {
+        true => format!("lacks {files}, {objects} to delete"),
+        false => "lacks the last change".to_owned(),
+    };
+    let error = console::prefixed("; the last error: ", &status.last_error);
+    format!("{what}, waiting for {:.0} s{error}", status.oldest_age_ms as f64 / 1000.0)
+}
+
+fn lost_text(first: &Extent, blocks: usize) -> String {
     let workers: Vec<String> = first.workers.iter().map(u64::to_string).collect();
-    Some(format!(
+    format!(
         "{} at lost workers only, and in no bucket; block {} at {}: start them again",
-        counted(blocks.len() as u64, "block"),
+        counted(blocks as u64, "block"),
         first.index,
         workers.join(", ")
-    ))
+    )
+}
+
+/// What is below a path, the directory itself included.
+async fn usage(masters: &MasterChannel, path: &str) -> Result<UsageProgress, CliError> {
+    let count = async |mut master: Stubs| {
+        let mut progress = master.namespace.usage(UsageRequest { path: path.to_owned() }).await?.into_inner();
+        let mut last = UsageProgress::default();
+        while let Some(message) = progress.message().await? {
+            last = message;
+        }
+        Ok(last)
+    };
+    match masters.ask(count).await? {
+        last if last.done => Ok(last),
+        _ => Err(CliError::Failed(format!("the master gave up counting {path}: see its log"))),
+    }
+}
+
+fn usage_view(path: &str, usage: &UsageProgress) -> Value {
+    json!({"path": path, "directories": usage.directories, "files": usage.files, "bytes": usage.bytes})
+}
+
+impl DuArgs {
+    pub async fn run(&self, result: &ResultArgs) -> Result<(), CliError> {
+        let masters = result.cluster.masters().await?;
+        let root = resolve(&masters, &self.path).await?.attr.unwrap_or_default();
+        let (mut entries, mut found) = (Vec::new(), Vec::new());
+        if !self.summary && root.kind() == Kind::Directory {
+            let note = |entry: Entry| {
+                entries.push((entry.name, entry.attr.unwrap_or_default()));
+                Ok(())
+            };
+            list(&masters, root.inode, note).await?;
+        }
+        for (name, attr) in entries {
+            let path = join(&self.path, &name);
+            if attr.kind() != Kind::Directory {
+                found.push((path, UsageProgress { files: 1, bytes: attr.size, ..UsageProgress::default() }));
+            } else if std::str::from_utf8(&name).is_ok() {
+                let usage = usage(&masters, &path).await?;
+                found.push((path, usage));
+            } else {
+                // A path is text: what is below another one cannot be asked for by itself.
+                console::remark(format_args!(
+                    "{}: its name is not UTF-8, so that it is counted in the total only",
+                    console::escaped(&path)
+                ));
+            }
+        }
+        found.push((self.path.clone(), usage(&masters, &self.path).await?));
+        let views: Vec<Value> = found.iter().map(|(path, usage)| usage_view(path, usage)).collect();
+        result.show(&views, || {
+            let row = |(path, usage): &(String, UsageProgress)| {
+                let [directories, files] = [usage.directories, usage.files].map(|count| count.to_string());
+                [directories, files, console::size(usage.bytes), path.clone()]
+            };
+            console::table(["DIRECTORIES", "FILES", "SIZE", "PATH"], found.iter().map(row))
+        })
+    }
 }
 
 #[cfg(test)]
@@ -326,14 +294,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modes_times_and_paths_read_as_usual() {
-        assert_eq!(mode_text('d', 0o755), "drwxr-xr-x");
-        assert_eq!(mode_text('-', 0o640), "-rw-r-----");
+    fn modes_and_times_read_as_usual() {
+        assert_eq!(mode_text(Kind::Directory, 0o755), "drwxr-xr-x");
+        assert_eq!(mode_text(Kind::File, 0o640), "-rw-r-----");
         assert_eq!(time_text(1_700_000_000_123_456_789), "2023-11-14T22:13:20.123Z");
         assert_eq!(time_text(0), "1970-01-01T00:00:00.000Z");
-        assert_eq!(join("/", b"a"), "/a");
-        assert_eq!(join("/a/b", b"c"), "/a/b/c");
-        let below = [("/", ""), ("/", "a"), ("/a/", ""), ("/a", "b/c")].map(|(top, below)| path_below(top, below));
-        assert_eq!(below, ["/", "/a", "/a", "/a/b/c"]);
     }
 }

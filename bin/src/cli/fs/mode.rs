@@ -7,136 +7,101 @@ use cavern_proto::master::Kind;
 
 /// Set-user-id and set-group-id: of a directory they stay unless they are named.
 const SET_IDS: u32 = SET_USER_ID | SET_GROUP_ID;
+const OPERATORS: [char; 3] = ['+', '-', '='];
 
 /// What is to become of the permissions of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModeChange(Vec<Step>);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operator {
-    Add,
-    Remove,
-    Set,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bits {
-    /// These; with execution where the file has it for anybody, or is a directory, if `execute_if_any`.
-    These { bits: u32, execute_if_any: bool },
-    /// Those that one class (0o700, 0o070 or 0o007) has.
-    OfClass(u32),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Step {
-    /// Bits of the classes that are named; 0 when none is: then all, but for what the umask takes away.
-    affected: u32,
-    operator: Operator,
-    bits: Bits,
-    /// Of [`SET_IDS`], those that are named.
-    named_ids: u32,
-}
+pub struct ModeChange(String);
 
 impl ModeChange {
     /// The permissions that a file of this kind has after the change.
     pub fn apply(&self, mode: u32, kind: Kind, umask: u32) -> u32 {
-        let is_directory = kind == Kind::Directory;
-        self.0.iter().fold(mode & MODE_BITS, |mode, step| {
-            let left_out = if is_directory { SET_IDS & !step.named_ids } else { 0 };
-            let bits = match step.bits {
-                Bits::OfClass(class) => spread(mode & class),
-                Bits::These { bits, execute_if_any: true } if is_directory || mode & 0o111 != 0 => bits | 0o111,
-                Bits::These { bits, .. } => bits,
-            };
-            let affected = if step.affected == 0 { !umask } else { step.affected };
-            let bits = bits & affected & !left_out;
-            match step.operator {
-                Operator::Add => mode | bits,
-                Operator::Remove => mode & !bits,
-                Operator::Set if step.affected == 0 => mode & left_out | bits,
-                Operator::Set => mode & (!step.affected | left_out) | bits,
-            }
-        })
+        // What makes no sense was refused when it was given.
+        changed(&self.0, mode & MODE_BITS, kind == Kind::Directory, umask).unwrap_or(mode)
     }
-}
-
-/// The permissions that are of one class, for all three.
-fn spread(bits: u32) -> u32 {
-    [0o444, 0o222, 0o111].into_iter().filter(|right| bits & right != 0).sum()
 }
 
 impl FromStr for ModeChange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text.starts_with(|first: char| first.is_ascii_digit()) {
-            let bits = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= MODE_BITS);
-            let bits = bits.ok_or_else(|| format!("\"{text}\" is no octal mode: 0 to 7777"))?;
-            // As GNU has it: five digits say that all bits are meant.
-            let named_ids = if text.len() > 4 { SET_IDS } else { bits & SET_IDS };
-            let bits = Bits::These { bits, execute_if_any: false };
-            return Ok(Self(vec![Step { affected: 0o7777, operator: Operator::Set, bits, named_ids }]));
-        }
-        let clauses = text.split(',').map(clause).collect::<Option<Vec<_>>>();
-        let steps = clauses.ok_or_else(|| format!("\"{text}\" is no mode: try 0644, u+x or go-w,a+rX"))?;
-        Ok(Self(steps.into_iter().flatten().collect()))
+        changed(text, 0, false, 0).map(|_| Self(text.to_owned())).ok_or_else(|| {
+            if text.starts_with(|first: char| first.is_ascii_digit()) {
+                format!("\"{text}\" is no octal mode: 0 to 7777")
+            } else {
+                format!("\"{text}\" is no mode: try 0644, u+x or go-w,a+rX")
+            }
+        })
     }
 }
 
+/// The permissions after a change; `None` where that makes no sense.
+fn changed(text: &str, mode: u32, is_directory: bool, umask: u32) -> Option<u32> {
+    if text.starts_with(|first: char| first.is_ascii_digit()) {
+        let bits = u32::from_str_radix(text, 8).ok().filter(|bits| *bits <= MODE_BITS)?;
+        // As GNU has it: five digits say that all bits are meant.
+        let stays = if is_directory && text.len() <= 4 { mode & SET_IDS } else { 0 };
+        return Some(stays | bits);
+    }
+    text.split(',').try_fold(mode, |mode, clause| clause_applied(clause, mode, is_directory, umask))
+}
+
 /// `[ugoa]*([-+=]([rwxXst]*|[ugo]))+`
-fn clause(text: &str) -> Option<Vec<Step>> {
-    let start = text.find(['+', '-', '='])?;
-    let mut affected = 0;
-    for class in text[..start].chars() {
-        affected |= match class {
+fn clause_applied(text: &str, mode: u32, is_directory: bool, umask: u32) -> Option<u32> {
+    let (classes, mut rest) = text.split_at(text.find(OPERATORS)?);
+    // Bits of the classes that are named; 0 when none is: then all, but for what the umask takes away.
+    let named = classes.chars().try_fold(0, |named, class| {
+        let bits = match class {
             'u' => 0o4700,
             'g' => 0o2070,
             'o' => 0o1007,
             'a' => 0o7777,
             _ => return None,
         };
-    }
-    let mut steps = Vec::new();
-    let mut rest = &text[start..];
+        Some(named | bits)
+    })?;
+    let reach = if named == 0 { 0o7777 } else { named };
+    let mut mode = mode;
     while let Some(operator) = rest.chars().next() {
-        let operator = match operator {
-            '+' => Operator::Add,
-            '-' => Operator::Remove,
-            _ => Operator::Set,
+        let end = rest[1..].find(OPERATORS).map_or(rest.len(), |at| at + 1);
+        let (bits, ids) = bits(&rest[1..end], mode, is_directory)?;
+        let stays = if is_directory { SET_IDS & !(ids & reach) } else { 0 };
+        let bits = bits & !stays & if named == 0 { !umask } else { named };
+        mode = match operator {
+            '+' => mode | bits,
+            '-' => mode & !bits,
+            _ => mode & (!reach | stays) | bits,
         };
-        let end = rest[1..].find(['+', '-', '=']).map_or(rest.len(), |at| at + 1);
-        let (bits, ids) = bits(&rest[1..end])?;
-        let in_reach = if affected == 0 { ids } else { ids & affected };
-        steps.push(Step { affected, operator, bits, named_ids: in_reach });
         rest = &rest[end..];
     }
-    Some(steps)
+    Some(mode)
 }
 
-/// What is given or taken, and which of [`SET_IDS`] it names.
-fn bits(text: &str) -> Option<(Bits, u32)> {
+/// What is given or taken, and which of [`SET_IDS`] are named. A file with these permissions gets execution by `X`
+/// where it has it for anybody, or is a directory.
+fn bits(text: &str, mode: u32, is_directory: bool) -> Option<(u32, u32)> {
     let class = match text {
-        "u" => 0o700,
-        "g" => 0o070,
-        "o" => 0o007,
-        _ => 0,
-    };
-    if class != 0 {
-        return Some((Bits::OfClass(class), 0));
-    }
-    let (mut bits, mut execute_if_any) = (0, false);
-    for right in text.chars() {
-        match right {
-            'r' => bits |= 0o444,
-            'w' => bits |= 0o222,
-            'x' => bits |= 0o111,
-            'X' => execute_if_any = true,
-            's' => bits |= SET_IDS,
-            't' => bits |= 0o1000,
-            _ => return None,
+        "u" => mode & 0o700,
+        "g" => mode & 0o070,
+        "o" => mode & 0o007,
+        _ => {
+            let bits = text.chars().try_fold(0, |bits, right| {
+                let right = match right {
+                    'r' => 0o444,
+                    'w' => 0o222,
+                    'x' => 0o111,
+                    'X' if is_directory || mode & 0o111 != 0 => 0o111,
+                    'X' => 0,
+                    's' => SET_IDS,
+                    't' => 0o1000,
+                    _ => return None,
+                };
+                Some(bits | right)
+            })?;
+            return Some((bits, bits & SET_IDS));
         }
-    }
-    Some((Bits::These { bits, execute_if_any }, bits & SET_IDS))
+    };
+    Some(([0o444, 0o222, 0o111].into_iter().filter(|right| class & right != 0).sum(), 0))
 }
 
 #[cfg(test)]

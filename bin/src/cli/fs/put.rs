@@ -15,12 +15,11 @@ use bytes::Bytes;
 use cavern_client::{Client, NewFile};
 use cavern_proto::master::Kind;
 use clap::Args;
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2, readlinkat};
 
-use super::args::Copied;
 use super::change::{NameInDirectory, make, own_ids, own_umask, refused};
-use super::make::{ensure_directory, symlink};
-use super::walk::with_client;
+use super::names::{ensure_directory, symlink};
+use super::walk::Copied;
 use crate::cli::connect::ResultArgs;
 use crate::console;
 use crate::error::{CliError, Context as _};
@@ -31,13 +30,9 @@ const PIECE_BYTES: usize = 4 << 20;
 #[derive(Args)]
 pub struct PutArgs {
     /// File or directory of this host; - for stdin.
-    #[arg(value_name = "SOURCE")]
     source: PathBuf,
     /// Absolute path in a mount that can be written to: a name, or a directory to put it into.
-    #[arg(value_name = "PATH")]
     path: String,
-    #[command(flatten)]
-    result: ResultArgs,
 }
 
 /// What is read, and the permissions that a new file of it gets.
@@ -48,27 +43,23 @@ struct Source {
 }
 
 impl PutArgs {
-    pub async fn run(self) -> Result<(), CliError> {
-        with_client(&self.result.cluster, async |client| self.put(client).await).await?.show(&self.result)
-    }
-
-    async fn put(&self, client: &Client) -> Result<Copied, CliError> {
+    pub async fn run(&self, client: &Client, result: &ResultArgs) -> Result<(), CliError> {
         let is_stdin = self.source.as_os_str() == "-";
         let name = self.source.file_name().filter(|_| !is_stdin);
         let target = NameInDirectory::target(client, &self.path, name.map(OsStr::as_bytes)).await?;
-        let mut copied = Copied::default();
         if is_stdin {
             let source = Source { what: "stdin".to_owned(), bytes: Box::new(io::stdin()), mode: 0o666 };
-            copied.bytes = put_file(client, source, &target).await?;
-            copied.files = 1;
-            return Ok(copied);
+            return Copied { files: 1, bytes: put_file(client, source, &target).await? }.show(result);
         }
-        let what = self.source.display();
-        let kind = fs::metadata(&self.source).context(format_args!("cannot read {what}"))?;
-        if !kind.is_file() && !kind.is_dir() {
-            return Err(CliError::Failed(format!("{what} is neither a file nor a directory")));
-        }
-        let root = File::open(&self.source).context(format_args!("cannot read {what}"))?;
+        self.put(client, target).await?.show(result)
+    }
+
+    async fn put(&self, client: &Client, target: NameInDirectory) -> Result<Copied, CliError> {
+        let mut copied = Copied::default();
+        // Without waiting for somebody at the other end of a FIFO.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let root = openat(CWD, &self.source, flags, Mode::empty());
+        let root = File::from(root.context(format_args!("cannot read {}", self.source.display()))?);
         // What is still to be copied: below the source, and there.
         let mut pending = vec![(PathBuf::new(), target)];
         while let Some((below, place)) = pending.pop() {
@@ -84,7 +75,7 @@ impl PutArgs {
             }
             if kind.is_symlink() {
                 let link = open_below(&root, &below, OFlags::PATH).context(cannot_read())?;
-                let target = rustix::fs::readlinkat(&link, "", Vec::new()).context(cannot_read())?;
+                let target = readlinkat(&link, "", Vec::new()).context(cannot_read())?;
                 put_link(client, Bytes::from(target.into_bytes()), &place).await?;
                 continue;
             }
@@ -111,7 +102,7 @@ fn open_below(root: &File, below: &Path, flags: OFlags) -> io::Result<File> {
     }
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat2(root, below, flags, Mode::empty(), resolve)?.into())
+    Ok(openat2(root, below, flags, Mode::empty(), resolve)?.into())
 }
 
 impl Source {

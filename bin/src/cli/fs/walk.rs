@@ -1,64 +1,51 @@
-//! A client for one command, and walks through the namespace with it.
+//! What the verbs of `cv fs` have in common: paths, and a walk.
 
 use std::sync::Arc;
 
-use cavern_client::{Client, ClientError, NoSink, Node};
-use cavern_proto::COMMAND_CLIENT;
+use cavern_client::{Client, Node};
+use cavern_conf::counted;
 use cavern_proto::master::Kind;
+use clap::Args;
+use serde_json::json;
 
-use crate::cli::connect::ClusterArgs;
+use crate::cli::connect::ResultArgs;
+use crate::console;
 use crate::error::CliError;
 
 /// Entries asked for at a time.
 const PAGE: usize = 1000;
 
-/// The one place where an error of the client becomes an exit code.
-impl From<ClientError> for CliError {
-    fn from(error: ClientError) -> Self {
-        match &error {
-            ClientError::NotFound(_) | ClientError::Stale(_) => Self::NotFound(error.to_string()),
-            ClientError::Net(error) => error.clone().into(),
-            _ => Self::Failed(error.to_string()),
-        }
-    }
+#[derive(Args)]
+pub struct PathArgs {
+    /// Absolute path in the namespace.
+    pub path: String,
 }
 
-/// Runs `work` with a client of the cluster, and lets the client's tasks end afterwards whatever came out.
-pub async fn with_client<T>(
-    cluster: &ClusterArgs,
-    work: impl AsyncFnOnce(&Client) -> Result<T, CliError>,
-) -> Result<T, CliError> {
-    let client = Client::connect(&cluster.config()?, COMMAND_CLIENT, Arc::new(NoSink)).await?;
-    let result = work(&client).await;
-    client.shutdown().await;
-    result
+#[derive(Args)]
+pub struct PathsArgs {
+    /// Absolute paths in the namespace.
+    #[arg(value_name = "PATH", required = true)]
+    pub paths: Vec<String>,
 }
 
-/// Does something with every path, one after the other.
-pub async fn each_path(
-    cluster: &ClusterArgs,
-    paths: &[String],
-    mut work: impl AsyncFnMut(&Client, &str) -> Result<(), CliError>,
-) -> Result<(), CliError> {
-    with_client(cluster, async |client| {
-        for path in paths {
-            work(client, path).await?;
-        }
-        Ok(())
-    })
-    .await
+/// What a walk has come to.
+pub struct Found<'a> {
+    /// Below the root of the walk: empty for the root itself.
+    pub below: &'a str,
+    /// The directory that it was found in; 0 of the root.
+    pub parent: u64,
+    pub node: &'a Arc<Node>,
 }
 
-/// Calls `visit` with every directory and file from `root` down, each with its path relative to `root` (empty for the
-/// root itself), a directory before what it holds.
+/// Calls `visit` with every directory and file from `root` down, a directory before what it holds.
 pub async fn walk(
     client: &Client,
     root: Arc<Node>,
-    mut visit: impl AsyncFnMut(&str, &Arc<Node>) -> Result<(), CliError>,
+    mut visit: impl AsyncFnMut(Found<'_>) -> Result<(), CliError>,
 ) -> Result<(), CliError> {
-    let mut pending = vec![(String::new(), root)];
-    while let Some((path, node)) = pending.pop() {
-        visit(&path, &node).await?;
+    let mut pending = vec![(String::new(), 0, root)];
+    while let Some((path, parent, node)) = pending.pop() {
+        visit(Found { below: &path, parent, node: &node }).await?;
         if node.kind != Kind::Directory {
             continue;
         }
@@ -67,11 +54,11 @@ pub async fn walk(
             let page = client.metadata().read_dir(node.inode, &after, PAGE).await?;
             for child in &page.entries {
                 let name = String::from_utf8_lossy(&child.name);
-                let path = if path.is_empty() { name.into_owned() } else { format!("{path}/{name}") };
+                let below = if path.is_empty() { name.into_owned() } else { format!("{path}/{name}") };
                 if child.kind == Kind::Directory {
-                    pending.push((path, child.clone()));
+                    pending.push((below, node.inode, child.clone()));
                 } else {
-                    visit(&path, child).await?;
+                    visit(Found { below: &below, parent: node.inode, node: child }).await?;
                 }
             }
             match page.entries.last() {
@@ -81,4 +68,47 @@ pub async fn walk(
         }
     }
     Ok(())
+}
+
+/// The path of a child, `name` as readable as it can be.
+pub fn join(directory: &str, name: &[u8]) -> String {
+    format!("{}/{}", directory.trim_end_matches('/'), String::from_utf8_lossy(name))
+}
+
+/// The path of what is below another, by its path relative to that: empty for that itself.
+pub fn path_below(top: &str, below: &str) -> String {
+    match (top.trim_end_matches('/'), below) {
+        ("", "") => "/".to_owned(),
+        (top, "") => top.to_owned(),
+        (top, below) => format!("{top}/{below}"),
+    }
+}
+
+/// What was copied, one way or the other.
+#[derive(Default)]
+pub struct Copied {
+    pub files: u64,
+    pub bytes: u64,
+}
+
+impl Copied {
+    pub fn show(&self, result: &ResultArgs) -> Result<(), CliError> {
+        let Self { files, bytes } = *self;
+        result.show(&json!({"files": files, "bytes": bytes}), || {
+            console::line(format_args!("{}, {}", counted(files, "file"), console::size(bytes)))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_put_together() {
+        assert_eq!(join("/", b"a"), "/a");
+        assert_eq!(join("/a/b", b"c"), "/a/b/c");
+        let below = [("/", ""), ("/", "a"), ("/a/", ""), ("/a", "b/c")].map(|(top, below)| path_below(top, below));
+        assert_eq!(below, ["/", "/a", "/a", "/a/b/c"]);
+    }
 }

@@ -1,13 +1,11 @@
 //! `--client`: which clients a mount is there for, how fast they may go on there, and whom their users count as.
 
-use std::fmt::Write as _;
-
 use cavern_conf::ByteSize;
-use cavern_proto::master::{ClientRule, IdRange, UserLimits};
+use cavern_proto::master::{ClientRule, IdRange};
 use clap::Args;
 
 /// Between the ranges of one option.
-const AND: char = '+';
+const AND: &str = "+";
 const HOW: &str = "write it as NAME, or as NAME=OPTION,… with ro, rw, quotas, ttl, operations=N, bytes=SIZE, \
     root_squash, all_squash, anonuid=N, anongid=N, uids=LOW-HIGH or gids=LOW-HIGH (several with + between them)";
 
@@ -24,140 +22,107 @@ pub(super) struct ClientArgs {
     /// a + in between), anonuid=N and anongid=N (who nobody is, 65534 otherwise). With root_squash or any behind it the
     /// users of the client are judged by the master.
     #[arg(long, value_name = "NAME[=OPTION,…]", value_parser = rule)]
-    client: Vec<ClientRule>,
-}
-
-impl ClientArgs {
-    pub(super) fn rules(&self) -> Vec<ClientRule> {
-        self.client.clone()
-    }
+    pub(super) client: Vec<ClientRule>,
 }
 
 fn rule(text: &str) -> Result<ClientRule, String> {
-    let (name, options) = match text.split_once('=') {
-        Some((name, options)) => (name, Some(options)),
-        None => (text, None),
-    };
+    let (name, options) = text.split_once('=').map_or((text, None), |(name, options)| (name, Some(options)));
     if name.is_empty() {
         return Err(HOW.to_owned());
     }
-    let (mut is_read_only, mut users) = (None, None::<UserLimits>);
     let mut rule = ClientRule { name: name.to_owned(), ..ClientRule::default() };
+    let mut given: Vec<&str> = Vec::new();
     for option in options.into_iter().flat_map(|options| options.split(',')) {
-        if let "ro" | "rw" = option {
-            if is_read_only.replace(option == "ro").is_some() {
-                return Err("ro or rw, once".to_owned());
-            }
-            continue;
+        let (key, value) = option.split_once('=').map_or((option, None), |(key, value)| (key, Some(value)));
+        let once = if matches!(key, "ro" | "rw") { "ro or rw" } else { key };
+        if given.contains(&once) && !matches!(key, "uids" | "gids") {
+            return Err(format!("{once}: once"));
         }
-        if take_setting(&mut rule, option)? || take_rate(&mut rule, option)? {
-            continue;
-        }
-        limit(users.get_or_insert_default(), option)?;
+        given.push(once);
+        take(&mut rule, key, value).map_err(|wrong| format!("{option}: {wrong}"))?;
     }
-    let read_only = is_read_only.unwrap_or(false);
-    if read_only && rule.grants_settings() {
+    if rule.read_only && rule.grants_settings() {
         return Err("a client that only reads sets neither quotas nor ttl: leave these out, or ro".to_owned());
     }
-    Ok(ClientRule { read_only, users, ..rule })
+    Ok(rule)
 }
 
-/// Takes an option into what a client may set for others, if it is one of these.
-fn take_setting(rule: &mut ClientRule, option: &str) -> Result<bool, String> {
-    let is_granted = match option {
-        "quotas" => &mut rule.sets_quotas,
-        "ttl" => &mut rule.sets_ttls,
-        _ => return Ok(false),
+/// Takes one option into a rule.
+fn take(rule: &mut ClientRule, key: &str, value: Option<&str>) -> Result<(), String> {
+    let rate = |rate: u64| match rate {
+        0 => Err("a client that may do nothing needs no rule; leave the option out for any number".to_owned()),
+        rate => Ok(rate),
     };
-    if std::mem::replace(is_granted, true) { Err(format!("{option}: once")) } else { Ok(true) }
-}
-
-/// Takes an option into the rates of a rule, if it is one of these.
-fn take_rate(rule: &mut ClientRule, option: &str) -> Result<bool, String> {
-    let (rate, per_second) = match option.split_once('=') {
-        Some(("operations", text)) => {
-            let operations = text.parse().map_err(|_| format!("{option}: {text:?} is no number"))?;
-            (&mut rule.operations_per_second, operations)
+    match (key, value) {
+        ("ro", None) => rule.read_only = true,
+        ("rw", None) => {}
+        ("quotas", None) => rule.sets_quotas = true,
+        ("ttl", None) => rule.sets_ttls = true,
+        ("operations", Some(text)) => {
+            rule.operations_per_second = rate(text.parse::<u64>().map_err(|_| format!("{text:?} is no number"))?)?;
         }
-        Some(("bytes", text)) => {
-            let bytes = text.parse::<ByteSize>().map_err(|error| format!("{option}: {error}"))?;
-            (&mut rule.bytes_per_second, bytes.bytes())
+        ("bytes", Some(text)) => {
+            let bytes = text.parse::<ByteSize>().map_err(|error| error.to_string())?;
+            rule.bytes_per_second = rate(bytes.bytes())?;
         }
-        _ => return Ok(false),
-    };
-    match (std::mem::replace(rate, per_second), per_second) {
-        (_, 0) => {
-            Err(format!("{option}: a client that may do nothing needs no rule; leave the option out for any number"))
-        }
-        (0, _) => Ok(true),
-        _ => Err(format!("{option}: once")),
-    }
-}
-
-/// Takes one option into the limits of users.
-fn limit(users: &mut UserLimits, option: &str) -> Result<(), String> {
-    // All ones are none to a kernel.
-    let id = |text: &str| match text.parse::<u32>() {
-        Ok(u32::MAX) | Err(_) => Err(format!("{option}: {text:?} is no number of a user or a group, 0 to 4294967294")),
-        Ok(id) => Ok(id),
-    };
-    let range = |text: &str| {
-        let (low, high) = text.split_once('-').unwrap_or((text, text));
-        let (low, high) = (id(low)?, id(high)?);
-        if low > high { Err(format!("{option}: {low} is behind {high}")) } else { Ok(IdRange { low, high }) }
-    };
-    let ranges = |text: &str| text.split(AND).map(range).collect::<Result<Vec<_>, _>>();
-    match option.split_once('=') {
-        None if option == "root_squash" => users.root_squash = true,
-        None if option == "all_squash" => users.all_squash = true,
-        Some(("anonuid", text)) => users.anon_uid = Some(id(text)?),
-        Some(("anongid", text)) => users.anon_gid = Some(id(text)?),
-        Some(("uids", text)) => users.uids.extend(ranges(text)?),
-        Some(("gids", text)) => users.gids.extend(ranges(text)?),
-        _ => return Err(format!("{option:?} is no option of a client: {HOW}")),
+        ("root_squash", None) => rule.users.get_or_insert_default().root_squash = true,
+        ("all_squash", None) => rule.users.get_or_insert_default().all_squash = true,
+        ("anonuid", Some(text)) => rule.users.get_or_insert_default().anon_uid = Some(id(text)?),
+        ("anongid", Some(text)) => rule.users.get_or_insert_default().anon_gid = Some(id(text)?),
+        ("uids", Some(text)) => rule.users.get_or_insert_default().uids.extend(ranges(text)?),
+        ("gids", Some(text)) => rule.users.get_or_insert_default().gids.extend(ranges(text)?),
+        _ => return Err(format!("no option of a client: {HOW}")),
     }
     Ok(())
 }
 
-/// As `--client` has them.
-pub(super) fn shown_rules(rules: &[ClientRule]) -> Vec<String> {
-    rules.iter().map(shown_rule).collect()
+fn id(text: &str) -> Result<u32, String> {
+    // All ones are none to a kernel.
+    let id = text.parse().ok().filter(|id| *id != u32::MAX);
+    id.ok_or_else(|| format!("{text:?} is no number of a user or a group, 0 to 4294967294"))
 }
 
-fn shown_rule(rule: &ClientRule) -> String {
-    let mut options = Vec::new();
-    options.extend(rule.read_only.then(|| "ro".to_owned()));
-    if !rule.read_only && (rule.users.is_some() || rule.has_rates() || rule.grants_settings()) {
-        options.push("rw".to_owned());
-    }
-    options.extend(rule.sets_quotas.then(|| "quotas".to_owned()));
-    options.extend(rule.sets_ttls.then(|| "ttl".to_owned()));
-    let ClientRule { operations_per_second, bytes_per_second, .. } = *rule;
-    options.extend((operations_per_second != 0).then(|| format!("operations={operations_per_second}")));
-    options.extend((bytes_per_second != 0).then(|| format!("bytes={}", ByteSize::from_bytes(bytes_per_second))));
-    if let Some(users) = &rule.users {
-        options.extend(users.root_squash.then(|| "root_squash".to_owned()));
-        options.extend(users.all_squash.then(|| "all_squash".to_owned()));
-        options.extend(users.anon_uid.map(|uid| format!("anonuid={uid}")));
-        options.extend(users.anon_gid.map(|gid| format!("anongid={gid}")));
-        options.extend(shown_ranges("uids", &users.uids));
-        options.extend(shown_ranges("gids", &users.gids));
-    }
-    match options.is_empty() {
-        true => rule.name.clone(),
-        false => format!("{}={}", rule.name, options.join(",")),
-    }
+fn ranges(text: &str) -> Result<Vec<IdRange>, String> {
+    let range = |text: &str| {
+        let (low, high) = text.split_once('-').unwrap_or((text, text));
+        let (low, high) = (id(low)?, id(high)?);
+        if low > high { Err(format!("{low} is behind {high}")) } else { Ok(IdRange { low, high }) }
+    };
+    text.split(AND).map(range).collect()
+}
+
+/// As `--client` has it.
+pub(super) fn shown_rule(rule: &ClientRule) -> String {
+    let is_limited = rule.users.is_some() || rule.has_rates() || rule.grants_settings();
+    let users = rule.users.clone().unwrap_or_default();
+    let flag = |is_set: bool, name: &str| is_set.then(|| name.to_owned());
+    let number = |name: &str, number: u64| format!("{name}={number}");
+    let (operations, bytes) = (rule.operations_per_second, rule.bytes_per_second);
+    let options = [
+        flag(rule.read_only, "ro"),
+        flag(!rule.read_only && is_limited, "rw"),
+        flag(rule.sets_quotas, "quotas"),
+        flag(rule.sets_ttls, "ttl"),
+        (operations != 0).then(|| number("operations", operations)),
+        (bytes != 0).then(|| format!("bytes={}", ByteSize::from_bytes(bytes))),
+        flag(users.root_squash, "root_squash"),
+        flag(users.all_squash, "all_squash"),
+        users.anon_uid.map(|uid| number("anonuid", uid.into())),
+        users.anon_gid.map(|gid| number("anongid", gid.into())),
+        shown_ranges("uids", &users.uids),
+        shown_ranges("gids", &users.gids),
+    ];
+    let options: Vec<String> = options.into_iter().flatten().collect();
+    if options.is_empty() { rule.name.clone() } else { format!("{}={}", rule.name, options.join(",")) }
 }
 
 fn shown_ranges(name: &str, ranges: &[IdRange]) -> Option<String> {
-    let mut shown = format!("{name}=");
-    for (place, IdRange { low, high }) in ranges.iter().enumerate() {
-        if place > 0 {
-            shown.push(AND);
-        }
-        let _written = if low == high { write!(shown, "{low}") } else { write!(shown, "{low}-{high}") };
-    }
-    (!ranges.is_empty()).then_some(shown)
+    let range = |IdRange { low, high }: &IdRange| match low == high {
+        true => low.to_string(),
+        false => format!("{low}-{high}"),
+    };
+    let shown: Vec<String> = ranges.iter().map(range).collect();
+    (!shown.is_empty()).then(|| format!("{name}={}", shown.join(AND)))
 }
 
 #[cfg(test)]
@@ -181,7 +146,7 @@ mod tests {
             "a=rw,root_squash,uids=1000-1999+3000,gids=100",
             "a=rw,root_squash,anonuid=4294967294,anongid=4294967294",
         ] {
-            assert_eq!(shown_rules(&[rule(text).unwrap()]), [text]);
+            assert_eq!(shown_rule(&rule(text).unwrap()), text);
         }
         for (text, shown) in [
             ("a=rw", "a"),
@@ -189,7 +154,7 @@ mod tests {
             ("a=root_squash", "a=rw,root_squash"),
             ("a=uids=1,uids=3-4", "a=rw,uids=1+3-4"),
         ] {
-            assert_eq!(shown_rules(&[rule(text).unwrap()]), [shown]);
+            assert_eq!(shown_rule(&rule(text).unwrap()), shown);
         }
     }
 

@@ -9,7 +9,7 @@ use futures::{StreamExt as _, stream};
 use serde::Serialize;
 use tokio::net::TcpStream;
 
-use crate::cli::cert::timestamp;
+use crate::cli::cert::{DAY_SECS, timestamp};
 use crate::console::{self, or_dash};
 use crate::error::CliError;
 
@@ -17,7 +17,6 @@ use crate::error::CliError;
 const CONNECTIONS: usize = 64;
 /// Whoever has a certificate that ends earlier is to replace it.
 const WARNING_DAYS: i64 = 30;
-const DAY_SECS: i64 = 86_400;
 
 /// Of one process.
 #[derive(Serialize)]
@@ -69,7 +68,7 @@ impl CertificateView {
             Err(error) => (None, Some(error)),
         };
         let identity = info.as_ref().and_then(|info| info.identity.as_ref());
-        let days_left = info.as_ref().map(|info| info.remaining_secs().div_euclid(DAY_SECS));
+        let days_left = info.as_ref().map(|info| info.remaining_secs().div_euclid(DAY_SECS as i64));
         Self {
             role: role.name(),
             address,
@@ -97,18 +96,11 @@ impl CertificateView {
 
 /// A line for whoever reads no tables, where there is something to be done.
 pub fn print_warning(certificates: &[CertificateView]) -> Result<(), CliError> {
-    let ending: Vec<_> = certificates.iter().filter(|certificate| certificate.ends_soon).collect();
-    let Some(first) = ending.iter().min_by_key(|certificate| certificate.days_left) else { return Ok(()) };
-    let days = first.days_left.and_then(|days| u64::try_from(days).ok()).unwrap_or_default();
-    console::line(format_args!(
-        "WARNING   {} within {WARNING_DAYS} days, that of {} in {}: `cv cert issue` makes others",
-        match ending.len() {
-            1 => "a certificate ends".to_owned(),
-            more => format!("{more} certificates end"),
-        },
-        first.identity.as_deref().unwrap_or_default(),
-        counted(days, "day")
-    ))
+    let ending = certificates.iter().filter(|certificate| certificate.ends_soon).count() as u64;
+    let end = if ending == 1 { "ends" } else { "end" };
+    let text =
+        format!("{} {end} within {WARNING_DAYS} days: `cv cert issue` makes others", counted(ending, "certificate"));
+    if ending > 0 { console::line(format_args!("WARNING   {text}")) } else { Ok(()) }
 }
 
 pub fn print(certificates: &[CertificateView]) -> Result<(), CliError> {
@@ -133,7 +125,7 @@ mod tests {
             is_authority: false,
             not_before: 0,
             // So that the test may take a while.
-            not_after: now + days * DAY_SECS + 3600,
+            not_after: now + days * DAY_SECS as i64 + 3600,
         };
         CertificateView::new(Role::Worker, Some("node1:7710".to_owned()), Ok(info))
     }

@@ -39,14 +39,21 @@ impl MountEntry {
     }
 }
 
-/// The mounts at exactly `path`, the topmost last.
+/// All mounts; what lies above another one comes later.
 ///
 /// # Errors
 /// The table cannot be read: there is no /proc, or the process has too many files open.
-pub fn mounts_at(path: &Path) -> io::Result<Vec<MountEntry>> {
+pub fn mounts() -> io::Result<Vec<MountEntry>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
-    let table = String::from_utf8_lossy(&table);
-    Ok(table.lines().filter_map(MountEntry::parse).filter(|entry| entry.path == path).collect())
+    Ok(String::from_utf8_lossy(&table).lines().filter_map(MountEntry::parse).collect())
+}
+
+/// The mounts at exactly `path`, the topmost last.
+///
+/// # Errors
+/// As [`mounts`].
+pub fn mounts_at(path: &Path) -> io::Result<Vec<MountEntry>> {
+    Ok(mounts()?.into_iter().filter(|entry| entry.path == path).collect())
 }
 
 /// Whether a mount of ours may be the topmost of these, which are at its place. `device`: its own; `None` where that is

@@ -1,8 +1,13 @@
-//! What was done, how long it took, and what failed.
+//! What was done, how long it took, and what failed: by threads that begin together and share nothing while the clock
+//! runs.
+
+use std::sync::{PoisonError, RwLock};
+use std::thread;
 
 use tokio::time::Instant;
 
 use super::histogram::Histogram;
+use crate::error::{CliError, Context as _};
 
 /// Failures that are named; the others are counted.
 const NAMED: usize = 5;
@@ -100,8 +105,6 @@ pub struct Phase {
     pub operation: &'static Operation,
     /// From the first worker's begin to the last one's end.
     pub seconds: f64,
-    /// Processor time of the workers; `None` where the kernel does not tell.
-    pub cpu_seconds: Option<f64>,
     pub tally: Tally,
 }
 
@@ -116,9 +119,58 @@ impl Phase {
     }
 }
 
+/// Has `threads` workers do their part: `work` gets the number of the worker, and counts in its tally.
+///
+/// # Errors
+/// When a thread cannot be started, or panics.
+pub fn run(
+    operation: &'static Operation,
+    threads: usize,
+    work: impl Fn(usize, &mut Tally) + Sync,
+) -> Result<Phase, CliError> {
+    // Held for writing until all threads are there; then it says whether they are to begin.
+    let gate = RwLock::new(false);
+    let one = |worker: usize| {
+        let begin = *gate.read().unwrap_or_else(PoisonError::into_inner);
+        begin.then(|| {
+            let mut tally = Tally::default();
+            let started = Instant::now();
+            work(worker, &mut tally);
+            (started, Instant::now(), tally)
+        })
+    };
+    let one = &one;
+    let done: Vec<(Instant, Instant, Tally)> = thread::scope(|scope| {
+        let mut begin = gate.write().unwrap_or_else(PoisonError::into_inner);
+        let mut workers = Vec::with_capacity(threads);
+        for worker in 0..threads {
+            let thread = thread::Builder::new().name(format!("bench-{worker}"));
+            let started = thread.spawn_scoped(scope, move || one(worker));
+            // Without all of them, those that wait end at once.
+            workers.push(started.context(format_args!("cannot start thread {worker} of {threads}"))?);
+        }
+        *begin = true;
+        drop(begin);
+        // All of them, also after one that panicked.
+        let joined: Vec<_> = workers.into_iter().map(|worker| worker.join().ok().flatten()).collect();
+        let done = joined.into_iter().collect::<Option<_>>();
+        done.ok_or_else(|| CliError::Failed("a thread of the benchmark panicked".to_owned()))
+    })?;
+    let first = done.iter().map(|(started, ..)| *started).min();
+    let last = done.iter().map(|(_, ended, _)| *ended).max();
+    let took = last.zip(first).map(|(last, first)| last.duration_since(first)).unwrap_or_default();
+    let mut tally = Tally::default();
+    done.into_iter().for_each(|(_, _, part)| tally.merge(part));
+    // A rate is never infinite.
+    let seconds = took.as_secs_f64().max(1e-9);
+    Ok(Phase { operation, seconds, tally })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    static COUNT: Operation = Operation { name: "count", timed: "number", units: &[Unit::Operations("numbers/s")] };
 
     #[test]
     fn what_fails_is_not_counted_as_done() {
@@ -131,5 +183,24 @@ mod tests {
         tally.merge(other);
         assert_eq!((tally.operations, tally.bytes, tally.latency.count()), (1, 10, 1));
         assert_eq!((tally.failures.count, tally.failures.first.join(" ").as_str()), (8, "gone 0 1 2 3"));
+    }
+
+    #[test]
+    fn every_worker_does_its_part() {
+        let phase = run(&COUNT, 5, |worker, tally| {
+            for number in (worker..100).step_by(5) {
+                tally.time(|| if number == 99 { Err("too much".to_owned()) } else { Ok(number as u64) });
+            }
+        })
+        .unwrap();
+        assert_eq!((phase.tally.operations, phase.tally.failures.count), (99, 1));
+        assert_eq!((phase.tally.bytes, phase.tally.latency.count()), (4851, 99));
+        assert!(phase.seconds > 0.0 && phase.rate(Unit::Operations("numbers/s")).is_finite());
+    }
+
+    #[test]
+    fn a_worker_that_panics_is_an_error() {
+        let result = run(&COUNT, 2, |worker, _| assert_ne!(worker, 1));
+        assert!(result.is_err_and(|error| error.to_string().contains("panicked")));
     }
 }
