@@ -24,7 +24,7 @@ const LOCKS_COST: usize = 16;
 /// What a session leaves behind: locks, what it holds, results.
 const PARTS: u32 = 3;
 /// Reservations of a session: a new one takes the place of the oldest.
-const RANGES_MAX: usize = 4;
+pub const RANGES_MAX: usize = 4;
 
 /// What is known of a mutation that is asked for.
 pub enum Known {

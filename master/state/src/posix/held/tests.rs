@@ -20,6 +20,7 @@ use rocksdb::IteratorMode;
 
 use super::super::context::Caller;
 use super::*;
+use crate::commands::results::RANGES_MAX;
 use crate::records::is_directory;
 use crate::schema::encode_key;
 use crate::{Database, Family, HeldChange, Outcome, StepProgress, Tables, apply};
