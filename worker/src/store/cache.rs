@@ -233,7 +233,7 @@ impl CacheStore {
             let state = block.state();
             chunks.filter(|index| state.present.contains(*index) && !state.verified.contains(*index)).collect()
         };
-        self.check(block, doubtful).map(drop)
+        self.check(block, doubtful).1
     }
 
     /// Checks chunks that somebody found to be wrong; those that are, are dropped. *Blocking*.
@@ -246,13 +246,13 @@ impl CacheStore {
             chunks.iter().for_each(|index| state.verified.remove(*index));
             chunks.iter().copied().filter(|index| state.present.contains(*index)).collect()
         };
-        self.check(block, present).map(drop)
+        self.check(block, present).1
     }
 
-    /// Compares chunks with their checksums: those that are right are believed, bad ones dropped. Gives the bytes that
-    /// were read. *Blocking*.
-    fn check(&self, block: &CachedBlock, chunks: Vec<u32>) -> Result<u64, StoreError> {
-        let (mut bad, mut bytes, mut buffer) = (Vec::new(), 0, Vec::new());
+    /// Compares chunks with their checksums, up to one that cannot be read: those that are right are believed, bad ones
+    /// dropped. Gives the bytes that the disk was asked for, whatever came of that. *Blocking*.
+    fn check(&self, block: &CachedBlock, chunks: Vec<u32>) -> (u64, Result<(), StoreError>) {
+        let (mut bad, mut bytes, mut buffer, mut outcome) = (Vec::new(), 0, Vec::new(), Ok(()));
         for index in chunks {
             bytes += chunk_range(index, block.length()).len() as u64;
             match block.check_chunk(index, &mut buffer) {
@@ -263,11 +263,14 @@ impl CacheStore {
                     }
                 }
                 Ok(false) => bad.push(index),
-                Err(source) => return Err(self.table.disk_failed(block, "reading", source)),
+                Err(source) => {
+                    outcome = Err(self.table.disk_failed(block, "reading", source));
+                    break;
+                }
             }
         }
         self.drop_chunks(block, &bad);
-        Ok(bytes)
+        (bytes, outcome)
     }
 
     /// Forgets chunks whose bytes are not what they should be; they are fetched again when asked for.

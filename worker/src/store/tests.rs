@@ -597,3 +597,23 @@ fn the_scrubber_drops_what_is_wrong() {
     fill(&store, &id(1), 3 * CHUNK_BYTES, 0..3).unwrap();
     assert_eq!(readable(&store, &id(1), 3 * CHUNK_BYTES), [0, 1, 2]);
 }
+
+#[test]
+fn the_scrubber_counts_what_it_has_asked_a_failing_disk_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_store(dir.path(), 4 * MIB);
+    fill(&store, &id(1), 3 * CHUNK_BYTES, 0..3).unwrap();
+    let record = find(&store, &id(1)).unwrap().record();
+    {
+        let mut residents = store.table.lock();
+        let slot = residents.cache.slab.find(&id(1)).unwrap();
+        let mut place = store.table.place(residents.cache.slab.at(slot).unwrap());
+        // A regular file whose beginning cannot be read: nothing is mapped there.
+        place.path = PathBuf::from("/proc/self/mem");
+        let failing = CachedBlock::open(place, &record, true).unwrap();
+        residents.open(slot, Block::Cached(Arc::new(failing)));
+    }
+    assert_eq!(store.cache.scrub_block(&id(1)), u64::from(CHUNK_BYTES), "it stops at the first chunk");
+    assert_eq!(store.table.metrics.scrubbed_bytes.get(), u64::from(CHUNK_BYTES));
+    assert_eq!(used(&store), 3 * u64::from(CHUNK_BYTES), "nothing is dropped that was not read");
+}

@@ -50,13 +50,13 @@ async fn scrub_once(store: &Arc<CacheStore>, bytes_per_second: u64) {
 }
 
 impl CacheStore {
-    /// Verifies all chunks of a block, whether believed or not, and drops the bad ones; gives the bytes read.
-    /// *Blocking*.
+    /// Verifies all chunks of a block, whether believed or not, and drops the bad ones; gives the bytes that the
+    /// disk was asked for. *Blocking*.
     pub(in crate::store) fn scrub_block(&self, id: &BlockId) -> u64 {
         let Some(block) = self.find(id, Touch::None) else { return 0 };
         let present = block.state().present.iter().collect();
         // What the disk has to say is in the log.
-        let bytes = self.check(&block, present).unwrap_or_default();
+        let (bytes, _logged) = self.check(&block, present);
         self.table.metrics.scrubbed_bytes.inc_by(bytes);
         bytes
     }
