@@ -7,7 +7,9 @@ use cavern_conf::host;
 use cavern_proto::{BlockId, ChunkMap};
 
 use super::DataStore;
+use crate::store::directory::{DataName, data_path};
 use crate::store::eviction::Cache;
+use crate::store::slab::Entry;
 
 impl DataStore {
     /// Some file has these blocks: they are noted by their slots, a bit each, since there may be millions. A slot that
@@ -23,10 +25,12 @@ impl DataStore {
         let mut found = Vec::new();
         let unclaimed = |cache: &mut Cache, slot: u32| {
             let entry = cache.slab.at(slot).filter(|entry| entry.data().is_some() && !claims.contains(slot))?;
-            Some(self.table.place(entry))
+            let Entry { id, incarnation, length, mount_id, directory, .. } = *entry;
+            Some((usize::from(directory), DataName { id, incarnation, mount_id, length }))
         };
-        self.table.walk(unclaimed, |place| {
-            found.extend(bytes_at_rest(&place.path, rest).map(|bytes| ((place.id, place.incarnation), bytes)));
+        self.table.walk(unclaimed, |(position, name)| {
+            let path = data_path(&self.table.directories[position].spec.path, &name);
+            found.extend(bytes_at_rest(&path, rest).map(|bytes| ((name.id, name.incarnation), bytes)));
         });
         found
     }
