@@ -56,9 +56,7 @@ impl FetchFailures {
         let (began, was_told) =
             known.filter(|known| !known.is_over).map_or((None, false), |known| (Some(known.began), known.is_told));
         let tell = began.is_none() && warned_at.is_none_or(|warned| warned + WARN_PAUSE <= now);
-        if tell {
-            warn!(mount = path, "cannot fetch from the bucket, and clients read past this worker: {message}");
-        }
+        let told = tell.then(|| message.clone());
         let entry = Failing {
             path: path.to_owned(),
             key: key.to_owned(),
@@ -71,6 +69,10 @@ impl FetchFailures {
         };
         failing.insert(mount_id, entry);
         self.any.store(true, Ordering::Release);
+        drop(failing);
+        if let Some(message) = told {
+            warn!(mount = path, "cannot fetch from the bucket, and clients read past this worker: {message}");
+        }
         tell
     }
 
@@ -85,13 +87,13 @@ impl FetchFailures {
             return false;
         }
         entry.is_over = true;
-        let tell = std::mem::take(&mut entry.is_told);
-        if tell {
-            let failed_for_ms = entry.began.elapsed().as_millis() as u64;
-            info!(mount = entry.path, failed_for_ms, "fetches from the bucket succeed again");
-        }
+        let told = std::mem::take(&mut entry.is_told).then(|| (entry.path.clone(), entry.began.elapsed()));
         self.any.store(failing.values().any(|entry| !entry.is_over), Ordering::Release);
-        tell
+        drop(failing);
+        let Some((path, failed_for)) = told else { return false };
+        let failed_for_ms = failed_for.as_millis() as u64;
+        info!(mount = path, failed_for_ms, "fetches from the bucket succeed again");
+        true
     }
 
     /// Forgets mounts that are gone.
