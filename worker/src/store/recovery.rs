@@ -124,7 +124,7 @@ fn open_index(path: &Path, position: u8, cache_bytes: usize) -> Result<(Index, V
 /// not ours are left alone.
 fn scan_data(directory: &Path, position: u8, cipher: Option<&Cipher>) -> io::Result<Vec<Entry>> {
     let is_draft = |name: &str| name.strip_suffix(draft::SUFFIX).is_some_and(|name| parse_data_name(name).is_some());
-    let (mut entries, mut strange) = (Vec::new(), Vec::new());
+    let (mut entries, mut strange, mut first) = (Vec::new(), 0u64, None);
     for folder in directory::folders(&directory.join("data")) {
         for item in std::fs::read_dir(folder)? {
             let item = item?;
@@ -143,12 +143,15 @@ fn scan_data(directory: &Path, position: u8, cipher: Option<&Cipher>) -> io::Res
                 }
                 // A block that was being made when the worker died.
                 None if name.to_str().is_some_and(is_draft) => std::fs::remove_file(item.path())?,
-                None => strange.push(item.path()),
+                None => {
+                    strange += 1;
+                    first.get_or_insert_with(|| item.path());
+                }
             }
         }
     }
-    if let Some(first) = strange.first() {
-        warn!(files = strange.len(), first = %first.display(), "files among the data blocks that are none: left alone");
+    if let Some(first) = first {
+        warn!(files = strange, first = %first.display(), "files among the data blocks that are none: left alone");
     }
     Ok(entries)
 }
