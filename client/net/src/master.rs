@@ -352,7 +352,8 @@ impl MasterChannel {
             // One that is no address is written down there.
             let _known = self.inner.masters.learn(master);
         }
-        if epoch != 0 {
+        // One that comes without its masters is known already, or its masters are not.
+        if epoch != 0 && !masters.is_empty() {
             self.inner.group_epoch.store(epoch, Ordering::Relaxed);
         }
     }

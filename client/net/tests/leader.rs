@@ -212,6 +212,8 @@ async fn masters_that_the_leader_has_named_are_asked_when_it_is_gone() {
     assert_eq!((other.count("Lookup"), other.count("GetGroup")), (1, 0));
     channel.note_group(0, &[]);
     assert_eq!(channel.group_epoch(), 7, "it says nothing");
+    channel.note_group(8, &[]);
+    assert_eq!(channel.group_epoch(), 7, "the masters of that epoch are not known");
     channel.shutdown().await;
 }
 
