@@ -8,7 +8,8 @@
 //!
 //! Where it differs from S3:
 //! - no versions, ACLs, tags, policies, lifecycle rules: such requests are answered `NotImplemented`;
-//! - of checksums `Content-MD5` and that of the signature are looked at, and those of `x-amz-checksum-*` are not kept;
+//! - `x-amz-checksum-*` of objects and parts, in headers and trailers, are verified and not kept: no answer has them,
+//!   and that of a whole multipart upload is not looked at;
 //! - a Range header that is malformed or names several ranges is answered 400 (S3 ignores it), and an `If-Match` takes
 //!   one ETag or `*`;
 //! - a copy keeps its source's ETag, also that of a multipart upload; a sparse object's ETag is not an MD5;

@@ -2,6 +2,7 @@
 
 mod backend;
 mod buckets;
+mod checksums;
 mod conditions;
 mod copy;
 mod delete;
@@ -17,14 +18,15 @@ use s3s::{S3, S3Request, S3Response, S3Result};
 pub(crate) use self::backend::Backend;
 pub(crate) use self::reply::timestamp;
 
-/// Has each operation answered by the function of its name in a file of this folder.
+/// Has each operation answered by the function of its name in a file of this folder, which gets the input and those
+/// fields of the request that are named after it.
 macro_rules! operations {
-    ($($file:ident::$operation:ident($input:ident) -> $output:ident;)+) => {
+    ($($file:ident::$operation:ident($input:ident $(, $more:ident)*) -> $output:ident;)+) => {
         #[async_trait::async_trait]
         impl S3 for Backend {
             $(
                 async fn $operation(&self, request: S3Request<$input>) -> S3Result<S3Response<$output>> {
-                    Ok(S3Response::new($file::$operation(self, request.input).await?))
+                    Ok(S3Response::new($file::$operation(self, request.input $(, request.$more)*).await?))
                 }
             )+
         }
@@ -42,13 +44,13 @@ operations! {
     listing::list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output;
     download::get_object(GetObjectInput) -> GetObjectOutput;
     download::head_object(HeadObjectInput) -> HeadObjectOutput;
-    upload::put_object(PutObjectInput) -> PutObjectOutput;
+    upload::put_object(PutObjectInput, headers, trailing_headers) -> PutObjectOutput;
     copy::copy_object(CopyObjectInput) -> CopyObjectOutput;
     copy::upload_part_copy(UploadPartCopyInput) -> UploadPartCopyOutput;
     delete::delete_object(DeleteObjectInput) -> DeleteObjectOutput;
     delete::delete_objects(DeleteObjectsInput) -> DeleteObjectsOutput;
     multipart::create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput;
-    multipart::upload_part(UploadPartInput) -> UploadPartOutput;
+    multipart::upload_part(UploadPartInput, headers, trailing_headers) -> UploadPartOutput;
     multipart::complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput;
     multipart::abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput;
     multipart::list_parts(ListPartsInput) -> ListPartsOutput;

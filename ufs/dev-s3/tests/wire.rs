@@ -188,6 +188,46 @@ async fn a_client_writes_reads_lists_and_deletes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_does_not_match_its_checksum_is_refused() {
+    let fixture = Fixture::start().await;
+    let s3 = fixture.client();
+    let created = text(&fixture.ask(Method::POST, "key", "uploads=").await.unwrap());
+    let part = format!("partNumber=1&uploadId={}", elements(&created, "UploadId")[0]);
+    let (right, wrong) = ("123456789", "123456780");
+    for (name, checksum) in [
+        ("x-amz-checksum-crc32", "y/Q5Jg=="),
+        ("x-amz-checksum-crc32c", "4waSgw=="),
+        ("x-amz-checksum-crc64nvme", "rosUhgp5mIg="),
+        ("x-amz-checksum-sha1", "98O8HYCOBHMq32eZZczDTKeuNEE="),
+        ("x-amz-checksum-sha256", "FeKw08M4keuw8e9gnsQZQgwg4yDOlMZfvIwzEkSOsiU="),
+    ] {
+        let before = header(name, checksum);
+        let mut after = header("x-amz-content-sha256", "STREAMING-UNSIGNED-PAYLOAD-TRAILER");
+        after.extend(header("x-amz-decoded-content-length", "9"));
+        after.extend(header("x-amz-trailer", name));
+        let chunked = |content: &str, trailer: &str| format!("9\r\n{content}\r\n0\r\n{trailer}\r\n");
+        let trailer = format!("{name}:{checksum}\r\n");
+        for query in ["", part.as_str()] {
+            for (headers, body, matches) in [
+                (&before, right.to_owned(), true),
+                (&before, wrong.to_owned(), false),
+                (&after, chunked(right, &trailer), true),
+                (&after, chunked(wrong, &trailer), false),
+                (&after, chunked(right, ""), false),
+            ] {
+                let what = format!("{name} {query} {body:?}");
+                let stored = s3.send(Method::PUT, "bucket", "key", query, headers.clone(), body.into()).await;
+                let is_refused = |error| is_refusal(error, StatusCode::BAD_REQUEST, "BadDigest");
+                let is_right = stored.as_ref().map_or_else(|error| !matches && is_refused(error), |_| matches);
+                assert!(is_right, "{what}: {stored:?}");
+            }
+        }
+    }
+    assert_eq!(s3.get("bucket", "key").await.unwrap(), right);
+    fixture.s3.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn listings_of_thousands_are_paged() {
     let fixture = Fixture::start().await;
     let mut expected = Vec::new();

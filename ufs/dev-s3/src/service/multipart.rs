@@ -1,9 +1,11 @@
 //! Multipart uploads.
 
+use hyper::HeaderMap;
 use s3s::dto::*;
-use s3s::{S3Result, s3_error};
+use s3s::{S3Result, TrailingHeaders, s3_error};
 
 use super::backend::{Backend, on_blocking_thread};
+use super::checksums::Checksums;
 use super::conditions;
 use super::reply::{attributes_of, etag, timestamp};
 use super::upload::Intake;
@@ -35,10 +37,16 @@ pub(super) async fn create_multipart_upload(
     Ok(output)
 }
 
-pub(super) async fn upload_part(backend: &Backend, input: UploadPartInput) -> S3Result<UploadPartOutput> {
+pub(super) async fn upload_part(
+    backend: &Backend,
+    input: UploadPartInput,
+    headers: HeaderMap,
+    trailers: Option<TrailingHeaders>,
+) -> S3Result<UploadPartOutput> {
     let number = part_number(input.part_number)?;
     let bucket = backend.bucket(&input.bucket)?;
-    let intake = Intake::new(&backend.store).receive(input.body, input.content_length).await?;
+    let intake = Intake::new(&backend.store, Checksums::expected(headers, trailers));
+    let intake = intake.receive(input.body, input.content_length).await?;
     let (key, id, content_md5) = (input.key, input.upload_id, input.content_md5);
     let part_etag = on_blocking_thread(move || {
         let received = intake.finish(content_md5.as_deref())?;

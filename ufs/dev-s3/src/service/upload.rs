@@ -14,12 +14,14 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use futures::StreamExt;
+use hyper::HeaderMap;
 use md5::{Digest, Md5};
 use s3s::dto::{PutObjectInput, PutObjectOutput, StreamingBlob};
-use s3s::{S3Result, s3_error};
+use s3s::{S3Result, TrailingHeaders, s3_error};
 use tokio::task::JoinHandle;
 
 use super::backend::{Backend, on_blocking_thread};
+use super::checksums::Checksums;
 use super::conditions;
 use super::reply::{attributes_of, etag};
 use crate::error::DevS3Error;
@@ -31,10 +33,16 @@ const BATCH: usize = 1 << 20;
 /// Largest object or part that one request can make, as in S3.
 const PUT_MAX: i64 = 5 << 30;
 
-pub(super) async fn put_object(backend: &Backend, input: PutObjectInput) -> S3Result<PutObjectOutput> {
+pub(super) async fn put_object(
+    backend: &Backend,
+    input: PutObjectInput,
+    headers: HeaderMap,
+    trailers: Option<TrailingHeaders>,
+) -> S3Result<PutObjectOutput> {
     let bucket = backend.bucket(&input.bucket)?;
     let condition = conditions::of_put(input.if_match.as_ref(), input.if_none_match.as_ref())?;
-    let intake = Intake::new(&backend.store).receive(input.body, input.content_length).await?;
+    let intake = Intake::new(&backend.store, Checksums::expected(headers, trailers));
+    let intake = intake.receive(input.body, input.content_length).await?;
     let mut attributes = attributes_of!(input);
     attributes.content_encoding = attributes.content_encoding.filter(|encoding| encoding != "aws-chunked");
     let (key, content_md5) = (input.key, input.content_md5);
@@ -54,6 +62,7 @@ pub(super) struct Intake {
     draft: Option<Draft>,
     batch: Vec<Bytes>,
     md5: Md5,
+    checksums: Box<Checksums>,
 }
 
 /// A body that was received whole.
@@ -63,13 +72,14 @@ pub(super) struct Received {
 }
 
 impl Intake {
-    pub fn new(store: &Arc<Store>) -> Self {
-        Self { store: Arc::clone(store), draft: None, batch: Vec::new(), md5: Md5::new() }
+    pub fn new(store: &Arc<Store>, checksums: Checksums) -> Self {
+        let (store, checksums) = (Arc::clone(store), Box::new(checksums));
+        Self { store, draft: None, batch: Vec::new(), md5: Md5::new(), checksums }
     }
 
     /// Takes the bytes `range` of a file for a body.
     pub fn from_file(store: &Arc<Store>, mut source: &File, range: Range<u64>) -> Result<Received, DevS3Error> {
-        let mut intake = Self::new(store);
+        let mut intake = Self::new(store, Checksums::default());
         let read_failed = || DevS3Error::io("read", Path::new("the source of a copy"));
         source.seek(SeekFrom::Start(range.start)).map_err(read_failed())?;
         let mut rest = source.take(range.end - range.start);
@@ -117,13 +127,14 @@ impl Intake {
         };
         for data in mem::take(&mut self.batch) {
             self.md5.update(&data);
+            self.checksums.update(&data);
             draft.write(&data)?;
         }
         self.draft = Some(draft);
         Ok(())
     }
 
-    /// Writes what is left, and holds the body against its MD5 (in base64), if that was said.
+    /// Writes what is left, and holds the body against its MD5 (in base64), if that was said, and its checksums.
     pub fn finish(mut self, content_md5: Option<&str>) -> Result<Received, DevS3Error> {
         self.absorb()?;
         let draft = match self.draft {
@@ -134,6 +145,7 @@ impl Intake {
         if content_md5.is_some_and(|wanted| wanted != BASE64_STANDARD.encode(md5)) {
             return Err(DevS3Error::BadDigest("Content-MD5"));
         }
+        self.checksums.verify()?;
         Ok(Received { draft, md5 })
     }
 }
