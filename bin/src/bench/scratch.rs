@@ -1,4 +1,7 @@
 //! A directory for what a workload writes: made by it, and gone with it.
+//!
+//! It is removed whole, with what others have put into it meanwhile. What was there before is not in it: one `mkdir`
+//! makes it, under a name that nothing had.
 
 use std::fs;
 use std::io;
@@ -87,6 +90,24 @@ mod tests {
         });
         assert_eq!(failed.unwrap_err().to_string(), "no");
         assert_eq!(names(parent.path()), [parent.path().join("a00000001")]);
+    }
+
+    #[test]
+    fn what_was_there_before_stays() {
+        let parent = tempfile::tempdir().unwrap();
+        let theirs = parent.path().join("cv-bench-theirs");
+        fs::create_dir(&theirs).unwrap();
+        fs::write(theirs.join("a00000001"), "theirs").unwrap();
+        let measured = Scratch::with(parent.path(), 1, |scratch| {
+            let folder = &scratch.folders[0];
+            assert_eq!(names(folder), Vec::<PathBuf>::new());
+            fs::write(folder.join("put by another"), "x").unwrap();
+            std::os::unix::fs::symlink(&theirs, folder.join("link")).unwrap();
+            Ok(())
+        });
+        measured.unwrap();
+        assert_eq!(names(parent.path()), [theirs.clone()]);
+        assert_eq!(names(&theirs), [theirs.join("a00000001")]);
     }
 
     #[test]
