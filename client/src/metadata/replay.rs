@@ -48,6 +48,7 @@ impl Inner {
                 waiter: Some(Waiter { answer, deadline }),
                 // Whoever asked for it counts on what was answered.
                 is_owed: mutation.is_answered,
+                is_inherited: true,
                 subject,
                 context,
                 slot: Some(journal.change_slot(slot, record.unique, mutation.seq)),

@@ -83,6 +83,8 @@ pub(in crate::metadata) struct Operation {
     pub waiter: Option<Waiter>,
     /// It is made though nobody waits for it.
     pub is_owed: bool,
+    /// A process before has asked for it.
+    pub is_inherited: bool,
     /// Its place among all whose end a sync waits for.
     pub number: Option<u64>,
     /// By this process.
@@ -117,6 +119,12 @@ impl Operation {
     /// The same where the master says what becomes of it. Of one that waits, whoever waits has noted that.
     pub fn asked_lock(&self) -> Option<&SetLock> {
         self.lock().filter(|set| self.answered.is_none() && set.waiter == 0)
+    }
+
+    /// Whether this process lets go of all directories by it.
+    pub fn is_let_go_of_all(&self) -> bool {
+        let is_of_all = matches!(&self.mutation.change, Some(Change::LetGoDirectories(let_go)) if let_go.all);
+        is_of_all && !self.is_inherited
     }
 
     pub fn is_overwrite(&self) -> bool {

@@ -172,6 +172,7 @@ impl State {
 
     fn enter(&mut self, operation: &Operation) {
         self.subjects.enter(operation);
+        self.delegations.enter(operation);
         if let Some(set) = operation.asked_lock() {
             self.delegations.locks.begin_asking(set, Asking::Once);
         }
@@ -181,6 +182,7 @@ impl State {
     pub fn leave(&mut self, operation: &Operation, answer: &Answer) {
         self.subjects.lose(operation, answer);
         self.subjects.leave(operation);
+        self.delegations.leave(operation);
         // What is asked for once is answered in its order, or was not made.
         if let Some(set) = operation.asked_lock() {
             self.delegations.locks.end_asking(set, Asking::Once, true);

@@ -278,6 +278,7 @@ impl World {
         found.sort_by_key(|(record, ..)| (record.seq == 0, record.seq, record.order));
         let operations = found.into_iter().map(|(record, mutation, slot)| Operation {
             is_owed: mutation.is_answered,
+            is_inherited: true,
             subject: vec![id_of(&mutation)],
             slot: Some(self.journal.change_slot(slot, record.unique, mutation.seq)),
             mutation,
