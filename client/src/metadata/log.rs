@@ -158,11 +158,12 @@ impl OperationLog {
         self.ended.notify_waiters();
     }
 
-    /// Waits until everything that was answered by now is made, lost or undone; `which` says how much of it counts.
+    /// Waits until what has begun by now is made, lost or undone: as much as `which` says, for as long as `is_unmade`.
     async fn made_within(
         &self,
         patience: Duration,
         which: impl Fn(&Subjects) -> Option<u64>,
+        is_unmade: impl Fn(&Subjects, u64) -> bool,
     ) -> Result<(), ClientError> {
         let begun = which(&self.lock().subjects);
         let Some(begun) = begun else { return Ok(()) };
@@ -172,7 +173,7 @@ impl OperationLog {
                 let ended = self.ended.notified();
                 tokio::pin!(ended);
                 ended.as_mut().enable();
-                if !self.lock().subjects.has_unmade(begun) {
+                if !is_unmade(&self.lock().subjects, begun) {
                     return;
                 }
                 ended.await;
@@ -181,13 +182,19 @@ impl OperationLog {
         timeout(patience, made).await.map_err(|_elapsed| late(patience))
     }
 
+    /// Waits until everything that was answered by now is made, lost or undone.
     pub async fn all_made(&self, patience: Duration) -> Result<(), ClientError> {
-        self.made_within(patience, Subjects::unmade).await
+        self.made_within(patience, Subjects::unmade, Subjects::has_unmade).await
     }
 
     /// The same, but for the bytes of files of which the session's end says that they may have changed.
     pub async fn names_made(&self, patience: Duration) -> Result<(), ClientError> {
-        self.made_within(patience, Subjects::named_unmade).await
+        self.made_within(patience, Subjects::named_unmade, Subjects::has_unmade).await
+    }
+
+    /// Waits for the unlocks, too, that nobody waits for otherwise.
+    pub async fn all_unlocked(&self, patience: Duration) -> Result<(), ClientError> {
+        self.made_within(patience, Subjects::any_unmade, Subjects::has_any_unmade).await
     }
 
     /// No operation is taken any more.

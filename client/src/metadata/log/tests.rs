@@ -384,12 +384,12 @@ async fn what_waits_at_the_end_and_what_comes_after_it_is_told_so() {
 }
 
 #[tokio::test]
-async fn an_unlock_that_nobody_waits_for_is_waited_for_by_whoever_settles_and_keeps_no_sync_of_names_waiting() {
+async fn an_unlock_that_nobody_waits_for_is_waited_for_by_whoever_looks_for_locks_and_keeps_no_sync_waiting() {
     let log = OperationLog::new(None, false);
     log.lock().follow(1);
     push(&log, unlock());
-    assert!(log.names_made(LATER).now_or_never().is_some());
-    let settled = log.all_made(LATER);
+    assert!(log.names_made(LATER).now_or_never().is_some() && log.all_made(LATER).now_or_never().is_some());
+    let settled = log.all_unlocked(LATER);
     tokio::pin!(settled);
     assert!((&mut settled).now_or_never().is_none());
     let outgoing = log.next_request(RecentInvalidations::default().mark()).unwrap();
