@@ -84,7 +84,10 @@ impl Sender {
         loop {
             self.expire();
             let is_ready = self.follow_session();
-            let has_work = log.lock().has_work(Instant::now());
+            let (has_work, is_idle) = {
+                let state = log.lock();
+                (state.has_work(Instant::now()), state.is_idle())
+            };
             if self.connection.is_none() && has_work && !(is_ready && self.connect().await) {
                 sleep(PAUSE).await;
                 continue;
@@ -114,7 +117,7 @@ impl Sender {
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {}
-                () = sleep(PAUSE), if !is_ready && has_work => {}
+                () = sleep(PAUSE), if !is_ready && !is_idle => {}
             }
         }
     }
@@ -226,7 +229,7 @@ impl Sender {
         let (changes, results) = (call.operations.len(), reply.results.len());
         if results != changes {
             let cause = format!("the master gave {results} results for {changes} changes");
-            self.inner.log.finish(unknown(call.operations, &cause).collect());
+            self.inner.log.finish(unknown(call.operations, &cause));
             self.give_up(&cause);
             return Ok(());
         }

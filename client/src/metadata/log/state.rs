@@ -253,6 +253,12 @@ impl State {
         Some(if is_urgent || self.queued.len() >= GATHERED_MAX { since } else { since + gathered })
     }
 
+    /// Whether nothing is to be sent or answered, nor will be before whoever sends is told of something new.
+    pub fn is_idle(&self) -> bool {
+        // What is in the queue, or was there, has a time at which it is looked at.
+        self.sent.is_empty() && self.gathering.since.is_none()
+    }
+
     /// Whether something is to be sent, or to be answered.
     pub fn has_work(&self, now: Instant) -> bool {
         !self.sent.is_empty() || !self.queued.is_empty() && self.due().is_some_and(|due| due <= now)
@@ -552,6 +558,24 @@ mod tests {
         state.expire(Instant::now(), Duration::ZERO);
         assert_eq!((take(&mut state), state.due()), (vec![], None));
         assert!(state.push(locked()), "it has looked, and found nothing");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_gathers_is_to_be_looked_at_though_it_is_not_due() {
+        let mut state = State::default();
+        assert!(state.is_idle());
+        let set = lock(1, LockType::Exclusive, 0, 9);
+        state.push(answered(Change::SetLock(set), true, Some(Gain::All)));
+        assert!(!state.is_idle() && !state.has_work(Instant::now()));
+        // Of the next one nobody is told before that is due.
+        state.take_back(&lock(1, LockType::Unlocked, 0, 9));
+        assert!(!state.is_idle());
+        tokio::time::advance(GATHER_BYTES).await;
+        state.expire(Instant::now(), Duration::ZERO);
+        assert!(state.is_idle());
+        state.push(asked(Change::Hold(1)));
+        assert!(state.next_request(None, RecentInvalidations::default().mark(), Instant::now()).is_some());
+        assert!(!state.is_idle(), "its answer is to come");
     }
 
     fn commit(inode: u64, is_overwrite: bool) -> Operation {
