@@ -141,16 +141,16 @@ impl OperationLog {
         self.lock().next_request(self.journal.as_ref(), mark, Instant::now())
     }
 
-    /// Operations are at their end. Gives inodes that the session holds by them, and that nobody has waited for.
-    pub fn finish(&self, done: Vec<Done>) -> Vec<u64> {
-        if done.is_empty() {
-            return Vec::new();
-        }
-        let mut state = self.lock();
-        done.iter().for_each(|(operation, answer)| state.leave(operation, answer));
-        drop(state);
+    /// Operations are at their end, each before the next one is taken from `done`. Gives inodes that the session holds
+    /// by them, and that nobody has waited for.
+    pub fn finish(&self, done: impl IntoIterator<Item = Done>) -> Vec<u64> {
+        let end = |(operation, answer): Done| {
+            self.lock().leave(&operation, &answer);
+            operation.deliver(answer)
+        };
+        let unclaimed = done.into_iter().filter_map(end).collect();
         self.ended.notify_waiters();
-        done.into_iter().filter_map(|(operation, answer)| operation.deliver(answer)).collect()
+        unclaimed
     }
 
     /// Locks were taken back: see [`State::take_back`].
