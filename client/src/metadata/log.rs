@@ -34,7 +34,7 @@ pub use operation::Changed;
 pub(super) use operation::{Answer, Done, LocalAnswer, Operation, Waiter};
 pub(super) use replayed::Earlier;
 use replayed::Replayed;
-pub(super) use state::{AHEAD, Call, Outgoing, State, Verdict, late, unknown};
+pub(super) use state::{AHEAD, Call, Outgoing, State, StreamEnd, Verdict, late, unknown};
 use subjects::Subjects;
 
 use super::recent_invalidations::Mark;

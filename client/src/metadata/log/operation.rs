@@ -160,9 +160,17 @@ impl Operation {
         }
     }
 
-    /// It is known not to be made, and nobody asks for it again: no successor does.
+    /// It is left to a successor, if there is one: in a journal that is frozen its record stays.
     pub fn without_record(mut self) -> Self {
         drop((self.context.take(), self.slot.take()));
+        self
+    }
+
+    /// It is known not to be made: no successor makes it, nor finds its number, which another operation gets.
+    pub fn undone(mut self) -> Self {
+        if let Some(slot) = self.slot.take() {
+            slot.erase();
+        }
         self
     }
 

@@ -46,6 +46,15 @@ const GATHERED_MAX: usize = 256;
 /// Operations that are looked at for locks which an unlock makes useless, and for what another commit adds to.
 const LOOKED_AT: usize = 64;
 
+/// How a stream came to its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::metadata) enum StreamEnd {
+    /// It was open.
+    Broken,
+    /// It could not be opened, and nothing was sent on it.
+    NotOpened,
+}
+
 /// What the end of a stream says about the operations that it left without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::metadata) enum Verdict {
@@ -53,7 +62,7 @@ pub(in crate::metadata) enum Verdict {
     NotMade,
     /// They may have been made.
     Unknown,
-    /// Those of the first call were not made, nor ever will be.
+    /// Those of the first call, or those for which the stream was to be opened, were not made, nor ever will be.
     Refused,
 }
 
@@ -330,34 +339,37 @@ impl State {
         self.sent.front().is_some_and(|call| call.is_sent)
     }
 
-    /// The stream is over, or could not be opened. `None` when nobody will ever know what became of the first call: the
-    /// session must be given up.
+    /// There is no stream any more. `None` when nobody will ever know what became of the first call: the session must
+    /// be given up.
     ///
     /// A master that says that it does not lead says nothing of what was sent to it while it led: its successor may
     /// have that in its log, so the verdict is unknown. If it says so to the opening of a stream, nothing was sent on
     /// that stream yet, and no call is marked: each is as unknown as earlier streams have left it.
-    pub fn broken(&mut self, verdict: Verdict, error: &ClientError) -> Option<Vec<Done>> {
+    pub fn broken(&mut self, end: StreamEnd, verdict: Verdict, error: &ClientError, now: Instant) -> Option<Vec<Done>> {
         for call in &mut self.sent {
             call.was_sent |= call.is_sent && verdict == Verdict::Unknown;
             call.is_sent = false;
         }
-        let mut done = Vec::new();
-        if verdict == Verdict::Refused {
+        let is_due = self.due().is_some_and(|due| due <= now);
+        let refused = match self.sent.front_mut() {
+            _ if verdict != Verdict::Refused => Vec::new(),
+            Some(first) if first.was_sent => return None,
             // What was sent after the first call has not been looked at.
-            let refused = match self.sent.front() {
-                Some(first) if first.was_sent => return None,
-                Some(_) => self.sent.pop_front().map_or_else(Vec::new, |call| call.operations),
-                None => self.take_queued(),
-            };
-            done.extend(refused.into_iter().map(|operation| (operation, Err(error.clone()))));
-        }
+            Some(first) => std::mem::take(&mut first.operations),
+            None if end == StreamEnd::NotOpened && is_due => self.take_queued(),
+            None => Vec::new(),
+        };
         // Now it is known that they were not made, and an asker that was answered before (`OutcomeUnknown`) does not
         // count on them.
-        let is_due =
+        let is_kept =
             |operation: &Operation| verdict != Verdict::NotMade || operation.waiter.is_some() || operation.is_owed;
-        let given_up = self.requeue(is_due).into_iter().map(Operation::without_record);
-        done.extend(given_up.map(|operation| (operation, Err(error.clone()))));
-        Some(done)
+        let given_up = self.requeue(is_kept);
+        // What is owed is sent until the session is over, unless somebody can be told that it is lost.
+        let (owed, refused): (Vec<_>, Vec<_>) =
+            refused.into_iter().partition(|operation| operation.is_owed && !operation.mutation.is_answered);
+        self.put_first(owed);
+        let not_made = refused.into_iter().chain(given_up);
+        Some(not_made.map(|operation| (operation.undone(), Err(error.clone()))).collect())
     }
 
     /// Puts what was never sent, or was not made, back to the front of the queue; gives what is not to be kept.
@@ -366,12 +378,17 @@ impl State {
         let calls = self.sent.split_off(may_be_made);
         let (kept, given_up): (Vec<_>, Vec<_>) =
             calls.into_iter().flat_map(|call| call.operations).partition(|operation| is_kept(operation));
-        if !kept.is_empty() {
+        self.put_first(kept);
+        given_up
+    }
+
+    /// Puts operations before all others in the queue, to be sent soon.
+    fn put_first(&mut self, operations: Vec<Operation>) {
+        if !operations.is_empty() {
             self.gathering.is_urgent = true;
             self.gathering.since.get_or_insert_with(Instant::now);
         }
-        kept.into_iter().rev().for_each(|operation| self.queued.push_front(operation));
-        given_up
+        operations.into_iter().rev().for_each(|operation| self.queued.push_front(operation));
     }
 
     /// The session is this one from now on: the numbers of one that is over mean nothing in the next. `None` when it is
@@ -382,16 +399,16 @@ impl State {
         }
         let done = self.give_up("the session with the master has ended meanwhile");
         (self.session, self.answered, self.used) = (session, 0, 0);
-        self.requeue(|_| true);
         Some(done)
     }
 
-    /// It is not known what became of the calls that may have been made.
+    /// It is not known what became of the calls that may have been made. What was not is for the next session.
     pub fn give_up(&mut self, cause: &str) -> Vec<Done> {
         let mut done = Vec::new();
         while let Some(call) = self.sent.pop_front_if(|call| call.is_sent || call.was_sent) {
             done.extend(unknown(call.operations, cause));
         }
+        self.requeue(|_| true);
         done
     }
 
@@ -420,15 +437,17 @@ impl State {
             let cause = format!("the master did not answer within {waited} ms");
             tell(operation, ClientError::OutcomeUnknown { cause });
         }
-        (over.into_iter().map(|operation| (operation, Err(late(patience)))).collect(), is_unanswered)
+        (over.into_iter().map(|operation| (operation.undone(), Err(late(patience)))).collect(), is_unanswered)
     }
 
-    /// No operation is taken any more. What may have been made is for the next process, if there is one.
+    /// No operation is taken any more. What may have been made, or was answered, is for the next process, if there is
+    /// one.
     pub fn close(&mut self) -> Vec<Done> {
         self.is_closed = true;
         let sent = std::mem::take(&mut self.sent).into_iter().flat_map(|call| call.operations);
-        let queued = std::mem::take(&mut self.queued);
-        let all = sent.map(Operation::without_record).chain(queued);
+        let (answered, queued): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.queued).into_iter().partition(|operation| operation.mutation.is_answered);
+        let all = sent.chain(answered).map(Operation::without_record).chain(queued);
         all.map(|operation| (operation, Err(ClientError::Shutdown))).collect()
     }
 }
