@@ -3,13 +3,15 @@
 //!
 //! One lock guards all of it ([`State`]): the operations in their order, what they are about ([`Subjects`]), and the
 //! directories that the session holds ([`delegations`]), which are read to answer an operation and give it its place in
-//! one piece. No I/O happens under it but that of the journal, which is memory. Nothing is dropped under it that may
-//! close a file: who lets go of a closed file asks for that here, with what is open locked.
+//! one piece. No I/O happens under it but that of the journal, which is memory, and that for one answer: a call is taken
+//! out while its records are written. Nothing is dropped under it that may close a file: who lets go of a closed file
+//! asks for that here, with what is open locked.
 //!
 //! The journal is the durable form of the log: an operation is entered before it is answered, and before it is sent,
 //! and its record goes with its end. A process that goes on loads the same log from there, and the kernel's requests of
 //! before find their answers in it ([`Replayed`]).
 
+mod call;
 mod delegations;
 mod known_locks;
 mod operation;
@@ -29,12 +31,13 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::{Instant, timeout};
 
+pub(super) use call::{AHEAD, Call, Outgoing};
 pub(super) use known_locks::{Asking, Gain, LockPrediction};
 pub use operation::Changed;
 pub(super) use operation::{Answer, Done, LocalAnswer, Operation, Waiter};
 pub(super) use replayed::Earlier;
 use replayed::Replayed;
-pub(super) use state::{AHEAD, Call, Outgoing, State, StreamEnd, Verdict, late, unknown};
+pub(super) use state::{State, StreamEnd, Verdict, late, unknown};
 use subjects::Subjects;
 
 use super::recent_invalidations::Mark;
@@ -136,9 +139,13 @@ impl OperationLog {
         self.filled.notify_one();
     }
 
-    /// The next call to be sent: see [`State::next_request`].
+    /// The next call to be sent, which is in the journal, with its numbers, when this returns; `None` when nothing is
+    /// due, or no more may be under way. Only for whoever sends.
     pub fn next_request(&self, mark: Mark) -> Option<Outgoing> {
-        self.lock().next_request(self.journal.as_ref(), mark, Instant::now())
+        let mut departing = self.lock().take_departing(mark, Instant::now())?;
+        let outgoing = departing.enter(self.journal.as_ref());
+        self.lock().put_back(departing);
+        Some(outgoing)
     }
 
     /// Operations are at their end, each before the next one is taken from `done`. Gives inodes that the session holds

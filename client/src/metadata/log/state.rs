@@ -1,7 +1,7 @@
 //! The log of operations as a state machine: every operation is queued, sent, or at its end.
 //!
 //! ```text
-//!   push ──▶ queued ──────── next_request ──────▶ sent ──── take_answered ──▶ at its end
+//!   push ──▶ queued ─────── take_departing ─────▶ sent ──── take_answered ──▶ at its end
 //!             │  ▲ (perhaps answered here already) │ │
 //!             │  └──── broken: it was not made ────┘ └─ broken, follow: nobody will ever know
 //!             └─ take_back, expire, broken: it is not made
@@ -14,29 +14,22 @@
 //! Functions that end operations give them with what whoever waits is told: see [`Done`].
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_net::NetError;
-use cavern_proto::bounded::MAX_KEPT_RESULTS;
 use cavern_proto::locks::overlap;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{LockType, MutateRequest, SetLock};
+use cavern_proto::master::{LockType, SetLock};
 use tokio::time::Instant;
 
+use super::call::{AHEAD, Call, Departing};
 use super::delegations::{Delegations, NUMBERS};
 use super::known_locks::{Asking, Gain};
 use super::operation::{Answer, CallSize, Done, Operation};
 use super::subjects::Subjects;
 use crate::error::ClientError;
-use crate::journal::Journal;
 use crate::metadata::recent_invalidations::Mark;
 
-/// Calls under way at a time. Changes gather while all are.
-pub(in crate::metadata) const AHEAD: usize = 3;
-/// Changes that were answered and whose results the master is to keep, as many as the journal has slots: with those
-/// under way far fewer than it would, and fewer bytes.
-const ASKED_AGAIN_MAX: u64 = MAX_KEPT_RESULTS / 32;
 /// What was answered before it is sent gathers for so long, unless somebody waits,
 const GATHER: Duration = Duration::from_millis(10);
 /// or for longer while it is about bytes and locks alone, of which nothing is lost with this host's processes,
@@ -64,37 +57,6 @@ pub(in crate::metadata) enum Verdict {
     Unknown,
     /// Those of the first call, or those for which the stream was to be opened, were not made, nor ever will be.
     Refused,
-}
-
-/// Operations with numbers.
-#[derive(Debug)]
-pub(in crate::metadata) struct Call {
-    pub operations: Vec<Operation>,
-    /// Number of the first.
-    first: u64,
-    /// Before it was sent.
-    pub mark: Mark,
-    /// On the stream that there is.
-    is_sent: bool,
-    /// On one that broke.
-    was_sent: bool,
-}
-
-impl Call {
-    fn last(&self) -> u64 {
-        self.first + self.operations.len() as u64 - 1
-    }
-
-    /// Whether some had their answer before.
-    pub fn has_answered(&self) -> bool {
-        self.operations.iter().any(|operation| operation.mutation.is_answered)
-    }
-}
-
-/// A call on its way to the master.
-pub(in crate::metadata) struct Outgoing {
-    pub request: MutateRequest,
-    pub has_answered: bool,
 }
 
 /// What is known of the queue as a whole.
@@ -279,25 +241,20 @@ impl State {
         sent.chain(&self.queued).filter_map(|operation| Some(operation.waiter.as_ref()?.deadline)).min()
     }
 
-    /// The next call that is not on the stream: one that is sent again, or of what is due in the queue, if as many may
-    /// be under way. It is in the journal, with its numbers, when this returns.
-    pub fn next_request(&mut self, journal: Option<&Arc<Journal>>, mark: Mark, now: Instant) -> Option<Outgoing> {
+    /// Takes out the next call that is not on the stream: one that is sent again, or of what is due in the queue, if as
+    /// many may be under way. Whoever sends puts it back before he does anything else here.
+    pub fn take_departing(&mut self, mark: Mark, now: Instant) -> Option<Departing> {
         if self.sent.iter().all(|call| call.is_sent) {
             self.begin_call(mark, now);
         }
-        let (session, mut answered) = (self.session, self.answered);
-        let call = self.sent.iter_mut().find(|call| !call.is_sent)?;
-        if let Some(journal) = journal {
-            journal.note_changes(session, call.last());
-            if !call.was_sent {
-                call.operations.iter_mut().for_each(|operation| operation.note(journal, session));
-            }
-            answered = acknowledged(answered, journal.first_unanswered());
-        }
-        call.is_sent = true;
-        let mutations = call.operations.iter().map(|operation| operation.mutation.clone()).collect();
-        let request = MutateRequest { session, answered, mutations };
-        Some(Outgoing { request, has_answered: call.has_answered() })
+        let place = self.sent.iter().position(|call| !call.is_sent)?;
+        let call = self.sent.remove(place)?;
+        Some(Departing { call, place, session: self.session, answered: self.answered })
+    }
+
+    /// Puts a call back that is being sent.
+    pub fn put_back(&mut self, Departing { call, place, .. }: Departing) {
+        self.sent.insert(place, call);
     }
 
     /// Makes a call of what is in the queue.
@@ -470,18 +427,25 @@ fn tell(operation: &mut Operation, error: ClientError) {
     }
 }
 
-/// Up to which change the master need not keep results, of those up to `answered`. What the kernel has no answer to, it
-/// may ask a process after this one for, unless so much was changed meanwhile that the master would take no more.
-fn acknowledged(answered: u64, first_unanswered: Option<u64>) -> u64 {
-    let has_answer = first_unanswered.map_or(answered, |first| answered.min(first.saturating_sub(1)));
-    has_answer.max(answered.saturating_sub(ASKED_AGAIN_MAX))
+#[cfg(test)]
+impl State {
+    /// What [`OperationLog::next_request`](super::OperationLog::next_request) does without letting go of the lock.
+    pub fn next_request(
+        &mut self,
+        journal: Option<&std::sync::Arc<crate::journal::Journal>>,
+        mark: Mark,
+        now: Instant,
+    ) -> Option<super::call::Outgoing> {
+        let mut departing = self.take_departing(mark, now)?;
+        let outgoing = departing.enter(journal);
+        self.put_back(departing);
+        Some(outgoing)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::bounded::{MAX_CHANGES, MAX_KEPT_RESULT_BYTES, MAX_REASON_BYTES};
-    use cavern_proto::master::{Attr, CommitContent, Lock, LockKind, MutationResult, RemoveXattr, SetXattr};
-    use prost::Message;
+    use cavern_proto::master::{CommitContent, Lock, LockKind, MutationResult, RemoveXattr, SetXattr};
 
     use super::super::operation::LocalAnswer;
     use super::*;
@@ -496,13 +460,18 @@ mod tests {
         Operation { answered: Some(Box::new(answer)), ..Operation::owed(change) }
     }
 
-    /// The numbers of the operations of the next call, which the master has answered when this returns.
-    fn take(state: &mut State) -> Vec<u64> {
-        let mark = RecentInvalidations::default().mark();
-        let outgoing = state.next_request(None, mark, Instant::now());
+    /// Has the next call on the stream; gives the numbers of its operations.
+    fn send(state: &mut State) -> Vec<u64> {
+        let outgoing = state.next_request(None, RecentInvalidations::default().mark(), Instant::now());
         let mutations = outgoing.map(|outgoing| outgoing.request.mutations).unwrap_or_default();
-        assert_eq!(state.take_answered().is_some(), !mutations.is_empty());
         mutations.iter().map(|mutation| mutation.seq).collect()
+    }
+
+    /// The same of a call that the master has answered when this returns.
+    fn take(state: &mut State) -> Vec<u64> {
+        let numbers = send(state);
+        assert_eq!(state.take_answered().is_some(), !numbers.is_empty());
+        numbers
     }
 
     #[test]
@@ -593,7 +562,7 @@ mod tests {
         state.expire(Instant::now(), Duration::ZERO);
         assert!(state.is_idle());
         state.push(asked(Change::Hold(1)));
-        assert!(state.next_request(None, RecentInvalidations::default().mark(), Instant::now()).is_some());
+        assert_eq!(send(&mut state), [1]);
         assert!(!state.is_idle(), "its answer is to come");
     }
 
@@ -646,48 +615,5 @@ mod tests {
         assert_eq!(grown(&mut state, 5, false), Some((1, true)), "it is about more than bytes by now");
         assert_eq!(state.due(), Some(Instant::now() + GATHER));
         assert_eq!(state.merge(5, |_| None::<u64>), None);
-    }
-
-    /// Bytes of a result with its key, at the most: a reason, or the inodes that a change touches. Only those of
-    /// `SetHolds` may be longer, which are few.
-    fn most_bytes_of_a_result() -> u64 {
-        let reason = "x".repeat(MAX_REASON_BYTES + '…'.len_utf8());
-        let refused = MutationResult { errno: 133, reason, unlisted: u64::MAX, ..MutationResult::default() };
-        let attr = Attr {
-            inode: u64::MAX,
-            size: u64::MAX,
-            mtime_ns: -1,
-            ctime_ns: -1,
-            atime_ns: -1,
-            btime_ns: Some(-1),
-            version: u64::MAX,
-            allocated: Some(u64::MAX),
-            mode: u32::MAX,
-            uid: u32::MAX,
-            gid: u32::MAX,
-            nlink: u32::MAX,
-            rdev: u32::MAX,
-            generation: u32::MAX,
-            next_generation: u32::MAX,
-            ..Attr::default()
-        };
-        let made = MutationResult { inode: u64::MAX, attributes: vec![attr; 16], ..MutationResult::default() };
-        let key = 2 * size_of::<u64>();
-        (key + refused.encoded_len().max(made.encoded_len())) as u64
-    }
-
-    #[test]
-    fn the_master_never_has_to_keep_more_results_than_it_would() {
-        assert_eq!(acknowledged(100, None), 100);
-        assert_eq!([1, 50, 101].map(|first| acknowledged(100, Some(first))), [0, 49, 100]);
-        let mut most = 0;
-        for answered in [0, 1, ASKED_AGAIN_MAX, ASKED_AGAIN_MAX + 1, 10 * MAX_KEPT_RESULTS] {
-            // The kernel has been waiting for the first change ever since.
-            let last = answered + (AHEAD * MAX_CHANGES) as u64;
-            most = most.max(last - acknowledged(answered, Some(1)));
-        }
-        assert!((ASKED_AGAIN_MAX..MAX_KEPT_RESULTS / 2).contains(&most), "{most}");
-        let bytes = most * most_bytes_of_a_result();
-        assert!(bytes < MAX_KEPT_RESULT_BYTES, "{bytes}");
     }
 }
