@@ -3,9 +3,9 @@
 //!
 //! One lock guards all of it ([`State`]): the operations in their order, what they are about ([`Subjects`]), and the
 //! directories that the session holds ([`delegations`]), which are read to answer an operation and give it its place in
-//! one piece. No I/O happens under it but that of the journal, which is memory, and that for one answer: a call is taken
-//! out while its records are written. Nothing is dropped under it that may close a file: who lets go of a closed file
-//! asks for that here, with what is open locked.
+//! one piece. No I/O happens under it but that of the journal, which is memory, for one answer: a call is taken out
+//! while its records are written. Nothing is dropped under it that may close a file: who lets go of a closed file asks
+//! for that here, with what is open locked.
 //!
 //! The journal is the durable form of the log: an operation is entered before it is answered, and before it is sent,
 //! and its record goes with its end. A process that goes on loads the same log from there, and the kernel's requests of

@@ -83,6 +83,7 @@ impl Sender {
         let log = &inner.log;
         loop {
             self.expire();
+            inner.release_gathered();
             let is_ready = self.follow_session();
             let (has_work, is_idle) = {
                 let state = log.lock();
@@ -110,7 +111,7 @@ impl Sender {
                 }
                 () = sleep_until(suspect_at.unwrap_or_else(Instant::now)), if suspect_at.is_some() => self.suspect(),
                 () = log.filled.notified() => {}
-                () = inner.open.inodes.left.notified() => inner.release_closed(),
+                () = inner.open.inodes.left.notified() => {}
                 () = sleep_until(self.idle_at) => {
                     log.let_go_of_idle(IDLE);
                     self.idle_at = Instant::now() + IDLE / 4;

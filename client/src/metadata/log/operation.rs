@@ -127,6 +127,11 @@ impl Operation {
         is_of_all && !self.is_inherited
     }
 
+    /// Whether the session lets go by it of inodes that were closed.
+    pub fn is_release(&self) -> bool {
+        matches!(&self.mutation.change, Some(Change::SetHolds(set)) if self.is_owed && set.hold.is_empty())
+    }
+
     pub fn is_overwrite(&self) -> bool {
         self.answered.as_ref().is_some_and(|answered| answered.is_overwrite)
     }

@@ -91,6 +91,8 @@ pub(in crate::metadata) struct State {
     sent: VecDeque<Call>,
     queued: VecDeque<Operation>,
     gathering: Gathering,
+    /// Operations that let go of closed inodes.
+    releases: u32,
     pub is_closed: bool,
     pub subjects: Subjects,
     pub delegations: Delegations,
@@ -144,6 +146,7 @@ impl State {
     fn enter(&mut self, operation: &Operation) {
         self.subjects.enter(operation);
         self.delegations.enter(operation);
+        self.releases += u32::from(operation.is_release());
         if let Some(set) = operation.asked_lock() {
             self.delegations.locks.begin_asking(set, Asking::Once);
         }
@@ -154,10 +157,16 @@ impl State {
         self.subjects.lose(operation, answer);
         self.subjects.leave(operation);
         self.delegations.leave(operation);
+        self.releases = self.releases.saturating_sub(u32::from(operation.is_release()));
         // What is asked for once is answered in its order, or was not made.
         if let Some(set) = operation.asked_lock() {
             self.delegations.locks.end_asking(set, Asking::Once, true);
         }
+    }
+
+    /// Whether closed inodes are being let go of.
+    pub fn is_releasing(&self) -> bool {
+        self.releases > 0
     }
 
     /// Sees to it that there are numbers for what is made here; whether whoever sends is to look anew.
