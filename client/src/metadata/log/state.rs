@@ -454,9 +454,10 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::master::{CommitContent, Lock, LockKind, MutationResult, RemoveXattr, SetXattr};
+    use cavern_proto::master::{CommitContent, CreateInode, Lock, LockKind, MutationResult, RemoveXattr, SetXattr};
+    use tokio::sync::oneshot;
 
-    use super::super::operation::LocalAnswer;
+    use super::super::operation::{LocalAnswer, Waiter};
     use super::*;
     use crate::metadata::recent_invalidations::RecentInvalidations;
 
@@ -578,6 +579,72 @@ mod tests {
     fn commit(inode: u64, is_overwrite: bool) -> Operation {
         let change = Change::Commit(CommitContent { inode, changed: true, ..CommitContent::default() });
         answered(change, is_overwrite, None)
+    }
+
+    fn broken(state: &mut State, end: StreamEnd, verdict: Verdict) -> Option<usize> {
+        let error = ClientError::Invalid("the stream is over".to_owned());
+        state.broken(end, verdict, &error, Instant::now()).map(|done| end_all(state, done))
+    }
+
+    fn end_all(state: &mut State, done: Vec<Done>) -> usize {
+        done.iter().for_each(|(operation, answer)| state.leave(operation, answer));
+        done.len()
+    }
+
+    #[test]
+    fn what_was_not_made_when_a_session_is_given_up_is_told_so_when_its_time_is_up() {
+        let mut state = State::default();
+        state.push(asked(Change::Hold(1)));
+        assert_eq!(send(&mut state), [1]);
+        assert_eq!(broken(&mut state, StreamEnd::Broken, Verdict::Unknown), Some(0));
+        let (answer, _waiting) = oneshot::channel();
+        let waiter = Some(Waiter { answer, deadline: Instant::now() });
+        state.push(Operation { waiter, ..asked(Change::Hold(2)) });
+        assert_eq!([send(&mut state), send(&mut state)], [[1], [2]]);
+        assert_eq!(broken(&mut state, StreamEnd::Broken, Verdict::Refused), None, "the first may have been made");
+        let given_up = state.give_up("nobody knows");
+        assert_eq!(end_all(&mut state, given_up), 1);
+        let (over, is_unanswered) = state.expire(Instant::now(), Duration::ZERO);
+        assert!(matches!(&over[..], [(_, Err(ClientError::Net(_)))]) && !is_unanswered);
+        end_all(&mut state, over);
+        assert!(state.follow(2).is_some_and(|done| done.is_empty()));
+        assert!(take(&mut state).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_is_of_what_a_stream_was_opened_for_or_of_its_first_call_but_for_what_is_owed() {
+        let mut state = State::default();
+        let refused = |state: &mut State, end: StreamEnd| broken(state, end, Verdict::Refused);
+        state.push(commit(5, false));
+        assert_eq!(refused(&mut state, StreamEnd::NotOpened), Some(0), "it is not due");
+        state.push(asked(Change::Hold(1)));
+        assert_eq!(refused(&mut state, StreamEnd::Broken), Some(0), "of an idle stream");
+        state.push(Operation::owed(Change::LetGo(1)));
+        assert_eq!(send(&mut state), [1, 2, 3]);
+        state.push(asked(Change::Hold(2)));
+        assert_eq!(send(&mut state), [4]);
+        // Of what was answered there is somebody who can be told.
+        state.sent[0].operations[0].mutation.is_answered = true;
+        assert_eq!(refused(&mut state, StreamEnd::Broken), Some(2));
+        let is_owed = |operation: &Operation| operation.is_owed;
+        assert_eq!(state.queued.iter().map(is_owed).collect::<Vec<_>>(), [true, false], "in their order");
+        assert_eq!(refused(&mut state, StreamEnd::NotOpened), Some(1));
+        assert_eq!((take(&mut state), state.is_idle()), (vec![1], true), "what is owed is sent until it is made");
+    }
+
+    #[test]
+    fn all_is_let_go_of_in_one_session_alone() {
+        let mut state = State::default();
+        let all = state.delegations.take_out_all();
+        state.push(Operation::owed(Change::LetGoDirectories(all)));
+        state.follow(1);
+        assert_eq!(send(&mut state), [1]);
+        // Before anything was learnt of the first session.
+        let unknown = state.follow(2).unwrap();
+        assert_eq!(end_all(&mut state, unknown), 1);
+        let made = MutationResult { inode: 7, held: true, ..MutationResult::default() };
+        state.delegations.learn(&asked(Change::Create(CreateInode::default())), &made, 2);
+        assert!(state.delegations.holds(7));
     }
 
     #[tokio::test(start_paused = true)]
