@@ -331,11 +331,13 @@ impl ChangeSlot {
         self.journal.unanswered.lock().remove(&self.seq.load(Relaxed));
     }
 
-    /// It is undone, while it may be kept by a request that has not got its answer: no successor is to make it.
+    /// It is undone, while it may be kept by a request that has not got its answer: no successor is to make it. Its
+    /// number is another's.
     pub(crate) fn erase(&self) {
         if let Some(slot) = &self.slot {
             slot.erase();
         }
+        self.has_number(0);
     }
 
     /// Nobody will ask for it again.
@@ -527,8 +529,10 @@ mod tests {
     fn a_change_that_is_undone_is_made_by_no_successor_though_its_request_keeps_it() {
         let memory = memory();
         let first = Journal::open(memory.try_clone().unwrap()).unwrap();
-        let [kept, undone] = [1, 2].map(|order| first.note_change(0, 0, Some(order), &Mutation::default()).unwrap());
+        let note = |seq| first.note_change(0, 0, Some(seq), &Mutation { seq, ..Mutation::default() }).unwrap();
+        let [kept, undone] = [2, 1].map(note);
         undone.erase();
+        assert_eq!(first.first_unanswered(), Some(2));
         std::mem::forget((kept, undone));
         assert_eq!(Journal::open(memory).unwrap().changes.take_all().len(), 1);
     }

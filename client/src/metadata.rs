@@ -296,17 +296,27 @@ impl Metadata {
         self.inner.lease.session()
     }
 
-    /// Waits for the session with the master, which gives the cluster's id, unless the master refuses one. Bounded by
-    /// `client.metadata_timeout`.
+    /// Waits for a session with the master, which gives the cluster's id, unless the master refuses one: that there is
+    /// one to be taken up is enough, whether or not its lease has lapsed. Bounded by `client.metadata_timeout`.
     pub async fn in_session(&self) -> Result<(), ClientError> {
+        self.wait_for_session(|metadata| metadata.session() != 0).await
+    }
+
+    /// Waits until a session has begun, or goes on, and its lease lives, unless the master refuses one. Bounded by
+    /// `client.metadata_timeout`.
+    pub(crate) async fn session_begins(&self) -> Result<(), ClientError> {
+        self.wait_for_session(Self::has_session).await
+    }
+
+    async fn wait_for_session(&self, is_there: impl Fn(&Self) -> bool) -> Result<(), ClientError> {
         let patience = self.inner.master.timeout();
         let begun = async {
-            while !self.has_session() && self.inner.lease.denial().is_none() {
+            while !is_there(self) && self.inner.lease.denial().is_none() {
                 tokio::time::sleep(SESSION_POLL).await;
             }
         };
         let _late = tokio::time::timeout(patience, begun).await;
-        if self.has_session() {
+        if is_there(self) {
             return Ok(());
         }
         let waited_ms = patience.as_millis() as u64;
@@ -493,4 +503,25 @@ impl Inner {
 /// How long a question waits for a master, by whether something cached can be used in place of an answer.
 fn patience_with(is_cached: bool) -> RetryPolicy {
     if is_cached { RetryPolicy::OneAttempt } else { RetryPolicy::UntilDeadline }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use cavern_conf::host;
+    use futures::FutureExt;
+
+    use super::parts::tests::metadata;
+
+    #[tokio::test]
+    async fn a_session_that_can_be_taken_up_is_there_before_its_lease_lives() {
+        let metadata = metadata(None);
+        assert!(metadata.in_session().now_or_never().is_none());
+        metadata.inner.lease.begin(9);
+        assert!(metadata.in_session().now_or_never().is_some_and(|waited| waited.is_ok()));
+        assert!(metadata.session_begins().now_or_never().is_none());
+        metadata.inner.lease.extend(host::uptime(), Duration::from_secs(60));
+        assert!(metadata.session_begins().now_or_never().is_some_and(|waited| waited.is_ok()));
+    }
 }

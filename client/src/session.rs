@@ -129,7 +129,7 @@ impl Client {
         tasks.spawn(async move { sweep.0.sweep(sweep.1).await });
         let sweep = (client.staged.clone(), stop);
         tasks.spawn(async move { sweep.0.sweep(sweep.1).await });
-        if let Err(error) = client.metadata.in_session().await {
+        if let Err(error) = client.metadata.session_begins().await {
             // That ends the session, which another process is to have.
             if journal.is_none() {
                 client.shutdown().await;
@@ -324,8 +324,11 @@ impl Client {
         self.metadata.end_stays(Duration::ZERO);
         self.contents.return_blocks(Duration::ZERO).await;
         let made = self.metadata.make_answered().await;
-        if let (Ok(()), Some(journal)) = (made, self.metadata.journal()) {
-            journal.end();
+        match (made, self.metadata.journal()) {
+            (Ok(()), Some(journal)) => journal.end(),
+            // Whoever keeps it finds what the master does not have.
+            (Err(_), Some(journal)) => journal.freeze(),
+            (_, None) => {}
         }
         self.stop.cancel();
         self.tasks.close();

@@ -275,19 +275,18 @@ impl Inner {
 
     /// The master has answered a call: takes the results into the caches and hands them out.
     pub(super) fn take_in_results(&self, call: Call, reply: MutateReply, session: u64) {
-        let Call { operations, mark, .. } = call;
-        let results: Vec<_> = operations.into_iter().zip(reply.results).collect();
-        let mut state = self.log.lock();
-        results.iter().for_each(|(operation, result)| state.delegations.learn(operation, result, session));
-        if !state.delegations.is_empty() {
-            self.log.wake_if(state.reserve_numbers());
-        }
-        drop(state);
-        let end = |(operation, result): (Operation, MutationResult)| {
+        let (Call { operations, mark, .. }, MutateReply { results, event_seq }) = (call, reply);
+        // One after the other: each is at its end before the next result, which may be about the same, is taken in.
+        let done = operations.into_iter().zip(results).map(|(operation, result)| {
+            let mut state = self.log.lock();
+            state.delegations.learn(&operation, &result, session);
+            if !state.delegations.is_empty() {
+                self.log.wake_if(state.reserve_numbers());
+            }
+            drop(state);
             let taken_in = self.take_in_result(&operation, &result, mark);
-            (operation, taken_in.map(|node| Changed::new(result, node, session, reply.event_seq)))
-        };
-        let done = results.into_iter().map(end).collect();
+            (operation, taken_in.map(|node| Changed::new(result, node, session, event_seq)))
+        });
         // Whoever wanted them has gone, and nobody will close them.
         self.log.finish(done).into_iter().for_each(|inode| self.open.inodes.never_opened(inode));
     }
@@ -359,5 +358,40 @@ impl Inner {
                 self.names.keep(&[Arc::new(known.with_attributes(attr))]);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::master::{Attr, SetAttr};
+
+    use super::super::cache::tests::node;
+    use super::super::log::LocalAnswer;
+    use super::super::parts::tests::metadata;
+    use super::*;
+
+    #[tokio::test]
+    async fn what_the_master_makes_otherwise_than_was_predicted_is_put_right_within_one_call() {
+        let metadata = metadata(None);
+        let inner = &metadata.inner;
+        inner.names.keep(&[node(7, 1, "a")]);
+        let result = |size| {
+            let attributes = vec![Attr { inode: 7, size, ..Attr::default() }];
+            MutationResult { attributes, ..MutationResult::default() }
+        };
+        for size in [1, 2] {
+            let change = Change::SetAttr(SetAttr { inode: 7, ..SetAttr::default() });
+            let answer = LocalAnswer { result: result(size), is_overwrite: false, gain: None };
+            let answered = Some(Box::new(answer));
+            let operation = Operation { answered, subject: vec![7], ..Operation::owed(change) };
+            inner.log.push(&mut inner.log.lock(), operation);
+        }
+        inner.log.hurry();
+        let outgoing = inner.log.next_request(inner.names.recent.mark()).unwrap();
+        assert_eq!(outgoing.request.mutations.len(), 2);
+        let call = inner.log.lock().take_answered().unwrap();
+        inner.take_in_results(call, MutateReply { results: vec![result(11), result(12)], event_seq: 0 }, 1);
+        assert_eq!(inner.names.cache.node(7).unwrap().size, 12);
+        assert!(!inner.log.lock().subjects.is_unsettled(7));
     }
 }

@@ -297,7 +297,7 @@ impl Metadata {
         if let Some(known) = self.find_known_lock(inode, kind, &lock) {
             return Ok(known);
         }
-        self.inner.all_settled().await?;
+        self.inner.log.all_unlocked(self.inner.master.timeout()).await?;
         let session = self.inner.lease.session();
         let request = GetLockRequest { inode, kind: kind.into(), lock: Some(Lock { session, ..lock }) };
         // A process of another host has no number here.

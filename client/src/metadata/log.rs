@@ -3,13 +3,15 @@
 //!
 //! One lock guards all of it ([`State`]): the operations in their order, what they are about ([`Subjects`]), and the
 //! directories that the session holds ([`delegations`]), which are read to answer an operation and give it its place in
-//! one piece. No I/O happens under it but that of the journal, which is memory. Nothing is dropped under it that may
-//! close a file: who lets go of a closed file asks for that here, with what is open locked.
+//! one piece. No I/O happens under it but that of the journal, which is memory, for one answer: a call is taken out
+//! while its records are written. Nothing is dropped under it that may close a file: who lets go of a closed file asks
+//! for that here, with what is open locked.
 //!
 //! The journal is the durable form of the log: an operation is entered before it is answered, and before it is sent,
 //! and its record goes with its end. A process that goes on loads the same log from there, and the kernel's requests of
 //! before find their answers in it ([`Replayed`]).
 
+mod call;
 mod delegations;
 mod known_locks;
 mod operation;
@@ -29,12 +31,13 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::{Instant, timeout};
 
+pub(super) use call::{AHEAD, Call, Outgoing};
 pub(super) use known_locks::{Asking, Gain, LockPrediction};
 pub use operation::Changed;
 pub(super) use operation::{Answer, Done, LocalAnswer, Operation, Waiter};
 pub(super) use replayed::Earlier;
 use replayed::Replayed;
-pub(super) use state::{AHEAD, Call, Outgoing, State, Verdict, late, unknown};
+pub(super) use state::{State, StreamEnd, Verdict, late, unknown};
 use subjects::Subjects;
 
 use super::recent_invalidations::Mark;
@@ -136,21 +139,25 @@ impl OperationLog {
         self.filled.notify_one();
     }
 
-    /// The next call to be sent: see [`State::next_request`].
+    /// The next call to be sent, which is in the journal, with its numbers, when this returns; `None` when nothing is
+    /// due, or no more may be under way. Only for whoever sends.
     pub fn next_request(&self, mark: Mark) -> Option<Outgoing> {
-        self.lock().next_request(self.journal.as_ref(), mark, Instant::now())
+        let mut departing = self.lock().take_departing(mark, Instant::now())?;
+        let outgoing = departing.enter(self.journal.as_ref());
+        self.lock().put_back(departing);
+        Some(outgoing)
     }
 
-    /// Operations are at their end. Gives inodes that the session holds by them, and that nobody has waited for.
-    pub fn finish(&self, done: Vec<Done>) -> Vec<u64> {
-        if done.is_empty() {
-            return Vec::new();
-        }
-        let mut state = self.lock();
-        done.iter().for_each(|(operation, answer)| state.leave(operation, answer));
-        drop(state);
+    /// Operations are at their end, each before the next one is taken from `done`. Gives inodes that the session holds
+    /// by them, and that nobody has waited for.
+    pub fn finish(&self, done: impl IntoIterator<Item = Done>) -> Vec<u64> {
+        let end = |(operation, answer): Done| {
+            self.lock().leave(&operation, &answer);
+            operation.deliver(answer)
+        };
+        let unclaimed = done.into_iter().filter_map(end).collect();
         self.ended.notify_waiters();
-        done.into_iter().filter_map(|(operation, answer)| operation.deliver(answer)).collect()
+        unclaimed
     }
 
     /// Locks were taken back: see [`State::take_back`].
@@ -158,11 +165,12 @@ impl OperationLog {
         self.ended.notify_waiters();
     }
 
-    /// Waits until everything that was answered by now is made, lost or undone; `which` says how much of it counts.
+    /// Waits until what has begun by now is made, lost or undone: as much as `which` says, for as long as `is_unmade`.
     async fn made_within(
         &self,
         patience: Duration,
         which: impl Fn(&Subjects) -> Option<u64>,
+        is_unmade: impl Fn(&Subjects, u64) -> bool,
     ) -> Result<(), ClientError> {
         let begun = which(&self.lock().subjects);
         let Some(begun) = begun else { return Ok(()) };
@@ -172,7 +180,7 @@ impl OperationLog {
                 let ended = self.ended.notified();
                 tokio::pin!(ended);
                 ended.as_mut().enable();
-                if !self.lock().subjects.has_unmade(begun) {
+                if !is_unmade(&self.lock().subjects, begun) {
                     return;
                 }
                 ended.await;
@@ -181,13 +189,19 @@ impl OperationLog {
         timeout(patience, made).await.map_err(|_elapsed| late(patience))
     }
 
+    /// Waits until everything that was answered by now is made, lost or undone.
     pub async fn all_made(&self, patience: Duration) -> Result<(), ClientError> {
-        self.made_within(patience, Subjects::unmade).await
+        self.made_within(patience, Subjects::unmade, Subjects::has_unmade).await
     }
 
     /// The same, but for the bytes of files of which the session's end says that they may have changed.
     pub async fn names_made(&self, patience: Duration) -> Result<(), ClientError> {
-        self.made_within(patience, Subjects::named_unmade).await
+        self.made_within(patience, Subjects::named_unmade, Subjects::has_unmade).await
+    }
+
+    /// Waits for the unlocks, too, that nobody waits for otherwise.
+    pub async fn all_unlocked(&self, patience: Duration) -> Result<(), ClientError> {
+        self.made_within(patience, Subjects::any_unmade, Subjects::has_any_unmade).await
     }
 
     /// No operation is taken any more.

@@ -312,6 +312,13 @@ impl Inner {
         }
     }
 
+    /// Has the master let go of what left, unless it is being asked for that already: what leaves meanwhile gathers.
+    pub(super) fn release_gathered(&self) {
+        if !self.log.lock().is_releasing() {
+            self.release_closed();
+        }
+    }
+
     /// Has the master let go of what left, before any change that comes later. That is sent until it is made, or the
     /// session is over.
     pub(super) fn release_closed(&self) {
@@ -332,6 +339,9 @@ fn log_lost_holds(gone: &[u64]) {
 
 #[cfg(test)]
 mod tests {
+    use cavern_proto::master::{MutateReply, MutationResult};
+
+    use super::super::parts::tests::metadata;
     use super::*;
 
     fn releasing(open: &OpenInodes) -> Vec<u64> {
@@ -374,5 +384,29 @@ mod tests {
         }
         open.never_opened(6);
         assert_eq!(releasing(&open), [5, 6]);
+    }
+
+    #[tokio::test]
+    async fn what_is_closed_gathers_while_the_master_lets_go_of_others() {
+        let metadata = metadata(None);
+        let inner = &metadata.inner;
+        let released = || {
+            inner.release_gathered();
+            let request = inner.log.next_request(inner.names.recent.mark())?.request;
+            let let_go = request.mutations.into_iter().map(|mutation| match mutation.change {
+                Some(Change::SetHolds(set)) => set.let_go,
+                other => panic!("not asked for: {other:?}"),
+            });
+            Some(let_go.collect::<Vec<_>>())
+        };
+        assert_eq!(released(), None);
+        inner.open.inodes.never_opened(5);
+        assert_eq!(released(), Some(vec![vec![5]]));
+        [6, 7].into_iter().for_each(|inode| inner.open.inodes.never_opened(inode));
+        assert_eq!(released(), None);
+        let call = inner.log.lock().take_answered().unwrap();
+        let reply = MutateReply { results: vec![MutationResult::default()], ..MutateReply::default() };
+        inner.take_in_results(call, reply, 1);
+        assert_eq!(released(), Some(vec![vec![6, 7]]));
     }
 }

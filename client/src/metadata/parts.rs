@@ -89,3 +89,20 @@ impl Metadata {
         Self { inner: Arc::new(inner) }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use cavern_net::WorkerPool;
+    use cavern_security::Transport;
+
+    use super::*;
+
+    /// The metadata of a client whose masters do not answer.
+    pub(crate) fn metadata(journal: Option<Arc<Journal>>) -> Metadata {
+        let (config, stats) = (Config::default(), Arc::new(Stats::default()));
+        let master = MasterChannel::new(&config).unwrap();
+        let pool = WorkerPool::new(&config.client, Transport::Plain, "test");
+        let tables = Arc::new(Tables::new(master.clone(), pool, &config.ufs));
+        Metadata::new(master, tables, stats, &config, journal)
+    }
+}

@@ -48,6 +48,7 @@ impl Inner {
                 waiter: Some(Waiter { answer, deadline }),
                 // Whoever asked for it counts on what was answered.
                 is_owed: mutation.is_answered,
+                is_inherited: true,
                 subject,
                 context,
                 slot: Some(journal.change_slot(slot, record.unique, mutation.seq)),
@@ -88,29 +89,15 @@ impl Metadata {
 #[cfg(test)]
 mod tests {
     use std::mem::forget;
-    use std::sync::Arc;
 
-    use cavern_conf::Config;
-    use cavern_net::WorkerPool;
-    use cavern_net::master::MasterChannel;
     use cavern_proto::master::SetXattr;
     use cavern_proto::master::mutation::Change;
-    use cavern_security::Transport;
     use rustix::fs::{MemfdFlags, memfd_create};
     use tokio_util::sync::CancellationToken;
 
+    use super::super::parts::tests::metadata;
     use super::*;
     use crate::journal::Journal;
-    use crate::stats::Stats;
-    use crate::tables::Tables;
-
-    fn metadata(journal: Arc<Journal>) -> Metadata {
-        let (config, stats) = (Config::default(), Arc::new(Stats::default()));
-        let master = MasterChannel::new(&config).unwrap();
-        let pool = WorkerPool::new(&config.client, Transport::Plain, "test");
-        let tables = Arc::new(Tables::new(master.clone(), pool, &config.ufs));
-        Metadata::new(master, tables, stats, &config, Some(journal))
-    }
 
     #[tokio::test]
     async fn calls_of_what_was_asked_for_before_are_no_larger_than_others() {
@@ -130,7 +117,7 @@ mod tests {
         }
         before.note_changes(7, 3020);
 
-        let metadata = metadata(Journal::open(memory).unwrap());
+        let metadata = metadata(Some(Journal::open(memory).unwrap()));
         let log = &metadata.inner.log;
         metadata.inner.go_on();
         let numbers = || {
@@ -153,7 +140,7 @@ mod tests {
         // As kill -9 has it.
         forget(before.note_change(7, 0, Some(1), &mutation).unwrap());
 
-        let metadata = metadata(Journal::open(memory).unwrap());
+        let metadata = metadata(Some(Journal::open(memory).unwrap()));
         let _not_polled = metadata.send_changes(CancellationToken::new());
         assert!(metadata.replayed().now_or_never().is_none(), "nobody has answered it");
     }

@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
-use super::log::{AHEAD, Verdict, unknown};
+use super::log::{AHEAD, StreamEnd, Verdict, unknown};
 use super::parts::{Inner, Metadata};
 use crate::error::ClientError;
 
@@ -83,8 +83,12 @@ impl Sender {
         let log = &inner.log;
         loop {
             self.expire();
+            inner.release_gathered();
             let is_ready = self.follow_session();
-            let has_work = log.lock().has_work(Instant::now());
+            let (has_work, is_idle) = {
+                let state = log.lock();
+                (state.has_work(Instant::now()), state.is_idle())
+            };
             if self.connection.is_none() && has_work && !(is_ready && self.connect().await) {
                 sleep(PAUSE).await;
                 continue;
@@ -98,23 +102,23 @@ impl Sender {
             tokio::select! {
                 reply = next(&mut self.connection) => {
                     if let Err(status) = self.take_in(reply) {
-                        self.broken(stubs.as_deref(), &status);
+                        self.broken(StreamEnd::Broken, stubs.as_deref(), &status);
                         sleep(PAUSE).await;
                     }
                 }
                 () = moved(&inner, stubs.as_deref()) => {
-                    self.broken(None, &Status::unavailable("another master leads"));
+                    self.broken(StreamEnd::Broken, None, &Status::unavailable("another master leads"));
                 }
                 () = sleep_until(suspect_at.unwrap_or_else(Instant::now)), if suspect_at.is_some() => self.suspect(),
                 () = log.filled.notified() => {}
-                () = inner.open.inodes.left.notified() => inner.release_closed(),
+                () = inner.open.inodes.left.notified() => {}
                 () = sleep_until(self.idle_at) => {
                     log.let_go_of_idle(IDLE);
                     self.idle_at = Instant::now() + IDLE / 4;
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {}
-                () = sleep(PAUSE), if !is_ready && has_work => {}
+                () = sleep(PAUSE), if !is_ready && !is_idle => {}
             }
         }
     }
@@ -177,7 +181,7 @@ impl Sender {
                 let replies = replies.into_inner();
                 self.connection = Some(Connection { stubs, requests, replies, suspect_at: None });
             }
-            Ok(Some(Err(status))) => self.broken(Some(&stubs), &status),
+            Ok(Some(Err(status))) => self.broken(StreamEnd::NotOpened, Some(&stubs), &status),
             // Nothing was sent yet.
             Ok(None) => {}
             Err(_elapsed) => self.inner.master.suspect(),
@@ -226,7 +230,7 @@ impl Sender {
         let (changes, results) = (call.operations.len(), reply.results.len());
         if results != changes {
             let cause = format!("the master gave {results} results for {changes} changes");
-            self.inner.log.finish(unknown(call.operations, &cause).collect());
+            self.inner.log.finish(unknown(call.operations, &cause));
             self.give_up(&cause);
             return Ok(());
         }
@@ -234,15 +238,15 @@ impl Sender {
         Ok(())
     }
 
-    /// The stream is over, or could not be opened. `stubs`: of the master that said so.
-    fn broken(&mut self, stubs: Option<&Stubs>, status: &Status) {
+    /// There is no stream any more. `stubs`: of the master that said so.
+    fn broken(&mut self, end: StreamEnd, stubs: Option<&Stubs>, status: &Status) {
         self.connection = None;
         if let Some(stubs) = stubs {
             self.inner.master.stream_failed(stubs, status);
         }
         let error = ClientError::from(NetError::from(status.clone()));
         tracing::debug!("the stream of changes is over, and is opened again soon: {error}");
-        let done = self.inner.log.lock().broken(Verdict::of(&error), &error);
+        let done = self.inner.log.lock().broken(end, Verdict::of(&error), &error, Instant::now());
         match done {
             Some(done) => drop(self.inner.log.finish(done)),
             None => self.give_up(&error.to_string()),

@@ -28,7 +28,7 @@ pub(in crate::metadata) struct Delegations {
     directories: HashMap<u64, Instant>,
     /// Recalled before the answer that says that they are held.
     recalled: HashSet<u64>,
-    /// How often all are being let go of: what was asked for before is not held, though the answer says so.
+    /// Operations in the log that let go of all: what was asked for before them is not held, though the answer says so.
     letting_go: u32,
     numbers: Numbers,
     /// Numbers that files of a mount are to have before others.
@@ -79,10 +79,20 @@ impl Delegations {
     /// What belongs to another session is nobody's any more; with 0 the session holds nothing, nor ever will.
     pub fn follow(&mut self, session: u64) {
         if self.session != session {
-            // The first one may go on from a process before.
-            let letting_go = if self.session == 0 { self.letting_go } else { 0 };
-            *self = Self { session, letting_go, ..Self::default() };
+            // What is in the log goes on.
+            *self = Self { session, letting_go: self.letting_go, ..Self::default() };
         }
+    }
+
+    /// An operation has come into the log.
+    pub(super) fn enter(&mut self, operation: &Operation) {
+        self.letting_go += u32::from(operation.is_let_go_of_all());
+    }
+
+    /// An operation is at its end, whatever became of it.
+    pub(super) fn leave(&mut self, operation: &Operation) {
+        // The session knows of every directory that it made before whether it holds it.
+        self.letting_go = self.letting_go.saturating_sub(u32::from(operation.is_let_go_of_all()));
     }
 
     /// The master says that the session holds a directory that it has made.
@@ -126,7 +136,8 @@ impl Delegations {
         match change {
             Change::SetLock(set) if answered && result.errno != 0 => self.locks.stray(set.inode),
             _ if answered => {}
-            Change::Create(_) if result.held => self.begin(result.inode, session),
+            // What a process before has made is let go of with all that it held.
+            Change::Create(_) if result.held && !operation.is_inherited => self.begin(result.inode, session),
             Change::Create(create) if result.errno == 0 && is_named_file(create) => {
                 // A file was made by way of the master.
                 if self.session == session && self.holds(create.parent) {
@@ -146,8 +157,6 @@ impl Delegations {
             }
             Change::ReserveInodes(_) => self.numbers.are_asked_for = false,
             Change::LetGoDirectories(let_go) => {
-                // The session knows of every directory that it made before whether it holds it.
-                self.letting_go = self.letting_go.saturating_sub(u32::from(let_go.all));
                 for directory in &let_go.directories {
                     self.recalled.remove(directory);
                 }
@@ -172,7 +181,6 @@ impl Delegations {
     /// before may have said so.
     pub(super) fn take_out_all(&mut self) -> LetGoDirectories {
         self.directories.clear();
-        self.letting_go += 1;
         LetGoDirectories { directories: Vec::new(), all: true }
     }
 
@@ -260,15 +268,45 @@ mod tests {
     #[test]
     fn what_was_asked_for_before_all_was_let_go_of_is_not_held() {
         let mut held = Delegations::default();
-        let let_go = held.take_out_all();
+        let let_go = Operation::owed(Change::LetGoDirectories(held.take_out_all()));
+        held.enter(&let_go);
         held.begin(5, 1);
         assert!(held.is_empty(), "the first session goes on from a process before");
-        held.learn(&Operation::owed(Change::LetGoDirectories(let_go)), &MutationResult::default(), 1);
+        held.learn(&let_go, &MutationResult::default(), 1);
+        held.leave(&let_go);
         held.begin(6, 1);
         assert!(held.holds(6));
         held.take_out_all();
+        held.enter(&let_go);
         held.begin(7, 2);
-        assert_eq!(directories(&held), [7], "another session lets go of nothing");
+        assert!(held.is_empty(), "it is made in the next session, behind what was asked for before");
+        held.leave(&let_go);
+        held.begin(8, 2);
+        assert_eq!(directories(&held), [8]);
+    }
+
+    #[test]
+    fn what_a_process_before_has_made_is_not_held() {
+        let mut held = Delegations::default();
+        let all = held.take_out_all();
+        let own = Operation::owed(Change::LetGoDirectories(all.clone()));
+        held.enter(&own);
+        let inherited = Operation { is_inherited: true, ..Operation::owed(Change::LetGoDirectories(all)) };
+        let made = Operation::new(Change::Create(CreateInode::default()), (0, 0));
+        let inherited_made =
+            Operation { is_inherited: true, ..Operation::new(Change::Create(CreateInode::default()), (0, 0)) };
+        let made_held = |inode| MutationResult { inode, held: true, ..MutationResult::default() };
+        held.enter(&inherited);
+        held.learn(&inherited, &MutationResult::default(), 1);
+        held.leave(&inherited);
+        held.learn(&inherited_made, &made_held(5), 1);
+        held.learn(&made, &made_held(6), 1);
+        assert!(held.is_empty(), "all are being let go of still");
+        held.leave(&own);
+        held.learn(&inherited_made, &made_held(5), 1);
+        assert!(held.is_empty());
+        held.learn(&made, &made_held(7), 1);
+        assert!(held.holds(7));
     }
 
     #[test]

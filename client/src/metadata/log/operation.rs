@@ -83,6 +83,8 @@ pub(in crate::metadata) struct Operation {
     pub waiter: Option<Waiter>,
     /// It is made though nobody waits for it.
     pub is_owed: bool,
+    /// A process before has asked for it.
+    pub is_inherited: bool,
     /// Its place among all whose end a sync waits for.
     pub number: Option<u64>,
     /// By this process.
@@ -119,6 +121,17 @@ impl Operation {
         self.lock().filter(|set| self.answered.is_none() && set.waiter == 0)
     }
 
+    /// Whether this process lets go of all directories by it.
+    pub fn is_let_go_of_all(&self) -> bool {
+        let is_of_all = matches!(&self.mutation.change, Some(Change::LetGoDirectories(let_go)) if let_go.all);
+        is_of_all && !self.is_inherited
+    }
+
+    /// Whether the session lets go by it of inodes that were closed.
+    pub fn is_release(&self) -> bool {
+        matches!(&self.mutation.change, Some(Change::SetHolds(set)) if self.is_owed && set.hold.is_empty())
+    }
+
     pub fn is_overwrite(&self) -> bool {
         self.answered.as_ref().is_some_and(|answered| answered.is_overwrite)
     }
@@ -152,9 +165,17 @@ impl Operation {
         }
     }
 
-    /// It is known not to be made, and nobody asks for it again: no successor does.
+    /// It is left to a successor, if there is one: in a journal that is frozen its record stays.
     pub fn without_record(mut self) -> Self {
         drop((self.context.take(), self.slot.take()));
+        self
+    }
+
+    /// It is known not to be made: no successor makes it, nor finds its number, which another operation gets.
+    pub fn undone(mut self) -> Self {
+        if let Some(slot) = self.slot.take() {
+            slot.erase();
+        }
         self
     }
 

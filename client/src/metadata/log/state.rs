@@ -1,7 +1,7 @@
 //! The log of operations as a state machine: every operation is queued, sent, or at its end.
 //!
 //! ```text
-//!   push ──▶ queued ──────── next_request ──────▶ sent ──── take_answered ──▶ at its end
+//!   push ──▶ queued ─────── take_departing ─────▶ sent ──── take_answered ──▶ at its end
 //!             │  ▲ (perhaps answered here already) │ │
 //!             │  └──── broken: it was not made ────┘ └─ broken, follow: nobody will ever know
 //!             └─ take_back, expire, broken: it is not made
@@ -14,29 +14,22 @@
 //! Functions that end operations give them with what whoever waits is told: see [`Done`].
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_net::NetError;
-use cavern_proto::bounded::MAX_KEPT_RESULTS;
 use cavern_proto::locks::overlap;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{LockType, MutateRequest, SetLock};
+use cavern_proto::master::{LockType, SetLock};
 use tokio::time::Instant;
 
+use super::call::{AHEAD, Call, Departing};
 use super::delegations::{Delegations, NUMBERS};
 use super::known_locks::{Asking, Gain};
 use super::operation::{Answer, CallSize, Done, Operation};
 use super::subjects::Subjects;
 use crate::error::ClientError;
-use crate::journal::Journal;
 use crate::metadata::recent_invalidations::Mark;
 
-/// Calls under way at a time. Changes gather while all are.
-pub(in crate::metadata) const AHEAD: usize = 3;
-/// Changes that were answered and whose results the master is to keep, as many as the journal has slots: with those
-/// under way far fewer than it would, and fewer bytes.
-const ASKED_AGAIN_MAX: u64 = MAX_KEPT_RESULTS / 32;
 /// What was answered before it is sent gathers for so long, unless somebody waits,
 const GATHER: Duration = Duration::from_millis(10);
 /// or for longer while it is about bytes and locks alone, of which nothing is lost with this host's processes,
@@ -46,6 +39,15 @@ const GATHERED_MAX: usize = 256;
 /// Operations that are looked at for locks which an unlock makes useless, and for what another commit adds to.
 const LOOKED_AT: usize = 64;
 
+/// How a stream came to its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::metadata) enum StreamEnd {
+    /// It was open.
+    Broken,
+    /// It could not be opened, and nothing was sent on it.
+    NotOpened,
+}
+
 /// What the end of a stream says about the operations that it left without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::metadata) enum Verdict {
@@ -53,39 +55,8 @@ pub(in crate::metadata) enum Verdict {
     NotMade,
     /// They may have been made.
     Unknown,
-    /// Those of the first call were not made, nor ever will be.
+    /// Those of the first call, or those for which the stream was to be opened, were not made, nor ever will be.
     Refused,
-}
-
-/// Operations with numbers.
-#[derive(Debug)]
-pub(in crate::metadata) struct Call {
-    pub operations: Vec<Operation>,
-    /// Number of the first.
-    first: u64,
-    /// Before it was sent.
-    pub mark: Mark,
-    /// On the stream that there is.
-    is_sent: bool,
-    /// On one that broke.
-    was_sent: bool,
-}
-
-impl Call {
-    fn last(&self) -> u64 {
-        self.first + self.operations.len() as u64 - 1
-    }
-
-    /// Whether some had their answer before.
-    pub fn has_answered(&self) -> bool {
-        self.operations.iter().any(|operation| operation.mutation.is_answered)
-    }
-}
-
-/// A call on its way to the master.
-pub(in crate::metadata) struct Outgoing {
-    pub request: MutateRequest,
-    pub has_answered: bool,
 }
 
 /// What is known of the queue as a whole.
@@ -120,6 +91,8 @@ pub(in crate::metadata) struct State {
     sent: VecDeque<Call>,
     queued: VecDeque<Operation>,
     gathering: Gathering,
+    /// Operations that let go of closed inodes.
+    releases: u32,
     pub is_closed: bool,
     pub subjects: Subjects,
     pub delegations: Delegations,
@@ -172,6 +145,8 @@ impl State {
 
     fn enter(&mut self, operation: &Operation) {
         self.subjects.enter(operation);
+        self.delegations.enter(operation);
+        self.releases += u32::from(operation.is_release());
         if let Some(set) = operation.asked_lock() {
             self.delegations.locks.begin_asking(set, Asking::Once);
         }
@@ -181,10 +156,17 @@ impl State {
     pub fn leave(&mut self, operation: &Operation, answer: &Answer) {
         self.subjects.lose(operation, answer);
         self.subjects.leave(operation);
+        self.delegations.leave(operation);
+        self.releases = self.releases.saturating_sub(u32::from(operation.is_release()));
         // What is asked for once is answered in its order, or was not made.
         if let Some(set) = operation.asked_lock() {
             self.delegations.locks.end_asking(set, Asking::Once, true);
         }
+    }
+
+    /// Whether closed inodes are being let go of.
+    pub fn is_releasing(&self) -> bool {
+        self.releases > 0
     }
 
     /// Sees to it that there are numbers for what is made here; whether whoever sends is to look anew.
@@ -251,6 +233,12 @@ impl State {
         Some(if is_urgent || self.queued.len() >= GATHERED_MAX { since } else { since + gathered })
     }
 
+    /// Whether nothing is to be sent or answered, nor will be before whoever sends is told of something new.
+    pub fn is_idle(&self) -> bool {
+        // What is in the queue, or was there, has a time at which it is looked at.
+        self.sent.is_empty() && self.gathering.since.is_none()
+    }
+
     /// Whether something is to be sent, or to be answered.
     pub fn has_work(&self, now: Instant) -> bool {
         !self.sent.is_empty() || !self.queued.is_empty() && self.due().is_some_and(|due| due <= now)
@@ -262,25 +250,20 @@ impl State {
         sent.chain(&self.queued).filter_map(|operation| Some(operation.waiter.as_ref()?.deadline)).min()
     }
 
-    /// The next call that is not on the stream: one that is sent again, or of what is due in the queue, if as many may
-    /// be under way. It is in the journal, with its numbers, when this returns.
-    pub fn next_request(&mut self, journal: Option<&Arc<Journal>>, mark: Mark, now: Instant) -> Option<Outgoing> {
+    /// Takes out the next call that is not on the stream: one that is sent again, or of what is due in the queue, if as
+    /// many may be under way. Whoever sends puts it back before he does anything else here.
+    pub fn take_departing(&mut self, mark: Mark, now: Instant) -> Option<Departing> {
         if self.sent.iter().all(|call| call.is_sent) {
             self.begin_call(mark, now);
         }
-        let (session, mut answered) = (self.session, self.answered);
-        let call = self.sent.iter_mut().find(|call| !call.is_sent)?;
-        if let Some(journal) = journal {
-            journal.note_changes(session, call.last());
-            if !call.was_sent {
-                call.operations.iter_mut().for_each(|operation| operation.note(journal, session));
-            }
-            answered = acknowledged(answered, journal.first_unanswered());
-        }
-        call.is_sent = true;
-        let mutations = call.operations.iter().map(|operation| operation.mutation.clone()).collect();
-        let request = MutateRequest { session, answered, mutations };
-        Some(Outgoing { request, has_answered: call.has_answered() })
+        let place = self.sent.iter().position(|call| !call.is_sent)?;
+        let call = self.sent.remove(place)?;
+        Some(Departing { call, place, session: self.session, answered: self.answered })
+    }
+
+    /// Puts a call back that is being sent.
+    pub fn put_back(&mut self, Departing { call, place, .. }: Departing) {
+        self.sent.insert(place, call);
     }
 
     /// Makes a call of what is in the queue.
@@ -322,34 +305,37 @@ impl State {
         self.sent.front().is_some_and(|call| call.is_sent)
     }
 
-    /// The stream is over, or could not be opened. `None` when nobody will ever know what became of the first call: the
-    /// session must be given up.
+    /// There is no stream any more. `None` when nobody will ever know what became of the first call: the session must
+    /// be given up.
     ///
     /// A master that says that it does not lead says nothing of what was sent to it while it led: its successor may
     /// have that in its log, so the verdict is unknown. If it says so to the opening of a stream, nothing was sent on
     /// that stream yet, and no call is marked: each is as unknown as earlier streams have left it.
-    pub fn broken(&mut self, verdict: Verdict, error: &ClientError) -> Option<Vec<Done>> {
+    pub fn broken(&mut self, end: StreamEnd, verdict: Verdict, error: &ClientError, now: Instant) -> Option<Vec<Done>> {
         for call in &mut self.sent {
             call.was_sent |= call.is_sent && verdict == Verdict::Unknown;
             call.is_sent = false;
         }
-        let mut done = Vec::new();
-        if verdict == Verdict::Refused {
+        let is_due = self.due().is_some_and(|due| due <= now);
+        let refused = match self.sent.front_mut() {
+            _ if verdict != Verdict::Refused => Vec::new(),
+            Some(first) if first.was_sent => return None,
             // What was sent after the first call has not been looked at.
-            let refused = match self.sent.front() {
-                Some(first) if first.was_sent => return None,
-                Some(_) => self.sent.pop_front().map_or_else(Vec::new, |call| call.operations),
-                None => self.take_queued(),
-            };
-            done.extend(refused.into_iter().map(|operation| (operation, Err(error.clone()))));
-        }
+            Some(first) => std::mem::take(&mut first.operations),
+            None if end == StreamEnd::NotOpened && is_due => self.take_queued(),
+            None => Vec::new(),
+        };
         // Now it is known that they were not made, and an asker that was answered before (`OutcomeUnknown`) does not
         // count on them.
-        let is_due =
+        let is_kept =
             |operation: &Operation| verdict != Verdict::NotMade || operation.waiter.is_some() || operation.is_owed;
-        let given_up = self.requeue(is_due).into_iter().map(Operation::without_record);
-        done.extend(given_up.map(|operation| (operation, Err(error.clone()))));
-        Some(done)
+        let given_up = self.requeue(is_kept);
+        // What is owed is sent until the session is over, unless somebody can be told that it is lost.
+        let (owed, refused): (Vec<_>, Vec<_>) =
+            refused.into_iter().partition(|operation| operation.is_owed && !operation.mutation.is_answered);
+        self.put_first(owed);
+        let not_made = refused.into_iter().chain(given_up);
+        Some(not_made.map(|operation| (operation.undone(), Err(error.clone()))).collect())
     }
 
     /// Puts what was never sent, or was not made, back to the front of the queue; gives what is not to be kept.
@@ -358,12 +344,17 @@ impl State {
         let calls = self.sent.split_off(may_be_made);
         let (kept, given_up): (Vec<_>, Vec<_>) =
             calls.into_iter().flat_map(|call| call.operations).partition(|operation| is_kept(operation));
-        if !kept.is_empty() {
+        self.put_first(kept);
+        given_up
+    }
+
+    /// Puts operations before all others in the queue, to be sent soon.
+    fn put_first(&mut self, operations: Vec<Operation>) {
+        if !operations.is_empty() {
             self.gathering.is_urgent = true;
             self.gathering.since.get_or_insert_with(Instant::now);
         }
-        kept.into_iter().rev().for_each(|operation| self.queued.push_front(operation));
-        given_up
+        operations.into_iter().rev().for_each(|operation| self.queued.push_front(operation));
     }
 
     /// The session is this one from now on: the numbers of one that is over mean nothing in the next. `None` when it is
@@ -374,16 +365,16 @@ impl State {
         }
         let done = self.give_up("the session with the master has ended meanwhile");
         (self.session, self.answered, self.used) = (session, 0, 0);
-        self.requeue(|_| true);
         Some(done)
     }
 
-    /// It is not known what became of the calls that may have been made.
+    /// It is not known what became of the calls that may have been made. What was not is for the next session.
     pub fn give_up(&mut self, cause: &str) -> Vec<Done> {
         let mut done = Vec::new();
         while let Some(call) = self.sent.pop_front_if(|call| call.is_sent || call.was_sent) {
             done.extend(unknown(call.operations, cause));
         }
+        self.requeue(|_| true);
         done
     }
 
@@ -412,15 +403,17 @@ impl State {
             let cause = format!("the master did not answer within {waited} ms");
             tell(operation, ClientError::OutcomeUnknown { cause });
         }
-        (over.into_iter().map(|operation| (operation, Err(late(patience)))).collect(), is_unanswered)
+        (over.into_iter().map(|operation| (operation.undone(), Err(late(patience)))).collect(), is_unanswered)
     }
 
-    /// No operation is taken any more. What may have been made is for the next process, if there is one.
+    /// No operation is taken any more. What may have been made, or was answered, is for the next process, if there is
+    /// one.
     pub fn close(&mut self) -> Vec<Done> {
         self.is_closed = true;
         let sent = std::mem::take(&mut self.sent).into_iter().flat_map(|call| call.operations);
-        let queued = std::mem::take(&mut self.queued);
-        let all = sent.map(Operation::without_record).chain(queued);
+        let (answered, queued): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.queued).into_iter().partition(|operation| operation.mutation.is_answered);
+        let all = sent.chain(answered).map(Operation::without_record).chain(queued);
         all.map(|operation| (operation, Err(ClientError::Shutdown))).collect()
     }
 }
@@ -443,20 +436,28 @@ fn tell(operation: &mut Operation, error: ClientError) {
     }
 }
 
-/// Up to which change the master need not keep results, of those up to `answered`. What the kernel has no answer to, it
-/// may ask a process after this one for, unless so much was changed meanwhile that the master would take no more.
-fn acknowledged(answered: u64, first_unanswered: Option<u64>) -> u64 {
-    let has_answer = first_unanswered.map_or(answered, |first| answered.min(first.saturating_sub(1)));
-    has_answer.max(answered.saturating_sub(ASKED_AGAIN_MAX))
+#[cfg(test)]
+impl State {
+    /// What [`OperationLog::next_request`](super::OperationLog::next_request) does without letting go of the lock.
+    pub fn next_request(
+        &mut self,
+        journal: Option<&std::sync::Arc<crate::journal::Journal>>,
+        mark: Mark,
+        now: Instant,
+    ) -> Option<super::call::Outgoing> {
+        let mut departing = self.take_departing(mark, now)?;
+        let outgoing = departing.enter(journal);
+        self.put_back(departing);
+        Some(outgoing)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::bounded::{MAX_CHANGES, MAX_KEPT_RESULT_BYTES, MAX_REASON_BYTES};
-    use cavern_proto::master::{Attr, CommitContent, Lock, LockKind, MutationResult, RemoveXattr, SetXattr};
-    use prost::Message;
+    use cavern_proto::master::{CommitContent, CreateInode, Lock, LockKind, MutationResult, RemoveXattr, SetXattr};
+    use tokio::sync::oneshot;
 
-    use super::super::operation::LocalAnswer;
+    use super::super::operation::{LocalAnswer, Waiter};
     use super::*;
     use crate::metadata::recent_invalidations::RecentInvalidations;
 
@@ -469,13 +470,18 @@ mod tests {
         Operation { answered: Some(Box::new(answer)), ..Operation::owed(change) }
     }
 
-    /// The numbers of the operations of the next call, which the master has answered when this returns.
-    fn take(state: &mut State) -> Vec<u64> {
-        let mark = RecentInvalidations::default().mark();
-        let outgoing = state.next_request(None, mark, Instant::now());
+    /// Has the next call on the stream; gives the numbers of its operations.
+    fn send(state: &mut State) -> Vec<u64> {
+        let outgoing = state.next_request(None, RecentInvalidations::default().mark(), Instant::now());
         let mutations = outgoing.map(|outgoing| outgoing.request.mutations).unwrap_or_default();
-        assert_eq!(state.take_answered().is_some(), !mutations.is_empty());
         mutations.iter().map(|mutation| mutation.seq).collect()
+    }
+
+    /// The same of a call that the master has answered when this returns.
+    fn take(state: &mut State) -> Vec<u64> {
+        let numbers = send(state);
+        assert_eq!(state.take_answered().is_some(), !numbers.is_empty());
+        numbers
     }
 
     #[test]
@@ -552,9 +558,93 @@ mod tests {
         assert!(state.push(locked()), "it has looked, and found nothing");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn what_gathers_is_to_be_looked_at_though_it_is_not_due() {
+        let mut state = State::default();
+        assert!(state.is_idle());
+        let set = lock(1, LockType::Exclusive, 0, 9);
+        state.push(answered(Change::SetLock(set), true, Some(Gain::All)));
+        assert!(!state.is_idle() && !state.has_work(Instant::now()));
+        // Of the next one nobody is told before that is due.
+        state.take_back(&lock(1, LockType::Unlocked, 0, 9));
+        assert!(!state.is_idle());
+        tokio::time::advance(GATHER_BYTES).await;
+        state.expire(Instant::now(), Duration::ZERO);
+        assert!(state.is_idle());
+        state.push(asked(Change::Hold(1)));
+        assert_eq!(send(&mut state), [1]);
+        assert!(!state.is_idle(), "its answer is to come");
+    }
+
     fn commit(inode: u64, is_overwrite: bool) -> Operation {
         let change = Change::Commit(CommitContent { inode, changed: true, ..CommitContent::default() });
         answered(change, is_overwrite, None)
+    }
+
+    fn broken(state: &mut State, end: StreamEnd, verdict: Verdict) -> Option<usize> {
+        let error = ClientError::Invalid("the stream is over".to_owned());
+        state.broken(end, verdict, &error, Instant::now()).map(|done| end_all(state, done))
+    }
+
+    fn end_all(state: &mut State, done: Vec<Done>) -> usize {
+        done.iter().for_each(|(operation, answer)| state.leave(operation, answer));
+        done.len()
+    }
+
+    #[test]
+    fn what_was_not_made_when_a_session_is_given_up_is_told_so_when_its_time_is_up() {
+        let mut state = State::default();
+        state.push(asked(Change::Hold(1)));
+        assert_eq!(send(&mut state), [1]);
+        assert_eq!(broken(&mut state, StreamEnd::Broken, Verdict::Unknown), Some(0));
+        let (answer, _waiting) = oneshot::channel();
+        let waiter = Some(Waiter { answer, deadline: Instant::now() });
+        state.push(Operation { waiter, ..asked(Change::Hold(2)) });
+        assert_eq!([send(&mut state), send(&mut state)], [[1], [2]]);
+        assert_eq!(broken(&mut state, StreamEnd::Broken, Verdict::Refused), None, "the first may have been made");
+        let given_up = state.give_up("nobody knows");
+        assert_eq!(end_all(&mut state, given_up), 1);
+        let (over, is_unanswered) = state.expire(Instant::now(), Duration::ZERO);
+        assert!(matches!(&over[..], [(_, Err(ClientError::Net(_)))]) && !is_unanswered);
+        end_all(&mut state, over);
+        assert!(state.follow(2).is_some_and(|done| done.is_empty()));
+        assert!(take(&mut state).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_is_of_what_a_stream_was_opened_for_or_of_its_first_call_but_for_what_is_owed() {
+        let mut state = State::default();
+        let refused = |state: &mut State, end: StreamEnd| broken(state, end, Verdict::Refused);
+        state.push(commit(5, false));
+        assert_eq!(refused(&mut state, StreamEnd::NotOpened), Some(0), "it is not due");
+        state.push(asked(Change::Hold(1)));
+        assert_eq!(refused(&mut state, StreamEnd::Broken), Some(0), "of an idle stream");
+        state.push(Operation::owed(Change::LetGo(1)));
+        assert_eq!(send(&mut state), [1, 2, 3]);
+        state.push(asked(Change::Hold(2)));
+        assert_eq!(send(&mut state), [4]);
+        // Of what was answered there is somebody who can be told.
+        state.sent[0].operations[0].mutation.is_answered = true;
+        assert_eq!(refused(&mut state, StreamEnd::Broken), Some(2));
+        let is_owed = |operation: &Operation| operation.is_owed;
+        assert_eq!(state.queued.iter().map(is_owed).collect::<Vec<_>>(), [true, false], "in their order");
+        assert_eq!(refused(&mut state, StreamEnd::NotOpened), Some(1));
+        assert_eq!((take(&mut state), state.is_idle()), (vec![1], true), "what is owed is sent until it is made");
+    }
+
+    #[test]
+    fn all_is_let_go_of_in_one_session_alone() {
+        let mut state = State::default();
+        let all = state.delegations.take_out_all();
+        state.push(Operation::owed(Change::LetGoDirectories(all)));
+        state.follow(1);
+        assert_eq!(send(&mut state), [1]);
+        // Before anything was learnt of the first session.
+        let unknown = state.follow(2).unwrap();
+        assert_eq!(end_all(&mut state, unknown), 1);
+        let made = MutationResult { inode: 7, held: true, ..MutationResult::default() };
+        state.delegations.learn(&asked(Change::Create(CreateInode::default())), &made, 2);
+        assert!(state.delegations.holds(7));
     }
 
     #[tokio::test(start_paused = true)]
@@ -601,48 +691,5 @@ mod tests {
         assert_eq!(grown(&mut state, 5, false), Some((1, true)), "it is about more than bytes by now");
         assert_eq!(state.due(), Some(Instant::now() + GATHER));
         assert_eq!(state.merge(5, |_| None::<u64>), None);
-    }
-
-    /// Bytes of a result with its key, at the most: a reason, or the inodes that a change touches. Only those of
-    /// `SetHolds` may be longer, which are few.
-    fn most_bytes_of_a_result() -> u64 {
-        let reason = "x".repeat(MAX_REASON_BYTES + '…'.len_utf8());
-        let refused = MutationResult { errno: 133, reason, unlisted: u64::MAX, ..MutationResult::default() };
-        let attr = Attr {
-            inode: u64::MAX,
-            size: u64::MAX,
-            mtime_ns: -1,
-            ctime_ns: -1,
-            atime_ns: -1,
-            btime_ns: Some(-1),
-            version: u64::MAX,
-            allocated: Some(u64::MAX),
-            mode: u32::MAX,
-            uid: u32::MAX,
-            gid: u32::MAX,
-            nlink: u32::MAX,
-            rdev: u32::MAX,
-            generation: u32::MAX,
-            next_generation: u32::MAX,
-            ..Attr::default()
-        };
-        let made = MutationResult { inode: u64::MAX, attributes: vec![attr; 16], ..MutationResult::default() };
-        let key = 2 * size_of::<u64>();
-        (key + refused.encoded_len().max(made.encoded_len())) as u64
-    }
-
-    #[test]
-    fn the_master_never_has_to_keep_more_results_than_it_would() {
-        assert_eq!(acknowledged(100, None), 100);
-        assert_eq!([1, 50, 101].map(|first| acknowledged(100, Some(first))), [0, 49, 100]);
-        let mut most = 0;
-        for answered in [0, 1, ASKED_AGAIN_MAX, ASKED_AGAIN_MAX + 1, 10 * MAX_KEPT_RESULTS] {
-            // The kernel has been waiting for the first change ever since.
-            let last = answered + (AHEAD * MAX_CHANGES) as u64;
-            most = most.max(last - acknowledged(answered, Some(1)));
-        }
-        assert!((ASKED_AGAIN_MAX..MAX_KEPT_RESULTS / 2).contains(&most), "{most}");
-        let bytes = most * most_bytes_of_a_result();
-        assert!(bytes < MAX_KEPT_RESULT_BYTES, "{bytes}");
     }
 }

@@ -17,9 +17,11 @@ pub(in crate::metadata) struct Subjects {
     asked: Counts,
     /// Of the latter, those that take names from what is there, or give it others.
     moving: Counts,
-    /// Numbered operations, ever, and those of them that are neither made nor lost nor undone.
+    /// Numbered operations, ever, and those of them that are neither made nor lost nor undone: what was answered,
     begun: u64,
     unmade: BTreeSet<u64>,
+    /// and unlocks that nobody need wait for.
+    unlocks: BTreeSet<u64>,
     /// How many had begun with the last of them that was about more than the bytes of a file that the session holds.
     named: u64,
     /// Why something that was answered is lost, by what it was about.
@@ -53,7 +55,7 @@ impl Counts {
 }
 
 impl Subjects {
-    /// The number of the next operation whose end a sync is to wait for.
+    /// The number of the next operation whose end somebody may wait for.
     pub fn next_number(&self) -> u64 {
         self.begun
     }
@@ -66,7 +68,7 @@ impl Subjects {
         }
         if let Some(number) = operation.number {
             self.begun = number + 1;
-            self.unmade.insert(number);
+            self.unmade_like(operation).insert(number);
             self.is_named_up_to(operation);
         }
     }
@@ -87,8 +89,13 @@ impl Subjects {
             self.moving.remove(&operation.subject);
         }
         if let Some(number) = operation.number {
-            self.unmade.remove(&number);
+            self.unmade_like(operation).remove(&number);
         }
+    }
+
+    /// Where those are counted that are of the kind of an operation.
+    fn unmade_like(&mut self, operation: &Operation) -> &mut BTreeSet<u64> {
+        if operation.answered.is_some() { &mut self.unmade } else { &mut self.unlocks }
     }
 
     /// Nothing of it came to be, though it was answered.
@@ -121,19 +128,29 @@ impl Subjects {
         self.answered.0.get(&inode).is_none_or(|count| *count <= 1)
     }
 
-    /// Whether any of so many that have begun is not made.
+    /// Whether any of so many that have begun was answered and is not made.
     pub fn has_unmade(&self, begun: u64) -> bool {
         self.unmade.first().is_some_and(|first| *first < begun)
     }
 
-    /// How many are waited for until all are made; `None` when they are.
+    /// How many are waited for until all that was answered is made; `None` when it is.
     pub fn unmade(&self) -> Option<u64> {
         self.has_unmade(self.begun).then_some(self.begun)
     }
 
-    /// The same of those that are about more than bytes.
+    /// How many are waited for until all that was answered about more than bytes is made; `None` when it is.
     pub fn named_unmade(&self) -> Option<u64> {
         self.has_unmade(self.named).then_some(self.named)
+    }
+
+    /// Whether any of so many that have begun is not made, be it an unlock that nobody waits for.
+    pub fn has_any_unmade(&self, begun: u64) -> bool {
+        self.has_unmade(begun) || self.unlocks.first().is_some_and(|first| *first < begun)
+    }
+
+    /// How many are waited for until these, too, are made; `None` when they are.
+    pub fn any_unmade(&self) -> Option<u64> {
+        self.has_any_unmade(self.begun).then_some(self.begun)
     }
 
     pub fn has_loss(&self, inode: u64) -> bool {
@@ -149,7 +166,7 @@ impl Subjects {
 #[cfg(test)]
 mod tests {
     use cavern_proto::master::mutation::Change;
-    use cavern_proto::master::{MutationResult, RemoveName};
+    use cavern_proto::master::{MutationResult, RemoveName, SetLock};
 
     use super::super::operation::{Changed, LocalAnswer};
     use super::*;
@@ -219,5 +236,21 @@ mod tests {
         assert_eq!(subjects.named_unmade(), Some(4), "in the order of all");
         later.iter().for_each(|operation| subjects.leave(operation));
         assert_eq!(subjects.named_unmade(), None);
+    }
+
+    #[test]
+    fn an_unlock_is_waited_for_by_nobody_who_waits_for_what_was_answered() {
+        let mut subjects = Subjects::default();
+        let number = Some(subjects.next_number());
+        let unlock = Operation { number, ..Operation::owed(Change::SetLock(SetLock::default())) };
+        subjects.enter(&unlock);
+        assert_eq!((subjects.unmade(), subjects.any_unmade()), (None, Some(1)));
+        // Nor when something that was answered behind it is undone.
+        let undone = answered(&mut subjects, &[5], false);
+        assert_eq!((subjects.unmade(), subjects.named_unmade()), (Some(2), Some(2)));
+        subjects.leave(&undone);
+        assert_eq!((subjects.unmade(), subjects.named_unmade(), subjects.any_unmade()), (None, None, Some(2)));
+        subjects.leave(&unlock);
+        assert_eq!(subjects.any_unmade(), None);
     }
 }

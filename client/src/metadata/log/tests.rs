@@ -16,10 +16,10 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::operation::{Answer, Changed, LocalAnswer, Operation, Waiter};
-use super::state::{State, Verdict};
+use super::state::{State, StreamEnd, Verdict};
 use super::{Done, OperationLog};
 use crate::error::ClientError;
-use crate::journal::{ChangeRecord, Journal};
+use crate::journal::{ChangeRecord, Journal, RequestContext};
 use crate::metadata::recent_invalidations::RecentInvalidations;
 
 /// Later than anything is due.
@@ -31,6 +31,8 @@ enum Step {
     Ask,
     /// A change is answered here.
     Answer,
+    /// Something is to be made for which nobody waits.
+    Owe,
     /// A call goes on its way.
     Send,
     /// The master takes in the next call that is on its way.
@@ -42,8 +44,12 @@ enum Step {
     /// The master says that nothing of it was made, or refuses the first call: only if that is so.
     NotMade,
     Refuse,
+    /// The master opens no stream.
+    RefuseStream,
     /// The time of all who wait is up.
     Expire,
+    /// The kernel gets the answers that there are, and asks for nothing of that again.
+    Reach,
     /// Another session begins.
     NextSession,
     /// The process dies, and another one goes on.
@@ -54,13 +60,16 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => Just(Step::Ask),
         6 => Just(Step::Answer),
+        2 => Just(Step::Owe),
         6 => Just(Step::Send),
         6 => Just(Step::Make),
         6 => Just(Step::Reply),
         2 => Just(Step::Break),
         2 => Just(Step::NotMade),
         1 => Just(Step::Refuse),
+        1 => Just(Step::RefuseStream),
         1 => Just(Step::Expire),
+        1 => Just(Step::Reach),
         1 => Just(Step::NextSession),
         2 => Just(Step::Crash),
     ]
@@ -119,6 +128,10 @@ struct World {
     /// Those that were answered here, and in which session.
     answered: BTreeMap<u64, u64>,
     waiting: BTreeMap<u64, oneshot::Receiver<Answer>>,
+    /// Requests of the kernel, which have no answer.
+    requests: BTreeMap<u64, Arc<RequestContext>>,
+    /// What is owed, unless the session or the process ends before.
+    owed: BTreeSet<u64>,
     /// Whose answer says that they were made, or that they were not.
     told_made: BTreeSet<u64>,
     told_not_made: BTreeSet<u64>,
@@ -127,6 +140,8 @@ struct World {
     /// Whom nobody can tell any more: they were answered in a session that was over when the process died.
     forgotten: BTreeSet<u64>,
     sessions: u64,
+    /// The session was given up, and there is no other one yet.
+    is_over: bool,
     /// The master may have refused what was answered.
     may_lose: bool,
 }
@@ -146,11 +161,14 @@ impl World {
             operations: 0,
             answered: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            owed: BTreeSet::new(),
             told_made: BTreeSet::new(),
             told_not_made: BTreeSet::new(),
             lost: BTreeSet::new(),
             forgotten: BTreeSet::new(),
             sessions: 1,
+            is_over: false,
             may_lose: false,
         };
         world.journal.note_session(1);
@@ -162,11 +180,27 @@ impl World {
         match step {
             Step::Ask => {
                 let (answer, waiting) = oneshot::channel();
-                let waiter = Waiter { answer, deadline: Instant::now() + LATER };
-                let operation = Operation { waiter: Some(waiter), ..self.operation() };
+                let waiter = Some(Waiter { answer, deadline: Instant::now() + LATER });
+                let operation = self.operation();
+                let request = RequestContext::new(self.operations);
+                self.log.push(Operation { waiter, context: Some(request.clone()), ..operation });
                 self.waiting.insert(self.operations, waiting);
-                self.log.push(operation);
+                self.requests.insert(self.operations, request);
             }
+            Step::Owe => {
+                let operation = Operation { is_owed: true, ..self.operation() };
+                self.log.push(operation);
+                self.owed.insert(self.operations);
+            }
+            Step::Expire => {
+                let (done, _) = self.log.expire(Instant::now() + 2 * LATER, LATER);
+                self.end(done);
+            }
+            Step::Reach => self.requests.retain(|id, _| self.waiting.contains_key(id)),
+            Step::NextSession => self.next_session(),
+            Step::Crash => self.crash(),
+            // There is no stream, and nothing is held.
+            _ if self.is_over => {}
             Step::Answer => self.answer(),
             Step::Send => {
                 let (mark, now) = (RecentInvalidations::default().mark(), Instant::now() + LATER / 2);
@@ -193,20 +227,14 @@ impl World {
                 let done = done.collect();
                 self.end(done);
             }
-            Step::Break => self.break_with(Verdict::Unknown),
+            Step::Break => self.break_with(StreamEnd::Broken, Verdict::Unknown),
             // The master says so to a stream of which it has taken nothing.
-            Step::NotMade if self.taken == 0 => self.break_with(Verdict::NotMade),
-            Step::Refuse if self.taken == 0 => {
-                self.may_lose = true;
-                self.break_with(Verdict::Refused);
+            Step::NotMade if self.taken == 0 => self.break_with(StreamEnd::Broken, Verdict::NotMade),
+            Step::Refuse if self.taken == 0 => self.break_with(StreamEnd::Broken, Verdict::Refused),
+            Step::RefuseStream if self.taken == 0 && self.on_way.is_empty() => {
+                self.break_with(StreamEnd::NotOpened, Verdict::Refused);
             }
-            Step::NotMade | Step::Refuse => {}
-            Step::Expire => {
-                let (done, _) = self.log.expire(Instant::now() + 2 * LATER, LATER);
-                self.end(done);
-            }
-            Step::NextSession => self.next_session(),
-            Step::Crash => self.crash(),
+            Step::NotMade | Step::Refuse | Step::RefuseStream => {}
         }
         self.check();
     }
@@ -239,19 +267,26 @@ impl World {
         self.answers.clear();
     }
 
-    fn break_with(&mut self, verdict: Verdict) {
+    fn break_with(&mut self, end: StreamEnd, verdict: Verdict) {
         self.cut();
+        self.may_lose |= verdict == Verdict::Refused;
         let error = ClientError::Invalid("the stream broke".to_owned());
-        match self.log.broken(verdict, &error) {
+        match self.log.broken(end, verdict, &error, Instant::now() + LATER / 2) {
             Some(done) => self.end(done),
-            None => self.next_session(),
+            None => {
+                self.is_over = true;
+                self.owed.clear();
+                let done = self.log.give_up("nobody knows");
+                self.end(done);
+            }
         }
     }
 
     fn next_session(&mut self) {
         self.cut();
+        self.owed.clear();
         self.sessions += 1;
-        self.may_lose = true;
+        (self.is_over, self.may_lose) = (false, true);
         (self.master.session, self.master.results) = (self.sessions, BTreeMap::new());
         self.journal.note_session(self.sessions);
         let done = self.log.follow(self.sessions).unwrap();
@@ -266,6 +301,9 @@ impl World {
         self.journal.freeze();
         // Who has waited asks again, if he lives: what becomes of it he finds out then.
         self.waiting.clear();
+        self.requests.clear();
+        // The session may be taken up again, though it was given up here.
+        (self.is_over, self.owed) = (false, BTreeSet::new());
         self.log = State::default();
         self.journal = Journal::open(self.memory.try_clone().unwrap()).unwrap();
         let (session, used) = self.journal.session();
@@ -276,12 +314,20 @@ impl World {
         };
         let mut found: Vec<_> = self.journal.changes.take_all().into_iter().filter_map(decode).collect();
         found.sort_by_key(|(record, ..)| (record.seq == 0, record.seq, record.order));
-        let operations = found.into_iter().map(|(record, mutation, slot)| Operation {
-            is_owed: mutation.is_answered,
-            subject: vec![id_of(&mutation)],
-            slot: Some(self.journal.change_slot(slot, record.unique, mutation.seq)),
-            mutation,
-            ..Operation::default()
+        let numbers = found.iter().map(|(record, ..)| record.seq).filter(|number| *number != 0);
+        assert!(numbers.is_sorted_by(|one, next| one < next), "a number of two operations");
+        let operations = found.into_iter().map(|(record, mutation, slot)| {
+            let request = (record.unique != 0).then(|| RequestContext::new(record.unique));
+            self.requests.extend(request.clone().map(|request| (record.unique, request)));
+            Operation {
+                is_owed: mutation.is_answered,
+                is_inherited: true,
+                subject: vec![id_of(&mutation)],
+                context: request,
+                slot: Some(self.journal.change_slot(slot, record.unique, mutation.seq)),
+                mutation,
+                ..Operation::default()
+            }
         });
         let operations = operations.collect();
         self.log.load((session, used), operations, RecentInvalidations::default().mark());
@@ -332,12 +378,16 @@ impl World {
 
     /// Everything is answered.
     fn settle(&mut self) {
+        if self.is_over {
+            self.next_session();
+        }
         self.run(Step::Break);
         for _ in 0..=self.operations {
             [Step::Send, Step::Make, Step::Reply].into_iter().for_each(|step| self.run(step));
         }
         assert!(!self.log.has_work(Instant::now() + LATER) && self.log.subjects.unmade().is_none());
         let all: BTreeSet<u64> = self.master.made.iter().map(|(_, id)| *id).collect();
+        assert!(self.owed.is_subset(&all), "owed: {:?}", self.owed.difference(&all));
         let missing: Vec<u64> = self.answered.keys().copied().filter(|id| !all.contains(id)).collect();
         let is_told = |id: &u64| self.lost.contains(id) || self.forgotten.contains(id);
         assert!(missing.iter().all(is_told), "{missing:?} {:?}", self.lost);
@@ -383,12 +433,52 @@ async fn what_waits_at_the_end_and_what_comes_after_it_is_told_so() {
 }
 
 #[tokio::test]
-async fn an_unlock_that_nobody_waits_for_is_waited_for_by_whoever_settles_and_keeps_no_sync_of_names_waiting() {
+async fn what_was_answered_and_not_sent_is_left_to_whoever_keeps_the_journal() {
+    let memory = memfd_create("journal", MemfdFlags::CLOEXEC).unwrap();
+    let journal = Journal::open(memory.try_clone().unwrap()).unwrap();
+    journal.note_session(1);
+    let log = OperationLog::new(Some(journal.clone()), true);
+    let mut answered = Operation::owed(Change::Hold(1));
+    answered.mutation.is_answered = true;
+    answered.slot = journal.note_change(1, 0, Some(0), &answered.mutation);
+    push(&log, answered);
+    push(&log, Operation::new(Change::Hold(2), (0, 0)));
+    journal.freeze();
+    log.close();
+    drop(log);
+    assert_eq!(Journal::open(memory).unwrap().left().changes, 1);
+}
+
+#[tokio::test]
+async fn what_was_not_made_in_time_has_no_number_in_the_journal_while_its_request_is_answered() {
+    let memory = memfd_create("journal", MemfdFlags::CLOEXEC).unwrap();
+    let journal = Journal::open(memory.try_clone().unwrap()).unwrap();
+    let log = OperationLog::new(Some(journal.clone()), false);
+    let (answer, waiting) = oneshot::channel();
+    let waiter = Some(Waiter { answer, deadline: Instant::now() });
+    let request = RequestContext::new(1);
+    let operation = Operation::new(Change::Hold(1), (0, 0));
+    push(&log, Operation { waiter, context: Some(request.clone()), ..operation });
+    assert!(log.next_request(RecentInvalidations::default().mark()).is_some());
+    assert_eq!(journal.first_unanswered(), Some(1));
+    let error = ClientError::Invalid("no session".to_owned());
+    let done = log.lock().broken(StreamEnd::Broken, Verdict::NotMade, &error, Instant::now());
+    assert!(done.is_some_and(|done| done.is_empty()));
+    let (over, _) = log.lock().expire(Instant::now(), LATER);
+    log.finish(over);
+    assert!(matches!(waiting.await, Ok(Err(ClientError::Net(_)))));
+    assert_eq!(journal.first_unanswered(), None);
+    assert!(Journal::open(memory).unwrap().changes.take_all().is_empty());
+    drop(request);
+}
+
+#[tokio::test]
+async fn an_unlock_that_nobody_waits_for_is_waited_for_by_whoever_looks_for_locks_and_keeps_no_sync_waiting() {
     let log = OperationLog::new(None, false);
     log.lock().follow(1);
     push(&log, unlock());
-    assert!(log.names_made(LATER).now_or_never().is_some());
-    let settled = log.all_made(LATER);
+    assert!(log.names_made(LATER).now_or_never().is_some() && log.all_made(LATER).now_or_never().is_some());
+    let settled = log.all_unlocked(LATER);
     tokio::pin!(settled);
     assert!((&mut settled).now_or_never().is_none());
     let outgoing = log.next_request(RecentInvalidations::default().mark()).unwrap();
