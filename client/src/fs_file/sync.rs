@@ -1,6 +1,6 @@
 //! Making what was written durable at the workers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -57,6 +57,28 @@ fn is_synced_here(open: &OpenBlock) -> bool {
         let Some(file) = &replica.file else { return false };
         rustix::fs::fdatasync(&**file).is_ok() && FileUsage::of(file).is_ok_and(|used| used.links > 0)
     })
+}
+
+/// The workers that failed to sync blocks, with the reasons.
+type Failures = HashMap<u64, ClientError>;
+
+/// A block that is being synced.
+struct BlockSync {
+    index: u32,
+    located: LocatedBlock,
+    /// Those of its workers that have not synced it, and are not given up.
+    unsynced_at: Vec<u64>,
+}
+
+impl BlockSync {
+    fn new(index: u32, located: &LocatedBlock) -> Self {
+        Self { index, located: located.clone(), unsynced_at: located.workers.clone() }
+    }
+
+    /// No worker has synced it.
+    fn is_on_no_disk(&self) -> bool {
+        self.unsynced_at.len() == self.located.workers.len()
+    }
 }
 
 impl FsFile {
@@ -143,41 +165,90 @@ impl FsFile {
         }
         // What has been dropped by now the bucket has.
         self.pin_blocks().await?;
-        let located = |known: &mut Known| -> Vec<(u32, LocatedBlock)> {
-            blocks.iter().filter_map(|index| Some((*index, known.layout.block(*index)?.clone()))).collect()
+        let located = |known: &mut Known| -> Vec<BlockSync> {
+            blocks.iter().filter_map(|index| Some(BlockSync::new(*index, known.layout.block(*index)?))).collect()
         };
-        let known = self.use_known(located).await?;
-        let mut at_workers: HashMap<u64, Vec<BlockRef>> = HashMap::new();
-        for (index, known) in &known {
-            for worker in &known.workers {
-                at_workers.entry(*worker).or_default().push(self.name_of(*index, known.generation));
-            }
-        }
-        let is_alone = |worker: &u64| known.iter().any(|(_, known)| known.workers == [*worker]);
-        let syncs = at_workers.into_iter().map(|(worker, names)| {
-            let wait = self.sync_wait(is_alone(&worker));
-            async move { (worker, self.sync_at(worker, names, wait).await) }
-        });
-        let failed: HashMap<u64, ClientError> =
-            join_all(syncs).await.into_iter().filter_map(|(worker, result)| Some((worker, result.err()?))).collect();
-        for (index, known) in known {
-            if failed.is_empty() {
-                self.note_named(index, &known);
-            }
-            let lost: Vec<u64> = known.workers.iter().copied().filter(|worker| failed.contains_key(worker)).collect();
-            let Some(error) = lost.first().and_then(|worker| failed.get(worker)) else { continue };
-            if !is_worker_failure(error) {
+        let mut syncs = self.use_known(located).await?;
+        let mut patience = self.shared.timeout();
+        loop {
+            let failures = self.sync_round(&syncs, patience).await;
+            if let Some(error) = failures.values().find(|error| !is_worker_failure(error)) {
                 return Err(error.clone());
             }
-            if lost.len() < known.workers.len() {
-                self.give_up_replicas(index, known.generation, &lost);
-                continue;
+            syncs.retain_mut(|block| {
+                block.unsynced_at.retain(|worker| failures.contains_key(worker));
+                let is_synced = block.unsynced_at.is_empty();
+                if is_synced {
+                    self.note_named(block.index, &block.located);
+                }
+                !is_synced
+            });
+            let failure = self.why_unsynced(&syncs, &failures)?;
+            self.give_up_unsynced(&mut syncs, &failures);
+            // What a worker has in its page cache survives its death: one that comes back will do.
+            let Some(failure) = failure else { return Ok(()) };
+            if !backoff::BLOCK.begin().wait_before(deadline).await {
+                return Err(failure);
             }
-            // All of them, or the only one: one that comes back will do, since what it has in its page cache survives
-            // its death.
-            self.sync_any(index, &known, error.clone(), deadline).await?;
+            patience = deadline.saturating_duration_since(Instant::now()).max(self.shared.worker_timeout());
         }
-        Ok(())
+    }
+
+    /// Asks each worker once for all blocks that it has not synced, and returns those that fail, with the reasons. The
+    /// only worker of a block is asked for as long as `patience`, others for `client.worker_timeout`.
+    async fn sync_round(&self, syncs: &[BlockSync], patience: Duration) -> Failures {
+        let mut at_workers: HashMap<u64, Vec<BlockRef>> = HashMap::new();
+        for BlockSync { index, located, unsynced_at } in syncs {
+            for worker in unsynced_at {
+                at_workers.entry(*worker).or_default().push(self.name_of(*index, located.generation));
+            }
+        }
+        let is_alone = |worker: u64| syncs.iter().any(|block| block.located.workers == [worker]);
+        let asked = at_workers.into_iter().map(|(worker, names)| {
+            let wait = if is_alone(worker) { patience } else { self.shared.worker_timeout() };
+            let synced = self.asking(worker, self.shared.pool.sync(worker, names, wait));
+            async move { (worker, synced.await) }
+        });
+        join_all(asked).await.into_iter().filter_map(|(worker, synced)| Some((worker, synced.err()?))).collect()
+    }
+
+    /// Why blocks are on the disk of no worker; `None` when there is no such block.
+    ///
+    /// # Errors
+    /// The failure of a block that another round would not sync either.
+    fn why_unsynced(&self, syncs: &[BlockSync], failures: &Failures) -> Result<Option<ClientError>, ClientError> {
+        let mut first = None;
+        for block in syncs.iter().filter(|block| block.is_on_no_disk()) {
+            let of_workers = block.unsynced_at.iter().filter_map(|worker| failures.get(worker));
+            let Some(failure) = of_workers.max_by_key(|failure| failure.is_transient_at_worker()) else { continue };
+            let failure = self.unavailable_if_lost(block.index, failure.clone());
+            if !failure.is_transient_at_worker() {
+                return Err(failure);
+            }
+            first = first.or(Some(failure));
+        }
+        Ok(first)
+    }
+
+    /// Gives up the failed replicas of blocks that another worker has synced. Those stay whose worker is asked again,
+    /// since it has a block that is on no disk.
+    fn give_up_unsynced(&self, syncs: &mut Vec<BlockSync>, failures: &Failures) {
+        let on_no_disk = syncs.iter().filter(|block| block.is_on_no_disk());
+        let awaited: HashSet<u64> = on_no_disk.flat_map(|block| block.unsynced_at.iter().copied()).collect();
+        let may_sync = |worker: &u64| {
+            awaited.contains(worker) && failures.get(worker).is_some_and(ClientError::is_transient_at_worker)
+        };
+        syncs.retain_mut(|block| {
+            if block.is_on_no_disk() {
+                return true;
+            }
+            let (asked_again, lost): (Vec<u64>, Vec<u64>) = block.unsynced_at.iter().copied().partition(may_sync);
+            if !lost.is_empty() {
+                self.give_up_replicas(block.index, block.located.generation, &lost);
+            }
+            block.unsynced_at = asked_again;
+            !block.unsynced_at.is_empty()
+        });
     }
 
     /// All workers of a block have synced it.
@@ -187,47 +258,5 @@ impl FsFile {
         if let Some(open) = open.filter(|open| known.is_at(open.generation, &open.replicas)) {
             open.is_named.store(true, Relaxed);
         }
-    }
-
-    /// Syncs a block at whichever of its workers answers first again.
-    async fn sync_any(
-        &self,
-        index: u32,
-        known: &LocatedBlock,
-        mut failure: ClientError,
-        deadline: Instant,
-    ) -> Result<(), ClientError> {
-        loop {
-            failure = self.unavailable_if_lost(index, failure);
-            if !failure.is_transient_at_worker() || !backoff::BLOCK.begin().wait_before(deadline).await {
-                return Err(failure);
-            }
-            let wait = self.sync_wait(known.workers.len() == 1);
-            let names = || vec![self.name_of(index, known.generation)];
-            let syncs =
-                known.workers.iter().map(|worker| async { (*worker, self.sync_at(*worker, names(), wait).await) });
-            let (done, lost): (Vec<_>, Vec<_>) =
-                join_all(syncs).await.into_iter().partition(|(_, synced)| synced.is_ok());
-            if !done.is_empty() {
-                let lost: Vec<u64> = lost.into_iter().map(|(worker, _)| worker).collect();
-                if !lost.is_empty() {
-                    self.give_up_replicas(index, known.generation, &lost);
-                }
-                return Ok(());
-            }
-            if let Some((_, Err(error))) = lost.into_iter().next() {
-                failure = error;
-            }
-        }
-    }
-
-    /// How long a worker is asked: the only one of a block is worth waiting for.
-    fn sync_wait(&self, is_alone: bool) -> Duration {
-        if is_alone { self.shared.timeout() } else { self.shared.worker_timeout() }
-    }
-
-    /// Syncs blocks at one worker.
-    async fn sync_at(&self, worker: u64, names: Vec<BlockRef>, wait: Duration) -> Result<(), ClientError> {
-        self.asking(worker, self.shared.pool.sync(worker, names, wait)).await
     }
 }

@@ -77,8 +77,8 @@ pub struct State {
     /// Of the last stream that began without one, or with one that is over.
     pub session: u64,
     pub mutations: Mutations,
-    /// Workers of the only blocks of files, by inode.
-    blocks: HashMap<u64, Vec<u64>>,
+    /// Workers of the blocks of files, by inode.
+    blocks: HashMap<u64, Vec<Vec<u64>>>,
     pub watchers: Vec<mpsc::Sender<Result<WatchEvent, Status>>>,
     acknowledged: u64,
     let_go: u64,
@@ -236,8 +236,14 @@ impl FakeMaster {
 
     /// The same at several workers.
     pub fn put_replicas(&self, parent: u64, name: &str, workers: &[u64], size: u64) -> u64 {
+        self.put_blocks(parent, name, &[workers], size)
+    }
+
+    /// The same in several blocks, each at workers of its own.
+    pub fn put_blocks(&self, parent: u64, name: &str, blocks: &[&[u64]], size: u64) -> u64 {
         let inode = self.put_file(parent, name, "", size);
-        self.service.state.lock().blocks.insert(inode, workers.to_vec());
+        let blocks = blocks.iter().map(|workers| workers.to_vec()).collect();
+        self.service.state.lock().blocks.insert(inode, blocks);
         inode
     }
 
@@ -535,8 +541,11 @@ impl Namespace for Service {
         let state = self.state.lock();
         let inode = request.into_inner().inode;
         let attr = state.entry(inode)?.attr;
-        let block = |workers: &Vec<u64>| Extent { generation: 1, workers: workers.clone(), ..Extent::default() };
-        let extents = state.blocks.get(&inode).map(block).into_iter().collect();
+        let block = |(index, workers): (u32, &Vec<u64>)| {
+            let workers = workers.clone();
+            Extent { index, generation: 1, workers, ..Extent::default() }
+        };
+        let extents = (0..).zip(state.blocks.get(&inode).into_iter().flatten()).map(block).collect();
         Ok(Response::new(Layout { attr, block_size: state.mount.block_size, extents, ..Layout::default() }))
     }
 }

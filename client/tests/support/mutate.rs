@@ -33,6 +33,8 @@ pub struct Mutations {
     pub meanwhile: Option<u64>,
     /// Errnos with which the next commits are refused.
     pub commit_refusals: VecDeque<i32>,
+    /// The blocks that commits have named.
+    pub committed: Vec<Extent>,
     /// The one lock that there is, whatever file and bytes are asked for.
     pub lock: Option<Lock>,
     /// Requests about locks, in their order, and the numbers that wait.
@@ -180,6 +182,7 @@ impl State {
         if let Some(errno) = self.mutations.commit_refusals.pop_front() {
             return refused(errno);
         }
+        self.mutations.committed.extend(commit.made.iter().cloned());
         let attr = self.entries.get_mut(&commit.inode).unwrap().attr.as_mut().unwrap();
         (attr.size, attr.version) = (attr.size.max(commit.grow_to), attr.version + 1);
         MutationResult { inode: commit.inode, attributes: vec![*attr], ..MutationResult::default() }

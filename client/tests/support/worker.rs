@@ -56,6 +56,8 @@ struct State {
     knows_parts: bool,
     /// What is in a file that is handed out is on its disk alone, as far as the file system lets go of it.
     is_cold: bool,
+    /// So many of the next syncs are refused.
+    failing_syncs: u32,
     objects: HashMap<(String, String), Bytes>,
     files: HashMap<(Bytes, u32), BlockFile>,
     incarnation: u64,
@@ -93,6 +95,7 @@ impl FakeWorker {
                 mood: Mood::Well,
                 knows_parts: true,
                 is_cold: false,
+                failing_syncs: 0,
                 objects: HashMap::new(),
                 files: HashMap::new(),
                 incarnation: 0,
@@ -161,6 +164,11 @@ impl FakeWorker {
     /// From now on no file that is handed out is in the page cache.
     pub fn keep_cold(&self) {
         self.state.lock().is_cold = true;
+    }
+
+    /// Refuses so many of the next syncs, as a worker does that has too much to do.
+    pub fn fail_syncs(&self, count: u32) {
+        self.state.lock().failing_syncs = count;
     }
 
     pub fn put(&self, key: &str, etag: &str, bytes: impl Into<Bytes>) {
@@ -302,8 +310,23 @@ impl FakeWorker {
             FrameKind::Corrupt => {
                 Some((encode_frame(FrameKind::CorruptReply, id, &data::CorruptReply {}, 0), vec![], vec![]))
             }
+            FrameKind::Sync => {
+                let request = data::SyncRequest::decode(&*message).unwrap();
+                let reply = data::SyncReply { status: self.sync(&request).into(), ..Default::default() };
+                Some((encode_frame(FrameKind::SyncReply, id, &reply, 0), vec![], vec![]))
+            }
             _ => None,
         }
+    }
+
+    fn sync(&self, request: &data::SyncRequest) -> Status {
+        let mut state = self.state.lock();
+        if state.failing_syncs > 0 {
+            state.failing_syncs -= 1;
+            return Status::Overloaded;
+        }
+        *state.counts.entry("Synced").or_default() += request.blocks.len() as u64;
+        Status::Ok
     }
 
     fn block(&self, block: &data::BlockRef) -> Option<Bytes> {
@@ -429,6 +452,7 @@ fn name(kind: FrameKind) -> &'static str {
         FrameKind::Fill => "Fill",
         FrameKind::Corrupt => "Corrupt",
         FrameKind::Cancel => "Cancel",
+        FrameKind::Sync => "Sync",
         _ => "other",
     }
 }
