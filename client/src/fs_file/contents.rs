@@ -132,10 +132,12 @@ impl Contents {
         }
         let content = self.enter(node, kept, Some(Layout::without_blocks(attr)))?;
         content.is_written_by(user);
-        if let Some(granted) = self.shared.grants.take(node.inode, content.mount.id())
-            && let Some(known) = &mut content.state.lock().known
-        {
-            known.granted = Some(granted);
+        if let Some(granted) = self.shared.grants.take(node.inode, content.mount.id()) {
+            match &mut content.state.lock().known {
+                Some(known) => known.granted = Some(granted),
+                // Another has opened the file before, and asks the master for its blocks.
+                None => self.shared.grants.unused(content.mount.id()),
+            }
         }
         self.prepare_blocks(&content.mount);
         Ok(content)
@@ -160,6 +162,7 @@ impl Contents {
         let mut open = self.shared.open.lock();
         // Another may have been faster.
         if let Some(content) = open.get(&node.inode).and_then(Weak::upgrade) {
+            drop(open);
             return Ok(content.opened_again());
         }
         let known = layout.map(|layout| Known { layout, ..Known::default() });
