@@ -180,6 +180,13 @@ mod tests {
         command().debug_assert();
     }
 
+    #[test]
+    fn help_shows_no_secret_key() {
+        let mut command = command();
+        let help = command.find_subcommand_mut("dev-s3").unwrap().render_long_help().to_string();
+        assert!(help.contains("--secret-key") && !help.contains("cavern-secret"), "{help}");
+    }
+
     fn every_command(command: &Command, visit: &mut impl FnMut(&Command)) {
         visit(command);
         command.get_subcommands().for_each(|below| every_command(below, visit));

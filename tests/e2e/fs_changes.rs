@@ -94,6 +94,33 @@ fn names_are_made_moved_and_removed() {
     refused(&cluster, &["fs", "rm", "-r", "/"], USAGE, &["name"]);
 }
 
+/// Whatever one of them finds gone, it goes on with the rest.
+#[test]
+fn a_tree_that_several_remove_is_gone_when_each_of_them_is_done() {
+    let cluster = mounted();
+    let tree = cluster.path("fs/tree");
+    for number in 0..12 {
+        let directory = tree.join(format!("{number}/below"));
+        fs::create_dir_all(&directory).unwrap();
+        (0..100).for_each(|file| fs::write(directory.join(file.to_string()), "").unwrap());
+    }
+    let removal = || {
+        let mut command = cluster.command(&["fs", "rm", "-r", "-f", "--json", "/fs/tree"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let removals = [removal(), removal(), removal()];
+    let mut removed = 0;
+    for removal in removals {
+        let output = removal.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        removed += answer["removed"].as_u64().unwrap();
+    }
+    refused(&cluster, &["fs", "stat", "/fs/tree"], NOT_FOUND, &["/fs/tree"]);
+    // 12 × (2 directories and 100 files), and the tree itself: each name was removed once.
+    assert_eq!(removed, 12 * 102 + 1);
+}
+
 #[test]
 fn attributes_are_set_as_the_tools_set_them() {
     let cluster = mounted();

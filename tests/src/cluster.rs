@@ -88,9 +88,8 @@ pub struct S3Status {
     #[serde(flatten)]
     pub child: Child,
     pub endpoint: String,
-    /// Empty where it has no port for statistics and faults.
-    #[serde(default)]
-    pub admin: String,
+    /// The port for statistics and faults; `None` where it has none.
+    pub admin: Option<String>,
     pub admin_token: Option<PathBuf>,
     pub access_key: String,
     pub secret_key: String,
@@ -222,7 +221,7 @@ impl Cluster {
         let status: Status =
             serde_json::from_str(&up.stdout).unwrap_or_else(|error| panic!("{error} in {}", up.stdout));
         let S3Status { endpoint, access_key, secret_key, .. } = &status.s3;
-        let admin = S3Admin { url: status.s3.admin.clone(), token: status.s3.admin_token.clone() };
+        let admin = S3Admin { url: status.s3.admin.clone().unwrap_or_default(), token: status.s3.admin_token.clone() };
         let s3 = S3::new(endpoint, admin, access_key, secret_key, !options.conf.contains(HEDGED_NEVER));
         std::mem::forget(guard);
         Self { s3, at_start: status, directory, failpoints }

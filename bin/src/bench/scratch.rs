@@ -1,7 +1,8 @@
 //! A directory for what a workload writes: made by it, and gone with it.
 //!
-//! It is removed whole, with what others have put into it meanwhile. What was there before is not in it: one `mkdir`
-//! makes it, under a name that nothing had.
+//! What was there before is not in it: one `mkdir` makes it, under a name that nothing had. Its files have names of one
+//! form ([`Scratch::files`]), and nothing else is removed: what others have put into it meanwhile stays, with the
+//! folders above it, which are named.
 
 use std::fs;
 use std::io;
@@ -12,11 +13,13 @@ use crate::error::{CliError, Context as _};
 
 /// A directory that was not there before, with a folder for each worker.
 pub struct Scratch {
+    directory: PathBuf,
     folders: Vec<PathBuf>,
 }
 
 impl Scratch {
-    /// Where so many files are to be that the workers share, each in its folder. Their names begin with `letter`.
+    /// Where so many files are to be that the workers share, each in its folder. Their names begin with `letter`: a or
+    /// b.
     pub fn files(&self, count: usize, letter: char) -> Vec<Vec<PathBuf>> {
         let of_worker = |(worker, folder): (usize, &PathBuf)| {
             let numbers = (worker..count).step_by(self.folders.len());
@@ -28,7 +31,7 @@ impl Scratch {
     /// Measures in a new directory of `parent`, and removes it whatever comes of that.
     ///
     /// # Errors
-    /// What the measurement says; else why something is left.
+    /// What the measurement says; else why something is left, and what.
     pub fn with<T>(
         parent: &Path,
         folders: usize,
@@ -44,14 +47,15 @@ impl Scratch {
             };
             CliError::Failed(format!("cannot make a directory in {}: {error}{next}", parent.display()))
         })?;
-        let folder = |number| made.path().join(format!("w{number}"));
-        let scratch = Self { folders: (0..folders).map(folder).collect() };
-        for folder in &scratch.folders {
-            fs::create_dir(folder).context(format_args!("cannot make {}", folder.display()))?;
-        }
-        let measured = measure(&scratch);
-        let what = format!("cannot remove {}, which this command made", made.path().display());
-        match (measured, made.close().context(what)) {
+        let mut scratch = Self { directory: made.keep(), folders: vec![] };
+        let made: Result<(), CliError> = (0..folders).try_for_each(|number| {
+            let folder = scratch.directory.join(format!("w{number}"));
+            fs::create_dir(&folder).context(format_args!("cannot make {}", folder.display()))?;
+            scratch.folders.push(folder);
+            Ok(())
+        });
+        let measured = made.and_then(|()| measure(&scratch));
+        match (measured, scratch.remove()) {
             (Ok(measured), removed) => removed.map(|()| measured),
             (Err(error), removed) => {
                 removed.unwrap_or_else(|left| console::remark(format_args!("cv: {left}")));
@@ -59,6 +63,27 @@ impl Scratch {
             }
         }
     }
+
+    /// Removes all that was made, as far as nothing else is in it.
+    fn remove(&self) -> Result<(), CliError> {
+        let what = |path: &Path| format!("cannot remove {}, which this command made", path.display());
+        let emptied = self.folders.iter().map(|folder| empty(folder).context(what(folder)));
+        // All of them, also after one that is left.
+        emptied.fold(Ok(()), Result::and)?;
+        fs::remove_dir(&self.directory).context(what(&self.directory))
+    }
+}
+
+/// Removes a folder with its files.
+fn empty(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let digits = name.to_str().and_then(|name| name.strip_prefix(['a', 'b'])).unwrap_or_default();
+        if digits.len() >= 8 && digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            fs::remove_file(folder.join(&name))?;
+        }
+    }
+    fs::remove_dir(folder)
 }
 
 #[cfg(test)]
@@ -93,20 +118,29 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_before_stays() {
+    fn what_others_have_put_there_stays_and_is_named() {
         let parent = tempfile::tempdir().unwrap();
         let theirs = parent.path().join("cv-bench-theirs");
         fs::create_dir(&theirs).unwrap();
         fs::write(theirs.join("a00000001"), "theirs").unwrap();
-        let measured = Scratch::with(parent.path(), 1, |scratch| {
+        let measured = Scratch::with(parent.path(), 2, |scratch| {
             let folder = &scratch.folders[0];
             assert_eq!(names(folder), Vec::<PathBuf>::new());
-            fs::write(folder.join("put by another"), "x").unwrap();
+            for file in scratch.files(4, 'a').iter().chain(&scratch.files(2, 'b')).flatten() {
+                fs::write(file, "ours").unwrap();
+            }
+            fs::write(folder.join("a1"), "theirs").unwrap();
             std::os::unix::fs::symlink(&theirs, folder.join("link")).unwrap();
             Ok(())
         });
-        measured.unwrap();
-        assert_eq!(names(parent.path()), [theirs.clone()]);
+        let said = measured.unwrap_err().to_string();
+        assert!(said.contains("w0, which this command made") && said.contains("not empty"), "{said}");
+        let made: Vec<_> = names(parent.path()).into_iter().filter(|name| *name != theirs).collect();
+        let folder = made[0].join("w0");
+        let mut left = names(&folder);
+        left.sort();
+        assert_eq!((made.len(), names(&made[0])), (1, vec![folder.clone()]));
+        assert_eq!(left, [folder.join("a1"), folder.join("link")]);
         assert_eq!(names(&theirs), [theirs.join("a00000001")]);
     }
 

@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use cavern_conf::{ByteSize, counted};
@@ -19,7 +20,7 @@ use rand::{Rng, RngCore as _, SeedableRng};
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::console;
+use crate::console::{self, Progress};
 use crate::error::{CliError, Context as _};
 
 /// Files in one folder.
@@ -88,6 +89,7 @@ impl GenImagesArgs {
         }
         let next = AtomicU64::new(0);
         let bytes = AtomicU64::new(0);
+        let progress = Mutex::new((0, Progress::new(self.json)));
         let work = || -> io::Result<()> {
             let mut image = Vec::new();
             loop {
@@ -98,6 +100,9 @@ impl GenImagesArgs {
                 self.compose(&pictures, index, &mut image);
                 fs::write(self.directory.join(file_name(index)), &image)?;
                 bytes.fetch_add(image.len() as u64, Ordering::Relaxed);
+                let (written, progress) = &mut *progress.lock().unwrap_or_else(PoisonError::into_inner);
+                *written += 1;
+                progress.show(Some((*written, self.count)), format!("{written} of {} images", self.count));
             }
         };
         let threads = thread::available_parallelism().map_or(1, |count| count.get());
@@ -201,7 +206,7 @@ mod tests {
     fn generate(count: u64, mean_bytes: u64, seed: u64) -> (tempfile::TempDir, u64) {
         let directory = tempfile::tempdir().unwrap();
         let (place, mean_size) = (directory.path().to_owned(), ByteSize::from_bytes(mean_bytes));
-        let images = GenImagesArgs { directory: place, count, mean_size, seed, json: false };
+        let images = GenImagesArgs { directory: place, count, mean_size, seed, json: true };
         let written = images.generate().unwrap();
         (directory, written)
     }

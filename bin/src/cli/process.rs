@@ -80,7 +80,8 @@ pub struct DevS3Args {
     #[arg(long, env = "CV_DEV_S3_ACCESS_KEY", hide_env_values = true, default_value = "cavern")]
     access_key: String,
     /// Secret key that clients must sign with.
-    #[arg(long, env = "CV_DEV_S3_SECRET_KEY", hide_env_values = true, default_value = "cavern-secret")]
+    #[arg(long, env = "CV_DEV_S3_SECRET_KEY", hide_env_values = true)]
+    #[arg(default_value = "cavern-secret", hide_default_value = true)]
     secret_key: String,
     /// Write one JSON line for each request to this file.
     #[arg(long, value_name = "FILE")]

@@ -184,19 +184,11 @@ async fn add(given: &str, result: &ResultArgs) -> Result<(), CliError> {
     })?;
     // What it calls itself is what the others and all clients are told.
     let address = if new.address.is_empty() { given } else { new.address.as_str() };
-    let member = led.view.masters.iter().find(|view| view.votes && view.address == address);
-    if let Some(member) = member {
-        let name = member.name();
-        if new.cluster_id == led.view.cluster_id {
-            let group = led.survey.answer(&led.leader).and_then(Result::ok).cloned().unwrap_or_default();
-            return say(result, &group, format!("{name} is a member already"));
-        }
-        return Err(CliError::Failed(format!(
-            "{name} is a member already, but the one that runs there has lost its data: take it out first with `cv \
-             raft remove {}`, then add it",
-            member.id.unwrap_or_default()
-        )));
+    if let Some(member) = member_at(&led.view, address, &new)?.filter(|member| member.votes) {
+        let group = led.survey.answer(&led.leader).and_then(Result::ok).cloned().unwrap_or_default();
+        return say(result, &group, format!("{} is a member already", member.name()));
     }
+    // The leader goes on with one that was being taken in when something went wrong.
     let mut progress = Progress::new(result.json);
     progress.show(None, format!("{address} is given the namespace"));
     // Asked again, the leader goes on, or has nothing left to do.
@@ -207,6 +199,23 @@ async fn add(given: &str, result: &ResultArgs) -> Result<(), CliError> {
     let id = group.members.iter().find(|member| member.address == address).map_or(0, |member| member.node_id);
     remark_unaware(&group);
     say(result, &group, format!("{address} is master {id}, and votes"))
+}
+
+/// The member that has an address, where a master has answered so.
+///
+/// # Errors
+/// Another one has the address of the member, or it has lost its data.
+fn member_at<'v>(view: &'v GroupView, address: &str, answer: &Group) -> Result<Option<&'v MasterView>, CliError> {
+    let member = view.masters.iter().find(|view| view.id.is_some() && view.address == address);
+    match member {
+        Some(member) if answer.cluster_id != view.cluster_id => Err(CliError::Failed(format!(
+            "{} is a member already, but the one that runs there has lost its data: take it out first with `cv raft \
+             remove {}`, then add it",
+            member.name(),
+            member.id.unwrap_or_default()
+        ))),
+        member => Ok(member),
+    }
 }
 
 async fn remove(id: u64, result: &ResultArgs) -> Result<(), CliError> {
@@ -305,6 +314,23 @@ mod tests {
         let error = led.change(|_| false, async |_: Stubs| Err(answer.clone())).await.unwrap_err();
         assert!(matches!(error, CliError::Unreachable(_)), "{error:?}");
         error.to_string()
+    }
+
+    #[tokio::test]
+    async fn a_member_that_has_lost_its_data_is_not_added_whether_it_votes_or_not() {
+        let dial = Dial::of(&Config::default()).unwrap();
+        // Nobody listens there.
+        let mut view = Survey::take(&["127.0.0.1:1".to_owned()], &dial).await.view();
+        view.cluster_id = "c".to_owned();
+        let answer = |cluster_id: &str| Group { cluster_id: cluster_id.to_owned(), ..Group::default() };
+        assert_eq!(member_at(&view, "127.0.0.1:1", &answer("")).unwrap(), None, "it is none");
+        for (id, votes) in [(2, false), (3, true)] {
+            (view.masters[0].id, view.masters[0].votes) = (Some(id), votes);
+            assert_eq!(member_at(&view, "127.0.0.1:1", &answer("c")).unwrap(), Some(&view.masters[0]));
+            assert_eq!(member_at(&view, "127.0.0.1:2", &answer("")).unwrap(), None);
+            let refused = member_at(&view, "127.0.0.1:1", &answer("")).unwrap_err().to_string();
+            assert!(refused.contains("lost its data") && refused.contains(&format!("remove {id}")), "{refused}");
+        }
     }
 
     #[tokio::test]

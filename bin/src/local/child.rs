@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 use std::str::FromStr;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
@@ -12,6 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::files;
 use crate::error::{CliError, Context as _};
+
+/// For the keeper of a child that is gone to say how it ended, and between two looks.
+const SETTLE_PATIENCE: Duration = Duration::from_millis(200);
+const SETTLE_PAUSE: Duration = Duration::from_millis(10);
 
 /// What a child does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -190,6 +195,21 @@ impl RunRecord {
     }
 }
 
+/// The state of the child whose record `load` reads. Its keeper may be between its end and the record of it: a child
+/// that is gone, nobody knows how, is looked at until there is another record, for 200 ms at most.
+pub fn settled(mut load: impl FnMut() -> Result<Option<RunRecord>, CliError>) -> Result<State, CliError> {
+    let Some(first) = load()? else { return Ok(State::Stopped) };
+    let state = first.state();
+    if state != State::Crashed(None) {
+        return Ok(state);
+    }
+    let other = files::poll(SETTLE_PATIENCE, SETTLE_PAUSE, || {
+        let record = load()?;
+        Ok((record.as_ref() != Some(&first)).then_some(record))
+    })?;
+    Ok(other.map_or(state, |record| record.map_or(State::Stopped, |record| record.state())))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,8 +244,11 @@ mod tests {
     fn the_record_says_how_a_child_ended() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("worker0.json");
-        assert_eq!(RunRecord::load(&path).unwrap(), None);
-        let state = |path: &Path| RunRecord::load(path).unwrap().unwrap().state();
+        assert_eq!(
+            (RunRecord::load(&path).unwrap(), settled(|| RunRecord::load(&path)).unwrap()),
+            (None, State::Stopped)
+        );
+        let state = |path: &Path| settled(|| RunRecord::load(path)).unwrap();
         let process = ProcessId::of(i32::try_from(std::process::id()).unwrap()).unwrap();
         let mut record = RunRecord::new(process.clone(), process.clone());
         record.store(&path).unwrap();
@@ -243,5 +266,13 @@ mod tests {
         record.process.start_ticks = 1;
         record.store(&path).unwrap();
         assert_eq!(state(&path), State::Crashed(None));
+    }
+
+    #[test]
+    fn the_keeper_of_a_child_that_is_gone_has_a_moment_to_say_how_it_ended() {
+        let gone = RunRecord::default();
+        let ended = RunRecord { exit: Some(Exit::Signal(9)), ..gone.clone() };
+        let mut records = [Some(gone.clone()), Some(gone), Some(ended)].into_iter();
+        assert_eq!(settled(|| Ok(records.next().unwrap())).unwrap(), State::Crashed(Some(Exit::Signal(9))));
     }
 }

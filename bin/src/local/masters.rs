@@ -1,13 +1,14 @@
 //! What several masters of a local cluster need beside being started: one that comes later is taken in by the others,
 //! one that must wait for others is not waited for, and who gets on is waited for however long that takes.
 
-use std::mem::discriminant;
 use std::time::Duration;
 
 use cavern_conf::Interval;
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::raft::{AddMasterRequest, Group, SnapshotTransfer};
+use futures::FutureExt as _;
+use futures::future::{Fuse, FusedFuture as _, LocalBoxFuture};
 use tokio::time::Instant;
 
 use super::child::{ChildName, Role};
@@ -31,11 +32,11 @@ pub async fn survey(cluster: &Cluster) -> Result<Survey, CliError> {
     Ok(Survey::take(&addresses, &dial).await)
 }
 
-/// How far a master is: bytes of a snapshot that it is given, or entries of the log that it has applied.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
+/// How far a master is: bytes of a snapshot that it is given, or entries of the log that it has not applied yet.
+#[derive(Clone, Copy, Debug)]
 enum Progress {
     Received(u64),
-    Applied(u64),
+    Lacking(u64),
 }
 
 /// What a master does that is not ready yet.
@@ -43,8 +44,10 @@ enum Progress {
 pub struct Look {
     /// It is a member of the group, and votes.
     is_member: bool,
-    /// Where it lacks something.
-    progress: Option<(Progress, String)>,
+    /// It answers, and there is a leader that it can be added by.
+    can_be_added: bool,
+    /// How far it is, and what it does for that.
+    progress: Option<(Progress, Option<String>)>,
     /// Why it cannot become ready by itself.
     pub waits_for: Option<String>,
 }
@@ -73,19 +76,22 @@ pub async fn look(cluster: &Cluster, number: usize) -> Result<Look, CliError> {
         (true, false) if is_missing => Some("it waits for the other masters, to begin a group with them".to_owned()),
         (true, false) => None,
     };
-    Ok(Look { is_member, progress: progress(own, leader), waits_for })
+    Ok(Look { is_member, can_be_added: leader.is_some(), progress: progress(own, leader), waits_for })
 }
 
-fn progress(own: &Group, leader: Option<&Group>) -> Option<(Progress, String)> {
+fn progress(own: &Group, leader: Option<&Group>) -> Option<(Progress, Option<String>)> {
     if let Some(SnapshotTransfer { received, bytes }) = own.incoming {
         let text = format!("has {} of {} MiB of the namespace", received / MIB, bytes.div_ceil(MIB));
-        return Some((Progress::Received(received), text));
+        return Some((Progress::Received(received), Some(text)));
     }
-    // A master that has no log yet is told of it by the leader.
+    // A master that has no log yet is told of it by the leader; clients make it longer meanwhile.
     let end = leader.map_or(own.last_index, |leader| leader.committed_index);
-    let (applied, lacking) = (own.applied_index, end.saturating_sub(own.applied_index));
-    let is_lacking = applied > 0 && lacking > 0;
-    is_lacking.then(|| (Progress::Applied(applied), format!("lacks {lacking} entries of the log")))
+    if end == 0 || own.applied_index == 0 {
+        return None;
+    }
+    let lacking = end.saturating_sub(own.applied_index);
+    let doing = (lacking > 0).then(|| format!("lacks {lacking} entries of the log"));
+    Some((Progress::Lacking(lacking), doing))
 }
 
 /// How long a child is waited for: who gets on has all patience again.
@@ -93,8 +99,9 @@ pub struct Patience {
     name: ChildName,
     length: Duration,
     deadline: Instant,
-    /// The most that there was of it.
-    best: Option<Progress>,
+    /// The most that there was of a snapshot, and the fewest entries that it has lacked.
+    received: u64,
+    lacking: Option<u64>,
     /// What was going on at the last look, and when that was said.
     doing: Option<String>,
     said: Instant,
@@ -103,7 +110,7 @@ pub struct Patience {
 impl Patience {
     pub fn new(name: ChildName, length: Duration) -> Self {
         let now = Instant::now();
-        Self { name, length, deadline: now + length, best: None, doing: None, said: now }
+        Self { name, length, deadline: now + length, received: 0, lacking: None, doing: None, said: now }
     }
 
     /// Notes what a look has shown, and says on stderr what the master does if that lasts.
@@ -112,24 +119,33 @@ impl Patience {
             self.doing = None;
             return;
         };
-        self.doing = Some(doing.clone());
+        self.doing.clone_from(doing);
         if !self.moves(*progress) {
             return;
         }
         self.deadline = Instant::now() + self.length;
-        if self.said.elapsed() >= SAY_PERIOD {
+        if let Some(doing) = doing
+            && self.said.elapsed() >= SAY_PERIOD
+        {
             console::remark(format_args!("{} {doing}", self.name));
             self.said = Instant::now();
         }
     }
 
-    /// Whether it is further than it was. Another snapshot begins at nothing, and the log comes behind it.
+    /// Whether it is further than it was: another snapshot begins at nothing, and the log may grow as fast as it is
+    /// applied.
     fn moves(&mut self, now: Progress) -> bool {
-        let moves = self.best.is_none_or(|best| now > best || discriminant(&now) != discriminant(&best));
-        if moves {
-            self.best = Some(now);
+        let (received, lacking) = (self.received, self.lacking);
+        match now {
+            Progress::Received(bytes) => {
+                self.received = received.max(bytes);
+                bytes > received
+            }
+            Progress::Lacking(entries) => {
+                self.lacking = Some(lacking.map_or(entries, |least| least.min(entries)));
+                lacking.is_none_or(|least| entries < least)
+            }
         }
-        moves
     }
 
     pub fn is_over(&self) -> bool {
@@ -137,36 +153,52 @@ impl Patience {
     }
 }
 
-/// Has the group take in a master that came later, and waits until it is a member.
+/// Has the group take in a master that came later, and waits until it is a member. A request that fails is sent again:
+/// the leader goes on, or has nothing left to do.
 ///
 /// # Errors
-/// Why the leader does not take it in, or that it does not get on for as long as `patience`.
+/// It does not get on for as long as `patience`: why the leader did not take it in last, if it has said so.
 pub async fn take_in(cluster: &Cluster, number: usize, patience: Duration) -> Result<(), CliError> {
     let Some(master) = cluster.masters.get(number) else { return Ok(()) };
     let mut config = cluster.conf()?;
     config.client.metadata_timeout = Interval::secs(patience.as_secs());
     let masters = MasterChannel::for_command(&config)?;
     let request = AddMasterRequest { address: master.grpc.clone() };
-    // Asked again, the leader goes on, or has nothing left to do.
-    let ask = masters.ask_unary(async |mut leader: Stubs| leader.raft.add_master(request.clone()).await);
-    tokio::pin!(ask);
+    let mut asked: Fuse<LocalBoxFuture<'_, Result<Group, CliError>>> = Fuse::terminated();
     let mut watch = Patience::new(ChildName { role: Role::Master, number }, patience);
+    let mut refused = None;
     while !watch.is_over() {
+        let found = look(cluster, number).await?;
+        // An earlier request may have gone on without the one who sent it.
+        if found.is_member {
+            return Ok(());
+        }
+        watch.note(&found);
+        if found.can_be_added && asked.is_terminated() {
+            asked = add(&masters, &request).boxed_local().fuse();
+        }
         tokio::select! {
-            asked = &mut ask => {
-                let asked = asked.map(|group| remark_unaware(&group)).map_err(CliError::from);
-                // An earlier request may have gone on without the one who sent it.
-                let is_in = asked.is_err() && look(cluster, number).await?.is_member;
-                return if is_in { Ok(()) } else { asked };
-            }
-            () = tokio::time::sleep(LOOK) => watch.note(&look(cluster, number).await?),
+            answer = &mut asked => match answer {
+                Ok(group) => {
+                    remark_unaware(&group);
+                    return Ok(());
+                }
+                Err(error) => {
+                    refused = Some(error);
+                    tokio::time::sleep(LOOK).await;
+                }
+            },
+            () = tokio::time::sleep(LOOK) => {}
         }
     }
     let doing = watch.doing.map(|doing| format!(" (it {doing})")).unwrap_or_default();
-    Err(CliError::Failed(format!(
-        "master{number} is not taken in by the others, and has not got on for {} s{doing}",
-        patience.as_secs()
-    )))
+    let seconds = patience.as_secs();
+    let stands = format!("master{number} is not taken in by the others, and has not got on for {seconds} s{doing}");
+    Err(refused.unwrap_or(CliError::Failed(stands)))
+}
+
+async fn add(masters: &MasterChannel, request: &AddMasterRequest) -> Result<Group, CliError> {
+    Ok(masters.ask_unary(async |mut leader: Stubs| leader.raft.add_master(request.clone()).await).await?)
 }
 
 #[cfg(test)]
@@ -176,23 +208,25 @@ mod tests {
     #[test]
     fn who_gets_on_is_waited_for_and_who_does_not_is_not() {
         let mut patience = Patience::new(ChildName { role: Role::Master, number: 1 }, Duration::from_secs(1));
-        let leader = Group { committed_index: 1000, ..Group::default() };
-        let mut moves = |own: Group| {
-            let found = progress(&own, Some(&leader));
+        let mut moves = |own: Group, committed_index: u64| {
+            let found = progress(&own, Some(&Group { committed_index, ..Group::default() }));
             let moves = found.as_ref().is_some_and(|(progress, _)| patience.moves(*progress));
-            (moves, found.map(|(_, doing)| doing).unwrap_or_default())
+            (moves, found.and_then(|(_, doing)| doing).unwrap_or_default())
         };
         let sent =
             |received| Group { incoming: Some(SnapshotTransfer { received, bytes: 10 * MIB }), ..Group::default() };
         let applied = |applied_index| Group { applied_index, ..Group::default() };
-        assert_eq!(moves(Group::default()), (false, String::new()));
-        assert!(moves(sent(0)).0);
-        assert_eq!(moves(sent(3 * MIB)), (true, "has 3 of 10 MiB of the namespace".to_owned()));
-        assert!(!moves(sent(3 * MIB)).0, "it stands still");
-        assert!(!moves(sent(MIB)).0, "one that begins anew for ever does not get on");
-        assert_eq!(moves(applied(200)), (true, "lacks 800 entries of the log".to_owned()));
-        assert!(!moves(applied(200)).0);
-        assert!(moves(applied(900)).0);
-        assert_eq!(moves(applied(1000)), (false, String::new()), "it lacks nothing");
+        assert_eq!(moves(Group::default(), 1000), (false, String::new()));
+        assert!(!moves(sent(0), 1000).0);
+        assert_eq!(moves(sent(3 * MIB), 1000), (true, "has 3 of 10 MiB of the namespace".to_owned()));
+        assert!(!moves(sent(3 * MIB), 1000).0, "it stands still");
+        assert!(!moves(sent(MIB), 1000).0, "one that begins anew for ever does not get on");
+        assert_eq!(moves(applied(200), 1000), (true, "lacks 800 entries of the log".to_owned()));
+        assert!(!moves(applied(200), 1000).0);
+        assert!(moves(applied(900), 1000).0);
+        assert!(!moves(applied(1900), 2000).0, "the log grows as fast as it is applied");
+        assert!(!moves(sent(MIB), 2000).0 && !moves(applied(1900), 2000).0, "nor does it by a snapshot in between");
+        assert_eq!(moves(applied(2000), 2000), (true, String::new()), "it lacks nothing");
+        assert!(!moves(applied(2000), 2000).0);
     }
 }

@@ -184,6 +184,19 @@ fn existing_mount_point(path: &Path) -> Result<(PathBuf, bool), CliError> {
     Ok((resolved.canonicalize().context(format_args!("cannot use the mount point {name}"))?, is_new))
 }
 
+/// Refuses the directory of a new cluster with so many workers where [`plan`] would, before it is made.
+///
+/// # Errors
+/// `Usage`: its path is too long.
+pub fn check_length(directory: &Path, workers: Option<u16>) -> Result<(), CliError> {
+    let absolute = std::path::absolute(directory).context(format_args!("cannot use {}", directory.display()))?;
+    // What is there of it is named without symbolic links, as the whole of it will be.
+    let there = absolute.ancestors().find_map(|above| Some((above.canonicalize().ok()?, above)));
+    let named = there.and_then(|(named, above)| Some(named.join(absolute.strip_prefix(above).ok()?)));
+    let last = workers.map_or(0, |workers| usize::from(workers).saturating_sub(1));
+    socket_path(named.as_deref().unwrap_or(&absolute), last).map(drop)
+}
+
 /// In the cluster's directory.
 fn socket_path(directory: &Path, number: usize) -> Result<PathBuf, CliError> {
     let path = directory.join(format!("run/worker{number}.sock"));
@@ -367,6 +380,22 @@ mod tests {
         let deep = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
         let refused = socket_path(&deep, 0).unwrap_err();
         assert!(matches!(&refused, CliError::Usage(text) if text.contains("too long")), "{refused}");
+    }
+
+    #[test]
+    fn a_directory_that_is_too_deep_is_refused_before_it_is_made() {
+        let place = tempfile::tempdir().unwrap();
+        let deep = place.path().join("x".repeat(200));
+        let refused = crate::local::up(&options(&deep, None, &[])).unwrap_err();
+        assert!(matches!(&refused, CliError::Usage(text) if text.contains("too long")), "{refused}");
+        assert!(!deep.exists());
+        // Behind a symbolic link it is as long, and a link with a long name leads to a short one.
+        fs::create_dir(&deep).unwrap();
+        let [short, long] = ["d".to_owned(), "l".repeat(200)].map(|name| place.path().join(name));
+        std::os::unix::fs::symlink(&deep, &short).unwrap();
+        std::os::unix::fs::symlink(place.path(), &long).unwrap();
+        assert!(check_length(&short.join("new"), None).is_err());
+        check_length(&long.join("new/er"), Some(64)).unwrap();
     }
 
     #[test]

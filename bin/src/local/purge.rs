@@ -50,12 +50,11 @@ pub fn purge(cluster: &Cluster, directory: &Path) -> Result<Vec<PathBuf>, CliErr
         let children = cluster.children().into_iter();
         children.flat_map(|child| endings.iter().map(move |end| format!("{child}.{end}"))).collect()
     };
-    let certificates = if cluster.secure { certificates::names(cluster) } else { Vec::new() };
-    for (folder, names) in [
-        ("run", of_children(&["json", "stop", "tmp", "sock"])),
-        ("log", of_children(&["log"])),
-        ("certificates", certificates),
-    ] {
+    let mut folders = vec![("run", of_children(&["json", "stop", "tmp", "sock"])), ("log", of_children(&["log"]))];
+    if cluster.secure {
+        folders.push(("certificates", certificates::names(cluster)));
+    }
+    for (folder, names) in folders {
         let folder = directory.join(folder);
         remove_files(&folder, names)?;
         remove_empty(&folder, &mut left)?;
@@ -153,16 +152,18 @@ mod tests {
         made.made = vec![directory.join("mnt"), directory.clone()];
         fs::write(directory.join("thesis"), "mine").unwrap();
         fs::write(directory.join("log/notes"), "mine").unwrap();
+        // It has none of its own.
+        fs::create_dir(directory.join("certificates")).unwrap();
         fs::write(directory.join("mnt/written while nothing was mounted"), "mine").unwrap();
         std::os::unix::fs::symlink(outside.path(), directory.join("worker0/disk0/link")).unwrap();
         fs::remove_dir_all(directory.join("s3")).unwrap();
         std::os::unix::fs::symlink(outside.path(), directory.join("s3")).unwrap();
 
-        let left = ["log", "mnt", "s3", "thesis"].map(|name| directory.join(name));
+        let left = ["certificates", "log", "mnt", "s3", "thesis"].map(|name| directory.join(name));
         assert_eq!(purge(&made, &directory).unwrap(), left);
         assert_eq!(fs::read(&kept).unwrap(), b"kept");
         assert_eq!(fs::read(directory.join("thesis")).unwrap(), b"mine");
-        assert_eq!(fs::read_dir(&directory).unwrap().count(), 4);
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 5);
         assert_eq!(fs::read_dir(directory.join("log")).unwrap().count(), 1);
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use cavern_conf::{Config, Effective};
 use serde::{Deserialize, Serialize};
 
-use super::child::{ChildName, Role, RunRecord, State};
+use super::child::{ChildName, Role, RunRecord, State, settled};
 use super::files;
 use crate::error::{CliError, Context as _};
 
@@ -198,7 +198,7 @@ impl Cluster {
     }
 
     pub fn state(&self, name: ChildName) -> Result<State, CliError> {
-        match self.run_record(name)?.map_or(State::Stopped, |record| record.state()) {
+        match settled(|| self.run_record(name))? {
             // Nobody has seen its end, which was asked for.
             State::Crashed(None) if self.stop_path(name).exists() => Ok(State::Stopped),
             state => Ok(state),

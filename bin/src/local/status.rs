@@ -41,14 +41,14 @@ pub fn status(cluster: &Cluster) -> Result<Status<'_>, CliError> {
 }
 
 fn child(cluster: &Cluster, name: ChildName, group: Option<&GroupView>) -> Result<Child, CliError> {
-    let record = cluster.run_record(name)?.unwrap_or_default();
-    let is_supervised = record.is_kept() && cluster.restart == Restart::OnFailure;
-    let RunRecord { restarts, last_exit, next_try_ms, .. } = record;
     let (state, pid, exit) = match cluster.state(name)? {
         State::Running(process) => ("running", Some(process.pid), None),
         State::Stopped => ("stopped", None, None),
         State::Crashed(exit) => ("crashed", None, exit),
     };
+    let record = cluster.run_record(name)?.unwrap_or_default();
+    let is_supervised = record.is_kept() && cluster.restart == Restart::OnFailure;
+    let RunRecord { restarts, last_exit, next_try_ms, .. } = record;
     let next_try_ms = next_try_ms.filter(|_| is_supervised).map(until_ms);
     let mut view = json!({
         "pid": pid,
@@ -90,17 +90,17 @@ fn place(cluster: &Cluster, name: ChildName) -> Result<(String, Value), CliError
         Role::S3 => {
             let S3 { listen, admin, access_key, secret_key, root } = &cluster.s3;
             let (endpoint, admin_token) = (format!("http://{listen}"), cluster.s3.token());
-            let admin = admin.as_ref().map(|admin| format!("http://{admin}")).unwrap_or_default();
+            let admin = admin.as_ref().map(|admin| format!("http://{admin}"));
             let view = json!({
                 "endpoint": endpoint,
-                // Empty where it has none.
+                // The port for statistics and faults, and the file of its token: `null` where it has none.
                 "admin": admin,
                 "admin_token": admin_token.as_deref().map(text),
                 "access_key": access_key,
                 "secret_key": secret_key,
                 "root": text(root),
             });
-            (format!("{endpoint}{}", prefixed(" admin=", &admin)), view)
+            (format!("{endpoint}{}", prefixed(" admin=", admin.as_deref().unwrap_or_default())), view)
         }
         Role::Master => {
             let Master { grpc, http, data_dir, .. } = &cluster.masters[name.number];

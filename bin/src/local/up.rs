@@ -17,7 +17,7 @@ use super::child::{ChildName, Role};
 use super::down::stop_all;
 use super::files::{self, MADE_FIRST, lock, make_directory, private_folder};
 use super::masters::take_in;
-use super::plan::{FreePorts, UpOptions, plan};
+use super::plan::{FreePorts, UpOptions, check_length, plan};
 use super::record::Cluster;
 use super::start::{Starting, ensure};
 use crate::console;
@@ -25,16 +25,22 @@ use crate::error::{CliError, Context as _};
 use crate::runtime::block_on;
 
 const POLL: Duration = Duration::from_millis(5);
+/// A master that the others do not take in does not become ready, and why they do not is told first.
+const TOLD_LATER: Duration = Duration::from_secs(2);
 
 /// Starts whatever is not running of the cluster in `directory`, making it first if it is new. Returns when every child
 /// is ready, the workers are known to the master and the mounts can be used. After a failure everything is stopped
 /// again that did not run before.
 ///
 /// # Errors
-/// `Usage`, before anything is written, for a directory that holds something, but no cluster.
+/// `Usage`, before anything is written, for a directory that holds something, but no cluster, or has too long a path.
 pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
     let directory = options.place.path();
-    let (given, config) = load_conf(options, Cluster::find(&directory)?.as_ref())?;
+    let known = Cluster::find(&directory)?;
+    let (given, config) = load_conf(options, known.as_ref())?;
+    if known.is_none() {
+        check_length(&directory, options.workers)?;
+    }
     let name = directory.display();
     let is_new = make_directory(&directory)?;
     let directory = directory.canonicalize().context(format_args!("cannot use the directory {name}"))?;
@@ -184,7 +190,7 @@ async fn masters_ready(cluster: &Cluster, starting: Vec<Starting<'_>>, patience:
         let child = later.iter().position(|child| child.name == name).map(|place| later.remove(place));
         let ready = async {
             match child {
-                Some(child) => child.wait(patience, false).await.map(drop),
+                Some(child) => child.wait(patience + TOLD_LATER, false).await.map(drop),
                 None => Ok(()),
             }
         };

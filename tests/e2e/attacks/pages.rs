@@ -123,7 +123,7 @@ fn the_admin_port_of_the_object_store_takes_its_token() {
     let bearer = format!("Authorization: Bearer {}\r\n", fs::read_to_string(&token).unwrap().trim());
     cluster.s3.create_bucket("bucket");
     cluster.s3.put("bucket", "key", "kept");
-    let overwrite = format!("{}/_dev/sparse?bucket=bucket&key=key&size=1000", s3.admin);
+    let overwrite = format!("{}/_dev/sparse?bucket=bucket&key=key&size=1000", s3.admin.unwrap());
     let status = |more: &str| http_request_with("POST", &overwrite, more, "").unwrap().status;
     assert_eq!(status(""), 401);
     assert_eq!(status("Authorization: Bearer 0123456789abcdef\r\n"), 401);

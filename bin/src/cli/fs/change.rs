@@ -136,11 +136,14 @@ pub async fn make(client: &Client, path: &str, change: Change) -> Result<Changed
 
 /// Why a change of what is at a path was not made.
 pub fn refused(path: &str, error: ClientError) -> CliError {
+    let gone = [Errno::NOENT, Errno::STALE].map(Errno::raw_os_error);
     match error {
-        ClientError::Refused { errno, reason } if errno == Errno::NOENT.raw_os_error() => {
+        ClientError::Refused { errno, reason } if gone.contains(&errno) => {
             CliError::NotFound(format!("{path}: {reason}"))
         }
-        ClientError::NotFound(_) => CliError::NotFound(format!("{path}: no such file or directory")),
+        ClientError::NotFound(_) | ClientError::Stale(_) => {
+            CliError::NotFound(format!("{path}: no such file or directory"))
+        }
         ClientError::Refused { reason, .. } => CliError::Failed(format!("{path}: {reason}")),
         ClientError::Unlisted { .. } => CliError::Unreachable(format!(
             "{path}: the bucket has names there that are not known yet: try again when it answers"
@@ -153,28 +156,39 @@ pub fn refused(path: &str, error: ClientError) -> CliError {
 pub struct Changes<'c> {
     client: &'c Client,
     running: FuturesUnordered<LocalBoxFuture<'c, Result<(), CliError>>>,
+    /// What is not there any more is passed over.
+    pub skips_missing: bool,
+    made: u64,
 }
 
 impl<'c> Changes<'c> {
     pub fn new(client: &'c Client) -> Self {
-        Self { client, running: FuturesUnordered::new() }
+        Self { client, running: FuturesUnordered::new(), skips_missing: false, made: 0 }
     }
 
     /// Begins a change, if there is one, when there is room for another.
     pub async fn begin(&mut self, path: String, change: impl Into<Option<Change>>) -> Result<(), CliError> {
         let Some(change) = change.into() else { return Ok(()) };
         if self.running.len() >= AT_A_TIME {
-            self.running.next().await.transpose()?;
+            self.one().await?;
         }
         let client = self.client;
         self.running.push(async move { make(client, &path, change).await.map(drop) }.boxed_local());
         Ok(())
     }
 
-    /// Waits for all that were begun.
-    pub async fn finish(mut self) -> Result<(), CliError> {
-        while let Some(result) = self.running.next().await {
-            result?;
+    /// Waits for all that were begun. How many have been made so far.
+    pub async fn finish(&mut self) -> Result<u64, CliError> {
+        while !self.running.is_empty() {
+            self.one().await?;
+        }
+        Ok(self.made)
+    }
+
+    async fn one(&mut self) -> Result<(), CliError> {
+        match self.running.next().await.transpose() {
+            Err(CliError::NotFound(_)) if self.skips_missing => {}
+            made => self.made += u64::from(made?.is_some()),
         }
         Ok(())
     }

@@ -206,28 +206,32 @@ impl RmArgs {
     pub async fn run(&self, client: &Client, result: &ResultArgs) -> Result<(), CliError> {
         let mut removed = 0;
         for path in &self.paths {
-            match self.remove(client, path).await {
-                Err(CliError::NotFound(_)) if self.force => {}
-                found => removed += found?,
-            }
+            removed += self.remove(client, path).await?;
         }
         result.show(&json!({"removed": removed}), || Ok(()))
     }
 
-    /// Removes what has a path; how many names that were.
+    /// Removes what has a path; how many names that were. Others may remove something of it at the same time.
     async fn remove(&self, client: &Client, path: &str) -> Result<u64, CliError> {
-        let place = NameInDirectory::find(client, path).await?;
-        let none = || CliError::NotFound(format!("{}: no such file or directory", place.path));
-        let root = place.node(client).await?.ok_or_else(none)?;
+        let found = async {
+            let place = NameInDirectory::find(client, path).await?;
+            let none = || CliError::NotFound(format!("{}: no such file or directory", place.path));
+            let root = place.node(client).await?.ok_or_else(none)?;
+            Ok((place, root))
+        };
+        let (place, root) = match found.await {
+            Err(CliError::NotFound(_)) if self.force => return Ok(0),
+            found => found?,
+        };
         if root.is_directory() && !self.recursive {
             return Err(CliError::Failed(format!(
                 "{} is a directory: use -r to remove it and all below it",
                 place.path
             )));
         }
-        let (mut changes, mut directories, mut removed) = (Changes::new(client), Vec::new(), 0);
+        let (mut changes, mut directories) = (Changes::new(client), Vec::new());
+        changes.skips_missing = self.force;
         walk(client, root, async |found| {
-            removed += 1;
             let (path, directory) = (path_below(&place.path, found.below), found.node.is_directory());
             let (parent, name) = match found.below {
                 "" => (place.directory.inode, place.name.clone()),
@@ -242,11 +246,12 @@ impl RmArgs {
         })
         .await?;
         changes.finish().await?;
-        // What lies deepest comes last.
+        // What lies deepest comes last, and goes before what holds it.
         for (path, gone) in directories.into_iter().rev() {
-            make(client, &path, gone).await?;
+            changes.begin(path, gone).await?;
+            changes.finish().await?;
         }
-        Ok(removed)
+        changes.finish().await
     }
 }
 
@@ -316,7 +321,7 @@ impl FileArgs {
             walk(client, root, async |found| changes.begin(path_below(path, found.below), change(found.node)).await)
                 .await?;
         }
-        changes.finish().await
+        changes.finish().await.map(|_made| ())
     }
 }
 

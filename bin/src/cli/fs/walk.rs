@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cavern_client::{Client, Node};
+use cavern_client::{Client, ClientError, Node};
 use cavern_conf::counted;
 use cavern_proto::master::Kind;
 use clap::Args;
@@ -37,7 +37,8 @@ pub struct Found<'a> {
     pub node: &'a Arc<Node>,
 }
 
-/// Calls `visit` with every directory and file from `root` down, a directory before what it holds.
+/// Calls `visit` with every directory and file from `root` down, a directory before what it holds. One that is removed
+/// meanwhile holds nothing more.
 pub async fn walk(
     client: &Client,
     root: Arc<Node>,
@@ -51,7 +52,10 @@ pub async fn walk(
         }
         let mut after = Vec::new();
         loop {
-            let page = client.metadata().read_dir(node.inode, &after, PAGE).await?;
+            let page = match client.metadata().read_dir(node.inode, &after, PAGE).await {
+                Err(ClientError::NotFound(_) | ClientError::Stale(_)) => break,
+                page => page?,
+            };
             for child in &page.entries {
                 let name = String::from_utf8_lossy(&child.name);
                 let below = if path.is_empty() { name.into_owned() } else { format!("{path}/{name}") };

@@ -32,8 +32,7 @@ pub struct CertificateView {
     days_left: Option<i64>,
     /// It ends within thirty days.
     ends_soon: bool,
-    /// Why it is not known, or not good.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Why it is not known, or not good; `null` for a good one.
     error: Option<String>,
 }
 
