@@ -3,14 +3,12 @@
 //! A block is named by inode, generation and index. Whenever blocks are dropped, the file's generation grows, so what
 //! is written in their place later has other names, and dropped blocks can be freed at leisure. A file that is emptied
 //! may keep its block instead, for those who read the block's file by themselves: see [`SetAttr`].
-//!
-//! [`SetAttr`]: cavern_proto::master::SetAttr
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cavern_posix::{block_takes, changes_content, content_changed};
-use cavern_proto::master::{CommitContent, Extent, Kind};
+use cavern_proto::master::{CommitContent, Extent, Kind, SetAttr};
 use cavern_proto::record::{ExtentRecord, InodeRecord};
 use rustix::io::Errno;
 
@@ -95,15 +93,16 @@ impl MutationContext<'_, '_> {
         Ok(commit.inode)
     }
 
-    /// Gives a file another length; the caller stores the record. `keeps_block`: see `SetAttr`.
-    pub fn set_length(&mut self, inode: u64, record: &mut InodeRecord, length: u64, keeps_block: bool) -> Tried {
+    /// Gives a file the length that is set; the caller stores the record.
+    pub fn set_length(&mut self, set: &SetAttr, record: &mut InodeRecord, length: u64) -> Tried {
+        let inode = set.inode;
         check_file(record)?;
         check_length(length)?;
         self.check_growth(record, length)?;
         self.effects.is_alone = !self.tx.before().is_written_by_others(inode, self.caller.session)?;
         let is_emptied = length == 0 && record.size > 0;
         if is_emptied
-            && keeps_block
+            && set.keeps_block
             && self.effects.is_alone
             && let Some(mut only) = self.only_block(inode)?
         {
