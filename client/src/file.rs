@@ -145,9 +145,10 @@ impl File {
     /// The same of a file of an fs-mode mount, as long as it is that block: see [`FsFile::kernel_block`].
     pub fn kernel_block<T: Any + Send + Sync>(
         &self,
+        others: Option<&KernelBlock>,
         make: impl FnOnce(BorrowedFd<'_>) -> Option<T>,
     ) -> Option<(KernelBlock, Arc<T>, KernelReads)> {
-        self.content()?.kernel_block(make)
+        self.content()?.kernel_block(others, make)
     }
 
     /// A process before this one has had the kernel read it by itself.

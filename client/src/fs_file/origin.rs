@@ -66,7 +66,7 @@ impl FsFile {
     ///
     /// # Errors
     /// It cannot be one.
-    pub(super) fn origin_file(&self, origin: &Origin) -> Result<Arc<OpenFile>, ClientError> {
+    fn origin_file(&self, origin: &Origin) -> Result<Arc<OpenFile>, ClientError> {
         let mut state = self.state.lock();
         let open = state.known.as_ref().and_then(|known| known.origin.as_ref());
         if let Some(open) = open.filter(|open| open.is(origin)) {
