@@ -156,13 +156,6 @@ impl File {
         self.content().map(FsFile::begin_kernel_reads)
     }
 
-    /// Has [`keeps_pages`](Self::keeps_pages) say no the next time.
-    pub fn forget_pages(&self) {
-        if let Some(file) = self.content() {
-            file.forget_pages();
-        }
-    }
-
     /// Whether [`find_block`](Self::find_block) may find what [`kernel_block`](Self::kernel_block) needs.
     pub fn awaits_block(&self) -> bool {
         self.content().is_some_and(|file| file.awaits_block())

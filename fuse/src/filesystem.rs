@@ -52,6 +52,7 @@ pub use attributes::AttrDefaults;
 pub use passthrough::is_asked as asks_for_passthrough;
 pub use restore::EarlierHandles;
 
+use crate::aliases::{inode_of, number_of};
 use crate::inheritance::Inheritance;
 use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Filesystem, Operation, Reply};
@@ -205,6 +206,10 @@ impl Filesystem for Namespace {
         if own_files::is_own(node) {
             return inner.of_own(node, operation, reply);
         }
+        if number_of(node) > 0 && inner.root.aliases().inherit(node) {
+            // By a process before this one, which has followed what became of its pages.
+            inner.client.forget_pages(inode_of(node));
+        }
         match operation {
             Operation::Lookup { name } => inner.lookup(node, caller, name, reply),
             Operation::Getattr => inner.getattr(node, reply),
@@ -282,8 +287,8 @@ impl Filesystem for Namespace {
     }
 
     fn forget(&self, node: u64, _nlookup: u64) {
-        let inode = self.inner.root.to_namespace(node);
-        if self.inner.client.metadata().is_referenced(inode) {
+        let (inode, root) = (self.inner.root.to_namespace(node), &self.inner.root);
+        if self.inner.client.metadata().is_referenced(inode) || root.aliases().has_others(inode) {
             self.inner.invalidations.given_up(inode);
         }
     }

@@ -64,11 +64,6 @@ impl FsFile {
         KernelReads { file: Arc::clone(self) }
     }
 
-    /// A kernel has pages of the file from times that nobody has followed: none of them are kept at the next open.
-    pub fn forget_pages(&self) {
-        self.shared.pages.forget(self.inode);
-    }
-
     /// The file of its one block, if a kernel may read that by itself, and what is kept with it: see
     /// [`OpenFile::with_local_descriptor`](crate::read::OpenFile::with_local_descriptor). Without a question: see
     /// [`find_block`](Self::find_block). What `others` read here, whoever opens it may read although it is being

@@ -32,7 +32,12 @@ impl Inner {
         let this = Arc::clone(self);
         reply.run_uninterruptible(move |reply| async move {
             match handle.file.allocate(offset..end, how).await {
-                Ok(()) => reply.done(),
+                Ok(()) => {
+                    if let Some(node) = handle.node() {
+                        this.changed_by(node, 0, 0);
+                    }
+                    reply.done();
+                }
                 Err(error) => this.failures.answer(reply, "fallocate", &error),
             }
         });

@@ -16,7 +16,7 @@ mod local;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{AnsweredBy, ClientError, LOCK_TO_END};
+use cavern_client::{AnsweredBy, ClientError, LOCK_TO_END, Node};
 use cavern_proto::master::{Lock, LockKind, LockType};
 use rustix::io::Errno;
 use tokio::time::Instant;
@@ -97,6 +97,7 @@ impl Inner {
     pub(super) fn getlk(self: &Arc<Self>, kernel_node: u64, request: LockRequest, reply: Reply) {
         let Some(lock) = wanted(&request) else { return reply.error(libc::EINVAL) };
         self.with_node(kernel_node, "getlk", reply, move |this, node, reply| {
+            this.note_locked(node);
             if !node.has_cluster_locks() {
                 return reply.lock(found(None, request.lock));
             }
@@ -131,6 +132,7 @@ impl Inner {
         let Some(lock) = wanted(&request) else { return reply.error(libc::EINVAL) };
         self.with_node(kernel_node, "lock", reply, move |this, node, reply| {
             let inode = node.inode;
+            this.note_locked(node);
             if request.is_flock {
                 this.locks.descriptions.ask_flock(inode, request.fh);
             }
@@ -153,6 +155,13 @@ impl Inner {
                 }
             });
         });
+    }
+
+    /// Whoever opens it from now on, to lock it perhaps, reads by requests what others write.
+    fn note_locked(&self, node: &Node) {
+        if node.is_fs_mode() {
+            self.passthrough.note_locked(node.inode);
+        }
     }
 
     /// Waits until `interrupted`, or not at all.
@@ -307,6 +316,7 @@ impl Inner {
     /// A lock that somebody had when the process before died, of the session that had it.
     pub(super) fn inherit_lock(&self, record: &LockRecord, session: u64, has_cluster_locks: bool) {
         let LockRecord { inode, handle, owner, is_flock, .. } = *record;
+        self.passthrough.note_locked(inode);
         let descriptions = &self.locks.descriptions;
         if is_flock {
             descriptions.ask_flock(inode, handle);

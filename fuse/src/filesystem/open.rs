@@ -15,16 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_client::journal::Slot;
-use cavern_client::{
-    Access, ClientError, File, InvalidationSink as _, KernelBlock, KernelReads, Node, Opened, is_of_this_process,
-};
+use cavern_client::{Access, ClientError, File, KernelBlock, KernelReads, Node, Opened, is_of_this_process};
 use cavern_conf::host;
 
 use super::Inner;
 use super::failed_reads::FailedReads;
-use super::open_nodes::Conflict;
+use super::open_nodes::{Conflict, NodeRead, Wish};
 use super::passthrough::{KeptBacking, KernelFile};
-use crate::aliases::{inode_of, number_of};
+use crate::aliases::{Opener, number_of};
 use crate::inheritance::HandleRecord;
 use crate::kernel::abi::fopen;
 use crate::kernel::{Caller, Delivery, Reply};
@@ -47,6 +45,28 @@ pub(super) struct HowRead {
     pub block: Option<(KernelBlock, KernelReads)>,
     /// Nothing goes by way of pages.
     pub is_direct: bool,
+}
+
+impl HowRead {
+    /// The flags of an open that is read so.
+    pub(super) fn flags(&self, open_flags: u32) -> u32 {
+        match self.is_direct {
+            // Of pages, which mappings and splice(2) make nevertheless, none are kept.
+            true => open_flags & !fopen::KEEP_CACHE | fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES,
+            false => open_flags,
+        }
+    }
+
+    pub(super) fn of(node: u64, read: NodeRead) -> Self {
+        let how = Self { node: Some(node), ..Self::default() };
+        match read {
+            NodeRead::Requests => how,
+            NodeRead::Direct(backing) => Self { backing, is_direct: true, ..how },
+            NodeRead::Kernel(KernelFile { block, backing, reads }) => {
+                Self { backing: Some(backing), block: Some((block, reads)), ..how }
+            }
+        }
+    }
 }
 
 /// An open file as the kernel has it.
@@ -73,6 +93,11 @@ impl OpenHandle {
         Self { file, node, block, failed: FailedReads::default(), appends, _noted: noted }
     }
 
+    /// The kernel's node, if it is a file of an fs-mode mount.
+    pub(super) fn node(&self) -> Option<u64> {
+        self.node
+    }
+
     /// What the kernel reads in place of a file of an fs-mode mount.
     pub(super) fn block(&self) -> Option<&KernelBlock> {
         self.block.as_ref().map(|(block, _)| block)
@@ -83,6 +108,15 @@ impl OpenHandle {
 pub(super) fn access(flags: i32) -> Access {
     let is_to_write = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
     if is_to_write { Access::Write } else { Access::Read }
+}
+
+/// What a handle of a file of an fs-mode mount is for.
+fn wish(flags: i32) -> Wish {
+    match (flags & libc::O_ACCMODE, access(flags)) {
+        (_, Access::Read) => Wish::Read,
+        (libc::O_WRONLY, Access::Write) => Wish::Write,
+        (_, Access::Write) => Wish::Both,
+    }
 }
 
 /// Whether what a handle writes goes to the end of its file. With `O_DIRECT` the kernel may send the parts of one write
@@ -165,19 +199,20 @@ impl Inner {
         flags: i32,
     ) -> Option<File> {
         let Ok(Opened::File(file)) = opened else { return None };
-        let is_wanted = flags & libc::O_DIRECT == 0 && self.may_pass_through(kernel_node, node, flags);
-        (is_wanted && file.awaits_block()).then(|| file.clone())
+        if !node.is_fs_mode() || !self.passthrough.may_have(node.inode) || wish(flags) != Wish::Read {
+            return None;
+        }
+        let is_wanted = self.open_nodes.is_read_by_kernel(kernel_node) || self.may_begin_to_pass_through(node);
+        let is_by_requests = flags & libc::O_DIRECT != 0 || self.root.aliases().is_superseded(kernel_node);
+        (is_wanted && !is_by_requests && file.awaits_block()).then(|| file.clone())
     }
 
     /// Whether the kernel may begin to read a file of an fs-mode mount by itself: one that nobody writes to, as far as
     /// that can be seen.
-    fn may_pass_through(&self, kernel_node: u64, node: &Node, flags: i32) -> bool {
-        access(flags) == Access::Read
-            && self.passthrough.is_on()
-            && node.is_fs_mode()
-            && node.size > 0
+    fn may_begin_to_pass_through(&self, node: &Node) -> bool {
+        node.size > 0
             && host::wall_ns().saturating_sub(node.ctime_ns) >= AT_REST_NS
-            && self.root.aliases().allows_passthrough(inode_of(kernel_node))
+            && self.root.aliases().allows_passthrough(node.inode)
     }
 
     async fn open_by(&self, node: &Arc<Node>, caller: Caller, flags: i32) -> Result<Opened, ClientError> {
@@ -201,6 +236,7 @@ impl Inner {
         flags: i32,
         reply: Reply,
     ) {
+        self.close_earlier(&reply);
         match (opened, node) {
             (Ok(Opened::File(file)), Some(node)) => {
                 self.opened(kernel_node, &node, file, flags, reply);
@@ -227,7 +263,7 @@ impl Inner {
             match self.how_read(kernel_node, node, &file, flags, &reply) {
                 Ok(how) => how,
                 Err(Conflict) => {
-                    self.supersede(kernel_node, node, &file);
+                    self.supersede(kernel_node, node, wish(flags).opener());
                     return reply.error(libc::ESTALE);
                 }
             }
@@ -238,16 +274,19 @@ impl Inner {
             });
             HowRead { backing, ..HowRead::default() }
         };
-        let mut open_flags = self.open_flags(node, &file, flags);
+        let open_flags = how.flags(self.open_flags(node, &file, flags));
         if how.is_direct {
-            open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+            // What is noted of the pages of this node says nothing of those of another.
+            self.client.forget_pages(node.inode);
         }
         let appends = appends(flags) && file.opened_to_append();
-        let backing = how.backing.clone();
+        let (backing, is_direct) = (how.backing.clone(), how.is_direct);
         let number = self.enter(file, how, appends, &reply);
         let delivery = match backing {
             Some(backing) => {
-                self.passthrough.opened();
+                if !is_direct {
+                    self.passthrough.opened();
+                }
                 // Without KEEP_CACHE the kernel drops pages that it had of it before.
                 reply.opened_passthrough(number, open_flags & !fopen::KEEP_CACHE, backing.backing())
             }
@@ -267,41 +306,28 @@ impl Inner {
         flags: i32,
         reply: &Reply,
     ) -> Result<HowRead, Conflict> {
-        let (nodes, aliases, access) = (&self.open_nodes, self.root.aliases(), access(flags));
-        if aliases.is_superseded(kernel_node) {
-            // By a name that the kernel is about to forget, or by none: past its pages. Nobody maps what the kernel
-            // reads by itself to write to it.
-            if flags & libc::O_ACCMODE == libc::O_RDWR && nodes.is_read_by_kernel(kernel_node) {
-                return Err(Conflict);
-            }
-            let backing = nodes.opened_superseded(kernel_node);
-            return Ok(HowRead { node: Some(kernel_node), backing, block: None, is_direct: true });
-        }
-        if aliases.inherit(kernel_node) {
-            file.forget_pages();
-        }
-        let find = || {
-            let may = self.may_pass_through(kernel_node, node, flags) || nodes.is_read_by_kernel(kernel_node);
-            if may { self.passthrough.kernel_file(file, reply, &self.inheritance) } else { None }
+        let find = |others: Option<&KernelBlock>| {
+            let may = others.is_some() || self.may_begin_to_pass_through(node);
+            let may = may && self.passthrough.may_have(node.inode);
+            if may { self.passthrough.kernel_file(file, others, reply, &self.inheritance) } else { None }
         };
-        let found = nodes.opened(kernel_node, access, find)?;
-        let (backing, block) = found.map(|KernelFile { block, backing, reads }| (backing, (block, reads))).unzip();
-        Ok(HowRead { node: Some(kernel_node), backing, block, is_direct: false })
+        let read = self.open_nodes.opened(kernel_node, wish(flags), self.root.aliases(), find)?;
+        Ok(HowRead::of(kernel_node, read))
     }
 
     /// A handle that cannot be read as the others of its node are: the name leads to another node from now on.
-    pub(super) fn supersede(&self, kernel_node: u64, node: &Node, file: &File) {
-        self.root.aliases().supersede(kernel_node);
-        file.forget_pages();
+    pub(super) fn supersede(&self, kernel_node: u64, node: &Node, opener: Opener) {
+        self.open_nodes.supersede(kernel_node, self.root.aliases(), opener);
+        self.client.forget_pages(node.inode);
         self.invalidations.forget_attributes(kernel_node);
         self.invalidations.repeat_entry(self.root.to_kernel(node.parent), &node.name);
     }
 
-    /// What was changed by way of one node of an inode, the kernel forgets of the others.
-    pub(super) fn changed_by(&self, kernel_node: u64) {
-        let inode = self.root.to_namespace(kernel_node);
-        if self.root.kernel_nodes_of(inode).nth(1).is_some() {
-            self.invalidations.inode(inode);
+    /// What was changed by way of one node of an inode, the kernel forgets of the others: attributes before this
+    /// returns, pages of the bytes soon after. All pages, if there are no bytes.
+    pub(super) fn changed_by(&self, kernel_node: u64, offset: u64, bytes: u32) {
+        if self.root.aliases().has_others(self.root.to_namespace(kernel_node)) {
+            self.invalidations.changed_by(kernel_node, offset, bytes);
         }
     }
 
@@ -330,9 +356,7 @@ impl Inner {
 
     /// Enters an open file; its number is for the kernel.
     pub(super) fn enter(&self, file: File, how: HowRead, appends: bool, reply: &Reply) -> u64 {
-        if let Some(earlier) = self.inheritance.superseded(reply) {
-            drop(self.closed(earlier.number));
-        }
+        self.close_earlier(reply);
         let number = self.files.reserve();
         let record = HandleRecord {
             number,
@@ -347,6 +371,21 @@ impl Inner {
         let noted = self.inheritance.note_handle(&record.reading(how.block.as_ref().map(|(block, _)| *block)));
         self.files.insert(number, Arc::new(OpenHandle::noted(file, how, appends, noted)));
         number
+    }
+
+    /// A process before this one has opened a handle for the same request: nobody got it.
+    fn close_earlier(&self, reply: &Reply) {
+        if let Some(earlier) = self.inheritance.superseded(reply) {
+            drop(self.closed(earlier.number));
+            self.closed_lost(earlier.number);
+        }
+    }
+
+    /// A handle that could not be had again is closed.
+    pub(super) fn closed_lost(&self, number: u64) {
+        if let Some(node) = self.lost.released(number) {
+            self.open_nodes.closed(node);
+        }
     }
 
     /// Takes a handle off the table; what is in it is closed when it is dropped.

@@ -1,7 +1,8 @@
 //! Files that the kernel reads by itself (`fuse.passthrough`).
 //!
 //! An object that is one complete block on this host is opened with a *backing*: the file of the block, registered with
-//! the kernel. So is a file of an fs-mode mount, by rules of its own: see [`open_nodes`](super::open_nodes).
+//! the kernel. So is a file of an fs-mode mount with `fuse.passthrough_fs_mode`, by rules of its own: see
+//! [`open_nodes`](super::open_nodes).
 //! Registering costs more than a read of a small file does, so a backing stays with the descriptor of the block for as
 //! long as that is open, and all opens use it.
 //!
@@ -20,6 +21,7 @@ use cavern_client::journal::Slot;
 use cavern_client::{File, KernelBlock, KernelReads};
 use cavern_conf::schema::{self, Choice};
 use parking_lot::Mutex;
+use quick_cache::sync::Cache;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -32,6 +34,8 @@ use crate::kernel::{Backing, Connection, Reply};
 const MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 /// Mounts that are remembered as refused: more than a worker has directories.
 const REFUSED_MAX: usize = 256;
+/// Files that are remembered as locked.
+const LOCKED_MAX: usize = 100_000;
 
 /// Whether the kernel is to be asked for it.
 pub fn is_asked(fuse: &schema::Fuse) -> bool {
@@ -77,6 +81,10 @@ pub struct Passthrough {
     is_demanded: bool,
     /// Until the kernel says that this process may not.
     is_on: AtomicBool,
+    /// Files of fs-mode mounts are read so, too.
+    for_fs_mode: bool,
+    /// Those of these that somebody has locked, or asked for that: who has one locked counts on what he reads.
+    locked: Cache<u64, ()>,
     /// Mounts whose files the kernel does not take.
     refused: Mutex<HashSet<u64>>,
     /// What the process before had registered, until its handles are open again.
@@ -90,6 +98,8 @@ impl Passthrough {
         Self {
             is_demanded: fuse.passthrough == Choice::On,
             is_on: AtomicBool::new(is_asked(fuse)),
+            for_fs_mode: fuse.passthrough_fs_mode,
+            locked: Cache::new(LOCKED_MAX),
             refused: Mutex::default(),
             earlier: Mutex::default(),
             registered: AtomicU64::new(0),
@@ -97,17 +107,33 @@ impl Passthrough {
         }
     }
 
-    /// Whether files are registered at all.
-    pub fn is_on(&self) -> bool {
-        self.is_on.load(Relaxed)
+    /// Whether files of fs-mode mounts are to be read so, by whoever can.
+    pub fn is_for_fs_mode(&self) -> bool {
+        self.for_fs_mode
     }
 
-    /// The one local block of a file of an fs-mode mount, as the kernel knows it.
-    pub fn kernel_file(&self, file: &File, reply: &Reply, inheritance: &Inheritance) -> Option<KernelFile> {
-        if !self.is_on() {
-            return None;
+    /// Whether a file of an fs-mode mount may be read so.
+    pub fn may_have(&self, inode: u64) -> bool {
+        self.for_fs_mode && self.is_on.load(Relaxed) && self.locked.peek(&inode).is_none()
+    }
+
+    /// Somebody locks a file, or looks for a lock.
+    pub fn note_locked(&self, inode: u64) {
+        if self.for_fs_mode {
+            self.locked.insert(inode, ());
         }
-        let found = file.kernel_block(|descriptor| self.register(descriptor, reply, inheritance));
+    }
+
+    /// The one local block of a file of an fs-mode mount, as the kernel knows it; beside what it reads in place of the
+    /// file for `others`.
+    pub fn kernel_file(
+        &self,
+        file: &File,
+        others: Option<&KernelBlock>,
+        reply: &Reply,
+        inheritance: &Inheritance,
+    ) -> Option<KernelFile> {
+        let found = file.kernel_block(others, |descriptor| self.register(descriptor, reply, inheritance));
         found.map(|(block, backing, reads)| KernelFile { block, backing, reads })
     }
 

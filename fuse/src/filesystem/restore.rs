@@ -3,7 +3,7 @@
 //! What cannot be had again is lost: its handle gives `EIO` from now on, and the log says why. That is what was written
 //! to a file of a cache-mode mount and was no object yet, and an object that is gone from its bucket.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -24,21 +24,21 @@ use crate::kernel::Connection;
 /// Handles that are opened at a time.
 const AT_A_TIME: usize = 64;
 
-/// Handles that could not be had again.
+/// Handles that could not be had again, and which of the kernel's nodes they are of, if of files of fs-mode mounts.
 #[derive(Debug, Default)]
 pub struct LostHandles {
     any: AtomicBool,
-    numbers: Mutex<HashSet<u64>>,
+    numbers: Mutex<HashMap<u64, Option<u64>>>,
 }
 
 impl LostHandles {
-    fn add(&self, number: u64) {
-        self.numbers.lock().insert(number);
+    fn add(&self, number: u64, node: Option<u64>) {
+        self.numbers.lock().insert(number, node);
         self.any.store(true, Relaxed);
     }
 
     pub fn contains(&self, number: u64) -> bool {
-        self.any.load(Relaxed) && self.numbers.lock().contains(&number)
+        self.any.load(Relaxed) && self.numbers.lock().contains_key(&number)
     }
 
     /// What a request is answered whose handle is not there.
@@ -46,10 +46,9 @@ impl LostHandles {
         if self.contains(number) { libc::EIO } else { libc::EBADF }
     }
 
-    pub fn released(&self, number: u64) {
-        if self.any.load(Relaxed) {
-            self.numbers.lock().remove(&number);
-        }
+    /// One is released; gives its node.
+    pub fn released(&self, number: u64) -> Option<u64> {
+        if self.any.load(Relaxed) { self.numbers.lock().remove(&number).flatten() } else { None }
     }
 }
 
@@ -106,9 +105,11 @@ impl Namespace {
             let position = positions.remove(&record.number);
             async move {
                 inner.inheritance.note_earlier(record);
-                if let Err(error) = inner.restore_handle(&record, slot, position).await {
+                // The kernel has what it reads by itself, whatever becomes of the handle here.
+                let node = inner.restore_node(&record);
+                if let Err(error) = inner.restore_handle(&record, node, slot, position).await {
                     warn!(inode = record.inode, "what was open gives EIO from now on: {error}");
-                    inner.lost.add(record.number);
+                    inner.lost.add(record.number, node);
                 }
             }
         });
@@ -138,9 +139,22 @@ impl Namespace {
 }
 
 impl Inner {
+    /// Enters the kernel's node of a handle, if that is of a file of an fs-mode mount.
+    fn restore_node(&self, record: &HandleRecord) -> Option<u64> {
+        if !record.is_kept || record.is_directory {
+            return None;
+        }
+        let node = node_of(record.inode, record.alias);
+        self.root.aliases().inherit(node);
+        let backing = record.backing.and_then(|number| self.passthrough.inherited(number));
+        self.open_nodes.inherited(node, backing, record.block());
+        Some(node)
+    }
+
     async fn restore_handle(
         self: &Arc<Self>,
         record: &HandleRecord,
+        kernel_node: Option<u64>,
         slot: Slot,
         position: Option<(Slot, PositionRecord)>,
     ) -> Result<(), ClientError> {
@@ -162,17 +176,11 @@ impl Inner {
             // The kernel has pages of what was read.
             copies.keep();
         }
-        let mut how = HowRead::default();
         if let Some(node) = file.version_node() {
             self.open_inodes.inherited(node, || self.passthrough.inherited(record.backing?));
-        } else if node.is_fs_mode() {
-            let kernel_node = node_of(record.inode, record.alias);
-            self.root.aliases().inherit(kernel_node);
-            let backing = record.backing.and_then(|number| self.passthrough.inherited(number));
-            how.block = backing.as_ref().and_then(|_| Some((record.block(), file.begin_kernel_reads()?)));
-            self.open_nodes.inherited(kernel_node, backing.map(|backing| (record.block(), backing)));
-            how.node = Some(kernel_node);
         }
+        let block = record.block().and_then(|block| Some((block, file.begin_kernel_reads()?)));
+        let how = HowRead { node: kernel_node, block, ..HowRead::default() };
         self.files.insert(record.number, Arc::new(OpenHandle::noted(file, how, record.appends, Some(slot))));
         Ok(())
     }
