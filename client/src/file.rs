@@ -308,6 +308,13 @@ impl File {
         }
     }
 
+    /// A handle is closed, and what was written by it is flushed: see [`FsFile::end_writing`].
+    pub fn end_writing(&self) {
+        if let Some(file) = self.content() {
+            file.end_writing();
+        }
+    }
+
     /// The same of bytes that need nothing else to be durable than disks of this host: to be run on a thread that may
     /// block. `None`: use `sync`.
     pub fn local_sync(&self) -> Option<LocalSync> {

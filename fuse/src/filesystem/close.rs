@@ -81,6 +81,9 @@ impl Inner {
         let locks = self.ending(kernel_node, fh);
         let Some(handle) = handle else { return reply.done() };
         if !handle.file.is_dirty() {
+            if self.passthrough.is_for_fs_mode() {
+                handle.file.end_writing();
+            }
             drop(locks);
             // Answered first: nobody waits for what dropping the file may take.
             reply.done();

@@ -52,7 +52,7 @@ impl HowRead {
     pub(super) fn flags(&self, open_flags: u32) -> u32 {
         match self.is_direct {
             // Of pages, which mappings and splice(2) make nevertheless, none are kept.
-            true => open_flags & !fopen::KEEP_CACHE | fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES,
+            true => (open_flags & !fopen::KEEP_CACHE) | fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES,
             false => open_flags,
         }
     }
