@@ -114,7 +114,7 @@ impl Passthrough {
 
     /// Whether a file of an fs-mode mount may be read so.
     pub fn may_have(&self, inode: u64) -> bool {
-        self.for_fs_mode && self.is_on.load(Relaxed) && self.locked.peek(&inode).is_none()
+        self.for_fs_mode && self.is_on.load(Relaxed) && !self.locked.contains_key(&inode)
     }
 
     /// Somebody locks a file, or looks for a lock.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use cavern_client::journal::Slot;
-use cavern_client::{ClientError, Journal, is_of_this_process};
+use cavern_client::{ClientError, InvalidationSink as _, Journal, is_of_this_process};
 use futures::stream::{self, StreamExt as _};
 use parking_lot::Mutex;
 use prost::Message;
@@ -118,6 +118,10 @@ impl Namespace {
             let has_cluster_locks = inner.client.node(record.inode).await.map_or(true, |node| node.has_cluster_locks());
             inner.inherit_lock(&record, session, has_cluster_locks);
             inner.inheritance.keep_lock(record, Some(slot));
+        }
+        if inner.passthrough.is_for_fs_mode() {
+            // Names may lead to nodes that are known to the kernel alone.
+            inner.invalidations.reset();
         }
         if all > 0 {
             tracing::info!(handles = all, took_ms = began.elapsed().as_millis() as u64, "what was open is open again");
