@@ -24,34 +24,16 @@ const LAST: u64 = 255;
 const END: u64 = (LAST + 1) << SHIFT;
 /// Inodes that have aliases, at most; then no other is read in such a way that it could need one.
 const INODES_MAX: usize = 1 << 16;
-/// For how long the kernel does not read a file by itself after it had to be given another node, at least. Doubled with
-/// each alias.
-const REST: Duration = Duration::from_secs(2);
+/// For how long the kernel does not read a file by itself after it had to be given another node, at least: those who
+/// made that necessary open it meanwhile, or never. Doubled with each alias.
+const REST: Duration = Duration::from_secs(30);
 const REST_MAX: Duration = Duration::from_secs(3600);
-/// For so long a writer is waited for who made that necessary: by then he has opened the other node, or never will.
-const AWAITED: Duration = Duration::from_secs(30);
-
-/// Who needs another node.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Opener {
-    Reader,
-    Writer,
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Newest {
     /// Its number; 0 for the inode itself.
     number: u64,
-    since: Instant,
-    /// A writer is about to open it.
-    awaits_writer: bool,
-}
-
-impl Newest {
-    fn has_rested(&self) -> bool {
-        let rest = REST.saturating_mul(1 << self.number.saturating_sub(1).min(16)).min(REST_MAX);
-        self.since.elapsed() >= if self.awaits_writer { rest.max(AWAITED) } else { rest }
-    }
+    rests_until: Instant,
 }
 
 /// See the module.
@@ -113,55 +95,36 @@ impl Aliases {
     /// that, and it has not been given one a moment ago.
     pub fn allows_passthrough(&self, inode: u64) -> bool {
         match self.of(inode) {
-            Some(newest) => newest.number < LAST && newest.has_rested(),
+            Some(newest) => newest.number < LAST && newest.rests_until <= Instant::now(),
             None => inode < INODES_END && (!self.is_used.load(Relaxed) || self.newest.read().len() < INODES_MAX),
         }
     }
 
     /// Has an inode known by another node than this one from now on, unless it is already.
-    pub fn supersede(&self, node: u64, opener: Opener) {
+    pub fn supersede(&self, node: u64) {
         let (inode, number) = split(node);
         let next = number + 1;
         if inode < INODES_END && next <= LAST {
-            self.advance_to(inode, next, opener);
+            self.advance_to(inode, next);
         }
     }
 
-    /// A writer has opened a node: nobody waits for him any more.
-    pub fn writer_arrived(&self, node: u64) {
+    /// The kernel has this node, which a process before this one may have given it.
+    pub fn inherit(&self, node: u64) {
         let (inode, number) = split(node);
-        let is_awaited = |known: Newest| known.number == number && known.awaits_writer;
-        if self.of(inode).is_some_and(is_awaited)
-            && let Some(newest) = self.newest.write().get_mut(&inode)
-        {
-            newest.awaits_writer = false;
+        self.advance_to(inode, number);
+    }
+
+    fn advance_to(&self, inode: u64, number: u64) {
+        if number == 0 || self.of(inode).is_some_and(|known| known.number >= number) {
+            return;
         }
-    }
-
-    /// The kernel has this node, which a process before this one may have given it. Whether that was not known.
-    pub fn inherit(&self, node: u64) -> bool {
-        let (inode, number) = split(node);
-        number > 0
-            && self.of(inode).is_none_or(|known| known.number < number)
-            && self.advance_to(inode, number, Opener::Reader)
-    }
-
-    /// Whether the inode had not come so far.
-    fn advance_to(&self, inode: u64, number: u64, opener: Opener) -> bool {
-        let awaits_writer = opener == Opener::Writer;
+        let rest = REST.saturating_mul(1 << (number - 1).min(16)).min(REST_MAX);
         let mut newest = self.newest.write();
-        let is_new = match newest.get_mut(&inode) {
-            Some(known) if known.number >= number => {
-                known.awaits_writer |= awaits_writer && known.number == number;
-                false
-            }
-            _ => {
-                newest.insert(inode, Newest { number, since: Instant::now(), awaits_writer });
-                true
-            }
-        };
+        if newest.get(&inode).is_none_or(|known| known.number < number) {
+            newest.insert(inode, Newest { number, rests_until: Instant::now() + rest });
+        }
         self.is_used.store(true, Relaxed);
-        is_new
     }
 
     /// The kernel has forgotten all nodes of an inode.
@@ -180,19 +143,19 @@ mod tests {
     async fn an_inode_has_one_node_until_it_needs_another() {
         let aliases = Aliases::default();
         assert_eq!((aliases.newest(7), aliases.is_superseded(7), aliases.allows_passthrough(7)), (7, false, true));
-        aliases.supersede(7, Opener::Reader);
+        aliases.supersede(7);
         let second = aliases.newest(7);
         assert_eq!((inode_of(second), number_of(second), node_of(7, 1)), (7, 1, second));
         assert!(aliases.is_superseded(7) && !aliases.is_superseded(second) && !aliases.is_superseded(8));
         // Whoever is late finds that it has been done.
-        aliases.supersede(7, Opener::Reader);
+        aliases.supersede(7);
         assert_eq!(aliases.newest(7), second);
         assert_eq!(aliases.nodes_of(7).collect::<Vec<_>>(), [7, second]);
         assert_eq!(aliases.nodes_of(8).collect::<Vec<_>>(), [8]);
         assert!(!aliases.allows_passthrough(7) && aliases.allows_passthrough(8));
         tokio::time::advance(REST).await;
         assert!(aliases.allows_passthrough(7));
-        aliases.supersede(second, Opener::Reader);
+        aliases.supersede(second);
         tokio::time::advance(REST).await;
         assert!(!aliases.allows_passthrough(7), "it rests for longer each time");
         tokio::time::advance(REST).await;
@@ -203,28 +166,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_waits_for_the_writer_that_it_was_made_for() {
-        let aliases = Aliases::default();
-        aliases.supersede(7, Opener::Reader);
-        aliases.supersede(7, Opener::Writer);
-        let second = aliases.newest(7);
-        tokio::time::advance(REST).await;
-        assert!(!aliases.allows_passthrough(7));
-        aliases.writer_arrived(7);
-        assert!(!aliases.allows_passthrough(7), "he has not opened this one");
-        aliases.writer_arrived(second);
-        assert!(aliases.allows_passthrough(7));
-        aliases.supersede(second, Opener::Writer);
-        tokio::time::advance(AWAITED).await;
-        assert!(aliases.allows_passthrough(7), "he has given up");
-    }
-
-    #[tokio::test(start_paused = true)]
     async fn nodes_that_are_no_files_of_the_namespace_stay_what_they_are() {
         let aliases = Aliases::default();
         for node in [1 << 61, 1 << 62, u64::MAX, i64::MAX as u64] {
             assert_eq!((inode_of(node), number_of(node)), (node, 0));
-            aliases.supersede(node, Opener::Reader);
+            aliases.supersede(node);
             assert!(!aliases.is_superseded(node) && !aliases.allows_passthrough(node));
         }
     }
@@ -232,12 +178,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_last_alias_of_an_inode_is_read_by_requests_for_good() {
         let aliases = Aliases::default();
-        (0..LAST).for_each(|_| aliases.supersede(aliases.newest(7), Opener::Reader));
+        (0..LAST).for_each(|_| aliases.supersede(aliases.newest(7)));
         tokio::time::advance(REST_MAX).await;
         assert_eq!(u64::from(number_of(aliases.newest(7))), LAST);
         assert!(!aliases.allows_passthrough(7));
         let (next, node) = (Aliases::default(), node_of(9, 3));
-        assert!(next.inherit(node) && !next.inherit(node) && !next.inherit(9));
+        [node, node_of(9, 2), 9].into_iter().for_each(|node| next.inherit(node));
         assert_eq!(next.newest(9), node);
     }
 }

@@ -52,7 +52,6 @@ pub use attributes::AttrDefaults;
 pub use passthrough::is_asked as asks_for_passthrough;
 pub use restore::EarlierHandles;
 
-use crate::aliases::{inode_of, number_of};
 use crate::inheritance::Inheritance;
 use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Filesystem, Operation, Reply};
@@ -205,10 +204,6 @@ impl Filesystem for Namespace {
         let inner = &self.inner;
         if own_files::is_own(node) {
             return inner.of_own(node, operation, reply);
-        }
-        if number_of(node) > 0 && inner.root.aliases().inherit(node) {
-            // By a process before this one, which has followed what became of its pages.
-            inner.client.forget_pages(inode_of(node));
         }
         match operation {
             Operation::Lookup { name } => inner.lookup(node, caller, name, reply),

@@ -127,28 +127,8 @@ pub struct HandleRecord {
     #[prost(uint32, tag = "9")]
     pub alias: u32,
     /// Of a file of an fs-mode mount that the kernel reads by itself: what it reads.
-    #[prost(uint32, tag = "10")]
-    pub generation: u32,
-    #[prost(uint64, tag = "11")]
-    pub worker: u64,
-    #[prost(uint64, tag = "12")]
-    pub incarnation: u64,
-    #[prost(uint32, tag = "13")]
-    pub joined: u32,
-}
-
-impl HandleRecord {
-    /// Notes what the kernel reads in place of a file.
-    pub fn reading(self, block: Option<KernelBlock>) -> Self {
-        let Some(KernelBlock { generation, worker, joined, incarnation }) = block else { return self };
-        Self { generation, worker, joined, incarnation, ..self }
-    }
-
-    /// What the kernel reads in place of a file of an fs-mode mount, if it reads that by itself.
-    pub fn block(&self) -> Option<KernelBlock> {
-        let Self { generation, worker, joined, incarnation, .. } = *self;
-        (worker != 0).then_some(KernelBlock { generation, worker, joined, incarnation })
-    }
+    #[prost(message, optional, tag = "10")]
+    pub block: Option<KernelBlock>,
 }
 
 /// Names that a reader of a directory was given last.
@@ -330,13 +310,6 @@ impl Inheritance {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_handle_of_requests_has_no_block() {
-        let block = KernelBlock { generation: 0, worker: 3, joined: 1, incarnation: 9 };
-        let record = HandleRecord { number: 7, ..HandleRecord::default() };
-        assert_eq!((record.reading(Some(block)).block(), record.reading(None).block()), (Some(block), None));
-    }
 
     #[test]
     fn positions_have_cookies_and_those_of_older_processes_are_counted() {

@@ -30,6 +30,7 @@ use tracing::{debug, warn};
 pub use listings::{KernelListings, Listing, ListingStart};
 use names::NameQueue;
 
+use crate::aliases::inode_of;
 use crate::kernel::{Notifier, Reply};
 use crate::root::Root;
 
@@ -59,13 +60,8 @@ enum Notification {
         length: u32,
         reply: Option<Reply>,
     },
-    /// The pages of what was changed by way of one node of an inode, of its others: all if `length` is 0.
-    Others {
-        inode: u64,
-        changed: u64,
-        offset: u64,
-        length: u32,
-    },
+    /// All nodes of an inode but this one, by which it was changed.
+    Others(u64),
     Everything,
     /// The kernel has given up a reference to an inode of the namespace: perhaps the last one.
     ReferenceDropped(u64),
@@ -129,7 +125,8 @@ impl Notification {
     /// What it makes the kernel forget attributes and pages of that others have changed, or somebody by another node.
     fn subject(&self) -> Subject {
         match self {
-            Self::Inode(inode) | Self::Others { inode, .. } => Subject::Inode(*inode),
+            Self::Inode(inode) => Subject::Inode(*inode),
+            Self::Others(node) => Subject::Inode(inode_of(*node)),
             Self::Everything => Subject::Everything,
             _ => Subject::Nothing,
         }
@@ -237,18 +234,12 @@ impl Invalidations {
         }
     }
 
-    /// For what was changed by way of one of the kernel's nodes of an inode: the kernel has forgotten the attributes of
-    /// its others when this returns, and forgets their pages soon. Those of the node itself it knows of, and may have
+    /// For what was changed by way of one of the kernel's nodes of an inode: the kernel has forgotten attributes when
+    /// this returns, and soon forgets the pages of the others. Those of the node itself it knows of, and may have
     /// locked until it has the answer.
-    pub fn changed_by(&self, node: u64, offset: u64, length: u32) {
-        let nodes = self.nodes_of(node);
-        let notifier = self.notifier.lock().clone();
-        if let Some(notifier) = notifier {
-            let others = nodes.iter().filter(|other| **other != node);
-            others.for_each(|other| self.counts.count(notifier.attributes(*other)));
-        }
-        let inode = nodes.first().copied().unwrap_or(node);
-        self.push(Notification::Others { inode, changed: node, offset, length });
+    pub fn changed_by(&self, node: u64) {
+        self.forget_attributes(node);
+        self.push(Notification::Others(node));
     }
 
     /// The kernel has given up a reference to an inode of the namespace: has it looked whether that was the last.
@@ -387,14 +378,14 @@ impl Invalidations {
             match message {
                 Notification::Inode(inode) => kernel.forget_inode(inode),
                 Notification::Written { inode, offset, length, reply } => {
-                    kernel.forget_pages_of(kernel.nodes_of(inode), offset, length);
+                    kernel.forget_pages(inode, offset, length);
                     if let Some(reply) = reply {
                         reply.written(length);
                     }
                 }
-                Notification::Others { inode, changed, offset, length } => {
-                    let others = kernel.nodes_of(inode).filter(|node| *node != changed);
-                    kernel.forget_pages_of(others, offset, length);
+                Notification::Others(changed) => {
+                    let others = kernel.nodes_of(changed).filter(|node| *node != changed);
+                    others.for_each(|node| kernel.counts.count(kernel.notifier.inode(node)));
                 }
                 Notification::Everything => self.forget_everything(kernel, inodes),
                 Notification::ReferenceDropped(inode) => {
@@ -580,10 +571,8 @@ impl KernelCaches {
         self.nodes_of(inode).for_each(|node| self.counts.count(self.notifier.inode(node)));
     }
 
-    /// Those of `length` bytes from `offset` on; without bytes, all.
-    fn forget_pages_of(&self, nodes: impl Iterator<Item = u64>, offset: u64, length: u32) {
-        let offset = if length == 0 { 0 } else { offset };
-        nodes.for_each(|node| self.counts.count(self.notifier.pages(node, offset, length)));
+    fn forget_pages(&self, inode: u64, offset: u64, length: u32) {
+        self.nodes_of(inode).for_each(|node| self.counts.count(self.notifier.pages(node, offset, length)));
     }
 
     /// Those of the namespace's inodes that the kernel has.

@@ -134,11 +134,6 @@ impl Client {
         Ok(opened)
     }
 
-    /// A kernel has pages of a file from times that nobody has followed: [`File::keeps_pages`] says no the next time.
-    pub fn forget_pages(&self, inode: u64) {
-        self.contents().forget_pages(inode);
-    }
-
     /// Opens a file to be read.
     pub async fn open_to_read(&self, node: &Arc<Node>) -> Result<File, ClientError> {
         match self.open(node, Access::Read, 0).await? {

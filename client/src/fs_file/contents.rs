@@ -96,11 +96,6 @@ impl Contents {
         self.shared.open.lock().get(&inode).and_then(Weak::upgrade)
     }
 
-    /// None of the pages that a kernel has of a file are kept at the next open.
-    pub(crate) fn forget_pages(&self, inode: u64) {
-        self.shared.pages.forget(inode);
-    }
-
     /// Those of which something was written that the master does not know.
     pub fn uncommitted(&self) -> Vec<Arc<FsFile>> {
         let open: Vec<_> = self.shared.open.lock().values().filter_map(Weak::upgrade).collect();

@@ -57,33 +57,7 @@ impl FsFile {
         let ended = self.reader.invalidate_on_drop();
         let changed = self.shared.metadata.change_by(Change::SetAttr(set), owner, user.cloned()).await?;
         Failpoint::CutAnswered.pass();
-        let (mut ends_in, mut is_alone) = (None, changed.result.is_alone);
-        if let (Some(size), Some(attr)) = (set.size, changed.attr_of(self.inode)) {
-            let mut state = self.state.lock();
-            let State { known, seen, .. } = &mut *state;
-            match known {
-                Some(Known { layout, blocks, .. }) => {
-                    let before = layout.version();
-                    if layout.cut(attr, self.block_size()) {
-                        self.shared.pages.advance(self.inode, before, attr.version);
-                    } else {
-                        // Somebody else has changed it, too.
-                        (*seen, is_alone) = (u64::MAX, false);
-                        self.shared.pages.forget(self.inode);
-                    }
-                    blocks.retain(|index, _| layout.block(*index).is_some());
-                    ends_in = cut_off.as_ref().and_then(|(index, _)| layout.block(*index)).map(|last| last.generation);
-                }
-                None => {
-                    // Nothing of it is left.
-                    if size == 0 {
-                        *known = Some(Known { layout: Layout::without_blocks(attr), ..Known::default() });
-                        *seen = self.kept.changes();
-                    }
-                    self.shared.pages.forget(self.inode);
-                }
-            }
-        }
+        let (ends_in, is_alone) = self.take_in_length(&set, &changed, cut_off.as_ref().map(|(index, _)| *index));
         // What was read meanwhile is of the layout before.
         drop(ended);
         self.note();
@@ -101,6 +75,35 @@ impl FsFile {
             );
         }
         Ok(changed)
+    }
+
+    /// Takes in the length that was set. Gives the generation of a block, if the file has it still, and whether nobody
+    /// else has changed the file, or may write to it.
+    fn take_in_length(&self, set: &SetAttr, changed: &Changed, block: Option<u32>) -> (Option<u32>, bool) {
+        let (Some(size), Some(attr)) = (set.size, changed.attr_of(self.inode)) else { return (None, false) };
+        let mut state = self.state.lock();
+        let State { known, seen, .. } = &mut *state;
+        let Some(Known { layout, blocks, .. }) = known else {
+            // Nothing of it is left.
+            if size == 0 {
+                *known = Some(Known { layout: Layout::without_blocks(attr), ..Known::default() });
+                *seen = self.kept.changes();
+            }
+            self.shared.pages.forget(self.inode);
+            return (None, false);
+        };
+        let before = layout.version();
+        let is_next = layout.cut(attr, self.block_size());
+        if is_next {
+            self.shared.pages.advance(self.inode, before, attr.version);
+        } else {
+            // Somebody else has changed it, too.
+            *seen = u64::MAX;
+            self.shared.pages.forget(self.inode);
+        }
+        blocks.retain(|index, _| layout.block(*index).is_some());
+        let generation = block.and_then(|index| layout.block(index)).map(|block| block.generation);
+        (generation, is_next && changed.result.is_alone)
     }
 
     /// Whether the file, which is not empty, has its first block and no other, which can be cut off where it is.

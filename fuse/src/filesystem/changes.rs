@@ -81,9 +81,7 @@ impl Inner {
         // Before the answer: the kernel may open the directory as soon as it has it.
         changed.listings.iter().for_each(|directory| self.invalidations.listings().changed_here(*directory));
         // The kernel knows of it by the node that it asked for alone.
-        let touched = changed.result.attributes.iter().map(|attr| attr.inode);
-        let known_by_others = touched.filter(|inode| self.root.aliases().has_others(*inode));
-        known_by_others.for_each(|inode| self.invalidations.forget_attributes(inode));
+        changed.result.attributes.iter().for_each(|attr| self.changed_by(Some(attr.inode)));
         Ok((node, changed))
     }
 

@@ -18,10 +18,8 @@ use tokio::time::Instant;
 
 use super::Inner;
 use super::changes::refusal;
-use super::open::{HowRead, access, appends};
-use super::open_nodes::{Conflict, Wish};
-use crate::aliases::Opener;
-use crate::kernel::abi::EntryOut;
+use super::open::{access, appends};
+use super::open_nodes::{Conflict, HowRead, Wish};
 use crate::kernel::{Caller, Delivery, Reply};
 
 /// For how long a file is made, or else opened, that others make and remove all the time.
@@ -175,10 +173,10 @@ impl Inner {
         self.take_in(effects);
         Failpoint::CreateAnswered.pass();
         let how = if node.is_fs_mode() { self.written_by_requests(&node) } else { HowRead::default() };
-        let entry = self.entry_of(&node);
+        let mut entry = self.entry_of(&node);
         // The one that the handle is entered for, whichever is the newest by now.
-        let entry = EntryOut { nodeid: how.node.unwrap_or(entry.nodeid), ..entry };
-        let open_flags = how.flags(self.open_flags(&node, &file, flags));
+        entry.nodeid = how.node.unwrap_or(entry.nodeid);
+        let open_flags = self.open_flags(&node, &file, flags) | how.open_flags;
         // What was made just now has its end here; of what others have made the kernel may believe another.
         let appends = appends(flags) && file.opened_to_append();
         let number = self.enter(file, how, appends, &reply);
@@ -195,8 +193,8 @@ impl Inner {
         loop {
             let kernel_node = self.root.to_kernel(node.inode);
             match self.open_nodes.opened(kernel_node, Wish::Both, self.root.aliases(), |_| None) {
-                Ok(read) => return HowRead::of(kernel_node, read),
-                Err(Conflict) => self.supersede(kernel_node, node, Opener::Writer),
+                Ok(how) => return how,
+                Err(Conflict) => self.supersede(kernel_node, node),
             }
         }
     }

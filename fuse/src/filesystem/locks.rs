@@ -16,7 +16,7 @@ mod local;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{AnsweredBy, ClientError, LOCK_TO_END, Node};
+use cavern_client::{AnsweredBy, ClientError, LOCK_TO_END};
 use cavern_proto::master::{Lock, LockKind, LockType};
 use rustix::io::Errno;
 use tokio::time::Instant;
@@ -97,7 +97,6 @@ impl Inner {
     pub(super) fn getlk(self: &Arc<Self>, kernel_node: u64, request: LockRequest, reply: Reply) {
         let Some(lock) = wanted(&request) else { return reply.error(libc::EINVAL) };
         self.with_node(kernel_node, "getlk", reply, move |this, node, reply| {
-            this.note_locked(node);
             if !node.has_cluster_locks() {
                 return reply.lock(found(None, request.lock));
             }
@@ -132,7 +131,7 @@ impl Inner {
         let Some(lock) = wanted(&request) else { return reply.error(libc::EINVAL) };
         self.with_node(kernel_node, "lock", reply, move |this, node, reply| {
             let inode = node.inode;
-            this.note_locked(node);
+            this.passthrough.note_locked(node.inode);
             if request.is_flock {
                 this.locks.descriptions.ask_flock(inode, request.fh);
             }
@@ -157,13 +156,6 @@ impl Inner {
         });
     }
 
-    /// Whoever opens it from now on, to lock it perhaps, reads by requests what others write.
-    fn note_locked(&self, node: &Node) {
-        if node.is_fs_mode() {
-            self.passthrough.note_locked(node.inode);
-        }
-    }
-
     /// Waits until `interrupted`, or not at all.
     async fn lock(
         &self,
@@ -181,23 +173,20 @@ impl Inner {
             None => self.lock_at_once(inode, request.fh, kind, lock).await,
         };
         let made = match made {
-            Ok(AnsweredBy::Us) => Ok(()),
-            // What it had before must not be lost to a signal.
-            Ok(AnsweredBy::Master { event_seq }) => {
-                let forgotten = self.forget_what_changed(inode, event_seq, wait.filter(|_| !before)).await;
-                forgotten.map_err(|error| {
+            Ok(answered) => {
+                let seen = async {
+                    // What it had before must not be lost to a signal.
+                    if let AnsweredBy::Master { event_seq } = answered {
+                        self.forget_what_changed(inode, event_seq, wait.filter(|_| !before)).await?;
+                    }
+                    self.check_read(inode, request.fh).await
+                };
+                seen.await.map_err(|error| {
                     metadata.give_up_lock(inode, kind, &lock, before);
                     if before { ClientError::LocksLost { inode } } else { error }
                 })
             }
             Err(error) => Err(error),
-        };
-        let made = match made {
-            Ok(()) => self.check_read(inode, request.fh).await.map_err(|error| {
-                metadata.give_up_lock(inode, kind, &lock, before);
-                if before { ClientError::LocksLost { inode } } else { error }
-            }),
-            failed => failed,
         };
         if let Some(asked) = asked {
             asked.answered(made.is_ok(), |unlock| self.unlock_soon(inode, unlock));
@@ -209,7 +198,7 @@ impl Inner {
     /// not, when that has got other blocks since it was opened.
     async fn check_read(&self, inode: u64, handle: u64) -> Result<(), ClientError> {
         let Some(handle) = self.files.get(handle) else { return Ok(()) };
-        let Some(block) = handle.block() else { return Ok(()) };
+        let Some((block, _)) = &handle.how.block else { return Ok(()) };
         if handle.file.reads_current(block).await? {
             return Ok(());
         }

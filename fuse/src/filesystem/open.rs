@@ -11,18 +11,19 @@
 //! A file of an fs-mode mount that cannot be read as the other handles of its node are is answered with `ESTALE`, too,
 //! and its name leads to another node from then on: see [`open_nodes`](super::open_nodes).
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_client::journal::Slot;
-use cavern_client::{Access, ClientError, File, KernelBlock, KernelReads, Node, Opened, is_of_this_process};
+use cavern_client::{Access, ClientError, File, KernelBlock, Node, Opened, is_of_this_process};
 use cavern_conf::host;
 
 use super::Inner;
 use super::failed_reads::FailedReads;
-use super::open_nodes::{Conflict, NodeRead, Wish};
-use super::passthrough::{KeptBacking, KernelFile};
-use crate::aliases::{Opener, number_of};
+use super::open_nodes::{Conflict, HowRead, Wish};
+use super::passthrough::KeptBacking;
+use crate::aliases::number_of;
 use crate::inheritance::HandleRecord;
 use crate::kernel::abi::fopen;
 use crate::kernel::{Caller, Delivery, Reply};
@@ -34,48 +35,10 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// A file whose attributes or bytes have changed since this long ago, in nanoseconds, may be about to be changed again.
 const AT_REST_NS: i64 = 2_000_000_000;
 
-/// How the kernel reads what is being opened.
-#[derive(Default)]
-pub(super) struct HowRead {
-    /// Its node, if it is a file of an fs-mode mount.
-    pub node: Option<u64>,
-    /// What it reads by itself.
-    pub backing: Option<Arc<KeptBacking>>,
-    /// The same, of a file of an fs-mode mount.
-    pub block: Option<(KernelBlock, KernelReads)>,
-    /// Nothing goes by way of pages.
-    pub is_direct: bool,
-}
-
-impl HowRead {
-    /// The flags of an open that is read so.
-    pub(super) fn flags(&self, open_flags: u32) -> u32 {
-        match self.is_direct {
-            // Of pages, which mappings and splice(2) make nevertheless, none are kept.
-            true => (open_flags & !fopen::KEEP_CACHE) | fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES,
-            false => open_flags,
-        }
-    }
-
-    pub(super) fn of(node: u64, read: NodeRead) -> Self {
-        let how = Self { node: Some(node), ..Self::default() };
-        match read {
-            NodeRead::Requests => how,
-            NodeRead::Direct(backing) => Self { backing, is_direct: true, ..how },
-            NodeRead::Kernel(KernelFile { block, backing, reads }) => {
-                Self { backing: Some(backing), block: Some((block, reads)), ..how }
-            }
-        }
-    }
-}
-
 /// An open file as the kernel has it.
 pub struct OpenHandle {
     pub(super) file: File,
-    /// The kernel's node, if it is a file of an fs-mode mount.
-    node: Option<u64>,
-    /// What the kernel reads in its place.
-    block: Option<(KernelBlock, KernelReads)>,
+    pub(super) how: HowRead,
     pub(super) failed: FailedReads,
     /// What is written through it goes to the end of the file, if the kernel appends.
     pub(super) appends: bool,
@@ -89,18 +52,7 @@ impl OpenHandle {
     }
 
     pub(super) fn noted(file: File, how: HowRead, appends: bool, noted: Option<Slot>) -> Self {
-        let HowRead { node, block, .. } = how;
-        Self { file, node, block, failed: FailedReads::default(), appends, _noted: noted }
-    }
-
-    /// The kernel's node, if it is a file of an fs-mode mount.
-    pub(super) fn node(&self) -> Option<u64> {
-        self.node
-    }
-
-    /// What the kernel reads in place of a file of an fs-mode mount.
-    pub(super) fn block(&self) -> Option<&KernelBlock> {
-        self.block.as_ref().map(|(block, _)| block)
+        Self { file, how, failed: FailedReads::default(), appends, _noted: noted }
     }
 }
 
@@ -260,10 +212,18 @@ impl Inner {
 
     fn opened(&self, kernel_node: u64, node: &Arc<Node>, file: File, flags: i32, reply: Reply) {
         let how = if node.is_fs_mode() {
-            match self.how_read(kernel_node, node, &file, flags, &reply) {
+            let register =
+                |descriptor: BorrowedFd<'_>| self.passthrough.register(descriptor, &reply, &self.inheritance);
+            let find = |others: Option<&KernelBlock>| {
+                let may_begin = || others.is_some() || self.may_begin_to_pass_through(node);
+                let may = self.passthrough.may_have(node.inode) && may_begin();
+                let (block, backing, reads) = if may { file.kernel_block(others, register) } else { None }?;
+                Some(HowRead { backing: Some(backing), block: Some((block, reads)), ..HowRead::default() })
+            };
+            match self.open_nodes.opened(kernel_node, wish(flags), self.root.aliases(), find) {
                 Ok(how) => how,
                 Err(Conflict) => {
-                    self.supersede(kernel_node, node, wish(flags).opener());
+                    self.supersede(kernel_node, node);
                     return reply.error(libc::ESTALE);
                 }
             }
@@ -274,17 +234,13 @@ impl Inner {
             });
             HowRead { backing, ..HowRead::default() }
         };
-        let open_flags = how.flags(self.open_flags(node, &file, flags));
-        if how.is_direct {
-            // What is noted of the pages of this node says nothing of those of another.
-            self.client.forget_pages(node.inode);
-        }
+        let open_flags = self.open_flags(node, &file, flags) | how.open_flags;
         let appends = appends(flags) && file.opened_to_append();
-        let (backing, is_direct) = (how.backing.clone(), how.is_direct);
+        let (backing, is_by_requests) = (how.backing.clone(), how.open_flags != 0);
         let number = self.enter(file, how, appends, &reply);
         let delivery = match backing {
             Some(backing) => {
-                if !is_direct {
+                if !is_by_requests {
                     self.passthrough.opened();
                 }
                 // Without KEEP_CACHE the kernel drops pages that it had of it before.
@@ -297,37 +253,19 @@ impl Inner {
         }
     }
 
-    /// How the kernel is to read a file of an fs-mode mount, of which a handle is entered.
-    fn how_read(
-        &self,
-        kernel_node: u64,
-        node: &Node,
-        file: &File,
-        flags: i32,
-        reply: &Reply,
-    ) -> Result<HowRead, Conflict> {
-        let find = |others: Option<&KernelBlock>| {
-            let may = others.is_some() || self.may_begin_to_pass_through(node);
-            let may = may && self.passthrough.may_have(node.inode);
-            if may { self.passthrough.kernel_file(file, others, reply, &self.inheritance) } else { None }
-        };
-        let read = self.open_nodes.opened(kernel_node, wish(flags), self.root.aliases(), find)?;
-        Ok(HowRead::of(kernel_node, read))
-    }
-
     /// A handle that cannot be read as the others of its node are: the name leads to another node from now on.
-    pub(super) fn supersede(&self, kernel_node: u64, node: &Node, opener: Opener) {
-        self.open_nodes.supersede(kernel_node, self.root.aliases(), opener);
-        self.client.forget_pages(node.inode);
+    pub(super) fn supersede(&self, kernel_node: u64, node: &Node) {
+        self.open_nodes.supersede(kernel_node, self.root.aliases());
         self.invalidations.forget_attributes(kernel_node);
         self.invalidations.repeat_entry(self.root.to_kernel(node.parent), &node.name);
     }
 
     /// What was changed by way of one node of an inode, the kernel forgets of the others: attributes before this
-    /// returns, pages of the bytes soon after. All pages, if there are no bytes.
-    pub(super) fn changed_by(&self, kernel_node: u64, offset: u64, bytes: u32) {
-        if self.root.aliases().has_others(self.root.to_namespace(kernel_node)) {
-            self.invalidations.changed_by(kernel_node, offset, bytes);
+    /// returns, pages soon after.
+    pub(super) fn changed_by(&self, kernel_node: Option<u64>) {
+        let has_others = |node: &u64| self.root.aliases().has_others(self.root.to_namespace(*node));
+        if let Some(node) = kernel_node.filter(has_others) {
+            self.invalidations.changed_by(node);
         }
     }
 
@@ -342,7 +280,8 @@ impl Inner {
             || flags & libc::O_DIRECT != 0
             || appends(flags) && node.is_fs_mode();
         let mut open_flags = 0;
-        if file.keeps_pages(node) {
+        // What is known of pages is not known by node.
+        if !self.root.aliases().has_others(node.inode) && file.keeps_pages(node) {
             open_flags |= fopen::KEEP_CACHE;
         }
         if is_direct {
@@ -366,9 +305,10 @@ impl Inner {
             backing: how.backing.as_deref().map(KeptBacking::number),
             appends,
             alias: how.node.map_or(0, number_of),
+            block: how.block.as_ref().map(|(block, _)| *block),
             ..HandleRecord::default()
         };
-        let noted = self.inheritance.note_handle(&record.reading(how.block.as_ref().map(|(block, _)| *block)));
+        let noted = self.inheritance.note_handle(&record);
         self.files.insert(number, Arc::new(OpenHandle::noted(file, how, appends, noted)));
         number
     }
@@ -377,24 +317,19 @@ impl Inner {
     fn close_earlier(&self, reply: &Reply) {
         if let Some(earlier) = self.inheritance.superseded(reply) {
             drop(self.closed(earlier.number));
-            self.closed_lost(earlier.number);
-        }
-    }
-
-    /// A handle that could not be had again is closed.
-    pub(super) fn closed_lost(&self, number: u64) {
-        if let Some(node) = self.lost.released(number) {
-            self.open_nodes.closed(node);
         }
     }
 
     /// Takes a handle off the table; what is in it is closed when it is dropped.
     pub(super) fn closed(&self, number: u64) -> Option<Arc<OpenHandle>> {
-        let handle = self.files.remove(number)?;
+        let Some(handle) = self.files.remove(number) else {
+            self.lost.released(number).into_iter().for_each(|node| self.open_nodes.closed(node));
+            return None;
+        };
         if let Some(node) = handle.file.version_node() {
             self.open_inodes.closed(node.inode);
         }
-        if let Some(node) = handle.node {
+        if let Some(node) = handle.how.node {
             self.open_nodes.closed(node);
         }
         Some(handle)

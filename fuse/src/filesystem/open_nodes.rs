@@ -9,11 +9,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cavern_client::KernelBlock;
+use cavern_client::{KernelBlock, KernelReads};
 use parking_lot::Mutex;
 
-use super::passthrough::{KeptBacking, KernelFile};
-use crate::aliases::{Aliases, Opener};
+use super::passthrough::KeptBacking;
+use crate::aliases::Aliases;
+use crate::kernel::abi::fopen;
 
 /// A handle cannot be read as the others of its node are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,20 +29,20 @@ pub enum Wish {
     Both,
 }
 
-impl Wish {
-    /// Whose handle it is.
-    pub fn opener(self) -> Opener {
-        if self == Self::Read { Opener::Reader } else { Opener::Writer }
-    }
+/// How the kernel reads what is being opened: by requests, unless it says otherwise.
+#[derive(Default)]
+pub struct HowRead {
+    /// Its node, if it is a file of an fs-mode mount.
+    pub node: Option<u64>,
+    /// What it reads by itself, or reads so for others.
+    pub backing: Option<Arc<KeptBacking>>,
+    /// The same, of a file of an fs-mode mount.
+    pub block: Option<(KernelBlock, KernelReads)>,
+    /// [`DIRECT`], if it is read by requests all the same, past all pages.
+    pub open_flags: u32,
 }
 
-/// How the kernel is to read a handle.
-pub enum NodeRead {
-    Requests,
-    /// By requests, past all pages; beside what it reads by itself through other handles of the node, if it does.
-    Direct(Option<Arc<KeptBacking>>),
-    Kernel(KernelFile),
-}
+const DIRECT: u32 = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
 
 /// A node with open handles.
 #[derive(Default)]
@@ -58,15 +59,15 @@ struct OpenNode {
 pub struct OpenNodes(Mutex<HashMap<u64, OpenNode>>);
 
 impl OpenNodes {
-    /// Enters a handle of a node. `find` finds the file that the kernel may read by itself, if there is one, beside
-    /// what it reads so for other handles of the node.
+    /// Enters a handle of a node. `find` finds what the kernel may read by itself, if there is that, beside the block
+    /// that it reads so for other handles of the node.
     pub fn opened(
         &self,
         node: u64,
         wish: Wish,
         aliases: &Aliases,
-        find: impl FnOnce(Option<&KernelBlock>) -> Option<KernelFile>,
-    ) -> Result<NodeRead, Conflict> {
+        find: impl FnOnce(Option<&KernelBlock>) -> Option<HowRead>,
+    ) -> Result<HowRead, Conflict> {
         let others = {
             let mut nodes = self.0.lock();
             match decide(&mut nodes, node, wish, aliases, None) {
@@ -80,9 +81,9 @@ impl OpenNodes {
     }
 
     /// From now on an inode is known by another node than this one.
-    pub fn supersede(&self, node: u64, aliases: &Aliases, opener: Opener) {
+    pub fn supersede(&self, node: u64, aliases: &Aliases) {
         let _nobody_opens = self.0.lock();
-        aliases.supersede(node, opener);
+        aliases.supersede(node);
     }
 
     /// Whether the kernel reads a node by itself now.
@@ -96,9 +97,7 @@ impl OpenNodes {
         let open = nodes.entry(node).or_default();
         open.handles += 1;
         open.block = open.block.or(block);
-        if open.backing.is_none() {
-            open.backing = backing;
-        }
+        open.backing = open.backing.take().or(backing);
     }
 
     /// A handle is closed (or was never taken by the kernel).
@@ -120,47 +119,46 @@ fn decide(
     node: u64,
     wish: Wish,
     aliases: &Aliases,
-    found: Option<Option<KernelFile>>,
-) -> Option<Result<NodeRead, Conflict>> {
+    found: Option<Option<HowRead>>,
+) -> Option<Result<HowRead, Conflict>> {
     let open = nodes.get(&node);
-    let backing = open.and_then(|open| open.backing.clone());
-    let how = match (wish, backing) {
+    let how = match (wish, open.and_then(|open| open.backing.clone())) {
         (Wish::Both, Some(_)) => return Some(Err(Conflict)),
-        // By a name that the kernel is about to forget, or by none.
-        (_, backing) if aliases.is_superseded(node) => NodeRead::Direct(backing),
-        (Wish::Write, Some(backing)) => NodeRead::Direct(Some(backing)),
-        (Wish::Write | Wish::Both, None) => NodeRead::Requests,
-        (Wish::Read, None) if open.is_some() => NodeRead::Requests,
-        (Wish::Read, backing) => match (backing, found?) {
-            (None, None) => NodeRead::Requests,
-            (None, Some(file)) => NodeRead::Kernel(file),
-            (Some(backing), Some(file)) if open.is_some_and(|open| open.block == Some(file.block)) => {
-                NodeRead::Kernel(KernelFile { backing, ..file })
+        // By a name that the kernel is about to forget, or by none; or beside what the kernel reads by itself.
+        (_, backing) if aliases.is_superseded(node) || wish == Wish::Write && backing.is_some() => {
+            HowRead { backing, open_flags: DIRECT, ..HowRead::default() }
+        }
+        (Wish::Read, backing) if backing.is_some() || open.is_none() => match (backing, found?) {
+            (None, found) => found.unwrap_or_default(),
+            (backing, Some(found)) if open.and_then(|open| open.block) == found.block.as_ref().map(|(of, _)| *of) => {
+                HowRead { backing, ..found }
             }
-            (Some(_), _) => return Some(Err(Conflict)),
+            _ => return Some(Err(Conflict)),
         },
+        _ => HowRead::default(),
     };
     let open = nodes.entry(node).or_default();
     open.handles += 1;
-    if let NodeRead::Kernel(file) = &how {
-        (open.backing, open.block) = (Some(Arc::clone(&file.backing)), Some(file.block));
+    if let Some((block, _)) = &how.block {
+        (open.backing, open.block) = (how.backing.clone(), Some(*block));
     }
-    if wish == Wish::Both {
-        aliases.writer_arrived(node);
-    }
-    Some(Ok(how))
+    Some(Ok(HowRead { node: Some(node), ..how }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn nobody(_: Option<&KernelBlock>) -> Option<KernelFile> {
+    fn nobody(_: Option<&KernelBlock>) -> Option<HowRead> {
         None
     }
 
-    fn is_by_requests(read: Result<NodeRead, Conflict>) -> bool {
-        matches!(read, Ok(NodeRead::Requests))
+    fn is_by_requests(read: Result<HowRead, Conflict>) -> bool {
+        read.is_ok_and(|how| how.backing.is_none() && how.open_flags == 0)
+    }
+
+    fn is_direct(read: Result<HowRead, Conflict>) -> bool {
+        read.is_ok_and(|how| how.backing.is_none() && how.open_flags == DIRECT)
     }
 
     #[test]
@@ -183,16 +181,16 @@ mod tests {
     fn who_comes_by_a_node_of_before_is_read_past_all_pages() {
         let (nodes, aliases) = (OpenNodes::default(), Aliases::default());
         assert!(is_by_requests(nodes.opened(7, Wish::Read, &aliases, nobody)));
-        nodes.supersede(7, &aliases, Opener::Writer);
+        nodes.supersede(7, &aliases);
         for wish in [Wish::Both, Wish::Write, Wish::Read] {
             let read = nodes.opened(7, wish, &aliases, |_| unreachable!("it is not begun so"));
-            assert!(matches!(read, Ok(NodeRead::Direct(None))), "{wish:?}");
+            assert!(is_direct(read), "{wish:?}");
         }
         // Somebody is faster than who looks for the file of the block.
         let read = nodes.opened(8, Wish::Read, &aliases, |_| {
-            nodes.supersede(8, &aliases, Opener::Reader);
+            nodes.supersede(8, &aliases);
             None
         });
-        assert!(matches!(read, Ok(NodeRead::Direct(None))));
+        assert!(is_direct(read));
     }
 }

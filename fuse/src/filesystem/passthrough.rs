@@ -17,8 +17,8 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use cavern_client::File;
 use cavern_client::journal::Slot;
-use cavern_client::{File, KernelBlock, KernelReads};
 use cavern_conf::schema::{self, Choice};
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
@@ -67,13 +67,6 @@ impl KeptBacking {
     }
 }
 
-/// What the kernel reads in place of a file of an fs-mode mount.
-pub struct KernelFile {
-    pub block: KernelBlock,
-    pub backing: Arc<KeptBacking>,
-    pub reads: KernelReads,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Passthrough {
@@ -81,8 +74,8 @@ pub struct Passthrough {
     is_demanded: bool,
     /// Until the kernel says that this process may not.
     is_on: AtomicBool,
-    /// Files of fs-mode mounts are read so, too.
-    for_fs_mode: bool,
+    /// Files of fs-mode mounts are to be read so, too, by whoever can.
+    pub for_fs_mode: bool,
     /// Those of these that somebody has locked, or asked for that: who has one locked counts on what he reads.
     locked: Cache<u64, ()>,
     /// Mounts whose files the kernel does not take.
@@ -107,34 +100,16 @@ impl Passthrough {
         }
     }
 
-    /// Whether files of fs-mode mounts are to be read so, by whoever can.
-    pub fn is_for_fs_mode(&self) -> bool {
-        self.for_fs_mode
-    }
-
     /// Whether a file of an fs-mode mount may be read so.
     pub fn may_have(&self, inode: u64) -> bool {
         self.for_fs_mode && self.is_on.load(Relaxed) && !self.locked.contains_key(&inode)
     }
 
-    /// Somebody locks a file, or looks for a lock.
+    /// Somebody locks a file.
     pub fn note_locked(&self, inode: u64) {
         if self.for_fs_mode {
             self.locked.insert(inode, ());
         }
-    }
-
-    /// The one local block of a file of an fs-mode mount, as the kernel knows it; beside what it reads in place of the
-    /// file for `others`.
-    pub fn kernel_file(
-        &self,
-        file: &File,
-        others: Option<&KernelBlock>,
-        reply: &Reply,
-        inheritance: &Inheritance,
-    ) -> Option<KernelFile> {
-        let found = file.kernel_block(others, |descriptor| self.register(descriptor, reply, inheritance));
-        found.map(|(block, backing, reads)| KernelFile { block, backing, reads })
     }
 
     /// The file's one complete local block, as the kernel knows it.
@@ -145,7 +120,13 @@ impl Passthrough {
         file.with_local_descriptor(|descriptor| self.register(descriptor, reply, inheritance))
     }
 
-    fn register(&self, descriptor: BorrowedFd<'_>, reply: &Reply, inheritance: &Inheritance) -> Option<KeptBacking> {
+    /// Registers a file with the kernel, if that takes it.
+    pub fn register(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        reply: &Reply,
+        inheritance: &Inheritance,
+    ) -> Option<KeptBacking> {
         if self.is_refused(descriptor) {
             return None;
         }
@@ -196,7 +177,7 @@ impl Passthrough {
         }
     }
 
-    /// An open is answered with a backing.
+    /// An open is answered with a backing, from which it is read.
     pub fn opened(&self) {
         self.opens.fetch_add(1, Relaxed);
     }

@@ -15,7 +15,8 @@ use prost::Message;
 use tokio::task::spawn_blocking;
 use tracing::warn;
 
-use super::open::{HowRead, OpenHandle};
+use super::open::OpenHandle;
+use super::open_nodes::HowRead;
 use super::{Inner, Namespace};
 use crate::aliases::node_of;
 use crate::inheritance::{AppendRecord, HandleRecord, LockRecord, PositionRecord};
@@ -66,12 +67,14 @@ pub struct EarlierHandles {
 impl EarlierHandles {
     pub fn of(journal: &Journal) -> Self {
         let positions = records::<PositionRecord>(journal.positions.take_all());
+        let backings = journal.backings.take_all().into_iter();
+        let number = |record: Vec<u8>| Some(u32::from_le_bytes(record.try_into().ok()?));
         Self {
             handles: records(journal.handles.take_all()),
             positions: positions.into_iter().map(|(slot, record)| (record.number, (slot, record))).collect(),
             locks: records(journal.locks.take_all()),
             appends: records(journal.appends.take_all()),
-            backings: journal.backings.take_all().into_iter().filter_map(backing).collect(),
+            backings: backings.filter_map(|(slot, record)| Some((slot, number(record)?))).collect(),
             session: journal.session().0,
         }
     }
@@ -80,10 +83,6 @@ impl EarlierHandles {
     pub fn kept(&self) -> Vec<u64> {
         self.handles.iter().filter(|(_, record)| record.is_kept).map(|(_, record)| record.inode).collect()
     }
-}
-
-fn backing((slot, record): (Slot, Vec<u8>)) -> Option<(Slot, u32)> {
-    Some((slot, u32::from_le_bytes(record.try_into().ok()?)))
 }
 
 fn records<R: Message + Default>(found: Vec<(Slot, Vec<u8>)>) -> Vec<(Slot, R)> {
@@ -119,7 +118,7 @@ impl Namespace {
             inner.inherit_lock(&record, session, has_cluster_locks);
             inner.inheritance.keep_lock(record, Some(slot));
         }
-        if inner.passthrough.is_for_fs_mode() {
+        if inner.passthrough.for_fs_mode {
             // Names may lead to nodes that are known to the kernel alone.
             inner.invalidations.reset();
         }
@@ -145,14 +144,13 @@ impl Namespace {
 impl Inner {
     /// Enters the kernel's node of a handle, if that is of a file of an fs-mode mount.
     fn restore_node(&self, record: &HandleRecord) -> Option<u64> {
-        if !record.is_kept || record.is_directory {
-            return None;
-        }
-        let node = node_of(record.inode, record.alias);
-        self.root.aliases().inherit(node);
-        let backing = record.backing.and_then(|number| self.passthrough.inherited(number));
-        self.open_nodes.inherited(node, backing, record.block());
-        Some(node)
+        (record.is_kept && !record.is_directory).then(|| {
+            let node = node_of(record.inode, record.alias);
+            self.root.aliases().inherit(node);
+            let backing = record.backing.and_then(|number| self.passthrough.inherited(number));
+            self.open_nodes.inherited(node, backing, record.block);
+            node
+        })
     }
 
     async fn restore_handle(
@@ -181,9 +179,9 @@ impl Inner {
             copies.keep();
         }
         if let Some(node) = file.version_node() {
-            self.open_inodes.inherited(node, || self.passthrough.inherited(record.backing?));
+            self.open_inodes.opened(node, || self.passthrough.inherited(record.backing?));
         }
-        let block = record.block().and_then(|block| Some((block, file.begin_kernel_reads()?)));
+        let block = record.block.and_then(|block| Some((block, file.begin_kernel_reads()?)));
         let how = HowRead { node: kernel_node, block, ..HowRead::default() };
         self.files.insert(record.number, Arc::new(OpenHandle::noted(file, how, record.appends, Some(slot))));
         Ok(())

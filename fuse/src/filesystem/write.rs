@@ -84,13 +84,8 @@ impl Inner {
         });
     }
 
-    fn answer_appended(
-        &self,
-        handle: &OpenHandle,
-        (believed, offset, size): (u64, u64, u32),
-        how: &WriteArgs,
-        reply: Reply,
-    ) {
+    fn answer_appended(&self, handle: &OpenHandle, at: (u64, u64, u32), how: &WriteArgs, reply: Reply) {
+        let (believed, offset, size) = at;
         if believed == offset {
             return self.answer_written(handle, (offset, size), how, reply);
         }
@@ -124,9 +119,7 @@ impl Inner {
         if how.writer.is_some() && file.copies().is_some_and(Copies::may_be_kept) {
             return self.invalidations.written(self.root.to_kernel(file.inode()), offset, size, reply);
         }
-        if let Some(node) = handle.node() {
-            self.changed_by(node, offset, size);
-        }
+        self.changed_by(handle.how.node);
         reply.written(size);
     }
 }

@@ -41,8 +41,7 @@ impl Notifier {
         known(self.channel.send(0, notify::INVAL_INODE, message.as_bytes(), &[]))
     }
 
-    /// Attributes of a file, and its pages of `length` bytes from `offset` on; of 0 bytes, all from there on. Waits for
-    /// those that are being read.
+    /// Attributes of a file, and its pages of `length` bytes from `offset` on. Waits for those that are being read.
     pub fn pages(&self, node: u64, offset: u64, length: u32) -> Result<bool, Errno> {
         let off = i64::try_from(offset).map_err(|_| Errno::INVAL)?;
         let message = NotifyInvalInodeOut { node, off, len: length.into() };

@@ -33,8 +33,8 @@ pub fn committed(
 }
 
 /// Accounts for a cut to `length` bytes: the blocks that were dropped with what they took, and the one in which the
-/// file ends now, if it has an extent; of a file that was emptied, the one that it keeps. What lies behind the end there is of no content. The origin of the record is
-/// that of before.
+/// file ends now, if it has an extent; of a file that was emptied, the one that it keeps. What lies behind the end
+/// there is of no content. The origin of the record is that of before.
 pub fn cut(
     record: &mut InodeRecord,
     length: u64,
