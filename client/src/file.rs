@@ -145,21 +145,15 @@ impl File {
     /// The same of a file of an fs-mode mount, as long as it is that block: see [`FsFile::kernel_block`].
     pub fn kernel_block<T: Any + Send + Sync>(
         &self,
+        others: Option<&KernelBlock>,
         make: impl FnOnce(BorrowedFd<'_>) -> Option<T>,
     ) -> Option<(KernelBlock, Arc<T>, KernelReads)> {
-        self.content()?.kernel_block(make)
+        self.content()?.kernel_block(others, make)
     }
 
     /// A process before this one has had the kernel read it by itself.
     pub fn begin_kernel_reads(&self) -> Option<KernelReads> {
         self.content().map(FsFile::begin_kernel_reads)
-    }
-
-    /// Has [`keeps_pages`](Self::keeps_pages) say no the next time.
-    pub fn forget_pages(&self) {
-        if let Some(file) = self.content() {
-            file.forget_pages();
-        }
     }
 
     /// Whether [`find_block`](Self::find_block) may find what [`kernel_block`](Self::kernel_block) needs.
@@ -311,6 +305,13 @@ impl File {
         match self.staged() {
             Some(file) => file.commit().await,
             None => Ok(Effects::default()),
+        }
+    }
+
+    /// A handle is closed, and what was written by it is flushed: see [`FsFile::end_writing`].
+    pub fn end_writing(&self) {
+        if let Some(file) = self.content() {
+            file.end_writing();
         }
     }
 

@@ -28,7 +28,7 @@ mod resources;
 mod source_fallback;
 pub(crate) mod span;
 
-pub(crate) use descriptors::{Descriptors, WholeFile};
+pub(crate) use descriptors::{BlockFile, Descriptors, WholeFile};
 pub use disk_read::DiskRead;
 pub use file::{OpenFile, ReadAtHand};
 pub use files::Files;

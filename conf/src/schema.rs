@@ -417,9 +417,11 @@ section! {
         max_background: u16 = 256, within(1..=u16::MAX, ", as 256");
         /// No kernel pages kept, no read-ahead: for random one-touch reads.
         direct: bool = false;
-        /// Files that are one complete block of a worker on this host are read by the kernel itself: with `Auto`
+        /// Objects that are one complete block of a worker on this host are read by the kernel itself: with `Auto`
         /// without a word where that cannot be.
         passthrough: Choice = Choice::Auto;
+        /// So are files of fs-mode mounts: see the documentation for what that means to their readers.
+        passthrough_fs_mode: bool = false;
         /// Files that stay registered with the kernel when nobody has them open, at most: it keeps each of them open.
         passthrough_files: usize = 131_072, within(0..=PASSTHROUGH_FILES_MAX, "");
         /// The kernel opens and closes files without asking: for objects that are never replaced.

@@ -25,8 +25,8 @@ const END: u64 = (LAST + 1) << SHIFT;
 /// Inodes that have aliases, at most; then no other is read in such a way that it could need one.
 const INODES_MAX: usize = 1 << 16;
 /// For how long the kernel does not read a file by itself after it had to be given another node, at least: those who
-/// made that necessary open it meanwhile. Doubled with each alias.
-const REST: Duration = Duration::from_secs(2);
+/// made that necessary open it meanwhile, or never. Doubled with each alias.
+const REST: Duration = Duration::from_secs(30);
 const REST_MAX: Duration = Duration::from_secs(3600);
 
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +80,11 @@ impl Aliases {
         self.of(inode).is_some_and(|newest| newest.number > number)
     }
 
+    /// Whether the kernel may know an inode by several nodes.
+    pub fn has_others(&self, inode: u64) -> bool {
+        self.of(inode).is_some()
+    }
+
     /// All nodes that an inode has had.
     pub fn nodes_of(&self, inode: u64) -> impl Iterator<Item = u64> + use<> {
         let newest = self.of(inode).map_or(0, |newest| newest.number);
@@ -104,28 +109,25 @@ impl Aliases {
         }
     }
 
-    /// The kernel has this node, which a process before this one may have given it. Whether that was not known.
-    pub fn inherit(&self, node: u64) -> bool {
+    /// The kernel has this node, which a process before this one may have given it.
+    pub fn inherit(&self, node: u64) {
         let (inode, number) = split(node);
-        number > 0 && self.advance_to(inode, number)
+        self.advance_to(inode, number);
     }
 
-    /// Whether the inode had not come so far.
-    fn advance_to(&self, inode: u64, number: u64) -> bool {
-        let rest = REST.saturating_mul(1 << (number - 1).min(16)).min(REST_MAX);
-        if self.of(inode).is_some_and(|known| known.number >= number) {
-            return false;
+    fn advance_to(&self, inode: u64, number: u64) {
+        if number == 0 || self.of(inode).is_some_and(|known| known.number >= number) {
+            return;
         }
+        let rest = REST.saturating_mul(1 << (number - 1).min(16)).min(REST_MAX);
         let mut newest = self.newest.write();
-        let is_new = newest.get(&inode).is_none_or(|known| known.number < number);
-        if is_new {
+        if newest.get(&inode).is_none_or(|known| known.number < number) {
             newest.insert(inode, Newest { number, rests_until: Instant::now() + rest });
         }
         self.is_used.store(true, Relaxed);
-        is_new
     }
 
-    /// The kernel refers to an inode no longer, which is gone.
+    /// The kernel has forgotten all nodes of an inode.
     pub fn forget(&self, inode: u64) {
         if self.is_used.load(Relaxed) {
             self.newest.write().remove(&inode);
@@ -158,8 +160,9 @@ mod tests {
         assert!(!aliases.allows_passthrough(7), "it rests for longer each time");
         tokio::time::advance(REST).await;
         assert!(aliases.allows_passthrough(7));
+        assert!(aliases.has_others(7) && !aliases.has_others(8));
         aliases.forget(7);
-        assert_eq!(aliases.newest(7), 7);
+        assert_eq!((aliases.newest(7), aliases.has_others(7)), (7, false));
     }
 
     #[tokio::test(start_paused = true)]
@@ -180,7 +183,7 @@ mod tests {
         assert_eq!(u64::from(number_of(aliases.newest(7))), LAST);
         assert!(!aliases.allows_passthrough(7));
         let (next, node) = (Aliases::default(), node_of(9, 3));
-        assert!(next.inherit(node) && !next.inherit(node) && !next.inherit(9));
+        [node, node_of(9, 2), 9].into_iter().for_each(|node| next.inherit(node));
         assert_eq!(next.newest(9), node);
     }
 }

@@ -282,8 +282,8 @@ impl Filesystem for Namespace {
     }
 
     fn forget(&self, node: u64, _nlookup: u64) {
-        let inode = self.inner.root.to_namespace(node);
-        if self.inner.client.metadata().is_referenced(inode) {
+        let (inode, root) = (self.inner.root.to_namespace(node), &self.inner.root);
+        if self.inner.client.metadata().is_referenced(inode) || root.aliases().has_others(inode) {
             self.inner.invalidations.given_up(inode);
         }
     }

@@ -127,25 +127,8 @@ pub struct HandleRecord {
     #[prost(uint32, tag = "9")]
     pub alias: u32,
     /// Of a file of an fs-mode mount that the kernel reads by itself: what it reads.
-    #[prost(uint32, tag = "10")]
-    pub generation: u32,
-    #[prost(uint64, tag = "11")]
-    pub worker: u64,
-    #[prost(uint64, tag = "12")]
-    pub incarnation: u64,
-}
-
-impl HandleRecord {
-    /// Notes what the kernel reads in place of a file.
-    pub fn reading(self, block: Option<KernelBlock>) -> Self {
-        let Some(KernelBlock { generation, worker, incarnation }) = block else { return self };
-        Self { generation, worker, incarnation, ..self }
-    }
-
-    /// What the kernel reads in place of a file of an fs-mode mount, if it reads that by itself.
-    pub fn block(&self) -> KernelBlock {
-        KernelBlock { generation: self.generation, worker: self.worker, incarnation: self.incarnation }
-    }
+    #[prost(message, optional, tag = "10")]
+    pub block: Option<KernelBlock>,
 }
 
 /// Names that a reader of a directory was given last.

@@ -30,6 +30,7 @@ use tracing::{debug, warn};
 pub use listings::{KernelListings, Listing, ListingStart};
 use names::NameQueue;
 
+use crate::aliases::inode_of;
 use crate::kernel::{Notifier, Reply};
 use crate::root::Root;
 
@@ -59,6 +60,8 @@ enum Notification {
         length: u32,
         reply: Option<Reply>,
     },
+    /// All nodes of an inode but this one, by which it was changed.
+    Others(u64),
     Everything,
     /// The kernel has given up a reference to an inode of the namespace: perhaps the last one.
     ReferenceDropped(u64),
@@ -119,10 +122,11 @@ pub struct Invalidations {
 }
 
 impl Notification {
-    /// What it makes the kernel forget attributes and pages of that others have changed.
+    /// What it makes the kernel forget attributes and pages of that others have changed, or somebody by another node.
     fn subject(&self) -> Subject {
         match self {
             Self::Inode(inode) => Subject::Inode(*inode),
+            Self::Others(node) => Subject::Inode(inode_of(*node)),
             Self::Everything => Subject::Everything,
             _ => Subject::Nothing,
         }
@@ -230,6 +234,14 @@ impl Invalidations {
         }
     }
 
+    /// For what was changed by way of one of the kernel's nodes of an inode: the kernel has forgotten attributes when
+    /// this returns, and soon forgets the pages of the others. Those of the node itself it knows of, and may have
+    /// locked until it has the answer.
+    pub fn changed_by(&self, node: u64) {
+        self.forget_attributes(node);
+        self.push(Notification::Others(node));
+    }
+
     /// The kernel has given up a reference to an inode of the namespace: has it looked whether that was the last.
     pub fn given_up(&self, inode: u64) {
         self.push(Notification::ReferenceDropped(inode));
@@ -271,8 +283,8 @@ impl Invalidations {
         &self.counts
     }
 
-    /// For changes whose answer carries no attributes: the kernel has forgotten those of the inode when this returns.
-    /// Other than what waits in the queue, that takes no lock which a system call holds.
+    /// For changes whose answer carries no attributes: the kernel has forgotten those of the inode, of all its nodes,
+    /// when this returns. Other than what waits in the queue, that takes no lock which a system call holds.
     pub fn forget_attributes(&self, kernel_inode: u64) {
         let notifier = self.notifier.lock().clone();
         if let Some(notifier) = notifier {
@@ -370,6 +382,10 @@ impl Invalidations {
                     if let Some(reply) = reply {
                         reply.written(length);
                     }
+                }
+                Notification::Others(changed) => {
+                    let others = kernel.nodes_of(changed).filter(|node| *node != changed);
+                    others.for_each(|node| kernel.counts.count(kernel.notifier.inode(node)));
                 }
                 Notification::Everything => self.forget_everything(kernel, inodes),
                 Notification::ReferenceDropped(inode) => {

@@ -71,7 +71,11 @@ impl Root {
     }
 
     pub fn to_namespace(&self, kernel_node: u64) -> u64 {
-        if self.is_root(kernel_node) { self.inode.load(Relaxed) } else { inode_of(kernel_node) }
+        if self.is_root(kernel_node) {
+            return self.inode.load(Relaxed);
+        }
+        self.aliases.inherit(kernel_node);
+        inode_of(kernel_node)
     }
 
     /// The node by which the kernel gets to know an inode.

@@ -1,8 +1,8 @@
-//! `fuse.passthrough` of fs-mode mounts: what the kernel reads by itself, and that it reads the right bytes, whoever
-//! changes the file and by whatever means.
+//! `fuse.passthrough_fs_mode`: what the kernel reads by itself, and that it reads the right bytes, whoever changes the
+//! file and by whatever means.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read as _, Write as _};
+use std::io::{Read as _, Seek as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use cavern_tests::{Cluster, Options, eventually};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, sendfile};
 use rustix::io::Errno;
 
 use crate::client_restart::{content, replace_by_death, up};
@@ -20,7 +20,8 @@ const MIB: usize = 1 << 20;
 
 /// Two mounts of this host, of blocks of 1 MiB.
 fn mounted(options: Options, more: &[&str]) -> (Cluster, [PathBuf; 2]) {
-    let cluster = up(Options { more_mounts: vec!["second"], ..options });
+    let conf = "[fuse]\npassthrough_fs_mode = true\n".to_owned();
+    let cluster = up(Options { more_mounts: vec!["second"], conf, ..options });
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[&["--block-size", "1MiB"][..], more].concat());
     let second = cluster.at_start.fuse[1].mount_point.join("fs");
     let first = cluster.path("fs");
@@ -64,6 +65,28 @@ fn mapped(path: &Path) -> Vec<u8> {
     let output = Command::new("python3").args(["-c", script]).arg(path).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     output.stdout
+}
+
+/// As it goes from its pages to another file.
+fn spliced(file: &File) -> Vec<u8> {
+    let mut copy = tempfile::tempfile().unwrap();
+    let mut at = 0;
+    while sendfile(&copy, file, Some(&mut at), MIB).unwrap() > 0 {}
+    let mut bytes = Vec::new();
+    copy.rewind().unwrap();
+    copy.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// Opened once more, by what somebody has open.
+fn opened_again(file: &File, options: &OpenOptions) -> std::io::Result<File> {
+    options.open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+fn to_write() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true);
+    options
 }
 
 fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> Errno {
@@ -167,7 +190,63 @@ fn writers_of_a_file_that_the_kernel_reads_by_itself_are_seen_by_everybody() {
         (fs::read(second.join("file")).unwrap() == expected).then_some(())
     });
     drop(reader);
-    assert!(whole(&open_by_kernel(&cluster, &path)) == expected);
+    assert!(fs::read(&path).unwrap() == expected);
+}
+
+#[test]
+fn who_only_writes_is_in_nobodys_way() {
+    let (cluster, [first, _]) = mounted(Options::default(), &[]);
+    let path = first.join("file");
+    let mut expected = content(12, 50_000);
+    fs::write(&path, &expected).unwrap();
+    let reader = open_by_kernel(&cluster, &path);
+    // By a descriptor, too: no name is to be looked up again.
+    for writer in [to_write().open(&path).unwrap(), opened_again(&reader, &to_write()).unwrap()] {
+        writer.write_all_at(b"written", 100).unwrap();
+        expected[100..107].copy_from_slice(b"written");
+        let follows = by_kernel(&cluster, &path).expect("whoever reads reads on so");
+        assert!(whole(&reader) == expected && whole(&follows) == expected);
+        writer.write_all_at(b"longer", expected.len() as u64).unwrap();
+        expected.extend_from_slice(b"longer");
+        assert!(whole(&reader) == expected && whole(&follows) == expected);
+        assert_eq!(fs::metadata(&path).unwrap().len(), expected.len() as u64);
+        fs::write(&path, &expected[..200]).unwrap();
+        assert!(whole(&reader) == expected[..200]);
+        fs::write(&path, &expected).unwrap();
+    }
+    assert!(whole(&reader) == expected && mapped(&path) == expected);
+}
+
+#[test]
+fn a_file_that_is_emptied_and_written_anew_is_read_in_its_place() {
+    let (cluster, [first, second]) = mounted(Options::default(), &[]);
+    let path = first.join("file");
+    fs::write(&path, content(3, 50_000)).unwrap();
+    let reader = open_by_kernel(&cluster, &path);
+    for (number, size) in [(4, 60_000), (5, 10_000), (6, 0), (7, 30_000)] {
+        let after = content(number, size);
+        fs::write(second.join("file"), &after).unwrap();
+        let read = whole(&reader);
+        assert!(read == after, "{size} bytes, {} read", read.len());
+        eventually("its length is known here", PATIENCE, || {
+            (fs::metadata(&path).unwrap().len() == size as u64).then_some(())
+        });
+        assert!(fs::read(&path).unwrap() == after);
+        // Under a lock nobody reads what was there before.
+        flock(&reader, FlockOperation::NonBlockingLockShared).unwrap();
+        assert!(whole(&reader) == after);
+        flock(&reader, FlockOperation::Unlock).unwrap();
+    }
+    drop(reader);
+    assert!(by_kernel(&cluster, &path).is_none(), "who locks a file counts on what he reads");
+    // Lengthened, it has zeros, whatever there was.
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    file.set_len(0).unwrap();
+    file.write_all_at(b"later", 20_000).unwrap();
+    assert!(whole(&file) == [vec![0; 20_000], b"later".to_vec()].concat());
+    file.set_len(0).unwrap();
+    file.set_len(40_000).unwrap();
+    assert!(whole(&file) == vec![0; 40_000]);
 }
 
 #[test]
@@ -177,23 +256,73 @@ fn a_file_that_gets_another_block_is_opened_as_it_is_now() {
     let (before, after) = (content(3, 50_000), content(4, 60_000));
     fs::write(&path, &before).unwrap();
     let reader = open_by_kernel(&cluster, &path);
-    flock(&reader, FlockOperation::NonBlockingLockShared).unwrap();
-    flock(&reader, FlockOperation::Unlock).unwrap();
-    // Emptied, and written anew.
-    fs::write(second.join("file"), &after).unwrap();
+    // Emptied while somebody else may write to it.
+    let other = to_write().open(second.join("file")).unwrap();
+    other.write_all_at(&before[..10], 0).unwrap();
+    fs::write(&path, &after).unwrap();
     eventually("whoever opens it sees what it is now", PATIENCE, || (fs::read(&path).unwrap() == after).then_some(()));
     assert!(mapped(&path) == after, "also a mapping");
     assert_eq!(reader.metadata().unwrap().len(), 60_000);
     assert!(whole(&reader) == before, "who has had it open reads to its end what it was");
-    let again = File::open(format!("/proc/self/fd/{}", reader.as_raw_fd())).unwrap();
+    let again = opened_again(&reader, OpenOptions::new().read(true)).unwrap();
     assert!(whole(&again) == after, "who opens what he has open sees what it is");
     // Under a lock nobody is to read what was there before.
     assert_eq!(errno(flock(&reader, FlockOperation::NonBlockingLockShared).map_err(Into::into)), Errno::IO);
     let fresh = File::open(&path).unwrap();
     flock(&fresh, FlockOperation::NonBlockingLockExclusive).unwrap();
     assert!(whole(&fresh) == after);
-    drop((reader, again, fresh));
-    assert!(whole(&open_by_kernel(&cluster, &path)) == after);
+}
+
+#[test]
+fn a_file_that_grows_beyond_its_block_is_read_to_the_end_of_that() {
+    let (cluster, [first, _]) = mounted(Options::default(), &[]);
+    let path = first.join("file");
+    let mut expected = content(13, 50_000);
+    fs::write(&path, &expected).unwrap();
+    let reader = open_by_kernel(&cluster, &path);
+    let more = content(14, 3 * MIB / 2);
+    OpenOptions::new().append(true).open(&path).unwrap().write_all(&more).unwrap();
+    expected.extend_from_slice(&more);
+    assert!(whole(&reader) == expected[..MIB]);
+    assert!(fs::read(&path).unwrap() == expected && mapped(&path) == expected);
+    // So is a length that nothing was written for.
+    fs::write(first.join("sparse"), b"first").unwrap();
+    let reader = open_by_kernel(&cluster, &first.join("sparse"));
+    to_write().open(first.join("sparse")).unwrap().set_len(2 * MIB as u64).unwrap();
+    assert!(whole(&reader) == [b"first".to_vec(), vec![0; MIB - 5]].concat());
+}
+
+#[test]
+fn the_nodes_of_a_file_show_the_same_whichever_it_is_changed_by() {
+    let (cluster, [first, _]) = mounted(Options::default(), &[]);
+    let path = first.join("file");
+    let mut expected = content(15, 50_000);
+    fs::write(&path, &expected).unwrap();
+    let reader = open_by_kernel(&cluster, &path);
+    let writer = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    // By the node that the name has led to before, past what the kernel reads by itself.
+    let before = opened_again(&reader, OpenOptions::new().read(true)).unwrap();
+    assert!(spliced(&before) == expected && whole(&writer) == expected);
+    writer.write_all_at(b"by the newest", 100).unwrap();
+    expected[100..113].copy_from_slice(b"by the newest");
+    assert!(whole(&before) == expected);
+    eventually("its pages are forgotten", PATIENCE, || (spliced(&before) == expected).then_some(()));
+
+    let by_first = opened_again(&reader, &to_write()).unwrap();
+    by_first.write_all_at(b"by the first", 200).unwrap();
+    by_first.write_all_at(b"longer", expected.len() as u64).unwrap();
+    expected[200..212].copy_from_slice(b"by the first");
+    expected.extend_from_slice(b"longer");
+    assert_eq!(writer.metadata().unwrap().len(), expected.len() as u64);
+    eventually("its pages are forgotten", PATIENCE, || (whole(&writer) == expected).then_some(()));
+    assert!(whole(&reader) == expected && mapped(&path) == expected);
+    by_first.set_len(1000).unwrap();
+    by_first.set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
+    let shown = writer.metadata().unwrap();
+    assert_eq!((shown.len(), shown.mode() & 0o777), (1000, 0o640));
+    fs::hard_link(&path, first.join("link")).unwrap();
+    assert_eq!((reader.metadata().unwrap().nlink(), writer.metadata().unwrap().nlink()), (2, 2));
+    assert!(whole(&reader) == expected[..1000]);
 }
 
 #[test]
@@ -210,7 +339,7 @@ fn a_removed_file_is_read_on_by_who_has_it_open() {
 }
 
 #[test]
-fn a_file_that_only_the_bucket_has_is_read_from_the_cache_until_somebody_writes_to_it() {
+fn a_file_that_only_the_bucket_has_is_read_by_requests() {
     let (cluster, [first, second]) = mounted(Options::default(), &[]);
     let path = first.join("file");
     let mut expected = content(11, 50_000);
@@ -218,13 +347,14 @@ fn a_file_that_only_the_bucket_has_is_read_from_the_cache_until_somebody_writes_
     drop(open_by_kernel(&cluster, &path));
     cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
     cluster.cv(&["fs", "free", "/fs/file"]);
-    let reader = open_by_kernel(&cluster, &path);
-    assert!(whole(&reader) == expected && mapped(&path) == expected);
-    OpenOptions::new().write(true).open(second.join("file")).unwrap().write_all_at(b"written", 9).unwrap();
+    // What is as old, and has a block.
+    fs::write(first.join("other"), &expected).unwrap();
+    drop(open_by_kernel(&cluster, &first.join("other")));
+    assert!(by_kernel(&cluster, &path).is_none());
+    assert!(fs::read(&path).unwrap() == expected && mapped(&path) == expected);
+    to_write().open(second.join("file")).unwrap().write_all_at(b"written", 9).unwrap();
     expected[9..16].copy_from_slice(b"written");
     eventually("whoever opens it sees that", PATIENCE, || (fs::read(&path).unwrap() == expected).then_some(()));
-    assert!(mapped(&path) == expected);
-    drop(reader);
     assert!(whole(&open_by_kernel(&cluster, &path)) == expected);
 }
 
@@ -251,7 +381,7 @@ fn a_replica_that_was_given_up_is_read_by_nobody_who_opens_the_file() {
         assert!(fs::read(&path).unwrap() == expected);
     }
     drop(reader);
-    assert!(whole(&open_by_kernel(&cluster, &path)) == expected);
+    assert!(fs::read(&path).unwrap() == expected);
 }
 
 #[test]
@@ -285,7 +415,7 @@ fn a_cut_that_a_worker_did_not_get_shows_nothing_of_what_was_cut_off() {
 
 #[test]
 fn what_the_kernel_reads_by_itself_outlives_the_process_that_serves_the_mount() {
-    let (cluster, [first, _]) = mounted(Options::default(), &[]);
+    let (cluster, [first, second]) = mounted(Options::default(), &[]);
     let path = first.join("file");
     let mut expected = content(8, 50_000);
     fs::write(&path, &expected).unwrap();
@@ -299,8 +429,17 @@ fn what_the_kernel_reads_by_itself_outlives_the_process_that_serves_the_mount() 
     }
     flock(&reader, FlockOperation::NonBlockingLockShared).unwrap();
     drop(writer);
+    let appending = opened_again(&reader, OpenOptions::new().append(true)).unwrap();
     replace_by_death(&cluster);
     assert!(whole(&reader) == expected && fs::read(&path).unwrap() == expected);
+    // The kernel goes by the file of the block as long as anybody has it open who was told so.
+    drop(reader);
+    replace_by_death(&cluster);
+    File::open(&path).unwrap();
+    (&appending).write_all(b"at the end").unwrap();
+    expected.extend_from_slice(b"at the end");
+    drop(appending);
+    eventually("it is there", PATIENCE, || (fs::read(second.join("file")).unwrap() == expected).then_some(()));
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path).unwrap();
     assert!(whole(&direct) == expected);
 }

@@ -20,7 +20,7 @@ use super::layout::{ClosedLayout, Layout};
 use super::readings::Reading;
 use super::state::Known;
 use crate::metadata::ChangedContents;
-use crate::read::Descriptors;
+use crate::read::{BlockFile, Descriptors};
 
 /// Files of which something stays known.
 const FILES_MAX: usize = 32_768;
@@ -80,6 +80,12 @@ pub(super) struct LocalBlock {
     pub file: Option<OwnedFd>,
 }
 
+impl LocalBlock {
+    fn of(&self) -> BlockFile {
+        BlockFile { block: self.block, worker: self.worker, incarnation: self.incarnation }
+    }
+}
+
 impl LocalBlocks {
     pub(super) fn push(&mut self, block: LocalBlock) {
         self.blocks.push(block);
@@ -98,7 +104,7 @@ impl LocalBlocks {
 impl Drop for LocalBlocks {
     fn drop(&mut self) {
         let kept = self.blocks.iter().filter(|local| local.file.is_none());
-        self.descriptors.let_go(kept.map(|local| (local.block, local.incarnation)));
+        self.descriptors.let_go(kept.map(LocalBlock::of));
     }
 }
 
@@ -199,7 +205,7 @@ impl ClosedFiles {
         let open = |local: LocalBlock| {
             let index = local.block.index;
             let known = layout.block(index)?;
-            let file = self.descriptors.take(&local.block, local.incarnation)?;
+            let file = self.descriptors.take(&local.of())?;
             let mut file = Some(Arc::new(File::from(file)));
             let replica = |(worker, joined)| {
                 let file = if worker == local.worker { file.take() } else { None };
@@ -289,11 +295,12 @@ mod tests {
         }
         tasks.close();
         tasks.wait().await;
-        assert!(files.descriptors.take(&BlockId::of(&name(0, 1)).unwrap(), 4).is_none(), "it is closed");
+        let kept = BlockFile { block: BlockId::of(&name(0, 1)).unwrap(), worker: 5, incarnation: 4 };
+        assert!(files.descriptors.take(&kept).is_none(), "it is closed");
 
         // A descriptor may be closed at any time; the rest is known nevertheless.
         closed(&files);
-        drop(files.descriptors.take(&BlockId::of(&name(0, 1)).unwrap(), 4).unwrap());
+        drop(files.descriptors.take(&kept).unwrap());
         assert!(files.take(7, name).is_some_and(|(again, _)| again.blocks.is_empty()));
     }
 

@@ -423,17 +423,15 @@ impl Layout {
         CommitBatch { grow_to: 0, changed: true, ..batch }
     }
 
-    /// The master has given the file another length: blocks from there on are gone. Nothing is uncommitted then.
+    /// The master has given the file another length: blocks from there on are gone, unless no generation has begun.
+    /// Nothing is uncommitted then.
     pub(super) fn cut(&mut self, attr: &Attr, block_size: u64) -> bool {
         let is_next = self.advance(attr.version);
-        let kept = attr.size.div_ceil(block_size.max(1));
-        self.blocks.retain(|index, _| u64::from(*index) < kept);
-        self.unsynced.blocks.retain(|index| u64::from(*index) < kept);
-        let within = attr.size % block_size.max(1);
-        let last = u32::try_from(kept).ok().and_then(|kept| self.blocks.get_mut(&kept.checked_sub(1)?));
-        if let Some(last) = last.filter(|_| within > 0) {
-            // As the master has it: what lies behind the end counts no longer.
-            last.allocated = last.allocated.map(|bytes| bytes.min(within.next_multiple_of(PAGE_BYTES)));
+        if attr.generation != self.committed.generation {
+            self.drop_from(attr.size, block_size.max(1));
+        } else if attr.size < self.committed.size {
+            // It was emptied, and keeps its only block.
+            self.blocks.values_mut().for_each(|only| only.allocated = Some(0));
         }
         if let Some(origin) = &mut self.origin {
             origin.valid = origin.valid.min(attr.size);
@@ -441,6 +439,18 @@ impl Layout {
         (self.size, self.committed) = (attr.size, Committed::from(attr));
         self.revision += 1;
         is_next
+    }
+
+    fn drop_from(&mut self, length: u64, block_size: u64) {
+        let kept = length.div_ceil(block_size);
+        self.blocks.retain(|index, _| u64::from(*index) < kept);
+        self.unsynced.blocks.retain(|index| u64::from(*index) < kept);
+        let within = length % block_size;
+        let last = u32::try_from(kept).ok().and_then(|kept| self.blocks.get_mut(&kept.checked_sub(1)?));
+        if let Some(last) = last.filter(|_| within > 0) {
+            // As the master has it: what lies behind the end counts no longer.
+            last.allocated = last.allocated.map(|bytes| bytes.min(within.next_multiple_of(PAGE_BYTES)));
+        }
     }
 
     /// Puts what was written here over what the master has now; gives the blocks that were written to here and have no
@@ -563,6 +573,19 @@ mod tests {
         assert_eq!((layout.size(), layout.block(0).is_some(), layout.block(3)), (15, true, None));
         layout.made(3, layout.next_generation(), vec![2]);
         assert_eq!(layout.block(3).unwrap().generation, 2);
+    }
+
+    #[test]
+    fn a_file_that_is_emptied_keeps_its_block_unless_a_generation_has_begun() {
+        let only = Extent { allocated: Some(4096), ..extent(0, 1) };
+        let mut layout = Layout::new(&Attr { allocated: Some(4096), ..attr(15, 1, 1) }, vec![only], None);
+        let mut dropped = layout.clone();
+        assert!(layout.cut(&Attr { allocated: Some(0), ..attr(0, 2, 1) }, 1 << 20));
+        assert_eq!((layout.size(), layout.block(0).unwrap().generation), (0, 1));
+        layout.wrote(0, 9, 3);
+        assert_eq!(layout.allocated(1 << 20), Some((0, vec![(0, 0)])), "what it took before counts no longer");
+        assert!(dropped.cut(&attr(0, 2, 2), 1 << 20));
+        assert_eq!(dropped.block(0), None);
     }
 
     #[test]

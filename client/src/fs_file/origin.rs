@@ -66,7 +66,7 @@ impl FsFile {
     ///
     /// # Errors
     /// It cannot be one.
-    pub(super) fn origin_file(&self, origin: &Origin) -> Result<Arc<OpenFile>, ClientError> {
+    fn origin_file(&self, origin: &Origin) -> Result<Arc<OpenFile>, ClientError> {
         let mut state = self.state.lock();
         let open = state.known.as_ref().and_then(|known| known.origin.as_ref());
         if let Some(open) = open.filter(|open| open.is(origin)) {
@@ -175,5 +175,17 @@ impl FsFile {
             self.forget_layout();
         }
         Ok(())
+    }
+
+    /// A handle is closed, of several perhaps: what nobody writes to need not be held, so that others who cut the file
+    /// are alone with it. Whoever writes holds it again.
+    pub fn end_writing(&self) {
+        let Ok(_nobody_writes) = self.gate.try_write() else { return };
+        // Where users are limited, what a hold gives a user is asked for once for each open.
+        let is_of_user = self.state.lock().writer.is_some();
+        if self.hold.is_held() && !is_of_user && self.is_committed() && self.shared.metadata.has_name(self.inode) {
+            self.hold.let_go();
+            self.kept.let_go();
+        }
     }
 }

@@ -86,6 +86,10 @@ impl Hold {
         self.is_held.store(true, Ordering::Release);
     }
 
+    pub(super) fn let_go(&self) {
+        self.is_held.store(false, Ordering::Release);
+    }
+
     pub(super) fn committed_unheld(&self) {
         self.is_committed_unheld.store(true, Ordering::Release);
     }

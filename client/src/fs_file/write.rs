@@ -276,12 +276,13 @@ impl FsFile {
     }
 
     /// What lies behind the end of the file, in its last block, is of no content, and may be what was cut off once: it
-    /// becomes zeros before the file reaches to `to`.
+    /// becomes zeros before the file reaches to `to`. A file that is empty may have a block, too.
     pub(super) async fn zero_behind_end(&self, to: u64, deadline: Instant) -> Result<(), ClientError> {
         let size = self.written_size().await?;
         let block = size / self.block_size();
         let end = to.min((block + 1) * self.block_size());
-        if size.is_multiple_of(self.block_size()) || end <= size {
+        let ends_with_block = size > 0 && size.is_multiple_of(self.block_size());
+        if ends_with_block || end <= size {
             return Ok(());
         }
         self.zero_range(size..end, deadline).await
@@ -406,7 +407,18 @@ impl FsFile {
         // When it is known who has it: whether it has failed or not, a part may be in its place.
         let _ended = self.reader.invalidate_on_drop();
         let open = self.block_to_write(index, at, written.as_ref()).await?;
-        let results = join_all(open.replicas.iter().map(|replica| self.apply_to_replica(&open, replica, at, op))).await;
+        self.apply_to_replicas(index, &open, at, op).await
+    }
+
+    /// The same of a block that is open to be written.
+    pub(super) async fn apply_to_replicas(
+        &self,
+        index: u32,
+        open: &OpenBlock,
+        at: &Range<u32>,
+        op: &BlockOp,
+    ) -> Result<(u32, Vec<u64>), ClientError> {
+        let results = join_all(open.replicas.iter().map(|replica| self.apply_to_replica(open, replica, at, op))).await;
         if let BlockOp::Write(bytes) = op {
             open.streamed.wrote(bytes.len(), open.files(), &self.shared.runtime);
         }

@@ -85,6 +85,15 @@ impl OpenInodes {
         }
     }
 
+    /// Nobody writes to an inode that is open here and has a name: the session need not hold it.
+    fn let_go(&self, inode: u64) {
+        let mut state = self.state.lock();
+        if state.open.get_mut(&inode).is_some_and(|open| std::mem::take(&mut open.held)) {
+            state.releasing.insert(inode);
+            self.left.notify_one();
+        }
+    }
+
     /// Something refers to an inode without having it open; whether it is not held yet.
     pub(super) fn refer(&self, inode: u64) -> bool {
         let mut state = self.state.lock();
@@ -168,6 +177,11 @@ impl OpenInode {
         let open = OpenToWrite { inode: self.inode, read };
         let metadata = Metadata { inner: self.inner.clone() };
         metadata.change_by(Change::OpenToWrite(open), (0, 0), Some(user)).await.map(drop)
+    }
+
+    /// The master need not keep its blocks any more. The inode has a name: who removes that has it held again.
+    pub(crate) fn let_go(&self) {
+        self.inner.open.inodes.let_go(self.inode);
     }
 
     /// Has the master keep the inode's blocks where they are, until it is closed here for the last time.
@@ -370,6 +384,20 @@ mod tests {
         assert_eq!(open.all(), [(5, false)], "it has not been held since it was opened");
         open.closed(5);
         assert_eq!(releasing(&open), [5], "still to be sent");
+    }
+
+    #[test]
+    fn what_nobody_writes_to_is_let_go_of_while_it_is_open() {
+        let open = OpenInodes::default();
+        open.opened(5);
+        open.let_go(5);
+        open.let_go(6);
+        assert!(releasing(&open).is_empty(), "it is not held");
+        open.state.lock().hold(&[5]);
+        open.let_go(5);
+        assert_eq!((open.all(), releasing(&open)), (vec![(5, false)], vec![5]));
+        open.state.lock().hold(&[5]);
+        assert!(releasing(&open).is_empty());
     }
 
     #[test]

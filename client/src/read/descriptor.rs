@@ -8,10 +8,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use cavern_proto::ChunkMap;
 use cavern_proto::chunk::chunk_count;
+use cavern_proto::{BlockId, ChunkMap};
 use tokio::time::Instant;
 
+use super::descriptors::BlockFile;
 use super::local_file::{PastEnd, read_now};
 
 /// The file of one block.
@@ -47,6 +48,15 @@ impl Descriptor {
         };
         descriptor.add(present);
         descriptor
+    }
+
+    /// Which of the files of this block it is of.
+    pub(super) fn file_of(&self, block: BlockId) -> BlockFile {
+        BlockFile { block, worker: self.worker, incarnation: self.incarnation }
+    }
+
+    pub(super) fn is(&self, file: &BlockFile) -> bool {
+        (self.worker, self.incarnation) == (file.worker, file.incarnation)
     }
 
     pub(super) fn into_file(self) -> OwnedFd {

@@ -36,6 +36,8 @@ const REGISTERED_IDLE: Duration = Duration::from_secs(30 * 60);
 pub(super) const CONFIRM_EVERY: Duration = Duration::from_secs(30);
 /// About as many as a small data set has.
 const REGISTERED_USUAL: usize = 1024;
+/// No content of a file has this version.
+const NO_VERSION: u64 = u64::MAX;
 
 /// See the module. By block, bounded; the least useful go first.
 #[derive(Debug)]
@@ -54,43 +56,64 @@ pub(crate) struct Descriptors {
 pub(super) struct Registered {
     pub what: Arc<dyn Any + Send + Sync>,
     worker: u64,
+    /// Of a block of an fs-mode file: which of the replicas that it ever had there; see `Extent`.
+    joined: u32,
     pub incarnation: u64,
     /// Of a block of an fs-mode file: the version of that file that ended where this file did; else 0.
     version: AtomicU64,
     used: LastUse,
 }
 
-/// The file of a block that all bytes of an fs-mode file are in.
-pub(crate) struct WholeFile<'f> {
+/// One of the files that a block has had at a worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BlockFile {
     pub block: BlockId,
-    /// Of that file's content.
-    pub version: u64,
-    /// Of that file, in bytes: those of the block's file, unless something was not done, or is being done.
-    pub size: u64,
-    /// As it is open here, if it is; with its worker, and its incarnation.
-    pub local: Option<(&'f File, u64, u64)>,
+    pub worker: u64,
+    pub incarnation: u64,
 }
 
-/// Incarnations of blocks that are to be closed. About as many as there are descriptors: notices of others are not
-/// kept.
+/// The block that all bytes of an fs-mode file are in.
+pub(crate) struct WholeFile<'f> {
+    pub block: BlockId,
+    /// Of that file's content; `None` of content that has none yet.
+    pub version: Option<u64>,
+    /// Of that file, in bytes: those of the block's file, unless something was not done, or is being done.
+    pub size: u64,
+    /// The block's replicas: the worker, and which of those that there ever were it is.
+    pub replicas: &'f [(u64, u32)],
+    /// As it is open here, if it is; at one of these.
+    pub local: Option<(&'f File, (u64, u32), u64)>,
+}
+
+/// What is kept of such a block, and whose it is.
+pub(crate) struct KeptWhole<T> {
+    pub what: Arc<T>,
+    pub replica: (u64, u32),
+    pub incarnation: u64,
+}
+
+/// Files of blocks that are to be closed. About as many as there are descriptors: notices of others are not kept.
 #[derive(Debug, Default)]
 struct Evicted {
-    blocks: Vec<(BlockId, u64)>,
+    files: Vec<BlockFile>,
     is_closing: bool,
 }
 
 /// A file that is held in whatever way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Held {
-    pub block: BlockId,
-    pub incarnation: u64,
+    pub file: BlockFile,
     /// Somebody has used it in the last [`CONFIRM_EVERY`].
     pub is_read: bool,
 }
 
 impl Registered {
-    fn new(what: Arc<dyn Any + Send + Sync>, worker: u64, incarnation: u64, version: u64) -> Self {
-        Self { what, worker, incarnation, version: AtomicU64::new(version), used: LastUse::now() }
+    fn new(what: Arc<dyn Any + Send + Sync>, (worker, joined): (u64, u32), incarnation: u64, version: u64) -> Self {
+        Self { what, worker, joined, incarnation, version: AtomicU64::new(version), used: LastUse::now() }
+    }
+
+    pub(super) fn is(&self, file: &BlockFile) -> bool {
+        (self.worker, self.incarnation) == (file.worker, file.incarnation)
     }
 
     fn has(&self, version: u64) -> bool {
@@ -135,7 +158,8 @@ impl Descriptors {
 
     pub(super) fn insert(&self, block: BlockId, descriptor: Arc<Descriptor>) {
         // There is another file of the block.
-        let others = self.registered.remove_if(&block, |known| known.incarnation != descriptor.incarnation);
+        let file = descriptor.file_of(block);
+        let others = self.registered.remove_if(&block, |known| !known.is(&file));
         self.descriptors.insert(block, descriptor);
         match others {
             Some(_) => self.count(),
@@ -149,16 +173,17 @@ impl Descriptors {
         self.insert(block, Arc::new(descriptor));
     }
 
-    /// Takes out that incarnation of the block, unless somebody reads from it.
-    pub(crate) fn take(&self, block: &BlockId, incarnation: u64) -> Option<OwnedFd> {
-        let (_, taken) = self.descriptors.remove_if(block, |known| known.incarnation == incarnation)?;
+    /// Takes out that file of the block, unless somebody reads from it.
+    pub(crate) fn take(&self, file: &BlockFile) -> Option<OwnedFd> {
+        let (_, taken) = self.descriptors.remove_if(&file.block, |known| known.is(file))?;
         Arc::into_inner(taken).map(Descriptor::into_file)
     }
 
     /// Forgets this very descriptor, and what is kept of its file: reading from it failed.
     pub(super) fn remove(&self, block: &BlockId, descriptor: &Arc<Descriptor>) {
+        let file = descriptor.file_of(*block);
         self.descriptors.remove_if(block, |known| Arc::ptr_eq(known, descriptor));
-        self.registered.remove_if(block, |known| known.incarnation == descriptor.incarnation);
+        self.registered.remove_if(block, |known| known.is(&file));
         self.count();
     }
 
@@ -169,7 +194,7 @@ impl Descriptors {
 
     /// Keeps what belongs to the file of a descriptor, for as long as the worker has the block and somebody uses it.
     pub(super) fn register(&self, block: BlockId, descriptor: &Descriptor, what: Arc<dyn Any + Send + Sync>) {
-        self.enter(block, Registered::new(what, descriptor.worker, descriptor.incarnation, 0));
+        self.enter(block, Registered::new(what, (descriptor.worker, 0), descriptor.incarnation, 0));
     }
 
     fn enter(&self, block: BlockId, file: Registered) {
@@ -184,29 +209,31 @@ impl Descriptors {
         Some(known)
     }
 
-    /// What is kept of a file that ends where it should, with its worker and incarnation; `make` makes it where there
-    /// is nothing yet.
+    /// What is kept of a file that ends where it should; `make` makes it where there is nothing yet.
     pub(crate) fn registered_whole<T: Any + Send + Sync>(
         &self,
         whole: &WholeFile<'_>,
         make: impl FnOnce(BorrowedFd<'_>) -> Option<T>,
-    ) -> Option<(Arc<T>, u64, u64)> {
-        let WholeFile { block, version, size, local } = *whole;
-        let Some((file, worker, incarnation)) = local else {
-            let known = self.registered(&block).filter(|known| known.has(version))?;
-            let what = Arc::clone(&known.what).downcast().ok()?;
-            return Some((what, known.worker, known.incarnation));
+    ) -> Option<KeptWhole<T>> {
+        let WholeFile { block, version, size, replicas, local } = *whole;
+        let Some((file, replica, incarnation)) = local else {
+            let known = self.registered(&block).filter(|known| version.is_some_and(|version| known.has(version)))?;
+            let (replica, incarnation) = ((known.worker, known.joined), known.incarnation);
+            let what = Arc::clone(&known.what).downcast().ok().filter(|_| replicas.contains(&replica))?;
+            return Some(KeptWhole { what, replica, incarnation });
         };
         if file.metadata().ok()?.len() != size {
             return None;
         }
-        if let Some(known) = self.registered(&block).filter(|known| known.incarnation == incarnation) {
-            known.found_with(version);
-            return Some((Arc::clone(&known.what).downcast().ok()?, worker, incarnation));
+        let of = BlockFile { block, worker: replica.0, incarnation };
+        if let Some(known) = self.registered(&block).filter(|known| known.is(&of) && known.joined == replica.1) {
+            known.found_with(version.unwrap_or(NO_VERSION));
+            return Some(KeptWhole { what: Arc::clone(&known.what).downcast().ok()?, replica, incarnation });
         }
-        let made = Arc::new(make(file.as_fd())?);
-        self.enter(block, Registered::new(Arc::clone(&made) as _, worker, incarnation, version));
-        Some((made, worker, incarnation))
+        let what = Arc::new(make(file.as_fd())?);
+        let version = version.unwrap_or(NO_VERSION);
+        self.enter(block, Registered::new(Arc::clone(&what) as _, replica, incarnation, version));
+        Some(KeptWhole { what, replica, incarnation })
     }
 
     /// Whether something is kept of a block that had all of a file of this version.
@@ -218,20 +245,20 @@ impl Descriptors {
         self.registered.contains_key(block)
     }
 
-    /// Whether that incarnation of the block is here; counts as no use.
-    fn holds(&self, block: &BlockId, incarnation: u64) -> bool {
-        self.descriptors.peek(block).is_some_and(|known| known.incarnation == incarnation)
-            || self.registered.peek(block).is_some_and(|known| known.incarnation == incarnation)
+    /// Whether that file of the block is here; counts as no use.
+    fn holds(&self, file: &BlockFile) -> bool {
+        self.descriptors.peek(&file.block).is_some_and(|known| known.is(file))
+            || self.registered.peek(&file.block).is_some_and(|known| known.is(file))
     }
 
-    /// Takes note of incarnations of blocks that are evicted, or not wanted any more; they are closed soon.
-    pub(crate) fn let_go(self: &Arc<Self>, blocks: impl Iterator<Item = (BlockId, u64)>) {
-        let held: Vec<_> = blocks.filter(|(block, incarnation)| self.holds(block, *incarnation)).collect();
+    /// Takes note of files of blocks that are evicted, or not wanted any more; they are closed soon.
+    pub(crate) fn let_go(self: &Arc<Self>, files: impl Iterator<Item = BlockFile>) {
+        let held: Vec<_> = files.filter(|file| self.holds(file)).collect();
         if held.is_empty() {
             return;
         }
         let mut evicted = self.evicted.lock();
-        evicted.blocks.extend(held);
+        evicted.files.extend(held);
         if !std::mem::replace(&mut evicted.is_closing, true) {
             let this = self.clone();
             self.tasks.spawn_blocking_on(move || this.close_evicted(), &self.runtime);
@@ -241,17 +268,17 @@ impl Descriptors {
     /// *Blocking*.
     fn close_evicted(&self) {
         loop {
-            let blocks = {
+            let files = {
                 let mut evicted = self.evicted.lock();
-                evicted.is_closing = !evicted.blocks.is_empty();
-                std::mem::take(&mut evicted.blocks)
+                evicted.is_closing = !evicted.files.is_empty();
+                std::mem::take(&mut evicted.files)
             };
-            if blocks.is_empty() {
+            if files.is_empty() {
                 return;
             }
-            for (block, incarnation) in blocks {
-                drop(self.descriptors.remove_if(&block, |known| known.incarnation == incarnation));
-                drop(self.registered.remove_if(&block, |known| known.incarnation == incarnation));
+            for file in files {
+                drop(self.descriptors.remove_if(&file.block, |known| known.is(&file)));
+                drop(self.registered.remove_if(&file.block, |known| known.is(&file)));
                 self.count();
             }
         }
@@ -277,17 +304,17 @@ impl Descriptors {
     /// All that is here, by worker.
     pub(super) fn held(&self) -> HashMap<u64, Vec<Held>> {
         let mut held: HashMap<u64, Vec<Held>> = HashMap::new();
-        let mut add = |block, worker, incarnation, used: &LastUse| {
+        let mut add = |file: BlockFile, used: &LastUse| {
             let is_read = used.ago() < CONFIRM_EVERY;
-            held.entry(worker).or_default().push(Held { block, incarnation, is_read });
+            held.entry(file.worker).or_default().push(Held { file, is_read });
         };
         for (block, known) in self.registered.iter() {
-            add(block, known.worker, known.incarnation, &known.used);
+            add(BlockFile { block, worker: known.worker, incarnation: known.incarnation }, &known.used);
         }
         for (block, known) in self.descriptors.iter() {
-            let is_added = self.registered.peek(&block).is_some_and(|other| other.incarnation == known.incarnation);
-            if !is_added {
-                add(block, known.worker, known.incarnation, &known.used);
+            let file = known.file_of(block);
+            if !self.registered.peek(&block).is_some_and(|other| other.is(&file)) {
+                add(file, &known.used);
             }
         }
         held
@@ -326,7 +353,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_incarnation_that_was_evicted_is_closed() {
+    async fn only_the_file_that_was_evicted_is_closed() {
         let (descriptors, tasks) = Descriptors::for_tests(1000);
         let mut readers = Vec::new();
         for index in 0..100 {
@@ -334,10 +361,12 @@ mod tests {
             descriptors.keep(block(index), OwnedFd::from(writer), 1, 7);
             readers.push((block(index), reader));
         }
+        let file = |block| BlockFile { block, worker: 1, incarnation: 7 };
         let (first, rest) = readers.split_first_mut().unwrap();
-        descriptors.let_go([(first.0, 6)].into_iter());
+        let others = [BlockFile { incarnation: 6, ..file(first.0) }, BlockFile { worker: 2, ..file(first.0) }];
+        descriptors.let_go(others.into_iter());
         for (block, _) in rest.iter() {
-            descriptors.let_go([(*block, 7)].into_iter());
+            descriptors.let_go([file(*block)].into_iter());
         }
         descriptors.sweep().await;
         tasks.close();
@@ -368,15 +397,14 @@ mod tests {
         drop(found);
         tokio::time::advance(REGISTERED_IDLE / 2).await;
         assert!(descriptors.registered(&block(2)).is_some() && descriptors.is_registered(&block(1)));
-        assert!(descriptors.holds(&block(1), 5) && !descriptors.holds(&block(1), 6));
+        let file = |index, incarnation| BlockFile { block: block(index), worker: 3, incarnation };
+        assert!(descriptors.holds(&file(1, 5)) && !descriptors.holds(&file(1, 6)));
+        assert!(!descriptors.holds(&BlockFile { worker: 4, ..file(1, 5) }));
         descriptors.insert(block(2), Arc::new(descriptor(6)));
         let mut held = descriptors.held().remove(&3).unwrap();
-        held.sort_by_key(|held| held.block.index);
+        held.sort_by_key(|held| held.file.block.index);
         let expected = [(1, 5, false), (2, 6, true)];
-        assert_eq!(
-            held,
-            expected.map(|(index, incarnation, is_read)| Held { block: block(index), incarnation, is_read })
-        );
+        assert_eq!(held, expected.map(|(index, of, is_read)| Held { file: file(index, of), is_read }));
         tokio::time::advance(REGISTERED_IDLE / 2).await;
         remove_idle(&descriptors.registered, |known| known.used.ago() >= REGISTERED_IDLE);
         assert!(!descriptors.is_registered(&block(1)), "idle, as being looked for is no use");
@@ -384,6 +412,30 @@ mod tests {
         assert!(descriptors.is_registered(&block(2)));
         descriptors.insert(block(2), Arc::new(descriptor(7)));
         assert!(!descriptors.is_registered(&block(2)) && Arc::strong_count(&what) == 1);
+    }
+
+    #[tokio::test]
+    async fn a_whole_file_is_that_of_its_replica_and_of_no_other() {
+        let (descriptors, _tasks) = Descriptors::for_tests(10);
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(9).unwrap();
+        let whole = |version, replicas, local| WholeFile { block: block(1), version, size: 9, replicas, local };
+        let found = |whole: &WholeFile<'_>, made| descriptors.registered_whole(whole, |_| made);
+        let (first, again) = (&[(3, 0)], &[(3, 1)]);
+        assert_eq!(*found(&whole(Some(7), first, Some((&file, (3, 0), 5))), Some(1)).unwrap().what, 1);
+        let known = found(&whole(Some(7), first, None), None).unwrap();
+        assert_eq!((*known.what, known.replica, known.incarnation), (1, (3, 0), 5));
+        let others: [(_, &[(u64, u32)]); 4] = [(Some(8), first), (None, first), (Some(7), again), (Some(7), &[(4, 0)])];
+        assert!(others.iter().all(|(version, replicas)| found(&whole(*version, replicas, None), None).is_none()));
+        // Another worker's file of the same number.
+        let elsewhere = whole(Some(7), &[(4, 0)], Some((&file, (4, 0), 5)));
+        assert_eq!(*found(&elsewhere, Some(2)).unwrap().what, 2);
+        // Of what is not committed nothing is said of a version.
+        let written = whole(None, &[(4, 0)], Some((&file, (4, 0), 5)));
+        assert_eq!(*found(&written, None).unwrap().what, 2);
+        assert!(found(&whole(Some(7), &[(4, 0)], None), None).is_none());
+        let longer = WholeFile { size: 8, ..elsewhere };
+        assert!(found(&longer, Some(3)).is_none());
     }
 
     #[tokio::test]

@@ -174,7 +174,7 @@ impl OpenFile {
         let _found = self.descriptor(object, &first_block(object));
         if let Some(known) = descriptors.registered(&block) {
             // Somebody may have cut it off since: then it is read in the ways that notice.
-            let is_cut = |whole: &Arc<Descriptor>| whole.incarnation == known.incarnation && !whole.is_whole();
+            let is_cut = |whole: &Arc<Descriptor>| known.is(&whole.file_of(block)) && !whole.is_whole();
             return if self.whole().is_some_and(is_cut) { None } else { Arc::clone(&known.what).downcast().ok() };
         }
         let whole = self.whole().filter(|whole| whole.is_whole())?;
@@ -183,15 +183,8 @@ impl OpenFile {
         Some(made)
     }
 
-    /// Whether a small object, of which nothing is known here, may be one that the worker of this host has.
-    pub(crate) fn may_be_local(&self) -> bool {
-        let Some(object) = self.object.as_ref().filter(|object| object.length <= EAGER_BYTES) else { return false };
-        let owner = self.core.pool.placement().candidates(object.content, 0, 1).first();
-        owner.is_some_and(|owner| self.core.pool.known_route(owner) == Route::Local) && !self.is_present()
-    }
-
     /// Makes a small file present, and pins its descriptor where it has one.
-    pub(crate) async fn make_present(&self) -> Result<(), ClientError> {
+    pub(super) async fn make_present(&self) -> Result<(), ClientError> {
         let Some(object) = &self.object else { return Ok(()) };
         let (span, deadline) = (first_block(object), self.core.read_deadline());
         let _done = SweepOnDrop(&self.core);
@@ -205,7 +198,7 @@ impl OpenFile {
     }
 
     /// Whether the whole of a small file can be read without asking anybody.
-    pub(crate) fn is_present(&self) -> bool {
+    pub(super) fn is_present(&self) -> bool {
         let Some(object) = &self.object else { return true };
         let span = first_block(object);
         self.descriptor(object, &span).is_some()

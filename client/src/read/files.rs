@@ -128,11 +128,11 @@ impl Files {
     pub(crate) async fn confirm(&self) {
         for (worker, held) in self.core.descriptors.held() {
             for batch in held.chunks(CONFIRM_BATCH) {
-                let files: Vec<_> = batch.iter().map(|file| (file.block, file.is_read)).collect();
+                let files: Vec<_> = batch.iter().map(|held| (held.file.block, held.is_read)).collect();
                 match self.core.pool.confirm(worker, &files).await {
                     Ok(now) => {
-                        let gone = batch.iter().zip(now).filter(|(file, now)| *now != Some(file.incarnation));
-                        self.core.descriptors.let_go(gone.map(|(file, _)| (file.block, file.incarnation)));
+                        let gone = batch.iter().zip(now).filter(|(held, now)| *now != Some(held.file.incarnation));
+                        self.core.descriptors.let_go(gone.map(|(held, _)| held.file));
                     }
                     Err(error) => {
                         tracing::debug!(worker, "files of its blocks could not be confirmed: {error}");

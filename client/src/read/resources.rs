@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::buffers::{Buffers, FetchClaim, Purpose, TrimPolicy};
-use super::descriptors::Descriptors;
+use super::descriptors::{BlockFile, Descriptors};
 use super::hedge::Hedge;
 use super::outage_wait::OutageWaiters;
 use crate::error::ClientError;
@@ -99,10 +99,11 @@ impl Core {
         let room = (conf.descriptor_cache, config.fuse.passthrough_files);
         let descriptors = Descriptors::new(room, stats.clone(), tasks.clone(), runtime.clone());
         let known = descriptors.clone();
-        pool.on_evicted(move |evicted| {
+        pool.on_evicted(move |worker, evicted| {
             known.let_go(evicted.blocks.iter().filter_map(|block| {
                 let content = ContentId::from_slice(&block.content_id)?;
-                Some((BlockId { content, index: block.index }, block.incarnation))
+                let incarnation = block.incarnation;
+                Some(BlockFile { block: BlockId { content, index: block.index }, worker, incarnation })
             }));
         });
         pool.keep_buffers(SPARE_BYTES.min(conf.memory_budget.bytes() / SPARE_FRACTION) as usize);

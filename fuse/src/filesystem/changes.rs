@@ -80,6 +80,8 @@ impl Inner {
         let changed = self.client.change_on(&node, attempt.change, (uid, gid), user).await?;
         // Before the answer: the kernel may open the directory as soon as it has it.
         changed.listings.iter().for_each(|directory| self.invalidations.listings().changed_here(*directory));
+        // The kernel knows of it by the node that it asked for alone.
+        changed.result.attributes.iter().for_each(|attr| self.changed_by(Some(attr.inode)));
         Ok((node, changed))
     }
 

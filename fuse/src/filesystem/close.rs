@@ -77,10 +77,12 @@ impl Inner {
     /// The last descriptor is closed. What a mapping wrote after the last flush is flushed now, before the locks end.
     pub(super) fn release(self: &Arc<Self>, kernel_node: u64, fh: u64, reply: Reply) {
         let handle = self.closed(fh);
-        self.lost.released(fh);
         let locks = self.ending(kernel_node, fh);
         let Some(handle) = handle else { return reply.done() };
         if !handle.file.is_dirty() {
+            if self.passthrough.for_fs_mode {
+                handle.file.end_writing();
+            }
             drop(locks);
             // Answered first: nobody waits for what dropping the file may take.
             reply.done();

@@ -17,7 +17,9 @@ impl Inner {
         }
         let this = Arc::clone(self);
         reply.defer_until_interrupted(move |reply, interrupted| async move {
-            match to.file.copy_from(&from.file, range.from, range.to, range.length, &interrupted).await {
+            let copied = to.file.copy_from(&from.file, range.from, range.to, range.length, &interrupted).await;
+            this.changed_by(to.how.node);
+            match copied {
                 Ok(copied) => reply.copied(copied, range.count),
                 Err(error) => this.failures.answer(reply, "copy_file_range", &error),
             }

@@ -11,15 +11,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{Access, ClientError, CreatedFile, Effects, File, NewFile, Node, Opened};
+use cavern_client::{Access, ClientError, CreatedFile, Effects, NewFile, Node, Opened};
 use cavern_conf::Failpoint;
 use cavern_proto::master::Kind;
 use tokio::time::Instant;
 
 use super::Inner;
 use super::changes::refusal;
-use super::open::{HowRead, access, appends};
-use super::open_nodes::Conflict;
+use super::open::{access, appends};
+use super::open_nodes::{Conflict, HowRead, Wish};
 use crate::kernel::{Caller, Delivery, Reply};
 
 /// For how long a file is made, or else opened, that others make and remove all the time.
@@ -172,9 +172,11 @@ impl Inner {
         // Before the answer: the kernel may open the directory as soon as it has it.
         self.take_in(effects);
         Failpoint::CreateAnswered.pass();
-        let how = if node.is_fs_mode() { self.written_by_requests(&node, &file) } else { HowRead::default() };
-        let entry = self.entry_of(&node);
-        let open_flags = self.open_flags(&node, &file, flags);
+        let how = if node.is_fs_mode() { self.written_by_requests(&node) } else { HowRead::default() };
+        let mut entry = self.entry_of(&node);
+        // The one that the handle is entered for, whichever is the newest by now.
+        entry.nodeid = how.node.unwrap_or(entry.nodeid);
+        let open_flags = self.open_flags(&node, &file, flags) | how.open_flags;
         // What was made just now has its end here; of what others have made the kernel may believe another.
         let appends = appends(flags) && file.opened_to_append();
         let number = self.enter(file, how, appends, &reply);
@@ -187,12 +189,12 @@ impl Inner {
 impl Inner {
     /// Enters a handle of a file that is written to from the beginning. The kernel has no handle of it yet, unless
     /// others have made it.
-    fn written_by_requests(&self, node: &Node, file: &File) -> HowRead {
+    fn written_by_requests(&self, node: &Node) -> HowRead {
         loop {
             let kernel_node = self.root.to_kernel(node.inode);
-            match self.open_nodes.opened(kernel_node, Access::Write, || None) {
-                Ok(_) => return HowRead { node: Some(kernel_node), ..HowRead::default() },
-                Err(Conflict) => self.supersede(kernel_node, node, file),
+            match self.open_nodes.opened(kernel_node, Wish::Both, self.root.aliases(), |_| None) {
+                Ok(how) => return how,
+                Err(Conflict) => self.supersede(kernel_node, node),
             }
         }
     }

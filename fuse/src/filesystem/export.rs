@@ -77,6 +77,9 @@ impl Inner {
                     if handle == Handle::Itself && !this.root.is_root(kernel_node) {
                         // By whatever node the handle was made of.
                         entry.nodeid = kernel_node;
+                        if this.root.aliases().is_superseded(kernel_node) {
+                            (entry.attr_valid, entry.attr_valid_nsec) = (0, 0);
+                        }
                     }
                     reply.entry(&entry);
                 }

@@ -31,7 +31,9 @@ impl Inner {
         let Some(how) = allocation(mode) else { return reply.error(libc::EOPNOTSUPP) };
         let this = Arc::clone(self);
         reply.run_uninterruptible(move |reply| async move {
-            match handle.file.allocate(offset..end, how).await {
+            let allocated = handle.file.allocate(offset..end, how).await;
+            this.changed_by(handle.how.node);
+            match allocated {
                 Ok(()) => reply.done(),
                 Err(error) => this.failures.answer(reply, "fallocate", &error),
             }

@@ -74,8 +74,8 @@ struct OpenInode {
 }
 
 impl OpenInodes {
-    /// Enters a handle. The first one of an inode decides by `register` whether the kernel reads a backing file by
-    /// itself; the others follow.
+    /// Enters a handle, of this process or one before. The first one of an inode decides by `register` whether the
+    /// kernel reads a backing file by itself; the others follow.
     pub fn opened(
         &self,
         node: &Arc<Node>,
@@ -92,13 +92,6 @@ impl OpenInodes {
         let inode = inodes.entry(node.inode).or_insert_with(fresh);
         inode.handles += 1;
         inode.backing.clone()
-    }
-
-    /// A handle that a process before this one gave the kernel, with what it registered.
-    pub fn inherited(&self, node: &Arc<Node>, backing: impl FnOnce() -> Option<Arc<KeptBacking>>) {
-        let mut inodes = self.inodes.lock();
-        let fresh = || OpenInode { node: Arc::clone(node), handles: 0, backing: backing() };
-        inodes.entry(node.inode).or_insert_with(fresh).handles += 1;
     }
 
     /// A handle is closed (or was never taken by the kernel).

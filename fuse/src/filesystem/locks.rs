@@ -131,6 +131,7 @@ impl Inner {
         let Some(lock) = wanted(&request) else { return reply.error(libc::EINVAL) };
         self.with_node(kernel_node, "lock", reply, move |this, node, reply| {
             let inode = node.inode;
+            this.passthrough.note_locked(node.inode);
             if request.is_flock {
                 this.locks.descriptions.ask_flock(inode, request.fh);
             }
@@ -172,23 +173,20 @@ impl Inner {
             None => self.lock_at_once(inode, request.fh, kind, lock).await,
         };
         let made = match made {
-            Ok(AnsweredBy::Us) => Ok(()),
-            // What it had before must not be lost to a signal.
-            Ok(AnsweredBy::Master { event_seq }) => {
-                let forgotten = self.forget_what_changed(inode, event_seq, wait.filter(|_| !before)).await;
-                forgotten.map_err(|error| {
+            Ok(answered) => {
+                let seen = async {
+                    // What it had before must not be lost to a signal.
+                    if let AnsweredBy::Master { event_seq } = answered {
+                        self.forget_what_changed(inode, event_seq, wait.filter(|_| !before)).await?;
+                    }
+                    self.check_read(inode, request.fh).await
+                };
+                seen.await.map_err(|error| {
                     metadata.give_up_lock(inode, kind, &lock, before);
                     if before { ClientError::LocksLost { inode } } else { error }
                 })
             }
             Err(error) => Err(error),
-        };
-        let made = match made {
-            Ok(()) => self.check_read(inode, request.fh).await.map_err(|error| {
-                metadata.give_up_lock(inode, kind, &lock, before);
-                if before { ClientError::LocksLost { inode } } else { error }
-            }),
-            failed => failed,
         };
         if let Some(asked) = asked {
             asked.answered(made.is_ok(), |unlock| self.unlock_soon(inode, unlock));
@@ -200,7 +198,7 @@ impl Inner {
     /// not, when that has got other blocks since it was opened.
     async fn check_read(&self, inode: u64, handle: u64) -> Result<(), ClientError> {
         let Some(handle) = self.files.get(handle) else { return Ok(()) };
-        let Some(block) = handle.block() else { return Ok(()) };
+        let Some((block, _)) = &handle.how.block else { return Ok(()) };
         if handle.file.reads_current(block).await? {
             return Ok(());
         }
@@ -307,6 +305,7 @@ impl Inner {
     /// A lock that somebody had when the process before died, of the session that had it.
     pub(super) fn inherit_lock(&self, record: &LockRecord, session: u64, has_cluster_locks: bool) {
         let LockRecord { inode, handle, owner, is_flock, .. } = *record;
+        self.passthrough.note_locked(inode);
         let descriptions = &self.locks.descriptions;
         if is_flock {
             descriptions.ask_flock(inode, handle);

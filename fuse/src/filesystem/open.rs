@@ -11,20 +11,19 @@
 //! A file of an fs-mode mount that cannot be read as the other handles of its node are is answered with `ESTALE`, too,
 //! and its name leads to another node from then on: see [`open_nodes`](super::open_nodes).
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_client::journal::Slot;
-use cavern_client::{
-    Access, ClientError, File, InvalidationSink as _, KernelBlock, KernelReads, Node, Opened, is_of_this_process,
-};
+use cavern_client::{Access, ClientError, File, KernelBlock, Node, Opened, is_of_this_process};
 use cavern_conf::host;
 
 use super::Inner;
 use super::failed_reads::FailedReads;
-use super::open_nodes::Conflict;
-use super::passthrough::{KeptBacking, KernelFile};
-use crate::aliases::{inode_of, number_of};
+use super::open_nodes::{Conflict, HowRead, Wish};
+use super::passthrough::KeptBacking;
+use crate::aliases::number_of;
 use crate::inheritance::HandleRecord;
 use crate::kernel::abi::fopen;
 use crate::kernel::{Caller, Delivery, Reply};
@@ -36,26 +35,10 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// A file whose attributes or bytes have changed since this long ago, in nanoseconds, may be about to be changed again.
 const AT_REST_NS: i64 = 2_000_000_000;
 
-/// How the kernel reads what is being opened.
-#[derive(Default)]
-pub(super) struct HowRead {
-    /// Its node, if it is a file of an fs-mode mount.
-    pub node: Option<u64>,
-    /// What it reads by itself.
-    pub backing: Option<Arc<KeptBacking>>,
-    /// The same, of a file of an fs-mode mount.
-    pub block: Option<(KernelBlock, KernelReads)>,
-    /// Nothing goes by way of pages.
-    pub is_direct: bool,
-}
-
 /// An open file as the kernel has it.
 pub struct OpenHandle {
     pub(super) file: File,
-    /// The kernel's node, if it is a file of an fs-mode mount.
-    node: Option<u64>,
-    /// What the kernel reads in its place.
-    block: Option<(KernelBlock, KernelReads)>,
+    pub(super) how: HowRead,
     pub(super) failed: FailedReads,
     /// What is written through it goes to the end of the file, if the kernel appends.
     pub(super) appends: bool,
@@ -69,13 +52,7 @@ impl OpenHandle {
     }
 
     pub(super) fn noted(file: File, how: HowRead, appends: bool, noted: Option<Slot>) -> Self {
-        let HowRead { node, block, .. } = how;
-        Self { file, node, block, failed: FailedReads::default(), appends, _noted: noted }
-    }
-
-    /// What the kernel reads in place of a file of an fs-mode mount.
-    pub(super) fn block(&self) -> Option<&KernelBlock> {
-        self.block.as_ref().map(|(block, _)| block)
+        Self { file, how, failed: FailedReads::default(), appends, _noted: noted }
     }
 }
 
@@ -83,6 +60,15 @@ impl OpenHandle {
 pub(super) fn access(flags: i32) -> Access {
     let is_to_write = flags & libc::O_ACCMODE != libc::O_RDONLY || flags & libc::O_TRUNC != 0;
     if is_to_write { Access::Write } else { Access::Read }
+}
+
+/// What a handle of a file of an fs-mode mount is for.
+fn wish(flags: i32) -> Wish {
+    match (flags & libc::O_ACCMODE, access(flags)) {
+        (_, Access::Read) => Wish::Read,
+        (libc::O_WRONLY, Access::Write) => Wish::Write,
+        (_, Access::Write) => Wish::Both,
+    }
 }
 
 /// Whether what a handle writes goes to the end of its file. With `O_DIRECT` the kernel may send the parts of one write
@@ -165,19 +151,20 @@ impl Inner {
         flags: i32,
     ) -> Option<File> {
         let Ok(Opened::File(file)) = opened else { return None };
-        let is_wanted = flags & libc::O_DIRECT == 0 && self.may_pass_through(kernel_node, node, flags);
-        (is_wanted && file.awaits_block()).then(|| file.clone())
+        if !node.is_fs_mode() || !self.passthrough.may_have(node.inode) || wish(flags) != Wish::Read {
+            return None;
+        }
+        let is_wanted = self.open_nodes.is_read_by_kernel(kernel_node) || self.may_begin_to_pass_through(node);
+        let is_by_requests = flags & libc::O_DIRECT != 0 || self.root.aliases().is_superseded(kernel_node);
+        (is_wanted && !is_by_requests && file.awaits_block()).then(|| file.clone())
     }
 
     /// Whether the kernel may begin to read a file of an fs-mode mount by itself: one that nobody writes to, as far as
     /// that can be seen.
-    fn may_pass_through(&self, kernel_node: u64, node: &Node, flags: i32) -> bool {
-        access(flags) == Access::Read
-            && self.passthrough.is_on()
-            && node.is_fs_mode()
-            && node.size > 0
+    fn may_begin_to_pass_through(&self, node: &Node) -> bool {
+        node.size > 0
             && host::wall_ns().saturating_sub(node.ctime_ns) >= AT_REST_NS
-            && self.root.aliases().allows_passthrough(inode_of(kernel_node))
+            && self.root.aliases().allows_passthrough(node.inode)
     }
 
     async fn open_by(&self, node: &Arc<Node>, caller: Caller, flags: i32) -> Result<Opened, ClientError> {
@@ -201,6 +188,7 @@ impl Inner {
         flags: i32,
         reply: Reply,
     ) {
+        self.close_earlier(&reply);
         match (opened, node) {
             (Ok(Opened::File(file)), Some(node)) => {
                 self.opened(kernel_node, &node, file, flags, reply);
@@ -224,10 +212,18 @@ impl Inner {
 
     fn opened(&self, kernel_node: u64, node: &Arc<Node>, file: File, flags: i32, reply: Reply) {
         let how = if node.is_fs_mode() {
-            match self.how_read(kernel_node, node, &file, flags, &reply) {
+            let register =
+                |descriptor: BorrowedFd<'_>| self.passthrough.register(descriptor, &reply, &self.inheritance);
+            let find = |others: Option<&KernelBlock>| {
+                let may_begin = || others.is_some() || self.may_begin_to_pass_through(node);
+                let may = self.passthrough.may_have(node.inode) && may_begin();
+                let (block, backing, reads) = if may { file.kernel_block(others, register) } else { None }?;
+                Some(HowRead { backing: Some(backing), block: Some((block, reads)), ..HowRead::default() })
+            };
+            match self.open_nodes.opened(kernel_node, wish(flags), self.root.aliases(), find) {
                 Ok(how) => how,
                 Err(Conflict) => {
-                    self.supersede(kernel_node, node, &file);
+                    self.supersede(kernel_node, node);
                     return reply.error(libc::ESTALE);
                 }
             }
@@ -238,16 +234,15 @@ impl Inner {
             });
             HowRead { backing, ..HowRead::default() }
         };
-        let mut open_flags = self.open_flags(node, &file, flags);
-        if how.is_direct {
-            open_flags |= fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
-        }
+        let open_flags = self.open_flags(node, &file, flags) | how.open_flags;
         let appends = appends(flags) && file.opened_to_append();
-        let backing = how.backing.clone();
+        let (backing, is_by_requests) = (how.backing.clone(), how.open_flags != 0);
         let number = self.enter(file, how, appends, &reply);
         let delivery = match backing {
             Some(backing) => {
-                self.passthrough.opened();
+                if !is_by_requests {
+                    self.passthrough.opened();
+                }
                 // Without KEEP_CACHE the kernel drops pages that it had of it before.
                 reply.opened_passthrough(number, open_flags & !fopen::KEEP_CACHE, backing.backing())
             }
@@ -258,50 +253,19 @@ impl Inner {
         }
     }
 
-    /// How the kernel is to read a file of an fs-mode mount, of which a handle is entered.
-    fn how_read(
-        &self,
-        kernel_node: u64,
-        node: &Node,
-        file: &File,
-        flags: i32,
-        reply: &Reply,
-    ) -> Result<HowRead, Conflict> {
-        let (nodes, aliases, access) = (&self.open_nodes, self.root.aliases(), access(flags));
-        if aliases.is_superseded(kernel_node) {
-            // By a name that the kernel is about to forget, or by none: past its pages. Nobody maps what the kernel
-            // reads by itself to write to it.
-            if flags & libc::O_ACCMODE == libc::O_RDWR && nodes.is_read_by_kernel(kernel_node) {
-                return Err(Conflict);
-            }
-            let backing = nodes.opened_superseded(kernel_node);
-            return Ok(HowRead { node: Some(kernel_node), backing, block: None, is_direct: true });
-        }
-        if aliases.inherit(kernel_node) {
-            file.forget_pages();
-        }
-        let find = || {
-            let may = self.may_pass_through(kernel_node, node, flags) || nodes.is_read_by_kernel(kernel_node);
-            if may { self.passthrough.kernel_file(file, reply, &self.inheritance) } else { None }
-        };
-        let found = nodes.opened(kernel_node, access, find)?;
-        let (backing, block) = found.map(|KernelFile { block, backing, reads }| (backing, (block, reads))).unzip();
-        Ok(HowRead { node: Some(kernel_node), backing, block, is_direct: false })
-    }
-
     /// A handle that cannot be read as the others of its node are: the name leads to another node from now on.
-    pub(super) fn supersede(&self, kernel_node: u64, node: &Node, file: &File) {
-        self.root.aliases().supersede(kernel_node);
-        file.forget_pages();
+    pub(super) fn supersede(&self, kernel_node: u64, node: &Node) {
+        self.open_nodes.supersede(kernel_node, self.root.aliases());
         self.invalidations.forget_attributes(kernel_node);
         self.invalidations.repeat_entry(self.root.to_kernel(node.parent), &node.name);
     }
 
-    /// What was changed by way of one node of an inode, the kernel forgets of the others.
-    pub(super) fn changed_by(&self, kernel_node: u64) {
-        let inode = self.root.to_namespace(kernel_node);
-        if self.root.kernel_nodes_of(inode).nth(1).is_some() {
-            self.invalidations.inode(inode);
+    /// What was changed by way of one node of an inode, the kernel forgets of the others: attributes before this
+    /// returns, pages soon after.
+    pub(super) fn changed_by(&self, kernel_node: Option<u64>) {
+        let has_others = |node: &u64| self.root.aliases().has_others(self.root.to_namespace(*node));
+        if let Some(node) = kernel_node.filter(has_others) {
+            self.invalidations.changed_by(node);
         }
     }
 
@@ -316,7 +280,8 @@ impl Inner {
             || flags & libc::O_DIRECT != 0
             || appends(flags) && node.is_fs_mode();
         let mut open_flags = 0;
-        if file.keeps_pages(node) {
+        // What is known of pages is not known by node.
+        if !self.root.aliases().has_others(node.inode) && file.keeps_pages(node) {
             open_flags |= fopen::KEEP_CACHE;
         }
         if is_direct {
@@ -330,9 +295,7 @@ impl Inner {
 
     /// Enters an open file; its number is for the kernel.
     pub(super) fn enter(&self, file: File, how: HowRead, appends: bool, reply: &Reply) -> u64 {
-        if let Some(earlier) = self.inheritance.superseded(reply) {
-            drop(self.closed(earlier.number));
-        }
+        self.close_earlier(reply);
         let number = self.files.reserve();
         let record = HandleRecord {
             number,
@@ -342,20 +305,31 @@ impl Inner {
             backing: how.backing.as_deref().map(KeptBacking::number),
             appends,
             alias: how.node.map_or(0, number_of),
+            block: how.block.as_ref().map(|(block, _)| *block),
             ..HandleRecord::default()
         };
-        let noted = self.inheritance.note_handle(&record.reading(how.block.as_ref().map(|(block, _)| *block)));
+        let noted = self.inheritance.note_handle(&record);
         self.files.insert(number, Arc::new(OpenHandle::noted(file, how, appends, noted)));
         number
     }
 
+    /// A process before this one has opened a handle for the same request: nobody got it.
+    fn close_earlier(&self, reply: &Reply) {
+        if let Some(earlier) = self.inheritance.superseded(reply) {
+            drop(self.closed(earlier.number));
+        }
+    }
+
     /// Takes a handle off the table; what is in it is closed when it is dropped.
     pub(super) fn closed(&self, number: u64) -> Option<Arc<OpenHandle>> {
-        let handle = self.files.remove(number)?;
+        let Some(handle) = self.files.remove(number) else {
+            self.lost.released(number).into_iter().for_each(|node| self.open_nodes.closed(node));
+            return None;
+        };
         if let Some(node) = handle.file.version_node() {
             self.open_inodes.closed(node.inode);
         }
-        if let Some(node) = handle.node {
+        if let Some(node) = handle.how.node {
             self.open_nodes.closed(node);
         }
         Some(handle)

@@ -1,85 +1,89 @@
 //! How the kernel reads the files of fs-mode mounts that are open here.
 //!
-//! All handles of a kernel's node that are open at a time are read in the same way, which the first of them decides:
-//! by requests, with pages, or from the file of the block by the kernel itself. Only a file that is opened to be read
-//! begins so, and only readers of the same block may follow: a writer would be able to map that file, and to change it
-//! unseen. Anybody else is a *conflict*. He opens the inode by another node ([`Aliases`](crate::aliases)).
+//! All handles of a kernel's node that are open at a time are read in the same way, which the first of them decides: by
+//! requests, with pages, or from the file of the block by the kernel itself. Only a file that is opened to be read
+//! begins so. Readers of the same block follow, and so does who only writes: by requests, past all pages. Whoever reads
+//! and writes would be able to map that file, and to change it unseen. He is a *conflict*, as is a reader when the file
+//! has another block by then: he opens the inode by another node ([`Aliases`]).
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use cavern_client::{Access, KernelBlock};
+use cavern_client::{KernelBlock, KernelReads};
 use parking_lot::Mutex;
 
-use super::passthrough::{KeptBacking, KernelFile};
+use super::passthrough::KeptBacking;
+use crate::aliases::Aliases;
+use crate::kernel::abi::fopen;
 
 /// A handle cannot be read as the others of its node are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Conflict;
 
-struct OpenNode {
-    handles: u32,
-    backing: Option<(KernelBlock, Arc<KeptBacking>)>,
+/// What a handle is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wish {
+    Read,
+    Write,
+    /// Or anything but one of these.
+    Both,
 }
 
-/// Nodes with open handles. See the module.
+/// How the kernel reads what is being opened: by requests, unless it says otherwise.
+#[derive(Default)]
+pub struct HowRead {
+    /// Its node, if it is a file of an fs-mode mount.
+    pub node: Option<u64>,
+    /// What it reads by itself, or reads so for others.
+    pub backing: Option<Arc<KeptBacking>>,
+    /// The same, of a file of an fs-mode mount.
+    pub block: Option<(KernelBlock, KernelReads)>,
+    /// [`DIRECT`], if it is read by requests all the same, past all pages.
+    pub open_flags: u32,
+}
+
+const DIRECT: u32 = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+
+/// A node with open handles.
+#[derive(Default)]
+struct OpenNode {
+    handles: u32,
+    /// What the kernel reads by itself, and which block that is, if that is known.
+    backing: Option<Arc<KeptBacking>>,
+    block: Option<KernelBlock>,
+}
+
+/// Nodes with open handles. Its lock is taken before that of the aliases, which are superseded under it alone. See the
+/// module.
 #[derive(Default)]
 pub struct OpenNodes(Mutex<HashMap<u64, OpenNode>>);
 
 impl OpenNodes {
-    /// Enters a handle of a node. `find` finds the file that the kernel may read by itself, if there is one.
+    /// Enters a handle of a node. `find` finds what the kernel may read by itself, if there is that, beside the block
+    /// that it reads so for other handles of the node.
     pub fn opened(
         &self,
         node: u64,
-        access: Access,
-        find: impl FnOnce() -> Option<KernelFile>,
-    ) -> Result<Option<KernelFile>, Conflict> {
-        {
+        wish: Wish,
+        aliases: &Aliases,
+        find: impl FnOnce(Option<&KernelBlock>) -> Option<HowRead>,
+    ) -> Result<HowRead, Conflict> {
+        let others = {
             let mut nodes = self.0.lock();
-            match (nodes.get_mut(&node), access) {
-                (Some(OpenNode { handles, backing: None }), _) => {
-                    *handles += 1;
-                    return Ok(None);
-                }
-                (Some(_), Access::Write) => return Err(Conflict),
-                (None, Access::Write) => {
-                    nodes.insert(node, OpenNode { handles: 1, backing: None });
-                    return Ok(None);
-                }
-                (_, Access::Read) => {}
+            match decide(&mut nodes, node, wish, aliases, None) {
+                Some(decided) => return decided,
+                None => nodes.get(&node).and_then(|open| open.block),
             }
-        }
+        };
         // Without the lock, since it may be system calls. Another handle may be faster: then that one has decided.
-        let found = find();
-        match self.0.lock().entry(node) {
-            Entry::Vacant(free) => {
-                let backing = found.as_ref().map(|file| (file.block, Arc::clone(&file.backing)));
-                free.insert(OpenNode { handles: 1, backing });
-                Ok(found)
-            }
-            Entry::Occupied(mut open) => {
-                let OpenNode { handles, backing } = open.get_mut();
-                let found = match (backing, found) {
-                    (None, _) => None,
-                    (Some((block, backing)), Some(file)) if *block == file.block => {
-                        Some(KernelFile { backing: Arc::clone(backing), ..file })
-                    }
-                    (Some(_), _) => return Err(Conflict),
-                };
-                *handles += 1;
-                Ok(found)
-            }
-        }
+        let found = find(others.as_ref());
+        decide(&mut self.0.lock(), node, wish, aliases, Some(found)).unwrap_or(Err(Conflict))
     }
 
-    /// Enters a handle of a node that has been superseded, which is read by requests: the file that the kernel reads by
-    /// itself for others.
-    pub fn opened_superseded(&self, node: u64) -> Option<Arc<KeptBacking>> {
-        let mut nodes = self.0.lock();
-        let open = nodes.entry(node).or_insert(OpenNode { handles: 0, backing: None });
-        open.handles += 1;
-        open.backing.as_ref().map(|(_, backing)| Arc::clone(backing))
+    /// From now on an inode is known by another node than this one.
+    pub fn supersede(&self, node: u64, aliases: &Aliases) {
+        let _nobody_opens = self.0.lock();
+        aliases.supersede(node);
     }
 
     /// Whether the kernel reads a node by itself now.
@@ -87,9 +91,13 @@ impl OpenNodes {
         self.0.lock().get(&node).is_some_and(|open| open.backing.is_some())
     }
 
-    /// A handle that a process before this one gave the kernel, with what it registered.
-    pub fn inherited(&self, node: u64, backing: Option<(KernelBlock, Arc<KeptBacking>)>) {
-        self.0.lock().entry(node).or_insert(OpenNode { handles: 0, backing }).handles += 1;
+    /// A handle that a process before this one gave the kernel, with what it registered, and what that is of.
+    pub fn inherited(&self, node: u64, backing: Option<Arc<KeptBacking>>, block: Option<KernelBlock>) {
+        let mut nodes = self.0.lock();
+        let open = nodes.entry(node).or_default();
+        open.handles += 1;
+        open.block = open.block.or(block);
+        open.backing = open.backing.take().or(backing);
     }
 
     /// A handle is closed (or was never taken by the kernel).
@@ -105,25 +113,84 @@ impl OpenNodes {
     }
 }
 
+/// Decides how a handle is read, and enters it; `None` where that takes to know what was `found`.
+fn decide(
+    nodes: &mut HashMap<u64, OpenNode>,
+    node: u64,
+    wish: Wish,
+    aliases: &Aliases,
+    found: Option<Option<HowRead>>,
+) -> Option<Result<HowRead, Conflict>> {
+    let open = nodes.get(&node);
+    let how = match (wish, open.and_then(|open| open.backing.clone())) {
+        (Wish::Both, Some(_)) => return Some(Err(Conflict)),
+        // By a name that the kernel is about to forget, or by none; or beside what the kernel reads by itself.
+        (_, backing) if aliases.is_superseded(node) || wish == Wish::Write && backing.is_some() => {
+            HowRead { backing, open_flags: DIRECT, ..HowRead::default() }
+        }
+        (Wish::Read, backing) if backing.is_some() || open.is_none() => match (backing, found?) {
+            (None, found) => found.unwrap_or_default(),
+            (backing, Some(found)) if open.and_then(|open| open.block) == found.block.as_ref().map(|(of, _)| *of) => {
+                HowRead { backing, ..found }
+            }
+            _ => return Some(Err(Conflict)),
+        },
+        _ => HowRead::default(),
+    };
+    let open = nodes.entry(node).or_default();
+    open.handles += 1;
+    if let Some((block, _)) = &how.block {
+        (open.backing, open.block) = (how.backing.clone(), Some(*block));
+    }
+    Some(Ok(HowRead { node: Some(node), ..how }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn nobody() -> Option<KernelFile> {
+    fn nobody(_: Option<&KernelBlock>) -> Option<HowRead> {
         None
+    }
+
+    fn is_by_requests(read: Result<HowRead, Conflict>) -> bool {
+        read.is_ok_and(|how| how.backing.is_none() && how.open_flags == 0)
+    }
+
+    fn is_direct(read: Result<HowRead, Conflict>) -> bool {
+        read.is_ok_and(|how| how.backing.is_none() && how.open_flags == DIRECT)
     }
 
     #[test]
     fn the_first_handle_decides_how_a_node_is_read() {
-        let nodes = OpenNodes::default();
-        assert!(matches!(nodes.opened(7, Access::Read, nobody), Ok(None)));
+        let (nodes, aliases) = (OpenNodes::default(), Aliases::default());
+        assert!(is_by_requests(nodes.opened(7, Wish::Read, &aliases, nobody)));
         // By requests, whoever comes.
-        assert!(matches!(nodes.opened(7, Access::Write, nobody), Ok(None)));
-        assert!(matches!(nodes.opened(7, Access::Read, || unreachable!("it is decided")), Ok(None)));
-        (0..3).for_each(|_| nodes.closed(7));
+        for wish in [Wish::Both, Wish::Write, Wish::Read] {
+            let read = nodes.opened(7, wish, &aliases, |_| unreachable!("it is decided"));
+            assert!(is_by_requests(read), "{wish:?}");
+        }
+        (0..4).for_each(|_| nodes.closed(7));
         assert!(nodes.0.lock().is_empty());
         nodes.closed(7);
-        assert!(matches!(nodes.opened(7, Access::Write, || unreachable!("a writer")), Ok(None)));
+        assert!(is_by_requests(nodes.opened(7, Wish::Both, &aliases, |_| unreachable!("a writer"))));
         assert!(!nodes.is_read_by_kernel(7));
+    }
+
+    #[test]
+    fn who_comes_by_a_node_of_before_is_read_past_all_pages() {
+        let (nodes, aliases) = (OpenNodes::default(), Aliases::default());
+        assert!(is_by_requests(nodes.opened(7, Wish::Read, &aliases, nobody)));
+        nodes.supersede(7, &aliases);
+        for wish in [Wish::Both, Wish::Write, Wish::Read] {
+            let read = nodes.opened(7, wish, &aliases, |_| unreachable!("it is not begun so"));
+            assert!(is_direct(read), "{wish:?}");
+        }
+        // Somebody is faster than who looks for the file of the block.
+        let read = nodes.opened(8, Wish::Read, &aliases, |_| {
+            nodes.supersede(8, &aliases);
+            None
+        });
+        assert!(is_direct(read));
     }
 }

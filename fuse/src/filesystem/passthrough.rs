@@ -1,7 +1,8 @@
 //! Files that the kernel reads by itself (`fuse.passthrough`).
 //!
 //! An object that is one complete block on this host is opened with a *backing*: the file of the block, registered with
-//! the kernel. So is a file of an fs-mode mount, by rules of its own: see [`open_nodes`](super::open_nodes).
+//! the kernel. So is a file of an fs-mode mount with `fuse.passthrough_fs_mode`, by rules of its own: see
+//! [`open_nodes`](super::open_nodes).
 //! Registering costs more than a read of a small file does, so a backing stays with the descriptor of the block for as
 //! long as that is open, and all opens use it.
 //!
@@ -16,10 +17,11 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use cavern_client::File;
 use cavern_client::journal::Slot;
-use cavern_client::{File, KernelBlock, KernelReads};
 use cavern_conf::schema::{self, Choice};
 use parking_lot::Mutex;
+use quick_cache::sync::Cache;
 use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -32,6 +34,8 @@ use crate::kernel::{Backing, Connection, Reply};
 const MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 /// Mounts that are remembered as refused: more than a worker has directories.
 const REFUSED_MAX: usize = 256;
+/// Files that are remembered as locked.
+const LOCKED_MAX: usize = 100_000;
 
 /// Whether the kernel is to be asked for it.
 pub fn is_asked(fuse: &schema::Fuse) -> bool {
@@ -63,13 +67,6 @@ impl KeptBacking {
     }
 }
 
-/// What the kernel reads in place of a file of an fs-mode mount.
-pub struct KernelFile {
-    pub block: KernelBlock,
-    pub backing: Arc<KeptBacking>,
-    pub reads: KernelReads,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Passthrough {
@@ -77,6 +74,10 @@ pub struct Passthrough {
     is_demanded: bool,
     /// Until the kernel says that this process may not.
     is_on: AtomicBool,
+    /// Files of fs-mode mounts are to be read so, too, by whoever can.
+    pub for_fs_mode: bool,
+    /// Those of these that somebody has locked, or asked for that: who has one locked counts on what he reads.
+    locked: Cache<u64, ()>,
     /// Mounts whose files the kernel does not take.
     refused: Mutex<HashSet<u64>>,
     /// What the process before had registered, until its handles are open again.
@@ -90,6 +91,8 @@ impl Passthrough {
         Self {
             is_demanded: fuse.passthrough == Choice::On,
             is_on: AtomicBool::new(is_asked(fuse)),
+            for_fs_mode: fuse.passthrough_fs_mode,
+            locked: Cache::new(LOCKED_MAX),
             refused: Mutex::default(),
             earlier: Mutex::default(),
             registered: AtomicU64::new(0),
@@ -97,18 +100,16 @@ impl Passthrough {
         }
     }
 
-    /// Whether files are registered at all.
-    pub fn is_on(&self) -> bool {
-        self.is_on.load(Relaxed)
+    /// Whether a file of an fs-mode mount may be read so.
+    pub fn may_have(&self, inode: u64) -> bool {
+        self.for_fs_mode && self.is_on.load(Relaxed) && !self.locked.contains_key(&inode)
     }
 
-    /// The one local block of a file of an fs-mode mount, as the kernel knows it.
-    pub fn kernel_file(&self, file: &File, reply: &Reply, inheritance: &Inheritance) -> Option<KernelFile> {
-        if !self.is_on() {
-            return None;
+    /// Somebody locks a file.
+    pub fn note_locked(&self, inode: u64) {
+        if self.for_fs_mode {
+            self.locked.insert(inode, ());
         }
-        let found = file.kernel_block(|descriptor| self.register(descriptor, reply, inheritance));
-        found.map(|(block, backing, reads)| KernelFile { block, backing, reads })
     }
 
     /// The file's one complete local block, as the kernel knows it.
@@ -119,7 +120,13 @@ impl Passthrough {
         file.with_local_descriptor(|descriptor| self.register(descriptor, reply, inheritance))
     }
 
-    fn register(&self, descriptor: BorrowedFd<'_>, reply: &Reply, inheritance: &Inheritance) -> Option<KeptBacking> {
+    /// Registers a file with the kernel, if that takes it.
+    pub fn register(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        reply: &Reply,
+        inheritance: &Inheritance,
+    ) -> Option<KeptBacking> {
         if self.is_refused(descriptor) {
             return None;
         }
@@ -170,7 +177,7 @@ impl Passthrough {
         }
     }
 
-    /// An open is answered with a backing.
+    /// An open is answered with a backing, from which it is read.
     pub fn opened(&self) {
         self.opens.fetch_add(1, Relaxed);
     }

@@ -3,19 +3,20 @@
 //! What cannot be had again is lost: its handle gives `EIO` from now on, and the log says why. That is what was written
 //! to a file of a cache-mode mount and was no object yet, and an object that is gone from its bucket.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use cavern_client::journal::Slot;
-use cavern_client::{ClientError, Journal, is_of_this_process};
+use cavern_client::{ClientError, InvalidationSink as _, Journal, is_of_this_process};
 use futures::stream::{self, StreamExt as _};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::task::spawn_blocking;
 use tracing::warn;
 
-use super::open::{HowRead, OpenHandle};
+use super::open::OpenHandle;
+use super::open_nodes::HowRead;
 use super::{Inner, Namespace};
 use crate::aliases::node_of;
 use crate::inheritance::{AppendRecord, HandleRecord, LockRecord, PositionRecord};
@@ -24,21 +25,21 @@ use crate::kernel::Connection;
 /// Handles that are opened at a time.
 const AT_A_TIME: usize = 64;
 
-/// Handles that could not be had again.
+/// Handles that could not be had again, and which of the kernel's nodes they are of, if of files of fs-mode mounts.
 #[derive(Debug, Default)]
 pub struct LostHandles {
     any: AtomicBool,
-    numbers: Mutex<HashSet<u64>>,
+    numbers: Mutex<HashMap<u64, Option<u64>>>,
 }
 
 impl LostHandles {
-    fn add(&self, number: u64) {
-        self.numbers.lock().insert(number);
+    fn add(&self, number: u64, node: Option<u64>) {
+        self.numbers.lock().insert(number, node);
         self.any.store(true, Relaxed);
     }
 
     pub fn contains(&self, number: u64) -> bool {
-        self.any.load(Relaxed) && self.numbers.lock().contains(&number)
+        self.any.load(Relaxed) && self.numbers.lock().contains_key(&number)
     }
 
     /// What a request is answered whose handle is not there.
@@ -46,10 +47,9 @@ impl LostHandles {
         if self.contains(number) { libc::EIO } else { libc::EBADF }
     }
 
-    pub fn released(&self, number: u64) {
-        if self.any.load(Relaxed) {
-            self.numbers.lock().remove(&number);
-        }
+    /// One is released; gives its node.
+    pub fn released(&self, number: u64) -> Option<u64> {
+        if self.any.load(Relaxed) { self.numbers.lock().remove(&number).flatten() } else { None }
     }
 }
 
@@ -67,12 +67,14 @@ pub struct EarlierHandles {
 impl EarlierHandles {
     pub fn of(journal: &Journal) -> Self {
         let positions = records::<PositionRecord>(journal.positions.take_all());
+        let backings = journal.backings.take_all().into_iter();
+        let number = |record: Vec<u8>| Some(u32::from_le_bytes(record.try_into().ok()?));
         Self {
             handles: records(journal.handles.take_all()),
             positions: positions.into_iter().map(|(slot, record)| (record.number, (slot, record))).collect(),
             locks: records(journal.locks.take_all()),
             appends: records(journal.appends.take_all()),
-            backings: journal.backings.take_all().into_iter().filter_map(backing).collect(),
+            backings: backings.filter_map(|(slot, record)| Some((slot, number(record)?))).collect(),
             session: journal.session().0,
         }
     }
@@ -81,10 +83,6 @@ impl EarlierHandles {
     pub fn kept(&self) -> Vec<u64> {
         self.handles.iter().filter(|(_, record)| record.is_kept).map(|(_, record)| record.inode).collect()
     }
-}
-
-fn backing((slot, record): (Slot, Vec<u8>)) -> Option<(Slot, u32)> {
-    Some((slot, u32::from_le_bytes(record.try_into().ok()?)))
 }
 
 fn records<R: Message + Default>(found: Vec<(Slot, Vec<u8>)>) -> Vec<(Slot, R)> {
@@ -106,9 +104,11 @@ impl Namespace {
             let position = positions.remove(&record.number);
             async move {
                 inner.inheritance.note_earlier(record);
-                if let Err(error) = inner.restore_handle(&record, slot, position).await {
+                // The kernel has what it reads by itself, whatever becomes of the handle here.
+                let node = inner.restore_node(&record);
+                if let Err(error) = inner.restore_handle(&record, node, slot, position).await {
                     warn!(inode = record.inode, "what was open gives EIO from now on: {error}");
-                    inner.lost.add(record.number);
+                    inner.lost.add(record.number, node);
                 }
             }
         });
@@ -117,6 +117,10 @@ impl Namespace {
             let has_cluster_locks = inner.client.node(record.inode).await.map_or(true, |node| node.has_cluster_locks());
             inner.inherit_lock(&record, session, has_cluster_locks);
             inner.inheritance.keep_lock(record, Some(slot));
+        }
+        if inner.passthrough.for_fs_mode {
+            // Names may lead to nodes that are known to the kernel alone.
+            inner.invalidations.reset();
         }
         if all > 0 {
             tracing::info!(handles = all, took_ms = began.elapsed().as_millis() as u64, "what was open is open again");
@@ -138,9 +142,21 @@ impl Namespace {
 }
 
 impl Inner {
+    /// Enters the kernel's node of a handle, if that is of a file of an fs-mode mount.
+    fn restore_node(&self, record: &HandleRecord) -> Option<u64> {
+        (record.is_kept && !record.is_directory).then(|| {
+            let node = node_of(record.inode, record.alias);
+            self.root.aliases().inherit(node);
+            let backing = record.backing.and_then(|number| self.passthrough.inherited(number));
+            self.open_nodes.inherited(node, backing, record.block);
+            node
+        })
+    }
+
     async fn restore_handle(
         self: &Arc<Self>,
         record: &HandleRecord,
+        kernel_node: Option<u64>,
         slot: Slot,
         position: Option<(Slot, PositionRecord)>,
     ) -> Result<(), ClientError> {
@@ -162,17 +178,11 @@ impl Inner {
             // The kernel has pages of what was read.
             copies.keep();
         }
-        let mut how = HowRead::default();
         if let Some(node) = file.version_node() {
-            self.open_inodes.inherited(node, || self.passthrough.inherited(record.backing?));
-        } else if node.is_fs_mode() {
-            let kernel_node = node_of(record.inode, record.alias);
-            self.root.aliases().inherit(kernel_node);
-            let backing = record.backing.and_then(|number| self.passthrough.inherited(number));
-            how.block = backing.as_ref().and_then(|_| Some((record.block(), file.begin_kernel_reads()?)));
-            self.open_nodes.inherited(kernel_node, backing.map(|backing| (record.block(), backing)));
-            how.node = Some(kernel_node);
+            self.open_inodes.opened(node, || self.passthrough.inherited(record.backing?));
         }
+        let block = record.block.and_then(|block| Some((block, file.begin_kernel_reads()?)));
+        let how = HowRead { node: kernel_node, block, ..HowRead::default() };
         self.files.insert(record.number, Arc::new(OpenHandle::noted(file, how, record.appends, Some(slot))));
         Ok(())
     }

@@ -59,7 +59,7 @@ impl Inner {
         reply.run_uninterruptible(move |reply| async move {
             match this.set_attributes(kernel_node, caller, set, (writer, may_lose)).await {
                 Ok(node) => {
-                    this.changed_by(kernel_node);
+                    this.changed_by(Some(kernel_node));
                     reply.attr(&this.attributes_at(kernel_node, &node));
                 }
                 Err(error) => this.failures.answer(reply, "setattr", &error),
@@ -94,6 +94,8 @@ impl Inner {
         writer: Option<u64>,
     ) -> Result<Arc<Node>, ClientError> {
         let Caller { uid, gid, thread } = caller;
+        // Others may read the file of its block by themselves.
+        let set = SetAttr { keeps_block: set.size == Some(0) && self.passthrough.for_fs_mode, ..set };
         let user = self.judged_user(node, caller).await;
         let (user, defaults) = (user.as_ref(), &self.attr_defaults.bucket);
         let new = AttributeChange { set, uid, gid, writer, thread, user, defaults };

@@ -37,12 +37,12 @@ impl Inner {
         let size = data.len() as u32;
         let loses = self.loses_by_write(&handle.file, &how);
         if !loses && !how.is_sync && handle.file.write_now(offset, data, how.writer).is_some() {
-            return self.answer_written(&handle.file, (offset, size), &how, reply);
+            return self.answer_written(&handle, (offset, size), &how, reply);
         }
         let (this, data) = (Arc::clone(self), Bytes::copy_from_slice(data));
         reply.run_uninterruptible(move |reply| async move {
             match this.write_file(&handle.file, offset, data, how, loses).await {
-                Ok(()) => this.answer_written(&handle.file, (offset, size), &how, reply),
+                Ok(()) => this.answer_written(&handle, (offset, size), &how, reply),
                 Err(error) => this.failures.answer(reply, "write", &error),
             }
         });
@@ -62,7 +62,7 @@ impl Inner {
             let noted = self.inheritance.note_append(&reply, end.offset);
             if handle.file.write_now(end.offset, data, how.writer).is_some() {
                 let reply = reply.keeping(noted);
-                return self.answer_appended(&handle.file, (believed, end.offset, size), &how, reply);
+                return self.answer_appended(&handle, (believed, end.offset, size), &how, reply);
             }
         }
         let (this, data) = (Arc::clone(self), Bytes::copy_from_slice(data));
@@ -77,19 +77,20 @@ impl Inner {
             };
             match written.await {
                 Ok((end, noted)) => {
-                    this.answer_appended(file, (believed, end.offset, size), &how, reply.keeping(noted));
+                    this.answer_appended(&handle, (believed, end.offset, size), &how, reply.keeping(noted));
                 }
                 Err(error) => this.failures.answer(reply, "write", &error),
             }
         });
     }
 
-    fn answer_appended(&self, file: &File, (believed, offset, size): (u64, u64, u32), how: &WriteArgs, reply: Reply) {
+    fn answer_appended(&self, handle: &OpenHandle, at: (u64, u64, u32), how: &WriteArgs, reply: Reply) {
+        let (believed, offset, size) = at;
         if believed == offset {
-            return self.answer_written(file, (offset, size), how, reply);
+            return self.answer_written(handle, (offset, size), how, reply);
         }
         // The kernel has forgotten the pages of another place.
-        self.invalidations.written(self.root.to_kernel(file.inode()), offset, size, reply);
+        self.invalidations.written(self.root.to_kernel(handle.file.inode()), offset, size, reply);
     }
 
     async fn write_file(
@@ -113,11 +114,12 @@ impl Inner {
     /// What was not written by way of the kernel's pages must be out of these before it is answered: the kernel forgets
     /// them when it begins with such a write, but others may have read them anew since, and of a write that its program
     /// does not wait for the kernel forgets them no second time.
-    fn answer_written(&self, file: &File, (offset, size): (u64, u32), how: &WriteArgs, reply: Reply) {
+    fn answer_written(&self, handle: &OpenHandle, (offset, size): (u64, u32), how: &WriteArgs, reply: Reply) {
+        let file = &handle.file;
         if how.writer.is_some() && file.copies().is_some_and(Copies::may_be_kept) {
-            self.invalidations.written(self.root.to_kernel(file.inode()), offset, size, reply);
-        } else {
-            reply.written(size);
+            return self.invalidations.written(self.root.to_kernel(file.inode()), offset, size, reply);
         }
+        self.changed_by(handle.how.node);
+        reply.written(size);
     }
 }

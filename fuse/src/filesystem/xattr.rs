@@ -184,10 +184,7 @@ impl Inner {
             });
         }
         let attempt = ChangeRequest { operation, on, with: None, caller, change };
-        self.attempt(attempt, reply, move |this, _, _, reply| {
-            this.changed_by(on);
-            reply.done();
-        });
+        self.attempt(attempt, reply, |_, _, _, reply| reply.done());
     }
 
     /// Answers with the attributes that were set, which must be asked of the master.

@@ -45,7 +45,7 @@ struct Answer {
 }
 
 /// Takes what a worker sends unasked.
-pub(super) type EvictionListener = Arc<dyn Fn(data::Evicted) + Send + Sync>;
+pub(super) type EvictionListener = Arc<dyn Fn(u64, data::Evicted) + Send + Sync>;
 
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -388,7 +388,7 @@ impl Connection {
             FrameKind::Evicted => {
                 let blocks = decode::<data::Evicted>(message).map_err(|error| error.to_string())?;
                 if let Some(listener) = evicted {
-                    listener(blocks);
+                    listener(self.worker, blocks);
                 }
                 return Ok(());
             }

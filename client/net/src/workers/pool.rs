@@ -216,8 +216,8 @@ impl WorkerPool {
         self.payloads.trim();
     }
 
-    /// The listener to notify of what workers evict. Connections made earlier do not know it: set it first.
-    pub fn on_evicted(&self, listener: impl Fn(data::Evicted) + Send + Sync + 'static) {
+    /// The listener to notify of what each worker evicts. Connections made earlier do not know it: set it first.
+    pub fn on_evicted(&self, listener: impl Fn(u64, data::Evicted) + Send + Sync + 'static) {
         *self.evicted.write() = Some(Arc::new(listener));
     }
 

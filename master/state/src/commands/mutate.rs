@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::results::{self, Known, shortened};
 use crate::error::Result;
 use crate::outcome::{ALL_BEFORE, Outcome};
-use crate::posix::context::{Caller, MutationContext, MutationError, Refusal, Tried, refuse};
+use crate::posix::context::{Caller, MutationContext, MutationEffects, MutationError, Refusal, Tried, refuse};
 use crate::records::is_directory;
 use crate::transaction::Transaction;
 
@@ -51,7 +51,8 @@ pub fn mutate(tx: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome> {
         Ok(inode) => {
             mutating.note_intents()?;
             let (attributes, gone) = (mutating.attributes(sets_length), std::mem::take(&mut mutating.effects.gone));
-            MutationResult { inode, attributes, gone, held: mutating.effects.held, ..MutationResult::default() }
+            let MutationEffects { held, is_alone, .. } = mutating.effects;
+            MutationResult { inode, attributes, gone, held, is_alone, ..MutationResult::default() }
         }
         Err(error) => refused(&mutating, error)?,
     };

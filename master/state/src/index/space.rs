@@ -33,8 +33,8 @@ pub fn committed(
 }
 
 /// Accounts for a cut to `length` bytes: the blocks that were dropped with what they took, and the one in which the
-/// file ends now, if it has an extent. What lies behind the end there is of no content. The origin of the record is
-/// that of before.
+/// file ends now, if it has an extent; of a file that was emptied, the one that it keeps. What lies behind the end
+/// there is of no content. The origin of the record is that of before.
 pub fn cut(
     record: &mut InodeRecord,
     length: u64,
@@ -44,6 +44,9 @@ pub fn cut(
 ) {
     if length == 0 {
         record.allocated = Some(0);
+        if let Some(last) = last {
+            last.allocated = Some(0);
+        }
         return;
     }
     let valid = record.origin.as_ref().map_or(0, |origin| origin.valid);
@@ -113,5 +116,8 @@ mod tests {
         assert_eq!(record.allocated, Some(2 * BLOCK + 100 - 93 - 4));
         cut(&mut record, 0, BLOCK, &[], None);
         assert_eq!(record.allocated, Some(0));
+        let (mut record, mut kept) = (file(BLOCK, 0), taking(BLOCK));
+        cut(&mut record, 0, BLOCK, &[], Some(&mut kept));
+        assert_eq!((record.allocated, kept.allocated), (Some(0), Some(0)));
     }
 }

@@ -24,7 +24,7 @@ impl MutationContext<'_, '_> {
         self.check_set_attributes(set, &record)?;
         check_owner_ids(set.uid.unwrap_or_default(), set.gid.unwrap_or_default())?;
         if let Some(length) = set.size {
-            self.set_length(set.inode, &mut record, length)?;
+            self.set_length(set, &mut record, length)?;
         }
         if loses_privileges(record.kind(), set) || set.kill_capability {
             self.delete_xattr(set.inode, &mut record, CAPABILITY)?;

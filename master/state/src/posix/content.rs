@@ -1,13 +1,14 @@
 //! The content of files: their length, and which blocks they have.
 //!
 //! A block is named by inode, generation and index. Whenever blocks are dropped, the file's generation grows, so what
-//! is written in their place later has other names, and dropped blocks can be freed at leisure.
+//! is written in their place later has other names, and dropped blocks can be freed at leisure. A file that is emptied
+//! may keep its block instead, for those who read the block's file by themselves: see [`SetAttr`].
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cavern_posix::{block_takes, changes_content, content_changed};
-use cavern_proto::master::{CommitContent, Extent, Kind};
+use cavern_proto::master::{CommitContent, Extent, Kind, SetAttr};
 use cavern_proto::record::{ExtentRecord, InodeRecord};
 use rustix::io::Errno;
 
@@ -92,12 +93,23 @@ impl MutationContext<'_, '_> {
         Ok(commit.inode)
     }
 
-    /// Gives a file another length; the caller stores the record.
-    pub fn set_length(&mut self, inode: u64, record: &mut InodeRecord, length: u64) -> Tried {
+    /// Gives a file the length that is set; the caller stores the record.
+    pub fn set_length(&mut self, set: &SetAttr, record: &mut InodeRecord, length: u64) -> Tried {
+        let inode = set.inode;
         check_file(record)?;
         check_length(length)?;
         self.check_growth(record, length)?;
-        if length < record.size {
+        self.effects.is_alone = !self.tx.before().is_written_by_others(inode, self.caller.session)?;
+        let is_emptied = length == 0 && record.size > 0;
+        if is_emptied
+            && set.keeps_block
+            && self.effects.is_alone
+            && let Some(mut only) = self.only_block(inode)?
+        {
+            space::cut(record, 0, self.mount.block_size, &[], Some(&mut only));
+            self.tx.put(schema::Extents, (inode, 0), &only);
+            origins::cut(self.tx, inode, record, 0)?;
+        } else if length < record.size {
             let block_size = self.mount.block_size.max(1);
             let kept = u32::try_from(length.div_ceil(block_size)).unwrap_or(u32::MAX);
             if record.cuts.len() >= CUTS_MAX {
@@ -125,6 +137,15 @@ impl MutationContext<'_, '_> {
         }
         self.content_changed(record, length);
         Ok(())
+    }
+
+    /// The first block of a file that has no other, unless that is being copied.
+    fn only_block(&self, inode: u64) -> Result<Option<ExtentRecord>> {
+        let tables = self.tx.before();
+        match tables.some_recorded_extents(inode, 0, 1)? {
+            (only, None) if only.iter().all(|known| known.index == 0 && known.joining == 0) => tables.extent(inode, 0),
+            _ => Ok(None),
+        }
     }
 
     fn content_changed(&self, record: &mut InodeRecord, size: u64) {

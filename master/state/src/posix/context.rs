@@ -94,6 +94,8 @@ pub struct MutationEffects {
     pub held: bool,
     /// Numbers that the session has reserved.
     pub reserved: Option<InodeRange>,
+    /// A length was set, and no other session may write to the file.
+    pub is_alone: bool,
 }
 
 /// Names that a directory got or lost, and those of directories among them.

@@ -760,6 +760,51 @@ fn blocks_come_by_commits_and_go_by_truncation_and_never_get_an_old_name() {
     assert_eq!(tables.counters().unwrap().garbage, 3);
 }
 
+#[test]
+fn a_file_that_is_emptied_keeps_its_only_block_where_that_is_asked_for() {
+    let mut bench = Fixture::new();
+    bench.register_workers(3);
+    let (inode, commit) = file_with_commits(&mut bench);
+    let cut =
+        |size, keeps_block| Change::SetAttr(SetAttr { inode, size: Some(size), keeps_block, ..SetAttr::default() });
+    let shown = |bench: &Fixture| {
+        let tables = Tables::new(&bench.database);
+        let extents = tables.extents(inode, 0).unwrap();
+        let extents: Vec<_> = extents.iter().map(|extent| (extent.index, extent.generation)).collect();
+        let InodeRecord { size, generation, allocated, .. } = tables.inode(inode).unwrap().unwrap();
+        (extents, size, generation, allocated)
+    };
+    assert_eq!(bench.change(commit(&[(0, &[1, 2])])).errno, 0);
+    let emptied = bench.change(cut(0, true));
+    assert!(emptied.is_alone && emptied.errno == 0);
+    assert_eq!(shown(&bench), (vec![(0, 0)], 0, 0, Some(0)));
+    assert_eq!(Tables::new(&bench.database).extent(inode, 0).unwrap().unwrap().workers, [1, 2]);
+    // What is written to it goes to where it was, and is accounted for.
+    let made = vec![Extent { workers: vec![1, 2], allocated: Some(4096), ..Extent::default() }];
+    bench.change(Change::Commit(CommitContent { inode, grow_to: 9, made, changed: true }));
+    assert_eq!(shown(&bench), (vec![(0, 0)], 9, 0, Some(4096)));
+    assert_eq!(bench.change(cut(0, false)).errno, 0);
+    assert_eq!(shown(&bench), (vec![], 0, 1, Some(0)), "nobody has asked for it");
+
+    let generation = 1;
+    let made = |index| Extent { index, generation, workers: vec![1], ..Extent::default() };
+    let write = |made| Change::Commit(CommitContent { inode, grow_to: 9, made, changed: true });
+    assert_eq!(bench.change(write(vec![made(0), made(1)])).errno, 0);
+    assert_eq!(bench.change(cut(0, true)).errno, 0);
+    assert_eq!(shown(&bench).0, [], "it had two");
+    let made = Extent { generation: 2, ..made(0) };
+    assert_eq!(bench.change(write(vec![made])).errno, 0);
+    let hold = Mutation {
+        seq: 1,
+        change: Some(Change::SetHolds(SetHolds { hold: vec![inode], let_go: Vec::new() })),
+        ..Mutation::default()
+    };
+    run(&bench.database, Kind::Mutate(Mutate { session: 8, mutation: Some(hold), ..Mutate::default() }));
+    let emptied = bench.change(cut(0, true));
+    assert!(!emptied.is_alone && emptied.errno == 0);
+    assert_eq!((shown(&bench).0, shown(&bench).2), (vec![], 3), "another session may write to it");
+}
+
 /// A block by its index, and the workers that have it.
 type MadeAt<'a> = (u32, &'a [u64]);
 
