@@ -196,7 +196,8 @@ impl RunRecord {
 }
 
 /// The state of the child whose record `load` reads. Its keeper may be between its end and the record of it: a child
-/// that is gone, nobody knows how, is looked at until there is another record, for 200 ms at most.
+/// that is gone, nobody knows how, is looked at until there is another record, as long as its keeper is there, for
+/// 200 ms at most.
 pub fn settled(mut load: impl FnMut() -> Result<Option<RunRecord>, CliError>) -> Result<State, CliError> {
     let Some(first) = load()? else { return Ok(State::Stopped) };
     let state = first.state();
@@ -204,8 +205,10 @@ pub fn settled(mut load: impl FnMut() -> Result<Option<RunRecord>, CliError>) ->
         return Ok(state);
     }
     let other = files::poll(SETTLE_PATIENCE, SETTLE_PAUSE, || {
+        // The last thing that a keeper has written is there when it is gone.
+        let is_kept = first.is_kept();
         let record = load()?;
-        Ok((record.as_ref() != Some(&first)).then_some(record))
+        Ok((!is_kept || record.as_ref() != Some(&first)).then_some(record))
     })?;
     Ok(other.map_or(state, |record| record.map_or(State::Stopped, |record| record.state())))
 }
@@ -270,9 +273,21 @@ mod tests {
 
     #[test]
     fn the_keeper_of_a_child_that_is_gone_has_a_moment_to_say_how_it_ended() {
-        let gone = RunRecord::default();
-        let ended = RunRecord { exit: Some(Exit::Signal(9)), ..gone.clone() };
-        let mut records = [Some(gone.clone()), Some(gone), Some(ended)].into_iter();
-        assert_eq!(settled(|| Ok(records.next().unwrap())).unwrap(), State::Crashed(Some(Exit::Signal(9))));
+        let keeper = ProcessId::of(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let looks = |keeper: ProcessId, unsaid: usize| {
+            let gone = RunRecord::new(ProcessId::default(), keeper);
+            let ended = RunRecord { exit: Some(Exit::Signal(9)), ..gone.clone() };
+            let (mut records, mut count) = (std::iter::repeat_n(gone, unsaid).chain([ended]), 0);
+            let state = settled(|| {
+                count += 1;
+                Ok(records.next())
+            });
+            (state.unwrap(), count)
+        };
+        let ended = State::Crashed(Some(Exit::Signal(9)));
+        assert_eq!(looks(keeper, 2), (ended.clone(), 3));
+        // Nobody is waited for who is gone, too, but what that one has said last counts.
+        assert_eq!(looks(ProcessId::default(), 2), (State::Crashed(None), 2));
+        assert_eq!(looks(ProcessId::default(), 1), (ended, 2));
     }
 }
