@@ -28,7 +28,8 @@ impl Scratch {
         self.folders.iter().enumerate().map(of_worker).collect()
     }
 
-    /// Measures in a new directory of `parent`, and removes it whatever comes of that.
+    /// Measures in a new directory of `parent`, and removes it whatever comes of that, but for a panic, which leaves it
+    /// there.
     ///
     /// # Errors
     /// What the measurement says; else why something is left, and what.
@@ -76,8 +77,9 @@ impl Scratch {
 
 /// Removes a folder with its files.
 fn empty(folder: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let name = entry?.file_name();
+    // What is removed while a directory is read may hide others from the reader.
+    let entries = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.file_name()));
+    for name in entries.collect::<io::Result<Vec<_>>>()? {
         let digits = name.to_str().and_then(|name| name.strip_prefix(['a', 'b'])).unwrap_or_default();
         if digits.len() >= 8 && digits.bytes().all(|byte| byte.is_ascii_digit()) {
             fs::remove_file(folder.join(&name))?;
