@@ -129,9 +129,11 @@ impl Metadata {
         self.take_loss(inode)
     }
 
-    /// Has the master make what was answered here by now. Bounded by `client.metadata_timeout`.
+    /// Has the master make what was answered here by now, and the unlocks that nobody waits for; what was held for
+    /// closed files is in the log then, to be let go of. Bounded by `client.metadata_timeout`.
     pub(crate) async fn make_answered(&self) -> Result<(), ClientError> {
-        self.inner.all_settled().await
+        self.inner.release_closed();
+        self.inner.log.all_unlocked(self.inner.master.timeout()).await
     }
 
     /// Whether [`Self::settle`] would wait, or has something to say.
@@ -363,7 +365,8 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::master::{Attr, SetAttr};
+    use cavern_proto::master::{Attr, Lock, LockKind, LockType, SetAttr, SetLock};
+    use futures::FutureExt;
 
     use super::super::cache::tests::node;
     use super::super::log::LocalAnswer;
@@ -393,5 +396,25 @@ mod tests {
         inner.take_in_results(call, MutateReply { results: vec![result(11), result(12)], event_seq: 0 }, 1);
         assert_eq!(inner.names.cache.node(7).unwrap().size, 12);
         assert!(!inner.log.lock().subjects.is_unsettled(7));
+    }
+
+    #[tokio::test]
+    async fn a_handover_waits_for_unlocks_and_has_what_was_closed_let_go_of() {
+        let metadata = metadata(None);
+        let inner = &metadata.inner;
+        let lock = Lock { owner: 1, r#type: LockType::Unlocked.into(), end: 9, ..Lock::default() };
+        let set = SetLock { inode: 5, kind: LockKind::Posix.into(), lock: Some(lock), ..SetLock::default() };
+        inner.push(Operation::owed(Change::SetLock(set)));
+        inner.open.inodes.never_opened(6);
+        let answered = metadata.make_answered();
+        tokio::pin!(answered);
+        assert!((&mut answered).now_or_never().is_none());
+        let request = inner.log.next_request(inner.names.recent.mark()).unwrap().request;
+        let changes: Vec<_> = request.mutations.into_iter().filter_map(|mutation| mutation.change).collect();
+        assert!(matches!(&changes[..], [Change::SetLock(_), Change::SetHolds(set)] if set.let_go == [6]));
+        let call = inner.log.lock().take_answered().unwrap();
+        let made = |operation| (operation, Ok(Changed::new(MutationResult::default(), None, 1, 0)));
+        inner.log.finish(call.operations.into_iter().map(made));
+        assert!(answered.now_or_never().is_some_and(|answered| answered.is_ok()));
     }
 }
