@@ -83,8 +83,8 @@ impl Sender {
         let log = &inner.log;
         loop {
             self.expire();
-            inner.release_gathered();
             let is_ready = self.follow_session();
+            inner.release_gathered();
             let (has_work, is_idle) = {
                 let state = log.lock();
                 (state.has_work(Instant::now()), state.is_idle())
@@ -247,6 +247,15 @@ impl Sender {
         let error = ClientError::from(NetError::from(status.clone()));
         tracing::debug!("the stream of changes is over, and is opened again soon: {error}");
         let done = self.inner.log.lock().broken(end, Verdict::of(&error), &error, Instant::now());
+        let refused =
+            done.iter().flatten().filter(|(operation, _)| operation.is_owed && !operation.mutation.is_answered);
+        for (operation, _) in refused {
+            let inode = operation.subject.first().copied().unwrap_or_default();
+            tracing::warn!(
+                "the master refuses a change of inode {inode} (0: of any) that it is owed, and is asked no more: what \
+                 that gives up stays held until this session ends; see whether the master has this version: {error}"
+            );
+        }
         match done {
             Some(done) => drop(self.inner.log.finish(done)),
             None => self.give_up(&error.to_string()),

@@ -83,6 +83,8 @@ pub(in crate::metadata) struct Operation {
     pub waiter: Option<Waiter>,
     /// It is made though nobody waits for it.
     pub is_owed: bool,
+    /// It was in a call that the master refused, and goes into one of its own: that shows whether it was for its sake.
+    pub is_suspect: bool,
     /// A process before has asked for it.
     pub is_inherited: bool,
     /// Its place among all whose end a sync waits for.
@@ -210,6 +212,8 @@ impl Operation {
 pub(super) struct CallSize {
     operations: usize,
     bytes: usize,
+    /// Its first operation is to be its only one.
+    is_full: bool,
 }
 
 impl CallSize {
@@ -217,8 +221,10 @@ impl CallSize {
     /// call is the master's to refuse.
     pub fn admit(&mut self, operation: &Operation) -> bool {
         let bytes = self.bytes + operation.mutation.encoded_len() + FRAME_BYTES;
-        let has_room = self.operations < MAX_CHANGES && bytes <= CALL_BYTES_MAX || self.operations == 0;
+        let is_alone = self.is_full || operation.is_suspect;
+        let has_room = !is_alone && self.operations < MAX_CHANGES && bytes <= CALL_BYTES_MAX || self.operations == 0;
         if has_room {
+            self.is_full = operation.is_suspect;
             (self.operations, self.bytes) = (self.operations + 1, bytes);
         }
         has_room

@@ -322,7 +322,11 @@ impl State {
             Some(first) if first.was_sent => return None,
             // What was sent after the first call has not been looked at.
             Some(first) => std::mem::take(&mut first.operations),
-            None if end == StreamEnd::NotOpened && is_due => self.take_queued(),
+            None if end == StreamEnd::NotOpened && is_due => {
+                // None of them was looked at.
+                self.queued.iter_mut().for_each(|operation| operation.is_suspect = false);
+                self.take_queued()
+            }
             None => Vec::new(),
         };
         // Now it is known that they were not made, and an asker that was answered before (`OutcomeUnknown`) does not
@@ -330,9 +334,12 @@ impl State {
         let is_kept =
             |operation: &Operation| verdict != Verdict::NotMade || operation.waiter.is_some() || operation.is_owed;
         let given_up = self.requeue(is_kept);
-        // What is owed is sent until the session is over, unless somebody can be told that it is lost.
-        let (owed, refused): (Vec<_>, Vec<_>) =
-            refused.into_iter().partition(|operation| operation.is_owed && !operation.mutation.is_answered);
+        // What is owed is sent until the session is over, unless somebody can be told that it is lost or it is known to
+        // be what the master refuses, which it would for ever.
+        let is_culprit = end == StreamEnd::Broken && refused.len() == 1;
+        let is_sent_again = |operation: &Operation| operation.is_owed && !operation.mutation.is_answered && !is_culprit;
+        let (mut owed, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(is_sent_again);
+        owed.iter_mut().for_each(|operation| operation.is_suspect = true);
         self.put_first(owed);
         let not_made = refused.into_iter().chain(given_up);
         Some(not_made.map(|operation| (operation.undone(), Err(error.clone()))).collect())
@@ -630,6 +637,24 @@ mod tests {
         assert_eq!(state.queued.iter().map(is_owed).collect::<Vec<_>>(), [true, false], "in their order");
         assert_eq!(refused(&mut state, StreamEnd::NotOpened), Some(1));
         assert_eq!((take(&mut state), state.is_idle()), (vec![1], true), "what is owed is sent until it is made");
+    }
+
+    #[test]
+    fn what_is_owed_and_was_refused_is_sent_in_a_call_of_its_own_and_ends_when_that_is_refused() {
+        let mut state = State::default();
+        for change in [Change::LetGo(1), Change::LetGo(2)] {
+            state.push(Operation::owed(change));
+        }
+        state.push(asked(Change::Hold(1)));
+        assert_eq!(send(&mut state), [1, 2, 3]);
+        assert_eq!(broken(&mut state, StreamEnd::Broken, Verdict::Refused), Some(1), "nobody knows for whose sake");
+        state.push(asked(Change::Hold(2)));
+        assert_eq!([(); 3].map(|()| send(&mut state)), [[1], [2], [3]]);
+        assert_eq!(broken(&mut state, StreamEnd::Broken, Verdict::Refused), Some(1));
+        let left: Vec<_> = state.queued.iter().filter_map(|operation| operation.mutation.change.clone()).collect();
+        assert_eq!(left, [Change::LetGo(2), Change::Hold(2)]);
+        assert_eq!([(); 2].map(|()| take(&mut state)), [[1], [2]], "it is no longer in the way of others");
+        assert!(state.is_idle());
     }
 
     #[test]
