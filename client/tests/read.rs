@@ -581,7 +581,7 @@ async fn bytes_that_were_damaged_once_are_asked_for_again_while_no_other_replica
 /// Two replicas of the bytes, and a client that has read so often that it knows how long an answer takes, and may ask
 /// twice some times. A worker that fails is left alone for longer than a test takes.
 async fn hedging(name: &str, worker_timeout: Interval, bytes: &[u8]) -> (Cluster, Arc<Client>, File) {
-    let (mut cluster, _) = fs_mode(name, 2, bytes).await;
+    let (mut cluster, _) = Box::pin(fs_mode(name, 2, bytes)).await;
     cluster.config.client.hedge_percent = 50;
     cluster.config.client.read_timeout = Interval::secs(20);
     cluster.config.client.worker_timeout = worker_timeout;

@@ -188,8 +188,11 @@ mod tests {
         assert!(matches!(refused("file"), CliError::Usage(text) if text.contains("is not a directory")));
     }
 
+    /// Where and in which rounds it was run.
+    type Noted = Arc<Mutex<Vec<(PathBuf, u32)>>>;
+
     /// Notes where it was run, and asks to stop in round 7.
-    fn noting() -> (Workload, Arc<Mutex<Vec<(PathBuf, u32)>>>) {
+    fn noting() -> (Workload, Noted) {
         let noted = Arc::new(Mutex::new(Vec::new()));
         let notes = Arc::clone(&noted);
         let workload: Workload = Box::new(move |turn| {

@@ -311,14 +311,18 @@ fn task_state(task: &TaskStatus) -> String {
     word(task.state().as_str_name(), "TASK_STATE_").replace('_', " ")
 }
 
-/// When the last run ended and how long it took, if any has; and when and why the last one failed, if any has.
-fn last_runs(task: &TaskStatus) -> (Option<(u64, u64)>, Option<(u64, &str)>) {
-    let run = (task.runs > 0).then_some((task.last_run_age_ms, task.last_run_ms));
-    (run, Some((task.last_error_age_ms, task.last_error.as_str())).filter(|(_, error)| !error.is_empty()))
+/// When the last run ended and how long it took, if any has.
+fn last_run(task: &TaskStatus) -> Option<(u64, u64)> {
+    (task.runs > 0).then_some((task.last_run_age_ms, task.last_run_ms))
+}
+
+/// When and why the last run failed that did, if any has.
+fn last_error(task: &TaskStatus) -> Option<(u64, &str)> {
+    Some((task.last_error_age_ms, task.last_error.as_str())).filter(|(_, error)| !error.is_empty())
 }
 
 fn task_view(task: &TaskStatus) -> Value {
-    let (run, error) = last_runs(task);
+    let (run, error) = (last_run(task), last_error(task));
     json!({
         "name": task.name,
         "state": task_state(task),
@@ -335,7 +339,7 @@ fn task_view(task: &TaskStatus) -> Value {
 /// Errors have words of buckets and workers, and stay on the line.
 fn task_row(task: &TaskStatus) -> [String; 6] {
     let ago = |age_ms: u64| format!("{:.1} s ago", age_ms as f64 / 1000.0);
-    let (run, error) = last_runs(task);
+    let (run, error) = (last_run(task), last_error(task));
     let run = or_dash(run.map(|(age_ms, took_ms)| format!("{}, in {took_ms} ms", ago(age_ms))));
     let error = or_dash(error.map(|(age_ms, error)| format!("{}: {}", ago(age_ms), console::escaped(error))));
     let (runs, errors) = (task.runs.to_string(), task.errors.to_string());

@@ -45,9 +45,10 @@ pub(super) struct Outage {
     asked: AtomicU64,
     inodes: OutageInodes,
     listings: BucketListings,
-    /// By directory and name.
-    lookups: SingleFlight<(u64, Box<[u8]>), Result<Arc<Node>, ClientError>>,
+    lookups: SingleFlight<DirectoryAndName, Result<Arc<Node>, ClientError>>,
 }
+
+type DirectoryAndName = (u64, Box<[u8]>);
 
 impl Outage {
     pub(super) fn new(conf: &schema::Client) -> Self {

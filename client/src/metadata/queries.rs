@@ -55,7 +55,7 @@ impl Metadata {
         let _asked = Stage::Metadata.begin();
         tokio::select! {
             biased;
-            directory = self.bucket_directory_in_outage(parent) => self.bucket_lookup(directory, name).await,
+            directory = self.bucket_directory_in_outage(parent) => Box::pin(self.bucket_lookup(directory, name)).await,
             answer = self.ask_master_lookup(parent, name, patience) => answer,
         }
     }

@@ -29,12 +29,12 @@ pub(super) struct StayingFiles(Mutex<VecDeque<Staying>>);
 struct Staying {
     inode: u64,
     since: Instant,
-    content: Content,
+    _content: Content,
 }
 
 impl StayingFiles {
     fn stay(&self, inode: u64, content: Content) {
-        let staying = Staying { inode, since: Instant::now(), content };
+        let staying = Staying { inode, since: Instant::now(), _content: content };
         let mut files = self.0.lock();
         let before = files.iter().position(|file| file.inode == inode).and_then(|place| files.remove(place));
         let surplus = (files.len() == STAYING_MAX).then(|| files.pop_front());

@@ -60,7 +60,9 @@ async fn master() -> (TestMaster, Mount) {
     let master = TestMaster::new().await;
     let (bucket, uri) = new_bucket();
     bucket.put("f", "1");
-    master.mount("/open", &uri).await;
+    let open = master.mount("/open", &uri).await;
+    // Its index would tell sessions of `f` at any later time.
+    master.indexed(&open).await;
     let mount = mutations::mount(&master).await;
     assert_eq!(change(&master, "a", create(mount.root_inode, "f", Kind::File)).await, 0);
     let clients = cavern_proto::master::ClientRules { rules: rules(&[("a", false), ("r", true)]) };
@@ -567,6 +569,13 @@ async fn a_client_is_told_of_no_name_in_a_mount_that_is_not_there_for_it() {
     let mut b = open(&other, before);
     assert_eq!(told(&watch, &mut b).await, [] as [&str; 0]);
     all(b.id());
+    // Of what is there for all, who may have seen anything is told every name.
+    let (bucket, uri) = new_bucket();
+    bucket.put("g", "1");
+    let beside = master.mount("/beside", &uri).await;
+    master.indexed(&beside).await;
+    assert_eq!(told(&watch, &mut a).await, ["beside"]);
+    assert_eq!(told(&watch, &mut b).await, ["beside", "g"]);
     // Who may see it from now on is told that it is there, as is who might until now.
     let of = |names: &[(&str, bool)]| {
         let clients = cavern_proto::master::ClientRules { rules: rules(names) };

@@ -755,6 +755,7 @@ fn garbage() -> impl Strategy<Value = Vec<u8>> {
                 sync: true,
                 deadline_ms: 10,
                 begins: false,
+                cut: None,
             };
             // With some of what it announces, or more.
             let mut frames = encode_frame(FrameKind::Write, 3, &write, announced % 600);

@@ -507,7 +507,10 @@ impl WorkerPool {
                 Transport::Tls(tls) => Socket::Tls(Box::new(TlsSocket::connect(tls, stream, Role::Worker).await?)),
             })
         };
-        link.lanes[lane].get(|| self.dial(link, socket)).await.map_err(|error| link.failed(&error.to_string()))
+        link.lanes[lane]
+            .get(|| Box::pin(self.dial(link, socket)))
+            .await
+            .map_err(|error| link.failed(&error.to_string()))
     }
 
     /// The connection over the Unix socket; `None` when the worker cannot be reached that way.
@@ -523,7 +526,7 @@ impl WorkerPool {
         }
         let socket =
             async { Ok::<_, io::Error>(Socket::Unix(local_socket::connect(Path::new(&link.socket_path)).await?)) };
-        match link.local.get(|| self.dial(link, socket)).await {
+        match link.local.get(|| Box::pin(self.dial(link, socket))).await {
             Ok(connection) => Some(connection),
             Err(error) => {
                 // Nothing listens there: the worker is down and may be back soon. Anything else: another host.

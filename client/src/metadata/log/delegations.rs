@@ -140,9 +140,8 @@ impl Delegations {
             Change::Create(_) if result.held && !operation.is_inherited => self.begin(result.inode, session),
             Change::Create(create) if result.errno == 0 && is_named_file(create) => {
                 // A file was made by way of the master.
-                if self.session == session && self.holds(create.parent) {
-                    self.locks.made(result.inode);
-                }
+                let is_held = self.session == session && self.holds(create.parent);
+                is_held.then(|| self.locks.made(result.inode));
             }
             Change::Rename(_) | Change::RenameWhiteout(_) | Change::Link(_) => {
                 let moved = result.attributes.iter().filter(|attr| attr.kind() != Kind::Directory);

@@ -488,8 +488,8 @@ async fn an_unlock_that_nobody_waits_for_is_waited_for_by_whoever_looks_for_lock
     let (over, is_unanswered) = log.lock().expire(Instant::now() + LATER, LATER);
     assert!(over.is_empty() && !is_unanswered);
     let call = log.lock().take_answered().unwrap();
-    let made = |operation| (operation, Ok(Changed::new(MutationResult::default(), None, 1, 0)));
-    log.finish(call.operations.into_iter().map(made).collect());
+    let made = |operation| (operation, Ok::<_, ClientError>(Changed::new(MutationResult::default(), None, 1, 0)));
+    log.finish(call.operations.into_iter().map(made));
     assert!(settled.now_or_never().is_some_and(|settled| settled.is_ok()));
 }
 

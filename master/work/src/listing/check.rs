@@ -78,7 +78,7 @@ impl Listings {
             }
         };
         let below = format!("{key}/");
-        let list = async {
+        let list = Box::pin(async {
             let mut lister = self.list(mount, &below);
             while let Some(page) = self.next_page(mount, &mut lister).await? {
                 if !page.objects.is_empty() || !page.prefixes.is_empty() || page.hidden > 0 {
@@ -86,7 +86,7 @@ impl Listings {
                 }
             }
             Ok::<_, WorkError>(None)
-        };
+        });
         // What is known decides what is asked first. A directory wins over an object of the same name.
         match known.map(|dentry| dentry.kind()) {
             Some(Kind::Directory) => match list.await? {

@@ -137,7 +137,7 @@ impl DataBlock {
     /// Makes a range zeros, to which the file reaches then. *Blocking*.
     pub(super) fn zero(&self, range: &Range<u32>) -> io::Result<ZeroOutcome> {
         if self.sealed().is_none() {
-            lengthen(&self.writer()?, range.end)?;
+            lengthen(&*self.writer()?, range.end)?;
         }
         self.punch(range)
     }
