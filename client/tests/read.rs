@@ -587,7 +587,7 @@ async fn hedging(name: &str, worker_timeout: Interval, bytes: &[u8]) -> (Cluster
     cluster.config.client.worker_timeout = worker_timeout;
     cluster.config.client.worker_backoff = Interval::secs(30);
     cluster.config.client.worker_backoff_max = Interval::secs(30);
-    let client = cluster.client().await;
+    let client = Box::pin(cluster.client()).await;
     let file = open(&client, "f").await;
     for number in 0..40 {
         assert!(file.read_direct(number * 100_000, 1000).await.is_ok());

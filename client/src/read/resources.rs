@@ -155,7 +155,7 @@ impl Core {
                 let current = current.inspect_err(|error| tracing::debug!(file = %stale, "asked anew: {error}"));
                 current.ok().filter(|current| current.inode != stale.inode)
             };
-            self.versions.successors.join(node.inode, asked).await;
+            Box::pin(self.versions.successors.join(node.inode, asked)).await;
         }
         self.failed(node, error)
     }
