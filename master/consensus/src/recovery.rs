@@ -17,7 +17,7 @@ use std::fs;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-use cavern_state::{CurrentDatabase, Database, Family, Lock, current};
+use cavern_state::{CurrentDatabase, Database, Family, Lock, Resources, current};
 use rocksdb::IteratorMode;
 
 use crate::error::{ConsensusError, Result};
@@ -33,7 +33,7 @@ const MARK: &str = "high-water";
 /// is not whole; nothing has been changed then.
 ///
 /// [`StateError::OpenDatabase`]: cavern_state::StateError::OpenDatabase
-pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<(CurrentDatabase, HighWater)> {
+pub fn open(data_dir: &Path, resources: Resources) -> Result<(CurrentDatabase, HighWater)> {
     let lock = Lock::take(data_dir)?;
     let directory = current::directory(data_dir)?;
     let mark = HighWater::read(data_dir)?;
@@ -45,7 +45,7 @@ pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<(CurrentDatabase, HighW
             return Err(ConsensusError::DatabaseCut { path: directory, reason, mark: mark.path });
         }
     }
-    Ok((CurrentDatabase::open(data_dir, cache_bytes, lock)?, mark))
+    Ok((CurrentDatabase::open(data_dir, resources, lock)?, mark))
 }
 
 /// What shows that a master has worked here.
