@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::thread::sched_getaffinity;
 
+use crate::budget::MIB;
 use crate::rules::is_absolute_and_plain;
 use crate::units::{ByteSize, ResourceLimit};
 
 const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +117,8 @@ pub fn control_groups(controller: &str) -> Vec<PathBuf> {
 }
 
 fn groups(root: &Path, controller: &str) -> Vec<PathBuf> {
-    let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
+    // Others may have mounted something at a path that is no text.
+    let read = |name: &str| String::from_utf8_lossy(&fs::read(root.join(name)).unwrap_or_default()).into_owned();
     let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
     let is_named = |list: &str| list.split(',').any(|name| name == controller);
     // `NUMBER:CONTROLLERS:PATH`; version 2 names no controllers.
@@ -246,6 +247,15 @@ mod tests {
             let by = Some("sys/fs/cgroup/memory/memory.limit_in_bytes".to_owned());
             assert_eq!(says(&files), (8, 256, None, by), "{path}");
         }
+    }
+
+    #[test]
+    fn mounts_of_others_that_are_no_text_hide_no_limit() {
+        let most = ("sys/fs/cgroup/memory.max", "536870912\n");
+        let (_, root) = found(&[("proc/self/cgroup", "0::/\n"), most]);
+        let mounts = [b"29 23 0:7 / /mnt/caf\xe9 rw - tmpfs tmpfs rw\n".as_slice(), VERSION_2.as_bytes()].concat();
+        fs::write(root.path().join("proc/self/mountinfo"), mounts).unwrap();
+        assert_eq!(HostLimits::below(root.path(), 8).memory, 512 << 20);
     }
 
     #[test]
