@@ -18,6 +18,8 @@ pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const AUTO: &str = "auto";
 /// RocksDB fills one of them while it writes the other to the disk.
 pub(crate) const WRITE_BUFFERS: u64 = 2;
+/// Of all databases of a master: RocksDB flushes when its log has as much.
+const MASTER_WRITE_BUFFERS: u64 = 256 * MIB;
 /// Of a worker's index: no more is of use to it.
 const INDEX_WRITE_BUFFER: u64 = 16 * MIB;
 
@@ -63,11 +65,11 @@ impl Budget {
         let (cpus, mib) = (limits.cpus.max(1), limits.mib());
         Self {
             threads: if role == Role::Worker { cpus } else { cpus.div_ceil(2) },
-            blocking_threads: usize::try_from(mib / 16).unwrap_or(usize::MAX).clamp(16, 64),
+            blocking_threads: usize::try_from(mib / 16).unwrap_or(usize::MAX).clamp(32, 64),
             background_jobs: i32::try_from(cpus).unwrap_or(i32::MAX).clamp(2, 4),
             write_buffers: MIB
                 * match role {
-                    Role::Master => (mib / 64).max(16),
+                    Role::Master => (mib / 64).clamp(16, MASTER_WRITE_BUFFERS / MIB),
                     Role::Worker => mib / 16,
                     Role::Fuse => 0,
                 },
@@ -171,8 +173,9 @@ pub(crate) struct ProcessLimits {
 }
 
 impl Default for ProcessLimits {
+    /// Those that the defaults are made for.
     fn default() -> Self {
-        Self::of(Role::Master, ResourceLimit::default(), &HostLimits::default())
+        Self { limits: Limits::STANDARD, origin: "2c4g (default)".to_owned() }
     }
 }
 

@@ -174,6 +174,6 @@ proptest! {
         prop_assert!(config.budgets.master.write_buffers >= 16 * MIB);
         let of_worker = &config.budgets.worker;
         prop_assert_eq!(of_worker.threads, limits.cpus);
-        prop_assert!(of_worker.blocking_threads >= 16 && of_worker.open_blocks >= 1024);
+        prop_assert!(of_worker.blocking_threads >= 32 && of_worker.open_blocks >= 1024);
     }
 }

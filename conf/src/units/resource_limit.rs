@@ -7,6 +7,7 @@ use std::str::FromStr;
 use super::{ByteSize, UnitError};
 
 const CPUS: RangeInclusive<u32> = 1..=1024;
+
 /// Processors and memory: `"2c4g"`, `"1c512m"`, `"4c"`, `"8g"`. What it does not name, or all if it is empty, is what
 /// the process finds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,7 +74,7 @@ impl fmt::Display for ResourceLimit {
             write!(out, "{cpus}c")?;
         }
         match self.memory.map(|memory| memory.bytes() >> 20) {
-            Some(mib) if mib % 1024 == 0 => write!(out, "{}g", mib / 1024),
+            Some(mib) if mib.is_multiple_of(1024) => write!(out, "{}g", mib / 1024),
             Some(mib) => write!(out, "{mib}m"),
             None => Ok(()),
         }
