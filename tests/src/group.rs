@@ -1,6 +1,7 @@
 //! A control group with limits of its own, as a container has one.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,26 +24,33 @@ pub struct ControlGroup {
 
 impl ControlGroup {
     /// Below the group of this process, which goes on to bound it; with version 2 below the topmost, since a group with
-    /// processes has no such groups below it. `None` where this process may not make one that limits memory.
-    pub fn make(cpus: u64, memory: u64) -> Option<Self> {
+    /// processes has no such groups below it. Needs root, and of a container that it may write to control groups; with
+    /// version 2 also that none of its processes is in the topmost.
+    #[track_caller]
+    pub fn make(cpus: u64, memory: u64) -> Self {
         let mut made = Self { directories: Vec::new() };
         let (memory, quota) = (memory.to_string(), (cpus * PERIOD_US).to_string());
         let of_version_2 = format!("{quota} {PERIOD_US}");
-        let is_limited = [
-            made.limit("memory", [("memory.limit_in_bytes", memory.as_str()), ("memory.max", memory.as_str())]),
-            made.limit("cpu", [("cpu.cfs_quota_us", quota.as_str()), ("cpu.max", of_version_2.as_str())]),
-        ];
-        if !is_limited[1] {
-            eprintln!("there is no limit of processors here: those of memory hold alone");
+        for (controller, files) in [
+            ("memory", [("memory.limit_in_bytes", &memory), ("memory.max", &memory)]),
+            ("cpu", [("cpu.cfs_quota_us", &quota), ("cpu.max", &of_version_2)]),
+        ] {
+            if let Err(error) = made.limit(controller, files) {
+                panic!(
+                    "no control group that limits {controller} can be made: {error}. Run this on a host, or leave out \
+                     what needs one: -E 'not test(/^budget::a_cluster/)'"
+                );
+            }
         }
-        // What was made goes, otherwise.
-        is_limited[0].then_some(made)
+        made
     }
 
     /// Makes a directory for a controller, and writes to whichever of these files it has.
-    fn limit(&mut self, controller: &str, files: [(&str, &str); 2]) -> bool {
+    fn limit(&mut self, controller: &str, files: [(&str, &String); 2]) -> io::Result<()> {
         let groups = control_groups(controller);
-        let (Some(own), Some(top)) = (groups.first(), groups.last()) else { return false };
+        let (Some(own), Some(top)) = (groups.first(), groups.last()) else {
+            return Err(io::Error::other("this process is in none"));
+        };
         let is_version_2 = top.join("cgroup.controllers").exists();
         if is_version_2 {
             // Refused where it is on already, or cannot be: what counts is whether there is a file to write to.
@@ -52,12 +60,13 @@ impl ControlGroup {
         remove_leftovers(above);
         let directory = above.join(format!("{PREFIX}{}", std::process::id()));
         if !self.directories.contains(&directory) {
-            if fs::create_dir(&directory).is_err() {
-                return false;
-            }
+            fs::create_dir(&directory)
+                .map_err(|error| io::Error::other(format!("{}: {error}", directory.display())))?;
             self.directories.push(directory.clone());
         }
-        files.into_iter().any(|(file, value)| fs::write(directory.join(file), value).is_ok())
+        let is_limited = files.into_iter().any(|(file, value)| fs::write(directory.join(file), value).is_ok());
+        let refused = || io::Error::other(format!("{} takes no limit", directory.display()));
+        is_limited.then_some(()).ok_or_else(refused)
     }
 
     pub fn directories(&self) -> &[PathBuf] {
