@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::thread::sched_getaffinity;
 
-use crate::budget::MIB;
 use crate::rules::is_absolute_and_plain;
 use crate::units::{ByteSize, ResourceLimit};
 
 const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
