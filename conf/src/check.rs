@@ -6,9 +6,11 @@
 
 use std::path::Path;
 
+use crate::demand;
 use crate::endpoint::AllowedEndpoint;
 use crate::error::{Problem, SettingSource};
 use crate::exposure::{self, Role};
+use crate::host_limits::HostLimits;
 use crate::process::parse_level;
 use crate::rules::{Port, Rules, is_host_port, is_set};
 use crate::schema::{Choice, Client, Config, Fuse, Master, Security, Ufs, Worker};
@@ -42,6 +44,7 @@ pub(crate) fn check(config: &Config, origin: impl Fn(&str) -> SettingSource) -> 
     client(&config.client, &mut rules);
     config.fuse.check_values(&mut rules);
     fuse(&config.fuse, &mut rules);
+    demand::check(config, &mut rules);
     rules.into_problems()
 }
 
@@ -49,6 +52,18 @@ pub(crate) fn check(config: &Config, origin: impl Fn(&str) -> SettingSource) -> 
 pub(crate) fn check_reach(config: &Config, role: Role, origin: impl Fn(&str) -> SettingSource) -> Vec<Problem> {
     let mut rules = Rules::new(&origin);
     exposure::check(config, role, &mut rules);
+    rules.into_problems()
+}
+
+/// What of `config` has the process of this role take more than this host lets it.
+pub(crate) fn check_on(
+    host: &HostLimits,
+    config: &Config,
+    role: Role,
+    origin: impl Fn(&str) -> SettingSource,
+) -> Vec<Problem> {
+    let mut rules = Rules::new(&origin);
+    demand::check_on(host, config, role, &mut rules);
     rules.into_problems()
 }
 

@@ -9,16 +9,26 @@ use thiserror::Error;
 pub enum SettingSource {
     /// Nobody set it.
     Default,
+    /// Nobody set it, and it follows these limits of its process.
+    Limits(String),
     /// A line of the file, counted from 1.
     File { path: PathBuf, line: usize },
     /// The environment variable of this name.
     Environment(String),
 }
 
+impl SettingSource {
+    /// Whether somebody has set it.
+    pub(crate) fn is_set(&self) -> bool {
+        !matches!(self, Self::Default | Self::Limits(_))
+    }
+}
+
 impl Display for SettingSource {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => out.write_str("default"),
+            Self::Limits(limits) => write!(out, "auto, for {limits}"),
             Self::File { path, line } => write!(out, "{}:{line}", path.display()),
             Self::Environment(variable) => write!(out, "environment {variable}"),
         }
@@ -39,7 +49,7 @@ impl Display for Problem {
     /// `file:line: key: message`; without a place for a default, without a key for the file as a whole.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.origin {
-            SettingSource::Default => {}
+            SettingSource::Default | SettingSource::Limits(_) => {}
             SettingSource::Environment(variable) => write!(out, "{variable}: ")?,
             file @ SettingSource::File { .. } => write!(out, "{file}: ")?,
         }

@@ -9,7 +9,9 @@
 
 pub mod accounts;
 pub mod backoff;
+mod budget;
 mod check;
+mod demand;
 mod dirs;
 mod endpoint;
 mod error;
@@ -17,6 +19,7 @@ mod exposure;
 mod failpoint;
 mod file_usage;
 pub mod host;
+mod host_limits;
 mod load;
 mod own_address;
 pub mod process;
@@ -26,6 +29,7 @@ mod settings;
 mod show;
 mod units;
 
+pub use budget::{Budget, Budgets, Limits};
 pub use check::check_master;
 pub use dirs::{DirError, DirSpec, Tier};
 pub use endpoint::AllowedEndpoint;
@@ -33,6 +37,7 @@ pub use error::{ConfigError, Problem, SettingSource};
 pub use exposure::Role;
 pub use failpoint::{FAILPOINTS_VARIABLE, Failpoint, enable_failpoints};
 pub use file_usage::FileUsage;
+pub use host_limits::{HostLimits, control_groups};
 pub use load::Effective;
 pub use schema::Config;
-pub use units::{ByteSize, Interval, UnitError, counted};
+pub use units::{ByteSize, Interval, ResourceLimit, UnitError, counted};

@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::budget::{self, Budget, Budgets, ProcessLimits};
 use crate::check;
 use crate::error::{ConfigError, Problem, SettingSource};
 use crate::exposure::{self, Role};
+use crate::host_limits::HostLimits;
 use crate::schema::Config;
 use crate::settings::{self, Schema, line_of};
 
@@ -24,6 +26,11 @@ pub struct Effective {
     pub file: Option<PathBuf>,
     /// By `section.key`; what is not in it is the default.
     origins: BTreeMap<String, SettingSource>,
+    /// What somebody has set.
+    given: toml::Table,
+    host: HostLimits,
+    /// In the order of [`Role::ALL`].
+    limits: [ProcessLimits; 3],
 }
 
 impl Config {
@@ -48,7 +55,8 @@ impl Config {
 impl Effective {
     /// Reads the configuration: `path` (the flag `--conf`), else the file that `CV_CONF` names, else
     /// `/etc/cavern/cluster.toml` if there is one, else the defaults; then the environment's `CV_SECTION__KEY` on top.
-    /// Reads the process's environment and blocks on the disk.
+    /// What nobody has set and follows the limits of its process does so with those of this one. Reads the process's
+    /// environment and blocks on the disk.
     ///
     /// # Errors
     /// [`ConfigError::Unreadable`] for a file that was asked for and cannot be read; [`ConfigError::Rejected`] with
@@ -60,14 +68,27 @@ impl Effective {
             Err(error) if error.kind() == io::ErrorKind::NotFound && path == Path::new(INSTALLED) => None,
             Err(source) => return Err(ConfigError::Unreadable { path, named_by, source }),
         };
-        Self::compose(file, std::env::vars_os())
+        Self::compose_on(HostLimits::here(), file, std::env::vars_os())
     }
 
-    /// The configuration of this file's content (if any) and these environment variables.
+    /// The configuration of this file's content (if any) and these environment variables, on a host that nobody has
+    /// looked at: [`HostLimits::default`].
     ///
     /// # Errors
     /// [`ConfigError::Rejected`].
     pub fn compose(
+        file: Option<(PathBuf, Vec<u8>)>,
+        environment: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Self, ConfigError> {
+        Self::compose_on(HostLimits::default(), file, environment)
+    }
+
+    /// As [`Self::compose`], on this host.
+    ///
+    /// # Errors
+    /// [`ConfigError::Rejected`].
+    pub fn compose_on(
+        host: HostLimits,
         file: Option<(PathBuf, Vec<u8>)>,
         environment: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<Self, ConfigError> {
@@ -92,22 +113,21 @@ impl Effective {
         let mut sections = toml::Table::new();
         let mut origins = BTreeMap::new();
         for setting in given {
-            origins.insert(format!("{}.{}", setting.section, setting.key), setting.origin);
-            let section = sections.entry(setting.section).or_insert_with(|| toml::Value::Table(toml::Table::new()));
-            if let toml::Value::Table(keys) = section {
+            let name = format!("{}.{}", setting.section, setting.key);
+            let Some(keys) = budget::keys_of(&mut sections, &setting.section) else { continue };
+            if setting.is_auto() {
+                origins.remove(&name);
+                keys.remove(&setting.key);
+            } else {
+                origins.insert(name, setting.origin);
                 keys.insert(setting.key, setting.value);
             }
         }
-        let config = match Config::deserialize(sections) {
-            Ok(config) => config,
-            // Each value was checked alone, so this is a key that the schema ties to another.
-            Err(error) => {
-                let message = error.message().to_owned();
-                problems.push(Problem { origin: SettingSource::Default, key: String::new(), message });
-                return Err(ConfigError::Rejected(problems));
-            }
-        };
-        let effective = Self { config, file: path, origins };
+        let mut effective = Self { file: path, origins, given: sections, host, ..Self::default() };
+        if let Err(problem) = effective.follow_limits(1) {
+            problems.push(problem);
+            return Err(ConfigError::Rejected(problems));
+        }
         // Values that were refused are at their defaults here: what would be said about those is said for nothing.
         if problems.is_empty() {
             problems = check::check(&effective.config, |key| effective.origin(key));
@@ -115,11 +135,73 @@ impl Effective {
         if problems.is_empty() { Ok(effective) } else { Err(ConfigError::Rejected(problems)) }
     }
 
+    /// Makes the configuration of what was set, and of what follows the limits of processes, so many of which share
+    /// what the control group of this one may have.
+    fn follow_limits(&mut self, processes: usize) -> Result<(), Problem> {
+        let mut sections = self.given.clone();
+        self.origins.retain(|_, origin| origin.is_set());
+        for (role, found) in Role::ALL.into_iter().zip(&mut self.limits) {
+            let mut limit = budget::limit_in(&sections, role);
+            if processes > 1 && limit.memory.is_none() {
+                limit.memory = Some(self.host.memory_of_one(processes));
+                if let Some(keys) = budget::keys_of(&mut sections, budget::section_of(role)) {
+                    keys.insert("resource_limit".to_owned(), toml::Value::String(limit.to_string()));
+                }
+            }
+            *found = ProcessLimits::of(role, limit, &self.host);
+            let origin = SettingSource::Limits(found.origin.clone());
+            let filled = budget::fill(&mut sections, role, found.limits);
+            self.origins.extend(filled.into_iter().map(|key| (key, origin.clone())));
+        }
+        // Each value was checked alone, so what fails is a key that the schema ties to another.
+        let config = Config::deserialize(sections).map_err(|error| Problem {
+            origin: SettingSource::Default,
+            key: String::new(),
+            message: error.message().to_owned(),
+        })?;
+        let budgets = Budgets::each(|role| Budget::of(role, self.limits[role as usize].limits));
+        self.config = Config { budgets, ..config };
+        Ok(())
+    }
+
+    /// Has so many processes share what a control group lets this one have: each gets a `resource_limit` where nobody
+    /// has set one for its memory. Without such a group each takes what it would by itself.
+    ///
+    /// # Errors
+    /// [`ConfigError::Rejected`] for what was set and has no room then.
+    pub fn share_memory(&mut self, processes: usize) -> Result<(), ConfigError> {
+        if self.host.memory_by.is_none() {
+            return Ok(());
+        }
+        self.follow_limits(processes).map_err(|problem| ConfigError::Rejected(vec![problem]))?;
+        let problems = check::check(&self.config, |key| self.origin(key));
+        if problems.is_empty() { Ok(()) } else { Err(ConfigError::Rejected(problems)) }
+    }
+
+    /// Refuses what has the process of this role take more memory than this host lets it.
+    ///
+    /// # Errors
+    /// [`ConfigError::Rejected`] with all of it.
+    pub fn check_limits(&self, role: Role) -> Result<(), ConfigError> {
+        let problems = check::check_on(&self.host, &self.config, role, |key| self.origin(key));
+        if problems.is_empty() { Ok(()) } else { Err(ConfigError::Rejected(problems)) }
+    }
+
+    /// What the process of this role may use, who says so, and what follows that beside the settings; for people.
+    pub fn describe_limits(&self, role: Role) -> String {
+        self.limits[role as usize].describe(role)
+    }
+
+    /// Writes that to the log.
+    pub fn log_limits(&self, role: Role) {
+        tracing::info!("this process has {}", self.describe_limits(role));
+    }
+
     /// The variables of the environment that set something, in the order of the keys.
     pub fn variables(&self) -> impl Iterator<Item = &str> {
         self.origins.values().filter_map(|origin| match origin {
             SettingSource::Environment(variable) => Some(variable.as_str()),
-            SettingSource::Default | SettingSource::File { .. } => None,
+            SettingSource::Default | SettingSource::Limits(_) | SettingSource::File { .. } => None,
         })
     }
 

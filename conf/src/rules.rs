@@ -36,10 +36,15 @@ impl<'a> Rules<'a> {
         if holds {
             return;
         }
-        let set = keys.iter().find(|key| (self.origin)(key) != SettingSource::Default);
+        let set = keys.iter().find(|key| (self.origin)(key).is_set());
         if let Some(key) = set.or(keys.first()) {
             self.problems.push(Problem { origin: (self.origin)(key), key: (*key).to_owned(), message: message() });
         }
+    }
+
+    /// Whether somebody has set one of these.
+    pub(crate) fn any_is_set(&self, keys: &[&str]) -> bool {
+        keys.iter().any(|key| (self.origin)(key).is_set())
     }
 
     /// Notes what is wrong with a value.

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::budget::Budgets;
 use crate::rules::Rules;
-use crate::units::{ByteSize, Interval};
+use crate::units::{ByteSize, Interval, ResourceLimit};
 
 /// A fill takes whole chunks; a smaller request could not hold one.
 const CHUNK: ByteSize = ByteSize::kib(128);
@@ -36,7 +37,7 @@ const RESERVED: [&str; 2] =
     ["a share of the capacity", "a writer has made a few blocks before it commits the first of them"];
 
 /// The journal of a mount has room for little more.
-const PASSTHROUGH_FILES_MAX: usize = 200_000;
+pub(crate) const PASSTHROUGH_FILES_MAX: usize = 200_000;
 
 /// A section of the file: each key with its type, its default, and the rule that its value is held to where that is
 /// about no other key: one of [`Rules`], with its limits.
@@ -78,6 +79,9 @@ pub struct Config {
     pub ufs: Ufs,
     pub client: Client,
     pub fuse: Fuse,
+    /// What else follows the `resource_limit` of each process.
+    #[serde(skip)]
+    pub budgets: Budgets,
 }
 
 section! {
@@ -153,6 +157,8 @@ section! {
         audit_log: String = String::new(), audit_log;
         /// It has each name that a client removes or moves in an fs-mode mount.
         audit_deletes: bool = false;
+        /// Processors and memory of the process; what it does not name is what the process finds.
+        resource_limit: ResourceLimit = ResourceLimit::default();
         /// RocksDB's block cache, shared by all column families.
         metadata_cache: ByteSize = ByteSize::mib(256), at_least(ByteSize::mib(1));
         /// A snapshot is made when the log has grown by this much since the last one.
@@ -224,6 +230,8 @@ section! {
         /// What the cached blocks of one mount may take of each directory, in percent of its capacity: 1 to 100. A
         /// mount may have `fill_size_max` in any case.
         mount_cache_share: u32 = 100, within(1..=100, " percent: 100 limits nothing");
+        /// As that of the master.
+        resource_limit: ResourceLimit = ResourceLimit::default();
         /// RocksDB block cache of the block index, per directory.
         index_cache: ByteSize = ByteSize::mib(32), at_least(ByteSize::mib(1));
         /// Buffers of fills and of answers over the network.
@@ -276,6 +284,8 @@ section! {
 
 section! {
     "client" Client {
+        /// As that of the master, for this section and the next.
+        resource_limit: ResourceLimit = ResourceLimit::default();
         /// Buffers of the whole process: of what is read, read ahead, uploaded and written behind.
         memory_budget: ByteSize = ByteSize::mib(512), at_least(ByteSize::mib(1));
         connect_timeout: Interval = Interval::millis(1000), positive;

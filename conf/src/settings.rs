@@ -12,6 +12,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::budget::{self, AUTO};
 use crate::error::{Problem, SettingSource};
 use crate::schema::Config;
 
@@ -100,6 +101,10 @@ impl Schema {
         origin: SettingSource,
         line_of: impl Fn(Range<usize>) -> SettingSource,
     ) -> Result<Setting, Problem> {
+        if value.get_ref().as_str() == Some(AUTO) && budget::follows(section, key) {
+            let value = toml::Value::String(AUTO.to_owned());
+            return Ok(Setting { section: section.to_owned(), key: key.to_owned(), value, origin });
+        }
         let alone = document(section, key, value.clone());
         let typed = Config::deserialize(toml::Deserializer::from(alone));
         match typed.and_then(|_| toml::Value::deserialize(toml::de::ValueDeserializer::from(value))) {
@@ -238,6 +243,13 @@ pub(crate) fn from_environment(
         }
     }
     settings
+}
+
+impl Setting {
+    /// Whether it leaves the key to the limits of its process.
+    pub fn is_auto(&self) -> bool {
+        self.value.as_str() == Some(AUTO) && budget::follows(&self.section, &self.key)
+    }
 }
 
 /// The variable that overrides a key.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::exposure::Role;
 use crate::load::Effective;
 use crate::schema::Config;
 use crate::settings::show_value;
@@ -20,9 +21,15 @@ impl Effective {
     }
 
     /// Every key with the value that holds, and in a comment where it came from: `default`, `file:line` or the
-    /// environment variable. It is a valid configuration file.
+    /// environment variable; or the limits that it follows, and what else follows these. It is a valid configuration
+    /// file.
     pub fn show(&self) -> String {
-        render(&self.config, |key| Some(self.origin(key).to_string()))
+        let mut text = render(&self.config, |key| Some(self.origin(key).to_string()));
+        for (name, role) in ["master", "worker", "fuse"].into_iter().zip(Role::ALL) {
+            let gap = if role == Role::Master { "\n" } else { "" };
+            let _ = writeln!(text, "{gap}# cv {name} has {}", self.describe_limits(role));
+        }
+        text
     }
 }
 

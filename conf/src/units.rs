@@ -5,12 +5,16 @@
 //! the dearest: no bare numbers (but zero), no fractions, no spaces inside, and units spelled exactly. Printing picks
 //! the unit that gives the shortest number, so that what is printed parses back to the same value.
 
+mod resource_limit;
+
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use thiserror::Error;
+
+pub use self::resource_limit::ResourceLimit;
 
 /// A number of things, one or several: `1 file`, `2 entries`. `what` is the word for one of them.
 pub fn counted(count: u64, what: &str) -> String {
@@ -271,6 +275,7 @@ macro_rules! spelled_as_string {
 
 spelled_as_string!(ByteSize, "a size in quotes with its unit, as \"64MiB\"");
 spelled_as_string!(Interval, "a duration in quotes with its unit, as \"10s\"");
+spelled_as_string!(ResourceLimit, "processors and memory in quotes, as \"2c4g\"");
 
 #[cfg(test)]
 mod tests {

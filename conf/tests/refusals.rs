@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use cavern_conf::{Config, ConfigError, Effective, Role};
+use cavern_conf::{ByteSize, Config, ConfigError, Effective, HostLimits, Role};
 use proptest::prelude::*;
 
 const FILE: &str = "/etc/cv.toml";
@@ -183,6 +183,47 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
     ("[master]\nheartbeat = \"1m\"\n", 2, "master.heartbeat", &["master.worker_timeout (\"5s\")"]),
     ("[client]\nreadahead_max = \"1GiB\"\n", 2, "client.readahead_max", &["at most client.memory_budget (\"512MiB\")"]),
     ("[client]\nmemory_budget = \"16MiB\"\n", 2, "client.memory_budget", &["client.readahead_max (\"32MiB\")"]),
+    // Limits.
+    ("[worker]\nresource_limit = 2\n", 2, "worker.resource_limit", &["processors and memory in quotes, as \"2c4g\""]),
+    ("[worker]\nresource_limit = \"64m\"\n", 2, "worker.resource_limit", &["\"64m\" is no limit", "128m or more"]),
+    ("[master]\nresource_limit = \"0c\"\n", 2, "master.resource_limit", &["1 to 1024", "\"2c4g\""]),
+    (
+        "[fuse]\nresource_limit = \"2c4g\"\n",
+        2,
+        "fuse.resource_limit",
+        &["it belongs in [master] or [worker] or [client]"],
+    ),
+    ("[ufs]\nconcurrency = \"auto\"\n", 2, "ufs.concurrency", &["string \"auto\""]),
+    (
+        "[client]\nresource_limit = \"1c512m\"\nmemory_budget = \"1GiB\"\n",
+        3,
+        "client.memory_budget",
+        &["1GiB for client.memory_budget", "more than the 512MiB of client.resource_limit (\"1c512m\")"],
+    ),
+    (
+        "[fuse]\nthreads = 1\npassthrough_files = 200000\n[client]\nresource_limit = \"512m\"\n",
+        3,
+        "fuse.passthrough_files",
+        &["for fuse.passthrough_files", "client.resource_limit (\"512m\")"],
+    ),
+    (
+        "[master]\nmetadata_cache = \"256MiB\"\nresource_limit = \"1c256m\"\n",
+        2,
+        "master.metadata_cache",
+        &["256MiB for master.metadata_cache and 144MiB beside", "256MiB of master.resource_limit (\"1c256m\")"],
+    ),
+    (
+        "[worker]\nresource_limit = \"4c8g\"\ndirs = [\"[MEM:7GiB]/dev/shm/cv\"]\n",
+        3,
+        "worker.dirs",
+        &["for worker.dirs", "8GiB of worker.resource_limit (\"4c8g\")"],
+    ),
+    (
+        "[client]\nresource_limit = \"1c512m\"\nreadahead_max = \"128MiB\"\n",
+        3,
+        "client.readahead_max",
+        &["at most client.memory_budget (\"64MiB\")"],
+    ),
     ("[ufs]\nretry_backoff = \"1m\"\n", 2, "ufs.retry_backoff", &["at most ufs.retry_backoff_max (\"2s\")"]),
     ("[worker]\nfill_size_max = \"1GiB\"\n", 2, "worker.fill_size_max", &["at most worker.memory_budget"]),
 ];
@@ -432,6 +473,87 @@ fn overrides_win_over_the_file_and_say_so() {
     assert!(line("mount_point = \"/b\" ").ends_with("# environment CV_FUSE__MOUNT_POINT"));
     assert!(line("file_mode = 0o600 ").ends_with("# environment CV_FUSE__FILE_MODE"));
     assert!(line("dir_mode = 0o755 ").ends_with("# default"));
+}
+
+#[test]
+fn what_nobody_has_set_follows_the_limits_of_its_process() {
+    let text = "[worker]\nresource_limit = \"1c512m\"\nindex_cache = \"8MiB\"\n[client]\nresource_limit = \"4c8g\"\n";
+    let effective = compose(text, &[]).unwrap();
+    let shown = effective.show();
+    let line = |section: &str, key: &str| {
+        let keys = shown.split_once(&format!("[{section}]\n")).unwrap().1;
+        keys.lines().find(|line| line.starts_with(&format!("{key} = "))).unwrap().to_owned()
+    };
+    let budget = line("worker", "memory_budget");
+    assert!(budget.starts_with("memory_budget = \"64MiB\" "), "{budget}");
+    assert!(budget.ends_with("# auto, for 1c512m (worker.resource_limit)"), "{budget}");
+    assert!(line("worker", "index_cache").ends_with("# /etc/cv.toml:3"));
+    assert!(line("client", "memory_budget").starts_with("memory_budget = \"1GiB\" "));
+    assert!(line("fuse", "threads").ends_with("# auto, for 4c8g (client.resource_limit)"));
+    assert!(line("master", "metadata_cache").starts_with("metadata_cache = \"256MiB\" "));
+    assert!(shown.contains("\n# cv worker has 1c512m (worker.resource_limit): 1 thread for tasks, 32 for disks"));
+    let budgets = &effective.config.budgets;
+    assert_eq!((budgets.worker.threads, budgets.client.threads, budgets.master.threads), (1, 2, 1));
+    // A word takes back what the file says.
+    let environment = [("CV_WORKER__INDEX_CACHE", "auto"), ("CV_CLIENT__RESOURCE_LIMIT", "1c")];
+    let effective = compose(text, &environment).unwrap();
+    assert_eq!(effective.config.worker.index_cache, ByteSize::mib(4));
+    assert_eq!((effective.config.fuse.threads, effective.config.client.memory_budget), (1, ByteSize::mib(512)));
+}
+
+#[test]
+fn what_the_host_gives_is_followed_and_what_it_cannot_give_is_refused_with_both() {
+    let group = HostLimits {
+        cpus: 1,
+        cpus_by: None,
+        memory: 512 << 20,
+        memory_by: Some(PathBuf::from("/sys/fs/cgroup/a/memory.max")),
+    };
+    let on = |host: &HostLimits, text: &str| {
+        Effective::compose_on(host.clone(), Some((PathBuf::from(FILE), text.as_bytes().to_vec())), []).unwrap()
+    };
+    let effective = on(&group, "");
+    assert_eq!(effective.config.client.memory_budget, ByteSize::mib(64));
+    for role in Role::ALL {
+        effective.check_limits(role).unwrap();
+        assert!(effective.describe_limits(role).contains("/sys/fs/cgroup/a/memory.max"));
+    }
+    // One file serves all hosts: what is too much for this one is so for the process alone.
+    let too_much = on(&group, "[worker]\nmemory_budget = \"512MiB\"\n[master]\nresource_limit = \"2c4g\"\n");
+    too_much.check_limits(Role::Fuse).unwrap();
+    let error = too_much.check_limits(Role::Worker).unwrap_err().to_string();
+    assert!(error.starts_with("/etc/cv.toml:2: worker.memory_budget: 512MiB for worker.memory_budget"), "{error}");
+    assert!(error.contains("more than the 512MiB of /sys/fs/cgroup/a/memory.max"), "{error}");
+    let error = too_much.check_limits(Role::Master).unwrap_err().to_string();
+    assert!(error.starts_with("/etc/cv.toml:4: master.resource_limit: \"2c4g\" is more memory than the"), "{error}");
+    assert!(error.contains("512MiB of /sys/fs/cgroup/a/memory.max"), "{error}");
+    // What is not limited has the whole machine.
+    let machine = HostLimits { memory: 64 << 30, memory_by: None, ..group.clone() };
+    on(&machine, "[worker]\nmemory_budget = \"32GiB\"\n").check_limits(Role::Worker).unwrap();
+    let error = on(&machine, "[worker]\nmemory_budget = \"64GiB\"\n").check_limits(Role::Worker).unwrap_err();
+    assert!(error.to_string().contains("the 64GiB of this host"), "{error}");
+}
+
+#[test]
+fn processes_share_what_a_group_has() {
+    let group = HostLimits { cpus: 2, cpus_by: None, memory: 512 << 20, memory_by: Some(PathBuf::from("/g")) };
+    let text = b"[master]\nresource_limit = \"1c128m\"\n[client]\nresource_limit = \"1c\"\n".to_vec();
+    let file = || Some((PathBuf::from(FILE), text.clone()));
+    let mut shared = Effective::compose_on(group.clone(), file(), []).unwrap();
+    shared.share_memory(3).unwrap();
+    let of = |config: &Config| {
+        [config.master.resource_limit, config.worker.resource_limit, config.client.resource_limit]
+            .map(|limit| limit.to_string())
+    };
+    assert_eq!(of(&shared.config), ["1c128m", "170m", "1c170m"]);
+    assert_eq!(shared.config.worker.memory_budget, ByteSize::mib(32));
+    // What is written for the processes says the same to them.
+    assert_eq!(compose(&shared.config.to_toml(), &[]).unwrap().config, shared.config);
+    let machine = HostLimits { memory_by: None, ..group };
+    let mut alone = Effective::compose_on(machine, file(), []).unwrap();
+    let before = alone.config.clone();
+    alone.share_memory(3).unwrap();
+    assert_eq!(alone.config, before);
 }
 
 #[test]

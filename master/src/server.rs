@@ -16,7 +16,7 @@ use cavern_consensus::{
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
 use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, TenantCollector, Transport};
-use cavern_state::{Free, StateError};
+use cavern_state::{Free, Resources, StateError};
 use cavern_work::WorkError;
 use cavern_work::metrics::MasterMetrics;
 use cavern_work::mounts::{KeyDirectory, Vault};
@@ -144,8 +144,9 @@ impl Master {
             Ok(KeyDirectory::new(master.data_dir, wrapping))
         });
         let keys = keys.await?;
-        let (data_dir, cache_bytes) = (conf.data_dir.clone(), conf.metadata_cache.bytes());
-        let opened = blocking(move || Ok(recovery::open(&data_dir, cache_bytes)?)).await?;
+        let budget = &config.budgets.master;
+        let (data_dir, resources) = (conf.data_dir.clone(), Resources::new(conf.metadata_cache.bytes(), budget));
+        let opened = blocking(move || Ok(recovery::open(&data_dir, resources)?)).await?;
         let (database, high_water) = (Arc::new(opened.0), opened.1);
         let free = database.free();
         let transport = Transport::of_server(&config, Role::Master)?;
@@ -159,7 +160,8 @@ impl Master {
         let tenants = tenants(&conf);
         metrics.registry.register_collector(TenantCollector::new(tenants.clone(), "cavern_master"));
         let incoming = incoming::incoming(grpc, transport, tenants, raise_descriptor_limit());
-        let lanes = Lanes::start().map_err(StateError::io("the threads for clients with much under way"))?;
+        let lanes = Lanes::start(budget.blocking_threads)
+            .map_err(StateError::io("the threads for clients with much under way"))?;
         let server = connections::serve(incoming, routes(audit, &seat, &lead), lanes, ending.clone());
         let server = host::spawn(server);
         let started = async {

@@ -147,8 +147,12 @@ fn a_wrong_configuration_starts_nothing() {
 
 #[test]
 fn a_configuration_that_was_named_holds_for_later_starts_and_what_runs_with_another_is_told() {
-    let cluster =
-        Cluster::up(Options { conf: "[client]\nreadahead_max = \"3MiB\"\n".to_owned(), ..Options::default() });
+    // Where a control group limits memory, one child more would otherwise change what each of them may have.
+    const LIMIT: &str = "resource_limit = \"256m\"\n";
+    let conf = |readahead: &str| {
+        format!("[master]\n{LIMIT}[worker]\n{LIMIT}[client]\n{LIMIT}readahead_max = \"{readahead}\"\n")
+    };
+    let cluster = Cluster::up(Options { conf: conf("3MiB"), ..Options::default() });
     let place = cluster.directory().to_str().unwrap();
     let up = |more: &[&str]| {
         let mut command = cluster.command(&[&["local", "up", "--dir", place], more].concat());
@@ -162,7 +166,7 @@ fn a_configuration_that_was_named_holds_for_later_starts_and_what_runs_with_anot
     assert!(holds("readahead_max = \"3MiB\""));
 
     let other = cluster.directory().with_file_name("other.toml");
-    fs::write(&other, "[client]\nreadahead_max = \"5MiB\"\n").unwrap();
+    fs::write(&other, conf("5MiB")).unwrap();
     let (code, said) = up(&["--conf", other.to_str().unwrap()]);
     assert!(code == Some(0) && said.contains("master0, worker0, fuse0 go on"), "{code:?} {said}");
     assert!(holds("readahead_max = \"5MiB\""));

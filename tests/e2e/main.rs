@@ -11,6 +11,7 @@ mod bad;
 mod bench_command;
 #[path = "crash/bucket.rs"]
 mod bucket;
+mod budget;
 mod cache_attributes;
 mod cache_writes;
 mod certificates;

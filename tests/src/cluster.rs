@@ -46,6 +46,8 @@ pub struct Options {
     pub failpoints: bool,
     /// Instead of the executable under test, until a process is started again by [`Cluster::start`].
     pub program: Option<PathBuf>,
+    /// Directories of control groups that all processes start in: those of a [`ControlGroup`](crate::ControlGroup).
+    pub groups: Vec<PathBuf>,
     /// A process that ends by itself is started again, as it is outside of tests. Most of them want to see what happens
     /// meanwhile.
     pub restart: bool,
@@ -65,6 +67,7 @@ impl Default for Options {
             secure: false,
             failpoints: false,
             program: None,
+            groups: vec![],
             restart: false,
             keep_mount: std::env::var("CAVERN_KEEP_MOUNT").map_or(true, |keeps| keeps != "0"),
         }
@@ -200,7 +203,8 @@ impl Cluster {
         }
         let restart = if options.restart { "on-failure" } else { "never" };
         let program = options.program.clone().unwrap_or_else(cv_path);
-        let mut command = cv_command(&program, &["local", "up", "--json", "--restart", restart]);
+        let mut command = cv_command_in(&options.groups, &program);
+        command.args(["local", "up", "--json", "--restart", restart]);
         command.envs(failpoints.iter().map(|failpoints| (FAILPOINTS_VARIABLE, failpoints)));
         if options.program.is_none() {
             command.env("CV_FUSE__KEEP_MOUNT", options.keep_mount.to_string());
@@ -475,6 +479,22 @@ fn cv_command(program: &Path, arguments: &[impl AsRef<OsStr>]) -> Command {
         command.env_remove(key);
     }
     command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// What is started in these control groups, without arguments yet. No one else may be in this process when it enters
+/// them, so a shell does, and becomes the program.
+fn cv_command_in(groups: &[PathBuf], program: &Path) -> Command {
+    const ENTER: &str =
+        "for group in $CONTROL_GROUPS; do echo $$ >$group/cgroup.procs || exit 1; done; exec \"$0\" \"$@\"";
+    let Some(groups) = groups.iter().map(|group| group.to_str()).collect::<Option<Vec<_>>>() else {
+        panic!("the names of {groups:?} are no text");
+    };
+    if groups.is_empty() {
+        return cv_command(program, &[] as &[&str]);
+    }
+    let mut command = cv_command(Path::new("/bin/sh"), &[OsStr::new("-c"), OsStr::new(ENTER), program.as_os_str()]);
+    command.env("CONTROL_GROUPS", groups.join(" "));
     command
 }
 

@@ -28,6 +28,7 @@
 mod cluster;
 mod disk;
 mod environment;
+mod group;
 mod http;
 mod masters;
 mod network;
@@ -41,6 +42,7 @@ mod wait;
 pub use cluster::{COUNTED, Child, Cluster, Finished, Options, Status, cv_path};
 pub use disk::Disk;
 pub use environment::number;
+pub use group::ControlGroup;
 pub use http::{HttpAnswer, Https, http_get, http_request, http_request_with};
 pub use masters::{ask_masters, leading_master, masters_agree};
 pub use network::{Namespace, Network};

@@ -37,7 +37,7 @@ mod table;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use cavern_conf::{DirSpec, schema};
+use cavern_conf::{Budget, DirSpec, schema};
 use cavern_security::KeyWrapping;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -76,6 +76,8 @@ pub struct StoreOptions {
     pub max_open_blocks: usize,
     /// What the keys of the directories are encrypted with; with one, their blocks are encrypted.
     pub keys: Arc<KeyWrapping>,
+    /// Of the memory and threads of the indexes.
+    pub budget: Budget,
 }
 
 /// The stores of a worker, over one table of blocks; cloning is cheap and gives the same ones.
@@ -100,13 +102,13 @@ pub fn open(
     metrics: WorkerMetrics,
     evictions: mpsc::Sender<Eviction>,
 ) -> Result<(Stores, Cleanup), WorkerError> {
-    let (conf, keys) = (&options.conf, &*options.keys);
+    let (by, conf, keys) = (&options, &options.conf, &*options.keys);
     if !options.conf.create_dirs {
         directory::check_kept(&options.directories)?;
     }
     let mut opened: Vec<recovery::Opened> = std::thread::scope(|scope| {
         let threads: Vec<_> = (options.directories.iter().cloned().zip(0u8..))
-            .map(|(spec, position)| scope.spawn(move || recovery::open(spec, position, conf, keys)))
+            .map(|(spec, position)| scope.spawn(move || recovery::open(spec, position, by)))
             .collect();
         // A panic in a scan is passed on, as if the scan had run here.
         let join = |thread: std::thread::ScopedJoinHandle<'_, _>| match thread.join() {

@@ -28,8 +28,6 @@ use crate::parts::WorkerParts;
 use crate::server::{self, Admission, Cores, Server, Service};
 use crate::store::{self, BlockTable, StoreCollector, StoreOptions, Stores};
 
-/// Blocks are kept open up to this many, if the limit of descriptors allows twice that.
-const MAX_OPEN_BLOCKS: u64 = 32_768;
 /// Evictions that wait to be sent to clients: as many files as a client keeps by default, so that all can be freed at a
 /// time.
 const EVICTION_QUEUE: usize = 131_072;
@@ -39,7 +37,7 @@ const EXPIRY_INTERVAL: Duration = Duration::from_secs(30);
 /// How often the free space of the file systems is looked at.
 const SPACE_INTERVAL: Duration = Duration::from_secs(1);
 /// Buffers have at least this budget.
-const MIN_MEMORY_BYTES: u64 = 64 << 20;
+const MIN_MEMORY_BYTES: u64 = 32 << 20;
 /// Fills that still run when the worker stops may take this long.
 const FILL_DRAIN: Duration = Duration::from_secs(3);
 
@@ -81,9 +79,16 @@ pub async fn run_with_replays(
     let (evictions_in, evictions) = mpsc::channel(EVICTION_QUEUE);
     let keys = key_wrapping(&config.worker).await?;
     // An open block may have a second descriptor while it is filled, and connections need some too.
-    let open_blocks = (process::raise_descriptor_limit() / 4).min(MAX_OPEN_BLOCKS);
+    let budget = config.budgets.worker.clone();
+    let open_blocks = (process::raise_descriptor_limit() / 4).min(budget.open_blocks);
     let max_open_blocks = usize::try_from(open_blocks).unwrap_or(usize::MAX);
-    let options = StoreOptions { conf: config.worker.clone(), directories, max_open_blocks, keys: keys.clone() };
+    let options = StoreOptions {
+        conf: config.worker.clone(),
+        directories,
+        max_open_blocks,
+        keys: keys.clone(),
+        budget: budget.clone(),
+    };
     let opening = metrics.clone();
     let (stores, cleanup) = tokio::task::spawn_blocking(move || store::open(options, opening, evictions_in)).await??;
     registry.register_collector(StoreCollector::new(stores.table.clone()));
@@ -96,9 +101,9 @@ pub async fn run_with_replays(
     let journals = Journals::new(replay, parts.membership.clone(), parts.metrics.clone(), stop.clone());
     announce(&worker);
 
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let cores = Arc::new(Cores::start(threads).map_err(WorkerError::Threads)?);
-    let tenants = server::tenants(&config.worker, parts.memory.kib);
+    let cores = Cores::start(budget.threads, budget.blocking_threads).map_err(WorkerError::Threads)?;
+    let cores = Arc::new(cores);
+    let tenants = server::tenants(&config.worker, parts.memory.kib, budget.blocking_threads);
     registry.register_collector(TenantCollector::new(tenants.clone(), "cavern_worker"));
     let admission = Admission { transport, audit, tenants };
     let table = parts.stores.table.clone();

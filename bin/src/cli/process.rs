@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::fmt::Display;
 use std::path::PathBuf;
 
-use cavern_conf::{Config, Effective, Role, enable_failpoints, process};
+use cavern_conf::{Budget, Config, Effective, HostLimits, Limits, Role, enable_failpoints, process};
 use cavern_fuse::keeper::{Kept, reload};
 use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
@@ -12,9 +12,6 @@ use tokio_util::sync::CancellationToken;
 use crate::console;
 use crate::error::{CliError, Context as _};
 use crate::runtime::block_on;
-
-/// What waits on disks; the default of 512 would let a burst of slow reads grow memory without need.
-const BLOCKING_THREADS: usize = 64;
 
 #[derive(Args)]
 pub struct ProcessArgs {
@@ -25,13 +22,13 @@ pub struct ProcessArgs {
 
 impl ProcessArgs {
     pub fn master(self) -> Result<(), CliError> {
-        self.run(some_threads(), Some(Role::Master), cavern_master::run)
+        self.run(Some(Role::Master), cavern_master::run)
     }
 
     pub fn worker(self) -> Result<(), CliError> {
         let replay = self.replay_arguments();
         let worker = |config, stop| cavern_worker::run_with_replays(config, replay, stop);
-        self.run(all_threads(), Some(Role::Worker), worker)
+        self.run(Some(Role::Worker), worker)
     }
 
     /// Those of a process that finishes what a dead mount had begun. It has the configuration of the worker, which is
@@ -44,22 +41,24 @@ impl ProcessArgs {
     /// Runs a process; one that others connect to is first asked whether they can.
     fn run<E: Display>(
         self,
-        threads: usize,
         serves_as: Option<Role>,
         role: impl AsyncFnOnce(Config, CancellationToken) -> Result<(), E>,
     ) -> Result<(), CliError> {
         let config = self.begin(serves_as)?;
-        serve(threads, async |stop| role(config, stop).await)
+        // Others are clients that nobody connects to.
+        let budget = config.budgets.of(serves_as.unwrap_or(Role::Fuse)).clone();
+        serve(&budget, async |stop| role(config, stop).await)
     }
 
     /// What every process begins with: the configuration, and a log.
     fn begin(&self, serves_as: Option<Role>) -> Result<Config, CliError> {
         process::create_privately();
         let effective = Effective::load(self.conf.as_deref())?;
-        serves_as.map_or(Ok(()), |role| effective.check_reach(role))?;
+        serves_as.map_or(Ok(()), |role| effective.check_reach(role).and_then(|()| effective.check_limits(role)))?;
         process::init_logging(&effective.config.log).map_err(|error| CliError::Usage(error.to_string()))?;
         if let Some(role) = serves_as {
             effective.warn_if_open(role);
+            effective.log_limits(role);
         }
         Ok(effective.config)
     }
@@ -103,33 +102,23 @@ impl DevS3Args {
             request_log: self.request_log,
             ..cavern_dev_s3::DevS3Config::new(self.root)
         };
-        serve(all_threads(), |stop| cavern_dev_s3::run(config, stop))
+        let HostLimits { cpus, .. } = HostLimits::here();
+        let budget = Budget::of(Role::Worker, Limits { cpus, ..Limits::STANDARD });
+        serve(&budget, |stop| cavern_dev_s3::run(config, stop))
     }
 }
 
-/// Threads for tasks that move bytes: one per core.
-fn all_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// Threads for tasks that do little before they hand on to a disk, a socket or a thread of their own: one for two
-/// cores. With more of them each change of the namespace wakes some that then find nothing to do; on two cores a new
-/// file costs the master and the client thirteen changes of threads each with two threads, and eight with one.
-fn some_threads() -> usize {
-    all_threads().div_ceil(2)
-}
-
-/// Runs a process with so many threads for its tasks until a signal stops it.
+/// Runs a process with the threads of its budget until a signal stops it.
 fn serve<E: Display>(
-    threads: usize,
+    budget: &Budget,
     role: impl AsyncFnOnce(CancellationToken) -> Result<(), E>,
 ) -> Result<(), CliError> {
     enable_failpoints().map_err(CliError::Usage)?;
     process::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
-        .worker_threads(threads)
-        .max_blocking_threads(BLOCKING_THREADS)
+        .worker_threads(budget.threads)
+        .max_blocking_threads(budget.blocking_threads)
         .build()
         .context("cannot start the asynchronous runtime")?;
     runtime.block_on(async {
@@ -173,8 +162,8 @@ impl FuseArgs {
     pub fn run(self) -> Result<(), CliError> {
         match self.command {
             Some(FuseCommand::Reload(args)) => block_on(args.run()),
-            None if self.replay => self.process.run(some_threads(), None, cavern_fuse::replay),
-            None if self.kept => self.process.run(some_threads(), None, cavern_fuse::run_kept),
+            None if self.replay => self.process.run(None, cavern_fuse::replay),
+            None if self.kept => self.process.run(None, cavern_fuse::run_kept),
             None => keep(self.process),
         }
     }
@@ -184,7 +173,8 @@ impl FuseArgs {
 fn keep(process_args: ProcessArgs) -> Result<(), CliError> {
     let config = process_args.begin(Some(Role::Fuse))?;
     if !config.fuse.keep_mount {
-        return serve(some_threads(), async |stop| cavern_fuse::run(config, stop).await);
+        let budget = config.budgets.client.clone();
+        return serve(&budget, async |stop| cavern_fuse::run(config, stop).await);
     }
     let arguments = std::env::args_os().skip(1).collect();
     // On this thread alone: the kernel ends a daemon with the thread that started it.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cavern_conf::schema::{self, Security};
-use cavern_conf::{Config, Interval};
+use cavern_conf::{Config, Effective, Interval};
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{ListWorkersRequest, WorkerState};
@@ -37,7 +37,7 @@ const TOLD_LATER: Duration = Duration::from_secs(2);
 pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
     let directory = options.place.path();
     let known = Cluster::find(&directory)?;
-    let (given, config) = load_conf(options, known.as_ref())?;
+    let (given, mut effective) = load_conf(options, known.as_ref())?;
     if known.is_none() {
         check_length(&directory, options.workers)?;
     }
@@ -49,7 +49,9 @@ pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
     }
     let _lock = lock(&directory)?;
     let mut ports = FreePorts::default();
-    let mut cluster = plan(&directory, options, (given, &config), &mut ports)?;
+    let mut cluster = plan(&directory, options, (given, &effective.config), &mut ports)?;
+    effective.share_memory(cluster.children().len())?;
+    let config = effective.config;
     if is_new {
         cluster.made.push(directory.clone());
     }
@@ -78,26 +80,27 @@ pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
 
 /// What the file of `--conf` says with the environment, and that file: the one of this start, or of the last one that
 /// named any, unless the environment names one now.
-fn load_conf(options: &UpOptions, known: Option<&Cluster>) -> Result<(Option<PathBuf>, Config), CliError> {
+fn load_conf(options: &UpOptions, known: Option<&Cluster>) -> Result<(Option<PathBuf>, Effective), CliError> {
     let given = options.conf.as_ref().map(std::path::absolute).transpose().context("cannot use the file of --conf")?;
     let is_named = given.is_some() || std::env::var_os("CV_CONF").is_some();
     let former = known.and_then(|cluster| cluster.given_conf.clone()).filter(|_| !is_named);
     let Some(path) = former else {
-        let config = Config::load(given.as_deref())?;
-        return Ok((given, config));
+        let effective = Effective::load(given.as_deref())?;
+        return Ok((given, effective));
     };
-    let config = Config::load(Some(&path)).map_err(|error| {
+    let effective = Effective::load(Some(&path)).map_err(|error| {
         let path = path.display();
         CliError::Usage(format!("{error}\nThis cluster was started with --conf {path}: name another with --conf"))
     })?;
     console::remark(format_args!("with --conf {}, as before", path.display()));
-    Ok((Some(path), config))
+    Ok((Some(path), effective))
 }
 
-/// Whether a configuration says something else than the one before, other than of masters that come or go.
+/// Whether a configuration says something else than the one before, other than of masters that come or go. What is no
+/// setting follows the host.
 fn is_other(former: Config, config: &Config) -> bool {
     let cluster = schema::Cluster { masters: config.cluster.masters.clone(), ..former.cluster };
-    Config { cluster, ..former } != *config
+    Config { cluster, budgets: config.budgets.clone(), ..former } != *config
 }
 
 /// What runs has read the configuration as it was.

@@ -38,11 +38,12 @@ impl OpenFile {
 impl DiskRead {
     /// Reads, as [`OpenFile::read`] does; on a thread that may wait.
     pub fn run(self) -> Result<Bytes, ClientError> {
-        let Self { file, offset, length, slot, memory } = self;
+        // The slot is given back with the answer: what goes another way waits for threads of the same kind.
+        let Self { file, offset, length, slot: _slot, memory } = self;
         let core = file.core();
         let disk = Stage::Disk.begin();
         let read = file.local_descriptor().and_then(|block| read_exactly(block, offset, length, file.node().size));
-        drop((slot, disk));
+        drop(disk);
         match read {
             Some(bytes) => {
                 core.stats.read_by_descriptor(bytes.len());

@@ -28,8 +28,9 @@ use crate::stats::Stats;
 
 /// Requests of read-ahead in flight, of all handles.
 const AHEAD_REQUESTS: usize = 256;
-/// Reads on threads of their own: more than enough for one disk's queue. Beyond that reads go the usual way.
-const DISK_READS: usize = 32;
+/// Reads on threads of their own, by those that the process has for disks: half of them, which is enough for one disk's
+/// queue. Beyond that reads go the usual way, and so do those that a disk fails, for which the others are.
+const DISK_READS_PART: usize = 2;
 /// What reads that are put together from several may take of the memory budget at most. They are rare: reads across the
 /// boundary of two blocks.
 const JOINING_BYTES: u64 = 16 << 20;
@@ -129,7 +130,7 @@ impl Core {
             versions: Versions::default(),
             background: Background {
                 ahead_slots: Arc::new(Semaphore::new(AHEAD_REQUESTS)),
-                disk_slots: Arc::new(Semaphore::new(DISK_READS)),
+                disk_slots: Arc::new(Semaphore::new(config.budgets.client.blocking_threads / DISK_READS_PART)),
                 tasks,
                 stop: CancellationToken::new(),
                 runtime,

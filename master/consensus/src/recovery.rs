@@ -17,7 +17,7 @@ use std::fs;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-use cavern_state::{CurrentDatabase, Database, Family, Lock, current};
+use cavern_state::{CurrentDatabase, Database, Family, Lock, Resources, current};
 use rocksdb::IteratorMode;
 
 use crate::error::{ConsensusError, Result};
@@ -33,7 +33,7 @@ const MARK: &str = "high-water";
 /// is not whole; nothing has been changed then.
 ///
 /// [`StateError::OpenDatabase`]: cavern_state::StateError::OpenDatabase
-pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<(CurrentDatabase, HighWater)> {
+pub fn open(data_dir: &Path, resources: Resources) -> Result<(CurrentDatabase, HighWater)> {
     let lock = Lock::take(data_dir)?;
     let directory = current::directory(data_dir)?;
     let mark = HighWater::read(data_dir)?;
@@ -45,7 +45,7 @@ pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<(CurrentDatabase, HighW
             return Err(ConsensusError::DatabaseCut { path: directory, reason, mark: mark.path });
         }
     }
-    Ok((CurrentDatabase::open(data_dir, cache_bytes, lock)?, mark))
+    Ok((CurrentDatabase::open(data_dir, resources, lock)?, mark))
 }
 
 /// What shows that a master has worked here.
@@ -165,6 +165,12 @@ impl HighWater {
     }
 }
 
+/// With little memory.
+#[cfg(test)]
+fn open_small(data_dir: &Path) -> Result<(CurrentDatabase, HighWater)> {
+    open(data_dir, Resources::of_cache(1 << 20))
+}
+
 #[cfg(test)]
 mod replaced;
 
@@ -178,7 +184,7 @@ mod tests {
     /// A data directory with `entries` log entries, closed.
     fn filled(entries: u64) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
-        let (database, mut mark) = open(dir.path(), 1 << 20).unwrap();
+        let (database, mut mark) = open_small(dir.path()).unwrap();
         fs::write(dir.path().join("secret.key"), [1; 32]).unwrap();
         let database = database.get();
         for index in 0..=entries {
@@ -192,7 +198,7 @@ mod tests {
 
     fn refusal(dir: &Path) -> ConsensusError {
         let before = contents(dir);
-        let error = open(dir, 1 << 20).map(drop).unwrap_err();
+        let error = open_small(dir).map(drop).unwrap_err();
         assert_eq!(contents(dir), before, "a refusal changes nothing: {error}");
         error
     }
@@ -235,7 +241,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("db")).unwrap();
         fs::write(dir.path().join("db/MANIFEST-000001"), b"half a").unwrap();
-        open(dir.path(), 1 << 20).map(drop).unwrap();
+        open_small(dir.path()).map(drop).unwrap();
     }
 
     #[test]
@@ -244,7 +250,7 @@ mod tests {
         let dir = filled(20);
         fs::write(dir.path().join(MARK), "19\n").unwrap();
         cut(&file(dir.path(), ".log"), 50);
-        let (database, _) = open(dir.path(), 1 << 20).unwrap();
+        let (database, _) = open_small(dir.path()).unwrap();
         assert_eq!(last_entry(&database.get()).unwrap(), 19);
 
         let dir = filled(20);
@@ -255,7 +261,7 @@ mod tests {
         assert!(error.to_string().contains("high-water"), "{error}");
         // The loss can be accepted.
         fs::remove_file(dir.path().join(MARK)).unwrap();
-        let (database, _) = open(dir.path(), 1 << 20).unwrap();
+        let (database, _) = open_small(dir.path()).unwrap();
         assert!((10..20).contains(&last_entry(&database.get()).unwrap()));
     }
 
@@ -264,7 +270,7 @@ mod tests {
         let dir = filled(20);
         let log = file(dir.path(), ".log");
         {
-            let database = open(dir.path(), 1 << 20).unwrap().0.get();
+            let database = open_small(dir.path()).unwrap().0.get();
             // Changes of the state are not synced, and a long one has several parts.
             for number in 0..3u64 {
                 let mut batch = WriteBatch::default();
@@ -279,7 +285,7 @@ mod tests {
         let hole = bytes.len() - 150_000..bytes.len() - 80_000;
         bytes[hole].fill(0);
         fs::write(&log, bytes).unwrap();
-        let (database, _) = open(dir.path(), 1 << 20).unwrap();
+        let (database, _) = open_small(dir.path()).unwrap();
         let database = database.get();
         assert_eq!(last_entry(&database).unwrap(), 20);
         let is_there = |number: u64| database.get(Family::Meta, &number.to_be_bytes()).unwrap().is_some();
@@ -309,7 +315,7 @@ mod tests {
     fn a_manifest_that_was_cut_off_is_noticed_with_and_without_its_length() {
         let dir = filled(5);
         // Another start writes a table, and names it in the manifest.
-        let (database, mut mark) = open(dir.path(), 1 << 20).unwrap();
+        let (database, mut mark) = open_small(dir.path()).unwrap();
         mark.raise(6, database.get().directory());
         drop(database);
         let path = file(dir.path(), "MANIFEST");
@@ -318,7 +324,7 @@ mod tests {
         assert!(error.to_string().contains("MANIFEST"), "{error}");
 
         let dir = filled(5);
-        let database = open(dir.path(), 1 << 20).unwrap().0.get();
+        let database = open_small(dir.path()).unwrap().0.get();
         let mut batch = WriteBatch::default();
         batch.delete_cf(database.family(Family::RaftLog), 0u64.to_be_bytes());
         database.write_synced(batch).unwrap();
@@ -331,8 +337,8 @@ mod tests {
     fn a_mark_that_is_no_number_proves_nothing() {
         let dir = filled(3);
         fs::write(dir.path().join(MARK), [0xff, 0xfe]).unwrap();
-        assert!(open(dir.path(), 1 << 20).is_ok());
+        assert!(open_small(dir.path()).is_ok());
         fs::write(dir.path().join(MARK), "many").unwrap();
-        assert!(open(dir.path(), 1 << 20).is_ok());
+        assert!(open_small(dir.path()).is_ok());
     }
 }

@@ -373,7 +373,10 @@ mod tests {
     }
 
     fn open_database(data_dir: &Path) -> Arc<CurrentDatabase> {
-        Arc::new(CurrentDatabase::open(data_dir, 1 << 20, Lock::take(data_dir).unwrap()).unwrap())
+        Arc::new(
+            CurrentDatabase::open(data_dir, cavern_state::Resources::of_cache(1 << 20), Lock::take(data_dir).unwrap())
+                .unwrap(),
+        )
     }
 
     fn empty() -> (tempfile::TempDir, Arc<CurrentDatabase>, Snapshots) {

@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use cavern_conf::process::Metrics;
 use cavern_state::feature_version::FEATURE_VERSION;
-use cavern_state::{Changes, CurrentDatabase, Lock};
+use cavern_state::{Changes, CurrentDatabase, Lock, Resources};
 use openraft::StorageError;
 use openraft::testing::log::{StoreBuilder, Suite};
 use tempfile::TempDir;
@@ -45,7 +45,8 @@ struct Builder;
 impl StoreBuilder<Types, LogStore, StateMachine, Place> for Builder {
     async fn build(&self) -> Result<(Place, LogStore, StateMachine), StorageError<Types>> {
         let dir = tempfile::tempdir().unwrap();
-        let database = CurrentDatabase::open(dir.path(), 1 << 20, Lock::take(dir.path()).unwrap()).unwrap();
+        let database =
+            CurrentDatabase::open(dir.path(), Resources::of_cache(1 << 20), Lock::take(dir.path()).unwrap()).unwrap();
         let database = Arc::new(database);
         let snapshots = Snapshots::open(dir.path().join("snapshots")).unwrap();
         let metrics = ConsensusMetrics::register(&Metrics::new("master"));

@@ -29,14 +29,15 @@ pub struct Lanes {
 pub struct SlowThreads(Option<Runtime>);
 
 impl Lanes {
-    /// The runtime that this is called on, and as many slow threads as that has.
+    /// The runtime that this is called on, and as many slow threads as that has, with so many for what waits on disks.
     ///
     /// # Errors
     /// Threads cannot be started.
-    pub fn start() -> io::Result<(Self, SlowThreads)> {
+    pub fn start(blocking_threads: usize) -> io::Result<(Self, SlowThreads)> {
         let fast = Handle::current();
         let slow = Builder::new_multi_thread()
             .worker_threads(fast.metrics().num_workers())
+            .max_blocking_threads(blocking_threads)
             .thread_name("slow")
             .on_thread_start(|| {
                 // Of the thread, and of those that it starts. Everybody may.
@@ -158,7 +159,7 @@ mod tests {
     async fn who_has_much_is_served_beside_others_on_threads_that_let_them_go_first() {
         let tenants = tenants(&schema::Master::default());
         let (flood, quiet) = (peer(&tenants, "flood"), peer(&tenants, "quiet"));
-        let (lanes, _threads) = Lanes::start().unwrap();
+        let (lanes, _threads) = Lanes::start(64).unwrap();
         let begin = |peer: &Peer| {
             let (say, hear) = mpsc::channel();
             lanes.of_peer(peer.clone()).spawn(works_on(say));
@@ -190,7 +191,7 @@ mod tests {
         quiet.tenant().unwrap().unwrap().makes_a_call();
         flood.tenant().unwrap().unwrap().has_much();
         assert!(flood.crowds_others() && !quiet.crowds_others());
-        let (lanes, threads) = Lanes::start().unwrap();
+        let (lanes, threads) = Lanes::start(64).unwrap();
         let (began, begins) = tokio::sync::oneshot::channel();
         let (until_it_ends, ends) = tokio::sync::oneshot::channel::<()>();
         lanes.of_peer(flood).spawn(async move {

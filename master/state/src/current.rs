@@ -19,17 +19,16 @@ use std::sync::Arc;
 
 use cavern_conf::Failpoint;
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use rocksdb::Cache;
 
 use crate::data_dir::{FIRST, Free, Lock, number};
 pub use crate::data_dir::{POINTER, directory};
-use crate::database::{Database, cache};
+use crate::database::{Database, Resources};
 use crate::error::{Result, StateError};
 
 /// See the module.
 pub struct CurrentDatabase {
     data_dir: PathBuf,
-    cache: Cache,
+    resources: Resources,
     lock: Arc<Lock>,
     current: RwLock<Arc<Database>>,
     /// Held while something is written to the log, and while another database takes the place of this one: what is in
@@ -40,13 +39,13 @@ pub struct CurrentDatabase {
 
 impl CurrentDatabase {
     /// Opens (or makes) the current database of a data directory without looking at it first; removes what is not
-    /// current. `cache_bytes` bounds RocksDB's block cache.
-    pub fn open(data_dir: &Path, cache_bytes: u64, lock: Arc<Lock>) -> Result<Self> {
-        let (directory, cache) = (directory(data_dir)?, cache(cache_bytes));
-        let database = Database::open_in(&directory, &cache, Some(lock.clone()))?;
+    /// current.
+    pub fn open(data_dir: &Path, resources: Resources, lock: Arc<Lock>) -> Result<Self> {
+        let directory = directory(data_dir)?;
+        let database = Database::open_in(&directory, &resources, Some(lock.clone()))?;
         remove_others(data_dir, &directory)?;
         let current = RwLock::new(Arc::new(database));
-        Ok(Self { data_dir: data_dir.to_owned(), cache, lock, current, writing: Mutex::default() })
+        Ok(Self { data_dir: data_dir.to_owned(), resources, lock, current, writing: Mutex::default() })
     }
 
     /// The current database, to look at now and let go of.
@@ -78,7 +77,7 @@ impl CurrentDatabase {
         let directory = self.data_dir.join(format!("{FIRST}-{}", name.saturating_add(1)));
         remove_dir(&directory)?;
         link_files(checkpoint, &directory).map_err(StateError::io(&directory))?;
-        Database::open_without_log(&directory, &self.cache, Some(self.lock.clone()))
+        Database::open_without_log(&directory, &self.resources, Some(self.lock.clone()))
     }
 
     /// Has a prepared database take the place of the current one. `keep` gives it what it is to have of that, and has

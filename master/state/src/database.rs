@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use cavern_conf::{Budget, Budgets};
 use rocksdb::{
     BlockBasedIndexType, BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType,
     DBRecoveryMode, DEFAULT_COLUMN_FAMILY_NAME, Options, WriteBatch, WriteOptions,
@@ -47,63 +48,63 @@ impl Drop for Place {
 
 /// Bytes of write-ahead log after which RocksDB flushes the oldest memtable, so that a restart replays little.
 const WAL_BYTES: u64 = 256 << 20;
-const MEMTABLE_BYTES: usize = 32 << 20;
-const SMALL_MEMTABLE_BYTES: usize = 4 << 20;
-/// All memtables together, of which some wait to be flushed; beyond it the largest is flushed early.
-const MEMTABLES_BYTES: usize = 64 << 20;
+/// The part that a memtable may have of all together, of a large family and of a small one.
+const MEMTABLE_PART: usize = 2;
+const SMALL_MEMTABLE_PART: usize = 16;
 const OPEN_FILES: i32 = 1024;
 
 impl Database {
     /// Opens (or makes) the current database of a data directory without looking at it first, for tests and tools.
     pub fn open(data_dir: &Path, cache_bytes: u64) -> Result<Self> {
         let lock = Lock::take(data_dir)?;
-        Self::open_in(&data_dir::directory(data_dir)?, &cache(cache_bytes), Some(lock))
+        Self::open_in(&data_dir::directory(data_dir)?, &Resources::of_cache(cache_bytes), Some(lock))
     }
 
     /// Opens (or makes) the database in a directory. The master looks at it first: RocksDB itself takes a damaged
     /// database for an older one, or for none.
-    pub fn open_in(directory: &Path, cache: &Cache, lock: Option<Arc<Lock>>) -> Result<Self> {
-        let db = DB::open_cf_descriptors(&writing_options(), directory, descriptors(cache))
+    pub fn open_in(directory: &Path, resources: &Resources, lock: Option<Arc<Lock>>) -> Result<Self> {
+        let db = DB::open_cf_descriptors(&writing_options(resources), directory, descriptors(resources))
             .map_err(StateError::opening(directory))?;
         Ok(Self::new(db, directory, lock))
     }
 
     /// Makes a database of the files of a checkpoint, with all of its state and none of its log: that is of the master
     /// that has made the checkpoint.
-    pub fn open_without_log(directory: &Path, cache: &Cache, lock: Option<Arc<Lock>>) -> Result<Self> {
-        let options = writing_options();
+    pub fn open_without_log(directory: &Path, resources: &Resources, lock: Option<Arc<Lock>>) -> Result<Self> {
+        let options = writing_options(resources);
         let mut families = DB::list_cf(&options, directory).map_err(StateError::opening(directory))?;
         // A master of a later version may have more, which are empty as long as this one belongs to the group.
         families.retain(|name| name != DEFAULT_COLUMN_FAMILY_NAME && Family::ALL.iter().all(|own| own.name() != name));
         let unknown = families.iter().map(|name| ColumnFamilyDescriptor::new(name, Options::default()));
-        let mut db = DB::open_cf_descriptors(&options, directory, descriptors(cache).chain(unknown))
+        let mut db = DB::open_cf_descriptors(&options, directory, descriptors(resources).chain(unknown))
             .map_err(StateError::opening(directory))?;
         for name in &families {
             db.drop_cf(name)?;
         }
         let mut database = Self::new(db, directory, lock);
-        database.drop_log(cache)?;
+        database.drop_log(resources)?;
         Ok(database)
     }
 
     /// Takes the log out of a checkpoint, which nobody else knows yet. *Blocking*.
     pub fn strip_checkpoint(directory: &Path) -> Result {
-        let (cache, options) = (cache(0), writing_options());
+        let resources = Resources::of_cache(0);
         let families = Family::ALL.map(|family| {
-            let mut options = family_options(family, &cache);
+            let mut options = family_options(family, &resources);
             // The files stay as the database has them.
             options.set_disable_auto_compactions(true);
             ColumnFamilyDescriptor::new(family.name(), options)
         });
-        let db = DB::open_cf_descriptors(&options, directory, families).map_err(StateError::opening(directory))?;
-        Self::new(db, directory, None).drop_log(&cache)
+        let db = DB::open_cf_descriptors(&writing_options(&resources), directory, families)
+            .map_err(StateError::opening(directory))?;
+        Self::new(db, directory, None).drop_log(&resources)
     }
 
     /// Whole files go, and no record is touched.
-    fn drop_log(&mut self, cache: &Cache) -> Result {
+    fn drop_log(&mut self, resources: &Resources) -> Result {
         for family in Family::LOG {
             self.db.drop_cf(family.name())?;
-            self.db.create_cf(family.name(), &family_options(family, cache))?;
+            self.db.create_cf(family.name(), &family_options(family, resources))?;
         }
         Ok(())
     }
@@ -189,31 +190,54 @@ fn recovery_options() -> Options {
     options
 }
 
-/// RocksDB's block cache, which all families share.
-pub fn cache(bytes: u64) -> Cache {
-    Cache::new_lru_cache(usize::try_from(bytes).unwrap_or(usize::MAX))
+/// What RocksDB may use, for all databases that a master has. Cheap to clone.
+#[derive(Clone)]
+pub struct Resources {
+    /// The block cache, which all families share.
+    cache: Cache,
+    /// All memtables of a database together, of which some wait to be flushed; beyond it the largest is flushed early.
+    write_buffers: usize,
+    background_jobs: i32,
 }
 
-fn writing_options() -> Options {
+impl Resources {
+    /// A block cache of so many bytes, and the rest as the budget of a master says.
+    pub fn new(cache_bytes: u64, budget: &Budget) -> Self {
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        Self {
+            cache: Cache::new_lru_cache(size(cache_bytes)),
+            write_buffers: size(budget.write_buffers),
+            background_jobs: budget.background_jobs,
+        }
+    }
+
+    /// The same with the budget of a master that nobody has limited.
+    pub fn of_cache(bytes: u64) -> Self {
+        Self::new(bytes, &Budgets::default().master)
+    }
+}
+
+fn writing_options(resources: &Resources) -> Options {
     let mut options = recovery_options();
     options.create_if_missing(true);
     options.create_missing_column_families(true);
     options.set_max_total_wal_size(WAL_BYTES);
-    options.set_db_write_buffer_size(MEMTABLES_BYTES);
+    options.set_db_write_buffer_size(resources.write_buffers);
     options.set_max_open_files(OPEN_FILES);
     options.set_keep_log_file_num(4);
-    options.set_max_background_jobs(2);
+    options.set_max_background_jobs(resources.background_jobs);
     options
 }
 
 /// All families as they are opened to be written.
-fn descriptors(cache: &Cache) -> impl Iterator<Item = ColumnFamilyDescriptor> {
-    Family::ALL.into_iter().map(move |family| ColumnFamilyDescriptor::new(family.name(), family_options(family, cache)))
+fn descriptors(resources: &Resources) -> impl Iterator<Item = ColumnFamilyDescriptor> {
+    let of = move |family: Family| ColumnFamilyDescriptor::new(family.name(), family_options(family, resources));
+    Family::ALL.into_iter().map(of)
 }
 
-fn family_options(family: Family, cache: &Cache) -> Options {
+fn family_options(family: Family, resources: &Resources) -> Options {
     let mut table = BlockBasedOptions::default();
-    table.set_block_cache(cache);
+    table.set_block_cache(&resources.cache);
     table.set_cache_index_and_filter_blocks(true);
     table.set_pin_l0_filter_and_index_blocks_in_cache(true);
     let mut options = Options::default();
@@ -226,10 +250,10 @@ fn family_options(family: Family, cache: &Cache) -> Options {
             table.set_index_type(BlockBasedIndexType::TwoLevelIndexSearch);
             table.set_partition_filters(true);
             table.set_pin_top_level_index_and_filter(true);
-            options.set_write_buffer_size(MEMTABLE_BYTES);
+            options.set_write_buffer_size(resources.write_buffers / MEMTABLE_PART);
         }
-        Family::RaftLog => options.set_write_buffer_size(MEMTABLE_BYTES),
-        _ => options.set_write_buffer_size(SMALL_MEMTABLE_BYTES),
+        Family::RaftLog => options.set_write_buffer_size(resources.write_buffers / MEMTABLE_PART),
+        _ => options.set_write_buffer_size(resources.write_buffers / SMALL_MEMTABLE_PART),
     }
     options.set_block_based_table_factory(&table);
     options

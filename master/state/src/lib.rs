@@ -42,7 +42,7 @@ pub use commands::registry::refusal_of_owner;
 pub use commands::{namespace, requests};
 pub use current::CurrentDatabase;
 pub use data_dir::{Free, Lock};
-pub use database::Database;
+pub use database::{Database, Resources};
 pub use error::StateError;
 pub use index::extents::AT_ONCE;
 pub use index::usage;

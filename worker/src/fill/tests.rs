@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::process::Metrics;
-use cavern_conf::{ByteSize, schema};
+use cavern_conf::{Budgets, ByteSize, schema};
 use cavern_proto::ContentId;
 use cavern_proto::data::BlockRef;
 use cavern_proto::master::{Mount, MountTable};
@@ -44,6 +44,7 @@ fn open_fills(home: &Path, uri: &str, capacity: u64) -> (Arc<Fills>, Arc<Mounts>
         },
         max_open_blocks: 100,
         keys: Arc::default(),
+        budget: Budgets::default().worker,
     };
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     let stores = loop {

@@ -13,9 +13,6 @@ use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-/// Threads of each core for what waits for the disk, at most: there are as many as have something to do. A client has
-/// turns for half of them (`limits`), which may all be at one core.
-pub(super) const BLOCKING_THREADS: usize = 64;
 /// What still waits for a disk when the worker stops is waited for so long.
 const BLOCKING_END: Duration = Duration::from_secs(1);
 
@@ -65,17 +62,18 @@ impl Seat {
 }
 
 impl Cores {
-    /// Starts `count` threads, at least one.
+    /// Starts `count` threads, at least one. Each has up to `blocking_threads` others for what waits for the disk: as
+    /// many as have something to do. A client has turns for half of them (`limits`), which may all be at one core.
     ///
     /// # Errors
     /// The system has no more threads, or descriptors.
-    pub fn start(count: usize) -> io::Result<Self> {
+    pub fn start(count: usize, blocking_threads: usize) -> io::Result<Self> {
         let count = count.max(1);
         let (mut cores, mut threads, ended) = (Vec::new(), Vec::new(), CancellationToken::new());
         for number in 0..count {
             let runtime = Builder::new_current_thread()
                 .enable_all()
-                .max_blocking_threads(BLOCKING_THREADS)
+                .max_blocking_threads(blocking_threads)
                 .thread_name(format!("data-{number}-disk"))
                 .build()?;
             cores.push(Core {
@@ -118,7 +116,7 @@ mod tests {
 
     #[test]
     fn connections_and_requests_that_wait_are_spread_over_the_threads() {
-        let cores = Cores::start(2).unwrap();
+        let cores = Cores::start(2, 64).unwrap();
         let seats: Vec<Seat> = (0..4).map(|_| cores.seat()).collect();
         let of = |number: usize| seats.iter().filter(|seat| seat.number == number).count();
         assert_eq!((of(0), of(1)), (2, 2));
@@ -134,7 +132,7 @@ mod tests {
 
     #[test]
     fn the_end_takes_along_what_still_runs() {
-        let cores = Cores::start(1).unwrap();
+        let cores = Cores::start(1, 64).unwrap();
         let seat = cores.seat();
         let (runtime, counted) = seat.for_request();
         let requests = cores.cores[0].requests.clone();

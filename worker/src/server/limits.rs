@@ -11,7 +11,6 @@ use tokio::io::Interest;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::cores::BLOCKING_THREADS;
 use super::outgoing::{Outgoing, Segment};
 use super::socket::Socket;
 use crate::memory::{kib_for_requests, part_of_tenant};
@@ -20,16 +19,16 @@ use crate::request_error::Refusal;
 /// Requests of a tenant that wait for disks and buckets at a time, for each GET that may be in flight: some wait for
 /// the same one, and few for none.
 const TURNS_PER_FILL: usize = 2;
-/// Threads that sync blocks for a tenant at a time, and threads that wait for disks otherwise: together half of those
-/// of one core, and enough to keep a disk busy.
-const DISK_TURNS: usize = BLOCKING_THREADS / 4;
+/// The part of the threads of one core that sync blocks for a tenant at a time, and that of those that wait for disks
+/// otherwise: together half of them, and enough to keep a disk busy.
+const DISK_TURNS_PART: usize = 4;
 /// Whoever is turned away gets so long to read why.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// Read at a time of what it says meanwhile.
 const SCRAP_BYTES: usize = 4096;
 
-/// The clients of a worker, with this much memory for answers and payloads.
-pub fn tenants(conf: &schema::Worker, memory_kib: u32) -> Tenants {
+/// The clients of a worker, with this much memory for answers and payloads, and so many threads of each core for disks.
+pub fn tenants(conf: &schema::Worker, memory_kib: u32, blocking_threads: usize) -> Tenants {
     // Requests are bounded for each connection.
     let calls = Limit { most: usize::MAX, setting: "" };
     let per_second = usize::try_from(conf.client_bytes_per_second.bytes()).unwrap_or(usize::MAX);
@@ -40,7 +39,7 @@ pub fn tenants(conf: &schema::Worker, memory_kib: u32) -> Tenants {
         turns: conf.fill_concurrency * TURNS_PER_FILL,
         room: part_of_tenant(memory_kib),
         requests: part_of_tenant(kib_for_requests(memory_kib)),
-        disk_turns: DISK_TURNS,
+        disk_turns: (blocking_threads / DISK_TURNS_PART).max(1),
         // Each thread takes the requests of its connections in turn, and an answer is one piece.
         writers: 0,
         streams: 0,
@@ -110,9 +109,11 @@ mod tests {
 
     use super::*;
 
+    const DISK_TURNS: usize = 3;
+
     #[tokio::test]
     async fn work_that_nobody_waits_for_any_more_keeps_its_turn_until_it_is_done() {
-        let tenants = tenants(&schema::Worker::default(), 1024);
+        let tenants = tenants(&schema::Worker::default(), 1024, DISK_TURNS * DISK_TURNS_PART);
         let identity = Identity::new("c", Role::Client, "n").unwrap();
         let connection = tenants.admit(&identity).unwrap().unwrap();
         let (end, ends) = mpsc::channel::<()>();
@@ -145,7 +146,7 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_has_no_turn_in_time_is_told_so_and_syncs_have_turns_of_their_own() {
-        let tenants = tenants(&schema::Worker::default(), 1024);
+        let tenants = tenants(&schema::Worker::default(), 1024, DISK_TURNS * DISK_TURNS_PART);
         let identity = Identity::new("c", Role::Client, "n").unwrap();
         let connection = tenants.admit(&identity).unwrap().unwrap();
         let (turns, now) = (&connection.disk_turns, Instant::now());

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use bytes::{Buf, BytesMut};
 use cavern_conf::process::Metrics;
-use cavern_conf::{ByteSize, schema};
+use cavern_conf::{Budgets, ByteSize, schema};
 use cavern_proto::chunk::{CHUNK_BYTES, ChunkMap};
 use cavern_proto::data::*;
 use cavern_proto::frame::{FrameHeader, HEADER_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
@@ -83,6 +83,7 @@ impl Fixture {
             },
             max_open_blocks: 10_000,
             keys: Arc::default(),
+            budget: Budgets::default().worker,
         };
         let (evicted, evictions) = mpsc::channel(1000);
         let (stores, _) = crate::store::open(options, metrics.clone(), evicted).unwrap();
@@ -110,9 +111,9 @@ impl Fixture {
         let conf = schema::Worker { fill_concurrency: 16, ..schema::Worker::default() };
         let service = Arc::new(Service::new(parts, &conf, pool.clone()));
         let uploads = service.uploads.clone();
-        let tenants = super::tenants(&schema::Worker::default(), 64 << 10);
+        let tenants = super::tenants(&schema::Worker::default(), 64 << 10, 64);
         let admission = Admission { transport, audit: AuditLog::default(), tenants: tenants.clone() };
-        let cores = Arc::new(Cores::start(2).unwrap());
+        let cores = Arc::new(Cores::start(2, 64).unwrap());
         let task = tokio::spawn(server.serve(service, admission, evictions, cores, stop.clone()));
         let store_id = mounts.ufs(1).await.unwrap().store_id().to_owned();
         let bucket = MemoryBucket::named(&format!("server-{name}"));

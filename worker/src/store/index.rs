@@ -49,6 +49,15 @@ impl From<rocksdb::Error> for IndexError {
     }
 }
 
+/// What RocksDB may use for one index.
+#[derive(Clone, Copy)]
+pub(super) struct IndexOptions {
+    pub cache_bytes: usize,
+    /// Of each of two.
+    pub write_buffer_bytes: usize,
+    pub background_jobs: i32,
+}
+
 /// The open index of a directory.
 pub(super) struct Index {
     db: DB,
@@ -62,9 +71,9 @@ impl std::fmt::Debug for Index {
 }
 
 impl Index {
-    pub(super) fn open(path: &Path, cache_bytes: usize) -> Result<Self, IndexError> {
+    pub(super) fn open(path: &Path, by: IndexOptions) -> Result<Self, IndexError> {
         let mut table = BlockBasedOptions::default();
-        table.set_block_cache(&Cache::new_lru_cache(cache_bytes));
+        table.set_block_cache(&Cache::new_lru_cache(by.cache_bytes));
         table.set_bloom_filter(10.0, false);
         table.set_cache_index_and_filter_blocks(true);
         table.set_pin_l0_filter_and_index_blocks_in_cache(true);
@@ -73,12 +82,12 @@ impl Index {
         options.set_block_based_table_factory(&table);
         // Checksums and hashes do not compress.
         options.set_compression_type(DBCompressionType::None);
-        options.set_write_buffer_size(16 << 20);
+        options.set_write_buffer_size(by.write_buffer_bytes);
         options.set_max_total_wal_size(64 << 20);
         options.set_max_open_files(256);
         options.set_keep_log_file_num(4);
         options.set_max_log_file_size(4 << 20);
-        options.set_max_background_jobs(2);
+        options.set_max_background_jobs(by.background_jobs);
         options.set_allow_mmap_reads(false);
         if path.exists() && !path.is_dir() {
             return Err(IndexError::Damaged("it is no directory".to_owned()));
@@ -184,6 +193,8 @@ mod tests {
         BlockId { content: ContentId::of_object("s", "k", "e", 1, 1), index }
     }
 
+    const SMALL: IndexOptions = IndexOptions { cache_bytes: 1 << 20, write_buffer_bytes: 1 << 20, background_jobs: 2 };
+
     fn record(incarnation: u64) -> BlockRecord {
         BlockRecord { incarnation, length: 10, ..Default::default() }
     }
@@ -191,7 +202,7 @@ mod tests {
     #[test]
     fn a_late_removal_spares_the_next_incarnation() {
         let dir = tempfile::tempdir().unwrap();
-        let index = Index::open(&dir.path().join("index"), 1 << 20).unwrap();
+        let index = Index::open(&dir.path().join("index"), SMALL).unwrap();
         index.put(&id(1), || Some(record(2))).unwrap();
         index.remove(&id(1), 1).unwrap();
         assert_eq!(index.get(&id(1)).unwrap(), Some(record(2)));
@@ -204,7 +215,7 @@ mod tests {
     #[test]
     fn scans_give_all_and_count_nonsense() {
         let dir = tempfile::tempdir().unwrap();
-        let index = Index::open(&dir.path().join("index"), 1 << 20).unwrap();
+        let index = Index::open(&dir.path().join("index"), SMALL).unwrap();
         (0..100).for_each(|block| index.put(&id(block), || Some(record(7))).unwrap());
         index.db.put(b"short", b"").unwrap();
         index.db.put(id(1000).to_key(), [0xff; 5]).unwrap();

@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cavern_conf::process::{MissingDir, ensure_dir};
-use cavern_conf::{DirSpec, Tier, schema};
+use cavern_conf::{DirSpec, Tier};
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::chunk_count;
-use cavern_security::KeyWrapping;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::StoreOptions;
 use super::data::draft;
 use super::directory::{self, DataName, Directory, DiskHealth, INCARNATION_BITS, Identity, parse_data_name};
-use super::index::{Index, IndexError};
+use super::index::{Index, IndexError, IndexOptions};
 use super::sealing::Cipher;
 use super::slab::Entry;
 use super::space::{UNIT_BYTES, units_of_chunks, units_on_disk};
@@ -40,16 +40,11 @@ pub(super) struct Opened {
 }
 
 /// Opens one directory. `position` is its place in the configuration.
-pub(super) fn open(
-    spec: DirSpec,
-    position: u8,
-    conf: &schema::Worker,
-    keys: &KeyWrapping,
-) -> Result<Opened, WorkerError> {
-    let path = spec.path.clone();
+pub(super) fn open(spec: DirSpec, position: u8, by: &StoreOptions) -> Result<Opened, WorkerError> {
+    let (path, keys) = (spec.path.clone(), &*by.keys);
     let failed = |action| WorkerError::directory(action, &path);
     // Those in memory are made anew always.
-    let missing = MissingDir::of("worker.create_dirs", conf.create_dirs || spec.tier == Tier::Mem);
+    let missing = MissingDir::of("worker.create_dirs", by.conf.create_dirs || spec.tier == Tier::Mem);
     ensure_dir(&path, "worker.dirs", missing)?;
     let lock = directory::lock(&path)?;
     let identity = Identity::read(&path)?;
@@ -58,14 +53,19 @@ pub(super) fn open(
         return Err(WorkerError::DirectoryKeyLost(path));
     }
 
-    let cache_bytes = usize::try_from(conf.index_cache.bytes()).unwrap_or(usize::MAX);
-    let mut opened = open_index(&path, position, cache_bytes);
+    let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let options = IndexOptions {
+        cache_bytes: size(by.conf.index_cache.bytes()),
+        write_buffer_bytes: size(by.budget.index_write_buffer(by.directories.len())),
+        background_jobs: by.budget.background_jobs,
+    };
+    let mut opened = open_index(&path, position, options);
     if let Err(IndexError::Damaged(reason)) = &opened {
         let kept = set_aside(&path, "index", "damaged").map_err(failed("set the damaged index aside in"))?;
         set_aside(&path, "blocks", "orphaned").map_err(failed("set blocks aside in"))?;
         warn!(directory = %path.display(), kept = %kept.display(), reason,
             "the block index is damaged: set aside, the directory starts empty and its blocks are fetched again");
-        opened = open_index(&path, position, cache_bytes);
+        opened = open_index(&path, position, options);
     }
     let (index, entries) = opened.map_err(|error| match error {
         IndexError::Damaged(reason) => failed("make a new index in")(io::Error::other(reason)),
@@ -104,8 +104,8 @@ pub(super) fn open(
     Ok(Opened { directory, identity, entries, data, orphaned, starts_seen })
 }
 
-fn open_index(path: &Path, position: u8, cache_bytes: usize) -> Result<(Index, Vec<Entry>), IndexError> {
-    let index = Index::open(&path.join("index"), cache_bytes)?;
+fn open_index(path: &Path, position: u8, options: IndexOptions) -> Result<(Index, Vec<Entry>), IndexError> {
+    let index = Index::open(&path.join("index"), options)?;
     let mut entries = Vec::new();
     let skipped = index.scan(|id, record| {
         let mut entry = Entry::new(id, record.incarnation, record.length, record.mount_id, position);

@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use cavern_conf::ByteSize;
 use cavern_conf::process::Metrics;
+use cavern_conf::{Budgets, ByteSize};
 use cavern_proto::chunk::{chunk_count, chunk_range};
 use cavern_proto::{BlockId, CHUNK_BYTES, ContentId};
 use proptest::prelude::*;
@@ -56,6 +56,7 @@ pub(super) fn options(dirs: &[(&Path, u64)]) -> StoreOptions {
             .collect(),
         max_open_blocks: 4,
         keys: KEYS.with_borrow(Arc::clone),
+        budget: Budgets::default().worker,
     }
 }
 

@@ -8,7 +8,7 @@ use cavern_conf::process::Metrics;
 use cavern_proto::master::Job;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{Command, CommandBatch};
-use cavern_state::Lock;
+use cavern_state::{Lock, Resources};
 use openraft::EntryPayload;
 use openraft::type_config::TypeConfigExt as _;
 use proptest::prelude::*;
@@ -72,7 +72,8 @@ struct Tested {
 
 impl Tested {
     fn open(directory: &Path) -> Self {
-        let database = CurrentDatabase::open(directory, 1 << 20, Lock::take(directory).unwrap()).unwrap();
+        let database =
+            CurrentDatabase::open(directory, Resources::of_cache(1 << 20), Lock::take(directory).unwrap()).unwrap();
         let metrics = Metrics::new("master");
         let (store, thread) = LogStore::start(Arc::new(database), STEP, ConsensusMetrics::register(&metrics)).unwrap();
         let (entries, flushes) = (BTreeMap::new(), Vec::new());

@@ -16,8 +16,6 @@ use crate::types::{LogId, log_id};
 /// A row of the state, how this master voted, and the entries of the log.
 type Found = (Vec<u8>, Vec<u8>, Vec<u64>);
 
-const CACHE: u64 = 1 << 20;
-
 /// The last entry that the snapshot covers.
 fn covered() -> LogId {
     log_id(1, 1, 4)
@@ -42,7 +40,7 @@ fn filled() -> (TempDir, CurrentDatabase, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let data_dir = dir.path().join("master");
     fs::create_dir(&data_dir).unwrap();
-    let (current, mut mark) = open(&data_dir, CACHE).unwrap();
+    let (current, mut mark) = open_small(&data_dir).unwrap();
     fs::write(data_dir.join("secret.key"), [1; 32]).unwrap();
     let database = current.get();
     put(&database, Family::Job, b"row", b"own");
@@ -53,7 +51,7 @@ fn filled() -> (TempDir, CurrentDatabase, PathBuf) {
     mark.raise(4, database.directory());
     let theirs = dir.path().join("theirs");
     fs::create_dir(&theirs).unwrap();
-    let theirs = Database::open(&theirs, CACHE).unwrap();
+    let theirs = Database::open(&theirs, 1 << 20).unwrap();
     put(&theirs, Family::Job, b"row", b"theirs");
     put(&theirs, Family::Meta, b"applied", &serde_json::to_vec(&covered()).unwrap());
     put(&theirs, Family::RaftMeta, b"vote", b"of another master");
@@ -98,13 +96,13 @@ fn read(database: &Database) -> Found {
 /// What a start finds, which leaves one database.
 #[track_caller]
 fn start(data_dir: &Path) -> Found {
-    let (current, mut mark) = open(data_dir, CACHE).unwrap();
+    let (current, mut mark) = open_small(data_dir).unwrap();
     assert_eq!(databases(data_dir).len(), 1);
     let found = read(&current.get());
     mark.raise(6, current.get().directory());
     drop(current);
     // And the next one.
-    let (current, _) = open(data_dir, CACHE).unwrap();
+    let (current, _) = open_small(data_dir).unwrap();
     assert_eq!(read(&current.get()), found);
     found
 }
@@ -171,20 +169,20 @@ fn what_does_not_name_a_database_is_refused_and_nothing_is_removed() {
     for garbled in [b"".as_slice(), b"db-", b"db-01", b"../master", b"\xff\xfe", b"db-1\ndb-2"] {
         let crash = copy(&data_dir);
         fs::write(crash.path().join(POINTER), garbled).unwrap();
-        let error = open(crash.path(), CACHE).map(drop).unwrap_err();
+        let error = open_small(crash.path()).map(drop).unwrap_err();
         assert!(error.to_string().contains(POINTER), "{error}");
         assert_eq!(databases(crash.path()), ["db", "db-1"]);
     }
     let crash = copy(&data_dir);
     fs::write(crash.path().join(POINTER), "db-7\n").unwrap();
-    let error = open(crash.path(), CACHE).map(drop).unwrap_err();
+    let error = open_small(crash.path()).map(drop).unwrap_err();
     assert!(matches!(&error, ConsensusError::DatabaseMissing { path, .. } if path.ends_with("db-7")), "{error}");
     assert_eq!(databases(crash.path()), ["db", "db-1"]);
     // A file of the new one is gone: the earlier one is no way back, its votes may be old.
     let crash = copy(&data_dir);
     let tables = fs::read_dir(crash.path().join("db-1")).unwrap().map(|file| file.unwrap().path());
     fs::remove_file(tables.filter(|path| path.extension().is_some_and(|it| it == "sst")).max().unwrap()).unwrap();
-    open(crash.path(), CACHE).map(drop).unwrap_err();
+    open_small(crash.path()).map(drop).unwrap_err();
     assert_eq!(databases(crash.path()), ["db", "db-1"]);
     drop(before);
 }

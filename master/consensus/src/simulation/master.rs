@@ -12,7 +12,7 @@ use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command as Kind;
 use cavern_state::feature_version::FEATURE_VERSION;
 use cavern_state::records::attributes;
-use cavern_state::{Changes, CurrentDatabase, Database, Family, Lock, Outcome, Tables};
+use cavern_state::{Changes, CurrentDatabase, Database, Family, Lock, Outcome, Resources, Tables};
 use openraft::EntryPayload;
 use parking_lot::Mutex;
 use tempfile::TempDir;
@@ -315,7 +315,7 @@ pub fn seen(tables: Tables<'_>, inode: u64) -> Result<Option<Seen>, ConsensusErr
 
 /// Starts a master on a host.
 async fn begin(host: Arc<Host>, directory: PathBuf, clock: Clock, flaw: Flaw) -> Result<Life, ConsensusError> {
-    let database = Arc::new(CurrentDatabase::open(&directory, 1 << 20, Lock::take(&directory)?)?);
+    let database = Arc::new(CurrentDatabase::open(&directory, Resources::of_cache(1 << 20), Lock::take(&directory)?)?);
     let (id, clock) = (host.id, Arc::new(clock));
     let identity = match Identity::read(&database.get())? {
         Some(known) => known,
