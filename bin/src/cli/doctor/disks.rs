@@ -504,8 +504,7 @@ mod tests {
     #[test]
     fn a_directory_is_looked_at_and_left_as_it_was() {
         let directory = tempfile::tempdir().unwrap();
-        let seen = Seen::at(directory.path()).unwrap();
-        let Seen::There(disk) = seen else { panic!("{seen:?}") };
+        let Seen::There(disk) = Seen::at(directory.path()).unwrap() else { panic!("it is a directory") };
         assert!(disk.total > 0 && !disk.device.is_empty(), "{disk:?}");
         assert!(disk.measured.is_none_or(|measured| measured.unwrap().bytes_per_second > 0));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
