@@ -90,7 +90,15 @@ impl DoctorArgs {
     async fn look(&self, effective: Effective) -> Result<Vec<Finding>, CliError> {
         let processes = match self.result.cluster.local_cluster()? {
             Some(cluster) => process::of_local(&cluster)?,
-            None => process::of_host(&effective, &self.role),
+            None => {
+                let (of, asked) = (effective.clone(), self.role.clone());
+                let named = tokio::task::spawn_blocking(move || process::of_host(&of, &asked));
+                match tokio::time::timeout(PATIENCE, named).await {
+                    Ok(Ok(processes)) => processes,
+                    // Names are not looked up in time: that is told of cluster.masters.
+                    _ => process::of_host(&effective, &[Role::Worker, Role::Fuse]),
+                }
+            }
         };
         let options = self.bucket_options()?;
         let access = if self.write { Access::Write } else { Access::Read };
