@@ -122,8 +122,15 @@ impl Workers {
         self.check_is_one(&request.uuid, &worker.data_address, asker)?;
         let disks = worker.disks.clone();
         // What changes with every heartbeat is not logged.
-        let logged =
-            Worker { used_bytes: 0, blocks: 0, last_heartbeat_age_ms: 0, disks: Vec::new(), counters: None, ..worker };
+        let logged = Worker {
+            used_bytes: 0,
+            blocks: 0,
+            last_heartbeat_age_ms: 0,
+            disks: Vec::new(),
+            counters: None,
+            clock_ahead_ms: None,
+            ..worker
+        };
         let owner = asker.map_or_else(String::new, |asker| asker.name.clone());
         let put = PutWorker { uuid: Bytes::clone(&request.uuid), worker: Some(logged.clone()), owner };
         match self.proposer.propose(put).await? {
