@@ -114,8 +114,8 @@ fn each_misconfiguration_of_a_host_is_named() {
         ("worker", "worker.listen", "\"0.0.0.0:0\"".to_owned(), "configuration", "error", "other hosts can come in"),
         ("worker", "cluster.masters", masters, "masters-same", "error", "localhost:7700"),
         ("master", "master.data_dir", format!("{:?}", host.path("mnt/m")), "paths-overlap", "error", "mnt/m"),
-        ("master", "master.data_dir", format!("{:?}", host.path("none")), "directory", "error", "is not there"),
-        ("master", "master.data_dir", format!("{:?}", host.path("file")), "directory", "error", "no directory"),
+        ("master", "master.data_dir", format!("{:?}", host.path("none")), "directory", "error", "No such file"),
+        ("master", "master.data_dir", format!("{:?}", host.path("file")), "directory", "error", "Not a directory"),
         ("worker", "worker.dirs", dirs(&[format!("[SSD:900TB]{worker}")]), "disk-size", "error", "may take"),
         (
             "worker",
@@ -127,7 +127,7 @@ fn each_misconfiguration_of_a_host_is_named() {
         ),
         ("worker", "worker.listen", taken.clone(), "port", "error", "worker.listen"),
         ("master", "master.http_listen", "\"192.0.2.1:7701\"".to_owned(), "configuration", "error", "192.0.2.1"),
-        ("fuse", "fuse.mount_point", format!("{:?}", host.path("file")), "mount-point", "error", "no directory"),
+        ("fuse", "fuse.mount_point", format!("{:?}", host.path("file")), "mount-point", "error", "Not a directory"),
         ("fuse", "client.memory_budget", "\"100TB\"".to_owned(), "memory", "error", "may take"),
     ] {
         assert_found(&host.doctor(role, &[(key, value)]), check, level, fragment);
@@ -136,8 +136,12 @@ fn each_misconfiguration_of_a_host_is_named() {
     assert_found(&host.doctor("fuse", &[]), "mount-point", "warning", "has files");
     let insecure = [("security.insecure", "true".to_owned()), ("master.http_listen", "\"192.0.2.1:7701\"".to_owned())];
     let elsewhere = host.doctor("master", &insecure);
-    assert_found(&elsewhere, "port", "error", "no address of this host");
+    assert_found(&elsewhere, "port", "error", "nobody can listen at 192.0.2.1:7701");
     assert_found(&elsewhere, "security", "warning", "security.insecure");
+    // Credentials that nobody would use.
+    let keys = [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "hush")];
+    let refused = Cluster::alone(&["doctor", "--offline", "--credentials-env"], &keys);
+    assert!(refused.code == 2 && refused.stdout.is_empty() && refused.stderr.contains("--bucket"), "{refused:?}");
 }
 
 #[test]

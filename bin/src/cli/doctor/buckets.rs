@@ -1,6 +1,7 @@
 //! Buckets, asked from this host: each finding has the store's own answer.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_conf::{Config, counted, host, schema};
@@ -8,15 +9,16 @@ use cavern_net::master::Stubs;
 use cavern_net::{MasterChannel, key_lender};
 use cavern_proto::master::{AccessMode, ListMountsRequest, Mount, MountStatus, WriteType};
 use cavern_ufs::{Contents, Denial, KeyRight, Metadata, Precondition, Probe, Ufs, UfsError};
-use futures::{StreamExt as _, stream};
+use futures::future::join_all;
 
 use super::clocks::judge_store;
 use super::finding::{Check, Finding, Level};
+use super::look::in_time;
 use crate::error::CliError;
 
-/// Mounts that are looked at, and at a time.
+/// Mounts that are looked at, all at once; and for how long each.
 const MOUNTS_MAX: usize = 64;
-const AT_A_TIME: usize = 8;
+const BUCKET_PATIENCE: Duration = Duration::from_secs(20);
 /// What an object of a test is called, below the prefix.
 const OBJECT: &str = ".cavern-doctor-";
 
@@ -29,20 +31,15 @@ pub enum Access {
 }
 
 /// What a store answers; `None` for what was not asked.
-#[derive(Default)]
 struct Answers {
-    list: Option<Result<Probe, UfsError>>,
+    list: Result<Probe, UfsError>,
     get: Option<Result<(), UfsError>>,
     put: Option<Result<(), UfsError>>,
-    delete: Option<Result<(), UfsError>>,
 }
 
 /// Asks a bucket that need not be mounted anywhere.
 pub async fn look(uri: &str, options: &HashMap<String, String>, config: &Config, access: Access) -> Vec<Finding> {
-    match Ufs::open(uri, options, &patient_once(config)) {
-        Ok(ufs) => judge(uri, &ask(&ufs, access).await),
-        Err(error) => vec![refused(Check::BucketList, uri, &error)],
-    }
+    look_at(uri, Ufs::open(uri, options, &patient_once(config)), access).await
 }
 
 /// Asks the buckets of all mounts, as far as the masters give their credentials to this command, and says what the
@@ -62,9 +59,8 @@ pub async fn look_at_mounts(config: &Config, access: Access) -> Vec<Finding> {
         }
     };
     let conf = patient_once(config);
-    let asked = stream::iter(mounts.iter().take(MOUNTS_MAX)).map(|mount| look_at(mount, &masters, &conf, access));
-    let asked: Vec<Vec<Finding>> = asked.buffered(AT_A_TIME).collect().await;
-    found.extend(asked.into_iter().flatten());
+    let looks = mounts.iter().take(MOUNTS_MAX).map(|mount| look_at_mount(mount, &masters, &conf, access));
+    found.extend(join_all(looks).await.into_iter().flatten());
     if mounts.len() > MOUNTS_MAX {
         let what = format!("{} were not asked", counted((mounts.len() - MOUNTS_MAX) as u64, "bucket"));
         found.push(Finding::note(Check::BucketList, what, "there are many mounts", "name one with --bucket"));
@@ -72,13 +68,25 @@ pub async fn look_at_mounts(config: &Config, access: Access) -> Vec<Finding> {
     found
 }
 
-async fn look_at(mount: &Mount, masters: &MasterChannel, conf: &schema::Ufs, access: Access) -> Vec<Finding> {
-    let (name, access) = (format!("{} at {}", mount.uri, mount.path), access_to(mount, access));
+/// As findings have it.
+fn name(mount: &Mount) -> String {
+    format!("{} at {}", mount.uri, mount.path)
+}
+
+async fn look_at_mount(mount: &Mount, masters: &MasterChannel, conf: &schema::Ufs, access: Access) -> Vec<Finding> {
+    let (name, access) = (name(mount), access_to(mount, access));
     let right = if access == Access::Write { KeyRight::Write } else { KeyRight::Read };
     let lender = key_lender(masters, mount.id, &mount.path, right);
-    match Ufs::open_lent(&mount.uri, &mount.options, conf, &lender) {
-        Ok(ufs) => judge(&name, &ask(&ufs, access).await),
-        Err(error) => vec![refused(Check::BucketList, &name, &error)],
+    let opened = Ufs::open_lent(&mount.uri, &mount.options, conf, &lender);
+    let looked = in_time(&name, BUCKET_PATIENCE, look_at(&name, opened, access)).await;
+    looked.unwrap_or_else(|late| vec![late])
+}
+
+async fn look_at(name: &str, opened: Result<Ufs, UfsError>, access: Access) -> Vec<Finding> {
+    match opened {
+        // On the heap: requests are large.
+        Ok(ufs) => judge(name, &Box::pin(ask(&ufs, access)).await),
+        Err(error) => vec![refused(Check::BucketList, name, &error)],
     }
 }
 
@@ -97,21 +105,22 @@ fn patient_once(config: &Config) -> schema::Ufs {
 }
 
 async fn ask(ufs: &Ufs, access: Access) -> Answers {
-    let list = ufs.check().await;
-    let mut answers = Answers::default();
-    let first = list.as_ref().ok().and_then(|probe| probe.first.as_ref()).filter(|first| first.size > 0);
+    let mut answers = Answers { list: ufs.check().await, get: None, put: None };
+    // Whoever does not answer is not asked again.
+    if answers.list.as_ref().is_err_and(UfsError::is_outage) {
+        return answers;
+    }
+    let first = answers.list.as_ref().ok().and_then(|probe| probe.first.as_ref()).filter(|first| first.size > 0);
     if let Some(first) = first {
         answers.get = Some(ufs.get_bytes(&first.key, &first.etag, 0..1).await.map(drop));
     }
-    answers.list = Some(list);
     if access == Access::Write {
         let key = format!("{}{OBJECT}{}", ufs.prefix(), host::unique_name());
         let body = Bytes::from_static(b"written by cv doctor, and to be deleted\n");
-        let put = ufs.put(&key, &body, &Metadata::new(), Precondition::Anything).await.map(drop);
-        if put.is_ok() {
-            answers.delete = Some(ufs.delete(&key, Precondition::Anything).await);
-        }
-        answers.put = Some(put);
+        let put = ufs.put(&key, &body, &Metadata::new(), Precondition::Anything).await;
+        // Also where nobody knows whether it is there.
+        let deleted = ufs.delete(&key, Precondition::Anything).await;
+        answers.put = Some(put.and(deleted));
     }
     answers
 }
@@ -120,7 +129,7 @@ async fn ask(ufs: &Ufs, access: Access) -> Answers {
 fn judge(name: &str, answers: &Answers) -> Vec<Finding> {
     let mut found = Vec::new();
     match &answers.list {
-        Some(Ok(probe)) => {
+        Ok(probe) => {
             found.push(Finding::ok(Check::BucketList, format!("{name} can be listed")));
             found.extend(probe.behind_s.map(|behind_s| judge_store(name, behind_s)));
             if probe.contents == Contents::Nothing {
@@ -129,23 +138,18 @@ fn judge(name: &str, answers: &Answers) -> Vec<Finding> {
                 found.push(Finding::note(Check::BucketList, what, "no object could be read for a test", todo));
             }
         }
-        Some(Err(error)) => found.push(refused(Check::BucketList, name, error)),
-        None => {}
+        Err(error) => found.push(refused(Check::BucketList, name, error)),
     }
-    match &answers.get {
-        // It was deleted or replaced since it was listed.
-        Some(Err(error)) if error.is_metadata_outdated() => {}
-        Some(Err(error)) => found.push(refused(Check::BucketGet, name, error)),
-        Some(Ok(())) => found.push(Finding::ok(Check::BucketGet, format!("an object of {name} can be read"))),
-        None => {}
-    }
-    match (&answers.put, &answers.delete) {
-        (Some(Err(error)), _) => found.push(refused(Check::BucketPut, name, error)),
-        (_, Some(Err(error))) => found.push(refused(Check::BucketPut, name, error)),
-        (Some(Ok(())), _) => {
-            found.push(Finding::ok(Check::BucketPut, format!("an object was put into {name}, and deleted")));
+    let [get, put] =
+        [format!("an object of {name} can be read"), format!("an object was put into {name}, and deleted")];
+    for (check, answer, done) in [(Check::BucketGet, &answers.get, get), (Check::BucketPut, &answers.put, put)] {
+        match answer {
+            Some(Ok(())) => found.push(Finding::ok(check, done)),
+            // It was deleted or replaced since it was listed.
+            Some(Err(error)) if check == Check::BucketGet && error.is_metadata_outdated() => {}
+            Some(Err(error)) => found.push(refused(check, name, error)),
+            None => {}
         }
-        (None, _) => {}
     }
     found
 }
@@ -156,24 +160,19 @@ fn refused(check: Check, name: &str, error: &UfsError) -> Finding {
         Check::BucketPut => "what is written to the mount does not come to the bucket",
         _ => "files that are not cached cannot be read",
     };
-    let (level, check, todo) = match error {
-        UfsError::Denied { denial: Denial::Clock, .. } => {
-            (Level::Error, Check::ClockStore, "set the clock of this host by NTP")
-        }
-        // Of one object.
-        UfsError::Denied { denial: Denial::Archived, .. } => {
-            (Level::Warning, check, "restore archived objects before they are read")
-        }
-        UfsError::Denied { .. } => {
-            (Level::Error, check, "`cv mount update PATH -c …` changes credentials and region; see the owner's policy")
-        }
-        UfsError::NoBucket { .. } => (Level::Error, check, "correct the name, or s3.endpoint_url"),
-        UfsError::NotAllowed { .. } => (Level::Error, check, "allow it in [ufs] on all hosts, or mount another"),
-        UfsError::Invalid { .. } => (Level::Error, check, "correct the option that is named"),
-        error if error.is_outage() => {
-            (Level::Error, check, "try the endpoint from this host with curl: network, proxy, name, TLS")
-        }
-        _ => (Level::Error, check, "see what the store's log says of the request"),
+    let is_denied = |wanted| matches!(error, UfsError::Denied { denial, .. } if *denial == wanted);
+    let check = if is_denied(Denial::Clock) { Check::ClockStore } else { check };
+    // One archived object says nothing of the others.
+    let level = if is_denied(Denial::Archived) { Level::Warning } else { Level::Error };
+    let todo = match error {
+        UfsError::Denied { denial: Denial::Clock, .. } => "set the clock of this host by NTP",
+        UfsError::Denied { denial: Denial::Archived, .. } => "restore archived objects before they are read",
+        UfsError::Denied { .. } => "`cv mount update PATH -c …` changes credentials and region; see the owner's policy",
+        UfsError::NoBucket { .. } => "correct the name, or s3.endpoint_url",
+        UfsError::NotAllowed { .. } => "allow it in [ufs] on all hosts, or mount another",
+        UfsError::Invalid { .. } => "correct the option that is named",
+        error if error.is_outage() => "try the endpoint from this host with curl: network, proxy, name, TLS",
+        _ => "see what the store's log says of the request",
     };
     Finding::new(level, check, format!("{name}: {error}"), why, todo)
 }
@@ -181,8 +180,7 @@ fn refused(check: Check, name: &str, error: &UfsError) -> Finding {
 /// What the leader and the workers say of a mount.
 fn judge_status(mount: &Mount, all: &[MountStatus]) -> Vec<Finding> {
     let Some(status) = all.iter().find(|status| status.mount_id == mount.id) else { return Vec::new() };
-    let name = format!("{} at {}", mount.uri, mount.path);
-    let mut found = Vec::new();
+    let (name, mut found) = (name(mount), Vec::new());
     if !status.last_error.is_empty() {
         let what = format!("{name}: the master says: {}", status.last_error);
         let why = "listings of the bucket, or what it is to be given, are late";
@@ -222,7 +220,7 @@ mod tests {
     #[tokio::test]
     async fn a_bucket_is_listed_read_and_written_to_and_left_as_it_was() {
         let ufs = Ufs::open("memory://doctor/p", &HashMap::new(), &conf().ufs).unwrap();
-        let told = async |access| judge("b", &ask(&ufs, access).await);
+        let told = async |access| look_at("b", Ok(ufs.clone()), access).await;
         let empty = told(Access::Write).await;
         assert_eq!(wrong(&empty), [(Level::Note, Check::BucketList)], "nothing is there");
         let checks = |found: &[Finding]| found.iter().map(|finding| finding.check).collect::<Vec<_>>();
@@ -239,10 +237,9 @@ mod tests {
     async fn what_a_bucket_refuses_is_named() {
         let denied = |denial| UfsError::NotAllowed { what: String::new(), reason: denial, remedy: String::new() };
         let answers = Answers {
-            list: Some(Err(denied("list".to_owned()))),
+            list: Err(denied("list".to_owned())),
             get: Some(Err(denied("get".to_owned()))),
             put: Some(Err(denied("put".to_owned()))),
-            delete: None,
         };
         let found = judge("s3://b", &answers);
         let checks = [Check::BucketList, Check::BucketGet, Check::BucketPut];

@@ -88,16 +88,15 @@ impl Own {
 /// for each, which its units name.
 fn judge_role(own: Shown, asked: &[Role]) -> Option<Finding> {
     let [asked] = asked else { return None };
-    let is_right = match asked {
-        Role::Master => own == Shown::Master,
-        Role::Worker => own == Shown::Worker,
-        Role::Fuse => matches!(own, Shown::Client | Shown::Admin),
+    let taken: &[Shown] = match asked {
+        Role::Master => &[Shown::Master],
+        Role::Worker => &[Shown::Worker],
+        Role::Fuse => &[Shown::Client, Shown::Admin],
     };
-    let (role, check) = (name(*asked), Check::CertificateRole);
-    if is_right {
+    let (role, wanted, check) = (name(*asked), taken[0], Check::CertificateRole);
+    if taken.contains(&own) {
         return Some(Finding::ok(check, format!("a certificate of the role {own} is right for `cv {role}`")));
     }
-    let wanted = if *asked == Role::Fuse { "client" } else { role };
     Some(Finding::error(
         check,
         format!("security.certificate is of the role {own}, and `cv {role}` takes one of the role {wanted}"),

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use cavern_conf::{counted, host};
-use cavern_proto::raft::GetGroupRequest;
 
 use super::finding::{Check, Finding, Level};
 use crate::group::Dial;
@@ -30,14 +29,9 @@ pub struct Clock {
 impl Clock {
     /// That of a master, asked once; `None` where it does not say.
     pub async fn of_master(dial: &Dial, address: &str, who: String) -> Option<Self> {
-        let answer = async {
-            let mut master = dial.connect(address).await.ok()?;
-            let before = host::wall_ns();
-            let group = master.raft.get_group(GetGroupRequest {}).await.ok()?.into_inner();
-            Some((before, group.wall_ns, host::wall_ns()))
-        };
-        let (before, theirs, after) = tokio::time::timeout(dial.wait * 2, answer).await.ok()??;
-        let half = after.saturating_sub(before) / 2;
+        let before = host::wall_ns();
+        let theirs = dial.ask(address).await.ok()?.wall_ns;
+        let half = host::wall_ns().saturating_sub(before) / 2;
         let ahead_ms = theirs.saturating_sub(before.saturating_add(half)) / NANOS_PER_MS;
         (theirs != 0).then_some(Self { who, ahead_ms, error_ms: half / NANOS_PER_MS + 1 })
     }
@@ -62,7 +56,7 @@ pub fn judge(clocks: &[Clock]) -> Vec<Finding> {
     }
     let finding = |clock: &&Clock| {
         let (level, why) = match clock.off_ms() {
-            off if off >= REFUSED_MS => (Level::Error, "buckets refuse what it signs, and certificates end early"),
+            REFUSED_MS.. => (Level::Error, "buckets refuse what it signs, and certificates end early"),
             _ => (
                 Level::Warning,
                 "times of files, and lives of keys and certificates, are not what others take them for",

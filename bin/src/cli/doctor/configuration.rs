@@ -2,11 +2,11 @@
 //! know since it is about several of them.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
-use std::path::{Path, PathBuf};
 
-use cavern_conf::{Config, Effective, Role};
+use cavern_conf::{Effective, Role};
 
 use super::finding::{Check, Finding};
+use super::place::Place;
 use super::process::{Process, name};
 use crate::cli::conf::source;
 
@@ -30,7 +30,8 @@ pub fn look(effective: &Effective, processes: &[Process]) -> Vec<Finding> {
                 Finding::error(Check::Configuration, problem.to_string(), why, "correct the key that is named")
             }));
         }
-        found.extend(paths_overlap(process.config(), process.role));
+        let mount_point = &process.config().fuse.mount_point;
+        found.extend(Place::of(process).iter().filter_map(|place| place.judge_overlap(mount_point)));
         if process.role == Role::Master {
             found.extend(process.config().master_address().err().map(|cause| {
                 let todo = "set master.advertise on this host, or `--role` where no master is to run here";
@@ -75,32 +76,10 @@ fn masters_same(masters: &[(String, Vec<SocketAddr>)]) -> Vec<Finding> {
     found
 }
 
-/// Directories that a mount would hide from the process that keeps something in them.
-fn paths_overlap(config: &Config, role: Role) -> Vec<Finding> {
-    let mount_point = &config.fuse.mount_point;
-    let kept: Vec<(&str, PathBuf)> = match role {
-        Role::Master => vec![("master.data_dir", config.master.data_dir.clone())],
-        Role::Worker => {
-            let dirs = config.worker.dir_specs().unwrap_or_default();
-            dirs.into_iter().map(|dir| ("worker.dirs", dir.path)).collect()
-        }
-        Role::Fuse => vec![("client.staging_directory", config.client.staging_directory.clone())],
-    };
-    let hides = |path: &Path| path.starts_with(mount_point);
-    let overlapping = kept.into_iter().filter(|(_, path)| hides(path));
-    let finding = |(key, path): (&str, PathBuf)| {
-        Finding::error(
-            Check::PathsOverlap,
-            format!("{} ({key}) lies in fuse.mount_point, {}", path.display(), mount_point.display()),
-            "the mount hides it, and the process would keep its files in the mount that needs them",
-            format!("choose another {key}, or another fuse.mount_point"),
-        )
-    };
-    overlapping.map(finding).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use cavern_conf::Config;
+
     use super::super::finding::{Level, wrong};
     use super::*;
 

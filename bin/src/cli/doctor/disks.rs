@@ -1,4 +1,4 @@
-//! The directories of a host's processes, and the disks below them.
+//! The disks below the directories of a host's processes.
 
 mod measured;
 
@@ -6,16 +6,17 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-use cavern_conf::{ByteSize, DirSpec, Role, Tier};
+use cavern_conf::Tier;
 use rustix::fs::{Access, major, minor};
 
 use self::measured::Measured;
 use super::finding::{Check, Finding, Level};
 use super::host::can_be_made;
-use super::process::{Process, name};
+use super::place::{Holds, Place};
+use super::process::name;
 use crate::console;
 
 const MIB: u64 = 1 << 20;
@@ -29,84 +30,12 @@ const SSD_BYTES_PER_SECOND: u64 = 100 * MIB;
 /// With less a directory is not written to for a measurement.
 const MEASURED_FREE_MIN: u64 = 128 * MIB;
 
-/// What a process keeps in a directory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Holds {
-    Namespace,
-    Blocks(Tier),
-    /// What is being written to cache-mode mounts.
-    Staged,
-}
-
-/// A directory that the configuration names.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Place {
-    key: &'static str,
-    role: Role,
-    path: PathBuf,
-    holds: Holds,
-    /// What it may take, where that is said; and what must be free for it.
-    capacity: Option<u64>,
-    wanted_free: u64,
-    /// It is made if it is not there.
-    is_made: bool,
-}
-
-impl Place {
-    /// Those of a process.
-    pub fn of(process: &Process) -> Vec<Self> {
-        let config = process.config();
-        let place = |key, path: &Path, holds| Self {
-            key,
-            role: process.role,
-            path: path.to_owned(),
-            holds,
-            capacity: None,
-            wanted_free: 0,
-            is_made: false,
-        };
-        match process.role {
-            Role::Master => vec![Self {
-                wanted_free: config.master.log_size_max.bytes().saturating_add(GIB),
-                is_made: config.master.create_dir,
-                ..place("master.data_dir", &config.master.data_dir, Holds::Namespace)
-            }],
-            Role::Worker => {
-                let dirs = config.worker.dir_specs().unwrap_or_default().into_iter();
-                let blocks = |dir: DirSpec| Self {
-                    capacity: dir.capacity.map(ByteSize::bytes),
-                    is_made: config.worker.create_dirs,
-                    ..place("worker.dirs", &dir.path, Holds::Blocks(dir.tier))
-                };
-                dirs.map(blocks).collect()
-            }
-            Role::Fuse => vec![Self {
-                wanted_free: config.client.staging_size.bytes(),
-                ..place("client.staging_directory", &config.client.staging_directory, Holds::Staged)
-            }],
-        }
-    }
-
-    pub fn name(&self) -> String {
-        format!("{} ({})", self.path.display(), self.key)
-    }
-}
-
 /// A place and what was seen there.
 #[derive(Debug)]
 pub struct Looked {
     place: Place,
-    seen: Seen,
-}
-
-#[derive(Debug)]
-enum Seen {
-    Missing {
-        can_be_made: bool,
-    },
-    /// It cannot be used, and why.
-    Refused(String),
-    There(Disk),
+    /// `None` where it is yet to be made, and can be; or why it cannot be used.
+    seen: io::Result<Option<Disk>>,
 }
 
 /// The file system of a directory.
@@ -153,7 +82,12 @@ fn kind(magic: u32) -> Kind {
 impl Looked {
     /// Looks at a directory, and writes some MiB to it for a moment. Waits for a disk that hangs. *Blocking*.
     pub fn at(place: Place) -> Self {
-        let seen = Seen::at(&place.path).unwrap_or_else(|cause| Seen::Refused(cause.to_string()));
+        let seen = match Disk::at(&place.path) {
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound && place.is_made && can_be_made(&place.path) => {
+                Ok(None)
+            }
+            seen => seen.map(Some),
+        };
         Self { place, seen }
     }
 
@@ -162,18 +96,14 @@ impl Looked {
         let Self { place, seen } = self;
         let (what, role) = (place.name(), name(place.role));
         let why = format!("`cv {role}` does not start, or what is written there fails");
-        let other_role = "where no such process is to run here, name the others with `--role`";
         let disk = match seen {
-            Seen::There(disk) => disk,
-            Seen::Missing { can_be_made: true } if place.is_made => {
-                return vec![Finding::ok(Check::Directory, format!("{what} is made by `cv {role}`"))];
-            }
-            Seen::Missing { .. } => {
-                let todo = format!("mount its disk, or make it for the user of `cv {role}`; {other_role}");
-                return vec![Finding::error(Check::Directory, format!("{what} is not there"), why, todo)];
-            }
-            Seen::Refused(cause) => {
-                let todo = format!("give it to the user of `cv {role}`, and run this as that user; {other_role}");
+            Ok(Some(disk)) => disk,
+            Ok(None) => return vec![Finding::ok(Check::Directory, format!("{what} is made by `cv {role}`"))],
+            Err(cause) => {
+                let todo = format!(
+                    "make it, or mount its disk, for the user of `cv {role}`, and run this as that user; where no such \
+                     process is to run here, name the others with `--role`"
+                );
                 return vec![Finding::error(Check::Directory, format!("{what} cannot be used: {cause}"), why, todo)];
             }
         };
@@ -196,33 +126,6 @@ impl Looked {
     }
 }
 
-impl Seen {
-    fn at(path: &Path) -> io::Result<Self> {
-        let metadata = match fs::metadata(path) {
-            Ok(metadata) => metadata,
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
-                return Ok(Self::Missing { can_be_made: can_be_made(path) });
-            }
-            Err(cause) => return Err(cause),
-        };
-        if !metadata.is_dir() {
-            return Ok(Self::Refused("it is no directory".to_owned()));
-        }
-        rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK)?;
-        let (space, device) = (rustix::fs::statvfs(path)?, metadata.dev());
-        let free = space.f_bavail.saturating_mul(space.f_frsize);
-        Ok(Self::There(Disk {
-            number: device,
-            device: disk_of(major(device), minor(device)),
-            kind: kind(rustix::fs::statfs(path)?.f_type as u32),
-            total: space.f_blocks.saturating_mul(space.f_frsize),
-            free,
-            files: (space.f_files > 0).then_some((space.f_files, space.f_favail)),
-            measured: (free >= MEASURED_FREE_MIN).then(|| Measured::of(path)),
-        }))
-    }
-}
-
 /// The disk that a partition is on; of any other device its number.
 fn disk_of(major: u32, minor: u32) -> String {
     let number = format!("{major}:{minor}");
@@ -232,32 +135,50 @@ fn disk_of(major: u32, minor: u32) -> String {
 }
 
 impl Disk {
+    fn at(path: &Path) -> io::Result<Self> {
+        let _is_directory = fs::read_dir(path)?;
+        rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK)?;
+        let (space, number) = (rustix::fs::statvfs(path)?, fs::metadata(path)?.dev());
+        let free = space.f_bavail.saturating_mul(space.f_frsize);
+        Ok(Self {
+            number,
+            device: disk_of(major(number), minor(number)),
+            kind: kind(rustix::fs::statfs(path)?.f_type as u32),
+            total: space.f_blocks.saturating_mul(space.f_frsize),
+            free,
+            files: (space.f_files > 0).then_some((space.f_files, space.f_favail)),
+            measured: (free >= MEASURED_FREE_MIN).then(|| Measured::of(path)),
+        })
+    }
+
     fn judge_kind(&self, place: &Place) -> Option<Finding> {
         let (what, check) = (place.name(), Check::FileSystem);
         let level = if place.holds == Holds::Namespace { Level::Error } else { Level::Warning };
         let is_memory_tier = place.holds == Holds::Blocks(Tier::Mem);
         let (what, why, todo) = match self.kind {
-            Kind::Network(kind) if place.holds != Holds::Staged => (
-                format!("{what} is on {kind}"),
-                "it is slower than the bucket may be, and its locks and syncs are not those of a local disk",
-                "choose a directory on a local disk",
-            ),
-            Kind::Memory if !is_memory_tier && place.holds != Holds::Staged => (
-                format!("{what} is in memory"),
-                "a restart of the host loses what is there: the namespace, or blocks that no bucket has yet",
-                "choose a directory on a local disk; a worker's in memory is spelled [MEM:SIZE]",
-            ),
-            Kind::Overlay if place.holds != Holds::Staged => (
-                format!("{what} is in the writable layer of a container"),
-                "it is gone with the container, and slower than a volume",
-                "mount a volume there",
-            ),
             Kind::Disk if is_memory_tier => {
                 let todo = "choose a tmpfs, as /dev/shm, or name the tier of the disk: [SSD] or [HDD]";
                 let what = format!("{what} has the tier MEM, and is on a disk");
                 return Some(Finding::note(check, what, "blocks are placed as if it were memory", todo));
             }
-            _ => return None,
+            Kind::Disk => return None,
+            Kind::Memory if is_memory_tier => return None,
+            _ if place.holds == Holds::Staged => return None,
+            Kind::Network(kind) => (
+                format!("{what} is on {kind}"),
+                "it is slower than the bucket may be, and its locks and syncs are not those of a local disk",
+                "choose a directory on a local disk",
+            ),
+            Kind::Memory => (
+                format!("{what} is in memory"),
+                "a restart of the host loses what is there: the namespace, or blocks that no bucket has yet",
+                "choose a directory on a local disk; a worker's in memory is spelled [MEM:SIZE]",
+            ),
+            Kind::Overlay => (
+                format!("{what} is in the writable layer of a container"),
+                "it is gone with the container, and slower than a volume",
+                "mount a volume there",
+            ),
         };
         Some(Finding::new(level, check, what, why, todo))
     }
@@ -328,7 +249,7 @@ pub fn judge_together(looked: &[Looked]) -> Vec<Finding> {
     let mut file_systems: BTreeMap<u64, (u64, Vec<&Place>)> = BTreeMap::new();
     let mut disks: BTreeMap<&str, Vec<&Place>> = BTreeMap::new();
     for Looked { place, seen } in looked {
-        if let (Seen::There(disk), Holds::Blocks(_) | Holds::Namespace) = (seen, place.holds) {
+        if let (Ok(Some(disk)), Holds::Blocks(_) | Holds::Namespace) = (seen, place.holds) {
             file_systems.entry(disk.number).or_insert((disk.total, Vec::new())).1.push(place);
             disks.entry(&disk.device).or_default().push(place);
         }
@@ -382,9 +303,10 @@ fn judge_shared(device: &str, places: &[&Place]) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use cavern_conf::Effective;
+    use cavern_conf::{Effective, Role};
 
     use super::super::finding::wrong;
+    use super::super::process::Process;
     use super::*;
 
     fn place(role: Role) -> Place {
@@ -406,7 +328,7 @@ mod tests {
     }
 
     fn told(place: Place, disk: Disk) -> Vec<(Level, Check)> {
-        wrong(&Looked { place, seen: Seen::There(disk) }.judge())
+        wrong(&Looked { place, seen: Ok(Some(disk)) }.judge())
     }
 
     fn measured(change: impl FnOnce(&mut Measured)) -> Disk {
@@ -425,13 +347,9 @@ mod tests {
     #[test]
     fn directories_that_no_process_can_use_are_named() {
         for role in Role::ALL {
-            let judged = |place: Place, seen| wrong(&Looked { place, seen }.judge());
-            let missing = |can_be_made| Seen::Missing { can_be_made };
-            assert_eq!(judged(place(role), missing(true)), [(Level::Error, Check::Directory)]);
-            let made = || Place { is_made: true, ..place(role) };
-            assert_eq!(judged(made(), missing(true)), []);
-            assert_eq!(judged(made(), missing(false)), [(Level::Error, Check::Directory)]);
-            assert_eq!(judged(place(role), Seen::Refused("no".to_owned())), [(Level::Error, Check::Directory)]);
+            let refused = Looked { place: place(role), seen: Err(io::ErrorKind::PermissionDenied.into()) };
+            assert_eq!(wrong(&refused.judge()), [(Level::Error, Check::Directory)]);
+            assert_eq!(wrong(&Looked { seen: Ok(None), ..refused }.judge()), []);
         }
         let failing = Disk { measured: Some(Err(io::ErrorKind::StorageFull.into())), ..disk() };
         assert_eq!(told(place(Role::Worker), failing), [(Level::Error, Check::Directory)]);
@@ -485,7 +403,7 @@ mod tests {
     fn directories_on_one_disk_and_more_than_it_has_are_named() {
         let on = |place: Place, number, device: &str| Looked {
             place,
-            seen: Seen::There(Disk { number, device: device.to_owned(), ..disk() }),
+            seen: Ok(Some(Disk { number, device: device.to_owned(), ..disk() })),
         };
         let blocks = |capacity, number, device| on(Place { capacity, ..place(Role::Worker) }, number, device);
         let namespace = |number, device| on(place(Role::Master), number, device);
@@ -504,11 +422,16 @@ mod tests {
     #[test]
     fn a_directory_is_looked_at_and_left_as_it_was() {
         let directory = tempfile::tempdir().unwrap();
-        let Seen::There(disk) = Seen::at(directory.path()).unwrap() else { panic!("it is a directory") };
+        // Of a command that was killed.
+        let left = fs::File::create(directory.path().join(".cavern-doctor-left")).unwrap();
+        left.set_modified(std::time::UNIX_EPOCH).unwrap();
+        let disk = Disk::at(directory.path()).unwrap();
         assert!(disk.total > 0 && !disk.device.is_empty(), "{disk:?}");
         assert!(disk.measured.is_none_or(|measured| measured.unwrap().bytes_per_second > 0));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
-        let missing = Seen::at(&directory.path().join("a/b")).unwrap();
-        assert!(matches!(missing, Seen::Missing { can_be_made: true }), "{missing:?}");
+        // What is missing is made by some.
+        let missing = Place { path: directory.path().join("a/b"), ..place(Role::Worker) };
+        assert!(Looked::at(Place { is_made: true, ..missing.clone() }).seen.unwrap().is_none());
+        assert_eq!(Looked::at(missing).seen.unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

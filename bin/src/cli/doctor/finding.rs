@@ -17,13 +17,9 @@ pub enum Level {
 }
 
 impl Level {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Note => "note",
-            Self::Warning => "warning",
-            Self::Error => "error",
-        }
+    /// As scripts have it.
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cavern_conf::schema::{Choice, Client, Fuse};
 use cavern_fuse::kernel::READ_MAX;
@@ -62,7 +62,7 @@ impl Host {
             is_root: geteuid().is_root(),
             is_admin: sets.is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN)),
             release: rustix::system::uname().release().to_string_lossy().into_owned(),
-            device: Channel::open_device().map(drop).map_err(|cause| errno(&cause)),
+            device: Channel::open_device().map(drop).map_err(|cause| Errno::from_io_error(&cause).unwrap_or(Errno::IO)),
             helper: helper(),
             user_allow_other: match fs::read_to_string("/etc/fuse.conf") {
                 Ok(text) => Some(text.lines().any(|line| line.trim() == "user_allow_other")),
@@ -203,10 +203,6 @@ impl Host {
     }
 }
 
-fn errno(cause: &io::Error) -> Errno {
-    Errno::from_io_error(cause).unwrap_or(Errno::IO)
-}
-
 fn number(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
@@ -222,17 +218,13 @@ fn helper() -> Helper {
 }
 
 /// What is at the mount point.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub enum MountPoint {
-    /// A directory, and whether it is empty.
-    Directory {
-        is_empty: bool,
-    },
-    /// Nothing; whether it can be made.
-    Missing {
-        can_be_made: bool,
-    },
-    NotADirectory,
+    Empty,
+    Files,
+    /// Nothing, and it can be made.
+    Missing,
+    /// It cannot be used, and why.
     Refused(String),
     /// A mount of ours that answers, or one whose process is gone.
     Served,
@@ -244,75 +236,62 @@ pub enum MountPoint {
 impl MountPoint {
     /// Looks. Waits for a mount that hangs. *Blocking*.
     pub fn look(path: &Path) -> Self {
-        if let Some(top) = mounts_at(path).unwrap_or_default().pop() {
+        // The parents only: of the mount point itself a dead mount says nothing.
+        let parent = path.parent().and_then(|parent| parent.canonicalize().ok());
+        let real = parent.zip(path.file_name()).map_or_else(|| path.to_owned(), |(parent, name)| parent.join(name));
+        if let Some(top) = mounts_at(&real).unwrap_or_default().pop() {
             return match rustix::fs::statfs(path) {
                 Err(Errno::NOTCONN | Errno::CONNABORTED) => Self::Dead,
                 _ if top.is_ours() => Self::Served,
                 _ => Self::Taken(top.filesystem),
             };
         }
-        match fs::metadata(path) {
-            Ok(metadata) if !metadata.is_dir() => Self::NotADirectory,
-            Ok(_) => match fs::read_dir(path) {
-                Ok(mut entries) => Self::Directory { is_empty: entries.next().is_none() },
-                Err(cause) => Self::Refused(cause.to_string()),
-            },
-            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Self::Missing { can_be_made: can_be_made(path) },
+        match fs::read_dir(path) {
+            Ok(mut entries) => entries.next().map_or(Self::Empty, |_| Self::Files),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound && can_be_made(path) => Self::Missing,
             Err(cause) => Self::Refused(cause.to_string()),
         }
     }
 
     pub fn judge(&self, path: &Path) -> Finding {
         let (path, check) = (path.display(), Check::MountPoint);
-        let elsewhere = "or choose another place with fuse.mount_point";
-        match self {
-            Self::Directory { is_empty: true } => Finding::ok(check, format!("{path} is an empty directory")),
-            Self::Missing { can_be_made: true } => Finding::ok(check, format!("{path} is made by `cv fuse`")),
-            Self::Served => Finding::ok(check, format!("{path} is mounted, and answers")),
-            Self::Directory { is_empty: false } => Finding::warning(
-                check,
+        let (level, what, why, todo) = match self {
+            Self::Empty => return Finding::ok(check, format!("{path} is an empty directory")),
+            Self::Missing => return Finding::ok(check, format!("{path} is made by `cv fuse`")),
+            Self::Served => return Finding::ok(check, format!("{path} is mounted, and answers")),
+            Self::Files => (
+                Level::Warning,
                 format!("the mount point {path} has files"),
                 "nobody sees them while it is mounted, and programs that run before write beside the mount",
-                format!("move them away, {elsewhere}"),
+                "move them away",
             ),
-            Self::Missing { can_be_made: false } => Finding::error(
-                check,
-                format!("the mount point {path} is not there, and this user cannot make it"),
-                "`cv fuse` does not start",
-                format!("make it as root and give it to this user, {elsewhere}"),
-            ),
-            Self::NotADirectory => Finding::error(
-                check,
-                format!("the mount point {path} is no directory"),
-                "`cv fuse` does not start",
-                format!("move it away, {elsewhere}"),
-            ),
-            Self::Refused(cause) => Finding::error(
-                check,
+            Self::Refused(cause) => (
+                Level::Error,
                 format!("the mount point {path} cannot be used: {cause}"),
                 "`cv fuse` does not start",
-                format!("give this user access to it, {elsewhere}"),
+                "make it a directory of this user",
             ),
-            Self::Dead => Finding::error(
-                check,
+            Self::Dead => (
+                Level::Error,
                 format!("nobody serves the mount at {path} any more"),
                 "every access fails with ENOTCONN",
                 "start `cv fuse`, which clears away what it has left there itself; else `umount --lazy` it",
             ),
-            Self::Taken(filesystem) => Finding::warning(
-                check,
+            Self::Taken(filesystem) => (
+                Level::Warning,
                 format!("a file system of type {filesystem} is mounted at {path}"),
                 "`cv fuse` would be mounted over it",
-                format!("unmount it, {elsewhere}"),
+                "unmount it",
             ),
-        }
+        };
+        Finding::new(level, check, what, why, format!("{todo}, or choose another place with fuse.mount_point"))
     }
 }
 
 /// Whether this user may make what is missing of a path.
 pub fn can_be_made(path: &Path) -> bool {
-    let there: Option<PathBuf> = path.ancestors().skip(1).find(|above| above.exists()).map(Path::to_owned);
-    there.is_some_and(|there| rustix::fs::access(&there, Access::WRITE_OK | Access::EXEC_OK).is_ok())
+    let there = path.ancestors().skip(1).find(|above| above.exists());
+    there.is_some_and(|there| rustix::fs::access(there, Access::WRITE_OK | Access::EXEC_OK).is_ok())
 }
 
 #[cfg(test)]
@@ -371,20 +350,23 @@ mod tests {
     fn a_mount_point_is_seen_as_it_is() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().canonicalize().unwrap();
-        assert_eq!(MountPoint::look(&path), MountPoint::Directory { is_empty: true });
+        assert_eq!(MountPoint::look(&path), MountPoint::Empty);
         fs::write(path.join("file"), b"x").unwrap();
-        assert_eq!(MountPoint::look(&path), MountPoint::Directory { is_empty: false });
-        assert_eq!(MountPoint::look(&path.join("file")), MountPoint::NotADirectory);
-        assert_eq!(MountPoint::look(&path.join("a/b")), MountPoint::Missing { can_be_made: true });
-        assert!(matches!(MountPoint::look(&path.join("file/below")), MountPoint::Refused(_)));
-        assert!(matches!(MountPoint::look(Path::new("/proc")), MountPoint::Taken(_)));
+        assert_eq!(MountPoint::look(&path), MountPoint::Files);
+        assert_eq!(MountPoint::look(&path.join("a/b")), MountPoint::Missing);
+        for name in ["file", "file/below"] {
+            assert!(matches!(MountPoint::look(&path.join(name)), MountPoint::Refused(_)), "{name}");
+        }
+        // By whatever way it is named.
+        std::os::unix::fs::symlink("/", path.join("link")).unwrap();
+        for mounted in [Path::new("/proc"), &path.join("link/proc")] {
+            assert!(matches!(MountPoint::look(mounted), MountPoint::Taken(_)), "{mounted:?}");
+        }
         let levels = [
             (MountPoint::Served, Level::Ok),
-            (MountPoint::Directory { is_empty: false }, Level::Warning),
+            (MountPoint::Files, Level::Warning),
             (MountPoint::Taken("ext4".to_owned()), Level::Warning),
             (MountPoint::Dead, Level::Error),
-            (MountPoint::NotADirectory, Level::Error),
-            (MountPoint::Missing { can_be_made: false }, Level::Error),
             (MountPoint::Refused("no".to_owned()), Level::Error),
         ];
         for (seen, level) in levels {

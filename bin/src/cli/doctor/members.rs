@@ -8,6 +8,7 @@ use cavern_net::master::Stubs;
 use cavern_proto::master::{ListWorkersRequest, Worker, WorkerState};
 use cavern_proto::raft::Group;
 use cavern_security::{Role, Transport};
+use futures::future::join_all;
 use futures::{StreamExt as _, stream};
 use tokio::net::TcpStream;
 
@@ -31,12 +32,8 @@ pub async fn look(config: &Config) -> Vec<Finding> {
         return vec![silent(&causes)];
     }
     let view = survey.view();
-    let addresses = view.masters.iter().map(|master| master.address.as_str());
-    let addresses: Vec<&str> = addresses.chain(config.cluster.masters.iter().map(String::as_str)).collect();
-    let answers: Vec<&Group> =
-        addresses.iter().filter_map(|address| survey.answer(address)).filter_map(Result::ok).collect();
     let mut found = judge_group(&view);
-    found.extend(judge_identities(&answers));
+    found.extend(judge_identities(&survey.groups().map(|(_, group)| group).collect::<Vec<_>>()));
     let mut workers = Vec::new();
     if view.leader.is_some() {
         match workers_of(config).await {
@@ -52,12 +49,11 @@ pub async fn look(config: &Config) -> Vec<Finding> {
         }
     }
     let versions = view.masters.iter().filter_map(|master| Some((master.name(), master.version.clone()?)));
-    let of_worker =
-        |worker: &Worker| (format!("worker {} at {}", worker.id, worker.data_address), worker.version.clone());
-    found.push(judge_versions(OWN_VERSION, &versions.chain(workers.iter().map(of_worker)).collect::<Vec<_>>()));
+    let versions = versions.chain(workers.iter().map(|worker| (name(worker), worker.version.clone())));
+    found.push(judge_versions(OWN_VERSION, &versions.collect::<Vec<_>>()));
     let live: Vec<&Worker> = workers.iter().filter(|worker| worker.state() == WorkerState::Live).collect();
     found.extend(reach(&live, dial.wait).await);
-    found.extend(clocks::judge(&clocks_of(&dial, &survey, &view, &live).await));
+    found.extend(clocks::judge(&clocks_of(&dial, &view, &live).await));
     if let Transport::Tls(tls) = &dial.transport {
         let masters = view.masters.iter().filter(|master| master.answers());
         let masters = masters.map(|master| (Role::Master, master.address.clone()));
@@ -65,6 +61,10 @@ pub async fn look(config: &Config) -> Vec<Finding> {
         found.extend(certificates::of_members(tls, members.collect(), &dial).await);
     }
     found
+}
+
+fn name(worker: &Worker) -> String {
+    format!("worker {} at {}", worker.id, worker.data_address)
 }
 
 async fn workers_of(config: &Config) -> Result<Vec<Worker>, CliError> {
@@ -99,18 +99,26 @@ fn judge_group(view: &GroupView) -> Vec<Finding> {
     }];
     for master in &view.masters {
         let Some(cause) = &master.error else { continue };
-        let (level, check, why) = match master.role {
-            MasterRole::Unreachable => (Level::Warning, Check::Masters, "one more that fails may stop the group"),
-            MasterRole::Empty | MasterRole::Stranger => {
-                (Level::Error, Check::MasterIdentity, "it is none of the group, though somebody counts on it")
-            }
+        let (level, check, why, todo) = match master.role {
+            MasterRole::Unreachable => (
+                Level::Warning,
+                Check::Masters,
+                "one more that fails may stop the group",
+                "start it, or take it out with `cv raft remove`",
+            ),
+            MasterRole::Empty | MasterRole::Stranger => (
+                Level::Error,
+                Check::MasterIdentity,
+                "it is none of the group, though somebody counts on it",
+                "see `cv raft status`, and docs/hosts.md, \"Replace a master\"",
+            ),
             // Of an older version.
-            _ => (Level::Warning, Check::Versions, "what is new in the log is not used before all know it"),
-        };
-        let todo = match master.role {
-            MasterRole::Unreachable => "start it, or take it out with `cv raft remove`",
-            MasterRole::Empty | MasterRole::Stranger => "see `cv raft status`, and docs/hosts.md, \"Replace a master\"",
-            _ => "upgrade it: docs/hosts.md, \"Upgrade\"",
+            MasterRole::Leader | MasterRole::Follower | MasterRole::Learner => (
+                Level::Warning,
+                Check::Versions,
+                "what is new in the log is not used before all know it",
+                "upgrade it: docs/hosts.md, \"Upgrade\"",
+            ),
         };
         found.push(Finding::new(level, check, format!("{}: {cause}", master.name()), why, todo));
     }
@@ -134,7 +142,6 @@ fn judge_identities(answers: &[&Group]) -> Vec<Finding> {
             ));
         }
     }
-    found.dedup();
     found
 }
 
@@ -151,7 +158,7 @@ fn judge_workers(workers: &[Worker]) -> Vec<Finding> {
         _ => Finding::ok(Check::Workers, format!("{} live", counted(live as u64, "worker"))),
     }];
     for worker in workers {
-        let who = format!("worker {} at {}", worker.id, worker.data_address);
+        let who = name(worker);
         if !is_live(&worker) {
             found.push(Finding::warning(
                 Check::Workers,
@@ -213,18 +220,15 @@ fn unreachable(address: &str, cause: &str) -> Finding {
 }
 
 /// The clocks of the masters that answer, and of the workers by that of the leader, whom they tell.
-async fn clocks_of(dial: &Dial, survey: &Survey, view: &GroupView, live: &[&Worker]) -> Vec<Clock> {
+async fn clocks_of(dial: &Dial, view: &GroupView, live: &[&Worker]) -> Vec<Clock> {
     let masters = view.masters.iter().filter(|master| master.answers());
     let asked = masters.map(|master| async move {
         let clock = Clock::of_master(dial, &master.address, master.name()).await?;
-        Some((master.address.as_str(), clock))
+        Some((master.id, clock))
     });
-    let asked: Vec<_> = futures::future::join_all(asked).await.into_iter().flatten().collect();
-    let leader = survey.leader_address().and_then(|leader| asked.iter().find(|(address, _)| *address == leader));
-    let of_worker = |worker: &&Worker| {
-        let who = format!("worker {} at {}", worker.id, worker.data_address);
-        Some(leader?.1.of_worker(who, worker.clock_ahead_ms?))
-    };
+    let asked: Vec<_> = join_all(asked).await.into_iter().flatten().collect();
+    let leader = asked.iter().find(|(id, _)| view.leader.is_some() && *id == view.leader);
+    let of_worker = |worker: &&Worker| Some(leader?.1.of_worker(name(worker), worker.clock_ahead_ms?));
     let workers: Vec<Clock> = live.iter().filter_map(of_worker).collect();
     asked.into_iter().map(|(_, clock)| clock).chain(workers).collect()
 }

@@ -1,11 +1,11 @@
 //! What the processes of this host may take of its memory, by their configuration, beside what there is.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cavern_conf::{Role, Tier};
 
-use super::finding::{Check, Finding};
+use super::finding::{Check, Finding, Level};
 use super::process::Process;
 use crate::console;
 
@@ -18,48 +18,37 @@ const LISTINGS: u64 = 32 * MIB;
 /// What is left for programs and for the page cache is little when the processes may take more than this.
 const SHARE_MAX: f64 = 0.8;
 
-/// The memory that there is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Memory {
-    host: u64,
-    /// The least limit of the control groups that this command is in.
-    limit: Option<u64>,
+/// *Blocking*; nothing is found without /proc.
+pub fn look(processes: &[Process]) -> Vec<Finding> {
+    limits().map(|(memory, by)| judge(processes, memory, by.as_deref())).into_iter().collect()
 }
 
-impl Memory {
-    /// `None` without /proc. *Blocking*.
-    pub fn look() -> Option<Self> {
-        let host = total(&fs::read_to_string("/proc/meminfo").ok()?)?;
-        let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let group = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default().to_owned();
-        let limits = Path::new(&group).ancestors().filter_map(|group| {
-            let file = Path::new("/sys/fs/cgroup").join(group).join("memory.max");
-            fs::read_to_string(file).ok()?.trim().parse::<u64>().ok()
-        });
-        Some(Self { host, limit: limits.min() })
-    }
+/// Bytes that processes of this host may have, and the file of the control group that leaves less than there is: the
+/// least of those that this command is in.
+fn limits() -> Option<(u64, Option<PathBuf>)> {
+    let machine = total(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    let files = Path::new(group).ancestors().map(|group| Path::new("/sys/fs/cgroup").join(group).join("memory.max"));
+    let limit_of = |file: PathBuf| Some((fs::read_to_string(&file).ok()?.trim().parse::<u64>().ok()?, file));
+    let least = files.filter_map(limit_of).min().filter(|(limit, _)| *limit < machine);
+    Some(least.map_or((machine, None), |(limit, file)| (limit, Some(file))))
+}
 
-    pub fn judge(&self, processes: &[Process]) -> Finding {
-        let wanted = processes.iter().map(budget).fold(0, u64::saturating_add);
-        let (there, whose) = match self.limit.filter(|limit| *limit < self.host) {
-            Some(limit) => (limit, "the control group"),
-            None => (self.host, "this host"),
-        };
-        let (shown, all) = (console::size(wanted), console::size(there));
-        let todo = "lower worker.memory_budget, client.memory_budget, client.metadata_cache_entries, \
-                    master.metadata_cache or the [MEM] directories of worker.dirs, or raise the limit";
-        if wanted > there {
-            let what = format!("the processes may take {shown}, and {whose} has {all}");
-            let why = "the kernel kills one of them when they do, and with it mounts or the cache";
-            return Finding::error(Check::Memory, what, why, todo);
-        }
-        let what = format!("the processes may take {shown} of the {all} of {whose}");
-        if wanted as f64 > there as f64 * SHARE_MAX {
-            let why = "little is left for programs, and for the pages that make reads fast";
-            return Finding::warning(Check::Memory, what, why, todo);
-        }
-        Finding::ok(Check::Memory, what)
-    }
+fn judge(processes: &[Process], memory: u64, by: Option<&Path>) -> Finding {
+    let wanted = processes.iter().map(budget).fold(0, u64::saturating_add);
+    let whose = by.map_or_else(|| "this host".to_owned(), |file| file.display().to_string());
+    let what = format!("the processes may take {} of the {} of {whose}", console::size(wanted), console::size(memory));
+    let (level, why) = if wanted > memory {
+        (Level::Error, "the kernel kills one of them when they do, and with it mounts or the cache")
+    } else if wanted as f64 > memory as f64 * SHARE_MAX {
+        (Level::Warning, "little is left for programs, and for the pages that make reads fast")
+    } else {
+        return Finding::ok(Check::Memory, what);
+    };
+    let todo = "lower worker.memory_budget, client.memory_budget, client.metadata_cache_entries, master.metadata_cache \
+                or the [MEM] directories of worker.dirs, or raise the limit";
+    Finding::new(level, Check::Memory, what, why, todo)
 }
 
 /// `MemTotal` of /proc/meminfo, in bytes.
@@ -92,7 +81,7 @@ fn budget(process: &Process) -> u64 {
 mod tests {
     use cavern_conf::{ByteSize, Config, Effective};
 
-    use super::super::finding::{Level, wrong};
+    use super::super::finding::wrong;
     use super::*;
 
     fn process(role: Role, change: impl FnOnce(&mut Config)) -> Process {
@@ -103,27 +92,22 @@ mod tests {
 
     #[test]
     fn budgets_are_held_against_what_there_is() {
-        let gib = |count: u64| count << 30;
-        let told = |memory: Memory, processes: &[Process]| wrong(&[memory.judge(processes)]);
+        let told = |gib: u64, processes: &[Process]| wrong(&[judge(processes, gib << 30, None)]);
         let all = Role::ALL.map(|role| process(role, |_| {}));
-        let host = |host| Memory { host, limit: None };
-        assert_eq!(told(host(gib(8)), &all), []);
-        assert_eq!(told(host(gib(1)), &all), [(Level::Error, Check::Memory)]);
-        let limited = Memory { host: gib(64), limit: Some(gib(1)) };
-        assert_eq!(told(limited, &all), [(Level::Error, Check::Memory)]);
-        assert!(limited.judge(&all).what.contains("control group"));
+        assert_eq!(told(8, &all), []);
+        assert_eq!(told(1, &all), [(Level::Error, Check::Memory)]);
         let large = process(Role::Worker, |config| config.worker.memory_budget = ByteSize::gib(7));
-        assert_eq!(told(host(gib(8)), &[large]), [(Level::Warning, Check::Memory)]);
+        assert_eq!(told(8, &[large]), [(Level::Warning, Check::Memory)]);
         let tier = process(Role::Worker, |config| config.worker.dirs = vec!["[MEM:16GiB]/dev/shm/x".to_owned()]);
-        assert_eq!(told(host(gib(8)), &[tier]), [(Level::Error, Check::Memory)]);
-        // A limit above what the host has is none.
-        assert_eq!(told(Memory { host: gib(8), limit: Some(gib(900)) }, &all), []);
+        assert_eq!(told(8, &[tier]), [(Level::Error, Check::Memory)]);
+        let limited = judge(&all, 1 << 30, Some(Path::new("/sys/fs/cgroup/memory.max")));
+        assert!(limited.what.ends_with("of /sys/fs/cgroup/memory.max"), "{limited:?}");
     }
 
     #[test]
     fn the_memory_of_the_host_is_read() {
         assert_eq!(total("MemTotal:       16303412 kB\nMemFree: 1 kB\n"), Some(16_303_412 << 10));
         assert_eq!(total("MemFree: 1 kB\n"), None);
-        assert!(Memory::look().is_some_and(|memory| memory.host > 64 * MIB));
+        assert!(limits().is_some_and(|(memory, _)| memory > 64 * MIB));
     }
 }

@@ -15,7 +15,6 @@ use super::process::{Process, name};
 const LISTENING: &str = "0A";
 
 /// An address of the configuration at which a process listens.
-#[derive(Clone, Debug)]
 pub struct Listener {
     key: &'static str,
     role: Role,
@@ -39,66 +38,54 @@ impl Listener {
         chosen.map(|(key, address)| Self { key, role: process.role, address: address.clone() }).collect()
     }
 
-    pub fn address(&self) -> &str {
-        &self.address
+    /// *Blocking*, also on the lookup of names.
+    pub fn look(&self) -> Finding {
+        self.judge(&Port::at(&self.address))
+    }
+
+    fn judge(&self, port: &Port) -> Finding {
+        let (check, role) = (Check::Port, name(self.role));
+        let place = format!("{} ({})", self.address, self.key);
+        let (what, todo) = match port {
+            Port::Free => return Finding::ok(check, format!("{place} is free: no `cv {role}` runs there")),
+            Port::Taken(holders) if holders.iter().any(|holder| is_ours(holder, role)) => {
+                return Finding::ok(check, format!("`cv {role}` listens at {place}"));
+            }
+            Port::Taken(holders) if holders.is_empty() => {
+                let what = format!("{place} is in use, by a process that this user may not see");
+                let todo = "run this as root, or as the user of that process, to be told which it is";
+                return Finding::note(check, what, format!("it should be `cv {role}`"), todo);
+            }
+            Port::Taken(holders) => {
+                let programs: Vec<String> = holders.iter().map(|holder| shown(holder)).collect();
+                (format!("{place} is taken by {}", programs.join(", ")), "stop that program, or choose another address")
+            }
+            Port::Refused(cause) => (
+                format!("nobody can listen at {place}: {cause}"),
+                "choose an address that `ip address` shows, or 0.0.0.0, and a port above 1023",
+            ),
+        };
+        Finding::error(check, what, format!("`cv {role}` does not start"), todo)
     }
 }
 
 /// Who has a port.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Port {
+#[derive(PartialEq, Eq, Debug)]
+enum Port {
     Free,
     /// The command lines of who listens there, as far as this user may see them.
     Taken(Vec<Vec<String>>),
     /// Nobody can listen there: why.
-    Refused(io::ErrorKind, String),
+    Refused(String),
 }
 
 impl Port {
-    /// Looks, by listening for a moment. *Blocking*.
-    pub fn look(address: &str) -> Self {
+    /// Looks, by listening for a moment.
+    fn at(address: &str) -> Self {
         match TcpListener::bind(address) {
             Ok(_) => Self::Free,
             Err(cause) if cause.kind() == io::ErrorKind::AddrInUse => Self::Taken(holders(address)),
-            Err(cause) => Self::Refused(cause.kind(), cause.to_string()),
-        }
-    }
-
-    pub fn judge(&self, Listener { key, role, address }: &Listener) -> Finding {
-        let (check, role) = (Check::Port, name(*role));
-        let why = format!("`cv {role}` does not start");
-        match self {
-            Self::Free => Finding::ok(check, format!("{address} ({key}) is free: no `cv {role}` runs there")),
-            Self::Taken(holders) if holders.iter().any(|holder| is_ours(holder, role)) => {
-                Finding::ok(check, format!("`cv {role}` listens at {address} ({key})"))
-            }
-            Self::Taken(holders) if holders.is_empty() => Finding::note(
-                check,
-                format!("{address} ({key}) is in use, by a process that this user may not see"),
-                format!("it should be `cv {role}`"),
-                "run this as root, or as the user of that process, to be told which it is",
-            ),
-            Self::Taken(holders) => {
-                let programs: Vec<String> = holders.iter().map(|holder| shown(holder)).collect();
-                Finding::error(
-                    check,
-                    format!("{address} ({key}) is taken by {}", programs.join(", ")),
-                    why,
-                    format!("stop that program, or choose another address with {key}"),
-                )
-            }
-            Self::Refused(io::ErrorKind::AddrNotAvailable, _) => Finding::error(
-                check,
-                format!("{address} ({key}) is no address of this host"),
-                why,
-                format!("choose one that `ip address` shows, or 0.0.0.0, with {key}"),
-            ),
-            Self::Refused(_, cause) => Finding::error(
-                check,
-                format!("nobody can listen at {address} ({key}): {cause}"),
-                why,
-                format!("choose a port above 1023 and an address of this host with {key}"),
-            ),
+            Err(cause) => Self::Refused(cause.to_string()),
         }
     }
 }
@@ -109,10 +96,10 @@ fn is_ours(command: &[String], role: &str) -> bool {
     Path::new(program).file_name().is_some_and(|name| name == "cv") && argument == role
 }
 
-/// A program, without its arguments: they may have secrets.
+/// A program, with the role of one of ours, and without other arguments: they may have secrets.
 fn shown(command: &[String]) -> String {
-    let arguments = command.get(1).filter(|argument| !argument.starts_with('-') && is_ours(command, argument));
-    arguments.map_or_else(|| command[0].clone(), |role| format!("{} {role}", command[0]))
+    let role = Role::ALL.into_iter().map(name).find(|role| is_ours(command, role));
+    role.map_or_else(|| command[0].clone(), |role| format!("`cv {role}`"))
 }
 
 /// The command lines of the processes that listen at the port of an address.
@@ -156,7 +143,7 @@ mod tests {
     }
 
     fn told(port: &Port) -> Vec<(Level, Check)> {
-        wrong(&[port.judge(&listener(Role::Master))])
+        wrong(&[listener(Role::Master).judge(port)])
     }
 
     #[test]
@@ -168,23 +155,21 @@ mod tests {
         assert_eq!(told(&taken(&["cv", "worker"])), [(Level::Error, Check::Port)]);
         let other = taken(&["/usr/sbin/nginx", "--password=hush"]);
         assert_eq!(told(&other), [(Level::Error, Check::Port)]);
-        let what = other.judge(&listener(Role::Master)).what;
+        let what = listener(Role::Master).judge(&other).what;
         assert!(what.contains("/usr/sbin/nginx") && what.contains("master.listen") && !what.contains("hush"), "{what}");
         assert_eq!(told(&Port::Taken(Vec::new())), [(Level::Note, Check::Port)]);
-        for kind in [io::ErrorKind::AddrNotAvailable, io::ErrorKind::PermissionDenied] {
-            assert_eq!(told(&Port::Refused(kind, "no".to_owned())), [(Level::Error, Check::Port)]);
-        }
+        assert_eq!(told(&Port::Refused("no".to_owned())), [(Level::Error, Check::Port)]);
     }
 
     #[test]
     fn ports_are_looked_at_as_they_are() {
         let held = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = held.local_addr().unwrap().to_string();
-        let Port::Taken(holders) = Port::look(&address) else { panic!("it is free") };
+        let Port::Taken(holders) = Port::at(&address) else { panic!("it is free") };
         let own = std::env::args().next().unwrap();
         assert!(holders.iter().any(|command| command[0] == own), "{holders:?}");
         // 192.0.2.0/24 is reserved for documentation (RFC 5737): no host has it.
-        assert!(matches!(Port::look("192.0.2.1:7700"), Port::Refused(io::ErrorKind::AddrNotAvailable, _)));
+        assert!(matches!(Port::at("192.0.2.1:7700"), Port::Refused(_)));
         let keys: Vec<&str> = Role::ALL
             .iter()
             .flat_map(|role| Listener::of(&Process { role: *role, effective: Effective::defaults() }))

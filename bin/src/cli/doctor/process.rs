@@ -48,16 +48,18 @@ pub fn of_host(effective: &Effective, asked: &[Role]) -> Vec<Process> {
     Role::ALL.into_iter().filter(is_here).map(process).collect()
 }
 
-/// Those of a cluster of `cv local`, which gives each of them addresses and directories of its own.
+/// Those of a cluster of `cv local`, which gives each of them addresses and directories of its own: of the roles that
+/// are asked for, or else all.
 ///
 /// # Errors
 /// Its configuration cannot be read.
-pub fn of_local(cluster: &Cluster) -> Result<Vec<Process>, CliError> {
+pub fn of_local(cluster: &Cluster, asked: &[Role]) -> Result<Vec<Process>, CliError> {
     let path = cluster.conf_path();
     let bytes = fs::read(&path).context(format_args!("cannot read {}", path.display()))?;
     let mut processes = Vec::new();
     for child in cluster.children() {
-        let Ok(role) = parse(child.role.command()) else { continue };
+        let role = parse(child.role.command()).ok().filter(|role| asked.is_empty() || asked.contains(role));
+        let Some(role) = role else { continue };
         let (_, environment) = cluster.launch(child);
         let environment = environment.into_iter().map(|(key, value)| (OsString::from(key), OsString::from(value)));
         let effective = Effective::compose(Some((path.clone(), bytes.clone())), environment)?;

@@ -1,8 +1,9 @@
 //! What a disk does, tried with a file that is gone afterwards. It has a name meanwhile: of a file without one some
 //! file systems sync nothing.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Duration;
@@ -19,6 +20,9 @@ const SYNCED_BYTES: usize = 4096;
 const SYNCS: u64 = 32;
 /// A slow disk is measured by less.
 const LONGEST: Duration = Duration::from_millis(300);
+/// What the file is called; one that is so old is of a command that was killed.
+const NAME: &str = ".cavern-doctor-";
+const LEFT_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Measured {
@@ -35,7 +39,8 @@ impl Measured {
     /// # Errors
     /// Those of the file system.
     pub fn of(directory: &Path) -> io::Result<Self> {
-        let mut named = tempfile::Builder::new().prefix(".cavern-doctor-").tempfile_in(directory)?;
+        remove_left(directory);
+        let mut named = tempfile::Builder::new().prefix(NAME).tempfile_in(directory)?;
         let mut piece = vec![0; PIECE_BYTES];
         host::random().fill_bytes(&mut piece);
         let bytes_per_second = speed(named.as_file_mut(), &piece)?;
@@ -47,6 +52,17 @@ impl Measured {
             Err(cause) => return Err(cause.into()),
         };
         Ok(Self { sync, bytes_per_second, punches_holes })
+    }
+}
+
+/// As far as this user may.
+fn remove_left(directory: &Path) {
+    let files = fs::read_dir(directory).into_iter().flatten().flatten();
+    for file in files.filter(|file| file.file_name().as_bytes().starts_with(NAME.as_bytes())) {
+        let age = file.metadata().and_then(|metadata| metadata.modified()).ok().and_then(|time| time.elapsed().ok());
+        if age.is_some_and(|age| age > LEFT_AFTER) {
+            let _ = fs::remove_file(file.path());
+        }
     }
 }
 
