@@ -4,6 +4,7 @@ mod bench;
 mod cert;
 mod conf;
 mod connect;
+mod doctor;
 mod fs;
 mod gen_images;
 mod host_path;
@@ -73,6 +74,8 @@ enum Command {
     Refresh(refresh::RefreshArgs),
     /// Show the cluster: workers, cache, mounts, jobs.
     Report(report::ReportArgs),
+    /// Say what is wrong with this host, its configuration and its cluster, and what to do about it.
+    Doctor(Box<doctor::DoctorArgs>),
     /// List the workers of the cluster, empty one, and take one out.
     Node(Family<node::NodeCommand>),
     /// The group of masters: show it, add and remove masters, have another one lead.
@@ -157,6 +160,7 @@ impl Cli {
             Command::Persist(Family { result, command }) => block_on(command.run(&result)),
             Command::Refresh(args) => block_on(args.run()),
             Command::Report(args) => block_on(args.run()),
+            Command::Doctor(args) => block_on(args.run()),
             Command::Node(Family { result, command }) => block_on(command.run(&result)),
             Command::Raft(Family { result, command }) => block_on(command.run(&result)),
             Command::Secrets(SecretsCommand::Rotate(result)) => block_on(raft::rotate(&result)),

@@ -27,6 +27,9 @@ pub enum CliError {
     /// Exit code 4: the thing that was named does not exist.
     #[error("{0}")]
     NotFound(String),
+    /// Exit code 1 or 2: what was looked at has warnings, or errors, and these were shown.
+    #[error("{text}")]
+    Found { text: String, code: u8 },
     /// Whoever read our output has gone (`cv fs ls / | head`): nothing to say, exit code 0.
     #[error("the reader of the output has gone")]
     OutputClosed,
@@ -50,6 +53,7 @@ impl CliError {
             Self::Usage(_) => 2,
             Self::Unreachable(_) => 3,
             Self::NotFound(_) => 4,
+            Self::Found { code, .. } => *code,
         })
     }
 }

@@ -188,7 +188,8 @@ impl Survey {
         (leads(group) && self.view().majority).then_some(address)
     }
 
-    fn groups(&self) -> impl Iterator<Item = (&str, &Group)> {
+    /// The answers that there are, with the address that was asked.
+    pub fn groups(&self) -> impl Iterator<Item = (&str, &Group)> {
         self.answers.iter().filter_map(|(address, answer)| Some((address.as_str(), answer.as_ref().ok()?)))
     }
 

@@ -19,11 +19,21 @@ impl Config {
         if !self.master.advertise.is_empty() {
             return Ok(self.master.advertise.clone());
         }
-        let host_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        own_entry(&self.cluster.masters, &self.master.listen, |host| {
-            host.eq_ignore_ascii_case(&host_name) || addresses(host).into_iter().any(is_local)
-        })
+        own_entry(&self.cluster.masters, &self.master.listen, is_own_host)
     }
+
+    /// Whether a master is to run on this host: `master.advertise` or an entry of `cluster.masters` leads to it. Blocks
+    /// on the lookup of names.
+    pub fn is_master_host(&self) -> bool {
+        let mut named = self.cluster.masters.iter().chain([&self.master.advertise]);
+        named.any(|address| !address.is_empty() && is_own_host(parts(address).0))
+    }
+}
+
+/// Whether it is the name of this host, or a socket can be bound to an address of it.
+fn is_own_host(host: &str) -> bool {
+    let own = rustix::system::uname();
+    own.nodename().to_string_lossy().eq_ignore_ascii_case(host) || addresses(host).into_iter().any(is_local)
 }
 
 /// The entry of `masters` that leads to a master of this host that listens on `listen`.
@@ -81,6 +91,20 @@ mod tests {
 
     fn masters(entries: [&str; 3]) -> Vec<String> {
         entries.map(str::to_owned).to_vec()
+    }
+
+    #[test]
+    fn a_host_of_a_master_knows_that_it_is_one() {
+        let is_host = |master: &str, advertise: &str| {
+            let mut config = Config::default();
+            config.cluster.masters = vec![master.to_owned()];
+            config.master.advertise = advertise.to_owned();
+            config.is_master_host()
+        };
+        let own = rustix::system::uname().nodename().to_string_lossy().to_uppercase();
+        assert!(is_host("127.0.0.1:7700", "") && is_host("[::1]:1", "") && is_host(&format!("{own}:7700"), ""));
+        // 192.0.2.0/24 is reserved for documentation (RFC 5737): no host has it.
+        assert!(!is_host("192.0.2.1:7700", "") && is_host("192.0.2.1:7700", "127.0.0.1:7700"));
     }
 
     #[test]

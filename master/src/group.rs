@@ -16,6 +16,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use cavern_conf::host;
 use cavern_consensus::{Consensus, FIRST_NODE, Identity, NodeId, Ways, has_log};
 use cavern_net::master::innermost;
 use cavern_proto::raft::{GetGroupRequest, Group, JoinRequest, Target};
@@ -125,6 +126,7 @@ impl Seat {
             address: self.address.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             feature_version: feature_version::known_at(&self.address),
+            wall_ns: host::wall_ns(),
             ..Group::default()
         }
     }
@@ -304,6 +306,7 @@ pub fn described(consensus: &Consensus) -> Group {
     Group {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         feature_version: feature_version::known_at(consensus.address()),
+        wall_ns: host::wall_ns(),
         ..consensus.group()
     }
 }

@@ -21,6 +21,7 @@ mod coherence;
 mod command_line;
 mod data_set;
 mod deleted;
+mod doctor;
 mod epochs;
 mod exports;
 mod fetch_failures;

@@ -53,6 +53,6 @@ pub use s3::{
     KeyError, KeyLender, KeyRight, KeyStatus, KeyVendor, VendedKeys, changed_options, is_vended, lent_options,
 };
 pub use store::ByteStream;
-pub use ufs::{Contents, Ufs};
+pub use ufs::{Contents, Probe, Ufs};
 pub use window::{Listed, Window, Windows, is_name, place_cmp};
 pub use write::{MultipartUpload, PARTS_MAX, WRITE_NAME, named};

@@ -36,7 +36,7 @@ use crate::allowed::Guard;
 use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
 use crate::s3::credentials::Provider;
-use crate::s3::failure::Failure;
+use crate::s3::failure::{Failure, behind_s};
 pub use crate::s3::keys::{KeyError, KeyLender, KeyRight, VendedKeys};
 pub(crate) use crate::s3::options::S3Options;
 pub use crate::s3::options::{changed_options, is_vended, lent_options};
@@ -111,8 +111,11 @@ impl S3Store {
         let url = format!("{}?{}", self.list_url(), listing::query(&request));
         let request = self.signed(HttpRequest::get(url).body(Bytes::new()), &asked).await?;
         let response = self.transport.send(request).await.map_err(|failure| failure.into_ufs(asked(), ""))?;
+        let behind_s = behind_s(response.headers(), &[]);
         let document = whole(response.into_body(), LISTING_BYTES, "the listing", &asked).await?;
-        listing::parse(&document).map_err(|reason| Failure::MalformedReply(reason).into_ufs(asked(), ""))
+        let page = listing::parse(&document);
+        let page = page.map_err(|reason| Failure::MalformedReply(reason).into_ufs(asked(), ""))?;
+        Ok(StorePage { behind_s, ..page })
     }
 
     /// A request as it is sent: signed, where requests are.

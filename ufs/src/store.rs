@@ -39,6 +39,8 @@ pub(crate) struct StorePage {
     pub page: ListPage,
     /// Token of the next page.
     pub next: Option<String>,
+    /// Seconds by which this host's clock is behind the store's, where its answer tells the time.
+    pub behind_s: Option<i64>,
 }
 
 /// The answer to a GET.

@@ -25,7 +25,7 @@ use crate::options::check_names;
 use crate::retry::Retrying;
 use crate::s3::{self, KeyLender};
 use crate::shared_store::SharedStore;
-use crate::store::{ByteStream, ListRequest, ObjectStore};
+use crate::store::{ByteStream, ListRequest, ObjectStore, StorePage};
 
 /// A handle on one mount's bucket and prefix. Cheap to clone; its clones, and all handles of the same store in this
 /// process, share one limit of requests in flight and one set of counters.
@@ -51,6 +51,17 @@ impl fmt::Debug for Ufs {
 pub enum Contents {
     Nothing,
     Objects,
+}
+
+/// What one LIST of one key tells.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    pub contents: Contents,
+    /// The first object, if there is one.
+    pub first: Option<ObjectMeta>,
+    /// Seconds by which this host's clock is behind the store's, negative where it is ahead; `None` where the answer
+    /// does not tell the time.
+    pub behind_s: Option<i64>,
 }
 
 impl Ufs {
@@ -151,11 +162,12 @@ impl Ufs {
     }
 
     /// Whether the bucket is there and the credentials are good: one LIST of one key. An empty prefix is fine.
-    pub async fn check(&self) -> Result<Contents, UfsError> {
+    pub async fn check(&self) -> Result<Probe, UfsError> {
         let request = ListRequest { prefix: &self.0.prefix, mode: ListMode::Recursive, token: None, limit: 1 };
-        let page = self.0.requests.list(request).await?.page;
+        let StorePage { page, behind_s, .. } = self.0.requests.list(request).await?;
         let is_empty = page.objects.is_empty() && page.prefixes.is_empty() && page.hidden == 0;
-        Ok(if is_empty { Contents::Nothing } else { Contents::Objects })
+        let contents = if is_empty { Contents::Nothing } else { Contents::Objects };
+        Ok(Probe { contents, first: page.objects.into_iter().next(), behind_s })
     }
 
     /// A listing of everything under `prefix`, a full key prefix that is empty or ends in `/`, in the order of keys.

@@ -7,7 +7,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use cavern_dev_s3::{FaultKind, FaultRule, Kind};
-use cavern_ufs::{ListMode, Ufs, UfsError};
+use cavern_ufs::{Contents, ListMode, Ufs, UfsError};
 use futures::StreamExt;
 use support::{BUCKET, Bucket, conf, keys, options, pages};
 
@@ -203,6 +203,22 @@ async fn a_store_that_hangs_ends_in_a_deadline_and_heals() {
     assert!(matches!(ufs.list("", ListMode::Directory).next_page().await, Err(UfsError::Deadline { .. })));
     bucket.s3.faults().clear();
     assert_eq!(ufs.get_bytes("k", &etag, 0..100).await.unwrap(), vec![7; 100]);
+    bucket.s3.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_list_tells_what_is_there_and_what_time_it_is() {
+    let bucket = Bucket::start().await;
+    let ufs = bucket.ufs();
+    let probe = ufs.check().await.unwrap();
+    assert_eq!((probe.contents, probe.first), (Contents::Nothing, None));
+    bucket.put("b", &[7; 10]);
+    bucket.put("c", &[7; 20]);
+    let probe = ufs.check().await.unwrap();
+    assert_eq!(probe.contents, Contents::Objects);
+    assert_eq!(probe.first.map(|object| (object.key, object.size)), Some(("b".to_owned(), 10)));
+    // Both have the clock of this host; the store tells whole seconds.
+    assert!(probe.behind_s.is_some_and(|behind| (-60..=1).contains(&behind)), "{:?}", probe.behind_s);
     bucket.s3.stop().await;
 }
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use cavern_conf::backoff;
+use cavern_conf::{backoff, host};
 use cavern_net::NetError;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters};
@@ -132,9 +132,10 @@ impl Heartbeat {
             known: past.told,
             kept_blocks: past.kept.0,
             kept_bytes: past.kept.1,
+            wall_ns: 0,
         };
         let ask = |mut stubs: Stubs| {
-            let request = request.clone();
+            let request = HeartbeatRequest { wall_ns: host::wall_ns(), ..request.clone() };
             async move { stubs.cluster.heartbeat(request).await }
         };
         let reply = self.parts.master.try_call("Heartbeat", ask).await?;

@@ -62,7 +62,7 @@ impl ConfCommand {
 }
 
 /// Where a configuration came from.
-fn source(effective: &Effective) -> String {
+pub fn source(effective: &Effective) -> String {
     let file = match &effective.file {
         Some(path) => path.display().to_string(),
         None => "the defaults, since no file is named and there is no /etc/cavern/cluster.toml".to_owned(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_conf::{Config, check_master, host};
+use cavern_conf::{Config, Effective, check_master, host};
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use clap::{Args, Subcommand};
@@ -69,21 +69,36 @@ impl ClusterArgs {
     /// The configuration of the cluster that is meant: `--local`, `--conf`, the usual places, and last the local
     /// cluster of this user if none of those says anything; `--master` goes before all for the masters' addresses.
     pub fn config(&self) -> Result<Config, CliError> {
+        Ok(self.effective()?.config)
+    }
+
+    /// The same, with where its values come from.
+    pub fn effective(&self) -> Result<Effective, CliError> {
         let local = self.local.as_deref().map(Cluster::load).transpose()?;
         let path = match (&local, &self.conf) {
             (Some(cluster), _) => Some(cluster.conf_path()),
             (None, Some(path)) => Some(path.clone()),
             (None, None) => self.default_local(),
         };
-        let mut config = Config::load(path.as_deref())?;
+        let mut effective = Effective::load(path.as_deref())?;
+        let masters = &mut effective.config.cluster.masters;
         // What is said on the command line goes before what the environment says.
         if let Some(cluster) = local {
-            config.cluster.masters = cluster.masters.into_iter().map(|master| master.grpc).collect();
+            *masters = cluster.masters.into_iter().map(|master| master.grpc).collect();
         }
         if let Some(master) = &self.master {
-            config.cluster.masters = vec![master.clone()];
+            *masters = vec![master.clone()];
         }
-        Ok(config)
+        Ok(effective)
+    }
+
+    /// The local cluster that is meant, if it is one.
+    pub fn local_cluster(&self) -> Result<Option<Cluster>, CliError> {
+        match (&self.local, &self.conf) {
+            (Some(directory), _) => Cluster::load(directory).map(Some),
+            (None, None) if self.default_local().is_some() => Cluster::find(&local::default_directory()),
+            (None, _) => Ok(None),
+        }
     }
 
     fn default_local(&self) -> Option<PathBuf> {

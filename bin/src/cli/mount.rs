@@ -17,7 +17,7 @@ use cavern_proto::{REPLICAS_MAX, Scheme, s3_options};
 use clap::{Args, Subcommand, ValueEnum};
 
 use self::clients::ClientArgs;
-use self::credentials::CredentialArgs;
+pub use self::credentials::CredentialArgs;
 pub use self::view::{MountView, print};
 use super::connect::{ClusterArgs, ResultArgs, new_request_id};
 use crate::console;
@@ -191,7 +191,7 @@ fn is_nothing(update: &UpdateMountRequest) -> bool {
     *update == UpdateMountRequest { path: update.path.clone(), ..UpdateMountRequest::default() }
 }
 
-fn key_value(text: &str) -> Result<(String, String), String> {
+pub fn key_value(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("write it as key=value, for example s3.endpoint_url=http://127.0.0.1:9000".to_owned()),

@@ -1,6 +1,6 @@
 //! `cv report`: what the cluster is doing.
 
-mod certificates;
+pub mod certificates;
 
 use cavern_conf::counted;
 use cavern_net::MasterChannel;

@@ -235,6 +235,14 @@ impl Loaded {
         }
         Ok(Self { epoch, trust, own, grpc, data, to_anybody, to_master, to_worker })
     }
+
+    /// Whether who believes the same authorities takes the certificate of this process, now, on each side of a
+    /// connection on which it shows it.
+    pub fn check_own(&self) -> Result<(), Error> {
+        let Own { chain, identity, .. } = &*self.own;
+        let sides: &[Side] = if identity.role.listens() { &[Side::Client, Side::Server] } else { &[Side::Client] };
+        sides.iter().try_for_each(|side| self.trust.verify(*side, &chain[0], &chain[1..], now()))
+    }
 }
 
 fn stamps(paths: &schema::Security) -> [Stamp; 4] {

@@ -111,6 +111,12 @@ impl Tls {
         self.files.loaded().own.info.clone()
     }
 
+    /// Why others refuse that certificate, who have the files of this process: no authority of `security.ca` has signed
+    /// it, say, or it has ended, or is revoked.
+    pub fn certificate_refusal(&self) -> Option<String> {
+        self.files.loaded().check_own().err().map(|error| error.to_string())
+    }
+
     /// When the first of the lists of revoked certificates was to be replaced, in seconds since the epoch; `None` where
     /// there is no list.
     pub(crate) fn next_update(&self) -> Option<i64> {

@@ -6,7 +6,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cavern_conf::Config;
 use cavern_conf::process::Metrics;
@@ -61,6 +61,30 @@ fn an_authority_signs_what_says_whose_it_is() {
     fs::write(&both, texts.concat()).unwrap();
     let all = CertificateInfo::read_all(&both).unwrap();
     assert_eq!(all.iter().map(|info| info.is_authority).collect::<Vec<_>>(), [false, true]);
+}
+
+#[test]
+fn a_process_knows_what_others_think_of_its_certificate() {
+    let place = tempfile::tempdir().unwrap();
+    let [own, other] = ["own", "other"].map(|name| Authority::create(&place.path().join(name), "lab").unwrap());
+    let tls = |believed: &Authority, name: &str, holds: Duration| {
+        let issued = own.issue(&worker(), holds, place.path(), name).unwrap();
+        let config = config(believed.certificate(), &issued.certificate, &issued.key);
+        let Transport::Tls(tls) = Transport::of(&config).unwrap() else { panic!("it has certificates") };
+        tls
+    };
+    assert_eq!(tls(&own, "good", DAY).certificate_refusal(), None);
+    assert!(tls(&other, "foreign", DAY).certificate_refusal().is_some());
+    // It holds to the end of the second.
+    let (ended, begun) = (tls(&own, "ended", Duration::ZERO), Instant::now());
+    let reason = loop {
+        match ended.certificate_refusal() {
+            None => assert!(begun.elapsed() < Duration::from_secs(10)),
+            Some(reason) => break reason,
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(reason.contains("expired"), "{reason}");
 }
 
 #[test]

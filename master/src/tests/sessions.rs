@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_client::{Client, NoSink};
+use cavern_conf::host;
 use cavern_proto::master::cluster_client::ClusterClient;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_client::NamespaceClient;
@@ -112,6 +113,15 @@ async fn workers_come_and_go_and_come_back() {
     let beat = |worker_id| HeartbeatRequest { worker_id, used_bytes: 5, ..HeartbeatRequest::default() };
     let reply = cluster.heartbeat(beat(first.worker_id)).await.unwrap().into_inner();
     assert!(!reply.register && reply.workers_epoch > again.epoch);
+    // A minute ahead, and one that does not say.
+    let ahead = HeartbeatRequest { wall_ns: host::wall_ns() + 60_000_000_000, ..beat(first.worker_id) };
+    for (said, expected) in [(ahead, 59_000..=60_000), (beat(first.worker_id), 0..=0)] {
+        cluster.heartbeat(said).await.unwrap();
+        let table = cluster.list_workers(ListWorkersRequest {}).await.unwrap().into_inner();
+        let worker = table.workers.into_iter().find(|worker| worker.id == first.worker_id).unwrap();
+        assert_eq!(worker.clock_ahead_ms.is_some(), *expected.end() > 0);
+        assert!(expected.contains(&worker.clock_ahead_ms.unwrap_or_default()), "{:?}", worker.clock_ahead_ms);
+    }
     assert!(cluster.heartbeat(beat(99)).await.unwrap().into_inner().register);
     let replaced = cluster.register_worker(register(9, 3)).await.unwrap().into_inner();
     assert!(replaced.worker_id > second.worker_id);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use cavern_conf::host;
 use cavern_conf::process::LogLimit;
 use cavern_consensus::Proposer;
 use cavern_proto::master::{
@@ -74,6 +75,8 @@ struct Report {
     fetch_failures: Vec<FetchFailure>,
     /// Of which it knows the masters.
     group_epoch: u64,
+    /// What its clock is ahead of this one's, where it says.
+    clock_ahead_ms: Option<i64>,
 }
 
 impl Workers {
@@ -119,8 +122,15 @@ impl Workers {
         self.check_is_one(&request.uuid, &worker.data_address, asker)?;
         let disks = worker.disks.clone();
         // What changes with every heartbeat is not logged.
-        let logged =
-            Worker { used_bytes: 0, blocks: 0, last_heartbeat_age_ms: 0, disks: Vec::new(), counters: None, ..worker };
+        let logged = Worker {
+            used_bytes: 0,
+            blocks: 0,
+            last_heartbeat_age_ms: 0,
+            disks: Vec::new(),
+            counters: None,
+            clock_ahead_ms: None,
+            ..worker
+        };
         let owner = asker.map_or_else(String::new, |asker| asker.name.clone());
         let put = PutWorker { uuid: Bytes::clone(&request.uuid), worker: Some(logged.clone()), owner };
         match self.proposer.propose(put).await? {
@@ -134,6 +144,7 @@ impl Workers {
                     counters: WorkerCounters::default(),
                     fetch_failures: Vec::new(),
                     group_epoch: 0,
+                    clock_ahead_ms: None,
                 };
                 self.reports.lock().insert(id, report);
                 if let Some(suppressed) = self.registrations.admit(asker.cloned()) {
@@ -195,6 +206,7 @@ impl Workers {
             counters: request.counters.unwrap_or_default(),
             fetch_failures: bounded(id, request.fetch_failures),
             group_epoch: request.group_epoch,
+            clock_ahead_ms: (request.wall_ns != 0).then(|| request.wall_ns.saturating_sub(host::wall_ns()) / 1_000_000),
         };
         let before = self.reports.lock().insert(id, report);
         if before.is_none_or(|before| before.group_epoch != request.group_epoch) {
@@ -307,6 +319,7 @@ impl Workers {
                     i64::try_from(report.received_at.elapsed().as_millis()).unwrap_or(i64::MAX);
                 worker.disks.clone_from(&report.disks);
                 worker.counters = Some(report.counters);
+                worker.clock_ahead_ms = report.clock_ahead_ms;
                 if worker.capacity_bytes == 0 {
                     worker.capacity_bytes = report.capacity_bytes;
                 }

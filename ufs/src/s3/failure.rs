@@ -114,7 +114,7 @@ fn region_of(headers: &HeaderMap, body: &[u8]) -> Option<String> {
 }
 
 /// By how many seconds this host's clock is behind the store's, by what an answer tells.
-fn behind_s(headers: &HeaderMap, body: &[u8]) -> Option<i64> {
+pub(super) fn behind_s(headers: &HeaderMap, body: &[u8]) -> Option<i64> {
     let in_body = element(body, &["Error", "ServerTime"]).and_then(|time| time.trim().parse::<Timestamp>().ok());
     let date = || Timestamp::parse_rfc2822(headers.get(DATE)?.to_str().ok()?).ok();
     let theirs = in_body.or_else(date)?.as_second();

@@ -16,24 +16,24 @@ use crate::error::CliError;
 /// Connections at a time.
 const CONNECTIONS: usize = 64;
 /// Whoever has a certificate that ends earlier is to replace it.
-const WARNING_DAYS: i64 = 30;
+pub const WARNING_DAYS: i64 = 30;
 
 /// Of one process.
 #[derive(Serialize)]
 pub struct CertificateView {
-    role: &'static str,
+    pub role: &'static str,
     /// `null` for that of this command.
-    address: Option<String>,
+    pub address: Option<String>,
     /// `cavern://CLUSTER/ROLE/NAME`; this and what follows is `null` where the process shows no good one.
     identity: Option<String>,
     name: Option<String>,
-    not_after: Option<String>,
+    pub not_after: Option<String>,
     /// Whole days.
     days_left: Option<i64>,
     /// It ends within thirty days.
-    ends_soon: bool,
+    pub ends_soon: bool,
     /// Why it is not known, or not good; `null` for a good one.
-    error: Option<String>,
+    pub error: Option<String>,
 }
 
 /// That of this command, and of each process: its role and its address.
@@ -61,7 +61,7 @@ async fn shown(tls: &Tls, role: Role, address: &str, wait: Duration) -> Result<C
 }
 
 impl CertificateView {
-    fn new(role: Role, address: Option<String>, shown: Result<CertificateInfo, String>) -> Self {
+    pub fn new(role: Role, address: Option<String>, shown: Result<CertificateInfo, String>) -> Self {
         let (info, error) = match shown {
             Ok(info) => (Some(info), None),
             Err(error) => (None, Some(error)),

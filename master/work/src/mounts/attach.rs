@@ -45,7 +45,7 @@ impl MountChanges {
         let mut mount = complete(wanted)?;
         let ufs = mounts.open_ufs(&mount)?;
         let mut mounts_epoch = mounts.compare_with_others(&mount).await?;
-        let contents = ufs.check().await?;
+        let contents = ufs.check().await?.contents;
         if mount.write_type() != WriteType::FsMode || contents != Contents::Objects {
             mount.existing = Existing::None as i32;
         }
