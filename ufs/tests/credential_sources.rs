@@ -87,6 +87,9 @@ async fn each_source_gives_credentials_that_the_bucket_takes() {
         ("container", &container, "hush-container"),
         ("web_identity", &web, "hush-web"),
         ("environment", &web, "hush-web"),
+        ("default", &web, "hush-web"),
+        ("default", &container, "hush-container"),
+        ("default", &instance, "hush-instance"),
     ] {
         server.asked.lock().clear();
         let given = [("s3.endpoint_url", url), (SOURCE, source)];
@@ -97,7 +100,7 @@ async fn each_source_gives_credentials_that_the_bucket_takes() {
         assert_eq!(last.headers["x-amz-security-token"], session, "{source}");
         // A HEAD and a LIST, by two signers, with one set of credentials.
         let fetched = asked.iter().filter(|asked| !asked.line.contains("/data")).count();
-        assert_eq!(fetched, if source == "instance" { 3 } else { 1 }, "{source}");
+        assert_eq!(fetched, if session == "hush-instance" { 3 } else { 1 }, "{source}");
     }
     // A role is taken on with what another source gives.
     let given = [("s3.endpoint_url", url), (SOURCE, "instance"), ("s3.credentials.role", ROLE)];
@@ -115,7 +118,7 @@ async fn credentials_of_a_host_are_for_no_mount_unless_its_configuration_says_so
     let url = server.url.as_str();
     let environment =
         [("AWS_EC2_METADATA_SERVICE_ENDPOINT", url), ("AWS_CONTAINER_CREDENTIALS_FULL_URI", &format!("{url}/pod"))];
-    for source in ["instance", "container"] {
+    for source in ["default", "instance", "container"] {
         for role in [None, Some(("s3.credentials.role", ROLE))] {
             let mut given = vec![("s3.endpoint_url", url), (SOURCE, source)];
             given.extend(role.into_iter().chain(role.map(|_| ("s3.sts_endpoint_url", url))));
@@ -180,6 +183,7 @@ async fn who_does_not_answer_or_answers_wrongly_is_named_within_seconds() {
             vec!["denied", "AWS_EC2_METADATA_DISABLED"],
         ),
         ("container", vec![], vec!["denied", "AWS_CONTAINER_CREDENTIALS_FULL_URI"]),
+        ("default", instance("http://127.0.0.1:1"), vec!["no usable credentials in the environment", "instance"]),
         ("web_identity", vec![], vec!["denied", "AWS_WEB_IDENTITY_TOKEN_FILE"]),
     ];
     let mut servers = Vec::new();

@@ -167,7 +167,7 @@ fn number_of(cluster: &Cluster, role: &str, there: usize, wanted: Option<usize>)
 
 /// Creates the mount point if need be, and names it without symlinks, as the kernel's mount table will; says whether it
 /// is new. One on which a dead client has left its mount cannot be resolved, so only its parent is.
-fn existing_mount_point(path: &Path) -> Result<(PathBuf, bool), CliError> {
+pub fn existing_mount_point(path: &Path) -> Result<(PathBuf, bool), CliError> {
     let absolute = std::path::absolute(path).context(format_args!("cannot use the mount point {}", path.display()))?;
     let resolved = match (absolute.parent(), absolute.file_name()) {
         (Some(parent), Some(name)) => fs::create_dir_all(parent)
@@ -198,7 +198,7 @@ pub fn check_length(directory: &Path, workers: Option<u16>) -> Result<(), CliErr
 }
 
 /// In the cluster's directory.
-fn socket_path(directory: &Path, number: usize) -> Result<PathBuf, CliError> {
+pub fn socket_path(directory: &Path, number: usize) -> Result<PathBuf, CliError> {
     let path = directory.join(format!("run/worker{number}.sock"));
     // There is another one beside it.
     if journals::socket_path(&path).as_os_str().len() < SOCKET_PATH_MAX {

@@ -200,7 +200,7 @@ async fn masters_ready(cluster: &Cluster, starting: Vec<Starting<'_>>, patience:
 }
 
 /// Waits until the master that leads counts every worker as live.
-async fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
+pub async fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
     let (wanted, mut config, mut live) = (cluster.workers.len(), cluster.conf()?, 0);
     // Another one may begin to lead meanwhile.
     config.client.metadata_timeout = Interval::secs(patience.as_secs());

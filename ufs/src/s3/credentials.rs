@@ -206,6 +206,7 @@ impl Wanted {
         let role = self.vended.as_ref().map(|(role, sts, _)| (role, sts));
         match (role.or(self.role.as_ref().map(|(role, sts)| (role, sts))), &self.source) {
             (Some((role, sts)), _) => format!("STS at {}, asked for {},", sts.url, role.arn),
+            (None, Source::Default) => "the environment, the container or the instance of the process".to_owned(),
             (None, Source::Instance) => "the metadata of the instance".to_owned(),
             (None, Source::Container) => "the credentials endpoint of the container".to_owned(),
             (None, Source::WebIdentity) => format!("STS at {}", self.token_sts.url),
@@ -234,12 +235,17 @@ impl Wanted {
                 let what = format!("the profile {profile:?} of the shared credentials file");
                 of_process(chain).await.ok_or_else(|| none(&what))
             }
-            Source::Environment => {
+            Source::Environment | Source::Default => {
                 let chain = ProvideCredentialChain::new();
                 let chain = chain.push(EnvCredentialProvider::new()).push(ProfileCredentialProvider::new());
                 match (of_process(chain).await, WebIdentity::of(variable)) {
                     (Some(found), _) => Ok(found),
                     (None, Some(identity)) => identity.assume(&self.token_sts, &self.conf).await,
+                    (None, None) if self.source == Source::Default => {
+                        instance::check_allowed("default", &self.conf)?;
+                        let found = instance::of_host(variable, &self.conf).await;
+                        found.map_err(|error| error.after("no usable credentials in the environment or shared files"))
+                    }
                     (None, None) => Err(none("the options, the environment or the shared credentials file")),
                 }
             }

@@ -1,0 +1,328 @@
+//! A bucket as a directory of one host: what `cv fuse s3://…` starts, and where that lives.
+//!
+//! ```text
+//! cv fuse s3://…, which returns when the mount can be used, or is the backend (--foreground)
+//!   └─ cv fuse --backend D           master and worker, in one process
+//!        └─ cv fuse --beside D       keeps the mount
+//!             └─ cv fuse --kept      serves it
+//!
+//! D/host.json     addresses, mount point        D/certificates   who may speak to these processes
+//! D/cluster.toml  the configuration of all      D/master         the namespace
+//! D/lock          held by each process          D/worker         the blocks
+//! D/cv.log        what they said                D/run            the sockets of the worker
+//! ```
+//!
+//! Backend and keeper start each other again: one of the two is the parent of the other, and sees its end. The kernel's
+//! mount table says what the end of a keeper means: where the mount is there still, dead, the keeper was killed, and
+//! another one mounts; otherwise somebody has unmounted, and all of it ends. A killed backend is a master and a worker
+//! that are away for a moment.
+//!
+//! The lock is one open file, which every process inherits. So it is free when the last of them has ended, however that
+//! was. The ports are of the loopback interface, and chosen anew at each start; whoever connects shows a certificate of
+//! the authority in D, which is its user's alone.
+
+mod backend;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use cavern_conf::{ByteSize, Config, Effective, host};
+use cavern_proto::master::Mount;
+use prost::Message as _;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::process::{Pid, Signal, kill_process};
+
+pub use self::backend::{keep_backend, serve};
+use super::plan::{FreePorts, existing_mount_point, socket_path};
+use super::record::{Cluster, Fuse, Master, Worker, WorkerDir};
+use super::{certificates, files};
+use crate::error::{CliError, Context as _};
+
+/// What differs from the defaults.
+const SETTINGS: &str = include_str!("one_host/settings.toml");
+const CONF_HEAD: &str = "# Written by `cv fuse` at every start; changes made here are lost.\n\n";
+const RECORD: &str = "host.json";
+const LOCK: &str = "lock";
+const LOG: &str = "cv.log";
+/// For the processes of a mount that has just been unmounted, and between two looks.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(10);
+/// From the start of the backend to a mount that can be used.
+const READY_PATIENCE: Duration = Duration::from_secs(60);
+/// Lines of the log that are shown where none of them says what went wrong.
+const LOG_LINES: usize = 15;
+
+/// Where the cache lives, and what it may take.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CacheDir {
+    pub directory: PathBuf,
+    pub size: ByteSize,
+}
+
+/// A mount of this host.
+pub struct OneHost {
+    cluster: Cluster,
+    /// Of the process that prepares it: the others have inherited the lock, and listen at the ports.
+    _taken: Option<(File, FreePorts)>,
+}
+
+/// The configuration that a mount of one host begins with: `settings` are `(variable, value)` as in an environment, and
+/// go before that.
+///
+/// # Errors
+/// A variable of the environment, or one of `settings`, that no configuration takes.
+pub fn configuration(settings: Vec<(String, String)>) -> Result<Config, CliError> {
+    let shipped = (PathBuf::from("settings.toml"), SETTINGS.as_bytes().to_vec());
+    let settings = settings.into_iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    // The host may be one of a cluster, whose certificates are not for here.
+    let is_other = |name: &OsString| name.as_bytes().starts_with(b"CV_SECURITY__");
+    let mut variables: BTreeMap<OsString, OsString> = std::env::vars_os().filter(|(name, _)| !is_other(name)).collect();
+    variables.extend(settings);
+    Ok(Effective::compose(Some(shipped), variables)?.config)
+}
+
+impl OneHost {
+    /// Takes a directory for a mount: its lock, ports, certificates and configuration. `config` is [`configuration`],
+    /// with the path of the mount in the namespace.
+    ///
+    /// # Errors
+    /// `Usage` for a directory that has other files, has too long a path, or lies in the mount; `Failed` where it is in
+    /// use.
+    pub fn prepare(cache: &CacheDir, mount_point: &Path, mut config: Config) -> Result<Self, CliError> {
+        let name = cache.directory.display();
+        let (mount_point, _) = existing_mount_point(mount_point)?;
+        files::make_directory(&cache.directory)?;
+        let directory = cache.directory.canonicalize().context(format_args!("cannot use the directory {name}"))?;
+        if directory.starts_with(&mount_point) || mount_point.starts_with(directory.join("worker")) {
+            let text = format!("{name} and the mount point {} lie in one another", mount_point.display());
+            return Err(CliError::Usage(format!("{text}: name another directory with --cache")));
+        }
+        refuse_foreign(&directory)?;
+        let socket = socket_path(&directory, 0).map_err(|_| {
+            let text = format!("the path of {name} is too long for the sockets in it");
+            CliError::Usage(format!("{text}: name a shorter one with --cache"))
+        })?;
+        files::private_folder(&directory)?;
+        let lock = lock(&directory)?;
+        for folder in ["run", "master", "worker"] {
+            files::private_folder(&directory.join(folder))?;
+        }
+        let mut ports = FreePorts::default();
+        let (data_dir, path) = (directory.join("master"), directory.join("worker"));
+        let dirs = vec![WorkerDir { tier: format!("[SSD:{}]", cache.size), path }];
+        let cluster = Cluster {
+            masters: vec![Master { grpc: ports.address()?, http: ports.address()?, data_dir, joins: false }],
+            workers: vec![Worker { data: ports.address()?, http: ports.address()?, socket, dirs }],
+            fuse: vec![Fuse { http: ports.address()?, mount_point }],
+            secure: true,
+            directory,
+            ..Cluster::default()
+        };
+        certificates::ensure(&cluster, &config.cluster.name)?;
+        config.cluster.masters = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
+        config.fuse.mount_point = cluster.fuse[0].mount_point.clone();
+        config.security = certificates::of_admin(&cluster);
+        config.check()?;
+        files::write_whole(&cluster.conf_path(), format!("{CONF_HEAD}{}", config.to_toml()).as_bytes())?;
+        let record = serde_json::to_vec_pretty(&cluster).context("cannot write the record of the mount as JSON")?;
+        files::write_whole(&cluster.directory.join(RECORD), &record)?;
+        Ok(Self { cluster, _taken: Some((lock, ports)) })
+    }
+
+    /// The one in a directory, for a process of it.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn load(directory: &Path) -> Result<Self, CliError> {
+        let none = || CliError::NotFound(format!("{} holds no mount of `cv fuse`", directory.display()));
+        Ok(Self { cluster: record(directory)?.ok_or_else(none)?, _taken: None })
+    }
+
+    /// The configuration of its processes, and of commands.
+    pub fn conf(&self) -> Result<Config, CliError> {
+        self.cluster.conf()
+    }
+
+    /// Where it is mounted.
+    pub fn mount_point(&self) -> &Path {
+        self.cluster.fuse.first().map_or(Path::new("/"), |fuse| &fuse.mount_point)
+    }
+
+    /// Where all of it lives.
+    pub fn directory(&self) -> &Path {
+        &self.cluster.directory
+    }
+
+    /// Starts the backend, which attaches `mount`, and waits until the mount can be used.
+    ///
+    /// # Errors
+    /// What the processes said before they ended, or that they are not ready after a minute.
+    pub fn start(&self, mount: &Mount) -> Result<(), CliError> {
+        let path = self.directory().join(LOG);
+        // There is none at first; that of the start before is kept.
+        let _ = fs::rename(&path, path.with_extension("log.1"));
+        let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
+        let log = log.context(format_args!("cannot write {}", path.display()))?;
+        let program = std::env::current_exe().context("cannot find this executable")?;
+        let mut command = backend::command(&program, self.directory());
+        command.stdin(Stdio::piped()).stdout(log.try_clone().context("cannot share the log")?).stderr(log);
+        let mut backend = command.spawn().context(format_args!("cannot run {}", program.display()))?;
+        if let Some(mut input) = backend.stdin.take() {
+            // It may have keys in it. A backend that has ended is seen to be so.
+            let _ = input.write_all(&mount.encode_to_vec());
+        }
+        let said = || String::from_utf8_lossy(&fs::read(&path).unwrap_or_default()).into_owned();
+        let is_ready = files::poll(READY_PATIENCE, POLL, || {
+            if said().lines().any(|line| line.starts_with("cv fuse ready")) {
+                return Ok(Some(true));
+            }
+            Ok(backend.try_wait().context("cannot ask for the backend")?.map(|_ended| false))
+        })?;
+        if is_ready == Some(true) {
+            return Ok(());
+        }
+        if is_ready.is_none() {
+            // It ends what it has started.
+            let _ = kill_process(Pid::from_child(&backend), Signal::TERM);
+        }
+        let what = if is_ready.is_none() { "is not ready after a minute" } else { "could not be made" };
+        let (mount_point, why) = (self.mount_point().display(), cause(&said()));
+        Err(CliError::Failed(format!("the mount at {mount_point} {what}: {why}\n(the log is {})", path.display())))
+    }
+}
+
+/// The mount that a backend is to attach, from its standard input; none for one that is started again.
+///
+/// # Errors
+/// It cannot be read.
+pub fn handed_over() -> Result<Option<Mount>, CliError> {
+    let mut bytes = Vec::new();
+    std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read the mount from standard input")?;
+    let mount = (!bytes.is_empty()).then(|| Mount::decode(bytes.as_slice()));
+    mount.transpose().context("standard input is no mount: only `cv fuse` starts a backend")
+}
+
+/// What processes said of their end, each once.
+fn cause(said: &str) -> String {
+    let mut causes: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("cv: ")).collect();
+    causes.dedup();
+    if causes.is_empty() {
+        let lines: Vec<&str> = said.lines().collect();
+        causes = lines[lines.len().saturating_sub(LOG_LINES)..].to_vec();
+    }
+    causes.join("\n  ")
+}
+
+fn record(directory: &Path) -> Result<Option<Cluster>, CliError> {
+    let path = directory.join(RECORD);
+    let record = files::read(&path)?.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+    record.context(format_args!("{} is not the record of a mount", path.display()))
+}
+
+/// A directory with files of somebody else is not filled with those of a mount, nor closed to others.
+fn refuse_foreign(directory: &Path) -> Result<(), CliError> {
+    let name = directory.display();
+    let mut entries = fs::read_dir(directory).context(format_args!("cannot list {name}"))?;
+    let is_own = directory.join(RECORD).exists();
+    // A start that was interrupted has left it alone, and closed.
+    let is_begun = directory.join(LOCK).exists()
+        && directory.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o077 == 0);
+    match entries.next().filter(|_| !is_own && !is_begun) {
+        None => Ok(()),
+        Some(entry) => Err(CliError::Usage(format!(
+            "{name} is not empty (it holds {}) and no cache of `cv fuse`: name a new or an empty directory with \
+             --cache",
+            entry.context(format_args!("cannot list {name}"))?.file_name().display()
+        ))),
+    }
+}
+
+/// Holds the directory as long as this process or one that it starts lives.
+fn lock(directory: &Path) -> Result<File, CliError> {
+    let path = directory.join(LOCK);
+    let file = host::lock_file(&path).context(format_args!("cannot create {}", path.display()))?;
+    let locked = files::poll(LOCK_PATIENCE, POLL, || match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        locked => locked.map(Some).context(format_args!("cannot lock {}", path.display())),
+    })?;
+    if locked.is_none() {
+        let mounted = record(directory)?.and_then(|cluster| Some(cluster.fuse.first()?.mount_point.clone()));
+        let by = mounted.map(|mounted| format!(" by the mount at {}", mounted.display())).unwrap_or_default();
+        return Err(CliError::Failed(format!(
+            "the cache in {} is in use{by}: unmount that, wait until it has ended, or name another directory with \
+             --cache",
+            directory.display()
+        )));
+    }
+    fcntl_setfd(&file, FdFlags::empty()).context(format_args!("cannot hand on {}", path.display()))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache(directory: PathBuf) -> CacheDir {
+        CacheDir { directory, size: ByteSize::gib(1) }
+    }
+
+    fn refusal(cache: &CacheDir, mount_point: &Path) -> String {
+        let prepared = OneHost::prepare(cache, mount_point, Config::default());
+        prepared.err().map(|error| error.to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn the_settings_are_those_of_a_small_host_and_can_be_overridden() {
+        let config = configuration(vec![("CV_FUSE__UID".into(), "7".into())]).unwrap();
+        assert_eq!((config.fuse.uid, config.fuse.allow_other), (7, false));
+        assert!(config.worker.memory_budget < Config::default().worker.memory_budget);
+        let wrong = configuration(vec![("CV_FUSE__UID".into(), "me".into())]).unwrap_err();
+        assert!(matches!(&wrong, CliError::Usage(text) if text.contains("fuse.uid")), "{wrong}");
+    }
+
+    #[test]
+    fn a_directory_is_taken_once_with_files_that_nobody_else_reads() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().canonicalize().unwrap();
+        let (cache, mount_point) = (cache(directory.join("cache")), directory.join("mnt"));
+        let prepared = OneHost::prepare(&cache, &mount_point, Config::default()).unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&cache.directory), 0o700);
+        let conf = prepared.conf().unwrap();
+        assert!(conf.security.is_on() && conf.cluster.masters[0].starts_with("127.0.0.1:"), "{conf:?}");
+        assert_eq!(OneHost::load(&cache.directory).unwrap().mount_point(), mount_point);
+        let text = refusal(&cache, &mount_point);
+        assert!(text.contains("in use by the mount at") && text.contains("--cache"), "{text}");
+        drop(prepared);
+        assert_eq!(refusal(&cache, &mount_point), "");
+    }
+
+    #[test]
+    fn directories_of_others_are_left_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().canonicalize().unwrap();
+        fs::write(directory.join("thesis"), "mine").unwrap();
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
+        let text = refusal(&cache(directory.clone()), &directory.join("mnt"));
+        assert!(text.contains("not empty") && text.contains("--cache"), "{text}");
+        assert_eq!(directory.metadata().unwrap().permissions().mode() & 0o777, 0o755);
+        let text = refusal(&cache(directory.join("mnt/cache")), &directory.join("mnt"));
+        assert!(text.contains("lie in one another"), "{text}");
+        let text = refusal(&cache(directory.join("x".repeat(120))), &directory.join("mnt"));
+        assert!(text.contains("too long") && text.contains("--cache"), "{text}");
+    }
+
+    #[test]
+    fn what_processes_said_last_is_the_cause() {
+        assert_eq!(cause("INFO x\ncv: no device\ncv: no device\ncv: it ended\n"), "no device\n  it ended");
+        assert_eq!(cause("one\ntwo"), "one\n  two");
+    }
+}
