@@ -116,7 +116,7 @@ struct SettingArgs {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(super) enum WriteTypeArg {
+pub enum WriteTypeArg {
     /// The bucket is the truth; Cavern caches it.
     #[value(name = "cache-mode", alias = "cache_mode")]
     CacheMode = WriteType::CacheMode as isize,

@@ -321,8 +321,8 @@ fn clear_leftover(path: &Path, mount: &MountEntry) -> Result<(), MountError> {
 
 /// Whether nobody serves the mount at `path` any more. The kernel answers `stat` of a dead mount from its own cache for
 /// as long as the attributes of the root are good, but passes each `statfs` on. A daemon that is there but stuck would
-/// keep us waiting, so the question is asked by a thread that may be left behind.
-fn is_dead(path: &Path) -> bool {
+/// keep us waiting, so the question is asked by a thread that may be left behind. *Blocks* for two seconds at most.
+pub fn is_dead(path: &Path) -> bool {
     let (answer, answered) = mpsc::channel();
     let probed = path.to_owned();
     let probe = std::thread::Builder::new().name("mount-probe".to_owned()).spawn(move || {

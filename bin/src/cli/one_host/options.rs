@@ -12,7 +12,7 @@ use cavern_proto::{Scheme, StoreUri};
 use clap::ValueEnum as _;
 use rustix::process::geteuid;
 
-use super::super::mount::WriteTypeArg;
+use crate::cli::mount::WriteTypeArg;
 use crate::error::CliError;
 use crate::local::one_host::CacheDir;
 

@@ -10,6 +10,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use cavern_conf::{Config, Effective, backoff};
+use cavern_fuse::kernel::mount::is_dead;
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
@@ -212,15 +213,13 @@ async fn keep_mount(
                 keeper.ended().await
             }
         };
-        // One that ends by itself unmounts, and may have found the mount of somebody else.
-        let code = status.and_then(|status| status.code());
-        let is_dead = code.is_none() && is_mounted(mount_point).context("cannot read the mount table")?;
+        let is_dead = status.is_none_or(|status| !status.success()) && is_left_dead(mount_point.to_owned()).await;
         if stop.is_cancelled() || !is_dead {
             if is_dead {
                 undo_mount(mount_point)?;
             }
-            return match code.filter(|code| *code != 0 && !stop.is_cancelled()) {
-                Some(code) => Err(CliError::Failed(format!("what held the mount has ended with exit code {code}"))),
+            return match status.filter(|status| !status.success() && !stop.is_cancelled()) {
+                Some(status) => Err(CliError::Failed(format!("what held the mount has ended: {status}"))),
                 None => bring_to_bucket(&config).await,
             };
         }
@@ -228,10 +227,15 @@ async fn keep_mount(
         if began.elapsed() >= SETTLED {
             backoff.reset();
         }
-        // What serves it may be about to end.
         backoff.wait().await;
         keeper = MountKeeper::start(host, &program)?;
     }
+}
+
+/// Whether a mount is there that nobody serves. That of somebody else is served.
+async fn is_left_dead(mount_point: PathBuf) -> bool {
+    let look = move || is_mounted(&mount_point).unwrap_or(false) && is_dead(&mount_point);
+    tokio::task::spawn_blocking(look).await.unwrap_or(false)
 }
 
 /// Whether clients change what is in a mount.
