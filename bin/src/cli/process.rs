@@ -218,6 +218,8 @@ fn serve_host(host: &OneHost, parent: Option<i32>, mount: Option<Mount>) -> Resu
 /// directory, and has started this process.
 fn keep(process_args: ProcessArgs, backend: Option<(PathBuf, i32)>) -> Result<(), CliError> {
     let config = process_args.begin(Some(Role::Fuse))?;
+    let load = |(directory, parent): (PathBuf, i32)| Ok::<_, CliError>((OneHost::load(&directory)?, parent));
+    let backend = backend.map(load).transpose()?;
     if !config.fuse.keep_mount {
         return serve(some_threads(), async |stop| cavern_fuse::run(config, stop).await);
     }
@@ -227,7 +229,7 @@ fn keep(process_args: ProcessArgs, backend: Option<(PathBuf, i32)>) -> Result<()
         let stop = process::shutdown_on_signals();
         let watched = async {
             match &backend {
-                Some((directory, parent)) => one_host::keep_backend(directory, *parent, &stop).await,
+                Some((host, parent)) => one_host::keep_backend(host, *parent, &stop).await,
                 None => std::future::pending::<Infallible>().await,
             }
         };

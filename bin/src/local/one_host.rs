@@ -17,9 +17,10 @@
 //! another one mounts; otherwise somebody has unmounted, and all of it ends. A killed backend is a master and a worker
 //! that are away for a moment.
 //!
-//! The lock is one open file, which every process inherits. So it is free when the last of them has ended, however that
-//! was. The ports are of the loopback interface, and chosen anew at each start; whoever connects shows a certificate of
-//! the authority in D, which is its user's alone.
+//! The lock is held alone by whoever prepares the mount, and then together by the command, the backend and the keeper:
+//! it is free when the last of them has ended, however that was. The ports are of the loopback interface, and those of
+//! the start before where they are free, so that the master knows its worker again at once; whoever connects shows a
+//! certificate of the authority in D, which is its user's alone.
 
 mod backend;
 
@@ -28,7 +29,7 @@ use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -37,7 +38,7 @@ use cavern_conf::{ByteSize, Config, Effective, host};
 use cavern_proto::master::Mount;
 use prost::Message as _;
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 pub use self::backend::{keep_backend, serve};
@@ -51,6 +52,8 @@ const SETTINGS: &str = include_str!("one_host/settings.toml");
 const CONF_HEAD: &str = "# Written by `cv fuse` at every start; changes made here are lost.\n\n";
 const RECORD: &str = "host.json";
 const LOCK: &str = "lock";
+/// What a directory may hold before there is a record.
+const MADE_FIRST: [&str; 2] = [LOCK, "host.tmp"];
 const LOG: &str = "cv.log";
 /// For the processes of a mount that has just been unmounted, and between two looks.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
@@ -67,11 +70,12 @@ pub struct CacheDir {
     pub size: ByteSize,
 }
 
-/// A mount of this host.
+/// A mount of this host, whose directory nobody else takes meanwhile.
 pub struct OneHost {
     cluster: Cluster,
-    /// Of the process that prepares it: the others have inherited the lock, and listen at the ports.
-    _taken: Option<(File, FreePorts)>,
+    _lock: File,
+    /// Of the process that prepares it; the others listen there.
+    _ports: FreePorts,
 }
 
 /// The configuration that a mount of one host begins with: `settings` are `(variable, value)` as in an environment, and
@@ -101,49 +105,58 @@ impl OneHost {
         let (mount_point, _) = existing_mount_point(mount_point)?;
         files::make_directory(&cache.directory)?;
         let directory = cache.directory.canonicalize().context(format_args!("cannot use the directory {name}"))?;
-        if directory.starts_with(&mount_point) || mount_point.starts_with(directory.join("worker")) {
+        if directory.starts_with(&mount_point) || mount_point.starts_with(&directory) {
             let text = format!("{name} and the mount point {} lie in one another", mount_point.display());
             return Err(CliError::Usage(format!("{text}: name another directory with --cache")));
         }
-        refuse_foreign(&directory)?;
+        if !directory.join(RECORD).exists() {
+            files::refuse_foreign(&directory, &MADE_FIRST, "no cache of `cv fuse`", "--cache")?;
+        }
         let socket = socket_path(&directory, 0).map_err(|_| {
             let text = format!("the path of {name} is too long for the sockets in it");
             CliError::Usage(format!("{text}: name a shorter one with --cache"))
         })?;
         files::private_folder(&directory)?;
-        let lock = lock(&directory)?;
-        for folder in ["run", "master", "worker"] {
-            files::private_folder(&directory.join(folder))?;
-        }
+        let lock = lock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+        // One that cannot be read, after a loss of power, is written anew.
+        let before = record(&directory).ok().flatten().unwrap_or_default();
+        let (master, worker, fuse) = (before.masters.first(), before.workers.first(), before.fuse.first());
         let mut ports = FreePorts::default();
+        let mut address = |before: Option<&String>| ports.address_again(before);
         let (data_dir, path) = (directory.join("master"), directory.join("worker"));
         let dirs = vec![WorkerDir { tier: format!("[SSD:{}]", cache.size), path }];
-        let cluster = Cluster {
-            masters: vec![Master { grpc: ports.address()?, http: ports.address()?, data_dir, joins: false }],
-            workers: vec![Worker { data: ports.address()?, http: ports.address()?, socket, dirs }],
-            fuse: vec![Fuse { http: ports.address()?, mount_point }],
-            secure: true,
-            directory,
-            ..Cluster::default()
-        };
+        let (grpc, http) = (address(master.map(|master| &master.grpc))?, address(master.map(|master| &master.http))?);
+        let masters = vec![Master { grpc, http, data_dir, joins: false }];
+        let (data, http) = (address(worker.map(|worker| &worker.data))?, address(worker.map(|worker| &worker.http))?);
+        let workers = vec![Worker { data, http, socket, dirs }];
+        let fuse = vec![Fuse { http: address(fuse.map(|fuse| &fuse.http))?, mount_point }];
+        let cluster = Cluster { directory, masters, workers, fuse, secure: true, ..Cluster::default() };
+        let record = serde_json::to_vec_pretty(&cluster).context("cannot write the record of the mount as JSON")?;
+        files::write_whole(&cluster.directory.join(RECORD), &record)?;
+        for folder in ["run", "master", "worker"] {
+            files::private_folder(&cluster.directory.join(folder))?;
+        }
         certificates::ensure(&cluster, &config.cluster.name)?;
         config.cluster.masters = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
         config.fuse.mount_point = cluster.fuse[0].mount_point.clone();
+        // Who starts the backend again has to be there.
+        config.fuse.keep_mount = true;
         config.security = certificates::of_admin(&cluster);
         config.check()?;
         files::write_whole(&cluster.conf_path(), format!("{CONF_HEAD}{}", config.to_toml()).as_bytes())?;
-        let record = serde_json::to_vec_pretty(&cluster).context("cannot write the record of the mount as JSON")?;
-        files::write_whole(&cluster.directory.join(RECORD), &record)?;
-        Ok(Self { cluster, _taken: Some((lock, ports)) })
+        flock(&lock, FlockOperation::NonBlockingLockShared).map_err(|_| in_use(&cluster.directory))?;
+        Ok(Self { cluster, _lock: lock, _ports: ports })
     }
 
     /// The one in a directory, for a process of it.
     ///
     /// # Errors
-    /// There is none.
+    /// There is none, or somebody else has taken the directory.
     pub fn load(directory: &Path) -> Result<Self, CliError> {
         let none = || CliError::NotFound(format!("{} holds no mount of `cv fuse`", directory.display()));
-        Ok(Self { cluster: record(directory)?.ok_or_else(none)?, _taken: None })
+        let cluster = record(directory)?.ok_or_else(none)?;
+        let lock = lock(directory, FlockOperation::NonBlockingLockShared)?;
+        Ok(Self { cluster, _lock: lock, _ports: FreePorts::default() })
     }
 
     /// The configuration of its processes, and of commands.
@@ -227,47 +240,30 @@ fn record(directory: &Path) -> Result<Option<Cluster>, CliError> {
     record.context(format_args!("{} is not the record of a mount", path.display()))
 }
 
-/// A directory with files of somebody else is not filled with those of a mount, nor closed to others.
-fn refuse_foreign(directory: &Path) -> Result<(), CliError> {
-    let name = directory.display();
-    let mut entries = fs::read_dir(directory).context(format_args!("cannot list {name}"))?;
-    let is_own = directory.join(RECORD).exists();
-    // A start that was interrupted has left it alone, and closed.
-    let is_begun = directory.join(LOCK).exists()
-        && directory.metadata().is_ok_and(|metadata| metadata.permissions().mode() & 0o077 == 0);
-    match entries.next().filter(|_| !is_own && !is_begun) {
-        None => Ok(()),
-        Some(entry) => Err(CliError::Usage(format!(
-            "{name} is not empty (it holds {}) and no cache of `cv fuse`: name a new or an empty directory with \
-             --cache",
-            entry.context(format_args!("cannot list {name}"))?.file_name().display()
-        ))),
-    }
-}
-
-/// Holds the directory as long as this process or one that it starts lives.
-fn lock(directory: &Path) -> Result<File, CliError> {
+/// Holds the directory as long as the file is open: alone, or with the other processes of its mount.
+fn lock(directory: &Path, operation: FlockOperation) -> Result<File, CliError> {
     let path = directory.join(LOCK);
     let file = host::lock_file(&path).context(format_args!("cannot create {}", path.display()))?;
-    let locked = files::poll(LOCK_PATIENCE, POLL, || match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    let locked = files::poll(LOCK_PATIENCE, POLL, || match flock(&file, operation) {
         Err(Errno::WOULDBLOCK) => Ok(None),
         locked => locked.map(Some).context(format_args!("cannot lock {}", path.display())),
     })?;
-    if locked.is_none() {
-        let mounted = record(directory)?.and_then(|cluster| Some(cluster.fuse.first()?.mount_point.clone()));
-        let by = mounted.map(|mounted| format!(" by the mount at {}", mounted.display())).unwrap_or_default();
-        return Err(CliError::Failed(format!(
-            "the cache in {} is in use{by}: unmount that, wait until it has ended, or name another directory with \
-             --cache",
-            directory.display()
-        )));
-    }
-    fcntl_setfd(&file, FdFlags::empty()).context(format_args!("cannot hand on {}", path.display()))?;
-    Ok(file)
+    locked.map(|()| file).ok_or_else(|| in_use(directory))
+}
+
+fn in_use(directory: &Path) -> CliError {
+    let mounted = record(directory).ok().flatten().and_then(|cluster| Some(cluster.fuse.first()?.mount_point.clone()));
+    let by = mounted.map(|mounted| format!(" by the mount at {}", mounted.display())).unwrap_or_default();
+    CliError::Failed(format!(
+        "the cache in {} is in use{by}: unmount that, wait until it has ended, or name another directory with --cache",
+        directory.display()
+    ))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     fn cache(directory: PathBuf) -> CacheDir {
@@ -298,11 +294,19 @@ mod tests {
         assert_eq!(mode(&cache.directory), 0o700);
         let conf = prepared.conf().unwrap();
         assert!(conf.security.is_on() && conf.cluster.masters[0].starts_with("127.0.0.1:"), "{conf:?}");
-        assert_eq!(OneHost::load(&cache.directory).unwrap().mount_point(), mount_point);
-        let text = refusal(&cache, &mount_point);
-        assert!(text.contains("in use by the mount at") && text.contains("--cache"), "{text}");
+        // A process of it has it, too, and is the last one to go.
+        let loaded = OneHost::load(&cache.directory).unwrap();
+        assert_eq!(loaded.mount_point(), mount_point);
         drop(prepared);
-        assert_eq!(refusal(&cache, &mount_point), "");
+        let file = host::lock_file(&cache.directory.join(LOCK)).unwrap();
+        assert_eq!(flock(&file, FlockOperation::NonBlockingLockExclusive), Err(Errno::WOULDBLOCK));
+        let text = in_use(&cache.directory).to_string();
+        assert!(text.contains("in use by the mount at") && text.contains("--cache"), "{text}");
+        drop(loaded);
+        // At the addresses of before, with whatever an interrupted start has left.
+        fs::remove_file(cache.directory.join("cluster.toml")).unwrap();
+        let again = OneHost::prepare(&cache, &mount_point, Config::default()).unwrap();
+        assert_eq!(again.conf().unwrap().cluster, conf.cluster);
     }
 
     #[test]
@@ -314,8 +318,10 @@ mod tests {
         let text = refusal(&cache(directory.clone()), &directory.join("mnt"));
         assert!(text.contains("not empty") && text.contains("--cache"), "{text}");
         assert_eq!(directory.metadata().unwrap().permissions().mode() & 0o777, 0o755);
-        let text = refusal(&cache(directory.join("mnt/cache")), &directory.join("mnt"));
-        assert!(text.contains("lie in one another"), "{text}");
+        for (below, mount_point) in [("mnt/cache", "mnt"), ("cache", "cache/mnt")] {
+            let text = refusal(&cache(directory.join(below)), &directory.join(mount_point));
+            assert!(text.contains("lie in one another"), "{text}");
+        }
         let text = refusal(&cache(directory.join("x".repeat(120))), &directory.join("mnt"));
         assert!(text.contains("too long") && text.contains("--cache"), "{text}");
     }

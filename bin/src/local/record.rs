@@ -1,5 +1,6 @@
 //! What a cluster consists of: `D/cluster.json`.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -182,9 +183,19 @@ impl Cluster {
 
     /// The configuration that every child is given, whatever the environment of this process says.
     pub fn conf(&self) -> Result<Config, CliError> {
+        self.conf_with(Vec::new())
+    }
+
+    /// The same with what a child has in its environment.
+    pub fn conf_of(&self, name: ChildName) -> Result<Config, CliError> {
+        self.conf_with(self.launch(name).1)
+    }
+
+    fn conf_with(&self, environment: Vec<(&'static str, String)>) -> Result<Config, CliError> {
         let path = self.conf_path();
         let bytes = fs::read(&path).context(format_args!("cannot read {}", path.display()))?;
-        Ok(Effective::compose(Some((path, bytes)), [])?.config)
+        let environment = environment.into_iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        Ok(Effective::compose(Some((path, bytes)), environment)?.config)
     }
 
     /// Where the certificates are, if it has some.

@@ -1,6 +1,5 @@
 //! Starting: the whole cluster, or one child of it.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,7 +14,7 @@ use tokio::time::Instant;
 use super::certificates;
 use super::child::{ChildName, Role};
 use super::down::stop_all;
-use super::files::{self, MADE_FIRST, lock, make_directory, private_folder};
+use super::files::{self, MADE_FIRST, lock, make_directory, private_folder, refuse_foreign};
 use super::masters::take_in;
 use super::plan::{FreePorts, UpOptions, check_length, plan};
 use super::record::Cluster;
@@ -45,7 +44,7 @@ pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
     let is_new = make_directory(&directory)?;
     let directory = directory.canonicalize().context(format_args!("cannot use the directory {name}"))?;
     if Cluster::find(&directory)?.is_none() {
-        refuse_foreign(&directory)?;
+        refuse_foreign(&directory, &MADE_FIRST, "no cluster of `cv local`", "--dir")?;
     }
     let _lock = lock(&directory)?;
     let mut ports = FreePorts::default();
@@ -121,21 +120,6 @@ pub fn start(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<(
         console::remark(format_args!("{name} runs, but is not ready: {cause}"));
     }
     Ok(())
-}
-
-/// A directory with files of somebody else is not filled with those of a cluster.
-fn refuse_foreign(directory: &Path) -> Result<(), CliError> {
-    let name = directory.display();
-    let mut entries = fs::read_dir(directory).context(format_args!("cannot list {name}"))?;
-    // What an `up` that was interrupted may have left.
-    let is_own = |name: &OsStr| MADE_FIRST.iter().any(|own| name == *own);
-    let foreign = entries.find(|entry| !entry.as_ref().is_ok_and(|entry| is_own(&entry.file_name())));
-    let Some(entry) = foreign else { return Ok(()) };
-    let entry = entry.context(format_args!("cannot list {name}"))?;
-    Err(CliError::Usage(format!(
-        "{name} is not empty (it holds {}) and no cluster of `cv local`: name a new or an empty directory with --dir",
-        entry.file_name().display()
-    )))
 }
 
 /// `D/cluster.toml`: what the user's file and environment say, with what this cluster's processes have in common; each

@@ -4,12 +4,12 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use cavern_conf::{Config, Effective, backoff};
+use cavern_conf::Config;
+use cavern_conf::backoff::{self, Backoff};
 use cavern_fuse::kernel::mount::is_dead;
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
@@ -18,6 +18,7 @@ use cavern_proto::master::{
     WriteType,
 };
 use rustix::process::{Pid, Signal, getppid, kill_process};
+use tokio::net::UnixStream;
 use tokio::process::Child;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -32,15 +33,18 @@ use crate::local::{start, up};
 
 /// The executable of this process, also when its file has been replaced.
 const OWN: &str = "/proc/self/exe";
-/// Between two looks whether the parent is still there.
-const PARENT_POLL: Duration = Duration::from_millis(200);
+/// Between two looks whether the parent is still there, and at the mount.
+const POLL: Duration = Duration::from_millis(200);
 /// For the worker to be known to the master.
 const WORKER_PATIENCE: Duration = Duration::from_secs(20);
+/// Between two looks whether it serves.
+const START_POLL: Duration = Duration::from_millis(5);
+/// For the process that served a mount to be gone after its keeper: it has a few last words to say.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 /// A process that has run for so long has not been started in vain.
 const SETTLED: Duration = Duration::from_secs(60);
-/// For the bucket to get what an fs-mode mount has, when the mount ends, and between two looks.
+/// For the bucket to get what an fs-mode mount has, when the mount ends.
 const PERSIST_PATIENCE: Duration = Duration::from_secs(60);
-const PERSIST_POLL: Duration = Duration::from_millis(200);
 
 /// Serves as master and worker, and has a keeper hold the mount, until the mount is gone or `stop`. `parent` is the
 /// keeper that has started this backend, if one has; otherwise `mount` is attached, and a keeper is started.
@@ -54,7 +58,8 @@ pub async fn serve(
     stop: CancellationToken,
 ) -> Result<(), CliError> {
     let ending = CancellationToken::new();
-    let (master, worker) = (config_of(host, Role::Master)?, config_of(host, Role::Worker)?);
+    let config_of = |role| host.cluster.conf_of(ChildName { role, number: 0 });
+    let (master, worker) = (config_of(Role::Master)?, config_of(Role::Worker)?);
     let replay = [OsString::from("fuse"), "--replay".into(), "--conf".into(), host.cluster.conf_path().into()];
     let master = async {
         let ended = Box::pin(cavern_master::run(master, ending.clone())).await;
@@ -82,15 +87,6 @@ pub async fn serve(
     outcome.and(processes.await)
 }
 
-/// The configuration of a process of the host, whatever the environment says.
-fn config_of(host: &OneHost, role: Role) -> Result<Config, CliError> {
-    let (_, environment) = host.cluster.launch(ChildName { role, number: 0 });
-    let path = host.cluster.conf_path();
-    let bytes = fs::read(&path).context(format_args!("cannot read {}", path.display()))?;
-    let environment = environment.into_iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
-    Ok(Effective::compose(Some((path, bytes)), environment)?.config)
-}
-
 /// The backend of a directory; its standard input is empty.
 pub fn command(program: &Path, directory: &Path) -> Command {
     let mut command = start::command(program);
@@ -116,20 +112,20 @@ fn program() -> PathBuf {
 /// Returns when the process that has started this one is gone.
 async fn parent_ended(parent: i32) {
     while getppid().is_some_and(|now| now.as_raw_nonzero().get() == parent) {
-        sleep(PARENT_POLL).await;
+        sleep(POLL).await;
     }
 }
 
-/// Starts the backend of a directory again whenever it ends, as the keeper of its mount. `parent` is the one that has
-/// started this process.
-pub async fn keep_backend(directory: &Path, parent: i32, stop: &CancellationToken) -> Infallible {
+/// Starts the backend of a mount again whenever it ends, as the keeper of that. `parent` is the one that has started
+/// this process.
+pub async fn keep_backend(host: &OneHost, parent: i32, stop: &CancellationToken) -> Infallible {
     let program = program();
     parent_ended(parent).await;
     let mut backoff = backoff::LOCAL_PROCESS.begin();
     while stop.run_until_cancelled(backoff.wait()).await.is_some() {
         console::remark("master and worker of this mount have ended, and are started again");
         let began = Instant::now();
-        match spawn(&program, |program| command(program, directory)) {
+        match spawn(&program, |program| command(program, host.directory())) {
             // How it has ended is in its own words.
             Ok(mut backend) => _ = backend.wait().await,
             Err(error) => console::remark(error),
@@ -196,10 +192,8 @@ async fn keep_mount(
     let mut keeper = match parent {
         Some(parent) => MountKeeper::Parent(parent),
         None => {
-            up::workers_known(&host.cluster, WORKER_PATIENCE).await?;
-            if let Some(mount) = mount {
-                attach(&config, mount).await?;
-            }
+            let begun = stop.run_until_cancelled(Box::pin(begin(host, &config, mount))).await;
+            let Some(()) = begun.transpose()? else { return Ok(()) };
             MountKeeper::start(host, &program)?
         }
     };
@@ -213,29 +207,75 @@ async fn keep_mount(
                 keeper.ended().await
             }
         };
-        let is_dead = status.is_none_or(|status| !status.success()) && is_left_dead(mount_point.to_owned()).await;
-        if stop.is_cancelled() || !is_dead {
-            if is_dead {
-                undo_mount(mount_point)?;
+        let is_dead = match status.map(|status| status.code()) {
+            Some(Some(0)) => false,
+            Some(Some(_)) => is_left_dead(mount_point, Duration::ZERO).await,
+            // It was killed, or nobody knows how it has ended.
+            Some(None) | None => is_left_dead(mount_point, LAST_WORDS).await,
+        };
+        if is_dead && !stop.is_cancelled() {
+            let name = mount_point.display();
+            console::remark(format_args!("the process that held {name} was killed: it is mounted anew"));
+            if began.elapsed() >= SETTLED {
+                backoff.reset();
             }
-            return match status.filter(|status| !status.success() && !stop.is_cancelled()) {
-                Some(status) => Err(CliError::Failed(format!("what held the mount has ended: {status}"))),
-                None => bring_to_bucket(&config).await,
-            };
+            if let Some(another) = start_again(host, &program, &mut backoff, stop).await {
+                keeper = another;
+                continue;
+            }
         }
-        console::remark(format_args!("the process that held {} was killed: it is mounted anew", mount_point.display()));
-        if began.elapsed() >= SETTLED {
-            backoff.reset();
+        if is_dead {
+            undo_mount(mount_point)?;
         }
-        backoff.wait().await;
-        keeper = MountKeeper::start(host, &program)?;
+        return match status.filter(|status| !status.success() && !stop.is_cancelled()) {
+            Some(status) => Err(CliError::Failed(format!("what held the mount has ended: {status}"))),
+            None => bring_to_bucket(&config).await,
+        };
     }
 }
 
-/// Whether a mount is there that nobody serves. That of somebody else is served.
-async fn is_left_dead(mount_point: PathBuf) -> bool {
-    let look = move || is_mounted(&mount_point).unwrap_or(false) && is_dead(&mount_point);
-    tokio::task::spawn_blocking(look).await.unwrap_or(false)
+/// Waits until the worker serves, and has the namespace show `mount`.
+async fn begin(host: &OneHost, config: &Config, mount: Option<Mount>) -> Result<(), CliError> {
+    for worker in &host.cluster.workers {
+        // The master may count that of the start before as live.
+        while UnixStream::connect(&worker.socket).await.is_err() {
+            sleep(START_POLL).await;
+        }
+    }
+    up::workers_known(&host.cluster, WORKER_PATIENCE).await?;
+    match mount {
+        Some(mount) => attach(config, mount).await,
+        None => Ok(()),
+    }
+}
+
+/// Another keeper after a pause; `None` where `stop` comes before that.
+async fn start_again(
+    host: &OneHost,
+    program: &Path,
+    backoff: &mut Backoff,
+    stop: &CancellationToken,
+) -> Option<MountKeeper> {
+    loop {
+        stop.run_until_cancelled(backoff.wait()).await?;
+        match MountKeeper::start(host, program) {
+            Ok(keeper) => return Some(keeper),
+            Err(error) => console::remark(error),
+        }
+    }
+}
+
+/// Whether a mount is there that nobody serves. One that is served for so long is that of somebody else.
+async fn is_left_dead(mount_point: &Path, patience: Duration) -> bool {
+    let deadline = Instant::now() + patience;
+    loop {
+        let path = mount_point.to_owned();
+        let look = move || is_mounted(&path).unwrap_or(false).then(|| is_dead(&path));
+        match tokio::task::spawn_blocking(look).await.unwrap_or_default() {
+            Some(false) if Instant::now() < deadline => sleep(POLL).await,
+            found => return found.unwrap_or(false),
+        }
+    }
 }
 
 /// Whether clients change what is in a mount.
@@ -296,6 +336,6 @@ async fn bring_to_bucket(config: &Config) -> Result<(), CliError> {
                 "the bucket lacks {left} changes, which are kept here until the same mount is made again{last}"
             )));
         }
-        sleep(PERSIST_POLL).await;
+        sleep(POLL).await;
     }
 }
