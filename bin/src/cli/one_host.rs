@@ -1,6 +1,5 @@
 //! `cv fuse s3://BUCKET/PREFIX DIR`: a bucket as a directory of this host, without a configuration and a cluster.
 
-mod aws;
 mod options;
 
 use std::collections::HashMap;
@@ -11,7 +10,7 @@ use cavern_conf::{AllowedEndpoint, Interval, schema};
 use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Existing, Mount, Names, WriteType};
 use cavern_proto::s3_options::{ACCESS, ANONYMOUS, ENDPOINT, PROFILE, SOURCE, STS_ENDPOINT};
 use cavern_proto::{Scheme, StoreUri};
-use cavern_ufs::{Contents, Ufs, UfsError};
+use cavern_ufs::{Contents, Ufs, UfsError, found_options};
 use clap::Args;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -98,7 +97,7 @@ impl OneHostArgs {
             return Ok(Some((host, mount)));
         }
         host.start(&mount)?;
-        let how = if is_read_only(&mount) { "read-only, " } else { "" };
+        let how = if mount.access_mode() == AccessMode::ReadOnly { "read-only, " } else { "" };
         let (at, kept) = (host.mount_point().display(), host.directory().display());
         console::line(format_args!(
             "{} is mounted at {at} ({how}up to {} are kept in {kept}) after {:.1} s; `umount {at}` ends it",
@@ -141,14 +140,14 @@ impl OneHostArgs {
                 return Err(CliError::Usage(format!("{key} is given twice")));
             }
         }
-        let said = words.bucket.iter().cloned().filter(|(key, _)| !options.contains_key(key));
-        let said: Vec<(String, String)> = said.collect();
-        options.extend(said);
+        // The last of those of one name.
+        for (key, value) in words.bucket.iter().rev().cloned() {
+            options.entry(key).or_insert(value);
+        }
         if scheme != Scheme::S3 {
             return Ok(options);
         }
-        let found = aws::found(options.get(PROFILE).map(String::as_str), aws::variable, aws::read);
-        for (key, value) in found {
+        for (key, value) in found_options(options.get(PROFILE).map(String::as_str)) {
             options.entry(key.to_owned()).or_insert(value);
         }
         if ![ACCESS, PROFILE, SOURCE, ANONYMOUS].into_iter().any(|name| options.contains_key(name)) {
@@ -172,17 +171,13 @@ fn modes(write_type: Option<WriteTypeArg>, access: Option<AccessMode>) -> Result
     }
 }
 
-fn is_read_only(mount: &Mount) -> bool {
-    mount.access_mode() == AccessMode::ReadOnly
-}
-
 /// Lets the processes of this host go where its user has said that they are to go.
 fn allow(ufs: &mut schema::Ufs, uri: &StoreUri, options: &HashMap<String, String>) {
     if let StoreUri::File { directory } = uri {
         ufs.file_roots.push(PathBuf::from(directory));
     }
     let endpoints = [ENDPOINT, STS_ENDPOINT].map(|name| options.get(name).cloned());
-    let endpoints = endpoints.into_iter().chain([aws::variable("AWS_ENDPOINT_URL_STS")]).flatten();
+    let endpoints = endpoints.into_iter().chain([std::env::var("AWS_ENDPOINT_URL_STS").ok()]).flatten();
     // One that is none is refused where it is used, by its own name.
     ufs.endpoints.extend(endpoints.filter(|endpoint| AllowedEndpoint::parse(endpoint).is_ok()));
 }

@@ -22,41 +22,10 @@ const HELPER: &str = "mount.cavern";
 const CACHE_SIZE: ByteSize = ByteSize::gib(10);
 /// Words about when and by whom something is mounted, which mount(8) and systemd heed; and those that ask for what a
 /// mount of Cavern is anyway, or cannot be.
-const HEEDED_BY_OTHERS: [&str; 33] = [
-    "_netdev",
-    "async",
-    "atime",
-    "auto",
-    "defaults",
-    "dev",
-    "diratime",
-    "dirsync",
-    "group",
-    "lazytime",
-    "mand",
-    "noatime",
-    "noauto",
-    "nodev",
-    "nodiratime",
-    "nofail",
-    "nogroup",
-    "nolazytime",
-    "nomand",
-    "noowner",
-    "norelatime",
-    "nostrictatime",
-    "nosuid",
-    "nouser",
-    "nousers",
-    "owner",
-    "relatime",
-    "strictatime",
-    "suid",
-    "sync",
-    "user",
-    "users",
-    "silent",
-];
+const HEEDED_BY_OTHERS: &str = "_netdev async atime auto defaults dev diratime dirsync group lazytime loud mand \
+                                noatime noauto nodev nodiratime nofail nogroup nolazytime nomand noowner norelatime \
+                                nostrictatime nosuid nouser nousers owner relatime silent strictatime suid sync user \
+                                users";
 /// How those begin that have a value.
 const OTHERS_BEGIN: [&str; 4] = ["x-", "X-", "comment=", "user="];
 
@@ -111,7 +80,7 @@ impl MountWords {
             ("endpoint_url", Some(url)) => self.bucket.push((ENDPOINT.to_owned(), url.to_owned())),
             ("region", Some(region)) => self.bucket.push((REGION.to_owned(), region.to_owned())),
             ("profile", Some(profile)) => self.bucket.push((PROFILE.to_owned(), profile.to_owned())),
-            _ if HEEDED_BY_OTHERS.contains(&word) => {}
+            _ if HEEDED_BY_OTHERS.split(' ').any(|heeded| heeded == word) => {}
             _ if OTHERS_BEGIN.iter().any(|begin| word.starts_with(begin)) => {}
             _ => {
                 let known = "ro, rw, wait, allow_other, exec, noexec, anonymous, uid=, gid=, umask=, file_mode=, \

@@ -88,7 +88,7 @@ pub(super) async fn of_container(variables: Variables, conf: &schema::Ufs) -> Re
 }
 
 /// What a provider of the library gets. Its own words are left out: they may quote what it has read.
-async fn fetched(
+pub(super) async fn fetched(
     provider: impl ProvideCredential<Credential = Credential>,
     giver: Giver,
 ) -> Result<Credential, KeyError> {
