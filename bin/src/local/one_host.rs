@@ -313,17 +313,25 @@ mod tests {
     fn directories_of_others_are_left_alone() {
         let place = tempfile::tempdir().unwrap();
         let directory = place.path().canonicalize().unwrap();
-        fs::write(directory.join("thesis"), "mine").unwrap();
-        fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
-        let text = refusal(&cache(directory.clone()), &directory.join("mnt"));
-        assert!(text.contains("not empty") && text.contains("--cache"), "{text}");
-        assert_eq!(directory.metadata().unwrap().permissions().mode() & 0o777, 0o755);
-        for (below, mount_point) in [("mnt/cache", "mnt"), ("cache", "cache/mnt")] {
+        let (theirs, long) = (directory.join("theirs"), "x".repeat(120));
+        fs::create_dir(&theirs).unwrap();
+        fs::set_permissions(&theirs, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(theirs.join("thesis"), "mine").unwrap();
+        for (below, mount_point, part) in [
+            ("theirs", "mnt", "not empty (it holds thesis)"),
+            ("mnt/cache", "mnt", "lie in one another"),
+            ("cache", "cache/mnt", "lie in one another"),
+            (long.as_str(), "mnt", "too long"),
+        ] {
             let text = refusal(&cache(directory.join(below)), &directory.join(mount_point));
-            assert!(text.contains("lie in one another"), "{text}");
+            assert!(text.contains(part) && text.contains("--cache"), "{text}");
         }
-        let text = refusal(&cache(directory.join("x".repeat(120))), &directory.join("mnt"));
-        assert!(text.contains("too long") && text.contains("--cache"), "{text}");
+        assert_eq!(theirs.metadata().unwrap().permissions().mode() & 0o777, 0o755);
+        // What a start has left that was interrupted is nobody else's.
+        let begun = directory.join("begun");
+        fs::create_dir(&begun).unwrap();
+        MADE_FIRST.iter().for_each(|name| fs::write(begun.join(name), "").unwrap());
+        assert_eq!(refusal(&cache(begun), &directory.join("mnt")), "");
     }
 
     #[test]
