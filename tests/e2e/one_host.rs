@@ -216,6 +216,8 @@ fn a_second_start_with_the_same_cache_asks_the_bucket_for_nothing_that_was_read(
         mounted.start("s3://bucket/train", more);
         assert!(mounted.reads(&seeded));
         assert_eq!((cluster.s3.requests("GET"), cluster.s3.requests("HEAD")), (0, 0), "{more:?}");
+        // At the addresses of before, so that the master has the worker at once.
+        assert!(!mounted.log().contains("is not taken in"), "{}", mounted.log());
         mounted.umount();
     }
 }

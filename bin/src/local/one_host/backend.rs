@@ -293,9 +293,13 @@ async fn attach(config: &Config, mount: Mount) -> Result<(), CliError> {
             == (&mount.path, &mount.uri, mount.write_type(), is_written(&mount))
     };
     let (same, others): (Vec<Mount>, Vec<Mount>) = masters.ask_unary(list).await?.mounts.into_iter().partition(is_same);
-    for other in others {
-        let request = UnmountRequest { path: other.path, ..UnmountRequest::default() };
-        masters.ask_unary(async |mut master: Stubs| master.cluster.unmount(request.clone()).await).await?;
+    for Mount { path, uri, .. } in others {
+        let request = UnmountRequest { path, ..UnmountRequest::default() };
+        let unmount = async |mut master: Stubs| master.cluster.unmount(request.clone()).await;
+        masters.ask_unary(unmount).await.map_err(|error| {
+            let text = format!("the cache has {uri}, which cannot be unmounted: {error}");
+            CliError::Failed(format!("{text}. Mount that again, or name another directory with --cache"))
+        })?;
     }
     let Some(there) = same.into_iter().next() else {
         let request = MountRequest { mount: Some(mount), ..MountRequest::default() };
