@@ -12,6 +12,7 @@ mod job;
 mod local;
 mod mount;
 mod node;
+mod one_host;
 mod persist;
 mod process;
 mod raft;
@@ -46,8 +47,8 @@ enum Command {
     Master(process::ProcessArgs),
     /// Run a worker: the block cache of a host.
     Worker(process::ProcessArgs),
-    /// Run a FUSE client: the mount point of a host.
-    Fuse(process::FuseArgs),
+    /// Run a FUSE client: the mount point of a host; or a bucket as a directory, without a cluster.
+    Fuse(Box<process::FuseArgs>),
     /// Run the embedded object store: the S3 protocol over a directory.
     DevS3(process::DevS3Args),
     /// Check or show the configuration.
@@ -106,9 +107,10 @@ enum SecretsCommand {
 /// Does what the arguments of this process ask for; ends it where they make no sense, or ask for help. What goes wrong
 /// is reported by the error alone.
 pub fn run() -> Result<(), CliError> {
-    let matches = command().get_matches();
+    let Some(arguments) = one_host::helper_arguments(std::env::args_os().collect())? else { return Ok(()) };
+    let matches = command().get_matches_from(&arguments);
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    cli.run().map_err(|error| host_path::explained(error, std::env::args_os(), &matches))
+    cli.run().map_err(|error| host_path::explained(error, arguments.into_iter(), &matches))
 }
 
 /// The command line with all of its help.

@@ -21,6 +21,7 @@ mod down;
 mod files;
 mod masters;
 pub mod mounted;
+pub mod one_host;
 mod plan;
 mod purge;
 mod record;

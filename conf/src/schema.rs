@@ -402,6 +402,8 @@ impl From<Choice> for AutoOrSwitch {
 section! {
     "fuse" Fuse {
         mount_point: PathBuf = "/mnt/cavern".into(), absolute;
+        /// What the mount table has as the source of the mount.
+        source: String = "cavern".into();
         http_listen: String = "127.0.0.1:7721".into(), listen_address;
         /// Namespace path shown at the mount point.
         path: String = "/".into(), absolute;
@@ -416,6 +418,8 @@ section! {
         negative_timeout: Interval = Interval::millis(5000), at_most_ten_years;
         /// Other users may use the mount.
         allow_other: bool = true;
+        /// Programs in the mount may be run.
+        exec: bool = true;
         /// Owner and permissions shown for objects; -1 (uid, gid) for the process's own.
         uid: i64 = -1, id_or_own;
         gid: i64 = -1, id_or_own;

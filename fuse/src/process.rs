@@ -478,7 +478,8 @@ async fn begin(
     let (fuse, root) = (fuse.clone(), Arc::clone(root));
     let runtime = Handle::current();
     let begun = spawn_blocking(move || {
-        let options = MountOptions { allow_other: fuse.allow_other, read_only };
+        let options =
+            MountOptions { source: fuse.source.clone(), allow_other: fuse.allow_other, exec: fuse.exec, read_only };
         let asked = session_options(&fuse);
         // Only with access lists is there something to be gained.
         let staged = if asked.posix_acl { StagedMount::make(&fuse.mount_point, &options)? } else { None };

@@ -261,7 +261,7 @@ impl Drop for Mounted {
 }
 
 fn options() -> MountOptions {
-    MountOptions { allow_other: true, read_only: true }
+    MountOptions { source: "cavern".to_owned(), allow_other: true, exec: true, read_only: true }
 }
 
 fn errno<T>(result: io::Result<T>) -> i32 {

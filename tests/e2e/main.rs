@@ -73,6 +73,7 @@ mod mounting;
 mod no_open;
 mod nodes;
 mod odd_objects;
+mod one_host;
 mod outages;
 mod passthrough;
 mod passthrough_fs_mode;

@@ -87,6 +87,9 @@ async fn each_source_gives_credentials_that_the_bucket_takes() {
         ("container", &container, "hush-container"),
         ("web_identity", &web, "hush-web"),
         ("environment", &web, "hush-web"),
+        ("default", &web, "hush-web"),
+        ("default", &container, "hush-container"),
+        ("default", &instance, "hush-instance"),
     ] {
         server.asked.lock().clear();
         let given = [("s3.endpoint_url", url), (SOURCE, source)];
@@ -97,7 +100,7 @@ async fn each_source_gives_credentials_that_the_bucket_takes() {
         assert_eq!(last.headers["x-amz-security-token"], session, "{source}");
         // A HEAD and a LIST, by two signers, with one set of credentials.
         let fetched = asked.iter().filter(|asked| !asked.line.contains("/data")).count();
-        assert_eq!(fetched, if source == "instance" { 3 } else { 1 }, "{source}");
+        assert_eq!(fetched, if session == "hush-instance" { 3 } else { 1 }, "{source}");
     }
     // A role is taken on with what another source gives.
     let given = [("s3.endpoint_url", url), (SOURCE, "instance"), ("s3.credentials.role", ROLE)];
@@ -109,13 +112,105 @@ async fn each_source_gives_credentials_that_the_bucket_takes() {
     assert_eq!(assumed.headers["x-amz-security-token"], "hush-instance");
 }
 
+/// The file of the token of a sign-on to `company`: the SHA-1 of that.
+const SIGN_ON: &str = "71b21161ffa1e6516bcc072aaf5ef38cbe85b511.json";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_profile_has_keys_or_says_who_gives_some() {
+    let server = Server::start(|asked: &Asked| {
+        let is_signed_on = asked.headers.get("x-amz-sso_bearer_token").is_some_and(|token| token == "hush-token");
+        if !asked.line.starts_with("GET /sso?") || !asked.line.contains("role_name=Reader") || !is_signed_on {
+            return cloud::answer(asked);
+        }
+        let keys = format!("\"accessKeyId\":\"{ACCESS}\",\"secretAccessKey\":\"{SECRET}\"");
+        let end = "\"expiration\":4102444800000";
+        Some((200, format!("{{\"roleCredentials\":{{{keys},\"sessionToken\":\"hush-sso\",{end}}}}}")))
+    });
+    let server = server.await;
+    let url = server.url.as_str();
+    let home = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: String| {
+        let path = home.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    let said = |version: u32| {
+        let keys = format!("\"AccessKeyId\":\"{ACCESS}\",\"SecretAccessKey\":\"{SECRET}\"");
+        format!(
+            "{{\"Version\":{version},{keys},\"SessionToken\":\"hush-program\",\"Expiration\":\"2099-01-01T00:00:00Z\"}}"
+        )
+    };
+    write("said", said(1));
+    write("of-later", said(2));
+    let keys = format!("aws_access_key_id = {ACCESS}\naws_secret_access_key = {SECRET}\n");
+    write(".aws/credentials", format!("[keys]\n{keys}aws_session_token = hush-keys\n"));
+    let role = format!("role_arn = {ROLE}\nsource_profile =");
+    write(
+        ".aws/config",
+        format!(
+            "[profile role]\nexternal_id = {EXTERNAL_ID}\n{role} first\n[profile first]\n{role} keys\n\
+             [profile own]\n{role} own\n{keys}[profile ring]\n{role} rest\n[profile rest]\n{role} ring\n\
+             [profile program]\ncredential_process = cat \"$HOME/said\"\n\
+             [profile later]\ncredential_process = cat \"$HOME/of-later\"\n\
+             [profile failing]\ncredential_process = echo hush; exit 3\n\
+             [profile code]\nmfa_serial = x\n{role} keys\n\
+             [profile reader]\nsso_session = company\nsso_account_id = 1\nsso_role_name = Reader\n\
+             [profile stranger]\nsso_start_url = https://other\nsso_account_id = 1\nsso_role_name = Reader\n\
+             sso_region = eu-west-1\n[sso-session company]\nsso_region = eu-west-1\n"
+        ),
+    );
+    let token = "{\"accessToken\":\"hush-token\",\"expiresAt\":\"2099-01-01T00:00:00Z\"}";
+    write(&format!(".aws/sso/cache/{SIGN_ON}"), token.to_owned());
+    let (sso, home) = (format!("{url}/sso"), home.path().to_str().unwrap());
+    let environment = [("HOME", home), ("AWS_ENDPOINT_URL_STS", url), ("AWS_SSO_ENDPOINT", sso.as_str())];
+    for (profile, expected) in [
+        ("keys", "hush-keys"),
+        ("role", "hush-role"),
+        ("own", "hush-role"),
+        ("program", "hush-program"),
+        ("reader", "hush-sso"),
+    ] {
+        let named = [("s3.endpoint_url", url), ("s3.credentials.profile", profile)];
+        let of_variable = [&environment[..], &[("AWS_PROFILE", profile)]].concat();
+        for (given, environment) in
+            [(named, &environment[..]), ([named[0], (SOURCE, "default")], of_variable.as_slice())]
+        {
+            server.asked.lock().clear();
+            let verdict = verdict(&given, environment, false).await;
+            assert!(verdict.starts_with("good"), "{profile}: {verdict}");
+            let asked = server.asked.lock();
+            let last = asked.iter().rfind(|asked| asked.line.contains("/data?")).unwrap();
+            assert_eq!(last.headers["x-amz-security-token"], expected, "{profile}");
+            if profile == "role" {
+                // One role with the credentials of the other.
+                let assumed: Vec<_> = asked.iter().filter(|asked| asked.line == "POST /").collect();
+                let tokens: Vec<_> = assumed.iter().map(|asked| &asked.headers["x-amz-security-token"]).collect();
+                assert_eq!(tokens, ["hush-keys", "hush-role"]);
+                assert!(!assumed[0].body.contains("ExternalId") && assumed[1].body.contains("ExternalId"));
+            }
+        }
+    }
+    for (profile, part) in [
+        ("none", "\"none\""),
+        ("ring", "lead to each other"),
+        ("code", "one-time code"),
+        ("failing", "exit status: 3"),
+        ("later", "no credentials that can be used"),
+        ("stranger", "aws sso login"),
+    ] {
+        let given = [("s3.endpoint_url", url), ("s3.credentials.profile", profile)];
+        let verdict = verdict(&given, &environment, false).await;
+        assert!(verdict.starts_with("denied") && verdict.contains(part), "{profile}: {verdict}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn credentials_of_a_host_are_for_no_mount_unless_its_configuration_says_so() {
     let server = Server::start(cloud::answer).await;
     let url = server.url.as_str();
     let environment =
         [("AWS_EC2_METADATA_SERVICE_ENDPOINT", url), ("AWS_CONTAINER_CREDENTIALS_FULL_URI", &format!("{url}/pod"))];
-    for source in ["instance", "container"] {
+    for source in ["default", "instance", "container"] {
         for role in [None, Some(("s3.credentials.role", ROLE))] {
             let mut given = vec![("s3.endpoint_url", url), (SOURCE, source)];
             given.extend(role.into_iter().chain(role.map(|_| ("s3.sts_endpoint_url", url))));
@@ -180,6 +275,7 @@ async fn who_does_not_answer_or_answers_wrongly_is_named_within_seconds() {
             vec!["denied", "AWS_EC2_METADATA_DISABLED"],
         ),
         ("container", vec![], vec!["denied", "AWS_CONTAINER_CREDENTIALS_FULL_URI"]),
+        ("default", instance("http://127.0.0.1:1"), vec!["no usable credentials in the environment", "instance"]),
         ("web_identity", vec![], vec!["denied", "AWS_WEB_IDENTITY_TOKEN_FILE"]),
     ];
     let mut servers = Vec::new();

@@ -17,14 +17,14 @@ use cavern_proto::{REPLICAS_MAX, Scheme, s3_options};
 use clap::{Args, Subcommand, ValueEnum};
 
 use self::clients::ClientArgs;
-pub use self::credentials::CredentialArgs;
+pub(super) use self::credentials::CredentialArgs;
 pub use self::view::{MountView, print};
 use super::connect::{ClusterArgs, ResultArgs, new_request_id};
 use crate::console;
 use crate::error::CliError;
 
 const REPLICAS: RangeInclusive<i64> = 1..=REPLICAS_MAX as i64;
-const METADATA_TTL: Interval = Interval::secs(60);
+pub(super) const METADATA_TTL: Interval = Interval::secs(60);
 /// Variables in which a shell has credentials of S3.
 const CREDENTIAL_VARIABLES: [&str; 3] = ["AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"];
 
@@ -115,8 +115,8 @@ struct SettingArgs {
     clients: ClientArgs,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum WriteTypeArg {
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum WriteTypeArg {
     /// The bucket is the truth; Cavern caches it.
     #[value(name = "cache-mode", alias = "cache_mode")]
     CacheMode = WriteType::CacheMode as isize,
@@ -191,7 +191,7 @@ fn is_nothing(update: &UpdateMountRequest) -> bool {
     *update == UpdateMountRequest { path: update.path.clone(), ..UpdateMountRequest::default() }
 }
 
-pub fn key_value(text: &str) -> Result<(String, String), String> {
+pub(super) fn key_value(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("write it as key=value, for example s3.endpoint_url=http://127.0.0.1:9000".to_owned()),

@@ -1,16 +1,20 @@
 //! `cv master`, `cv worker`, `cv fuse`, `cv dev-s3`: the processes of a cluster.
 
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cavern_conf::{Budget, Config, Effective, HostLimits, Limits, Role, enable_failpoints, process};
 use cavern_fuse::keeper::{Kept, reload};
+use cavern_proto::master::Mount;
 use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
 
+use super::one_host::OneHostArgs;
 use crate::console;
 use crate::error::{CliError, Context as _};
+use crate::local::one_host::{self, OneHost};
 use crate::runtime::block_on;
 
 #[derive(Args)]
@@ -132,6 +136,17 @@ fn serve<E: Display>(
 pub struct FuseArgs {
     #[command(flatten)]
     process: ProcessArgs,
+    #[command(flatten)]
+    one_host: OneHostArgs,
+    /// Master and worker of the mount of one host that lives in this directory; only `cv fuse` starts them.
+    #[arg(long, hide = true, value_name = "DIR")]
+    backend: Option<PathBuf>,
+    /// Keeps that mount, and starts its backend again; only the backend starts it.
+    #[arg(long, hide = true, value_name = "DIR", requires = "parent")]
+    beside: Option<PathBuf>,
+    /// Of the two, the one that has started this one.
+    #[arg(long, hide = true, value_name = "PID")]
+    parent: Option<i32>,
     /// The process that does the work; only `cv fuse` starts it.
     #[arg(long, hide = true)]
     kept: bool,
@@ -160,18 +175,42 @@ struct ReloadArgs {
 
 impl FuseArgs {
     pub fn run(self) -> Result<(), CliError> {
-        match self.command {
-            Some(FuseCommand::Reload(args)) => block_on(args.run()),
-            None if self.replay => self.process.run(None, cavern_fuse::replay),
-            None if self.kept => self.process.run(None, cavern_fuse::run_kept),
-            None => keep(self.process),
+        match (self.command, &self.backend) {
+            (Some(FuseCommand::Reload(args)), _) => block_on(args.run()),
+            (None, _) if self.replay => self.process.run(None, cavern_fuse::replay),
+            (None, _) if self.kept => self.process.run(None, cavern_fuse::run_kept),
+            (None, Some(directory)) => backend(directory, self.parent),
+            (None, None) if self.one_host.is_given() => {
+                self.one_host.run()?.map_or(Ok(()), |(host, mount)| serve_host(&host, None, Some(mount)))
+            }
+            (None, None) => keep(self.process, self.beside.zip(self.parent)),
         }
     }
 }
 
-/// Keeps a mount, or serves it where that is to be.
-fn keep(process_args: ProcessArgs) -> Result<(), CliError> {
+/// Master and worker of the mount of one host, whose keeper may have started them.
+fn backend(directory: &Path, parent: Option<i32>) -> Result<(), CliError> {
+    // Away from the terminal of whoever makes the mount.
+    rustix::process::setsid().context("cannot begin a session")?;
+    let host = OneHost::load(directory)?;
+    let mount = if parent.is_some() { None } else { one_host::handed_over()? };
+    serve_host(&host, parent, mount)
+}
+
+fn serve_host(host: &OneHost, parent: Option<i32>, mount: Option<Mount>) -> Result<(), CliError> {
+    process::create_privately();
+    let config = host.conf()?;
+    process::init_logging(&config.log).map_err(|error| CliError::Usage(error.to_string()))?;
+    // Of both the one that moves bytes.
+    serve(&config.budgets.worker, async |stop| one_host::serve(host, parent, mount, stop).await)
+}
+
+/// Keeps a mount, or serves it where that is to be. On a host that it has to itself, beside a backend: that lives in a
+/// directory, and has started this process.
+fn keep(process_args: ProcessArgs, backend: Option<(PathBuf, i32)>) -> Result<(), CliError> {
     let config = process_args.begin(Some(Role::Fuse))?;
+    let load = |(directory, parent): (PathBuf, i32)| Ok::<_, CliError>((OneHost::load(&directory)?, parent));
+    let backend = backend.map(load).transpose()?;
     if !config.fuse.keep_mount {
         let budget = config.budgets.client.clone();
         return serve(&budget, async |stop| cavern_fuse::run(config, stop).await);
@@ -180,7 +219,18 @@ fn keep(process_args: ProcessArgs) -> Result<(), CliError> {
     // On this thread alone: the kernel ends a daemon with the thread that started it.
     let kept = block_on(async {
         let stop = process::shutdown_on_signals();
-        cavern_fuse::keep(arguments, stop).await.map_err(|error| CliError::Failed(error.to_string()))
+        let watched = async {
+            match &backend {
+                Some((host, parent)) => one_host::keep_backend(host, *parent, &stop).await,
+                None => std::future::pending::<Infallible>().await,
+            }
+        };
+        tokio::select! {
+            kept = Box::pin(cavern_fuse::keep(arguments, stop.clone())) => {
+                kept.map_err(|error| CliError::Failed(error.to_string()))
+            }
+            never = watched => match never {},
+        }
     })?;
     match kept {
         Kept::Exit(0) => Ok(()),

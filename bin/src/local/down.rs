@@ -150,7 +150,8 @@ fn is_orphan(pid: i32) -> bool {
     ![&b"fuse"[..], b"worker"].contains(&role)
 }
 
-fn undo_mount(mount_point: &Path) -> Result<(), CliError> {
+/// Detaches all that is mounted at a mount point.
+pub fn undo_mount(mount_point: &Path) -> Result<(), CliError> {
     // One on top of the other, after crashes.
     while is_mounted(mount_point).context("cannot read the mount table")? {
         detach(mount_point).context(format_args!("cannot unmount {}", mount_point.display()))?;

@@ -1,6 +1,7 @@
 //! Files of a cluster: read if they are there, replaced as a whole, removed; who may change its directory; and looks at
 //! something until it is so.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
@@ -69,6 +70,24 @@ pub fn make_directory(path: &Path) -> Result<bool, CliError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(false),
         made => made.map(|()| true).context(format_args!("cannot create {}", path.display())),
     }
+}
+
+/// A directory with files of somebody else is not filled with ours. It may hold `made_first`, which a start that was
+/// interrupted has left. An error says that it is `nothing` of ours, and by which option another is named.
+///
+/// # Errors
+/// `Usage`: it holds something else.
+pub fn refuse_foreign(directory: &Path, made_first: &[&str], nothing: &str, option: &str) -> Result<(), CliError> {
+    let name = directory.display();
+    let mut entries = fs::read_dir(directory).context(format_args!("cannot list {name}"))?;
+    let is_own = |name: &OsStr| made_first.iter().any(|own| name == *own);
+    let foreign = entries.find(|entry| !entry.as_ref().is_ok_and(|entry| is_own(&entry.file_name())));
+    let Some(entry) = foreign else { return Ok(()) };
+    let entry = entry.context(format_args!("cannot list {name}"))?.file_name();
+    Err(CliError::Usage(format!(
+        "{name} is not empty (it holds {}) and {nothing}: name a new or an empty directory with {option}",
+        entry.display()
+    )))
 }
 
 /// Looks, with a pause in between, until there is an answer: `None` if there was none for so long.

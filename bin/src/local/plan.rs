@@ -167,7 +167,7 @@ fn number_of(cluster: &Cluster, role: &str, there: usize, wanted: Option<usize>)
 
 /// Creates the mount point if need be, and names it without symlinks, as the kernel's mount table will; says whether it
 /// is new. One on which a dead client has left its mount cannot be resolved, so only its parent is.
-fn existing_mount_point(path: &Path) -> Result<(PathBuf, bool), CliError> {
+pub fn existing_mount_point(path: &Path) -> Result<(PathBuf, bool), CliError> {
     let absolute = std::path::absolute(path).context(format_args!("cannot use the mount point {}", path.display()))?;
     let resolved = match (absolute.parent(), absolute.file_name()) {
         (Some(parent), Some(name)) => fs::create_dir_all(parent)
@@ -198,7 +198,7 @@ pub fn check_length(directory: &Path, workers: Option<u16>) -> Result<(), CliErr
 }
 
 /// In the cluster's directory.
-fn socket_path(directory: &Path, number: usize) -> Result<PathBuf, CliError> {
+pub fn socket_path(directory: &Path, number: usize) -> Result<PathBuf, CliError> {
     let path = directory.join(format!("run/worker{number}.sock"));
     // There is another one beside it.
     if journals::socket_path(&path).as_os_str().len() < SOCKET_PATH_MAX {
@@ -230,17 +230,32 @@ impl FreePorts {
         self.find().context("cannot find a port for a child")
     }
 
+    /// An address that was given before, or another where that is taken now.
+    pub fn address_again(&mut self, before: Option<&String>) -> Result<String, CliError> {
+        let port = before.and_then(|address| address.rsplit_once(':')?.1.parse().ok());
+        match port.and_then(|port| self.set_aside(port).ok().flatten()) {
+            Some(address) => Ok(address),
+            None => self.address(),
+        }
+    }
+
     fn find(&mut self) -> io::Result<String> {
         for _ in 0..ATTEMPTS {
-            let port = host::random().random_range(PORTS);
-            let name = SocketAddr::from_abstract_name(format!("cavern-port-{port}"))?;
-            let Ok(set_aside) = UnixListener::bind_addr(&name) else { continue };
-            if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-                self.set_aside.push(set_aside);
-                return Ok(format!("127.0.0.1:{port}"));
+            if let Some(address) = self.set_aside(host::random().random_range(PORTS))? {
+                return Ok(address);
             }
         }
         Err(io::Error::other(format!("no free port between {} and {}", PORTS.start, PORTS.end)))
+    }
+
+    fn set_aside(&mut self, port: u16) -> io::Result<Option<String>> {
+        let name = SocketAddr::from_abstract_name(format!("cavern-port-{port}"))?;
+        let Ok(set_aside) = UnixListener::bind_addr(&name) else { return Ok(None) };
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err() {
+            return Ok(None);
+        }
+        self.set_aside.push(set_aside);
+        Ok(Some(format!("127.0.0.1:{port}")))
     }
 }
 
@@ -419,6 +434,10 @@ mod tests {
         let held: Vec<_> = addresses.iter().map(|address| TcpListener::bind(address).unwrap()).collect();
         let other = FreePorts::default().address().unwrap();
         assert!(!addresses.contains(&other));
+        // One of before is given again, unless it is taken.
+        let again = |before: &String| FreePorts::default().address_again(Some(before)).unwrap();
+        assert_eq!(again(&other), other);
+        assert!(addresses.iter().all(|taken| !addresses.contains(&again(taken))));
         drop(held);
     }
 }

@@ -1,9 +1,10 @@
 //! What a cluster consists of: `D/cluster.json`.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cavern_conf::{Config, Effective};
+use cavern_conf::{Config, Effective, HostLimits};
 use serde::{Deserialize, Serialize};
 
 use super::child::{ChildName, Role, RunRecord, State, settled};
@@ -182,9 +183,19 @@ impl Cluster {
 
     /// The configuration that every child is given, whatever the environment of this process says.
     pub fn conf(&self) -> Result<Config, CliError> {
+        Ok(self.effective(Vec::new())?.config)
+    }
+
+    /// The same with what a child has in its environment.
+    pub fn conf_of(&self, name: ChildName) -> Result<Effective, CliError> {
+        self.effective(self.launch(name).1)
+    }
+
+    fn effective(&self, environment: Vec<(&'static str, String)>) -> Result<Effective, CliError> {
         let path = self.conf_path();
         let bytes = fs::read(&path).context(format_args!("cannot read {}", path.display()))?;
-        Ok(Effective::compose(Some((path, bytes)), [])?.config)
+        let environment = environment.into_iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        Ok(Effective::compose_on(HostLimits::here(), Some((path, bytes)), environment)?)
     }
 
     /// Where the certificates are, if it has some.

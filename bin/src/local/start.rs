@@ -5,6 +5,7 @@ use std::fs::{self, DirBuilder};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -67,14 +68,20 @@ fn launch(cluster: &Cluster, name: ChildName) -> Result<Starting<'_>, CliError> 
     }
     let log_start = fs::metadata(cluster.log_path(name)).map_or(0, |metadata| metadata.len());
     let program = std::env::current_exe().context("cannot find this executable")?;
-    let mut keeper = Command::new(program);
+    let mut keeper = command(&program);
     keeper.args(["local", "keep"]).arg(name.to_string()).arg("--dir").arg(&cluster.directory);
-    for (key, _) in std::env::vars_os().filter(|(key, _)| key.as_bytes().starts_with(b"CV_")) {
-        keeper.env_remove(key);
-    }
     keeper.current_dir(&cluster.directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let keeper = keeper.spawn().context(format_args!("cannot start {name}"))?;
     Ok(Starting { cluster, name, keeper, log_start })
+}
+
+/// A program whose configuration is in its files: what the environment says of it is in those already.
+pub fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    for (key, _) in std::env::vars_os().filter(|(key, _)| key.as_bytes().starts_with(b"CV_")) {
+        command.env_remove(key);
+    }
+    command
 }
 
 impl Starting<'_> {

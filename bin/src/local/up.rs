@@ -1,6 +1,5 @@
 //! Starting: the whole cluster, or one child of it.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,7 +14,7 @@ use tokio::time::Instant;
 use super::certificates;
 use super::child::{ChildName, Role};
 use super::down::stop_all;
-use super::files::{self, MADE_FIRST, lock, make_directory, private_folder};
+use super::files::{self, MADE_FIRST, lock, make_directory, private_folder, refuse_foreign};
 use super::masters::take_in;
 use super::plan::{FreePorts, UpOptions, check_length, plan};
 use super::record::Cluster;
@@ -45,7 +44,7 @@ pub fn up(options: &UpOptions) -> Result<Cluster, CliError> {
     let is_new = make_directory(&directory)?;
     let directory = directory.canonicalize().context(format_args!("cannot use the directory {name}"))?;
     if Cluster::find(&directory)?.is_none() {
-        refuse_foreign(&directory)?;
+        refuse_foreign(&directory, &MADE_FIRST, "no cluster of `cv local`", "--dir")?;
     }
     let _lock = lock(&directory)?;
     let mut ports = FreePorts::default();
@@ -126,21 +125,6 @@ pub fn start(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<(
     Ok(())
 }
 
-/// A directory with files of somebody else is not filled with those of a cluster.
-fn refuse_foreign(directory: &Path) -> Result<(), CliError> {
-    let name = directory.display();
-    let mut entries = fs::read_dir(directory).context(format_args!("cannot list {name}"))?;
-    // What an `up` that was interrupted may have left.
-    let is_own = |name: &OsStr| MADE_FIRST.iter().any(|own| name == *own);
-    let foreign = entries.find(|entry| !entry.as_ref().is_ok_and(|entry| is_own(&entry.file_name())));
-    let Some(entry) = foreign else { return Ok(()) };
-    let entry = entry.context(format_args!("cannot list {name}"))?;
-    Err(CliError::Usage(format!(
-        "{name} is not empty (it holds {}) and no cluster of `cv local`: name a new or an empty directory with --dir",
-        entry.file_name().display()
-    )))
-}
-
 /// `D/cluster.toml`: what the user's file and environment say, with this cluster's addresses and directories: of each
 /// role those of the first process, the others have theirs in their environment. Returns that.
 fn write_conf(cluster: &Cluster, mut config: Config) -> Result<Config, CliError> {
@@ -212,7 +196,7 @@ async fn masters_ready(cluster: &Cluster, starting: Vec<Starting<'_>>, patience:
 }
 
 /// Waits until the master that leads counts every worker as live.
-async fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
+pub async fn workers_known(cluster: &Cluster, patience: Duration) -> Result<(), CliError> {
     let (wanted, mut config, mut live) = (cluster.workers.len(), cluster.conf()?, 0);
     // Another one may begin to lead meanwhile.
     config.client.metadata_timeout = Interval::secs(patience.as_secs());

@@ -32,8 +32,6 @@ use table::{MountEntry, may_be_topmost, mounts_at};
 pub const FILESYSTEM_TYPE: &str = "fuse.cv";
 /// The part of it that is ours.
 const FILESYSTEM_SUBTYPE: &str = "cv";
-/// Source in the mount table.
-const SOURCE: &str = "cavern";
 /// A mount whose daemon does not answer a stat for this long is alive but stuck.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Dead mounts stacked at one place that are cleared away at most.
@@ -42,8 +40,12 @@ const LEFTOVERS_MAX: usize = 16;
 /// How to mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
+    /// In the mount table.
+    pub source: String,
     /// Other users than the mounting one may enter.
     pub allow_other: bool,
+    /// The kernel runs programs.
+    pub exec: bool,
     /// The kernel refuses every change by itself.
     pub read_only: bool,
 }
@@ -108,7 +110,7 @@ impl Mount {
         let maker = if rustix::process::geteuid().is_root() { MountedBy::Root } else { MountedBy::Helper };
         let device = match maker {
             MountedBy::Root => mount_directly(&path, options)?,
-            MountedBy::Helper => helper::mount(&path, SOURCE, options)?,
+            MountedBy::Helper => helper::mount(&path, options)?,
         };
         Ok((Self::new(path, maker, None), device))
     }
@@ -244,7 +246,8 @@ fn mount_directly(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountE
     let data = CString::new(data).map_err(|cause| MountError::Device(cause.into()))?;
     let mut flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOATIME;
     flags.set(MountFlags::RDONLY, options.read_only);
-    rustix::mount::mount(SOURCE, path, FILESYSTEM_TYPE, flags, data.as_c_str()).map_err(|cause| {
+    flags.set(MountFlags::NOEXEC, !options.exec);
+    rustix::mount::mount(options.source.as_str(), path, FILESYSTEM_TYPE, flags, data.as_c_str()).map_err(|cause| {
         let hint = match cause {
             Errno::PERM => ": mounting takes the capability CAP_SYS_ADMIN",
             Errno::INVAL => ": is /dev/fuse the kernel's FUSE device?",
@@ -318,8 +321,8 @@ fn clear_leftover(path: &Path, mount: &MountEntry) -> Result<(), MountError> {
 
 /// Whether nobody serves the mount at `path` any more. The kernel answers `stat` of a dead mount from its own cache for
 /// as long as the attributes of the root are good, but passes each `statfs` on. A daemon that is there but stuck would
-/// keep us waiting, so the question is asked by a thread that may be left behind.
-fn is_dead(path: &Path) -> bool {
+/// keep us waiting, so the question is asked by a thread that may be left behind. *Blocks* for two seconds at most.
+pub fn is_dead(path: &Path) -> bool {
     let (answer, answered) = mpsc::channel();
     let probed = path.to_owned();
     let probe = std::thread::Builder::new().name("mount-probe".to_owned()).spawn(move || {

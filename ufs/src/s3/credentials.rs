@@ -1,12 +1,13 @@
 //! Where the credentials of requests come from.
 //!
-//! A key pair is as it was given. All others are fetched and kept once for all requests of a bucket ([`renewal`]), and
-//! a role is taken on with what was fetched ([`sts`]). So are keys that are vended, and those that another process
-//! lends this one ([`super::vending`]).
+//! A key pair is as it was given. All others are fetched and kept once for all requests of a bucket ([`renewal`]): of
+//! the host ([`instance`]), or of the files that programs for AWS share ([`profile`]). A role is taken on with those
+//! ([`sts`]). So are keys that are vended, and those that another process lends this one ([`super::vending`]).
 
 mod exchange;
 mod failure;
 mod instance;
+mod profile;
 mod renewal;
 mod sts;
 
@@ -17,10 +18,8 @@ use cavern_conf::schema;
 use cavern_proto::s3_options::{ROLE, STS_ENDPOINT, VENDED_ROLE};
 use futures::FutureExt;
 use parking_lot::Mutex;
-use reqsign_aws_v4::{Credential, EnvCredentialProvider, ProfileCredentialProvider};
+use reqsign_aws_v4::Credential;
 use reqsign_core::time::Timestamp;
-use reqsign_core::{Context, OsEnv, ProvideCredential, ProvideCredentialChain};
-use reqsign_file_read_tokio::TokioFileRead;
 
 pub(super) use self::renewal::Renewing;
 use self::renewal::{Due, Fetch, WeakRenewing};
@@ -28,6 +27,7 @@ pub(super) use self::sts::Scope;
 use self::sts::{Sts, WebIdentity};
 use super::keys::{KeyError, KeyLender, VendedKeys};
 use super::options::{Credentials, Role, S3Options, Source};
+use super::shared_files::{usual_profile, variable};
 use crate::error::UfsError;
 
 /// A request waits at most so long for credentials, and not until its own time is up: what is late is told apart.
@@ -163,8 +163,10 @@ fn sts_of_roles(option: &str, options: &S3Options) -> Result<Sts, UfsError> {
     }
 }
 
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+/// A key pair of the environment of this process.
+fn of_environment() -> Option<Credential> {
+    let token = variable("AWS_SESSION_TOKEN");
+    Some(key_pair(&variable("AWS_ACCESS_KEY_ID")?, &variable("AWS_SECRET_ACCESS_KEY")?, token.as_ref()))
 }
 
 fn key_pair(access: &str, secret: &str, session_token: Option<&String>) -> Credential {
@@ -206,6 +208,7 @@ impl Wanted {
         let role = self.vended.as_ref().map(|(role, sts, _)| (role, sts));
         match (role.or(self.role.as_ref().map(|(role, sts)| (role, sts))), &self.source) {
             (Some((role, sts)), _) => format!("STS at {}, asked for {},", sts.url, role.arn),
+            (None, Source::Default) => "the environment, the container or the instance of the process".to_owned(),
             (None, Source::Instance) => "the metadata of the instance".to_owned(),
             (None, Source::Container) => "the credentials endpoint of the container".to_owned(),
             (None, Source::WebIdentity) => format!("STS at {}", self.token_sts.url),
@@ -229,18 +232,22 @@ impl Wanted {
         match &self.source {
             Source::KeyPair { access, secret, session_token } => Ok(key_pair(access, secret, session_token.as_ref())),
             Source::Profile(profile) => {
-                let chain =
-                    ProvideCredentialChain::new().push(ProfileCredentialProvider::new().with_profile(profile.clone()));
-                let what = format!("the profile {profile:?} of the shared credentials file");
-                of_process(chain).await.ok_or_else(|| none(&what))
+                let found = self.of_profile(profile).await?;
+                found.ok_or_else(|| none(&format!("the profile {profile:?} of the shared files")))
             }
-            Source::Environment => {
-                let chain = ProvideCredentialChain::new();
-                let chain = chain.push(EnvCredentialProvider::new()).push(ProfileCredentialProvider::new());
-                match (of_process(chain).await, WebIdentity::of(variable)) {
+            Source::Environment | Source::Default => {
+                if let Some(found) = of_environment() {
+                    return Ok(found);
+                }
+                match (self.of_profile(&usual_profile(variable)).await?, WebIdentity::of(variable)) {
                     (Some(found), _) => Ok(found),
                     (None, Some(identity)) => identity.assume(&self.token_sts, &self.conf).await,
-                    (None, None) => Err(none("the options, the environment or the shared credentials file")),
+                    (None, None) if self.source == Source::Default => {
+                        instance::check_allowed("default", &self.conf)?;
+                        let found = instance::of_host(variable, &self.conf).await;
+                        found.map_err(|error| error.after("no usable credentials in the environment or shared files"))
+                    }
+                    (None, None) => Err(none("the options, the environment or the shared files")),
                 }
             }
             Source::WebIdentity => match WebIdentity::of(variable) {
@@ -257,10 +264,4 @@ impl Wanted {
             }
         }
     }
-}
-
-/// What is in the environment and the files of this process. What is broken counts as not there, and is in the log.
-async fn of_process(chain: ProvideCredentialChain<Credential>) -> Option<Credential> {
-    let context = Context::new().with_file_read(TokioFileRead).with_env(OsEnv);
-    chain.provide_credential(&context).await.ok().flatten()
 }

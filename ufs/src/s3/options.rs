@@ -6,8 +6,8 @@
 //! | `s3.region_name` | region that requests are signed for | `AWS_REGION`, `AWS_DEFAULT_REGION`, `us-east-1` |
 //! | `s3.credentials.access`, `s3.credentials.secret` | key pair, both or neither | see below |
 //! | `s3.credentials.session_token` | token of a temporary key pair | none |
-//! | `s3.credentials.profile` | profile of the shared credentials file | see below |
-//! | `s3.credentials.source` | `environment`, `instance`, `container` or `web_identity` | `environment` |
+//! | `s3.credentials.profile` | profile of the shared files | see below |
+//! | `s3.credentials.source` | `environment`, `default`, `instance`, `container` or `web_identity` | `environment` |
 //! | `s3.credentials.role` | ARN of a role that is taken on with these credentials (STS `AssumeRole`) | none |
 //! | `s3.credentials.external_id` | what the owner of the role wants to hear | none |
 //! | `s3.credentials.role_session` | name of the role's sessions, as logs of the cloud have it | `cavern` |
@@ -22,13 +22,16 @@
 //! | source | where |
 //! |---|---|
 //! | `environment` | `AWS_ACCESS_KEY_ID` and companions, then the shared files, then a web identity |
+//! | `default` | as `environment`, then those of the container, then those of the instance |
 //! | `web_identity` | the token in `AWS_WEB_IDENTITY_TOKEN_FILE` for `AWS_ROLE_ARN` (`AWS_ROLE_SESSION_NAME`) |
 //! | `instance` | metadata of the instance (IMDSv2), at `AWS_EC2_METADATA_SERVICE_ENDPOINT` if that is set |
 //! | `container` | `AWS_CONTAINER_CREDENTIALS_FULL_URI` or `…_RELATIVE_URI`, as ECS and EKS set it |
 //!
-//! The shared files are those of `~/.aws`, or `AWS_SHARED_CREDENTIALS_FILE`, with the profile `AWS_PROFILE`. The last
-//! two sources need `ufs.instance_credentials`. Finding none is an error at the first request. Those that end are
-//! renewed before they do, and the shared files are read again every few minutes.
+//! The shared files are those of `~/.aws`, or `AWS_SHARED_CREDENTIALS_FILE` and `AWS_CONFIG_FILE`, with the profile
+//! `AWS_PROFILE`. A profile has keys, or a role and a `source_profile` or `credential_source`, a `credential_process`,
+//! or a sign-on that was made (`aws sso login`). What is of a container or of an instance needs
+//! `ufs.instance_credentials`. Finding none is an error at the first request. Those that end are renewed before they
+//! do, and the shared files are read again every few minutes.
 //!
 //! Where keys are vended, masters alone have the mount's own credentials: [`super::vending`].
 //!

@@ -23,14 +23,15 @@ pub enum Lazily {
 }
 
 /// Mounts, and returns the connection's descriptor.
-pub fn mount(path: &Path, source: &str, options: &MountOptions) -> Result<OwnedFd, MountError> {
+pub fn mount(path: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
         .map_err(|cause| MountError::NoHelper(cause.into()))?;
     let access = if options.read_only { "ro" } else { "rw" };
+    let source = escaped(&options.source);
     let mut words =
         format!("{access},nosuid,nodev,noatime,fsname={source},subtype=cv,default_permissions,max_read={READ_MAX}");
-    if options.allow_other {
-        words.push_str(",allow_other");
+    for word in [options.allow_other.then_some(",allow_other"), (!options.exec).then_some(",noexec")] {
+        words.push_str(word.unwrap_or_default());
     }
     let child = Command::new(PROGRAM)
         .args(["-o", &words, "--"])
@@ -54,6 +55,11 @@ pub fn mount(path: &Path, source: &str, options: &MountOptions) -> Result<OwnedF
             Err(MountError::Helper { path: path.to_owned(), message })
         }
     }
+}
+
+/// A value as the helper takes it in its list, which commas divide.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace(',', "\\,")
 }
 
 /// Unmounts; fails when the mount is in use and `lazily` is `No`.
@@ -90,12 +96,20 @@ fn receive_descriptor(socket: &OwnedFd) -> io::Result<Option<OwnedFd>> {
 mod tests {
     use super::*;
 
+    fn options() -> MountOptions {
+        MountOptions { source: "s3://b/a,b".to_owned(), allow_other: false, exec: false, read_only: true }
+    }
+
+    #[test]
+    fn a_comma_ends_no_value() {
+        assert_eq!(escaped(r"s3://b/a,b\c"), r"s3://b/a\,b\\c");
+    }
+
     #[test]
     fn the_helper_mounts_and_unmounts() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().canonicalize().unwrap();
-        let options = MountOptions { allow_other: false, read_only: true };
-        let device = match mount(&path, "cavern", &options) {
+        let device = match mount(&path, &options()) {
             Ok(device) => device,
             // Not installed: nothing to test.
             Err(MountError::NoHelper(_)) => return,
@@ -112,7 +126,7 @@ mod tests {
     #[test]
     fn what_the_helper_says_reaches_the_reader() {
         let missing = Path::new("/nonexistent/cavern");
-        match mount(missing, "cavern", &MountOptions { allow_other: false, read_only: true }) {
+        match mount(missing, &options()) {
             Err(MountError::Helper { message, .. }) => assert!(message.contains("/nonexistent"), "{message}"),
             Err(MountError::NoHelper(_)) => {}
             other => panic!("{other:?}"),

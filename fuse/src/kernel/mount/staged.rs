@@ -16,7 +16,7 @@ use rustix::mount::{
 };
 use tracing::debug;
 
-use super::{FILESYSTEM_SUBTYPE, Mount, MountError, MountOptions, MountedBy, READ_MAX, SOURCE, open_device, prepare};
+use super::{FILESYSTEM_SUBTYPE, Mount, MountError, MountOptions, MountedBy, READ_MAX, open_device, prepare};
 
 /// A mount that is nowhere yet. Dropping it ends it.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ impl StagedMount {
 fn make_nowhere(device: &OwnedFd, options: &MountOptions) -> Result<OwnedFd, Errno> {
     let context = fsopen(c"fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in [
-        ("source", SOURCE.to_owned()),
+        ("source", options.source.clone()),
         ("subtype", FILESYSTEM_SUBTYPE.to_owned()),
         ("fd", device.as_raw_fd().to_string()),
         ("rootmode", "40000".to_owned()),
@@ -90,5 +90,6 @@ fn make_nowhere(device: &OwnedFd, options: &MountOptions) -> Result<OwnedFd, Err
     let mut attributes =
         MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOATIME;
     attributes.set(MountAttrFlags::MOUNT_ATTR_RDONLY, options.read_only);
+    attributes.set(MountAttrFlags::MOUNT_ATTR_NOEXEC, !options.exec);
     fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
 }

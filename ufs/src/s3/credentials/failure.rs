@@ -34,10 +34,15 @@ impl KeyError {
 
     /// The same, where there were some before, which have ended.
     pub(super) fn after_the_end(self) -> Self {
-        let late = |reason| format!("those of before have ended, and there are no others: {reason}");
+        self.after("those of before have ended, and there are no others")
+    }
+
+    /// The same, where something else came to nothing before.
+    pub(super) fn after(self, what: &str) -> Self {
+        let said = |reason| format!("{what}: {reason}");
         match self {
-            Self::Unavailable(reason) => Self::Unavailable(late(reason)),
-            Self::Refused(reason) => Self::Refused(late(reason)),
+            Self::Unavailable(reason) => Self::Unavailable(said(reason)),
+            Self::Refused(reason) => Self::Refused(said(reason)),
             Self::NotAllowed(error) => Self::NotAllowed(error),
         }
     }

@@ -20,6 +20,8 @@ const METADATA: &str = "http://169.254.169.254";
 const METADATA_IPV6: &str = "http://[fd00:ec2::254]";
 const CONTAINER: &str = "http://169.254.170.2";
 
+const CONTAINER_VARIABLES: [&str; 2] = ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
+
 /// Addresses that an authorization token may be sent to without TLS: this host, ECS, and EKS.
 const WITHOUT_TLS: [&str; 6] = ["127.0.0.1", "localhost", "[::1]", "169.254.170.2", "169.254.170.23", "[fd00:ec2::23]"];
 
@@ -42,6 +44,14 @@ pub(super) fn check_allowed(source: &str, conf: &schema::Ufs) -> Result<(), KeyE
 /// The environment of the process.
 pub(super) type Variables = fn(&str) -> Option<String>;
 
+/// Of the container, where the environment names its endpoint, else of the instance.
+pub(super) async fn of_host(variables: Variables, conf: &schema::Ufs) -> Result<Credential, KeyError> {
+    if CONTAINER_VARIABLES.into_iter().any(|name| variables(name).is_some()) {
+        return of_container(variables, conf).await;
+    }
+    of_instance(variables, conf).await
+}
+
 /// Of an instance: IMDSv2.
 pub(super) async fn of_instance(variables: Variables, conf: &schema::Ufs) -> Result<Credential, KeyError> {
     if variables("AWS_EC2_METADATA_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
@@ -59,8 +69,9 @@ pub(super) async fn of_instance(variables: Variables, conf: &schema::Ufs) -> Res
 
 /// Of a container, as ECS and EKS Pod Identity hand them out.
 pub(super) async fn of_container(variables: Variables, conf: &schema::Ufs) -> Result<Credential, KeyError> {
-    let relative = variables("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").map(|path| format!("{CONTAINER}{path}"));
-    let Some(url) = relative.or_else(|| variables("AWS_CONTAINER_CREDENTIALS_FULL_URI")) else {
+    let [relative, full] = CONTAINER_VARIABLES;
+    let relative = variables(relative).map(|path| format!("{CONTAINER}{path}"));
+    let Some(url) = relative.or_else(|| variables(full)) else {
         let reason = "neither AWS_CONTAINER_CREDENTIALS_FULL_URI nor AWS_CONTAINER_CREDENTIALS_RELATIVE_URI is in the \
                       environment of this process";
         return Err(KeyError::Refused(reason.to_owned()));
@@ -77,7 +88,7 @@ pub(super) async fn of_container(variables: Variables, conf: &schema::Ufs) -> Re
 }
 
 /// What a provider of the library gets. Its own words are left out: they may quote what it has read.
-async fn fetched(
+pub(super) async fn fetched(
     provider: impl ProvideCredential<Credential = Credential>,
     giver: Giver,
 ) -> Result<Credential, KeyError> {

@@ -112,14 +112,15 @@ impl Sts {
     }
 }
 
-/// What the environment says of a web identity, if it has one.
+/// A token by which a role is taken on.
 pub(super) struct WebIdentity {
-    token_file: String,
-    role: String,
-    session: String,
+    pub token_file: String,
+    pub role: String,
+    pub session: String,
 }
 
 impl WebIdentity {
+    /// That of the environment, if it has one.
     pub(super) fn of(variables: Variables) -> Option<Self> {
         Some(Self {
             token_file: variables("AWS_WEB_IDENTITY_TOKEN_FILE")?,
@@ -133,7 +134,7 @@ impl WebIdentity {
         let giver = sts.giver(&self.role, conf)?;
         let token = tokio::fs::read_to_string(&self.token_file).await.map_err(|error| {
             let path = &self.token_file;
-            KeyError::Refused(format!("{path} (AWS_WEB_IDENTITY_TOKEN_FILE) cannot be read: {error}"))
+            KeyError::Refused(format!("the web identity token in {path} cannot be read: {error}"))
         })?;
         let token = token.trim();
         let request = sts.request(&[

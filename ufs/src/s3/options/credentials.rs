@@ -37,9 +37,15 @@ pub(crate) enum Credentials {
 /// Where credentials come from.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Source {
-    KeyPair { access: String, secret: String, session_token: Option<String> },
+    KeyPair {
+        access: String,
+        secret: String,
+        session_token: Option<String>,
+    },
     Profile(String),
     Environment,
+    /// As `Environment`, then of the container, then of the instance.
+    Default,
     Instance,
     Container,
     WebIdentity,
@@ -51,6 +57,7 @@ impl fmt::Debug for Source {
             Self::KeyPair { .. } => "KeyPair(hidden)",
             Self::Profile(_) => "Profile(hidden)",
             Self::Environment => "Environment",
+            Self::Default => "Default",
             Self::Instance => "Instance",
             Self::Container => "Container",
             Self::WebIdentity => "WebIdentity",
@@ -128,11 +135,12 @@ fn source<'a>(given: impl Fn(&str) -> Option<&'a str>) -> Result<Option<Source>,
 fn named(name: &str) -> Result<Source, UfsError> {
     match name {
         "environment" => Ok(Source::Environment),
+        "default" => Ok(Source::Default),
         "instance" => Ok(Source::Instance),
         "container" => Ok(Source::Container),
         "web_identity" => Ok(Source::WebIdentity),
         _ => {
-            let remedy = "write environment, instance, container or web_identity";
+            let remedy = "write environment, default, instance, container or web_identity";
             Err(UfsError::invalid(format!("{SOURCE}={name:?}"), "there is no such source of credentials", remedy))
         }
     }

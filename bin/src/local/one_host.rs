@@ -1,0 +1,342 @@
+//! A bucket as a directory of one host: what `cv fuse s3://…` starts, and where that lives.
+//!
+//! ```text
+//! cv fuse s3://…, which returns when the mount can be used, or is the backend (--foreground)
+//!   └─ cv fuse --backend D           master and worker, in one process
+//!        └─ cv fuse --beside D       keeps the mount
+//!             └─ cv fuse --kept      serves it
+//!
+//! D/host.json     addresses, mount point        D/certificates   who may speak to these processes
+//! D/cluster.toml  the configuration of all      D/master         the namespace
+//! D/lock          held by each process          D/worker         the blocks
+//! D/cv.log        what they said                D/run            the sockets of the worker
+//! ```
+//!
+//! Backend and keeper start each other again: one of the two is the parent of the other, and sees its end. The kernel's
+//! mount table says what the end of a keeper means: where the mount is there still, dead, the keeper was killed, and
+//! another one mounts; otherwise somebody has unmounted, and all of it ends. A killed backend is a master and a worker
+//! that are away for a moment.
+//!
+//! The lock is held alone by whoever prepares the mount, and then together by the command, the backend and the keeper:
+//! it is free when the last of them has ended, however that was. The ports are of the loopback interface, and those of
+//! the start before where they are free, so that the master knows its worker again at once; whoever connects shows a
+//! certificate of the authority in D, which is its user's alone.
+
+mod backend;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use cavern_conf::{ByteSize, Config, Effective, host};
+use cavern_proto::master::Mount;
+use prost::Message as _;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+
+pub use self::backend::{keep_backend, serve};
+use super::plan::{FreePorts, existing_mount_point, socket_path};
+use super::record::{Cluster, Fuse, Master, Worker, WorkerDir};
+use super::{certificates, files};
+use crate::error::{CliError, Context as _};
+
+/// What differs from the defaults.
+const SETTINGS: &str = include_str!("one_host/settings.toml");
+const CONF_HEAD: &str = "# Written by `cv fuse` at every start; changes made here are lost.\n\n";
+const RECORD: &str = "host.json";
+const LOCK: &str = "lock";
+/// What a directory may hold before there is a record.
+const MADE_FIRST: [&str; 2] = [LOCK, "host.tmp"];
+const LOG: &str = "cv.log";
+/// For the processes of a mount that has just been unmounted, and between two looks.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const POLL: Duration = Duration::from_millis(10);
+/// From the start of the backend to a mount that can be used.
+const READY_PATIENCE: Duration = Duration::from_secs(60);
+/// Lines of the log that are shown where none of them says what went wrong.
+const LOG_LINES: usize = 15;
+
+/// Where the cache lives, and what it may take.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CacheDir {
+    pub directory: PathBuf,
+    pub size: ByteSize,
+}
+
+/// A mount of this host, whose directory nobody else takes meanwhile.
+pub struct OneHost {
+    cluster: Cluster,
+    _lock: File,
+    /// Of the process that prepares it; the others listen there.
+    _ports: FreePorts,
+}
+
+/// The configuration that a mount of one host begins with: `settings` are `(variable, value)` as in an environment, and
+/// go before that.
+///
+/// # Errors
+/// A variable of the environment, or one of `settings`, that no configuration takes.
+pub fn configuration(settings: Vec<(String, String)>) -> Result<Config, CliError> {
+    let shipped = (PathBuf::from("settings.toml"), SETTINGS.as_bytes().to_vec());
+    let settings = settings.into_iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+    // The host may be one of a cluster, whose certificates are not for here.
+    let is_other = |name: &OsString| name.as_bytes().starts_with(b"CV_SECURITY__");
+    let mut variables: BTreeMap<OsString, OsString> = std::env::vars_os().filter(|(name, _)| !is_other(name)).collect();
+    variables.extend(settings);
+    Ok(Effective::compose(Some(shipped), variables)?.config)
+}
+
+impl OneHost {
+    /// Takes a directory for a mount: its lock, ports, certificates and configuration. `config` is [`configuration`],
+    /// with the path of the mount in the namespace.
+    ///
+    /// # Errors
+    /// `Usage` for a directory that has other files, has too long a path, or lies in the mount; `Failed` where it is in
+    /// use.
+    pub fn prepare(cache: &CacheDir, mount_point: &Path, mut config: Config) -> Result<Self, CliError> {
+        let name = cache.directory.display();
+        let (mount_point, _) = existing_mount_point(mount_point)?;
+        files::make_directory(&cache.directory)?;
+        let directory = cache.directory.canonicalize().context(format_args!("cannot use the directory {name}"))?;
+        if directory.starts_with(&mount_point) || mount_point.starts_with(&directory) {
+            let text = format!("{name} and the mount point {} lie in one another", mount_point.display());
+            return Err(CliError::Usage(format!("{text}: name another directory with --cache")));
+        }
+        if !directory.join(RECORD).exists() {
+            files::refuse_foreign(&directory, &MADE_FIRST, "no cache of `cv fuse`", "--cache")?;
+        }
+        let socket = socket_path(&directory, 0).map_err(|_| {
+            let text = format!("the path of {name} is too long for the sockets in it");
+            CliError::Usage(format!("{text}: name a shorter one with --cache"))
+        })?;
+        files::private_folder(&directory)?;
+        let lock = lock(&directory, FlockOperation::NonBlockingLockExclusive)?;
+        // One that cannot be read, after a loss of power, is written anew.
+        let before = record(&directory).ok().flatten().unwrap_or_default();
+        let (master, worker, fuse) = (before.masters.first(), before.workers.first(), before.fuse.first());
+        let mut ports = FreePorts::default();
+        let mut address = |before: Option<&String>| ports.address_again(before);
+        let (data_dir, path) = (directory.join("master"), directory.join("worker"));
+        let dirs = vec![WorkerDir { tier: format!("[SSD:{}]", cache.size), path }];
+        let (grpc, http) = (address(master.map(|master| &master.grpc))?, address(master.map(|master| &master.http))?);
+        let masters = vec![Master { grpc, http, data_dir, joins: false }];
+        let (data, http) = (address(worker.map(|worker| &worker.data))?, address(worker.map(|worker| &worker.http))?);
+        let workers = vec![Worker { data, http, socket, dirs }];
+        let fuse = vec![Fuse { http: address(fuse.map(|fuse| &fuse.http))?, mount_point }];
+        let cluster = Cluster { directory, masters, workers, fuse, secure: true, ..Cluster::default() };
+        let record = serde_json::to_vec_pretty(&cluster).context("cannot write the record of the mount as JSON")?;
+        files::write_whole(&cluster.directory.join(RECORD), &record)?;
+        for folder in ["run", "master", "worker"] {
+            files::private_folder(&cluster.directory.join(folder))?;
+        }
+        certificates::ensure(&cluster, &config.cluster.name)?;
+        config.cluster.masters = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
+        config.fuse.mount_point = cluster.fuse[0].mount_point.clone();
+        // Who starts the backend again has to be there.
+        config.fuse.keep_mount = true;
+        config.security = certificates::of_admin(&cluster);
+        config.check()?;
+        files::write_whole(&cluster.conf_path(), format!("{CONF_HEAD}{}", config.to_toml()).as_bytes())?;
+        flock(&lock, FlockOperation::NonBlockingLockShared).map_err(|_| in_use(&cluster.directory))?;
+        Ok(Self { cluster, _lock: lock, _ports: ports })
+    }
+
+    /// The one in a directory, for a process of it.
+    ///
+    /// # Errors
+    /// There is none, or somebody else has taken the directory.
+    pub fn load(directory: &Path) -> Result<Self, CliError> {
+        let none = || CliError::NotFound(format!("{} holds no mount of `cv fuse`", directory.display()));
+        let cluster = record(directory)?.ok_or_else(none)?;
+        let lock = lock(directory, FlockOperation::NonBlockingLockShared)?;
+        Ok(Self { cluster, _lock: lock, _ports: FreePorts::default() })
+    }
+
+    /// The configuration of its processes, and of commands.
+    pub fn conf(&self) -> Result<Config, CliError> {
+        self.cluster.conf()
+    }
+
+    /// Where it is mounted.
+    pub fn mount_point(&self) -> &Path {
+        self.cluster.fuse.first().map_or(Path::new("/"), |fuse| &fuse.mount_point)
+    }
+
+    /// Where all of it lives.
+    pub fn directory(&self) -> &Path {
+        &self.cluster.directory
+    }
+
+    /// Starts the backend, which attaches `mount`, and waits until the mount can be used.
+    ///
+    /// # Errors
+    /// What the processes said before they ended, or that they are not ready after a minute.
+    pub fn start(&self, mount: &Mount) -> Result<(), CliError> {
+        let path = self.directory().join(LOG);
+        // There is none at first; that of the start before is kept.
+        let _ = fs::rename(&path, path.with_extension("log.1"));
+        let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
+        let log = log.context(format_args!("cannot write {}", path.display()))?;
+        let program = std::env::current_exe().context("cannot find this executable")?;
+        let mut command = backend::command(&program, self.directory());
+        command.stdin(Stdio::piped()).stdout(log.try_clone().context("cannot share the log")?).stderr(log);
+        let mut backend = command.spawn().context(format_args!("cannot run {}", program.display()))?;
+        if let Some(mut input) = backend.stdin.take() {
+            // It may have keys in it. A backend that has ended is seen to be so.
+            let _ = input.write_all(&mount.encode_to_vec());
+        }
+        let said = || String::from_utf8_lossy(&fs::read(&path).unwrap_or_default()).into_owned();
+        let is_ready = files::poll(READY_PATIENCE, POLL, || {
+            if said().lines().any(|line| line.starts_with("cv fuse ready")) {
+                return Ok(Some(true));
+            }
+            Ok(backend.try_wait().context("cannot ask for the backend")?.map(|_ended| false))
+        })?;
+        if is_ready == Some(true) {
+            return Ok(());
+        }
+        if is_ready.is_none() {
+            // It ends what it has started.
+            let _ = kill_process(Pid::from_child(&backend), Signal::TERM);
+        }
+        let what = if is_ready.is_none() { "is not ready after a minute" } else { "could not be made" };
+        let (mount_point, why) = (self.mount_point().display(), cause(&said()));
+        Err(CliError::Failed(format!("the mount at {mount_point} {what}: {why}\n(the log is {})", path.display())))
+    }
+}
+
+/// The mount that a backend is to attach, from its standard input; none for one that is started again.
+///
+/// # Errors
+/// It cannot be read.
+pub fn handed_over() -> Result<Option<Mount>, CliError> {
+    let mut bytes = Vec::new();
+    std::io::stdin().lock().read_to_end(&mut bytes).context("cannot read the mount from standard input")?;
+    let mount = (!bytes.is_empty()).then(|| Mount::decode(bytes.as_slice()));
+    mount.transpose().context("standard input is no mount: only `cv fuse` starts a backend")
+}
+
+/// What processes said of their end, each once.
+fn cause(said: &str) -> String {
+    let mut causes: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("cv: ")).collect();
+    causes.dedup();
+    if causes.is_empty() {
+        let lines: Vec<&str> = said.lines().collect();
+        causes = lines[lines.len().saturating_sub(LOG_LINES)..].to_vec();
+    }
+    causes.join("\n  ")
+}
+
+fn record(directory: &Path) -> Result<Option<Cluster>, CliError> {
+    let path = directory.join(RECORD);
+    let record = files::read(&path)?.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+    record.context(format_args!("{} is not the record of a mount", path.display()))
+}
+
+/// Holds the directory as long as the file is open: alone, or with the other processes of its mount.
+fn lock(directory: &Path, operation: FlockOperation) -> Result<File, CliError> {
+    let path = directory.join(LOCK);
+    let file = host::lock_file(&path).context(format_args!("cannot create {}", path.display()))?;
+    let locked = files::poll(LOCK_PATIENCE, POLL, || match flock(&file, operation) {
+        Err(Errno::WOULDBLOCK) => Ok(None),
+        locked => locked.map(Some).context(format_args!("cannot lock {}", path.display())),
+    })?;
+    locked.map(|()| file).ok_or_else(|| in_use(directory))
+}
+
+fn in_use(directory: &Path) -> CliError {
+    let mounted = record(directory).ok().flatten().and_then(|cluster| Some(cluster.fuse.first()?.mount_point.clone()));
+    let by = mounted.map(|mounted| format!(" by the mount at {}", mounted.display())).unwrap_or_default();
+    CliError::Failed(format!(
+        "the cache in {} is in use{by}: unmount that, wait until it has ended, or name another directory with --cache",
+        directory.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn cache(directory: PathBuf) -> CacheDir {
+        CacheDir { directory, size: ByteSize::gib(1) }
+    }
+
+    fn refusal(cache: &CacheDir, mount_point: &Path) -> String {
+        let prepared = OneHost::prepare(cache, mount_point, Config::default());
+        prepared.err().map(|error| error.to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn the_settings_are_those_of_a_small_host_and_can_be_overridden() {
+        let config = configuration(vec![("CV_FUSE__UID".into(), "7".into())]).unwrap();
+        assert_eq!((config.fuse.uid, config.fuse.allow_other), (7, false));
+        assert!(config.worker.memory_budget < Config::default().worker.memory_budget);
+        let wrong = configuration(vec![("CV_FUSE__UID".into(), "me".into())]).unwrap_err();
+        assert!(matches!(&wrong, CliError::Usage(text) if text.contains("fuse.uid")), "{wrong}");
+    }
+
+    #[test]
+    fn a_directory_is_taken_once_with_files_that_nobody_else_reads() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().canonicalize().unwrap();
+        let (cache, mount_point) = (cache(directory.join("cache")), directory.join("mnt"));
+        let prepared = OneHost::prepare(&cache, &mount_point, Config::default()).unwrap();
+        let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&cache.directory), 0o700);
+        let conf = prepared.conf().unwrap();
+        assert!(conf.security.is_on() && conf.cluster.masters[0].starts_with("127.0.0.1:"), "{conf:?}");
+        // A process of it has it, too, and is the last one to go.
+        let loaded = OneHost::load(&cache.directory).unwrap();
+        assert_eq!(loaded.mount_point(), mount_point);
+        drop(prepared);
+        let file = host::lock_file(&cache.directory.join(LOCK)).unwrap();
+        assert_eq!(flock(&file, FlockOperation::NonBlockingLockExclusive), Err(Errno::WOULDBLOCK));
+        let text = in_use(&cache.directory).to_string();
+        assert!(text.contains("in use by the mount at") && text.contains("--cache"), "{text}");
+        drop(loaded);
+        // At the addresses of before, with whatever an interrupted start has left.
+        fs::remove_file(cache.directory.join("cluster.toml")).unwrap();
+        let again = OneHost::prepare(&cache, &mount_point, Config::default()).unwrap();
+        assert_eq!(again.conf().unwrap().cluster, conf.cluster);
+    }
+
+    #[test]
+    fn directories_of_others_are_left_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().canonicalize().unwrap();
+        let (theirs, long) = (directory.join("theirs"), "x".repeat(120));
+        fs::create_dir(&theirs).unwrap();
+        fs::set_permissions(&theirs, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(theirs.join("thesis"), "mine").unwrap();
+        for (below, mount_point, part) in [
+            ("theirs", "mnt", "not empty (it holds thesis)"),
+            ("mnt/cache", "mnt", "lie in one another"),
+            ("cache", "cache/mnt", "lie in one another"),
+            (long.as_str(), "mnt", "too long"),
+        ] {
+            let text = refusal(&cache(directory.join(below)), &directory.join(mount_point));
+            assert!(text.contains(part) && text.contains("--cache"), "{text}");
+        }
+        assert_eq!(theirs.metadata().unwrap().permissions().mode() & 0o777, 0o755);
+        // What a start has left that was interrupted is nobody else's.
+        let begun = directory.join("begun");
+        fs::create_dir(&begun).unwrap();
+        MADE_FIRST.iter().for_each(|name| fs::write(begun.join(name), "").unwrap());
+        assert_eq!(refusal(&cache(begun), &directory.join("mnt")), "");
+    }
+
+    #[test]
+    fn what_processes_said_last_is_the_cause() {
+        assert_eq!(cause("INFO x\ncv: no device\ncv: no device\ncv: it ended\n"), "no device\n  it ended");
+        assert_eq!(cause("one\ntwo"), "one\n  two");
+    }
+}

@@ -1,0 +1,434 @@
+//! `cv fuse s3://…`: a bucket as a directory of one host, by one command or by mount(8), and while its processes die.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::net::TcpListener;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cavern_tests::{COUNTED, Cluster, Finished, Options, cv_path, eventually, within};
+use rustix::fs::{StatVfsMountFlags, statvfs};
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// What is promised of a bucket that cannot be had, with the start of a process on a busy machine.
+const REFUSED_WITHIN: Duration = Duration::from_secs(12);
+const FIRST_BYTE_WITHIN: Duration = Duration::from_secs(5);
+const SEEDED: usize = 20;
+
+/// The store of a cluster that is otherwise left alone.
+fn store() -> (Cluster, BTreeMap<String, Bytes>) {
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
+    let seeded = cluster.seed("bucket", "train/", SEEDED, 50_000);
+    (cluster, seeded)
+}
+
+/// A mount of its own; all of it is gone with this.
+struct Mounted<'c> {
+    cluster: &'c Cluster,
+    mount_point: PathBuf,
+    cache: PathBuf,
+}
+
+impl<'c> Mounted<'c> {
+    fn new(cluster: &'c Cluster, name: &str) -> Self {
+        let top = cluster.directory().with_file_name(name);
+        Self { cluster, mount_point: top.join("mnt"), cache: top.join("cache") }
+    }
+
+    /// `cv` with what programs for AWS find in their environment.
+    fn command(&self, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("CV_")) {
+            command.env_remove(key);
+        }
+        let s3 = &self.cluster.s3;
+        command.env("AWS_ACCESS_KEY_ID", &s3.access_key).env("AWS_SECRET_ACCESS_KEY", &s3.secret_key);
+        command.env("AWS_ENDPOINT_URL", &s3.endpoint).env("AWS_REGION", "us-east-1");
+        command.env("CV_CLIENT__HEDGE_PERCENT", "0").env("CV_MASTER__PERSIST_DELAY", "100ms");
+        command.env("HOME", self.cache.parent().unwrap());
+        command.args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    fn fuse(&self, uri: &str, more: &[&str]) -> Command {
+        let cache = format!("{}:1GiB", self.cache.display());
+        let arguments = ["fuse", uri, self.mount_point.to_str().unwrap(), "--cache", &cache];
+        self.command(&cv_path(), &[&arguments[..], more].concat())
+    }
+
+    fn try_start(&self, uri: &str, more: &[&str]) -> Finished {
+        finish(self.fuse(uri, more))
+    }
+
+    #[track_caller]
+    fn start(&self, uri: &str, more: &[&str]) {
+        let finished = self.try_start(uri, more);
+        assert_eq!(finished.code, 0, "{finished:?}\n{}", self.log());
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.cache.join("cv.log")).unwrap_or_default()
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.mount_point.join(below)
+    }
+
+    /// The processes of the mount, with what each is.
+    fn processes(&self) -> Vec<(&'static str, i32)> {
+        let roles = [("daemon", "--kept"), ("keeper", "--beside"), ("backend", "--backend")];
+        let role = |line: &str| roles.iter().find(|(_, mark)| line.contains(mark)).map_or("other", |(role, _)| *role);
+        let mut processes: Vec<_> = fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| {
+                let entry = entry.ok()?;
+                let pid = entry.file_name().to_str()?.parse().ok()?;
+                let line = fs::read_to_string(entry.path().join("cmdline")).ok()?;
+                line.contains(self.cache.to_str()?).then(|| (role(&line), pid))
+            })
+            .collect();
+        processes.sort_unstable();
+        processes
+    }
+
+    fn process(&self, wanted: &str) -> Option<i32> {
+        self.processes().into_iter().find(|(role, _)| *role == wanted).map(|(_, pid)| pid)
+    }
+
+    fn is_mounted(&self) -> bool {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        table.lines().any(|line| line.split(' ').nth(4) == self.mount_point.to_str())
+    }
+
+    fn reads(&self, seeded: &BTreeMap<String, Bytes>) -> bool {
+        let at = self.mount_point.clone();
+        let seeded = seeded.clone();
+        within("reads of the mount", PATIENCE, move || {
+            let mut files = seeded.iter();
+            files.all(|(key, content)| {
+                let below = key.strip_prefix("train/").unwrap();
+                fs::read(at.join(below)).is_ok_and(|read| read == *content)
+            })
+        })
+    }
+
+    /// `umount`, and all of it is over.
+    #[track_caller]
+    fn umount(&self) {
+        // The kernel closes the last files a moment after their readers.
+        eventually("it is unmounted", PATIENCE, || unmount(&self.mount_point, UnmountFlags::NOFOLLOW).ok());
+        self.expect_end();
+    }
+
+    #[track_caller]
+    fn expect_end(&self) {
+        eventually("every process ends", PATIENCE, || self.processes().is_empty().then_some(()));
+        assert!(!self.is_mounted());
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        // Whatever the test has come to; each starts others again.
+        let _ = unmount(&self.mount_point, UnmountFlags::DETACH);
+        for _ in 0..100 {
+            let processes = self.processes();
+            if processes.is_empty() {
+                break;
+            }
+            for (_, pid) in processes {
+                let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+            }
+            let _ = unmount(&self.mount_point, UnmountFlags::DETACH);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+fn finish(mut command: Command) -> Finished {
+    let output = within("a command ends", PATIENCE * 2, move || command.output().unwrap());
+    Finished {
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+#[test]
+fn a_bucket_is_a_directory_by_one_command_to_be_read_and_umount_ends_all_of_it() {
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "one");
+    let (key, content) = seeded.first_key_value().unwrap();
+    let began = Instant::now();
+    let started = mounted.try_start("s3://bucket/train", &[]);
+    let mut first = [0];
+    File::open(mounted.path(&key["train/".len()..])).unwrap().read_exact(&mut first).unwrap();
+    let taken = began.elapsed();
+    assert!(taken < FIRST_BYTE_WITHIN && first[0] == content[0], "{taken:?}");
+    assert!(
+        started.code == 0 && started.stdout.contains("read-only") && started.stdout.contains("umount"),
+        "{started:?}"
+    );
+    assert!(mounted.reads(&seeded));
+
+    // To be read, by whoever has mounted it, under the name of the bucket.
+    let refused = fs::write(mounted.path("new"), "x").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = table.lines().find(|line| line.contains(mounted.mount_point.to_str().unwrap())).unwrap();
+    assert!(line.contains(" fuse.cv s3://bucket/train ") && !line.contains("allow_other"), "{line}");
+
+    // Nobody else sees, or reaches, what it is made of.
+    assert_eq!(mounted.cache.metadata().unwrap().mode() & 0o777, 0o700);
+    let roles: Vec<&str> = mounted.processes().into_iter().map(|(role, _)| role).collect();
+    assert_eq!(roles, ["backend", "daemon", "keeper"]);
+    let conf = fs::read_to_string(mounted.cache.join("cluster.toml")).unwrap();
+    let master = conf.lines().find_map(|line| line.strip_prefix("masters = [\"")).unwrap().trim_end_matches("\"]");
+    assert!(master.starts_with("127.0.0.1:"), "{master}");
+    let plain = Cluster::alone(&["mount", "--master", master], &[]);
+    assert_ne!(plain.code, 0, "{plain:?}");
+    let conf = mounted.cache.join("cluster.toml");
+    let listed = finish(mounted.command(&cv_path(), &["mount", "--json", "--conf", conf.to_str().unwrap()]));
+    assert!(listed.json()[0]["uri"] == "s3://bucket/train" && !listed.stdout.contains(&cluster.s3.secret_key));
+
+    // The same cache has one mount at a time.
+    let again = mounted.try_start("s3://bucket/train", &[]);
+    assert!(again.code == 1 && again.stderr.contains("in use by the mount at"), "{again:?}");
+    mounted.umount();
+}
+
+#[test]
+fn a_second_start_with_the_same_cache_asks_the_bucket_for_nothing_that_was_read() {
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "warm");
+    mounted.start("s3://bucket/train", &[]);
+    assert!(mounted.reads(&seeded));
+    mounted.umount();
+    for more in [&[][..], &["-o", "rw"]] {
+        cluster.s3.reset_stats();
+        mounted.start("s3://bucket/train", more);
+        assert!(mounted.reads(&seeded));
+        assert_eq!((cluster.s3.requests("GET"), cluster.s3.requests("HEAD")), (0, 0), "{more:?}");
+        // At the addresses of before, so that the master has the worker at once.
+        assert!(!mounted.log().contains("is not taken in"), "{}", mounted.log());
+        mounted.umount();
+    }
+}
+
+#[test]
+fn a_mount_is_written_where_that_is_asked_for_and_the_bucket_has_it_in_the_end() {
+    let (cluster, _) = store();
+    let mounted = Mounted::new(&cluster, "written");
+    mounted.start("s3://bucket/train", &["-o", "rw"]);
+    fs::write(mounted.path("new"), "cache-mode").unwrap();
+    assert_eq!(cluster.s3.get("bucket", "train/new"), "cache-mode");
+    mounted.umount();
+    // Another bucket in the same cache, and another mode.
+    mounted.start("s3://bucket/work", &["--write-type", "fs-mode"]);
+    fs::create_dir(mounted.path("folder")).unwrap();
+    fs::write(mounted.path("folder/file"), "fs-mode").unwrap();
+    mounted.umount();
+    assert_eq!(cluster.s3.get("bucket", "work/folder/file"), "fs-mode");
+    mounted.start("s3://bucket/work", &["--write-type", "fs-mode"]);
+    assert_eq!(fs::read_to_string(mounted.path("folder/file")).unwrap(), "fs-mode");
+    mounted.umount();
+}
+
+#[test]
+fn several_mounts_of_a_host_do_not_know_each_other() {
+    let (cluster, seeded) = store();
+    let (one, other) = (Mounted::new(&cluster, "one"), Mounted::new(&cluster, "other"));
+    let started = [&one, &other].map(|mounted| mounted.fuse("s3://bucket/train", &[]).spawn().unwrap());
+    for mut started in started {
+        assert!(within("it is mounted", PATIENCE, move || started.wait().unwrap()).success());
+    }
+    assert!(one.reads(&seeded) && other.reads(&seeded));
+    one.umount();
+    assert!(other.reads(&seeded));
+    other.umount();
+}
+
+#[test]
+fn each_process_may_be_killed_and_the_mount_is_back() {
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "killed");
+    mounted.start("s3://bucket/train", &[]);
+    assert!(mounted.reads(&seeded));
+    // After a while each of the two that start each other again has been started by the other.
+    for role in ["backend", "daemon", "keeper", "backend", "keeper", "keeper", "backend"] {
+        let killed = eventually(&format!("there is a {role}"), PATIENCE, || mounted.process(role));
+        kill_process(Pid::from_raw(killed).unwrap(), Signal::KILL).unwrap();
+        eventually(&format!("all is back after the {role}"), PATIENCE, || {
+            let now = mounted.processes();
+            let roles: Vec<&str> = now.iter().map(|(role, _)| *role).collect();
+            let is_back = roles == ["backend", "daemon", "keeper"] && now.iter().all(|(_, pid)| *pid != killed);
+            (is_back && mounted.reads(&seeded)).then_some(())
+        });
+    }
+    mounted.umount();
+    mounted.start("s3://bucket/train", &[]);
+    assert!(mounted.reads(&seeded));
+    mounted.umount();
+}
+
+#[test]
+fn a_bucket_that_cannot_be_had_is_told_in_time_and_nothing_is_started() {
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "refused");
+    // It takes connections, and says nothing.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = format!("http://{}", listener.local_addr().unwrap());
+    for (uri, variable, value, code, part) in [
+        ("s3://bucket/train", "AWS_ENDPOINT_URL", "http://127.0.0.1:1", 3, "--wait"),
+        ("s3://bucket/train", "AWS_ENDPOINT_URL", silent.as_str(), 3, "s3://bucket"),
+        ("s3://no-such-bucket", "AWS_REGION", "us-east-1", 4, "no such bucket"),
+        ("s3://bucket/train", "AWS_SECRET_ACCESS_KEY", "mistaken", 1, "access denied"),
+        ("bucket/train", "AWS_REGION", "us-east-1", 2, "s3://BUCKET"),
+    ] {
+        let mut command = mounted.fuse(uri, &[]);
+        command.env(variable, value);
+        let began = Instant::now();
+        let refused = finish(command);
+        assert!(began.elapsed() < REFUSED_WITHIN, "{uri} {variable}: {:?}", began.elapsed());
+        assert!(refused.code == code && refused.stderr.contains(part), "{uri} {variable}={value}: {refused:?}");
+        assert!(!refused.stderr.contains("mistaken"), "{refused:?}");
+        assert!(mounted.processes().is_empty() && !mounted.cache.exists());
+    }
+
+    // Who has patience waits.
+    cluster.stop("s3");
+    let mut waiting = mounted.fuse("s3://bucket/train", &["--wait"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = [0; 4];
+    waiting.stderr.take().unwrap().read_exact(&mut said).unwrap();
+    cluster.start("s3");
+    let status = within("it is mounted", PATIENCE, move || waiting.wait().unwrap());
+    assert!(status.success() && mounted.reads(&seeded), "{}", mounted.log());
+    mounted.umount();
+}
+
+#[test]
+fn what_keeps_the_mount_from_being_made_is_told_with_its_cause() {
+    let (cluster, _) = store();
+    let mounted = Mounted::new(&cluster, "file");
+    fs::create_dir_all(mounted.mount_point.parent().unwrap()).unwrap();
+    fs::write(&mounted.mount_point, "a file").unwrap();
+    let refused = mounted.try_start("s3://bucket/train", &[]);
+    assert!(refused.code != 0 && refused.stderr.contains(mounted.mount_point.to_str().unwrap()), "{refused:?}");
+    mounted.expect_end();
+    // Somebody else has a mount there: it stays.
+    fs::remove_file(&mounted.mount_point).unwrap();
+    mounted.start("s3://bucket/train", &[]);
+    let (mount_point, cache) = (mounted.mount_point.clone(), mounted.cache.with_file_name("other"));
+    let other = Mounted { cluster: &cluster, mount_point, cache };
+    let refused = other.try_start("s3://bucket/train", &[]);
+    assert!(refused.code == 1 && refused.stderr.contains("another cv fuse serves"), "{refused:?}");
+    eventually("every process of the other ends", PATIENCE, || other.processes().is_empty().then_some(()));
+    assert!(mounted.is_mounted());
+    mounted.umount();
+}
+
+/// Ends with its test.
+struct Foreground(Child);
+
+impl Drop for Foreground {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn in_the_foreground_it_stays_and_signals_unmount() {
+    let (cluster, seeded) = store();
+    for signal in [Signal::TERM, Signal::INT] {
+        let mounted = Mounted::new(&cluster, "foreground");
+        let mut foreground = Foreground(mounted.fuse("s3://bucket/train", &["-f"]).spawn().unwrap());
+        eventually("it is mounted", PATIENCE, || mounted.is_mounted().then_some(()));
+        assert!(mounted.reads(&seeded));
+        kill_process(Pid::from_child(&foreground.0), signal).unwrap();
+        let status = eventually("it ends", PATIENCE, || foreground.0.try_wait().unwrap());
+        assert_eq!(status.code(), Some(0));
+        mounted.expect_end();
+    }
+}
+
+#[test]
+fn mount_8_mounts_by_the_options_of_fstab() {
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "fstab");
+    let helper = mounted.cache.with_file_name("mount.cavern");
+    fs::create_dir_all(helper.parent().unwrap()).unwrap();
+    symlink(cv_path(), &helper).unwrap();
+    let mount_point = mounted.mount_point.to_str().unwrap();
+    let mount = |options: &str, flags: &[&str]| {
+        let options = format!("{options},cache={}:1GiB", mounted.cache.display());
+        let arguments = [&["s3://bucket/train", mount_point][..], flags, &["-o", &options]].concat();
+        finish(mounted.command(&helper, &arguments))
+    };
+    // As mount(8) calls it, for a line with `user,noauto,nofail,_netdev,x-systemd.automount,uid=1234`.
+    let fstab = "rw,noexec,nosuid,nodev,user,noauto,nofail,_netdev,x-systemd.automount,uid=1234,allow_other";
+    let fake = mount(fstab, &["-f"]);
+    assert!(fake.code == 0 && !mounted.is_mounted(), "{fake:?}");
+    let wrong = mount("rw,nofial", &[]);
+    assert!(wrong.code == 2 && wrong.stderr.contains("nofial"), "{wrong:?}");
+
+    let done = mount(fstab, &["-n", "-v"]);
+    assert_eq!(done.code, 0, "{done:?}\n{}", mounted.log());
+    assert!(mounted.reads(&seeded));
+    let flags = statvfs(&mounted.mount_point).unwrap().f_flag;
+    assert!(flags.contains(StatVfsMountFlags::RDONLY), "nobody has said that it is to be written");
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = table.lines().find(|line| line.contains(mount_point)).unwrap();
+    assert!(line.contains("noexec") && line.contains("allow_other"), "{line}");
+    assert_eq!(mounted.path(&seeded.keys().next().unwrap()["train/".len()..]).metadata().unwrap().uid(), 1234);
+    mounted.umount();
+
+    let done = mount("rw,write_type=cache-mode,umask=077", &[]);
+    assert_eq!(done.code, 0, "{done:?}\n{}", mounted.log());
+    fs::write(mounted.path("by-fstab"), "x").unwrap();
+    assert_eq!(mounted.path("by-fstab").metadata().unwrap().mode() & 0o777, 0o600);
+    mounted.umount();
+}
+
+#[test]
+fn a_user_mounts_for_himself_through_fusermount3() {
+    const USER: u32 = 65_534;
+    let (cluster, seeded) = store();
+    let mounted = Mounted::new(&cluster, "user");
+    let top = mounted.cache.parent().unwrap();
+    fs::create_dir_all(&mounted.mount_point).unwrap();
+    for path in [top, &mounted.mount_point] {
+        std::os::unix::fs::chown(path, Some(USER), Some(USER)).unwrap();
+    }
+    // Whoever he is may run it.
+    let program = top.join("cv");
+    fs::copy(cv_path(), &program).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let cache = format!("{}:1GiB", mounted.cache.display());
+    let as_user = |arguments: &[&str]| {
+        let mut command = mounted.command(&program, arguments);
+        command.uid(USER).gid(USER).current_dir("/");
+        finish(command)
+    };
+    let mount_point = mounted.mount_point.to_str().unwrap();
+    let started = as_user(&["fuse", "s3://bucket/train", mount_point, "--cache", &cache]);
+    assert_eq!(started.code, 0, "{started:?}\n{}", mounted.log());
+    let (key, content) = seeded.first_key_value().unwrap();
+    let file = mounted.path(&key["train/".len()..]);
+    // Not even root looks into it.
+    assert!(File::open(&file).is_err());
+    let mut reader = Command::new("cat");
+    let read = reader.arg(&file).uid(USER).gid(USER).output().unwrap();
+    assert!(read.status.success() && read.stdout == *content, "{read:?}");
+    let mut helper = Command::new("fusermount3");
+    let unmounted = helper.args(["-u", mount_point]).uid(USER).gid(USER).output().unwrap();
+    assert!(unmounted.status.success(), "{unmounted:?}");
+    mounted.expect_end();
+}
