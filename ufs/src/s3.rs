@@ -6,18 +6,18 @@
 //! [`vending`] is about keys that masters get for others, and [`keys`] about what they and those others have in common.
 
 mod connections;
-mod credentials;
-mod failure;
+pub(crate) mod credentials;
+pub(crate) mod failure;
 mod head;
 mod keys;
-mod listing;
-mod options;
-mod read;
-mod shared;
-mod signing;
-mod transport;
+pub(crate) mod listing;
+pub(crate) mod options;
+pub(crate) mod read;
+pub(crate) mod shared;
+pub(crate) mod signing;
+pub(crate) mod transport;
 mod vending;
-mod write;
+pub(crate) mod write;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -188,7 +188,12 @@ impl S3Store {
 }
 
 /// All of an answer that has so many bytes at most; `what` names it in an error.
-async fn whole(body: Incoming, bytes_max: usize, what: &str, asked: &impl Fn() -> Request) -> Result<Bytes, UfsError> {
+pub(crate) async fn whole(
+    body: Incoming,
+    bytes_max: usize,
+    what: &str,
+    asked: &impl Fn() -> Request,
+) -> Result<Bytes, UfsError> {
     let broken = |error: Box<dyn std::error::Error + Send + Sync>| UfsError::Unavailable {
         request: asked(),
         reason: format!("{what} broke off: {error}"),
@@ -198,7 +203,7 @@ async fn whole(body: Incoming, bytes_max: usize, what: &str, asked: &impl Fn() -
 }
 
 /// An ETag as a header carries it.
-fn if_match(etag: &str) -> String {
+pub(crate) fn if_match(etag: &str) -> String {
     if etag.starts_with("W/") { etag.to_owned() } else { format!("\"{etag}\"") }
 }
 

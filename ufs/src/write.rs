@@ -170,6 +170,23 @@ impl Ufs {
         }
     }
 
+    /// Whether there is what an upload is to replace, which its end does not ask the store for then.
+    async fn looked_at(&self, key: &str, replaces: Precondition<'_>) -> Result<Precondition<'static>, UfsError> {
+        let there = match replaces {
+            Precondition::Anything => return Ok(Precondition::Anything),
+            Precondition::Nothing | Precondition::Version(_) => self.head(key).await,
+        };
+        let etag = match (replaces, there) {
+            (Precondition::Nothing, Err(UfsError::NotFound { .. })) => return Ok(Precondition::Anything),
+            (Precondition::Version(etag), Ok(there)) if there.etag == etag => return Ok(Precondition::Anything),
+            (Precondition::Version(etag), Ok(_)) => etag.to_owned(),
+            (_, Ok(_)) => String::new(),
+            (_, Err(error)) => return Err(error),
+        };
+        let request = Request::new(Operation::Complete, &self.shared().label, key);
+        Err(UfsError::VersionChanged { request, etag, reason: "another version is there".to_owned() })
+    }
+
     async fn change(&self, key: &str, change: Change<'_>) -> Result<String, UfsError> {
         let change = if self.capabilities().conditional_writes { change } else { change.unconditional() };
         self.requests().change(ChangeRequest { key, change }).await
@@ -213,6 +230,8 @@ impl MultipartUpload {
     /// # Errors
     /// As [`Ufs::put`].
     pub async fn complete(&self, parts: &[String], replaces: Precondition<'_>) -> Result<String, UfsError> {
+        let is_conditional = self.ufs.capabilities().conditional_uploads;
+        let replaces = if is_conditional { replaces } else { self.ufs.looked_at(&self.key, replaces).await? };
         let completed = self.ufs.change(&self.key, Change::Complete { upload: &self.id, parts, replaces }).await;
         // All answers may have been lost, and with them the parts.
         let is_doubtful = |error: &UfsError| is_refused(error) || error.is_temporary();

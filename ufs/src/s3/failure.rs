@@ -53,7 +53,12 @@ pub(crate) enum Failure {
 
 impl Failure {
     pub(crate) fn status(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Self {
-        let (code, message) = error_document(body);
+        let (mut code, message) = error_document(body);
+        if code.is_empty() {
+            // Azure says it so after a HEAD as well.
+            let header = headers.get("x-ms-error-code").and_then(|value| value.to_str().ok());
+            code = header.unwrap_or_default().to_owned();
+        }
         let (region, behind_s) = (region_of(headers, body), behind_s(headers, body));
         Self::Status { status, code, message, region, behind_s }
     }

@@ -45,7 +45,7 @@ impl S3Store {
     }
 }
 
-fn range_header(range: &Range<u64>) -> HeaderValue {
+pub(crate) fn range_header(range: &Range<u64>) -> HeaderValue {
     let mut text = String::with_capacity(48);
     // Writing to a String cannot fail.
     let _ = write!(text, "bytes={}-{}", range.start, range.end - 1);
@@ -53,9 +53,9 @@ fn range_header(range: &Range<u64>) -> HeaderValue {
 }
 
 /// The body of an answer, piece by piece, uncopied.
-struct Pieces {
-    body: DrivenBody,
-    request: Request,
+pub(crate) struct Pieces {
+    pub body: DrivenBody,
+    pub request: Request,
 }
 
 impl Stream for Pieces {
