@@ -124,6 +124,9 @@ impl State {
     }
 
     fn answer(&mut self, asked: &Asked) -> Reply {
+        if matches!(asked.method.as_str(), "POST" | "PUT") && asked.header("content-length").is_empty() {
+            return error(411, "required");
+        }
         if asked.path == "/token" {
             let form = String::from_utf8_lossy(&asked.body).into_owned();
             assert!(form.contains("assertion=") && form.contains("jwt-bearer"), "{form}");
