@@ -4,8 +4,8 @@
 //! sees, named after an id made here, which also carries the metadata to the end, where the blocks become the blob.
 //! Nothing takes blocks away that were left; the service does after a week, or when the blob is written.
 //!
-//! Names are keys, but for what a path cannot say (`.` and `..` as a component, `\`, which Azure takes for `/`) and
-//! control characters: such a blob is hidden, and such a key refused.
+//! Names are keys, but for what Azure takes for another name (it leaves out dots at the end of a component, and `\` is
+//! `/`) and control characters: such a blob is hidden, and such a key refused.
 
 mod change;
 mod listing;
@@ -21,9 +21,9 @@ use cavern_conf::schema;
 use cavern_proto::azblob_options::ENDPOINT;
 use cavern_proto::{Capabilities, Scheme};
 use futures::FutureExt;
-use http::header::{CONTENT_LENGTH, ETAG, HOST, IF_MATCH, LAST_MODIFIED, RANGE};
+use http::header::{CONTENT_LENGTH, ETAG, IF_MATCH, LAST_MODIFIED};
 use http::request::Builder;
-use http::{HeaderMap, HeaderValue, Request as HttpRequest, Response, StatusCode, Uri};
+use http::{HeaderMap, Request as HttpRequest, Response, StatusCode};
 use hyper::body::Incoming;
 use reqsign_core::time::Timestamp;
 
@@ -32,15 +32,15 @@ pub(crate) use self::options::AzblobOptions;
 use crate::allowed::Guard;
 use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::ObjectMeta;
-use crate::s3::failure::Failure;
+use crate::s3::failure::{Failure, senseless};
 use crate::s3::listing::{nanoseconds, unquoted};
-use crate::s3::read::{Pieces, range_header};
+use crate::s3::read::{pinned, ranged};
 use crate::s3::shared::SharedBucket;
 use crate::s3::signing::spelled;
 use crate::s3::transport::Transport;
 use crate::s3::{KeyError, if_match, whole};
 use crate::shared_store::SharedStore;
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, StorePage};
 
 /// A page of a thousand names of 1,024 characters, each escaped, with what is said of each blob.
 const LISTING_BYTES: usize = 24 << 20;
@@ -67,7 +67,8 @@ pub(crate) fn open(
 ) -> Result<(AzblobStore, Arc<SharedStore>), UfsError> {
     let options = AzblobOptions::parse(options)?;
     let container_url = format!("{}/{container}", options.account_url);
-    let (store_id, label) = (container_url.clone(), format!("azblob://{container} at {}", options.account_url));
+    let store_id = format!("azblob+{container_url}");
+    let label = format!("azblob://{container} at {}", options.account_url);
     let (shared, of_bucket) = (SharedStore::of(&store_id, &label, conf.concurrency), SharedBucket::of(&store_id));
     let guard = Guard::new(ENDPOINT, &options.account_url, &container_url, conf);
     let transport = of_bucket.transport(|| {
@@ -80,8 +81,8 @@ pub(crate) fn open(
 
 /// Why a key is no name of a blob.
 fn unusable(key: &str) -> Option<&'static str> {
-    if key.split('/').any(|component| component == "." || component == "..") {
-        return Some("no path leads to a blob with `.` or `..` as a component of its name");
+    if key.split('/').any(|component| component.ends_with('.')) {
+        return Some("no component of a blob's name ends in a dot, which Azure leaves out");
     }
     let is_odd = |c: char| c.is_control() || c == '\\';
     key.chars().any(is_odd).then_some("no name of a blob has control characters or `\\`, which Azure takes for `/`")
@@ -126,12 +127,9 @@ impl AzblobStore {
         body: Bytes,
         asked: &Request,
     ) -> Result<HttpRequest<Bytes>, UfsError> {
-        let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked.clone(), "");
-        let (mut parts, body) = unsigned.body(body).map_err(senseless)?.into_parts();
-        let now = Timestamp::now().format_http_date();
-        let now = HeaderValue::try_from(now).map_err(|error| senseless(error.into()))?;
-        parts.headers.insert("x-ms-version", HeaderValue::from_static(VERSION));
-        parts.headers.insert("x-ms-date", now);
+        let unsigned =
+            unsigned.header("x-ms-version", VERSION).header("x-ms-date", Timestamp::now().format_http_date());
+        let (mut parts, body) = unsigned.body(body).map_err(|error| senseless(error, asked))?.into_parts();
         let authorized = match &self.access {
             Access::Key(key) => key
                 .sign(&mut parts, body.len())
@@ -228,33 +226,21 @@ impl AzblobStore {
         let asked = self.asked(Operation::Head, key);
         let unsigned = HttpRequest::head(self.object_url(&asked, "")?);
         let response = self.exchange(unsigned, Bytes::new(), &asked, "").await?;
+        // A hierarchical namespace has directories, which listings leave out as well.
+        if text(response.headers(), "x-ms-resource-type") == "directory" {
+            return Err(UfsError::NotFound { request: asked });
+        }
         let reason = "its answer has no Content-Length".to_owned();
         described(key, response.headers()).ok_or(UfsError::Malformed { request: asked, reason, source: None })
     }
 
     async fn open_range(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
         let asked = self.asked(Operation::Get, key);
-        let url = self.object_url(&asked, "")?;
-        let uri: Result<Uri, _> = url.parse();
-        let uri = uri.map_err(|error: http::uri::InvalidUri| {
-            Failure::MalformedReply(error.to_string()).into_ufs(asked.clone(), "")
-        })?;
-        let host = uri.authority().map_or("", |authority| authority.as_str()).to_owned();
-        let mut unsigned = HttpRequest::get(uri).header(HOST, host).header(RANGE, range_header(&range));
-        if !etag.is_empty() {
-            unsigned = unsigned.header(IF_MATCH, if_match(etag));
-        }
+        let unsigned = ranged(self.object_url(&asked, "")?, &range).map_err(|error| senseless(error, &asked))?;
+        let unsigned = if etag.is_empty() { unsigned } else { unsigned.header(IF_MATCH, if_match(etag)) };
         let request = self.authorized(unsigned, Bytes::new(), &asked).await?;
-        let answer = self.transport.get(request, (range.start, range.end - 1)).await;
-        let answer = answer.map_err(|failure| self.failed(failure, &asked, etag))?;
-        let answered = unquoted(text(answer.headers(), ETAG.as_str())).to_owned();
-        // A server that ignores the condition must not slip another version in.
-        if !etag.is_empty() && !answered.is_empty() && answered != etag {
-            let reason = format!("the store answered with the version {answered:?}");
-            return Err(UfsError::VersionChanged { request: asked, etag: etag.to_owned(), reason });
-        }
-        let pieces = Pieces { body: answer.into_body(), request: asked };
-        Ok(Body { etag: answered, stream: ByteStream::new(pieces) })
+        let failed = |failure: Failure, asked: Request| self.failed(failure, &asked, etag);
+        pinned(&self.transport, request, &range, etag, ETAG, asked, failed).await
     }
 }
 
@@ -305,10 +291,10 @@ mod tests {
 
     #[test]
     fn a_key_that_no_path_leads_to_is_refused() {
-        for key in ["a", "a//b", "/a", "a/", " a ", "..a", "a..", "ü/.hidden", "%2e"] {
+        for key in ["a", "a//b", "/a", "a/", " a ", "..a", "a..b", "ü/.hidden", "%2e"] {
             assert_eq!(unusable(key), None, "{key}");
         }
-        for key in ["..", ".", "a/../b", "a/./b", "../a", "a\u{7}", "a\nb", "a\\b", "\u{81}"] {
+        for key in ["..", ".", "a.", "a/../b", "a./b", "../a", "a\u{7}", "a\nb", "a\\b", "\u{81}"] {
             assert!(unusable(key).is_some(), "{key:?}");
         }
     }
@@ -320,7 +306,7 @@ mod tests {
         let (store, shared) = open("data", &options, &schema::Ufs::default()).unwrap();
         assert_eq!(store.url("a b", "comp=x"), "https://acct.blob.core.windows.net/data/a%20b?comp=x&sv=1&sig=hush%3D");
         assert_eq!(store.url("", ""), "https://acct.blob.core.windows.net/data?sv=1&sig=hush%3D");
-        assert_eq!(shared.store_id, "https://acct.blob.core.windows.net/data");
+        assert_eq!(shared.store_id, "azblob+https://acct.blob.core.windows.net/data");
         assert!(!store.access.giver().contains("hush"));
     }
 }

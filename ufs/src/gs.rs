@@ -21,9 +21,8 @@ use cavern_conf::schema;
 use cavern_proto::gs_options::{ENDPOINT, KEY};
 use cavern_proto::{Capabilities, Scheme};
 use futures::FutureExt;
-use http::header::{ACCEPT_ENCODING, HOST, RANGE};
+use http::header::{ACCEPT_ENCODING, HeaderName};
 use http::request::Builder;
-use http::uri::{InvalidUri, Uri};
 use http::{Request as HttpRequest, Response, StatusCode};
 use hyper::body::Incoming;
 use percent_encoding::{PercentEncode, utf8_percent_encode};
@@ -34,18 +33,18 @@ use self::reply::GENERATION;
 use crate::allowed::Guard;
 use crate::error::{Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
-use crate::s3::failure::Failure;
+use crate::s3::failure::{Failure, senseless};
 use crate::s3::listing::QUERY;
-use crate::s3::read::{Pieces, range_header};
+use crate::s3::read::{pinned, ranged};
 use crate::s3::shared::SharedBucket;
 use crate::s3::transport::Transport;
 use crate::s3::whole;
 use crate::shared_store::SharedStore;
-use crate::store::{Answer, Body, ByteStream, ChangeRequest, ListRequest, ObjectStore, StorePage};
+use crate::store::{Answer, Body, ChangeRequest, ListRequest, ObjectStore, StorePage};
 use crate::token::{Bearer, Source, google};
 
-/// A page of a thousand names of 1,024 bytes, each escaped, takes a third of this.
-const LISTING_BYTES: usize = 24 << 20;
+/// A page of a thousand names of 1,024 bytes, each byte escaped by six, fits.
+const LISTING_BYTES: usize = 8 << 20;
 /// What is wanted of an object, and of a listing.
 const OBJECT: &str = "name,size,generation,updated,metadata";
 const PAGE: &str = "nextPageToken,prefixes,items(name,size,generation,updated)";
@@ -110,8 +109,12 @@ impl GsStore {
         body: Bytes,
         asked: &Request,
     ) -> Result<HttpRequest<Bytes>, UfsError> {
-        let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked.clone(), "");
-        let mut request = unsigned.body(body).map_err(senseless)?;
+        // The URL of such an object would be that of its bucket, or of the listing.
+        if asked.operation() != Operation::List && matches!(asked.key(), "" | "." | "..") {
+            let reason = "no object has such a name".to_owned();
+            return Err(UfsError::Rejected { request: asked.clone(), reason, source: None });
+        }
+        let mut request = unsigned.body(body).map_err(|error| senseless(error, asked))?;
         if let Some(bearer) = &self.bearer {
             let authorized = bearer.authorize(request.headers_mut()).await;
             authorized.map_err(|error| self.denied(error.into_ufs(asked.clone())))?;
@@ -180,8 +183,7 @@ impl GsStore {
     async fn stat(&self, key: &str) -> Result<ObjectMeta, UfsError> {
         let asked = self.asked(Operation::Head, key);
         let url = format!("{}?fields={}", self.object_url(key), encoded(OBJECT));
-        let response = self.exchange(HttpRequest::get(url), Bytes::new(), &asked, "").await?;
-        let document = whole(response.into_body(), LISTING_BYTES, "the answer", &|| asked.clone()).await?;
+        let (_, document) = self.answered(HttpRequest::get(url), Bytes::new(), &asked, "").await?;
         let reason = "its answer describes no object".to_owned();
         reply::object(&document).ok_or(UfsError::Malformed { request: asked, reason, source: None })
     }
@@ -189,25 +191,12 @@ impl GsStore {
     async fn open_range(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
         let asked = self.asked(Operation::Get, key);
         let condition = if etag.is_empty() { String::new() } else { format!("&ifGenerationMatch={}", encoded(etag)) };
-        let uri: Result<Uri, InvalidUri> = format!("{}?alt=media{condition}", self.object_url(key)).try_into();
-        let uri = uri.map_err(|error| Failure::MalformedReply(error.to_string()).into_ufs(asked.clone(), ""))?;
-        let host = uri.authority().map_or("", |authority| authority.as_str()).to_owned();
-        let unsigned = HttpRequest::get(uri)
-            .header(HOST, host)
-            .header(RANGE, range_header(&range))
-            .header(ACCEPT_ENCODING, "gzip");
-        let request = self.authorized(unsigned, Bytes::new(), &asked).await?;
-        let answer = self.transport.get(request, (range.start, range.end - 1)).await;
-        let answer = answer.map_err(|failure| self.failed(failure, &asked, etag))?;
-        let generation = answer.headers().get(GENERATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let generation = generation.to_owned();
-        // A server that ignores the condition must not slip another version in.
-        if !etag.is_empty() && !generation.is_empty() && generation != etag {
-            let reason = format!("the store answered with the generation {generation}");
-            return Err(UfsError::VersionChanged { request: asked, etag: etag.to_owned(), reason });
-        }
-        let pieces = Pieces { body: answer.into_body(), request: asked };
-        Ok(Body { etag: generation, stream: ByteStream::new(pieces) })
+        let url = format!("{}?alt=media{condition}", self.object_url(key));
+        let unsigned = ranged(url, &range).map_err(|error| senseless(error, &asked))?;
+        let request = self.authorized(unsigned.header(ACCEPT_ENCODING, "gzip"), Bytes::new(), &asked).await?;
+        let failed = |failure: Failure, asked: Request| self.failed(failure, &asked, etag);
+        let version = HeaderName::from_static(GENERATION);
+        pinned(&self.transport, request, &range, etag, version, asked, failed).await
     }
 }
 

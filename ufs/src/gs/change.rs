@@ -85,7 +85,7 @@ impl GsStore {
     }
 
     /// The answer to a request, whole.
-    async fn answered(
+    pub(super) async fn answered(
         &self,
         unsigned: Builder,
         body: Bytes,
@@ -157,20 +157,25 @@ impl GsStore {
         Ok(made)
     }
 
-    /// A version that is not there any more is not found. What takes long is asked for until it is done.
+    /// A version that has been replaced is not copied, even where the bucket keeps it. What takes long is asked for
+    /// until it is done.
     async fn copy(
         &self,
         asked: &Request,
         source: CopySource<'_>,
         metadata: Option<&Metadata>,
     ) -> Result<String, UfsError> {
+        // Nor does it take the place of what has come since.
+        let is_same = source.key == asked.key();
+        let replaces = if is_same { Precondition::Version(source.etag) } else { Precondition::Anything };
         let url = format!(
-            "{}/rewriteTo/b/{}/o/{}?sourceGeneration={}&fields={}",
+            "{}/rewriteTo/b/{}/o/{}?ifSourceGenerationMatch={}&fields={}{}",
             self.object_url(source.key),
             self.bucket,
             encoded(asked.key()),
             encoded(source.etag),
-            encoded("done,rewriteToken,resource(generation)")
+            encoded("done,rewriteToken,resource(generation)"),
+            condition(replaces)
         );
         let description = metadata.map_or(Bytes::new(), |metadata| json!({ "metadata": metadata }).to_string().into());
         let mut token = String::new();

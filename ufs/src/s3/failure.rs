@@ -90,9 +90,9 @@ impl Failure {
                 let is_redirect = status.is_redirection();
                 match (status.as_u16(), code.as_str()) {
                     (403, "RequestTimeTooSkewed") => clock_is_off(request, reason, behind_s),
-                    // The answer to a HEAD has no code.
-                    (403, "")
-                        if request.operation() == Operation::Head
+                    // The answer to a HEAD has no code, and Azure's says no more.
+                    (403, "" | "AuthenticationFailed")
+                        if (request.operation() == Operation::Head || !code.is_empty())
                             && behind_s.is_some_and(|behind| behind.unsigned_abs() > CLOCK_TOLERANCE_S) =>
                     {
                         clock_is_off(request, reason, behind_s)
@@ -107,6 +107,11 @@ impl Failure {
             }
         }
     }
+}
+
+/// That a request cannot be made of what the store or the caller named.
+pub(crate) fn senseless(error: http::Error, asked: &Request) -> UfsError {
+    Failure::MalformedReply(error.to_string()).into_ufs(asked.clone(), "")
 }
 
 /// Where an answer says that the bucket is. What can be no region counts as nothing.
@@ -162,13 +167,14 @@ fn classify(status: StatusCode, code: &str, reason: String, request: Request, et
         (400 | 401 | 403, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => {
             UfsError::expired(request, reason)
         }
+        // Two writes of one key at a time: the second comes again. Google's words for a busy bucket.
+        (409, "ConditionalRequestConflict" | "OperationAborted")
+        | (403, "rateLimitExceeded" | "userRateLimitExceeded")
+        | (400, "RequestTimeout")
+        | (408 | 429 | 499 | 500 | 502 | 503 | 504, _) => UfsError::Unavailable { request, reason, source: None },
         (401 | 403, _) | (400, "AuthorizationHeaderMalformed" | "InvalidAccessKeyId") => {
             UfsError::denied(request, reason)
         }
-        // Two writes of one key at a time: the second comes again.
-        (409, "ConditionalRequestConflict" | "OperationAborted")
-        | (400, "RequestTimeout")
-        | (408 | 429 | 499 | 500 | 502 | 503 | 504, _) => UfsError::Unavailable { request, reason, source: None },
         // MinIO's words, and those of gateways to file systems.
         (
             400 | 409,

@@ -220,9 +220,13 @@ impl State {
     }
 
     fn rewrite(&mut self, asked: &Asked, source: &str, target: &str) -> Reply {
-        let wanted = asked.argument("sourceGeneration").unwrap();
-        let there = self.objects.get(source).filter(|object| object.generation.to_string() == wanted).cloned();
-        let Some(object) = there else { return error(404, "notFound") };
+        let Some(object) = self.objects.get(source).cloned() else { return error(404, "notFound") };
+        if object.generation.to_string() != asked.argument("ifSourceGenerationMatch").unwrap() {
+            return error(412, "conditionNotMet");
+        }
+        if let Some(refused) = self.refused(asked, target) {
+            return refused;
+        }
         // The first answer to what is large says that it takes longer.
         if object.body.len() > 1 << 20 && asked.argument("rewriteToken").is_none() {
             return ok(&json!({ "done": false, "rewriteToken": "more" }));
