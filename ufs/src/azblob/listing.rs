@@ -39,7 +39,7 @@ pub(super) fn parse(document: &[u8]) -> Result<StorePage, String> {
         let ["EnumerationResults", path @ ..] = path else { return };
         match *path {
             [] => has_root = true,
-            ["NextMarker"] => next = text,
+            ["NextMarker"] => next = Some(text),
             ["Blobs", "Blob", "Name"] => blob.name = text,
             ["Blobs", "Blob", "Properties", "Content-Length"] => blob.size = text,
             ["Blobs", "Blob", "Properties", "Last-Modified"] => blob.modified = text,
@@ -63,6 +63,8 @@ pub(super) fn parse(document: &[u8]) -> Result<StorePage, String> {
     if !has_root {
         return Err("the answer to a listing is no EnumerationResults".to_owned());
     }
+    // What cannot be read must not be taken for the end.
+    let next = next.map(|text| text.ok_or("the marker of the next page cannot be read")).transpose()?;
     answer.next = next.filter(|next| !next.is_empty());
     Ok(answer)
 }
@@ -111,7 +113,8 @@ mod tests {
     fn the_end_has_no_marker_and_what_is_no_listing_is_an_error() {
         let last = b"<EnumerationResults><Blobs/><NextMarker/></EnumerationResults>";
         assert_eq!(parse(last).unwrap().next, None);
-        for document in ["", "<html></html>", "<EnumerationResults>", "{}"] {
+        let unread = "<EnumerationResults><NextMarker>a&x;</NextMarker></EnumerationResults>";
+        for document in ["", "<html></html>", "<EnumerationResults>", "{}", unread] {
             assert!(parse(document.as_bytes()).is_err(), "{document:?}");
         }
     }
