@@ -43,7 +43,8 @@ impl KeySpace {
             StoreUri::Azblob { container, prefix } => {
                 let account = AzblobOptions::parse(options)?.account_url;
                 let (_, account) = account.split_once("://").unwrap_or_default();
-                Self { store: format!("azblob://{account}/{container}"), prefix }
+                let (host, account) = account.split_once('/').unwrap_or((account, ""));
+                Self { store: format!("azblob://{}/{account}/{container}", server(host)), prefix }
             }
             StoreUri::File { directory } => {
                 let real = std::fs::canonicalize(&directory);
@@ -151,6 +152,7 @@ mod tests {
             KeySpace::of("azblob://c", &options.map(|(key, value)| (key.to_owned(), value.to_owned())).into()).unwrap()
         };
         assert_eq!(azblob("acct", ""), azblob("acct", "https://acct.blob.core.windows.net:443/"));
+        assert_eq!(azblob("acct", "http://127.0.0.1:1"), azblob("acct", "http://localhost:1"));
         assert_ne!(azblob("acct", "http://h:1"), azblob("other", "http://h:1"));
     }
 

@@ -30,7 +30,16 @@ use crate::options::check_names;
 use crate::s3::options::{boolean, normalize_endpoint};
 use crate::token::{Bearer, Source, check_endpoint, entra, variable};
 
-const DOMAINS: [&str; 3] = [".blob.core.windows.net", ".blob.core.chinacloudapi.cn", ".blob.core.usgovcloudapi.net"];
+const DOMAINS: [&str; 4] = [
+    ".blob.core.windows.net",
+    ".blob.storage.azure.net",
+    ".blob.core.chinacloudapi.cn",
+    ".blob.core.usgovcloudapi.net",
+];
+
+/// Of the process's environment.
+const OWN_KEY: &str = "AZURE_STORAGE_KEY";
+const OWN_SAS: &str = "AZURE_STORAGE_SAS_TOKEN";
 
 #[derive(Debug)]
 pub(crate) struct AzblobOptions {
@@ -133,8 +142,8 @@ impl AzblobOptions {
         };
         let options = Self { account: account.to_owned(), account_url, credentials };
         match &options.credentials {
-            Credentials::Key(key) => options.key(key).map(drop)?,
-            Credentials::Sas(text) => sas(text).map(drop)?,
+            Credentials::Key(key) => options.key(KEY, key).map(drop)?,
+            Credentials::Sas(text) => sas(SAS, text).map(drop)?,
             Credentials::Anonymous | Credentials::Found(_) => {}
         }
         Ok(options)
@@ -144,38 +153,39 @@ impl AzblobOptions {
     pub(super) fn access(&self, conf: &schema::Ufs) -> Result<Access, UfsError> {
         Ok(match &self.credentials {
             Credentials::Anonymous => Access::Anonymous,
-            Credentials::Key(key) => Access::Key(self.key(key)?),
-            Credentials::Sas(text) => Access::Sas(sas(text)?),
+            Credentials::Key(key) => Access::Key(self.key(KEY, key)?),
+            Credentials::Sas(text) => Access::Sas(sas(SAS, text)?),
             Credentials::Found(Source::Instance) => Access::Bearer(entra::of_instance(conf)),
             Credentials::Found(Source::Environment) => {
-                match (variable("AZURE_STORAGE_KEY"), variable("AZURE_STORAGE_SAS_TOKEN"), entra::of_environment(conf))
-                {
-                    (Some(key), ..) => Access::Key(self.key(&key)?),
-                    (None, Some(text), _) => Access::Sas(sas(&text)?),
+                match (variable(OWN_KEY), variable(OWN_SAS), entra::of_environment(conf)) {
+                    (Some(key), ..) => Access::Key(self.key(OWN_KEY, &key)?),
+                    (None, Some(text), _) => Access::Sas(sas(OWN_SAS, &text)?),
                     (None, None, Some(bearer)) => Access::Bearer(bearer),
                     (None, None, None) => Access::None(
-                        "there is no AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_CLIENT_ID in the environment \
-                         of this process, and no azblob.credentials",
+                        "there is no AZURE_STORAGE_KEY, no AZURE_STORAGE_SAS_TOKEN and no application of Entra ID \
+                         (AZURE_TENANT_ID, AZURE_CLIENT_ID and its secret or token) in the environment of this \
+                         process, and no azblob.credentials",
                     ),
                 }
             }
         })
     }
 
-    fn key(&self, key: &str) -> Result<AccountKey, UfsError> {
-        AccountKey::new(&self.account, key)
-            .ok_or_else(|| UfsError::invalid(KEY, "it is no base64", "write a key of the account as Azure shows it"))
+    /// `setting` is what holds it, as messages name it.
+    fn key(&self, setting: &str, key: &str) -> Result<AccountKey, UfsError> {
+        let remedy = "write a key of the account as Azure shows it";
+        AccountKey::new(&self.account, key).ok_or_else(|| UfsError::invalid(setting, "it is no base64", remedy))
     }
 }
 
-/// A shared access signature as a query.
-fn sas(text: &str) -> Result<String, UfsError> {
+/// A shared access signature, which this setting holds, as a query.
+fn sas(setting: &str, text: &str) -> Result<String, UfsError> {
     let query = text.trim().trim_start_matches('?');
     let is_query = query.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#' && byte != b'"');
     if is_query && query.split('&').any(|part| part.starts_with("sig=")) {
         return Ok(query.to_owned());
     }
-    Err(UfsError::invalid(SAS, "it is no query with a signature (sig=…)", "write it as Azure shows it: sv=…&sig=…"))
+    Err(UfsError::invalid(setting, "it is no query with a signature (sig=…)", "write it as Azure shows it: sv=…&sig=…"))
 }
 
 #[cfg(test)]
