@@ -31,6 +31,8 @@ pub struct Capabilities {
     pub conditional_writes: bool,
     /// So is an upload in parts, at its end. Without, what is there is looked at just before.
     pub conditional_uploads: bool,
+    /// Parts of objects are copied into an upload. Without, an object is copied whole, whatever its length.
+    pub part_copies: bool,
     /// Objects keep metadata beside their bytes.
     pub metadata: bool,
     /// Listings come in the order of keys. Without, each is sorted before it is handed out.
@@ -107,13 +109,15 @@ impl Scheme {
             writes: true,
             conditional_writes: true,
             conditional_uploads: true,
+            part_copies: true,
             metadata: true,
             ordered_listings: true,
             shared: true,
         };
         match self {
-            Self::S3 | Self::Azblob => all,
-            Self::Gs => Capabilities { conditional_uploads: false, ..all },
+            Self::S3 => all,
+            Self::Gs => Capabilities { conditional_uploads: false, part_copies: false, ..all },
+            Self::Azblob => Capabilities { part_copies: false, ..all },
             Self::File => Capabilities { ordered_listings: true, ..Capabilities::default() },
             Self::Memory => Capabilities { shared: false, ..all },
         }
