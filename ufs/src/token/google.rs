@@ -112,8 +112,8 @@ impl KeyFile {
                 });
                 let assertion = signed(key, key_id, &claims)
                     .ok_or_else(|| KeyError::Refused(format!("the key of {email} signs nothing")))?;
-                let request = form(url, &[("grant_type", ASSERTION), ("assertion", &assertion)])?;
-                fetched(giver, request, &[&assertion]).await
+                let request = form(url, &[("grant_type", ASSERTION), ("assertion", assertion.as_str())])?;
+                fetched(giver, request, &[assertion.as_str()]).await
             }
             Self::Authorized { client, client_secret, refresh } => {
                 let fields = [
@@ -122,7 +122,7 @@ impl KeyFile {
                     ("client_secret", client_secret.as_str()),
                     ("refresh_token", refresh.as_str()),
                 ];
-                fetched(giver, form(url, &fields)?, &[client_secret, refresh]).await
+                fetched(giver, form(url, &fields)?, &[client_secret.as_str(), refresh.as_str()]).await
             }
         }
     }
@@ -185,7 +185,6 @@ mod tests {
 
     use super::*;
 
-    /// Made for this test by `openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048`.
     const PEM: &str = include_str!("google/test_key.pem");
 
     fn service_account() -> String {
