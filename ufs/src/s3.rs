@@ -36,7 +36,7 @@ use crate::allowed::Guard;
 use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
 use crate::s3::credentials::Provider;
-use crate::s3::failure::Failure;
+use crate::s3::failure::{Failure, senseless};
 pub use crate::s3::keys::{KeyError, KeyLender, KeyRight, VendedKeys};
 pub(crate) use crate::s3::options::S3Options;
 pub use crate::s3::options::{changed_options, is_vended, lent_options};
@@ -121,8 +121,7 @@ impl S3Store {
         unsigned: http::Result<HttpRequest<Bytes>>,
         asked: &impl Fn() -> Request,
     ) -> Result<HttpRequest<Bytes>, UfsError> {
-        let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked(), "");
-        let (mut parts, body) = unsigned.map_err(senseless)?.into_parts();
+        let (mut parts, body) = unsigned.map_err(|error| senseless(error, &asked()))?.into_parts();
         if let Some(provider) = &self.credentials {
             let credential = provider.credential().await.map_err(|error| error.into_ufs(asked()))?;
             // The signer's own words are left out: they may quote what it has read.

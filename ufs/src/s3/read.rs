@@ -13,7 +13,7 @@ use http::uri::Uri;
 use http::{HeaderName, HeaderValue, Request as HttpRequest};
 
 use super::connections::DrivenBody;
-use super::failure::Failure;
+use super::failure::{Failure, senseless};
 use super::listing::unquoted;
 use super::transport::Transport;
 use super::{S3Store, if_match};
@@ -24,15 +24,9 @@ impl S3Store {
     /// The range is not empty.
     pub(super) async fn open(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
         let asked = || Request::new(Operation::Get, &self.label, key);
-        let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked(), "");
-        let uri: Uri =
-            self.object_url(key).try_into().map_err(|error: http::uri::InvalidUri| senseless(error.into()))?;
-        let host = uri.authority().map_or("", |authority| authority.as_str());
-        let mut unsigned = HttpRequest::get("/").header(HOST, host).header(RANGE, range_header(&range));
-        if !etag.is_empty() {
-            unsigned = unsigned.header(IF_MATCH, if_match(etag));
-        }
-        let request = self.signed(unsigned.uri(uri).body(Bytes::new()), &asked).await?;
+        let unsigned = ranged(self.object_url(key), &range).map_err(|error| senseless(error, &asked()))?;
+        let unsigned = if etag.is_empty() { unsigned } else { unsigned.header(IF_MATCH, if_match(etag)) };
+        let request = self.signed(unsigned.body(Bytes::new()), &asked).await?;
         let failed = |failure: Failure, asked: Request| failure.into_ufs(asked, etag);
         pinned(&self.transport, request, &range, etag, ETAG, asked(), failed).await
     }
