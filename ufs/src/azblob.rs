@@ -59,12 +59,16 @@ pub(crate) struct AzblobStore {
     _shared: Arc<SharedBucket>,
 }
 
-/// The store of this container, and what it shares with other handles on it.
+/// The store of this container, for what is below a prefix, and what it shares with other handles on it.
 pub(crate) fn open(
     container: &str,
+    prefix: &str,
     options: &HashMap<String, String>,
     conf: &schema::Ufs,
 ) -> Result<(AzblobStore, Arc<SharedStore>), UfsError> {
+    if let Some(reason) = unusable(prefix) {
+        return Err(UfsError::invalid(format!("azblob://{container}/{prefix}"), reason, "choose another prefix"));
+    }
     let options = AzblobOptions::parse(options)?;
     let container_url = format!("{}/{container}", options.account_url);
     let store_id = format!("azblob+{container_url}");
@@ -303,10 +307,11 @@ mod tests {
     fn a_signature_in_the_query_is_in_no_message() {
         let options = [("azblob.account", "acct"), ("azblob.credentials.sas", "?sv=1&sig=hush%3D")];
         let options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        let (store, shared) = open("data", &options, &schema::Ufs::default()).unwrap();
+        let (store, shared) = open("data", "p/", &options, &schema::Ufs::default()).unwrap();
         assert_eq!(store.url("a b", "comp=x"), "https://acct.blob.core.windows.net/data/a%20b?comp=x&sv=1&sig=hush%3D");
         assert_eq!(store.url("", ""), "https://acct.blob.core.windows.net/data?sv=1&sig=hush%3D");
         assert_eq!(shared.store_id, "azblob+https://acct.blob.core.windows.net/data");
         assert!(!store.access.giver().contains("hush"));
+        assert!(matches!(open("data", "p./", &options, &schema::Ufs::default()), Err(UfsError::Invalid { .. })));
     }
 }

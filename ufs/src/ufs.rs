@@ -101,7 +101,7 @@ impl Ufs {
                 (Arc::new(store), shared, prefix.clone())
             }
             StoreUri::Azblob { container, prefix } => {
-                let (store, shared) = azblob::open(container, options, conf)?;
+                let (store, shared) = azblob::open(container, prefix, options, conf)?;
                 (Arc::new(store), shared, prefix.clone())
             }
             StoreUri::File { directory } => {
