@@ -48,7 +48,7 @@ pub use client_rules::ClientAccess;
 pub use mount::{HIDDEN, shown_option};
 pub use not_leading::NotLeading;
 pub use status_mark::StatusMark;
-pub use store::{Capabilities, Scheme, StoreUri, StoreUriError, s3_options};
+pub use store::{Capabilities, Scheme, StoreUri, StoreUriError, azblob_options, gs_options, s3_options};
 pub use users::NOBODY;
 
 /// What the clients of commands call themselves to the master. They come and go with their commands, which is no news

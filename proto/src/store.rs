@@ -1,9 +1,11 @@
 //! The store of a mount, as its URI names it: its kind, what that can do, and what its options are called.
 //!
-//! `s3://BUCKET[/PREFIX]`, `file:///DIRECTORY`, and `memory://NAME[/PREFIX]` for tests. A prefix is taken as it stands
-//! (no percent-decoding) and ends in `/`; slashes at the end of a URI make no difference, nor does the case of its
-//! scheme.
+//! `s3://BUCKET[/PREFIX]`, `gs://BUCKET[/PREFIX]`, `azblob://CONTAINER[/PREFIX]`, `file:///DIRECTORY`, and
+//! `memory://NAME[/PREFIX]` for tests. A prefix is taken as it stands (no percent-decoding) and ends in `/`; slashes at
+//! the end of a URI make no difference, nor does the case of its scheme.
 
+pub mod azblob_options;
+pub mod gs_options;
 pub mod s3_options;
 
 use std::fmt;
@@ -12,6 +14,10 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
     S3,
+    /// Google Cloud Storage.
+    Gs,
+    /// Azure Blob Storage.
+    Azblob,
     File,
     Memory,
 }
@@ -23,6 +29,10 @@ pub struct Capabilities {
     pub writes: bool,
     /// A write is refused where the object is not the one that it expects. Without, writes are sent without conditions.
     pub conditional_writes: bool,
+    /// So is an upload in parts, at its end. Without, what is there is looked at just before.
+    pub conditional_uploads: bool,
+    /// Parts of objects are copied into an upload. Without, an object is copied whole, whatever its length.
+    pub part_copies: bool,
     /// Objects keep metadata beside their bytes.
     pub metadata: bool,
     /// Listings come in the order of keys. Without, each is sorted before it is handed out.
@@ -31,11 +41,28 @@ pub struct Capabilities {
     pub shared: bool,
 }
 
+impl Capabilities {
+    /// What a mount that may write has to do without, for whoever makes it.
+    pub fn limits(self) -> Vec<&'static str> {
+        let missing = [
+            (self.conditional_writes, "the store refuses no write: it replaces what another program writes meanwhile"),
+            (
+                self.conditional_uploads || !self.conditional_writes,
+                "the store does not refuse objects that come in parts (of 8 MiB and more): they replace what another \
+                 program writes in the moment in which they are completed",
+            ),
+            (self.metadata, "the store keeps no attributes of files"),
+            (self.ordered_listings, "the store lists in no order: directories are sorted here, up to 64 MiB of names"),
+        ];
+        missing.into_iter().filter(|(has, _)| self.writes && !has).map(|(_, limit)| limit).collect()
+    }
+}
+
 /// Those that messages offer.
-const OFFERED: [Scheme; 2] = [Scheme::S3, Scheme::File];
+const OFFERED: [Scheme; 4] = [Scheme::S3, Scheme::Gs, Scheme::Azblob, Scheme::File];
 
 impl Scheme {
-    pub const ALL: [Self; 3] = [Self::S3, Self::File, Self::Memory];
+    pub const ALL: [Self; 5] = [Self::S3, Self::Gs, Self::Azblob, Self::File, Self::Memory];
 
     /// That of a URI, whatever follows it; `None` for one that is not known, or where there is none.
     pub fn of(uri: &str) -> Option<Self> {
@@ -47,6 +74,8 @@ impl Scheme {
     pub fn name(self) -> &'static str {
         match self {
             Self::S3 => "s3",
+            Self::Gs => "gs",
+            Self::Azblob => "azblob",
             Self::File => "file",
             Self::Memory => "memory",
         }
@@ -56,6 +85,8 @@ impl Scheme {
     pub fn form(self) -> &'static str {
         match self {
             Self::S3 => "s3://BUCKET[/PREFIX]",
+            Self::Gs => "gs://BUCKET[/PREFIX]",
+            Self::Azblob => "azblob://CONTAINER[/PREFIX]",
             Self::File => "file:///DIRECTORY",
             Self::Memory => "memory://NAME[/PREFIX]",
         }
@@ -65,6 +96,8 @@ impl Scheme {
     pub fn place(self) -> &'static str {
         match self {
             Self::S3 => s3_options::ENDPOINT,
+            Self::Gs => gs_options::ENDPOINT,
+            Self::Azblob => "azblob.account and azblob.endpoint_url",
             Self::File => "the directory",
             Self::Memory => "the name",
         }
@@ -75,12 +108,16 @@ impl Scheme {
         let all = Capabilities {
             writes: true,
             conditional_writes: true,
+            conditional_uploads: true,
+            part_copies: true,
             metadata: true,
             ordered_listings: true,
             shared: true,
         };
         match self {
             Self::S3 => all,
+            Self::Gs => Capabilities { conditional_uploads: false, part_copies: false, ..all },
+            Self::Azblob => Capabilities { part_copies: false, ..all },
             Self::File => Capabilities { ordered_listings: true, ..Capabilities::default() },
             Self::Memory => Capabilities { shared: false, ..all },
         }
@@ -90,6 +127,8 @@ impl Scheme {
     pub fn options(self) -> &'static [&'static str] {
         match self {
             Self::S3 => &s3_options::ALL,
+            Self::Gs => &gs_options::ALL,
+            Self::Azblob => &azblob_options::ALL,
             Self::File | Self::Memory => &[],
         }
     }
@@ -98,6 +137,8 @@ impl Scheme {
     pub(crate) fn shown_options(self) -> &'static [&'static str] {
         match self {
             Self::S3 => &s3_options::SHOWN,
+            Self::Gs => &gs_options::SHOWN,
+            Self::Azblob => &azblob_options::SHOWN,
             Self::File | Self::Memory => &[],
         }
     }
@@ -109,6 +150,14 @@ pub enum StoreUri {
     /// Prefixes are empty, or end in `/`.
     S3 {
         bucket: String,
+        prefix: String,
+    },
+    Gs {
+        bucket: String,
+        prefix: String,
+    },
+    Azblob {
+        container: String,
         prefix: String,
     },
     /// Absolute, without a `/` at the end unless it is the root.
@@ -159,12 +208,14 @@ impl StoreUri {
         }
         // Host names and paths are made of it, so nothing that means something there may be in it.
         let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-        if scheme == Scheme::S3 && (!name.chars().all(legal) || name.starts_with('.') || name.len() > 255) {
+        if scheme != Scheme::Memory && (!name.chars().all(legal) || name.starts_with('.') || name.len() > 255) {
             return Err(wrong("the bucket's name has characters that no bucket can have"));
         }
         let name = name.to_owned();
         Ok(match scheme {
             Scheme::S3 => Self::S3 { bucket: name, prefix },
+            Scheme::Gs => Self::Gs { bucket: name, prefix },
+            Scheme::Azblob => Self::Azblob { container: name, prefix },
             Scheme::File | Scheme::Memory => Self::Memory { name, prefix },
         })
     }
@@ -172,6 +223,8 @@ impl StoreUri {
     pub fn scheme(&self) -> Scheme {
         match self {
             Self::S3 { .. } => Scheme::S3,
+            Self::Gs { .. } => Scheme::Gs,
+            Self::Azblob { .. } => Scheme::Azblob,
             Self::File { .. } => Scheme::File,
             Self::Memory { .. } => Scheme::Memory,
         }
@@ -184,7 +237,10 @@ impl fmt::Display for StoreUri {
         let scheme = self.scheme().name();
         match self {
             Self::File { directory } => write!(f, "{scheme}://{directory}"),
-            Self::S3 { bucket: name, prefix } | Self::Memory { name, prefix } => match prefix.strip_suffix('/') {
+            Self::S3 { bucket: name, prefix }
+            | Self::Gs { bucket: name, prefix }
+            | Self::Azblob { container: name, prefix }
+            | Self::Memory { name, prefix } => match prefix.strip_suffix('/') {
                 Some(prefix) => write!(f, "{scheme}://{name}/{prefix}"),
                 None => write!(f, "{scheme}://{name}"),
             },
@@ -237,6 +293,8 @@ mod tests {
         for (uri, spelling) in [
             ("S3://b/", "s3://b"),
             ("s3://b/a b/", "s3://b/a b"),
+            ("GS://b/p/", "gs://b/p"),
+            ("azblob://c", "azblob://c"),
             ("File:///", "file:///"),
             ("file:///d/", "file:///d"),
             ("MEMORY://m/p/", "memory://m/p"),
@@ -253,7 +311,9 @@ mod tests {
         for (uri, reason) in [
             ("", "no scheme"),
             ("b/p", "no scheme"),
-            ("gs://b", "not known"),
+            ("gcs://b", "not known"),
+            ("gs://", "no bucket"),
+            ("azblob://c@evil/p", "no bucket can have"),
             ("s3://", "no bucket"),
             ("s3:///p", "no bucket"),
             ("s3://b//p", "empty component"),
@@ -266,7 +326,9 @@ mod tests {
         ] {
             let message = StoreUri::parse(uri).unwrap_err().to_string();
             assert!(message.contains(reason), "{uri}: {message}");
-            assert!(message.contains("use s3://BUCKET") && message.contains("file:///DIRECTORY"), "{uri}: {message}");
+            for form in OFFERED.map(Scheme::form) {
+                assert!(message.contains(form), "{uri}: {message}");
+            }
         }
     }
 
@@ -274,7 +336,26 @@ mod tests {
     fn what_is_shown_is_an_option_of_its_store() {
         for scheme in Scheme::ALL {
             assert!(scheme.shown_options().iter().all(|name| scheme.options().contains(name)), "{scheme:?}");
+            let prefix = format!("{}.", scheme.name());
+            assert!(scheme.options().iter().all(|name| name.starts_with(&prefix)), "{scheme:?}");
         }
-        assert!(s3_options::ALL.iter().all(|name| name.starts_with(s3_options::PREFIX)));
+    }
+
+    #[test]
+    fn secrets_of_no_store_are_shown() {
+        for secret in [gs_options::KEY, azblob_options::KEY, azblob_options::SAS, s3_options::SECRET] {
+            assert!(Scheme::ALL.iter().all(|scheme| !scheme.shown_options().contains(&secret)), "{secret}");
+        }
+    }
+
+    #[test]
+    fn what_a_store_cannot_do_is_said_to_whoever_mounts_it_for_writing() {
+        let limits = |scheme: Scheme| scheme.capabilities().limits();
+        for scheme in [Scheme::S3, Scheme::Azblob, Scheme::Memory, Scheme::File] {
+            assert!(limits(scheme).is_empty(), "{scheme:?}");
+        }
+        assert!(matches!(limits(Scheme::Gs)[..], [limit] if limit.contains("in parts")));
+        let none = Capabilities { writes: true, ..Capabilities::default() };
+        assert_eq!(none.limits().len(), 3);
     }
 }

@@ -90,6 +90,7 @@ mod running;
 mod s3_clients;
 mod secrets;
 mod secure;
+mod stores;
 mod trace;
 mod trees;
 mod waiting;

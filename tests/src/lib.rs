@@ -46,7 +46,7 @@ pub use group::ControlGroup;
 pub use http::{HttpAnswer, Https, http_get, http_request, http_request_with};
 pub use masters::{ask_masters, leading_master, masters_agree};
 pub use network::{Namespace, Network};
-pub use outside::{Moto, outside_command, python};
+pub use outside::{Moto, OutsideStore, outside_command, python};
 pub use over::MountedOver;
 pub use part::PartMount;
 pub use process::Process;

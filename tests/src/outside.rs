@@ -32,6 +32,38 @@ pub fn python(script: &str) -> Command {
     command
 }
 
+/// A store of another protocol than S3's with one bucket, in memory; ends with its value, or with the test's process.
+/// `bin/setup --stores` installs them.
+pub struct OutsideStore {
+    /// `http://host:port`.
+    pub endpoint: String,
+    process: Child,
+}
+
+impl OutsideStore {
+    /// Serves an empty bucket: `azurite` or `fake-gcs-server`.
+    #[track_caller]
+    pub fn serve(store: &str, bucket: &str) -> Self {
+        let mut command = python("outside_store.py");
+        // The pipe is closed when nobody needs the store any more, however that comes.
+        command.args([store, bucket]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut line).unwrap();
+        let endpoint = line.trim().to_owned();
+        assert!(endpoint.starts_with("http://"), "{store} does not start: run bin/setup --stores");
+        Self { endpoint, process }
+    }
+}
+
+impl Drop for OutsideStore {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        // It is gone already if this fails.
+        let _ = self.process.wait();
+    }
+}
+
 /// The S3 server of moto with one bucket; ends with its value, or with the test's process.
 pub struct Moto {
     /// `http://host:port`.

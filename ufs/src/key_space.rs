@@ -9,7 +9,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use cavern_proto::StoreUri;
 
+use crate::azblob::AzblobOptions;
 use crate::error::UfsError;
+use crate::gs::{GOOGLE, GsOptions};
 use crate::s3::S3Options;
 
 /// A store, and a prefix in it.
@@ -31,6 +33,18 @@ impl KeySpace {
                 let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
                 let endpoint = options.endpoint.as_deref().map_or_else(|| AWS.to_owned(), server);
                 Self { store: format!("s3://{endpoint}/{bucket}"), prefix }
+            }
+            StoreUri::Gs { bucket, prefix } => {
+                // Its buckets can be asked for by the protocol of S3 as well.
+                let endpoint = GsOptions::parse(options)?.endpoint;
+                let endpoint = endpoint.as_deref().map_or_else(|| server(GOOGLE), server);
+                Self { store: format!("s3://{endpoint}/{bucket}"), prefix }
+            }
+            StoreUri::Azblob { container, prefix } => {
+                let account = AzblobOptions::parse(options)?.account_url;
+                let (_, account) = account.split_once("://").unwrap_or_default();
+                let (host, account) = account.split_once('/').unwrap_or((account, ""));
+                Self { store: format!("azblob://{}/{account}/{container}", server(host)), prefix }
             }
             StoreUri::File { directory } => {
                 let real = std::fs::canonicalize(&directory);
@@ -123,6 +137,23 @@ mod tests {
             KeySpace::of("s3://b", &options.map(|(key, value)| (key.to_owned(), value.to_owned())).into()).unwrap()
         };
         assert_eq!(hosted("true"), hosted("false"));
+    }
+
+    #[test]
+    fn a_bucket_of_google_is_one_place_whichever_protocol_leads_there() {
+        let gs = KeySpace::of("gs://b/p", &HashMap::new()).unwrap();
+        assert!(gs.overlaps(&s3("s3://b/p/q", "https://storage.googleapis.com")));
+        assert!(
+            !gs.overlaps(&s3("s3://b/p", "")) && !gs.has_store_of(&s3("s3://c/p", "https://storage.googleapis.com"))
+        );
+        let azblob = |account: &str, endpoint: &str| {
+            let options =
+                [("azblob.account", account), ("azblob.endpoint_url", endpoint), ("azblob.anonymous", "true")];
+            KeySpace::of("azblob://c", &options.map(|(key, value)| (key.to_owned(), value.to_owned())).into()).unwrap()
+        };
+        assert_eq!(azblob("acct", ""), azblob("acct", "https://acct.blob.core.windows.net:443/"));
+        assert_eq!(azblob("acct", "http://127.0.0.1:1"), azblob("acct", "http://localhost:1"));
+        assert_ne!(azblob("acct", "http://h:1"), azblob("other", "http://h:1"));
     }
 
     #[test]

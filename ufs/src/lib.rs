@@ -5,8 +5,8 @@
 //!
 //! - **Exact keys.** A key that was listed is the key that is asked for, byte for byte: spaces at either end, `%`, `+`,
 //!   control characters, Unicode in any form. What cannot be represented in UTF-8 is counted in [`ListPage::hidden`].
-//! - **Exact versions.** Reads carry the ETag as `If-Match`; another version is [`UfsError::VersionChanged`], and a
-//!   retry in the middle of a body goes on with the same version or fails.
+//! - **Exact versions.** Reads carry the ETag, or what the store has in its place, as their condition; another version
+//!   is [`UfsError::VersionChanged`], and a retry in the middle of a body goes on with the same version or fails.
 //! - **Exact lengths.** A body has the length of its range or ends in an error.
 //! - **Whole objects.** An object is written in one request, or appears when its last part has arrived, or not at all;
 //!   and only in the place of the version that the writer expects ([`Precondition`]).
@@ -16,16 +16,19 @@
 //! - **Secrets stay secret**: no error, log line or `Debug` text of this crate holds a credential.
 //!
 //! How a request goes through retries, limits, counters and deadlines is described in `retry.rs` and `attempt.rs`; the
-//! URIs in [`cavern_proto::StoreUri`], the options of S3 in `s3/options.rs`.
+//! URIs in [`cavern_proto::StoreUri`], the options of each store in `s3/options.rs`, `gs/options.rs` and
+//! `azblob/options.rs`.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod allowed;
 mod attempt;
 mod attributes;
+mod azblob;
 mod error;
 mod fault;
 mod file;
+mod gs;
 mod key_space;
 mod lister;
 mod memory;
@@ -37,6 +40,7 @@ mod retry;
 mod s3;
 mod shared_store;
 mod store;
+mod token;
 mod ufs;
 mod window;
 mod write;

@@ -6,19 +6,19 @@
 //! [`vending`] is about keys that masters get for others, and [`keys`] about what they and those others have in common.
 
 mod connections;
-mod credentials;
-mod failure;
+pub(crate) mod credentials;
+pub(crate) mod failure;
 mod head;
 mod keys;
-mod listing;
-mod options;
-mod read;
-mod shared;
-mod shared_files;
-mod signing;
-mod transport;
+pub(crate) mod listing;
+pub(crate) mod options;
+pub(crate) mod read;
+pub(crate) mod shared;
+pub(crate) mod shared_files;
+pub(crate) mod signing;
+pub(crate) mod transport;
 mod vending;
-mod write;
+pub(crate) mod write;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -37,7 +37,7 @@ use crate::allowed::Guard;
 use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
 use crate::s3::credentials::Provider;
-use crate::s3::failure::{Failure, behind_s};
+use crate::s3::failure::{Failure, behind_s, senseless};
 pub use crate::s3::keys::{KeyError, KeyLender, KeyRight, VendedKeys};
 pub(crate) use crate::s3::options::S3Options;
 pub use crate::s3::options::{changed_options, is_vended, lent_options};
@@ -126,8 +126,7 @@ impl S3Store {
         unsigned: http::Result<HttpRequest<Bytes>>,
         asked: &impl Fn() -> Request,
     ) -> Result<HttpRequest<Bytes>, UfsError> {
-        let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked(), "");
-        let (mut parts, body) = unsigned.map_err(senseless)?.into_parts();
+        let (mut parts, body) = unsigned.map_err(|error| senseless(error, &asked()))?.into_parts();
         if let Some(provider) = &self.credentials {
             let credential = provider.credential().await.map_err(|error| error.into_ufs(asked()))?;
             // The signer's own words are left out: they may quote what it has read.
@@ -193,7 +192,12 @@ impl S3Store {
 }
 
 /// All of an answer that has so many bytes at most; `what` names it in an error.
-async fn whole(body: Incoming, bytes_max: usize, what: &str, asked: &impl Fn() -> Request) -> Result<Bytes, UfsError> {
+pub(crate) async fn whole(
+    body: Incoming,
+    bytes_max: usize,
+    what: &str,
+    asked: &impl Fn() -> Request,
+) -> Result<Bytes, UfsError> {
     let broken = |error: Box<dyn std::error::Error + Send + Sync>| UfsError::Unavailable {
         request: asked(),
         reason: format!("{what} broke off: {error}"),
@@ -203,7 +207,7 @@ async fn whole(body: Incoming, bytes_max: usize, what: &str, asked: &impl Fn() -
 }
 
 /// An ETag as a header carries it.
-fn if_match(etag: &str) -> String {
+pub(crate) fn if_match(etag: &str) -> String {
     if etag.starts_with("W/") { etag.to_owned() } else { format!("\"{etag}\"") }
 }
 

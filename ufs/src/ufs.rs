@@ -14,9 +14,11 @@ use futures::{StreamExt, stream};
 
 use crate::allowed::FileRoots;
 use crate::attempt::{Attempts, body_limit};
+use crate::azblob;
 use crate::error::{Operation, Request, UfsError};
 use crate::fault::{Faults, Injected};
 use crate::file::FileStore;
+use crate::gs;
 use crate::lister::Lister;
 use crate::memory::MemoryBucket;
 use crate::metrics::UfsStats;
@@ -103,6 +105,14 @@ impl Ufs {
         let (store, shared, prefix): (Arc<dyn ObjectStore>, Arc<SharedStore>, String) = match &parsed {
             StoreUri::S3 { bucket, prefix } => {
                 let (store, shared) = s3::open(bucket, options, conf, lender)?;
+                (Arc::new(store), shared, prefix.clone())
+            }
+            StoreUri::Gs { bucket, prefix } => {
+                let (store, shared) = gs::open(bucket, options, conf)?;
+                (Arc::new(store), shared, prefix.clone())
+            }
+            StoreUri::Azblob { container, prefix } => {
+                let (store, shared) = azblob::open(container, prefix, options, conf)?;
                 (Arc::new(store), shared, prefix.clone())
             }
             StoreUri::File { directory } => {

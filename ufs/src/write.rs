@@ -21,7 +21,7 @@ use crate::ufs::Ufs;
 pub const WRITE_NAME: &str = "cavern-write";
 /// Parts of a multipart upload at most; what S3 allows.
 pub const PARTS_MAX: u64 = 10_000;
-/// What is copied in one request at most. S3 allows 5 GiB, and takes its time for so much.
+/// What is copied in one request at most where parts can be. S3 allows 5 GiB, and takes its time for so much.
 const COPY_BYTES: u64 = 256 << 20;
 /// Parts of one copy on their way at a time.
 const COPIES_AT_A_TIME: usize = 8;
@@ -100,7 +100,7 @@ impl Ufs {
 
     async fn copy_there(&self, from: &ObjectMeta, to: &str, metadata: Option<&Metadata>) -> Result<String, UfsError> {
         let source = CopySource { key: &from.key, etag: &from.etag, length: from.size };
-        if from.size <= COPY_BYTES {
+        if from.size <= COPY_BYTES || !self.capabilities().part_copies {
             let copied = self.change(to, Change::Copy { source, metadata }).await;
             let name = metadata.and_then(|metadata| metadata.get(WRITE_NAME));
             return self.known_again(to, name, copied, is_refused).await;
@@ -170,6 +170,23 @@ impl Ufs {
         }
     }
 
+    /// Whether there is what an upload is to replace, which its end does not ask the store for then.
+    async fn looked_at(&self, key: &str, replaces: Precondition<'_>) -> Result<Precondition<'static>, UfsError> {
+        let there = match replaces {
+            Precondition::Anything => return Ok(Precondition::Anything),
+            Precondition::Nothing | Precondition::Version(_) => self.head(key).await,
+        };
+        let etag = match (replaces, there) {
+            (Precondition::Nothing, Err(UfsError::NotFound { .. })) => return Ok(Precondition::Anything),
+            (Precondition::Version(etag), Ok(there)) if there.etag == etag => return Ok(Precondition::Anything),
+            (Precondition::Version(etag), Ok(_)) => etag.to_owned(),
+            (_, Ok(_)) => String::new(),
+            (_, Err(error)) => return Err(error),
+        };
+        let request = Request::new(Operation::Complete, &self.shared().label, key);
+        Err(UfsError::VersionChanged { request, etag, reason: "another version is there".to_owned() })
+    }
+
     async fn change(&self, key: &str, change: Change<'_>) -> Result<String, UfsError> {
         let change = if self.capabilities().conditional_writes { change } else { change.unconditional() };
         self.requests().change(ChangeRequest { key, change }).await
@@ -213,8 +230,13 @@ impl MultipartUpload {
     /// # Errors
     /// As [`Ufs::put`].
     pub async fn complete(&self, parts: &[String], replaces: Precondition<'_>) -> Result<String, UfsError> {
-        let completed = self.ufs.change(&self.key, Change::Complete { upload: &self.id, parts, replaces }).await;
-        // All answers may have been lost, and with them the parts.
+        let completed = async {
+            let is_conditional = self.ufs.capabilities().conditional_uploads;
+            let replaces = if is_conditional { replaces } else { self.ufs.looked_at(&self.key, replaces).await? };
+            self.ufs.change(&self.key, Change::Complete { upload: &self.id, parts, replaces }).await
+        };
+        let completed = completed.await;
+        // All answers may have been lost, and with them the parts; or those to an earlier call.
         let is_doubtful = |error: &UfsError| is_refused(error) || error.is_temporary();
         self.ufs.known_again(&self.key, self.name.as_ref(), completed, is_doubtful).await
     }

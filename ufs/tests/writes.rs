@@ -11,6 +11,7 @@ use cavern_conf::{Interval, schema};
 use cavern_dev_s3::{FaultKind, FaultRule};
 use cavern_proto::Capabilities;
 use cavern_ufs::{MemoryBucket, Metadata, ObjectMeta, Precondition, Ufs, UfsError, WRITE_NAME, named};
+use support::contract::{self, Abort};
 use support::fake::Fake;
 use support::{BUCKET, Bucket, conf, options};
 
@@ -18,62 +19,11 @@ fn metadata(pairs: &[(&str, &str)]) -> Metadata {
     pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-/// What every kind of store that can be written to promises.
-async fn check_conditions(ufs: &Ufs) {
-    let none = Metadata::new();
-    let put =
-        async |body: &'static str, replaces: Precondition<'_>| ufs.put("k", &Bytes::from(body), &none, replaces).await;
-    assert!(matches!(
-        put("x", Precondition::Version("0")).await,
-        Err(UfsError::NotFound { .. } | UfsError::VersionChanged { .. })
-    ));
-    let one = put("one", Precondition::Nothing).await.unwrap();
-    assert_eq!(ufs.head("k").await.unwrap().etag, one);
-    assert!(matches!(put("two", Precondition::Nothing).await, Err(UfsError::VersionChanged { .. })));
-    let two = put("two", Precondition::Version(&one)).await.unwrap();
-    assert!(matches!(put("three", Precondition::Version(&one)).await, Err(UfsError::VersionChanged { .. })));
-    assert_eq!(ufs.get_bytes("k", &two, 0..3).await.unwrap(), "two");
-    put("four", Precondition::Anything).await.unwrap();
-
-    let from = ufs.head("k").await.unwrap();
-    let copy = ufs.copy(&from, "other/k +%20\u{e9}").await.unwrap();
-    assert_eq!(ufs.get_bytes("other/k +%20\u{e9}", &copy, 0..4).await.unwrap(), "four");
-    put("five", Precondition::Anything).await.unwrap();
-    let gone = ufs.copy(&from, "never").await;
-    assert!(matches!(gone, Err(UfsError::NotFound { .. } | UfsError::VersionChanged { .. })));
-    assert!(matches!(ufs.head("never").await, Err(UfsError::NotFound { .. })));
-    ufs.delete("other/k +%20\u{e9}", Precondition::Anything).await.unwrap();
-    put("four", Precondition::Anything).await.unwrap();
-
-    let upload = ufs.begin_multipart("large", &metadata(&[("mode", "33188")])).await.unwrap();
-    let parts = [Bytes::from(vec![1; 5 << 20]), Bytes::from_static(b"end")];
-    // Parts arrive in any order.
-    let second = upload.part(2, &parts[1]).await.unwrap();
-    let first = upload.part(1, &parts[0]).await.unwrap();
-    assert!(matches!(ufs.head("large").await, Err(UfsError::NotFound { .. })));
-    let etag = upload.complete(&[first, second], Precondition::Nothing).await.unwrap();
-    let there = ufs.head("large").await.unwrap();
-    assert_eq!((there.etag, there.size), (etag.clone(), (5 << 20) + 3));
-    let late = ufs.begin_multipart("large", &none).await.unwrap();
-    let part = late.part(1, &parts[1]).await.unwrap();
-    assert!(matches!(late.complete(&[part], Precondition::Nothing).await, Err(UfsError::VersionChanged { .. })));
-    late.abort().await.unwrap();
-    late.abort().await.unwrap();
-    assert!(late.part(1, &parts[1]).await.is_err());
-    assert_eq!(ufs.head("large").await.unwrap().etag, etag);
-
-    assert!(matches!(ufs.delete("large", Precondition::Version(&two)).await, Err(UfsError::VersionChanged { .. })));
-    ufs.delete("large", Precondition::Version(&etag)).await.unwrap();
-    ufs.delete("large", Precondition::Anything).await.unwrap();
-    ufs.delete("large", Precondition::Version(&etag)).await.unwrap();
-    assert!(matches!(ufs.head("large").await, Err(UfsError::NotFound { .. })));
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn s3_keeps_objects_metadata_and_conditions() {
     let bucket = Bucket::start().await;
     let ufs = bucket.ufs();
-    check_conditions(&ufs).await;
+    contract::writes(&ufs, Abort::TakesParts).await;
     // Copied in parts.
     bucket.s3.store().put_sparse(BUCKET, "sparse", (256 << 20) + 5).unwrap();
     ufs.copy(&ufs.head("sparse").await.unwrap(), "copy").await.unwrap();
@@ -146,7 +96,7 @@ async fn what_a_store_refuses_to_copy_is_read_and_written() {
 
 #[tokio::test]
 async fn memory_is_written_to_and_a_directory_tree_is_not() {
-    check_conditions(&Ufs::open("memory://written", &options(&[]), &conf()).unwrap()).await;
+    contract::writes(&Ufs::open("memory://written", &options(&[]), &conf()).unwrap(), Abort::TakesParts).await;
     let bucket = MemoryBucket::named("written");
     assert_eq!((bucket.keys(), bucket.uploads()), (vec!["k".to_owned()], 0));
     assert_eq!(bucket.object("k").unwrap().0, "four");

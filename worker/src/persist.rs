@@ -140,6 +140,7 @@ impl Uploads {
             Content::Blocks(blocks) => blocks,
         };
         if plan.length > PART_BYTES
+            && ufs.capabilities().part_copies
             && let Some(same) = &plan.same
             && let Some(etag) = self.copy_there(ufs, plan, same).await?
         {

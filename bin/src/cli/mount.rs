@@ -33,7 +33,7 @@ const CREDENTIAL_VARIABLES: [&str; 3] = ["AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AW
 pub struct MountArgs {
     #[command(subcommand)]
     command: Option<MountCommand>,
-    /// What to attach: s3://BUCKET[/PREFIX].
+    /// What to attach: s3://BUCKET[/PREFIX], gs://BUCKET[/PREFIX], azblob://CONTAINER[/PREFIX] or file:///DIRECTORY.
     #[arg(requires = "path")]
     uri: Option<String>,
     /// Where in the namespace: /train.
@@ -225,6 +225,11 @@ impl MountArgs {
                 "nothing is there yet under {}: see that it is spelled right if there should be objects",
                 view.mount.uri
             ));
+        }
+        if view.is_written() {
+            for limit in view.mount.capabilities().limits() {
+                console::remark(format_args!("{}: {limit}", view.mount.uri));
+            }
         }
         let done = if check_only { "can be mounted at" } else { "is mounted at" };
         self.result.show(&view, || view.say(&format!("{} {done} {}", view.mount.uri, view.mount.path)))

@@ -29,7 +29,7 @@ pub fn seed(s3: &S3, source: &Path, target: &str) -> Result<Copied, CliError> {
     };
     let (bucket, prefix) = match StoreUri::parse(target).map_err(|error| wrong(error.reason))? {
         StoreUri::S3 { bucket, prefix } => (bucket, prefix),
-        StoreUri::File { .. } | StoreUri::Memory { .. } => return Err(wrong("its scheme is another one")),
+        _ => return Err(wrong("its scheme is another one")),
     };
     let files = files_below(source)?;
     let client = PlainS3::new(&format!("http://{}", s3.listen), &s3.access_key, &s3.secret_key);

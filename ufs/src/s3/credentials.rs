@@ -4,18 +4,18 @@
 //! the host ([`instance`]), or of the files that programs for AWS share ([`profile`]). A role is taken on with those
 //! ([`sts`]). So are keys that are vended, and those that another process lends this one ([`super::vending`]).
 
-mod exchange;
+pub(crate) mod exchange;
 mod failure;
-mod instance;
+pub(crate) mod instance;
 mod profile;
-mod renewal;
+pub(crate) mod renewal;
 mod sts;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::schema;
-use cavern_proto::s3_options::{ROLE, STS_ENDPOINT, VENDED_ROLE};
+use cavern_proto::s3_options::{ROLE, SOURCE, STS_ENDPOINT, VENDED_ROLE};
 use futures::FutureExt;
 use parking_lot::Mutex;
 use reqsign_aws_v4::Credential;
@@ -179,7 +179,7 @@ fn key_pair(access: &str, secret: &str, session_token: Option<&String>) -> Crede
 }
 
 /// How long a request waits for credentials.
-fn patience(conf: &schema::Ufs) -> Duration {
+pub(crate) fn patience(conf: &schema::Ufs) -> Duration {
     PATIENCE.min(conf.request_timeout.get()).mul_f64(0.8)
 }
 
@@ -243,7 +243,7 @@ impl Wanted {
                     (Some(found), _) => Ok(found),
                     (None, Some(identity)) => identity.assume(&self.token_sts, &self.conf).await,
                     (None, None) if self.source == Source::Default => {
-                        instance::check_allowed("default", &self.conf)?;
+                        instance::check_allowed(SOURCE, "default", &self.conf)?;
                         let found = instance::of_host(variable, &self.conf).await;
                         found.map_err(|error| error.after("no usable credentials in the environment or shared files"))
                     }
@@ -255,11 +255,11 @@ impl Wanted {
                 None => Err(none("the environment: AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN are not both set")),
             },
             Source::Instance => {
-                instance::check_allowed("instance", &self.conf)?;
+                instance::check_allowed(SOURCE, "instance", &self.conf)?;
                 instance::of_instance(variable, &self.conf).await
             }
             Source::Container => {
-                instance::check_allowed("container", &self.conf)?;
+                instance::check_allowed(SOURCE, "container", &self.conf)?;
                 instance::of_container(variable, &self.conf).await
             }
         }

@@ -53,7 +53,12 @@ pub(crate) enum Failure {
 
 impl Failure {
     pub(crate) fn status(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Self {
-        let (code, message) = error_document(body);
+        let (mut code, message) = error_document(body);
+        if code.is_empty() {
+            // Azure says it so after a HEAD as well.
+            let header = headers.get("x-ms-error-code").and_then(|value| value.to_str().ok());
+            code = header.unwrap_or_default().to_owned();
+        }
         let (region, behind_s) = (region_of(headers, body), behind_s(headers, body));
         Self::Status { status, code, message, region, behind_s }
     }
@@ -85,9 +90,9 @@ impl Failure {
                 let is_redirect = status.is_redirection();
                 match (status.as_u16(), code.as_str()) {
                     (403, "RequestTimeTooSkewed") => clock_is_off(request, reason, behind_s),
-                    // The answer to a HEAD has no code.
-                    (403, "")
-                        if request.operation() == Operation::Head
+                    // The answer to a HEAD has no code, and Azure's says no more.
+                    (403, "" | "AuthenticationFailed")
+                        if (request.operation() == Operation::Head || !code.is_empty())
                             && behind_s.is_some_and(|behind| behind.unsigned_abs() > CLOCK_TOLERANCE_S) =>
                     {
                         clock_is_off(request, reason, behind_s)
@@ -104,6 +109,11 @@ impl Failure {
     }
 }
 
+/// That a request cannot be made of what the store or the caller named.
+pub(crate) fn senseless(error: http::Error, asked: &Request) -> UfsError {
+    Failure::MalformedReply(error.to_string()).into_ufs(asked.clone(), "")
+}
+
 /// Where an answer says that the bucket is. What can be no region counts as nothing.
 fn region_of(headers: &HeaderMap, body: &[u8]) -> Option<String> {
     let header = headers.get("x-amz-bucket-region").and_then(|value| value.to_str().ok().map(str::to_owned));
@@ -114,7 +124,7 @@ fn region_of(headers: &HeaderMap, body: &[u8]) -> Option<String> {
 }
 
 /// By how many seconds this host's clock is behind the store's, by what an answer tells.
-pub(super) fn behind_s(headers: &HeaderMap, body: &[u8]) -> Option<i64> {
+pub(crate) fn behind_s(headers: &HeaderMap, body: &[u8]) -> Option<i64> {
     let in_body = element(body, &["Error", "ServerTime"]).and_then(|time| time.trim().parse::<Timestamp>().ok());
     let date = || Timestamp::parse_rfc2822(headers.get(DATE)?.to_str().ok()?).ok();
     let theirs = in_body.or_else(date)?.as_second();
@@ -157,13 +167,14 @@ fn classify(status: StatusCode, code: &str, reason: String, request: Request, et
         (400 | 401 | 403, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => {
             UfsError::expired(request, reason)
         }
+        // Two writes of one key at a time: the second comes again. Google's words for a busy bucket.
+        (409, "ConditionalRequestConflict" | "OperationAborted")
+        | (403, "rateLimitExceeded" | "userRateLimitExceeded")
+        | (400, "RequestTimeout")
+        | (408 | 429 | 499 | 500 | 502 | 503 | 504, _) => UfsError::Unavailable { request, reason, source: None },
         (401 | 403, _) | (400, "AuthorizationHeaderMalformed" | "InvalidAccessKeyId") => {
             UfsError::denied(request, reason)
         }
-        // Two writes of one key at a time: the second comes again.
-        (409, "ConditionalRequestConflict" | "OperationAborted")
-        | (400, "RequestTimeout")
-        | (408 | 429 | 499 | 500 | 502 | 503 | 504, _) => UfsError::Unavailable { request, reason, source: None },
         // MinIO's words, and those of gateways to file systems.
         (
             400 | 409,

@@ -9,6 +9,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use quick_xml::events::{BytesRef, Event};
 use quick_xml::reader::Reader;
 use reqsign_core::time::Timestamp;
+use serde_json::Value;
 
 use crate::object::{ListMode, ObjectMeta};
 use crate::store::{ListRequest, StorePage};
@@ -34,7 +35,7 @@ pub(crate) fn query(request: &ListRequest<'_>) -> String {
 }
 
 /// What one element's text was, or that it held something that is no text.
-type Text = Option<String>;
+pub(crate) type Text = Option<String>;
 
 #[derive(Default)]
 struct Object {
@@ -125,8 +126,23 @@ pub(crate) fn unquoted(etag: &str) -> &str {
     etag.strip_prefix('"').and_then(|etag| etag.strip_suffix('"')).unwrap_or(etag)
 }
 
+/// Code and message of an error, as those of JSON interfaces have it: in an `error` of Google's interfaces, or beside
+/// one as OAuth 2.0 has it.
+fn json_error(document: &[u8]) -> Option<(String, String)> {
+    let answer: Value = serde_json::from_slice(document).ok()?;
+    let error = answer.get("error")?;
+    let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
+    Some(match error.as_str() {
+        Some(code) => (code.to_owned(), text(answer.get("error_description"))),
+        None => (text(error.pointer("/errors/0/reason")), text(error.get("message"))),
+    })
+}
+
 /// `Code` and `Message` of an error document; empty for what is none.
 pub(crate) fn error_document(document: &[u8]) -> (String, String) {
+    if document.starts_with(b"{") {
+        return json_error(document).unwrap_or_default();
+    }
     let (mut code, mut message) = (String::new(), String::new());
     // What was read before the document turned out to be broken still helps.
     let _ = walk(document, |path, text| match *path {
@@ -154,24 +170,34 @@ pub(crate) fn element(document: &[u8], wanted: &[&str]) -> Option<String> {
 const DEPTH: usize = 16;
 
 /// Calls `leave` at the end of every element, with the local names from the root to it and the text directly in it.
-/// Line ends and spaces are left as they are; a reference that stands for no character makes the text `None`.
-fn walk(document: &[u8], mut leave: impl FnMut(&[&str], Text)) -> Result<(), String> {
+/// Line ends and spaces are left as they are; a reference that stands for no character makes the text `None`, and
+/// `Encoded="true"`, by which Azure marks a text that is percent-encoded, has it decoded.
+pub(crate) fn walk(document: &[u8], mut leave: impl FnMut(&[&str], Text)) -> Result<(), String> {
     let mut reader = Reader::from_reader(document);
     reader.config_mut().expand_empty_elements = true;
     let broken = |error: &dyn std::fmt::Display| format!("its XML is broken: {error}");
     let mut names: Vec<String> = Vec::new();
     let mut texts: Vec<Text> = Vec::new();
+    let mut encoded: Vec<bool> = Vec::new();
     loop {
         match reader.read_event().map_err(|error| broken(&error))? {
             Event::Start(start) => {
                 if names.len() == DEPTH {
                     return Err(broken(&"it is nested too deeply"));
                 }
+                let mark = start.try_get_attribute("Encoded").ok().flatten();
+                encoded.push(mark.is_some_and(|mark| mark.value == "true"));
                 names.push(start.local_name().as_ref().to_owned());
                 texts.push(Some(String::new()));
             }
             Event::End(_) => {
                 let text = texts.pop().flatten();
+                let text = match encoded.pop() {
+                    Some(true) => {
+                        text.and_then(|text| Some(percent_decode_str(&text).decode_utf8().ok()?.into_owned()))
+                    }
+                    _ => text,
+                };
                 let path: Vec<&str> = names.iter().map(String::as_str).collect();
                 leave(&path, text);
                 names.pop();
@@ -318,6 +344,13 @@ mod tests {
             b"<?xml version=\"1.0\"?><Error><Code>NoSuchKey</Code><Message>a &amp; b</Message><Key>k</Key></Error>";
         assert_eq!(error_document(document), ("NoSuchKey".to_owned(), "a & b".to_owned()));
         assert_eq!(error_document(b"<html>502"), (String::new(), String::new()));
+        let google = br#"{"error":{"code":412,"message":"it differs","errors":[{"reason":"conditionNotMet"}]}}"#;
+        assert_eq!(error_document(google), ("conditionNotMet".to_owned(), "it differs".to_owned()));
+        let oauth = br#"{"error":"invalid_grant","error_description":"it has ended"}"#;
+        assert_eq!(error_document(oauth), ("invalid_grant".to_owned(), "it has ended".to_owned()));
+        for broken in ["{", "{}", "{\"error\":7}"] {
+            assert_eq!(error_document(broken.as_bytes()), (String::new(), String::new()), "{broken}");
+        }
     }
 
     #[test]

@@ -45,11 +45,11 @@ mod credentials;
 
 use std::collections::HashMap;
 
-use cavern_proto::Scheme;
 use cavern_proto::s3_options::{
     ACCESS, ANONYMOUS, ENDPOINT, EXTERNAL_ID, PATH_STYLE, PROFILE, REGION, ROLE, ROLE_SESSION, SECRET, SOURCE,
     STS_ENDPOINT, TOKEN, VENDED_DURATION, VENDED_ROLE,
 };
+use cavern_proto::{Scheme, azblob_options, gs_options};
 
 use self::credentials::OF_ROLES;
 pub(crate) use self::credentials::{Credentials, Role, Source, Vended};
@@ -59,6 +59,13 @@ use crate::options::check_names;
 /// All that say whose the requests are of whoever has a mount's own credentials.
 const CREDENTIALS: [&str; 10] =
     [ACCESS, SECRET, TOKEN, PROFILE, SOURCE, ROLE, EXTERNAL_ID, ROLE_SESSION, STS_ENDPOINT, ANONYMOUS];
+
+/// Of each other kind of store: what says where it is, and whose the requests are. What they send can be used by
+/// whoever sees it, so none of it goes along to another place.
+const OF_OTHER_STORES: [(&[&str], &[&str]); 2] = [
+    (&[gs_options::ENDPOINT], &gs_options::CREDENTIALS),
+    (&[azblob_options::ACCOUNT, azblob_options::ENDPOINT], &azblob_options::CREDENTIALS),
+];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct S3Options {
@@ -129,6 +136,14 @@ pub fn changed_options(before: &HashMap<String, String>, given: &HashMap<String,
     };
     let mut options = before.clone();
     options.retain(|name, _| !is_outdated(name));
+    for (places, credentials) in OF_OTHER_STORES {
+        let is_moved = places
+            .iter()
+            .any(|place| given.get(*place).is_some_and(|value| before.get(*place).map_or("", String::as_str) != value));
+        if is_moved || credentials.iter().any(|name| has(name)) {
+            options.retain(|name, _| !credentials.contains(&name.as_str()));
+        }
+    }
     options.extend(given.clone());
     options.retain(|name, value| !(value.is_empty() && given.contains_key(name)));
     options
@@ -147,7 +162,7 @@ pub fn lent_options(options: &HashMap<String, String>) -> Option<HashMap<String,
     is_vended(options).then(told)
 }
 
-fn boolean(name: &str, value: &str) -> Result<bool, UfsError> {
+pub(crate) fn boolean(name: &str, value: &str) -> Result<bool, UfsError> {
     match value {
         "true" => Ok(true),
         "false" => Ok(false),
@@ -156,7 +171,7 @@ fn boolean(name: &str, value: &str) -> Result<bool, UfsError> {
 }
 
 /// `scheme://host[:port]`, so that every spelling of one endpoint gives the same store id.
-fn normalize_endpoint(name: &str, value: &str) -> Result<String, UfsError> {
+pub(crate) fn normalize_endpoint(name: &str, value: &str) -> Result<String, UfsError> {
     let wrong = |reason: &str| {
         // A URL can carry a password, so the value is not repeated.
         UfsError::invalid(name, reason, "write http://HOST[:PORT] or https://HOST[:PORT]")
@@ -251,6 +266,22 @@ mod tests {
             (&of_vended, &[(VENDED_ROLE, "")], &keys),
             (&[keys[0], keys[1], (ROLE, "r"), vended[0], (EXTERNAL_ID, "e")], &[(VENDED_ROLE, "")], &of_role),
             (&keys, &vended, &[keys[0], keys[1], vended[0], vended[1]]),
+            (
+                &[("gs.credentials.key", "k")],
+                &[("gs.credentials.source", "instance")],
+                &[("gs.credentials.source", "instance")],
+            ),
+            (&[("gs.credentials.key", "k")], &[("gs.endpoint_url", "http://h")], &[("gs.endpoint_url", "http://h")]),
+            (
+                &[("azblob.account", "a"), ("azblob.credentials.sas", "s")],
+                &[("azblob.account", "a"), ("azblob.endpoint_url", "")],
+                &[("azblob.account", "a"), ("azblob.credentials.sas", "s")],
+            ),
+            (
+                &[("azblob.account", "a"), ("azblob.credentials.sas", "s")],
+                &[("azblob.account", "b"), ("azblob.credentials.key", "k")],
+                &[("azblob.account", "b"), ("azblob.credentials.key", "k")],
+            ),
         ] {
             assert_eq!(changed_options(&of(before), &of(given)), of(after), "{before:?} {given:?}");
         }

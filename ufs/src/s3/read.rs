@@ -8,12 +8,14 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use futures::Stream;
 use http::header::{ETAG, HOST, IF_MATCH, RANGE};
+use http::request::Builder;
 use http::uri::Uri;
-use http::{HeaderValue, Request as HttpRequest};
+use http::{HeaderName, HeaderValue, Request as HttpRequest};
 
 use super::connections::DrivenBody;
-use super::failure::Failure;
+use super::failure::{Failure, senseless};
 use super::listing::unquoted;
+use super::transport::Transport;
 use super::{S3Store, if_match};
 use crate::error::{Operation, Request, UfsError};
 use crate::store::{Body, ByteStream};
@@ -22,27 +24,45 @@ impl S3Store {
     /// The range is not empty.
     pub(super) async fn open(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Body, UfsError> {
         let asked = || Request::new(Operation::Get, &self.label, key);
-        let senseless = |error: http::Error| Failure::MalformedReply(error.to_string()).into_ufs(asked(), "");
-        let uri: Uri =
-            self.object_url(key).try_into().map_err(|error: http::uri::InvalidUri| senseless(error.into()))?;
-        let host = uri.authority().map_or("", |authority| authority.as_str());
-        let mut unsigned = HttpRequest::get("/").header(HOST, host).header(RANGE, range_header(&range));
-        if !etag.is_empty() {
-            unsigned = unsigned.header(IF_MATCH, if_match(etag));
-        }
-        let request = self.signed(unsigned.uri(uri).body(Bytes::new()), &asked).await?;
-        let answer = self.transport.get(request, (range.start, range.end - 1)).await;
-        let answer = answer.map_err(|failure| failure.into_ufs(asked(), etag))?;
-        let answered = answer.headers().get(ETAG).and_then(|etag| etag.to_str().ok()).unwrap_or_default();
-        let answered = unquoted(answered).to_owned();
-        // A server that ignores If-Match must not slip another version in.
-        if !etag.is_empty() && !answered.is_empty() && answered != etag {
-            let reason = format!("the store answered with the version {answered:?}");
-            return Err(UfsError::VersionChanged { request: asked(), etag: etag.to_owned(), reason });
-        }
-        let pieces = Pieces { body: answer.into_body(), request: asked() };
-        Ok(Body { etag: answered, stream: ByteStream::new(pieces) })
+        let unsigned = ranged(self.object_url(key), &range).map_err(|error| senseless(error, &asked()))?;
+        let unsigned = if etag.is_empty() { unsigned } else { unsigned.header(IF_MATCH, if_match(etag)) };
+        let request = self.signed(unsigned.body(Bytes::new()), &asked).await?;
+        let failed = |failure: Failure, asked: Request| failure.into_ufs(asked, etag);
+        pinned(&self.transport, request, &range, etag, ETAG, asked(), failed).await
     }
+}
+
+/// The GET of a range, still without a condition and credentials.
+pub(crate) fn ranged(url: String, range: &Range<u64>) -> http::Result<Builder> {
+    let uri = Uri::try_from(url)?;
+    let host = uri.authority().map_or("", |authority| authority.as_str()).to_owned();
+    Ok(HttpRequest::get(uri).header(HOST, host).header(RANGE, range_header(range)))
+}
+
+/// Sends the GET of a range of the version `etag`, or of any. The header `version` of the answer says of which it is;
+/// what a failed exchange means is up to the store.
+pub(crate) async fn pinned(
+    transport: &Transport,
+    request: HttpRequest<Bytes>,
+    range: &Range<u64>,
+    etag: &str,
+    version: HeaderName,
+    asked: Request,
+    failed: impl FnOnce(Failure, Request) -> UfsError,
+) -> Result<Body, UfsError> {
+    let answer = match transport.get(request, (range.start, range.end - 1)).await {
+        Ok(answer) => answer,
+        Err(failure) => return Err(failed(failure, asked)),
+    };
+    let answered = answer.headers().get(version).and_then(|etag| etag.to_str().ok()).unwrap_or_default();
+    let answered = unquoted(answered).to_owned();
+    // A server that ignores the condition must not slip another version in.
+    if !etag.is_empty() && !answered.is_empty() && answered != etag {
+        let reason = format!("the store answered with the version {answered:?}");
+        return Err(UfsError::VersionChanged { request: asked, etag: etag.to_owned(), reason });
+    }
+    let pieces = Pieces { body: answer.into_body(), request: asked };
+    Ok(Body { etag: answered, stream: ByteStream::new(pieces) })
 }
 
 fn range_header(range: &Range<u64>) -> HeaderValue {

@@ -11,19 +11,19 @@ use crate::registry::Registry;
 static BUCKETS: Registry<SharedBucket> = Registry::new();
 
 #[derive(Default)]
-pub(super) struct SharedBucket {
+pub(crate) struct SharedBucket {
     transport: OnceLock<Transport>,
-    pub credentials: SharedCredentials,
+    pub(super) credentials: SharedCredentials,
 }
 
 impl SharedBucket {
     /// That of the store of this id.
-    pub(super) fn of(store_id: &str) -> Arc<Self> {
+    pub(crate) fn of(store_id: &str) -> Arc<Self> {
         BUCKETS.of(store_id, Self::default)
     }
 
     /// Its connections; they are made by whoever asks first.
-    pub(super) fn transport(&self, make: impl FnOnce() -> Result<Transport, UfsError>) -> Result<Transport, UfsError> {
+    pub(crate) fn transport(&self, make: impl FnOnce() -> Result<Transport, UfsError>) -> Result<Transport, UfsError> {
         match self.transport.get() {
             Some(transport) => Ok(transport.clone()),
             None => {

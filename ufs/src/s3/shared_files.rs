@@ -51,7 +51,7 @@ impl SharedFiles {
 }
 
 /// A variable of the environment; an empty one is none.
-pub(super) fn variable(name: &str) -> Option<String> {
+pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 

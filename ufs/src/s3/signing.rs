@@ -27,7 +27,7 @@ const PATH: &AsciiSet = &QUERY.remove(b'/');
 
 /// A bucket or a key in a path, as the signature spells it: stores that verify the path as it was sent refuse every
 /// other spelling, even one that HTTP takes for the same.
-pub(super) fn spelled(key: &str) -> PercentEncode<'_> {
+pub(crate) fn spelled(key: &str) -> PercentEncode<'_> {
     utf8_percent_encode(key, PATH)
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use http::header::{CONTENT_LENGTH, CONTENT_RANGE};
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_rustls::HttpsConnectorBuilder;
@@ -82,7 +82,11 @@ impl Transport {
     }
 
     /// Sends a request; the answer is a success, with its body still to come.
-    pub(crate) async fn send(&self, request: Request<Bytes>) -> Result<Response<Incoming>, Failure> {
+    pub(crate) async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Incoming>, Failure> {
+        // Of an empty body the library says nothing, and stores ask for its length (411).
+        if request.body().is_empty() && matches!(*request.method(), Method::PUT | Method::POST) {
+            request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
+        }
         let response = self.client.request(request.map(Full::new)).await.map_err(|error| {
             let doing = if error.is_connect() { "cannot connect" } else { "the connection broke" };
             Failure::broken(doing, error)

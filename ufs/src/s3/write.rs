@@ -16,7 +16,7 @@ use crate::object::{Metadata, Precondition};
 use crate::store::{Change, ChangeRequest, CopySource};
 
 /// Answers to changes are short.
-const ANSWER_BYTES: usize = 64 << 10;
+pub(crate) const ANSWER_BYTES: usize = 64 << 10;
 
 /// The parts of an answer that say what was made.
 struct WriteReply {
@@ -102,6 +102,18 @@ fn copied_of<'a>(change: &Change<'a>) -> Option<(CopySource<'a>, Option<(u64, u6
     }
 }
 
+/// The document that ends an upload.
+pub(crate) fn completion(parts: &[String]) -> Bytes {
+    let mut document = String::from("<CompleteMultipartUpload>");
+    for (number, etag) in (1..).zip(parts) {
+        // An ETag is a name of the store's own making; what XML would not carry is no ETag.
+        let etag = etag.replace('&', "&amp;").replace('<', "&lt;");
+        let _ = write!(document, "<Part><PartNumber>{number}</PartNumber><ETag>\"{etag}\"</ETag></Part>");
+    }
+    document.push_str("</CompleteMultipartUpload>");
+    document.into()
+}
+
 /// Method, query, body and metadata of a change.
 fn spoken<'a>(change: &Change<'a>) -> (Method, String, Bytes, Option<&'a Metadata>) {
     let of_upload = |upload: &str| format!("uploadId={}", utf8_percent_encode(upload, QUERY));
@@ -112,14 +124,7 @@ fn spoken<'a>(change: &Change<'a>) -> (Method, String, Bytes, Option<&'a Metadat
             (Method::PUT, format!("?partNumber={number}&{}", of_upload(upload)), body.clone(), None)
         }
         Change::Complete { upload, parts, .. } => {
-            let mut document = String::from("<CompleteMultipartUpload>");
-            for (number, etag) in (1..).zip(parts) {
-                // An ETag is a name of the store's own making; what XML would not carry is no ETag.
-                let etag = etag.replace('&', "&amp;").replace('<', "&lt;");
-                let _ = write!(document, "<Part><PartNumber>{number}</PartNumber><ETag>\"{etag}\"</ETag></Part>");
-            }
-            document.push_str("</CompleteMultipartUpload>");
-            (Method::POST, format!("?{}", of_upload(upload)), document.into(), None)
+            (Method::POST, format!("?{}", of_upload(upload)), completion(parts), None)
         }
         Change::Abort { upload } => (Method::DELETE, format!("?{}", of_upload(upload)), Bytes::new(), None),
         Change::Delete { .. } => (Method::DELETE, String::new(), Bytes::new(), None),

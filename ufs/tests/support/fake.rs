@@ -87,32 +87,37 @@ impl Fake {
     }
 }
 
-struct Asked {
-    method: String,
-    path: String,
-    query: String,
+pub(super) struct Asked {
+    pub method: String,
+    pub path: String,
+    pub query: String,
     headers: HashMap<String, String>,
-    body: Vec<u8>,
+    pub body: Vec<u8>,
 }
 
 /// Status, headers and body.
-type Reply = (u16, String, Vec<u8>);
+pub(super) type Reply = (u16, String, Vec<u8>);
 
 fn reply(status: u16, code: &str) -> Reply {
     (status, String::new(), format!("<Error><Code>{code}</Code></Error>").into_bytes())
 }
 
 impl Asked {
-    fn header(&self, name: &str) -> &str {
+    pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", String::as_str)
     }
 
-    fn argument(&self, name: &str) -> Option<&str> {
+    pub fn argument(&self, name: &str) -> Option<&str> {
         self.query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
     }
 
     fn metadata(&self) -> BTreeMap<String, String> {
-        let named = self.headers.iter().filter_map(|(name, value)| Some((name.strip_prefix("x-amz-meta-")?, value)));
+        self.named("x-amz-meta-")
+    }
+
+    /// The headers whose names begin so, without that.
+    pub fn named(&self, prefix: &str) -> BTreeMap<String, String> {
+        let named = self.headers.iter().filter_map(|(name, value)| Some((name.strip_prefix(prefix)?, value)));
         named.map(|(name, value)| (name.to_owned(), value.clone())).collect()
     }
 
@@ -252,7 +257,7 @@ fn found(asked: &Asked, object: Object) -> Reply {
     (206, headers, object.body[first..=last].to_vec())
 }
 
-async fn read(socket: &mut TcpStream) -> std::io::Result<Asked> {
+pub(super) async fn read(socket: &mut TcpStream) -> std::io::Result<Asked> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(socket.read_u8().await?);
@@ -298,7 +303,7 @@ async fn exchange(mut socket: TcpStream, state: &Mutex<State>) -> std::io::Resul
         let body = String::from_utf8(body).unwrap();
         return socket.write_all(format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len()).as_bytes()).await;
     }
-    let (status, headers, body) = {
+    let reply = {
         let mut state = state.lock();
         let reply = state.answer(&asked);
         if let Some(at) = state.lost.iter().position(|lost| line.starts_with(lost)) {
@@ -307,6 +312,10 @@ async fn exchange(mut socket: TcpStream, state: &Mutex<State>) -> std::io::Resul
         }
         reply
     };
+    send(&mut socket, &asked, reply).await
+}
+
+pub(super) async fn send(socket: &mut TcpStream, asked: &Asked, (status, headers, body): Reply) -> std::io::Result<()> {
     let length = if status == 204 { String::new() } else { format!("content-length: {}\r\n", body.len()) };
     let head = format!("HTTP/1.1 {status} X\r\n{length}connection: close\r\n{headers}\r\n");
     socket.write_all(head.as_bytes()).await?;

@@ -3,7 +3,10 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod cloud;
+pub mod contract;
 pub mod fake;
+pub mod gcs;
+pub mod outside;
 
 use std::collections::HashMap;
 use std::fs;

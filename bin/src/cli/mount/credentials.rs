@@ -7,6 +7,7 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use cavern_proto::Scheme;
 use cavern_proto::s3_options::{ACCESS, PREFIX, SECRET, TOKEN};
 use clap::Args;
 
@@ -21,8 +22,9 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Args)]
 pub struct CredentialArgs {
-    /// Take the credentials from this file, or from standard input (`-`): lines as with -c (s3.credentials.access=KEY),
-    /// or AWS_ACCESS_KEY_ID=KEY and so on; a file with [profiles] as ~/.aws/credentials has will do as well.
+    /// Take the credentials from this file, or from standard input (`-`): lines as with -c (s3.credentials.access=KEY,
+    /// gs.credentials.key=KEY, azblob.credentials.key=KEY), or AWS_ACCESS_KEY_ID=KEY and so on; a file with [profiles]
+    /// as ~/.aws/credentials has will do as well.
     #[arg(long, value_name = "FILE")]
     credentials_file: Option<PathBuf>,
     /// Take them from this command's environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN if it
@@ -124,7 +126,7 @@ fn parse(text: &str, profile: Option<&str>) -> Result<Vec<(String, String)>, Str
         let known = AWS.iter().find(|(name, _)| name.eq_ignore_ascii_case(key)).map(|(_, option)| *option);
         let option = match known {
             Some(option) => option,
-            None if key.starts_with(PREFIX) => key,
+            None if is_option(key) => key,
             // A profile has other settings, too.
             None if has_profiles => continue,
             None => {
@@ -141,6 +143,9 @@ fn parse(text: &str, profile: Option<&str>) -> Result<Vec<(String, String)>, Str
     if !is_there {
         return Err(format!("it has no profile [{wanted}]"));
     }
+    if options.iter().any(|(option, _)| !option.starts_with(PREFIX)) {
+        return Ok(options);
+    }
     let has = |option: &str| options.iter().any(|(given, value)| given == option && !value.is_empty());
     if !(has(ACCESS) && has(SECRET)) {
         let of = if has_profiles { format!(" in profile [{wanted}]") } else { String::new() };
@@ -150,6 +155,12 @@ fn parse(text: &str, profile: Option<&str>) -> Result<Vec<(String, String)>, Str
         ));
     }
     Ok(options)
+}
+
+/// Whether a key is that of an option of some store.
+fn is_option(key: &str) -> bool {
+    let has_prefix = |scheme: Scheme| key.strip_prefix(scheme.name()).is_some_and(|rest| rest.starts_with('.'));
+    Scheme::ALL.into_iter().any(has_prefix)
 }
 
 fn unquoted(value: &str) -> &str {
@@ -186,6 +197,8 @@ mod tests {
         let file = "[default]\naws_access_key_id=x\n[ work ]\naws_access_key_id=AK\naws_secret_access_key=\"hush=\"\n\
                     aws_session_token=hush-token\n[z]\naws_access_key_id=y";
         assert_eq!(pairs(parse(file, Some("work")).unwrap()), expected(true));
+        let of_azure = vec![("azblob.credentials.key".to_owned(), "hush==".to_owned())];
+        assert_eq!(parse("azblob.credentials.key = hush==\n", None).unwrap(), of_azure);
     }
 
     #[test]

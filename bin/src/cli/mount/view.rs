@@ -29,10 +29,6 @@ impl Serialize for MountView {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mount = &self.mount;
         let is_fs_mode = mount.write_type() == WriteType::FsMode;
-        let is_written = match mount.access_mode() {
-            AccessMode::Unspecified => is_fs_mode,
-            mode => mode == AccessMode::ReadWrite,
-        };
         let keeps = is_fs_mode || mount.attributes() == AttributePolicy::Keep;
         let is_held = is_fs_mode && mount.names() == Names::Held;
         let view = json!({
@@ -40,7 +36,7 @@ impl Serialize for MountView {
             "path": mount.path,
             "uri": mount.uri,
             "write_type": self.write_type(),
-            "access_mode": if is_written { "read_write" } else { "read_only" },
+            "access_mode": if self.is_written() { "read_write" } else { "read_only" },
             "attributes": if keeps { "keep" } else { "refuse" },
             "consistency": self.consistency(),
             "names": if is_held { "held" } else { "synced" },
@@ -90,6 +86,14 @@ impl MountView {
     pub fn new(mount: Mount, mut status: Option<MountStatus>) -> Self {
         let keys = status.as_mut().and_then(|status| status.keys.take()).unwrap_or_default();
         Self { mount, status, keys }
+    }
+
+    /// Whether clients change what is in it.
+    pub fn is_written(&self) -> bool {
+        match self.mount.access_mode() {
+            AccessMode::Unspecified => self.mount.write_type() == WriteType::FsMode,
+            mode => mode == AccessMode::ReadWrite,
+        }
     }
 
     /// The mount that an answer is about.

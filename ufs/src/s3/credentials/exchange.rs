@@ -22,7 +22,7 @@ const ANSWER_BYTES: usize = 256 << 10;
 
 /// Whom credentials are asked of. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Giver {
+pub(crate) struct Giver {
     /// As messages name it.
     pub name: String,
     transport: Transport,
@@ -35,14 +35,14 @@ impl fmt::Debug for Giver {
 }
 
 impl Giver {
-    pub(super) fn new(name: String, url: &str, guard: Guard, conf: &schema::Ufs) -> Result<Self, KeyError> {
+    pub(crate) fn new(name: String, url: &str, guard: Guard, conf: &schema::Ufs) -> Result<Self, KeyError> {
         let transport = Transport::new(conf.connect_timeout.get(), 1, url.starts_with("https:"), guard);
         let transport = transport.map_err(|error| KeyError::Refused(error.to_string()))?;
         Ok(Self { name, transport })
     }
 
     /// A success, whole. `secrets` are in the request, and in no error.
-    pub(super) async fn ask(&self, request: Request<Bytes>, secrets: &[&str]) -> Result<Response<Bytes>, KeyError> {
+    pub(crate) async fn ask(&self, request: Request<Bytes>, secrets: &[&str]) -> Result<Response<Bytes>, KeyError> {
         let asked = async {
             let sent = self.transport.send(request).await;
             let (parts, body) = sent.map_err(|failure| KeyError::of(&failure, &self.name, secrets))?.into_parts();

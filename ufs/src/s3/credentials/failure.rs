@@ -48,7 +48,7 @@ impl KeyError {
     }
 
     /// An answer that cannot be used, which may be that of something else at this address.
-    pub(super) fn senseless(giver: &str) -> Self {
+    pub(crate) fn senseless(giver: &str) -> Self {
         Self::Refused(format!("the answer of {giver} has no credentials that can be used"))
     }
 
@@ -65,7 +65,7 @@ impl KeyError {
     }
 
     /// What it means for `request`.
-    pub(in crate::s3) fn into_ufs(self, request: Request) -> UfsError {
+    pub(crate) fn into_ufs(self, request: Request) -> UfsError {
         match self {
             Self::Unavailable(reason) => {
                 let reason = format!("no credentials: {reason}");

@@ -5,7 +5,6 @@
 //! the link-local addresses that buckets may not be at.
 
 use cavern_conf::schema;
-use cavern_proto::s3_options::SOURCE;
 use http::Uri;
 use reqsign_aws_v4::{Credential, ECSCredentialProvider, IMDSv2CredentialProvider};
 use reqsign_core::{Context, OsEnv, ProvideCredential};
@@ -25,13 +24,13 @@ const CONTAINER_VARIABLES: [&str; 2] = ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
 /// Addresses that an authorization token may be sent to without TLS: this host, ECS, and EKS.
 const WITHOUT_TLS: [&str; 6] = ["127.0.0.1", "localhost", "[::1]", "169.254.170.2", "169.254.170.23", "[fd00:ec2::23]"];
 
-/// Whether the configuration lets a mount have them.
-pub(super) fn check_allowed(source: &str, conf: &schema::Ufs) -> Result<(), KeyError> {
+/// Whether the configuration lets a mount have them, which asks for them by an option with this value.
+pub(crate) fn check_allowed(option: &str, source: &str, conf: &schema::Ufs) -> Result<(), KeyError> {
     if conf.instance_credentials {
         return Ok(());
     }
     Err(KeyError::NotAllowed(UfsError::NotAllowed {
-        what: format!("{SOURCE}={source}"),
+        what: format!("{option}={source}"),
         reason: "the credentials of the host would be used for whoever has the mount, which no process does unless \
                  that is allowed"
             .to_owned(),

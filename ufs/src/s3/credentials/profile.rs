@@ -3,6 +3,7 @@
 
 use std::process::Stdio;
 
+use cavern_proto::s3_options::SOURCE;
 use reqsign_aws_v4::{Credential, SSOCredentialProvider};
 use reqsign_core::time::Timestamp;
 use serde_json::Value;
@@ -47,11 +48,11 @@ impl Wanted {
                 (Some(source), _) => name = source,
                 (None, Some("Environment")) => break of_environment(),
                 (None, Some("Ec2InstanceMetadata")) => {
-                    instance::check_allowed("instance", &self.conf)?;
+                    instance::check_allowed(SOURCE, "instance", &self.conf)?;
                     break Some(instance::of_instance(variable, &self.conf).await?);
                 }
                 (None, Some("EcsContainer")) => {
-                    instance::check_allowed("container", &self.conf)?;
+                    instance::check_allowed(SOURCE, "container", &self.conf)?;
                     break Some(instance::of_container(variable, &self.conf).await?);
                 }
                 (None, _) => return Err(wrong("has role_arn, and neither source_profile nor credential_source")),

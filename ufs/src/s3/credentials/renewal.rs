@@ -47,18 +47,18 @@ const MARGIN: Duration = Duration::from_secs(10);
 
 /// When credentials are renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Due {
+pub(crate) enum Due {
     /// [`EARLY`].
     Late,
     /// In the middle of their life: whoever gets them has to renew them in turn.
     HalfLife,
 }
 
-pub(super) type Fetch = Arc<dyn Fn() -> BoxFuture<'static, Result<Credential, KeyError>> + Send + Sync + 'static>;
+pub(crate) type Fetch = Arc<dyn Fn() -> BoxFuture<'static, Result<Credential, KeyError>> + Send + Sync + 'static>;
 
 /// Credentials that are fetched, kept and renewed. Cheap to clone.
 #[derive(Clone)]
-pub(in crate::s3) struct Renewing(Arc<Inner>);
+pub(crate) struct Renewing(Arc<Inner>);
 
 struct Inner {
     /// Where they come from, as messages name it.
@@ -141,7 +141,7 @@ impl Held {
 }
 
 impl Renewing {
-    pub(super) fn new(giver: String, patience: Duration, due: Due, fetch: Fetch) -> Self {
+    pub(crate) fn new(giver: String, patience: Duration, due: Due, fetch: Fetch) -> Self {
         let (state, rounds) = (Mutex::default(), watch::Sender::new(0));
         Self(Arc::new(Inner { giver, fetch, due, patience, state, rounds }))
     }
@@ -151,13 +151,13 @@ impl Renewing {
     }
 
     /// Where they come from, as messages name it.
-    pub(in crate::s3) fn giver(&self) -> &str {
+    pub(crate) fn giver(&self) -> &str {
         &self.0.giver
     }
 
     /// The store says that they have expired: others are fetched. Whether these are others than those that it meant, or
     /// may be soon.
-    pub(in crate::s3) fn give_up(&self) -> bool {
+    pub(crate) fn give_up(&self) -> bool {
         let mut state = self.0.state.lock();
         let now = Instant::now();
         match &state.held {
@@ -174,7 +174,7 @@ impl Renewing {
     }
 
     /// What a request is signed with now; it says nothing of its end, which is looked at here.
-    pub(super) async fn credential(&self) -> Result<Credential, KeyError> {
+    pub(crate) async fn credential(&self) -> Result<Credential, KeyError> {
         self.get(|held| Credential { expires_in: None, ..held.credential.clone() }).await
     }
 
