@@ -67,6 +67,7 @@ mod lock_files;
 mod master_pauses;
 mod masters;
 mod memory;
+mod metrics;
 mod mounting;
 mod no_open;
 mod nodes;
