@@ -8,6 +8,7 @@ mod fs;
 mod gen_images;
 mod host_path;
 mod job;
+mod load;
 mod local;
 mod mount;
 mod node;
@@ -61,10 +62,10 @@ enum Command {
     Umount(mount::UmountArgs),
     /// Look at files and directories of the namespace, and change those of fs-mode mounts.
     Fs(Family<fs::FsCommand>),
-    /// Warm a file or a directory into the workers.
-    Load(job::BeginArgs),
+    /// Warm files and directories into the workers; say how much of them is cached, or drop that.
+    Load(load::LoadArgs),
     /// Bring what the bucket of an fs-mode mount lacks to the bucket now.
-    Export(job::BeginArgs),
+    Export(job::ExportArgs),
     /// Follow, cancel and retry what `cv load` and `cv export` began.
     Job(Family<job::JobCommand>),
     /// How far the buckets of fs-mode mounts are behind the namespace.
@@ -151,8 +152,8 @@ impl Cli {
             Command::Mount(args) => block_on(args.run()),
             Command::Umount(args) => block_on(args.run()),
             Command::Fs(Family { result, command }) => block_on(command.run(&result)),
-            Command::Load(args) => block_on(args.load()),
-            Command::Export(args) => block_on(args.export()),
+            Command::Load(args) => block_on(args.run()),
+            Command::Export(args) => block_on(args.run()),
             Command::Job(Family { result, command }) => block_on(command.run(&result)),
             Command::Persist(Family { result, command }) => block_on(command.run(&result)),
             Command::Refresh(args) => block_on(args.run()),
