@@ -17,6 +17,7 @@ mod process;
 mod raft;
 mod refresh;
 mod report;
+mod top;
 mod why;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -74,6 +75,8 @@ enum Command {
     Refresh(refresh::RefreshArgs),
     /// Show the cluster: workers, cache, mounts, jobs.
     Report(report::ReportArgs),
+    /// Show live what mounts, clients and workers do.
+    Top(top::TopArgs),
     /// List the workers of the cluster, empty one, and take one out.
     Node(Family<node::NodeCommand>),
     /// The group of masters: show it, add and remove masters, have another one lead.
@@ -158,6 +161,7 @@ impl Cli {
             Command::Persist(Family { result, command }) => block_on(command.run(&result)),
             Command::Refresh(args) => block_on(args.run()),
             Command::Report(args) => block_on(args.run()),
+            Command::Top(args) => block_on(args.run()),
             Command::Node(Family { result, command }) => block_on(command.run(&result)),
             Command::Raft(Family { result, command }) => block_on(command.run(&result)),
             Command::Secrets(SecretsCommand::Rotate(result)) => block_on(raft::rotate(&result)),

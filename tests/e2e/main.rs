@@ -88,6 +88,7 @@ mod running;
 mod s3_clients;
 mod secrets;
 mod secure;
+mod top;
 mod trace;
 mod trees;
 mod waiting;

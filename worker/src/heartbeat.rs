@@ -132,6 +132,7 @@ impl Heartbeat {
             known: past.told,
             kept_blocks: past.kept.0,
             kept_bytes: past.kept.1,
+            hits: self.parts.mounts.hits(),
         };
         let ask = |mut stubs: Stubs| {
             let request = request.clone();

@@ -342,9 +342,12 @@ impl EventStream<'_> {
         }
         acknowledged.sent.push();
         let (acknowledged_seq, let_go_seq) = to_tell;
-        let group_epoch = self.at.inner.master.group_epoch();
+        let Source { inner, .. } = self.at;
+        let group_epoch = inner.master.group_epoch();
+        // Of these there is one in a second.
+        let activity = is_asked.then(|| inner.tables.mounts().activity());
         // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
-        let message = WatchRequest { acknowledged_seq, let_go_seq, group_epoch, ..WatchRequest::default() };
+        let message = WatchRequest { acknowledged_seq, let_go_seq, group_epoch, activity, ..WatchRequest::default() };
         if acknowledged.messages.try_send(message).is_err() {
             acknowledged.sent.pop();
         }

@@ -329,7 +329,8 @@ impl Cluster for Services {
         Ok(Response::new(UnavailableFiles { lost_files, lost, ..unavailable }))
     }
 
-    async fn status(&self, _: tonic::Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {
+    async fn status(&self, request: tonic::Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {
+        let StatusRequest { activity } = request.into_inner();
         let (epoch, mounts) = self.mounts.table().or_status()?;
         let shown = |mount: Mount| Mount { options: redact(&mount.options), ..mount };
         let mut mounts =
@@ -349,6 +350,8 @@ impl Cluster for Services {
             jobs: self.jobs.list().await.or_status()?,
             lost_pasts: self.lost_pasts.all(),
             tasks: self.background.statuses(),
+            clients: if activity { self.watch.clients() } else { Vec::new() },
+            hits: if activity { self.workers.hits().or_status()? } else { Vec::new() },
         }))
     }
 }

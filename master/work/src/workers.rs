@@ -6,7 +6,7 @@
 pub mod calls;
 pub mod fenced;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use bytes::Bytes;
 use cavern_conf::process::LogLimit;
 use cavern_consensus::Proposer;
 use cavern_proto::master::{
-    DiskReport, FetchFailure, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState, WorkerTable,
+    DiskReport, FetchFailure, HeartbeatRequest, MountHits, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState,
+    WorkerTable,
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{PutWorker, SetWorkerState, WorkerRecord};
@@ -35,6 +36,8 @@ const DISKS_MAX: usize = 256;
 /// Mounts that one worker may report as failing, and characters of what it says of each.
 const FETCH_FAILURES_MAX: usize = 64;
 const FETCH_FAILURE_CHARS: usize = 1000;
+/// Mounts that one worker may say something of.
+const HITS_MAX: usize = 1000;
 
 /// Whether it is for `asker` to speak for a worker.
 ///
@@ -72,6 +75,7 @@ struct Report {
     disks: Vec<DiskReport>,
     counters: WorkerCounters,
     fetch_failures: Vec<FetchFailure>,
+    hits: Vec<MountHits>,
     /// Of which it knows the masters.
     group_epoch: u64,
 }
@@ -133,6 +137,7 @@ impl Workers {
                     disks,
                     counters: WorkerCounters::default(),
                     fetch_failures: Vec::new(),
+                    hits: Vec::new(),
                     group_epoch: 0,
                 };
                 self.reports.lock().insert(id, report);
@@ -184,8 +189,9 @@ impl Workers {
         if !request.data_address.is_empty() && request.data_address != worker.data_address {
             return Ok(false);
         }
-        let mut disks = request.disks;
+        let (mut disks, mut hits) = (request.disks, request.hits);
         disks.truncate(DISKS_MAX);
+        hits.truncate(HITS_MAX);
         let report = Report {
             received_at: Instant::now(),
             used_bytes: request.used_bytes,
@@ -194,6 +200,7 @@ impl Workers {
             disks,
             counters: request.counters.unwrap_or_default(),
             fetch_failures: bounded(id, request.fetch_failures),
+            hits,
             group_epoch: request.group_epoch,
         };
         let before = self.reports.lock().insert(id, report);
@@ -209,12 +216,27 @@ impl Workers {
 
     /// What live workers say that they cannot fetch, by worker.
     pub fn fetch_failures(&self) -> Result<Vec<FetchFailure>, WorkError> {
+        self.of_live(|report| report.fetch_failures.as_slice())
+    }
+
+    /// What live workers were asked for since they started, mount by mount.
+    pub fn hits(&self) -> Result<Vec<MountHits>, WorkError> {
+        let mut sums = BTreeMap::<u32, MountHits>::new();
+        for MountHits { mount_id, hit_bytes, miss_bytes } in self.of_live(|report| report.hits.as_slice())? {
+            let sum = sums.entry(mount_id).or_insert(MountHits { mount_id, hit_bytes: 0, miss_bytes: 0 });
+            sum.hit_bytes = sum.hit_bytes.saturating_add(hit_bytes);
+            sum.miss_bytes = sum.miss_bytes.saturating_add(miss_bytes);
+        }
+        Ok(sums.into_values().collect())
+    }
+
+    /// What the last heartbeats of live workers have of something.
+    fn of_live<T: Clone>(&self, what: fn(&Report) -> &[T]) -> Result<Vec<T>, WorkError> {
         let records = Tables::new(&self.database).workers()?;
         let live = records.into_iter().filter_map(|record| record.worker);
         let live = live.filter(|worker| worker.state() == WorkerState::Live);
         let reports = self.reports.lock();
-        let failures = live.filter_map(|worker| reports.get(&worker.id)).flat_map(|report| &report.fetch_failures);
-        Ok(failures.cloned().collect())
+        Ok(live.filter_map(|worker| reports.get(&worker.id)).flat_map(what).cloned().collect())
     }
 
     /// For how long a worker has sent no heartbeat; never longer than since this master's start.
