@@ -8,7 +8,9 @@ use cavern_conf::Config;
 use cavern_net::Placement;
 use cavern_proto::block_id::block_length;
 use cavern_proto::data::{BlockRef, open_request};
-use cavern_proto::master::{Job, JobKind, JobState, Mount, Worker, WorkerState, WorkerTable};
+use cavern_proto::master::{
+    AccessMode, AttributePolicy, Job, JobKind, JobState, Mount, Worker, WorkerState, WorkerTable,
+};
 use cavern_work::workers::Workers;
 use cavern_work::workers::calls::{BlockFiller, Failure, Filled};
 use cavern_work::{Request, WorkError};
@@ -162,5 +164,35 @@ async fn lists_are_loaded_and_looked_at_without_a_job() {
         (counts(&listed), listed.state(), listed.kind()),
         ((4, 4, 0, 0, 0), JobState::Done, JobKind::LoadMetadata)
     );
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_loaded_is_asked_for_by_listings_alone() {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    let master = TestMaster::with(Config::default(), dir, Arc::new(Counting::default())).await.unwrap();
+    let (bucket, uri) = new_bucket();
+    let keys: Vec<String> = (0..40).map(|number| format!("flat/{number:02}")).collect();
+    for key in &keys {
+        bucket.put(key, "1");
+    }
+    // A listing of several pages, of a bucket that keeps attributes.
+    bucket.list_in_shards(1, 10);
+    let (attributes, access_mode) = (AttributePolicy::Keep as i32, AccessMode::ReadWrite as i32);
+    let request = Mount { attributes, access_mode, ..mount_request("/m", &uri) };
+    let mount = master.services().mount_bucket(request, false).await.unwrap();
+    let ufs = master.services().mounts.get(mount.id).unwrap().ufs.clone();
+    let before = ufs.stats().heads;
+    let jobs = &master.services().jobs;
+    let (answers, _taken) = tokio::sync::mpsc::channel(1);
+    let paths: Vec<String> = keys.iter().map(|key| format!("/m/{key}")).collect();
+    let loaded = jobs.load_files(JobKind::Load, paths, &answers).await.unwrap();
+    assert_eq!((loaded.files_done, loaded.errors, loaded.state()), (40, 0, JobState::Done));
+    let job = jobs.submit_once(&Request::default(), JobKind::Load, "/m/flat/07", 0).await.unwrap();
+    eventually(|| async { jobs.get(job.id).await.unwrap().state() == JobState::Done }).await;
+    assert_eq!(ufs.stats().heads, before);
+    // For clients it is asked what the bucket keeps.
+    assert!(master.services().lookups.resolve("/m/flat/07").await.is_ok());
+    assert!(ufs.stats().heads > before);
     master.stop().await;
 }

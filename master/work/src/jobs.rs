@@ -20,7 +20,6 @@ use cavern_proto::master::{Job, JobKind, JobState};
 use cavern_state::outcome::{PutJob, Repeatable};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
-use tokio_util::sync::CancellationToken;
 
 use self::load::Loader;
 use self::running::RunningJob;
@@ -122,7 +121,7 @@ impl Jobs {
         let mut job = match kind {
             JobKind::Export => self.plan_export(path).await?,
             JobKind::Load | JobKind::LoadMetadata | JobKind::Unspecified => {
-                self.lookups.resolve(path).await?;
+                self.loader.lookups.resolve(path).await?;
                 let kind = if kind == JobKind::LoadMetadata { kind } else { JobKind::Load };
                 Job { kind: kind as i32, ..Job::default() }
             }
@@ -146,7 +145,8 @@ impl Jobs {
     /// ([`JobKind::Check`]), and says now and then how far it is. Gives what has become of it.
     ///
     /// # Errors
-    /// There is no such work, or too much of it is under way. What fails of a path is counted.
+    /// There is no such work, too much of it is under way, or this master stops or leads no more. What fails of a path
+    /// is counted.
     pub async fn load_files(
         &self,
         kind: JobKind,
@@ -160,7 +160,9 @@ impl Jobs {
         let _place = self.lists.try_acquire().map_err(too_many)?;
         let (clock, state) = (self.lookups.reader.clock(), JobState::Running as i32);
         let list = Job { kind: kind as i32, state, started_ns: clock.now_ns(), ..Job::default() };
-        let list = Arc::new(RunningJob::new(list, CancellationToken::new()));
+        // Blocks that are under way when nobody watches any more are loaded nevertheless.
+        let stop = &self.tasks.stop;
+        let list = Arc::new(RunningJob::new(list, stop.child_token()));
         let report = async {
             loop {
                 tokio::time::sleep(REPORT_INTERVAL).await;
@@ -169,7 +171,9 @@ impl Jobs {
             }
         };
         tokio::select! {
-            () = self.loader.run_list(&list, paths) => Ok(list.end(clock.now_ns())),
+            biased;
+            () = stop.cancelled() => Err(WorkError::stopping()),
+            ended = self.loader.run_list(&list, paths) => ended.map(|()| list.end(clock.now_ns())),
             () = report => Ok(list.snapshot()),
         }
     }

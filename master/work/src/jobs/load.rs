@@ -33,7 +33,7 @@ const PATHS_AT_A_TIME: usize = 16;
 /// Fills blocks for all loads. Cheap to clone.
 #[derive(Clone)]
 pub struct Loader {
-    lookups: Lookups,
+    pub(super) lookups: Lookups,
     filler: Arc<dyn BlockFiller>,
     /// Blocks in flight, over all jobs.
     blocks: Arc<Semaphore>,
@@ -58,6 +58,7 @@ pub fn begun_anew(job: Job) -> Job {
 impl Loader {
     pub fn new(lookups: Lookups, filler: Arc<dyn BlockFiller>, concurrency: usize) -> Self {
         let concurrency = u32::try_from(concurrency.clamp(1, 1 << 16)).unwrap_or(1);
+        let lookups = Lookups { listings_only: true, ..lookups };
         Self { lookups, filler, blocks: Arc::new(Semaphore::new(concurrency as usize)), concurrency }
     }
 
@@ -72,8 +73,8 @@ impl Loader {
         Ok(())
     }
 
-    /// The same of many paths, each with an error of its own: the others are loaded.
-    pub async fn run_list(&self, job: &Arc<RunningJob>, paths: Vec<String>) {
+    /// The same of many paths, each with an error of its own: the others are loaded. An error is about this master.
+    pub async fn run_list(&self, job: &Arc<RunningJob>, paths: Vec<String>) -> Result<(), WorkError> {
         let mut batches = Batches::new(self.clone(), job.clone());
         let found = stream::iter(paths).map(|path| self.find(job.kind, path));
         let mut found = found.buffered(PATHS_AT_A_TIME);
@@ -82,12 +83,18 @@ impl Loader {
                 Ok(entry) => self.load(&mut batches, &entry).await,
                 Err(error) => Err(error),
             };
-            if let Err(error) = loaded.map_err(|error| error.to_string()) {
-                job.failed(&if error.contains(&path) { error } else { format!("{path}: {error}") });
+            match loaded {
+                Ok(()) => {}
+                Err(error) if error.is_of_master() => return Err(error),
+                Err(error) => {
+                    let error = error.to_string();
+                    job.failed(&if error.contains(&path) { error } else { format!("{path}: {error}") });
+                }
             }
         }
         job.walked();
         batches.finish().await;
+        Ok(())
     }
 
     /// What a path leads to. A file that is to be loaded is known from the listing of its directory, which is renewed
@@ -116,6 +123,7 @@ impl Loader {
         while let Some(visited) = walk.next().await {
             match visited {
                 Ok((inode, _)) => self.load_directory(batches, inode).await?,
+                Err((_, error)) if error.is_of_master() => return Err(error),
                 Err((_, error)) => batches.failed(&error.to_string()),
             }
         }
