@@ -141,7 +141,7 @@ async fn watch(
     json: bool,
     stop: CancellationToken,
 ) -> Result<(), CliError> {
-    let follower = Follower { masters, what: "the job" };
+    let follower = Follower::new(masters, "the job");
     let mut progress = Progress::new(json);
     let id = job.id();
     let request = GetJobRequest { id, ..GetJobRequest::default() };

@@ -137,7 +137,7 @@ fn batches(paths: Vec<String>) -> Vec<Vec<String>> {
 /// master answered for long.
 async fn load_list(progress: ListProgress, batches: Vec<Vec<String>>, result: &ResultArgs) -> Result<(), CliError> {
     let stop = process::shutdown_on_signals();
-    let follower = Follower { masters: result.cluster.masters().await?, what: "the load" };
+    let follower = Follower::new(result.cluster.masters().await?, "the load");
     let progress = RefCell::new(progress);
     let work = stream::iter(batches.into_iter().enumerate())
         .map(|(number, paths)| load_batch(&follower, &progress, number, paths))
@@ -171,6 +171,7 @@ async fn load_batch(
         let mut reports = master.cluster.load_files(request.clone()).await?.into_inner();
         let mut last = Job::default();
         while let Some(job) = reports.message().await? {
+            follower.is_answered();
             progress.borrow_mut().is_at(number, count, &job);
             last = job;
         }
