@@ -104,11 +104,15 @@ impl File {
     }
 
     fn has_read(&self, bytes: usize) {
-        self.activity().inspect(|activity| activity.has_read(bytes));
+        if let Some(activity) = self.activity() {
+            activity.has_read(bytes);
+        }
     }
 
     fn has_written(&self, bytes: usize) {
-        self.activity().inspect(|activity| activity.has_written(bytes));
+        if let Some(activity) = self.activity() {
+            activity.has_written(bytes);
+        }
     }
 
     /// In the namespace, or one of this process alone: see [`is_of_this_process`](crate::is_of_this_process).

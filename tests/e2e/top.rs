@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -50,6 +50,17 @@ impl Drop for Busy {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.work.take().map(JoinHandle::join);
         assert!(thread::panicking() || ended.is_none_or(|ended| ended.is_ok()), "reading or writing failed");
+    }
+}
+
+/// Gives a command a terminal, and passes on what is typed; ends with it.
+struct Terminal(Child);
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It has ended, unless the test fails.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -111,15 +122,14 @@ fn a_terminal_is_drawn_anew_and_sorted_by_keys_and_left_as_it_was() {
     let words: Vec<&str> =
         [command.get_program()].into_iter().chain(command.get_args()).flat_map(|word| word.to_str()).collect();
     let shown = cluster.directory().join("top.shown");
-    // It gives the command a terminal, and passes on what is typed.
     let mut terminal = Command::new("script");
     terminal.args(["-qec", &words.join(" "), "/dev/null"]).env("CV_CONF", cluster.status().conf).env("TERM", "xterm");
     terminal.stdin(Stdio::piped()).stdout(fs::File::create(&shown).unwrap());
-    let mut terminal = terminal.spawn().unwrap();
-    let mut keys = terminal.stdin.take().unwrap();
+    let mut terminal = Terminal(terminal.spawn().unwrap());
+    let mut keys = terminal.0.stdin.take().unwrap();
     let shows = |text: &str| {
         eventually(&format!("it shows {text:?}"), PATIENCE, || {
-            fs::read_to_string(&shown).unwrap().contains(text).then_some(())
+            String::from_utf8_lossy(&fs::read(&shown).unwrap()).contains(text).then_some(())
         });
     };
     shows("\u{1b}[?1049h");
@@ -130,7 +140,7 @@ fn a_terminal_is_drawn_anew_and_sorted_by_keys_and_left_as_it_was() {
     keys.write_all(b"xn").unwrap();
     shows("sorted by Name");
     keys.write_all(b"q").unwrap();
-    let ended = eventually("it ends", PATIENCE, || terminal.try_wait().unwrap());
+    let ended = eventually("it ends", PATIENCE, || terminal.0.try_wait().unwrap());
     assert!(ended.success(), "{ended:?}");
     shows("\u{1b}[?25h\u{1b}[?1049l");
 }

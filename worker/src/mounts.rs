@@ -191,6 +191,7 @@ impl Mounts {
         }
         table.epoch = Some(fresh.epoch);
         self.failures.retain(|mount_id| table.mounts.contains_key(&mount_id));
+        self.hits.retain(|mount_id| table.mounts.contains_key(&mount_id));
         self.version.fetch_add(1, Ordering::Release);
     }
 

@@ -4,15 +4,12 @@
 mod rates;
 mod screen;
 
-use std::collections::HashMap;
-
 use cavern_conf::{Interval, process};
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
-use cavern_proto::master::{PersistStatusRequest, StatusRequest, WriteType};
+use cavern_proto::master::StatusRequest;
 use clap::Args;
 use tokio::time::Instant;
-use tonic::Code;
 
 use self::rates::{Rates, Sample, Sort};
 use self::screen::Screen;
@@ -46,9 +43,9 @@ fn interval(text: &str) -> Result<Interval, String> {
 impl TopArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let Self { mut sort, interval, once, result } = self;
-        let stop = process::shutdown_on_signals();
         let masters = result.cluster.masters().await?;
         let mut rates = Rates::from(look(&masters).await?);
+        let stop = process::shutdown_on_signals();
         let mut screen = if once || result.json { None } else { Screen::open()? };
         // Why the last look failed, if it did: somebody who watches goes on watching.
         let mut failure: Option<String> = None;
@@ -57,8 +54,12 @@ impl TopArgs {
             if let Some(screen) = &mut screen {
                 screen.draw(sort, |rows| rates.view(sort).lines(Some(rows)), failure.as_deref())?;
             }
-            tokio::select! {
-                () = tokio::time::sleep_until(due) => {}
+            let next = async {
+                tokio::time::sleep_until(due).await;
+                look(&masters).await
+            };
+            let looked = tokio::select! {
+                looked = next => looked,
                 key = Screen::key(&mut screen) => match key {
                     b'q' => return Ok(()),
                     key => {
@@ -67,8 +68,8 @@ impl TopArgs {
                     }
                 },
                 () = stop.cancelled() => return Ok(()),
-            }
-            failure = match look(&masters).await {
+            };
+            failure = match looked {
                 Ok(sample) => {
                     rates.add(sample);
                     None
@@ -97,23 +98,9 @@ impl TopArgs {
 
 /// What the master that leads knows now.
 async fn look(masters: &MasterChannel) -> Result<Sample, CliError> {
-    let ask = async |mut master: Stubs| {
-        let status = master.cluster.status(StatusRequest { activity: true }).await?.into_inner();
-        let mounts = status.mounts.iter().flat_map(|table| &table.mounts);
-        let mut queues = HashMap::new();
-        for mount in mounts.filter(|mount| mount.write_type() == WriteType::FsMode) {
-            let request = PersistStatusRequest { path: mount.path.clone(), ..PersistStatusRequest::default() };
-            match master.cluster.get_persist_status(request).await {
-                Ok(queue) => drop(queues.insert(mount.id, queue.into_inner())),
-                // It is unmounted by now.
-                Err(status) if status.code() == Code::NotFound => {}
-                Err(status) => return Err(status),
-            }
-        }
-        Ok((status, queues))
-    };
-    let (status, queues) = masters.ask(ask).await?;
-    Ok(Sample { at: Instant::now(), status, queues })
+    let ask = async |mut master: Stubs| master.cluster.status(StatusRequest { activity: true }).await;
+    let status = masters.ask_unary(ask).await?;
+    Ok(Sample { at: Instant::now(), status })
 }
 
 #[cfg(test)]

@@ -352,6 +352,7 @@ impl Cluster for Services {
             tasks: self.background.statuses(),
             clients: if activity { self.watch.clients() } else { Vec::new() },
             hits: if activity { self.workers.hits().or_status()? } else { Vec::new() },
+            backlogs: if activity { self.persistence.backlogs() } else { Vec::new() },
         }))
     }
 }

@@ -6,7 +6,7 @@
 pub mod calls;
 pub mod fenced;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use bytes::Bytes;
 use cavern_conf::process::LogLimit;
 use cavern_consensus::Proposer;
 use cavern_proto::master::{
-    DiskReport, FetchFailure, HeartbeatRequest, MountHits, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState,
-    WorkerTable,
+    DiskReport, FetchFailure, HeartbeatRequest, MountHits, RegisterWorkerRequest, Worker, WorkerCounters, WorkerHits,
+    WorkerState, WorkerTable,
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{PutWorker, SetWorkerState, WorkerRecord};
@@ -216,27 +216,21 @@ impl Workers {
 
     /// What live workers say that they cannot fetch, by worker.
     pub fn fetch_failures(&self) -> Result<Vec<FetchFailure>, WorkError> {
-        self.of_live(|report| report.fetch_failures.as_slice())
+        Ok(self.of_live(|_, report| report.fetch_failures.clone())?.concat())
     }
 
     /// What live workers were asked for since they started, mount by mount.
-    pub fn hits(&self) -> Result<Vec<MountHits>, WorkError> {
-        let mut sums = BTreeMap::<u32, MountHits>::new();
-        for MountHits { mount_id, hit_bytes, miss_bytes } in self.of_live(|report| report.hits.as_slice())? {
-            let sum = sums.entry(mount_id).or_insert(MountHits { mount_id, hit_bytes: 0, miss_bytes: 0 });
-            sum.hit_bytes = sum.hit_bytes.saturating_add(hit_bytes);
-            sum.miss_bytes = sum.miss_bytes.saturating_add(miss_bytes);
-        }
-        Ok(sums.into_values().collect())
+    pub fn hits(&self) -> Result<Vec<WorkerHits>, WorkError> {
+        self.of_live(|worker_id, report| WorkerHits { worker_id, mounts: report.hits.clone() })
     }
 
-    /// What the last heartbeats of live workers have of something.
-    fn of_live<T: Clone>(&self, what: fn(&Report) -> &[T]) -> Result<Vec<T>, WorkError> {
+    /// Something of the last heartbeat of each live worker.
+    fn of_live<T>(&self, what: impl Fn(u64, &Report) -> T) -> Result<Vec<T>, WorkError> {
         let records = Tables::new(&self.database).workers()?;
         let live = records.into_iter().filter_map(|record| record.worker);
         let live = live.filter(|worker| worker.state() == WorkerState::Live);
         let reports = self.reports.lock();
-        Ok(live.filter_map(|worker| reports.get(&worker.id)).flat_map(what).cloned().collect())
+        Ok(live.filter_map(|worker| Some(what(worker.id, reports.get(&worker.id)?))).collect())
     }
 
     /// For how long a worker has sent no heartbeat; never longer than since this master's start.

@@ -38,6 +38,11 @@ impl HitCounters {
         has_room.then(|| mounts.entry(mount_id).or_default().clone())
     }
 
+    /// Forgets mounts that are gone.
+    pub fn retain(&self, is_mounted: impl Fn(u32) -> bool) {
+        self.0.write().retain(|mount_id, _| is_mounted(*mount_id));
+    }
+
     /// All of them, as a heartbeat has them.
     pub fn all(&self) -> Vec<MountHits> {
         let hits = |(mount_id, bytes): (&u32, &Arc<Bytes>)| MountHits {
@@ -63,6 +68,12 @@ mod tests {
         let all = counters.all();
         assert_eq!(all.len(), MOUNTS_MAX);
         assert!(all.contains(&MountHits { mount_id: 7, hit_bytes: 16, miss_bytes: 3 }), "{all:?}");
-        assert!(all.iter().all(|hits| hits.mount_id < 100 + MOUNTS_MAX as u32 - 1), "the last one is one too many");
+        let last = 100 + MOUNTS_MAX as u32 - 1;
+        assert!(all.iter().all(|hits| hits.mount_id < last), "the last one is one too many");
+        counters.retain(|mount_id| mount_id == 7);
+        counters.count(last, 1, 2);
+        let mut ids: Vec<u32> = counters.all().into_iter().map(|hits| hits.mount_id).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, [7, last], "mounts that are gone leave their places");
     }
 }

@@ -5,10 +5,13 @@
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 use std::time::Duration;
 
 use cavern_conf::counted;
-use cavern_proto::master::{ClientActivity, ClusterStatus, PersistStatus, Worker, WorkerCounters, WorkerState};
+use cavern_proto::master::{
+    ClientActivity, ClusterStatus, MountBacklog, Worker, WorkerCounters, WorkerState, WriteType,
+};
 use clap::ValueEnum;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -50,8 +53,6 @@ impl Sort {
 pub struct Sample {
     pub at: Instant,
     pub status: ClusterStatus,
-    /// Of fs-mode mounts, by their numbers.
-    pub queues: HashMap<u32, PersistStatus>,
 }
 
 /// What somebody has done in a second.
@@ -165,31 +166,22 @@ impl Rates {
             workers: workers(span, before, now),
             ..empty()
         };
-        let mut of_mounts = HashMap::<u32, [u64; COUNTS]>::new();
-        let known = activities(before);
+        let done = grown(&activities(before), &activities(now));
+        view.io = span.io(sums(&done, |_| ()).remove(&()).unwrap_or_default());
+        let of_clients = sums(&done, |(session, _)| session);
         for client in &now.status.clients {
-            let mut sum = [0; COUNTS];
-            for (mount_id, counts) in counts(client.activity.as_ref()) {
-                let grown = known.get(&(client.session, mount_id)).map_or([0; COUNTS], |known| grown(*known, counts));
-                add(&mut sum, grown);
-                add(of_mounts.entry(mount_id).or_default(), grown);
-            }
-            let (client, identity, session) = (client.client.clone(), client.identity.clone(), client.session);
-            view.clients.push(ClientRow { client, identity, session, io: span.io(sum) });
+            let (name, identity, session) = (client.client.clone(), client.identity.clone(), client.session);
+            let io = span.io(of_clients.get(&session).copied().unwrap_or_default());
+            view.clients.push(ClientRow { client: name, identity, session, io });
         }
-        let mut all = [0; COUNTS];
-        of_mounts.values().for_each(|counts| add(&mut all, *counts));
-        view.io = span.io(all);
-        let hits = |sample: &Sample, mount_id: u32| {
-            let of_mount = sample.status.hits.iter().find(|hits| hits.mount_id == mount_id);
-            of_mount.map(|hits| (hits.hit_bytes, hits.miss_bytes))
-        };
+        let of_mounts = sums(&done, |(_, mount_id)| mount_id);
+        let served = sums(&grown(&hits(before), &hits(now)), |(_, mount_id)| mount_id);
         for mount in now.status.mounts.iter().flat_map(|table| &table.mounts) {
             view.mounts.push(MountRow {
                 path: mount.path.clone(),
                 io: span.io(of_mounts.get(&mount.id).copied().unwrap_or_default()),
-                hits: span.hits(hits(before, mount.id).unwrap_or_default(), hits(now, mount.id).unwrap_or_default()),
-                persist: now.queues.get(&mount.id).map(queue),
+                hits: span.hits(served.get(&mount.id).copied().unwrap_or_default()),
+                persist: (mount.write_type() == WriteType::FsMode).then(|| Queue::of(&now.status.backlogs, mount.id)),
             });
         }
         let served = |of: fn(&Hits) -> f64| view.workers.iter().map(|worker| of(&worker.hits)).sum::<f64>();
@@ -216,49 +208,67 @@ fn empty() -> TopView {
     }
 }
 
-/// Bytes read, reads, bytes written, writes.
-const COUNTS: usize = 4;
+/// What is counted of each mount, by whom: the session of a client, or a worker.
+type Counts<const N: usize> = HashMap<(u64, u32), [u64; N]>;
 
-/// What a client says of each mount.
-fn counts(activity: Option<&ClientActivity>) -> impl Iterator<Item = (u32, [u64; COUNTS])> + '_ {
-    activity.into_iter().flat_map(|activity| {
+/// Bytes read, reads, bytes written and writes of clients.
+fn activities(sample: &Sample) -> Counts<4> {
+    let mut counts = Counts::new();
+    for client in &sample.status.clients {
+        let Some(activity) = &client.activity else { continue };
         let ClientActivity { mount_ids, reads, read_bytes, writes, written_bytes } = activity;
-        // What a list lacks is nothing.
-        let lists = [read_bytes, reads, written_bytes, writes];
-        mount_ids
-            .iter()
-            .enumerate()
-            .map(move |(place, mount_id)| (*mount_id, lists.map(|list| list.get(place).copied().unwrap_or_default())))
-    })
+        for (place, mount_id) in mount_ids.iter().enumerate() {
+            // What a list lacks is nothing.
+            let lists = [read_bytes, reads, written_bytes, writes];
+            let of_mount = lists.map(|list| list.get(place).copied().unwrap_or_default());
+            counts.insert((client.session, *mount_id), of_mount);
+        }
+    }
+    counts
 }
 
-/// By session and mount.
-fn activities(sample: &Sample) -> HashMap<(u64, u32), [u64; COUNTS]> {
-    let clients = sample.status.clients.iter();
-    let all = clients.flat_map(|client| {
-        counts(client.activity.as_ref()).map(|(mount_id, counts)| ((client.session, mount_id), counts))
+/// Bytes that were there, and that had to be fetched, at workers.
+fn hits(sample: &Sample) -> Counts<2> {
+    let workers = sample.status.hits.iter();
+    let all = workers.flat_map(|worker| {
+        worker.mounts.iter().map(move |hits| ((worker.worker_id, hits.mount_id), [hits.hit_bytes, hits.miss_bytes]))
     });
     all.collect()
 }
 
-/// A process that began anew counts from nothing.
-fn grown(before: [u64; COUNTS], now: [u64; COUNTS]) -> [u64; COUNTS] {
-    std::array::from_fn(|place| now[place].saturating_sub(before[place]))
+/// What has grown between two looks. A process that began anew counts from nothing.
+fn grown<const N: usize>(before: &Counts<N>, now: &Counts<N>) -> Counts<N> {
+    let grown = now.iter().filter_map(|(key, now)| {
+        let before = before.get(key)?;
+        Some((*key, std::array::from_fn(|place| now[place].saturating_sub(before[place]))))
+    });
+    grown.collect()
 }
 
-fn add(sum: &mut [u64; COUNTS], counts: [u64; COUNTS]) {
-    for (sum, count) in sum.iter_mut().zip(counts) {
-        *sum = sum.saturating_add(count);
+/// Sums of all that have the same key.
+fn sums<K: Eq + Hash, const N: usize>(counts: &Counts<N>, key: impl Fn((u64, u32)) -> K) -> HashMap<K, [u64; N]> {
+    let mut sums = HashMap::<K, [u64; N]>::new();
+    for (of, counts) in counts {
+        let sum = sums.entry(key(*of)).or_insert([0; N]);
+        for (sum, count) in sum.iter_mut().zip(counts) {
+            *sum = sum.saturating_add(*count);
+        }
     }
+    sums
 }
 
-fn queue(status: &PersistStatus) -> Queue {
-    Queue {
-        files: status.files,
-        bytes: status.bytes,
-        deletions: status.deletions,
-        oldest_seconds: status.oldest_age_ms as f64 / 1000.0,
-        lost_files: status.lost_files,
+impl Queue {
+    /// A mount that is not among them lacks nothing.
+    fn of(backlogs: &[MountBacklog], mount_id: u32) -> Self {
+        let backlog = backlogs.iter().find(|backlog| backlog.mount_id == mount_id);
+        let backlog = backlog.copied().unwrap_or_default();
+        Self {
+            files: backlog.files,
+            bytes: backlog.bytes,
+            deletions: backlog.deletions,
+            oldest_seconds: backlog.oldest_age_ms as f64 / 1000.0,
+            lost_files: backlog.lost_files,
+        }
     }
 }
 
@@ -269,16 +279,18 @@ fn workers(span: Span, before: &Sample, now: &Sample) -> Vec<WorkerRow> {
     let row = |worker: Worker| {
         let counters = worker.counters.unwrap_or_default();
         let known = before.get(&worker.id).copied().unwrap_or(counters);
-        let of = |counters: &WorkerCounters| (counters.hit_bytes, counters.miss_bytes);
+        let grown = |of: fn(&WorkerCounters) -> u64| of(&counters).saturating_sub(of(&known));
         WorkerRow {
             id: worker.id,
             state: word(worker.state().as_str_name(), "WORKER_STATE_"),
             used_bytes: worker.used_bytes,
             capacity_bytes: worker.capacity_bytes,
             failed_disks: worker.disks.iter().filter(|disk| !disk.healthy).count(),
-            ufs_bytes_per_second: span.rate(counters.ufs_bytes.saturating_sub(known.ufs_bytes)),
+            ufs_bytes_per_second: span.rate(grown(|counters| counters.ufs_bytes)),
             hits: match worker.state() {
-                WorkerState::Live => span.hits(of(&known), of(&counters)),
+                WorkerState::Live => {
+                    span.hits([grown(|counters| counters.hit_bytes), grown(|counters| counters.miss_bytes)])
+                }
                 _ => Hits::default(),
             },
             host: worker.host,
@@ -298,7 +310,7 @@ impl Span {
         if self.seconds > 0.0 { amount as f64 / self.seconds } else { 0.0 }
     }
 
-    fn io(self, [read_bytes, reads, written_bytes, writes]: [u64; COUNTS]) -> Io {
+    fn io(self, [read_bytes, reads, written_bytes, writes]: [u64; 4]) -> Io {
         Io {
             read_bytes_per_second: self.rate(read_bytes),
             reads_per_second: self.rate(reads),
@@ -307,9 +319,8 @@ impl Span {
         }
     }
 
-    /// Of hit and missed bytes, as they were and as they are.
-    fn hits(self, before: (u64, u64), now: (u64, u64)) -> Hits {
-        Hits::of(self.rate(now.0.saturating_sub(before.0)), self.rate(now.1.saturating_sub(before.1)))
+    fn hits(self, [hit_bytes, miss_bytes]: [u64; 2]) -> Hits {
+        Hits::of(self.rate(hit_bytes), self.rate(miss_bytes))
     }
 }
 
@@ -336,7 +347,7 @@ impl Io {
         }
     }
 
-    fn cells(&self) -> [String; COUNTS] {
+    fn cells(&self) -> [String; 4] {
         [
             console::size(self.read_bytes_per_second as u64),
             format!("{:.0}", self.reads_per_second),
@@ -438,7 +449,7 @@ fn section<const N: usize>(
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::master::{ClientStatus, Mount, MountHits, MountTable, WorkerTable, WriteType};
+    use cavern_proto::master::{ClientStatus, Mount, MountHits, MountTable, WorkerHits, WorkerTable};
 
     use super::*;
 
@@ -480,11 +491,17 @@ mod tests {
             workers: Some(WorkerTable { epoch: 1, workers: vec![worker] }),
             mounts: Some(MountTable { epoch: 1, mounts, status: Vec::new() }),
             clients,
-            hits: vec![MountHits { mount_id: 1, hit_bytes, miss_bytes }],
+            hits: vec![WorkerHits { worker_id: 5, mounts: vec![MountHits { mount_id: 1, hit_bytes, miss_bytes }] }],
+            backlogs: vec![MountBacklog {
+                mount_id: 2,
+                files: 3,
+                bytes: MIB,
+                oldest_age_ms: 4000,
+                ..MountBacklog::default()
+            }],
             ..ClusterStatus::default()
         };
-        let queue = PersistStatus { files: 3, bytes: MIB, oldest_age_ms: 4000, ..PersistStatus::default() };
-        Sample { at, status, queues: HashMap::from([(2, queue)]) }
+        Sample { at, status }
     }
 
     #[test]
@@ -501,7 +518,11 @@ mod tests {
             client(2, "two", &[(1, MIB, 0)]),
             client(3, "three", &[(1, 1000 * MIB, 0)]),
         ];
-        rates.add(sample(start + Duration::from_secs(2), second, (30 * MIB, 10 * MIB)));
+        let mut second = sample(start + Duration::from_secs(2), second, (30 * MIB, 10 * MIB));
+        // Nor was this worker, which was away.
+        let mounts = vec![MountHits { mount_id: 1, hit_bytes: 1000 * MIB, miss_bytes: 1000 * MIB }];
+        second.status.hits.push(WorkerHits { worker_id: 6, mounts });
+        rates.add(second);
         let view = rates.view(Sort::Read);
         let mib = MIB as f64;
         let one = view.clients.iter().find(|row| row.client == "one").unwrap();

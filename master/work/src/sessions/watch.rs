@@ -421,10 +421,13 @@ impl WatchHub {
 
     /// The client of a session says what it has read and written.
     pub fn has_done(&self, session: u64, mut activity: ClientActivity) {
-        activity.mount_ids.truncate(ACTIVE_MOUNTS_MAX);
-        let ClientActivity { reads, read_bytes, writes, written_bytes, .. } = &mut activity;
+        let ClientActivity { mount_ids, reads, read_bytes, writes, written_bytes } = &mut activity;
+        mount_ids.truncate(ACTIVE_MOUNTS_MAX);
+        mount_ids.shrink_to_fit();
         for counts in [reads, read_bytes, writes, written_bytes] {
             counts.truncate(ACTIVE_MOUNTS_MAX);
+            // What is kept is not as large as what was said.
+            counts.shrink_to_fit();
         }
         if let Some(session) = self.state.lock().sessions.get_mut(&session) {
             session.activity = activity;
