@@ -104,7 +104,8 @@ fn rates_are_shown_by_mount_by_client_and_by_worker() {
     });
     // For people, and what is asked for first.
     let first_of = |sort: &str| {
-        let said = cluster.cv(&["top", "--once", "--interval", "1s", "--sort", sort]).stdout;
+        // Long enough for clients to say something within it.
+        let said = cluster.cv(&["top", "--once", "--interval", "3s", "--sort", sort]).stdout;
         let lines: Vec<&str> = said.lines().collect();
         assert!(["WORKER", "CLIENT"].iter().all(|table| lines.iter().any(|line| line.starts_with(table))), "{said}");
         let mounts = lines.iter().position(|line| line.starts_with("MOUNT")).unwrap();

@@ -206,7 +206,7 @@ struct ListProgress {
     /// Paths that were gone through, and sums of what became of them.
     paths_done: u64,
     done: Job,
-    /// The same of each batch that has not ended.
+    /// Paths and sums of each batch that has not ended.
     under_way: BTreeMap<usize, (u64, Job)>,
 }
 

@@ -17,7 +17,7 @@ struct Bytes {
     missed: AtomicU64,
 }
 
-/// See the module.
+/// By mount.
 #[derive(Debug, Default)]
 pub(super) struct HitCounters(RwLock<HashMap<u32, Arc<Bytes>>>);
 

@@ -21,7 +21,7 @@ const CLEAR_BELOW: &str = "\x1b[J";
 const COLUMNS: u16 = 80;
 const ROWS: u16 = 24;
 
-/// See the module.
+/// The terminal; as it was before, once this is dropped.
 pub struct Screen {
     keys: Stdin,
     before: Termios,

@@ -66,17 +66,20 @@ impl Loader {
     pub async fn run(&self, job: &Arc<RunningJob>) -> Result<(), WorkError> {
         let Job { path, .. } = job.snapshot();
         let mut batches = Batches::new(self.clone(), job.clone());
-        let (_path, found) = self.find(job.kind, path).await;
-        self.load(&mut batches, &found?).await?;
+        let entry = self.find(job.kind, &path).await?;
+        self.load(&mut batches, &entry).await?;
         job.walked();
         batches.finish().await;
         Ok(())
     }
 
-    /// The same of many paths, each with an error of its own: the others are loaded. An error is about this master.
+    /// Loads what is below many paths. What fails is counted; an error is about this master.
     pub async fn run_list(&self, job: &Arc<RunningJob>, paths: Vec<String>) -> Result<(), WorkError> {
         let mut batches = Batches::new(self.clone(), job.clone());
-        let found = stream::iter(paths).map(|path| self.find(job.kind, path));
+        let found = stream::iter(paths).map(|path| async move {
+            let entry = self.find(job.kind, &path).await;
+            (path, entry)
+        });
         let mut found = found.buffered(PATHS_AT_A_TIME);
         while let Some((path, entry)) = found.next().await {
             let loaded = match entry {
@@ -99,17 +102,13 @@ impl Loader {
 
     /// What a path leads to. A file that is to be loaded is known from the listing of its directory, which is renewed
     /// like those of a walk.
-    async fn find(&self, kind: JobKind, path: String) -> (String, Result<Entry, WorkError>) {
-        let found = async {
-            let entry = self.lookups.resolve(&path).await?;
-            if kind == JobKind::Check || entry.attr.unwrap_or_default().kind() == Kind::Directory {
-                return Ok(entry);
-            }
-            self.lookups.touch(&[entry.parent], true).await?;
-            self.lookups.resolve(&path).await
-        };
-        let found = found.await;
-        (path, found)
+    async fn find(&self, kind: JobKind, path: &str) -> Result<Entry, WorkError> {
+        let entry = self.lookups.resolve(path).await?;
+        if kind == JobKind::Check || entry.attr.unwrap_or_default().kind() == Kind::Directory {
+            return Ok(entry);
+        }
+        self.lookups.touch(&[entry.parent], true).await?;
+        self.lookups.resolve(path).await
     }
 
     /// Loads a file, or what is below a directory.
