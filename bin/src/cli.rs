@@ -9,6 +9,7 @@ mod fs;
 mod gen_images;
 mod host_path;
 mod job;
+mod load;
 mod local;
 mod mount;
 mod node;
@@ -18,6 +19,7 @@ mod process;
 mod raft;
 mod refresh;
 mod report;
+mod top;
 mod why;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -63,10 +65,10 @@ enum Command {
     Umount(mount::UmountArgs),
     /// Look at files and directories of the namespace, and change those of fs-mode mounts.
     Fs(Family<fs::FsCommand>),
-    /// Warm a file or a directory into the workers.
-    Load(job::BeginArgs),
+    /// Warm files and directories into the workers; say how much of them is cached, or drop that.
+    Load(load::LoadArgs),
     /// Bring what the bucket of an fs-mode mount lacks to the bucket now.
-    Export(job::BeginArgs),
+    Export(job::ExportArgs),
     /// Follow, cancel and retry what `cv load` and `cv export` began.
     Job(Family<job::JobCommand>),
     /// How far the buckets of fs-mode mounts are behind the namespace.
@@ -75,6 +77,8 @@ enum Command {
     Refresh(refresh::RefreshArgs),
     /// Show the cluster: workers, cache, mounts, jobs.
     Report(report::ReportArgs),
+    /// Show live what mounts, clients and workers do.
+    Top(top::TopArgs),
     /// Say what is wrong with this host, its configuration and its cluster, and what to do about it.
     Doctor(Box<doctor::DoctorArgs>),
     /// List the workers of the cluster, empty one, and take one out.
@@ -156,12 +160,13 @@ impl Cli {
             Command::Mount(args) => block_on(args.run()),
             Command::Umount(args) => block_on(args.run()),
             Command::Fs(Family { result, command }) => block_on(command.run(&result)),
-            Command::Load(args) => block_on(args.load()),
-            Command::Export(args) => block_on(args.export()),
+            Command::Load(args) => block_on(args.run()),
+            Command::Export(args) => block_on(args.run()),
             Command::Job(Family { result, command }) => block_on(command.run(&result)),
             Command::Persist(Family { result, command }) => block_on(command.run(&result)),
             Command::Refresh(args) => block_on(args.run()),
             Command::Report(args) => block_on(args.run()),
+            Command::Top(args) => block_on(args.run()),
             Command::Doctor(args) => block_on(args.run()),
             Command::Node(Family { result, command }) => block_on(command.run(&result)),
             Command::Raft(Family { result, command }) => block_on(command.run(&result)),

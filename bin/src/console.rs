@@ -89,7 +89,8 @@ pub fn table_cut<const N: usize>(
     output(|out| lines.iter().try_for_each(|line| writeln!(out, "{}", cut(line, columns))))
 }
 
-fn aligned<const N: usize>(
+/// The lines of a table, columns aligned by their widest cell; from column `figures` on cells end at the same place.
+pub fn aligned<const N: usize>(
     heading: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
     figures: usize,
@@ -115,7 +116,7 @@ fn aligned<const N: usize>(
 }
 
 /// A line with no more than so many characters; one that has lost some says so by its last.
-fn cut(line: &str, columns: Option<usize>) -> String {
+pub fn cut(line: &str, columns: Option<usize>) -> String {
     match columns {
         Some(columns) if line.chars().count() > columns => {
             line.chars().take(columns.saturating_sub(1)).chain(['…']).collect()

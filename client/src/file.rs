@@ -23,6 +23,7 @@ pub use replace::Replacement;
 pub use set_attributes::{AttributeChange, BucketDefaults};
 use staged_handle::StagedHandle;
 
+use crate::activity::Activity;
 use crate::cached_copies::Copies;
 use crate::error::ClientError;
 use crate::fs_file::{FileEnd, FsFile, KernelBlock, KernelReads, LocalSync, Seek, WriteBehindOutcome};
@@ -90,6 +91,28 @@ impl File {
     /// A file of a cache-mode mount that is being written, here alone.
     fn staged(&self) -> Option<&StagedHandle> {
         if let Backing::Staged(file) = &self.backing { Some(file) } else { None }
+    }
+
+    /// What is counted of the mount that it is in.
+    fn activity(&self) -> Option<&Activity> {
+        let mount = match &self.backing {
+            Backing::Object(file) => file.node().mount.as_deref()?,
+            Backing::FsFile(file) => file.mount(),
+            Backing::Staged(file) => file.mount(),
+        };
+        Some(mount.activity())
+    }
+
+    fn has_read(&self, bytes: usize) {
+        if let Some(activity) = self.activity() {
+            activity.has_read(bytes);
+        }
+    }
+
+    fn has_written(&self, bytes: usize) {
+        if let Some(activity) = self.activity() {
+            activity.has_written(bytes);
+        }
     }
 
     /// In the namespace, or one of this process alone: see [`is_of_this_process`](crate::is_of_this_process).
@@ -193,51 +216,59 @@ impl File {
     /// Reads without waiting, for event loops. `None` when that is not possible for the whole range (use `read`); else
     /// the bytes read, fewer than asked only at the end of the file.
     pub fn read_now(&self, offset: u64, buffer: &mut [u8]) -> Option<usize> {
-        match self.content() {
+        let read = match self.content() {
             Some(file) => file.read_now(offset, buffer),
             None => self.object()?.read_now(offset, buffer),
-        }
+        };
+        read.inspect(|bytes| self.has_read(*bytes))
     }
 
     /// As [`read_now`](Self::read_now); and without a copy, where all of the bytes are in a buffer of what was read
     /// ahead. For large reads, and readers who keep what they read: see [`read_direct`](Self::read_direct).
     pub fn read_at_hand(&self, offset: u64, buffer: &mut [u8]) -> Option<ReadAtHand> {
-        match self.content() {
+        let read = match self.content() {
             Some(file) => file.read_at_hand(offset, buffer),
             None => self.object()?.read_at_hand(offset, buffer),
-        }
+        };
+        read.inspect(|read| match read {
+            ReadAtHand::Copied(bytes) => self.has_read(*bytes),
+            ReadAtHand::Buffered(bytes) => self.has_read(bytes.len()),
+        })
     }
 
     /// A read from a local disk that is better made on a thread of its own than by `read`; `None` where there is no
     /// such disk, or too much is under way.
     pub fn disk_read(&self, offset: u64, length: usize) -> Option<DiskRead> {
-        self.object()?.disk_read(offset, length)
+        let read = self.object()?.disk_read(offset, length)?;
+        // At most `length`.
+        self.has_read(self.own_size().saturating_sub(offset).min(length as u64) as usize);
+        Some(read)
     }
 
     /// Reads `length` bytes at `offset`, fewer only at the end of the file. Bounded by `client.read_timeout`. `Stale`
     /// when the version is gone.
     pub async fn read(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
-        with_backing!(self, file => file.read(offset, length).await)
+        let read = with_backing!(self, file => file.read(offset, length).await);
+        read.inspect(|bytes| self.has_read(bytes.len()))
     }
 
     /// As [`read`](Self::read), for a reader who keeps nothing of what he reads, as with `O_DIRECT`: of a file that
     /// others may change, nothing that was read ahead will do. Nor will [`read_at_hand`](Self::read_at_hand).
     pub async fn read_direct(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
-        match self.content() {
-            Some(file) => file.read_direct(offset, length).await,
-            None => self.read(offset, length).await,
-        }
+        let Some(file) = self.content() else { return self.read(offset, length).await };
+        file.read_direct(offset, length).await.inspect(|bytes| self.has_read(bytes.len()))
     }
 
     /// Writes all of `bytes` at `offset` without waiting, for event loops; `None`: use `write`. The writer is named as
     /// by [`flush`](Self::flush).
     pub fn write_now(&self, offset: u64, bytes: &[u8], writer: Option<u64>) -> Option<()> {
-        match self.content() {
+        let written = match self.content() {
             Some(file) => file
                 .write_now(offset, bytes)
                 .or_else(|| (file.write_behind(offset, bytes) == WriteBehindOutcome::Taken).then_some(())),
             None => self.staged()?.file().write_now(offset, bytes, writer),
-        }
+        };
+        written.inspect(|()| self.has_written(bytes.len()))
     }
 
     /// Somebody opens the file to append to it. Whether its end is known, whoever else appends to it: then
@@ -263,20 +294,24 @@ impl File {
     /// Writes all of `bytes` at `offset`. Bounded by `client.read_timeout`, but for an upload of the file that is under
     /// way. What fails in flight to a worker may be returned by a later write, flush or sync.
     pub async fn write(&self, offset: u64, bytes: Bytes, writer: Option<u64>) -> Result<(), ClientError> {
-        match (self.content(), self.staged()) {
+        let length = bytes.len();
+        let written = match (self.content(), self.staged()) {
             (Some(file), _) => file.write_soon(offset, bytes).await,
             (_, Some(file)) => file.file().write(offset, bytes, writer).await,
             (None, None) => {
                 let reason = format!("inode {} was opened to be read", self.inode());
                 Err(ClientError::Refused { errno: Errno::BADF.raw_os_error(), reason })
             }
-        }
+        };
+        written.inspect(|()| self.has_written(length))
     }
 
     /// The same for `O_SYNC`. Of a bucket that asks nothing: no object is there before a close or a sync.
     pub async fn write_synced(&self, offset: u64, bytes: Bytes, writer: Option<u64>) -> Result<(), ClientError> {
         let Some(file) = self.content() else { return self.write(offset, bytes, writer).await };
+        let length = bytes.len();
         file.write(offset, bytes).await?;
+        self.has_written(length);
         let Some(sync) = file.local_sync() else { return file.sync().await };
         tokio::task::spawn_blocking(|| sync.run()).await.map_err(|_stopped| ClientError::Shutdown)?
     }

@@ -21,6 +21,7 @@ pub mod mounts;
 pub mod stages;
 pub mod stats;
 
+mod activity;
 mod cached_copies;
 mod fs_file;
 mod identity;

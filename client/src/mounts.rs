@@ -14,6 +14,7 @@ use cavern_proto::{ContentId, HIDDEN};
 use cavern_ufs::{KeyRight, Ufs};
 use parking_lot::RwLock;
 
+use crate::activity::Activity;
 use crate::error::ClientError;
 
 /// One mount. Its options and its freshness may become others while it is in use; whoever holds a view of it sees them
@@ -26,6 +27,7 @@ pub struct MountView {
     is_changeable: AtomicBool,
     /// Whether the masters judge what is changed in it by the user who asks.
     limits_users: AtomicBool,
+    activity: Activity,
     current: RwLock<Current>,
 }
 
@@ -62,7 +64,8 @@ impl MountView {
     pub fn new(mount: Mount, conf: &schema::Ufs, master: Option<&MasterChannel>) -> Self {
         let is_changeable = AtomicBool::new(is_changeable(&mount));
         let limits_users = AtomicBool::new(mount.users.is_some());
-        Self { current: RwLock::new(Current::open(mount.clone(), conf, master)), mount, is_changeable, limits_users }
+        let current = RwLock::new(Current::open(mount.clone(), conf, master));
+        Self { mount, is_changeable, limits_users, activity: Activity::default(), current }
     }
 
     /// Takes on what the mount table has of the same mount by now.
@@ -77,6 +80,11 @@ impl MountView {
 
     pub fn id(&self) -> u32 {
         self.mount.id
+    }
+
+    /// What this client has read and written in it.
+    pub(crate) fn activity(&self) -> &Activity {
+        &self.activity
     }
 
     /// Absolute namespace path.

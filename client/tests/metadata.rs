@@ -356,7 +356,7 @@ async fn who_has_nothing_cached_waits_for_a_master_that_restarts() {
     // It is known that nobody answers.
     let deadline = tokio::time::Instant::now() + Duration::from_millis(300);
     let asked = client.master().call_as("Status", RetryPolicy::UntilDeadline, deadline, |mut stubs| async move {
-        stubs.cluster.status(cavern_proto::master::StatusRequest {}).await
+        stubs.cluster.status(cavern_proto::master::StatusRequest::default()).await
     });
     assert!(asked.await.is_err() && client.master().is_silent());
     let answers = async {

@@ -7,6 +7,7 @@
 
 mod ending;
 mod error;
+mod exposition;
 mod limits;
 mod log_limit;
 mod logging;
@@ -18,6 +19,7 @@ use std::io::Write;
 
 pub use ending::skip_destructors_at_exit;
 pub use error::ProcessError;
+pub use exposition::MetricsFormat;
 pub use limits::raise_descriptor_limit;
 pub use log_limit::LogLimit;
 pub use logging::init_logging;

@@ -59,7 +59,7 @@ impl MountCollector {
         let help = "Time from reading a request to answering it";
         let metric = encoder.encode_descriptor("cavern_fuse_request_seconds", help, None, MetricType::Histogram)?;
         self.of_kinds(metric, |mut metric, counts| {
-            let bounds = LATENCY_BOUNDS_US.iter().map(|bound| *bound as f64 / 1e6).chain([f64::MAX]);
+            let bounds = LATENCY_BOUNDS_US.iter().map(|bound| *bound as f64 / 1e6).chain([f64::INFINITY]);
             let classes = counts.latency.iter().map(|class| class.load(Relaxed));
             let buckets: Vec<(f64, u64)> = bounds.zip(classes).collect();
             let count = buckets.iter().map(|(_, count)| count).sum();

@@ -163,6 +163,7 @@ fn services(
         asker: 0,
         client: None,
         debt: None,
+        listings_only: false,
         reader: reader.clone(),
         listings,
         mounts: mounts.clone(),

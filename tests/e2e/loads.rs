@@ -235,3 +235,110 @@ fn files_of_fs_mode_mounts_that_only_the_bucket_has_are_loaded() {
     let again = lines(&cluster.cv(&["load", "/fs/new/large", "--watch", "--json"])).pop().unwrap();
     assert_eq!((counts(&again)[..2].to_vec(), &again["bytes_fetched"]), (vec![1, 1], &json!(0)));
 }
+
+/// Writes a list of paths, and gives its name.
+fn list_of(cluster: &Cluster, name: &str, paths: impl Iterator<Item = String>) -> String {
+    let list = cluster.directory().join(name);
+    fs::write(&list, paths.map(|path| path + "\n").collect::<String>()).unwrap();
+    list.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_list_is_loaded_and_looked_at_and_what_was_interrupted_goes_on() {
+    let cluster = Cluster::up(Options { workers: 2, conf: COUNTED.to_owned(), ..Options::default() });
+    let tree = cluster.seed("bucket", "", 1000, 5000);
+    cluster.mount("s3://bucket", "/data", &[]);
+    let wanted: Vec<&String> = tree.keys().filter(|key| key.as_str() < "0007/").collect();
+    let bytes: u64 = wanted.iter().map(|key| tree[*key].len() as u64).sum();
+    let list = list_of(&cluster, "list", wanted.iter().map(|key| format!("/data/{key}")));
+
+    let cold = cluster.try_cv(&["load", "--files-from", &list, "--check", "--json"]);
+    let last = lines(&cold).pop().unwrap();
+    assert_eq!((cold.code, counts(&last), &last["kind"]), (1, [700, 0, bytes, 0, 0], &json!("check")), "{cold:?}");
+    assert_eq!(cluster.s3.requests("GET"), 0, "a check loads nothing");
+
+    slow_down(&cluster, 1000);
+    let load = Running::start(&cluster, &["load", "--files-from", &list, "--json"]);
+    eventually("it has begun", PATIENCE, || (cluster.s3.requests("GET") > 10).then_some(()));
+    load.signal(Signal::INT);
+    let interrupted = load.finish();
+    assert!(interrupted.code == 1 && interrupted.stderr.contains("interrupted"), "{interrupted:?}");
+    assert!(interrupted.stderr.contains("the same command goes on"), "{interrupted:?}");
+    eventually("what was under way is there", PATIENCE, || {
+        let check = cluster.try_cv(&["load", "--files-from", &list, "--check", "--json"]);
+        (lines(&check).pop()?["files_done"].as_u64()? > 0).then_some(())
+    });
+    cluster.s3.clear_faults();
+    let loaded = lines(&cluster.cv(&["load", "--files-from", &list, "--json"])).pop().unwrap();
+    assert_eq!(counts(&loaded), [700, 700, bytes, bytes, 0]);
+    assert_eq!((&loaded["paths"], &loaded["paths_done"]), (&json!(700), &json!(700)));
+    assert!(loaded["bytes_fetched"].as_u64().unwrap() < bytes, "it began from the start: {loaded}");
+    assert_eq!((cluster.s3.requests("GET"), cluster.s3.requests("HEAD")), (700, 0), "each object once");
+
+    let warm = cluster.cv(&["load", "--files-from", &list, "--check"]);
+    let line = warm.stdout.lines().last().unwrap();
+    assert!(line.contains("100.0 % cached") && line.contains("700 of 700 files as a whole"), "{line}");
+    let part = cluster.try_cv(&["load", "/data", "--check", "--json"]);
+    let last = lines(&part).pop().unwrap();
+    assert_eq!((part.code, counts(&last)[..2].to_vec()), (1, vec![1000, 700]), "{part:?}");
+    assert!(part.stderr.contains("300 files not cached"), "{part:?}");
+
+    // What leads nowhere is an error, and the rest is loaded.
+    let odd = ["/data/nowhere", "/data/0007/000700.bin"].map(str::to_owned);
+    let odd = list_of(&cluster, "odd", odd.into_iter());
+    let failed = cluster.try_cv(&["load", "--files-from", &odd, "--json"]);
+    assert_eq!((failed.code, counts(&lines(&failed).pop().unwrap())[1]), (1, 1), "{failed:?}");
+    assert!(failed.stderr.contains("/data/nowhere"), "{failed:?}");
+    let wrong = list_of(&cluster, "wrong", ["/data/0007/000700.bin", "data"].map(str::to_owned).into_iter());
+    let refused = cluster.try_cv(&["load", "--files-from", &wrong]);
+    assert!(refused.code == 2 && refused.stderr.contains("line 2"), "{refused:?}");
+    assert_eq!(cluster.cv(&["job", "list", "--json"]).json(), json!([]), "none of it is a job");
+
+    let dropped = cluster.cv(&["load", "--files-from", &list, "--evict", "--json"]).json();
+    assert_eq!((&dropped["files"], &dropped["missing_paths"]), (&json!(700), &json!(0)));
+    let gone = cluster.try_cv(&["load", "--files-from", &list, "--check", "--json"]);
+    assert_eq!((gone.code, counts(&lines(&gone).pop().unwrap())[1]), (1, 0), "{gone:?}");
+}
+
+#[test]
+fn a_killed_master_is_waited_for_and_a_list_goes_on() {
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
+    let tree = cluster.seed("bucket", "", 400, 5000);
+    let bytes: u64 = tree.values().map(|content| content.len() as u64).sum();
+    cluster.mount("s3://bucket", "/data", &[]);
+    slow_down(&cluster, 1000);
+    let list = list_of(&cluster, "list", tree.keys().map(|key| format!("/data/{key}")));
+    let load = Running::start(&cluster, &["load", "--files-from", &list, "--json"]);
+    eventually("it has begun", PATIENCE, || (cluster.s3.requests("GET") > 10).then_some(()));
+    cluster.kill("master");
+    load.says("waiting for a master");
+    cluster.start("master");
+    load.says("a master answers again");
+    cluster.s3.clear_faults();
+    let loaded = load.finish();
+    assert_eq!(loaded.code, 0, "{loaded:?}");
+    assert_eq!(counts(&lines(&loaded).pop().unwrap()), [400, 400, bytes, bytes, 0]);
+    cluster.s3.reset_stats();
+    cluster.assert_tree("data", "", &tree);
+    assert_eq!(cluster.s3.requests("GET"), 0);
+}
+
+#[test]
+fn names_alone_are_loaded_by_listings_and_no_content() {
+    let cluster = Cluster::up(Options { conf: COUNTED.to_owned(), ..Options::default() });
+    let tree = cluster.seed("bucket", "", 300, 1000);
+    cluster.mount("s3://bucket", "/data", &[]);
+    let last = lines(&cluster.cv(&["load", "/data", "--metadata-only", "--watch", "--json"])).pop().unwrap();
+    assert_eq!((counts(&last), &last["kind"]), ([300, 300, 0, 0, 0], &json!("load_metadata")));
+    assert!(cluster.s3.requests("LIST") > 0);
+    assert_eq!((cluster.s3.requests("GET"), cluster.s3.requests("HEAD")), (0, 0));
+    cluster.s3.reset_stats();
+    for (key, content) in &tree {
+        assert_eq!(fs::metadata(cluster.path("data").join(key)).unwrap().len(), content.len() as u64);
+    }
+    assert_eq!(cluster.s3.requests("LIST"), 0, "the names were known");
+    let list = list_of(&cluster, "list", tree.keys().map(|key| format!("/data/{key}")));
+    let listed = lines(&cluster.cv(&["load", "--files-from", &list, "--metadata-only", "--json"])).pop().unwrap();
+    assert_eq!(counts(&listed), [300, 300, 0, 0, 0]);
+    assert_eq!(["GET", "HEAD"].map(|kind| cluster.s3.requests(kind)), [0, 0]);
+}

@@ -133,6 +133,7 @@ impl Heartbeat {
             kept_blocks: past.kept.0,
             kept_bytes: past.kept.1,
             wall_ns: 0,
+            hits: self.parts.mounts.hits(),
         };
         let ask = |mut stubs: Stubs| {
             let request = HeartbeatRequest { wall_ns: host::wall_ns(), ..request.clone() };

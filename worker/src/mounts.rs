@@ -5,6 +5,7 @@
 //! away. A mount that is not in it makes the worker ask again, once a second at most.
 
 mod fetch_failures;
+mod hits;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,9 +17,10 @@ use cavern_net::master::Stubs;
 use cavern_net::{MasterChannel, NetError, key_lender};
 use cavern_proto::ClientAccess;
 use cavern_proto::data::Status;
-use cavern_proto::master::{AccessMode, FetchFailure, ListMountsRequest, Mount, MountTable, WriteType};
+use cavern_proto::master::{AccessMode, FetchFailure, ListMountsRequest, Mount, MountHits, MountTable, WriteType};
 use cavern_ufs::{KeyRight, Ufs, UfsError};
 use fetch_failures::FetchFailures;
+use hits::HitCounters;
 use parking_lot::RwLock;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -66,6 +68,7 @@ pub struct Mounts {
     master: MasterChannel,
     conf: schema::Ufs,
     failures: FetchFailures,
+    hits: HitCounters,
 }
 
 impl Mounts {
@@ -77,7 +80,18 @@ impl Mounts {
             master,
             conf,
             failures: FetchFailures::default(),
+            hits: HitCounters::default(),
         }
+    }
+
+    /// A client has asked for bytes of a mount: so many were here, so many had to be fetched first.
+    pub fn served(&self, mount_id: u32, hit_bytes: u64, missed_bytes: u64) {
+        self.hits.count(mount_id, hit_bytes, missed_bytes);
+    }
+
+    /// What was asked for of each mount since the process started.
+    pub fn hits(&self) -> Vec<MountHits> {
+        self.hits.all()
     }
 
     /// The bucket of a mount.
@@ -177,6 +191,7 @@ impl Mounts {
         }
         table.epoch = Some(fresh.epoch);
         self.failures.retain(|mount_id| table.mounts.contains_key(&mount_id));
+        self.hits.retain(|mount_id| table.mounts.contains_key(&mount_id));
         self.version.fetch_add(1, Ordering::Release);
     }
 

@@ -43,6 +43,7 @@ macro_rules! not_asked {
         #[tonic::async_trait]
         impl Cluster for FakeMaster {
             type WatchStream = tokio_stream::Empty<Result<WatchEvent, Status>>;
+            type LoadFilesStream = tokio_stream::Empty<Result<Job, Status>>;
 
             async fn register_worker(
                 &self,
@@ -99,6 +100,7 @@ not_asked! {
     unmount(UnmountRequest) -> UnmountReply;
     update_mount(UpdateMountRequest) -> MountReply;
     submit_load(SubmitLoadRequest) -> Job;
+    load_files(LoadFilesRequest) -> Self::LoadFilesStream;
     submit_export(SubmitExportRequest) -> Job;
     retry_job(GetJobRequest) -> Job;
     get_job(GetJobRequest) -> Job;

@@ -1,6 +1,7 @@
 //! Which cluster a command speaks to, the way there, questions about something that takes long, and how results are
 //! shown.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -129,14 +130,20 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// long as any command does.
 const MASTER_PATIENCE: Duration = Duration::from_secs(300);
 
-/// Whoever asks.
+/// Whoever asks, one thing or several at a time.
 pub struct Follower {
     pub masters: MasterChannel,
     /// What goes on with the next master, as a sentence begins with it.
-    pub what: &'static str,
+    what: &'static str,
+    /// Since when no master answers.
+    away: Cell<Option<Instant>>,
 }
 
 impl Follower {
+    pub fn new(masters: MasterChannel, what: &'static str) -> Self {
+        Self { masters, what, away: Cell::new(None) }
+    }
+
     /// The answer of the first master that gives one: each attempt has `answer_timeout` for it, all together
     /// [`MASTER_PATIENCE`].
     ///
@@ -148,7 +155,6 @@ impl Follower {
         goes_on: &str,
         request: impl AsyncFn(Stubs) -> Result<Response<T>, Status>,
     ) -> Result<T, CliError> {
-        let mut away: Option<Instant> = None;
         loop {
             let asked = self.masters.ask_unary(async |master: Stubs| {
                 let answer = request(master).await;
@@ -156,16 +162,14 @@ impl Follower {
                 if let Err(status) = &answer
                     && let CliError::Unreachable(cause) = CliError::from(status.clone())
                 {
-                    self.away_since(&mut away, &cause);
+                    self.away_since(&cause);
                 }
                 answer
             });
             let answer = tokio::time::timeout(answer_timeout, asked).await;
             let cause = match answer {
                 Ok(Ok(answer)) => {
-                    if away.is_some() {
-                        console::remark("a master answers again");
-                    }
+                    self.is_answered();
                     return Ok(answer);
                 }
                 Ok(Err(error)) => match CliError::from(error) {
@@ -174,7 +178,7 @@ impl Follower {
                 },
                 Err(_late) => format!("the master does not answer within {} s", answer_timeout.as_secs()),
             };
-            if self.away_since(&mut away, &cause).elapsed() >= MASTER_PATIENCE {
+            if self.away_since(&cause).elapsed() >= MASTER_PATIENCE {
                 return Err(CliError::Unreachable(format!(
                     "no master has answered for {} s ({cause}): {} {goes_on}",
                     MASTER_PATIENCE.as_secs(),
@@ -185,12 +189,21 @@ impl Follower {
         }
     }
 
+    /// A master answers. To be called with each part of an answer that comes in parts.
+    pub fn is_answered(&self) {
+        if self.away.take().is_some() {
+            console::remark("a master answers again");
+        }
+    }
+
     /// Since when no master answers, which is said at the first failure.
-    fn away_since(&self, away: &mut Option<Instant>, cause: &str) -> Instant {
-        *away.get_or_insert_with(|| {
+    fn away_since(&self, cause: &str) -> Instant {
+        let since = self.away.get().unwrap_or_else(|| {
             console::remark(format_args!("{cause}; waiting for a master, {} goes on when there is one", self.what));
             Instant::now()
-        })
+        });
+        self.away.set(Some(since));
+        since
     }
 }
 

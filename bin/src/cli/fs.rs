@@ -101,7 +101,9 @@ impl FsCommand {
             Self::Ttl(rule) => with_client(cluster, async |client| rule.run(client, result).await).await,
             Self::Du(args) => args.run(result).await,
             Self::Blocks(args) => with_client(cluster, async |client| blocks::show(client, &args, result).await).await,
-            Self::Free(args) => with_client(cluster, async |client| blocks::free(client, &args, result).await).await,
+            Self::Free(args) => {
+                with_client(cluster, async |client| blocks::free(client, &[args.path], result).await).await
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `cv load`, `cv export` and `cv job`: long work of the masters, which goes on without the command that began it.
+//! `cv export` and `cv job`: long work of the masters, which goes on without the command that began it.
 
 use std::time::Duration;
 
@@ -6,9 +6,7 @@ use bytes::Bytes;
 use cavern_conf::{counted, host, process};
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
-use cavern_proto::master::{
-    GetJobRequest, Job, JobKind, JobState, ListJobsRequest, SubmitExportRequest, SubmitLoadRequest,
-};
+use cavern_proto::master::{GetJobRequest, Job, JobKind, JobState, ListJobsRequest, SubmitExportRequest};
 use clap::{Args, Subcommand};
 use indicatif::HumanDuration;
 use serde::{Serialize, Serializer};
@@ -21,10 +19,10 @@ use crate::console::{self, Progress};
 use crate::error::CliError;
 
 /// A rate of a shorter time is none to estimate the rest from.
-const RATE_SECONDS: f64 = 1.0;
+pub const RATE_SECONDS: f64 = 1.0;
 
 #[derive(Args)]
-pub struct BeginArgs {
+pub struct ExportArgs {
     /// File or directory of the namespace.
     path: String,
     /// Show progress until the job ends.
@@ -60,16 +58,8 @@ pub struct JobArgs {
     id: u64,
 }
 
-impl BeginArgs {
-    pub async fn load(self) -> Result<(), CliError> {
-        let Self { path, watch, result } = self;
-        let load = async |mut master: Stubs, request_id| {
-            master.cluster.submit_load(SubmitLoadRequest { path: path.clone(), request_id }).await
-        };
-        begin(&result, watch, load).await
-    }
-
-    pub async fn export(self) -> Result<(), CliError> {
+impl ExportArgs {
+    pub async fn run(self) -> Result<(), CliError> {
         let Self { path, watch, result } = self;
         let export = async |mut master: Stubs, request_id| {
             master.cluster.submit_export(SubmitExportRequest { path: path.clone(), request_id }).await
@@ -124,7 +114,7 @@ async fn cancel(masters: &MasterChannel, id: u64) -> Result<JobView, CliError> {
 }
 
 /// Begins a job, once, and follows it if that is wanted.
-async fn begin(
+pub async fn begin(
     result: &ResultArgs,
     is_watched: bool,
     submit: impl AsyncFn(Stubs, Bytes) -> Result<Response<Job>, Status>,
@@ -151,7 +141,7 @@ async fn watch(
     json: bool,
     stop: CancellationToken,
 ) -> Result<(), CliError> {
-    let follower = Follower { masters, what: "the job" };
+    let follower = Follower::new(masters, "the job");
     let mut progress = Progress::new(json);
     let id = job.id();
     let request = GetJobRequest { id, ..GetJobRequest::default() };
@@ -242,7 +232,7 @@ impl JobView {
         self.job.id
     }
 
-    /// `load` or `export`.
+    /// `load`, `load_metadata` or `export`.
     fn kind(&self) -> String {
         word(self.job.kind().as_str_name(), "JOB_KIND_")
     }
@@ -284,19 +274,23 @@ impl JobView {
             (errors, last) => format!(", {}{}", counted(errors, "error"), console::prefixed(", the last: ", last)),
         };
         let fetched = match job.kind() {
-            JobKind::Export => String::new(),
-            JobKind::Load | JobKind::Unspecified => format!(" ({} fetched)", console::size(job.bytes_fetched)),
+            JobKind::Load => format!(" ({} fetched)", console::size(job.bytes_fetched)),
+            _ => String::new(),
         };
         // Totals may still grow.
         let so_far = if job.walked { "" } else { " so far" };
         let files = format!("{}/{}{so_far}", job.files_done, counted(job.files_total, "file"));
-        let bytes = format!("{} of {}{so_far}", console::size(job.bytes_done), console::size(job.bytes_total));
+        // A listing has no bytes.
+        let bytes = match job.kind() {
+            JobKind::LoadMetadata => String::new(),
+            _ => format!(", {} of {}{so_far}", console::size(job.bytes_done), console::size(job.bytes_total)),
+        };
         let rates = (self.rate(job.files_done), console::size(self.rate(job.bytes_done) as u64));
         let eta = self.eta_seconds().map(|eta| Duration::try_from_secs_f64(eta).unwrap_or(Duration::MAX));
         let left = eta.map(|eta| format!(", {} left", HumanDuration(eta))).unwrap_or_default();
         let (id, kind, path, state) = (job.id, self.kind(), &job.path, self.state());
         format!(
-            "job {id} {kind} {path} {state}: {files}, {bytes}{fetched}, {:.0} files/s, {}/s{left}{errors}",
+            "job {id} {kind} {path} {state}: {files}{bytes}{fetched}, {:.0} files/s, {}/s{left}{errors}",
             rates.0, rates.1
         )
     }

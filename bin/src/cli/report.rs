@@ -53,7 +53,7 @@ impl ReportArgs {
         let config = self.result.cluster.config()?;
         let masters = MasterChannel::connect(&config).await?;
         if self.tasks {
-            let ask = async |mut master: Stubs| master.cluster.status(StatusRequest {}).await;
+            let ask = async |mut master: Stubs| master.cluster.status(StatusRequest::default()).await;
             let tasks = masters.ask_unary(ask).await?.tasks;
             return self.result.show(&tasks.iter().map(task_view).collect::<Vec<_>>(), || {
                 let heading = ["TASK", "STATE", "RUNS", "LAST RUN", "ERRORS", "LAST ERROR"];
@@ -62,7 +62,7 @@ impl ReportArgs {
         }
         let request = ListUnavailableRequest { limit: UNAVAILABLE_SHOWN, ..ListUnavailableRequest::default() };
         let ask = async |mut master: Stubs| {
-            let status = master.cluster.status(StatusRequest {}).await?.into_inner();
+            let status = master.cluster.status(StatusRequest::default()).await?.into_inner();
             Ok((status, master.cluster.list_unavailable(request).await?.into_inner()))
         };
         let (mut status, unavailable) = masters.ask(ask).await?;

@@ -102,6 +102,10 @@ impl FsFile {
         self.inode
     }
 
+    pub fn mount(&self) -> &MountView {
+        &self.mount
+    }
+
     /// The kernel tells of a close some time after it: who made the file may seem to have it open still.
     pub(super) fn opened_again(self: Arc<Self>) -> Arc<Self> {
         self.state.lock().was_there = true;

@@ -44,6 +44,9 @@ const REDIRECTS_MAX: u32 = 5;
 /// The master sends a tick as often as this, or four times in a lease. When two of them are overdue it is asked whether
 /// it still leads.
 const TICK: Duration = Duration::from_secs(1);
+/// How often the master is told what is done in mounts, at most: with each tick, and also while events leave no room
+/// for one.
+const ACTIVITY_PAUSE: Duration = Duration::from_millis(900);
 /// Events that are applied together at most.
 const BATCH: usize = 1024;
 /// When as many wait to be passed on, the next ones do so as well: a sink that is slow, and not stuck, is not flooded.
@@ -142,7 +145,7 @@ impl Source<'_> {
                 return StreamEnd::Refused;
             }
         };
-        let acknowledged = Acknowledged { messages, sent, told: None, told_at: Instant::now() };
+        let acknowledged = Acknowledged { messages, sent, told: None, told_at: Instant::now(), activity_at: None };
         let mut stream = EventStream {
             at: *self,
             removed,
@@ -192,6 +195,8 @@ struct Acknowledged {
     /// What it was told last, and when.
     told: Option<(u64, u64)>,
     told_at: Instant,
+    /// When it was told last what is done in mounts.
+    activity_at: Option<Instant>,
 }
 
 /// See the module.
@@ -342,9 +347,15 @@ impl EventStream<'_> {
         }
         acknowledged.sent.push();
         let (acknowledged_seq, let_go_seq) = to_tell;
-        let group_epoch = self.at.inner.master.group_epoch();
+        let Source { inner, .. } = self.at;
+        let group_epoch = inner.master.group_epoch();
+        let is_due = acknowledged.activity_at.is_none_or(|at| at.elapsed() >= ACTIVITY_PAUSE);
+        let activity = is_due.then(|| inner.tables.mounts().activity());
+        if is_due {
+            acknowledged.activity_at = Some(Instant::now());
+        }
         // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
-        let message = WatchRequest { acknowledged_seq, let_go_seq, group_epoch, ..WatchRequest::default() };
+        let message = WatchRequest { acknowledged_seq, let_go_seq, group_epoch, activity, ..WatchRequest::default() };
         if acknowledged.messages.try_send(message).is_err() {
             acknowledged.sent.pop();
         }

@@ -131,6 +131,10 @@ impl StagedFile {
         self.inode
     }
 
+    pub fn mount(&self) -> &MountView {
+        &self.mount
+    }
+
     /// Who keeps what was read.
     pub fn copies(&self) -> &Copies {
         &self.copies

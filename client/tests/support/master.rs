@@ -30,6 +30,7 @@ type Pages = Pin<Box<dyn Stream<Item = Result<ReadDirPage, Status>> + Send>>;
 type Events = Pin<Box<dyn Stream<Item = Result<WatchEvent, Status>> + Send>>;
 type Refreshing = Pin<Box<dyn Stream<Item = Result<RefreshProgress, Status>> + Send>>;
 type Changing = Pin<Box<dyn Stream<Item = Result<MutateReply, Status>> + Send>>;
+type Loading = Pin<Box<dyn Stream<Item = Result<Job, Status>> + Send>>;
 type Counting = Pin<Box<dyn Stream<Item = Result<UsageProgress, Status>> + Send>>;
 
 /// One mount at `/m` (inode 2), of a `memory://` bucket.
@@ -558,6 +559,7 @@ impl Namespace for Service {
 #[tonic::async_trait]
 impl Cluster for Service {
     type WatchStream = Events;
+    type LoadFilesStream = Loading;
 
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Events>, Status> {
         self.enter("Watch").await?;
@@ -657,6 +659,10 @@ impl Cluster for Service {
     }
 
     async fn submit_load(&self, _: Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn load_files(&self, _: Request<LoadFilesRequest>) -> Result<Response<Loading>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }
 

@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::{Request, StatusCode, header};
+use axum::http::{HeaderMap, Request, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use cavern_conf::backoff;
-use cavern_conf::process::{Metrics, ProcessError, bind_tcp, warn_if_others_reach};
+use cavern_conf::process::{Metrics, MetricsFormat, ProcessError, bind_tcp, warn_if_others_reach};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
@@ -95,9 +95,9 @@ impl HttpServer {
     /// Serves whom `access` lets in until `stop`, then lets requests in flight finish for at most two seconds, and
     /// returns.
     ///
-    /// `/metrics` prints `metrics`; `/healthz` answers 200 with `{"status":"ok"}`, or 503 with
-    /// `{"status":"failing","reason":…}` when `health` returns a reason. `health` is called on an async thread: it must
-    /// not block. `router` must not define these two paths itself.
+    /// `/metrics` prints `metrics` in the form that is asked for; `/healthz` answers 200 with `{"status":"ok"}`, or 503
+    /// with `{"status":"failing","reason":…}` when `health` returns a reason. `health` is called on an async thread: it
+    /// must not block. `router` must not define these two paths itself.
     pub async fn serve(
         self,
         access: HttpAccess,
@@ -112,7 +112,7 @@ impl HttpServer {
         access.register_metrics(&metrics);
         let health = Arc::new(health);
         let router = router
-            .route(METRICS, get(move || std::future::ready(metrics_page(&metrics))))
+            .route(METRICS, get(move |headers: HeaderMap| std::future::ready(metrics_page(&metrics, &headers))))
             .route(HEALTH, get(move || std::future::ready(health_page(health()))));
         let mut connections = JoinSet::new();
         let places = Places::new(MAX_CONNECTIONS);
@@ -209,10 +209,11 @@ async fn exchange(
     }
 }
 
-fn metrics_page(metrics: &Metrics) -> Response {
-    const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match metrics.encode() {
-        Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+fn metrics_page(metrics: &Metrics, headers: &HeaderMap) -> Response {
+    let accept: Vec<&str> = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let format = MetricsFormat::accepted(&accept.join(","));
+    match metrics.page(format) {
+        Ok(page) => ([(header::CONTENT_TYPE, format.content_type())], page).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot print the metrics: {error}")).into_response(),
     }
 }
@@ -243,8 +244,10 @@ mod tests {
         String::from_utf8(reply).unwrap()
     }
 
+    const CLOSE: &str = "Connection: close\r\n\r\n";
+
     async fn fetch(address: SocketAddr, path: &str) -> String {
-        say(address, format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes()).await
+        say(address, format!("GET {path} HTTP/1.1\r\nHost: x\r\n{CLOSE}").as_bytes()).await
     }
 
     #[tokio::test]
@@ -259,8 +262,12 @@ mod tests {
         let task = tokio::spawn(server.serve(HttpAccess::open(), extra, Metrics::new("test"), health, stop.clone()));
 
         let metrics = fetch(address, "/metrics").await;
-        assert!(metrics.starts_with("HTTP/1.1 200") && metrics.contains("application/openmetrics-text"));
-        assert!(metrics.ends_with("# EOF\n"));
+        assert!(metrics.starts_with("HTTP/1.1 200") && metrics.contains("text/plain; version=0.0.4"), "{metrics}");
+        assert!(metrics.contains("# TYPE process_cpu_seconds_total counter\n") && !metrics.contains("# EOF"));
+        let accept = "Accept: text/plain;q=0.5\r\nAccept: application/openmetrics-text;version=1.0.0\r\n";
+        let metrics = say(address, format!("GET /metrics HTTP/1.1\r\nHost: x\r\n{accept}{CLOSE}").as_bytes()).await;
+        assert!(metrics.contains("application/openmetrics-text; version=1.0.0"), "{metrics}");
+        assert!(metrics.contains("# UNIT process_cpu_seconds seconds\n") && metrics.ends_with("# EOF\n"), "{metrics}");
         assert!(fetch(address, "/extra").await.ends_with("here"));
         assert!(fetch(address, "/nowhere").await.starts_with("HTTP/1.1 404"));
         assert!(fetch(address, "/healthz").await.starts_with("HTTP/1.1 200"));

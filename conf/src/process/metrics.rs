@@ -1,4 +1,4 @@
-//! The metrics of a process: one registry, exported as OpenMetrics text.
+//! The metrics of a process: one registry, shown in the form that is asked for ([`MetricsFormat`]).
 //!
 //! Cavern's own metrics carry the prefix `cavern_`; those of the process itself have the names that Prometheus client
 //! libraries agree on (`process_resident_memory_bytes` and so on), so that common dashboards find them.
@@ -17,6 +17,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 use tokio::time::Instant;
+
+use super::exposition::MetricsFormat;
 
 /// The registry of a process. Metrics are registered once at start and then updated through their own handles (which
 /// are cheap to clone, and take no lock); only [`Metrics::encode`] and registration lock the registry.
@@ -81,14 +83,22 @@ impl Metrics {
         register(&mut self.registry.lock())
     }
 
-    /// Everything as OpenMetrics text. Collectors run under the registry's lock.
+    /// Everything as OpenMetrics: see [`Self::page`].
     ///
     /// # Errors
     /// Only what a collector itself returns.
     pub fn encode(&self) -> Result<String, fmt::Error> {
-        let mut text = String::with_capacity(16 << 10);
-        prometheus_client::encoding::text::encode(&mut text, &self.registry.lock())?;
-        Ok(text)
+        self.page(MetricsFormat::OpenMetrics)
+    }
+
+    /// Everything in a form. Collectors run under the registry's lock.
+    ///
+    /// # Errors
+    /// Only what a collector itself returns.
+    pub fn page(&self, format: MetricsFormat) -> Result<String, fmt::Error> {
+        let mut printed = String::with_capacity(16 << 10);
+        prometheus_client::encoding::text::encode(&mut printed, &self.registry.lock())?;
+        Ok(format.page(&printed))
     }
 }
 
@@ -172,7 +182,13 @@ mod tests {
         assert_eq!(value_of(&text, "cavern_reads_total{source=\"disk\"}"), 1.0);
         assert_eq!(value_of(&text, "cavern_read_seconds_count"), 1.0);
         assert!(text.contains("cavern_build_info{role=\"worker\",version=\""));
+        assert!(text.contains("# TYPE cavern_read_seconds histogram\n# UNIT cavern_read_seconds seconds\n"), "{text}");
         assert!(text.ends_with("# EOF\n"));
+
+        let text = metrics.page(MetricsFormat::Text).unwrap();
+        assert_eq!(value_of(&text, "cavern_hits_total"), 3.0);
+        assert!(text.contains("# TYPE cavern_hits_total counter\n") && !text.contains("# EOF"), "{text}");
+        assert!(text.contains("# TYPE cavern_build_info gauge\n") && !text.contains("# UNIT"), "{text}");
     }
 
     #[test]

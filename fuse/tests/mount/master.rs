@@ -536,6 +536,10 @@ impl Cluster for Master {
     async fn submit_load(&self, _: Request<wire::SubmitLoadRequest>) -> Result<Response<wire::Job>, Status> {
         Err(Status::unimplemented("submit_load"))
     }
+    type LoadFilesStream = Answers<wire::Job>;
+    async fn load_files(&self, _: Request<wire::LoadFilesRequest>) -> Result<Response<Self::LoadFilesStream>, Status> {
+        Err(Status::unimplemented("load_files"))
+    }
     async fn submit_export(&self, _: Request<wire::SubmitExportRequest>) -> Result<Response<wire::Job>, Status> {
         Err(Status::unimplemented("submit_export"))
     }

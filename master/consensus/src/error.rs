@@ -70,6 +70,15 @@ impl ConsensusError {
         move |source| failed(source).into()
     }
 
+    /// Whether this master leads no more, or stops.
+    pub fn is_of_master(&self) -> bool {
+        match self {
+            Self::Shared(shared) => shared.is_of_master(),
+            Self::NotLeading(_) | Self::Unavailable(_) => true,
+            _ => false,
+        }
+    }
+
     /// The gRPC status that says what a caller is to do.
     pub fn to_status(&self) -> Status {
         let code = match self {

@@ -7,11 +7,11 @@ use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
     AccessMode, ClaimList, ClusterStatus, DrainWorkerRequest, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job,
     JobKind, JobList, KeyStatus, ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest,
-    ListWorkersRequest, LogPast, LostAction, Mount, MountReply, MountRequest, MountStatus, MountTable, PersistStatus,
-    PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest,
-    ResolveLostReply, ResolveLostRequest, StatusRequest, SubmitExportRequest, SubmitLoadRequest, UnavailableFiles,
-    UnmountReply, UnmountRequest, UpdateMountRequest, VendKeysRequest, VendedKeys, WatchEvent, WatchRequest,
-    WorkerBlocks, WorkerBlocksRequest, WorkerTable,
+    ListWorkersRequest, LoadFilesRequest, LogPast, LostAction, Mount, MountReply, MountRequest, MountStatus,
+    MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest, RemoveWorkerReply,
+    RemoveWorkerRequest, ResolveLostReply, ResolveLostRequest, StatusRequest, SubmitExportRequest, SubmitLoadRequest,
+    UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest, VendKeysRequest, VendedKeys, WatchEvent,
+    WatchRequest, WorkerBlocks, WorkerBlocksRequest, WorkerTable,
 };
 use cavern_security::{Identity, Role};
 use cavern_state::Tables;
@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status, Streaming};
 
-use super::call::{Answers, OrStatus as _, asker, shown};
+use super::call::{Answers, OrStatus as _, asker, check_count, shown};
 use super::guard::is_about;
 use super::session::SessionService;
 use crate::error::MasterError;
@@ -36,6 +36,9 @@ const EVENTS_AHEAD: usize = 64;
 
 /// Files that one answer lists at most.
 const LISTED_MAX: u32 = 1000;
+
+/// Paths of one list that is loaded.
+const PATHS_MAX: usize = 1000;
 
 /// Failing workers that the status of a mount names at most.
 const FETCH_FAILURES_SHOWN: usize = 16;
@@ -203,9 +206,28 @@ impl Cluster for Services {
 
     async fn submit_load(&self, request: tonic::Request<SubmitLoadRequest>) -> Result<Response<Job>, Status> {
         is_about(&request, |asked| asked.path.clone());
-        let SubmitLoadRequest { path, request_id } = request.into_inner();
+        let SubmitLoadRequest { path, request_id, metadata_only } = request.into_inner();
+        let kind = if metadata_only { JobKind::LoadMetadata } else { JobKind::Load };
         let request = Request::new(request_id).or_status()?;
-        Ok(Response::new(self.jobs.submit_once(&request, JobKind::Load, &path, 0).await.or_status()?))
+        Ok(Response::new(self.jobs.submit_once(&request, kind, &path, 0).await.or_status()?))
+    }
+
+    type LoadFilesStream = Answers<Job>;
+
+    async fn load_files(
+        &self,
+        request: tonic::Request<LoadFilesRequest>,
+    ) -> Result<Response<Self::LoadFilesStream>, Status> {
+        is_about(&request, |asked| {
+            let first = asked.paths.first().map_or("nothing", String::as_str);
+            format!("{first} and {} others", asked.paths.len().saturating_sub(1))
+        });
+        let request = request.into_inner();
+        check_count(request.paths.len(), "paths", PATHS_MAX)?;
+        let jobs = self.jobs.clone();
+        Ok(Response::new(self.answer_in_parts(move |answers| async move {
+            jobs.load_files(request.kind(), request.paths, &answers).await.map(Some)
+        })))
     }
 
     async fn submit_export(&self, request: tonic::Request<SubmitExportRequest>) -> Result<Response<Job>, Status> {
@@ -307,7 +329,8 @@ impl Cluster for Services {
         Ok(Response::new(UnavailableFiles { lost_files, lost, ..unavailable }))
     }
 
-    async fn status(&self, _: tonic::Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {
+    async fn status(&self, request: tonic::Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {
+        let StatusRequest { activity } = request.into_inner();
         let (epoch, mounts) = self.mounts.table().or_status()?;
         let shown = |mount: Mount| Mount { options: redact(&mount.options), ..mount };
         let mut mounts =
@@ -327,6 +350,9 @@ impl Cluster for Services {
             jobs: self.jobs.list().await.or_status()?,
             lost_pasts: self.lost_pasts.all(),
             tasks: self.background.statuses(),
+            clients: if activity { self.watch.clients() } else { Vec::new() },
+            hits: if activity { self.workers.hits().or_status()? } else { Vec::new() },
+            backlogs: if activity { self.persistence.backlogs() } else { Vec::new() },
         }))
     }
 }

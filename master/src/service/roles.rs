@@ -68,6 +68,7 @@ const TABLE: &[(&str, Methods)] = &[
             ("GetCredentials", &[Worker, Client]),
             ("VendKeys", &[Worker, Client]),
             ("SubmitLoad", OPERATORS),
+            ("LoadFiles", OPERATORS),
             ("SubmitExport", OPERATORS),
             ("GetJob", VIEWERS),
             ("ListJobs", VIEWERS),
@@ -105,7 +106,7 @@ const TABLE: &[(&str, Methods)] = &[
 ];
 
 /// Calls that the audit log has. What clients change in the namespace is not in it, but for quotas and times to live.
-const AUDITED: [&str; 21] = [
+const AUDITED: [&str; 22] = [
     "RegisterWorker",
     "Mount",
     "Unmount",
@@ -115,6 +116,7 @@ const AUDITED: [&str; 21] = [
     "FreeContent",
     "Refresh",
     "SubmitLoad",
+    "LoadFiles",
     "SubmitExport",
     "ResolveLost",
     "DrainWorker",

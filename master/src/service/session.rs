@@ -48,6 +48,9 @@ impl SessionService {
             if !watch.acknowledge(self.session, message.acknowledged_seq, message.let_go_seq) {
                 return;
             }
+            if let Some(activity) = message.activity {
+                watch.has_done(self.session, activity);
+            }
             if self.known_group.swap(message.group_epoch, Ordering::Relaxed) != message.group_epoch {
                 watch.knows_group(self.session, message.group_epoch);
             }

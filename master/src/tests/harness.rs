@@ -87,6 +87,10 @@ impl BlockFiller for NoWorkers {
     fn fill(&self, _: u64, _: Vec<open_request::Item>) -> BoxFuture<'_, Result<Vec<Filled>, String>> {
         Box::pin(async { Err("there is no worker".to_owned()) })
     }
+
+    fn cached(&self, _: u64, _: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<u64>, String>> {
+        Box::pin(async { Err("there is no worker".to_owned()) })
+    }
 }
 
 /// The clock of a host that somebody sets.

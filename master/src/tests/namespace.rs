@@ -289,7 +289,7 @@ async fn mounts_are_verified_idempotent_and_never_nested() {
     services.unmount_bucket("/x/n", DetachPolicy::Keep).await.unwrap();
     assert!(services.lookups.resolve("/x").await.unwrap_err().is_not_found());
     assert!(services.unmount_bucket("/x/n", DetachPolicy::Keep).await.unwrap_err().is_not_found());
-    let status = services.status(Request::new(StatusRequest {})).await.unwrap().into_inner();
+    let status = services.status(Request::new(StatusRequest::default())).await.unwrap().into_inner();
     assert!(status.mounts.unwrap().mounts.is_empty());
     master.stop().await;
 }

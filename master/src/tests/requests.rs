@@ -60,7 +60,7 @@ async fn a_request_is_done_once_whichever_masters_it_is_sent_to() {
     let worker_id = calls.register_worker(register.clone()).await.unwrap().into_inner().worker_id;
 
     // A job: it is one, and runs.
-    let load = || SubmitLoadRequest { path: "/m".into(), request_id: id(2) };
+    let load = || SubmitLoadRequest { path: "/m".into(), request_id: id(2), ..SubmitLoadRequest::default() };
     let job = calls.submit_load(load()).await.unwrap().into_inner();
     let again = calls.submit_load(load()).await.unwrap().into_inner();
     assert_eq!((again.id, again.started_ns), (job.id, job.started_ns));

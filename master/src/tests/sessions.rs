@@ -341,7 +341,7 @@ async fn garbage_on_the_port_harms_nobody() {
         let _ = tokio::time::timeout(Duration::from_millis(300), stream.read_to_end(&mut reply)).await;
     }
     let mut cluster = ClusterClient::connect(format!("http://{}", master.master.address)).await.unwrap();
-    let status = cluster.status(StatusRequest {}).await.unwrap().into_inner();
+    let status = cluster.status(StatusRequest::default()).await.unwrap().into_inner();
     assert_eq!((status.inodes, status.leader), (1, 1));
     master.stop().await;
 }

@@ -81,6 +81,15 @@ impl WorkError {
         }
     }
 
+    /// Whether this master leads no more, or stops: another one is to be asked the same.
+    pub(crate) fn is_of_master(&self) -> bool {
+        match self {
+            Self::Shared(shared) => shared.is_of_master(),
+            Self::Consensus(error) => error.is_of_master(),
+            _ => false,
+        }
+    }
+
     /// Whether a bucket has failed or refused.
     pub(crate) fn is_of_bucket(&self) -> bool {
         match self {

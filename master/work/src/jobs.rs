@@ -1,11 +1,11 @@
 //! Jobs: long work that is asked for by a command, reported while it goes on, and kept.
 //!
-//! - [`load`](self::load): what only the bucket has comes into the workers' cache.
+//! - [`load`](self::load): what only the bucket has comes into the workers' cache, or into the namespace at least.
 //! - [`export`](self::export): what the bucket of an fs-mode mount lacks gets there now.
 //!
 //! A job is in the log from its beginning to its end: it goes on after a restart. Its progress is kept in memory, and
 //! put into the log every few seconds. An ended job stays as it ended, until a hundred later ones have ended; trying it
-//! again makes a new one.
+//! again makes a new one. What [`Jobs::load_files`] does ends with whoever watches it, and is not recorded.
 
 mod export;
 mod load;
@@ -19,6 +19,7 @@ use cavern_consensus::Proposer;
 use cavern_proto::master::{Job, JobKind, JobState};
 use cavern_state::outcome::{PutJob, Repeatable};
 use parking_lot::Mutex;
+use tokio::sync::{Semaphore, mpsc};
 
 use self::load::Loader;
 use self::running::RunningJob;
@@ -32,6 +33,10 @@ use crate::workers::calls::BlockFiller;
 
 /// Jobs that run at a time.
 const JOBS_MAX: usize = 16;
+/// Lists that are loaded, or looked at, at a time.
+const LISTS_MAX: usize = 64;
+/// How often it is said how far one is.
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 /// How often progress goes into the log.
 const SAVE_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -43,6 +48,7 @@ pub struct Jobs {
     persistence: Arc<Persistence>,
     metrics: JobMetrics,
     running: Mutex<HashMap<u64, Arc<RunningJob>>>,
+    lists: Semaphore,
     tasks: TaskGroup,
 }
 
@@ -63,6 +69,7 @@ impl Jobs {
             persistence,
             metrics,
             running: Mutex::default(),
+            lists: Semaphore::new(LISTS_MAX),
             tasks: TaskGroup::default(),
         })
     }
@@ -75,7 +82,9 @@ impl Jobs {
                 self.spawn(match job.kind() {
                     // What is left is measured, not counted.
                     JobKind::Export => job,
-                    JobKind::Load | JobKind::Unspecified => load::begun_anew(job),
+                    JobKind::Load | JobKind::LoadMetadata | JobKind::Check | JobKind::Unspecified => {
+                        load::begun_anew(job)
+                    }
                 });
             }
         }
@@ -97,8 +106,8 @@ impl Jobs {
         }
     }
 
-    /// Records a job that warms what is below a path, or brings it to the bucket, and starts it. `retry_of` is the
-    /// number of the job that it tries again; 0 for none.
+    /// Records a job that warms or lists what is below a path, or brings it to the bucket, and starts it. `retry_of` is
+    /// the number of the job that it tries again; 0 for none.
     pub async fn submit_once(
         self: &Arc<Self>,
         request: &Request,
@@ -111,10 +120,12 @@ impl Jobs {
         }
         let mut job = match kind {
             JobKind::Export => self.plan_export(path).await?,
-            JobKind::Load | JobKind::Unspecified => {
-                self.lookups.resolve(path).await?;
-                Job { kind: JobKind::Load as i32, ..Job::default() }
+            JobKind::Load | JobKind::LoadMetadata | JobKind::Unspecified => {
+                self.loader.lookups.resolve(path).await?;
+                let kind = if kind == JobKind::LoadMetadata { kind } else { JobKind::Load };
+                Job { kind: kind as i32, ..Job::default() }
             }
+            JobKind::Check => return Err(not_of_this_kind(kind)),
         };
         if self.running.lock().len() >= JOBS_MAX {
             return Err(WorkError::Overloaded(format!("{JOBS_MAX} jobs run already: wait for one, or cancel one")));
@@ -128,6 +139,43 @@ impl Jobs {
         }
         self.spawn(job.clone());
         Ok(job)
+    }
+
+    /// Does with these files, and what is below these directories, what a job of this kind does, or looks at them
+    /// ([`JobKind::Check`]), and says now and then how far it is. Gives what has become of it.
+    ///
+    /// # Errors
+    /// There is no such work, too much of it is under way, or this master stops or leads no more. What fails of a path
+    /// is counted.
+    pub async fn load_files(
+        &self,
+        kind: JobKind,
+        paths: Vec<String>,
+        answers: &mpsc::Sender<Result<Job, WorkError>>,
+    ) -> Result<Job, WorkError> {
+        if matches!(kind, JobKind::Export | JobKind::Unspecified) {
+            return Err(not_of_this_kind(kind));
+        }
+        let too_many = |_| WorkError::Overloaded(format!("{LISTS_MAX} lists are loaded already: wait for one"));
+        let _place = self.lists.try_acquire().map_err(too_many)?;
+        let (clock, state) = (self.lookups.reader.clock(), JobState::Running as i32);
+        let list = Job { kind: kind as i32, state, started_ns: clock.now_ns(), ..Job::default() };
+        // Blocks that are under way when nobody watches any more are loaded nevertheless.
+        let stop = &self.tasks.stop;
+        let list = Arc::new(RunningJob::new(list, stop.child_token()));
+        let report = async {
+            loop {
+                tokio::time::sleep(REPORT_INTERVAL).await;
+                // Where nobody takes it any more the work is given up, too.
+                let _gone = answers.send(Ok(list.snapshot())).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => Err(WorkError::stopping()),
+            ended = self.loader.run_list(&list, paths) => ended.map(|()| list.end(clock.now_ns())),
+            () = report => Ok(list.snapshot()),
+        }
     }
 
     pub async fn get(&self, id: u64) -> Result<Job, WorkError> {
@@ -194,9 +242,11 @@ impl Jobs {
             }
         };
         let work = async {
-            match job.snapshot().kind() {
+            match job.kind {
                 JobKind::Export => self.run_export(job).await,
-                JobKind::Load | JobKind::Unspecified => self.loader.run(job).await,
+                JobKind::Load | JobKind::LoadMetadata | JobKind::Check | JobKind::Unspecified => {
+                    self.loader.run(job).await
+                }
             }
         };
         tokio::select! {
@@ -204,4 +254,8 @@ impl Jobs {
             () = save => Ok(()),
         }
     }
+}
+
+fn not_of_this_kind(kind: JobKind) -> WorkError {
+    WorkError::Invalid(format!("{} is none of the kinds of work that are begun in this way", kind.as_str_name()))
 }

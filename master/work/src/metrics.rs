@@ -150,7 +150,7 @@ impl JobMetrics {
             running: metrics.family("master_jobs_running", "Jobs at work, by kind"),
             ended: metrics.family("master_jobs_ended", "Jobs that have ended, by kind and how"),
         };
-        for kind in [JobKind::Load, JobKind::Export] {
+        for kind in [JobKind::Load, JobKind::LoadMetadata, JobKind::Export] {
             drop(jobs.running.get_or_create(&JobLabels { kind: kind_name(kind) }));
             for state in [JobState::Done, JobState::Failed, JobState::Cancelled] {
                 drop(jobs.ended.get_or_create(&EndLabels { kind: kind_name(kind), state: state_name(state) }));
@@ -175,7 +175,8 @@ impl JobMetrics {
 fn kind_name(kind: JobKind) -> &'static str {
     match kind {
         JobKind::Export => "export",
-        JobKind::Load | JobKind::Unspecified => "load",
+        JobKind::LoadMetadata => "load_metadata",
+        JobKind::Load | JobKind::Check | JobKind::Unspecified => "load",
     }
 }
 

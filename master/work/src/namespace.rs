@@ -47,4 +47,7 @@ pub struct Lookups {
     pub client: Option<Arc<str>>,
     /// What the call owes for what it does in mounts.
     pub debt: Option<Arc<MountDebt>>,
+    /// What listings say will do: no bucket is asked about a single name, nor about the attributes that it keeps. A
+    /// directory that never was listed is listed to its end.
+    pub listings_only: bool,
 }

@@ -50,7 +50,8 @@ use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_consensus::Proposer;
-use cavern_proto::master::{Entry, Kind};
+use cavern_proto::master::{Entry, Kind, MountBacklog};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 pub use self::backlog::Backlog;
@@ -94,6 +95,8 @@ pub struct Persistence {
     /// A worker is nearly full.
     lacks_room: AtomicBool,
     throughput: Throughput,
+    /// By mount, as they were measured last.
+    backlogs: Mutex<Vec<MountBacklog>>,
     metrics: PersistMetrics,
     tasks: TaskGroup,
 }
@@ -119,6 +122,7 @@ impl Persistence {
             demand: ClientLoad::default(),
             lacks_room: AtomicBool::new(false),
             throughput: Throughput::default(),
+            backlogs: Mutex::default(),
             metrics,
             tasks: TaskGroup::default(),
         })

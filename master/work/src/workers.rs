@@ -15,7 +15,8 @@ use cavern_conf::host;
 use cavern_conf::process::LogLimit;
 use cavern_consensus::Proposer;
 use cavern_proto::master::{
-    DiskReport, FetchFailure, HeartbeatRequest, RegisterWorkerRequest, Worker, WorkerCounters, WorkerState, WorkerTable,
+    DiskReport, FetchFailure, HeartbeatRequest, MountHits, RegisterWorkerRequest, Worker, WorkerCounters, WorkerHits,
+    WorkerState, WorkerTable,
 };
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{PutWorker, SetWorkerState, WorkerRecord};
@@ -36,6 +37,8 @@ const DISKS_MAX: usize = 256;
 /// Mounts that one worker may report as failing, and characters of what it says of each.
 const FETCH_FAILURES_MAX: usize = 64;
 const FETCH_FAILURE_CHARS: usize = 1000;
+/// Mounts that one worker may say something of.
+const HITS_MAX: usize = 1000;
 
 /// Whether it is for `asker` to speak for a worker.
 ///
@@ -73,6 +76,7 @@ struct Report {
     disks: Vec<DiskReport>,
     counters: WorkerCounters,
     fetch_failures: Vec<FetchFailure>,
+    hits: Vec<MountHits>,
     /// Of which it knows the masters.
     group_epoch: u64,
     /// What its clock is ahead of this one's, where it says.
@@ -143,6 +147,7 @@ impl Workers {
                     disks,
                     counters: WorkerCounters::default(),
                     fetch_failures: Vec::new(),
+                    hits: Vec::new(),
                     group_epoch: 0,
                     clock_ahead_ms: None,
                 };
@@ -195,8 +200,9 @@ impl Workers {
         if !request.data_address.is_empty() && request.data_address != worker.data_address {
             return Ok(false);
         }
-        let mut disks = request.disks;
+        let (mut disks, mut hits) = (request.disks, request.hits);
         disks.truncate(DISKS_MAX);
+        hits.truncate(HITS_MAX);
         let report = Report {
             received_at: Instant::now(),
             used_bytes: request.used_bytes,
@@ -205,6 +211,7 @@ impl Workers {
             disks,
             counters: request.counters.unwrap_or_default(),
             fetch_failures: bounded(id, request.fetch_failures),
+            hits,
             group_epoch: request.group_epoch,
             clock_ahead_ms: (request.wall_ns != 0).then(|| request.wall_ns.saturating_sub(host::wall_ns()) / 1_000_000),
         };
@@ -221,12 +228,21 @@ impl Workers {
 
     /// What live workers say that they cannot fetch, by worker.
     pub fn fetch_failures(&self) -> Result<Vec<FetchFailure>, WorkError> {
+        Ok(self.of_live(|_, report| report.fetch_failures.clone())?.concat())
+    }
+
+    /// What live workers were asked for since they started, mount by mount.
+    pub fn hits(&self) -> Result<Vec<WorkerHits>, WorkError> {
+        self.of_live(|worker_id, report| WorkerHits { worker_id, mounts: report.hits.clone() })
+    }
+
+    /// Something of the last heartbeat of each live worker.
+    fn of_live<T>(&self, what: impl Fn(u64, &Report) -> T) -> Result<Vec<T>, WorkError> {
         let records = Tables::new(&self.database).workers()?;
         let live = records.into_iter().filter_map(|record| record.worker);
         let live = live.filter(|worker| worker.state() == WorkerState::Live);
         let reports = self.reports.lock();
-        let failures = live.filter_map(|worker| reports.get(&worker.id)).flat_map(|report| &report.fetch_failures);
-        Ok(failures.cloned().collect())
+        Ok(live.filter_map(|worker| Some(what(worker.id, reports.get(&worker.id)?))).collect())
     }
 
     /// For how long a worker has sent no heartbeat; never longer than since this master's start.

@@ -83,7 +83,7 @@ fn blocks_are_neither_read_nor_written_by_clients_that_their_mount_is_not_there_
 
     let [attacker, worker, admin] = [Role::Client, Role::Worker, Role::Admin].map(|role| Somebody::of(&cluster, role));
     let mut calls = ClusterClient::new(admin.channel(&cluster));
-    let status = admin.answer(calls.status(StatusRequest {})).unwrap().into_inner();
+    let status = admin.answer(calls.status(StatusRequest::default())).unwrap().into_inner();
     let (cluster_id, workers, mount) = (status.cluster_id, status.workers.unwrap(), &status.mounts.unwrap().mounts[0]);
     let [Worker { id, .. }] = workers.workers[..] else { panic!("{workers:?}") };
     let inode = fs::metadata(&path).unwrap().ino();
@@ -132,7 +132,7 @@ fn what_clients_and_workers_say_of_a_block_turns_off_no_disk() {
     cluster.mount_fs_mode("s3://bucket/work", "/work", &[]);
     let [attacker, worker, admin] = [Role::Client, Role::Worker, Role::Admin].map(|role| Somebody::of(&cluster, role));
     let mut calls = ClusterClient::new(admin.channel(&cluster));
-    let status = admin.answer(calls.status(StatusRequest {})).unwrap().into_inner();
+    let status = admin.answer(calls.status(StatusRequest::default())).unwrap().into_inner();
     let (cluster_id, workers, mount) = (status.cluster_id, status.workers.unwrap(), &status.mounts.unwrap().mounts[0]);
     let [Worker { id, .. }] = workers.workers[..] else { panic!("{workers:?}") };
     let [evil, other] = [&attacker, &worker].map(|somebody| pool_of(somebody, &cluster_id, &workers));
@@ -173,7 +173,7 @@ fn names_of_blocks_of_other_mounts_cannot_be_taken() {
     let first = fs::metadata(cluster.path("b/first")).unwrap().ino();
     let [attacker, admin] = [Role::Client, Role::Admin].map(|role| Somebody::of(&cluster, role));
     let mut calls = ClusterClient::new(admin.channel(&cluster));
-    let status = admin.answer(calls.status(StatusRequest {})).unwrap().into_inner();
+    let status = admin.answer(calls.status(StatusRequest::default())).unwrap().into_inner();
     let (cluster_id, workers, mounts) = (status.cluster_id, status.workers.unwrap(), status.mounts.unwrap().mounts);
     let [Worker { id, .. }] = workers.workers[..] else { panic!("{workers:?}") };
     let mount = |path: &str| mounts.iter().find(|mount| mount.path == path).unwrap();

@@ -579,7 +579,7 @@ fn who_makes_blocks_that_no_file_has_is_refused_at_a_bound_and_others_write_on()
     cluster.mount_fs_mode("s3://bucket/work", "/work", &["--block-size", "1MiB"]);
     let admin = Somebody::of(&cluster, Role::Admin);
     let mut calls = ClusterClient::new(admin.channel(&cluster));
-    let status = admin.answer(calls.status(StatusRequest {})).unwrap().into_inner();
+    let status = admin.answer(calls.status(StatusRequest::default())).unwrap().into_inner();
     let (cluster_id, mount) = (status.cluster_id, &status.mounts.unwrap().mounts[0]);
     let [attacker, victim] = ["attacker", "victim"].map(|name| Somebody::client(&cluster, name));
     let workers = attacker.workers(&cluster);

@@ -14,7 +14,7 @@ fn nobody_takes_the_place_of_a_worker() {
     cluster.mount("s3://bucket", "/data", &[]);
     let [attacker, admin] = [Role::Worker, Role::Admin].map(|role| Somebody::of(&cluster, role));
     let mut calls = ClusterClient::new(admin.channel(&cluster));
-    let status = admin.answer(calls.status(StatusRequest {})).unwrap().into_inner();
+    let status = admin.answer(calls.status(StatusRequest::default())).unwrap().into_inner();
     let victim = status.workers.unwrap().workers[0].clone();
     let mut calls = ClusterClient::new(attacker.channel(&cluster));
     let refused = |what: &str, answered: Option<Status>| assert_denied(what, answered, "and this one is \"attacker\"");

@@ -243,7 +243,7 @@ fn frames_with_absurd_values_are_refused_one_by_one() {
     let path = format!("/data/{key}");
     let entry =
         master.runtime.block_on(master.namespace.resolve(ResolveRequest { path, session: 0 })).unwrap().into_inner();
-    let status = master.runtime.block_on(master.cluster.status(StatusRequest {})).unwrap().into_inner();
+    let status = master.runtime.block_on(master.cluster.status(StatusRequest::default())).unwrap().into_inner();
     let (watched, reader) = (Watched::start(&cluster), Reader::start(&cluster, "data", &tree));
     let worker = &cluster.at_start.workers[0];
     let (tcp, unix) = (Port::Tcp(worker.data.clone()), Port::Unix(worker.socket.clone()));
@@ -333,7 +333,7 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
     master.refused("a job that is none", async { calls().get_job(job()).await });
     master.refused("a job to try again", async { calls().retry_job(job()).await });
     master.refused("a job to cancel", async { calls().cancel_job(job()).await });
-    let odd = SubmitLoadRequest { path: "/".into(), request_id: vec![7; 15].into() };
+    let odd = SubmitLoadRequest { path: "/".into(), request_id: vec![7; 15].into(), ..Default::default() };
     master.refused("an id of a request that is none", async { calls().submit_load(odd).await });
     let worker = |uuid: usize, address: &str| RegisterWorkerRequest {
         uuid: vec![1; uuid].into(),

@@ -81,6 +81,14 @@ impl BlockSource {
         }
     }
 
+    /// As the request has it.
+    pub fn mount_id(&self) -> u32 {
+        match self {
+            Self::Object(object) => object.mount_id,
+            Self::Data(target) => target.mount_id,
+        }
+    }
+
     /// Bytes of the block.
     pub fn length(&self) -> u32 {
         match self {

@@ -284,8 +284,22 @@ impl Service {
     pub(super) fn count_hits(&self, request: &ContentRequest) {
         self.parts.metrics.fast_requests.inc();
         if request.kind != FrameKind::Fill {
-            self.parts.metrics.hits.inc_by(request.items.len() as u64);
-            self.parts.metrics.hit_bytes.inc_by(request.items.iter().map(Prepared::wanted_bytes).sum());
+            request.items.iter().for_each(|item| self.count_hit(item));
+        }
+    }
+
+    /// Counts an item that was here.
+    fn count_hit(&self, item: &Prepared) {
+        self.parts.metrics.hits.inc();
+        self.count_served(item, item.wanted_bytes(), 0);
+    }
+
+    /// Counts bytes of an item that were here, and that were fetched for it.
+    fn count_served(&self, item: &Prepared, hit_bytes: u64, missed_bytes: u64) {
+        self.parts.metrics.hit_bytes.inc_by(hit_bytes);
+        self.parts.metrics.miss_bytes.inc_by(missed_bytes);
+        if let Ok(source) = &item.source {
+            self.parts.mounts.served(source.mount_id(), hit_bytes, missed_bytes);
         }
     }
 
@@ -382,8 +396,7 @@ impl Service {
             (None, BlockSource::Object(object)) => return self.fetch(item, object, until).await,
         };
         if item.touch != Touch::Refresh {
-            self.parts.metrics.hits.inc();
-            self.parts.metrics.hit_bytes.inc_by(item.wanted_bytes());
+            self.count_hit(item);
         }
         Ok((block, Fetched::default()))
     }
@@ -397,8 +410,7 @@ impl Service {
             let missed = filled.fetched_bytes.min(item.wanted_bytes());
             let items = if filled.fetched_bytes > 0 { &self.parts.metrics.misses } else { &self.parts.metrics.hits };
             items.inc();
-            self.parts.metrics.miss_bytes.inc_by(missed);
-            self.parts.metrics.hit_bytes.inc_by(item.wanted_bytes() - missed);
+            self.count_served(item, item.wanted_bytes() - missed, missed);
         }
         let us = u32::try_from(began.elapsed().as_micros()).unwrap_or(u32::MAX);
         Ok((Block::Cached(filled.block), Fetched { bytes: filled.fetched_bytes, us }))

@@ -141,6 +141,8 @@ struct Freed {
     files: u64,
     blocks: u64,
     bytes: u64,
+    /// Paths that lead nowhere.
+    missing: u64,
     /// Files and bytes that were not dropped, by their reason in [`KEPT`].
     kept: [(u64, u64); KEPT.len()],
 }
@@ -164,7 +166,8 @@ impl Freed {
     }
 
     fn view(&self) -> Value {
-        let mut view = json!({"files": self.files, "blocks": self.blocks, "bytes": self.bytes});
+        let mut view =
+            json!({"files": self.files, "blocks": self.blocks, "bytes": self.bytes, "missing_paths": self.missing});
         for ((_, name, _), (files, bytes)) in KEPT.iter().zip(self.kept) {
             view[format!("{name}_files")] = files.into();
             view[format!("{name}_bytes")] = bytes.into();
@@ -175,6 +178,9 @@ impl Freed {
     fn print(&self) -> Result<(), CliError> {
         let (blocks, files) = (counted(self.blocks, "block"), counted(self.files, "file"));
         console::line(format_args!("dropped {blocks}, {}, of {files}", console::size(self.bytes)))?;
+        if self.missing > 0 {
+            console::line(format_args!("{} not there", counted(self.missing, "path")))?;
+        }
         for ((_, _, why), (files, bytes)) in KEPT.iter().zip(self.kept).filter(|(_, (files, _))| *files > 0) {
             console::line(format_args!("kept {} of {}{why}", console::size(bytes), counted(files, "file")))?;
         }
@@ -234,40 +240,49 @@ async fn where_blocks_are(client: &Client, layout: &Layout) -> Result<Vec<BlockV
     Ok(views)
 }
 
-/// `cv fs free`: at every live worker, since a block may be where an earlier worker table placed it. Of files of
-/// fs-mode mounts the master knows where they are, and which of them the bucket has.
-pub async fn free(client: &Client, PathArgs { path }: &PathArgs, result: &ResultArgs) -> Result<(), CliError> {
-    let root = client.metadata().resolve(path).await?;
+/// `cv fs free` and `cv load --evict`: at every live worker, since a block may be where an earlier worker table placed
+/// it. Of files of fs-mode mounts the master knows where they are, and which of them the bucket has. Of several paths,
+/// those that lead nowhere are counted.
+pub async fn free(client: &Client, paths: &[String], result: &ResultArgs) -> Result<(), CliError> {
     let mut freed = Freed::default();
     let mut batch: Vec<BlockRef> = Vec::new();
     let mut running = FuturesUnordered::new();
     let mut contents: Vec<u64> = Vec::new();
-    walk(client, root, async |found| {
-        let node = found.node;
-        if node.is_fs_mode() {
-            if node.kind == Kind::File {
-                freed.files += 1;
-                contents.push(node.inode);
+    for path in paths {
+        let root = match client.metadata().resolve(path).await.map_err(CliError::from) {
+            Err(CliError::NotFound(_)) if paths.len() > 1 => {
+                freed.missing += 1;
+                continue;
             }
-            if contents.len() == BATCH {
-                freed.add_content(&client.metadata().free_content(std::mem::take(&mut contents)).await?);
+            root => root?,
+        };
+        walk(client, root, async |found| {
+            let node = found.node;
+            if node.is_fs_mode() {
+                if node.kind == Kind::File {
+                    freed.files += 1;
+                    contents.push(node.inode);
+                }
+                if contents.len() == BATCH {
+                    freed.add_content(&client.metadata().free_content(std::mem::take(&mut contents)).await?);
+                }
+                return Ok(());
             }
-            return Ok(());
-        }
-        let blocks = Layout::of(client, node).await?.blocks;
-        freed.files += u64::from(!blocks.is_empty());
-        for block in blocks {
-            batch.push(block.name);
-            if batch.len() == BATCH {
-                running.push(drop_blocks(client, std::mem::take(&mut batch)));
+            let blocks = Layout::of(client, node).await?.blocks;
+            freed.files += u64::from(!blocks.is_empty());
+            for block in blocks {
+                batch.push(block.name);
+                if batch.len() == BATCH {
+                    running.push(drop_blocks(client, std::mem::take(&mut batch)));
+                }
+                if running.len() == FREES {
+                    freed.add(running.try_next().await?.unwrap_or_default());
+                }
             }
-            if running.len() == FREES {
-                freed.add(running.try_next().await?.unwrap_or_default());
-            }
-        }
-        Ok(())
-    })
-    .await?;
+            Ok(())
+        })
+        .await?;
+    }
     freed.add_content(&client.metadata().free_content(contents).await?);
     running.push(drop_blocks(client, batch));
     while let Some(reply) = running.try_next().await? {

@@ -1,4 +1,5 @@
-//! Loads: walk a subtree, name the blocks of every file, and have the workers that own them fill them.
+//! Loads: walk a subtree, name the blocks of every file, and have the workers that own them fill them; or say what they
+//! have of them ([`JobKind::Check`]); or list what is there, and no more ([`JobKind::LoadMetadata`]).
 //!
 //! Of a file in a cache-mode mount the blocks are those of its object. Of one in an fs-mode mount they are those of its
 //! origin that no block of the file has taken the place of: the rest is at workers already, or is a hole, and counts as
@@ -11,8 +12,9 @@ mod fill;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_proto::master::{Entry, Job, Kind};
+use cavern_proto::master::{Entry, Job, JobKind, Kind};
 use cavern_state::records::etag;
+use futures::{StreamExt as _, stream};
 use tokio::sync::Semaphore;
 
 use self::blocks::File;
@@ -25,11 +27,13 @@ use crate::workers::calls::BlockFiller;
 
 /// Entries of a directory read at a time.
 const PAGE_ENTRIES: usize = 1000;
+/// Paths of a list that are looked up at a time: a directory that was never listed is listed then.
+const PATHS_AT_A_TIME: usize = 16;
 
 /// Fills blocks for all loads. Cheap to clone.
 #[derive(Clone)]
 pub struct Loader {
-    lookups: Lookups,
+    pub(super) lookups: Lookups,
     filler: Arc<dyn BlockFiller>,
     /// Blocks in flight, over all jobs.
     blocks: Arc<Semaphore>,
@@ -54,31 +58,74 @@ pub fn begun_anew(job: Job) -> Job {
 impl Loader {
     pub fn new(lookups: Lookups, filler: Arc<dyn BlockFiller>, concurrency: usize) -> Self {
         let concurrency = u32::try_from(concurrency.clamp(1, 1 << 16)).unwrap_or(1);
+        let lookups = Lookups { listings_only: true, ..lookups };
         Self { lookups, filler, blocks: Arc::new(Semaphore::new(concurrency as usize)), concurrency }
     }
 
     /// Loads what is below the path of a job. What fails is counted; an error is about the path.
     pub async fn run(&self, job: &Arc<RunningJob>) -> Result<(), WorkError> {
-        let path = job.snapshot().path;
-        let mut entry = self.lookups.resolve(&path).await?;
-        let attr = entry.attr.unwrap_or_default();
+        let Job { path, .. } = job.snapshot();
         let mut batches = Batches::new(self.clone(), job.clone());
-        if attr.kind() == Kind::Directory {
-            let mut walk = Walk::new(self.lookups.listings.clone(), attr.inode, ListPolicy::Fresh, true);
-            while let Some(visited) = walk.next().await {
-                match visited {
-                    Ok((inode, _)) => self.load_directory(&mut batches, inode).await?,
-                    Err((_, error)) => job.failed(&error.to_string()),
+        let entry = self.find(job.kind, &path).await?;
+        self.load(&mut batches, &entry).await?;
+        job.walked();
+        batches.finish().await;
+        Ok(())
+    }
+
+    /// Loads what is below many paths. What fails is counted; an error is about this master.
+    pub async fn run_list(&self, job: &Arc<RunningJob>, paths: Vec<String>) -> Result<(), WorkError> {
+        let mut batches = Batches::new(self.clone(), job.clone());
+        let found = stream::iter(paths).map(|path| async move {
+            let entry = self.find(job.kind, &path).await;
+            (path, entry)
+        });
+        let mut found = found.buffered(PATHS_AT_A_TIME);
+        while let Some((path, entry)) = found.next().await {
+            let loaded = match entry {
+                Ok(entry) => self.load(&mut batches, &entry).await,
+                Err(error) => Err(error),
+            };
+            match loaded {
+                Ok(()) => {}
+                Err(error) if error.is_of_master() => return Err(error),
+                Err(error) => {
+                    let error = error.to_string();
+                    job.failed(&if error.contains(&path) { error } else { format!("{path}: {error}") });
                 }
             }
-        } else {
-            // Known from the listing of its directory, which is renewed like those of a walk.
-            self.lookups.touch(&[entry.parent], true).await?;
-            entry = self.lookups.resolve(&path).await?;
-            self.load_file(&mut batches, &entry).await?;
         }
         job.walked();
         batches.finish().await;
+        Ok(())
+    }
+
+    /// What a path leads to. A file that is to be loaded is known from the listing of its directory, which is renewed
+    /// like those of a walk.
+    async fn find(&self, kind: JobKind, path: &str) -> Result<Entry, WorkError> {
+        let entry = self.lookups.resolve(path).await?;
+        if kind == JobKind::Check || entry.attr.unwrap_or_default().kind() == Kind::Directory {
+            return Ok(entry);
+        }
+        self.lookups.touch(&[entry.parent], true).await?;
+        self.lookups.resolve(path).await
+    }
+
+    /// Loads a file, or what is below a directory.
+    async fn load(&self, batches: &mut Batches, entry: &Entry) -> Result<(), WorkError> {
+        let attr = entry.attr.unwrap_or_default();
+        if attr.kind() != Kind::Directory {
+            return self.load_file(batches, entry).await;
+        }
+        let policy = if batches.kind() == JobKind::Check { ListPolicy::Known } else { ListPolicy::Fresh };
+        let mut walk = Walk::new(self.lookups.listings.clone(), attr.inode, policy, true);
+        while let Some(visited) = walk.next().await {
+            match visited {
+                Ok((inode, _)) => self.load_directory(batches, inode).await?,
+                Err((_, error)) if error.is_of_master() => return Err(error),
+                Err((_, error)) => batches.failed(&error.to_string()),
+            }
+        }
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! The progress of one job.
 
-use cavern_proto::master::{Job, JobState};
+use cavern_proto::master::{Job, JobKind, JobState};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
@@ -9,6 +9,7 @@ use crate::persist::Backlog;
 /// A job that runs.
 pub struct RunningJob {
     pub id: u64,
+    pub kind: JobKind,
     pub cancel: CancellationToken,
     /// Cancelled when the job has ended and the log says so.
     pub recorded: CancellationToken,
@@ -17,7 +18,7 @@ pub struct RunningJob {
 
 impl RunningJob {
     pub fn new(job: Job, cancel: CancellationToken) -> Self {
-        Self { id: job.id, cancel, recorded: CancellationToken::new(), job: Mutex::new(job) }
+        Self { id: job.id, kind: job.kind(), cancel, recorded: CancellationToken::new(), job: Mutex::new(job) }
     }
 
     /// As it stands now.

@@ -35,6 +35,7 @@ impl Lookups {
     /// as it is.
     pub(super) async fn with_attributes(&self, entry: Entry, why: Option<Why>) -> Result<(Entry, Place), WorkError> {
         let is_asked = match why {
+            _ if self.listings_only => false,
             // Times of objects are too coarse to show whether what is kept with one has changed.
             Some(Why::Written | Why::WrittenBelow) => true,
             Some(Why::Unknown) | None => entry.attr.unwrap_or_default().own() == OwnAttributes::Unknown,

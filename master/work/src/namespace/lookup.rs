@@ -2,7 +2,8 @@
 //!
 //! Nothing here sends a HEAD for a name that a listing knows, except in mounts whose buckets keep attributes, for each
 //! name that is looked at for the first time. A directory that was never listed is listed first; a name in a huge one
-//! is checked alone. What is known goes on being served while a bucket does not answer.
+//! is checked alone. Loads send no HEAD at all ([`Lookups::listings_only`]). What is known goes on being served while a
+//! bucket does not answer.
 
 mod step;
 

@@ -54,6 +54,21 @@ impl Backlog {
         self.error.as_ref().map_or("", |(_, error)| error)
     }
 
+    /// Together with that of another mount.
+    pub(super) fn and(mut self, other: Self) -> Self {
+        self.files += other.files;
+        self.bytes += other.bytes;
+        self.deletions += other.deletions;
+        self.given_up += other.given_up;
+        self.lost_files += other.lost_files;
+        self.lost.extend(other.lost);
+        if other.oldest_ns != 0 {
+            self.older(other.oldest_ns);
+        }
+        self.failed(other.error, ChangeRange::ALL);
+        self
+    }
+
     pub(super) fn older(&mut self, ns: i64) {
         if self.oldest_ns == 0 || ns < self.oldest_ns {
             self.oldest_ns = ns;

@@ -1,9 +1,10 @@
 //! How far the buckets are behind.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_proto::master::{Kind, PersistStatus};
+use cavern_proto::master::{Kind, MountBacklog, PersistStatus};
 use cavern_proto::record::InodeRecord;
 use cavern_state::{PendingDeletion, Tables, has_content};
 
@@ -29,15 +30,11 @@ impl Persistence {
         let scope = self.scope(path).await?;
         let (backlog, change) = self.measure(scope, ChangeRange { up_to, expedited_since: None }).await?;
         let (files_per_second, bytes_per_second) = self.throughput.rate();
-        let age_ns = match backlog.oldest_ns {
-            0 => 0,
-            oldest => self.lookups.reader.clock().age_ns(oldest).max(0),
-        };
         Ok(PersistStatus {
             files: backlog.files,
             bytes: backlog.bytes,
             deletions: backlog.deletions,
-            oldest_age_ms: age_ns / 1_000_000,
+            oldest_age_ms: self.age_ns(&backlog) / 1_000_000,
             last_error: backlog.last_error().to_owned(),
             files_per_second,
             bytes_per_second,
@@ -47,17 +44,36 @@ impl Persistence {
         })
     }
 
-    /// Brings the gauges up to date.
+    /// What the bucket of each mount lacked when that was measured last; none of those that lacked nothing.
+    pub fn backlogs(&self) -> Vec<MountBacklog> {
+        self.backlogs.lock().clone()
+    }
+
+    /// Brings the gauges and the backlogs of mounts up to date.
     pub(super) async fn show_backlog(self: &Arc<Self>) -> Result<Next, WorkError> {
         let scope = Scope { inode: cavern_proto::ROOT_INODE, mount_id: 0 };
-        let (backlog, _) = self.measure(scope, ChangeRange::ALL).await?;
-        let age_ns = match backlog.oldest_ns {
-            0 => 0,
-            oldest => self.lookups.reader.clock().age_ns(oldest),
-        };
-        let oldest = Duration::from_nanos(u64::try_from(age_ns).unwrap_or(0));
-        self.metrics.set_backlog(backlog.files, backlog.bytes, backlog.deletions, oldest);
+        let (backlogs, _) = self.measure_mounts(scope, ChangeRange::ALL).await?;
+        let told = backlogs.iter().map(|(mount_id, backlog)| MountBacklog {
+            mount_id: *mount_id,
+            files: backlog.files,
+            bytes: backlog.bytes,
+            deletions: backlog.deletions,
+            oldest_age_ms: self.age_ns(backlog) / 1_000_000,
+            lost_files: backlog.lost_files,
+        });
+        *self.backlogs.lock() = told.collect();
+        let all = sum(backlogs);
+        let oldest = Duration::from_nanos(u64::try_from(self.age_ns(&all)).unwrap_or(0));
+        self.metrics.set_backlog(all.files, all.bytes, all.deletions, oldest);
         Ok(Next::Rest)
+    }
+
+    /// Age of the oldest change; 0 without any.
+    fn age_ns(&self, backlog: &Backlog) -> i64 {
+        match backlog.oldest_ns {
+            0 => 0,
+            oldest => self.lookups.reader.clock().age_ns(oldest).max(0),
+        }
     }
 
     pub(super) async fn measure(
@@ -65,24 +81,34 @@ impl Persistence {
         scope: Scope,
         span: ChangeRange,
     ) -> Result<(Backlog, u64), WorkError> {
+        let (backlogs, change) = self.measure_mounts(scope, span).await?;
+        Ok((sum(backlogs), change))
+    }
+
+    async fn measure_mounts(
+        self: &Arc<Self>,
+        scope: Scope,
+        span: ChangeRange,
+    ) -> Result<(BTreeMap<u32, Backlog>, u64), WorkError> {
         let persistence = self.clone();
         self.lookups.reader.read(move |tables| persistence.sum_up(tables, &scope, span)).await
     }
 
-    /// Reads all of the backlog. *Blocking*.
-    fn sum_up(&self, tables: Tables<'_>, scope: &Scope, span: ChangeRange) -> Result<(Backlog, u64), WorkError> {
+    /// Reads all of the backlog, and sums it up by mount. *Blocking*.
+    fn sum_up(
+        &self,
+        tables: Tables<'_>,
+        scope: &Scope,
+        span: ChangeRange,
+    ) -> Result<(BTreeMap<u32, Backlog>, u64), WorkError> {
         // Before the rest: what comes meanwhile has a higher number.
         let change = tables.counters()?.change;
-        let mut backlog = Backlog::default();
+        let mut backlogs = BTreeMap::<u32, Backlog>::new();
         let mut within = ScopeFilter::new(scope);
-        let mut buckets = Vec::new();
-        let mut add = |backlog: &mut Backlog, item: &Item, mount_id: u32| {
+        let add = |backlog: &mut Backlog, item: &Item, mount_id: u32| {
             backlog.failed(self.ledger.error(item), span);
             let is_given_up = |since| self.ledger.is_given_up(item, mount_id, since);
             backlog.given_up += u64::from(span.expedited_since.is_some_and(is_given_up));
-            if !buckets.contains(&mount_id) {
-                buckets.push(mount_id);
-            }
         };
         let mut after = 0;
         loop {
@@ -93,6 +119,7 @@ impl Persistence {
                 if intent.first_change > span.up_to || !within.has(tables, inode, &intent)? {
                     continue;
                 }
+                let backlog = backlogs.entry(intent.mount_id).or_default();
                 backlog.files += 1;
                 backlog.bytes += unwritten_bytes(tables, inode)?;
                 backlog.older(intent.first_ns);
@@ -102,7 +129,7 @@ impl Persistence {
                         backlog.lost.extend(repair::describe(tables, inode)?);
                     }
                 }
-                add(&mut backlog, &Item::Inode(inode), intent.mount_id);
+                add(backlog, &Item::Inode(inode), intent.mount_id);
             }
         }
         let mut after: Option<(u32, String)> = None;
@@ -114,16 +141,17 @@ impl Persistence {
                 if deletion.record.first_change > span.up_to || !self.counts(tables, &mut within, &deletion, span)? {
                     continue;
                 }
+                let mount_id = deletion.mount_id;
+                let backlog = backlogs.entry(mount_id).or_default();
                 backlog.deletions += 1;
                 backlog.older(deletion.record.since_ns);
-                let mount_id = deletion.mount_id;
-                add(&mut backlog, &Item::Key(mount_id, deletion.key), mount_id);
+                add(backlog, &Item::Key(mount_id, deletion.key), mount_id);
             }
         }
-        for mount_id in buckets {
-            backlog.failed(self.ledger.bucket_error(mount_id), span);
+        for (mount_id, backlog) in &mut backlogs {
+            backlog.failed(self.ledger.bucket_error(*mount_id), span);
         }
-        Ok((backlog, change))
+        Ok((backlogs, change))
     }
 
     /// Whether an object that is to be deleted counts as something that the bucket lacks.
@@ -146,6 +174,12 @@ impl Persistence {
         let is_kept = tables.is_held(inode)? && tables.inode(inode)?.is_some_and(|record| record.unlinked);
         Ok(!is_kept)
     }
+}
+
+fn sum(backlogs: BTreeMap<u32, Backlog>) -> Backlog {
+    let mut all = backlogs.into_values().fold(Backlog::default(), Backlog::and);
+    all.lost.truncate(LOST_LISTED);
+    all
 }
 
 /// Bytes of a file that its objects do not have.

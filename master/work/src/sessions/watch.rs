@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use cavern_consensus::LeaderLease;
 use cavern_proto::master::watch_event::Event;
-use cavern_proto::master::{Reset, Resumed, WatchEvent};
+use cavern_proto::master::{ClientActivity, ClientStatus, Reset, Resumed, WatchEvent};
 use cavern_security::{Identity, random_bytes};
 use cavern_state::ALL_BEFORE;
 use parking_lot::{Mutex, MutexGuard};
@@ -48,6 +48,8 @@ use lapsed::Lapsed;
 const QUEUE_EVENTS: usize = 16_384;
 /// Sessions at a time.
 const SESSIONS_MAX: usize = 10_000;
+/// Mounts that a client may say something of.
+const ACTIVE_MOUNTS_MAX: usize = 256;
 /// How long the stream of a client that has died may take to break.
 const STREAM_BREAKS: Duration = Duration::from_millis(500);
 
@@ -178,6 +180,8 @@ struct Session {
     group_epoch: u64,
     /// When it is known here what its client knows, since it has said so, and its kernel trusts nothing else any more.
     settles_at: Option<Instant>,
+    /// What its client has said last of what it does.
+    activity: ClientActivity,
 }
 
 impl Session {
@@ -413,6 +417,33 @@ impl WatchHub {
         }
         self.progress.notify_waiters();
         true
+    }
+
+    /// The client of a session says what it has read and written.
+    pub fn has_done(&self, session: u64, mut activity: ClientActivity) {
+        let ClientActivity { mount_ids, reads, read_bytes, writes, written_bytes } = &mut activity;
+        mount_ids.truncate(ACTIVE_MOUNTS_MAX);
+        mount_ids.shrink_to_fit();
+        for counts in [reads, read_bytes, writes, written_bytes] {
+            counts.truncate(ACTIVE_MOUNTS_MAX);
+            // What is kept is not as large as what was said.
+            counts.shrink_to_fit();
+        }
+        if let Some(session) = self.state.lock().sessions.get_mut(&session) {
+            session.activity = activity;
+        }
+    }
+
+    /// The clients that have a stream now, and what they have said of what they do.
+    pub fn clients(&self) -> Vec<ClientStatus> {
+        let state = self.state.lock();
+        let clients = state.sessions.iter().map(|(id, session)| ClientStatus {
+            session: *id,
+            client: session.client.clone(),
+            identity: state.owners.get(*id).map_or_else(String::new, |owner| owner.name.clone()),
+            activity: Some(session.activity.clone()),
+        });
+        clients.collect()
     }
 
     /// The client of a session says that it ends: it will not come back.

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_net::{Placement, WorkerPool};
-use cavern_proto::data::{self, BlockRef, CopyRequest, PersistReply, PersistRequest, open_request};
+use cavern_proto::ChunkMap;
+use cavern_proto::chunk::chunk_range;
+use cavern_proto::data::{self, BlockRef, CopyRequest, PersistReply, PersistRequest, open_request, query_reply};
 use cavern_proto::master::Worker;
 use futures::future::BoxFuture;
 
@@ -40,13 +42,16 @@ pub enum Failure {
     Final,
 }
 
-/// Has workers fill blocks; tests have their own.
+/// Has workers fill blocks, and asks what they have of them; tests have their own.
 pub trait BlockFiller: Send + Sync + 'static {
     /// The live workers, for placement.
     fn placement(&self) -> Result<Arc<Placement>, WorkError>;
 
     /// Has a worker fill blocks; one result per block, in order. An error is about the worker: another try may help.
     fn fill(&self, worker: u64, items: Vec<open_request::Item>) -> BoxFuture<'_, Result<Vec<Filled>, String>>;
+
+    /// Bytes that a worker has of each of these blocks of objects, in order.
+    fn cached(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<u64>, String>>;
 }
 
 /// Has workers write objects, and free and copy blocks; tests have their own.
@@ -97,6 +102,22 @@ impl BlockFiller for PooledWorkers {
             Ok(reply.items.into_iter().map(outcome).collect())
         })
     }
+
+    fn cached(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<u64>, String>> {
+        Box::pin(async move { Ok(self.query(worker, blocks).await?.iter().map(present_bytes).collect()) })
+    }
+}
+
+impl PooledWorkers {
+    /// What a worker has of blocks: an answer for each.
+    async fn query(&self, worker: u64, blocks: Vec<BlockRef>) -> Result<Vec<query_reply::Item>, String> {
+        let count = blocks.len();
+        let reply = self.pool.query(worker, blocks).await.map_err(|error| error.to_string())?;
+        match reply.items.len() == count {
+            true => Ok(reply.items),
+            false => Err(format!("worker {worker} answered another question")),
+        }
+    }
 }
 
 impl ObjectWriter for PooledWorkers {
@@ -121,19 +142,17 @@ impl ObjectWriter for PooledWorkers {
     }
 
     fn has(&self, worker: u64, blocks: Vec<BlockRef>) -> BoxFuture<'_, Result<Vec<bool>, String>> {
-        Box::pin(async move {
-            let count = blocks.len();
-            let reply = self.pool.query(worker, blocks).await.map_err(|error| error.to_string())?;
-            if reply.items.len() != count {
-                return Err(format!("worker {worker} answered another question"));
-            }
-            Ok(reply.items.into_iter().map(|item| item.known).collect())
-        })
+        Box::pin(async move { Ok(self.query(worker, blocks).await?.into_iter().map(|item| item.known).collect()) })
     }
 
     fn copy(&self, worker: u64, request: CopyRequest, within: Duration) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async move { self.pool.copy(worker, request, within).await.map_err(|error| error.to_string()) })
     }
+}
+
+/// Bytes of the chunks of a block that are there.
+fn present_bytes(item: &query_reply::Item) -> u64 {
+    ChunkMap::from_bytes(&item.present).iter().map(|chunk| chunk_range(chunk, item.length).len() as u64).sum()
 }
 
 fn outcome(item: data::open_reply::Item) -> Filled {
@@ -145,4 +164,27 @@ fn outcome(item: data::open_reply::Item) -> Filled {
     };
     let reason = if item.message.is_empty() { item.status().as_str_name().to_owned() } else { item.message };
     Filled::Failed { reason, failure }
+}
+
+#[cfg(test)]
+mod tests {
+    use cavern_proto::CHUNK_BYTES;
+
+    use super::*;
+
+    #[test]
+    fn the_last_chunk_of_a_block_counts_with_the_bytes_that_it_has() {
+        let item = |present: &[u8], length| query_reply::Item {
+            known: true,
+            present: present.to_vec().into(),
+            length,
+            ..query_reply::Item::default()
+        };
+        let (chunk, length) = (u64::from(CHUNK_BYTES), 2 * CHUNK_BYTES + 77);
+        assert_eq!(present_bytes(&item(&[0b101], length)), chunk + 77);
+        assert_eq!(present_bytes(&item(&[0b011], length)), 2 * chunk);
+        assert_eq!(present_bytes(&item(&[], length)), 0);
+        // What lies behind the end of the block is nothing.
+        assert_eq!(present_bytes(&item(&[0xff], length)), 2 * chunk + 77);
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use cavern_conf::backoff;
-use cavern_proto::master::Kind;
+use cavern_proto::master::{JobKind, Kind};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::TaskTracker;
 
@@ -63,6 +63,12 @@ impl Block {
         self.file.block_ended(job, true);
     }
 
+    /// So much of it is cached, where nothing is loaded.
+    fn found(&self, job: &RunningJob, cached_bytes: u64) {
+        job.bytes_done(cached_bytes.min(self.bytes), 0);
+        self.file.block_ended(job, cached_bytes >= self.bytes);
+    }
+
     fn failed(&self, job: &RunningJob, reason: &str) {
         job.failed(&format!("{}: {reason}", self.key()));
         self.file.block_ended(job, false);
@@ -90,8 +96,22 @@ impl Batches {
         Self { loader, job, waiting: HashMap::new(), tasks: TaskTracker::new() }
     }
 
-    /// Has a file filled.
+    /// What is done with files.
+    pub fn kind(&self) -> JobKind {
+        self.job.kind
+    }
+
+    pub fn failed(&self, error: &str) {
+        self.job.failed(error);
+    }
+
+    /// Has a file filled, or looked at.
     pub async fn add(&mut self, mount: &Arc<OpenMount>, file: File) -> Result<(), WorkError> {
+        if self.kind() == JobKind::LoadMetadata {
+            self.job.add_file(0);
+            self.job.file_done();
+            return Ok(());
+        }
         self.job.add_file(file.bytes);
         let (mut count, mut bytes, mut first) = (0u32, 0, None);
         for wanted in file.wanted(mount) {
@@ -106,7 +126,8 @@ impl Batches {
             return Ok(());
         };
         let placement = self.loader.filler.placement()?;
-        let replicas = mount.mount.replicas.max(1) as usize;
+        // Readers ask the first replica.
+        let replicas = if self.kind() == JobKind::Check { 1 } else { mount.mount.replicas.max(1) as usize };
         let placed = placement.candidates(content, 0, replicas).iter().count();
         if placed == 0 {
             self.job.failed(NO_WORKER);
@@ -199,6 +220,14 @@ impl Loader {
     }
 
     async fn request(&self, job: &RunningJob, worker: u64, blocks: Vec<Block>, again: &mut RetryBatch) {
+        if job.kind == JobKind::Check {
+            let names = blocks.iter().map(|block| block.wanted.item.block.clone().unwrap_or_default()).collect();
+            match self.filler.cached(worker, names).await {
+                Ok(cached) => blocks.into_iter().zip(cached).for_each(|(block, bytes)| block.found(job, bytes)),
+                Err(error) => again.add(worker, blocks, error),
+            }
+            return;
+        }
         let items = blocks.iter().map(|block| block.wanted.item.clone()).collect();
         let filled = match self.filler.fill(worker, items).await {
             Ok(filled) => filled,

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `Held`: other sessions may hold the directory | has them let go of it |
 //! | `Unread` | notes that the session sees the name, and reads it |
-//! | `Unlisted`: the directory never was listed | begins its listing, or joins it, and waits for the first page |
+//! | `Unlisted`: the directory never was listed | begins its listing, or joins it, and waits for a page or its end |
 //! | `BeingListed`: that page is in the namespace | reads the name again |
 //! | `Listed`: the directory was listed, without the name | lists it anew, if that is too long ago for the mount |
 //! | `AskBucket` | asks the bucket about the name alone |
@@ -122,9 +122,14 @@ impl Lookup<'_> {
         }
     }
 
-    /// The listing of the directory begins now, and is waited for as far as its first page.
+    /// The listing of the directory begins now, and is waited for as far as its first page, or to its end.
     async fn list(&self, directory: &Directory, found: Option<Box<Found>>) -> Result<State, WorkError> {
         let failed: WorkError = match self.lookups.listings.start(directory.inode) {
+            // Of what follows the first page the bucket would be asked name by name.
+            Ok(flight) if self.lookups.listings_only => match flight.ended().await {
+                Ok(_) => return Ok(State::Asked),
+                Err(error) => error,
+            },
             Ok(flight) => match flight.first_page().await {
                 Progress::Running(_) => return Ok(State::BeingListed),
                 Progress::Ended(Ok(_)) => return Ok(State::Asked),
@@ -144,7 +149,7 @@ impl Lookup<'_> {
     async fn renew(&self, directory: &Directory, mount: &OpenMount) -> Result<State, WorkError> {
         match mount.mount.consistency() {
             Consistency::Never | Consistency::Strict => return Err(self.absent()),
-            Consistency::Always => return Ok(State::AskBucket(Why::Unknown)),
+            Consistency::Always if !self.lookups.listings_only => return Ok(State::AskBucket(Why::Unknown)),
             _ => {}
         }
         let is_old =

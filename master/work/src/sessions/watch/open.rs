@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use cavern_proto::master::ClientActivity;
 use cavern_security::{Identity, PeerCertificate, Role};
 use cavern_state::Change;
 use tokio::sync::Notify;
@@ -95,6 +96,7 @@ impl WatchHub {
             knows_earlier: before.knows_inodes || goes_on,
             group_epoch: 0,
             settles_at: None,
+            activity: ClientActivity::default(),
         };
         let what = if goes_on { "a client's session goes on" } else { "a client's session begins" };
         self.log.life(before.owner, id, &session.client, what);
