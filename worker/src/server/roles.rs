@@ -41,7 +41,8 @@ impl fmt::Display for Peer {
 pub(super) fn senders(kind: FrameKind) -> &'static [Role] {
     match kind {
         FrameKind::Hello | FrameKind::Cancel => &[Master, Worker, Client, Admin],
-        FrameKind::Read | FrameKind::Query | FrameKind::Sync => &[Worker, Client, Admin],
+        FrameKind::Query => &[Master, Worker, Client, Admin],
+        FrameKind::Read | FrameKind::Sync => &[Worker, Client, Admin],
         FrameKind::Open | FrameKind::Corrupt | FrameKind::Reserve | FrameKind::Write => USERS,
         FrameKind::Fill => &[Master, Client, Admin],
         // See `Peer::check_free`.
