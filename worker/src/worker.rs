@@ -92,8 +92,11 @@ pub async fn run_with_replays(
         Ports::bind(&config.worker, &socket, &keys).await?;
     let parts = parts(&config, stores, master, metrics);
     let pool = WorkerPool::new(&config.client, transport.clone(), "worker");
-    let service = Arc::new(Service::new(parts.clone(), &config.worker, pool));
     let journals = Journals::new(replay, parts.membership.clone(), parts.metrics.clone(), stop.clone());
+    let rest = config.worker.unclaimed_after.get();
+    let unclaimed = Arc::new(Unclaimed { parts: parts.clone(), journals: journals.clone(), rest });
+    let service = Service::new(parts.clone(), &config.worker, pool);
+    let service = Arc::new(Service { unclaimed: Some(unclaimed.clone()), ..service });
     announce(&worker);
 
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -119,7 +122,7 @@ pub async fn run_with_replays(
         tokio::task::spawn_blocking(move || cleanup.run(&cleaning)),
         server.serve(service.clone(), admission, evictions, cores.clone(), stop.clone()),
         http.serve(access, axum::Router::new(), registry, move || health_of(&table), stop.clone()),
-        tend(&parts, &service, &journals, &config.worker, &stop),
+        tend((&parts, &*unclaimed), &service, &journals, &config.worker, &stop),
         keeping_journals,
     );
     drain(&service).await;
@@ -191,14 +194,12 @@ fn parts(config: &Config, stores: Stores, master: MasterChannel, metrics: Worker
 
 /// Looks after what is in the stores, until `stop`.
 async fn tend(
-    parts: &WorkerParts,
+    (parts, unclaimed): (&WorkerParts, &Unclaimed),
     service: &Service,
     journals: &Arc<Journals>,
     worker: &schema::Worker,
     stop: &CancellationToken,
 ) {
-    let rest = worker.unclaimed_after.get();
-    let unclaimed = Unclaimed { parts: parts.clone(), journals: journals.clone(), rest };
     let Stores { table, cache, data } = parts.stores.clone();
     let (relieved, expired, mounts) = (cache.clone(), cache.clone(), parts.mounts.clone());
     // Keeps the capacity of each directory to what its file system has, and what is charged for blocks to what they

@@ -47,14 +47,14 @@ pub(super) fn senders(kind: FrameKind) -> &'static [Role] {
         FrameKind::Fill => &[Master, Client, Admin],
         // See `Peer::check_free`.
         FrameKind::Free => &[Master, Admin],
-        FrameKind::Persist | FrameKind::Copy => &[Master],
+        FrameKind::Persist | FrameKind::Copy | FrameKind::Inspect => &[Master],
         _ => &[],
     }
 }
 
 /// Whether it is an order of a master's: it is not carried out for one that leads no more.
 pub(super) fn is_order(kind: FrameKind) -> bool {
-    matches!(kind, FrameKind::Free | FrameKind::Persist | FrameKind::Copy)
+    matches!(kind, FrameKind::Free | FrameKind::Persist | FrameKind::Copy | FrameKind::Inspect)
 }
 
 impl Peer {

@@ -345,7 +345,12 @@ fn about(kind: FrameKind, name: &BlockRef) -> Option<Vec<u8>> {
         FrameKind::Reserve => encode_frame(kind, 1, &ReserveRequest { block, ..Default::default() }, 0),
         FrameKind::Write => encode_frame(kind, 1, &WriteRequest { block, ..Default::default() }, 0),
         FrameKind::Sync => encode_frame(kind, 1, &SyncRequest { blocks, ..Default::default() }, 0),
-        FrameKind::Hello | FrameKind::Cancel | FrameKind::Free | FrameKind::Persist | FrameKind::Copy => return None,
+        FrameKind::Hello
+        | FrameKind::Cancel
+        | FrameKind::Free
+        | FrameKind::Persist
+        | FrameKind::Copy
+        | FrameKind::Inspect => return None,
         FrameKind::ReadReply
         | FrameKind::OpenReply
         | FrameKind::FillReply
@@ -357,6 +362,7 @@ fn about(kind: FrameKind, name: &BlockRef) -> Option<Vec<u8>> {
         | FrameKind::SyncReply
         | FrameKind::PersistReply
         | FrameKind::CopyReply
+        | FrameKind::InspectReply
         | FrameKind::Evicted
         | FrameKind::Failure => return None,
     })
