@@ -5,6 +5,7 @@ mod cert;
 mod conf;
 mod connect;
 mod fs;
+mod fsck;
 mod gen_images;
 mod host_path;
 mod job;
@@ -73,6 +74,8 @@ enum Command {
     Refresh(refresh::RefreshArgs),
     /// Show the cluster: workers, cache, mounts, jobs.
     Report(report::ReportArgs),
+    /// Compare what the masters record with itself, with the workers and with the buckets, and mend what is safe.
+    Fsck(fsck::FsckArgs),
     /// List the workers of the cluster, empty one, and take one out.
     Node(Family<node::NodeCommand>),
     /// The group of masters: show it, add and remove masters, have another one lead.
@@ -157,6 +160,7 @@ impl Cli {
             Command::Persist(Family { result, command }) => block_on(command.run(&result)),
             Command::Refresh(args) => block_on(args.run()),
             Command::Report(args) => block_on(args.run()),
+            Command::Fsck(args) => block_on(args.run()),
             Command::Node(Family { result, command }) => block_on(command.run(&result)),
             Command::Raft(Family { result, command }) => block_on(command.run(&result)),
             Command::Secrets(SecretsCommand::Rotate(result)) => block_on(raft::rotate(&result)),

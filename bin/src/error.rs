@@ -27,6 +27,9 @@ pub enum CliError {
     /// Exit code 4: the thing that was named does not exist.
     #[error("{0}")]
     NotFound(String),
+    /// Exit code 2: `cv fsck` could not look at everything, or at anything.
+    #[error("{0}")]
+    Incomplete(String),
     /// Whoever read our output has gone (`cv fs ls / | head`): nothing to say, exit code 0.
     #[error("the reader of the output has gone")]
     OutputClosed,
@@ -47,7 +50,7 @@ impl CliError {
         ExitCode::from(match self {
             Self::OutputClosed => 0,
             Self::Failed(_) => 1,
-            Self::Usage(_) => 2,
+            Self::Usage(_) | Self::Incomplete(_) => 2,
             Self::Unreachable(_) => 3,
             Self::NotFound(_) => 4,
         })

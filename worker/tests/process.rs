@@ -43,6 +43,7 @@ macro_rules! not_asked {
         #[tonic::async_trait]
         impl Cluster for FakeMaster {
             type WatchStream = tokio_stream::Empty<Result<WatchEvent, Status>>;
+            type FsckStream = tokio_stream::Empty<Result<FsckProgress, Status>>;
 
             async fn register_worker(
                 &self,
@@ -106,6 +107,7 @@ not_asked! {
     cancel_job(GetJobRequest) -> Job;
     get_persist_status(PersistStatusRequest) -> PersistStatus;
     resolve_lost(ResolveLostRequest) -> ResolveLostReply;
+    fsck(FsckRequest) -> Self::FsckStream;
     status(StatusRequest) -> ClusterStatus;
 }
 

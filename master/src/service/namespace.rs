@@ -341,7 +341,7 @@ impl Namespace for Services {
 impl Services {
     /// Does what sends the parts of an answer, and sends the last one that it gives, or why it failed. It is given up
     /// when nobody takes the parts any more.
-    fn answer_in_parts<T, W>(&self, work: impl FnOnce(mpsc::Sender<Result<T, WorkError>>) -> W) -> Answers<T>
+    pub(super) fn answer_in_parts<T, W>(&self, work: impl FnOnce(mpsc::Sender<Result<T, WorkError>>) -> W) -> Answers<T>
     where
         T: Send + 'static,
         W: Future<Output = Result<Option<T>, WorkError>> + Send + 'static,

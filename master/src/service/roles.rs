@@ -79,6 +79,7 @@ const TABLE: &[(&str, Methods)] = &[
             ("GetWorkerBlocks", VIEWERS),
             ("RemoveWorker", OPERATORS),
             ("ListUnavailable", VIEWERS),
+            ("Fsck", ADMINS),
             ("Status", VIEWERS),
         ],
     ),
@@ -105,7 +106,7 @@ const TABLE: &[(&str, Methods)] = &[
 ];
 
 /// Calls that the audit log has. What clients change in the namespace is not in it, but for quotas and times to live.
-const AUDITED: [&str; 21] = [
+const AUDITED: [&str; 22] = [
     "RegisterWorker",
     "Mount",
     "Unmount",
@@ -119,6 +120,7 @@ const AUDITED: [&str; 21] = [
     "ResolveLost",
     "DrainWorker",
     "RemoveWorker",
+    "Fsck",
     "Join",
     "TakeKey",
     "SettleKeys",
