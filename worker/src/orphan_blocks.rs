@@ -16,6 +16,7 @@ use cavern_net::NetError;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{Claim, ClaimList, ListClaimsRequest};
 use cavern_proto::{BlockId, ChunkMap, ContentId};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
@@ -29,6 +30,8 @@ pub struct Unclaimed {
     pub journals: Arc<Journals>,
     /// For how long nobody has written to a block that is freed.
     pub rest: Duration,
+    /// When looking began.
+    pub since: Instant,
 }
 
 /// Why a look came to nothing.

@@ -12,6 +12,7 @@ use cavern_proto::master::{Worker, WorkerState};
 use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, TenantCollector, Transport};
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, mpsc};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -93,8 +94,8 @@ pub async fn run_with_replays(
     let parts = parts(&config, stores, master, metrics);
     let pool = WorkerPool::new(&config.client, transport.clone(), "worker");
     let journals = Journals::new(replay, parts.membership.clone(), parts.metrics.clone(), stop.clone());
-    let rest = config.worker.unclaimed_after.get();
-    let unclaimed = Arc::new(Unclaimed { parts: parts.clone(), journals: journals.clone(), rest });
+    let (rest, since) = (config.worker.unclaimed_after.get(), Instant::now());
+    let unclaimed = Arc::new(Unclaimed { parts: parts.clone(), journals: journals.clone(), rest, since });
     let service = Service::new(parts.clone(), &config.worker, pool);
     let service = Arc::new(Service { unclaimed: Some(unclaimed.clone()), ..service });
     announce(&worker);

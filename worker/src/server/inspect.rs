@@ -20,8 +20,9 @@ const BLOCKS_MAX: usize = 1000;
 const UNCLAIMED_MAX: usize = 1000;
 /// Read of a block at a time.
 const READ_BYTES: u32 = 1 << 20;
-/// Blocks that no file has are freed when a look has found them twice, half of their rest apart: within twice that.
-const LOOKS: u32 = 2;
+/// Blocks that no file has are freed when two looks have found them, half of their rest apart: within twice that, or a
+/// while later where a look has come to nothing.
+const RESTS: u32 = 3;
 
 impl Service {
     /// Says what is here.
@@ -75,7 +76,11 @@ impl Service {
 
     async fn list_unclaimed(&self, rest_ms: u64, reply: &mut InspectReply) -> Result<(), Refusal> {
         let Some(unclaimed) = &self.unclaimed else { return Ok(()) };
-        let rest = if rest_ms == 0 { unclaimed.rest * LOOKS } else { Duration::from_millis(rest_ms) };
+        let rest = if rest_ms == 0 { unclaimed.rest.saturating_mul(RESTS) } else { Duration::from_millis(rest_ms) };
+        // What is there from before its start the worker still frees, unless it keeps all of that.
+        if rest_ms == 0 && unclaimed.since.elapsed() < rest && !self.parts.membership.past().is_lost {
+            return Ok(());
+        }
         let unknown = |error: LookError| {
             Refusal::new(Status::UfsUnavailable, format!("which blocks files have is not known: {error}"))
         };
