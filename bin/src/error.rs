@@ -27,7 +27,7 @@ pub enum CliError {
     /// Exit code 4: the thing that was named does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// Exit code 2: `cv fsck` could not look at everything, or at anything.
+    /// Exit code 2: `cv fsck` has found nothing, and could not look at everything.
     #[error("{0}")]
     Incomplete(String),
     /// Whoever read our output has gone (`cv fs ls / | head`): nothing to say, exit code 0.

@@ -206,7 +206,7 @@ fn what_is_tried_in_vain_is_told_with_the_reason_and_what_is_not_looked_at_by_th
     cluster.cv(&["persist", "wait", "/fs", "--timeout", "60s"]);
 
     let nowhere = cluster.try_cv(&["fsck", "/nowhere"]);
-    assert!(nowhere.code == 2 && nowhere.stderr.contains("/nowhere"), "{nowhere:?}");
+    assert!(nowhere.code == 4 && nowhere.stderr.contains("/nowhere"), "{nowhere:?}");
     cluster.kill("worker1");
     eventually("the worker is lost", PATIENCE, || {
         let nodes = cluster.cv(&["node", "list", "--json"]).json();

@@ -1,6 +1,7 @@
 //! `cv fsck`.
 
 use std::collections::HashSet;
+use std::hash::{BuildHasher as _, RandomState};
 
 use cavern_conf::{Interval, counted};
 use cavern_net::master::Stubs;
@@ -24,20 +25,22 @@ pub struct FsckArgs {
     /// Mend what can be mended without deleting what is nowhere else.
     #[arg(long)]
     repair: bool,
-    /// Tell of blocks that no file has when nobody has written to them for so long, as 2h; else for twice
-    /// worker.unclaimed_after.
+    /// Tell of blocks that no file has when nobody has written to them for so long, as 2h; else when a worker has not
+    /// freed them after three times worker.unclaimed_after.
     #[arg(long, value_name = "DURATION")]
     unclaimed_after: Option<Interval>,
     #[command(flatten)]
     result: ResultArgs,
 }
 
-/// What has been told so far; after a change of masters it is begun anew, and told once.
+/// What has been told so far; after a change of masters it is begun anew, and told once. Of findings, which may be
+/// millions, the hashes are kept.
 #[derive(Default)]
 struct Told {
-    findings: HashSet<Finding>,
+    hasher: RandomState,
+    findings: HashSet<u64>,
     missed: HashSet<String>,
-    repaired: usize,
+    repaired: u64,
 }
 
 /// The word for a kind of finding, and the finding in JSON.
@@ -65,14 +68,14 @@ fn view(finding: &Finding) -> Value {
 fn line(finding: &Finding) -> String {
     let Finding { path, detail, cause, repaired, .. } = finding;
     let (cause, repaired) = (console::prefixed(": ", cause), console::prefixed("; repaired: ", repaired));
-    format!("{:16}  {path}: {detail}{cause}{repaired}", kind(finding))
+    format!("{:18}  {path}: {detail}{cause}{repaired}", kind(finding))
 }
 
 impl Told {
     fn tell(&mut self, message: FsckProgress, as_json: bool) -> Result<(), CliError> {
         for finding in message.findings {
-            if self.findings.insert(finding.clone()) {
-                self.repaired += usize::from(!finding.repaired.is_empty());
+            if self.findings.insert(self.hasher.hash_one(&finding)) {
+                self.repaired += u64::from(!finding.repaired.is_empty());
                 console::say(as_json, &view(&finding), || line(&finding))?;
             }
         }
@@ -94,7 +97,8 @@ impl Told {
                 Ok(())
             }
             (0, _) => Err(CliError::Incomplete(format!(
-                "{path}: nothing is wrong of the {looked_at} looked at, but not everything was: {missed} reasons above"
+                "{path}: nothing is wrong of the {looked_at} looked at, but not everything was: {} above",
+                counted(missed, "reason")
             ))),
             (_, _) => Err(CliError::Failed(format!(
                 "{path}: {} in {looked_at}, {} repaired; what to do about each is in docs/operations.md",
@@ -108,12 +112,18 @@ impl Told {
 impl FsckArgs {
     pub async fn run(self) -> Result<(), CliError> {
         let mut told = Told::default();
-        let (path, looked_at) = self.look(&mut told).await.map_err(|error| match error {
-            CliError::OutputClosed => error,
+        match self.look(&mut told).await {
+            Ok((path, looked_at)) => told.outcome(&path, looked_at),
             // 1 is for what was found.
-            other => CliError::Incomplete(format!("cannot look at everything: {other}")),
-        })?;
-        told.outcome(&path, looked_at)
+            Err(CliError::Failed(cause)) if told.findings.is_empty() => {
+                Err(CliError::Incomplete(format!("{}: cannot look at everything: {cause}", self.path)))
+            }
+            Err(error) if told.findings.is_empty() || matches!(error, CliError::OutputClosed) => Err(error),
+            Err(error) => {
+                let found = counted(told.findings.len() as u64, "finding");
+                Err(CliError::Failed(format!("{found}, and then not everything could be looked at: {error}")))
+            }
+        }
     }
 
     async fn look(&self, told: &mut Told) -> Result<(String, u64), CliError> {
@@ -179,10 +189,13 @@ mod tests {
         assert!(told.outcome("/", 7).is_ok());
         let finding = Finding { kind: 7, path: "/fs/a".into(), repaired: "done".into(), ..Finding::default() };
         assert_eq!((kind(&finding), view(&finding)["path"].as_str()), ("missing_block".to_owned(), Some("/fs/a")));
-        assert!(line(&finding).starts_with("missing_block     /fs/a: ") && line(&finding).ends_with("repaired: done"));
+        assert!(
+            line(&finding).starts_with("missing_block       /fs/a: ") && line(&finding).ends_with("repaired: done")
+        );
         let missed = FsckProgress { missed: vec!["worker 1 is not there".into()], ..FsckProgress::default() };
         told.tell(missed.clone(), true).unwrap();
-        assert!(matches!(told.outcome("/", 7), Err(CliError::Incomplete(_))));
+        let Err(CliError::Incomplete(text)) = told.outcome("/", 7) else { panic!("it was not looked at") };
+        assert!(text.ends_with("1 reason above"), "{text}");
         let found = FsckProgress { findings: vec![finding], ..missed };
         told.tell(found.clone(), true).unwrap();
         told.tell(found, true).unwrap();
