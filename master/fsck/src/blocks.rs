@@ -10,11 +10,11 @@ use cavern_proto::block_id::block_length;
 use cavern_proto::data::{BlockRef, InspectRequest, Status, inspect_reply, inspect_request};
 use cavern_proto::master::{Finding, FindingKind, Kind, Worker, WorkerState};
 use cavern_proto::record::ExtentRecord;
-use cavern_state::{FileBlock, Tables, schema};
+use cavern_state::{FileBlock, Tables, clean_object, schema};
 use cavern_work::WorkError;
 use tokio::time::Instant;
 
-use super::{Mounted, PAGE, Run, of_inode, whole_object};
+use super::{Mounted, PAGE, Run, of_inode};
 
 /// Blocks that a worker is asked about at a time, and those that it reads for one answer.
 const ASKED: usize = 500;
@@ -130,7 +130,7 @@ fn known(
         let length = block_length(record.size, mount.block_size.max(1), index);
         // Nobody writes to it, as far as the master knows.
         let is_read = deep && length > 0 && !tables.is_written_by_others(inode, 0)?;
-        let whole = if is_read { whole_object(tables, inode, &record)? } else { None };
+        let whole = if is_read { clean_object(tables, inode)? } else { None };
         let (key, etag) = whole.unwrap_or_default();
         let name = BlockRef::of_inode(cluster_id, inode, generation, index, mount.block_size, mount.id);
         let read = if is_read { length } else { 0 };
@@ -240,14 +240,8 @@ impl Run<'_> {
             for positions in positions.chunks(at_a_time) {
                 let blocks = positions.iter().map(|position| blocks[*position].asked.clone()).collect();
                 let request = InspectRequest { blocks, ..InspectRequest::default() };
-                let answers = match self.fsck.writer.inspect(worker, request).await {
-                    Ok(reply) => reply.blocks,
-                    Err(error) => {
-                        self.miss(format!("worker {worker} does not say what it has: {error}"));
-                        break;
-                    }
-                };
-                for (position, answer) in positions.iter().zip(answers) {
+                let Some(reply) = self.inspect(worker, request, "what it has").await else { break };
+                for (position, answer) in positions.iter().zip(reply.blocks) {
                     match answer.status() {
                         Status::Ok | Status::NoSuchBlock | Status::BadRequest | Status::IoError => {
                             said[*position].insert(worker, answer);

@@ -21,7 +21,7 @@ use super::namespace::will_be_written;
 use super::{PAGE, Run, of_inode};
 
 /// Version and size of an object.
-type Version = (String, u64);
+pub(super) type Version = (String, u64);
 
 /// Which keys of a mount are looked at.
 enum Keys {
@@ -68,7 +68,8 @@ fn judge_object(
     there: Option<&Version>,
 ) -> Result<Option<Finding>, WorkError> {
     let mount_id = open.mount.id;
-    if tables.deletion(mount_id, key)?.is_some() {
+    // Of one that is unmounted meanwhile, records go step by step.
+    if tables.mount(mount_id)?.is_none() || tables.deletion(mount_id, key)?.is_some() {
         return Ok(None);
     }
     let noted = tables.noted(mount_id, key)?;
@@ -136,7 +137,7 @@ fn has_place(tables: Tables<'_>, open: &OpenMount, key: &str) -> Result<bool, Wo
 }
 
 /// What the bucket has under a key.
-async fn ask(open: &OpenMount, key: &str) -> Result<Option<Version>, WorkError> {
+pub(super) async fn ask(open: &OpenMount, key: &str) -> Result<Option<Version>, WorkError> {
     match Box::pin(open.ufs.head(key)).await {
         Ok(object) => Ok(Some((object.etag, object.size))),
         Err(UfsError::NotFound { .. }) => Ok(None),
@@ -287,23 +288,22 @@ impl Run<'_> {
         for finding in before {
             let Some(open) = self.mounts.get(&finding.mount_id).cloned() else { continue };
             match self.object_again(&open, &finding.key).await {
-                Ok(first) if first.is_some() => {
-                    let second = self.object_again(&open, &finding.key).await.ok().flatten();
-                    found.extend(second.filter(|second| first.as_ref() == Some(second)));
-                }
-                Ok(_) => {}
                 Err(WorkError::Ufs(error)) => {
                     self.miss(format!("the bucket of {} cannot be looked at: {error}", open.mount.path));
                 }
-                Err(error) => return Err(error),
+                judged => found.extend(judged?),
             }
         }
         Ok(found)
     }
 
     async fn object_again(&self, open: &Arc<OpenMount>, key: &str) -> Result<Option<Finding>, WorkError> {
-        let object = ask(open, key).await?;
-        let (open, key) = (open.clone(), key.to_owned());
+        let Some(first) = self.object_now(open, key).await? else { return Ok(None) };
+        Ok(self.object_now(open, key).await?.filter(|second| *second == first))
+    }
+
+    async fn object_now(&self, open: &Arc<OpenMount>, key: &str) -> Result<Option<Finding>, WorkError> {
+        let (object, open, key) = (ask(open, key).await?, open.clone(), key.to_owned());
         self.read(move |tables| judge_object(tables, &open, &key, object.as_ref())).await
     }
 }

@@ -15,7 +15,8 @@
 //! replaced, or a block that moves, is by then another one.
 //!
 //! **Bounded.** Records are read in pages, and between two pages this rests as long as the last one took. What is found
-//! waits for its second look in a list of [`SUSPECTS`], which is worked off whenever it is full.
+//! waits for its second look in a list of [`SUSPECTS`], which is worked off whenever it is full. A worker that does not
+//! answer [`SILENCES`] times is asked no more.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -26,15 +27,14 @@ mod mend;
 mod namespace;
 mod workers;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_consensus::Proposer;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Finding, FindingKind, FsckProgress, FsckRequest, WriteType};
-use cavern_proto::record::InodeRecord;
-use cavern_state::{Tables, is_clean};
+use cavern_state::Tables;
 use cavern_work::WorkError;
 use cavern_work::mounts::OpenMount;
 use cavern_work::namespace::Lookups;
@@ -50,8 +50,10 @@ const PAGE: usize = 1000;
 const SUSPECTS: usize = 10_000;
 /// Findings that are looked at once more together.
 const AGAIN: usize = 500;
-/// Objects of a file that are looked at in search of one that is whole.
-const OBJECTS: usize = 256;
+/// Sentences about what could not be looked at; of more, only that there are.
+const MISSED: usize = 1000;
+/// Questions to a worker that it has not answered, so that it is asked no more.
+const SILENCES: u32 = 3;
 /// How often progress is told of, at least.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -87,6 +89,10 @@ struct Run<'a> {
     suspects: Vec<Finding>,
     /// When the last of them was found.
     found_at: Instant,
+    /// How often workers have not answered.
+    silences: HashMap<u64, u32>,
+    /// What quotas go by is counted anew.
+    counts_anew: bool,
     reported_at: Instant,
 }
 
@@ -144,6 +150,8 @@ impl Fsck {
             progress: FsckProgress::default(),
             missed: BTreeSet::new(),
             suspects: Vec::new(),
+            silences: HashMap::new(),
+            counts_anew: false,
             found_at: now,
             reported_at: now,
         };
@@ -191,6 +199,7 @@ impl Run<'_> {
 
     /// Something cannot be looked at.
     fn miss(&mut self, what: String) {
+        let what = if self.missed.len() < MISSED { what } else { "more was not looked at, or repaired".to_owned() };
         if self.missed.insert(what.clone()) {
             self.progress.missed.push(what);
         }
@@ -246,7 +255,10 @@ impl Run<'_> {
             let (before, others) = rest.split_at(alike);
             rest = others;
             let mut found = self.look_again(subject, before).await?;
-            found.retain(|finding| before.iter().any(|known| is_same(known, finding)));
+            // Whatever fails about it now.
+            let without_cause = |finding: &Finding| Finding { cause: String::new(), ..finding.clone() };
+            let known: HashSet<Finding> = before.iter().map(without_cause).collect();
+            found.retain(|finding| known.contains(&without_cause(finding)));
             for mut finding in self.within(found).await? {
                 if self.request.repair {
                     match self.mend(&finding).await {
@@ -305,12 +317,6 @@ impl Run<'_> {
     }
 }
 
-/// Whether something is found as before, whatever fails about it now.
-fn is_same(before: &Finding, now: &Finding) -> bool {
-    let without_cause = |finding: &Finding| Finding { cause: String::new(), ..finding.clone() };
-    without_cause(before) == without_cause(now)
-}
-
 /// Whether a finding is about something at or below an inode. Objects without one are looked for below it alone, and
 /// directories in a loop lie nowhere.
 fn is_within(tables: Tables<'_>, top: u64, finding: &Finding) -> Result<bool, WorkError> {
@@ -330,20 +336,6 @@ fn is_within(tables: Tables<'_>, top: u64, finding: &Finding) -> Result<bool, Wo
         }
     }
     Ok(false)
-}
-
-/// Key and version of an object that has a file as it is, unless somebody may be writing to that.
-fn whole_object(tables: Tables<'_>, inode: u64, record: &InodeRecord) -> Result<Option<(String, String)>, WorkError> {
-    if !is_clean(tables, inode)? {
-        return Ok(None);
-    }
-    for item in tables.objects_of(inode).take(OBJECTS) {
-        let (key, object) = item?;
-        if !object.etag.is_empty() && object.version == record.version && object.size == record.size {
-            return Ok(Some((key, object.etag)));
-        }
-    }
-    Ok(None)
 }
 
 /// A finding about an inode, as its path shows it.

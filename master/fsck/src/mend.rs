@@ -1,17 +1,19 @@
 //! What is done about a finding: nothing by which bytes could go that are nowhere else. What is nowhere else, or may be
 //! what somebody else wants, is left to a person; `docs/operations.md` says of each kind what he can do.
 
-use cavern_proto::data::inspect_reply;
+use cavern_proto::data::{Status, inspect_reply};
 use cavern_proto::master::{Finding, FindingKind, FreeFate};
 use cavern_proto::record::mend::Fault;
 use cavern_proto::record::{BlockOf, FreeContent, GiveUpReplicas, Mend, MendDirectory, MendName, MendObject};
+use cavern_state::clean_object;
 use cavern_state::records::{is_directory, links};
-use cavern_ufs::UfsError;
 use cavern_work::WorkError;
+use cavern_work::persist::plan;
 
+use super::Run;
 use super::blocks::Known;
+use super::bucket::ask;
 use super::namespace::count;
-use super::{Run, whole_object};
 
 impl Run<'_> {
     /// Says what has been done; nothing where nothing is, or it is not so any more.
@@ -36,10 +38,15 @@ impl Run<'_> {
             _ => (None, ""),
         };
         let Some(fault) = fault else { return Ok(String::new()) };
+        // What is counted anew is so for all directories.
+        let is_usage = kind == FindingKind::Usage;
+        if is_usage && self.counts_anew {
+            return Ok(done.to_owned());
+        }
         let now_ns = self.fsck.lookups.reader.clock().now_ns();
         let is_mended = self.fsck.proposer.propose(Mend { now_ns, fault: Some(fault) }).await?;
-        // What is counted anew is so for all directories.
-        Ok(if is_mended || kind == FindingKind::Usage { done.to_owned() } else { String::new() })
+        self.counts_anew |= is_usage;
+        Ok(if is_mended || is_usage { done.to_owned() } else { String::new() })
     }
 
     /// What a directory counts, and has.
@@ -57,15 +64,36 @@ impl Run<'_> {
     /// An inode whose object is gone, or was never there; of a file, if it has its content elsewhere.
     async fn unwritten(&self, finding: &Finding) -> Result<Option<MendObject>, WorkError> {
         let (inode, key) = (finding.inode, finding.key.clone());
+        if key.is_empty() {
+            let is_free = self.has_nothing_else(finding).await?;
+            return Ok(is_free.then(|| MendObject { inode, ..MendObject::default() }));
+        }
         self.read(move |tables| {
-            if key.is_empty() {
-                return Ok(Some(MendObject { inode, ..MendObject::default() }));
-            }
             let record = tables.inode(inode)?.filter(|it| it.origin.as_ref().is_none_or(|origin| origin.key != key));
             let object = if record.is_some() { tables.object(inode, &key)? } else { None };
             Ok(object.map(|object| MendObject { inode, key, etag: object.etag }))
         })
         .await
+    }
+
+    /// Whether the bucket has nothing under the keys of an inode but what is noted of it: that is written over.
+    async fn has_nothing_else(&self, finding: &Finding) -> Result<bool, WorkError> {
+        let Some(open) = self.mounts.get(&finding.mount_id).cloned() else { return Ok(false) };
+        let (inode, seen) = (finding.inode, open.clone());
+        let read = self.read(move |tables| {
+            let mut noted = Vec::new();
+            let Some(record) = tables.inode(inode)? else { return Ok(noted) };
+            for key in plan::keys(tables, inode, &record, seen.ufs.prefix())?.unwrap_or_default() {
+                noted.push((tables.object(inode, &key)?.unwrap_or_default().etag, key));
+            }
+            Ok(noted)
+        });
+        for (etag, key) in read.await? {
+            if ask(&open, &key).await?.is_some_and(|(now, _)| now != etag) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// A worker that lacks a block, or has damaged it, is given up if another one has the block as it is: it gets a
@@ -75,22 +103,34 @@ impl Run<'_> {
         let (known, _) = self.recorded(vec![(inode, index)]).await?;
         let said = self.ask(&known).await?;
         let (Some(block), Some(said)) = (known.first(), said.first()) else { return Ok(String::new()) };
+        let reported = self.fsck.writer.reported()?;
+        let ailing = reported.iter().filter(|worker| worker.disks.iter().any(|disk| !disk.healthy));
+        let ailing: Vec<u64> = ailing.map(|worker| worker.id).collect();
         let is_missing = finding.kind() == FindingKind::MissingBlock;
+        // What a worker does not find while a disk fails is on that, perhaps; one that is away says nothing.
+        let is_at_fault = |worker: &u64| {
+            said.get(worker).is_some_and(|answer| match is_missing {
+                true => answer.status() == Status::NoSuchBlock && !ailing.contains(worker),
+                false => block.is_there(answer) && !block.is_as_object(answer),
+            })
+        };
+        // It is the block that was asked about still.
+        let now = self.read(move |tables| Ok(tables.extent(inode, index)?)).await?;
+        if !is_at_fault(&worker_id) || now.as_ref() != Some(&block.extent) {
+            return Ok(String::new());
+        }
         let is_whole: fn(&Known, &inspect_reply::Block) -> bool =
             if is_missing { Known::is_there } else { Known::is_as_object };
         let others = block.those(said, is_whole);
-        if worker_id == 0 || others.contains(&worker_id) {
-            return Ok(String::new());
-        }
         if !others.is_empty() {
             let blocks = vec![BlockOf { inode, index }];
             let done = format!("worker {worker_id} is given up for it; others have it, and one gets a copy");
             let given_up = self.fsck.proposer.propose(GiveUpReplicas { worker_id, blocks, others }).await?;
             return Ok(given_up.map_or_else(|_| String::new(), |()| done));
         }
-        // One that is away may have it.
-        let have_all_said = said.len() == block.extent.workers.len();
-        if !is_missing || !have_all_said || !self.is_in_bucket(inode).await? {
+        let extent = &block.extent;
+        let is_lost = is_missing && extent.joining == 0 && extent.workers.iter().all(is_at_fault);
+        if !is_lost || !self.is_in_bucket(inode).await? {
             return Ok(String::new());
         }
         let freed = self.fsck.proposer.propose(FreeContent { inode, session: 0 }).await?;
@@ -101,15 +141,11 @@ impl Run<'_> {
     /// Whether the bucket has a file as it is: an object that is recorded so, and is there.
     async fn is_in_bucket(&self, inode: u64) -> Result<bool, WorkError> {
         let read = self.read(move |tables| {
-            let Some(record) = tables.inode(inode)? else { return Ok(None) };
-            Ok(whole_object(tables, inode, &record)?.map(|object| (record.mount_id, object)))
+            let mount_id = tables.inode(inode)?.map_or(0, |record| record.mount_id);
+            Ok((mount_id, clean_object(tables, inode)?))
         });
-        let Some((mount_id, (key, etag))) = read.await? else { return Ok(false) };
+        let (mount_id, Some((key, etag))) = read.await? else { return Ok(false) };
         let Some(open) = self.mounts.get(&mount_id) else { return Ok(false) };
-        match Box::pin(open.ufs.head(&key)).await {
-            Ok(object) => Ok(object.etag == etag),
-            Err(UfsError::NotFound { .. }) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        Ok(ask(open, &key).await?.is_some_and(|(now, _)| now == etag))
     }
 }

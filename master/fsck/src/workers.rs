@@ -1,13 +1,28 @@
 //! What workers have beside the blocks of files: those that no file has, and those of objects.
 
-use cavern_proto::data::{CachePlace, InspectRequest, UnclaimedBlock};
+use cavern_proto::data::{CachePlace, InspectReply, InspectRequest, UnclaimedBlock};
 use cavern_proto::master::{Finding, FindingKind, WorkerState};
 use cavern_work::WorkError;
 use tokio::time::Instant;
 
-use super::Run;
+use super::{Run, SILENCES};
 
 impl Run<'_> {
+    /// Has a worker say `what`, unless it has not answered too often.
+    pub(super) async fn inspect(&mut self, worker: u64, request: InspectRequest, what: &str) -> Option<InspectReply> {
+        if self.silences.get(&worker).is_some_and(|silences| *silences >= SILENCES) {
+            return None;
+        }
+        match self.fsck.writer.inspect(worker, request).await {
+            Ok(reply) => Some(reply),
+            Err(error) => {
+                *self.silences.entry(worker).or_default() += 1;
+                self.miss(format!("worker {worker} does not say {what}: {error}"));
+                None
+            }
+        }
+    }
+
     fn live_workers(&self) -> Result<Vec<u64>, WorkError> {
         let placement = self.fsck.writer.placement()?;
         let live = placement.workers().iter().filter(|worker| worker.state() == WorkerState::Live);
@@ -28,13 +43,8 @@ impl Run<'_> {
     pub(super) async fn unclaimed_at(&mut self, worker: u64) -> Vec<Finding> {
         let rest_ms = self.request.unclaimed_ms;
         let request = InspectRequest { unclaimed: true, rest_ms, ..InspectRequest::default() };
-        let reply = match self.fsck.writer.inspect(worker, request).await {
-            Ok(reply) => reply,
-            Err(error) => {
-                self.miss(format!("worker {worker} does not say which blocks no file has: {error}"));
-                return Vec::new();
-            }
-        };
+        let reply = self.inspect(worker, request, "which blocks no file has").await;
+        let Some(reply) = reply else { return Vec::new() };
         let (listed, all) = (reply.unclaimed.len() as u64, reply.unclaimed_blocks);
         if all > listed {
             self.miss(format!("worker {worker} has {all} blocks that no file has, of which it names {listed}"));
@@ -61,13 +71,8 @@ impl Run<'_> {
             while let Some(verify) = place.take() {
                 let began = Instant::now();
                 let request = InspectRequest { verify: Some(verify), ..InspectRequest::default() };
-                let reply = match self.fsck.writer.inspect(worker, request).await {
-                    Ok(reply) => reply,
-                    Err(error) => {
-                        self.miss(format!("worker {worker} does not compare its cached blocks: {error}"));
-                        break;
-                    }
-                };
+                let reply = self.inspect(worker, request, "which cached blocks are damaged").await;
+                let Some(reply) = reply else { break };
                 let of_block = |block: String| Finding {
                     kind: FindingKind::DamagedBlock as i32,
                     path: format!("worker {worker}"),

@@ -19,8 +19,9 @@ use tokio::sync::mpsc;
 use super::bench::{BLOCK, Fixture};
 use crate::tests::harness::{PATIENCE, eventually, name};
 
-/// Of inodes that there are not.
+/// Of inodes that there are not: of the first there are blocks.
 const NOBODY: u64 = 999_999;
+const NOTHING: u64 = NOBODY + 1;
 
 impl Fixture {
     /// What is found, and what could not be looked at.
@@ -119,9 +120,10 @@ async fn faults_of_the_tables_are_found_and_mended_where_that_is_safe() {
     bench.settled().await;
     assert_eq!(bench.found(whole()).await, expected(&[]));
 
-    let nobody = DentryRecord { inode: NOBODY, kind: Kind::File as i32 };
+    let leads_to = |inode: u64| Some(DentryRecord { inode, kind: Kind::File as i32 }.encode_to_vec());
     let key = |parent: u64, text: &'static str| encode_key::<schema::Dentries>(&(parent, text.as_bytes()));
-    bench.plant(Family::Dentry, key(root, "ghost"), Some(nobody.encode_to_vec())).await;
+    bench.plant(Family::Dentry, key(root, "ghost"), leads_to(NOTHING)).await;
+    bench.plant(Family::Dentry, key(root, "kept"), leads_to(NOBODY)).await;
     bench.plant(Family::Dentry, key(root, "lost"), None).await;
     bench.plant_inode(directory, |record| (record.entries, record.nlink) = (Some(5), 9)).await;
     bench.plant_inode(file, |record| record.nlink = 3).await;
@@ -142,6 +144,7 @@ async fn faults_of_the_tables_are_found_and_mended_where_that_is_safe() {
     let (nobody, above, below) = (shown(NOBODY), shown(above), shown(below));
     let all = [
         (DanglingName, "/m/ghost"),
+        (DanglingName, "/m/kept"),
         (NamelessInode, "/m/lost"),
         (EntryCount, "/m/d"),
         (LinkCount, "/m/d"),
@@ -187,6 +190,7 @@ async fn faults_of_the_tables_are_found_and_mended_where_that_is_safe() {
         (ParentLoop, &above[..]),
         (ParentLoop, &below[..]),
         (DanglingName, "/m/a"),
+        (DanglingName, "/m/kept"),
         (BlockIndex, "/m/d/f"),
         (BlockWithoutFile, &nobody[..]),
         (ObjectIndex, &nobody[..]),

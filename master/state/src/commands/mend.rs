@@ -39,13 +39,16 @@ fn directory(tx: &mut Transaction<'_>, seen: &MendDirectory) -> Result<bool> {
     Ok(true)
 }
 
+/// A name that leads to nothing is kept where blocks or objects are left: it says whose they were.
 fn name(tx: &mut Transaction<'_>, MendName { parent, name }: &MendName) -> Result<bool> {
     let Some(dentry) = tx.dentry(*parent, name)? else { return Ok(false) };
-    if tx.inode(dentry.inode)?.is_some() {
+    let (inode, tables) = (dentry.inode, tx.before());
+    let is_left = tables.has_any(schema::Extents, inode)? || tables.has_any(schema::Objects, inode)?;
+    if is_left || tx.inode(inode)?.is_some() {
         return Ok(false);
     }
     tx.delete_dentry(*parent, name);
-    tx.name_changed(*parent, name, dentry.inode, 0);
+    tx.name_changed(*parent, name, inode, 0);
     if let Some(mut record) = tx.inode(*parent)? {
         count_entries(&mut record, -1);
         // Of `.` and of its own name; in cache-mode there is no more.
@@ -77,8 +80,10 @@ fn object(tx: &mut Transaction<'_>, MendObject { inode, key, etag }: &MendObject
     }
     if !key.is_empty() {
         let is_origin = record.origin.as_ref().is_some_and(|origin| origin.key == *key);
-        let is_so = tables.object(*inode, key)?.is_some_and(|object| object.etag == *etag);
-        if is_origin || !is_so {
+        // Another inode that has the name by now has noted the key for itself.
+        let is_own = tables.noted(record.mount_id, key)? == Some(*inode);
+        let is_so = tables.object(*inode, key)?.is_some_and(|object| !etag.is_empty() && object.etag == *etag);
+        if is_origin || !is_own || !is_so {
             return Ok(false);
         }
         put_note(tx, record.mount_id, *inode, key, &ObjectRecord::default());
