@@ -6,6 +6,7 @@ mod conf;
 mod connect;
 mod doctor;
 mod fs;
+mod fsck;
 mod gen_images;
 mod host_path;
 mod job;
@@ -81,6 +82,8 @@ enum Command {
     Top(top::TopArgs),
     /// Say what is wrong with this host, its configuration and its cluster, and what to do about it.
     Doctor(Box<doctor::DoctorArgs>),
+    /// Compare what the masters record with itself, with the workers and with the buckets, and mend what is safe.
+    Fsck(fsck::FsckArgs),
     /// List the workers of the cluster, empty one, and take one out.
     Node(Family<node::NodeCommand>),
     /// The group of masters: show it, add and remove masters, have another one lead.
@@ -168,6 +171,7 @@ impl Cli {
             Command::Report(args) => block_on(args.run()),
             Command::Top(args) => block_on(args.run()),
             Command::Doctor(args) => block_on(args.run()),
+            Command::Fsck(args) => block_on(args.run()),
             Command::Node(Family { result, command }) => block_on(command.run(&result)),
             Command::Raft(Family { result, command }) => block_on(command.run(&result)),
             Command::Secrets(SecretsCommand::Rotate(result)) => block_on(raft::rotate(&result)),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cavern_consensus::{Consensus, LeaderLease, Proposer};
+use cavern_fsck::Fsck;
 use cavern_work::background::TaskList;
 use cavern_work::jobs::Jobs;
 use cavern_work::mounts::Mounts;
@@ -29,6 +30,7 @@ pub struct Services {
     pub jobs: Arc<Jobs>,
     pub persistence: Arc<Persistence>,
     pub repair: Arc<Repair>,
+    pub fsck: Fsck,
     pub consensus: Arc<Consensus>,
     pub lease: LeaderLease,
     pub proposer: Proposer,

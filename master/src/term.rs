@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cavern_conf::Config;
 use cavern_consensus::lead::open_log;
 use cavern_consensus::{Clock, Consensus, LeaderId, Proposer};
+use cavern_fsck::Fsck;
 use cavern_net::WorkerPool;
 use cavern_state::{CurrentDatabase, Database, StateError, Tables};
 use cavern_work::background::TaskList;
@@ -192,12 +193,21 @@ fn services(
     let repair = Repair::new(
         (reader, watch.clone()),
         proposer.clone(),
-        writer,
+        writer.clone(),
         workers.clone(),
         cluster_id.clone(),
         conf,
         metrics.repair.clone(),
     );
+    let fsck = Fsck {
+        lookups: lookups.clone(),
+        proposer: proposer.clone(),
+        writer,
+        persistence: persistence.clone(),
+        repair: repair.clone(),
+        cluster_id: cluster_id.clone(),
+        settle: conf.session_lease.get() + conf.worker_timeout.get(),
+    };
     let claims = Claims { mounts: mounts.clone(), lease: lease.clone(), cluster_id: cluster_id.clone() };
     let mount_changes =
         MountChanges { lookups: lookups.clone(), persistence: persistence.clone(), proposer: proposer.clone(), claims };
@@ -211,6 +221,7 @@ fn services(
         jobs,
         persistence,
         repair,
+        fsck,
         consensus: consensus.clone(),
         lease,
         proposer,

@@ -68,6 +68,8 @@ kinds! {
     PersistReply = 24,
     Copy = 40,
     CopyReply = 41,
+    Inspect = 42,
+    InspectReply = 43,
 }
 
 /// A request to a worker: the frames that it and its answer are in, and what the answer is.
@@ -99,6 +101,7 @@ calls! {
     Sync: SyncRequest => SyncReply,
     Persist: PersistRequest => PersistReply,
     Copy: CopyRequest => CopyReply,
+    Inspect: InspectRequest => InspectReply,
 }
 
 /// Why 24 bytes are no header. The connection that carried them cannot be used further.

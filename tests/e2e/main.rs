@@ -60,6 +60,7 @@ mod fs_mode_stat;
 mod fs_mode_tmpfile;
 mod fs_mode_ttl;
 mod fs_mode_unclaimed;
+mod fsck;
 mod hosts;
 mod keeper;
 mod loads;

@@ -16,6 +16,7 @@ use cavern_net::NetError;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{Claim, ClaimList, ListClaimsRequest};
 use cavern_proto::{BlockId, ChunkMap, ContentId};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
@@ -29,10 +30,12 @@ pub struct Unclaimed {
     pub journals: Arc<Journals>,
     /// For how long nobody has written to a block that is freed.
     pub rest: Duration,
+    /// When looking began.
+    pub since: Instant,
 }
 
 /// Why a look came to nothing.
-type LookError = Box<dyn std::error::Error + Send + Sync>;
+pub type LookError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A block, and which of those that ever had its name.
 pub type Suspect = (BlockId, u64);
@@ -65,7 +68,7 @@ pub async fn free_unclaimed(parts: &WorkerParts, due: Vec<Suspect>, rest: Durati
 
 impl Unclaimed {
     /// Looks now and then, until `stop`.
-    pub async fn run(self, stop: CancellationToken) {
+    pub async fn run(&self, stop: CancellationToken) {
         let mut suspects = HashSet::new();
         while stop.run_until_cancelled(tokio::time::sleep(self.rest / 2)).await.is_some() {
             match stop.run_until_cancelled(self.look(&suspects)).await {
@@ -76,20 +79,30 @@ impl Unclaimed {
         }
     }
 
-    /// Frees what is suspect and still unclaimed; gives what is unclaimed now.
-    async fn look(&self, suspects: &HashSet<Suspect>) -> Result<HashSet<Suspect>, LookError> {
+    /// What no file has, and nobody has written to for `rest`, with the bytes that it takes; `None` where nobody can
+    /// tell now, or there is nothing to look at.
+    ///
+    /// # Errors
+    /// No master answers, or its list does not go on.
+    pub async fn find(&self, rest: Duration) -> Result<Option<Vec<(Suspect, u64)>>, LookError> {
         let WorkerParts { stores, membership, .. } = &self.parts;
         let (worker_id, cluster_id) = membership.now();
         // What a dead mount has written is about to be some file's.
         if self.journals.are_replayed() {
-            return Ok(HashSet::new());
+            return Ok(None);
         }
         if worker_id == 0 || stores.table.usage().iter().all(|disk| disk.data_bytes == 0) {
-            return Ok(HashSet::new());
+            return Ok(None);
         }
         let claims = self.claims(worker_id, &cluster_id).await?;
-        let (data, rest) = (stores.data.clone(), self.rest);
-        let found = tokio::task::spawn_blocking(move || data.unclaimed(&claims, rest)).await?;
+        let data = stores.data.clone();
+        Ok(Some(tokio::task::spawn_blocking(move || data.unclaimed(&claims, rest)).await?))
+    }
+
+    /// Frees what is suspect and still unclaimed; gives what is unclaimed now.
+    async fn look(&self, suspects: &HashSet<Suspect>) -> Result<HashSet<Suspect>, LookError> {
+        let (membership, rest) = (&self.parts.membership, self.rest);
+        let Some(found) = self.find(rest).await? else { return Ok(HashSet::new()) };
         if membership.past().is_lost {
             let kept = (found.len() as u64, found.iter().map(|(_, bytes)| bytes).sum());
             if kept != membership.past().kept {

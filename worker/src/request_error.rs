@@ -4,7 +4,8 @@
 use std::fmt;
 
 use cavern_proto::data::{
-    CopyReply, Failure, PersistReply, ReserveReply, Status, SyncReply, WriteReply, open_reply, read_reply,
+    CopyReply, Failure, InspectReply, PersistReply, ReserveReply, Status, SyncReply, WriteReply, inspect_reply,
+    open_reply, read_reply,
 };
 use cavern_ufs::UfsError;
 use tokio::sync::AcquireError;
@@ -77,7 +78,8 @@ macro_rules! refusing {
     )+};
 }
 
-refusing!(Failure, read_reply::Item, open_reply::Item, ReserveReply, WriteReply, SyncReply, PersistReply, CopyReply,);
+refusing!(Failure, read_reply::Item, open_reply::Item, ReserveReply, WriteReply, SyncReply, PersistReply, CopyReply);
+refusing!(InspectReply, inspect_reply::Block);
 
 impl From<UfsError> for Refusal {
     fn from(error: UfsError) -> Self {

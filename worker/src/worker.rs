@@ -12,6 +12,7 @@ use cavern_proto::master::{Worker, WorkerState};
 use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, TenantCollector, Transport};
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, mpsc};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -79,16 +80,10 @@ pub async fn run_with_replays(
     let (evictions_in, evictions) = mpsc::channel(EVICTION_QUEUE);
     let keys = key_wrapping(&config.worker).await?;
     // An open block may have a second descriptor while it is filled, and connections need some too.
-    let budget = config.budgets.worker.clone();
+    let (conf, budget) = (config.worker.clone(), config.budgets.worker.clone());
     let open_blocks = (process::raise_descriptor_limit() / 4).min(budget.open_blocks);
     let max_open_blocks = usize::try_from(open_blocks).unwrap_or(usize::MAX);
-    let options = StoreOptions {
-        conf: config.worker.clone(),
-        directories,
-        max_open_blocks,
-        keys: keys.clone(),
-        budget: budget.clone(),
-    };
+    let options = StoreOptions { conf, directories, max_open_blocks, keys: keys.clone(), budget: budget.clone() };
     let opening = metrics.clone();
     let (stores, cleanup) = tokio::task::spawn_blocking(move || store::open(options, opening, evictions_in)).await??;
     registry.register_collector(StoreCollector::new(stores.table.clone()));
@@ -97,12 +92,14 @@ pub async fn run_with_replays(
         Ports::bind(&config.worker, &socket, &keys).await?;
     let parts = parts(&config, stores, master, metrics);
     let pool = WorkerPool::new(&config.client, transport.clone(), "worker");
-    let service = Arc::new(Service::new(parts.clone(), &config.worker, pool));
     let journals = Journals::new(replay, parts.membership.clone(), parts.metrics.clone(), stop.clone());
+    let (rest, since) = (config.worker.unclaimed_after.get(), Instant::now());
+    let unclaimed = Arc::new(Unclaimed { parts: parts.clone(), journals: journals.clone(), rest, since });
+    let service = Service::new(parts.clone(), &config.worker, pool);
+    let service = Arc::new(Service { unclaimed: Some(unclaimed.clone()), ..service });
     announce(&worker);
 
-    let cores = Cores::start(budget.threads, budget.blocking_threads).map_err(WorkerError::Threads)?;
-    let cores = Arc::new(cores);
+    let cores = Arc::new(Cores::start(budget.threads, budget.blocking_threads).map_err(WorkerError::Threads)?);
     let tenants = server::tenants(&config.worker, parts.memory.kib, budget.blocking_threads);
     registry.register_collector(TenantCollector::new(tenants.clone(), "cavern_worker"));
     let admission = Admission { transport, audit, tenants };
@@ -124,7 +121,7 @@ pub async fn run_with_replays(
         tokio::task::spawn_blocking(move || cleanup.run(&cleaning)),
         server.serve(service.clone(), admission, evictions, cores.clone(), stop.clone()),
         http.serve(access, axum::Router::new(), registry, move || health_of(&table), stop.clone()),
-        tend(&parts, &service, &journals, &config.worker, &stop),
+        tend((&parts, &*unclaimed), &service, &journals, &config.worker, &stop),
         keeping_journals,
     );
     drain(&service).await;
@@ -196,14 +193,12 @@ fn parts(config: &Config, stores: Stores, master: MasterChannel, metrics: Worker
 
 /// Looks after what is in the stores, until `stop`.
 async fn tend(
-    parts: &WorkerParts,
+    (parts, unclaimed): (&WorkerParts, &Unclaimed),
     service: &Service,
     journals: &Arc<Journals>,
     worker: &schema::Worker,
     stop: &CancellationToken,
 ) {
-    let rest = worker.unclaimed_after.get();
-    let unclaimed = Unclaimed { parts: parts.clone(), journals: journals.clone(), rest };
     let Stores { table, cache, data } = parts.stores.clone();
     let (relieved, expired, mounts) = (cache.clone(), cache.clone(), parts.mounts.clone());
     // Keeps the capacity of each directory to what its file system has, and what is charged for blocks to what they

@@ -44,6 +44,7 @@ macro_rules! not_asked {
         impl Cluster for FakeMaster {
             type WatchStream = tokio_stream::Empty<Result<WatchEvent, Status>>;
             type LoadFilesStream = tokio_stream::Empty<Result<Job, Status>>;
+            type FsckStream = tokio_stream::Empty<Result<FsckProgress, Status>>;
 
             async fn register_worker(
                 &self,
@@ -108,6 +109,7 @@ not_asked! {
     cancel_job(GetJobRequest) -> Job;
     get_persist_status(PersistStatusRequest) -> PersistStatus;
     resolve_lost(ResolveLostRequest) -> ResolveLostReply;
+    fsck(FsckRequest) -> Self::FsckStream;
     status(StatusRequest) -> ClusterStatus;
 }
 

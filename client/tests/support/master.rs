@@ -31,6 +31,7 @@ type Events = Pin<Box<dyn Stream<Item = Result<WatchEvent, Status>> + Send>>;
 type Refreshing = Pin<Box<dyn Stream<Item = Result<RefreshProgress, Status>> + Send>>;
 type Changing = Pin<Box<dyn Stream<Item = Result<MutateReply, Status>> + Send>>;
 type Loading = Pin<Box<dyn Stream<Item = Result<Job, Status>> + Send>>;
+type Checking = Pin<Box<dyn Stream<Item = Result<FsckProgress, Status>> + Send>>;
 type Counting = Pin<Box<dyn Stream<Item = Result<UsageProgress, Status>> + Send>>;
 
 /// One mount at `/m` (inode 2), of a `memory://` bucket.
@@ -560,6 +561,7 @@ impl Namespace for Service {
 impl Cluster for Service {
     type WatchStream = Events;
     type LoadFilesStream = Loading;
+    type FsckStream = Checking;
 
     async fn watch(&self, request: Request<Streaming<WatchRequest>>) -> Result<Response<Events>, Status> {
         self.enter("Watch").await?;
@@ -711,6 +713,10 @@ impl Cluster for Service {
     }
 
     async fn cancel_job(&self, _: Request<GetJobRequest>) -> Result<Response<Job>, Status> {
+        Err(Status::unimplemented("not in these tests"))
+    }
+
+    async fn fsck(&self, _: Request<FsckRequest>) -> Result<Response<Checking>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }
 

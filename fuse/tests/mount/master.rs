@@ -445,6 +445,7 @@ impl Namespace for Master {
 #[tonic::async_trait]
 impl Cluster for Master {
     type WatchStream = Answers<WatchEvent>;
+    type FsckStream = Answers<wire::FsckProgress>;
     async fn watch(
         &self,
         request: Request<Streaming<wire::WatchRequest>>,
@@ -591,6 +592,9 @@ impl Cluster for Master {
     }
     async fn cancel_job(&self, _: Request<wire::GetJobRequest>) -> Result<Response<wire::Job>, Status> {
         Err(Status::unimplemented("cancel_job"))
+    }
+    async fn fsck(&self, _: Request<wire::FsckRequest>) -> Result<Response<Self::FsckStream>, Status> {
+        Err(Status::unimplemented("fsck"))
     }
     async fn status(&self, _: Request<wire::StatusRequest>) -> Result<Response<wire::ClusterStatus>, Status> {
         Err(Status::unimplemented("status"))

@@ -5,13 +5,13 @@ use std::time::Duration;
 use cavern_proto::ClientAccess;
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
-    AccessMode, ClaimList, ClusterStatus, DrainWorkerRequest, GetJobRequest, HeartbeatReply, HeartbeatRequest, Job,
-    JobKind, JobList, KeyStatus, ListClaimsRequest, ListJobsRequest, ListMountsRequest, ListUnavailableRequest,
-    ListWorkersRequest, LoadFilesRequest, LogPast, LostAction, Mount, MountReply, MountRequest, MountStatus,
-    MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest, RemoveWorkerReply,
-    RemoveWorkerRequest, ResolveLostReply, ResolveLostRequest, StatusRequest, SubmitExportRequest, SubmitLoadRequest,
-    UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest, VendKeysRequest, VendedKeys, WatchEvent,
-    WatchRequest, WorkerBlocks, WorkerBlocksRequest, WorkerTable,
+    AccessMode, ClaimList, ClusterStatus, DrainWorkerRequest, FsckProgress, FsckRequest, GetJobRequest, HeartbeatReply,
+    HeartbeatRequest, Job, JobKind, JobList, KeyStatus, ListClaimsRequest, ListJobsRequest, ListMountsRequest,
+    ListUnavailableRequest, ListWorkersRequest, LoadFilesRequest, LogPast, LostAction, Mount, MountReply, MountRequest,
+    MountStatus, MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest,
+    RemoveWorkerReply, RemoveWorkerRequest, ResolveLostReply, ResolveLostRequest, StatusRequest, SubmitExportRequest,
+    SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest, VendKeysRequest, VendedKeys,
+    WatchEvent, WatchRequest, WorkerBlocks, WorkerBlocksRequest, WorkerTable,
 };
 use cavern_security::{Identity, Role};
 use cavern_state::Tables;
@@ -327,6 +327,17 @@ impl Cluster for Services {
         let unavailable = self.repair.unavailable(limit).await.or_status()?;
         let (lost_files, lost) = self.persistence.lost(limit).await.or_status()?;
         Ok(Response::new(UnavailableFiles { lost_files, lost, ..unavailable }))
+    }
+
+    type FsckStream = Answers<FsckProgress>;
+
+    async fn fsck(&self, request: tonic::Request<FsckRequest>) -> Result<Response<Self::FsckStream>, Status> {
+        is_about(&request, |asked| asked.path.clone());
+        let (fsck, request) = (self.fsck.clone(), request.into_inner());
+        Ok(Response::new(self.answer_in_parts(move |answers| async move {
+            let progress = fsck.run(request, &answers).await?;
+            Ok(Some(FsckProgress { done: true, ..progress }))
+        })))
     }
 
     async fn status(&self, request: tonic::Request<StatusRequest>) -> Result<Response<ClusterStatus>, Status> {

@@ -80,6 +80,7 @@ const TABLE: &[(&str, Methods)] = &[
             ("GetWorkerBlocks", VIEWERS),
             ("RemoveWorker", OPERATORS),
             ("ListUnavailable", VIEWERS),
+            ("Fsck", ADMINS),
             ("Status", VIEWERS),
         ],
     ),
@@ -106,7 +107,7 @@ const TABLE: &[(&str, Methods)] = &[
 ];
 
 /// Calls that the audit log has. What clients change in the namespace is not in it, but for quotas and times to live.
-const AUDITED: [&str; 22] = [
+const AUDITED: [&str; 23] = [
     "RegisterWorker",
     "Mount",
     "Unmount",
@@ -121,6 +122,7 @@ const AUDITED: [&str; 22] = [
     "ResolveLost",
     "DrainWorker",
     "RemoveWorker",
+    "Fsck",
     "Join",
     "TakeKey",
     "SettleKeys",

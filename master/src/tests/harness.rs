@@ -10,7 +10,9 @@ use cavern_conf::{Config, Interval};
 use cavern_consensus::Clock;
 use cavern_consensus::clock::Reading;
 use cavern_net::Placement;
-use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, open_request};
+use cavern_proto::data::{
+    BlockRef, CopyRequest, InspectReply, InspectRequest, PersistReply, PersistRequest, open_request,
+};
 use cavern_proto::master::{Kind, Mount, Worker, WorkerState, WorkerTable, WriteType};
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{AttachMount, PutWorker};
@@ -75,6 +77,10 @@ impl ObjectWriter for NoWorkers {
     }
 
     fn copy(&self, _: u64, _: CopyRequest, _: Duration) -> BoxFuture<'_, Result<(), String>> {
+        Box::pin(async { Err("there is no worker".to_owned()) })
+    }
+
+    fn inspect(&self, _: u64, _: InspectRequest) -> BoxFuture<'_, Result<InspectReply, String>> {
         Box::pin(async { Err("there is no worker".to_owned()) })
     }
 }

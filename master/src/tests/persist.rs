@@ -7,6 +7,7 @@ mod existing;
 mod exports;
 mod external;
 mod fake;
+mod fsck;
 mod loads;
 mod lost;
 mod origins;

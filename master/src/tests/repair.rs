@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cavern_conf::{Config, Interval};
 use cavern_net::Placement;
-use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest};
+use cavern_proto::data::{BlockRef, CopyRequest, InspectReply, InspectRequest, PersistReply, PersistRequest};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     Claim, CommitContent, CreateInode, Extent, Kind, ListClaimsRequest, Mount, Mutation, Worker, WorkerState,
@@ -81,6 +81,10 @@ impl ObjectWriter for Fake {
             }
             if self.copies_fail.load(Ordering::Acquire) { Err("on purpose".to_owned()) } else { Ok(()) }
         })
+    }
+
+    fn inspect(&self, _: u64, _: InspectRequest) -> BoxFuture<'_, Result<InspectReply, String>> {
+        Box::pin(async { Err("not now".to_owned()) })
     }
 }
 

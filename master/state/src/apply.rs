@@ -6,7 +6,7 @@ use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{BeginHistory, Command, InitCluster, Once};
 
 use crate::commands::{
-    existing, external, lost, mount, mutate, namespace, orphans, persist, registry, replicas, requests, results,
+    existing, external, lost, mend, mount, mutate, namespace, orphans, persist, registry, replicas, requests, results,
 };
 use crate::error::{Result, StateError};
 use crate::feature_version;
@@ -73,6 +73,7 @@ fn apply_changes(tx: &mut Transaction<'_>, command: Command) -> Result<Outcome> 
         Some(Kind::SkipInodes(count)) => Ok(skip_inodes(tx, count)),
         Some(Kind::BeginHistory(begin)) => Ok(begin_history(tx, begin)),
         Some(Kind::SealSecrets(seal)) => mount::seal(tx, seal),
+        Some(Kind::Mend(fault)) => mend::mend(tx, fault),
         Some(Kind::Once(request)) => once(tx, *request),
     }
 }

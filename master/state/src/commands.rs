@@ -4,6 +4,7 @@
 pub mod existing;
 pub mod external;
 pub mod lost;
+pub mod mend;
 pub mod mount;
 pub mod mutate;
 pub mod namespace;

@@ -47,7 +47,9 @@ pub use error::StateError;
 pub use index::extents::AT_ONCE;
 pub use index::usage;
 pub use outcome::{ALL_BEFORE, Outcome, StepProgress, TypedCommand};
-pub use queries::{PendingDeletion, StrayReplica, blocking_lock, has_content, is_clean, may_access, may_have_layout};
+pub use queries::{
+    PendingDeletion, StrayReplica, blocking_lock, clean_object, has_content, may_access, may_have_layout,
+};
 pub use records::{EntryVersion, next_generation};
 pub use schema::{Family, FileBlock};
 pub use tables::Tables;

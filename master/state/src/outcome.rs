@@ -6,7 +6,7 @@ pub use cavern_proto::record::FreeContent;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
     AdoptListing, ApplyListing, AttachMount, BeginObjects, Command, CountUsage, DrainWorker, DropBlocks, DropLost,
-    EndSessionStep, GiveUpReplicas, JoinReplica, Mutate, Once, PutWorker, ReapOrphans, RemoveMount, RemoveWorker,
+    EndSessionStep, GiveUpReplicas, JoinReplica, Mend, Mutate, Once, PutWorker, ReapOrphans, RemoveMount, RemoveWorker,
     RequestRecord, SealSecrets, SettleReplica, TakeInObject, UpdateMount,
 };
 
@@ -365,6 +365,11 @@ answered! {
     }
     GiveUpReplicas(this) = Kind::GiveUpReplicas(this) => Verdict {
         Outcome::Done => Ok(()),
+    }
+    // Whether it was still so.
+    Mend(this) = Kind::Mend(this) => bool {
+        Outcome::Done => true,
+        Outcome::OutOfDate => false,
     }
 }
 

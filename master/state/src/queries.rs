@@ -9,7 +9,7 @@ use cavern_proto::master::{CheckHoldsReply, CheckHoldsRequest, Extent, Quota, Qu
 use cavern_proto::record::{DeletionRecord, GarbageRecord, IntentRecord, QuotaRecord, Stray, TtlRecord, UsageRecord};
 use cavern_security::Identity;
 
-pub use access::{blocking_lock, has_content, is_clean, may_access, may_have_layout};
+pub use access::{blocking_lock, clean_object, has_content, may_access, may_have_layout};
 
 use crate::error::Result;
 use crate::index::usage;

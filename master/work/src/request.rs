@@ -15,7 +15,7 @@
 //! | adding a master | finds it by its address: `cv raft add` |
 //! | removing a master, transfer of the lead | finds the group so: numbers of masters are not used again |
 //! | changes of the namespace | have their numbers within their session |
-//! | refresh, free, snapshot | does again what changes nothing the second time |
+//! | refresh, free, snapshot, fsck | does again what changes nothing the second time |
 
 use bytes::Bytes;
 use cavern_proto::record::RequestRecord;

@@ -34,6 +34,7 @@ use super::outgoing::{PassedFile, Segment, append_frame};
 use super::socket::MAX_DESCRIPTORS;
 use crate::fill::{BlockSource, Fills, ObjectBlock};
 use crate::memory::{Budget, kib_for_requests};
+use crate::orphan_blocks::Unclaimed;
 use crate::parts::WorkerParts;
 use crate::persist::Uploads;
 use crate::request_error::Refusal;
@@ -72,6 +73,8 @@ pub struct Service {
     pub unchecked: LogLimit<()>,
     /// Bytes of fs-mode files that arrived otherwise than they were sent.
     pub damaged_sends: LogLimit<()>,
+    /// Finds blocks that no file has, where anybody looks for them.
+    pub unclaimed: Option<Arc<Unclaimed>>,
 }
 
 /// A block whose wanted chunks can be read, and the bytes that had to be fetched for that.
@@ -175,6 +178,7 @@ impl Service {
             spares: Arc::new(Semaphore::new(SPARES_KIB)),
             unchecked: LogLimit::default(),
             damaged_sends: LogLimit::default(),
+            unclaimed: None,
             parts,
         }
     }

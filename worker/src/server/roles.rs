@@ -41,19 +41,20 @@ impl fmt::Display for Peer {
 pub(super) fn senders(kind: FrameKind) -> &'static [Role] {
     match kind {
         FrameKind::Hello | FrameKind::Cancel => &[Master, Worker, Client, Admin],
-        FrameKind::Read | FrameKind::Query | FrameKind::Sync => &[Worker, Client, Admin],
+        FrameKind::Query => &[Master, Worker, Client, Admin],
+        FrameKind::Read | FrameKind::Sync => &[Worker, Client, Admin],
         FrameKind::Open | FrameKind::Corrupt | FrameKind::Reserve | FrameKind::Write => USERS,
         FrameKind::Fill => &[Master, Client, Admin],
         // See `Peer::check_free`.
         FrameKind::Free => &[Master, Admin],
-        FrameKind::Persist | FrameKind::Copy => &[Master],
+        FrameKind::Persist | FrameKind::Copy | FrameKind::Inspect => &[Master],
         _ => &[],
     }
 }
 
 /// Whether it is an order of a master's: it is not carried out for one that leads no more.
 pub(super) fn is_order(kind: FrameKind) -> bool {
-    matches!(kind, FrameKind::Free | FrameKind::Persist | FrameKind::Copy)
+    matches!(kind, FrameKind::Free | FrameKind::Persist | FrameKind::Copy | FrameKind::Inspect)
 }
 
 impl Peer {

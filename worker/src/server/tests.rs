@@ -36,6 +36,7 @@ use crate::persist::Uploads;
 use crate::store::{StoreOptions, Stores};
 
 mod copy;
+mod inspect;
 mod origin;
 mod persist;
 mod secured;

@@ -592,7 +592,7 @@ fn the_scrubber_drops_what_is_wrong() {
     let mut bytes = fs::read(block.path()).unwrap();
     bytes[CHUNK_BYTES as usize + 5] ^= 1;
     fs::write(block.path(), bytes).unwrap();
-    assert_eq!(store.cache.scrub_block(&id(1)), 3 * u64::from(CHUNK_BYTES));
+    assert_eq!(store.cache.scrub_block(&id(1)).0, 3 * u64::from(CHUNK_BYTES));
     assert!(block.has(0..1) && !block.has(1..2) && block.has(2..3));
     assert_eq!(used(&store), 2 * u64::from(CHUNK_BYTES));
     fill(&store, &id(1), 3 * CHUNK_BYTES, 0..3).unwrap();
@@ -614,7 +614,7 @@ fn the_scrubber_counts_what_it_has_asked_a_failing_disk_for() {
         let failing = CachedBlock::open(place, &record, true).unwrap();
         residents.open(slot, Block::Cached(Arc::new(failing)));
     }
-    assert_eq!(store.cache.scrub_block(&id(1)), u64::from(CHUNK_BYTES), "it stops at the first chunk");
+    assert_eq!(store.cache.scrub_block(&id(1)).0, u64::from(CHUNK_BYTES), "it stops at the first chunk");
     assert_eq!(store.table.metrics.scrubbed_bytes.get(), u64::from(CHUNK_BYTES));
     assert_eq!(used(&store), 3 * u64::from(CHUNK_BYTES), "nothing is dropped that was not read");
 }

@@ -443,6 +443,22 @@ impl WorkerPool {
         link.check(reply.status(), reply.message)
     }
 
+    /// What the worker has, for a master that compares it with what it is to have; one item per block.
+    ///
+    /// # Errors
+    /// [`NetError::WorkerStatus`] says why the worker does not tell.
+    pub async fn inspect(
+        &self,
+        worker: u64,
+        request: data::InspectRequest,
+        deadline: Duration,
+    ) -> Result<data::InspectReply, NetError> {
+        let (link, mut reply) = self.control(worker, &request, deadline).await?;
+        link.check(reply.status(), std::mem::take(&mut reply.message))?;
+        link.require_fit(reply.blocks.len() == request.blocks.len())?;
+        Ok(reply)
+    }
+
     /// Reports to the worker which chunks do not match their checksums.
     pub async fn report_corrupt(&self, worker: u64, block: data::BlockRef, chunks: Vec<u32>) -> Result<(), NetError> {
         let request = data::CorruptRequest { block: Some(block), chunks };
@@ -474,7 +490,7 @@ impl WorkerPool {
     ) -> Result<(Arc<Link>, C::Reply), NetError> {
         let link = self.link(worker)?;
         // Over the Unix socket nobody has shown that he may give orders.
-        let is_order = matches!(C::KIND, FrameKind::Free | FrameKind::Persist | FrameKind::Copy);
+        let is_order = matches!(C::KIND, FrameKind::Free | FrameKind::Persist | FrameKind::Copy | FrameKind::Inspect);
         let connection = match self.transport {
             Transport::Tls(_) if is_order => self.remote(&link, 0).await?,
             Transport::Tls(_) | Transport::Plain => self.nearest(&link, 0).await?,

@@ -1,5 +1,6 @@
 //! Workers that make objects of the names of blocks.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,7 +8,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use cavern_conf::Config;
 use cavern_net::Placement;
-use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest, Status, open_request};
+use cavern_proto::data::{
+    BlockRef, CopyRequest, InspectReply, InspectRequest, PersistReply, PersistRequest, Status, UnclaimedBlock,
+    inspect_reply, open_request,
+};
 use cavern_proto::master::{DiskReport, Worker, WorkerState, WorkerTable};
 use cavern_ufs::{Metadata, Precondition, Ufs, UfsError};
 use cavern_work::WorkError;
@@ -38,6 +42,11 @@ pub struct Fake {
     pub live: Arc<Mutex<Vec<(u64, WorkerState)>>>,
     /// Workers, and indexes of blocks that they have lost.
     pub lost: Arc<Mutex<Vec<(u64, u32)>>>,
+    /// What workers say of blocks that they are asked about, by their indexes: a status, and a checksum. Others are
+    /// there, and as their objects are.
+    pub said: Arc<Mutex<HashMap<(u64, u32), (Status, u32)>>>,
+    /// Workers, and blocks that no file has.
+    pub unclaimed: Arc<Mutex<Vec<(u64, String)>>>,
     /// Bytes of a disk of worker 1, and of the blocks on it.
     pub disk: Arc<Mutex<(u64, u64)>>,
     /// Keys, indexes and lengths of blocks that were filled.
@@ -60,6 +69,8 @@ impl Fake {
             is_lost: Arc::default(),
             written: Arc::default(),
             freed: Arc::default(),
+            said: Arc::default(),
+            unclaimed: Arc::default(),
             disk: Arc::default(),
             filled: Arc::default(),
             arrives_within: Arc::default(),
@@ -238,6 +249,27 @@ impl ObjectWriter for Fake {
         let has = |block: &BlockRef| !lost.contains(&(worker, block.index));
         let has = blocks.iter().map(has).collect();
         Box::pin(async { Ok(has) })
+    }
+
+    fn inspect(&self, worker: u64, request: InspectRequest) -> BoxFuture<'_, Result<InspectReply, String>> {
+        let said = self.said.lock().clone();
+        let blocks = request.blocks.into_iter().map(|asked| {
+            let index = asked.block.unwrap_or_default().index;
+            let sum = u32::from(asked.read > 0);
+            let (status, crc) = said.get(&(worker, index)).copied().unwrap_or((Status::Ok, sum));
+            let object_crc = if asked.key.is_empty() { 0 } else { sum };
+            let message = "on purpose".to_owned();
+            inspect_reply::Block { status: status.into(), message, crc, object_crc }
+        });
+        let mut reply = InspectReply { status: Status::Ok.into(), blocks: blocks.collect(), ..InspectReply::default() };
+        if request.unclaimed {
+            let there = self.unclaimed.lock().clone();
+            let there = there.into_iter().filter(|(of, _)| *of == worker);
+            let unclaimed = |(_, block)| UnclaimedBlock { block, incarnation: 1, bytes: 1 };
+            reply.unclaimed = there.map(unclaimed).collect();
+            reply.unclaimed_blocks = reply.unclaimed.len() as u64;
+        }
+        Box::pin(async { Ok(reply) })
     }
 
     fn copy(&self, _: u64, _: CopyRequest, _: Duration) -> BoxFuture<'_, Result<(), String>> {

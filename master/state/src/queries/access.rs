@@ -65,8 +65,12 @@ pub fn has_content(tables: Tables<'_>, inode: u64, record: &InodeRecord) -> Resu
     Ok(false)
 }
 
-/// Whether the blocks of a file can be dropped, as far as can be seen without trying.
-pub fn is_clean(tables: Tables<'_>, inode: u64) -> Result<bool> {
-    let Some(record) = tables.inode(inode)?.filter(|record| !record.unlinked) else { return Ok(false) };
-    Ok(!tables.is_written_by_others(inode, 0)? && whole_object(tables, inode, &record)?.is_some())
+/// Key and version of an object that has a file as it is, while nobody may be writing to that: the blocks of the file
+/// can be dropped, as far as can be seen without trying.
+pub fn clean_object(tables: Tables<'_>, inode: u64) -> Result<Option<(String, String)>> {
+    let Some(record) = tables.inode(inode)?.filter(|record| !record.unlinked) else { return Ok(None) };
+    if tables.is_written_by_others(inode, 0)? {
+        return Ok(None);
+    }
+    Ok(whole_object(tables, inode, &record)?.map(|(key, object)| (key, object.etag)))
 }

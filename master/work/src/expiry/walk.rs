@@ -14,7 +14,7 @@ use cavern_proto::record::command::Command;
 use cavern_proto::record::{Expire, FreeContent, TtlRecord};
 use cavern_state::records::{changed_ns, is_directory};
 use cavern_state::tables::DEPTH_MAX;
-use cavern_state::{Tables, is_clean};
+use cavern_state::{Tables, clean_object};
 
 use super::{Rules, is_over};
 use crate::error::WorkError;
@@ -133,7 +133,7 @@ impl Walk {
                 }
                 // One without blocks gets none without being changed.
                 TtlAction::Free if tables.extents_of(inode, 0)?.next().transpose()?.is_none() => {}
-                TtlAction::Free if is_clean(tables, inode)? => {
+                TtlAction::Free if clean_object(tables, inode)?.is_some() => {
                     let command = Command::FreeContent(FreeContent { inode, session: 0 });
                     due.push(Due { inode, changed_ns, command });
                 }

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use cavern_proto::master::{Extent, FreeFate, Worker, WorkerState};
-use cavern_state::is_clean;
+use cavern_state::clean_object;
 use cavern_state::outcome::FreeContent;
 
 use super::Persistence;
@@ -50,7 +50,7 @@ impl Persistence {
                 let files = tables.files_with_blocks(from, FILES)?;
                 let last = files.last().map(|(inode, _)| *inode);
                 for (inode, extents) in files {
-                    if is_clean(tables, inode)? {
+                    if clean_object(tables, inode)?.is_some() {
                         clean.push((inode, extents));
                     }
                 }

@@ -7,7 +7,7 @@ use cavern_conf::Failpoint;
 use cavern_proto::ContentId;
 use cavern_proto::data::Status;
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{BeginObjects, IntentRecord, Persisted, PersistedObject, SpreadIntent};
+use cavern_proto::record::{BeginObjects, DeletionRecord, IntentRecord, Persisted, PersistedObject, SpreadIntent};
 use cavern_state::outcome::Beginning;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
@@ -85,6 +85,19 @@ impl Persistence {
     /// Whether what has been to be done since then waits for nothing any longer.
     pub(super) fn is_overdue(&self, since_ns: i64) -> bool {
         self.is_older(since_ns, self.delay * PATIENCE)
+    }
+
+    /// Why an inode has not been brought to its bucket for longer than that may take, if it has been tried in vain.
+    pub fn stuck_intent(&self, inode: u64, intent: &IntentRecord) -> Option<String> {
+        let error = self.is_overdue(intent.first_ns).then(|| self.ledger.error(&Item::Inode(inode)));
+        error.flatten().map(|(_, error)| error)
+    }
+
+    /// The same of an object that is to be deleted.
+    pub fn stuck_deletion(&self, mount_id: u32, key: &str, deletion: &DeletionRecord) -> Option<String> {
+        let item = Item::Key(mount_id, key.to_owned());
+        let error = self.is_overdue(deletion.since_ns).then(|| self.ledger.error(&item));
+        error.flatten().map(|(_, error)| error)
     }
 
     fn is_older(&self, ns: i64, than: Duration) -> bool {

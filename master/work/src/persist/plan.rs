@@ -202,8 +202,8 @@ fn extents(tables: Tables<'_>, inode: u64, record: &InodeRecord, mount: &Mount) 
     Ok(extents)
 }
 
-/// The keys that an inode is to have objects under: one for each of its names.
-fn keys(
+/// The keys that an inode is to have objects under: one for each of its names; or why there can be none.
+pub fn keys(
     tables: Tables<'_>,
     inode: u64,
     record: &InodeRecord,

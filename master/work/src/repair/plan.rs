@@ -3,7 +3,7 @@
 use cavern_proto::ContentId;
 use cavern_proto::master::Extent;
 use cavern_proto::record::{ExtentRecord, Stray};
-use cavern_state::{FileBlock, Tables, is_clean};
+use cavern_state::{FileBlock, Tables, clean_object};
 
 use super::availability::{Availability, AvailabilityMap};
 use crate::error::WorkError;
@@ -86,7 +86,7 @@ pub(super) fn plan(
         (of(Availability::Live).collect(), of(Availability::Draining).collect());
     let mut keep: Vec<u64> = stay.iter().copied().chain(of(Availability::Offline)).collect();
     let sources: Vec<u64> = stay.iter().chain(&leaving).copied().collect();
-    if sources.is_empty() && keep.is_empty() && is_clean(tables, inode)? {
+    if sources.is_empty() && keep.is_empty() && clean_object(tables, inode)?.is_some() {
         return Ok(Some(Step::FromBucket { inode, index }));
     }
     let wanted = mount.replicas.max(1) as usize;

@@ -91,6 +91,11 @@ impl Repair {
         Ok(())
     }
 
+    /// Why the last attempt to give a block its replica failed, if there was one since the last that did not.
+    pub fn failure(&self, at: FileBlock) -> Option<String> {
+        self.progress.lock().failures.get(&at).map(|failure| failure.reason.clone())
+    }
+
     fn record_result(&self, step: &Step, done: Result<(), String>) {
         let mut progress = self.progress.lock();
         let at = step.at();

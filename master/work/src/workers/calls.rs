@@ -6,7 +6,9 @@ use std::time::Duration;
 use cavern_net::{Placement, WorkerPool};
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::chunk_range;
-use cavern_proto::data::{self, BlockRef, CopyRequest, PersistReply, PersistRequest, open_request, query_reply};
+use cavern_proto::data::{
+    self, BlockRef, CopyRequest, InspectReply, InspectRequest, PersistReply, PersistRequest, open_request, query_reply,
+};
 use cavern_proto::master::Worker;
 use futures::future::BoxFuture;
 
@@ -18,6 +20,10 @@ const FILL_TIMEOUT: Duration = Duration::from_secs(120);
 /// For an object: so long, and so long for each MiB, slower than any bucket is.
 const OBJECT_TIMEOUT: Duration = Duration::from_secs(120);
 const MIB_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// For one request to say what a worker has: tens of MiB of a disk and of a bucket are read for it, or a master is
+/// asked for what the worker is to have.
+const INSPECT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// What became of one block.
 pub enum Filled {
@@ -78,6 +84,9 @@ pub trait ObjectWriter: Send + Sync + 'static {
 
     /// Has a worker make a copy of a block of another.
     fn copy(&self, worker: u64, request: CopyRequest, within: Duration) -> BoxFuture<'_, Result<(), String>>;
+
+    /// What a worker has; one item per block.
+    fn inspect(&self, worker: u64, request: InspectRequest) -> BoxFuture<'_, Result<InspectReply, String>>;
 }
 
 /// The workers over the data plane.
@@ -147,6 +156,11 @@ impl ObjectWriter for PooledWorkers {
 
     fn copy(&self, worker: u64, request: CopyRequest, within: Duration) -> BoxFuture<'_, Result<(), String>> {
         Box::pin(async move { self.pool.copy(worker, request, within).await.map_err(|error| error.to_string()) })
+    }
+
+    fn inspect(&self, worker: u64, request: InspectRequest) -> BoxFuture<'_, Result<InspectReply, String>> {
+        let inspected = self.pool.inspect(worker, request, INSPECT_TIMEOUT);
+        Box::pin(async move { inspected.await.map_err(|error| error.to_string()) })
     }
 }
 

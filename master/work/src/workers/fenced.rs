@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cavern_consensus::LeaderLease;
 use cavern_net::Placement;
-use cavern_proto::data::{BlockRef, CopyRequest, PersistReply, PersistRequest};
+use cavern_proto::data::{BlockRef, CopyRequest, InspectReply, InspectRequest, PersistReply, PersistRequest};
 use cavern_proto::master::Worker;
 use futures::future::BoxFuture;
 
@@ -59,5 +59,9 @@ impl ObjectWriter for Fenced {
 
     fn copy(&self, worker: u64, request: CopyRequest, within: Duration) -> BoxFuture<'_, Result<(), String>> {
         self.do_as_leader(|workers| workers.copy(worker, request, within))
+    }
+
+    fn inspect(&self, worker: u64, request: InspectRequest) -> BoxFuture<'_, Result<InspectReply, String>> {
+        self.do_as_leader(|workers| workers.inspect(worker, request))
     }
 }

@@ -2,8 +2,8 @@
 
 use bytes::{Bytes, BytesMut};
 use cavern_proto::data::{
-    BlockRef, Cancel, CopyRequest, CorruptRequest, FillRequest, FreeRequest, Hello, OpenRequest, PersistRequest,
-    QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteReply, WriteRequest,
+    BlockRef, Cancel, CopyRequest, CorruptRequest, FillRequest, FreeRequest, Hello, InspectRequest, OpenRequest,
+    PersistRequest, QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteReply, WriteRequest,
 };
 use cavern_proto::frame::{FrameHeader, FrameKind, PROTOCOL_VERSION};
 use prost::Message;
@@ -58,6 +58,7 @@ impl Connection {
             FrameKind::Free => self.free(header, decode(message)?),
             FrameKind::Persist => self.persist(header, decode(message)?),
             FrameKind::Copy => self.copy(header, decode(message)?),
+            FrameKind::Inspect => self.inspect(header, decode(message)?),
             FrameKind::Cancel => self.cancel(&decode(message)?),
             _ => return Err(Refusal::bad_request("a client sends requests, not answers")),
         }
@@ -221,6 +222,12 @@ impl Connection {
         let uploads = self.shared.service.uploads.clone();
         let copied = async move { uploads.copy(request).await };
         self.answer(header.request_id, self.memory.cost, FrameKind::CopyReply, copied);
+    }
+
+    fn inspect(&mut self, header: &FrameHeader, request: InspectRequest) {
+        let service = self.shared.service.clone();
+        let inspected = async move { service.inspect(request).await };
+        self.answer(header.request_id, self.memory.cost, FrameKind::InspectReply, inspected);
     }
 
     /// Begins to wait for the answer to a request, which can say why it is refused.

@@ -221,10 +221,15 @@ async fn nothing_is_done_for_who_has_not_the_role() {
     denied(client.persist(WORKER, request("object", 1, 1000, &[0], WORKER), PATIENCE).await, "Persist");
     let copy = CopyRequest { block: Some(block(2, 0)), workers: vec![WORKER], deadline_ms: 1000 };
     denied(client.copy(WORKER, copy, PATIENCE).await, "Copy");
+    denied(client.inspect(WORKER, InspectRequest::default(), PATIENCE).await, "Inspect");
     let worker = bench.pool_of(certificates.transport(Role::Worker));
     // The payload is thrown away, and the connection goes on.
     denied(write_block(&worker, &name, &noise(3 << 20)).await, "cavern://cavern/worker/here may not ask for Write");
     denied(write_block(&worker, &block(3, 0), &noise(1 << 20)).await, "Write");
+    // A master may look which blocks are here; it reads none of them.
+    let master = bench.pool_of(certificates.transport(Role::Master));
+    assert!(is_here(&master, &name).await && !is_here(&master, &block(2, 0)).await);
+    denied(master.read(WORKER, read_items(&name, bytes.len()), PATIENCE).await, "Read");
     let admin = bench.pool_of(certificates.transport(Role::Admin));
     denied(admin.free(WORKER, vec![name.clone()]).await, "may not free blocks of files");
     let cached = bench.put("a", &bytes, MIB);
@@ -234,7 +239,7 @@ async fn nothing_is_done_for_who_has_not_the_role() {
     assert!(!is_here(&worker, &block(2, 0)).await && !is_here(&worker, &block(3, 0)).await);
     assert!(read_block(&worker, &name, bytes.len()).await == bytes);
     assert_eq!(bench.bucket.keys(), ["a"]);
-    for pool in [client, worker, admin] {
+    for pool in [client, worker, admin, master] {
         pool.shutdown().await;
     }
     bench.end().await;
@@ -345,7 +350,12 @@ fn about(kind: FrameKind, name: &BlockRef) -> Option<Vec<u8>> {
         FrameKind::Reserve => encode_frame(kind, 1, &ReserveRequest { block, ..Default::default() }, 0),
         FrameKind::Write => encode_frame(kind, 1, &WriteRequest { block, ..Default::default() }, 0),
         FrameKind::Sync => encode_frame(kind, 1, &SyncRequest { blocks, ..Default::default() }, 0),
-        FrameKind::Hello | FrameKind::Cancel | FrameKind::Free | FrameKind::Persist | FrameKind::Copy => return None,
+        FrameKind::Hello
+        | FrameKind::Cancel
+        | FrameKind::Free
+        | FrameKind::Persist
+        | FrameKind::Copy
+        | FrameKind::Inspect => return None,
         FrameKind::ReadReply
         | FrameKind::OpenReply
         | FrameKind::FillReply
@@ -357,6 +367,7 @@ fn about(kind: FrameKind, name: &BlockRef) -> Option<Vec<u8>> {
         | FrameKind::SyncReply
         | FrameKind::PersistReply
         | FrameKind::CopyReply
+        | FrameKind::InspectReply
         | FrameKind::Evicted
         | FrameKind::Failure => return None,
     })
