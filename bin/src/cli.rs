@@ -6,6 +6,7 @@ mod conf;
 mod connect;
 mod fs;
 mod gen_images;
+mod gen_pages;
 mod host_path;
 mod job;
 mod local;
@@ -87,6 +88,9 @@ enum Command {
     Bench(bench::BenchCommand),
     /// Write synthetic JPEG images for tests and demonstrations.
     GenImages(gen_images::GenImagesArgs),
+    /// Write the completions and man pages that packages have.
+    #[command(hide = true)]
+    GenPages(gen_pages::GenPagesArgs),
     /// A whole cluster on this host.
     #[command(subcommand)]
     Local(local::LocalCommand),
@@ -163,6 +167,7 @@ impl Cli {
             Command::Why(args) => block_on(args.run()),
             Command::Bench(command) => command.run(),
             Command::GenImages(args) => args.run(),
+            Command::GenPages(args) => args.run(command()),
             Command::Local(command) => command.run(),
             Command::Version => console::line(format_args!("cv {}", env!("CARGO_PKG_VERSION"))),
         }

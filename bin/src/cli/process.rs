@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use cavern_conf::{Config, Effective, Role, enable_failpoints, process};
-use cavern_fuse::keeper::{Kept, reload};
+use cavern_fuse::keeper::{Kept, ReloadError, reload};
 use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
 
@@ -210,7 +210,10 @@ impl ReloadArgs {
         };
         // Not by way of the mount itself, which may not answer.
         let mount_point = std::path::absolute(&mount_point).context("cannot find the mount point")?;
-        let process = reload(&mount_point).await.map_err(|error| CliError::Failed(error.to_string()))?;
+        let process = reload(&mount_point).await.map_err(|error| match &error {
+            ReloadError::NoMount(_) | ReloadError::NoKeeper { .. } => CliError::NotFound(error.to_string()),
+            ReloadError::AnotherUser { .. } | ReloadError::Refused { .. } => CliError::Failed(error.to_string()),
+        })?;
         console::line(format_args!("{} is served by process {process} now", mount_point.display()))
     }
 }
