@@ -5,7 +5,8 @@
     tests/package.py --dir … --suites bookworm
 
 Makes a root directory of Debian for each suite (mmdebstrap), with systemd, man-db and bash-completion, whose programs
-judge what the package brings. The .rpm is installed there as well: there is no EL9 to be had from Debian's mirrors, so
+judge what the package brings; boots it (systemd-nspawn), with a stand-in for `cv`, to see what becomes of the units when
+they are restarted, when the package is upgraded, and when it is removed. The .rpm is installed there as well: there is no EL9 to be had from Debian's mirrors, so
 its dependencies are compared with what EL9 has. Needs root. Exit code 0 when all is well.
 """
 
@@ -38,6 +39,62 @@ def run(*command, fails=False, **options):
     said = done.stdout + done.stderr
     assert (done.returncode != 0) == fails, f"{' '.join(map(str, command))} ended with {done.returncode}:\n{said}"
     return said
+
+# Serves for ever, and counts how often it is to go on with another executable.
+STAND_IN = """#!/bin/sh
+case "$1 $2" in
+    "fuse reload") echo >>/run/reloads ;;
+    *)
+        trap 'kill $!; exit 0' TERM
+        sleep 1000 &
+        wait ;;
+esac
+"""
+# A line for each step: main process of the unit, its state, the `cv fuse` that it waits for, and how often that was to
+# go on; then the main process of the worker.
+PROBE = """#!/bin/sh
+begun() {
+    until kill -0 "$(cat /run/cavern-fuse/mnt/cavern/pid)" 2>/dev/null; do sleep 0.1; done
+}
+said() {
+    for try in $(seq 100); do
+        [ "$(cat /run/reloads 2>/dev/null | wc -l)" -lt "$2" ] || break
+        sleep 0.1
+    done
+    keeper=$(cat /run/cavern-fuse/mnt/cavern/pid 2>/dev/null)
+    [ -d "/proc/${keeper:-none}" ] || keeper=gone
+    echo "$1 $(systemctl show --value -p MainPID cavern-fuse) $(systemctl show --value -p ActiveState cavern-fuse)" \
+        "$keeper $(cat /run/reloads 2>/dev/null | wc -l) $(systemctl show --value -p MainPID cavern-worker)"
+}
+systemctl start cavern-fuse
+said refused 0
+echo '[cluster]' >/etc/cavern/cluster.toml
+systemctl enable --now cavern-fuse cavern-worker
+begun
+said started 0
+systemctl restart cavern-fuse
+said restarted 1
+kill -KILL "$(systemctl show --value -p MainPID cavern-fuse)"
+said killed 2
+dpkg --force-confold --install /later.deb
+said upgraded 3
+systemctl stop cavern-fuse
+said stopped 3
+systemctl start cavern-fuse
+begun
+said again 3
+dpkg --remove cavern
+said removed 3
+systemctl poweroff --no-block
+"""
+PROBE_UNIT = """[Unit]
+After=multi-user.target
+[Service]
+Type=oneshot
+ExecStart=/probe
+StandardOutput=file:/probe.out
+StandardError=inherit
+"""
 
 
 class Root:
@@ -159,6 +216,35 @@ def check_deb(root, deb, later, later_version):
     root.sh("getent passwd cavern", fails=True)
 
 
+def check_units(root, deb, later):
+    """What becomes of `cv fuse`, and so of the mount, in the hands of systemd."""
+    root.sh(f"dpkg --install {root.bring(deb)}; dpkg-divert --local --rename --divert /usr/bin/cv.real --add /usr/bin/cv")
+    for name, text in [("usr/bin/cv", STAND_IN), ("probe", PROBE), ("etc/systemd/system/probe.service", PROBE_UNIT)]:
+        (root.path / name).write_text(text)
+        (root.path / name).chmod(0o755)
+    # Not to /tmp, which is another one after a boot.
+    shutil.copy(later, root.path / "later.deb")
+    root.sh("mkdir -p /mnt/cavern && systemctl add-wants multi-user.target probe.service")
+    boot = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--boot", "--directory", root.path]
+    run(*boot, timeout=180, stdin=subprocess.DEVNULL, env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"})
+    said = root.read("/probe.out")
+    steps = {words[0]: words[1:] for words in map(str.split, said.splitlines()) if len(words) == 6}
+    main, state, keeper, reloads, worker = range(5)
+    assert steps["refused"][:3] == ["0", "inactive", "gone"], said
+    started, cv_fuse = steps["started"], steps["started"][keeper]
+    assert cv_fuse != "gone" and started[state] == "active", said
+    for number, step in enumerate(["restarted", "killed", "upgraded"], 1):
+        assert steps[step][state:worker] == ["active", cv_fuse, str(number)], f"{step}: {said}"
+    assert steps["restarted"][main] not in ("0", started[main]), said
+    assert steps["upgraded"][main] == steps["killed"][main], f"a mount is reloaded: {said}"
+    assert steps["upgraded"][worker] not in ("0", started[worker]), f"a worker is restarted: {said}"
+    assert steps["stopped"][:3] == ["0", "inactive", "gone"], said
+    assert steps["again"][state] == "active" and steps["again"][keeper] not in ("gone", cv_fuse), said
+    assert steps["removed"] == ["0", "inactive", "gone", "3", "0"], said
+    assert not list(root.path.glob("etc/systemd/system/*.wants/cavern-*")), said
+    root.sh("rm /usr/bin/cv; dpkg-divert --local --rename --remove /usr/bin/cv; dpkg --purge cavern")
+
+
 def check_rpm(root, rpm):
     needs = run("rpm", "--query", "--package", "--requires", rpm).split("\n")
     versions = [tuple(map(int, found)) for need in needs for found in re.findall(r"GLIBC_(\d+)\.(\d+)", need)]
@@ -225,6 +311,7 @@ def main():
         for suite in options.suites:
             root = Root(directory, suite)
             check_deb(root, deb, later, version)
+            check_units(root, deb, later)
             print(f"{suite}: {deb.name} is well", flush=True)
             check_rpm(root, rpm)
             print(f"{suite}: {rpm.name} is well", flush=True)
