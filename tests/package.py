@@ -5,9 +5,9 @@
     tests/package.py --dir … --suites bookworm
 
 Makes a root directory of Debian for each suite (mmdebstrap), with systemd, man-db and bash-completion, whose programs
-judge what the package brings; boots it (systemd-nspawn), with a stand-in for `cv`, to see what becomes of the units when
-they are restarted, when the package is upgraded, and when it is removed. The .rpm is installed there as well: there is no EL9 to be had from Debian's mirrors, so
-its dependencies are compared with what EL9 has. Needs root. Exit code 0 when all is well.
+judge what the package brings. Boots it (systemd-nspawn), with a stand-in for `cv`, to see what becomes of the units
+when they are restarted, when the package is upgraded, and when it is removed. The .rpm is installed there as well: there is
+no EL9 to be had from Debian's mirrors, so its dependencies are compared with what EL9 has. Needs root. Exit code 0 when all is well.
 """
 
 import argparse
@@ -27,7 +27,12 @@ GLIBC_MOST = (2, 34)
 BYTES_MOST = 50_000_000
 # Mode and owner of what the package brings; everything else is root's and 644 or 755.
 ENVIRONMENTS = ("/etc/cavern/fuse.env", "/etc/cavern/master.env", "/etc/cavern/worker.env")
-SPECIAL = {"/etc/cavern/certificates": ("750", "root:cavern"), **{name: ("600", "root:root") for name in ENVIRONMENTS}}
+SPECIAL = {
+    "/etc/cavern/certificates": ("750", "root:cavern"),
+    # A link.
+    "/usr/sbin/mount.cavern": ("777", "root:root"),
+    **{name: ("600", "root:root") for name in ENVIRONMENTS},
+}
 CONFFILES = {*ENVIRONMENTS, "/etc/needrestart/conf.d/cavern.conf"}
 UNITS = ("cavern-master.service", "cavern-worker.service", "cavern-fuse.service", "cavern-fuse@.service")
 # What dpkg, apt, and the caches of others change at any installation.
@@ -147,6 +152,7 @@ def check_files(root, brought):
 
 def check_system(root):
     """What the package brings is what systemd, man and bash take, and nothing has been started or enabled."""
+    assert os.readlink(root.path / "usr/sbin/mount.cavern") == "../bin/cv"
     version = root.sh("cv version").split()
     assert version[0] == "cv", version
     user = root.sh("getent passwd cavern").strip().split(":")
@@ -218,7 +224,8 @@ def check_deb(root, deb, later, later_version):
 
 def check_units(root, deb, later):
     """What becomes of `cv fuse`, and so of the mount, in the hands of systemd."""
-    root.sh(f"dpkg --install {root.bring(deb)}; dpkg-divert --local --rename --divert /usr/bin/cv.real --add /usr/bin/cv")
+    root.sh(f"dpkg --install {root.bring(deb)}")
+    root.sh("dpkg-divert --local --rename --divert /usr/bin/cv.real --add /usr/bin/cv")
     for name, text in [("usr/bin/cv", STAND_IN), ("probe", PROBE), ("etc/systemd/system/probe.service", PROBE_UNIT)]:
         (root.path / name).write_text(text)
         (root.path / name).chmod(0o755)
