@@ -6,8 +6,9 @@
 
 Makes a root directory of Debian for each suite (mmdebstrap), with systemd, man-db and bash-completion, whose programs
 judge what the package brings. Boots it (systemd-nspawn), with a stand-in for `cv`, to see what becomes of the units
-when they are restarted, when the package is upgraded, and when it is removed. The .rpm is installed there as well: there is
-no EL9 to be had from Debian's mirrors, so its dependencies are compared with what EL9 has. Needs root. Exit code 0 when all is well.
+when they are restarted, when the package is upgraded, and when it is removed. The .rpm is installed there as well: no
+EL9 is to be had from Debian's mirrors, so what it needs is compared with what EL9 has. Needs root. Exit code 0 when all
+is well.
 """
 
 import argparse
