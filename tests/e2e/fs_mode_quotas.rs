@@ -178,7 +178,7 @@ fn quotas_are_shown_changed_and_taken_away() {
     assert_eq!(lines[1].last(), Some(&"/fs/d/below"), "nearest first: {said}");
     assert_eq!(lines[2].last(), Some(&"/fs/d"), "{said}");
     assert!(lines[2].contains(&"50.0") && lines[2].contains(&"20.0") && said.contains("1.00 MiB"), "{said}");
-    cluster.cv(&["fs", "quota", "set", "/fs/d", "--bytes", "0"]);
+    cluster.cv(&["fs", "quota", "set", "/fs/d", "--bytes", "none"]);
     let own = quota(&["get", "/fs/d", "--json"]).json();
     assert_eq!(own, json!([row("/fs/d", 512 << 10, 2, 10)]));
     cluster.cv(&["fs", "quota", "clear", "/fs/d"]);

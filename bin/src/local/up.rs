@@ -138,10 +138,19 @@ fn refuse_foreign(directory: &Path) -> Result<(), CliError> {
     )))
 }
 
-/// `D/cluster.toml`: what the user's file and environment say, with what this cluster's processes have in common; each
-/// has its own addresses and directories in its environment. Returns that.
+/// `D/cluster.toml`: what the user's file and environment say, with this cluster's addresses and directories: of each
+/// role those of the first process, the others have theirs in their environment. Returns that.
 fn write_conf(cluster: &Cluster, mut config: Config) -> Result<Config, CliError> {
     config.cluster.masters = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
+    if let Some(master) = cluster.masters.first() {
+        config.master.listen.clone_from(&master.grpc);
+        config.master.advertise.clone_from(&master.grpc);
+        config.master.http_listen.clone_from(&master.http);
+        config.master.data_dir.clone_from(&master.data_dir);
+    }
+    if let Some(worker) = cluster.workers.first() {
+        config.worker.dirs = worker.dirs.iter().map(|dir| format!("{}{}", dir.tier, dir.path.display())).collect();
+    }
     if let Some(fuse) = cluster.fuse.first() {
         config.fuse.mount_point.clone_from(&fuse.mount_point);
     }

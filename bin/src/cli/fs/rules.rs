@@ -1,6 +1,7 @@
 //! `cv fs quota` and `cv fs ttl`: what directories of fs-mode mounts may have of their own. Both are set, shown, taken
 //! away and listed in the same way.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use cavern_client::Client;
@@ -92,12 +93,24 @@ impl<R: Rule> RuleCommand<R> {
 
 #[derive(Args)]
 pub struct QuotaArgs {
-    /// Bytes of all files, such as 500GiB; 0 for no bound.
-    #[arg(long, value_name = "SIZE", required_unless_present = "inodes")]
-    bytes: Option<ByteSize>,
-    /// Files, directories and links; 0 for no bound.
-    #[arg(long, value_name = "COUNT")]
-    inodes: Option<u64>,
+    /// Bytes of all files, such as 500GiB; none for no bound.
+    #[arg(long, value_name = "SIZE", required_unless_present = "inodes", value_parser = no_or::<ByteSize>)]
+    bytes: Option<Bound<ByteSize>>,
+    /// Files, directories and links; none for no bound.
+    #[arg(long, value_name = "COUNT", value_parser = no_or::<u64>)]
+    inodes: Option<Bound<u64>>,
+}
+
+/// A number, or none.
+#[derive(Clone, Copy)]
+struct Bound<T>(Option<T>);
+
+fn no_or<T: FromStr<Err: ToString>>(text: &str) -> Result<Bound<T>, String> {
+    match text {
+        "none" => Ok(Bound(None)),
+        "0" => Err("nothing at all would have room: say none for no bound".to_owned()),
+        _ => text.parse().map(|bound| Bound(Some(bound))).map_err(|error: T::Err| error.to_string()),
+    }
 }
 
 /// What is bounded; 0 is no bound.
@@ -144,7 +157,9 @@ impl Rule for QuotaArgs {
     }
 
     fn change(&self, inode: u64) -> Change {
-        Change::SetQuota(SetQuota { inode, max_bytes: self.bytes.map(ByteSize::bytes), max_inodes: self.inodes })
+        let max_bytes = self.bytes.map(|bound| bound.0.map_or(0, ByteSize::bytes));
+        let max_inodes = self.inodes.map(|bound| bound.0.unwrap_or(0));
+        Change::SetQuota(SetQuota { inode, max_bytes, max_inodes })
     }
 
     fn cleared(inode: u64) -> Change {
