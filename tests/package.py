@@ -60,14 +60,14 @@ esac
 # go on; then the main process of the worker.
 PROBE = """#!/bin/sh
 begun() {
-    until kill -0 "$(cat /run/cavern-fuse/mnt/cavern/pid)" 2>/dev/null; do sleep 0.1; done
+    until kill -0 "$(cat /run/cavern-fuse/pid)" 2>/dev/null; do sleep 0.1; done
 }
 said() {
     for try in $(seq 100); do
         [ "$(cat /run/reloads 2>/dev/null | wc -l)" -lt "$2" ] || break
         sleep 0.1
     done
-    keeper=$(cat /run/cavern-fuse/mnt/cavern/pid 2>/dev/null)
+    keeper=$(cat /run/cavern-fuse/pid 2>/dev/null)
     [ -d "/proc/${keeper:-none}" ] || keeper=gone
     echo "$1 $(systemctl show --value -p MainPID cavern-fuse) $(systemctl show --value -p ActiveState cavern-fuse)" \
         "$keeper $(cat /run/reloads 2>/dev/null | wc -l) $(systemctl show --value -p MainPID cavern-worker)"

@@ -107,7 +107,14 @@ fn units_start_each_process_with_the_installed_file() {
     for (unit, at) in [("cavern-fuse", mount_point.to_str().unwrap()), ("cavern-fuse@", "/data%f")] {
         let (_, text) = shipped(&format!("systemd/{unit}.service"));
         // A restart leaves `cv fuse` as it is, and the next process finds it.
-        for line in ["KillMode=process", "RestartKillSignal=SIGHUP", "StartLimitIntervalSec=0"] {
+        for line in [
+            "KillMode=process",
+            "RestartKillSignal=SIGHUP",
+            "OOMPolicy=continue",
+            "RuntimeDirectory=%N",
+            "RuntimeDirectoryPreserve=yes",
+            "StartLimitIntervalSec=0",
+        ] {
             assert!(text.lines().any(|found| found == line), "{unit}: {line}");
         }
         assert!(text.contains(&format!("\nEnvironment=MOUNT_POINT={at}\n")), "{unit}");
@@ -159,11 +166,8 @@ fn units_leave_little_to_attack() {
     for (name, text) in units() {
         let path = directory.path().join(format!("{name}.service"));
         // What is not installed here cannot be started, which is not the question.
-        std::fs::write(
-            &path,
-            text.replace("/usr/bin/cv", "/bin/sh").replace(HOLD_MOUNT, "/bin/sh").replace("%f", "/a"),
-        )
-        .unwrap();
+        let text = text.replace("/usr/bin/cv", "/bin/sh").replace(HOLD_MOUNT, "/bin/sh").replace("%f", "/a");
+        std::fs::write(&path, text).unwrap();
         let path = path.to_str().unwrap();
         let (is_sound, said) = analyze(&["verify", "--man=no", path]).unwrap();
         assert!(is_sound, "{name}: {said}");

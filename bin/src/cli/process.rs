@@ -208,8 +208,9 @@ impl ReloadArgs {
             Some(mount_point) => mount_point,
             None => Config::load(self.conf.as_deref())?.fuse.mount_point,
         };
-        // Not by way of the mount itself, which may not answer.
-        let mount_point = std::path::absolute(&mount_point).context("cannot find the mount point")?;
+        // As the mount table has it. Nothing is asked of the mount itself, which may not answer.
+        let resolved = mount_point.canonicalize().or_else(|_not_there| std::path::absolute(&mount_point));
+        let mount_point = resolved.context("cannot find the mount point")?;
         let process = reload(&mount_point).await.map_err(|error| match &error {
             ReloadError::NoMount(_) | ReloadError::NoKeeper { .. } => CliError::NotFound(error.to_string()),
             ReloadError::AnotherUser { .. } | ReloadError::Refused { .. } => CliError::Failed(error.to_string()),
