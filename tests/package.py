@@ -146,6 +146,7 @@ def check_files(root, brought):
         assert (mode, owner) == expected, f"{name}: {shown}"
     wanted = {"/usr/bin/cv", "/usr/libexec/cavern/hold-mount", "/usr/lib/sysctl.d/60-cavern.conf",
               "/usr/share/cavern/cluster.toml", "/usr/share/doc/cavern/copyright", "/usr/share/doc/cavern/licences.gz",
+              "/usr/share/doc/cavern/licences-of-rust.html.gz",
               "/usr/share/fish/vendor_completions.d/cv.fish", *SPECIAL,
               *(f"/usr/lib/systemd/system/{unit}" for unit in UNITS)}
     assert wanted <= brought, f"missing: {wanted - brought}"
@@ -171,6 +172,10 @@ def check_system(root):
         assert said == "", f"{page.name}: {said}"
     root.sh("bash -c '. /usr/share/bash-completion/completions/cv && complete -p cv'")
     assert root.read("/usr/share/zsh/vendor-completions/_cv").startswith("#compdef cv\n")
+    licences = root.sh("zcat /usr/share/doc/cavern/licences.gz")
+    for bundled in ("The LevelDB Authors", "Yann Collet", "Microsoft Corporation, Daan Leijen"):
+        assert bundled in licences, f"what is compiled in of {bundled} is without its licence"
+    assert "GENERAL PUBLIC LICENSE" not in licences
     # No cluster of this host alone instead of the one that is meant.
     assert not (root.path / "etc/cavern/cluster.toml").exists()
 
@@ -201,9 +206,13 @@ def check_deb(root, deb, later, later_version):
     assert "CAVERN_DOWNGRADE=yes" in refused, refused
     assert root.sh("dpkg-query --show --showformat='${Version} ${Status}' cavern") == \
         f"{later_version} install ok installed"
+    root.sh("dpkg --remove cavern")
+    refused = root.sh(install, fails=True)
+    assert "CAVERN_DOWNGRADE=yes" in refused, refused
     root.sh(install, CAVERN_DOWNGRADE="yes")
 
     # What was configured stays when the package goes, and what was stored in any case.
+    root.sh("systemctl enable cavern-worker cavern-fuse@a-b")
     data = root.path / "var/lib/cavern/worker"
     data.mkdir(parents=True)
     (data / "block").write_text("kept")
@@ -277,13 +286,16 @@ def check_image(archive, directory):
     layout.mkdir()
     run("tar", "--extract", "--file", archive, "--directory", layout)
     manifest = json.loads((layout / "index.json").read_text())["manifests"][0]
+    # The name that podman gives it.
     tag = manifest["annotations"]["org.opencontainers.image.ref.name"]
+    assert tag.startswith("cavern:"), tag
     run("umoci", "unpack", "--image", f"{layout}:{tag}", bundle)
     process = json.loads((bundle / "config.json").read_text())["process"]
     assert process["args"] == ["/usr/bin/cv", "--help"], process["args"]
     said = run("chroot", bundle / "rootfs", "/usr/bin/cv", "version")
     assert said.startswith("cv "), said
-    assert (bundle / "rootfs/etc/ssl/certs/ca-certificates.crt").exists()
+    for name in ("etc/ssl/certs/ca-certificates.crt", "usr/share/doc/cavern/licences.gz"):
+        assert (bundle / "rootfs" / name).exists(), name
     run("chroot", bundle / "rootfs", "fusermount3", "--version")
 
 

@@ -1,9 +1,9 @@
-
+# shellcheck shell=sh
 case $DPKG_MAINTSCRIPT_NAME:$1 in
-    preinst:upgrade) refuse_downgrade "$2" "@VERSION@" ;;
+    # Without a second argument there was never another version.
+    preinst:install | preinst:upgrade) refuse_downgrade "${2:-}" "@VERSION@" ;;
     postinst:configure)
         make_user
-        # Which version was there, if any.
         after_install "${2:+yes}"
         ;;
     prerm:remove) before_removal ;;
