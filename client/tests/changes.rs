@@ -197,6 +197,19 @@ async fn a_change_that_was_not_made_goes_on_with_the_next_session() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_change_whose_refusal_comes_after_the_next_session_has_begun_goes_on_in_that() {
+    let (master, client) = started("refused-late").await;
+    create(&client, "a").await.unwrap();
+    master.mutations(|mutations| {
+        (mutations.refuse, mutations.end_session) = (1, true);
+        mutations.late = Some(Duration::from_millis(300));
+    });
+    create(&client, "b").await.unwrap();
+    assert_eq!(master.mutations(|mutations| mutations.made), 2);
+    client.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_ends_leaves_its_changes_unknown_and_numbers_begin_anew() {
     let (master, client) = started("ended").await;
     create(&client, "a").await.unwrap();

@@ -213,11 +213,12 @@ fn space_of_evicted_blocks_is_free_again_whoever_had_them_registered() {
     };
     let size: u64 = tree.values().map(|content| content.len() as u64).sum();
     for dies in [false, true] {
-        eventually("all is registered", PATIENCE, || {
+        eventually("all is registered", 3 * PATIENCE, || {
             cluster.assert_tree("data", "", &tree);
             let is_registered = counted(&cluster).registered >= 40;
             if !is_registered {
-                // What came from the bucket, while the worker was not known yet, is in memory, and needs no block.
+                // What came from the bucket, while the worker was not known yet, is in memory for half a minute, and
+                // needs no block.
                 cluster.cv(&["fs", "free", "/data"]);
             }
             is_registered.then_some(())

@@ -28,6 +28,8 @@ use crate::error::ClientError;
 const PAUSE: Duration = backoff::CHANGE_STREAM.first;
 /// Between two questions whether a master that owes an answer still leads.
 const SUSPECTED_AGAIN: Duration = Duration::from_secs(2);
+/// What the master says at the end of a stream whose session is over is waited for so long.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// A directory in which nothing was changed for so long is let go of.
 const IDLE: Duration = Duration::from_secs(60);
 
@@ -83,7 +85,7 @@ impl Sender {
         let log = &inner.log;
         loop {
             self.expire();
-            let is_ready = self.follow_session();
+            let is_ready = self.follow_session().await;
             inner.release_gathered();
             let (has_work, is_idle) = {
                 let state = log.lock();
@@ -151,10 +153,13 @@ impl Sender {
     }
 
     /// Whether there is a session to send in.
-    fn follow_session(&mut self) -> bool {
+    async fn follow_session(&mut self) -> bool {
         let session = self.inner.lease.session();
         if session == 0 || self.inner.master.is_given_up() {
             return false;
+        }
+        if session != self.session {
+            self.take_in_last_words().await;
         }
         let ended = self.inner.log.lock().follow(session);
         if let Some(done) = ended {
@@ -163,6 +168,22 @@ impl Sender {
         }
         self.session = session;
         true
+    }
+
+    /// The session is over, and the master may have said what became of the calls in it: as a rule that it did not make
+    /// them, which go on in the next one then.
+    async fn take_in_last_words(&mut self) {
+        let until = Instant::now() + LAST_WORDS;
+        while self.inner.log.lock().awaits_answer() {
+            let Ok(reply) = timeout_at(until, next(&mut self.connection)).await else { return };
+            if let Err(status) = self.take_in(reply) {
+                // What became of them otherwise nobody knows.
+                if Verdict::of(&NetError::from(status.clone()).into()) == Verdict::NotMade {
+                    self.broken(StreamEnd::Broken, None, &status);
+                }
+                return;
+            }
+        }
     }
 
     async fn connect(&mut self) -> bool {

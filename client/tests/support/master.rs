@@ -504,7 +504,12 @@ impl Namespace for Service {
             async move {
                 let call = call?;
                 master.enter("Mutate").await?;
-                master.state.lock().mutate(call)
+                let (answer, late) = {
+                    let mut state = master.state.lock();
+                    (state.mutate(call), state.mutations.late.take())
+                };
+                tokio::time::sleep(late.unwrap_or_default()).await;
+                answer
             }
         };
         Ok(Response::new(Box::pin(request.into_inner().then(answer))))

@@ -2,6 +2,7 @@
 //! to those who ask.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
 
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::*;
@@ -27,6 +28,8 @@ pub struct Mutations {
     pub lose: u32,
     /// Calls that are refused, because the session is said to be over.
     pub refuse: u32,
+    /// How much later the next answer comes.
+    pub late: Option<Duration>,
     /// With the next loss or refusal the session ends.
     pub end_session: bool,
     /// Sent to the client before the answer to the next call: another client has changed this inode.

@@ -272,7 +272,13 @@ impl World {
         self.may_lose |= verdict == Verdict::Refused;
         let error = ClientError::Invalid("the stream broke".to_owned());
         match self.log.broken(end, verdict, &error, Instant::now() + LATER / 2) {
-            Some(done) => self.end(done),
+            Some(done) => {
+                // The only operation of a call that is refused is known to be what the master refuses, and is given up.
+                if let (StreamEnd::Broken, Verdict::Refused, [(operation, _)]) = (end, verdict, &done[..]) {
+                    self.owed.remove(&id_of(&operation.mutation));
+                }
+                self.end(done);
+            }
             None => {
                 self.is_over = true;
                 self.owed.clear();
