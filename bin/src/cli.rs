@@ -8,6 +8,7 @@ mod doctor;
 mod fs;
 mod fsck;
 mod gen_images;
+mod gen_pages;
 mod host_path;
 mod job;
 mod load;
@@ -98,6 +99,9 @@ enum Command {
     Bench(bench::BenchCommand),
     /// Write synthetic JPEG images for tests and demonstrations.
     GenImages(gen_images::GenImagesArgs),
+    /// Write the completions and man pages that packages have.
+    #[command(hide = true)]
+    GenPages(gen_pages::GenPagesArgs),
     /// A whole cluster on this host.
     #[command(subcommand)]
     Local(local::LocalCommand),
@@ -178,6 +182,7 @@ impl Cli {
             Command::Why(args) => block_on(args.run()),
             Command::Bench(command) => command.run(),
             Command::GenImages(args) => args.run(),
+            Command::GenPages(args) => args.run(command()),
             Command::Local(command) => command.run(),
             Command::Version => console::line(format_args!("cv {}", env!("CARGO_PKG_VERSION"))),
         }

@@ -27,8 +27,8 @@ pub enum CliError {
     /// Exit code 4: the thing that was named does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// Exit code 1 or 2: something was found that is not as it should be, or not everything could be looked at; what was
-    /// found was shown.
+    /// Exit code 1 or 2: something is not as it should be, or not everything could be looked at; what was found was
+    /// shown.
     #[error("{text}")]
     Found { text: String, code: u8 },
     /// Whoever read our output has gone (`cv fs ls / | head`): nothing to say, exit code 0.

@@ -8,6 +8,9 @@ use std::process::Command;
 
 use cavern_conf::{Config, Effective, SettingSource};
 
+/// What is between systemd and `cv fuse`.
+const HOLD_MOUNT: &str = "/usr/libexec/cavern/hold-mount";
+
 fn shipped(name: &str) -> (PathBuf, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../etc").join(name);
     let text = std::fs::read_to_string(&path).unwrap();
@@ -95,18 +98,34 @@ fn prometheus_scrapes_the_default_ports() {
 fn units_start_each_process_with_the_installed_file() {
     for role in ["master", "worker", "fuse"] {
         let (_, text) = shipped(&format!("systemd/cavern-{role}.service"));
-        assert!(text.contains(&format!("ExecStart=/usr/bin/cv {role} --conf /etc/cavern/cluster.toml\n")));
+        let program = if role == "fuse" { HOLD_MOUNT.to_owned() } else { format!("/usr/bin/cv {role}") };
+        assert!(text.contains(&format!("ExecStart={program} --conf /etc/cavern/cluster.toml\n")), "{role}");
+        assert!(text.contains("\nAssertPathExists=/etc/cavern/cluster.toml\n"), "{role}");
         for line in ["Type=simple", "KillSignal=SIGTERM", "Restart=on-failure", "LimitNOFILE=1048576"] {
             assert!(text.lines().any(|found| found == line), "{role}: {line}");
         }
         assert!(text.contains(&format!("\nEnvironmentFile=-/etc/cavern/{role}.env\n")), "{role}");
     }
     let mount_point = Config::default().fuse.mount_point;
-    let (_, text) = shipped("systemd/cavern-fuse.service");
-    assert!(text.contains(&format!("MOUNT_POINT={}\n", mount_point.display())));
+    for (unit, at) in [("cavern-fuse", mount_point.to_str().unwrap()), ("cavern-fuse@", "/data%f")] {
+        let (_, text) = shipped(&format!("systemd/{unit}.service"));
+        // A restart leaves `cv fuse` as it is, and the next process finds it.
+        for line in [
+            "KillMode=process",
+            "RestartKillSignal=SIGHUP",
+            "OOMPolicy=continue",
+            "RuntimeDirectory=%N",
+            "RuntimeDirectoryPreserve=yes",
+            "StartLimitIntervalSec=0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{unit}: {line}");
+        }
+        assert!(text.contains(&format!("\nEnvironment=MOUNT_POINT={at}\n")), "{unit}");
+        assert!(!text.contains("umount --lazy"), "{unit}");
+    }
     // One for each data set has its own path, mount point and port.
     let (_, text) = shipped("systemd/cavern-fuse@.service");
-    assert!(text.contains("\nExecStart=/usr/bin/cv fuse --conf /etc/cavern/cluster.toml\n"));
+    assert!(text.contains(&format!("\nExecStart={HOLD_MOUNT} --conf /etc/cavern/cluster.toml\n")));
     for (key, value) in [("PATH", "%f"), ("MOUNT_POINT", "/data%f"), ("HTTP_LISTEN", "127.0.0.1:0")] {
         assert!(text.contains(&format!("\nEnvironment=CV_FUSE__{key}={value}\n")), "{key}");
     }
@@ -150,7 +169,8 @@ fn units_leave_little_to_attack() {
     for (name, text) in units() {
         let path = directory.path().join(format!("{name}.service"));
         // What is not installed here cannot be started, which is not the question.
-        std::fs::write(&path, text.replace("/usr/bin/cv", "/bin/sh").replace("%f", "/a")).unwrap();
+        let text = text.replace("/usr/bin/cv", "/bin/sh").replace(HOLD_MOUNT, "/bin/sh").replace("%f", "/a");
+        std::fs::write(&path, text).unwrap();
         let path = path.to_str().unwrap();
         let (is_sound, said) = analyze(&["verify", "--man=no", path]).unwrap();
         assert!(is_sound, "{name}: {said}");

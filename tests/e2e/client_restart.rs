@@ -420,5 +420,5 @@ fn a_mount_ends_with_its_keeper_and_is_made_again_in_its_place() {
     assert!(!cluster.status().mounted);
     let mount_point = cluster.mount_point().to_str().unwrap();
     let refused = cluster.try_cv(&["fuse", "reload", "--mount-point", mount_point]);
-    assert!(refused.code == 1 && refused.stderr.contains("is no mount of cv fuse"), "{refused:?}");
+    assert!(refused.code == 4 && refused.stderr.contains("is no mount of cv fuse"), "{refused:?}");
 }

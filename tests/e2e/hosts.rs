@@ -28,14 +28,21 @@ const READ: &str = "cd /mnt/cavern/data/kept && sha256sum --quiet --check /src/s
 fn the_guide_leads_to_a_cluster_that_grows_and_shrinks_and_loses_nothing() {
     let guide = Guide::read();
     let network = Network::new(&HOSTS, ("s3.example.com", "10.77.0.5"), "example");
+    let mut mount = String::new();
     for section in &guide.sections {
         for block in &section.blocks {
             run(&network, block);
         }
         let nodes = || nodes(&network);
+        let mount_of_node1 = || network.on("node1", "findmnt --noheadings --output MAJ:MIN /mnt/cavern").unwrap();
         match section.title.as_str() {
             "Start" => live(&network, &["node1", "node2"]),
-            "Mount a bucket" => repeat(&network, "node1", WRITE),
+            "Mount a bucket" => {
+                repeat(&network, "node1", WRITE);
+                mount = mount_of_node1();
+            }
+            // The mount has not been made anew.
+            "Upgrade a host" => assert_eq!(mount_of_node1(), mount),
             "Add a host" => live(&network, &["node1", "node2", "node3"]),
             "Replace a disk, or a whole worker" => {
                 live(&network, &["node1", "node2", "node3"]);
@@ -86,6 +93,7 @@ fn every_command_and_file_of_the_guide_says_where_it_belongs() {
         "Add a host",
         "Replace a disk, or a whole worker",
         "Remove a host",
+        "Upgrade a host",
         "Three masters",
         "Replace a master",
     ] {

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -127,6 +127,11 @@ fn an_executable_that_does_not_serve_or_is_gone_costs_no_mount() {
     assert_eq!(reloaded.code, 0, "{reloaded:?}");
     assert!(reloaded.stdout.contains(&format!("is served by process {served} now")), "{reloaded:?}");
     assert_eq!(fs::read_link(format!("/proc/{served}/exe")).unwrap(), program);
+    // A symbolic link to the mount point is as good.
+    let link = directory.path().join("mount");
+    symlink(cluster.mount_point(), &link).unwrap();
+    let reloaded = cluster.try_cv(&["fuse", "reload", "--mount-point", link.to_str().unwrap()]);
+    assert_eq!(reloaded.code, 0, "{reloaded:?}");
     let mut read = Vec::new();
     open.read_to_end(&mut read).unwrap();
     assert!(read == *seeded.values().next().unwrap());

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use cavern_conf::{Budget, Config, Effective, HostLimits, Limits, Role, enable_failpoints, process};
-use cavern_fuse::keeper::{Kept, reload};
+use cavern_fuse::keeper::{Kept, ReloadError, reload};
 use cavern_proto::master::Mount;
 use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
@@ -248,9 +248,13 @@ impl ReloadArgs {
             Some(mount_point) => mount_point,
             None => Config::load(self.conf.as_deref())?.fuse.mount_point,
         };
-        // Not by way of the mount itself, which may not answer.
-        let mount_point = std::path::absolute(&mount_point).context("cannot find the mount point")?;
-        let process = reload(&mount_point).await.map_err(|error| CliError::Failed(error.to_string()))?;
+        // As the mount table has it. Nothing is asked of the mount itself, which may not answer.
+        let resolved = mount_point.canonicalize().or_else(|_not_there| std::path::absolute(&mount_point));
+        let mount_point = resolved.context("cannot find the mount point")?;
+        let process = reload(&mount_point).await.map_err(|error| match &error {
+            ReloadError::NoMount(_) | ReloadError::NoKeeper { .. } => CliError::NotFound(error.to_string()),
+            ReloadError::AnotherUser { .. } | ReloadError::Refused { .. } => CliError::Failed(error.to_string()),
+        })?;
         console::line(format_args!("{} is served by process {process} now", mount_point.display()))
     }
 }

@@ -54,6 +54,7 @@ impl Site {
             site.network.write(host, "/etc/hosts", &names, true);
             site.network.write(host, "/etc/cavern/cluster.toml", &format!("{CONF}[log]\nlevel = \"{level}\"\n"), false);
             site.on(host, "ln -s /src/cv /usr/bin/cv && cp etc/systemd/cavern-*.service /etc/systemd/system/");
+            site.on(host, "install -m 755 -D -t /usr/libexec/cavern etc/systemd/hold-mount");
         }
         site.network.namespace(CLIENTS[0]).inside(|| {
             let s3 = Network::s3(STORE.1);
