@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::budget::{self, Budget, Budgets, ProcessLimits};
 use crate::check;
+use crate::demand;
 use crate::error::{ConfigError, Problem, SettingSource};
 use crate::exposure::{self, Role};
 use crate::host_limits::HostLimits;
@@ -185,6 +186,12 @@ impl Effective {
     pub fn check_limits(&self, role: Role) -> Result<(), ConfigError> {
         let problems = check::check_on(&self.host, &self.config, role, |key| self.origin(key));
         if problems.is_empty() { Ok(()) } else { Err(ConfigError::Rejected(problems)) }
+    }
+
+    /// Bytes that the process of this role takes at most, by its settings.
+    pub fn demand(&self, role: Role) -> u64 {
+        let (parts, beside) = demand::demand(&self.config, role, self.limits[role as usize].limits.memory);
+        parts.iter().fold(beside, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
     /// What the process of this role may use, who says so, and what follows that beside the settings; for people.

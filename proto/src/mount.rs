@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
-use crate::master::{Consistency, Mount, UpdateMountRequest, VendedKeys};
+use crate::master::{AccessMode, Consistency, Mount, UpdateMountRequest, VendedKeys, WriteType};
 use crate::{Capabilities, Scheme};
 
 /// In place of an option's value that is not for everybody.
@@ -36,6 +36,11 @@ impl Mount {
     /// What its store can do: nothing where its URI is of none that is known.
     pub fn capabilities(&self) -> Capabilities {
         self.scheme().map(Scheme::capabilities).unwrap_or_default()
+    }
+
+    /// Whether clients change what is in it, and its bucket gets that.
+    pub fn is_written(&self) -> bool {
+        self.write_type() == WriteType::FsMode || self.access_mode() == AccessMode::ReadWrite
     }
 
     /// How long a listing is fresh; `None` when it is trusted until a refresh.

@@ -220,6 +220,16 @@ impl StoreUri {
         })
     }
 
+    /// The name of its bucket, or container.
+    pub fn bucket(&self) -> Option<&str> {
+        match self {
+            Self::S3 { bucket: name, .. } | Self::Gs { bucket: name, .. } | Self::Azblob { container: name, .. } => {
+                Some(name)
+            }
+            Self::File { .. } | Self::Memory { .. } => None,
+        }
+    }
+
     pub fn scheme(&self) -> Scheme {
         match self {
             Self::S3 { .. } => Scheme::S3,

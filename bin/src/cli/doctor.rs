@@ -56,7 +56,7 @@ pub struct DoctorArgs {
     /// Look at this host and its configuration: no other process is asked.
     #[arg(long)]
     offline: bool,
-    /// Look at this bucket, s3://BUCKET[/PREFIX], and not at those that are mounted.
+    /// Look at this bucket, named as for `cv mount`, and not at those that are mounted.
     #[arg(long, value_name = "URI", conflicts_with = "offline")]
     bucket: Option<String>,
     /// Option of that bucket, as `cv mount` has it; several times.

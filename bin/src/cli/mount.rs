@@ -226,7 +226,7 @@ impl MountArgs {
                 view.mount.uri
             ));
         }
-        if view.is_written() {
+        if view.mount.is_written() {
             for limit in view.mount.capabilities().limits() {
                 console::remark(format_args!("{}: {limit}", view.mount.uri));
             }

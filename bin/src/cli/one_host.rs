@@ -9,7 +9,7 @@ use std::time::Duration;
 use cavern_conf::{AllowedEndpoint, Interval, schema};
 use cavern_proto::master::{AccessMode, AttributePolicy, Consistency, Existing, Mount, Names, WriteType};
 use cavern_proto::s3_options::{ACCESS, ANONYMOUS, ENDPOINT, PROFILE, SOURCE, STS_ENDPOINT};
-use cavern_proto::{Scheme, StoreUri};
+use cavern_proto::{Scheme, StoreUri, azblob_options, gs_options};
 use cavern_ufs::{Contents, Ufs, UfsError, found_options};
 use clap::Args;
 use tokio::time::{Instant, sleep, timeout};
@@ -32,7 +32,7 @@ const BLOCK_BYTES: u64 = 64 << 20;
 
 #[derive(Args)]
 pub struct OneHostArgs {
-    /// Show this bucket, without a cluster: s3://BUCKET[/PREFIX].
+    /// Show this bucket, without a cluster: s3://BUCKET[/PREFIX], or another that `cv mount` takes.
     #[arg(value_name = "URI", requires = "mount_point", conflicts_with = "conf")]
     uri: Option<String>,
     /// Where to show it; made if it is not there.
@@ -111,12 +111,8 @@ impl OneHostArgs {
     /// The mount in the namespace of this host.
     fn mount(&self, uri: &StoreUri, words: &MountWords) -> Result<Mount, CliError> {
         let (write_type, access_mode) = modes(self.write_type.or(words.write_type), words.access)?;
-        let name = match uri {
-            StoreUri::S3 { bucket, .. } => bucket.as_str(),
-            _ => "data",
-        };
         Ok(Mount {
-            path: format!("/{name}"),
+            path: format!("/{}", uri.bucket().unwrap_or("data")),
             uri: uri.to_string(),
             write_type: write_type.into(),
             options: self.options(uri.scheme(), words)?,
@@ -141,8 +137,8 @@ impl OneHostArgs {
             }
         }
         // The last of those of one name.
-        for (key, value) in words.bucket.iter().rev().cloned() {
-            options.entry(key).or_insert(value);
+        for (name, value) in words.bucket.iter().rev().cloned() {
+            options.entry(format!("{}.{name}", scheme.name())).or_insert(value);
         }
         if scheme != Scheme::S3 {
             return Ok(options);
@@ -176,7 +172,8 @@ fn allow(ufs: &mut schema::Ufs, uri: &StoreUri, options: &HashMap<String, String
     if let StoreUri::File { directory } = uri {
         ufs.file_roots.push(PathBuf::from(directory));
     }
-    let endpoints = [ENDPOINT, STS_ENDPOINT].map(|name| options.get(name).cloned());
+    let names = [ENDPOINT, STS_ENDPOINT, gs_options::ENDPOINT, azblob_options::ENDPOINT];
+    let endpoints = names.map(|name| options.get(name).cloned());
     let endpoints = endpoints.into_iter().chain([std::env::var("AWS_ENDPOINT_URL_STS").ok()]).flatten();
     // One that is none is refused where it is used, by its own name.
     ufs.endpoints.extend(endpoints.filter(|endpoint| AllowedEndpoint::parse(endpoint).is_ok()));
@@ -256,9 +253,11 @@ mod tests {
     #[test]
     fn the_host_goes_where_its_user_says() {
         let mut ufs = schema::Ufs::default();
-        let options = [(ENDPOINT.to_owned(), "http://127.0.0.1:9000".to_owned())].into();
-        allow(&mut ufs, &StoreUri::File { directory: "/data".to_owned() }, &options);
-        assert_eq!(ufs.file_roots, [Path::new("/data")]);
-        assert_eq!(ufs.endpoints[0], "http://127.0.0.1:9000");
+        for name in [ENDPOINT, azblob_options::ENDPOINT] {
+            let options = [(name.to_owned(), "http://127.0.0.1:9000".to_owned())].into();
+            allow(&mut ufs, &StoreUri::File { directory: "/data".to_owned() }, &options);
+            assert_eq!(std::mem::take(&mut ufs.endpoints)[0], "http://127.0.0.1:9000");
+        }
+        assert_eq!(ufs.file_roots[0], Path::new("/data"));
     }
 }

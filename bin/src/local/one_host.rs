@@ -34,7 +34,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use cavern_conf::{ByteSize, Config, Effective, host};
+use cavern_conf::{ByteSize, Config, Effective, HostLimits, Role, host};
 use cavern_proto::master::Mount;
 use prost::Message as _;
 use rustix::fs::{FlockOperation, flock};
@@ -49,6 +49,15 @@ use crate::error::{CliError, Context as _};
 
 /// What differs from the defaults.
 const SETTINGS: &str = include_str!("one_host/settings.toml");
+/// What that has of sizes: with less memory than they are for, each process has an equal part of it instead.
+const SIZES: [&str; 5] = [
+    "CV_MASTER__METADATA_CACHE",
+    "CV_WORKER__MEMORY_BUDGET",
+    "CV_WORKER__INDEX_CACHE",
+    "CV_CLIENT__MEMORY_BUDGET",
+    "CV_CLIENT__METADATA_CACHE_ENTRIES",
+];
+const SIZED_FOR: u64 = 1536 << 20;
 const CONF_HEAD: &str = "# Written by `cv fuse` at every start; changes made here are lost.\n\n";
 const RECORD: &str = "host.json";
 const LOCK: &str = "lock";
@@ -82,15 +91,25 @@ pub struct OneHost {
 /// go before that.
 ///
 /// # Errors
-/// A variable of the environment, or one of `settings`, that no configuration takes.
+/// A variable of the environment, or one of `settings`, that no configuration takes, or this host has no room for.
 pub fn configuration(settings: Vec<(String, String)>) -> Result<Config, CliError> {
+    configuration_on(HostLimits::here(), settings)
+}
+
+fn configuration_on(limits: HostLimits, settings: Vec<(String, String)>) -> Result<Config, CliError> {
     let shipped = (PathBuf::from("settings.toml"), SETTINGS.as_bytes().to_vec());
     let settings = settings.into_iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
     // The host may be one of a cluster, whose certificates are not for here.
     let is_other = |name: &OsString| name.as_bytes().starts_with(b"CV_SECURITY__");
-    let mut variables: BTreeMap<OsString, OsString> = std::env::vars_os().filter(|(name, _)| !is_other(name)).collect();
+    let sizes = SIZES.iter().filter(|_| limits.memory < SIZED_FOR);
+    let mut variables: BTreeMap<OsString, OsString> =
+        sizes.map(|name| (OsString::from(name), OsString::from("auto"))).collect();
+    variables.extend(std::env::vars_os().filter(|(name, _)| !is_other(name)));
     variables.extend(settings);
-    Ok(Effective::compose(Some(shipped), variables)?.config)
+    let mut effective = Effective::compose_on(limits, Some(shipped), variables)?;
+    effective.share_memory(Role::ALL.len())?;
+    Role::ALL.into_iter().try_for_each(|role| effective.check_limits(role))?;
+    Ok(effective.config)
 }
 
 impl OneHost {
@@ -282,6 +301,22 @@ mod tests {
         assert!(config.worker.memory_budget < Config::default().worker.memory_budget);
         let wrong = configuration(vec![("CV_FUSE__UID".into(), "me".into())]).unwrap_err();
         assert!(matches!(&wrong, CliError::Usage(text) if text.contains("fuse.uid")), "{wrong}");
+    }
+
+    #[test]
+    fn processes_share_the_memory_of_a_small_group_and_take_no_more_of_a_large_one() {
+        let within = |mib: u64| {
+            let memory_by = Some("/sys/fs/cgroup/memory.max".into());
+            configuration_on(HostLimits { memory: mib << 20, memory_by, ..HostLimits::default() }, Vec::new()).unwrap()
+        };
+        let (small, just, large) = (within(512), within(SIZED_FOR >> 20), within(64 << 10));
+        let limits = [small.master.resource_limit, small.worker.resource_limit, small.client.resource_limit];
+        assert_eq!(limits.map(|limit| limit.to_string()), ["170m"; 3]);
+        assert_eq!((small.worker.memory_budget, small.client.memory_budget), (ByteSize::mib(32), ByteSize::mib(21)));
+        for config in [just, large] {
+            assert_eq!(config.worker.memory_budget, ByteSize::mib(128));
+            assert_eq!(config.client.metadata_cache_entries, 200_000);
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use cavern_conf::{Config, counted, host, schema};
 use cavern_net::master::Stubs;
 use cavern_net::{MasterChannel, key_lender};
-use cavern_proto::master::{AccessMode, ListMountsRequest, Mount, MountStatus, WriteType};
+use cavern_proto::master::{ListMountsRequest, Mount, MountStatus};
 use cavern_ufs::{Contents, Denial, KeyRight, Metadata, Precondition, Probe, Ufs, UfsError};
 use futures::future::join_all;
 
@@ -92,11 +92,7 @@ async fn look_at(name: &str, opened: Result<Ufs, UfsError>, access: Access) -> V
 
 /// A bucket that is only read is not written to.
 fn access_to(mount: &Mount, access: Access) -> Access {
-    let is_written = match mount.access_mode() {
-        AccessMode::Unspecified => mount.write_type() == WriteType::FsMode,
-        mode => mode == AccessMode::ReadWrite,
-    };
-    if is_written { access } else { Access::Read }
+    if mount.is_written() { access } else { Access::Read }
 }
 
 /// As a process asks, but once: whoever waits wants to know.
@@ -168,7 +164,7 @@ fn refused(check: Check, name: &str, error: &UfsError) -> Finding {
         UfsError::Denied { denial: Denial::Clock, .. } => "set the clock of this host by NTP",
         UfsError::Denied { denial: Denial::Archived, .. } => "restore archived objects before they are read",
         UfsError::Denied { .. } => "`cv mount update PATH -c …` changes credentials and region; see the owner's policy",
-        UfsError::NoBucket { .. } => "correct the name, or s3.endpoint_url",
+        UfsError::NoBucket { .. } => "correct the name, or the option of the endpoint",
         UfsError::NotAllowed { .. } => "allow it in [ufs] on all hosts, or mount another",
         UfsError::Invalid { .. } => "correct the option that is named",
         error if error.is_outage() => "try the endpoint from this host with curl: network, proxy, name, TLS",
@@ -208,7 +204,7 @@ fn withheld(cause: &str) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::master::FetchFailure;
+    use cavern_proto::master::{AccessMode, FetchFailure};
 
     use super::*;
     use crate::cli::doctor::finding::wrong;

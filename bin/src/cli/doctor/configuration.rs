@@ -24,7 +24,8 @@ pub fn look(effective: &Effective, processes: &[Process]) -> Vec<Finding> {
     let mut found = Vec::new();
     for process in processes {
         let role = name(process.role);
-        if let Err(error) = process.effective.check_reach(process.role) {
+        let checks = [process.effective.check_reach(process.role), process.effective.check_limits(process.role)];
+        for error in checks.into_iter().filter_map(Result::err) {
             found.extend(error.problems().iter().map(|problem| {
                 let why = format!("`cv {role}` does not start");
                 Finding::error(Check::Configuration, problem.to_string(), why, "correct the key that is named")
@@ -78,7 +79,7 @@ fn masters_same(masters: &[(String, Vec<SocketAddr>)]) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use cavern_conf::Config;
+    use cavern_conf::{Config, HostLimits};
 
     use super::super::finding::{Level, wrong};
     use super::*;
@@ -105,6 +106,10 @@ mod tests {
         assert_eq!(told(process(Role::Worker, |_| {})), []);
         let open = process(Role::Worker, |config| config.worker.listen = "0.0.0.0:7710".to_owned());
         assert_eq!(told(open), [(Level::Error, Check::Configuration)]);
+        let small = HostLimits { memory: 1 << 30, ..HostLimits::default() };
+        let file = ("cluster.toml".into(), b"[worker]\nmemory_budget = \"2GiB\"\n".to_vec());
+        let effective = Effective::compose_on(small, Some(file), []).unwrap();
+        assert_eq!(told(Process { role: Role::Worker, effective }), [(Level::Error, Check::Configuration)]);
         let elsewhere = process(Role::Master, |config| {
             config.cluster.masters = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"].map(str::to_owned).to_vec();
         });

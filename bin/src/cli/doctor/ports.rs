@@ -90,10 +90,11 @@ impl Port {
     }
 }
 
-/// Whether this is the command line of a process of that role.
+/// Whether this is the command line of a process of that role; for a mount of one host, `cv fuse` is all of them.
 fn is_ours(command: &[String], role: &str) -> bool {
-    let [program, argument, ..] = command else { return false };
-    Path::new(program).file_name().is_some_and(|name| name == "cv") && argument == role
+    let [program, argument, words @ ..] = command else { return false };
+    let is_one_host = || argument == "fuse" && words.iter().any(|word| word == "--backend" || word.contains("://"));
+    Path::new(program).file_name().is_some_and(|name| name == "cv") && (argument == role || is_one_host())
 }
 
 /// A program, with the role of one of ours, and without other arguments: they may have secrets.
@@ -152,7 +153,10 @@ mod tests {
         let taken = |words: &[&str]| Port::Taken(vec![command(words)]);
         assert_eq!(told(&Port::Free), []);
         assert_eq!(told(&taken(&["/usr/bin/cv", "master", "--conf", "x"])), []);
-        assert_eq!(told(&taken(&["cv", "worker"])), [(Level::Error, Check::Port)]);
+        assert_eq!(told(&taken(&["cv", "fuse", "--backend", "/var/cache/cavern/x"])), []);
+        for other in [&["cv", "worker"][..], &["cv", "fuse", "--conf", "x"]] {
+            assert_eq!(told(&taken(other)), [(Level::Error, Check::Port)]);
+        }
         let other = taken(&["/usr/sbin/nginx", "--password=hush"]);
         assert_eq!(told(&other), [(Level::Error, Check::Port)]);
         let what = listener(Role::Master).judge(&other).what;

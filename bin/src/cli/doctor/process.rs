@@ -1,11 +1,8 @@
 //! The processes that a host is to run, each with the configuration that it reads.
 
-use std::ffi::OsString;
-use std::fs;
-
 use cavern_conf::{Config, Effective, Role};
 
-use crate::error::{CliError, Context as _};
+use crate::error::CliError;
 use crate::local::Cluster;
 
 /// One of them.
@@ -54,16 +51,11 @@ pub fn of_host(effective: &Effective, asked: &[Role]) -> Vec<Process> {
 /// # Errors
 /// Its configuration cannot be read.
 pub fn of_local(cluster: &Cluster, asked: &[Role]) -> Result<Vec<Process>, CliError> {
-    let path = cluster.conf_path();
-    let bytes = fs::read(&path).context(format_args!("cannot read {}", path.display()))?;
     let mut processes = Vec::new();
     for child in cluster.children() {
         let role = parse(child.role.command()).ok().filter(|role| asked.is_empty() || asked.contains(role));
         let Some(role) = role else { continue };
-        let (_, environment) = cluster.launch(child);
-        let environment = environment.into_iter().map(|(key, value)| (OsString::from(key), OsString::from(value)));
-        let effective = Effective::compose(Some((path.clone(), bytes.clone())), environment)?;
-        processes.push(Process { role, effective });
+        processes.push(Process { role, effective: cluster.conf_of(child)? });
     }
     Ok(processes)
 }

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use cavern_conf::{Interval, counted};
 use cavern_proto::master::{
-    AccessMode, AttributePolicy, Consistency, FetchFailure, KeyStatus, Mount, MountReply, MountStatus, MountTable,
-    Names, WriteType,
+    AttributePolicy, Consistency, FetchFailure, KeyStatus, Mount, MountReply, MountStatus, MountTable, Names, WriteType,
 };
 use cavern_proto::s3_options::VENDED_ROLE;
 use cavern_proto::{HIDDEN, shown_option};
@@ -36,7 +35,7 @@ impl Serialize for MountView {
             "path": mount.path,
             "uri": mount.uri,
             "write_type": self.write_type(),
-            "access_mode": if self.is_written() { "read_write" } else { "read_only" },
+            "access_mode": if mount.is_written() { "read_write" } else { "read_only" },
             "attributes": if keeps { "keep" } else { "refuse" },
             "consistency": self.consistency(),
             "names": if is_held { "held" } else { "synced" },
@@ -86,14 +85,6 @@ impl MountView {
     pub fn new(mount: Mount, mut status: Option<MountStatus>) -> Self {
         let keys = status.as_mut().and_then(|status| status.keys.take()).unwrap_or_default();
         Self { mount, status, keys }
-    }
-
-    /// Whether clients change what is in it.
-    pub fn is_written(&self) -> bool {
-        match self.mount.access_mode() {
-            AccessMode::Unspecified => self.mount.write_type() == WriteType::FsMode,
-            mode => mode == AccessMode::ReadWrite,
-        }
     }
 
     /// The mount that an answer is about.

@@ -7,7 +7,6 @@ use std::str::FromStr;
 
 use cavern_conf::ByteSize;
 use cavern_proto::master::AccessMode;
-use cavern_proto::s3_options::{ANONYMOUS, ENDPOINT, PROFILE, REGION};
 use cavern_proto::{Scheme, StoreUri};
 use clap::ValueEnum as _;
 use rustix::process::geteuid;
@@ -38,8 +37,8 @@ pub struct MountWords {
     pub cache: Option<CacheDir>,
     /// `wait`.
     pub is_patient: bool,
-    /// Options of the bucket.
-    pub bucket: Vec<(String, String)>,
+    /// Options of the bucket, without the name of its store before them: `endpoint_url`.
+    pub bucket: Vec<(&'static str, String)>,
     /// Of the configuration: as in an environment.
     pub settings: Vec<(String, String)>,
 }
@@ -57,6 +56,7 @@ impl MountWords {
 
     fn take(&mut self, word: &str) -> Result<(), String> {
         let mut set = |key: &str, value: &str| self.settings.push((format!("CV_FUSE__{key}"), value.to_owned()));
+        let mut of_bucket = |key: &'static str, value: &str| self.bucket.push((key, value.to_owned()));
         let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
         match (name, value) {
             ("ro", None) => self.access = Some(AccessMode::ReadOnly),
@@ -65,7 +65,7 @@ impl MountWords {
             ("allow_other", None) => set("ALLOW_OTHER", "true"),
             ("exec", None) => set("EXEC", "true"),
             ("noexec", None) => set("EXEC", "false"),
-            ("anonymous", None) => self.bucket.push((ANONYMOUS.to_owned(), "true".to_owned())),
+            ("anonymous", None) => of_bucket("anonymous", "true"),
             ("uid", Some(id)) => set("UID", &number(id, 10)?.to_string()),
             ("gid", Some(id)) => set("GID", &number(id, 10)?.to_string()),
             ("file_mode", Some(mode)) => set("FILE_MODE", &number(mode, 8)?.to_string()),
@@ -77,14 +77,15 @@ impl MountWords {
             }
             ("cache", Some(text)) => self.cache = Some(cache_dir(text)?),
             ("write_type", Some(text)) => self.write_type = Some(WriteTypeArg::from_str(text, false)?),
-            ("endpoint_url", Some(url)) => self.bucket.push((ENDPOINT.to_owned(), url.to_owned())),
-            ("region", Some(region)) => self.bucket.push((REGION.to_owned(), region.to_owned())),
-            ("profile", Some(profile)) => self.bucket.push((PROFILE.to_owned(), profile.to_owned())),
+            ("endpoint_url", Some(url)) => of_bucket("endpoint_url", url),
+            ("region", Some(region)) => of_bucket("region_name", region),
+            ("profile", Some(profile)) => of_bucket("credentials.profile", profile),
+            ("account", Some(account)) => of_bucket("account", account),
             _ if HEEDED_BY_OTHERS.split(' ').any(|heeded| heeded == word) => {}
             _ if OTHERS_BEGIN.iter().any(|begin| word.starts_with(begin)) => {}
             _ => {
                 let known = "ro, rw, wait, allow_other, exec, noexec, anonymous, uid=, gid=, umask=, file_mode=, \
-                             dir_mode=, cache=DIR:SIZE, write_type=, endpoint_url=, region=, profile=";
+                             dir_mode=, cache=DIR:SIZE, write_type=, endpoint_url=, region=, profile=, account=";
                 return Err(format!("there is none of this name: use {known}, or those of mount(8)"));
             }
         }
@@ -127,11 +128,10 @@ pub fn default_cache_dir(uri: &str, mount_point: &Path) -> Result<CacheDir, CliE
     let none = || CliError::Usage("this user has no home directory: name one for the cache with --cache".to_owned());
     let mount_point = std::path::absolute(mount_point).map_err(|error| CliError::Usage(error.to_string()))?;
     let place = format!("{uri}\0{}", mount_point.display());
-    let name = match StoreUri::parse(uri) {
-        // Short enough for the sockets below.
-        Ok(StoreUri::S3 { bucket, .. }) => bucket.chars().take(24).collect(),
-        _ => Scheme::of(uri).map_or("data", Scheme::name).to_owned(),
-    };
+    let parsed = StoreUri::parse(uri).ok();
+    let name = parsed.as_ref().and_then(StoreUri::bucket).or(Scheme::of(uri).map(Scheme::name)).unwrap_or("data");
+    // Short enough for the sockets below.
+    let name: String = name.chars().take(24).collect();
     let mark = blake3::hash(place.as_bytes()).to_hex();
     let directory = top.ok_or_else(none)?.join("cavern").join(format!("{name}-{}", &mark[..8]));
     Ok(CacheDir { directory, size: CACHE_SIZE })
@@ -207,6 +207,16 @@ mod tests {
             let error = MountWords::parse(&[wrong.to_owned()]).unwrap_err().to_string();
             assert!(error.contains(wrong) && error.contains(part), "{error}");
         }
+    }
+
+    #[test]
+    fn words_for_buckets_are_options_of_stores() {
+        let words = parse("endpoint_url=http://h:1,region=r,profile=p,account=a,anonymous").bucket;
+        let is_known = |word: &str| {
+            let has = |scheme: Scheme| scheme.options().contains(&format!("{}.{word}", scheme.name()).as_str());
+            Scheme::ALL.into_iter().any(has)
+        };
+        assert!(words.len() == 5 && words.iter().all(|(word, _)| is_known(word)), "{words:?}");
     }
 
     #[test]

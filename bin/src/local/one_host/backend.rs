@@ -14,8 +14,7 @@ use cavern_fuse::kernel::mount::is_dead;
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
-    AccessMode, ListMountsRequest, Mount, MountRequest, PersistStatusRequest, UnmountRequest, UpdateMountRequest,
-    WriteType,
+    ListMountsRequest, Mount, MountRequest, PersistStatusRequest, UnmountRequest, UpdateMountRequest, WriteType,
 };
 use rustix::process::{Pid, Signal, getppid, kill_process};
 use tokio::net::UnixStream;
@@ -278,19 +277,14 @@ async fn is_left_dead(mount_point: &Path, patience: Duration) -> bool {
     }
 }
 
-/// Whether clients change what is in a mount.
-fn is_written(mount: &Mount) -> bool {
-    mount.write_type() == WriteType::FsMode || mount.access_mode() == AccessMode::ReadWrite
-}
-
 /// Has the namespace show `mount` and nothing else: what was mounted before in another way is unmounted, and with it
 /// brought to its bucket. Blocks that are cached stay, since their names are those of the content.
 async fn attach(config: &Config, mount: Mount) -> Result<(), CliError> {
     let masters = MasterChannel::for_command(config)?;
     let list = async |mut master: Stubs| master.cluster.list_mounts(ListMountsRequest {}).await;
     let is_same = |there: &Mount| {
-        (&there.path, &there.uri, there.write_type(), is_written(there))
-            == (&mount.path, &mount.uri, mount.write_type(), is_written(&mount))
+        (&there.path, &there.uri, there.write_type(), there.is_written())
+            == (&mount.path, &mount.uri, mount.write_type(), mount.is_written())
     };
     let (same, others): (Vec<Mount>, Vec<Mount>) = masters.ask_unary(list).await?.mounts.into_iter().partition(is_same);
     for Mount { path, uri, .. } in others {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use cavern_proto::ClientAccess;
-use cavern_proto::master::{AccessMode, Mount, VendedKeys, WriteType};
+use cavern_proto::master::{Mount, VendedKeys, WriteType};
 use cavern_security::Identity;
 use cavern_ufs::{KeyLender, KeyRight, KeyVendor, is_vended, lent_options};
 
@@ -25,7 +25,7 @@ impl Mounts {
             return Ok(None);
         }
         let Some(vendor) = self.vendor(mount)? else { return Ok(None) };
-        let rights: &[KeyRight] = match changes_objects(mount) {
+        let rights: &[KeyRight] = match mount.is_written() {
             true => &[KeyRight::Read, KeyRight::Write],
             false => &[KeyRight::Read],
         };
@@ -71,11 +71,6 @@ pub fn told(mount: Mount) -> Mount {
     }
 }
 
-/// Whether its objects are written by workers or clients.
-fn changes_objects(mount: &Mount) -> bool {
-    mount.write_type() == WriteType::FsMode || mount.access_mode() == AccessMode::ReadWrite
-}
-
 /// Which keys of a mount somebody gets.
 fn right_of(mount: &Mount, asker: Option<&Identity>, to_write: bool) -> Result<KeyRight, WorkError> {
     let client = asker.map_or(Some(""), Identity::client_name);
@@ -93,14 +88,14 @@ fn right_of(mount: &Mount, asker: Option<&Identity>, to_write: bool) -> Result<K
         }
         Some((ClientAccess::ReadOnly, None)) => false,
         // A worker may ask so where nobody shows who he is.
-        Some((ClientAccess::Full, None)) => changes_objects(mount) && (!is_fs_mode || asker.is_none()),
+        Some((ClientAccess::Full, None)) => mount.is_written() && (!is_fs_mode || asker.is_none()),
     };
     Ok(if to_write && may_write { KeyRight::Write } else { KeyRight::Read })
 }
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::master::{ClientRule, UserLimits};
+    use cavern_proto::master::{AccessMode, ClientRule, UserLimits};
     use cavern_security::Role;
 
     use super::*;
