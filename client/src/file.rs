@@ -23,11 +23,11 @@ pub use replace::Replacement;
 pub use set_attributes::{AttributeChange, BucketDefaults};
 use staged_handle::StagedHandle;
 
-use crate::cached_copies::Copies;
 use crate::error::ClientError;
 use crate::fs_file::{FileEnd, FsFile, KernelBlock, KernelReads, LocalSync, Seek, WriteBehindOutcome};
 use crate::metadata::Node;
-use crate::read::{DiskRead, OpenFile, ReadAtHand};
+use crate::page_cache_hint::PageCacheHint;
+use crate::read::{CachedRead, DiskRead, OpenFile};
 
 /// What an operation on a file has changed beside the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -185,9 +185,9 @@ impl File {
     }
 
     /// Who keeps what was read; `None` where nothing is ever written.
-    pub fn copies(&self) -> Option<&Copies> {
-        let of_staged = || self.staged().map(|file| file.copies());
-        self.content().map(|file| file.copies()).or_else(of_staged)
+    pub fn page_cache_hint(&self) -> Option<&PageCacheHint> {
+        let of_staged = || self.staged().map(|file| file.page_cache_hint());
+        self.content().map(|file| file.page_cache_hint()).or_else(of_staged)
     }
 
     /// Reads without waiting, for event loops. `None` when that is not possible for the whole range (use `read`); else
@@ -201,10 +201,10 @@ impl File {
 
     /// As [`read_now`](Self::read_now); and without a copy, where all of the bytes are in a buffer of what was read
     /// ahead. For large reads, and readers who keep what they read: see [`read_direct`](Self::read_direct).
-    pub fn read_at_hand(&self, offset: u64, buffer: &mut [u8]) -> Option<ReadAtHand> {
+    pub fn try_read_cached(&self, offset: u64, buffer: &mut [u8]) -> Option<CachedRead> {
         match self.content() {
-            Some(file) => file.read_at_hand(offset, buffer),
-            None => self.object()?.read_at_hand(offset, buffer),
+            Some(file) => file.try_read_cached(offset, buffer),
+            None => self.object()?.try_read_cached(offset, buffer),
         }
     }
 
@@ -221,7 +221,7 @@ impl File {
     }
 
     /// As [`read`](Self::read), for a reader who keeps nothing of what he reads, as with `O_DIRECT`: of a file that
-    /// others may change, nothing that was read ahead will do. Nor will [`read_at_hand`](Self::read_at_hand).
+    /// others may change, nothing that was read ahead will do. Nor will [`try_read_cached`](Self::try_read_cached).
     pub async fn read_direct(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
         match self.content() {
             Some(file) => file.read_direct(offset, length).await,

@@ -34,7 +34,7 @@ pub const CREDENTIALS_EARLY: Profile = Profile::new(millis(250), millis(30_000),
 /// The process that replays a journal.
 pub const REPLAY: Profile = Profile::new(millis(200), millis(5_000), Jitter::Quarter);
 /// A worker of this host that keeps a journal: mostly there is none yet.
-pub const JOURNAL_KEEPER: Profile = Profile::new(millis(200), millis(5_000), Jitter::Quarter);
+pub const JOURNAL_HANDOVER: Profile = Profile::new(millis(200), millis(5_000), Jitter::Quarter);
 /// The process that serves a mount: its requests wait for the next one.
 pub const DAEMON: Profile = Profile::new(millis(10), millis(1000), Jitter::None);
 /// A process of `cv local`.

@@ -23,7 +23,7 @@ use crate::metrics::UfsStats;
 use crate::object::{ListMode, ObjectMeta};
 use crate::options::check_names;
 use crate::retry::Retrying;
-use crate::s3::{self, KeyLender};
+use crate::s3::{self, KeyProvider};
 use crate::shared_store::SharedStore;
 use crate::store::{ByteStream, ListRequest, ObjectStore};
 
@@ -68,11 +68,11 @@ impl Ufs {
     ///
     /// # Errors
     /// Those of [`Self::open`].
-    pub fn open_lent(
+    pub fn open_vended(
         uri: &str,
         options: &HashMap<String, String>,
         conf: &schema::Ufs,
-        lender: &KeyLender,
+        lender: &KeyProvider,
     ) -> Result<Self, UfsError> {
         Self::open_with(uri, options, conf, Some(lender))
     }
@@ -81,7 +81,7 @@ impl Ufs {
         uri: &str,
         options: &HashMap<String, String>,
         conf: &schema::Ufs,
-        lender: Option<&KeyLender>,
+        lender: Option<&KeyProvider>,
     ) -> Result<Self, UfsError> {
         let parsed = StoreUri::parse(uri)?;
         let local = |name: &str| -> Result<Arc<SharedStore>, UfsError> {

@@ -184,7 +184,7 @@ impl Mounts {
         // Clients of other mounts write to the bucket by themselves.
         let right = if mount.write_type() == WriteType::FsMode { KeyRight::Write } else { KeyRight::Read };
         let lender = key_lender(&self.master, mount.id, &mount.path, right);
-        Ufs::open_lent(&mount.uri, &mount.options, &self.conf, &lender)
+        Ufs::open_vended(&mount.uri, &mount.options, &self.conf, &lender)
     }
 
     /// Of the table as it is: what was taken from it holds for as long as this is the same. At least 1.

@@ -23,7 +23,7 @@ use crate::membership::Membership;
 use crate::memory::Budget;
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
-use crate::orphan_blocks::Unclaimed;
+use crate::orphan_blocks::OrphanCollector;
 use crate::parts::WorkerParts;
 use crate::server::{self, Admission, Cores, Server, Service};
 use crate::store::{self, BlockTable, StoreCollector, StoreOptions, Stores};
@@ -197,8 +197,8 @@ async fn tend(
     worker: &schema::Worker,
     stop: &CancellationToken,
 ) {
-    let rest = worker.unclaimed_after.get();
-    let unclaimed = Unclaimed { parts: parts.clone(), journals: journals.clone(), rest };
+    let rest = worker.orphan_block_grace.get();
+    let orphans = OrphanCollector { parts: parts.clone(), journals: journals.clone(), rest };
     let Stores { table, cache, data } = parts.stores.clone();
     let (relieved, expired, mounts) = (cache.clone(), cache.clone(), parts.mounts.clone());
     // Keeps the capacity of each directory to what its file system has, and what is charged for blocks to what they
@@ -214,7 +214,7 @@ async fn tend(
         every(SPACE_INTERVAL, stop, || true, keep_to_disks),
         // Marks blocks that their mount does not want to keep any longer.
         every(EXPIRY_INTERVAL, stop, || true, move || expired.expire(|mount| mounts.ttl_seconds(mount))),
-        unclaimed.run(stop.clone()),
+        orphans.run(stop.clone()),
         service.reserved.clone().run(journals.clone(), stop.clone()),
     );
 }
@@ -234,9 +234,9 @@ fn invalid_dirs(worker: &schema::Worker, reason: String) -> WorkerError {
 }
 
 async fn key_wrapping(worker: &schema::Worker) -> Result<Arc<KeyWrapping>, WorkerError> {
-    let (current, former) = (worker.key_encryption_key.clone(), worker.former_key_encryption_key.clone());
+    let (current, former) = (worker.key_encryption_key.clone(), worker.previous_key_encryption_key.clone());
     let load = move || {
-        let settings = ("worker.key_encryption_key", "worker.former_key_encryption_key");
+        let settings = ("worker.key_encryption_key", "worker.previous_key_encryption_key");
         KeyWrapping::load((settings.0, &current), (settings.1, &former))
     };
     Ok(Arc::new(tokio::task::spawn_blocking(load).await??))

@@ -115,13 +115,13 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const MASTER_PATIENCE: Duration = Duration::from_secs(300);
 
 /// Whoever asks.
-pub struct Follower {
+pub struct Poller {
     pub masters: MasterChannel,
     /// What goes on with the next master, as a sentence begins with it.
     pub what: &'static str,
 }
 
-impl Follower {
+impl Poller {
     /// The answer of the first master that gives one: each attempt has `answer_timeout` for it, all together
     /// [`MASTER_PATIENCE`].
     ///

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use cavern_conf::{Config, Effective, Role, enable_failpoints, process};
-use cavern_fuse::keeper::{Kept, reload};
+use cavern_fuse::supervisor::{SupervisorExit, reload};
 use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
 
@@ -145,9 +145,9 @@ pub struct FuseArgs {
     process: ProcessArgs,
     /// The process that does the work; only `cv fuse` starts it.
     #[arg(long, hide = true)]
-    kept: bool,
+    daemon: bool,
     /// What a mount had answered whose processes are dead is made, and nothing mounted; only `cv worker` starts it.
-    #[arg(long, hide = true, conflicts_with = "kept")]
+    #[arg(long, hide = true, conflicts_with = "daemon")]
     replay: bool,
     #[command(subcommand)]
     command: Option<FuseCommand>,
@@ -174,7 +174,7 @@ impl FuseArgs {
         match self.command {
             Some(FuseCommand::Reload(args)) => block_on(args.run()),
             None if self.replay => self.process.run(some_threads(), None, cavern_fuse::replay),
-            None if self.kept => self.process.run(some_threads(), None, cavern_fuse::run_kept),
+            None if self.daemon => self.process.run(some_threads(), None, cavern_fuse::run_supervised),
             None => keep(self.process),
         }
     }
@@ -183,20 +183,20 @@ impl FuseArgs {
 /// Keeps a mount, or serves it where that is to be.
 fn keep(process_args: ProcessArgs) -> Result<(), CliError> {
     let config = process_args.begin(Some(Role::Fuse))?;
-    if !config.fuse.keep_mount {
+    if !config.fuse.supervised {
         return serve(some_threads(), async |stop| cavern_fuse::run(config, stop).await);
     }
     let arguments = std::env::args_os().skip(1).collect();
     // On this thread alone: the kernel ends a daemon with the thread that started it.
     let kept = block_on(async {
         let stop = process::shutdown_on_signals();
-        cavern_fuse::keep(arguments, stop).await.map_err(|error| CliError::Failed(error.to_string()))
+        cavern_fuse::supervise(arguments, stop).await.map_err(|error| CliError::Failed(error.to_string()))
     })?;
     match kept {
-        Kept::Exit(0) => Ok(()),
+        SupervisorExit::Exit(0) => Ok(()),
         // It has said why.
-        Kept::Exit(code) => std::process::exit(code),
-        Kept::Signal(signal) => {
+        SupervisorExit::Exit(code) => std::process::exit(code),
+        SupervisorExit::Signal(signal) => {
             Err(CliError::Failed(format!("the process that served the mount was ended by signal {signal}")))
         }
     }

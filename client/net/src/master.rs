@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use cavern_conf::Config;
 use cavern_conf::backoff::{self, Backoff};
-use cavern_proto::{NotLeading, StatusMark};
+use cavern_proto::{NotLeading, StatusDetail};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -402,7 +402,7 @@ impl From<tonic::Status> for NetError {
             let masters = leader.unwrap_or_else(|| "this cluster".to_owned());
             return Self::MasterUnavailable { masters, cause: NO_LEADER.to_owned() };
         }
-        if StatusMark::Gone.is_on(&status) {
+        if StatusDetail::Gone.is_on(&status) {
             return Self::Gone(status.message().to_owned());
         }
         Self::Master { code: status.code(), message: status.message().to_owned() }

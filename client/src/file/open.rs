@@ -44,7 +44,7 @@ pub struct NewFile<'a> {
     pub is_exclusive: bool,
     /// Who makes it, and opens what is there if somebody else has been faster; 0 for nobody in particular.
     pub thread: u32,
-    /// By whom that is judged, where the mount limits users.
+    /// By whom that is checked, where the mount limits users.
     pub user: Option<&'a User>,
 }
 

@@ -17,7 +17,7 @@ use cavern_proto::block_id::block_length;
 use cavern_proto::master::{Attr, Extent, Origin};
 
 use super::block::{OpenBlock, Replica};
-pub(super) use known::ClosedLayout;
+pub(super) use known::CompactLayout;
 use unsynced::Unsynced;
 
 /// One block of a file.

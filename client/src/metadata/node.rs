@@ -236,7 +236,7 @@ impl Node {
 
     /// Whether mode, owner and mtime are those that the bucket keeps with the object.
     pub fn has_own_attributes(&self) -> bool {
-        self.own == OwnAttributes::Kept
+        self.own == OwnAttributes::Stored
     }
 
     /// Whether the bucket may keep such attributes, and has not been asked: this is good for its name alone.

@@ -38,7 +38,7 @@ const ANNOUNCE_BYTES: u64 = 4 << 20;
 
 /// Bytes that could be had without waiting.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ReadAtHand {
+pub enum CachedRead {
     /// So many were copied to where they are wanted: fewer than asked only at the end of the file.
     Copied(usize),
     /// All of them are in a buffer, and were not copied.
@@ -104,10 +104,10 @@ impl OpenFile {
     }
 
     /// As `read_now`; and without a copy bytes that came in one piece and are in a buffer.
-    pub fn read_at_hand(&self, offset: u64, buffer: &mut [u8]) -> Option<ReadAtHand> {
+    pub fn try_read_cached(&self, offset: u64, buffer: &mut [u8]) -> Option<CachedRead> {
         match self.read_buffered(offset, buffer.len()) {
-            Some(bytes) => Some(ReadAtHand::Buffered(bytes)),
-            None => self.read_now(offset, buffer).map(ReadAtHand::Copied),
+            Some(bytes) => Some(CachedRead::Buffered(bytes)),
+            None => self.read_now(offset, buffer).map(CachedRead::Copied),
         }
     }
 

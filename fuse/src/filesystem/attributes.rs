@@ -226,7 +226,7 @@ impl Inner {
         if !error.is_version_gone() || self.unopened.is_some() {
             return None;
         }
-        let (parent, name) = self.second_opens.name_of(self.root.to_namespace(kernel_node))?;
+        let (parent, name) = self.open_retries.name_of(self.root.to_namespace(kernel_node))?;
         let node = match self.client.shown_here(parent, &name) {
             Some(node) => node,
             None => self.client.metadata().lookup(parent, &name).await.ok()?,

@@ -21,7 +21,7 @@ use super::channel::Backing;
 use super::in_flight::{Admission, InFlight, InterruptPolicy, RequestInfo};
 use super::request::CopyCount;
 use super::request_stats::{Path, RequestKind};
-use crate::trace::{Subject, Trace, Traced};
+use crate::trace::{Target, Trace, Traced};
 
 /// How one request will be answered.
 #[derive(Debug)]
@@ -78,8 +78,8 @@ impl Reply {
     }
 
     /// Has the trace follow this request, which is about to wait.
-    pub fn traced(mut self, trace: &Arc<Trace>, subject: Subject) -> Self {
-        self.traced = Some(Box::new(trace.follow(self.asked.received, subject)));
+    pub fn traced(mut self, trace: &Arc<Trace>, target: Target) -> Self {
+        self.traced = Some(Box::new(trace.follow(self.asked.received, target)));
         self
     }
 

@@ -15,7 +15,7 @@ use crate::error::{ConsensusError, Result};
 
 pub type NodeId = u64;
 pub type Node = BasicNode;
-/// One lead of one master.
+/// One leadership of one master.
 pub type LeaderId = leader_id_adv::LeaderId<u64, NodeId>;
 pub type LogId = LogIdOf<Types>;
 pub type Vote = VoteOf<Types>;

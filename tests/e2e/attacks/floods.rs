@@ -617,7 +617,7 @@ fn who_makes_blocks_that_no_file_has_is_refused_at_a_bound_and_others_write_on()
     fs::write(&path, &content).unwrap();
     fs::File::open(&path).unwrap().sync_all().unwrap();
     // What no file has makes room again, and all that files have stays.
-    let freed = || cluster.status().workers[0].metric("cavern_worker_unclaimed_blocks_total").unwrap();
+    let freed = || cluster.status().workers[0].metric("cavern_worker_orphan_blocks_total").unwrap();
     eventually("what no file has is freed", 6 * PATIENCE, || (freed() >= made).then_some(()));
     take(&attacker, &evil, made_up).unwrap();
     assert!(fs::read(&path).unwrap() == content);

@@ -89,7 +89,7 @@ impl Replayed {
 /// when what was asked for before is answered.
 fn is_asked_anew(change: &Change) -> bool {
     match change {
-        Change::Commit(_) | Change::SetHolds(_) => true,
+        Change::Commit(_) | Change::SetOpenRefs(_) => true,
         Change::SetLock(set) => set.waiter != 0,
         _ => false,
     }

@@ -17,7 +17,7 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::bench::BLOCK;
-use crate::term::{WorkerClientFactory, WorkerClients};
+use crate::leader_state::{WorkerClientFactory, WorkerClients};
 use crate::tests::harness::placement_of;
 
 /// Workers that make objects of the names of blocks, and fail as a test configures them to.

@@ -60,8 +60,8 @@ pub fn note_since(
     (intent.first_change, intent.first_ns) = (intent.first_change.min(first_change), intent.first_ns.min(first_ns));
     (intent.change, intent.changed_ns) = (tx.counters.change, now_ns);
     if reach == Reach::Below {
-        intent.spread = true;
-        intent.spread_after.clear();
+        intent.propagates = true;
+        intent.propagated_after.clear();
     }
     tx.put(schema::Intents, inode, &intent);
     Ok(())

@@ -73,7 +73,7 @@ impl Loader {
             }
         } else {
             // Known from the listing of its directory, which is renewed like those of a walk.
-            self.lookups.touch(&[entry.parent], true).await?;
+            self.lookups.refresh_listings(&[entry.parent], true).await?;
             entry = self.lookups.resolve(&path).await?;
             self.load_file(&mut batches, &entry).await?;
         }

@@ -9,7 +9,7 @@ use tokio::sync::MutexGuard;
 
 /// Why a name is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum CheckReason {
     /// Whatever is there now is to be known.
     Unknown,
     /// A client has just changed the bucket under it: an object that is found need not be compared with what lies below

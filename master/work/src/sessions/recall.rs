@@ -1,4 +1,4 @@
-//! Having sessions let go of directories that they hold: whoever looks into one, or changes something in it, waits here
+//! Having sessions return delegations delegated to them: whoever looks into one, or changes something in it, waits here
 //! until the state says that nobody else holds it. By then everything is in the state that the holder had answered for.
 //!
 //! The holder is sent an event, and once more each second, since its stream may have broken. One whose stream stays
@@ -12,7 +12,7 @@ use cavern_conf::Failpoint;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::held::HeldDirectories;
+use super::delegations::DirectoryDelegations;
 use super::watch::WatchHub;
 use crate::error::WorkError;
 
@@ -28,7 +28,7 @@ const ALL: u64 = 0;
 /// The recalls of one term.
 pub struct Recalls {
     hub: Arc<WatchHub>,
-    held: Arc<HeldDirectories>,
+    delegations: Arc<DirectoryDelegations>,
     asked: Mutex<Asked>,
 }
 
@@ -42,9 +42,9 @@ struct Asked {
 }
 
 /// A mount is being recalled as long as this is there.
-struct WholeMount<'a>(&'a Recalls);
+struct MountRecall<'a>(&'a Recalls);
 
-impl Drop for WholeMount<'_> {
+impl Drop for MountRecall<'_> {
     fn drop(&mut self) {
         let mut asked = self.0.asked.lock();
         asked.mounts -= 1;
@@ -54,11 +54,11 @@ impl Drop for WholeMount<'_> {
 
 impl Recalls {
     pub fn new(hub: Arc<WatchHub>) -> Self {
-        Self { held: hub.held(), hub, asked: Mutex::default() }
+        Self { delegations: hub.delegations(), hub, asked: Mutex::default() }
     }
 
-    pub fn held(&self) -> &HeldDirectories {
-        &self.held
+    pub fn delegations(&self) -> &DirectoryDelegations {
+        &self.delegations
     }
 
     /// Returns when no other session than the asker (0 for whoever has none) holds a directory.
@@ -71,35 +71,36 @@ impl Recalls {
 
     /// The same of several.
     pub async fn recall_all(&self, directories: &[u64], asker: u64) -> Result<(), WorkError> {
-        if self.held.is_empty() {
+        if self.delegations.is_empty() {
             return Ok(());
         }
         let holders = || {
-            let other = |directory: &u64| Some((self.held.other_holder(*directory, asker)?, *directory));
+            let other = |directory: &u64| Some((self.delegations.other_holder(*directory, asker)?, *directory));
             directories.iter().filter_map(other).collect()
         };
         self.wait(holders).await
     }
 
-    /// Returns when nobody holds any directory of a mount. New ones may be held right after that.
+    /// Returns when nobody holds the delegation of any directory of a mount. New ones may be held right after that.
     ///
     /// # Errors
     /// As [`Self::recall`].
     pub async fn recall_mount(&self, mount_id: u32) -> Result<(), WorkError> {
         self.asked.lock().mounts += 1;
-        let _whole = WholeMount(self);
-        self.wait(|| self.held.holders_in(mount_id).into_iter().map(|session| (session, ALL)).collect()).await
+        let _whole = MountRecall(self);
+        self.wait(|| self.delegations.holders_in_mount(mount_id).into_iter().map(|session| (session, ALL)).collect())
+            .await
     }
 
     /// Has a directory recalled, without waiting for that.
     pub fn ask(&self, directory: u64) {
-        if let Some(holder) = self.held.holder(directory) {
+        if let Some(holder) = self.delegations.holder(directory) {
             self.send(&[(holder, directory)]);
         }
     }
 
     /// Whether sessions may come to hold what they make: not while somebody needs a whole mount.
-    pub fn allow_holding(&self) -> bool {
+    pub fn allow_delegations(&self) -> bool {
         let asked = self.asked.lock();
         asked.mounts == 0 && asked.ended.is_none_or(|ended| ended.elapsed() >= PAUSE)
     }
@@ -108,7 +109,7 @@ impl Recalls {
     async fn wait(&self, holders: impl Fn() -> Vec<(u64, u64)>) -> Result<(), WorkError> {
         let deadline = Instant::now() + self.hub.lease() * LEASES;
         loop {
-            let let_go = self.held.next_let_go();
+            let let_go = self.delegations.next_return();
             tokio::pin!(let_go);
             // Registered before looking, so that none is missed.
             let_go.as_mut().enable();
@@ -117,7 +118,7 @@ impl Recalls {
             let now = Instant::now();
             if now >= deadline {
                 return Err(WorkError::Deadline(format!(
-                    "{} answers for changes here and does not let go: try again, or end it",
+                    "{} has a delegation here and does not return it: try again, or end it",
                     self.hub.describe(*session)
                 )));
             }
