@@ -39,7 +39,7 @@ pub enum ClientError {
     /// The bucket has names in a directory, or below it, that the master does not know yet: it must list them first.
     #[error("directory inode {directory} is not listed yet: try again when its bucket answers")]
     Unlisted { directory: u64, below: bool },
-    /// Another client holds the delegation of a directory, and is to let go of it first.
+    /// A directory is delegated to another client, which is to return it first.
     #[error("directory inode {directory} is delegated to another client, which does not return it")]
     DelegatedElsewhere { directory: u64 },
     /// A change was sent to the master, and whether it was made will never be known.

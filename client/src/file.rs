@@ -142,7 +142,8 @@ impl File {
         self.object()?.with_local_descriptor(make)
     }
 
-    /// The same of a file of an fs-mode mount, as long as it is that block: see [`FsFile::kernel_block`].
+    /// What is kept with the block of an fs-mode file, as long as the file is that block alone: see
+    /// [`FsFile::kernel_block`].
     pub fn kernel_block<T: Any + Send + Sync>(
         &self,
         others: Option<&KernelBlock>,
@@ -273,7 +274,8 @@ impl File {
         }
     }
 
-    /// The same for `O_SYNC`. Of a bucket that asks nothing: no object is there before a close or a sync.
+    /// Writes all of `bytes` and syncs them, as `O_SYNC` asks. Of a bucket that asks nothing: no object is there before
+    /// a close or a sync.
     pub async fn write_synced(&self, offset: u64, bytes: Bytes, writer: Option<u64>) -> Result<(), ClientError> {
         let Some(file) = self.content() else { return self.write(offset, bytes, writer).await };
         file.write(offset, bytes).await?;
@@ -288,7 +290,7 @@ impl File {
             || self.staged().is_some_and(|file| file.is_dirty() && !file.has_failed())
     }
 
-    /// The same of a close by somebody, who may not be among those who have written.
+    /// Whether a close by `closer`, who may have written nothing, is to bring what others cannot see yet.
     pub fn is_dirty_for(&self, closer: u64) -> bool {
         self.content().is_some_and(|file| !file.is_committed() || file.has_loss())
             || self.staged().is_some_and(|file| file.is_flushed_by(closer))
@@ -315,13 +317,13 @@ impl File {
         }
     }
 
-    /// The same of bytes that need nothing else to be durable than disks of this host: to be run on a thread that may
-    /// block. `None`: use `sync`.
+    /// A sync of bytes that takes nothing but disks of this host: to be run on a thread that may block. `None`: use
+    /// `sync`.
     pub fn local_sync(&self) -> Option<LocalSync> {
         self.content()?.local_sync()
     }
 
-    /// The same, and it is durable.
+    /// Flushes the file, and makes what was written durable.
     pub async fn sync(&self) -> Result<Effects, ClientError> {
         match self.content() {
             Some(file) => file.sync().await.map(|()| Effects::default()),
@@ -334,7 +336,8 @@ impl File {
         self.content().is_none().then(|| seek_in_data(self.own_size(), offset, what))
     }
 
-    /// The same: as lseek(2). `None` behind the end, and where no data follows.
+    /// Where data, or a hole, begins from `offset` on, as lseek(2) says it. `None` behind the end, and where no data
+    /// follows.
     pub async fn seek(&self, offset: u64, what: Seek) -> Result<Option<u64>, ClientError> {
         match self.content() {
             Some(file) => file.seek(offset, what).await,

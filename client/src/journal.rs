@@ -60,12 +60,12 @@ const PIECES: Shape = (4 * KIB, 4 * MIB, 1 << 12);
 const BACKINGS: Shape = (128, 0, 1 << 18);
 const APPENDS: Shape = (128, 0, 1 << 16);
 
-/// See the module.
+/// Records that outlive this process.
 #[derive(Debug)]
 pub struct Journal {
     file: Arc<File>,
-    /// The same file, opened once more, and locked: whoever serves the mount shares it, and whoever takes over from all
-    /// of them has it alone. It goes to no other process.
+    /// This file, opened once more, and locked: whoever serves the mount shares it, and whoever takes over from all of
+    /// them has it alone. It goes to no other process.
     _lock: Option<OwnedFd>,
     /// How many processes have had this journal before.
     epoch: u64,

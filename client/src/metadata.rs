@@ -118,7 +118,7 @@ impl Metadata {
         self.cached_or_ask(|_| parent, cached, |patience| self.ask_lookup(parent, name, patience)).await
     }
 
-    /// The same, when somebody else has found that the name leads elsewhere than is known here.
+    /// Looks a name up when somebody else has found that the name leads elsewhere than is known here.
     pub async fn lookup_anew(&self, parent: u64, name: &[u8]) -> Result<Arc<Node>, ClientError> {
         check_name(name)?;
         self.ask_lookup(parent, name, RetryPolicy::UntilDeadline).await
@@ -211,7 +211,7 @@ impl Metadata {
         }
     }
 
-    /// The same from the cache, without I/O; `None` when the listing is not there or not fresh enough.
+    /// A page of a directory from the cache, without I/O; `None` when the listing is not there or not fresh enough.
     pub fn cached_dir_page(&self, directory: u64, after: &[u8], limit: usize) -> Option<DirPage> {
         let page = self.cached_page(directory, after, limit.max(1), !after.is_empty())?;
         self.inner.stats.metadata_hits.inc();
@@ -235,7 +235,7 @@ impl Metadata {
         inner.trust(node.parent)
     }
 
-    /// The same for the absence of a name below `parent`; zero where that is asked each time.
+    /// How long a kernel may believe that a name below `parent` is absent; zero where that is asked each time.
     pub fn trust_absence(&self, parent: u64) -> Duration {
         if self.is_asked_each_time(parent) { Duration::ZERO } else { self.inner.trust(parent) }
     }

@@ -62,8 +62,8 @@ impl Client {
         Self::connect_with(config, who, sink, None, None).await
     }
 
-    /// The same for a client that has successors, and one before it, perhaps: it takes up that one's session, and what
-    /// was open there stays. What it had not finished is finished by [`Self::recover`].
+    /// Connects a client that has successors, and perhaps one before it: it takes up that one's session, and what was
+    /// open there stays. What it had not finished is finished by [`Self::recover`].
     pub async fn connect_with(
         config: &Config,
         who: impl Into<Identity>,
@@ -246,8 +246,8 @@ impl Client {
         }
     }
 
-    /// The same for whoever knows the directory, or else the inode, that the change is made on; and who asks for it,
-    /// where that is checked ([`MountView::limits_users`](crate::MountView::limits_users)).
+    /// Makes a change for a caller that knows the directory, or else the inode, that it is made on; and who asks for
+    /// it, where that is checked ([`MountView::limits_users`](crate::MountView::limits_users)).
     pub async fn change_on(
         &self,
         on: &Arc<Node>,
@@ -275,7 +275,7 @@ impl Client {
         self.metadata.cached_node(inode)
     }
 
-    /// The same, asking the master. `Stale` when it is gone.
+    /// A node, asking the master where it is not known here. `Stale` when it is gone.
     pub async fn node(&self, inode: u64) -> Result<Arc<Node>, ClientError> {
         if StagedFiles::is_staged(inode) {
             let gone = || ClientError::Stale(format!("inode {inode}, which was written here,"));

@@ -239,7 +239,7 @@ section! {
         /// Blocks that one client has made over the network, by the identity in its certificate, and that no file has
         /// yet take so much at most; 0 for a quarter of the capacity.
         client_reserved: ByteSize = ByteSize::mib(0), nothing_or(LEAST_RESERVED, RESERVED);
-        /// The same of all clients in one mount; 0 for half of the capacity.
+        /// What such blocks of all clients in one mount take at most; 0 for half of the capacity.
         mount_reserved: ByteSize = ByteSize::mib(0), nothing_or(LEAST_RESERVED, RESERVED);
         /// Such blocks are freed when no file has them after so long.
         reservation_timeout: Interval = Interval::secs(600), lasting(SHORTEST_RESERVATION, "10m");

@@ -127,7 +127,7 @@ impl Namespace {
         Self::with_journal(client, root, invalidations, conf, None)
     }
 
-    /// The same, kept for a process that goes on after this one.
+    /// Shows what `root` names, with a journal for the process that goes on after this one.
     pub fn with_journal(
         client: Arc<Client>,
         root: Arc<Root>,
@@ -295,8 +295,8 @@ impl Inner {
         self.client.cached_node(self.root.to_namespace(kernel_node))
     }
 
-    /// The same, asking the master. An inode that is gone is `Stale`, unless a file of it is still open here, or it
-    /// is the root of the mount, whose path may have come to lead elsewhere.
+    /// A node that the kernel knows, asking the master where needed. An inode that is gone is `Stale`, unless a file of
+    /// it is still open here, or it is the root of the mount, whose path may have come to lead elsewhere.
     async fn node(&self, kernel_node: u64) -> Result<Arc<Node>, cavern_client::ClientError> {
         let inode = self.root.to_namespace(kernel_node);
         let error = match self.client.node(inode).await {

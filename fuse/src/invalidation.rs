@@ -40,7 +40,7 @@ const QUEUE_MAX: usize = 65_536;
 const STRICT_NAMES_MAX: usize = 4096;
 /// For names of strict mounts to be forgotten, if nobody has their directories locked.
 const STRICT_NAMES_WAIT: Duration = Duration::from_millis(5);
-/// The same of other mounts, before a lock is granted.
+/// For names of other mounts to be forgotten, before a lock is granted.
 const NAMES_WAIT: Duration = Duration::from_millis(50);
 
 /// One invalidation that takes longer may wait for what waits for it.

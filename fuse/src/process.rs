@@ -56,8 +56,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), FuseErro
     live(config, stop, None).await
 }
 
-/// The same as the daemon of a supervisor, which is at the other end of the standard input: mounts if it is the first
-/// of them, and goes on where the one before was otherwise.
+/// Serves the mount as the daemon of a supervisor, which is at the other end of the standard input: mounts if it is the
+/// first of them, and goes on where the one before was otherwise.
 ///
 /// # Errors
 /// Those of [`run`]; and what the one before has left cannot be read.

@@ -46,7 +46,7 @@ const OWN: &str = "/proc/self/exe";
 /// How often it is looked whether a daemon is dead that cannot end: one of its threads may wait, in the kernel, for
 /// what only the next daemon can answer.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// The same when it has let go of its end of the link.
+/// How often that is looked at when it has closed its end of the link.
 const LOOK_AT_END: Duration = Duration::from_millis(20);
 /// A mount whose daemon dies so often within [`OFTEN_WITHIN`] after it had begun to serve is given up.
 const OFTEN: usize = 20;

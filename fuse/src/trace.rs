@@ -54,7 +54,7 @@ struct Minute {
 pub struct Target {
     /// Of the namespace.
     pub inode: u64,
-    /// The same, where it is known: it may be forgotten by the time somebody asks.
+    /// Its node, where that is known: it may be forgotten by the time somebody asks.
     pub node: Option<Arc<Node>>,
     /// Looked up in the inode; empty where that itself is meant.
     pub name: Vec<u8>,

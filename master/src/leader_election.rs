@@ -14,7 +14,7 @@ use crate::bootstrap::Bootstrap;
 use crate::error::MasterError;
 use crate::leader_state::{LeaderContext, LeaderState};
 
-/// See the module.
+/// Begins and ends the terms of this master.
 pub struct LeaderElection {
     bootstrap: Arc<Bootstrap>,
     /// For the state machine.

@@ -54,7 +54,7 @@ pub struct LeaderContext {
     pub consensus: Arc<Consensus>,
 }
 
-/// See the module.
+/// Everything that this master has as long as it leads.
 pub struct LeaderState {
     pub services: Services,
     running: Mutex<Option<Running>>,

@@ -184,7 +184,7 @@ pub async fn settle(sealer: &Arc<SecretSealer>, database: &CurrentDatabase) -> R
     Ok(generation)
 }
 
-/// The same, once that generation is applied. False when it is not for a while.
+/// Forgets former keys once that generation is applied. False when it is not for a while.
 pub async fn settle_from(
     sealer: &Arc<SecretSealer>,
     database: &CurrentDatabase,

@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::rollback_detector::RollbackDetector;
 
-/// See the module. Cheap to clone.
+/// What a leader has. Cheap to clone.
 #[derive(Clone)]
 pub struct Services {
     pub lookups: Lookups,

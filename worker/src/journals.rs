@@ -61,7 +61,7 @@ const OWN: &str = "/proc/self/exe";
 /// Which file of memory a journal is: device and inode.
 type Number = (u64, u64);
 
-/// See the module.
+/// The journals of mounts of this host.
 #[derive(Debug)]
 pub struct Journals {
     kept: Mutex<HashMap<Number, Arc<Journal>>>,

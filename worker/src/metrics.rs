@@ -80,6 +80,6 @@ worker_metrics! {
         "slow_request_seconds",
         "Time to answer a request that had to wait for the disk or the bucket"
     );
-    /// The same, when it could.
+    /// Requests for block content that could be answered at once.
     fast_requests: Counter = counter("fast_requests", "Requests answered from memory and page cache without waiting");
 }

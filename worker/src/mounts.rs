@@ -88,7 +88,7 @@ impl Mounts {
         self.find(mount_id).await?.ufs.clone()
     }
 
-    /// The same of a mount into whose bucket workers write what its files have.
+    /// The bucket of a mount into which workers write what its files have.
     ///
     /// # Errors
     /// Also those of a mount that is only read, or whose clients write to the bucket by themselves.

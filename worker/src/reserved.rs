@@ -47,7 +47,7 @@ const LEAST_BOUND: u64 = 256 << 20;
 /// What a request was to make is there after so long, or is not made any more.
 const MAKING: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// The blocks of which no file is known, and what each client and mount has of them.
 #[derive(Debug)]
 pub struct ReservedBlocks {
     parts: WorkerParts,

@@ -147,7 +147,7 @@ impl Status<'_> {
         })
     }
 
-    /// The same, for people.
+    /// `cv local status`, for people.
     pub fn print(&self) -> Result<(), CliError> {
         let Cluster { restart, s3, fuse, secure, .. } = self.cluster;
         let rows = self.children.iter().map(|child| child.row.clone());

@@ -129,8 +129,8 @@ impl MasterChannel {
         self.call_as(name, RetryPolicy::OneAttempt, self.deadline(), request).await
     }
 
-    /// The same, but tried for up to `wait`, for as long as the breaker is better than `worst`. For a call that answers
-    /// a stream, the deadline covers the time to its beginning.
+    /// One call, tried for up to `wait`, for as long as the breaker is better than `worst`. For a call that answers a
+    /// stream, the deadline covers the time to its beginning.
     async fn try_until<T, F>(
         &self,
         name: &'static str,

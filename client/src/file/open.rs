@@ -142,8 +142,8 @@ impl Client {
         }
     }
 
-    /// The same of a file that the process before has had open. For whom is not known any more where the mount limits
-    /// users: masters are asked in the name of its owner.
+    /// Opens a file that the process before had open. For whom is not known any more where the mount limits users:
+    /// masters are asked in the name of its owner.
     pub async fn open_again(&self, node: &Arc<Node>) -> Result<File, ClientError> {
         let file = self.open_to_read(node).await?;
         if let (Backing::FsFile(content), true) = (&file.backing, node.limits_users()) {

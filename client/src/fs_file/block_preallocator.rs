@@ -35,7 +35,7 @@ const AT_A_TIME: usize = 4;
 /// Bytes for which a first block has room.
 const ROOM: u32 = 128 << 10;
 
-/// See the module.
+/// Blocks that were reserved for files which are not made yet.
 #[derive(Debug, Default)]
 pub(super) struct BlockPreallocator {
     state: Mutex<State>,

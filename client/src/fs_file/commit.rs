@@ -65,8 +65,8 @@ impl FsFile {
         self.commit_written().await
     }
 
-    /// The same of what is at its workers by now. What the master knows it may drop: where somebody may be writing to
-    /// it, it is held with the commit; whoever begins to write later holds it first.
+    /// Commits what is at its workers by now. What the master knows it may drop: where somebody may be writing to it,
+    /// it is held with the commit; whoever begins to write later holds it first.
     pub(super) async fn commit_written(&self) -> Result<(), ClientError> {
         match self.gate.try_write() {
             Ok(_alone) => self.note_unreferenced_commit(),

@@ -209,7 +209,8 @@ impl FsFile {
         Some(look(known))
     }
 
-    /// The same, asking the master where needed. While no master answers, what was known goes on being used.
+    /// Looks at what is known, after asking the master where that is needed. While no master answers, what was known
+    /// goes on being used.
     pub(super) async fn use_known<T>(&self, look: impl FnOnce(&mut Known) -> T) -> Result<T, ClientError> {
         if !self.is_current() {
             self.load().await?;

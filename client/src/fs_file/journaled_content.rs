@@ -2,7 +2,7 @@
 
 use crate::journal::{Journal, Slot};
 
-/// See the module.
+/// The journal's record of one file's uncommitted content.
 #[derive(Debug, Default)]
 pub(super) struct JournaledContent {
     pub slot: Option<Slot>,

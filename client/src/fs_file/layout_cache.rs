@@ -31,7 +31,7 @@ const RECENT_MAX: usize = 4096;
 /// The room that open files leave for descriptors of closed ones is looked at when so many more, or fewer, are open.
 const ROOM_STEP: usize = 256;
 
-/// See the module.
+/// Layouts and descriptors of files that nobody has open.
 #[derive(Debug)]
 pub(super) struct LayoutCache {
     files: Cache<u64, Arc<CachedLayout>>,

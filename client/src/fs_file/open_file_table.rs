@@ -143,8 +143,8 @@ impl OpenFileTable {
         Ok(content)
     }
 
-    /// The same of a file that was made without a name: it is gone with the last who has it open, unless it gets a
-    /// name.
+    /// Opens a file that has just been made here without a name: it is gone with the last who has it open, unless it
+    /// gets a name.
     pub fn open_nameless(&self, node: &Node, attr: &Attr, user: Option<&User>) -> Result<Arc<FsFile>, ClientError> {
         let kept = self.shared.metadata.keep_nameless(node.inode);
         let content = self.enter(node, kept, Some(Layout::without_blocks(attr)))?;

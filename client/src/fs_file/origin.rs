@@ -112,7 +112,7 @@ impl FsFile {
         self.fall_back_to_origin_exclusive(error, deadline).await
     }
 
-    /// The same for a caller that keeps all others from writing.
+    /// Falls back to the origin for a caller that keeps all others from writing.
     pub(super) async fn fall_back_to_origin_exclusive(
         &self,
         error: ClientError,
@@ -166,7 +166,7 @@ impl FsFile {
         self.take_ref().await
     }
 
-    /// The same of blocks that it is about to know.
+    /// Keeps the master from dropping blocks that it is about to know.
     pub(super) async fn take_ref(&self) -> Result<(), ClientError> {
         if !self.open_ref.is_taken() {
             self.kept.add_ref().await?;

@@ -17,7 +17,7 @@ const MOST: usize = 128;
 /// Files of a directory that are known and were not opened.
 const UNOPENED_MAX: usize = 16_384;
 
-/// See the module.
+/// The prefetch window of each directory whose files are read.
 #[derive(Debug)]
 pub(super) struct PrefetchWindows(Cache<u64, Arc<PrefetchWindow>>);
 

@@ -58,7 +58,7 @@ impl FsFile {
         self.written_size().await
     }
 
-    /// The same with what is at its workers by now.
+    /// Bytes of the file, with what is at its workers by now.
     pub(super) async fn written_size(&self) -> Result<u64, ClientError> {
         self.use_known(|known| known.layout.size()).await
     }

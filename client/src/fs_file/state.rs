@@ -20,7 +20,7 @@ pub(super) struct Known {
     pub origin: Option<OpenOrigin>,
 }
 
-/// See the module.
+/// What is known of an open file.
 #[derive(Default)]
 pub(super) struct State {
     /// `None` until it is needed.

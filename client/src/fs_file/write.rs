@@ -410,7 +410,7 @@ impl FsFile {
         self.apply_to_replicas(index, &open, at, op).await
     }
 
-    /// The same of a block that is open to be written.
+    /// Applies an operation to all replicas of a block that is open to be written.
     pub(super) async fn apply_to_replicas(
         &self,
         index: u32,

@@ -136,7 +136,7 @@ impl WriteBehind {
         self.wait(Self::is_empty).await;
     }
 
-    /// The same; what has failed since a failure was returned last is returned now.
+    /// Drains the queue, and returns what has failed since a failure was returned last.
     pub(super) async fn drain_checked(&self) -> Result<(), ClientError> {
         self.drain().await;
         self.queue.lock().failure.take().map_or(Ok(()), Err)

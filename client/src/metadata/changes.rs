@@ -42,7 +42,7 @@ impl Metadata {
         self.change_by(change, (uid, gid), None).await
     }
 
-    /// The same on behalf of a user by whom it is checked, where the mount limits users.
+    /// Makes a change on behalf of a user whose permission is checked, where the mount limits users.
     pub async fn change_by(
         &self,
         change: Change,
@@ -120,7 +120,8 @@ impl Metadata {
         self.take_loss(inode)
     }
 
-    /// The same, but for the bytes of files of which the session's end says that they may have changed.
+    /// Waits as [`Self::settle`] does, but not for the bytes of files of which the session's end says that they may
+    /// have changed.
     ///
     /// # Errors
     /// Those of [`Self::settle`].
@@ -214,7 +215,7 @@ impl Inner {
         if is_unsettled { self.all_settled().await } else { Ok(()) }
     }
 
-    /// The same of everything.
+    /// Waits until everything that was answered is made.
     pub(super) async fn all_settled(&self) -> Result<(), ClientError> {
         self.log.all_made(self.master.timeout()).await
     }

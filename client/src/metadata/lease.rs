@@ -81,7 +81,7 @@ impl SessionLease {
         self.abandoned.notify_one();
     }
 
-    /// The same where it has no stream.
+    /// Abandons a session that has no stream.
     pub(super) fn give_up(&self) {
         let session = self.session.swap(0, Ordering::Relaxed);
         if session != 0 {
@@ -174,7 +174,7 @@ impl SessionLease {
         *self.applied.borrow() >= seq || tokio::time::timeout(CATCH_UP_WAIT, self.wait_applied(seq)).await.is_ok()
     }
 
-    /// The same for as long as it takes.
+    /// Waits until the event `seq` has been applied, for as long as it takes.
     pub(super) async fn wait_applied(&self, seq: u64) {
         let mut applied = self.applied.subscribe();
         // Its sender is here.

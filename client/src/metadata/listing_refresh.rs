@@ -23,7 +23,7 @@ const REFRESH_PAUSE: Duration = Duration::from_secs(1);
 /// Nobody waits for listings of a bucket that was slow, for this long.
 const SLOW_FOR: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// Directories that wait for a new listing.
 pub(super) struct ListingRefresh {
     /// Longest wait for a new listing.
     wait: Duration,

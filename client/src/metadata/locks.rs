@@ -286,7 +286,7 @@ impl Metadata {
         self.inner.locks.owners.lock().insert((inode, kind.into(), owner), session);
     }
 
-    /// The same as [`Self::find_lock`] where the master need not be asked.
+    /// Answers [`Self::find_lock`] where the master need not be asked.
     pub fn find_known_lock(&self, inode: u64, kind: LockKind, lock: &Lock) -> Option<Option<Lock>> {
         self.inner.known_lock_in_way(inode, kind, lock)
     }
@@ -331,7 +331,8 @@ impl Metadata {
         }
     }
 
-    /// The same without waiting for it; of `bytes`, from the first to the last, where the owner has others locked.
+    /// Unlocks what a closed file had locked, without waiting for it; of `bytes`, from the first to the last, where the
+    /// owner has others locked.
     pub fn unlock_closed_soon(&self, inode: u64, kind: LockKind, owner: u64, bytes: Option<(u64, u64)>) {
         let inner = &self.inner;
         let unlock = match bytes {

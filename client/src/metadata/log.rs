@@ -52,7 +52,7 @@ const RECENTLY: Duration = Duration::from_secs(1);
 /// Directories of one message.
 const RETURN_MAX: usize = 10_000;
 
-/// See the module.
+/// The changes of a client that the master has not made yet, in their order.
 pub(super) struct OperationLog {
     state: Mutex<State>,
     /// Something is to be looked at anew by whoever sends.
@@ -112,7 +112,7 @@ impl OperationLog {
         self.room.clone().try_acquire_owned()
     }
 
-    /// The same, when there is some.
+    /// Waits for room for one more change.
     pub async fn wait_for_room(&self) -> Result<OwnedSemaphorePermit, ClientError> {
         self.room.clone().acquire_owned().await.map_err(|_closed| ClientError::Shutdown)
     }
@@ -194,7 +194,8 @@ impl OperationLog {
         self.made_within(patience, AffectedInodes::unmade, AffectedInodes::has_unmade).await
     }
 
-    /// The same, but for the bytes of files of which the session's end says that they may have changed.
+    /// Waits as [`Self::all_made`] does, but not for the bytes of files of which the session's end says that they may
+    /// have changed.
     pub async fn names_made(&self, patience: Duration) -> Result<(), ClientError> {
         self.made_within(patience, AffectedInodes::named_unmade, AffectedInodes::has_unmade).await
     }

@@ -135,7 +135,7 @@ impl Node {
         Self::new(&Entry::default(), attr, mount, "".into())
     }
 
-    /// The same inode with the attributes that it has now.
+    /// This inode with the attributes that it has now.
     pub fn with_attributes(&self, attr: &Attr) -> Self {
         let posix = self.posix.as_ref().map(|posix| Box::new(Posix::new(attr, &posix.target)));
         Self {

@@ -15,7 +15,7 @@ pub(crate) enum ChangedContents {
     All,
 }
 
-/// See the module.
+/// What is open here, and who listens for changed contents.
 #[derive(Default)]
 pub(super) struct OpenFiles {
     pub inodes: OpenInodes,

@@ -225,7 +225,7 @@ impl Metadata {
         if node.is_fs_mode() { self.keep_open_cached(node).map(Some) } else { Some(None) }
     }
 
-    /// The same, asking the master. `Stale` when it is gone.
+    /// Keeps a directory that is being opened, asking the master. `Stale` when it is gone.
     pub async fn keep_directory(&self, node: &Node) -> Result<Option<OpenInode>, ClientError> {
         if node.is_fs_mode() { self.keep_open(node).await.map(Some) } else { Ok(None) }
     }
@@ -275,8 +275,8 @@ impl Inner {
         Ok(())
     }
 
-    /// The same for any number, tried until the master has answered: bounded by the session, which whoever calls this
-    /// must follow.
+    /// Has the session hold any number of inodes that are open, tried until the master has answered: bounded by the
+    /// session, which whoever calls this must follow.
     pub(super) async fn add_refs(&self, inodes: Vec<u64>) {
         for batch in inodes.chunks(BATCH) {
             let mut backoff = backoff::MASTER.begin();

@@ -421,8 +421,8 @@ impl Metadata {
         self.free_content_as(0, inodes).await
     }
 
-    /// The same of one file, though it is held here: nobody here writes to it meanwhile, nor afterwards without having
-    /// asked for its layout.
+    /// Has the blocks of one file dropped, though this session has a reference to it: nobody here writes to it
+    /// meanwhile, nor afterwards without having asked for its layout.
     pub(crate) async fn free_own_content(&self, inode: u64) -> Result<FreeFate, ClientError> {
         let freed = self.free_content_as(self.inner.lease.session(), vec![inode]).await?;
         Ok(freed.first().map_or(FreeFate::Dirty, FreedContent::fate))

@@ -54,7 +54,7 @@ struct Connection {
     suspect_at: Option<Instant>,
 }
 
-/// See the module.
+/// Sends the log's operations to the master that leads.
 struct Sender {
     inner: Arc<Inner>,
     /// Of the last connection.

@@ -194,7 +194,7 @@ struct Acknowledged {
     told_at: Instant,
 }
 
-/// See the module.
+/// The stream of the session's events, and how far it has come.
 struct EventStream<'s> {
     at: Source<'s>,
     removed: &'s mut PendingRemovals,

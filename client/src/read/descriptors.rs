@@ -39,7 +39,7 @@ const REGISTERED_USUAL: usize = 1024;
 /// No content of a file has this version.
 const NO_VERSION: u64 = u64::MAX;
 
-/// See the module. By block, bounded; the least useful go first.
+/// Descriptors of block files on this host, by block, bounded; the least useful go first.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
     descriptors: Cache<BlockId, Arc<Descriptor>>,

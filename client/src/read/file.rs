@@ -136,8 +136,8 @@ impl OpenFile {
         }
     }
 
-    /// The same for whoever knows better what a failure means: it is neither counted nor logged, and no name is asked
-    /// anew.
+    /// Reads for a caller that knows better what a failure means: it is neither counted nor logged, and no name is
+    /// asked anew.
     pub(crate) async fn read_object(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
         let range = self.clip(offset, length);
         let Some(object) = self.object.as_ref().filter(|_| !range.is_empty()) else { return Ok(Bytes::new()) };

@@ -37,7 +37,7 @@ const JOINING_BYTES: u64 = 16 << 20;
 const SPARE_BYTES: u64 = 16 << 20;
 const SPARE_FRACTION: u64 = 8;
 
-/// See the module.
+/// What all open files share.
 pub(super) struct Core {
     pub metadata: Metadata,
     pub pool: Arc<WorkerPool>,

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 /// Bits of an IPv6 address behind those of its network.
 const HOST_BITS: u32 = 64;
 
-/// See the module. Cheap to clone.
+/// The slots of peers that are not known yet. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct HandshakeSlots(Arc<Mutex<State>>);
 

@@ -50,7 +50,7 @@ pub struct TenantLimits {
     pub turns: usize,
     /// Its part of what all share, in whatever that is counted.
     pub room: usize,
-    /// The same for requests that wait, apart from the above: what they ask for may come out of that.
+    /// Its part of what requests that wait share, apart from the above: what they ask for may come out of that.
     pub requests: usize,
     /// Threads that wait for a disk for it at a time; as many again for syncs, which are slow.
     pub disk_turns: usize,

@@ -36,7 +36,7 @@ pub struct IoMode {
     pub node: Option<u64>,
     /// What it reads by itself, or reads so for others.
     pub backing: Option<Arc<BackingFile>>,
-    /// The same, of a file of an fs-mode mount.
+    /// The block that it reads so, of a file of an fs-mode mount.
     pub block: Option<(KernelBlock, KernelReads)>,
     /// [`DIRECT`], if it is read by requests all the same, past all pages.
     pub open_flags: u32,

@@ -67,7 +67,7 @@ impl BackingFile {
     }
 }
 
-/// See the module.
+/// The files that are registered with the kernel.
 #[derive(Debug)]
 pub struct Passthrough {
     /// The configuration says so, rather than that nothing prevents it.

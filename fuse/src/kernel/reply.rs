@@ -125,7 +125,7 @@ impl Reply {
         self.run(policy, Begins::Here, |reply| work(reply, interrupted));
     }
 
-    /// The same of what takes long before it first waits: all of it runs elsewhere.
+    /// Runs what takes long before it first waits, until a signal interrupts it: all of it runs elsewhere.
     pub fn defer_until_interrupted<Work, Task>(self, work: Work)
     where
         Work: FnOnce(Self, CancellationToken) -> Task,

@@ -46,7 +46,7 @@ impl Kind {
     }
 }
 
-/// See the module.
+/// What one end of a link says to the other.
 #[derive(Debug)]
 pub struct Message {
     pub kind: Kind,

@@ -128,7 +128,7 @@ impl LogStore {
         Ok((store, thread.map_err(ConsensusError::io("the thread raft-log"))?))
     }
 
-    /// The same in a simulation: a task of the host writes, and waits for the disk that the host has.
+    /// Starts to write in a simulation: a task of the host writes, and waits for the disk that the host has.
     #[cfg(test)]
     pub fn start_on(
         host: &Arc<super::simulation::Host>,

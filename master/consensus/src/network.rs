@@ -44,7 +44,7 @@ const UNREACHABLE_PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(not(test))]
 pub type Transport = Channel;
-/// The same, or the network of a simulation.
+/// The transport of the network of a simulation.
 #[cfg(test)]
 pub type Transport = super::simulation::Transport;
 

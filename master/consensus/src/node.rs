@@ -193,8 +193,8 @@ impl Consensus {
         self.leads_as(&self.raft.metrics().borrow_watched())
     }
 
-    /// The same, of what is being observed. Who holds that must not ask for it again: a writer that waits in between
-    /// would wait for ever, and with it the consensus.
+    /// The leadership that this master has, by what is being observed. Who holds that must not ask for it again: a
+    /// writer that waits in between would wait for ever, and with it the consensus.
     pub fn leads_as(&self, observed: &RaftMetrics<Types>) -> Option<LeaderId> {
         let is_leader = observed.state == ServerState::Leader && observed.running_state.is_ok();
         let vote = observed.vote;

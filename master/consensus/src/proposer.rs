@@ -99,7 +99,7 @@ impl Proposer {
         Ok(C::outcome(received(answer).await?)?)
     }
 
-    /// The same for several commands, which are applied in their order, though others may come in between.
+    /// Returns what several commands did, which are applied in their order, though others may come in between.
     ///
     /// # Errors
     /// As [`Self::propose`]: any of them may have been applied.
@@ -107,8 +107,8 @@ impl Proposer {
         self.begin_all(commands.into_iter().collect(), None).await?.await
     }
 
-    /// The same; returns when they have their places, so that what is proposed after them is applied after them. `room`
-    /// is given back when the last of them is answered.
+    /// Puts several commands into the log, and returns when they have their places, so that what is proposed after them
+    /// is applied after them. `room` is given back when the last of them is answered.
     pub async fn begin_all<C: TypedCommand>(
         &self,
         commands: Vec<C>,

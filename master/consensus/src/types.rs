@@ -28,7 +28,7 @@ pub type Snapshot = SnapshotOf<Types, Checkpoint>;
 
 #[cfg(not(test))]
 pub type Runtime = openraft_rt_tokio::TokioRuntime;
-/// The same, but where a simulation owns time and chance.
+/// What openraft runs on where a simulation owns time and chance.
 #[cfg(test)]
 pub type Runtime = super::simulation::SeededRuntime;
 

@@ -25,7 +25,7 @@ use crate::leader_election::LeaderElection;
 use crate::services::Services;
 use crate::{feature_version, rotation};
 
-/// See the module. Cheap to clone.
+/// The `Raft` service. Cheap to clone.
 #[derive(Clone)]
 pub struct RaftService {
     bootstrap: Arc<Bootstrap>,

@@ -26,7 +26,7 @@ pub use crate::data_dir::{POINTER, directory};
 use crate::database::{Database, cache};
 use crate::error::{Result, StateError};
 
-/// See the module.
+/// The database that a master works with.
 pub struct CurrentDatabase {
     data_dir: PathBuf,
     cache: Cache,

@@ -154,7 +154,7 @@ tables! { 'k;
     Results = Result b"", (u64, u64) => master::MutationResult;
     /// By inode and session.
     OpenRefs = OpenRef b"", (u64, u64) => record::OpenRefRecord;
-    /// The same by session and inode.
+    /// Open references by session and inode.
     SessionOpenRefs = OpenRefSession b"", (u64, u64) => ();
     /// By inode and kind.
     Locks = Lock b"", (u64, LockKind) => record::LockRecord;

@@ -107,7 +107,7 @@ impl<'a> Tables<'a> {
         Self { snapshot: Some(snapshot), ..Self::new(database) }
     }
 
-    /// The same of what is in memory: a read that would have to wait for the disk fails with an error that
+    /// These tables, as far as they are in memory: a read that would have to wait for the disk fails with an error that
     /// [`StateError::needs_disk`] tells from others. Not for what bounds its scans by what they pass over.
     pub fn in_memory(self) -> Self {
         Self { in_memory: true, ..self }

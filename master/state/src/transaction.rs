@@ -44,7 +44,7 @@ impl<'a> Transaction<'a> {
         self.before
     }
 
-    /// The same with single records as they are by now.
+    /// The tables as they were, with single records as they are by now.
     pub fn now(&self) -> Tables<'_> {
         self.before.changed_by(&self.writes)
     }
@@ -60,7 +60,7 @@ impl<'a> Transaction<'a> {
         self.counters.inode
     }
 
-    /// The same under an id that was taken from the counter before, and that no inode has.
+    /// Stores an inode under an id that was taken from the counter before, and that no inode has.
     pub fn create_inode_as(&mut self, inode: u64, record: InodeRecord) {
         self.counters.inodes += 1;
         self.put_inode(inode, record);

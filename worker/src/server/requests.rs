@@ -343,7 +343,7 @@ impl Service {
         self.parts.memory.within(tenant.map(|tenant| (&tenant.room, tenant.limits().room)))
     }
 
-    /// The same for requests.
+    /// What the requests of a tenant have of the memory for requests, or those of others.
     pub(super) fn budget_of_requests(&self, tenant: Option<&Tenant>) -> Budget {
         self.requests.within(tenant.map(|tenant| (&tenant.requests, tenant.limits().requests)))
     }

@@ -49,7 +49,7 @@ pub(super) struct Write {
 }
 
 impl Write {
-    /// The same with room for what it takes of the disks.
+    /// This write with room for what it takes of the disks.
     pub(super) fn within(self, room: ReserveResult) -> Self {
         Self { room, ..self }
     }

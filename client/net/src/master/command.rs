@@ -49,8 +49,8 @@ impl MasterChannel {
         Self::with(config, PATIENT_KEEP_ALIVE)
     }
 
-    /// The same, with calls that begin at the master that leads. Tries for `client.metadata_timeout` while none does,
-    /// and not again where none can be reached.
+    /// The masters as a command asks them, with calls that begin at the master that leads. Tries for
+    /// `client.metadata_timeout` while none does, and not again where none can be reached.
     ///
     /// # Errors
     /// Those of `for_command`; [`NetError::MasterUnavailable`] says what became of each master, in their order.
@@ -110,7 +110,7 @@ impl MasterChannel {
         }
     }
 
-    /// The same for one unary call.
+    /// Asks with one unary call until a master that leads has answered.
     pub async fn ask_unary<T>(
         &self,
         mut request: impl AsyncFnMut(Stubs) -> Result<Response<T>, Status>,

@@ -237,7 +237,8 @@ impl WorkerPool {
         Ok(if self.local(&link).await.is_some() { Route::Local } else { Route::Remote })
     }
 
-    /// The same as far as known without I/O: `Local` only while a connection over the Unix socket is open.
+    /// How the worker is reached, as far as that is known without I/O: `Local` only while a connection over the Unix
+    /// socket is open.
     pub fn known_route(&self, worker: u64) -> Route {
         match self.link(worker) {
             Ok(link) if self.conf.local_descriptors && link.local.current().is_some() => Route::Local,

@@ -8,7 +8,7 @@ use super::{Committed, Layout, LocatedBlock};
 /// Of files with more blocks nothing stays known: they are read for so long that a question does not matter.
 const BLOCKS_MAX: usize = 16;
 
-/// See the module.
+/// The layout of a file that nobody has open, as small as it can be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::fs_file) struct CompactLayout {
     committed: Committed,

@@ -8,7 +8,7 @@ use super::operation::{Answer, Operation};
 /// Losses that are remembered for whoever asks; of more only some are told.
 const LOSSES_MAX: usize = 65_536;
 
-/// See the module.
+/// The inodes that operations in the log are about.
 #[derive(Debug, Default)]
 pub(in crate::metadata) struct AffectedInodes {
     /// Of those that were answered here,

@@ -20,7 +20,7 @@ const DELEGATIONS_MAX: usize = 50_000;
 /// those of the last four times: enough for any that waits to be offered to a file.
 pub(super) const NUMBERS: u32 = 16_384;
 
-/// See the module.
+/// The delegations of this session.
 #[derive(Debug, Default)]
 pub(in crate::metadata) struct Delegations {
     session: u64,

@@ -24,7 +24,7 @@ const FILES_MAX: usize = 65_536;
 /// An inode and a `LockKind`.
 type LockedFile = (u64, i32);
 
-/// See the module.
+/// Locks that only this session can have.
 #[derive(Debug, Default)]
 pub(in super::super) struct KnownLocks {
     /// Numbers of what is made here.

@@ -75,7 +75,7 @@ pub(in crate::metadata) struct LocalResult {
     pub upgrade: Option<LockUpgrade>,
 }
 
-/// See the module.
+/// One change on its way to the master.
 #[derive(Debug, Default)]
 pub(in crate::metadata) struct Operation {
     /// As it is sent: without a number (0) until then.
@@ -118,7 +118,8 @@ impl Operation {
         }
     }
 
-    /// The same where the master says what becomes of it. Of one that waits, whoever waits has noted that.
+    /// The lock that it is about, where the master says what becomes of it. Of one that waits, whoever waits has noted
+    /// that.
     pub fn asked_lock(&self) -> Option<&SetLock> {
         self.lock().filter(|set| self.answered.is_none() && set.waiter == 0)
     }

@@ -14,7 +14,7 @@ use super::operation::Answer;
 use crate::error::ClientError;
 use crate::journal::RequestContext;
 
-/// See the module: in the order in which they were asked for.
+/// Changes of the process before that may be asked for again, in the order in which they were asked for.
 #[derive(Default)]
 pub(in crate::metadata) struct Replayed(Mutex<Vec<Earlier>>);
 

@@ -79,7 +79,7 @@ impl Gathering {
     }
 }
 
-/// See the module.
+/// The operations of the log, each queued, sent or at its end.
 #[derive(Debug, Default)]
 pub(in crate::metadata) struct State {
     /// The session whose numbers those of the calls are.
@@ -484,7 +484,7 @@ mod tests {
         mutations.iter().map(|mutation| mutation.seq).collect()
     }
 
-    /// The same of a call that the master has answered when this returns.
+    /// Sends the next call, which the master has answered when this returns.
     fn take(state: &mut State) -> Vec<u64> {
         let numbers = send(state);
         assert_eq!(state.take_write_back().is_some(), !numbers.is_empty());

@@ -48,7 +48,8 @@ impl Metadata {
         inner.outage.covers(&mount).then_some(BucketDirectory { inode: directory, mount, prefix })
     }
 
-    /// The same as soon as that is so, if ever: at once while an outage lasts.
+    /// Where to ask about names of a directory, as soon as no master is to be asked, if ever: at once while an outage
+    /// lasts.
     pub(in crate::metadata) async fn bucket_directory_in_outage(&self, directory: u64) -> BucketDirectory {
         let mut since = self.inner.outage.since.subscribe();
         loop {

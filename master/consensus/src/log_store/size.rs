@@ -45,7 +45,7 @@ impl SizeSample {
     }
 }
 
-/// See the module.
+/// The bytes of the log, by sampled entries.
 #[derive(Debug)]
 pub struct LogSize {
     /// Bytes between two marks.

@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::{Consensus, offer_of};
 
-/// See the module. Cheap to clone.
+/// What other masters call. Cheap to clone.
 #[derive(Clone)]
 pub struct Service(pub Arc<Consensus>);
 

@@ -1,5 +1,5 @@
 //! Directories delegated to sessions: what such a session changes in one it has answered before the master has the
-//! change. Everybody else waits until it has let go.
+//! change. Everybody else waits until it has returned the delegation.
 //!
 //! A session gets the delegation of a directory when it makes it, and in no other way; so nobody can have seen anything
 //! of what is in there. It ends with the session, when the session lets go, and with the directory.

@@ -45,7 +45,7 @@ pub fn note(tx: &mut Transaction<'_>, inode: u64, mount_id: u32, reach: Reach, n
     note_since(tx, inode, mount_id, reach, (first_change, now_ns), now_ns)
 }
 
-/// The same for a change that goes back to an earlier one.
+/// Notes that the bucket lacks a change that goes back to an earlier one.
 pub fn note_since(
     tx: &mut Transaction<'_>,
     inode: u64,

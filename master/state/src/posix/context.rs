@@ -251,7 +251,7 @@ impl MutationContext<'_, '_> {
         self.not_delegated(inode)
     }
 
-    /// The same for a directory in which names are to change.
+    /// Refuses what the session has answered for in a directory whose delegation it does not hold.
     fn check_own_directory(&self, inode: u64, record: &InodeRecord) -> Checked {
         let session = Some(self.caller.session);
         if !self.caller.is_write_back || self.tx.before().holder(record.mount_id, inode)? == session {

@@ -63,7 +63,7 @@ impl MutationContext<'_, '_> {
         self.check_quotas_below(directory, growth, &HashSet::new())
     }
 
-    /// The same up to the first directory of a set, in which nothing becomes more.
+    /// Checks the quotas up to the first directory of a set, in which nothing becomes more.
     fn check_quotas_below(&self, directory: u64, growth: UsageDelta, end: &HashSet<u64>) -> Checked {
         if self.tx.counters.quotas == 0 || growth.bytes <= 0 && growth.inodes <= 0 {
             return Ok(());

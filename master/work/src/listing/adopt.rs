@@ -41,7 +41,7 @@ impl Listings {
         self.propose_adoption(directory, mount, names, marker, rest).await
     }
 
-    /// The same for a single name, of which nothing but that it is there is known.
+    /// Takes a single name into a directory, of which nothing but that it is there is known.
     pub(super) async fn adopt_name(
         &self,
         mount: &OpenMount,

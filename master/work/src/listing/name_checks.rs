@@ -15,7 +15,7 @@ pub enum CheckReason {
     /// A client has just changed the bucket under it: an object that is found need not be compared with what lies below
     /// it.
     Written,
-    /// The same of all that is below the name: what is known of a directory does not hold any more.
+    /// A client has just changed all that is below the name: what is known of a directory does not hold any more.
     WrittenBelow,
 }
 

@@ -1,8 +1,8 @@
-//! Reads of what other sessions hold: they wait until it has been let go of, so they find everything that was answered
-//! before they began.
+//! Reads of what is delegated to other sessions: they wait until it is returned, so they find everything that was
+//! answered before they began.
 //!
 //! A directory that is looked into is recalled before the read. What is found is known only then: if another session
-//! holds its directory, or itself, that is recalled and the read made once more. So it is when anything was let go of
+//! holds its directory, or itself, that is recalled and the read made once more. So it is when anything was returned
 //! during the read, which may have come too early for what its holder had answered.
 
 use cavern_proto::master::{Entry, Kind};
@@ -17,7 +17,7 @@ const READS_MAX: usize = 100;
 /// A directory that somebody may hold; 0 for none.
 pub(super) type DirectoryId = u64;
 
-/// A read that is made again until nobody has let go of anything meanwhile.
+/// A read that is made again until nothing was returned meanwhile.
 pub(super) struct ReadAfterRecall<'a> {
     recalls: &'a Recalls,
     asker: u64,
@@ -29,10 +29,10 @@ pub(super) struct ReadAfterRecall<'a> {
 }
 
 impl ReadAfterRecall<'_> {
-    /// Before each read: has the directory let go of.
+    /// Before each read: has the directory recalled.
     ///
     /// # Errors
-    /// [`WorkError::Deadline`] when a session does not let go, [`WorkError::Overloaded`] after too many reads.
+    /// [`WorkError::Deadline`] when a session returns nothing, [`WorkError::Overloaded`] after too many reads.
     pub async fn begin(&mut self) -> Result<(), WorkError> {
         let Some(left) = self.left.checked_sub(1) else {
             let reason = "other clients get and return delegations all the time: try again";
@@ -45,10 +45,10 @@ impl ReadAfterRecall<'_> {
     }
 
     /// Whether what was read counts, which was found in these places. If not, it is to be read again, and those that
-    /// others held have been let go of.
+    /// were delegated to others have been returned.
     ///
     /// # Errors
-    /// [`WorkError::Deadline`] when a session does not let go.
+    /// [`WorkError::Deadline`] when a session returns nothing.
     pub async fn end(&self, places: impl IntoIterator<Item = DirectoryId>) -> Result<bool, WorkError> {
         let held = self.recalls.delegations();
         let is_held = |place: &DirectoryId| held.other_holder(*place, self.asker).is_some();
@@ -72,17 +72,17 @@ impl Lookups {
     /// # Errors
     /// [`WorkError::NotFound`] where its mount is not there for the client.
     pub(super) async fn begin_read(&self, directory: DirectoryId) -> Result<ReadAfterRecall<'_>, WorkError> {
-        // Nobody lets go of anything for whoever may not look there.
+        // Nothing is recalled for whoever may not look there.
         self.check_mount_access(directory).await?;
         Ok(ReadAfterRecall { recalls: &self.recalls, asker: self.asker, directory, moment: 0, left: READS_MAX })
     }
 
-    /// Reads what nobody but the asker holds: neither the directory that is looked into, nor what `places` says of the
-    /// answer.
+    /// Reads what is delegated to nobody but the asker: neither the directory that is looked into, nor what `places`
+    /// says of the answer.
     ///
     /// # Errors
     /// Those of `read`; [`WorkError::NotFound`] where the directory is not there for the client;
-    /// [`WorkError::Deadline`] when a session does not let go.
+    /// [`WorkError::Deadline`] when a session returns nothing.
     pub async fn read_after_recall<T, R>(
         &self,
         directory: DirectoryId,
@@ -109,7 +109,7 @@ impl Lookups {
     /// Has everything let go of in the mount that an inode is in; in all mounts, for a directory above them.
     ///
     /// # Errors
-    /// [`WorkError::Deadline`] when a session does not let go.
+    /// [`WorkError::Deadline`] when a session returns nothing.
     pub async fn recall_mount_of(&self, inode: u64) -> Result<(), WorkError> {
         if self.recalls.delegations().is_empty() {
             return Ok(());

@@ -27,14 +27,14 @@ pub(super) enum Item {
 pub(super) enum FailureKind {
     /// Other things of the same bucket may go well.
     Item,
-    /// The same, and a person has to mend it.
+    /// It concerns this item alone, and a person has to mend it.
     NeedsOperator,
     /// Of a file as it was after this change: blocks of it are lost, and a person has to give them up.
     Lost {
         change: u64,
     },
     Bucket,
-    /// The same, and a person has to mend it.
+    /// It concerns the whole bucket, and a person has to mend it.
     Denied,
 }
 

@@ -12,7 +12,7 @@ use super::event_access::VisibleMounts;
 use super::recent::RecentChanges;
 use super::watch::WatchHub;
 
-/// See the module.
+/// The sessions that the state machine notifies.
 #[derive(Default)]
 pub struct CurrentSessions {
     current: Mutex<Current>,

@@ -1,7 +1,7 @@
 //! The directories delegated to sessions, as the state has them, in memory on every master: as long as there are none,
 //! nothing costs more than a look at a counter.
 //!
-//! A directory is here before it is in the tables, and until they say that it was let go of. So whoever reads the
+//! A directory is here before it is in the tables, and until they say that it was returned. So whoever reads the
 //! tables and finds a directory that is held finds it here as well.
 
 use std::collections::{HashMap, HashSet};
@@ -13,19 +13,19 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
-/// See the module.
+/// All directory delegations, by directory.
 #[derive(Default)]
 pub struct DirectoryDelegations {
     holders: Mutex<HashMap<u64, DirectoryDelegation>>,
-    /// How many they are.
+    /// How many there are.
     count: AtomicUsize,
-    /// Grows whenever some have been let go of.
+    /// Grows whenever some have been returned.
     moment: AtomicU64,
     give_back: Notify,
 }
 
 impl DirectoryDelegations {
-    /// They are these, and no others.
+    /// The delegations are these, and no others.
     pub(super) fn replace(&self, held: Vec<DirectoryDelegation>) {
         let mut holders = self.holders.lock();
         *holders = held.into_iter().map(|held| (held.directory, held)).collect();
@@ -71,7 +71,7 @@ impl DirectoryDelegations {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Is another one when some have been let go of.
+    /// Is another one when some have been returned.
     pub fn moment(&self) -> u64 {
         self.moment.load(Ordering::Acquire)
     }
@@ -103,7 +103,7 @@ impl DirectoryDelegations {
         holders.values().filter(|held| held.mount_id == mount_id).map(|held| held.session).collect()
     }
 
-    /// Is notified when some have been let go of; to be enabled before one looks.
+    /// Is notified when some have been returned; to be enabled before one looks.
     pub(super) fn next_return(&self) -> Notified<'_> {
         self.give_back.notified()
     }
@@ -129,7 +129,7 @@ mod tests {
         );
         assert_eq!((held.holders_in_mount(3), held.holders_in_mount(4)), (HashSet::from([1, 2]), HashSet::new()));
         assert!(held.holds_any(1) && held.holds_any(2) && !held.holds_any(3));
-        assert_eq!(held.moment(), moment, "nothing was let go of");
+        assert_eq!(held.moment(), moment, "nothing was returned");
         held.give_back(&[DelegationChange::Returned(of(7, 1))]);
         assert_ne!(held.moment(), moment);
         assert!(!held.holds_any(1));

@@ -2,7 +2,7 @@
 //! until the state says that nobody else holds it. By then everything is in the state that the holder had answered for.
 //!
 //! The holder is sent an event, and once more each second, since its stream may have broken. One whose stream stays
-//! broken is waited for until its session is over: the end of a session lets go of all.
+//! broken is waited for until its session is over: the end of a session returns all.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -64,12 +64,12 @@ impl Recalls {
     /// Returns when no other session than the asker (0 for whoever has none) holds a directory.
     ///
     /// # Errors
-    /// [`WorkError::Deadline`] when the holder does not let go.
+    /// [`WorkError::Deadline`] when the holder does not return it.
     pub async fn recall(&self, directory: u64, asker: u64) -> Result<(), WorkError> {
         self.recall_all(&[directory], asker).await
     }
 
-    /// The same of several.
+    /// Recalls several directories.
     pub async fn recall_all(&self, directories: &[u64], asker: u64) -> Result<(), WorkError> {
         if self.delegations.is_empty() {
             return Ok(());
@@ -109,10 +109,10 @@ impl Recalls {
     async fn wait(&self, holders: impl Fn() -> Vec<(u64, u64)>) -> Result<(), WorkError> {
         let deadline = Instant::now() + self.hub.lease() * LEASES;
         loop {
-            let let_go = self.delegations.next_return();
-            tokio::pin!(let_go);
+            let returned = self.delegations.next_return();
+            tokio::pin!(returned);
             // Registered before looking, so that none is missed.
-            let_go.as_mut().enable();
+            returned.as_mut().enable();
             let holders = holders();
             let Some((session, _)) = holders.first() else { return Ok(()) };
             let now = Instant::now();
@@ -123,7 +123,7 @@ impl Recalls {
                 )));
             }
             self.send(&holders);
-            let _again = tokio::time::timeout_at(deadline.min(now + AGAIN), let_go).await;
+            let _again = tokio::time::timeout_at(deadline.min(now + AGAIN), returned).await;
         }
     }
 

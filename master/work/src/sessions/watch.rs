@@ -279,14 +279,14 @@ impl WatchHub {
         }
     }
 
-    /// The same of all that is in a directory.
+    /// Registers a watch of all that is in a directory.
     pub fn watch_directory(&self, session: u64, directory: u64) {
         if session != 0 {
             self.state.lock().watches.watch_directory(session, directory);
         }
     }
 
-    /// The same of directories of which any names may be known, and that others are not there.
+    /// Registers watches of directories of which any names may be known, and that others are not there.
     pub fn watch_directories(&self, session: u64, directories: impl IntoIterator<Item = u64>) {
         let mut state = self.state.lock();
         for directory in directories {
@@ -295,7 +295,7 @@ impl WatchHub {
         }
     }
 
-    /// The same of inodes, whatever their names are.
+    /// Registers watches of inodes, whatever their names are.
     pub fn watch_inodes(&self, session: u64, inodes: impl IntoIterator<Item = u64>) {
         if session != 0 {
             let mut state = self.state.lock();
@@ -498,7 +498,7 @@ impl WatchHub {
         self.wait_until(|state| state.have_acknowledged(seq)).await
     }
 
-    /// The same of all sessions, those that are on their way to another stream too.
+    /// Returns when every session has acknowledged `seq`, those that are on their way to another stream too.
     pub async fn wait_all_acknowledged(&self, seq: u64) -> bool {
         self.wait_until(|state| state.has_settled(self.lease) && state.have_acknowledged(seq)).await
     }

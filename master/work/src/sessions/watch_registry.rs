@@ -107,7 +107,7 @@ impl WatchRegistry {
         self.sessions.insert(session, Known::default());
     }
 
-    /// The same, but the session knows things from elsewhere.
+    /// A session begins that knows things from elsewhere.
     pub(super) fn begin_unsettled(&mut self, session: u64) {
         self.begin(session);
         self.unsettled.add(session);
@@ -247,7 +247,8 @@ impl WatchRegistry {
         self.everything.0.iter().chain(&self.unsettled.0).for_each(|session| found(*session));
     }
 
-    /// The same of an inode, which is there now; false when any session may know it.
+    /// Calls `found` for every session that can have seen an inode, which is there now; false when any session may know
+    /// it.
     pub(super) fn of_inode(&self, inode: u64, location: &InodeLocation, mut found: impl FnMut(u64)) -> bool {
         match location {
             InodeLocation::Named { parent, name, .. } => self.of_name(*parent, name, false, &mut found),

@@ -32,7 +32,7 @@ impl KeyError {
         }
     }
 
-    /// The same, where there were some before, which have ended.
+    /// This failure, where there were credentials before, which have ended.
     pub(super) fn after_the_end(self) -> Self {
         let late = |reason| format!("those of before have ended, and there are no others: {reason}");
         match self {

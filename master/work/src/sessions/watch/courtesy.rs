@@ -9,7 +9,7 @@ use tokio::time::Instant;
 /// How long a session is kept that nobody takes up: what it has open stays as long.
 const KEPT: Duration = Duration::from_secs(600);
 
-/// See the module.
+/// Sessions that are kept beyond their leases.
 #[derive(Default)]
 pub(super) struct CourtesySessions {
     /// When the lease of each was over.
