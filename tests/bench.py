@@ -221,7 +221,7 @@ class Bench:
         self.cv("fs", "free", f"/{name}")
         # Chunks that were read ahead for nobody stay for half a minute.
         deadline = time.monotonic() + 60
-        held = [f"cavern_client_{what}" for what in ("descriptors", "kept_files", "budget_used_bytes")]
+        held = [f"cavern_client_{what}" for what in ("descriptors", "backing_files", "budget_used_bytes")]
         while any(self.client_metric(metric) > 0 for metric in held):
             if time.monotonic() > deadline:
                 held = ", ".join(f"{metric} {self.client_metric(metric):.0f}" for metric in held)

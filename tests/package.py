@@ -67,10 +67,10 @@ said() {
         [ "$(cat /run/reloads 2>/dev/null | wc -l)" -lt "$2" ] || break
         sleep 0.1
     done
-    keeper=$(cat /run/cavern-fuse/pid 2>/dev/null)
-    [ -d "/proc/${keeper:-none}" ] || keeper=gone
+    supervisor=$(cat /run/cavern-fuse/pid 2>/dev/null)
+    [ -d "/proc/${supervisor:-none}" ] || supervisor=gone
     echo "$1 $(systemctl show --value -p MainPID cavern-fuse) $(systemctl show --value -p ActiveState cavern-fuse)" \
-        "$keeper $(cat /run/reloads 2>/dev/null | wc -l) $(systemctl show --value -p MainPID cavern-worker)"
+        "$supervisor $(cat /run/reloads 2>/dev/null | wc -l) $(systemctl show --value -p MainPID cavern-worker)"
 }
 systemctl start cavern-fuse
 said refused 0
@@ -246,9 +246,9 @@ def check_units(root, deb, later):
     run(*boot, timeout=180, stdin=subprocess.DEVNULL, env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"})
     said = root.read("/probe.out")
     steps = {words[0]: words[1:] for words in map(str.split, said.splitlines()) if len(words) == 6}
-    main, state, keeper, reloads, worker = range(5)
+    main, state, supervisor, reloads, worker = range(5)
     assert steps["refused"][:3] == ["0", "inactive", "gone"], said
-    started, cv_fuse = steps["started"], steps["started"][keeper]
+    started, cv_fuse = steps["started"], steps["started"][supervisor]
     assert cv_fuse != "gone" and started[state] == "active", said
     for number, step in enumerate(["restarted", "killed", "upgraded"], 1):
         assert steps[step][state:worker] == ["active", cv_fuse, str(number)], f"{step}: {said}"
@@ -256,7 +256,7 @@ def check_units(root, deb, later):
     assert steps["upgraded"][main] == steps["killed"][main], f"a mount is reloaded: {said}"
     assert steps["upgraded"][worker] not in ("0", started[worker]), f"a worker is restarted: {said}"
     assert steps["stopped"][:3] == ["0", "inactive", "gone"], said
-    assert steps["again"][state] == "active" and steps["again"][keeper] not in ("gone", cv_fuse), said
+    assert steps["again"][state] == "active" and steps["again"][supervisor] not in ("gone", cv_fuse), said
     assert steps["removed"] == ["0", "inactive", "gone", "3", "0"], said
     assert not list(root.path.glob("etc/systemd/system/*.wants/cavern-*")), said
     root.sh("rm /usr/bin/cv; dpkg-divert --local --rename --remove /usr/bin/cv; dpkg --purge cavern")

@@ -37,7 +37,7 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// The same, of a path: said before a cause that does not know what the path is.
+    /// Names a path, which is said before a cause that does not know what the path is.
     pub fn of(mut self, path: &str) -> Self {
         if let Self::Failed(text) | Self::Usage(text) | Self::Unreachable(text) | Self::NotFound(text) = &mut self
             && !text.contains(path)

@@ -39,9 +39,9 @@ pub enum ClientError {
     /// The bucket has names in a directory, or below it, that the master does not know yet: it must list them first.
     #[error("directory inode {directory} is not listed yet: try again when its bucket answers")]
     Unlisted { directory: u64, below: bool },
-    /// Another client holds a directory, and is to let go of it first.
-    #[error("directory inode {directory} is held by another client, which does not let go of it")]
-    HeldElsewhere { directory: u64 },
+    /// A directory is delegated to another client, which is to return it first.
+    #[error("directory inode {directory} is delegated to another client, which does not return it")]
+    DelegatedElsewhere { directory: u64 },
     /// A change was sent to the master, and whether it was made will never be known.
     #[error("a change may have been made or not: {cause}")]
     OutcomeUnknown { cause: String },
@@ -111,7 +111,7 @@ impl ClientError {
             Self::Io(error) if error.kind() == io::ErrorKind::StorageFull => Errno::NOSPC,
             Self::Net(_)
             | Self::Unlisted { .. }
-            | Self::HeldElsewhere { .. }
+            | Self::DelegatedElsewhere { .. }
             | Self::OutcomeUnknown { .. }
             | Self::LocksLost { .. }
             | Self::NoWorkers

@@ -24,11 +24,11 @@ pub use set_attributes::{AttributeChange, BucketDefaults};
 use staged_handle::StagedHandle;
 
 use crate::activity::Activity;
-use crate::cached_copies::Copies;
 use crate::error::ClientError;
 use crate::fs_file::{FileEnd, FsFile, KernelBlock, KernelReads, LocalSync, Seek, WriteBehindOutcome};
 use crate::metadata::Node;
-use crate::read::{DiskRead, OpenFile, ReadAtHand};
+use crate::page_cache_hint::PageCacheHint;
+use crate::read::{CachedRead, DiskRead, OpenFile};
 
 /// What an operation on a file has changed beside the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -165,7 +165,8 @@ impl File {
         self.object()?.with_local_descriptor(make)
     }
 
-    /// The same of a file of an fs-mode mount, as long as it is that block: see [`FsFile::kernel_block`].
+    /// What is kept with the block of an fs-mode file, as long as the file is that block alone: see
+    /// [`FsFile::kernel_block`].
     pub fn kernel_block<T: Any + Send + Sync>(
         &self,
         others: Option<&KernelBlock>,
@@ -208,9 +209,9 @@ impl File {
     }
 
     /// Who keeps what was read; `None` where nothing is ever written.
-    pub fn copies(&self) -> Option<&Copies> {
-        let of_staged = || self.staged().map(|file| file.copies());
-        self.content().map(|file| file.copies()).or_else(of_staged)
+    pub fn page_cache_hint(&self) -> Option<&PageCacheHint> {
+        let of_staged = || self.staged().map(|file| file.page_cache_hint());
+        self.content().map(|file| file.page_cache_hint()).or_else(of_staged)
     }
 
     /// Reads without waiting, for event loops. `None` when that is not possible for the whole range (use `read`); else
@@ -225,14 +226,14 @@ impl File {
 
     /// As [`read_now`](Self::read_now); and without a copy, where all of the bytes are in a buffer of what was read
     /// ahead. For large reads, and readers who keep what they read: see [`read_direct`](Self::read_direct).
-    pub fn read_at_hand(&self, offset: u64, buffer: &mut [u8]) -> Option<ReadAtHand> {
+    pub fn try_read_cached(&self, offset: u64, buffer: &mut [u8]) -> Option<CachedRead> {
         let read = match self.content() {
-            Some(file) => file.read_at_hand(offset, buffer),
-            None => self.object()?.read_at_hand(offset, buffer),
+            Some(file) => file.try_read_cached(offset, buffer),
+            None => self.object()?.try_read_cached(offset, buffer),
         };
         read.inspect(|read| match read {
-            ReadAtHand::Copied(bytes) => self.has_read(*bytes),
-            ReadAtHand::Buffered(bytes) => self.has_read(bytes.len()),
+            CachedRead::Copied(bytes) => self.has_read(*bytes),
+            CachedRead::Buffered(bytes) => self.has_read(bytes.len()),
         })
     }
 
@@ -253,7 +254,7 @@ impl File {
     }
 
     /// As [`read`](Self::read), for a reader who keeps nothing of what he reads, as with `O_DIRECT`: of a file that
-    /// others may change, nothing that was read ahead will do. Nor will [`read_at_hand`](Self::read_at_hand).
+    /// others may change, nothing that was read ahead will do. Nor will [`try_read_cached`](Self::try_read_cached).
     pub async fn read_direct(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
         let Some(file) = self.content() else { return self.read(offset, length).await };
         file.read_direct(offset, length).await.inspect(|bytes| self.has_read(bytes.len()))
@@ -306,7 +307,8 @@ impl File {
         written.inspect(|()| self.has_written(length))
     }
 
-    /// The same for `O_SYNC`. Of a bucket that asks nothing: no object is there before a close or a sync.
+    /// Writes all of `bytes` and syncs them, as `O_SYNC` asks. Of a bucket that asks nothing: no object is there before
+    /// a close or a sync.
     pub async fn write_synced(&self, offset: u64, bytes: Bytes, writer: Option<u64>) -> Result<(), ClientError> {
         let Some(file) = self.content() else { return self.write(offset, bytes, writer).await };
         let length = bytes.len();
@@ -323,7 +325,7 @@ impl File {
             || self.staged().is_some_and(|file| file.is_dirty() && !file.has_failed())
     }
 
-    /// The same of a close by somebody, who may not be among those who have written.
+    /// Whether a close by `closer`, who may have written nothing, is to bring what others cannot see yet.
     pub fn is_dirty_for(&self, closer: u64) -> bool {
         self.content().is_some_and(|file| !file.is_committed() || file.has_loss())
             || self.staged().is_some_and(|file| file.is_flushed_by(closer))
@@ -350,13 +352,13 @@ impl File {
         }
     }
 
-    /// The same of bytes that need nothing else to be durable than disks of this host: to be run on a thread that may
-    /// block. `None`: use `sync`.
+    /// A sync of bytes that takes nothing but disks of this host: to be run on a thread that may block. `None`: use
+    /// `sync`.
     pub fn local_sync(&self) -> Option<LocalSync> {
         self.content()?.local_sync()
     }
 
-    /// The same, and it is durable.
+    /// Flushes the file, and makes what was written durable.
     pub async fn sync(&self) -> Result<Effects, ClientError> {
         match self.content() {
             Some(file) => file.sync().await.map(|()| Effects::default()),
@@ -369,7 +371,8 @@ impl File {
         self.content().is_none().then(|| seek_in_data(self.own_size(), offset, what))
     }
 
-    /// The same: as lseek(2). `None` behind the end, and where no data follows.
+    /// Where data, or a hole, begins from `offset` on, as lseek(2) says it. `None` behind the end, and where no data
+    /// follows.
     pub async fn seek(&self, offset: u64, what: Seek) -> Result<Option<u64>, ClientError> {
         match self.content() {
             Some(file) => file.seek(offset, what).await,

@@ -5,31 +5,30 @@
 //! this host, else behind the writer (`write_behind`); new blocks, and a new length, are committed to the master when a
 //! file is flushed, synced, or given other attributes, and every few seconds while it stays open
 //! ([`commit`](FsFile::commit)). `layout` knows the file without I/O, `block` one block at its workers, `blocks` opens
-//! them, `closed` is what stays known when nobody has the file open, `origin` is about what no block has,
+//! them, `layout_cache` is what stays known when nobody has the file open, `origin` is about what no block has,
 //! `kernel_reads` about what a kernel reads by itself, `read`, `write`, `append`, `copy` and `set_attributes` do what
-//! their names say. `contents` are all that are open.
+//! their names say. `open_file_table` are all that are open.
 //!
 //! A write that overlaps another client's cut of the same file either comes before it or after it.
 
 mod append;
-mod beside;
 mod block;
+mod block_preallocator;
 mod blocks;
-mod closed;
 mod commit;
-mod contents;
 mod copy;
 mod file;
-mod grants;
 mod group_commit;
+mod journaled_content;
 mod kernel_reads;
 mod layout;
-mod noted;
+mod layout_cache;
+mod layout_prefetch;
+mod open_file_table;
 mod origin;
 mod page_versions;
-mod piece_log;
+mod prefetch_window;
 mod read;
-mod readings;
 mod recovery;
 mod set_attributes;
 mod state;
@@ -37,11 +36,12 @@ mod sync;
 mod write;
 mod write_back;
 mod write_behind;
+mod write_log;
 
 pub use append::FileEnd;
-pub use contents::Contents;
 pub use file::{FsFile, UncommittedAttr};
 pub use kernel_reads::{KernelBlock, KernelReads};
+pub use open_file_table::OpenFileTable;
 pub use read::Seek;
 pub use sync::LocalSync;
 pub(crate) use write_behind::WriteBehindOutcome;

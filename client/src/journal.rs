@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use prost::Message;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 
-pub(crate) use records::{BlockRecord, ChangeRecord, ContentRecord, PieceRecord};
+pub(crate) use records::{BlockRecord, ChangeRecord, ContentRecord, WriteRecord};
 pub use request::RequestContext;
 pub use table::{Slot, Table};
 
@@ -60,12 +60,12 @@ const PIECES: Shape = (4 * KIB, 4 * MIB, 1 << 12);
 const BACKINGS: Shape = (128, 0, 1 << 18);
 const APPENDS: Shape = (128, 0, 1 << 16);
 
-/// See the module.
+/// Records that outlive this process.
 #[derive(Debug)]
 pub struct Journal {
     file: Arc<File>,
-    /// The same file, opened once more, and locked: whoever serves the mount shares it, and whoever takes over from all
-    /// of them has it alone. It goes to no other process.
+    /// This file, opened once more, and locked: whoever serves the mount shares it, and whoever takes over from all of
+    /// them has it alone. It goes to no other process.
     _lock: Option<OwnedFd>,
     /// How many processes have had this journal before.
     epoch: u64,
@@ -187,11 +187,11 @@ impl Journal {
     }
 
     /// What is left to be made. To be asked of a journal that is frozen.
-    pub fn left(&self) -> Left {
+    pub fn left(&self) -> Unreplayed {
         let answered = self.changes.take_all().into_iter().filter(|(_, record)| {
             let record = ChangeRecord::decode(&record[..]).unwrap_or_default();
             record.session == self.session().0
-                && Mutation::decode(&record.mutation[..]).is_ok_and(|mutation| mutation.is_answered)
+                && Mutation::decode(&record.mutation[..]).is_ok_and(|mutation| mutation.is_write_back)
         });
         let changes = answered.count();
         let contents = self.contents.take_all().into_iter().filter_map(|(_, record)| {
@@ -201,9 +201,9 @@ impl Journal {
             .pieces
             .take_all()
             .into_iter()
-            .filter_map(|(_, record)| PieceRecord::decode(&record[..]).ok().map(|record| record.inode));
+            .filter_map(|(_, record)| WriteRecord::decode(&record[..]).ok().map(|record| record.inode));
         let files = contents.chain(pieces).collect::<BTreeSet<_>>().len();
-        Left { changes, files }
+        Unreplayed { changes, files }
     }
 
     /// From now on what is let go of is forgotten.
@@ -271,13 +271,13 @@ impl Journal {
     }
 
     /// Writes bytes of a piece behind its record.
-    pub(crate) fn write_piece(&self, slot: &Slot, at: u64, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn log_write(&self, slot: &Slot, at: u64, bytes: &[u8]) -> io::Result<()> {
         slot.touched(at + bytes.len() as u64);
         self.file.write_all_at(bytes, slot.behind() + at)
     }
 
     /// The bytes of a piece.
-    pub(crate) fn read_piece(&self, slot: &Slot, length: usize) -> io::Result<Vec<u8>> {
+    pub(crate) fn read_logged(&self, slot: &Slot, length: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; length];
         self.file.read_exact_at(&mut bytes, slot.behind())?;
         Ok(bytes)
@@ -291,7 +291,7 @@ impl Journal {
 
 /// What a journal has that the master lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Left {
+pub struct Unreplayed {
     /// Changes that were answered. Of some of them the master may have told nobody that it has made them.
     pub changes: usize,
     /// Files that were written.
@@ -469,14 +469,14 @@ mod tests {
         for _ in 0..2 {
             let slots: Vec<_> = (0..50).map(|_| journal.pieces.put(b"piece").unwrap()).collect();
             for slot in &slots {
-                journal.write_piece(slot, 0, &vec![7; MIB as usize]).unwrap();
+                journal.log_write(slot, 0, &vec![7; MIB as usize]).unwrap();
             }
             assert!(used() >= 50 * MIB, "{}", used());
             slots.into_iter().for_each(Slot::forget);
             assert!(used() < 18 * MIB, "{}", used());
             let slots: Vec<_> = (0..50).map(|_| journal.pieces.put(b"piece").unwrap()).collect();
-            journal.write_piece(&slots[49], MIB, b"more").unwrap();
-            assert_eq!(journal.read_piece(&slots[49], MIB as usize).unwrap(), vec![0; MIB as usize]);
+            journal.log_write(&slots[49], MIB, b"more").unwrap();
+            assert_eq!(journal.read_logged(&slots[49], MIB as usize).unwrap(), vec![0; MIB as usize]);
         }
     }
 
@@ -501,19 +501,19 @@ mod tests {
         let memory = memory();
         let first = Journal::open(memory.try_clone().unwrap()).unwrap();
         first.note_session(7);
-        for (session, is_answered) in [(7, true), (7, false), (6, true), (7, true)] {
-            let mutation = Mutation { is_answered, ..Mutation::default() };
+        for (session, is_write_back) in [(7, true), (7, false), (6, true), (7, true)] {
+            let mutation = Mutation { is_write_back, ..Mutation::default() };
             std::mem::forget(first.note_change(session, 0, None, &mutation));
         }
         for (inode, changed) in [(1, true), (2, false), (3, true)] {
             let record = ContentRecord { inode, changed, ..ContentRecord::default() };
             std::mem::forget(first.contents.put(&record.encode_to_vec()));
         }
-        std::mem::forget(first.pieces.put(&PieceRecord { inode: 3, ..PieceRecord::default() }.encode_to_vec()));
+        std::mem::forget(first.pieces.put(&WriteRecord { inode: 3, ..WriteRecord::default() }.encode_to_vec()));
         drop(first);
         for _ in 0..2 {
             let taken = Journal::open(memory.try_clone().unwrap()).unwrap();
-            assert_eq!([taken.left(), taken.left()], [Left { changes: 2, files: 2 }; 2]);
+            assert_eq!([taken.left(), taken.left()], [Unreplayed { changes: 2, files: 2 }; 2]);
         }
     }
 

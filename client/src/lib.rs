@@ -22,31 +22,31 @@ pub mod stages;
 pub mod stats;
 
 mod activity;
-mod cached_copies;
 mod fs_file;
 mod identity;
-mod left_behind;
 mod memory;
+mod orphaned_journal;
+mod page_cache_hint;
 mod read;
 mod session;
 mod single_flight;
 mod staged;
 mod tables;
 
-pub use cached_copies::Copies;
 pub use error::ClientError;
 pub use file::{
     Access, Allocation, AttributeChange, BucketDefaults, CreatedFile, Effects, File, NewFile, Opened, Replacement,
 };
 pub use fs_file::{FileEnd, KernelBlock, KernelReads, Seek, UncommittedAttr};
 pub use identity::Identity;
-pub use journal::{Journal, Left, RequestContext};
-pub use left_behind::{Replayed, replay};
+pub use journal::{Journal, RequestContext, Unreplayed};
 pub use metadata::{
     AnsweredBy, CachedLookup, Changed, DirPage, InvalidationSink, LOCK_TO_END, Metadata, NoSink, Node, OpenInode, Posix,
 };
 pub use mounts::{MountView, Mounts, ObjectVersion};
-pub use read::{DiskRead, ReadAtHand};
+pub use orphaned_journal::{Replayed, replay};
+pub use page_cache_hint::PageCacheHint;
+pub use read::{CachedRead, DiskRead};
 pub use session::{Client, Predecessor};
 pub use staged::OBJECT_BYTES_MAX;
 pub use stages::{Stage, StageTimes, Stages};

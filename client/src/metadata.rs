@@ -5,22 +5,22 @@
 //!
 //! - `Names` (`names`): what is known, the nodes (`cache`), the listings and their ages (`directory`, `name_set`), and
 //!   what was invalidated lately, which keeps answers out that an invalidation has overtaken (`recent_invalidations`).
-//!   `apply_change` is what a change of our own leaves there.
+//!   `apply_to_cache` is what a change of our own leaves there.
 //! - `SessionLease` (`lease`): whether the session lives, and how far its events have been taken in.
 //! - `OperationLog` (`log`): every change from when it is asked for, or answered, until the master has made it, and the
 //!   directories that are held. The journal is its durable form.
 //! - `OpenFiles` (`open_files`): what is open and must not be deleted (`open_inodes`), what is referred to otherwise
-//!   (`removals`), and what stays open for a while (`staying`).
+//!   (`removals`), and what stays open for a while (`close_grace`).
 //! - `Locks` (`locks`): which owners have locks, and who waits for one.
 //! - `ListingRefresh` (`listing_refresh`): listings that are asked for anew.
 //! - `Outage` (`outage`): what buckets are asked while no master answers.
-//! - `Questions` (`parts`): questions under way, which those share who ask the same.
+//! - `PendingQueries` (`parts`): questions under way, which those share who ask the same.
 //!
 //! What goes through them: `queries` puts questions to the master, and this file has the rule of freshness around them
-//! (`freshness`). `changes` puts changes in the log, `answer` answers them where nobody else can know better
-//! (`predict`, `answer_lock`), `sender` carries them to the master, `replay` loads the log of a process before. `watch`
-//! takes the events of the master in (`events`) and passes them on to a `sink`; `remember` tells another master what is
-//! cached.
+//! (`freshness`). `changes` puts changes in the log, `apply_locally` answers them where nobody else can know better
+//! (`predict`, `lock_locally`), `sender` carries them to the master, `replay` loads the log of a process before.
+//! `watch` takes the events of the master in (`events`) and passes them on to a `sink`; `restore_watches` tells another
+//! master what is cached.
 //!
 //! The log is locked before what is known, and what is open before the log. Nothing is awaited with either locked, and
 //! nothing is dropped under the log that may close a file.
@@ -28,17 +28,18 @@
 #[macro_use]
 mod ask;
 
-mod answer;
-mod answer_lock;
-mod apply_change;
+mod apply_locally;
+mod apply_to_cache;
 mod cache;
 mod changes;
+mod close_grace;
 mod directory;
 mod events;
 mod freshness;
 mod lease;
 mod listing_budget;
 mod listing_refresh;
+mod lock_locally;
 mod locks;
 mod log;
 mod name_set;
@@ -51,12 +52,11 @@ mod parts;
 mod predict;
 mod queries;
 mod recent_invalidations;
-mod remember;
 mod removals;
 mod replay;
+mod restore_watches;
 mod sender;
 mod sink;
-mod staying;
 mod watch;
 
 use std::sync::Arc;
@@ -75,7 +75,7 @@ pub use node::{Node, Posix};
 pub(crate) use open_files::ChangedContents;
 pub use open_inodes::OpenInode;
 pub use parts::Metadata;
-pub(crate) use recent_invalidations::Mark;
+pub(crate) use recent_invalidations::InvalidationMark;
 pub use sink::{InvalidationSink, NoSink};
 
 use crate::error::ClientError;
@@ -118,7 +118,7 @@ impl Metadata {
         self.cached_or_ask(|_| parent, cached, |patience| self.ask_lookup(parent, name, patience)).await
     }
 
-    /// The same, when somebody else has found that the name leads elsewhere than is known here.
+    /// Looks a name up when somebody else has found that the name leads elsewhere than is known here.
     pub async fn lookup_anew(&self, parent: u64, name: &[u8]) -> Result<Arc<Node>, ClientError> {
         check_name(name)?;
         self.ask_lookup(parent, name, RetryPolicy::UntilDeadline).await
@@ -211,7 +211,7 @@ impl Metadata {
         }
     }
 
-    /// The same from the cache, without I/O; `None` when the listing is not there or not fresh enough.
+    /// A page of a directory from the cache, without I/O; `None` when the listing is not there or not fresh enough.
     pub fn cached_dir_page(&self, directory: u64, after: &[u8], limit: usize) -> Option<DirPage> {
         let page = self.cached_page(directory, after, limit.max(1), !after.is_empty())?;
         self.inner.stats.metadata_hits.inc();
@@ -235,7 +235,7 @@ impl Metadata {
         inner.trust(node.parent)
     }
 
-    /// The same for the absence of a name below `parent`; zero where that is asked each time.
+    /// How long a kernel may believe that a name below `parent` is absent; zero where that is asked each time.
     pub fn trust_absence(&self, parent: u64) -> Duration {
         if self.is_asked_each_time(parent) { Duration::ZERO } else { self.inner.trust(parent) }
     }
@@ -330,12 +330,12 @@ impl Metadata {
     }
 
     /// Now, in the order of invalidations.
-    pub(crate) fn mark(&self) -> Mark {
+    pub(crate) fn mark(&self) -> InvalidationMark {
         self.inner.names.recent.mark()
     }
 
     /// Whether an invalidation since then says that a name may lead elsewhere.
-    pub(crate) fn has_changed(&self, since: Mark, parent: u64, name: &[u8]) -> bool {
+    pub(crate) fn has_changed(&self, since: InvalidationMark, parent: u64, name: &[u8]) -> bool {
         self.inner.names.recent.since(since).touch(parent, name, 0)
     }
 

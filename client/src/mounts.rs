@@ -47,7 +47,7 @@ impl Current {
             Some(master) => {
                 let changes_objects = mount.write_type() != WriteType::FsMode && is_changeable(&mount);
                 let right = if changes_objects { KeyRight::Write } else { KeyRight::Read };
-                Ufs::open_lent(&mount.uri, &options, conf, &key_lender(master, mount.id, &mount.path, right))
+                Ufs::open_vended(&mount.uri, &options, conf, &key_lender(master, mount.id, &mount.path, right))
             }
             None => Ufs::open(&mount.uri, &options, conf),
         };

@@ -30,8 +30,8 @@ pub(crate) mod span;
 
 pub(crate) use descriptors::{BlockFile, Descriptors, WholeFile};
 pub use disk_read::DiskRead;
-pub use file::{OpenFile, ReadAtHand};
+pub use file::{CachedRead, OpenFile};
 pub use files::Files;
 pub(crate) use location::ReplicatedBlock;
-pub(crate) use part::{PartLocation, Payer};
+pub(crate) use part::{Owner, PartLocation};
 pub(crate) use reader::{BlockReader, REMOTE_PIECE_BYTES};

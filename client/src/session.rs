@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::error::ClientError;
 use crate::file::File;
-use crate::fs_file::{Contents, UncommittedAttr};
+use crate::fs_file::{OpenFileTable, UncommittedAttr};
 use crate::identity::Identity;
 use crate::journal::Journal;
 use crate::metadata::{Changed, InvalidationSink, Metadata, Node, OpenInode};
@@ -41,7 +41,7 @@ pub struct Client {
     tables: Arc<Tables>,
     metadata: Metadata,
     files: Files,
-    contents: Contents,
+    contents: OpenFileTable,
     staged: StagedFiles,
     pool: Arc<WorkerPool>,
     stats: Arc<Stats>,
@@ -62,8 +62,8 @@ impl Client {
         Self::connect_with(config, who, sink, None, None).await
     }
 
-    /// The same for a client that has successors, and one before it, perhaps: it takes up that one's session, and what
-    /// was open there stays. What it had not finished is finished by [`Self::recover`].
+    /// Connects a client that has successors, and perhaps one before it: it takes up that one's session, and what was
+    /// open there stays. What it had not finished is finished by [`Self::recover`].
     pub async fn connect_with(
         config: &Config,
         who: impl Into<Identity>,
@@ -79,7 +79,7 @@ impl Client {
         let tables = Arc::new(Tables::new(master.clone(), pool.clone(), &config.ufs));
         let metadata = Metadata::new(master.clone(), tables.clone(), stats.clone(), config, journal.clone());
         let files = Files::new(metadata.clone(), pool.clone(), stats.clone(), config);
-        let contents = Contents::new(metadata.clone(), files.clone(), pool.clone(), stats.clone(), &config.client);
+        let contents = OpenFileTable::new(metadata.clone(), files.clone(), pool.clone(), stats.clone(), &config.client);
         let staged = StagedFiles::new(metadata.clone(), files.clone(), pool.clone(), stats.clone(), &config.client);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let client = Arc::new(Self {
@@ -120,10 +120,10 @@ impl Client {
         tasks.spawn(async move { watch.0.watch(watch.1, sink, watch.2).await });
         tasks.spawn(sending);
         let fresh = (client.metadata.clone(), stop.clone());
-        tasks.spawn(async move { fresh.0.keep_fresh(fresh.1).await });
+        tasks.spawn(async move { fresh.0.run_refresher(fresh.1).await });
         let current = (client.tables.clone(), client.metadata.clone(), stop.clone());
         tasks.spawn(async move {
-            current.0.keep_current(current.2, |mounts| current.1.mounts_replaced(mounts)).await;
+            current.0.run_updater(current.2, |mounts| current.1.mounts_replaced(mounts)).await;
         });
         let sweep = (client.files.clone(), stop.clone());
         tasks.spawn(async move { sweep.0.sweep(sweep.1).await });
@@ -163,13 +163,13 @@ impl Client {
         // What cannot be committed now is by the next process, if there is one.
         self.contents.commit_all().await;
         // So is what cannot be made.
-        let _made = self.metadata.make_answered().await;
+        let _made = self.metadata.flush_write_back().await;
     }
 
     /// Has the master know all that was written and answered, by a process that is about to end without a successor.
     /// Nothing is answered before the master has it from now on. Not bounded.
     pub async fn leave(&self) {
-        self.metadata.answer_no_more();
+        self.metadata.stop_write_back();
         self.hand_in().await;
     }
 
@@ -201,7 +201,7 @@ impl Client {
     }
 
     /// Contents of files of fs-mode mounts.
-    pub(crate) fn contents(&self) -> &Contents {
+    pub(crate) fn contents(&self) -> &OpenFileTable {
         &self.contents
     }
 
@@ -246,8 +246,8 @@ impl Client {
         }
     }
 
-    /// The same for whoever knows the directory, or else the inode, that the change is made on; and who asks for it,
-    /// where that is judged ([`MountView::limits_users`](crate::MountView::limits_users)).
+    /// Makes a change for a caller that knows the directory, or else the inode, that it is made on; and who asks for
+    /// it, where that is checked ([`MountView::limits_users`](crate::MountView::limits_users)).
     pub async fn change_on(
         &self,
         on: &Arc<Node>,
@@ -275,7 +275,7 @@ impl Client {
         self.metadata.cached_node(inode)
     }
 
-    /// The same, asking the master. `Stale` when it is gone.
+    /// A node, asking the master where it is not known here. `Stale` when it is gone.
     pub async fn node(&self, inode: u64) -> Result<Arc<Node>, ClientError> {
         if StagedFiles::is_staged(inode) {
             let gone = || ClientError::Stale(format!("inode {inode}, which was written here,"));
@@ -305,8 +305,8 @@ impl Client {
 
     /// Makes what is written to files that stay open known, every few seconds, until `stop`: others see it, the bucket
     /// gets it, and it outlives this process.
-    pub async fn keep_committing(&self, stop: CancellationToken) {
-        stop.run_until_cancelled(self.contents.keep_committing()).await;
+    pub async fn run_committer(&self, stop: CancellationToken) {
+        stop.run_until_cancelled(self.contents.run_committer()).await;
     }
 
     /// Whether anything is mounted in the namespace whose inodes have attributes, locks and quotas of their own.
@@ -321,9 +321,9 @@ impl Client {
 
     /// Stops every task and connection. Calls in flight fail; so do later ones that need the network.
     pub async fn shutdown(&self) {
-        self.metadata.end_stays(Duration::ZERO);
+        self.metadata.end_close_grace(Duration::ZERO);
         self.contents.return_blocks(Duration::ZERO).await;
-        let made = self.metadata.make_answered().await;
+        let made = self.metadata.flush_write_back().await;
         match (made, self.metadata.journal()) {
             (Ok(()), Some(journal)) => journal.end(),
             // Whoever keeps it finds what the master does not have.

@@ -4,9 +4,9 @@
 //! `read` and `disk`) and goes to the bucket as a whole object when the file is closed or synced (`upload`), large ones
 //! in parts that are sent ahead while they are written (`parts`). The bucket is the truth: a change is acknowledged
 //! when the bucket has it. Then the master is asked to look, and with that the name leads to the new version on every
-//! client; the workers have got its bytes before (`cached`). `place` is about the room on the disk, `layout` about
-//! where the bytes are, `writers` about whose close counts, `names` and `rename` about names that are made, removed
-//! and moved, `attributes` about what the bucket keeps beside bytes.
+//! client; the workers have got its bytes before (`cached`). `staging_budget` is about the room on the disk, `layout`
+//! about where the bytes are, `writers` about whose close counts, `names` and `rename` about names that are made,
+//! removed and moved, `attributes` about what the bucket keeps beside bytes.
 //!
 //! While a file is being written here it has an inode of its own, beyond those of the namespace, which its name leads
 //! to on this client only.
@@ -18,10 +18,10 @@ mod file;
 mod layout;
 mod names;
 mod parts;
-mod place;
 mod ranges;
 mod read;
 mod rename;
+mod staging_budget;
 mod upload;
 mod write;
 mod writers;
@@ -56,7 +56,7 @@ use file::StagedLocation;
 use layout::Base;
 use names::refuse;
 use parts::UPLOAD_BYTES;
-use place::StagingBudget;
+use staging_budget::StagingBudget;
 
 /// The namespace counts its inodes from 1.
 const FIRST_INODE: u64 = 1 << 62;

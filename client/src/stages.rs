@@ -71,7 +71,7 @@ tokio::task_local! {
     static STAGES: Option<Arc<Stages>>;
 }
 
-/// See the module.
+/// What the task of one request has waited for.
 #[derive(Debug)]
 pub struct Stages(Mutex<State>);
 
@@ -132,7 +132,7 @@ impl Stages {
         STAGES.scope(this, task)
     }
 
-    /// The same of work on a thread that may block.
+    /// Runs work that counts here, on a thread that may block.
     pub fn scope_blocking<T>(this: Option<Arc<Self>>, work: impl FnOnce() -> T) -> T {
         STAGES.sync_scope(this, work)
     }

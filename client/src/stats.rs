@@ -57,9 +57,9 @@ stats! {
     /// Bytes received from the bucket itself
     bucket_bytes: Counter = "client_bucket_bytes",
     /// Requests to write behind their writers
-    written_behind: Counter = "client_written_behind",
+    write_behind_requests: Counter = "client_write_behind_requests",
     /// Bytes written to workers behind their writers
-    written_behind_bytes: Counter = "client_written_behind_bytes",
+    write_behind_bytes: Counter = "client_write_behind_bytes",
     /// Reads and opens that failed
     read_errors: Counter = "client_read_errors",
     /// Reads and opens that found their version gone
@@ -81,7 +81,7 @@ stats! {
     /// Descriptors of local blocks held
     descriptors: Gauge = "client_descriptors",
     /// Files of local blocks that the kernel keeps open by itself, with or without a descriptor
-    kept_files: Gauge = "client_kept_files",
+    backing_files: Gauge = "client_backing_files",
     /// Bytes of the memory budget in use
     budget_used_bytes: Gauge = "client_budget_used_bytes",
     /// Lookups and attributes answered from the cache
@@ -92,8 +92,8 @@ stats! {
     metadata_stale_served: Counter = "client_metadata_stale_served",
     /// Inodes in the metadata cache
     metadata_entries: Gauge = "client_metadata_entries",
-    /// Changes of held directories that were answered before the master had them
-    answered_changes: Counter = "client_answered_changes",
+    /// Changes of delegated directories that were answered before the master had them
+    write_back_changes: Counter = "client_write_back_changes",
     /// Of these, locks that were unlocked before they were sent
     undone_changes: Counter = "client_undone_changes",
     /// Of these, commits that became part of one of the same file that was not sent yet

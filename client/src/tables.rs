@@ -142,7 +142,7 @@ impl Tables {
     }
 
     /// Fetches what was asked for until `stop`; `mounts_replaced` is called after every new mount table.
-    pub(crate) async fn keep_current(&self, stop: CancellationToken, mounts_replaced: impl Fn(&Mounts)) {
+    pub(crate) async fn run_updater(&self, stop: CancellationToken, mounts_replaced: impl Fn(&Mounts)) {
         let mut backoff = backoff::MASTER.begin();
         loop {
             tokio::select! {

@@ -139,7 +139,7 @@ impl InvalidationSink for Recording {
         let known = inodes.into_iter().filter(|inode| referred.contains(inode)).collect();
         Box::pin(std::future::ready(known))
     }
-    fn let_go(&self) -> BoxFuture<'static, ()> {
+    fn invalidated(&self) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
     fn barrier(&self) -> BoxFuture<'static, ()> {
@@ -172,7 +172,7 @@ async fn a_replaced_object_is_another_inode_and_is_acknowledged_after_it_was_pas
     let begun = Instant::now();
     master.put_file(MOUNT_ROOT, "b", "e1", 5);
     until("later events are taken in", || sink.events.lock().iter().any(|event| event.contains("/b "))).await;
-    until("the client has let go", || master.let_go() == master.seq()).await;
+    until("the client has let go", || master.invalidated() == master.seq()).await;
     assert!(begun.elapsed() < SHORT_LEASE / 3, "{:?}", begun.elapsed());
     tokio::time::sleep(SHORT_LEASE * 4 / 3).await;
     assert!(!metadata.has_lapsed(), "signs of life go on");
@@ -218,7 +218,7 @@ async fn an_old_listing_is_renewed_first_an_ageing_one_in_the_background() {
     let slow = master.put_directory(MOUNT_ROOT, "s");
     let file = master.put_file(slow, "f", "e", 1);
     master.settled().await;
-    master.set_age_after_touch(None);
+    master.set_age_after_refresh(None);
     master.set_age(slow, 90_000);
     metadata.lookup(slow, b"f").await.unwrap();
     assert_eq!(master.count("Touch"), 3);
@@ -384,7 +384,7 @@ async fn a_path_below_a_listing_that_stays_old_is_asked_for_twice_at_most() {
     let master = FakeMaster::start("older").await;
     let inode = master.put_file(MOUNT_ROOT, "a", "e", 5);
     master.set_age(MOUNT_ROOT, 61_000);
-    master.set_age_after_touch(None);
+    master.set_age_after_refresh(None);
     let client = connect(&config(&master)).await;
     let resolved = tokio::time::timeout(Duration::from_secs(30), client.metadata().resolve("/m/a")).await;
     assert_eq!(resolved.expect("it ends").unwrap().inode, inode);

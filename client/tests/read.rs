@@ -7,7 +7,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cavern_client::{Access, CachedLookup, Client, ClientError, File, Node, Opened, ReadAtHand};
+use cavern_client::{Access, CachedLookup, CachedRead, Client, ClientError, File, Node, Opened};
 use cavern_conf::{ByteSize, Config, Interval};
 use cavern_proto::CHUNK_BYTES;
 use cavern_proto::data::Status;
@@ -417,9 +417,9 @@ fn put_block(cluster: &Cluster, bytes: &[u8]) {
 
 /// Bytes that are in a buffer as a whole.
 fn read_buffered(file: &File, offset: u64, length: usize) -> Option<bytes::Bytes> {
-    match file.read_at_hand(offset, &mut vec![0; length])? {
-        ReadAtHand::Buffered(bytes) => Some(bytes),
-        ReadAtHand::Copied(copied) => panic!("{copied} bytes of a file that is at other hosts"),
+    match file.try_read_cached(offset, &mut vec![0; length])? {
+        CachedRead::Buffered(bytes) => Some(bytes),
+        CachedRead::Copied(copied) => panic!("{copied} bytes of a file that is at other hosts"),
     }
 }
 

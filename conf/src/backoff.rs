@@ -21,7 +21,7 @@ pub const CHANGE_STREAM: Profile = Profile::steady(millis(20), Jitter::None);
 pub const HEARTBEAT: Profile = Profile::steady(millis(500), Jitter::Quarter);
 /// A block of an fs-mode file: a worker that failed is left alone for longer, and others of the block may answer.
 pub const BLOCK: Profile = Profile::steady(millis(50), Jitter::Quarter);
-/// The same where its worker has no space: something has to be evicted first, or persisted.
+/// A block whose worker has no space: something has to be evicted first, or persisted.
 pub const SPACE: Profile = Profile::steady(millis(200), Jitter::Quarter);
 /// A file that was written and cannot be committed.
 pub const COMMIT: Profile = Profile::steady(millis(500), Jitter::Quarter);
@@ -29,12 +29,12 @@ pub const COMMIT: Profile = Profile::steady(millis(500), Jitter::Quarter);
 pub const BUCKET_READ: Profile = Profile::new(millis(100), millis(1000), Jitter::Quarter);
 /// Credentials that cannot be fetched while requests wait for them. When they end is random, so pauses are not.
 pub const CREDENTIALS: Profile = Profile::new(millis(250), millis(5_000), Jitter::None);
-/// The same while the former ones are good.
+/// Credentials that cannot be fetched while the former ones are good.
 pub const CREDENTIALS_EARLY: Profile = Profile::new(millis(250), millis(30_000), Jitter::None);
 /// The process that replays a journal.
 pub const REPLAY: Profile = Profile::new(millis(200), millis(5_000), Jitter::Quarter);
 /// A worker of this host that keeps a journal: mostly there is none yet.
-pub const JOURNAL_KEEPER: Profile = Profile::new(millis(200), millis(5_000), Jitter::Quarter);
+pub const JOURNAL_HANDOVER: Profile = Profile::new(millis(200), millis(5_000), Jitter::Quarter);
 /// The process that serves a mount: its requests wait for the next one.
 pub const DAEMON: Profile = Profile::new(millis(10), millis(1000), Jitter::None);
 /// A process of `cv local`.
@@ -123,7 +123,7 @@ impl Backoff {
         pause
     }
 
-    /// The same; `None` where the pause would not end before the deadline.
+    /// The pause after another failure; `None` where it would not end before the deadline.
     pub fn next_pause_before(&mut self, deadline: Instant) -> Option<Duration> {
         let pause = self.next_pause();
         (Instant::now() + pause < deadline).then_some(pause)
@@ -134,7 +134,7 @@ impl Backoff {
         sleep(self.next_pause()).await;
     }
 
-    /// The same; false, at once, where the pause would not end before the deadline.
+    /// Waits after another failure; false, at once, where the pause would not end before the deadline.
     #[must_use]
     pub async fn wait_before(&mut self, deadline: Instant) -> bool {
         let Some(pause) = self.next_pause_before(deadline) else { return false };

@@ -127,8 +127,8 @@ fn key_encryption([key, former_key]: [&'static str; 2], current: &Path, former: 
 
 fn master(master: &Master, rules: &mut Rules<'_>) {
     rules.distinct(["master.listen", "master.http_listen"], &master.listen, &master.http_listen);
-    let keys = ["master.key_encryption_key", "master.former_key_encryption_key"];
-    key_encryption(keys, &master.key_encryption_key, &master.former_key_encryption_key, rules);
+    let keys = ["master.key_encryption_key", "master.previous_key_encryption_key"];
+    key_encryption(keys, &master.key_encryption_key, &master.previous_key_encryption_key, rules);
     let has_log = !master.audit_deletes || !master.audit_log.is_empty();
     rules.require(has_log, &["master.audit_deletes", "master.audit_log"], || {
         "there is no audit log that names could be in: set master.audit_log as well".to_owned()
@@ -179,8 +179,8 @@ fn worker(worker: &Worker, rules: &mut Rules<'_>) {
         format!("worker.low_watermark ({low}) must be below worker.high_watermark ({high})")
     });
     rules.ordered(("worker.fill_size_max", worker.fill_size_max), ("worker.memory_budget", worker.memory_budget));
-    let keys = ["worker.key_encryption_key", "worker.former_key_encryption_key"];
-    key_encryption(keys, &worker.key_encryption_key, &worker.former_key_encryption_key, rules);
+    let keys = ["worker.key_encryption_key", "worker.previous_key_encryption_key"];
+    key_encryption(keys, &worker.key_encryption_key, &worker.previous_key_encryption_key, rules);
 }
 
 fn ufs(ufs: &Ufs, rules: &mut Rules<'_>) {

@@ -54,20 +54,20 @@ macro_rules! points {
 
 points! {
     "fuse": {
-        /// A change of a held directory is in the journal, and neither answered nor in the queue.
-        AnswerNoted = "answer-noted",
+        /// A change of a delegated directory is in the journal, and neither answered nor in the queue.
+        ChangeJournaled = "change-journaled",
         /// Such a change is in the queue, and the kernel does not know.
-        AnswerQueued = "answer-queued",
+        ChangeQueued = "change-queued",
         /// A call with changes that had been answered is on its way, and the master has not answered it.
-        AnswersSent = "answers-sent",
+        WriteBackSent = "write-back-sent",
         /// The master has made them, and nothing here knows.
-        AnswersMade = "answers-made",
-        /// Somebody wants to look into a held directory, and that it is let go of is in the queue.
-        LetGoQueued = "let-go-queued",
+        WriteBackMade = "write-back-made",
+        /// Somebody wants to look into a delegated directory, and that it is let go of is in the queue.
+        ReturnQueued = "return-queued",
         /// What the process before had left is found, and nothing of it is sent.
         ReplayBegun = "replay-begun",
         /// A block is there for a file that is not made yet.
-        BlockGranted = "block-granted",
+        BlockPreallocated = "block-preallocated",
         /// A block has room at its workers, and the layout does not know it yet.
         BlockReserved = "block-reserved",
         /// The bytes are at every worker, and the write is not answered.
@@ -141,7 +141,7 @@ points! {
         /// It is the current one on disk, and the earlier one is in use.
         DatabaseReplaced = "database-replaced",
         /// A part of what lies below a renamed directory has its intents.
-        RenameSpread = "rename-spread",
+        RenamePropagated = "rename-propagated",
         /// That there may be an object is noted, and no worker was asked to write it.
         ObjectNoted = "object-noted",
         /// The objects of an inode are written, and this is not noted.
@@ -152,10 +152,10 @@ points! {
         DeletionBegun = "deletion-begun",
         /// An object is gone, and is noted as still to be deleted.
         ObjectDeleted = "object-deleted",
-        /// A session was asked to let go of a directory.
+        /// A session was asked to return a directory.
         RecallSent = "recall-sent",
         /// It has let go in the state, and nobody who waits for that knows.
-        DirectoryLetGo = "directory-let-go",
+        DelegationReturned = "delegation-returned",
         /// A part of what a session leaves behind is gone, and the rest is not.
         SessionEnding = "session-ending",
         /// A worker has freed blocks, and they are noted as still to be freed.

@@ -15,7 +15,7 @@ use crate::units::{ByteSize, ResourceLimit};
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-/// See the module.
+/// Processors and memory that a process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostLimits {
     /// At least one.
@@ -47,7 +47,7 @@ impl HostLimits {
         ByteSize::mib(mib.clamp(*ResourceLimit::MEMORY_MIB.start(), *ResourceLimit::MEMORY_MIB.end()))
     }
 
-    /// As the files below `root` say.
+    /// What the files below `root` leave to a process that may run on `affinity` processors.
     fn below(root: &Path, affinity: usize) -> Self {
         let quota = least(root, "cpu", quota_of);
         let quota = quota.map(|(cpus, file)| (usize::try_from(cpus).unwrap_or(usize::MAX), file));

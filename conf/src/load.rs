@@ -84,7 +84,7 @@ impl Effective {
         Self::compose_on(HostLimits::default(), file, environment)
     }
 
-    /// As [`Self::compose`], on this host.
+    /// Composes what [`Self::compose`] does, for processes that may use what `host` has.
     ///
     /// # Errors
     /// [`ConfigError::Rejected`].

@@ -16,10 +16,10 @@ const CHUNK: ByteSize = ByteSize::kib(128);
 const SHORTEST_LEASE: Interval = Interval::millis(500);
 
 /// Clients say every few seconds what they have made.
-const SHORTEST_UNCLAIMED: Interval = Interval::secs(1);
+const SHORTEST_ORPHAN_GRACE: Interval = Interval::secs(1);
 
 /// Clients commit every three seconds, and wait for a worker for five.
-const SHORTEST_RESERVED: Interval = Interval::secs(10);
+const SHORTEST_RESERVATION: Interval = Interval::secs(10);
 
 /// With less there would be a snapshot for every few changes.
 const SHORTEST_LOG: ByteSize = ByteSize::kib(64);
@@ -152,7 +152,7 @@ section! {
         /// clear.
         key_encryption_key: PathBuf = PathBuf::new(), absolute_if_set;
         /// What encrypted them before that.
-        former_key_encryption_key: PathBuf = PathBuf::new(), absolute_if_set;
+        previous_key_encryption_key: PathBuf = PathBuf::new(), absolute_if_set;
         /// The file of the audit log; `log` for the process's log, empty for none.
         audit_log: String = String::new(), audit_log;
         /// It has each name that a client removes or moves in an fs-mode mount.
@@ -164,7 +164,7 @@ section! {
         /// A snapshot is made when the log has grown by this much since the last one.
         snapshot_after: ByteSize = ByteSize::mib(256), at_least(SHORTEST_LOG);
         /// What a snapshot covers stays in the log for this long, for masters that were away,
-        log_keep: Interval = Interval::secs(600), at_most_ten_years;
+        log_retention: Interval = Interval::secs(600), at_most_ten_years;
         /// unless the log has more than this behind it.
         log_size_max: ByteSize = ByteSize::gib(1);
         heartbeat: Interval = Interval::millis(1000), lasting(SHORTEST_HEARTBEAT, "1s");
@@ -221,7 +221,7 @@ section! {
         /// disk.
         key_encryption_key: PathBuf = PathBuf::new(), absolute_if_set;
         /// The one before, until all directories have been opened with the present one.
-        former_key_encryption_key: PathBuf = PathBuf::new(), absolute_if_set;
+        previous_key_encryption_key: PathBuf = PathBuf::new(), absolute_if_set;
         /// As that of the master.
         audit_log: String = String::new(), audit_log;
         /// Fractions of a directory's capacity: eviction starts above the one and stops below the other.
@@ -230,7 +230,7 @@ section! {
         /// What the cached blocks of one mount may take of each directory, in percent of its capacity: 1 to 100. A
         /// mount may have `fill_size_max` in any case.
         mount_cache_share: u32 = 100, within(1..=100, " percent: 100 limits nothing");
-        /// As that of the master.
+        /// Processors and memory of the worker; what it does not name is what the process finds.
         resource_limit: ResourceLimit = ResourceLimit::default();
         /// RocksDB block cache of the block index, per directory.
         index_cache: ByteSize = ByteSize::mib(32), at_least(ByteSize::mib(1));
@@ -243,14 +243,14 @@ section! {
         /// Checksums verified in the background, per second; "0B" switches the scrubber off.
         scrub_rate: ByteSize = ByteSize::mib(10);
         /// Blocks of fs-mode mounts that no file has are freed when nobody has written to them for so long.
-        unclaimed_after: Interval = Interval::millis(3_600_000), lasting(SHORTEST_UNCLAIMED, "1h");
+        orphan_block_grace: Interval = Interval::millis(3_600_000), lasting(SHORTEST_ORPHAN_GRACE, "1h");
         /// Blocks that one client has made over the network, by the identity in its certificate, and that no file has
         /// yet take so much at most; 0 for a quarter of the capacity.
         client_reserved: ByteSize = ByteSize::mib(0), nothing_or(LEAST_RESERVED, RESERVED);
-        /// The same of all clients in one mount; 0 for half of the capacity.
+        /// What such blocks of all clients in one mount take at most; 0 for half of the capacity.
         mount_reserved: ByteSize = ByteSize::mib(0), nothing_or(LEAST_RESERVED, RESERVED);
         /// Such blocks are freed when no file has them after so long.
-        reserved_after: Interval = Interval::secs(600), lasting(SHORTEST_RESERVED, "10m");
+        reservation_timeout: Interval = Interval::secs(600), lasting(SHORTEST_RESERVATION, "10m");
         /// Connections that one client may have at once, by the identity in its certificate,
         client_connections: usize = 512, count;
         /// and what it may read and write over them in a second; 0 for any number.
@@ -284,7 +284,8 @@ section! {
 
 section! {
     "client" Client {
-        /// As that of the master, for this section and the next.
+        /// Processors and memory of the client, which has this section and the next; what it does not name is what the
+        /// process finds.
         resource_limit: ResourceLimit = ResourceLimit::default();
         /// Buffers of the whole process: of what is read, read ahead, uploaded and written behind.
         memory_budget: ByteSize = ByteSize::mib(512), at_least(ByteSize::mib(1));
@@ -296,7 +297,7 @@ section! {
         /// Of which mounts names are asked of the bucket while no master answers.
         outage_lookups: OutageLookups = OutageLookups::ReadOnly;
         /// Whether `cv fuse` answers changes in directories that it made before the master has them.
-        hold_directories: bool = true;
+        directory_delegations: bool = true;
         /// One read, write or sync of a file, every fallback included; then EIO.
         read_timeout: Interval = Interval::millis(15_000), positive;
         /// A read whose bucket does not answer, or too slowly, as long as that is longer.
@@ -445,7 +446,7 @@ section! {
         /// The kernel heeds access lists of fs-mode mounts.
         posix_acl: bool = true;
         /// The mount outlives the process that serves it: another one goes on when it dies, or is replaced.
-        keep_mount: bool = true;
+        supervised: bool = true;
         /// Requests that take as long are in the trace of the mount.
         trace_above: Interval = Interval::millis(10), at_most_ten_years;
     }

@@ -70,7 +70,7 @@ impl Host {
         command.spawn().unwrap()
     }
 
-    /// The same, which starts a `cv fuse`: the one of this number.
+    /// One that starts a `cv fuse`: the one of this number.
     #[track_caller]
     fn hold_begun(&self, number: usize) -> Child {
         let holder = self.hold();

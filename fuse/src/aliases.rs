@@ -36,7 +36,7 @@ struct Newest {
     rests_until: Instant,
 }
 
-/// See the module.
+/// The node ids of inodes that the kernel knows under several.
 #[derive(Debug, Default)]
 pub struct Aliases {
     is_used: AtomicBool,

@@ -29,8 +29,8 @@ pub enum FuseError {
     Mount(#[from] MountError),
     #[error("the FUSE connection could not be set up: {0}")]
     Session(#[from] SessionError),
-    #[error("the keeper of the mount cannot be understood: {0}")]
-    Keeper(#[source] std::io::Error),
+    #[error("the supervisor of the mount cannot be understood: {0}")]
+    Supervisor(#[source] std::io::Error),
     #[error("the journal of the mount cannot be used: {0}")]
     Journal(#[source] std::io::Error),
     #[error("a thread could not be started: {0}")]

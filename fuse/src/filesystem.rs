@@ -20,7 +20,7 @@ mod export;
 mod failed_reads;
 mod fallocate;
 mod handles;
-mod judged_users;
+mod limited_users;
 mod locks;
 mod lookup;
 mod lseek;
@@ -28,7 +28,6 @@ mod names;
 mod no_open;
 mod open;
 mod open_nodes;
-mod own_files;
 mod passthrough;
 mod privileges;
 mod read;
@@ -38,6 +37,7 @@ mod restore;
 mod setattr;
 mod statfs;
 mod symlink;
+mod virtual_files;
 mod write;
 mod xattr;
 
@@ -52,9 +52,9 @@ pub use attributes::AttrDefaults;
 pub use passthrough::is_asked as asks_for_passthrough;
 pub use restore::EarlierHandles;
 
-use crate::inheritance::Inheritance;
 use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Filesystem, Operation, Reply};
+use crate::mount_journal::MountJournal;
 use crate::root::Root;
 use crate::trace::Trace;
 use directory::DirectoryHandle;
@@ -83,17 +83,17 @@ struct Inner {
     invalidations: Arc<Invalidations>,
     files: Handles<OpenHandle>,
     directories: Handles<DirectoryHandle>,
-    given_names: directory::GivenNamesTable,
+    cookies: directory::CookieTable,
     open_inodes: OpenInodes,
     open_nodes: OpenNodes,
     locks: HandleLocks,
     /// `fuse.no_open`: files are read by inode.
     unopened: Option<NoOpenHandles>,
-    second_opens: EstaleRetries,
+    open_retries: EstaleRetries,
     failures: Failures,
     generations: Generations,
     /// What a process after this one must know.
-    inheritance: Inheritance,
+    mount_journal: MountJournal,
     lost: LostHandles,
     /// `fuse.xattrs`.
     xattrs: bool,
@@ -127,7 +127,7 @@ impl Namespace {
         Self::with_journal(client, root, invalidations, conf, None)
     }
 
-    /// The same, kept for a process that goes on after this one.
+    /// Shows what `root` names, with a journal for the process that goes on after this one.
     pub fn with_journal(
         client: Arc<Client>,
         root: Arc<Root>,
@@ -148,16 +148,16 @@ impl Namespace {
             invalidations,
             files,
             directories,
-            given_names: directory::GivenNamesTable::default(),
+            cookies: directory::CookieTable::default(),
             open_inodes: OpenInodes::default(),
             open_nodes: OpenNodes::default(),
             locks: HandleLocks::default(),
             unopened: (conf.no_open == Choice::On).then(NoOpenHandles::default),
             xattrs: conf.xattrs != Choice::Off,
-            second_opens: EstaleRetries::default(),
+            open_retries: EstaleRetries::default(),
             failures: Failures::default(),
             generations,
-            inheritance: Inheritance::new(journal),
+            mount_journal: MountJournal::new(journal),
             lost: LostHandles::default(),
             posix_acl: conf.posix_acl,
             direct: conf.direct,
@@ -173,7 +173,7 @@ impl Namespace {
         let inner = Arc::clone(&self.inner);
         async move {
             while stop.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
-                inner.second_opens.sweep();
+                inner.open_retries.sweep();
                 if let Some(unopened) = &inner.unopened {
                     unopened.sweep();
                 }
@@ -184,7 +184,7 @@ impl Namespace {
     /// Commits what is written to files that stay open, until `stop`.
     pub fn commit(&self, stop: CancellationToken) -> impl Future<Output = ()> + Send + 'static {
         let client = Arc::clone(&self.inner.client);
-        async move { client.keep_committing(stop).await }
+        async move { client.run_committer(stop).await }
     }
 
     /// What is open, for the metrics.
@@ -202,8 +202,8 @@ impl Namespace {
 impl Filesystem for Namespace {
     fn dispatch(&self, node: u64, caller: Caller, operation: Operation<'_>, reply: Reply, payload: &mut [u8]) {
         let inner = &self.inner;
-        if own_files::is_own(node) {
-            return inner.of_own(node, operation, reply);
+        if virtual_files::is_virtual(node) {
+            return inner.serve_virtual(node, operation, reply);
         }
         match operation {
             Operation::Lookup { name } => inner.lookup(node, caller, name, reply),
@@ -243,7 +243,7 @@ impl Filesystem for Namespace {
             Operation::Mkdir { name, mode, umask } => inner.mkdir(node, caller, name, (mode, umask), reply),
             Operation::Symlink { name, target } => inner.symlink(node, caller, name, target, reply),
             Operation::Link { inode: other, .. } | Operation::Rename { new_parent: other, .. }
-                if own_files::is_own(other) =>
+                if virtual_files::is_virtual(other) =>
             {
                 reply.error(libc::EROFS);
             }
@@ -295,8 +295,8 @@ impl Inner {
         self.client.cached_node(self.root.to_namespace(kernel_node))
     }
 
-    /// The same, asking the master. An inode that is gone is `Stale`, unless a file of it is still open here, or it
-    /// is the root of the mount, whose path may have come to lead elsewhere.
+    /// A node that the kernel knows, asking the master where needed. An inode that is gone is `Stale`, unless a file of
+    /// it is still open here, or it is the root of the mount, whose path may have come to lead elsewhere.
     async fn node(&self, kernel_node: u64) -> Result<Arc<Node>, cavern_client::ClientError> {
         let inode = self.root.to_namespace(kernel_node);
         let error = match self.client.node(inode).await {
@@ -317,6 +317,6 @@ impl Inner {
     /// The version of an object that is open here, or what is kept for one who is about to open it.
     fn open_version(&self, kernel_node: u64) -> Option<Arc<Node>> {
         let inode = self.root.to_namespace(kernel_node);
-        self.open_inodes.get(inode).or_else(|| self.second_opens.file(inode).map(|(node, _)| node))
+        self.open_inodes.get(inode).or_else(|| self.open_retries.file(inode).map(|(node, _)| node))
     }
 }

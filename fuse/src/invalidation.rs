@@ -40,7 +40,7 @@ const QUEUE_MAX: usize = 65_536;
 const STRICT_NAMES_MAX: usize = 4096;
 /// For names of strict mounts to be forgotten, if nobody has their directories locked.
 const STRICT_NAMES_WAIT: Duration = Duration::from_millis(5);
-/// The same of other mounts, before a lock is granted.
+/// For names of other mounts to be forgotten, before a lock is granted.
 const NAMES_WAIT: Duration = Duration::from_millis(50);
 
 /// One invalidation that takes longer may wait for what waits for it.
@@ -123,12 +123,12 @@ pub struct Invalidations {
 
 impl Notification {
     /// What it makes the kernel forget attributes and pages of that others have changed, or somebody by another node.
-    fn subject(&self) -> Subject {
+    fn target(&self) -> Target {
         match self {
-            Self::Inode(inode) => Subject::Inode(*inode),
-            Self::Others(node) => Subject::Inode(inode_of(*node)),
-            Self::Everything => Subject::Everything,
-            _ => Subject::Nothing,
+            Self::Inode(inode) => Target::Inode(*inode),
+            Self::Others(node) => Target::Inode(inode_of(*node)),
+            Self::Everything => Target::Everything,
+            _ => Target::Nothing,
         }
     }
 
@@ -139,7 +139,7 @@ impl Notification {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Subject {
+enum Target {
     Nothing,
     Inode(u64),
     Everything,
@@ -149,7 +149,7 @@ enum Subject {
 struct Queue {
     messages: VecDeque<Notification>,
     /// Since when the one that was taken out last is being sent to the kernel, and what it is about.
-    sending: Option<(Instant, Subject)>,
+    sending: Option<(Instant, Target)>,
     /// There is a kernel to notify.
     attached: bool,
     stopped: bool,
@@ -158,9 +158,9 @@ struct Queue {
 impl Queue {
     /// Whether the kernel has yet to forget something of an inode.
     fn concerns(&self, inode: u64) -> bool {
-        let is_it = |subject| subject == Subject::Inode(inode) || subject == Subject::Everything;
-        let waiting = self.messages.iter().map(Notification::subject);
-        self.sending.map(|(_, subject)| subject).into_iter().chain(waiting).any(is_it)
+        let is_it = |target| target == Target::Inode(inode) || target == Target::Everything;
+        let waiting = self.messages.iter().map(Notification::target);
+        self.sending.map(|(_, target)| target).into_iter().chain(waiting).any(is_it)
     }
 }
 
@@ -369,7 +369,7 @@ impl Invalidations {
                         return;
                     }
                     if let Some(message) = queue.messages.pop_front() {
-                        queue.sending = Some((Instant::now(), message.subject()));
+                        queue.sending = Some((Instant::now(), message.target()));
                         break message;
                     }
                     self.filled.wait(&mut queue);
@@ -459,7 +459,7 @@ impl InvalidationSink for Invalidations {
         Box::pin(async move { answered.await.unwrap_or_default() })
     }
 
-    fn let_go(&self) -> BoxFuture<'static, ()> {
+    fn invalidated(&self) -> BoxFuture<'static, ()> {
         let (passed, waits) = oneshot::channel();
         self.push(Notification::Barrier(passed));
         let names = self.strict_names.barrier();
@@ -473,10 +473,10 @@ impl InvalidationSink for Invalidations {
     }
 
     fn barrier(&self) -> BoxFuture<'static, ()> {
-        let (let_go, names) = (self.let_go(), self.names.barrier());
+        let (invalidated, names) = (self.invalidated(), self.names.barrier());
         let (notifier, counts) = (self.notifier.lock().clone(), Arc::clone(&self.counts));
         Box::pin(async move {
-            let_go.await;
+            invalidated.await;
             let (Some(mut names), Some(notifier)) = (names, notifier) else { return };
             if timeout(LOCKED_FOR_LONG, &mut names).await.is_ok() {
                 return;

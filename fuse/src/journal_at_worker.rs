@@ -1,5 +1,5 @@
-//! The journal of a mount is kept by a worker of this host, too: when keeper and daemon die at the same moment, it has
-//! what was answered made ([`replay`]). The daemon hands it over when it begins to serve, and again whenever that
+//! The journal of a mount is kept by a worker of this host, too: when supervisor and daemon die at the same moment, it
+//! has what was answered made ([`replay`]). The daemon hands it over when it begins to serve, and again whenever that
 //! worker has ended.
 
 use std::io;
@@ -10,31 +10,31 @@ use std::time::Duration;
 
 use cavern_client::{Client, Identity, Journal, Replayed};
 use cavern_conf::{Config, backoff};
-use cavern_net::journals::{Ask, Hello, Kept, hand_over};
+use cavern_net::journals::{Ask, Hello, JournalGuard, hand_over};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
 use crate::error::FuseError;
-use crate::inheritance::MountRecord;
+use crate::mount_journal::MountRecord;
 
 /// A worker that is there answers at once.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
-/// A daemon that has outlived its keeper may still have the journal, for a moment.
+/// A daemon that has outlived its supervisor may still have the journal, for a moment.
 const DAEMON_WAIT: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// For all of a replay: a process that takes longer is of no use, and another one may be.
 const REPLAY_WAIT: Duration = Duration::from_secs(40);
 
 /// Has a worker keep the journal, until this is stopped.
-pub(crate) async fn keep(client: Arc<Client>, journal: Arc<Journal>, keeper: OwnedFd, who: Identity) {
-    let mut backoff = backoff::JOURNAL_KEEPER.begin();
+pub(crate) async fn run(client: Arc<Client>, journal: Arc<Journal>, parent: OwnedFd, who: Identity) {
+    let mut backoff = backoff::JOURNAL_HANDOVER.begin();
     loop {
         // From before the look, so that no worker is missed that comes meanwhile.
         let other_workers = client.pool().workers_changed();
         tokio::pin!(other_workers);
         other_workers.as_mut().enable();
-        if let Some((worker, mut kept)) = hand_to_any(&client, &journal, &keeper, &who).await {
+        if let Some((worker, mut kept)) = offer(&client, &journal, &parent, &who).await {
             debug!(worker, "a worker of this host keeps the journal of the mount");
             kept.ended().await;
             debug!(worker, "the worker that kept the journal of the mount has ended");
@@ -45,7 +45,7 @@ pub(crate) async fn keep(client: Arc<Client>, journal: Arc<Journal>, keeper: Own
     }
 }
 
-async fn hand_to_any(client: &Client, journal: &Journal, keeper: &OwnedFd, who: &Identity) -> Option<(u64, Kept)> {
+async fn offer(client: &Client, journal: &Journal, parent: &OwnedFd, who: &Identity) -> Option<(u64, JournalGuard)> {
     let hello = Hello {
         ask: Ask::Keep.into(),
         cluster_id: client.pool().cluster_id(),
@@ -53,7 +53,7 @@ async fn hand_to_any(client: &Client, journal: &Journal, keeper: &OwnedFd, who: 
         name: who.name.clone(),
     };
     for worker in client.workers().workers().iter().filter(|worker| !worker.socket_path.is_empty()) {
-        let handed = hand_over(Path::new(&worker.socket_path), &hello, journal.memory(), keeper.as_fd());
+        let handed = hand_over(Path::new(&worker.socket_path), &hello, journal.memory(), parent.as_fd());
         match timeout(ANSWER_WAIT, handed).await {
             Ok(Ok(kept)) => return Some((worker.id, kept)),
             // Of another host, mostly.

@@ -24,15 +24,15 @@ use tracing::{info, warn};
 use crate::data_set;
 use crate::error::FuseError;
 use crate::filesystem::{EarlierHandles, Namespace, asks_for_passthrough};
-use crate::inheritance::MountRecord;
 use crate::invalidation::{Inodes, Invalidations, NotifierThread};
 use crate::journal_at_worker;
-use crate::keeper::{HeldMount, Kind, Link, Message};
 use crate::kernel::channel::fall_silent;
 use crate::kernel::mount::Unmounted;
 use crate::kernel::{Agreement, Connection, Mount, MountOptions, Session, SessionOptions, StagedMount};
 use crate::metrics::MountCollector;
+use crate::mount_journal::MountRecord;
 use crate::root::{INNER_NAME, Root};
+use crate::supervisor::{Kind, Link, Message, SupervisedMount};
 
 /// How long requests in flight may take to end when the mount is in use at shutdown.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -40,9 +40,9 @@ const DRAIN: Duration = Duration::from_secs(2);
 const COPIES_WAIT: Duration = Duration::from_secs(1);
 /// The kernel sends what was under way again at once; whoever is not back by then waits for nothing.
 const RESENT_WITHIN: Duration = Duration::from_secs(30);
-/// For the master to make what was answered, when the keeper is dead.
+/// For the master to make what was answered, when the supervisor is dead.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// The daemon of a keeper that was killed may have the port for a moment still.
+/// The daemon of a supervisor that was killed may have the port for a moment still.
 const PORT_WAIT: Duration = Duration::from_secs(2);
 /// Between two attempts to unmount, since the kernel closes the last files a moment after close(2), and two attempts to
 /// have the port.
@@ -56,32 +56,32 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), FuseErro
     live(config, stop, None).await
 }
 
-/// The same as the daemon of a keeper, which is at the other end of the standard input: mounts if it is the first of
-/// them, and goes on where the one before was otherwise.
+/// Serves the mount as the daemon of a supervisor, which is at the other end of the standard input: mounts if it is the
+/// first of them, and goes on where the one before was otherwise.
 ///
 /// # Errors
 /// Those of [`run`]; and what the one before has left cannot be read.
-pub async fn run_kept(config: Config, stop: CancellationToken) -> Result<(), FuseError> {
-    // The keeper's death is ours at once, until `outlive_keeper`.
-    let keeper = die_with_parent(Some(Signal::KILL)).and_then(|()| parent()).map_err(FuseError::Keeper)?;
-    let link = Link::of_standard_input().map_err(FuseError::Keeper)?;
-    let begin = link.receive().await.map_err(FuseError::Keeper)?;
+pub async fn run_supervised(config: Config, stop: CancellationToken) -> Result<(), FuseError> {
+    // The supervisor's death is ours at once, until `outlive_supervisor`.
+    let supervisor = die_with_parent(Some(Signal::KILL)).and_then(|()| parent()).map_err(FuseError::Supervisor)?;
+    let link = Link::of_standard_input().map_err(FuseError::Supervisor)?;
+    let begin = link.receive().await.map_err(FuseError::Supervisor)?;
     let Some(Message { kind: Kind::Begin, descriptors, .. }) = begin else {
-        return Err(FuseError::Keeper(io::Error::other("it is gone")));
+        return Err(FuseError::Supervisor(io::Error::other("it is gone")));
     };
     let mut descriptors = descriptors.into_iter();
-    let memory = descriptors.next().ok_or_else(|| FuseError::Keeper(io::Error::other("it has no journal")))?;
+    let memory = descriptors.next().ok_or_else(|| FuseError::Supervisor(io::Error::other("it has no journal")))?;
     let journal = Journal::open(memory).map_err(FuseError::Journal)?;
-    let kept = Kept { keeper, link, journal: journal.clone(), descriptors: descriptors.collect() };
+    let kept = SupervisedDaemon { supervisor, link, journal: journal.clone(), descriptors: descriptors.collect() };
     let served = live(config, stop, Some(kept)).await;
     // Whatever is let go of from here on is for the next.
     journal.freeze();
     served
 }
 
-/// What the daemon of a keeper has.
-struct Kept {
-    keeper: OwnedFd,
+/// What the daemon of a supervisor has.
+struct SupervisedDaemon {
+    supervisor: OwnedFd,
     link: Link,
     journal: Arc<Journal>,
     /// The port and the devices, if there is a mount.
@@ -95,24 +95,24 @@ struct Inherited {
     handles: EarlierHandles,
 }
 
-async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -> Result<(), FuseError> {
+async fn live(mut config: Config, stop: CancellationToken, kept: Option<SupervisedDaemon>) -> Result<(), FuseError> {
     fit_descriptor_cache(&mut config);
     let transport = Transport::of(&config)?;
     let access = HttpAccess::of(&config.security, &transport, &AuditLog::default())?;
     let (mut http, mut inherited) = (None, None);
-    let (keeper, link, journal) = match kept {
+    let (supervisor, link, journal) = match kept {
         None => (None, None, None),
-        Some(Kept { keeper, link, journal, descriptors }) => {
+        Some(SupervisedDaemon { supervisor, link, journal, descriptors }) => {
             let mut descriptors = descriptors.into_iter();
             if let Some(port) = descriptors.next() {
                 let mount = MountRecord::of(&journal).ok_or_else(|| nothing_left("how the mount was made"))?;
                 mount.apply(&mut config.fuse);
-                http = Some(HttpServer::of(port).map_err(FuseError::Keeper)?);
+                http = Some(HttpServer::of(port).map_err(FuseError::Supervisor)?);
                 let connection = Arc::new(Connection::new(descriptors.collect(), mount.agreement())?);
                 let handles = EarlierHandles::of(&journal);
                 inherited = Some(Inherited { mount, connection, handles });
             }
-            (Some(keeper), Some(link), Some(journal))
+            (Some(supervisor), Some(link), Some(journal))
         }
     };
     let http = match http {
@@ -137,11 +137,11 @@ async fn live(mut config: Config, stop: CancellationToken, kept: Option<Kept>) -
     let who = identity(&config);
     let client = Client::connect_with(&config, who.clone(), sink, journal.clone(), predecessor).await?;
     let mut keeping = None;
-    if let (Some(keeper), Some(journal)) = (keeper, &journal) {
-        let other = keeper.try_clone().map_err(FuseError::Keeper)?;
-        outlive_keeper(keeper, &client).map_err(FuseError::Thread)?;
+    if let (Some(supervisor), Some(journal)) = (supervisor, &journal) {
+        let other = supervisor.try_clone().map_err(FuseError::Supervisor)?;
+        outlive_supervisor(supervisor, &client).map_err(FuseError::Thread)?;
         let journal = Arc::clone(journal);
-        keeping = Some(host::spawn(journal_at_worker::keep(Arc::clone(&client), journal, other, who)));
+        keeping = Some(host::spawn(journal_at_worker::run(Arc::clone(&client), journal, other, who)));
     }
     let process = Process { config: &config, transport, access, client: &client, invalidations, link, journal, began };
     let served = process.serve(http, inherited, stop).await;
@@ -167,15 +167,15 @@ fn parent() -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(parent, PidfdFlags::empty())?)
 }
 
-/// Has this process die soon after its keeper. What was answered is made first, and nothing is answered meanwhile:
+/// Has this process die soon after its supervisor. What was answered is made first, and nothing is answered meanwhile:
 /// there may be no worker that keeps the journal, too.
 /// The mount is left as it is, dead: nobody is to take for it what lies below.
-fn outlive_keeper(keeper: OwnedFd, client: &Arc<Client>) -> io::Result<()> {
+fn outlive_supervisor(supervisor: OwnedFd, client: &Arc<Client>) -> io::Result<()> {
     let (client, runtime) = (Arc::downgrade(client), Handle::current());
     let wait = move || {
-        while poll(&mut [PollFd::new(&keeper, PollFlags::IN)], None).is_err() {}
+        while poll(&mut [PollFd::new(&supervisor, PollFlags::IN)], None).is_err() {}
         fall_silent();
-        warn!("the keeper is gone: what was answered is made, and this process ends");
+        warn!("the supervisor is gone: what was answered is made, and this process ends");
         if let Some(client) = client.upgrade() {
             let made = runtime.block_on(async { tokio::time::timeout(LAST_WORDS, client.leave()).await });
             if made.is_err() {
@@ -184,7 +184,7 @@ fn outlive_keeper(keeper: OwnedFd, client: &Arc<Client>) -> io::Result<()> {
         }
         let _ = kill_process(getpid(), Signal::KILL);
     };
-    std::thread::Builder::new().name("keeper-watch".to_owned()).spawn(wait)?;
+    std::thread::Builder::new().name("parent-watch".to_owned()).spawn(wait)?;
     die_with_parent(None)
 }
 
@@ -223,7 +223,7 @@ struct Process<'p> {
     access: HttpAccess,
     client: &'p Arc<Client>,
     invalidations: Arc<Invalidations>,
-    /// To the keeper, if there is one.
+    /// To the supervisor, if there is one.
     link: Option<Link>,
     journal: Option<Arc<Journal>>,
     began: Began,
@@ -271,7 +271,7 @@ impl Process<'_> {
         };
         if is_first {
             self.note_mount(&fuse, &mount, &session, &root)?;
-            let held = HeldMount { path: mount.path().to_owned(), is_by_root: mount.is_by_root() };
+            let held = SupervisedMount { path: mount.path().to_owned(), is_by_root: mount.is_by_root() };
             self.hand_over(&held, session.agreement(), session.descriptors(), &http).await?;
             if let Some(journal) = &self.journal {
                 journal.thaw();
@@ -327,7 +327,7 @@ impl Process<'_> {
                     has_forgotten = true;
                     namespace.forget_earlier();
                 }
-                () = self.keeper_asks() => {}
+                () = self.supervisor_asks() => {}
             }
         }
         end(mount, session, notifier).await;
@@ -354,9 +354,9 @@ impl Process<'_> {
         self.client.recovered();
         // The notifier has clones of its channel, and nothing else of the connection.
         let mut connection = Arc::into_inner(connection).ok_or_else(|| nothing_left("who else uses the connection"))?;
-        let held = HeldMount { path: PathBuf::from(record.mount_point), is_by_root: record.is_by_root };
+        let held = SupervisedMount { path: PathBuf::from(record.mount_point), is_by_root: record.is_by_root };
         let options = session_options(&self.config.fuse);
-        // A request that was read from a descriptor of which the keeper has none would end with this process.
+        // A request that was read from a descriptor of which the supervisor has none would end with this process.
         if connection.widen(options.threads) {
             self.hand_over(&held, connection.agreement(), connection.descriptors(), http).await?;
         }
@@ -385,10 +385,10 @@ impl Process<'_> {
         Ok(())
     }
 
-    /// Leaves to the keeper the port and the devices.
+    /// Leaves to the supervisor the port and the devices.
     async fn hand_over<'a>(
         &self,
-        held: &HeldMount,
+        held: &SupervisedMount,
         agreement: Agreement,
         devices: impl Iterator<Item = BorrowedFd<'a>>,
         http: &'a HttpServer,
@@ -400,19 +400,19 @@ impl Process<'_> {
         }
         let mut descriptors = vec![http.descriptor()];
         descriptors.extend(devices);
-        link.send(Kind::Keep, &held.text(), &descriptors).await.map_err(FuseError::Keeper)
+        link.send(Kind::Keep, &held.text(), &descriptors).await.map_err(FuseError::Supervisor)
     }
 
     async fn say(&self, kind: Kind, text: &str) {
         if let Some(link) = &self.link
             && let Err(cause) = link.send(kind, text, &[]).await
         {
-            warn!(%cause, "the keeper of the mount cannot be reached");
+            warn!(%cause, "the supervisor of the mount cannot be reached");
         }
     }
 
-    /// Answers what the keeper asks for. Waits for ever where there is none.
-    async fn keeper_asks(&self) {
+    /// Answers what the supervisor asks for. Waits for ever where there is none.
+    async fn supervisor_asks(&self) {
         let Some(link) = &self.link else { return std::future::pending().await };
         match link.receive().await {
             Ok(Some(Message { kind: Kind::Replace, .. })) => {
@@ -420,7 +420,7 @@ impl Process<'_> {
                 self.say(Kind::Replace, &reason).await;
             }
             Ok(Some(_)) => {}
-            // See `outlive_keeper`.
+            // See `outlive_supervisor`.
             Ok(None) | Err(_) => std::future::pending().await,
         }
     }
@@ -568,7 +568,7 @@ async fn end(mut mount: Mount, session: Session, notifier: NotifierThread) {
             // The event loops are about to find out.
             Ok(false) => {}
             Err(cause) => {
-                // The kernel ends it when the last descriptor of it goes, with this process and its keeper.
+                // The kernel ends it when the last descriptor of it goes, with this process and its supervisor.
                 warn!(mount_point, %cause, "the kernel's connection cannot be ended: its requests are left unanswered");
                 return;
             }

@@ -51,10 +51,10 @@ struct Minute {
 
 /// What a request is about.
 #[derive(Clone, Debug, Default)]
-pub struct Subject {
+pub struct Target {
     /// Of the namespace.
     pub inode: u64,
-    /// The same, where it is known: it may be forgotten by the time somebody asks.
+    /// Its node, where that is known: it may be forgotten by the time somebody asks.
     pub node: Option<Arc<Node>>,
     /// Looked up in the inode; empty where that itself is meant.
     pub name: Vec<u8>,
@@ -69,7 +69,7 @@ struct SlowRequest {
     ended_ns: i64,
     ended: Instant,
     kind: RequestKind,
-    subject: Subject,
+    target: Target,
     took: Duration,
     times: StageTimes,
     errno: i32,
@@ -80,16 +80,16 @@ struct SlowRequest {
 pub struct Traced {
     trace: Arc<Trace>,
     pub stages: Arc<Stages>,
-    subject: Subject,
+    target: Target,
 }
 
 impl Traced {
     /// The request has its answer, or is given up; `errno` is 0 for success.
     pub fn ended(self, kind: RequestKind, took: Duration, errno: i32) {
-        let Self { trace, stages, subject } = self;
+        let Self { trace, stages, target } = self;
         if took >= trace.above {
             let (ended, times) = (Instant::now(), stages.times());
-            trace.add(SlowRequest { ended_ns: host::wall_ns(), ended, kind, subject, took, times, errno });
+            trace.add(SlowRequest { ended_ns: host::wall_ns(), ended, kind, target, took, times, errno });
         }
     }
 }
@@ -100,8 +100,8 @@ impl Trace {
     }
 
     /// Follows a request that came at `received`.
-    pub fn follow(self: &Arc<Self>, received: Instant, subject: Subject) -> Traced {
-        Traced { trace: Arc::clone(self), stages: Stages::queued(received), subject }
+    pub fn follow(self: &Arc<Self>, received: Instant, target: Target) -> Traced {
+        Traced { trace: Arc::clone(self), stages: Stages::queued(received), target }
     }
 
     fn minute(&self, at: Instant) -> u64 {
@@ -129,7 +129,7 @@ impl Trace {
     }
 
     /// What is remembered now, for people. `path_of` names what a request was about.
-    pub fn text(&self, path_of: impl Fn(&Subject) -> String) -> String {
+    pub fn text(&self, path_of: impl Fn(&Target) -> String) -> String {
         let now = Instant::now();
         let (mut slowest, all) = {
             let mut recent = self.recent.lock();
@@ -167,9 +167,9 @@ impl Trace {
             for (_, time) in parts(request.took, &request.times) {
                 let _ = write!(text, " {:>10}", milliseconds(time));
             }
-            let range = request.subject.range.map_or_else(|| "-".to_owned(), |(at, length)| format!("{at}+{length}"));
+            let range = request.target.range.map_or_else(|| "-".to_owned(), |(at, length)| format!("{at}+{length}"));
             let errno = if request.errno == 0 { "-".to_owned() } else { request.errno.to_string() };
-            let _ = writeln!(text, " {range:>20} {errno:>5} {}", one_line(&path_of(&request.subject)));
+            let _ = writeln!(text, " {range:>20} {errno:>5} {}", one_line(&path_of(&request.target)));
         }
         text
     }
@@ -227,8 +227,8 @@ mod tests {
         Duration::from_millis(count)
     }
 
-    fn read(inode: u64) -> Subject {
-        Subject { inode, range: Some((4096, 512)), ..Subject::default() }
+    fn read(inode: u64) -> Target {
+        Target { inode, range: Some((4096, 512)), ..Target::default() }
     }
 
     fn ended(trace: &Arc<Trace>, inode: u64, took: Duration) {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     fn text(trace: &Trace) -> String {
-        trace.text(|subject| format!("/of {}", subject.inode))
+        trace.text(|target| format!("/of {}", target.inode))
     }
 
     /// The lines of single requests.

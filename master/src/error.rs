@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use cavern_conf::process::ProcessError;
 use cavern_consensus::ConsensusError;
-use cavern_proto::StatusMark;
+use cavern_proto::StatusDetail;
 use cavern_security::SecurityError;
 use cavern_state::StateError;
 use cavern_ufs::{KeyError, UfsError};
@@ -74,7 +74,7 @@ fn status_of(error: &WorkError) -> Status {
     let code = match error {
         WorkError::Shared(shared) => return status_of(shared),
         WorkError::Consensus(error) => return error.to_status(),
-        WorkError::Gone(_) => return StatusMark::Gone.to_status(error.to_string()),
+        WorkError::Gone(_) => return StatusDetail::Gone.to_status(error.to_string()),
         WorkError::Ufs(error) => match error {
             UfsError::Denied { .. } | UfsError::NotAllowed { .. } => Code::PermissionDenied,
             UfsError::NoBucket { .. }

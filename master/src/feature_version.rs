@@ -11,8 +11,8 @@ use cavern_work::{StateReader, WorkError};
 use futures::FutureExt as _;
 use futures::future::join_all;
 
+use crate::bootstrap::{ask_group, described};
 use crate::error::MasterError;
-use crate::group::{described, look};
 use crate::services::Services;
 
 /// What this version knows.
@@ -98,7 +98,7 @@ pub async fn raise(services: &Services) -> Result<bool, MasterError> {
     }
     let group = described(&services.consensus);
     let others = group.members.iter().filter(|member| member.node_id != group.node_id);
-    let answers = join_all(others.map(|member| look(services.consensus.ways(), &member.address))).await;
+    let answers = join_all(others.map(|member| ask_group(services.consensus.connector(), &member.address))).await;
     let answers = answers.into_iter().collect::<Result<Vec<_>, _>>()?;
     let known = known_to_all(answers.iter().chain([&group]));
     if known > agreed {

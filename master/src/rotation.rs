@@ -1,4 +1,4 @@
-//! A new key for the cluster's secrets ([`Vault`]).
+//! A new key for the cluster's secrets ([`SecretSealer`]).
 //!
 //! 1. The leader makes a key, and gives it to all masters of the group. Each answers when it is on its disk. While one
 //!    of them does not answer, nothing goes on: whoever leads later must be able to read the credentials, also when all
@@ -14,13 +14,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_consensus::{Consensus, Ways};
+use cavern_consensus::{Consensus, PeerConnector};
 use cavern_net::master::innermost;
 use cavern_proto::raft::{Member, RotateSecretsReply, SettleKeysRequest, TakeKeyRequest, Target};
 use cavern_proto::record::{SealSecrets, SealedOptions, SecretsRecord};
 use cavern_state::outcome::{Repeatable, Sealing};
 use cavern_state::{CurrentDatabase, Tables};
-use cavern_work::mounts::Vault;
+use cavern_work::mounts::SecretSealer;
 use cavern_work::{Request, WorkError};
 use futures::future::join_all;
 use prost::Message as _;
@@ -28,8 +28,8 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use crate::blocking::blocking;
+use crate::bootstrap::Bootstrap;
 use crate::error::MasterError;
-use crate::group::Seat;
 use crate::services::Services;
 
 /// For a master to have a key on its disk, or to apply what the leader has applied and forget one.
@@ -46,19 +46,19 @@ pub async fn rotate(
     request: &Request,
     services: &Services,
     consensus: &Consensus,
-    vault: &Arc<Vault>,
+    sealer: &Arc<SecretSealer>,
     database: &CurrentDatabase,
 ) -> Result<RotateSecretsReply, MasterError> {
     let mut reply = match request.answer(&services.lookups.reader).await? {
         Some(before) => rotated_before(&before.reply)?,
-        None => use_new_key(request, services, consensus, vault).await?,
+        None => use_new_key(request, services, consensus, sealer).await?,
     };
-    settle(vault, database).await?;
+    settle(sealer, database).await?;
     let others = others(consensus);
     let forgotten = others.iter().map(|(member, target)| {
         let request = SettleKeysRequest { target: Some(target.clone()), generation: reply.generation };
         async move {
-            let mut calls = consensus.ways().calls(&member.address)?;
+            let mut calls = consensus.connector().calls(&member.address)?;
             let answer = tokio::time::timeout(ANSWER * 2, calls.settle_keys(request)).await;
             Ok::<_, MasterError>(answer.is_ok_and(|answer| answer.is_ok_and(|answer| answer.into_inner().settled)))
         }
@@ -79,16 +79,16 @@ async fn use_new_key(
     request: &Request,
     services: &Services,
     consensus: &Consensus,
-    vault: &Arc<Vault>,
+    sealer: &Arc<SecretSealer>,
 ) -> Result<RotateSecretsReply, MasterError> {
     let reader = &services.lookups.reader;
     let generation = reader.read(|tables| Ok(tables.secrets()?)).await?.generation + 1;
-    let preparing = vault.clone();
+    let preparing = sealer.clone();
     let (id, key) = blocking(move || Ok(preparing.prepare(generation)?)).await?;
     let given = others(consensus);
     let given = given
         .iter()
-        .map(|(member, target)| give(consensus.ways(), member, target.clone(), (generation, key.clone().into())));
+        .map(|(member, target)| give(consensus.connector(), member, target.clone(), (generation, key.clone().into())));
     join_all(given).await.into_iter().collect::<Result<Vec<_>, _>>()?;
     loop {
         let (epoch, mounts, secrets) =
@@ -98,7 +98,7 @@ async fn use_new_key(
         }
         let mut sealed = Vec::new();
         for mount in mounts {
-            let mount = vault.seal(&id, vault.unseal(mount)?)?;
+            let mount = sealer.seal(&id, sealer.unseal(mount)?)?;
             sealed.push(SealedOptions { mount_id: mount.id, options: mount.options });
         }
         let reply = RotateSecretsReply { generation, mounts: sealed.len() as u64, behind: Vec::new() };
@@ -126,14 +126,14 @@ fn others(consensus: &Consensus) -> Vec<(Member, Target)> {
 
 /// Gives a master a key, which is on its disk when this returns. One that is just starting is waited for.
 async fn give(
-    ways: &Ways,
+    connector: &PeerConnector,
     member: &Member,
     target: Target,
     (generation, key): (u64, Bytes),
 ) -> Result<(), MasterError> {
     let Member { node_id, address, .. } = member;
     let request = TakeKeyRequest { target: Some(target), generation, key };
-    let (mut calls, deadline) = (ways.calls(address)?, Instant::now() + ANSWER);
+    let (mut calls, deadline) = (connector.calls(address)?, Instant::now() + ANSWER);
     let cause = loop {
         let status = match tokio::time::timeout_at(deadline, calls.take_key(request.clone())).await {
             Ok(Ok(_)) => return Ok(()),
@@ -160,7 +160,7 @@ async fn give(
 /// [`WorkError::Refused`] when it does not take it.
 pub async fn give_to_joining(
     services: &Services,
-    seat: &Seat,
+    bootstrap: &Bootstrap,
     target: Target,
     address: &str,
 ) -> Result<(), MasterError> {
@@ -169,25 +169,29 @@ pub async fn give_to_joining(
         return Ok(());
     }
     let member = Member { node_id: target.node_id, address: address.to_owned(), ..Member::default() };
-    give(&seat.ways, &member, target, (generation, seat.vault()?.key(&key_id)?.into())).await
+    give(&bootstrap.connector, &member, target, (generation, bootstrap.sealer()?.key(&key_id)?.into())).await
 }
 
 /// Forgets what is of no use any more by what is applied here. Answers the generation that is.
-pub async fn settle(vault: &Arc<Vault>, database: &CurrentDatabase) -> Result<u64, MasterError> {
+pub async fn settle(sealer: &Arc<SecretSealer>, database: &CurrentDatabase) -> Result<u64, MasterError> {
     let SecretsRecord { generation, key_id } = Tables::new(&database.get()).secrets()?;
-    if generation > 0 && vault.settled() != generation {
-        let vault = vault.clone();
-        if blocking(move || Ok(vault.settle(generation, &key_id)?)).await? {
+    if generation > 0 && sealer.settled() != generation {
+        let sealer = sealer.clone();
+        if blocking(move || Ok(sealer.settle(generation, &key_id)?)).await? {
             tracing::info!(generation, "the keys of the cluster's secrets before this generation are forgotten");
         }
     }
     Ok(generation)
 }
 
-/// The same, once that generation is applied. False when it is not for a while.
-pub async fn settle_from(vault: &Arc<Vault>, database: &CurrentDatabase, generation: u64) -> Result<bool, MasterError> {
+/// Forgets former keys once that generation is applied. False when it is not for a while.
+pub async fn settle_from(
+    sealer: &Arc<SecretSealer>,
+    database: &CurrentDatabase,
+    generation: u64,
+) -> Result<bool, MasterError> {
     let began = Instant::now();
-    while settle(vault, database).await? < generation {
+    while settle(sealer, database).await? < generation {
         if began.elapsed() > ANSWER {
             return Ok(false);
         }

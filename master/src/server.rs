@@ -2,7 +2,7 @@
 
 mod connections;
 mod incoming;
-mod upkeep;
+mod maintenance;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use cavern_conf::process::{MissingDir, bind_tcp, ensure_dir, raise_descriptor_limit, ready};
 use cavern_conf::{Config, host};
 use cavern_consensus::{
-    Clock, Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, Ways, recovery, run_blocking, until,
+    Clock, Consensus, ConsensusConfig, LogLimits, MESSAGE_MAX, PeerConnector, recovery, run_blocking, until,
 };
 use cavern_net::WorkerPool;
 use cavern_proto::raft::raft_server::RaftServer;
@@ -19,7 +19,7 @@ use cavern_security::{AuditLog, HttpAccess, HttpServer, KeyWrapping, Role, Tenan
 use cavern_state::{Free, Resources, StateError};
 use cavern_work::WorkError;
 use cavern_work::metrics::MasterMetrics;
-use cavern_work::mounts::{KeyDirectory, Vault};
+use cavern_work::mounts::{KeyDirectory, SecretSealer};
 use cavern_work::workers::Workers;
 use cavern_work::workers::calls::PooledWorkers;
 use tokio::net::TcpListener;
@@ -28,12 +28,12 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 use crate::blocking::blocking;
+use crate::bootstrap::Bootstrap;
 use crate::error::MasterError;
 use crate::feature_version::FEATURE_VERSION;
-use crate::group::Seat;
-use crate::lead::Lead;
-use crate::service::{Gate, Guarded, Lanes, RaftService, tenants};
-use crate::term::{TermContext, WorkerClientFactory, WorkerClients};
+use crate::leader_election::LeaderElection;
+use crate::leader_state::{LeaderContext, WorkerClientFactory, WorkerClients};
+use crate::service::{Guarded, LeaderOnly, PriorityRuntimes, RaftService, tenants};
 
 /// How long calls in flight may take at the end.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -108,14 +108,14 @@ impl WorkerClientFactory for PooledClientFactory {
 
 /// A master that serves gRPC on a bound port.
 pub struct Master {
-    pub lead: Arc<Lead>,
+    pub election: Arc<LeaderElection>,
     pub address: String,
     consensus: Arc<Consensus>,
     /// Set when the database is closed.
     database: Free,
     server: JoinHandle<()>,
     leading: JoinHandle<()>,
-    upkeep: JoinHandle<()>,
+    maintenance: JoinHandle<()>,
     ending: CancellationToken,
 }
 
@@ -139,7 +139,7 @@ impl Master {
         let keys = blocking(move || {
             let wrapping = KeyWrapping::load(
                 ("master.key_encryption_key", &master.key_encryption_key),
-                ("master.former_key_encryption_key", &master.former_key_encryption_key),
+                ("master.previous_key_encryption_key", &master.previous_key_encryption_key),
             )?;
             Ok(KeyDirectory::new(master.data_dir, wrapping))
         });
@@ -151,47 +151,47 @@ impl Master {
         let free = database.free();
         let transport = Transport::of_server(&config, Role::Master)?;
         transport.register_metrics(&metrics.registry);
-        let ways = Ways(transport.clone());
+        let connector = PeerConnector(transport.clone());
         let own_address = advertised(&config, &address)?;
-        let seat = Arc::new(Seat::new(database.clone(), keys.clone(), own_address, ways.clone())?);
-        let lead = Arc::new(Lead::new(seat.clone()));
-        // What runs goes on until another master has the lead, whoever wants this one to stop.
+        let bootstrap = Arc::new(Bootstrap::new(database.clone(), keys.clone(), own_address, connector.clone())?);
+        let election = Arc::new(LeaderElection::new(bootstrap.clone()));
+        // What runs goes on until another master has the leadership, whoever wants this one to stop.
         let ending = CancellationToken::new();
         let tenants = tenants(&conf);
         metrics.registry.register_collector(TenantCollector::new(tenants.clone(), "cavern_master"));
         let incoming = incoming::incoming(grpc, transport, tenants, raise_descriptor_limit());
-        let lanes = Lanes::start(budget.blocking_threads)
+        let runtimes = PriorityRuntimes::start(budget.blocking_threads)
             .map_err(StateError::io("the threads for clients with much under way"))?;
-        let server = connections::serve(incoming, routes(audit, &seat, &lead), lanes, ending.clone());
+        let server = connections::serve(incoming, routes(audit, &bootstrap, &election), runtimes, ending.clone());
         let server = host::spawn(server);
         let started = async {
-            let identity = seat.place(&config.cluster.masters, new_cluster_id()).await?;
-            let vault = blocking(move || Ok(Vault::open(&keys)?)).await?;
+            let identity = bootstrap.place(&config.cluster.masters, new_cluster_id()).await?;
+            let sealer = blocking(move || Ok(SecretSealer::open(&keys)?)).await?;
             let consensus = Consensus::start(
                 database.clone(),
                 ConsensusConfig {
                     cluster_name: &config.cluster.name,
                     identity,
-                    address: seat.address.clone(),
+                    address: bootstrap.address.clone(),
                     snapshots: &conf.data_dir.join("snapshots"),
                     log: LogLimits {
                         snapshot_after: conf.snapshot_after.bytes(),
-                        keep: conf.log_keep.get(),
+                        keep: conf.log_retention.get(),
                         size_max: conf.log_size_max.bytes(),
                     },
-                    ways,
+                    connector,
                     known: FEATURE_VERSION,
                 },
-                lead.sessions.clone(),
+                election.sessions.clone(),
                 metrics.consensus.clone(),
             )
             .await?;
-            let (consensus, vault) = (Arc::new(consensus), Arc::new(vault));
-            seat.hold(vault.clone());
-            seat.open(consensus.clone());
-            Ok((consensus, vault))
+            let (consensus, sealer) = (Arc::new(consensus), Arc::new(sealer));
+            bootstrap.set_sealer(sealer.clone());
+            bootstrap.open(consensus.clone());
+            Ok((consensus, sealer))
         };
-        let (consensus, vault) = match stop.run_until_cancelled(Box::pin(started)).await {
+        let (consensus, sealer) = match stop.run_until_cancelled(Box::pin(started)).await {
             Some(Ok(started)) => started,
             Some(Err(error)) => {
                 ending.cancel();
@@ -204,20 +204,21 @@ impl Master {
                 return Ok(None);
             }
         };
-        let context = TermContext {
+        let context = LeaderContext {
             config,
             database: database.clone(),
-            vault: vault.clone(),
+            sealer: sealer.clone(),
             clock: Arc::new(clock),
             metrics: metrics.clone(),
             workers,
             consensus: consensus.clone(),
         };
-        let (own, until) = (lead.clone(), ending.clone());
+        let (own, until) = (election.clone(), ending.clone());
         let leading = host::spawn(async move { own.run(&context, &until).await });
-        let upkeep = upkeep::keep(consensus.clone(), database, vault, metrics.clone(), high_water, ending.clone());
-        let upkeep = host::spawn(upkeep);
-        let master = Self { lead, address, consensus, database: free, server, leading, upkeep, ending };
+        let maintenance =
+            maintenance::run(consensus.clone(), database, sealer, metrics.clone(), high_water, ending.clone());
+        let maintenance = host::spawn(maintenance);
+        let master = Self { election, address, consensus, database: free, server, leading, maintenance, ending };
         if master.is_ready(&stop).await {
             return Ok(Some(master));
         }
@@ -234,7 +235,7 @@ impl Master {
             if stop.is_cancelled() || state.is_err() {
                 return false;
             }
-            if self.lead.term().is_some() || (leader != 0 && leader != own) {
+            if self.election.term().is_some() || (leader != 0 && leader != own) {
                 return true;
             }
             let _stopped = stop.run_until_cancelled(tokio::time::sleep(READY_POLL)).await;
@@ -257,7 +258,7 @@ impl Master {
     /// Lets another master lead, calls in flight end, and stops everything in the order in which it depends on each
     /// other.
     pub async fn stop(self) {
-        let Self { lead, consensus, database, server, leading, upkeep, ending, .. } = self;
+        let Self { election, consensus, database, server, leading, maintenance, ending, .. } = self;
         if consensus.leads().is_some() && consensus.has_others() {
             // Otherwise they find out by themselves that this one is gone, later.
             if let Err(error) = consensus.hand_over(0).await {
@@ -268,8 +269,8 @@ impl Master {
         join(leading, "the term").await;
         end_server(server).await;
         consensus.stop().await;
-        join(upkeep, "the upkeep").await;
-        drop((consensus, lead));
+        join(maintenance, "the maintenance").await;
+        drop((consensus, election));
         // A read that was given up, or a snapshot, may still be at work on the blocking pool. The directory is free for
         // the next process when this returns.
         // Where all threads of the pool are taken, the wait does not even begin.
@@ -288,13 +289,13 @@ fn advertised(config: &Config, bound: &str) -> Result<String, MasterError> {
 }
 
 /// What calls are made to.
-fn routes(audit: AuditLog, seat: &Arc<Seat>, lead: &Arc<Lead>) -> Routes {
-    let masters = RaftServer::new(RaftService::new(seat.clone(), lead.clone()))
+fn routes(audit: AuditLog, bootstrap: &Arc<Bootstrap>, election: &Arc<LeaderElection>) -> Routes {
+    let masters = RaftServer::new(RaftService::new(bootstrap.clone(), election.clone()))
         .max_decoding_message_size(MESSAGE_MAX)
         .max_encoding_message_size(MESSAGE_MAX);
     Routes::new(Guarded::new(masters, audit.clone()))
-        .add_service(Guarded::new(Gate::namespace(lead.clone()), audit.clone()))
-        .add_service(Guarded::new(Gate::cluster(lead.clone()), audit))
+        .add_service(Guarded::new(LeaderOnly::namespace(election.clone()), audit.clone()))
+        .add_service(Guarded::new(LeaderOnly::cluster(election.clone()), audit))
         .prepare()
 }
 

@@ -3,22 +3,22 @@
 mod call;
 mod changes;
 mod cluster;
-mod gate;
 mod guard;
-mod lanes;
+mod leader_only;
 mod limits;
 mod masters;
 mod messages;
 mod namespace;
 mod peer;
+mod priority_runtimes;
 mod roles;
 mod session;
 
-pub use gate::Gate;
 pub use guard::Guarded;
-pub use lanes::{Lane, Lanes, SlowThreads};
+pub use leader_only::LeaderOnly;
 pub use limits::tenants;
 pub use masters::RaftService;
 pub use peer::{Peer, PeerAddress};
+pub use priority_runtimes::{LowPriorityThreads, PeerRuntime, PriorityRuntimes};
 #[cfg(test)]
 pub use roles::documented;

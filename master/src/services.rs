@@ -16,9 +16,9 @@ use cavern_work::workers::Workers;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::lost_pasts::LostPasts;
+use crate::rollback_detector::RollbackDetector;
 
-/// See the module. Cheap to clone.
+/// What a leader has. Cheap to clone.
 #[derive(Clone)]
 pub struct Services {
     pub lookups: Lookups,
@@ -26,7 +26,7 @@ pub struct Services {
     pub mount_changes: MountChanges,
     pub watch: Arc<WatchHub>,
     pub workers: Arc<Workers>,
-    pub lost_pasts: Arc<LostPasts>,
+    pub rollbacks: Arc<RollbackDetector>,
     pub jobs: Arc<Jobs>,
     pub persistence: Arc<Persistence>,
     pub repair: Arc<Repair>,

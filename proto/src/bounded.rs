@@ -28,9 +28,9 @@ pub const MAX_CHANGES: usize = 1000;
 /// Blocks in all of them.
 const MAX_BLOCKS: usize = 50_000;
 /// Numbers of changes of a session whose results a master keeps, beyond the last one that the session says it has.
-pub const MAX_KEPT_RESULTS: u64 = 1 << 18;
+pub const MAX_CACHED_RESULTS: u64 = 1 << 18;
 /// Bytes of these results.
-pub const MAX_KEPT_RESULT_BYTES: u64 = 64 << 20;
+pub const MAX_CACHED_RESULT_BYTES: u64 = 64 << 20;
 /// Bytes of a reason in a result: one with the path of a deep directory has a megabyte.
 pub const MAX_REASON_BYTES: usize = 4096;
 

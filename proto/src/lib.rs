@@ -38,7 +38,7 @@ mod join;
 pub mod locks;
 mod mount;
 mod not_leading;
-mod status_mark;
+mod status_detail;
 mod store;
 mod users;
 
@@ -47,7 +47,7 @@ pub use chunk::{CHUNK_BYTES, ChunkMap};
 pub use client_rules::ClientAccess;
 pub use mount::{HIDDEN, shown_option};
 pub use not_leading::NotLeading;
-pub use status_mark::StatusMark;
+pub use status_detail::StatusDetail;
 pub use store::{Capabilities, Scheme, StoreUri, StoreUriError, azblob_options, gs_options, s3_options};
 pub use users::NOBODY;
 

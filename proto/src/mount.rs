@@ -19,7 +19,7 @@ pub fn shown_option(name: &str, value: &str) -> String {
 }
 
 impl Mount {
-    /// The same, with those values of its options that may be shown.
+    /// This mount, with those values of its options that may be shown.
     #[must_use]
     pub fn without_secrets(mut self) -> Self {
         for (name, value) in &mut self.options {

@@ -37,7 +37,7 @@ impl UserLimits {
         !(self.root_squash && uid == 0) && is_within(&self.uids, uid)
     }
 
-    /// The same of a group.
+    /// Whether a group counts as itself.
     pub fn has_gid(&self, gid: u32) -> bool {
         !(self.root_squash && gid == 0) && is_within(&self.gids, gid)
     }

@@ -15,7 +15,7 @@ use cavern_proto::frame::{FrameKind, PROTOCOL_VERSION, encode_frame};
 use cavern_proto::master::cluster_client::ClusterClient;
 use cavern_proto::master::namespace_client::NamespaceClient;
 use cavern_proto::master::{
-    CheckHoldsRequest, HeartbeatRequest, ListMountsRequest, ListWorkersRequest, Mount, MountRequest, MutateRequest,
+    CheckOpenRefsRequest, HeartbeatRequest, ListMountsRequest, ListWorkersRequest, Mount, MountRequest, MutateRequest,
     RegisterWorkerRequest, RemoveWorkerRequest, ResolveRequest, UnmountRequest, WatchRequest,
 };
 use cavern_proto::raft::raft_client::RaftClient;
@@ -267,8 +267,8 @@ fn nobody_speaks_for_the_session_of_another() {
     let mut calls = NamespaceClient::new(attacker.channel(&cluster));
     let ask = ResolveRequest { path: "/data".to_owned(), session: victim };
     refused("Resolve", attacker.answer(calls.resolve(ask)).err());
-    let holds = CheckHoldsRequest { session: victim, ..CheckHoldsRequest::default() };
-    refused("CheckHolds", attacker.answer(calls.check_holds(holds)).err());
+    let holds = CheckOpenRefsRequest { session: victim, ..CheckOpenRefsRequest::default() };
+    refused("CheckOpenRefs", attacker.answer(calls.check_open_refs(holds)).err());
     let changes = MutateRequest { session: victim, ..MutateRequest::default() };
     let mutate = async { calls.mutate(tokio_stream::iter([changes])).await?.into_inner().message().await };
     refused("Mutate", attacker.answer(mutate).err());

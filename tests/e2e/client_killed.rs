@@ -37,24 +37,24 @@ fn replays(mounts: &Mounts) -> u64 {
     worker_metric(mounts, "replays_total").unwrap()
 }
 
-/// Keeper and daemon of the first mount. To be asked for while the master answers.
+/// Supervisor and daemon of the first mount. To be asked for while the master answers.
 struct Processes {
-    keeper: Child,
+    supervisor: Child,
     daemon: Process,
 }
 
 impl Processes {
     fn of(mounts: &Mounts) -> Self {
-        let keeper = mounts.cluster.status().fuse[0].clone();
-        let daemon = Process::of(&keeper);
-        Self { keeper, daemon }
+        let supervisor = mounts.cluster.status().fuse[0].clone();
+        let daemon = Process::of(&supervisor);
+        Self { supervisor, daemon }
     }
 
     /// Kills both, neither of which has another moment.
     fn kill(self, mounts: &Mounts, before: impl FnOnce()) {
         self.daemon.signal(Signal::STOP);
         before();
-        mounts.cluster.signal(&self.keeper, Signal::KILL);
+        mounts.cluster.signal(&self.supervisor, Signal::KILL);
         self.daemon.signal(Signal::KILL);
     }
 }
@@ -67,7 +67,7 @@ fn write(mut file: &File, number: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_was_answered_and_written_outlives_the_death_of_keeper_and_daemon_at_once() {
+fn what_was_answered_and_written_outlives_the_death_of_supervisor_and_daemon_at_once() {
     let mounts = up("");
     for round in 0..4 {
         let held = mounts.held(&format!("held-{round}"));
@@ -110,7 +110,7 @@ fn what_was_answered_and_written_outlives_the_death_of_keeper_and_daemon_at_once
 #[test]
 fn a_replay_that_is_killed_is_finished_by_another_one() {
     let mounts = up("[master]\nsession_lease = \"30s\"\n");
-    let points = [Failpoint::ReplayBegun, Failpoint::AnswersSent, Failpoint::AnswersMade, Failpoint::CommitBegun];
+    let points = [Failpoint::ReplayBegun, Failpoint::WriteBackSent, Failpoint::WriteBackMade, Failpoint::CommitBegun];
     for (round, point) in points.into_iter().enumerate() {
         let held = mounts.held(&format!("held-{round}"));
         let there = mounts.there.join(format!("held-{round}"));

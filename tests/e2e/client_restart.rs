@@ -21,7 +21,7 @@ use crate::fs_mode_lease::Stopped;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub fn up(options: Options) -> Cluster {
-    let cluster = Cluster::up(Options { keep_mount: true, ..options });
+    let cluster = Cluster::up(Options { supervised: true, ..options });
     cluster.s3.create_bucket("bucket");
     cluster
 }
@@ -228,7 +228,7 @@ fn work_through(cluster: &Cluster, point: Failpoint, round: usize) {
     let mut number = 0;
     eventually(&format!("the daemon dies at {}", point.name()), PATIENCE, || {
         number += 1;
-        // In turn in a directory that the mount holds, and in one that it does not.
+        // In turn in a directory delegated to the mount, and in one that it does not.
         let directory = match number % 2 {
             0 => format!("directory-{round}-{number}"),
             _ => String::new(),
@@ -278,7 +278,7 @@ fn die_at_each_point(local_descriptors: bool, workers: usize) {
     // One comes after the death of another daemon (see the crash tests), and over the network no block is granted.
     let is_met = |point: &Failpoint| match point {
         Failpoint::ReplayBegun => false,
-        Failpoint::BlockGranted => local_descriptors,
+        Failpoint::BlockPreallocated => local_descriptors,
         point => point.role() == "fuse",
     };
     let points = Failpoint::ALL.iter().copied().filter(is_met);
@@ -301,9 +301,9 @@ fn nor_is_it_when_blocks_are_written_over_the_network() {
     die_at_each_point(false, 2);
 }
 
-/// A keeper that is killed leaves its daemon a moment, and that tells the master what was answered.
+/// A supervisor that is killed leaves its daemon a moment, and that tells the master what was answered.
 #[test]
-fn what_was_answered_outlives_the_death_of_the_keeper() {
+fn what_was_answered_outlives_the_death_of_the_supervisor() {
     let cluster = up(Options::default());
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);
     for round in 0..5 {
@@ -403,7 +403,7 @@ fn what_is_being_written_to_a_bucket_is_lost_and_says_so() {
 }
 
 #[test]
-fn a_mount_ends_with_its_keeper_and_is_made_again_in_its_place() {
+fn a_mount_ends_with_its_supervisor_and_is_made_again_in_its_place() {
     let cluster = up(Options::default());
     let seeded = cluster.seed("objects", "", 10, 1000);
     cluster.mount("s3://objects", "/data", &[]);

@@ -33,9 +33,9 @@ fn noise(length: usize) -> Vec<u8> {
 }
 
 /// Requests, and their bytes.
-fn written_behind(cluster: &Cluster) -> (u64, u64) {
+fn write_behind_requests(cluster: &Cluster) -> (u64, u64) {
     let metric = |name: &str| cluster.at_start.fuse[0].metric(name).unwrap();
-    (metric("cavern_client_written_behind_total"), metric("cavern_client_written_behind_bytes_total"))
+    (metric("cavern_client_write_behind_requests_total"), metric("cavern_client_write_behind_bytes_total"))
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn small_writes_go_on_while_their_worker_is_slow_and_share_a_request() {
     written.unwrap();
     assert_eq!(size, bytes.len() as u64, "the length is that of what was written");
     assert!(reader.join().unwrap() == bytes, "who reads waits for what is behind");
-    assert_eq!(written_behind(&cluster), (2, 50_000), "what gathers while one request is under way is one more");
+    assert_eq!(write_behind_requests(&cluster), (2, 50_000), "what gathers while one request is under way is one more");
     drop((file, writer));
     let elsewhere = cluster.at_start.fuse[1].mount_point.join("fs/file");
     eventually("the other mount has it", PATIENCE, || (fs::read(&elsewhere).ok()? == bytes).then_some(()));
@@ -99,7 +99,7 @@ fn nothing_is_written_behind_where_that_is_switched_off_or_a_write_is_to_be_sync
         let options = options.write(true).create(true).custom_flags(flags.bits().cast_signed());
         let mut file = options.open(&path).unwrap();
         bytes.chunks(5_000).for_each(|piece| file.write_all(piece).unwrap());
-        assert_eq!(written_behind(&cluster), (0, 0), "{client} {flags:?}");
+        assert_eq!(write_behind_requests(&cluster), (0, 0), "{client} {flags:?}");
         drop(file);
         assert!(fs::read(&path).unwrap() == bytes);
     }

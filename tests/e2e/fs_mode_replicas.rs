@@ -406,7 +406,7 @@ fn a_full_worker_is_waited_for_and_what_was_written_stays() {
     let fourth = noise(&mut random, 16 * MIB);
     assert_eq!(errno(write(&name("fourth"), &fourth)), Errno::NOSPC);
     // It was made to wait before that.
-    assert!(cluster.status().workers[0].metric("cavern_worker_slowed_reservations_total").unwrap() > 0);
+    assert!(cluster.status().workers[0].metric("cavern_worker_throttled_reservations_total").unwrap() > 0);
     // What is there can be written to all the same.
     let file = OpenOptions::new().write(true).open(name("second")).unwrap();
     file.write_all_at(&third[..MIB], 5 * MIB as u64).unwrap();

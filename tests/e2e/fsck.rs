@@ -124,7 +124,7 @@ fn faults_of_disks_and_of_the_bucket_are_found_and_mended_where_something_else_h
     });
     let at_rest = || stray.metadata().unwrap().modified().unwrap().elapsed().unwrap() > Duration::from_secs(3);
     eventually("nobody has written to it", PATIENCE, || at_rest().then_some(()));
-    let arguments = ["--deep", "--unclaimed-after", "1s"];
+    let arguments = ["--deep", "--orphan-block-grace", "1s"];
 
     let long = block("long", 0);
     fs::remove_file(block("one", 0)).unwrap();

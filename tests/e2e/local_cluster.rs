@@ -263,21 +263,21 @@ fn a_child_that_cannot_start_is_tried_less_and_less_often_until_it_can() {
 }
 
 #[test]
-fn a_keeper_that_is_killed_leaves_its_child_at_work_and_up_takes_it_over() {
+fn a_supervisor_that_is_killed_leaves_its_child_at_work_and_up_takes_it_over() {
     let cluster = Cluster::up(Options { restart: true, ..Options::default() });
     let place = cluster.directory().to_str().unwrap();
     let before = cluster.status().workers.swap_remove(0);
-    let keeper_of = |child: &Child| {
+    let supervisor_of = |child: &Child| {
         let stat = fs::read_to_string(format!("/proc/{}/stat", child.pid.unwrap())).unwrap();
         Pid::from_raw(stat.rsplit_once(')').unwrap().1.split_whitespace().nth(1).unwrap().parse().unwrap()).unwrap()
     };
-    kill_process(keeper_of(&before), Signal::KILL).unwrap();
+    kill_process(supervisor_of(&before), Signal::KILL).unwrap();
     let alone = eventually("the loss is seen", PATIENCE, || {
         let worker = cluster.status().workers.swap_remove(0);
         (!worker.supervised).then_some(worker)
     });
     assert_eq!((alone.state.as_str(), alone.pid), ("running", before.pid));
-    assert!(cluster.cv(&["local", "status", "--dir", place]).stdout.contains("the keeper of a child is gone"));
+    assert!(cluster.cv(&["local", "status", "--dir", place]).stdout.contains("the supervisor of a child is gone"));
     cluster.cv(&["local", "up", "--dir", place, "--restart", "on-failure"]);
     let kept = cluster.status().workers.swap_remove(0);
     assert!(kept.supervised && kept.pid == before.pid, "{kept:?}");
@@ -287,7 +287,7 @@ fn a_keeper_that_is_killed_leaves_its_child_at_work_and_up_takes_it_over() {
         (worker.state == "running" && worker.pid != before.pid).then_some(worker)
     });
     // Both at once: up starts it.
-    kill_process(keeper_of(&again), Signal::KILL).unwrap();
+    kill_process(supervisor_of(&again), Signal::KILL).unwrap();
     cluster.signal(&again, Signal::KILL);
     eventually("it is gone", PATIENCE, || (cluster.status().workers[0].state == "crashed").then_some(()));
     cluster.cv(&["local", "up", "--dir", place]);

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LEASE: Duration = Duration::from_secs(2);
 const CONF: &str = "[master]\nsession_lease = \"2s\"\nworker_timeout = \"2s\"\n";
 
-/// Files are made in directories that the client holds, while every master stands still for three leases.
+/// Files are made in directories delegated to the client, while every master stands still for three leases.
 fn nothing_is_lost(options: Options) {
     let mounts = Mounts::up(Options { conf: CONF.to_owned(), ..options });
     let held = mounts.held("held");

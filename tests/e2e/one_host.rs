@@ -83,7 +83,7 @@ impl<'c> Mounted<'c> {
 
     /// The processes of the mount, with what each is.
     fn processes(&self) -> Vec<(&'static str, i32)> {
-        let roles = [("daemon", "--kept"), ("keeper", "--beside"), ("backend", "--backend")];
+        let roles = [("daemon", "--daemon"), ("supervisor", "--beside"), ("backend", "--backend")];
         let role = |line: &str| roles.iter().find(|(_, mark)| line.contains(mark)).map_or("other", |(role, _)| *role);
         let mut processes: Vec<_> = fs::read_dir("/proc")
             .unwrap()
@@ -188,7 +188,7 @@ fn a_bucket_is_a_directory_by_one_command_to_be_read_and_umount_ends_all_of_it()
     // Nobody else sees, or reaches, what it is made of.
     assert_eq!(mounted.cache.metadata().unwrap().mode() & 0o777, 0o700);
     let roles: Vec<&str> = mounted.processes().into_iter().map(|(role, _)| role).collect();
-    assert_eq!(roles, ["backend", "daemon", "keeper"]);
+    assert_eq!(roles, ["backend", "daemon", "supervisor"]);
     let conf = fs::read_to_string(mounted.cache.join("cluster.toml")).unwrap();
     let master = conf.lines().find_map(|line| line.strip_prefix("masters = [\"")).unwrap().trim_end_matches("\"]");
     assert!(master.starts_with("127.0.0.1:"), "{master}");
@@ -262,13 +262,13 @@ fn each_process_may_be_killed_and_the_mount_is_back() {
     mounted.start("s3://bucket/train", &[]);
     assert!(mounted.reads(&seeded));
     // After a while each of the two that start each other again has been started by the other.
-    for role in ["backend", "daemon", "keeper", "backend", "keeper", "keeper", "backend"] {
+    for role in ["backend", "daemon", "supervisor", "backend", "supervisor", "supervisor", "backend"] {
         let killed = eventually(&format!("there is a {role}"), PATIENCE, || mounted.process(role));
         kill_process(Pid::from_raw(killed).unwrap(), Signal::KILL).unwrap();
         eventually(&format!("all is back after the {role}"), PATIENCE, || {
             let now = mounted.processes();
             let roles: Vec<&str> = now.iter().map(|(role, _)| *role).collect();
-            let is_back = roles == ["backend", "daemon", "keeper"] && now.iter().all(|(_, pid)| *pid != killed);
+            let is_back = roles == ["backend", "daemon", "supervisor"] && now.iter().all(|(_, pid)| *pid != killed);
             (is_back && mounted.reads(&seeded)).then_some(())
         });
     }

@@ -250,10 +250,10 @@ fn more_files_than_there_are_descriptors_are_registered_once() {
     }
     assert_eq!(counted(&cluster), Counted { reads: 0, opens: 600, registered: 200 });
     assert!(gauge(&cluster, "cavern_client_descriptors") <= 16);
-    assert_eq!(gauge(&cluster, "cavern_client_kept_files"), 200);
+    assert_eq!(gauge(&cluster, "cavern_client_backing_files"), 200);
     // The workers have the blocks no longer, and nor has the kernel.
     cluster.cv(&["fs", "free", "/data"]);
-    eventually("nothing is kept", PATIENCE, || (gauge(&cluster, "cavern_client_kept_files") == 0).then_some(()));
+    eventually("nothing is kept", PATIENCE, || (gauge(&cluster, "cavern_client_backing_files") == 0).then_some(()));
     cluster.assert_tree("data", "", &tree);
 }
 
@@ -263,11 +263,11 @@ fn what_a_worker_drops_while_it_is_not_heard_is_let_go() {
     let tree = cluster.seed("bucket", "", 30, 20_000);
     cluster.mount("s3://bucket", "/data", &[]);
     cluster.assert_tree("data", "", &tree);
-    assert_eq!(gauge(&cluster, "cavern_client_kept_files"), 30);
+    assert_eq!(gauge(&cluster, "cavern_client_backing_files"), 30);
     // It knows nobody who has files of its blocks, and nobody is connected.
     cluster.stop("worker0");
     cluster.start("worker0");
     cluster.cv(&["fs", "free", "/data"]);
-    eventually("nothing is kept", 3 * PATIENCE, || (gauge(&cluster, "cavern_client_kept_files") == 0).then_some(()));
+    eventually("nothing is kept", 3 * PATIENCE, || (gauge(&cluster, "cavern_client_backing_files") == 0).then_some(()));
     cluster.assert_tree("data", "", &tree);
 }

@@ -133,15 +133,15 @@ fn no_byte_that_a_restored_master_has_lost_of_a_file_is_in_what_is_written_to_it
 
 #[test]
 fn workers_tell_of_what_a_restored_master_lacks_and_keep_its_blocks_until_they_are_started_again() {
-    let conf = "[worker]\nunclaimed_after = \"3s\"\n".to_owned();
+    let conf = "[worker]\norphan_block_grace = \"3s\"\n".to_owned();
     let restored = Restored::up_with(Options { conf, ..Options::default() });
     let cluster = &restored.cluster;
     fs::write(cluster.path("fs/before"), vec![b'b'; MIB]).unwrap();
     let report = || cluster.cv(&["report", "--json"]).json();
-    let lost_pasts = || report()["lost_pasts"].as_array().unwrap().clone();
+    let rollbacks = || report()["rollbacks"].as_array().unwrap().clone();
     let metric = |name: &str| cluster.status().workers[0].metric(&format!("cavern_worker_{name}")).unwrap();
     restored.back_up();
-    assert_eq!(lost_pasts(), Vec::<Value>::new(), "a master that was started again lacks nothing");
+    assert_eq!(rollbacks(), Vec::<Value>::new(), "a master that was started again lacks nothing");
     let lost = File::create(cluster.path("fs/lost")).unwrap();
     lost.write_all_at(&vec![b'l'; 4 * MIB], 0).unwrap();
     lost.sync_all().unwrap();
@@ -155,12 +155,12 @@ fn workers_tell_of_what_a_restored_master_lacks_and_keep_its_blocks_until_they_a
     eventually("the bucket has it", PATIENCE, || in_bucket().then_some(()));
     restored.restore();
     let past = eventually("the blocks of the lost file are kept", PATIENCE, || {
-        lost_pasts().into_iter().find(|past| past["kept_blocks"] == 4)
+        rollbacks().into_iter().find(|past| past["kept_blocks"] == 4)
     });
     assert!(past["who"].as_str().unwrap().starts_with("worker 1 at "), "{past}");
     assert!(past["told"].as_u64() > past["had"].as_u64(), "{past}");
     assert!(past["kept_bytes"].as_u64() >= Some(4 * MIB as u64), "{past}");
-    assert_eq!((metric("data_bytes"), metric("unclaimed_blocks_total")), (data_bytes, 0));
+    assert_eq!((metric("data_bytes"), metric("orphan_blocks_total")), (data_bytes, 0));
     let said = cluster.cv(&["report"]).stdout;
     assert!(said.lines().any(|line| line.starts_with("RESTORED  worker 1 at ")), "{said}");
     let log = fs::read_to_string(&cluster.at_start.masters[0].log).unwrap();
@@ -168,8 +168,8 @@ fn workers_tell_of_what_a_restored_master_lacks_and_keep_its_blocks_until_they_a
 
     cluster.stop("worker0");
     cluster.start("worker0");
-    eventually("the blocks are freed", PATIENCE, || (metric("unclaimed_blocks_total") == 4).then_some(()));
-    assert_eq!(lost_pasts(), Vec::<Value>::new());
+    eventually("the blocks are freed", PATIENCE, || (metric("orphan_blocks_total") == 4).then_some(()));
+    assert_eq!(rollbacks(), Vec::<Value>::new());
     assert!(fs::read(cluster.path("fs/before")).unwrap() == vec![b'b'; MIB]);
     assert!(in_bucket(), "it stays where it can be copied from");
 }

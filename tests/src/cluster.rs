@@ -51,9 +51,9 @@ pub struct Options {
     /// A process that ends by itself is started again, as it is outside of tests. Most of them want to see what happens
     /// meanwhile.
     pub restart: bool,
-    /// The death of what serves a mount is not that of the mount (`fuse.keep_mount`), as it is outside of tests. With
-    /// `CAVERN_KEEP_MOUNT=0` in the environment it is where a test does not say otherwise.
-    pub keep_mount: bool,
+    /// The death of what serves a mount is not that of the mount (`fuse.supervised`), as it is outside of tests. With
+    /// `CAVERN_SUPERVISED=0` in the environment it is where a test does not say otherwise.
+    pub supervised: bool,
 }
 
 impl Default for Options {
@@ -69,7 +69,7 @@ impl Default for Options {
             program: None,
             groups: vec![],
             restart: false,
-            keep_mount: std::env::var("CAVERN_KEEP_MOUNT").map_or(true, |keeps| keeps != "0"),
+            supervised: std::env::var("CAVERN_SUPERVISED").map_or(true, |keeps| keeps != "0"),
         }
     }
 }
@@ -207,7 +207,7 @@ impl Cluster {
         command.args(["local", "up", "--json", "--restart", restart]);
         command.envs(failpoints.iter().map(|failpoints| (FAILPOINTS_VARIABLE, failpoints)));
         if options.program.is_none() {
-            command.env("CV_FUSE__KEEP_MOUNT", options.keep_mount.to_string());
+            command.env("CV_FUSE__SUPERVISED", options.supervised.to_string());
             command.env("CV_UFS__ENDPOINTS", format!("{:?}", options.endpoints));
             command.arg("--s3-admin");
         }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// See the module. Taken away again whatever happens.
+/// A mount over a directory. Taken away again whatever happens.
 pub struct MountedOver(PathBuf);
 
 impl MountedOver {

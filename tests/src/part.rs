@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub struct PartMount {
     /// Where it is mounted: a directory of its own in that of the cluster.
     pub path: PathBuf,
-    keeper: std::process::Child,
+    supervisor: std::process::Child,
     client: Child,
     _output: BufReader<ChildStdout>,
 }
@@ -29,14 +29,14 @@ impl PartMount {
         let path = cluster.directory().join(format!("part{}", namespace_path.replace('/', "-")));
         let mut command = cluster.command(&["fuse"]);
         command.env("CV_FUSE__PATH", namespace_path).env("CV_FUSE__MOUNT_POINT", &path);
-        command.env("CV_FUSE__HTTP_LISTEN", "127.0.0.1:0").env("CV_FUSE__KEEP_MOUNT", "true");
-        let mut keeper = command.envs(settings.iter().copied()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut output = BufReader::new(keeper.stdout.take().unwrap());
+        command.env("CV_FUSE__HTTP_LISTEN", "127.0.0.1:0").env("CV_FUSE__SUPERVISED", "true");
+        let mut supervisor = command.envs(settings.iter().copied()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(supervisor.stdout.take().unwrap());
         let mut ready = String::new();
         output.read_line(&mut ready).unwrap();
         let http = ready.trim().split_once(" http=").unwrap_or_else(|| panic!("{ready}")).1;
-        let client = json!({ "pid": keeper.id(), "state": "running", "log": "", "http": http });
-        Self { path, keeper, client: serde_json::from_value(client).unwrap(), _output: output }
+        let client = json!({ "pid": supervisor.id(), "state": "running", "log": "", "http": http });
+        Self { path, supervisor, client: serde_json::from_value(client).unwrap(), _output: output }
     }
 
     /// Requests of a kind that the kernel has sent.
@@ -61,9 +61,9 @@ impl PartMount {
 impl Drop for PartMount {
     fn drop(&mut self) {
         // Whatever the test has come to, nothing is left behind.
-        let keeper = Pid::from_raw(self.keeper.id().cast_signed()).unwrap();
-        let _ = kill_process(keeper, Signal::TERM);
-        let _ = self.keeper.wait();
+        let supervisor = Pid::from_raw(self.supervisor.id().cast_signed()).unwrap();
+        let _ = kill_process(supervisor, Signal::TERM);
+        let _ = self.supervisor.wait();
         let _ = rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::DETACH);
     }
 }

@@ -38,17 +38,17 @@ pub struct Process {
 }
 
 impl Child {
-    /// The daemon of a client whose mount is kept, when there is one that lives. Only its keeper's children are looked
-    /// at: whoever reads of a process that starts a program waits for the mounts that it closes files of, which may be
-    /// stopped.
+    /// The daemon of a client whose mount is kept, when there is one that lives. Only its supervisor's children are
+    /// looked at: whoever reads of a process that starts a program waits for the mounts that it closes files of, which
+    /// may be stopped.
     pub fn daemon(&self) -> Option<i32> {
         let threads = fs::read_dir(format!("/proc/{}/task", self.pid?)).ok()?;
         let children = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("children")).ok();
         let children: String = threads.filter_map(Result::ok).filter_map(children).collect();
-        // It is another program, or the keeper once more, for a moment at its start.
+        // It is another program, or the supervisor once more, for a moment at its start.
         let is_daemon = |pid: &i32| {
             fs::read(format!("/proc/{pid}/cmdline"))
-                .is_ok_and(|arguments| arguments.split(|byte| *byte == 0).any(|argument| argument == b"--kept"))
+                .is_ok_and(|arguments| arguments.split(|byte| *byte == 0).any(|argument| argument == b"--daemon"))
         };
         children.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).find(is_daemon)
     }
@@ -74,7 +74,7 @@ impl Process {
 
     /// The one that keeps a mount.
     #[track_caller]
-    pub fn keeper_of(child: &Child) -> Self {
+    pub fn supervisor_of(child: &Child) -> Self {
         Self { pid: child.pid.expect("the child runs") }
     }
 

@@ -74,7 +74,7 @@ impl Attempts {
         if let Some(faults) = &self.faults {
             stream = faults.cut(stream);
         }
-        let held = HeldBody {
+        let held = PermittedBody {
             stream: Some(stream),
             request: Request::new(Operation::Get, &self.shared.label, key),
             expected,
@@ -153,7 +153,7 @@ impl Attempts {
 }
 
 /// The body of an answer, while it is read.
-struct HeldBody {
+struct PermittedBody {
     /// `None` after an error.
     stream: Option<ByteStream>,
     request: Request,
@@ -165,7 +165,7 @@ struct HeldBody {
     _turn: Turn,
 }
 
-impl HeldBody {
+impl PermittedBody {
     /// The next piece, if it is still within the range.
     fn piece(&mut self, bytes: Bytes) -> Result<Bytes, UfsError> {
         let length = bytes.len() as u64;
@@ -196,7 +196,7 @@ impl HeldBody {
     }
 }
 
-impl Stream for HeldBody {
+impl Stream for PermittedBody {
     type Item = Result<Bytes, UfsError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

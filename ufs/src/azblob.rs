@@ -113,7 +113,7 @@ impl AzblobStore {
         url
     }
 
-    /// The same for a request about an object.
+    /// The URL of a request about an object.
     fn object_url(&self, asked: &Request, query: &str) -> Result<String, UfsError> {
         match unusable(asked.key()) {
             None if !asked.key().is_empty() => Ok(self.url(asked.key(), query)),

@@ -54,8 +54,8 @@ pub use memory::MemoryBucket;
 pub use metrics::{UfsStats, register as register_metrics};
 pub use object::{ListMode, ListPage, Metadata, ObjectMeta, Precondition};
 pub use s3::{
-    KeyError, KeyLender, KeyRight, KeyStatus, KeyVendor, VendedKeys, changed_options, found_options, is_vended,
-    lent_options,
+    KeyError, KeyProvider, KeyRight, KeyStatus, KeyVendor, VendedKeys, changed_options, found_options, is_vended,
+    vended_options,
 };
 pub use store::ByteStream;
 pub use ufs::{Contents, Probe, Ufs};

@@ -63,8 +63,8 @@ impl Lister {
         Self { ufs, prefix, mode, position, order, empty_pages: 0, collected_max, entries, most }
     }
 
-    /// The same with so many entries at most, where a page counts as one that has none. `remedy` says what to do about
-    /// more.
+    /// This listing with so many entries at most, where a page counts as one that has none. `remedy` says what to do
+    /// about more.
     pub fn at_most(self, entries: u64, remedy: &'static str) -> Self {
         Self { most: Some((entries, remedy)), ..self }
     }

@@ -38,9 +38,9 @@ use crate::error::{Denial, Operation, Request, UfsError};
 use crate::object::{ListMode, ObjectMeta};
 use crate::s3::credentials::Provider;
 use crate::s3::failure::{Failure, behind_s, senseless};
-pub use crate::s3::keys::{KeyError, KeyLender, KeyRight, VendedKeys};
+pub use crate::s3::keys::{KeyError, KeyProvider, KeyRight, VendedKeys};
 pub(crate) use crate::s3::options::S3Options;
-pub use crate::s3::options::{changed_options, is_vended, lent_options};
+pub use crate::s3::options::{changed_options, is_vended, vended_options};
 use crate::s3::shared::SharedBucket;
 pub use crate::s3::shared_files::found_options;
 use crate::s3::signing::{DaySigner, spelled};
@@ -75,7 +75,7 @@ pub(crate) fn open(
     bucket: &str,
     options: &HashMap<String, String>,
     conf: &schema::Ufs,
-    lender: Option<&KeyLender>,
+    lender: Option<&KeyProvider>,
 ) -> Result<(S3Store, Arc<SharedStore>), UfsError> {
     let options = S3Options::parse(options, |name| std::env::var(name).ok())?;
     let store_id = options.store_id(bucket);

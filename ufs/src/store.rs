@@ -112,7 +112,7 @@ pub(crate) struct CopySource<'a> {
 }
 
 impl Change<'_> {
-    /// The same, whatever is under the key.
+    /// This request, whatever is under the key.
     pub(crate) fn unconditional(self) -> Self {
         let replaces = Precondition::Anything;
         match self {
@@ -218,7 +218,7 @@ pub(crate) mod model {
         keys.iter().filter_map(entry).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// The same from a store, page by page; every page but the last is full.
+    /// The entries of a listing of a store, page by page; every page but the last is full.
     pub(crate) async fn listed(store: &dyn ObjectStore, prefix: &str, mode: ListMode, limit: usize) -> Vec<String> {
         let mut entries = Vec::new();
         let mut token: Option<String> = None;

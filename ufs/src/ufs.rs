@@ -25,7 +25,7 @@ use crate::metrics::UfsStats;
 use crate::object::{ListMode, ObjectMeta};
 use crate::options::check_names;
 use crate::retry::Retrying;
-use crate::s3::{self, KeyLender};
+use crate::s3::{self, KeyProvider};
 use crate::shared_store::SharedStore;
 use crate::store::{ByteStream, ListRequest, ObjectStore, StorePage};
 
@@ -76,16 +76,16 @@ impl Ufs {
         Self::open_with(uri, options, conf, None)
     }
 
-    /// The same for a process that has no credentials of its own of a mount whose keys are vended: it gets them of
-    /// `lender`, and renews them there. Other mounts are opened as they are.
+    /// Opens a mount whose keys are vended for a process that has no credentials of its own: it gets them of `lender`,
+    /// and renews them there. Other mounts are opened as they are.
     ///
     /// # Errors
     /// Those of [`Self::open`].
-    pub fn open_lent(
+    pub fn open_vended(
         uri: &str,
         options: &HashMap<String, String>,
         conf: &schema::Ufs,
-        lender: &KeyLender,
+        lender: &KeyProvider,
     ) -> Result<Self, UfsError> {
         Self::open_with(uri, options, conf, Some(lender))
     }
@@ -94,7 +94,7 @@ impl Ufs {
         uri: &str,
         options: &HashMap<String, String>,
         conf: &schema::Ufs,
-        lender: Option<&KeyLender>,
+        lender: Option<&KeyProvider>,
     ) -> Result<Self, UfsError> {
         let parsed = StoreUri::parse(uri)?;
         let local = |name: &str| -> Result<Arc<SharedStore>, UfsError> {
@@ -138,15 +138,15 @@ impl Ufs {
         Ok(Self(Arc::new(Inner { requests, prefix, conf: conf.clone() })))
     }
 
-    /// The same store for a caller who waits: while it cannot be reached, or does not answer, a call is tried again for
-    /// so long, beyond `ufs.retries`. A call takes no longer than that and [`Ufs::deadline`] together.
+    /// This store for a caller who waits: while it cannot be reached, or does not answer, a call is tried again for so
+    /// long, beyond `ufs.retries`. A call takes no longer than that and [`Ufs::deadline`] together.
     #[must_use]
     pub fn patient(&self, patience: Duration) -> Self {
         let requests = Retrying { patience, ..self.0.requests.clone() };
         Self(Arc::new(Inner { requests, ..(*self.0).clone() }))
     }
 
-    /// The same store, failing on purpose: for tests.
+    /// This store, failing on purpose: for tests.
     #[must_use]
     pub fn with_faults(&self, faults: Faults) -> Self {
         let faults = Some(Arc::new(Injected { faults, ..Injected::default() }));

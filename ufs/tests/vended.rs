@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use cavern_ufs::{KeyError, KeyLender, KeyRight, KeyVendor, ListMode, Precondition, Ufs, UfsError, lent_options};
+use cavern_ufs::{KeyError, KeyProvider, KeyRight, KeyVendor, ListMode, Precondition, Ufs, UfsError, vended_options};
 use support::{Bucket, conf, keys};
 
 const ROLE: &str = "arn:aws:iam::123456789012:role/any";
@@ -28,11 +28,11 @@ fn vendor(bucket: &Bucket, uri: &str) -> KeyVendor {
 /// A handle as a process without credentials has it.
 fn lent(bucket: &Bucket, uri: &str, right: KeyRight) -> Ufs {
     let vendor = vendor(bucket, uri);
-    let lender = KeyLender::new("a master", move || {
+    let lender = KeyProvider::new("a master", move || {
         let vendor = vendor.clone();
         async move { vendor.keys(right).await }
     });
-    Ufs::open_lent(uri, &lent_options(&vended(bucket)).unwrap(), &conf(), &lender).unwrap()
+    Ufs::open_vended(uri, &vended_options(&vended(bucket)).unwrap(), &conf(), &lender).unwrap()
 }
 
 fn denied<T: std::fmt::Debug>(what: &str, answer: Result<T, UfsError>) {
@@ -126,7 +126,7 @@ async fn when_nobody_lends_any_more_the_end_of_the_keys_is_the_end() {
     bucket.put("data/key", b"content");
     bucket.s3.set_session_life(6);
     let vendor = vendor(&bucket, "s3://data/data");
-    let lender = KeyLender::new("a master, asked for keys of /data,", {
+    let lender = KeyProvider::new("a master, asked for keys of /data,", {
         let asked = std::sync::atomic::AtomicBool::new(false);
         move || {
             let is_first = !asked.swap(true, std::sync::atomic::Ordering::SeqCst);
@@ -139,8 +139,8 @@ async fn when_nobody_lends_any_more_the_end_of_the_keys_is_the_end() {
             }
         }
     });
-    let options = lent_options(&vended(&bucket)).unwrap();
-    let ufs = Ufs::open_lent("s3://data/data", &options, &conf(), &lender).unwrap();
+    let options = vended_options(&vended(&bucket)).unwrap();
+    let ufs = Ufs::open_vended("s3://data/data", &options, &conf(), &lender).unwrap();
     let mut served = 0;
     let error = loop {
         match ufs.head("data/key").await {

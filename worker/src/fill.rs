@@ -9,8 +9,8 @@
 //! chunk, or before it has begun; when it fails, all requests that wait get the error, and nothing is remembered: the
 //! next request tries again.
 
-mod keep;
 mod origin;
+mod populate;
 mod run;
 mod source;
 

@@ -2,7 +2,7 @@
 //! dead and have left something to be made.
 //!
 //! See [`cavern_net::journals`] for how they are handed over. A journal is known by the number of its file, so another
-//! process that serves the same mount hands over the same one. The keeper's death is seen by a descriptor of its
+//! process that serves the same mount hands over the same one. The supervisor's death is seen by a descriptor of its
 //! process, that of whoever serves by the end of its connection: a daemon that dies alone has a successor. What is
 //! replayed is the business of a process of its own, `cv fuse --replay`, which has the journal as its standard input,
 //! and locks it. That may die, too, or find no master: another one begins, for some time. Blocks that no file has are
@@ -44,7 +44,7 @@ const JOURNALS_MAX: usize = 64;
 const CONNECTIONS_MAX: usize = 256;
 /// Whoever connects says at once what for.
 const HELLO_WAIT: Duration = Duration::from_secs(5);
-/// How often it is looked whether a keeper is dead, while nobody serves its mount.
+/// How often it is looked whether a supervisor is dead, while nobody serves its mount.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Processes that replay at a time.
 const REPLAYS: usize = 8;
@@ -61,7 +61,7 @@ const OWN: &str = "/proc/self/exe";
 /// Which file of memory a journal is: device and inode.
 type Number = (u64, u64);
 
-/// See the module.
+/// The journals of mounts of this host.
 #[derive(Debug)]
 pub struct Journals {
     kept: Mutex<HashMap<Number, Arc<Journal>>>,
@@ -83,7 +83,7 @@ pub struct Journals {
 struct Journal {
     memory: OwnedFd,
     /// Its process.
-    keeper: OwnedFd,
+    supervisor: OwnedFd,
     place: String,
     name: String,
     /// The connections of those who serve the mount have a token of this each.
@@ -93,9 +93,9 @@ struct Journal {
 }
 
 impl Journal {
-    fn is_keeper_dead(&self) -> bool {
+    fn is_supervisor_dead(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut [PollFd::new(&self.keeper, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+        poll(&mut [PollFd::new(&self.supervisor, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
     }
 
     /// Whether it says that nothing of it is left to be made.
@@ -199,7 +199,7 @@ impl Journals {
     async fn nothing_left_of(&self, place: &str) {
         let next = || {
             let kept = self.kept.lock();
-            kept.values().find(|journal| journal.place == place && journal.is_keeper_dead()).cloned()
+            kept.values().find(|journal| journal.place == place && journal.is_supervisor_dead()).cloned()
         };
         while let Some(journal) = next() {
             journal.gone.cancelled().await;
@@ -208,15 +208,15 @@ impl Journals {
 
     /// Keeps a journal, or knows it already.
     fn keep(self: &Arc<Self>, hello: Hello, descriptors: Vec<OwnedFd>) -> Result<TaskTrackerToken, String> {
-        let Ok([memory, keeper]) = <[OwnedFd; 2]>::try_from(descriptors) else {
-            return Err("a journal and a keeper are two descriptors".to_owned());
+        let Ok([memory, supervisor]) = <[OwnedFd; 2]>::try_from(descriptors) else {
+            return Err("a journal and a supervisor are two descriptors".to_owned());
         };
         let own = self.membership.now().1;
         if hello.cluster_id.is_empty() || hello.cluster_id != own {
             return Err(format!("this worker is of cluster \"{own}\", not of \"{}\"", hello.cluster_id));
         }
         let number = number_of(&memory).ok_or("this is no journal of a mount")?;
-        if !is_process(&keeper) {
+        if !is_process(&supervisor) {
             return Err("this is no descriptor of a process".to_owned());
         }
         let mut kept = self.kept.lock();
@@ -231,7 +231,7 @@ impl Journals {
         // So that it can be waited for; there are new tokens all the same.
         serving.close();
         let token = serving.token();
-        let journal = Arc::new(Journal { memory, keeper, place, name, serving, gone });
+        let journal = Arc::new(Journal { memory, supervisor, place, name, serving, gone });
         kept.insert(number, Arc::clone(&journal));
         self.metrics.journals.set(kept.len() as i64);
         drop(kept);
@@ -253,7 +253,7 @@ impl Journals {
         let dead = async {
             loop {
                 journal.serving.wait().await;
-                if journal.is_keeper_dead() {
+                if journal.is_supervisor_dead() {
                     return;
                 }
                 // The next who serves the mount is about to come.

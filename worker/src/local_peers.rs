@@ -25,7 +25,7 @@ const GROUP_BYTES: usize = size_of::<libc::gid_t>();
 /// Longest path that fits in a Unix address, without the closing zero.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// See the module. By default there is no group.
+/// Who may connect to a Unix socket. By default there is no group.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LocalPeers {
     group: Option<u32>,

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cavern_proto::data::BlockRef;
-use cavern_proto::master::LogPast;
+use cavern_proto::master::HistoryPosition;
 use parking_lot::RwLock;
 
 /// What the worker is to its cluster, as far as it knows.
@@ -13,14 +13,14 @@ pub struct Membership {
     place: RwLock<(u64, String)>,
     /// Of the masters that were heard of, the latest in which one led.
     term: AtomicU64,
-    past: RwLock<Past>,
+    past: RwLock<History>,
 }
 
 /// What the masters have told of their log.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Past {
+pub struct History {
     /// The latest that they told before they did not know it any more.
-    pub told: Option<LogPast>,
+    pub told: Option<HistoryPosition>,
     /// They do not know it any more: blocks that no file has are kept, since a file may have had them.
     pub is_lost: bool,
     /// So many are kept for that, with so many bytes.
@@ -28,12 +28,12 @@ pub struct Past {
 }
 
 impl Membership {
-    pub fn past(&self) -> Past {
+    pub fn past(&self) -> History {
         *self.past.read()
     }
 
     /// The master that leads in this term has answered what it has applied, and whether it lacks what was told before.
-    pub fn told(&self, term: u64, applied: Option<LogPast>, is_lost: bool) {
+    pub fn told(&self, term: u64, applied: Option<HistoryPosition>, is_lost: bool) {
         let mut past = self.past.write();
         if is_lost && !past.is_lost {
             past.is_lost = true;

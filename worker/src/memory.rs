@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
-/// See the module.
+/// The memory for answers and payloads.
 #[derive(Clone, Debug)]
 pub struct Budget {
     /// In KiB.

@@ -63,10 +63,10 @@ worker_metrics! {
     /// Blocks of fs-mode files copied from other workers.
     copied_blocks: Counter = counter("copied_blocks", "Blocks of fs-mode files copied from other workers");
     /// Blocks that were freed because no file had them.
-    unclaimed_blocks: Counter = counter("unclaimed_blocks", "Blocks of fs-mode files freed because no file had them");
+    orphan_blocks: Counter = counter("orphan_blocks", "Blocks of fs-mode files freed because no file had them");
     /// Reservations that waited because the disks are nearly full of what the bucket lacks.
-    slowed_reservations: Counter = counter(
-        "slowed_reservations",
+    throttled_reservations: Counter = counter(
+        "throttled_reservations",
         "Reservations for fs-mode files that waited because the disks are nearly full of what the buckets lack"
     );
     /// Journals of mounts of this host that are kept, and processes that were begun to replay some.
@@ -80,6 +80,6 @@ worker_metrics! {
         "slow_request_seconds",
         "Time to answer a request that had to wait for the disk or the bucket"
     );
-    /// The same, when it could.
+    /// Requests for block content that could be answered at once.
     fast_requests: Counter = counter("fast_requests", "Requests answered from memory and page cache without waiting");
 }

@@ -102,7 +102,7 @@ impl Mounts {
         self.find(mount_id).await?.ufs.clone()
     }
 
-    /// The same of a mount into whose bucket workers write what its files have.
+    /// The bucket of a mount into which workers write what its files have.
     ///
     /// # Errors
     /// Also those of a mount that is only read, or whose clients write to the bucket by themselves.
@@ -199,7 +199,7 @@ impl Mounts {
         // Clients of other mounts write to the bucket by themselves.
         let right = if mount.write_type() == WriteType::FsMode { KeyRight::Write } else { KeyRight::Read };
         let lender = key_lender(&self.master, mount.id, &mount.path, right);
-        Ufs::open_lent(&mount.uri, &mount.options, &self.conf, &lender)
+        Ufs::open_vended(&mount.uri, &mount.options, &self.conf, &lender)
     }
 
     /// Of the table as it is: what was taken from it holds for as long as this is the same. At least 1.

@@ -25,7 +25,7 @@ use crate::parts::WorkerParts;
 
 /// What the search works with.
 #[derive(Debug)]
-pub struct Unclaimed {
+pub struct OrphanCollector {
     pub parts: WorkerParts,
     pub journals: Arc<Journals>,
     /// For how long nobody has written to a block that is freed.
@@ -38,7 +38,7 @@ pub struct Unclaimed {
 pub type LookError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A block, and which of those that ever had its name.
-pub type Suspect = (BlockId, u64);
+pub type OrphanCandidate = (BlockId, u64);
 
 /// Asks for a page of the blocks that files have at this worker.
 ///
@@ -53,20 +53,20 @@ pub async fn list_claims(parts: &WorkerParts, request: ListClaimsRequest) -> Res
 }
 
 /// Frees those that nobody has written to for `rest` and that are still the same; gives which these were.
-pub async fn free_unclaimed(parts: &WorkerParts, due: Vec<Suspect>, rest: Duration) -> Vec<BlockId> {
+pub async fn free_orphans(parts: &WorkerParts, due: Vec<OrphanCandidate>, rest: Duration) -> Vec<BlockId> {
     let data = parts.stores.data.clone();
-    let free = move |suspect: Suspect| Some((suspect.0, data.free_unclaimed(suspect, rest)?));
+    let free = move |suspect: OrphanCandidate| Some((suspect.0, data.free_orphans(suspect, rest)?));
     let free = move || -> Vec<(BlockId, u64)> { due.into_iter().filter_map(free).collect() };
     let freed = tokio::task::spawn_blocking(free).await.unwrap_or_default();
     if !freed.is_empty() {
-        parts.metrics.unclaimed_blocks.inc_by(freed.len() as u64);
+        parts.metrics.orphan_blocks.inc_by(freed.len() as u64);
         let bytes = freed.iter().map(|(_, bytes)| bytes).sum::<u64>();
         info!(blocks = freed.len(), bytes, "freed blocks that no file has");
     }
     freed.into_iter().map(|(id, _)| id).collect()
 }
 
-impl Unclaimed {
+impl OrphanCollector {
     /// Looks now and then, until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         let mut suspects = HashSet::new();
@@ -84,7 +84,7 @@ impl Unclaimed {
     ///
     /// # Errors
     /// No master answers, or its list does not go on.
-    pub async fn find(&self, rest: Duration) -> Result<Option<Vec<(Suspect, u64)>>, LookError> {
+    pub async fn find(&self, rest: Duration) -> Result<Option<Vec<(OrphanCandidate, u64)>>, LookError> {
         let WorkerParts { stores, membership, .. } = &self.parts;
         let (worker_id, cluster_id) = membership.now();
         // What a dead mount has written is about to be some file's.
@@ -96,11 +96,11 @@ impl Unclaimed {
         }
         let claims = self.claims(worker_id, &cluster_id).await?;
         let data = stores.data.clone();
-        Ok(Some(tokio::task::spawn_blocking(move || data.unclaimed(&claims, rest)).await?))
+        Ok(Some(tokio::task::spawn_blocking(move || data.orphans(&claims, rest)).await?))
     }
 
-    /// Frees what is suspect and still unclaimed; gives what is unclaimed now.
-    async fn look(&self, suspects: &HashSet<Suspect>) -> Result<HashSet<Suspect>, LookError> {
+    /// Frees suspects that still no file has; gives those of now.
+    async fn look(&self, suspects: &HashSet<OrphanCandidate>) -> Result<HashSet<OrphanCandidate>, LookError> {
         let (membership, rest) = (&self.parts.membership, self.rest);
         let Some(found) = self.find(rest).await? else { return Ok(HashSet::new()) };
         if membership.past().is_lost {
@@ -111,10 +111,10 @@ impl Unclaimed {
             }
             return Ok(HashSet::new());
         }
-        let found: HashSet<Suspect> = found.into_iter().map(|(suspect, _)| suspect).collect();
-        let due: Vec<Suspect> = found.intersection(suspects).copied().collect();
+        let found: HashSet<OrphanCandidate> = found.into_iter().map(|(suspect, _)| suspect).collect();
+        let due: Vec<OrphanCandidate> = found.intersection(suspects).copied().collect();
         if !due.is_empty() {
-            free_unclaimed(&self.parts, due, rest).await;
+            free_orphans(&self.parts, due, rest).await;
         }
         Ok(found)
     }

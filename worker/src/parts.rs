@@ -10,7 +10,7 @@ use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
 use crate::store::Stores;
 
-/// See the module. Cheap to clone, and each clone means the same ones.
+/// What all parts of a worker work with. Cheap to clone, and each clone means the same ones.
 #[derive(Clone, Debug)]
 pub struct WorkerParts {
     pub stores: Stores,

@@ -32,7 +32,7 @@ use cavern_ufs::{MultipartUpload, ObjectMeta, PARTS_MAX, Precondition, Ufs, UfsE
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio_util::task::TaskTracker;
 
-use self::copy::Copies;
+use self::copy::BlockCopies;
 use self::peers::Peers;
 use self::plan::{Content, Plan};
 use self::source::Source;
@@ -53,7 +53,7 @@ pub struct Uploads {
     peers: Peers,
     /// Uploads that are being given up.
     tasks: TaskTracker,
-    copies: Copies,
+    copies: BlockCopies,
 }
 
 /// Why an object was not written.
@@ -83,7 +83,7 @@ impl Uploads {
     /// With the way to the other workers.
     pub fn new(parts: WorkerParts, pool: Arc<WorkerPool>) -> Self {
         let peers = Peers::new(pool, parts.clone());
-        Self { parts, peers, tasks: TaskTracker::new(), copies: Copies::default() }
+        Self { parts, peers, tasks: TaskTracker::new(), copies: BlockCopies::default() }
     }
 
     /// Writes an object, within the request's deadline.

@@ -4,7 +4,7 @@
 //! take all that there is. So what a client of another host makes is noted until the masters say that a file has it,
 //! and there is a bound for each client (`worker.client_reserved`) and for all of them in a mount
 //! (`worker.mount_reserved`). The masters are asked when a bound is met, for a moment again and again: whoever writes
-//! goes on as soon as it has committed. What no file has after `worker.reserved_after` is freed.
+//! goes on as soon as it has committed. What no file has after `worker.reservation_timeout` is freed.
 //!
 //! Not noted are blocks that were here before (of a start, all of them), and those of processes of this host. Of these
 //! `orphan_blocks` frees what no file has.
@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use crate::journals::Journals;
-use crate::orphan_blocks::{Suspect, free_unclaimed, list_claims};
+use crate::orphan_blocks::{OrphanCandidate, free_orphans, list_claims};
 use crate::parts::WorkerParts;
 use crate::request_error::Refusal;
 
@@ -47,7 +47,7 @@ const LEAST_BOUND: u64 = 256 << 20;
 /// What a request was to make is there after so long, or is not made any more.
 const MAKING: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// The blocks of which no file is known, and what each client and mount has of them.
 #[derive(Debug)]
 pub struct ReservedBlocks {
     parts: WorkerParts,
@@ -57,23 +57,23 @@ pub struct ReservedBlocks {
     mount_most: u64,
     /// For how long something may be noted.
     after: Duration,
-    noted: Mutex<Noted>,
+    noted: Mutex<Reservations>,
     /// Of what the masters were asked last, and when. Held while they are, so that one asks for all.
     asked: tokio::sync::Mutex<Option<(Scope, Instant)>>,
 }
 
 #[derive(Debug, Default)]
-struct Noted {
+struct Reservations {
     /// Under which the blocks were made.
     worker_id: u64,
-    blocks: HashMap<BlockId, NotedBlock>,
+    blocks: HashMap<BlockId, ReservedBlock>,
     /// Bytes of their blocks.
     clients: HashMap<Arc<str>, u64>,
     mounts: HashMap<u32, u64>,
 }
 
 #[derive(Debug)]
-struct NotedBlock {
+struct ReservedBlock {
     client: Arc<str>,
     mount_id: u32,
     inode: u64,
@@ -96,12 +96,12 @@ enum Scope {
 
 /// Room for a request, which is carried out while this is there.
 #[derive(Debug)]
-pub struct Taken {
+pub struct Reservation {
     reserved: Arc<ReservedBlocks>,
     id: BlockId,
 }
 
-impl Drop for Taken {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.reserved.settle(&self.id);
     }
@@ -109,7 +109,7 @@ impl Drop for Taken {
 
 /// A request that would exceed a bound, as far as it is known.
 #[derive(Debug)]
-pub struct Wanted {
+pub struct ExcessRequest {
     reserved: Arc<ReservedBlocks>,
     client: Arc<str>,
     block: BlockRef,
@@ -120,17 +120,17 @@ pub struct Wanted {
 }
 
 /// What a request that takes room may do: nothing is noted of some.
-pub type Room = Result<Option<Taken>, Box<Wanted>>;
+pub type ReserveResult = Result<Option<Reservation>, Box<ExcessRequest>>;
 
 impl ReservedBlocks {
     pub fn new(parts: WorkerParts, conf: &schema::Worker) -> Self {
         let (client_most, mount_most) = (conf.client_reserved.bytes(), conf.mount_reserved.bytes());
         let (noted, asked) = (Mutex::default(), tokio::sync::Mutex::default());
-        Self { parts, client_most, mount_most, after: conf.reserved_after.get(), noted, asked }
+        Self { parts, client_most, mount_most, after: conf.reservation_timeout.get(), noted, asked }
     }
 
     /// Room for up to so many bytes more of a block, if the client may have as much.
-    pub fn take(self: &Arc<Self>, client: Option<&Arc<str>>, block: &BlockRef, bytes: u64) -> Room {
+    pub fn take(self: &Arc<Self>, client: Option<&Arc<str>>, block: &BlockRef, bytes: u64) -> ReserveResult {
         let (Some(client), Some(id), true) = (client, BlockId::of(block), block.data) else { return Ok(None) };
         let worker_id = self.parts.membership.worker_id();
         let capacity = self.parts.stores.table.capacity_bytes();
@@ -147,10 +147,10 @@ impl ReservedBlocks {
         ] {
             if has.copied().unwrap_or_default().saturating_add(more) > most {
                 let (reserved, client, block) = (self.clone(), client.clone(), block.clone());
-                return Err(Box::new(Wanted { reserved, client, block, bytes, scope, most }));
+                return Err(Box::new(ExcessRequest { reserved, client, block, bytes, scope, most }));
             }
         }
-        noted.add(id, more, || NotedBlock {
+        noted.add(id, more, || ReservedBlock {
             client: owner,
             mount_id: block.mount_id,
             inode: block.inode,
@@ -159,7 +159,7 @@ impl ReservedBlocks {
             since: Instant::now(),
             is_suspect: false,
         });
-        Ok(Some(Taken { reserved: self.clone(), id }))
+        Ok(Some(Reservation { reserved: self.clone(), id }))
     }
 
     /// A request has been carried out: what is noted of its block is what that takes.
@@ -193,17 +193,17 @@ impl ReservedBlocks {
         if !self.noted.lock().blocks.values().any(|block| block.since.elapsed() > after) {
             return Ok(());
         }
-        let unclaimed = self.confirm(&Scope::All).await?;
+        let orphans = self.confirm(&Scope::All).await?;
         let suspect = |id: BlockId| {
             let mut noted = self.noted.lock();
             let block = noted.blocks.get_mut(&id).filter(|block| block.since.elapsed() > after)?;
             std::mem::replace(&mut block.is_suspect, true).then_some((id, block.incarnation))
         };
-        let due: Vec<Suspect> = unclaimed.into_iter().filter_map(suspect).collect();
+        let due: Vec<OrphanCandidate> = orphans.into_iter().filter_map(suspect).collect();
         if due.is_empty() {
             return Ok(());
         }
-        let freed = free_unclaimed(&self.parts, due, after).await;
+        let freed = free_orphans(&self.parts, due, after).await;
         freed.iter().for_each(|id| self.noted.lock().settle(id, None, None));
         Ok(())
     }
@@ -272,13 +272,13 @@ impl ReservedBlocks {
     fn pending(&self, scope: &Scope, worker_id: u64) -> Vec<((u64, u32), BlockId)> {
         let mut noted = self.noted.lock();
         noted.begin_as(worker_id);
-        let is_meant = |block: &NotedBlock| match scope {
+        let is_meant = |block: &ReservedBlock| match scope {
             Scope::Client(client) => block.client == *client,
             Scope::Mount(mount_id) => block.mount_id == *mount_id,
             Scope::All => true,
         };
         // Those that are being made have their turn with the request that makes them, or when it must have ended.
-        let is_made = |block: &NotedBlock| block.incarnation != 0 || block.since.elapsed() > MAKING;
+        let is_made = |block: &ReservedBlock| block.incarnation != 0 || block.since.elapsed() > MAKING;
         let meant = noted.blocks.iter().filter(|(_, block)| is_meant(block) && is_made(block));
         let mut pending: Vec<_> = meant.map(|(id, block)| ((block.inode, id.index), *id)).collect();
         for (_, id) in &pending {
@@ -291,12 +291,12 @@ impl ReservedBlocks {
     }
 }
 
-impl Wanted {
+impl ExcessRequest {
     /// Room for the request, as soon as files have enough of what is noted.
     ///
     /// # Errors
     /// `NO_SPACE` when that does not come to be soon: nothing was changed.
-    pub async fn wait(self: Box<Self>) -> Result<Option<Taken>, Refusal> {
+    pub async fn wait(self: Box<Self>) -> Result<Option<Reservation>, Refusal> {
         let until = Instant::now() + PATIENCE;
         let mut wanted = self;
         loop {
@@ -327,7 +327,7 @@ impl Wanted {
     }
 }
 
-impl Noted {
+impl Reservations {
     /// A worker that has got another number is asked about other blocks.
     fn begin_as(&mut self, worker_id: u64) {
         if self.worker_id != worker_id {
@@ -335,7 +335,7 @@ impl Noted {
         }
     }
 
-    fn add(&mut self, id: BlockId, bytes: u64, new: impl FnOnce() -> NotedBlock) {
+    fn add(&mut self, id: BlockId, bytes: u64, new: impl FnOnce() -> ReservedBlock) {
         let block = self.blocks.entry(id).or_insert_with(new);
         let used = (block.incarnation, block.bytes + bytes);
         self.settle(&id, Some(used), Some(Instant::now()));
@@ -397,10 +397,10 @@ mod tests {
 
     #[test]
     fn sums_are_those_of_the_blocks() {
-        let mut noted = Noted::default();
+        let mut noted = Reservations::default();
         let of = |client: &str| {
             let client: Arc<str> = client.into();
-            move || NotedBlock {
+            move || ReservedBlock {
                 client,
                 mount_id: 1,
                 inode: 7,
@@ -414,7 +414,7 @@ mod tests {
         noted.add(id(1), 1 << 20, of("b"));
         // Another client's request counts with whoever has made the block.
         noted.add(id(0), 1 << 20, of("b"));
-        let sums = |noted: &Noted| {
+        let sums = |noted: &Reservations| {
             (noted.clients.get("a").copied(), noted.clients.get("b").copied(), noted.mounts.get(&1).copied())
         };
         assert_eq!(sums(&noted), (Some(6 << 20), Some(1 << 20), Some(7 << 20)));

@@ -61,7 +61,7 @@ use self::open_blocks::OpenBlocks;
 use self::slab::Entry;
 pub use self::slab::Lookup;
 use self::space::{Shares, Space, SpaceLimits};
-use self::table::Residents;
+use self::table::TableState;
 pub use self::table::{BlockTable, Eviction, Touch};
 use crate::error::WorkerError;
 use crate::metrics::WorkerMetrics;
@@ -146,7 +146,7 @@ pub fn open(
     let first_incarnation = identity.starts << INCARNATION_BITS;
     let table = Arc::new(BlockTable {
         directories,
-        residents: Mutex::new(Residents { cache, open: OpenBlocks::new(options.max_open_blocks) }),
+        residents: Mutex::new(TableState { cache, open: OpenBlocks::new(options.max_open_blocks) }),
         identity: Mutex::new(identity),
         high_watermark: conf.high_watermark,
         low_watermark: conf.low_watermark,

@@ -24,7 +24,7 @@ use crate::membership::Membership;
 use crate::memory::Budget;
 use crate::metrics::WorkerMetrics;
 use crate::mounts::Mounts;
-use crate::orphan_blocks::Unclaimed;
+use crate::orphan_blocks::OrphanCollector;
 use crate::parts::WorkerParts;
 use crate::server::{self, Admission, Cores, Server, Service};
 use crate::store::{self, BlockTable, StoreCollector, StoreOptions, Stores};
@@ -93,10 +93,10 @@ pub async fn run_with_replays(
     let parts = parts(&config, stores, master, metrics);
     let pool = WorkerPool::new(&config.client, transport.clone(), "worker");
     let journals = Journals::new(replay, parts.membership.clone(), parts.metrics.clone(), stop.clone());
-    let (rest, since) = (config.worker.unclaimed_after.get(), Instant::now());
-    let unclaimed = Arc::new(Unclaimed { parts: parts.clone(), journals: journals.clone(), rest, since });
+    let (rest, since) = (config.worker.orphan_block_grace.get(), Instant::now());
+    let orphans = Arc::new(OrphanCollector { parts: parts.clone(), journals: journals.clone(), rest, since });
     let service = Service::new(parts.clone(), &config.worker, pool);
-    let service = Arc::new(Service { unclaimed: Some(unclaimed.clone()), ..service });
+    let service = Arc::new(Service { orphans: Some(orphans.clone()), ..service });
     announce(&worker);
 
     let cores = Arc::new(Cores::start(budget.threads, budget.blocking_threads).map_err(WorkerError::Threads)?);
@@ -121,7 +121,7 @@ pub async fn run_with_replays(
         tokio::task::spawn_blocking(move || cleanup.run(&cleaning)),
         server.serve(service.clone(), admission, evictions, cores.clone(), stop.clone()),
         http.serve(access, axum::Router::new(), registry, move || health_of(&table), stop.clone()),
-        tend((&parts, &*unclaimed), &service, &journals, &config.worker, &stop),
+        tend((&parts, &*orphans), &service, &journals, &config.worker, &stop),
         keeping_journals,
     );
     drain(&service).await;
@@ -193,7 +193,7 @@ fn parts(config: &Config, stores: Stores, master: MasterChannel, metrics: Worker
 
 /// Looks after what is in the stores, until `stop`.
 async fn tend(
-    (parts, unclaimed): (&WorkerParts, &Unclaimed),
+    (parts, orphans): (&WorkerParts, &OrphanCollector),
     service: &Service,
     journals: &Arc<Journals>,
     worker: &schema::Worker,
@@ -214,7 +214,7 @@ async fn tend(
         every(SPACE_INTERVAL, stop, || true, keep_to_disks),
         // Marks blocks that their mount does not want to keep any longer.
         every(EXPIRY_INTERVAL, stop, || true, move || expired.expire(|mount| mounts.ttl_seconds(mount))),
-        unclaimed.run(stop.clone()),
+        orphans.run(stop.clone()),
         service.reserved.clone().run(journals.clone(), stop.clone()),
     );
 }
@@ -234,9 +234,9 @@ fn invalid_dirs(worker: &schema::Worker, reason: String) -> WorkerError {
 }
 
 async fn key_wrapping(worker: &schema::Worker) -> Result<Arc<KeyWrapping>, WorkerError> {
-    let (current, former) = (worker.key_encryption_key.clone(), worker.former_key_encryption_key.clone());
+    let (current, former) = (worker.key_encryption_key.clone(), worker.previous_key_encryption_key.clone());
     let load = move || {
-        let settings = ("worker.key_encryption_key", "worker.former_key_encryption_key");
+        let settings = ("worker.key_encryption_key", "worker.previous_key_encryption_key");
         KeyWrapping::load((settings.0, &current), (settings.1, &former))
     };
     Ok(Arc::new(tokio::task::spawn_blocking(load).await??))

@@ -73,7 +73,7 @@ impl ClusterArgs {
         Ok(self.effective()?.config)
     }
 
-    /// The same, with where its values come from.
+    /// [`Self::config`], with where its values come from.
     pub fn effective(&self) -> Result<Effective, CliError> {
         let local = self.local.as_deref().map(Cluster::load).transpose()?;
         let path = match (&local, &self.conf) {
@@ -131,7 +131,7 @@ pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const MASTER_PATIENCE: Duration = Duration::from_secs(300);
 
 /// Whoever asks, one thing or several at a time.
-pub struct Follower {
+pub struct Poller {
     pub masters: MasterChannel,
     /// What goes on with the next master, as a sentence begins with it.
     what: &'static str,
@@ -139,7 +139,7 @@ pub struct Follower {
     away: Cell<Option<Instant>>,
 }
 
-impl Follower {
+impl Poller {
     pub fn new(masters: MasterChannel, what: &'static str) -> Self {
         Self { masters, what, away: Cell::new(None) }
     }

@@ -30,9 +30,9 @@ pub struct FsckArgs {
     #[arg(long)]
     repair: bool,
     /// Tell of blocks that no file has when nobody has written to them for so long, as 2h; else when a worker has not
-    /// freed them after three times worker.unclaimed_after.
+    /// freed them after three times worker.orphan_block_grace.
     #[arg(long, value_name = "DURATION")]
-    unclaimed_after: Option<Interval>,
+    orphan_block_grace: Option<Interval>,
     #[command(flatten)]
     result: ResultArgs,
 }
@@ -136,8 +136,8 @@ impl FsckArgs {
     async fn look(&self, told: &mut Told) -> Result<(String, u64), CliError> {
         let shown = self.result.cluster.config()?.fuse.path;
         let path = in_namespace(&self.path, &shown);
-        let unclaimed_ms = self.unclaimed_after.map_or(0, Interval::as_millis);
-        let request = FsckRequest { path: path.clone(), deep: self.deep, repair: self.repair, unclaimed_ms };
+        let orphan_grace_ms = self.orphan_block_grace.map_or(0, Interval::as_millis);
+        let request = FsckRequest { path: path.clone(), deep: self.deep, repair: self.repair, orphan_grace_ms };
         let masters = self.result.cluster.masters().await?;
         let (mut progress, mut unsaid) = (None, None);
         let last = masters

@@ -54,7 +54,7 @@ pub struct GenImagesArgs {
     /// Mean size of a file; sizes spread around it, with a standard deviation of a third.
     #[arg(long, value_name = "SIZE", default_value = "50KB")]
     mean_size: ByteSize,
-    /// The same seed gives the same files.
+    /// Of the generator: equal seeds give equal files.
     #[arg(long, value_name = "N", default_value_t = 42)]
     seed: u64,
     /// The result as JSON.

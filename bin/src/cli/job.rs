@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tonic::{Response, Status};
 
-use super::connect::{ANSWER_TIMEOUT, Follower, LINE_PERIOD, POLL_PERIOD, ResultArgs, new_request_id, word};
+use super::connect::{ANSWER_TIMEOUT, LINE_PERIOD, POLL_PERIOD, Poller, ResultArgs, new_request_id, word};
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
@@ -141,7 +141,7 @@ async fn watch(
     json: bool,
     stop: CancellationToken,
 ) -> Result<(), CliError> {
-    let follower = Follower::new(masters, "the job");
+    let follower = Poller::new(masters, "the job");
     let mut progress = Progress::new(json);
     let id = job.id();
     let request = GetJobRequest { id, ..GetJobRequest::default() };

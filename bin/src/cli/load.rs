@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::{Response, Status};
 
-use super::connect::{Follower, LINE_PERIOD, POLL_PERIOD, ResultArgs, word};
+use super::connect::{LINE_PERIOD, POLL_PERIOD, Poller, ResultArgs, word};
 use super::fs::{blocks, with_client};
 use super::job::{RATE_SECONDS, begin};
 use crate::console::{self, Progress};
@@ -137,7 +137,7 @@ fn batches(paths: Vec<String>) -> Vec<Vec<String>> {
 /// master answered for long.
 async fn load_list(progress: ListProgress, batches: Vec<Vec<String>>, result: &ResultArgs) -> Result<(), CliError> {
     let stop = process::shutdown_on_signals();
-    let follower = Follower::new(result.cluster.masters().await?, "the load");
+    let follower = Poller::new(result.cluster.masters().await?, "the load");
     let progress = RefCell::new(progress);
     let work = stream::iter(batches.into_iter().enumerate())
         .map(|(number, paths)| load_batch(&follower, &progress, number, paths))
@@ -159,7 +159,7 @@ async fn load_list(progress: ListProgress, batches: Vec<Vec<String>>, result: &R
 }
 
 async fn load_batch(
-    follower: &Follower,
+    follower: &Poller,
     progress: &RefCell<ListProgress>,
     number: usize,
     paths: Vec<String>,

@@ -32,7 +32,7 @@ pub enum LocalCommand {
     /// Copy a directory of files into a bucket of the cluster's object store; the bucket is made if need be.
     Seed(SeedArgs),
     #[command(hide = true)]
-    Keep(KeepArgs),
+    Supervise(SuperviseArgs),
 }
 
 #[derive(Args)]
@@ -83,7 +83,7 @@ pub struct SeedArgs {
 }
 
 #[derive(Args)]
-pub struct KeepArgs {
+pub struct SuperviseArgs {
     child: ChildName,
     #[arg(long)]
     dir: PathBuf,
@@ -111,7 +111,7 @@ impl LocalCommand {
                     args.target
                 ))
             }
-            Self::Keep(args) => local::keep(&args.dir, args.child),
+            Self::Supervise(args) => local::supervise(&args.dir, args.child),
         }
     }
 }

@@ -160,7 +160,7 @@ enum ConsistencyArg {
 enum NamesArg {
     /// In directories that the client has made, and nobody else looks into, at once; elsewhere, when the masters have
     /// it on disk.
-    Held = Names::Held as isize,
+    Delegated = Names::Delegated as isize,
     /// When the masters have it on disk, everywhere.
     Synced = Names::Synced as isize,
 }
@@ -250,7 +250,7 @@ impl MountArgs {
             access_mode: self.access_mode.map_or(AccessMode::Unspecified.into(), |mode| mode as i32),
             attributes: self.attributes.unwrap_or(AttributesArg::Refuse) as i32,
             existing: existing.into(),
-            names: self.names.unwrap_or(NamesArg::Held) as i32,
+            names: self.names.unwrap_or(NamesArg::Delegated) as i32,
             clients: settings.clients.unwrap_or_default().rules,
             ..Mount::default()
         }

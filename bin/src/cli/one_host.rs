@@ -123,7 +123,7 @@ impl OneHostArgs {
             access_mode: access_mode.into(),
             attributes: AttributePolicy::Refuse.into(),
             existing: Existing::None.into(),
-            names: Names::Held.into(),
+            names: Names::Delegated.into(),
             ..Mount::default()
         })
     }

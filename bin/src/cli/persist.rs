@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::connect::{ANSWER_TIMEOUT, Follower, LINE_PERIOD, POLL_PERIOD, ResultArgs};
+use super::connect::{ANSWER_TIMEOUT, LINE_PERIOD, POLL_PERIOD, Poller, ResultArgs};
 use crate::console::{self, Progress};
 use crate::error::CliError;
 
@@ -158,7 +158,7 @@ impl WaitArgs {
     async fn run(self, result: &ResultArgs) -> Result<(), CliError> {
         let Self { path, timeout } = self;
         let (timeout, began) = (timeout.map(Interval::get), Instant::now());
-        let follower = Follower::new(result.cluster.masters().await?, "persistence");
+        let follower = Poller::new(result.cluster.masters().await?, "persistence");
         // The backlog of changes up to a number, or of those that there are now: before that, clients bring what they
         // have answered, and one that is cut off is waited for.
         let ask = async |up_to_change: u64, patience: Duration| {

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use cavern_conf::{Budget, Config, Effective, HostLimits, Limits, Role, enable_failpoints, process};
-use cavern_fuse::keeper::{Kept, ReloadError, reload};
+use cavern_fuse::supervisor::{ReloadError, SupervisorExit, reload};
 use cavern_proto::master::Mount;
 use clap::{Args, Subcommand};
 use tokio_util::sync::CancellationToken;
@@ -149,9 +149,9 @@ pub struct FuseArgs {
     parent: Option<i32>,
     /// The process that does the work; only `cv fuse` starts it.
     #[arg(long, hide = true)]
-    kept: bool,
+    daemon: bool,
     /// What a mount had answered whose processes are dead is made, and nothing mounted; only `cv worker` starts it.
-    #[arg(long, hide = true, conflicts_with = "kept")]
+    #[arg(long, hide = true, conflicts_with = "daemon")]
     replay: bool,
     #[command(subcommand)]
     command: Option<FuseCommand>,
@@ -178,7 +178,7 @@ impl FuseArgs {
         match (self.command, &self.backend) {
             (Some(FuseCommand::Reload(args)), _) => block_on(args.run()),
             (None, _) if self.replay => self.process.run(None, cavern_fuse::replay),
-            (None, _) if self.kept => self.process.run(None, cavern_fuse::run_kept),
+            (None, _) if self.daemon => self.process.run(None, cavern_fuse::run_supervised),
             (None, Some(directory)) => backend(directory, self.parent),
             (None, None) if self.one_host.is_given() => {
                 self.one_host.run()?.map_or(Ok(()), |(host, mount)| serve_host(&host, None, Some(mount)))
@@ -188,7 +188,7 @@ impl FuseArgs {
     }
 }
 
-/// Master and worker of the mount of one host, whose keeper may have started them.
+/// Master and worker of the mount of one host, whose supervisor may have started them.
 fn backend(directory: &Path, parent: Option<i32>) -> Result<(), CliError> {
     // Away from the terminal of whoever makes the mount.
     rustix::process::setsid().context("cannot begin a session")?;
@@ -211,7 +211,7 @@ fn keep(process_args: ProcessArgs, backend: Option<(PathBuf, i32)>) -> Result<()
     let config = process_args.begin(Some(Role::Fuse))?;
     let load = |(directory, parent): (PathBuf, i32)| Ok::<_, CliError>((OneHost::load(&directory)?, parent));
     let backend = backend.map(load).transpose()?;
-    if !config.fuse.keep_mount {
+    if !config.fuse.supervised {
         let budget = config.budgets.client.clone();
         return serve(&budget, async |stop| cavern_fuse::run(config, stop).await);
     }
@@ -221,22 +221,22 @@ fn keep(process_args: ProcessArgs, backend: Option<(PathBuf, i32)>) -> Result<()
         let stop = process::shutdown_on_signals();
         let watched = async {
             match &backend {
-                Some((host, parent)) => one_host::keep_backend(host, *parent, &stop).await,
+                Some((host, parent)) => one_host::supervise_backend(host, *parent, &stop).await,
                 None => std::future::pending::<Infallible>().await,
             }
         };
         tokio::select! {
-            kept = Box::pin(cavern_fuse::keep(arguments, stop.clone())) => {
+            kept = Box::pin(cavern_fuse::supervise(arguments, stop.clone())) => {
                 kept.map_err(|error| CliError::Failed(error.to_string()))
             }
             never = watched => match never {},
         }
     })?;
     match kept {
-        Kept::Exit(0) => Ok(()),
+        SupervisorExit::Exit(0) => Ok(()),
         // It has said why.
-        Kept::Exit(code) => std::process::exit(code),
-        Kept::Signal(signal) => {
+        SupervisorExit::Exit(code) => std::process::exit(code),
+        SupervisorExit::Signal(signal) => {
             Err(CliError::Failed(format!("the process that served the mount was ended by signal {signal}")))
         }
     }
@@ -252,7 +252,7 @@ impl ReloadArgs {
         let resolved = mount_point.canonicalize().or_else(|_not_there| std::path::absolute(&mount_point));
         let mount_point = resolved.context("cannot find the mount point")?;
         let process = reload(&mount_point).await.map_err(|error| match &error {
-            ReloadError::NoMount(_) | ReloadError::NoKeeper { .. } => CliError::NotFound(error.to_string()),
+            ReloadError::NoMount(_) | ReloadError::NoSupervisor { .. } => CliError::NotFound(error.to_string()),
             ReloadError::AnotherUser { .. } | ReloadError::Refused { .. } => CliError::Failed(error.to_string()),
         })?;
         console::line(format_args!("{} is served by process {process} now", mount_point.display()))

@@ -6,7 +6,7 @@ use cavern_net::master::Stubs;
 use cavern_proto::NotLeading;
 use cavern_proto::raft::{
     AddMasterRequest, GetGroupRequest, Group, MakeSnapshotRequest, Member, RemoveMasterRequest, RotateSecretsReply,
-    RotateSecretsRequest, TransferLeadRequest,
+    RotateSecretsRequest, TransferLeadershipRequest,
 };
 use clap::Subcommand;
 use serde_json::{Value, json};
@@ -73,7 +73,7 @@ async fn ask(config: &Config, dial: &Dial) -> Result<Survey, CliError> {
 }
 
 /// A group that has a leader, and how to reach that.
-struct Led {
+struct GroupLeader {
     survey: Survey,
     view: GroupView,
     leader: String,
@@ -81,7 +81,7 @@ struct Led {
     masters: MasterChannel,
 }
 
-impl Led {
+impl GroupLeader {
     /// Waits for an election where there may be one.
     async fn find(cluster: &ClusterArgs) -> Result<Self, CliError> {
         let mut config = cluster.config()?;
@@ -145,10 +145,10 @@ impl Led {
 
     /// Has another master lead: the one with this number, or for 0 the one that is furthest.
     async fn transfer(&self, node_id: u64) -> Result<Group, CliError> {
-        let request = TransferLeadRequest { node_id };
+        let request = TransferLeadershipRequest { node_id };
         let is_done =
             |group: &Group| if node_id == 0 { Some(group.leader) != self.view.leader } else { group.leader == node_id };
-        self.change(is_done, async |mut master: Stubs| master.raft.transfer_lead(request).await).await
+        self.change(is_done, async |mut master: Stubs| master.raft.transfer_leadership(request).await).await
     }
 }
 
@@ -176,7 +176,7 @@ fn print(view: &GroupView) -> Result<(), CliError> {
 }
 
 async fn add(given: &str, result: &ResultArgs) -> Result<(), CliError> {
-    let led = Led::find(&result.cluster).await?;
+    let led = GroupLeader::find(&result.cluster).await?;
     let new = led.dial.ask(given).await.map_err(|cause| {
         CliError::Unreachable(format!(
             "no master answers at {given} ({cause}): start it there with an empty master.data_dir, then add it"
@@ -219,7 +219,7 @@ fn member_at<'v>(view: &'v GroupView, address: &str, answer: &Group) -> Result<O
 }
 
 async fn remove(id: u64, result: &ResultArgs) -> Result<(), CliError> {
-    let led = Led::find(&result.cluster).await?;
+    let led = GroupLeader::find(&result.cluster).await?;
     let (voters, answering) = led.view.without(id);
     // The leader itself hears only after a while that one is gone.
     if voters > 0 && answering * 2 <= voters {
@@ -242,7 +242,7 @@ async fn remove(id: u64, result: &ResultArgs) -> Result<(), CliError> {
 }
 
 async fn transfer(id: Option<u64>, result: &ResultArgs) -> Result<(), CliError> {
-    let led = Led::find(&result.cluster).await?;
+    let led = GroupLeader::find(&result.cluster).await?;
     let is_silent = |view: &&MasterView| view.id.is_some() && view.id == id && !view.answers();
     if let Some(member) = led.view.masters.iter().find(is_silent) {
         let (name, cause) = (member.name(), member.error.as_deref().unwrap_or_default());
@@ -258,7 +258,7 @@ async fn transfer(id: Option<u64>, result: &ResultArgs) -> Result<(), CliError> 
 async fn snapshot(on: Option<String>, result: &ResultArgs) -> Result<(), CliError> {
     let (address, dial) = match on {
         Some(address) => (address, Dial::of(&result.cluster.config()?)?),
-        None => Led::find(&result.cluster).await.map(|led| (led.leader, led.dial))?,
+        None => GroupLeader::find(&result.cluster).await.map(|led| (led.leader, led.dial))?,
     };
     let mut master = dial.connect(&address).await.map_err(|cause| {
         CliError::Unreachable(format!("the master at {address} does not answer ({cause}): is it running?"))
@@ -298,7 +298,7 @@ pub async fn rotate(result: &ResultArgs) -> Result<(), CliError> {
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::StatusMark;
+    use cavern_proto::StatusDetail;
 
     use super::*;
 
@@ -310,7 +310,7 @@ mod tests {
         let dial = Dial::of(&config).unwrap();
         let survey = Survey::take(&[], &dial).await;
         let (view, masters) = (survey.view(), MasterChannel::for_command(&config).unwrap());
-        let led = Led { survey, view, leader: String::new(), dial, masters };
+        let led = GroupLeader { survey, view, leader: String::new(), dial, masters };
         let error = led.change(|_| false, async |_: Stubs| Err(answer.clone())).await.unwrap_err();
         assert!(matches!(error, CliError::Unreachable(_)), "{error:?}");
         error.to_string()
@@ -336,7 +336,7 @@ mod tests {
     #[tokio::test]
     async fn only_a_lost_answer_leaves_open_whether_the_group_has_changed() {
         let remark = "Whether the group has changed";
-        let lost = changed(StatusMark::Unanswered.to_status("it leads no more".to_owned())).await;
+        let lost = changed(StatusDetail::Unanswered.to_status("it leads no more".to_owned())).await;
         assert!(lost.contains("it leads no more") && lost.contains(remark), "{lost}");
         let unled = changed(NotLeading { leader: None }.to_status()).await;
         assert!(unled.contains("no master leads") && !unled.contains(remark), "{unled}");

@@ -6,7 +6,7 @@ use cavern_conf::counted;
 use cavern_net::MasterChannel;
 use cavern_net::master::Stubs;
 use cavern_proto::master::{
-    ClusterStatus, DiskReport, ListUnavailableRequest, LostPast, StatusRequest, TaskStatus, UnavailableFile,
+    ClusterStatus, DiskReport, ListUnavailableRequest, Rollback, StatusRequest, TaskStatus, UnavailableFile,
     UnavailableFiles, Worker, WorkerCounters, WorkerState,
 };
 use cavern_security::{Role, Transport};
@@ -110,7 +110,7 @@ impl Report {
                 "paths": paths(&unavailable.listed),
             },
             "lost": {"files": unavailable.lost_files, "paths": paths(&unavailable.lost)},
-            "lost_pasts": status.lost_pasts.iter().map(past_view).collect::<Vec<_>>(),
+            "rollbacks": status.rollbacks.iter().map(rollback_view).collect::<Vec<_>>(),
             "certificates": self.certificates,
         })
     }
@@ -193,7 +193,7 @@ impl Report {
             ))?;
             print_paths(unavailable.lost_files, &unavailable.lost)?;
         }
-        for LostPast { who, told, had, kept_blocks, kept_bytes } in &status.lost_pasts {
+        for Rollback { who, told, had, kept_blocks, kept_bytes } in &status.rollbacks {
             console::line(format_args!(
                 "RESTORED  {who} was told of entry {told} of the log, and the masters have up to {had} of that time: \
                  they are older, and lack what came after it; {}, {}, that no file has are kept there",
@@ -219,8 +219,8 @@ fn print_paths(files: u64, named: &[UnavailableFile]) -> Result<(), CliError> {
 }
 
 /// Who says to have been told of later entries of the log than the masters have.
-fn past_view(past: &LostPast) -> Value {
-    let LostPast { who, told, had, kept_blocks, kept_bytes } = past;
+fn rollback_view(past: &Rollback) -> Value {
+    let Rollback { who, told, had, kept_blocks, kept_bytes } = past;
     json!({"who": who, "told": told, "had": had, "kept_blocks": kept_blocks, "kept_bytes": kept_bytes})
 }
 

@@ -1,4 +1,4 @@
-//! One child process: its name, and what its keeper has written about it.
+//! One child process: its name, and what its supervisor has written about it.
 
 use std::fmt;
 use std::fs;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::files;
 use crate::error::{CliError, Context as _};
 
-/// For the keeper of a child that is gone to say how it ended, and between two looks.
+/// For the supervisor of a child that is gone to say how it ended, and between two looks.
 const SETTLE_PATIENCE: Duration = Duration::from_millis(200);
 const SETTLE_PAUSE: Duration = Duration::from_millis(10);
 
@@ -124,7 +124,7 @@ impl ProcessId {
 pub enum Exit {
     Code(i32),
     Signal(i32),
-    /// Its keeper was not its parent, and only a parent gets the exit status.
+    /// Its supervisor was not its parent, and only a parent gets the exit status.
     Unknown,
 }
 
@@ -144,8 +144,8 @@ pub struct RunRecord {
     pub process: ProcessId,
     pub exit: Option<Exit>,
     /// Who waits for the end of the process, and starts the child again.
-    pub keeper: Option<ProcessId>,
-    /// How often the keeper has started the child again.
+    pub supervisor: Option<ProcessId>,
+    /// How often the supervisor has started the child again.
     pub restarts: u32,
     /// How the run before this one ended.
     pub last_exit: Option<Exit>,
@@ -159,19 +159,19 @@ pub enum State {
     Running(ProcessId),
     /// It was asked to end and did, or has never been started.
     Stopped,
-    /// It ended by itself or by a signal; without a keeper that saw it, unknown how.
+    /// It ended by itself or by a signal; without a supervisor that saw it, unknown how.
     Crashed(Option<Exit>),
 }
 
 impl RunRecord {
     /// A process that has just begun.
-    pub fn new(process: ProcessId, keeper: ProcessId) -> Self {
-        Self { process, keeper: Some(keeper), ..Self::default() }
+    pub fn new(process: ProcessId, supervisor: ProcessId) -> Self {
+        Self { process, supervisor: Some(supervisor), ..Self::default() }
     }
 
     /// Whether somebody waits for the end of the child.
-    pub fn is_kept(&self) -> bool {
-        self.keeper.as_ref().is_some_and(ProcessId::is_alive)
+    pub fn is_supervised(&self) -> bool {
+        self.supervisor.as_ref().is_some_and(ProcessId::is_alive)
     }
 
     pub fn load(path: &Path) -> Result<Option<Self>, CliError> {
@@ -195,9 +195,9 @@ impl RunRecord {
     }
 }
 
-/// The state of the child whose record `load` reads. Its keeper may be between its end and the record of it: a child
-/// that is gone, nobody knows how, is looked at until there is another record, as long as its keeper is there, for
-/// 200 ms at most.
+/// The state of the child whose record `load` reads. Its supervisor may be between its end and the record of it: a
+/// child that is gone, nobody knows how, is looked at until there is another record, as long as its supervisor is
+/// there, for 200 ms at most.
 pub fn settled(mut load: impl FnMut() -> Result<Option<RunRecord>, CliError>) -> Result<State, CliError> {
     let Some(first) = load()? else { return Ok(State::Stopped) };
     let state = first.state();
@@ -205,10 +205,10 @@ pub fn settled(mut load: impl FnMut() -> Result<Option<RunRecord>, CliError>) ->
         return Ok(state);
     }
     let other = files::poll(SETTLE_PATIENCE, SETTLE_PAUSE, || {
-        // The last thing that a keeper has written is there when it is gone.
-        let is_kept = first.is_kept();
+        // The last thing that a supervisor has written is there when it is gone.
+        let is_supervised = first.is_supervised();
         let record = load()?;
-        Ok((!is_kept || record.as_ref() != Some(&first)).then_some(record))
+        Ok((!is_supervised || record.as_ref() != Some(&first)).then_some(record))
     })?;
     Ok(other.map_or(state, |record| record.map_or(State::Stopped, |record| record.state())))
 }
@@ -272,10 +272,10 @@ mod tests {
     }
 
     #[test]
-    fn the_keeper_of_a_child_that_is_gone_has_a_moment_to_say_how_it_ended() {
-        let keeper = ProcessId::of(i32::try_from(std::process::id()).unwrap()).unwrap();
-        let looks = |keeper: ProcessId, unsaid: usize| {
-            let gone = RunRecord::new(ProcessId::default(), keeper);
+    fn the_supervisor_of_a_child_that_is_gone_has_a_moment_to_say_how_it_ended() {
+        let supervisor = ProcessId::of(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let looks = |supervisor: ProcessId, unsaid: usize| {
+            let gone = RunRecord::new(ProcessId::default(), supervisor);
             let ended = RunRecord { exit: Some(Exit::Signal(9)), ..gone.clone() };
             let (mut records, mut count) = (std::iter::repeat_n(gone, unsaid).chain([ended]), 0);
             let state = settled(|| {
@@ -285,7 +285,7 @@ mod tests {
             (state.unwrap(), count)
         };
         let ended = State::Crashed(Some(Exit::Signal(9)));
-        assert_eq!(looks(keeper, 2), (ended.clone(), 3));
+        assert_eq!(looks(supervisor, 2), (ended.clone(), 3));
         // Nobody is waited for who is gone, too, but what that one has said last counts.
         assert_eq!(looks(ProcessId::default(), 2), (State::Crashed(None), 2));
         assert_eq!(looks(ProcessId::default(), 1), (ended, 2));

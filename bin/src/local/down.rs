@@ -15,7 +15,7 @@ use super::child::{ChildName, ProcessId, Role, State};
 use super::files;
 use super::mounted::{detach, is_mounted};
 use super::record::Cluster;
-use super::supervisor::want_not;
+use super::supervisor::request_stop;
 use crate::console;
 use crate::error::{CliError, Context as _};
 
@@ -25,7 +25,7 @@ const KILL_DEADLINE: Duration = Duration::from_secs(10);
 
 /// SIGTERM, and SIGKILL when the child is still there after `patience`. It is not started again.
 pub fn stop(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<(), CliError> {
-    want_not(cluster, name)?;
+    request_stop(cluster, name)?;
     if end(cluster, name, &[Signal::TERM, Signal::CONT], patience)? {
         return Ok(());
     }
@@ -35,19 +35,19 @@ pub fn stop(cluster: &Cluster, name: ChildName, patience: Duration) -> Result<()
 
 /// SIGKILL, and waits until the child is gone. It is not started again.
 pub fn kill(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
-    want_not(cluster, name)?;
+    request_stop(cluster, name)?;
     if end(cluster, name, &[Signal::KILL], KILL_DEADLINE)? {
         return Ok(());
     }
     Err(CliError::Failed(format!("{name} is still there {} s after SIGKILL", KILL_DEADLINE.as_secs())))
 }
 
-/// Sends the signals to a child that is wanted no more, and waits until neither it nor its keeper is there.
+/// Sends the signals to a child that is wanted no more, and waits until neither it nor its supervisor is there.
 fn end(cluster: &Cluster, name: ChildName, signals: &[Signal], patience: Duration) -> Result<bool, CliError> {
     let mut signalled = None;
     let gone = files::poll(patience, POLL, || {
         match cluster.state(name)? {
-            // Its keeper may have started it once more, just before the stop was recorded.
+            // Its supervisor may have started it once more, just before the stop was recorded.
             State::Running(process) if signalled.as_ref() != Some(&process) => {
                 for signal in signals {
                     process.signal(*signal).context(format_args!("cannot stop {name}"))?;
@@ -55,7 +55,7 @@ fn end(cluster: &Cluster, name: ChildName, signals: &[Signal], patience: Duratio
                 signalled = Some(process);
             }
             State::Running(_) => {}
-            State::Stopped | State::Crashed(_) => return Ok((!cluster.is_kept(name)?).then_some(())),
+            State::Stopped | State::Crashed(_) => return Ok((!cluster.is_supervised(name)?).then_some(())),
         }
         Ok(None)
     })?;
@@ -130,7 +130,7 @@ fn helpers(conf: &Path) -> io::Result<Vec<ProcessId>> {
         let Ok(line) = fs::read(entry.path().join("cmdline")) else { continue };
         let arguments: Vec<&[u8]> = line.split(|byte| *byte == 0).skip(1).collect();
         let is_helper = arguments.first() == Some(&&b"fuse"[..])
-            && arguments.iter().any(|argument| [&b"--kept"[..], b"--replay"].contains(argument))
+            && arguments.iter().any(|argument| [&b"--daemon"[..], b"--replay"].contains(argument))
             && arguments.contains(&conf.as_os_str().as_bytes());
         let is_own = || entry.metadata().is_ok_and(|metadata| metadata.uid() == geteuid().as_raw());
         if is_helper && is_own() && is_orphan(pid) {
@@ -140,7 +140,7 @@ fn helpers(conf: &Path) -> io::Result<Vec<ProcessId>> {
     Ok(helpers)
 }
 
-/// Whether neither the keeper of its mount nor the worker that has it replay is there any more: these end it.
+/// Whether neither the supervisor of its mount nor the worker that has it replay is there any more: these end it.
 fn is_orphan(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // Behind the name, which may hold anything: the state, and the parent.

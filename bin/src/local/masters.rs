@@ -20,7 +20,7 @@ use crate::group::{Dial, MasterRole, Survey, remark_unaware};
 /// For a connection to a master of this host, and for its answer.
 const ANSWER: Duration = Duration::from_millis(250);
 /// Between two looks at a master, and between two lines about the same wait; a short one needs none.
-pub const LOOK: Duration = Duration::from_millis(200);
+pub const PROBE_PERIOD: Duration = Duration::from_millis(200);
 const SAY_PERIOD: Duration = Duration::from_secs(5);
 const MIB: u64 = 1 << 20;
 
@@ -41,7 +41,7 @@ enum Progress {
 
 /// What a master does that is not ready yet.
 #[derive(Default)]
-pub struct Look {
+pub struct Readiness {
     /// It is a member of the group, and votes.
     is_member: bool,
     /// It answers, and there is a leader that it can be added by.
@@ -53,13 +53,13 @@ pub struct Look {
 }
 
 /// Looks at the master with this number.
-pub async fn look(cluster: &Cluster, number: usize) -> Result<Look, CliError> {
-    let Some(master) = cluster.masters.get(number) else { return Ok(Look::default()) };
+pub async fn probe(cluster: &Cluster, number: usize) -> Result<Readiness, CliError> {
+    let Some(master) = cluster.masters.get(number) else { return Ok(Readiness::default()) };
     let survey = survey(cluster).await?;
     let view = survey.view();
     let place = view.masters.iter().find(|view| view.address == master.grpc && view.id.is_some());
     let is_member = place.is_some_and(|place| place.votes);
-    let Some(Ok(own)) = survey.answer(&master.grpc) else { return Ok(Look { is_member, ..Look::default() }) };
+    let Some(Ok(own)) = survey.answer(&master.grpc) else { return Ok(Readiness { is_member, ..Readiness::default() }) };
     let leader = survey.leader_address().and_then(|leader| survey.answer(leader)).and_then(Result::ok);
     let is_missing = view.masters.iter().any(|view| view.role == MasterRole::Unreachable);
     let waits_for = match (own.cluster_id.is_empty(), place.is_some()) {
@@ -76,7 +76,7 @@ pub async fn look(cluster: &Cluster, number: usize) -> Result<Look, CliError> {
         (true, false) if is_missing => Some("it waits for the other masters, to begin a group with them".to_owned()),
         (true, false) => None,
     };
-    Ok(Look { is_member, can_be_added: leader.is_some(), progress: progress(own, leader), waits_for })
+    Ok(Readiness { is_member, can_be_added: leader.is_some(), progress: progress(own, leader), waits_for })
 }
 
 fn progress(own: &Group, leader: Option<&Group>) -> Option<(Progress, Option<String>)> {
@@ -95,7 +95,7 @@ fn progress(own: &Group, leader: Option<&Group>) -> Option<(Progress, Option<Str
 }
 
 /// How long a child is waited for: who gets on has all patience again.
-pub struct Patience {
+pub struct ProgressDeadline {
     name: ChildName,
     length: Duration,
     deadline: Instant,
@@ -107,20 +107,20 @@ pub struct Patience {
     said: Instant,
 }
 
-impl Patience {
+impl ProgressDeadline {
     pub fn new(name: ChildName, length: Duration) -> Self {
         let now = Instant::now();
         Self { name, length, deadline: now + length, received: 0, lacking: None, doing: None, said: now }
     }
 
     /// Notes what a look has shown, and says on stderr what the master does if that lasts.
-    pub fn note(&mut self, look: &Look) {
-        let Some((progress, doing)) = &look.progress else {
+    pub fn note(&mut self, probe: &Readiness) {
+        let Some((progress, doing)) = &probe.progress else {
             self.doing = None;
             return;
         };
         self.doing.clone_from(doing);
-        if !self.moves(*progress) {
+        if !self.has_progressed(*progress) {
             return;
         }
         self.deadline = Instant::now() + self.length;
@@ -134,7 +134,7 @@ impl Patience {
 
     /// Whether it is further than it was: another snapshot begins at nothing, and the log may grow as fast as it is
     /// applied.
-    fn moves(&mut self, now: Progress) -> bool {
+    fn has_progressed(&mut self, now: Progress) -> bool {
         let (received, lacking) = (self.received, self.lacking);
         match now {
             Progress::Received(bytes) => {
@@ -158,17 +158,17 @@ impl Patience {
 ///
 /// # Errors
 /// It does not get on for as long as `patience`: why the leader did not take it in last, if it has said so.
-pub async fn take_in(cluster: &Cluster, number: usize, patience: Duration) -> Result<(), CliError> {
+pub async fn add_to_group(cluster: &Cluster, number: usize, patience: Duration) -> Result<(), CliError> {
     let Some(master) = cluster.masters.get(number) else { return Ok(()) };
     let mut config = cluster.conf()?;
     config.client.metadata_timeout = Interval::secs(patience.as_secs());
     let masters = MasterChannel::for_command(&config)?;
     let request = AddMasterRequest { address: master.grpc.clone() };
     let mut asked: Fuse<LocalBoxFuture<'_, Result<Group, CliError>>> = Fuse::terminated();
-    let mut watch = Patience::new(ChildName { role: Role::Master, number }, patience);
+    let mut watch = ProgressDeadline::new(ChildName { role: Role::Master, number }, patience);
     let mut refused = None;
     while !watch.is_over() {
-        let found = look(cluster, number).await?;
+        let found = probe(cluster, number).await?;
         // An earlier request may have gone on without the one who sent it.
         if found.is_member {
             return Ok(());
@@ -185,10 +185,10 @@ pub async fn take_in(cluster: &Cluster, number: usize, patience: Duration) -> Re
                 }
                 Err(error) => {
                     refused = Some(error);
-                    tokio::time::sleep(LOOK).await;
+                    tokio::time::sleep(PROBE_PERIOD).await;
                 }
             },
-            () = tokio::time::sleep(LOOK) => {}
+            () = tokio::time::sleep(PROBE_PERIOD) => {}
         }
     }
     let doing = watch.doing.map(|doing| format!(" (it {doing})")).unwrap_or_default();
@@ -207,26 +207,29 @@ mod tests {
 
     #[test]
     fn who_gets_on_is_waited_for_and_who_does_not_is_not() {
-        let mut patience = Patience::new(ChildName { role: Role::Master, number: 1 }, Duration::from_secs(1));
-        let mut moves = |own: Group, committed_index: u64| {
+        let mut patience = ProgressDeadline::new(ChildName { role: Role::Master, number: 1 }, Duration::from_secs(1));
+        let mut has_progressed = |own: Group, committed_index: u64| {
             let found = progress(&own, Some(&Group { committed_index, ..Group::default() }));
-            let moves = found.as_ref().is_some_and(|(progress, _)| patience.moves(*progress));
-            (moves, found.and_then(|(_, doing)| doing).unwrap_or_default())
+            let has_progressed = found.as_ref().is_some_and(|(progress, _)| patience.has_progressed(*progress));
+            (has_progressed, found.and_then(|(_, doing)| doing).unwrap_or_default())
         };
         let sent =
             |received| Group { incoming: Some(SnapshotTransfer { received, bytes: 10 * MIB }), ..Group::default() };
         let applied = |applied_index| Group { applied_index, ..Group::default() };
-        assert_eq!(moves(Group::default(), 1000), (false, String::new()));
-        assert!(!moves(sent(0), 1000).0);
-        assert_eq!(moves(sent(3 * MIB), 1000), (true, "has 3 of 10 MiB of the namespace".to_owned()));
-        assert!(!moves(sent(3 * MIB), 1000).0, "it stands still");
-        assert!(!moves(sent(MIB), 1000).0, "one that begins anew for ever does not get on");
-        assert_eq!(moves(applied(200), 1000), (true, "lacks 800 entries of the log".to_owned()));
-        assert!(!moves(applied(200), 1000).0);
-        assert!(moves(applied(900), 1000).0);
-        assert!(!moves(applied(1900), 2000).0, "the log grows as fast as it is applied");
-        assert!(!moves(sent(MIB), 2000).0 && !moves(applied(1900), 2000).0, "nor does it by a snapshot in between");
-        assert_eq!(moves(applied(2000), 2000), (true, String::new()), "it lacks nothing");
-        assert!(!moves(applied(2000), 2000).0);
+        assert_eq!(has_progressed(Group::default(), 1000), (false, String::new()));
+        assert!(!has_progressed(sent(0), 1000).0);
+        assert_eq!(has_progressed(sent(3 * MIB), 1000), (true, "has 3 of 10 MiB of the namespace".to_owned()));
+        assert!(!has_progressed(sent(3 * MIB), 1000).0, "it stands still");
+        assert!(!has_progressed(sent(MIB), 1000).0, "one that begins anew for ever does not get on");
+        assert_eq!(has_progressed(applied(200), 1000), (true, "lacks 800 entries of the log".to_owned()));
+        assert!(!has_progressed(applied(200), 1000).0);
+        assert!(has_progressed(applied(900), 1000).0);
+        assert!(!has_progressed(applied(1900), 2000).0, "the log grows as fast as it is applied");
+        assert!(
+            !has_progressed(sent(MIB), 2000).0 && !has_progressed(applied(1900), 2000).0,
+            "nor does it by a snapshot in between"
+        );
+        assert_eq!(has_progressed(applied(2000), 2000), (true, String::new()), "it lacks nothing");
+        assert!(!has_progressed(applied(2000), 2000).0);
     }
 }

@@ -3,8 +3,8 @@
 //! ```text
 //! cv fuse s3://…, which returns when the mount can be used, or is the backend (--foreground)
 //!   └─ cv fuse --backend D           master and worker, in one process
-//!        └─ cv fuse --beside D       keeps the mount
-//!             └─ cv fuse --kept      serves it
+//!        └─ cv fuse --beside D       supervises the mount
+//!             └─ cv fuse --daemon    serves it
 //!
 //! D/host.json     addresses, mount point        D/certificates   who may speak to these processes
 //! D/cluster.toml  the configuration of all      D/master         the namespace
@@ -12,15 +12,15 @@
 //! D/cv.log        what they said                D/run            the sockets of the worker
 //! ```
 //!
-//! Backend and keeper start each other again: one of the two is the parent of the other, and sees its end. The kernel's
-//! mount table says what the end of a keeper means: where the mount is there still, dead, the keeper was killed, and
-//! another one mounts; otherwise somebody has unmounted, and all of it ends. A killed backend is a master and a worker
-//! that are away for a moment.
+//! Backend and supervisor start each other again: one of the two is the parent of the other, and sees its end. The
+//! kernel's mount table says what the end of a supervisor means: where the mount is there still, dead, the supervisor
+//! was killed, and another one mounts; otherwise somebody has unmounted, and all of it ends. A killed backend is a
+//! master and a worker that are away for a moment.
 //!
-//! The lock is held alone by whoever prepares the mount, and then together by the command, the backend and the keeper:
-//! it is free when the last of them has ended, however that was. The ports are of the loopback interface, and those of
-//! the start before where they are free, so that the master knows its worker again at once; whoever connects shows a
-//! certificate of the authority in D, which is its user's alone.
+//! The lock is held alone by whoever prepares the mount, and then together by the command, the backend and the
+//! supervisor: it is free when the last of them has ended, however that was. The ports are of the loopback interface,
+//! and those of the start before where they are free, so that the master knows its worker again at once; whoever
+//! connects shows a certificate of the authority in D, which is its user's alone.
 
 mod backend;
 
@@ -41,7 +41,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
-pub use self::backend::{keep_backend, serve};
+pub use self::backend::{serve, supervise_backend};
 use super::plan::{FreePorts, existing_mount_point, socket_path};
 use super::record::{Cluster, Fuse, Master, Worker, WorkerDir};
 use super::{certificates, files};
@@ -159,7 +159,7 @@ impl OneHost {
         config.cluster.masters = cluster.masters.iter().map(|master| master.grpc.clone()).collect();
         config.fuse.mount_point = cluster.fuse[0].mount_point.clone();
         // Who starts the backend again has to be there.
-        config.fuse.keep_mount = true;
+        config.fuse.supervised = true;
         config.security = certificates::of_admin(&cluster);
         config.check()?;
         files::write_whole(&cluster.conf_path(), format!("{CONF_HEAD}{}", config.to_toml()).as_bytes())?;

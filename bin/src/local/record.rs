@@ -186,7 +186,7 @@ impl Cluster {
         Ok(self.effective(Vec::new())?.config)
     }
 
-    /// The same with what a child has in its environment.
+    /// The configuration of a child, with what that has in its environment, and where each value comes from.
     pub fn conf_of(&self, name: ChildName) -> Result<Effective, CliError> {
         self.effective(self.launch(name).1)
     }
@@ -203,7 +203,7 @@ impl Cluster {
         self.directory.join("certificates")
     }
 
-    /// A file that is there while a child is stopped on purpose: its keeper does not start it again.
+    /// A file that is there while a child is stopped on purpose: its supervisor does not start it again.
     pub fn stop_path(&self, name: ChildName) -> PathBuf {
         self.directory.join("run").join(format!("{name}.stop"))
     }
@@ -220,13 +220,13 @@ impl Cluster {
         Ok(matches!(self.state(name)?, State::Running(_)))
     }
 
-    /// What the keeper of a child has written down last.
+    /// What the supervisor of a child has written down last.
     pub fn run_record(&self, name: ChildName) -> Result<Option<RunRecord>, CliError> {
         RunRecord::load(&self.run_path(name))
     }
 
-    /// Whether the child has a keeper that is alive.
-    pub fn is_kept(&self, name: ChildName) -> Result<bool, CliError> {
-        Ok(self.run_record(name)?.is_some_and(|record| record.is_kept()))
+    /// Whether the child has a supervisor that is alive.
+    pub fn is_supervised(&self, name: ChildName) -> Result<bool, CliError> {
+        Ok(self.run_record(name)?.is_some_and(|record| record.is_supervised()))
     }
 }

@@ -1,5 +1,5 @@
-//! One child on its way: its keeper is started, or another one for a child whose keeper is gone, and its ready line is
-//! waited for.
+//! One child on its way: its supervisor is started, or another one for a child whose supervisor is gone, and its ready
+//! line is waited for.
 
 use std::fs::{self, DirBuilder};
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -14,50 +14,50 @@ use tokio::time::Instant;
 use super::child::{ChildName, Role, RunRecord};
 use super::down::stop;
 use super::files;
-use super::masters::{LOOK, Patience, look};
+use super::masters::{PROBE_PERIOD, ProgressDeadline, probe};
 use super::record::Cluster;
-use super::supervisor::{want, want_not};
+use super::supervisor::{clear_stop, request_stop};
 use crate::error::{CliError, Context as _};
 
 const POLL: Duration = Duration::from_millis(5);
-/// For a keeper to end that starts its child no more, or to take a child over.
-const KEEPER_DEADLINE: Duration = Duration::from_secs(10);
+/// For a supervisor to end that starts its child no more, or to take a child over.
+const SUPERVISOR_DEADLINE: Duration = Duration::from_secs(10);
 /// Lines of a failed child's log that are shown.
 const LOG_TAIL_LINES: usize = 15;
 const LOG_TAIL_BYTES: u64 = 1 << 20;
 
-/// A child whose keeper has been started.
+/// A child whose supervisor has been started.
 pub struct Starting<'a> {
     cluster: &'a Cluster,
     pub name: ChildName,
-    keeper: std::process::Child,
+    supervisor: std::process::Child,
     /// Where its own lines begin in its log.
     log_start: u64,
 }
 
-/// Begins to start a child; `None` when it is at work and has a keeper, which it may just have been given.
+/// Begins to start a child; `None` when it is at work and has a supervisor, which it may just have been given.
 pub fn ensure(cluster: &Cluster, name: ChildName) -> Result<Option<Starting<'_>>, CliError> {
-    if !cluster.is_running(name)? && cluster.is_kept(name)? {
-        // Its keeper is waiting before it starts it once more.
-        want_not(cluster, name)?;
-        let what = format!("the keeper of {name} does not end: look for it with `ps`");
-        within(&what, || Ok(cluster.is_running(name)? || !cluster.is_kept(name)?))?;
+    if !cluster.is_running(name)? && cluster.is_supervised(name)? {
+        // Its supervisor is waiting before it starts it once more.
+        request_stop(cluster, name)?;
+        let what = format!("the supervisor of {name} does not end: look for it with `ps`");
+        within(&what, || Ok(cluster.is_running(name)? || !cluster.is_supervised(name)?))?;
     }
-    want(cluster, name)?;
+    clear_stop(cluster, name)?;
     if !cluster.is_running(name)? {
         files::remove(&cluster.run_path(name))?;
         return launch(cluster, name).map(Some);
     }
-    if !cluster.is_kept(name)? {
+    if !cluster.is_supervised(name)? {
         // What comes of it is in the record.
-        let _keeper = launch(cluster, name)?;
-        within(&format!("nobody takes {name} over"), || cluster.is_kept(name))?;
+        let _supervisor = launch(cluster, name)?;
+        within(&format!("nobody takes {name} over"), || cluster.is_supervised(name))?;
     }
     Ok(None)
 }
 
 fn within(what: &str, condition: impl Fn() -> Result<bool, CliError>) -> Result<(), CliError> {
-    let is_so = files::poll(KEEPER_DEADLINE, POLL, || Ok(condition()?.then_some(())))?;
+    let is_so = files::poll(SUPERVISOR_DEADLINE, POLL, || Ok(condition()?.then_some(())))?;
     is_so.ok_or_else(|| CliError::Failed(what.to_owned()))
 }
 
@@ -68,11 +68,11 @@ fn launch(cluster: &Cluster, name: ChildName) -> Result<Starting<'_>, CliError> 
     }
     let log_start = fs::metadata(cluster.log_path(name)).map_or(0, |metadata| metadata.len());
     let program = std::env::current_exe().context("cannot find this executable")?;
-    let mut keeper = command(&program);
-    keeper.args(["local", "keep"]).arg(name.to_string()).arg("--dir").arg(&cluster.directory);
-    keeper.current_dir(&cluster.directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let keeper = keeper.spawn().context(format_args!("cannot start {name}"))?;
-    Ok(Starting { cluster, name, keeper, log_start })
+    let mut supervisor = command(&program);
+    supervisor.args(["local", "supervise"]).arg(name.to_string()).arg("--dir").arg(&cluster.directory);
+    supervisor.current_dir(&cluster.directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let supervisor = supervisor.spawn().context(format_args!("cannot start {name}"))?;
+    Ok(Starting { cluster, name, supervisor, log_start })
 }
 
 /// A program whose configuration is in its files: what the environment says of it is in those already.
@@ -91,7 +91,7 @@ impl Starting<'_> {
     /// # Errors
     /// It has ended, and is not started again then, or does not become ready. They have the last lines of its log.
     pub async fn wait(mut self, patience: Duration, may_wait: bool) -> Result<Option<String>, CliError> {
-        let (mut watch, mut looked) = (Patience::new(self.name, patience), Instant::now());
+        let (mut watch, mut looked) = (ProgressDeadline::new(self.name, patience), Instant::now());
         let ready = format!("cv {} ready", self.name.role.command());
         loop {
             if self.output().lines().any(|line| line.starts_with(&ready)) {
@@ -101,15 +101,15 @@ impl Starting<'_> {
             if let Some(RunRecord { exit: Some(exit), .. } | RunRecord { last_exit: Some(exit), .. }) = record {
                 return Err(self.ended(&format!("ended with {exit} while starting")));
             }
-            let keeper = self.keeper.try_wait().context("cannot ask for a keeper")?;
-            if let Some(status) = keeper.filter(|_| !self.cluster.run_path(self.name).exists()) {
-                return Err(self.ended(&format!("could not be started (its keeper ended with {status})")));
+            let supervisor = self.supervisor.try_wait().context("cannot ask for a supervisor")?;
+            if let Some(status) = supervisor.filter(|_| !self.cluster.run_path(self.name).exists()) {
+                return Err(self.ended(&format!("could not be started (its supervisor ended with {status})")));
             }
-            if self.name.role == Role::Master && looked.elapsed() >= LOOK {
-                let look = look(self.cluster, self.name.number).await?;
-                watch.note(&look);
-                if may_wait && look.waits_for.is_some() {
-                    return Ok(look.waits_for);
+            if self.name.role == Role::Master && looked.elapsed() >= PROBE_PERIOD {
+                let probe = probe(self.cluster, self.name.number).await?;
+                watch.note(&probe);
+                if may_wait && probe.waits_for.is_some() {
+                    return Ok(probe.waits_for);
                 }
                 looked = Instant::now();
             }
@@ -136,7 +136,7 @@ impl Starting<'_> {
     fn ended(&self, what: &str) -> CliError {
         let failure = self.failure(what);
         // The caller gets the error, and need not be surprised by the child later.
-        let _ = stop(self.cluster, self.name, KEEPER_DEADLINE);
+        let _ = stop(self.cluster, self.name, SUPERVISOR_DEADLINE);
         failure
     }
 

@@ -47,13 +47,13 @@ fn child(cluster: &Cluster, name: ChildName, group: Option<&GroupView>) -> Resul
         State::Crashed(exit) => ("crashed", None, exit),
     };
     let record = cluster.run_record(name)?.unwrap_or_default();
-    let is_supervised = record.is_kept() && cluster.restart == Restart::OnFailure;
+    let is_supervised = record.is_supervised() && cluster.restart == Restart::OnFailure;
     let RunRecord { restarts, last_exit, next_try_ms, .. } = record;
     let next_try_ms = next_try_ms.filter(|_| is_supervised).map(until_ms);
     let mut view = json!({
         "pid": pid,
         "state": state,
-        // How it ended, when it crashed and its keeper saw it.
+        // How it ended, when it crashed and its supervisor saw it.
         "exit": exit,
         // How often it was started again by itself since `up` or `start`, and how the run before this one ended.
         "restarts": restarts,
@@ -147,14 +147,14 @@ impl Status<'_> {
         })
     }
 
-    /// The same, for people.
+    /// `cv local status`, for people.
     pub fn print(&self) -> Result<(), CliError> {
         let Cluster { restart, s3, fuse, secure, .. } = self.cluster;
         let rows = self.children.iter().map(|child| child.row.clone());
         console::table(["CHILD", "STATE", "PID", "ENDPOINTS"], rows)?;
         if *restart == Restart::OnFailure && self.children.iter().any(|child| child.is_alone) {
             console::line(
-                "the keeper of a child is gone: `cv local up` gives it another, which starts the child again if it \
+                "the supervisor of a child is gone: `cv local up` gives it another, which starts the child again if it \
                  ends",
             )?;
         }

@@ -1,13 +1,13 @@
-//! The keeper: parent of one child, the only one who learns how it ends, and who starts it again.
+//! The supervisor: parent of one child, the only one who learns how it ends, and who starts it again.
 //!
 //! A child that ends though nobody has stopped it is started again after a pause, which doubles from failure to failure
 //! up to half a minute, and begins anew once the child has run for a minute. Whoever stops or kills a child on purpose
-//! leaves a file first ([`Cluster::stop_path`]), and sends the signal then: the keeper looks for it before each start.
-//! Exit code 0 counts as asked for, whoever did: SIGTERM, or somebody unmounted a mount.
+//! leaves a file first ([`Cluster::stop_path`]), and sends the signal then: the supervisor looks for it before each
+//! start. Exit code 0 counts as asked for, whoever did: SIGTERM, or somebody unmounted a mount.
 //!
-//! A keeper that is killed leaves its child at work, without anybody who would start it again: `cv local status` says
-//! so, and `cv local up` or `start` gives it a new keeper. That one is not its parent. So it looks now and then whether
-//! the child is still there, and cannot know how its end came.
+//! A supervisor that is killed leaves its child at work, without anybody who would start it again: `cv local status`
+//! says so, and `cv local up` or `start` gives it a new supervisor. That one is not its parent. So it looks now and
+//! then whether the child is still there, and cannot know how its end came.
 //!
 //! What the child needs is read from the record of the cluster at each start. A dead mount of `cv fuse` is not touched
 //! before its successor is about to mount, and then by that: until then programs get `ENOTCONN` rather than see, and
@@ -40,20 +40,20 @@ const ADOPTED_POLL: Duration = Duration::from_millis(100);
 /// Runs a child of the cluster in `directory`, in a session of its own, its output appended to its log; keeps its run
 /// record up to date; returns when it has ended for good. A child that is at work is taken over. The environment is
 /// handed on.
-pub fn keep(directory: &Path, name: ChildName) -> Result<(), CliError> {
+pub fn supervise(directory: &Path, name: ChildName) -> Result<(), CliError> {
     // Away from the caller's terminal, so that its Ctrl-C does not end the cluster.
     rustix::process::setsid().context("cannot begin a session")?;
     // The child, its log and what it keeps are its user's alone.
     create_privately();
     let own = i32::try_from(std::process::id()).map_err(io::Error::other).and_then(ProcessId::of);
-    let keeper = Keeper {
+    let supervisor = Supervisor {
         directory: directory.to_owned(),
         name,
         // Asked for once: whoever replaces the executable gets the new one with the next start.
         program: std::env::current_exe().context("cannot find this executable")?,
         own: own.context("cannot find this process")?,
     };
-    keeper.keep()
+    supervisor.supervise()
 }
 
 impl Cluster {
@@ -106,21 +106,21 @@ impl Cluster {
     }
 }
 
-struct Keeper {
+struct Supervisor {
     directory: PathBuf,
     name: ChildName,
     program: PathBuf,
     own: ProcessId,
 }
 
-impl Keeper {
-    fn keep(&self) -> Result<(), CliError> {
+impl Supervisor {
+    fn supervise(&self) -> Result<(), CliError> {
         let cluster = Cluster::load(&self.directory)?;
         let run_path = cluster.run_path(self.name);
         let left = cluster.run_record(self.name)?.filter(|record| record.exit.is_none() && record.process.is_alive());
-        // None of the child of a keeper that is gone.
+        // None of the child of a supervisor that is gone.
         let (mut record, mut child) = match left {
-            Some(record) => (RunRecord { keeper: Some(self.own.clone()), ..record }, None),
+            Some(record) => (RunRecord { supervisor: Some(self.own.clone()), ..record }, None),
             None => {
                 let (process, child) = self.spawn(&cluster)?;
                 (RunRecord::new(process, self.own.clone()), Some(child))
@@ -132,7 +132,7 @@ impl Keeper {
             let began = Instant::now();
             let exit = wait(child, &record.process).context(format_args!("cannot wait for {}", self.name))?;
             record.exit = Some(exit);
-            if exit == Exit::Code(0) || !self.is_wanted()? {
+            if exit == Exit::Code(0) || !self.should_run()? {
                 return record.store(&run_path);
             }
             if began.elapsed() >= SETTLED {
@@ -143,9 +143,9 @@ impl Keeper {
                 record.next_try_ms = Some(now_ms().saturating_add(pause.as_millis() as u64));
                 record.store(&run_path)?;
                 self.log(format_args!("{} has ended ({exit}) and is started again in {pause:?}", self.name));
-                let is_wanted = self.pause(pause)?;
+                let should_run = self.pause(pause)?;
                 record.next_try_ms = None;
-                if !is_wanted {
+                if !should_run {
                     return record.store(&run_path);
                 }
                 match Cluster::load(&self.directory).and_then(|cluster| self.spawn(&cluster)) {
@@ -161,7 +161,7 @@ impl Keeper {
     }
 
     /// Whether the child is to be started again.
-    fn is_wanted(&self) -> Result<bool, CliError> {
+    fn should_run(&self) -> Result<bool, CliError> {
         let Some(cluster) = Cluster::find(&self.directory)? else { return Ok(false) };
         Ok(cluster.restart == Restart::OnFailure && !cluster.stop_path(self.name).exists())
     }
@@ -169,7 +169,7 @@ impl Keeper {
     /// Waits, and says whether the child is still to be started then.
     fn pause(&self, pause: Duration) -> Result<bool, CliError> {
         let deadline = Instant::now() + pause;
-        while self.is_wanted()? {
+        while self.should_run()? {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(true);
@@ -228,13 +228,13 @@ pub fn until_ms(moment_ms: u64) -> u64 {
 }
 
 /// Takes away that a child was stopped on purpose.
-pub fn want(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
+pub fn clear_stop(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
     files::remove(&cluster.stop_path(name))
 }
 
-/// Notes that a child is stopped on purpose. Its keeper starts it no more once this has returned, unless it has just
-/// done so.
-pub fn want_not(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
+/// Notes that a child is stopped on purpose. Its supervisor starts it no more once this has returned, unless it has
+/// just done so.
+pub fn request_stop(cluster: &Cluster, name: ChildName) -> Result<(), CliError> {
     let path = cluster.stop_path(name);
     fs::write(&path, []).context(format_args!("cannot write {}", path.display()))
 }

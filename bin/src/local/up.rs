@@ -15,7 +15,7 @@ use super::certificates;
 use super::child::{ChildName, Role};
 use super::down::stop_all;
 use super::files::{self, MADE_FIRST, lock, make_directory, private_folder, refuse_foreign};
-use super::masters::take_in;
+use super::masters::add_to_group;
 use super::plan::{FreePorts, UpOptions, check_length, plan};
 use super::record::Cluster;
 use super::start::{Starting, ensure};
@@ -190,7 +190,7 @@ async fn masters_ready(cluster: &Cluster, starting: Vec<Starting<'_>>, patience:
                 None => Ok(()),
             }
         };
-        tokio::try_join!(ready, take_in(cluster, name.number, patience))?;
+        tokio::try_join!(ready, add_to_group(cluster, name.number, patience))?;
     }
     Ok(())
 }

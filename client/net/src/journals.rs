@@ -2,8 +2,8 @@
 //!
 //! Beside a worker's Unix socket there is a second one. Whoever serves a mount hands the journal over there, which is a
 //! file of memory, with a descriptor of the process that keeps the mount; the connection stays for as long as it
-//! serves. When the keeper and the last that served are dead, and the journal does not say that all of it is made, the
-//! worker has it replayed. Whoever mounts at the same place waits for that: its session ends the earlier one.
+//! serves. When the supervisor and the last that served are dead, and the journal does not say that all of it is made,
+//! the worker has it replayed. Whoever mounts at the same place waits for that: its session ends the earlier one.
 //!
 //! A connection begins with one message, its length before it, and the descriptors with its first byte. The answer is
 //! one byte; whatever else comes is the reason of a refusal, up to the end.
@@ -34,7 +34,7 @@ pub const ENDED_AT: u64 = 32;
 const SUFFIX: &str = ".journals";
 /// Bytes of a message at most: two paths, and what little there is beside them.
 const HELLO_MAX: usize = 16 << 10;
-/// The journal and the keeper.
+/// The journal and the supervisor.
 const DESCRIPTORS: usize = 2;
 const KEPT: u8 = b'k';
 const DONE: u8 = b'd';
@@ -44,7 +44,7 @@ const DONE: u8 = b'd';
 #[repr(i32)]
 pub enum Ask {
     Nothing = 0,
-    /// A journal is to be kept. It comes with it, and a descriptor of the keeper's process.
+    /// A journal is to be kept. It comes with it, and a descriptor of the supervisor's process.
     Keep = 1,
     /// Somebody waits until nothing is left to be replayed of a place.
     Wait = 2,
@@ -95,11 +95,11 @@ fn word(file: BorrowedFd<'_>, at: u64) -> io::Result<u64> {
 
 /// A journal that a worker keeps, as long as this is there.
 #[derive(Debug)]
-pub struct Kept {
+pub struct JournalGuard {
     stream: UnixStream,
 }
 
-impl Kept {
+impl JournalGuard {
     /// Completes when the worker is gone.
     pub async fn ended(&mut self) {
         ended(&mut self.stream).await;
@@ -120,12 +120,12 @@ pub async fn hand_over(
     worker: &Path,
     hello: &Hello,
     journal: BorrowedFd<'_>,
-    keeper: BorrowedFd<'_>,
-) -> io::Result<Kept> {
+    supervisor: BorrowedFd<'_>,
+) -> io::Result<JournalGuard> {
     let mut stream = local_socket::connect(&socket_path(worker)).await?;
-    send(&stream, hello, &[journal, keeper]).await?;
+    send(&stream, hello, &[journal, supervisor]).await?;
     expect(&mut stream, KEPT).await?;
-    Ok(Kept { stream })
+    Ok(JournalGuard { stream })
 }
 
 /// Completes when a worker of this host has nothing left to replay of a place. Not bounded.

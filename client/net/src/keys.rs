@@ -1,16 +1,16 @@
 //! Keys of buckets whose mounts vend them, as workers and clients get them of the masters.
 
 use cavern_proto::master::VendKeysRequest;
-use cavern_ufs::{KeyError, KeyLender, KeyRight, VendedKeys};
+use cavern_ufs::{KeyError, KeyProvider, KeyRight, VendedKeys};
 use tonic::Code;
 
 use crate::error::NetError;
 use crate::master::{MasterChannel, Stubs};
 
 /// The masters, asked for keys of the mount at `path`: to write only where that is needed.
-pub fn key_lender(master: &MasterChannel, mount_id: u32, path: &str, right: KeyRight) -> KeyLender {
+pub fn key_lender(master: &MasterChannel, mount_id: u32, path: &str, right: KeyRight) -> KeyProvider {
     let (master, to_write) = (master.clone(), right == KeyRight::Write);
-    KeyLender::new(&format!("a master, asked for keys of {path},"), {
+    KeyProvider::new(&format!("a master, asked for keys of {path},"), {
         let path = path.to_owned();
         move || {
             let (master, path) = (master.clone(), path.clone());

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use cavern_conf::Config;
 use cavern_conf::backoff::{self, Backoff};
-use cavern_proto::{NotLeading, StatusMark};
+use cavern_proto::{NotLeading, StatusDetail};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -129,8 +129,8 @@ impl MasterChannel {
         self.call_as(name, RetryPolicy::OneAttempt, self.deadline(), request).await
     }
 
-    /// The same, but tried for up to `wait`, for as long as the breaker is better than `worst`. For a call that answers
-    /// a stream, the deadline covers the time to its beginning.
+    /// One call, tried for up to `wait`, for as long as the breaker is better than `worst`. For a call that answers a
+    /// stream, the deadline covers the time to its beginning.
     async fn try_until<T, F>(
         &self,
         name: &'static str,
@@ -402,7 +402,7 @@ impl From<tonic::Status> for NetError {
             let masters = leader.unwrap_or_else(|| "this cluster".to_owned());
             return Self::MasterUnavailable { masters, cause: NO_LEADER.to_owned() };
         }
-        if StatusMark::Gone.is_on(&status) {
+        if StatusDetail::Gone.is_on(&status) {
             return Self::Gone(status.message().to_owned());
         }
         Self::Master { code: status.code(), message: status.message().to_owned() }

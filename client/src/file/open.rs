@@ -44,7 +44,7 @@ pub struct NewFile<'a> {
     pub is_exclusive: bool,
     /// Who makes it, and opens what is there if somebody else has been faster; 0 for nobody in particular.
     pub thread: u32,
-    /// By whom that is judged, where the mount limits users.
+    /// By whom that is checked, where the mount limits users.
     pub user: Option<&'a User>,
 }
 
@@ -142,8 +142,8 @@ impl Client {
         }
     }
 
-    /// The same of a file that the process before has had open. For whom is not known any more where the mount limits
-    /// users: masters are asked in the name of its owner.
+    /// Opens a file that the process before had open. For whom is not known any more where the mount limits users:
+    /// masters are asked in the name of its owner.
     pub async fn open_again(&self, node: &Arc<Node>) -> Result<File, ClientError> {
         let file = self.open_to_read(node).await?;
         if let (Backing::FsFile(content), true) = (&file.backing, node.limits_users()) {

@@ -53,7 +53,7 @@ pub struct AttributeChange<'a> {
     pub writer: Option<u64>,
     /// The thread that will try again by the name where that leads to another inode by then; 0 for nobody.
     pub thread: u32,
-    /// By whom that is judged, where the mount limits users.
+    /// By whom that is checked, where the mount limits users.
     pub user: Option<&'a User>,
     pub defaults: &'a BucketDefaults,
 }

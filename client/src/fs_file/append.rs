@@ -40,7 +40,7 @@ impl FsFile {
     /// Somebody opens the file to append to it. What others have closed counts, whether this client was told of it or
     /// not: the master is asked, unless nobody else can have changed the file.
     pub fn opened_to_append(&self) {
-        if !self.shared.metadata.holds_place_of(self.inode) {
+        if !self.shared.metadata.is_delegated(self.inode) {
             self.forget_layout();
         }
     }

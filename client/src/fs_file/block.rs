@@ -23,7 +23,7 @@ use crate::mounts::MountView;
 use crate::read::fetch::wire_range;
 use crate::read::local_file::{PastEnd, read_now};
 
-/// See the module. Immutable but for the room: other replicas are another open block.
+/// A block as it is open at each of its workers. Immutable but for the room: other replicas are another open block.
 #[derive(Debug)]
 pub(super) struct OpenBlock {
     pub name: BlockRef,
@@ -100,7 +100,7 @@ impl OpenBlock {
         Self { is_writable: true, reserved: Mutex::new(reserved), ..open }
     }
 
-    /// The same at some of its replicas only.
+    /// This block at some of its replicas only.
     pub(super) fn with_replicas(&self, replicas: Vec<Replica>) -> Self {
         let open = Self::to_read(self.name.clone(), self.generation, replicas);
         open.reported.set(self.reported.get());

@@ -186,7 +186,7 @@ impl FsFile {
         }
         let _one = self.turns.opening.lock().await;
         let granted = |known: &mut Known| {
-            let granted = self.use_granted(known, index, bytes);
+            let granted = self.use_preallocated(known, index, bytes);
             let (located, open) = (known.layout.block(index).cloned(), known.blocks.get(&index).cloned());
             (granted, located, open, known.layout.next_generation())
         };
@@ -214,7 +214,7 @@ impl FsFile {
             None => {
                 let made = self.make(index, generation, bytes, written).await?;
                 if index == 0 && generation == 0 {
-                    self.shared.grants.used(self.mount.id());
+                    self.shared.prealloc.used(self.mount.id());
                 }
                 (made, Vec::new())
             }
@@ -247,7 +247,7 @@ impl FsFile {
     }
 
     /// The block that was asked for before the file was made, if this is the first that is written to it, and fits.
-    pub(super) fn use_granted(&self, known: &mut Known, index: u32, bytes: &Range<u32>) -> Option<Arc<OpenBlock>> {
+    pub(super) fn use_preallocated(&self, known: &mut Known, index: u32, bytes: &Range<u32>) -> Option<Arc<OpenBlock>> {
         let Known { layout, blocks, granted, .. } = known;
         if index != 0 || layout.generation() != 0 || layout.block(0).is_some() || layout.origin().is_some() {
             return None;
@@ -255,7 +255,7 @@ impl FsFile {
         let granted = Arc::new(granted.take_if(|granted| granted.has_room(bytes))?);
         layout.made(0, 0, granted.workers());
         blocks.insert(0, granted.clone());
-        self.shared.grants.used(self.mount.id());
+        self.shared.prealloc.used(self.mount.id());
         Failpoint::BlockReserved.pass();
         Some(granted)
     }

@@ -9,9 +9,9 @@ use futures::future::join;
 use futures::stream::{self, StreamExt as _};
 use rustix::io::Errno;
 
-use super::contents::Contents;
 use super::file::FsFile;
 use super::layout::{CommitBatch, Layout};
+use super::open_file_table::OpenFileTable;
 use crate::error::ClientError;
 
 /// What is written is known to the master so soon, if nobody closes or syncs it before. Sooner than
@@ -20,14 +20,14 @@ const COMMIT_EVERY: Duration = Duration::from_secs(3);
 /// Files that are committed at a time.
 const COMMITS: usize = 64;
 
-impl Contents {
+impl OpenFileTable {
     /// Commits what has been written to files that are open, every [`COMMIT_EVERY`]; closes those that stayed open, and
     /// gives back blocks that nobody has needed.
-    pub(crate) async fn keep_committing(&self) {
+    pub(crate) async fn run_committer(&self) {
         loop {
             tokio::time::sleep(COMMIT_EVERY).await;
             self.commit_all().await;
-            self.shared.metadata.end_stays(COMMIT_EVERY);
+            self.shared.metadata.end_close_grace(COMMIT_EVERY);
             self.return_blocks(COMMIT_EVERY).await;
         }
     }
@@ -45,9 +45,9 @@ impl Contents {
 
 impl FsFile {
     /// Has the master judge whether a user may write to the file; what is committed until it is closed here for the
-    /// last time is judged no more, unless the session ends meanwhile. Then it is by this user.
+    /// last time is checked no more, unless the session ends meanwhile. Then it is by this user.
     pub async fn open_to_write(&self, read: bool, user: User) -> Result<(), ClientError> {
-        self.kept.hold_to_write(read, user.clone()).await?;
+        self.kept.take_write_ref(read, user.clone()).await?;
         self.is_written_by(Some(&user));
         Ok(())
     }
@@ -65,37 +65,37 @@ impl FsFile {
         self.commit_written().await
     }
 
-    /// The same of what is at its workers by now. What the master knows it may drop: where somebody may be writing to
-    /// it, it is held with the commit; whoever begins to write later holds it first.
+    /// Commits what is at its workers by now. What the master knows it may drop: where somebody may be writing to it,
+    /// it is held with the commit; whoever begins to write later holds it first.
     pub(super) async fn commit_written(&self) -> Result<(), ClientError> {
         match self.gate.try_write() {
-            Ok(_alone) => self.note_unheld_commit(),
-            Err(_somebody_writes) => return self.commit_and_hold().await,
+            Ok(_alone) => self.note_unreferenced_commit(),
+            Err(_somebody_writes) => return self.commit_and_keep_open().await,
         }
-        self.commit_unheld().await
+        self.commit_unreferenced().await
     }
 
     /// As [`Self::commit_written`]; the master drops nothing of it until the file is closed.
-    pub(super) async fn commit_and_hold(&self) -> Result<(), ClientError> {
+    pub(super) async fn commit_and_keep_open(&self) -> Result<(), ClientError> {
         // In this order, one behind the other: the master gets to know of no block that is not held.
-        let (held, committed) = join(self.hold(), self.commit_unheld()).await;
+        let (held, committed) = join(self.take_ref(), self.commit_unreferenced()).await;
         committed.and(held)
     }
 
     /// As [`Self::commit_written`], for a caller that keeps all others from writing.
     pub(super) async fn commit_exclusive(&self) -> Result<(), ClientError> {
-        self.note_unheld_commit();
-        self.commit_unheld().await
+        self.note_unreferenced_commit();
+        self.commit_unreferenced().await
     }
 
     /// From now on whoever wants to write holds the file first, if there is anything to be committed.
-    fn note_unheld_commit(&self) {
+    fn note_unreferenced_commit(&self) {
         if !self.state.lock().layout().is_none_or(Layout::is_committed) {
-            self.hold.committed_unheld();
+            self.open_ref.committed_unreferenced();
         }
     }
 
-    async fn commit_unheld(&self) -> Result<(), ClientError> {
+    async fn commit_unreferenced(&self) -> Result<(), ClientError> {
         let _one = self.turns.committing.lock().await;
         self.commit_locked().await?;
         match self.state.lock().lost.take() {
@@ -111,7 +111,7 @@ impl FsFile {
             return Ok(());
         }
         // A writer may be about to write to blocks that could be dropped as soon as the master knows them.
-        self.hold().await?;
+        self.take_ref().await?;
         let _one = self.turns.committing.lock().await;
         self.commit_locked().await
     }

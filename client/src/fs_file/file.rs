@@ -15,7 +15,7 @@
 //! | `state` | a look, a note of what was done | |
 //!
 //! Three have their own, and take none of these: what is written behind, what is buffered of a version, and whether the
-//! master [holds](Hold) the file, which a write looks at first.
+//! master [holds](OpenRef) the file, which a write looks at first.
 
 use std::sync::{Arc, Weak};
 
@@ -24,16 +24,16 @@ use cavern_proto::master::User;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
-use super::contents::Shared;
-use super::group_commit::Rounds;
+use super::group_commit::GroupCommit;
+use super::journaled_content::JournaledContent;
 use super::layout::{EventHistory, Layout};
-use super::noted::Noted;
-use super::state::{Hold, Known, State};
+use super::open_file_table::Shared;
+use super::state::{Known, OpenRef, State};
 use super::write_behind::WriteBehind;
-use crate::cached_copies::Copies;
 use crate::error::ClientError;
 use crate::metadata::{ChangedContents, Node, OpenInode};
 use crate::mounts::MountView;
+use crate::page_cache_hint::PageCacheHint;
 use crate::read::BlockReader;
 use crate::stages::Stage;
 
@@ -48,25 +48,25 @@ pub struct FsFile {
     pub(super) inode: u64,
     pub(super) mount: Arc<MountView>,
     pub(super) state: Mutex<State>,
-    pub(super) hold: Hold,
+    pub(super) open_ref: OpenRef,
     /// What the journal has of it. Locked before the state.
-    pub(super) noted: Mutex<Noted>,
+    pub(super) noted: Mutex<JournaledContent>,
     /// Writes share it; a cut has it alone.
     pub(super) gate: RwLock<()>,
-    pub(super) turns: Turns,
+    pub(super) turns: OperationLocks,
     pub(super) behind: WriteBehind,
     /// Reads over the network, and what was read ahead.
     pub(super) reader: BlockReader,
-    copies: Copies,
+    page_cache_hint: PageCacheHint,
 }
 
 /// What is done by one at a time.
 #[derive(Default)]
-pub(super) struct Turns {
+pub(super) struct OperationLocks {
     pub appending: Arc<tokio::sync::Mutex<()>>,
     pub opening: tokio::sync::Mutex<()>,
     pub committing: tokio::sync::Mutex<()>,
-    pub syncs: Rounds,
+    pub syncs: GroupCommit,
 }
 
 /// What of a file's attributes an answer of the master does not tell.
@@ -89,12 +89,12 @@ impl FsFile {
             inode,
             mount,
             state: Mutex::new(state),
-            hold: Hold::default(),
+            open_ref: OpenRef::default(),
             noted: Mutex::default(),
             gate: RwLock::new(()),
-            turns: Turns::default(),
+            turns: OperationLocks::default(),
             behind: WriteBehind::default(),
-            copies: Copies::default(),
+            page_cache_hint: PageCacheHint::default(),
         }
     }
 
@@ -125,8 +125,8 @@ impl FsFile {
     }
 
     /// Who keeps what was read.
-    pub fn copies(&self) -> &Copies {
-        &self.copies
+    pub fn page_cache_hint(&self) -> &PageCacheHint {
+        &self.page_cache_hint
     }
 
     /// What an answer of the master does not tell of the file's attributes, that has this version of it.
@@ -173,19 +173,19 @@ impl FsFile {
     /// Those of [`commit`](Self::commit), and [`Metadata::take_loss`](crate::Metadata::take_loss).
     pub async fn flush(self: &Arc<Self>) -> Result<(), ClientError> {
         self.commit().await?;
-        self.stay_open();
+        self.add_to_close_grace();
         self.shared.metadata.take_loss(self.inode)
     }
 
     /// What was written through an open like any other stays open for a while; if the process after this one finds it,
     /// that is, and lets go of it.
-    fn stay_open(self: &Arc<Self>) {
+    fn add_to_close_grace(self: &Arc<Self>) {
         let is_noted = || {
             let state = self.state.lock();
             state.was_there && state.layout().is_some_and(|layout| !layout.is_settled())
         };
-        if self.hold.is_held() && self.shared.metadata.journal().is_some() && is_noted() {
-            self.shared.metadata.stay_open(self.inode, self.clone());
+        if self.open_ref.is_taken() && self.shared.metadata.journal().is_some() && is_noted() {
+            self.shared.metadata.add_to_close_grace(self.inode, self.clone());
         }
     }
 
@@ -213,7 +213,8 @@ impl FsFile {
         Some(look(known))
     }
 
-    /// The same, asking the master where needed. While no master answers, what was known goes on being used.
+    /// Looks at what is known, after asking the master where that is needed. While no master answers, what was known
+    /// goes on being used.
     pub(super) async fn use_known<T>(&self, look: impl FnOnce(&mut Known) -> T) -> Result<T, ClientError> {
         if !self.is_current() {
             self.load().await?;
@@ -254,16 +255,16 @@ impl FsFile {
             let state = self.state.lock();
             (state.opener.clone(), state.was_there && state.known.is_none())
         };
-        let beside = if is_first { self.beside() } else { None };
-        let inodes = beside.as_ref().map_or(&[][..], |beside| &beside.inodes);
+        let prefetch = if is_first { self.plan_prefetch() } else { None };
+        let inodes = prefetch.as_ref().map_or(&[][..], |prefetch| &prefetch.inodes);
         let answer = self.shared.metadata.layout(self.inode, inodes, opener.as_ref()).await;
         let mut state = self.state.lock();
         let mut answer = match answer {
             Err(error) if error.is_master_silent() && state.known.is_some() => return Ok(()),
             answer => answer?,
         };
-        if let Some(beside) = beside {
-            self.found_beside(beside, std::mem::take(&mut answer.beside));
+        if let Some(prefetch) = prefetch {
+            self.finish_prefetch(prefetch, std::mem::take(&mut answer.prefetch));
         }
         if answer.block_size != self.block_size() {
             let reason = format!("{}: the master has blocks of another size", self.inode);
@@ -278,7 +279,7 @@ impl FsFile {
         let Known { layout, blocks, origin, .. } = known.get_or_insert_with(Known::default);
         let before = layout.generation();
         let lost = layout.rebase(fresh, history);
-        if is_first && self.shared.closed.is_on_disks(self.inode, layout.version()) {
+        if is_first && self.shared.layout_cache.is_on_disks(self.inode, layout.version()) {
             layout.is_on_disks();
         }
         if !layout.origin().zip(origin.as_ref()).is_some_and(|(now, open)| open.is(now)) {
@@ -320,11 +321,11 @@ impl Drop for FsFile {
         let mut stays = None;
         if let Some(known) = &mut state.known {
             if known.granted.is_some() {
-                shared.grants.unused(self.mount.id());
+                shared.prealloc.unused(self.mount.id());
             }
-            shared.closed.note_on_disks(self.inode, known.layout.version_on_disks());
+            shared.layout_cache.note_on_disks(self.inode, known.layout.version_on_disks());
             if is_settled && state.lost.is_none() {
-                stays = shared.closed.of(known, state.ends_marked);
+                stays = shared.layout_cache.of(known, state.ends_marked);
             }
         }
         let mut open = shared.open.lock();
@@ -333,10 +334,10 @@ impl Drop for FsFile {
             return;
         }
         open.remove(&self.inode);
-        shared.closed.others_open(open.len());
+        shared.layout_cache.others_open(open.len());
         // What was changed before it was there did not end it.
-        if shared.closed.leave(self.inode, stays) && !self.is_as_known() {
-            shared.closed.changed(ChangedContents::Of(self.inode));
+        if shared.layout_cache.leave(self.inode, stays) && !self.is_as_known() {
+            shared.layout_cache.changed(ChangedContents::Of(self.inode));
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::error::ClientError;
 
 /// Rounds of the same work, one at a time. Whoever asks while one is under way is served by the next: what he has done
 /// before he asked may have come too late for this one.
-pub(super) struct Rounds {
+pub(super) struct GroupCommit {
     begun: AtomicU64,
     last: Mutex<Finished>,
 }
@@ -19,13 +19,13 @@ struct Finished {
     result: Result<(), ClientError>,
 }
 
-impl Default for Rounds {
+impl Default for GroupCommit {
     fn default() -> Self {
         Self { begun: AtomicU64::new(0), last: Mutex::new(Finished { number: 0, result: Ok(()) }) }
     }
 }
 
-impl Rounds {
+impl GroupCommit {
     /// Gives the result of a round that begins after this was called: of somebody else's, or of `work`.
     pub(super) async fn join_round(
         &self,
@@ -54,7 +54,7 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_asks_while_a_round_is_under_way_shares_the_next_one() {
-        let (rounds, go, count) = (Rounds::default(), Semaphore::new(0), AtomicU32::new(0));
+        let (rounds, go, count) = (GroupCommit::default(), Semaphore::new(0), AtomicU32::new(0));
         let work = || async {
             let number = count.fetch_add(1, Ordering::Relaxed) + 1;
             go.acquire().await.expect("it is open").forget();
@@ -85,7 +85,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_round_that_is_given_up_serves_nobody() {
-        let (rounds, count) = (Rounds::default(), AtomicU32::new(0));
+        let (rounds, count) = (GroupCommit::default(), AtomicU32::new(0));
         let mut given_up = Box::pin(rounds.join_round(std::future::pending()));
         assert!(poll!(&mut given_up).is_pending());
         let work = async {

@@ -17,7 +17,7 @@ use cavern_proto::block_id::block_length;
 use cavern_proto::master::{Attr, Extent, Origin};
 
 use super::block::{OpenBlock, Replica};
-pub(super) use known::ClosedLayout;
+pub(super) use known::CompactLayout;
 use unsynced::Unsynced;
 
 /// One block of a file.
@@ -135,7 +135,7 @@ impl From<&Attr> for Committed {
     }
 }
 
-/// See the module.
+/// What is known of one file's content.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Layout {
     committed: Committed,
@@ -289,7 +289,7 @@ impl Layout {
         })
     }
 
-    /// The same for what has been written to an open block.
+    /// Whether what was written to the workers of an open block is all that the block has.
     pub(super) fn accepts_at(&self, index: u32, open: &OpenBlock) -> bool {
         self.blocks
             .get(&index)

@@ -112,7 +112,7 @@ impl FsFile {
         self.fall_back_to_origin_exclusive(error, deadline).await
     }
 
-    /// The same for a caller that keeps all others from writing.
+    /// Falls back to the origin for a caller that keeps all others from writing.
     pub(super) async fn fall_back_to_origin_exclusive(
         &self,
         error: ClientError,
@@ -136,11 +136,11 @@ impl FsFile {
     /// Holds the file before something is written to it for the first time, and lets go of blocks that are at lost
     /// workers only: the bucket has not got all of the file any more once another block has been written to.
     pub(super) async fn prepare_to_write(&self, deadline: Instant) -> Result<(), ClientError> {
-        if self.hold.is_held() {
+        if self.open_ref.is_taken() {
             return Ok(());
         }
         self.pin_blocks().await?;
-        if !self.hold.is_held() {
+        if !self.open_ref.is_taken() {
             return Ok(());
         }
         let lost = |known: &mut Known| {
@@ -159,18 +159,18 @@ impl FsFile {
 
     /// Keeps the master from dropping blocks that it knows, and from taking in what others make of the origin.
     pub(super) async fn pin_blocks(&self) -> Result<(), ClientError> {
-        let is_exposed = |known: &mut Known| self.hold.exposes(&known.layout) || known.layout.origin().is_some();
-        if self.hold.is_held() || !self.use_known(is_exposed).await? {
+        let is_exposed = |known: &mut Known| self.open_ref.exposes(&known.layout) || known.layout.origin().is_some();
+        if self.open_ref.is_taken() || !self.use_known(is_exposed).await? {
             return Ok(());
         }
-        self.hold().await
+        self.take_ref().await
     }
 
-    /// The same of blocks that it is about to know.
-    pub(super) async fn hold(&self) -> Result<(), ClientError> {
-        if !self.hold.is_held() {
-            self.kept.hold().await?;
-            self.hold.held();
+    /// Keeps the master from dropping blocks that it is about to know.
+    pub(super) async fn take_ref(&self) -> Result<(), ClientError> {
+        if !self.open_ref.is_taken() {
+            self.kept.add_ref().await?;
+            self.open_ref.taken();
             // What it has dropped before is not to be written to.
             self.forget_layout();
         }
@@ -183,9 +183,9 @@ impl FsFile {
         let Ok(_nobody_writes) = self.gate.try_write() else { return };
         // Where users are limited, what a hold gives a user is asked for once for each open.
         let is_of_user = self.state.lock().writer.is_some();
-        if self.hold.is_held() && !is_of_user && self.is_committed() && self.shared.metadata.has_name(self.inode) {
-            self.hold.let_go();
-            self.kept.let_go();
+        if self.open_ref.is_taken() && !is_of_user && self.is_committed() && self.shared.metadata.has_name(self.inode) {
+            self.open_ref.dropped();
+            self.kept.drop_ref();
         }
     }
 }

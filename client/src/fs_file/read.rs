@@ -22,7 +22,7 @@ use super::state::Known;
 use crate::error::ClientError;
 use crate::read::local_file::PastEnd;
 use crate::read::span::{Span, spans};
-use crate::read::{Payer, REMOTE_PIECE_BYTES, ReadAtHand, ReplicatedBlock};
+use crate::read::{CachedRead, Owner, REMOTE_PIECE_BYTES, ReplicatedBlock};
 
 /// What lseek(2) looks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +45,7 @@ enum ReadMode {
 type LocalPart = (Span, Option<Arc<OpenBlock>>, usize);
 
 /// Where the bytes of a read are.
-enum AtHand {
+enum CachedPart {
     Here(Vec<LocalPart>),
     /// In a buffer: all of this range of the file.
     Buffered(Bytes, Range<u64>),
@@ -58,7 +58,7 @@ impl FsFile {
         self.written_size().await
     }
 
-    /// The same with what is at its workers by now.
+    /// Bytes of the file, with what is at its workers by now.
     pub(super) async fn written_size(&self) -> Result<u64, ClientError> {
         self.use_known(|known| known.layout.size()).await
     }
@@ -66,26 +66,26 @@ impl FsFile {
     /// Reads without waiting, for event loops: holes, and what is in the page cache of this host. `None` when that is
     /// not possible for the whole range: use `read`. Fewer bytes than asked only at the end of the file.
     pub fn read_now(&self, offset: u64, buffer: &mut [u8]) -> Option<usize> {
-        match self.at_hand(offset, buffer.len(), ReadMode::Direct)? {
-            AtHand::Here(parts) => self.read_here(parts, buffer),
-            AtHand::Buffered(..) => None,
+        match self.find_cached(offset, buffer.len(), ReadMode::Direct)? {
+            CachedPart::Here(parts) => self.read_here(parts, buffer),
+            CachedPart::Buffered(..) => None,
         }
     }
 
     /// As [`Self::read_now`]; and bytes of one block that were read ahead over the network, without a copy, where all
     /// of them are in one buffer.
-    pub fn read_at_hand(&self, offset: u64, buffer: &mut [u8]) -> Option<ReadAtHand> {
-        match self.at_hand(offset, buffer.len(), ReadMode::Buffered)? {
-            AtHand::Here(parts) => self.read_here(parts, buffer).map(ReadAtHand::Copied),
-            AtHand::Buffered(bytes, range) => {
+    pub fn try_read_cached(&self, offset: u64, buffer: &mut [u8]) -> Option<CachedRead> {
+        match self.find_cached(offset, buffer.len(), ReadMode::Buffered)? {
+            CachedPart::Here(parts) => self.read_here(parts, buffer).map(CachedRead::Copied),
+            CachedPart::Buffered(bytes, range) => {
                 self.read_ahead_of(range);
-                Some(ReadAtHand::Buffered(bytes))
+                Some(CachedRead::Buffered(bytes))
             }
         }
     }
 
     /// One look at the layout for all that may be had without waiting.
-    fn at_hand(&self, offset: u64, length: usize, mode: ReadMode) -> Option<AtHand> {
+    fn find_cached(&self, offset: u64, length: usize, mode: ReadMode) -> Option<CachedPart> {
         if !self.behind.is_empty() {
             return None;
         }
@@ -103,9 +103,9 @@ impl FsFile {
             };
             let here = spans(range.clone(), self.block_size(), u64::MAX).map(part).collect::<Option<Vec<_>>>();
             if here.is_some() || mode == ReadMode::Direct {
-                return here.map(AtHand::Here);
+                return here.map(CachedPart::Here);
             }
-            self.buffered(known, range.clone()).map(|bytes| AtHand::Buffered(bytes, range))
+            self.buffered(known, range.clone()).map(|bytes| CachedPart::Buffered(bytes, range))
         };
         self.with_known(look).flatten()
     }
@@ -186,7 +186,7 @@ impl FsFile {
             return self.read_block(&open, &span, mode, deadline).await;
         }
         let at = self.locate_unwritten(&span).await?;
-        self.reader.read_part(at, span.length(), Payer::Reader, deadline, || format!("inode {}", self.inode)).await
+        self.reader.read_part(at, span.length(), Owner::Reader, deadline, || format!("inode {}", self.inode)).await
     }
 
     async fn read_block(

@@ -9,13 +9,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use prost::Message;
 
-use super::contents::Contents;
 use super::file::FsFile;
+use super::journaled_content::JournaledContent;
 use super::layout::Layout;
-use super::noted::Noted;
+use super::open_file_table::OpenFileTable;
 use super::state::Known;
 use crate::error::ClientError;
-use crate::journal::{ContentRecord, PieceRecord, Slot};
+use crate::journal::{ContentRecord, Slot, WriteRecord};
 
 /// What became of what the process before had written.
 #[derive(Default)]
@@ -43,7 +43,7 @@ impl FsFile {
     }
 }
 
-impl Contents {
+impl OpenFileTable {
     /// Opens the files of which the process before had written something, and writes what it had behind. They are to
     /// stay until whoever had them open has them again; what nobody has open is committed.
     pub(crate) async fn recover(&self) -> Recovered {
@@ -59,12 +59,12 @@ impl Contents {
                 }
             }
         }
-        let mut pieces: Vec<_> = journal.pieces.take_all().into_iter().filter_map(decode_piece).collect();
+        let mut pieces: Vec<_> = journal.pieces.take_all().into_iter().filter_map(decode_write).collect();
         pieces.sort_by_key(|(_, record)| record.order);
         self.shared.pieces.store(pieces.last().map_or(0, |(_, record)| record.order + 1), Relaxed);
         for (slot, record) in pieces {
             let written = async {
-                let bytes = journal.read_piece(&slot, usize::try_from(record.length).unwrap_or_default())?;
+                let bytes = journal.read_logged(&slot, usize::try_from(record.length).unwrap_or_default())?;
                 let node = self.shared.metadata.node(record.inode).await?;
                 let content = self.open(&node).await?;
                 if !bytes.is_empty() {
@@ -98,18 +98,18 @@ impl Contents {
         {
             let mut noted = content.noted.lock();
             let mut state = content.state.lock();
-            *noted = Noted { slot: Some(slot), revision: layout.revision() };
+            *noted = JournaledContent { slot: Some(slot), revision: layout.revision() };
             // The master is asked before the first look, and what it has is what this is laid over.
             (state.known, state.gaps) = (Some(Known { layout, ..Known::default() }), None);
             state.outdate();
         }
         // Kernels have pages of what they have read.
-        content.copies().keep();
+        content.page_cache_hint().set();
         Ok(content)
     }
 }
 
-fn decode_piece((slot, record): (Slot, Vec<u8>)) -> Option<(Slot, PieceRecord)> {
-    let record = PieceRecord::decode(&record[..]).ok()?;
+fn decode_write((slot, record): (Slot, Vec<u8>)) -> Option<(Slot, WriteRecord)> {
+    let record = WriteRecord::decode(&record[..]).ok()?;
     Some((slot, record))
 }

@@ -57,7 +57,7 @@ impl FsFile {
         let ended = self.reader.invalidate_on_drop();
         let changed = self.shared.metadata.change_by(Change::SetAttr(set), owner, user.cloned()).await?;
         Failpoint::CutAnswered.pass();
-        let (ends_in, is_alone) = self.take_in_length(&set, &changed, cut_off.as_ref().map(|(index, _)| *index));
+        let (ends_in, is_alone) = self.apply_length(&set, &changed, cut_off.as_ref().map(|(index, _)| *index));
         // What was read meanwhile is of the layout before.
         drop(ended);
         self.note();
@@ -79,7 +79,7 @@ impl FsFile {
 
     /// Takes in the length that was set. Gives the generation of a block, if the file has it still, and whether nobody
     /// else has changed the file, or may write to it.
-    fn take_in_length(&self, set: &SetAttr, changed: &Changed, block: Option<u32>) -> (Option<u32>, bool) {
+    fn apply_length(&self, set: &SetAttr, changed: &Changed, block: Option<u32>) -> (Option<u32>, bool) {
         let (Some(size), Some(attr)) = (set.size, changed.attr_of(self.inode)) else { return (None, false) };
         let mut state = self.state.lock();
         let State { known, seen, .. } = &mut *state;

@@ -20,7 +20,7 @@ pub(super) struct Known {
     pub origin: Option<OpenOrigin>,
 }
 
-/// See the module.
+/// What is known of an open file.
 #[derive(Default)]
 pub(super) struct State {
     /// `None` until it is needed.
@@ -49,10 +49,10 @@ pub(super) struct OpenOrigin {
 
 /// Whether the master may drop blocks of a file: those that it knows, unless they are held.
 #[derive(Debug, Default)]
-pub(super) struct Hold {
-    is_held: AtomicBool,
+pub(super) struct OpenRef {
+    is_taken: AtomicBool,
     /// A commit without a hold has begun: the master may know blocks. Set while nobody writes.
-    is_committed_unheld: AtomicBool,
+    is_committed_unreferenced: AtomicBool,
 }
 
 impl State {
@@ -77,25 +77,25 @@ impl OpenOrigin {
     }
 }
 
-impl Hold {
-    pub(super) fn is_held(&self) -> bool {
-        self.is_held.load(Ordering::Acquire)
+impl OpenRef {
+    pub(super) fn is_taken(&self) -> bool {
+        self.is_taken.load(Ordering::Acquire)
     }
 
-    pub(super) fn held(&self) {
-        self.is_held.store(true, Ordering::Release);
+    pub(super) fn taken(&self) {
+        self.is_taken.store(true, Ordering::Release);
     }
 
-    pub(super) fn let_go(&self) {
-        self.is_held.store(false, Ordering::Release);
+    pub(super) fn dropped(&self) {
+        self.is_taken.store(false, Ordering::Release);
     }
 
-    pub(super) fn committed_unheld(&self) {
-        self.is_committed_unheld.store(true, Ordering::Release);
+    pub(super) fn committed_unreferenced(&self) {
+        self.is_committed_unreferenced.store(true, Ordering::Release);
     }
 
     /// Whether the master may drop blocks: it knows some, or is about to, and they are not held.
     pub(super) fn exposes(&self, layout: &Layout) -> bool {
-        !self.is_held() && (self.is_committed_unheld.load(Ordering::Acquire) || layout.has_committed())
+        !self.is_taken() && (self.is_committed_unreferenced.load(Ordering::Acquire) || layout.has_committed())
     }
 }

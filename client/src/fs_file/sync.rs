@@ -84,10 +84,11 @@ impl BlockSync {
 impl FsFile {
     /// A sync that asks nobody; `None` where it has to: use [`sync`](Self::sync). That is so unless the file is held
     /// and as long as the master knows, all workers of its blocks are on this host and have synced them once, and the
-    /// session holds its directory. Whatever becomes of the session, the master then counts the file as changed.
+    /// session holds the delegation of its directory. Whatever becomes of the session, the master then counts the file
+    /// as changed.
     pub fn local_sync(self: &Arc<Self>) -> Option<LocalSync> {
         let metadata = &self.shared.metadata;
-        if !self.behind.is_drained() || !self.hold.is_held() || !metadata.holds_place_of(self.inode) {
+        if !self.behind.is_drained() || !self.open_ref.is_taken() || !metadata.is_delegated(self.inode) {
             return None;
         }
         let mut state = self.state.lock();
@@ -151,8 +152,8 @@ impl FsFile {
     /// Commits what is being synced, so that it is not dropped before it is; what was answered here is in the master's
     /// log then, too: the names that lead to the file are.
     async fn commit_synced(&self, blocks: &[u32]) -> Result<(), ClientError> {
-        if blocks.is_empty() || self.is_committed() { self.commit().await } else { self.commit_and_hold().await }?;
-        let is_marked = self.hold.is_held() && self.state.lock().ends_marked;
+        if blocks.is_empty() || self.is_committed() { self.commit().await } else { self.commit_and_keep_open().await }?;
+        let is_marked = self.open_ref.is_taken() && self.state.lock().ends_marked;
         match is_marked {
             true => self.shared.metadata.settle_names(self.inode).await,
             false => self.shared.metadata.settle(self.inode).await,

@@ -15,9 +15,9 @@ use tokio::time::Instant;
 
 use super::block::{OpenBlock, Replica, reservation};
 use super::file::FsFile;
-use super::piece_log::PieceLog;
 use super::state::Known;
 use super::write_behind::{WRITE_BYTES, WriteBehindOutcome};
+use super::write_log::WriteLog;
 use crate::error::ClientError;
 use crate::read::fetch::wire_range;
 use crate::read::span::{Span, spans};
@@ -73,12 +73,12 @@ impl FsFile {
         let parts = self.with_known(|known| {
             // What lies between the end and the offset may have to be zeroed; and blocks that the master may know are
             // held first.
-            if offset > known.layout.size() || self.hold.exposes(&known.layout) {
+            if offset > known.layout.size() || self.open_ref.exposes(&known.layout) {
                 return None;
             }
             let first = spans(offset..end, self.block_size(), u64::MAX).next();
             if let Some(first) = first.filter(|first| !known.blocks.contains_key(&first.index)) {
-                self.use_granted(known, first.index, &first.bytes);
+                self.use_preallocated(known, first.index, &first.bytes);
             }
             let Known { layout, blocks, .. } = known;
             let part = |span: Span| {
@@ -133,13 +133,13 @@ impl FsFile {
                 open.has_room(&span.bytes) && !open.is_local() && layout.accepts_at(span.index, open)
             });
             // Blocks that the master may know are held first.
-            offset <= size && has_room && !self.hold.exposes(layout)
+            offset <= size && has_room && !self.open_ref.exposes(layout)
         });
         if is_fit != Some(true) {
             return WriteBehindOutcome::Refused;
         }
         let (inode, count) = (self.inode, &self.shared.pieces);
-        let log = self.shared.metadata.journal().map(|journal| PieceLog { journal, inode, count });
+        let log = self.shared.metadata.journal().map(|journal| WriteLog { journal, inode, count });
         let (offer, begins) = self.behind.offer(&self.shared.behind, span.index, offset, bytes, log);
         if begins {
             let content = Arc::clone(self);
@@ -173,8 +173,8 @@ impl FsFile {
             if let Some(noted) = noted {
                 noted.forget();
             }
-            self.shared.stats.written_behind.inc();
-            self.shared.stats.written_behind_bytes.inc_by(length as u64);
+            self.shared.stats.write_behind_requests.inc();
+            self.shared.stats.write_behind_bytes.inc_by(length as u64);
         }
     }
 
@@ -410,7 +410,7 @@ impl FsFile {
         self.apply_to_replicas(index, &open, at, op).await
     }
 
-    /// The same of a block that is open to be written.
+    /// Applies an operation to all replicas of a block that is open to be written.
     pub(super) async fn apply_to_replicas(
         &self,
         index: u32,

@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::piece_log::{NotedPiece, PieceLog};
+use super::write_log::{LoggedWrite, WriteLog};
 use crate::error::ClientError;
 use crate::memory::{Charge, MemoryShare};
 
@@ -36,26 +36,26 @@ pub(super) struct WriteBehind {
 struct Queue {
     /// The end of the piece that is under way, in the file.
     under_way: Option<u64>,
-    gathered: Option<Piece>,
+    gathered: Option<PendingWrite>,
     failure: Option<ClientError>,
     /// So many handles through which a kernel reads the file by itself: they see what is at its workers.
     kernel_reads: u32,
 }
 
 /// Bytes of one block of the file.
-struct Piece {
+struct PendingWrite {
     block: u32,
     offset: u64,
     bytes: BytesMut,
     memory: Charge,
     /// What the journal has of it.
-    noted: Option<NotedPiece>,
+    noted: Option<LoggedWrite>,
 }
 
 /// What is sent next: where it goes, and what the journal has of it until it is there.
-pub(super) type NextPiece = (u64, Bytes, Option<NotedPiece>);
+pub(super) type NextWrite = (u64, Bytes, Option<LoggedWrite>);
 
-impl Piece {
+impl PendingWrite {
     fn end(&self) -> u64 {
         self.offset + self.bytes.len() as u64
     }
@@ -67,7 +67,7 @@ impl Piece {
         block: u32,
         offset: u64,
         bytes: &[u8],
-        log: Option<PieceLog<'_>>,
+        log: Option<WriteLog<'_>>,
     ) -> WriteBehindOutcome {
         let at = offset.checked_sub(self.offset).and_then(|at| usize::try_from(at).ok());
         let Some(at) = at.filter(|at| *at <= self.bytes.len() && *at + bytes.len() <= PIECE_BYTES) else {
@@ -128,7 +128,7 @@ impl WriteBehind {
     /// The end of what is behind, in the file.
     pub(super) fn end(&self) -> Option<u64> {
         let queue = self.queue.lock();
-        queue.gathered.as_ref().map(Piece::end).max(queue.under_way)
+        queue.gathered.as_ref().map(PendingWrite::end).max(queue.under_way)
     }
 
     /// Waits until all that was taken before is at its workers, or has failed.
@@ -136,7 +136,7 @@ impl WriteBehind {
         self.wait(Self::is_empty).await;
     }
 
-    /// The same; what has failed since a failure was returned last is returned now.
+    /// Drains the queue, and returns what has failed since a failure was returned last.
     pub(super) async fn drain_checked(&self) -> Result<(), ClientError> {
         self.drain().await;
         self.queue.lock().failure.take().map_or(Ok(()), Err)
@@ -175,7 +175,7 @@ impl WriteBehind {
         block: u32,
         offset: u64,
         bytes: &[u8],
-        log: Option<PieceLog<'_>>,
+        log: Option<WriteLog<'_>>,
     ) -> (WriteBehindOutcome, bool) {
         let mut queue = self.queue.lock();
         if queue.failure.is_some() || queue.kernel_reads > 0 {
@@ -185,7 +185,7 @@ impl WriteBehind {
             Some(piece) => piece.take(memory, block, offset, bytes, log),
             none => {
                 let noted = log.map(|log| log.begin(offset, bytes)).transpose();
-                *none = noted.ok().zip(memory.try_charge(bytes.len() as u64)).map(|(noted, memory)| Piece {
+                *none = noted.ok().zip(memory.try_charge(bytes.len() as u64)).map(|(noted, memory)| PendingWrite {
                     block,
                     offset,
                     bytes: BytesMut::from(bytes),
@@ -203,10 +203,10 @@ impl WriteBehind {
     }
 
     /// The next piece to be sent; `None` ends the sending.
-    pub(super) fn next(&self) -> Option<NextPiece> {
+    pub(super) fn next(&self) -> Option<NextWrite> {
         let mut queue = self.queue.lock();
         let piece = queue.gathered.take();
-        queue.under_way = piece.as_ref().map(Piece::end);
+        queue.under_way = piece.as_ref().map(PendingWrite::end);
         drop(queue);
         self.changed.notify_waiters();
         piece.map(|piece| (piece.offset, piece.memory.hold(piece.bytes), piece.noted))
@@ -230,9 +230,9 @@ mod tests {
         (stats.clone(), Arc::new(MemoryBudget::new(bytes * 4, stats)).share(bytes))
     }
 
-    fn piece(memory: &MemoryShare, offset: u64, bytes: &[u8]) -> Piece {
+    fn piece(memory: &MemoryShare, offset: u64, bytes: &[u8]) -> PendingWrite {
         let memory = memory.try_charge(bytes.len() as u64).unwrap();
-        Piece { block: 0, offset, bytes: BytesMut::from(bytes), memory, noted: None }
+        PendingWrite { block: 0, offset, bytes: BytesMut::from(bytes), memory, noted: None }
     }
 
     #[test]

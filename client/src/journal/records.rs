@@ -86,7 +86,7 @@ pub(crate) struct BlockRecord {
 
 /// Bytes that were taken to be written behind; they lie behind the record.
 #[derive(Clone, Copy, PartialEq, Message)]
-pub(crate) struct PieceRecord {
+pub(crate) struct WriteRecord {
     #[prost(uint64, tag = "1")]
     pub inode: u64,
     #[prost(uint64, tag = "2")]

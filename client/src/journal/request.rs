@@ -12,12 +12,12 @@ tokio::task_local! {
     static REQUEST: Arc<RequestContext>;
 }
 
-/// See the module.
+/// The request of a kernel that a task works for.
 #[derive(Debug)]
 pub struct RequestContext {
     unique: u64,
     kept: Mutex<Vec<Arc<ChangeSlot>>>,
-    /// The same request, of a process before.
+    /// This request as a process before had it.
     earlier: Mutex<Option<Arc<RequestContext>>>,
 }
 

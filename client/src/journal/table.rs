@@ -26,7 +26,7 @@ const LITTLE: u64 = 32 << 10;
 /// And from this one on nothing.
 const FEW: u32 = 1024;
 
-/// See the module above.
+/// The slots of one kind.
 #[derive(Debug)]
 pub struct Table {
     file: Arc<File>,

@@ -25,7 +25,7 @@ use super::log::{Answer, Call, Changed, Operation, Waiter, late};
 use super::node::Node;
 use super::open_files::ChangedContents;
 use super::parts::{Inner, Metadata};
-use super::recent_invalidations::Mark;
+use super::recent_invalidations::InvalidationMark;
 use crate::error::ClientError;
 use crate::journal::RequestContext;
 
@@ -42,7 +42,7 @@ impl Metadata {
         self.change_by(change, (uid, gid), None).await
     }
 
-    /// The same on behalf of a user by whom it is judged, where the mount limits users.
+    /// Makes a change on behalf of a user whose permission is checked, where the mount limits users.
     pub async fn change_by(
         &self,
         change: Change,
@@ -52,7 +52,7 @@ impl Metadata {
         for _listing in 0..LISTINGS_MAX {
             match self.change_once(change.clone(), owner, user.clone()).await {
                 Err(ClientError::Unlisted { directory, below }) => self.list_first(directory, below).await?,
-                Err(ClientError::HeldElsewhere { directory }) => self.recall_first(directory, &change).await?,
+                Err(ClientError::DelegatedElsewhere { directory }) => self.recall_first(directory, &change).await?,
                 answer => return answer,
             }
         }
@@ -65,12 +65,12 @@ impl Metadata {
             return answer;
         }
         let context = RequestContext::current();
-        let change = match inner.answer_at_once(change, owner, context.as_ref()) {
+        let change = match inner.apply_locally(change, owner, context.as_ref()) {
             Ok(answer) => return answer,
-            Err(change) => inner.asking_to_hold(change),
+            Err(change) => inner.requesting_delegation(change),
         };
         let mut patience = inner.change_timeout;
-        if inner.subject_of(&change).first().is_some_and(|inode| inner.names.is_strict(*inode)) {
+        if inner.affected_by(&change).first().is_some_and(|inode| inner.names.is_strict(*inode)) {
             // The answer waits for other clients: for a lease of those that an earlier leader had, and for one of those
             // that do not let go.
             patience += inner.lease.length() * 2;
@@ -120,7 +120,8 @@ impl Metadata {
         self.take_loss(inode)
     }
 
-    /// The same, but for the bytes of files of which the session's end says that they may have changed.
+    /// Waits as [`Self::settle`] does, but not for the bytes of files of which the session's end says that they may
+    /// have changed.
     ///
     /// # Errors
     /// Those of [`Self::settle`].
@@ -131,7 +132,7 @@ impl Metadata {
 
     /// Has the master make what was answered here by now, and the unlocks that nobody waits for; what was held for
     /// closed files is in the log then, to be let go of. Bounded by `client.metadata_timeout`.
-    pub(crate) async fn make_answered(&self) -> Result<(), ClientError> {
+    pub(crate) async fn flush_write_back(&self) -> Result<(), ClientError> {
         self.inner.release_closed();
         self.inner.log.all_unlocked(self.inner.master.timeout()).await
     }
@@ -139,12 +140,12 @@ impl Metadata {
     /// Whether [`Self::settle`] would wait, or has something to say.
     pub fn is_unsettled(&self, inode: u64) -> bool {
         let state = self.inner.log.lock();
-        state.subjects.unmade().is_some() || state.subjects.has_loss(inode)
+        state.affected.unmade().is_some() || state.affected.has_loss(inode)
     }
 
     /// Whether something that was answered about this inode is lost, and nobody was told.
     pub fn has_loss(&self, inode: u64) -> bool {
-        self.inner.log.lock().subjects.has_loss(inode)
+        self.inner.log.lock().affected.has_loss(inode)
     }
 
     /// Tells that, once.
@@ -152,19 +153,19 @@ impl Metadata {
     /// # Errors
     /// `OutcomeUnknown` with what happened.
     pub fn take_loss(&self, inode: u64) -> Result<(), ClientError> {
-        let loss = self.inner.log.lock().subjects.take_loss(inode);
+        let loss = self.inner.log.lock().affected.take_loss(inode);
         loss.map_or(Ok(()), |cause| Err(ClientError::OutcomeUnknown { cause }))
     }
 
     /// Whether what is committed of a file is answered here, as far as can be said.
-    pub(crate) fn holds_place_of(&self, inode: u64) -> bool {
+    pub(crate) fn is_delegated(&self, inode: u64) -> bool {
         let inner = &self.inner;
         inner.names.cache.node(inode).is_some_and(|node| inner.log.lock().delegations.holds(node.parent))
     }
 
     /// From now on changes are answered when the master has made them.
-    pub(crate) fn answer_no_more(&self) {
-        self.inner.log.let_go_of_all();
+    pub(crate) fn stop_write_back(&self) {
+        self.inner.log.return_all();
     }
 
     /// Numbers for files that are going to be made here, and the session whose they are; fewer where none are made.
@@ -202,32 +203,32 @@ impl Inner {
         operation.context = RequestContext::current();
         let mut state = self.log.lock();
         // Nothing that it is about is answered here before its answer.
-        operation.subject =
-            operation.mutation.change.as_ref().map(|change| self.subject_of(change)).unwrap_or_default();
+        operation.inodes =
+            operation.mutation.change.as_ref().map(|change| self.affected_by(change)).unwrap_or_default();
         self.log.push(&mut state, operation);
     }
 
     /// Waits until what was answered about an inode is made, so that the master's answer is not older than that.
     /// Bounded by `client.metadata_timeout`.
     pub(super) async fn settled(&self, inode: u64) -> Result<(), ClientError> {
-        let is_unsettled = self.log.lock().subjects.is_unsettled(inode);
+        let is_unsettled = self.log.lock().affected.is_unsettled(inode);
         if is_unsettled { self.all_settled().await } else { Ok(()) }
     }
 
-    /// The same of everything.
+    /// Waits until everything that was answered is made.
     pub(super) async fn all_settled(&self) -> Result<(), ClientError> {
         self.log.all_made(self.master.timeout()).await
     }
 
     /// Somebody else wants to know what is in a directory (0: in any).
     pub(super) fn recalled(&self, directory: u64) {
-        self.end_stays();
+        self.end_close_grace();
         self.log.recalled(directory);
     }
 
     /// What a change that is asked for is about: directories whose names it changes, and inodes with the directory that
     /// each is in. 0 for what is not known.
-    pub(super) fn subject_of(&self, change: &Change) -> Vec<u64> {
+    pub(super) fn affected_by(&self, change: &Change) -> Vec<u64> {
         let names = &self.names;
         let with_place = |inode: u64| {
             let parent = names.cache.node(inode).map_or(0, |node| node.parent);
@@ -255,28 +256,28 @@ impl Inner {
             Change::RemoveXattr(remove) => with_place(remove.inode),
             Change::Commit(commit) => with_place(commit.inode),
             Change::SetQuota(_) | Change::SetTtl(_) => vec![0],
-            Change::Hold(_)
-            | Change::LetGo(_)
-            | Change::SetHolds(_)
+            Change::AddOpenRef(_)
+            | Change::DropOpenRef(_)
+            | Change::SetOpenRefs(_)
             | Change::SetLock(_)
             | Change::ReserveInodes(_)
-            | Change::LetGoDirectories(_)
+            | Change::ReturnDelegations(_)
             | Change::OpenToWrite(_) => Vec::new(),
         }
     }
 
     /// A change as it is asked for: whoever makes a directory wants to hold it, if there is a successor who could
     /// finish what is answered there.
-    fn asking_to_hold(&self, mut change: Change) -> Change {
-        if let (Change::Create(create), true) = (&mut change, self.log.holds_directories) {
+    fn requesting_delegation(&self, mut change: Change) -> Change {
+        if let (Change::Create(create), true) = (&mut change, self.log.delegates_directories) {
             let mount = self.names.directories.get(create.parent).and_then(|directory| directory.mount.clone());
-            create.hold = create.kind() == Kind::Directory && mount.is_none_or(|mount| !mount.has_synced_names());
+            create.delegate = create.kind() == Kind::Directory && mount.is_none_or(|mount| !mount.has_synced_names());
         }
         change
     }
 
     /// The master has answered a call: takes the results into the caches and hands them out.
-    pub(super) fn take_in_results(&self, call: Call, reply: MutateReply, session: u64) {
+    pub(super) fn apply_results(&self, call: Call, reply: MutateReply, session: u64) {
         let (Call { operations, mark, .. }, MutateReply { results, event_seq }) = (call, reply);
         // One after the other: each is at its end before the next result, which may be about the same, is taken in.
         let done = operations.into_iter().zip(results).map(|(operation, result)| {
@@ -286,7 +287,7 @@ impl Inner {
                 self.log.wake_if(state.reserve_numbers());
             }
             drop(state);
-            let taken_in = self.take_in_result(&operation, &result, mark);
+            let taken_in = self.apply_result(&operation, &result, mark);
             (operation, taken_in.map(|node| Changed::new(result, node, session, event_seq)))
         });
         // Whoever wanted them has gone, and nobody will close them.
@@ -294,11 +295,11 @@ impl Inner {
     }
 
     /// Gives the node of the result's inode, where that is made.
-    fn take_in_result(
+    fn apply_result(
         &self,
         operation: &Operation,
         result: &MutationResult,
-        mark: Mark,
+        mark: InvalidationMark,
     ) -> Result<Option<Arc<Node>>, ClientError> {
         let Some(change) = &operation.mutation.change else { return Ok(None) };
         if let Some(answered) = &operation.answered {
@@ -308,7 +309,7 @@ impl Inner {
             let mut gone = Vec::new();
             let node = match &operation.answered {
                 Some(_) => None,
-                None => self.names.take_in_change(change, result, mark, &mut gone),
+                None => self.names.apply_to_cache(change, result, mark, &mut gone),
             };
             self.open.forget_gone(&gone);
             return Ok(node);
@@ -316,8 +317,8 @@ impl Inner {
         if result.unlisted != 0 {
             return Err(ClientError::Unlisted { directory: result.unlisted, below: result.unlisted_below });
         }
-        if result.held_elsewhere != 0 {
-            return Err(ClientError::HeldElsewhere { directory: result.held_elsewhere });
+        if result.delegated_elsewhere != 0 {
+            return Err(ClientError::DelegatedElsewhere { directory: result.delegated_elsewhere });
         }
         if result.errno == Errno::EXIST.raw_os_error() {
             match change {
@@ -354,7 +355,7 @@ impl Inner {
             self.open.forget_contents(ChangedContents::Of(attr.inode));
             // Unless there is something newer.
             let state = self.log.lock();
-            let known = self.names.cache.node(attr.inode).filter(|_| state.subjects.is_last_of(attr.inode));
+            let known = self.names.cache.node(attr.inode).filter(|_| state.affected.is_last_of(attr.inode));
             if let Some(known) = known {
                 self.names.recent.own_inode(attr.inode);
                 self.names.keep(&[Arc::new(known.with_attributes(attr))]);
@@ -369,7 +370,7 @@ mod tests {
     use futures::FutureExt;
 
     use super::super::cache::tests::node;
-    use super::super::log::LocalAnswer;
+    use super::super::log::LocalResult;
     use super::super::parts::tests::metadata;
     use super::*;
 
@@ -384,18 +385,18 @@ mod tests {
         };
         for size in [1, 2] {
             let change = Change::SetAttr(SetAttr { inode: 7, ..SetAttr::default() });
-            let answer = LocalAnswer { result: result(size), is_overwrite: false, gain: None };
+            let answer = LocalResult { result: result(size), is_overwrite: false, upgrade: None };
             let answered = Some(Box::new(answer));
-            let operation = Operation { answered, subject: vec![7], ..Operation::owed(change) };
+            let operation = Operation { answered, inodes: vec![7], ..Operation::must_deliver(change) };
             inner.log.push(&mut inner.log.lock(), operation);
         }
         inner.log.hurry();
         let outgoing = inner.log.next_request(inner.names.recent.mark()).unwrap();
         assert_eq!(outgoing.request.mutations.len(), 2);
-        let call = inner.log.lock().take_answered().unwrap();
-        inner.take_in_results(call, MutateReply { results: vec![result(11), result(12)], event_seq: 0 }, 1);
+        let call = inner.log.lock().take_write_back().unwrap();
+        inner.apply_results(call, MutateReply { results: vec![result(11), result(12)], event_seq: 0 }, 1);
         assert_eq!(inner.names.cache.node(7).unwrap().size, 12);
-        assert!(!inner.log.lock().subjects.is_unsettled(7));
+        assert!(!inner.log.lock().affected.is_unsettled(7));
     }
 
     #[tokio::test]
@@ -404,15 +405,15 @@ mod tests {
         let inner = &metadata.inner;
         let lock = Lock { owner: 1, r#type: LockType::Unlocked.into(), end: 9, ..Lock::default() };
         let set = SetLock { inode: 5, kind: LockKind::Posix.into(), lock: Some(lock), ..SetLock::default() };
-        inner.push(Operation::owed(Change::SetLock(set)));
+        inner.push(Operation::must_deliver(Change::SetLock(set)));
         inner.open.inodes.never_opened(6);
-        let answered = metadata.make_answered();
+        let answered = metadata.flush_write_back();
         tokio::pin!(answered);
         assert!((&mut answered).now_or_never().is_none());
         let request = inner.log.next_request(inner.names.recent.mark()).unwrap().request;
         let changes: Vec<_> = request.mutations.into_iter().filter_map(|mutation| mutation.change).collect();
-        assert!(matches!(&changes[..], [Change::SetLock(_), Change::SetHolds(set)] if set.let_go == [6]));
-        let call = inner.log.lock().take_answered().unwrap();
+        assert!(matches!(&changes[..], [Change::SetLock(_), Change::SetOpenRefs(set)] if set.closed == [6]));
+        let call = inner.log.lock().take_write_back().unwrap();
         let made = |operation| (operation, Ok(Changed::new(MutationResult::default(), None, 1, 0)));
         inner.log.finish(call.operations.into_iter().map(made));
         assert!(answered.now_or_never().is_some_and(|answered| answered.is_ok()));

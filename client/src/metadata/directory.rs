@@ -144,7 +144,7 @@ impl Directory {
     }
 
     /// True once per `pause`: for requests in the background.
-    pub(super) fn may_touch(&self, now: Instant, pause: Duration) -> bool {
+    pub(super) fn may_refresh(&self, now: Instant, pause: Duration) -> bool {
         let mut state = self.state.lock();
         let may = state.touched_at.is_none_or(|touched| now.saturating_duration_since(touched) >= pause);
         if may {
@@ -417,7 +417,7 @@ mod tests {
         directory.set_age(now, Duration::from_secs(3));
         directory.set_age(now, Duration::from_secs(8));
         assert_eq!(directory.age(now), Some(Duration::from_secs(3)));
-        assert!(directory.may_touch(now, Duration::from_secs(1)));
-        assert!(!directory.may_touch(now, Duration::from_secs(1)));
+        assert!(directory.may_refresh(now, Duration::from_secs(1)));
+        assert!(!directory.may_refresh(now, Duration::from_secs(1)));
     }
 }

@@ -9,7 +9,7 @@ use super::sink::InvalidationSink;
 
 impl Inner {
     /// Takes one event in and hands it to the sink; whether that has something to pass on.
-    pub(super) fn take_in_event(&self, sink: &dyn InvalidationSink, event: WatchEvent) -> bool {
+    pub(super) fn apply_event(&self, sink: &dyn InvalidationSink, event: WatchEvent) -> bool {
         let Some(what) = event.event else { return false };
         let is_passed_on = matches!(what, Event::Reset(_) | Event::Entry(_) | Event::InodeChanged(_));
         match what {
@@ -56,9 +56,9 @@ impl Inner {
 
     /// A stream begins, or something was missed: nothing that was known counts.
     fn begin_anew(&self, session: u64, seq: u64) {
-        if self.enter_session(session) && self.log.holds_directories {
+        if self.enter_session(session) && self.log.delegates_directories {
             // What is cached of them goes, and the master has it that they are held.
-            self.log.let_go_of_all();
+            self.log.return_all();
         } else {
             self.log.end_delegations();
         }

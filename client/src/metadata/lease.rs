@@ -81,7 +81,7 @@ impl SessionLease {
         self.abandoned.notify_one();
     }
 
-    /// The same where it has no stream.
+    /// Abandons a session that has no stream.
     pub(super) fn give_up(&self) {
         let session = self.session.swap(0, Ordering::Relaxed);
         if session != 0 {
@@ -171,11 +171,11 @@ impl SessionLease {
 
     /// Waits until the event `seq` has been taken in; false when that takes too long.
     pub(super) async fn catch_up(&self, seq: u64) -> bool {
-        *self.applied.borrow() >= seq || tokio::time::timeout(CATCH_UP_WAIT, self.taken_in(seq)).await.is_ok()
+        *self.applied.borrow() >= seq || tokio::time::timeout(CATCH_UP_WAIT, self.wait_applied(seq)).await.is_ok()
     }
 
-    /// The same for as long as it takes.
-    pub(super) async fn taken_in(&self, seq: u64) {
+    /// Waits until the event `seq` has been applied, for as long as it takes.
+    pub(super) async fn wait_applied(&self, seq: u64) {
         let mut applied = self.applied.subscribe();
         // Its sender is here.
         let _never_gone = applied.wait_for(|applied| *applied >= seq).await;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use cavern_net::master::RetryPolicy;
-use cavern_proto::master::TouchRequest;
+use cavern_proto::master::RefreshListingsRequest;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -19,11 +19,11 @@ const QUEUE: usize = 1024;
 /// Directories touched in one call at most.
 const BATCH: usize = 256;
 /// A directory is touched in the background once in this time at most, or in a quarter of its `metadata_ttl`.
-const TOUCH_PAUSE: Duration = Duration::from_secs(1);
+const REFRESH_PAUSE: Duration = Duration::from_secs(1);
 /// Nobody waits for listings of a bucket that was slow, for this long.
 const SLOW_FOR: Duration = Duration::from_secs(5);
 
-/// See the module.
+/// Directories that wait for a new listing.
 pub(super) struct ListingRefresh {
     /// Longest wait for a new listing.
     wait: Duration,
@@ -67,29 +67,31 @@ impl Inner {
     pub(super) fn refresh_later(&self, inode: u64) {
         let Some(directory) = self.names.directories.get(inode) else { return };
         let Some(ttl) = directory.ttl() else { return };
-        if directory.may_touch(Instant::now(), TOUCH_PAUSE.min(ttl / 4)) {
+        if directory.may_refresh(Instant::now(), REFRESH_PAUSE.min(ttl / 4)) {
             // A full queue: it will be in use again.
             let _full = self.refresh.queue.try_send(inode);
         }
     }
 
     /// Has the master renew the listings, waits for the invalidations that this brings, and notes the new ages.
-    async fn touch(&self, directories: Vec<u64>) {
+    async fn refresh(&self, directories: Vec<u64>) {
         let deadline = Instant::now() + self.refresh.wait;
-        let request = || TouchRequest { directories: directories.clone(), wait: true, session: self.lease.session() };
-        let reply = match ask!(self, "Touch", touch, request(), RetryPolicy::OneAttempt, deadline).await {
-            Ok(reply) => reply,
-            Err(error) => {
-                tracing::debug!("listings could not be renewed: {error}");
-                // Unless nobody answers at all, it is the bucket behind the master that keeps it waiting.
-                for inode in directories {
-                    if let Some(mount) = self.names.directories.get(inode).and_then(|known| known.mount.clone()) {
-                        self.refresh.mark(mount.id(), true);
+        let request =
+            || RefreshListingsRequest { directories: directories.clone(), wait: true, session: self.lease.session() };
+        let reply =
+            match ask!(self, "RefreshListings", refresh_listings, request(), RetryPolicy::OneAttempt, deadline).await {
+                Ok(reply) => reply,
+                Err(error) => {
+                    tracing::debug!("listings could not be renewed: {error}");
+                    // Unless nobody answers at all, it is the bucket behind the master that keeps it waiting.
+                    for inode in directories {
+                        if let Some(mount) = self.names.directories.get(inode).and_then(|known| known.mount.clone()) {
+                            self.refresh.mark(mount.id(), true);
+                        }
                     }
+                    return;
                 }
-                return;
-            }
-        };
+            };
         let now = Instant::now();
         let caught_up = self.lease.catch_up(reply.event_seq).await;
         for touched in reply.directories {
@@ -115,11 +117,11 @@ impl Metadata {
     /// Renews a listing that is past its time, together with everyone else who waits for it.
     pub(super) async fn refresh_first(&self, directory: u64) {
         let inner = self.inner.clone();
-        self.inner.refresh.under_way.join(directory, async move { inner.touch(vec![directory]).await }).await;
+        self.inner.refresh.under_way.join(directory, async move { inner.refresh(vec![directory]).await }).await;
     }
 
     /// Asks for new listings in the background until `stop`.
-    pub(crate) async fn keep_fresh(&self, stop: CancellationToken) {
+    pub(crate) async fn run_refresher(&self, stop: CancellationToken) {
         let Some(mut queued) = self.inner.refresh.queued.lock().take() else { return };
         let work = async {
             loop {
@@ -127,7 +129,7 @@ impl Metadata {
                 queued.recv_many(&mut batch, BATCH).await;
                 batch.sort_unstable();
                 batch.dedup();
-                self.inner.touch(batch).await;
+                self.inner.refresh(batch).await;
             }
         };
         let _stopped = stop.run_until_cancelled(work).await;

@@ -9,7 +9,7 @@
 //! is made, or the session is over, before whatever the same owner locks of that file anew.
 //!
 //! Where nobody but this session can have a lock, requests that need not wait are answered here, as other changes are
-//! (`answer_lock`).
+//! (`lock_locally`).
 
 use std::collections::HashMap;
 
@@ -35,7 +35,7 @@ pub const LOCK_TO_END: u64 = LAST_BYTE;
 pub enum AnsweredBy {
     /// No other host can have locked the file before, or changed anything under a lock of it.
     Us,
-    /// What others did before they unlocked it is known here after this event: see [`Metadata::taken_in`].
+    /// What others did before they unlocked it is known here after this event: see [`Metadata::wait_applied`].
     Master { event_seq: u64 },
 }
 
@@ -190,7 +190,7 @@ impl Metadata {
         inner.locks.begin(key(inode, kind, &lock), lock.r#type(), inner.lease.session())?;
         let set = SetLock { inode, kind: kind.into(), lock: Some(lock), waiter: 0, wait: false };
         let earlier = inner.log.replayed.waiter();
-        if let (None, Some(Ok(made))) = (earlier, inner.answer_lock_at_once(set)) {
+        if let (None, Some(Ok(made))) = (earlier, inner.lock_locally(set)) {
             return self.lock_made(&set, &made).await;
         }
         let asked = inner.log.ask_lock(set);
@@ -259,7 +259,7 @@ impl Metadata {
     async fn lock_made(&self, set: &SetLock, made: &Changed) -> Result<AnsweredBy, ClientError> {
         let lock = set.lock.unwrap_or_default();
         self.inner.locks.made(key(set.inode, set.kind(), &lock), &lock, made.session)?;
-        if made.answered_here {
+        if made.applied_locally {
             return Ok(AnsweredBy::Us);
         }
         Ok(AnsweredBy::Master { event_seq: made.event_seq })
@@ -267,8 +267,8 @@ impl Metadata {
 
     /// Waits until an event of the master, and so all before it, has been taken in, for as long as that takes. Whoever
     /// has got a lock must wait, or [`give_up_lock`](Self::give_up_lock).
-    pub async fn taken_in(&self, event_seq: u64) {
-        self.inner.lease.taken_in(event_seq).await;
+    pub async fn wait_applied(&self, event_seq: u64) {
+        self.inner.lease.wait_applied(event_seq).await;
     }
 
     /// Unlocks sooner or later what an owner has locked and must not use. If it had locked something of the file
@@ -282,11 +282,11 @@ impl Metadata {
     }
 
     /// An owner had locked something of a file in the process before this one, whose session that was.
-    pub fn inherit_lock(&self, inode: u64, kind: LockKind, owner: u64, session: u64) {
+    pub fn restore_lock(&self, inode: u64, kind: LockKind, owner: u64, session: u64) {
         self.inner.locks.owners.lock().insert((inode, kind.into(), owner), session);
     }
 
-    /// The same as [`Self::find_lock`] where the master need not be asked.
+    /// Answers [`Self::find_lock`] where the master need not be asked.
     pub fn find_known_lock(&self, inode: u64, kind: LockKind, lock: &Lock) -> Option<Option<Lock>> {
         self.inner.known_lock_in_way(inode, kind, lock)
     }
@@ -321,17 +321,18 @@ impl Metadata {
         let inner = &self.inner;
         let Some(unlock) = inner.locks.take_owner(inode, kind, owner) else { return };
         let earlier = inner.log.replayed.answer_to(&Change::SetLock(unlock)).await;
-        if earlier.is_some() || inner.answer_lock_at_once(unlock).is_some() {
+        if earlier.is_some() || inner.lock_locally(unlock).is_some() {
             return;
         }
         let deadline = Instant::now() + inner.change_timeout;
-        let unlocked = inner.push_and_wait(Operation::owed(Change::SetLock(unlock)), deadline).await;
+        let unlocked = inner.push_and_wait(Operation::must_deliver(Change::SetLock(unlock)), deadline).await;
         if let Ok(Err(error)) = unlocked {
             tracing::debug!(inode, "a closed file is unlocked later: {error}");
         }
     }
 
-    /// The same without waiting for it; of `bytes`, from the first to the last, where the owner has others locked.
+    /// Unlocks what a closed file had locked, without waiting for it; of `bytes`, from the first to the last, where the
+    /// owner has others locked.
     pub fn unlock_closed_soon(&self, inode: u64, kind: LockKind, owner: u64, bytes: Option<(u64, u64)>) {
         let inner = &self.inner;
         let unlock = match bytes {
@@ -339,17 +340,17 @@ impl Metadata {
             Some(bytes) => Some(unlock(inode, kind, owner, bytes)),
         };
         if let Some(unlock) = unlock
-            && inner.answer_lock_at_once(unlock).is_none()
+            && inner.lock_locally(unlock).is_none()
         {
-            inner.push(Operation::owed(Change::SetLock(unlock)));
+            inner.push(Operation::must_deliver(Change::SetLock(unlock)));
         }
     }
 }
 
 impl Inner {
     /// Makes what need not wait, if that can be answered here.
-    fn answer_lock_at_once(&self, set: SetLock) -> Option<Answer> {
-        self.answer_at_once(Change::SetLock(set), (0, 0), RequestContext::current().as_ref()).ok()
+    fn lock_locally(&self, set: SetLock) -> Option<Answer> {
+        self.apply_locally(Change::SetLock(set), (0, 0), RequestContext::current().as_ref()).ok()
     }
 
     /// A request that waits has come to its end. If the master may not know, and grant a lock that nobody takes, the

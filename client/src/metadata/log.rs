@@ -1,23 +1,23 @@
 //! The log of operations: every change of names and inodes of fs-mode mounts, from when it is asked for, or answered,
 //! until the master has made it.
 //!
-//! One lock guards all of it ([`State`]): the operations in their order, what they are about ([`Subjects`]), and the
-//! directories that the session holds ([`delegations`]), which are read to answer an operation and give it its place in
-//! one piece. No I/O happens under it but that of the journal, which is memory, for one answer: a call is taken out
-//! while its records are written. Nothing is dropped under it that may close a file: who lets go of a closed file asks
-//! for that here, with what is open locked.
+//! One lock guards all of it ([`State`]): the operations in their order, what they are about ([`AffectedInodes`]), and
+//! the directories delegated to the session ([`delegations`]), which are read to answer an operation and give it its
+//! place in one piece. No I/O happens under it but that of the journal, which is memory, for one answer: a call is
+//! taken out while its records are written. Nothing is dropped under it that may close a file: who lets go of a closed
+//! file asks for that here, with what is open locked.
 //!
 //! The journal is the durable form of the log: an operation is entered before it is answered, and before it is sent,
 //! and its record goes with its end. A process that goes on loads the same log from there, and the kernel's requests of
 //! before find their answers in it ([`Replayed`]).
 
+mod affected_inodes;
 mod call;
 mod delegations;
 mod known_locks;
 mod operation;
 mod replayed;
 mod state;
-mod subjects;
 #[cfg(test)]
 mod tests;
 
@@ -26,21 +26,21 @@ use std::time::Duration;
 
 use cavern_conf::Failpoint;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{LetGoDirectories, SetLock};
+use cavern_proto::master::{ReturnDelegations, SetLock};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::{Instant, timeout};
 
+use affected_inodes::AffectedInodes;
 pub(super) use call::{AHEAD, Call, Outgoing};
-pub(super) use known_locks::{Asking, Gain, LockPrediction};
+pub(super) use known_locks::{Asking, LockPrediction, LockUpgrade};
 pub use operation::Changed;
-pub(super) use operation::{Answer, Done, LocalAnswer, Operation, Waiter};
+pub(super) use operation::{Answer, Done, LocalResult, Operation, Waiter};
 pub(super) use replayed::Earlier;
 use replayed::Replayed;
 pub(super) use state::{State, StreamEnd, Verdict, late, unknown};
-use subjects::Subjects;
 
-use super::recent_invalidations::Mark;
+use super::recent_invalidations::InvalidationMark;
 use crate::error::ClientError;
 use crate::journal::Journal;
 
@@ -50,9 +50,9 @@ const WAITING_MAX: usize = 4096;
 /// others.
 const RECENTLY: Duration = Duration::from_secs(1);
 /// Directories of one message.
-const LET_GO_MAX: usize = 10_000;
+const RETURN_MAX: usize = 10_000;
 
-/// See the module.
+/// The changes of a client that the master has not made yet, in their order.
 pub(super) struct OperationLog {
     state: Mutex<State>,
     /// Something is to be looked at anew by whoever sends.
@@ -65,7 +65,7 @@ pub(super) struct OperationLog {
     /// What the process before had asked for.
     pub replayed: Replayed,
     /// Whether directories that are made here are to be held.
-    pub holds_directories: bool,
+    pub delegates_directories: bool,
 }
 
 /// A request for a lock that waits at the master, as long as it is not known here what has become of it: until then,
@@ -91,9 +91,9 @@ impl Drop for AskedLock<'_> {
 
 impl OperationLog {
     /// Directories are held only if a process could go on with what is answered there.
-    pub fn new(journal: Option<Arc<Journal>>, hold_directories: bool) -> Self {
+    pub fn new(journal: Option<Arc<Journal>>, directory_delegations: bool) -> Self {
         Self {
-            holds_directories: hold_directories && journal.is_some(),
+            delegates_directories: directory_delegations && journal.is_some(),
             state: Mutex::default(),
             filled: Notify::new(),
             ended: Notify::new(),
@@ -112,7 +112,7 @@ impl OperationLog {
         self.room.clone().try_acquire_owned()
     }
 
-    /// The same, when there is some.
+    /// Waits for room for one more change.
     pub async fn wait_for_room(&self) -> Result<OwnedSemaphorePermit, ClientError> {
         self.room.clone().acquire_owned().await.map_err(|_closed| ClientError::Shutdown)
     }
@@ -141,7 +141,7 @@ impl OperationLog {
 
     /// The next call to be sent, which is in the journal, with its numbers, when this returns; `None` when nothing is
     /// due, or no more may be under way. Only for whoever sends.
-    pub fn next_request(&self, mark: Mark) -> Option<Outgoing> {
+    pub fn next_request(&self, mark: InvalidationMark) -> Option<Outgoing> {
         let mut departing = self.lock().take_departing(mark, Instant::now())?;
         let outgoing = departing.enter(self.journal.as_ref());
         self.lock().put_back(departing);
@@ -169,10 +169,10 @@ impl OperationLog {
     async fn made_within(
         &self,
         patience: Duration,
-        which: impl Fn(&Subjects) -> Option<u64>,
-        is_unmade: impl Fn(&Subjects, u64) -> bool,
+        which: impl Fn(&AffectedInodes) -> Option<u64>,
+        is_unmade: impl Fn(&AffectedInodes, u64) -> bool,
     ) -> Result<(), ClientError> {
-        let begun = which(&self.lock().subjects);
+        let begun = which(&self.lock().affected);
         let Some(begun) = begun else { return Ok(()) };
         self.hurry();
         let made = async {
@@ -180,7 +180,7 @@ impl OperationLog {
                 let ended = self.ended.notified();
                 tokio::pin!(ended);
                 ended.as_mut().enable();
-                if !is_unmade(&self.lock().subjects, begun) {
+                if !is_unmade(&self.lock().affected, begun) {
                     return;
                 }
                 ended.await;
@@ -191,17 +191,18 @@ impl OperationLog {
 
     /// Waits until everything that was answered by now is made, lost or undone.
     pub async fn all_made(&self, patience: Duration) -> Result<(), ClientError> {
-        self.made_within(patience, Subjects::unmade, Subjects::has_unmade).await
+        self.made_within(patience, AffectedInodes::unmade, AffectedInodes::has_unmade).await
     }
 
-    /// The same, but for the bytes of files of which the session's end says that they may have changed.
+    /// Waits as [`Self::all_made`] does, but not for the bytes of files of which the session's end says that they may
+    /// have changed.
     pub async fn names_made(&self, patience: Duration) -> Result<(), ClientError> {
-        self.made_within(patience, Subjects::named_unmade, Subjects::has_unmade).await
+        self.made_within(patience, AffectedInodes::named_unmade, AffectedInodes::has_unmade).await
     }
 
     /// Waits for the unlocks, too, that nobody waits for otherwise.
     pub async fn all_unlocked(&self, patience: Duration) -> Result<(), ClientError> {
-        self.made_within(patience, Subjects::any_unmade, Subjects::has_any_unmade).await
+        self.made_within(patience, AffectedInodes::any_unmade, AffectedInodes::has_any_unmade).await
     }
 
     /// No operation is taken any more.
@@ -220,7 +221,7 @@ impl OperationLog {
     /// there.
     pub fn recalled(&self, directory: u64) {
         if directory == 0 {
-            return self.let_go_of_all();
+            return self.return_all();
         }
         let mut state = self.lock();
         let now = Instant::now();
@@ -229,29 +230,29 @@ impl OperationLog {
             true => state.delegations.take_out(|inode, changed| inode == directory || is_idle(changed)),
             false => state.delegations.recall_unknown(directory),
         };
-        self.push_let_go(&mut state, &over);
+        self.push_return(&mut state, &over);
     }
 
     /// Lets go of directories in which nothing was changed for so long.
-    pub fn let_go_of_idle(&self, idle: Duration) {
+    pub fn return_idle(&self, idle: Duration) {
         let (mut state, now) = (self.lock(), Instant::now());
         let over = state.delegations.take_out(|_, changed| now.saturating_duration_since(changed) >= idle);
-        self.push_let_go(&mut state, &over);
+        self.push_return(&mut state, &over);
     }
 
     /// From now on changes are answered when the master has made them.
-    pub fn let_go_of_all(&self) {
+    pub fn return_all(&self) {
         let mut state = self.lock();
         let all = state.delegations.take_out_all();
-        self.push(&mut state, Operation::owed(Change::LetGoDirectories(all)));
-        Failpoint::LetGoQueued.pass();
+        self.push(&mut state, Operation::must_deliver(Change::ReturnDelegations(all)));
+        Failpoint::ReturnQueued.pass();
     }
 
-    fn push_let_go(&self, state: &mut State, directories: &[u64]) {
-        for directories in directories.chunks(LET_GO_MAX) {
-            let let_go = LetGoDirectories { directories: directories.to_vec(), all: false };
-            self.push(state, Operation::owed(Change::LetGoDirectories(let_go)));
-            Failpoint::LetGoQueued.pass();
+    fn push_return(&self, state: &mut State, directories: &[u64]) {
+        for directories in directories.chunks(RETURN_MAX) {
+            let let_go = ReturnDelegations { directories: directories.to_vec(), all: false };
+            self.push(state, Operation::must_deliver(Change::ReturnDelegations(let_go)));
+            Failpoint::ReturnQueued.pass();
         }
     }
 

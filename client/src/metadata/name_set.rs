@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use super::listing_budget::ListingBudget;
 
-/// See the module. Two names of one hash (one in 2^64, under a key that nobody knows) would be taken for one.
+/// All names of a directory, as hashes. Two names of one hash (one in 2^64, under a key that nobody knows) would be
+/// taken for one.
 #[derive(Debug)]
 pub(super) struct NameSet {
     hasher: RandomState,

@@ -10,7 +10,7 @@ use super::directory::Directories;
 use super::node::Node;
 use super::recent_invalidations::RecentInvalidations;
 
-/// See the module. Bounded by `client.metadata_cache_entries`.
+/// What is known of names and inodes. Bounded by `client.metadata_cache_entries`.
 pub(super) struct Names {
     /// Whether nodes and listings are kept at all.
     pub caching: bool,

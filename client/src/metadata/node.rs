@@ -135,7 +135,7 @@ impl Node {
         Self::new(&Entry::default(), attr, mount, "".into())
     }
 
-    /// The same inode with the attributes that it has now.
+    /// This inode with the attributes that it has now.
     pub fn with_attributes(&self, attr: &Attr) -> Self {
         let posix = self.posix.as_ref().map(|posix| Box::new(Posix::new(attr, &posix.target)));
         Self {
@@ -236,7 +236,7 @@ impl Node {
 
     /// Whether mode, owner and mtime are those that the bucket keeps with the object.
     pub fn has_own_attributes(&self) -> bool {
-        self.own == OwnAttributes::Kept
+        self.own == OwnAttributes::Stored
     }
 
     /// Whether the bucket may keep such attributes, and has not been asked: this is good for its name alone.

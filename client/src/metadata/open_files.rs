@@ -3,9 +3,9 @@
 
 use std::sync::OnceLock;
 
+use super::close_grace::CloseGraceList;
 use super::open_inodes::OpenInodes;
 use super::removals::ReferencedInodes;
-use super::staying::StayingFiles;
 
 /// Which files may have other content than was known, or none any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,12 +15,12 @@ pub(crate) enum ChangedContents {
     All,
 }
 
-/// See the module.
+/// What is open here, and who listens for changed contents.
 #[derive(Default)]
 pub(super) struct OpenFiles {
     pub inodes: OpenInodes,
     /// Files that stay open for a while when they were closed.
-    pub staying: StayingFiles,
+    pub close_grace: CloseGraceList,
     /// Inodes without names that are not open.
     pub referenced: ReferencedInodes,
     listener: OnceLock<Box<dyn Fn(ChangedContents) + Send + Sync>>,
@@ -42,7 +42,7 @@ impl OpenFiles {
     /// Inodes have lost their last names.
     pub(super) fn forget_gone(&self, gone: &[u64]) {
         for inode in gone {
-            self.staying.end(*inode);
+            self.close_grace.end(*inode);
             self.forget_contents(ChangedContents::Of(*inode));
         }
     }

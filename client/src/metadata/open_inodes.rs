@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use cavern_conf::backoff;
 use cavern_net::master::RetryPolicy;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{CheckHoldsReply, CheckHoldsRequest, OpenToWrite, SetHolds, User};
+use cavern_proto::master::{CheckOpenRefsReply, CheckOpenRefsRequest, OpenToWrite, SetOpenRefs, User};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -49,7 +49,7 @@ struct State {
 struct Open {
     handles: u32,
     /// The master has been asked to keep it.
-    held: bool,
+    has_ref: bool,
     counters: Arc<ChangeCounters>,
 }
 
@@ -86,9 +86,9 @@ impl OpenInodes {
     }
 
     /// Nobody writes to an inode that is open here and has a name: the session need not hold it.
-    fn let_go(&self, inode: u64) {
+    fn drop_ref(&self, inode: u64) {
         let mut state = self.state.lock();
-        if state.open.get_mut(&inode).is_some_and(|open| std::mem::take(&mut open.held)) {
+        if state.open.get_mut(&inode).is_some_and(|open| std::mem::take(&mut open.has_ref)) {
             state.releasing.insert(inode);
             self.left.notify_one();
         }
@@ -99,14 +99,14 @@ impl OpenInodes {
         let mut state = self.state.lock();
         let open = state.open.entry(inode).or_default();
         open.handles += 1;
-        !open.held
+        !open.has_ref
     }
 
     pub(super) fn closed(&self, inode: u64) {
         let mut state = self.state.lock();
         let Some(open) = state.open.get_mut(&inode) else { return };
         open.handles -= 1;
-        if open.handles == 0 && state.open.remove(&inode).is_some_and(|open| open.held) {
+        if open.handles == 0 && state.open.remove(&inode).is_some_and(|open| open.has_ref) {
             state.releasing.insert(inode);
             self.left.notify_one();
         }
@@ -120,7 +120,7 @@ impl OpenInodes {
 
     /// What is open, in an order, and whether it is to be held in any case.
     pub(super) fn all(&self) -> Vec<(u64, bool)> {
-        let mut all: Vec<_> = self.state.lock().open.iter().map(|(inode, open)| (*inode, open.held)).collect();
+        let mut all: Vec<_> = self.state.lock().open.iter().map(|(inode, open)| (*inode, open.has_ref)).collect();
         all.sort_unstable();
         all
     }
@@ -128,16 +128,16 @@ impl OpenInodes {
 
 impl State {
     /// Notes that those of the inodes that are open will be held, and gives these.
-    fn hold(&mut self, inodes: &[u64]) -> Vec<u64> {
-        let mut held = Vec::with_capacity(inodes.len());
+    fn add_ref(&mut self, inodes: &[u64]) -> Vec<u64> {
+        let mut added = Vec::with_capacity(inodes.len());
         for inode in inodes {
             if let Some(open) = self.open.get_mut(inode) {
-                open.held = true;
+                open.has_ref = true;
                 self.releasing.remove(inode);
-                held.push(*inode);
+                added.push(*inode);
             }
         }
-        held
+        added
     }
 }
 
@@ -166,27 +166,27 @@ impl OpenInode {
     }
 
     /// The session holds it since it has made it: it is let go of when it is closed here for the last time.
-    pub(crate) fn note_held(&self) {
-        self.inner.open.inodes.state.lock().hold(&[self.inode]);
+    pub(crate) fn note_ref(&self) {
+        self.inner.open.inodes.state.lock().add_ref(&[self.inode]);
     }
 
-    /// As [`Self::hold`], if a user may write to the file: what the session commits to it is judged no more then.
-    pub(crate) async fn hold_to_write(&self, read: bool, user: User) -> Result<(), ClientError> {
+    /// As [`Self::add_ref`], if a user may write to the file: what the session commits to it is checked no more then.
+    pub(crate) async fn take_write_ref(&self, read: bool, user: User) -> Result<(), ClientError> {
         // What is refused is let go of in vain.
-        self.note_held();
+        self.note_ref();
         let open = OpenToWrite { inode: self.inode, read };
         let metadata = Metadata { inner: self.inner.clone() };
         metadata.change_by(Change::OpenToWrite(open), (0, 0), Some(user)).await.map(drop)
     }
 
     /// The master need not keep its blocks any more. The inode has a name: who removes that has it held again.
-    pub(crate) fn let_go(&self) {
-        self.inner.open.inodes.let_go(self.inode);
+    pub(crate) fn drop_ref(&self) {
+        self.inner.open.inodes.drop_ref(self.inode);
     }
 
     /// Has the master keep the inode's blocks where they are, until it is closed here for the last time.
-    pub(crate) async fn hold(&self) -> Result<(), ClientError> {
-        self.inner.hold(&[self.inode]).await
+    pub(crate) async fn add_ref(&self) -> Result<(), ClientError> {
+        self.inner.add_ref(&[self.inode]).await
     }
 }
 
@@ -214,7 +214,7 @@ impl Metadata {
     pub async fn keep_open(&self, node: &Node) -> Result<OpenInode, ClientError> {
         let kept = self.register_open(node.inode);
         if self.ask_node(node.inode, RetryPolicy::UntilDeadline).await?.is_removed() {
-            self.inner.hold(&[node.inode]).await?;
+            self.inner.add_ref(&[node.inode]).await?;
         }
         Ok(kept)
     }
@@ -225,7 +225,7 @@ impl Metadata {
         if node.is_fs_mode() { self.keep_open_cached(node).map(Some) } else { Some(None) }
     }
 
-    /// The same, asking the master. `Stale` when it is gone.
+    /// Keeps a directory that is being opened, asking the master. `Stale` when it is gone.
     pub async fn keep_directory(&self, node: &Node) -> Result<Option<OpenInode>, ClientError> {
         if node.is_fs_mode() { self.keep_open(node).await.map(Some) } else { Ok(None) }
     }
@@ -233,7 +233,7 @@ impl Metadata {
     /// Keeps an inode that this session has just made without a name, and so holds.
     pub(crate) fn keep_nameless(&self, inode: u64) -> OpenInode {
         let kept = self.register_open(inode);
-        self.inner.open.inodes.state.lock().hold(&[inode]);
+        self.inner.open.inodes.state.lock().add_ref(&[inode]);
         kept
     }
 
@@ -241,7 +241,7 @@ impl Metadata {
     pub(crate) fn keep_inherited(&self, inode: u64) -> OpenInode {
         let kept = self.register_open(inode);
         // The session may hold it already, and is to let go of it with the last close.
-        self.inner.open.inodes.state.lock().hold(&[inode]);
+        self.inner.open.inodes.state.lock().add_ref(&[inode]);
         kept
     }
 
@@ -258,29 +258,29 @@ impl Metadata {
 
 impl Inner {
     /// Has the session hold those of the inodes that are open, at most [`BATCH`]. Bounded by `client.metadata_timeout`.
-    async fn hold(&self, inodes: &[u64]) -> Result<(), ClientError> {
+    async fn add_ref(&self, inodes: &[u64]) -> Result<(), ClientError> {
         let answer = {
             let mut state = self.open.inodes.state.lock();
-            let hold = state.hold(inodes);
-            if hold.is_empty() {
+            let opened = state.add_ref(inodes);
+            if opened.is_empty() {
                 return Ok(());
             }
             // In the log before anybody can close one of them: what is let go of comes after it.
-            let set = Change::SetHolds(SetHolds { hold, let_go: Vec::new() });
+            let set = Change::SetOpenRefs(SetOpenRefs { opened, closed: Vec::new() });
             self.push_and_wait(Operation::new(set, (0, 0)), Instant::now() + self.master.timeout())
         };
         let made = answer.await.unwrap_or(Err(ClientError::Shutdown))?;
         // There is nothing to be kept.
-        log_lost_holds(&made.result.gone);
+        log_lost_refs(&made.result.gone);
         Ok(())
     }
 
-    /// The same for any number, tried until the master has answered: bounded by the session, which whoever calls this
-    /// must follow.
-    pub(super) async fn hold_all(&self, inodes: Vec<u64>) {
+    /// Has the session hold any number of inodes that are open, tried until the master has answered: bounded by the
+    /// session, which whoever calls this must follow.
+    pub(super) async fn add_refs(&self, inodes: Vec<u64>) {
         for batch in inodes.chunks(BATCH) {
             let mut backoff = backoff::MASTER.begin();
-            while let Err(error) = self.hold(batch).await {
+            while let Err(error) = self.add_ref(batch).await {
                 match error {
                     ClientError::Shutdown => return,
                     ClientError::Refused { reason, .. } => {
@@ -294,32 +294,32 @@ impl Inner {
         }
     }
 
-    /// Finds out what must be held of all that is open, and has it held; bounded as `hold_all`.
-    pub(super) async fn reclaim_holds(&self) {
+    /// Finds out what must be held of all that is open, and has it held; bounded as `add_refs`.
+    pub(super) async fn reclaim_refs(&self) {
         // What is not there then is lost, and the session with it. Nor is there yet what a process before has made.
         let _late = self.all_settled().await;
         self.log.replayed.answered().await;
         for asked in self.open.inodes.all().chunks(CHECKED) {
             let of = |in_any_case: bool| {
-                asked.iter().filter(move |(_, held)| *held == in_any_case).map(|(inode, _)| *inode).collect()
+                asked.iter().filter(move |(_, has_ref)| *has_ref == in_any_case).map(|(inode, _)| *inode).collect()
             };
-            let request = CheckHoldsRequest { session: self.lease.session(), open: of(false), held: of(true) };
-            let CheckHoldsReply { hold, gone } = self.check_holds(&request).await;
-            log_lost_holds(&gone);
-            self.hold_all(hold).await;
+            let request = CheckOpenRefsRequest { session: self.lease.session(), open: of(false), referenced: of(true) };
+            let CheckOpenRefsReply { missing, gone } = self.check_open_refs(&request).await;
+            log_lost_refs(&gone);
+            self.add_refs(missing).await;
         }
     }
 
-    async fn check_holds(&self, request: &CheckHoldsRequest) -> CheckHoldsReply {
+    async fn check_open_refs(&self, request: &CheckOpenRefsRequest) -> CheckOpenRefsReply {
         let mut backoff = backoff::MASTER.begin();
         loop {
-            match ask!(self, "CheckHolds", check_holds, request.clone()).await {
+            match ask!(self, "CheckOpenRefs", check_open_refs, request.clone()).await {
                 Ok(reply) => return reply,
                 Err(error) if error.is_transient() => tracing::debug!("what must be held is not known yet: {error}"),
                 Err(error) => {
                     tracing::warn!("what must be held is not known, so everything that is open is: {error}");
-                    let hold = request.open.iter().chain(&request.held).copied().collect();
-                    return CheckHoldsReply { hold, gone: Vec::new() };
+                    let missing = request.open.iter().chain(&request.referenced).copied().collect();
+                    return CheckOpenRefsReply { missing, gone: Vec::new() };
                 }
             }
             backoff.wait().await;
@@ -340,12 +340,13 @@ impl Inner {
         let mut state = self.open.inodes.state.lock();
         let releasing: Vec<u64> = std::mem::take(&mut state.releasing).into_iter().collect();
         for batch in releasing.chunks(BATCH) {
-            self.push(Operation::owed(Change::SetHolds(SetHolds { hold: Vec::new(), let_go: batch.to_vec() })));
+            let set = SetOpenRefs { opened: Vec::new(), closed: batch.to_vec() };
+            self.push(Operation::must_deliver(Change::SetOpenRefs(set)));
         }
     }
 }
 
-fn log_lost_holds(gone: &[u64]) {
+fn log_lost_refs(gone: &[u64]) {
     if let Some(first) = gone.first() {
         tracing::warn!("{} open inodes were deleted, inode {first} among them", gone.len());
     }
@@ -373,7 +374,7 @@ mod tests {
         let count = |number: &AtomicU64| number.load(Ordering::Relaxed);
         assert_eq!((count(&counters.changes), count(&counters.gaps)), (2, 1));
         assert_eq!(open.all(), [(5, false)]);
-        assert_eq!(open.state.lock().hold(&[5, 6]), [5]);
+        assert_eq!(open.state.lock().add_ref(&[5, 6]), [5]);
         assert_eq!(open.all(), [(5, true)]);
         open.closed(5);
         assert!(releasing(&open).is_empty());
@@ -390,13 +391,13 @@ mod tests {
     fn what_nobody_writes_to_is_let_go_of_while_it_is_open() {
         let open = OpenInodes::default();
         open.opened(5);
-        open.let_go(5);
-        open.let_go(6);
+        open.drop_ref(5);
+        open.drop_ref(6);
         assert!(releasing(&open).is_empty(), "it is not held");
-        open.state.lock().hold(&[5]);
-        open.let_go(5);
+        open.state.lock().add_ref(&[5]);
+        open.drop_ref(5);
         assert_eq!((open.all(), releasing(&open)), (vec![(5, false)], vec![5]));
-        open.state.lock().hold(&[5]);
+        open.state.lock().add_ref(&[5]);
         assert!(releasing(&open).is_empty());
     }
 
@@ -405,7 +406,7 @@ mod tests {
         let open = OpenInodes::default();
         for _ in 0..2 {
             open.opened(5);
-            open.state.lock().hold(&[5]);
+            open.state.lock().add_ref(&[5]);
             assert!(releasing(&open).is_empty());
             open.closed(5);
             assert_eq!(releasing(&open), [5]);
@@ -421,20 +422,20 @@ mod tests {
         let released = || {
             inner.release_gathered();
             let request = inner.log.next_request(inner.names.recent.mark())?.request;
-            let let_go = request.mutations.into_iter().map(|mutation| match mutation.change {
-                Some(Change::SetHolds(set)) => set.let_go,
+            let drop_ref = request.mutations.into_iter().map(|mutation| match mutation.change {
+                Some(Change::SetOpenRefs(set)) => set.closed,
                 other => panic!("not asked for: {other:?}"),
             });
-            Some(let_go.collect::<Vec<_>>())
+            Some(drop_ref.collect::<Vec<_>>())
         };
         assert_eq!(released(), None);
         inner.open.inodes.never_opened(5);
         assert_eq!(released(), Some(vec![vec![5]]));
         [6, 7].into_iter().for_each(|inode| inner.open.inodes.never_opened(inode));
         assert_eq!(released(), None);
-        let call = inner.log.lock().take_answered().unwrap();
+        let call = inner.log.lock().take_write_back().unwrap();
         let reply = MutateReply { results: vec![MutationResult::default()], ..MutateReply::default() };
-        inner.take_in_results(call, reply, 1);
+        inner.apply_results(call, reply, 1);
         assert_eq!(released(), Some(vec![vec![6, 7]]));
     }
 }

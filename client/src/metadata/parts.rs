@@ -15,7 +15,7 @@ use super::names::Names;
 use super::node::Node;
 use super::open_files::OpenFiles;
 use super::outage::Outage;
-use super::recent_invalidations::Mark;
+use super::recent_invalidations::InvalidationMark;
 use crate::error::ClientError;
 use crate::journal::Journal;
 use crate::single_flight::SingleFlight;
@@ -45,16 +45,16 @@ pub(super) struct Inner {
     pub locks: Locks,
     pub refresh: ListingRefresh,
     pub outage: Outage,
-    pub questions: Questions,
+    pub questions: PendingQueries,
 }
 
 /// Questions under way. Those are shared that begin at the same mark: an answer that was read before somebody's change
 /// is none to that one.
 #[derive(Default)]
-pub(super) struct Questions {
-    pub lookups: SingleFlight<(NameKey, Mark, RetryPolicy), Result<Arc<Node>, ClientError>>,
-    pub nodes: SingleFlight<(u64, Mark, RetryPolicy), Result<Arc<Node>, ClientError>>,
-    pub pages: SingleFlight<(NameKey, usize, Mark, RetryPolicy), Result<DirPage, ClientError>>,
+pub(super) struct PendingQueries {
+    pub lookups: SingleFlight<(NameKey, InvalidationMark, RetryPolicy), Result<Arc<Node>, ClientError>>,
+    pub nodes: SingleFlight<(u64, InvalidationMark, RetryPolicy), Result<Arc<Node>, ClientError>>,
+    pub pages: SingleFlight<(NameKey, usize, InvalidationMark, RetryPolicy), Result<DirPage, ClientError>>,
 }
 
 impl Metadata {
@@ -79,12 +79,12 @@ impl Metadata {
             change_timeout: client.change_timeout.get(),
             names,
             lease,
-            log: OperationLog::new(journal, client.hold_directories && caching),
+            log: OperationLog::new(journal, client.directory_delegations && caching),
             open: OpenFiles::default(),
             locks,
             refresh: ListingRefresh::new(config.master.refresh_wait.get()),
             outage: Outage::new(client),
-            questions: Questions::default(),
+            questions: PendingQueries::default(),
         };
         Self { inner: Arc::new(inner) }
     }

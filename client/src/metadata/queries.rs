@@ -24,7 +24,7 @@ use tonic::Code;
 use super::directory::{DirPage, Directory, root_location};
 use super::node::Node;
 use super::parts::{Inner, Metadata};
-use super::recent_invalidations::Mark;
+use super::recent_invalidations::InvalidationMark;
 use crate::error::ClientError;
 use crate::mounts::MountView;
 use crate::stages::Stage;
@@ -42,7 +42,7 @@ enum Written {
 /// Files that may be opened next.
 pub(crate) struct FilesAfter {
     pub inodes: Vec<u64>,
-    pub mark: Mark,
+    pub mark: InvalidationMark,
 }
 
 impl Metadata {
@@ -76,7 +76,7 @@ impl Metadata {
             let request = || LookupRequest { parent, name: name.clone(), session: inner.lease.session() };
             let answer = ask!(inner, "Lookup", lookup, request(), patience, inner.master.deadline());
             match answer.await.map_err(ClientError::from) {
-                Ok(entry) => metadata.take_in(entry, mark).await,
+                Ok(entry) => metadata.cache_entry(entry, mark).await,
                 Err(ClientError::NotFound(_)) => {
                     let names = &inner.names;
                     if names.keeps_absences(parent) && !names.recent.since(mark).touch(parent, &name, 0) {
@@ -99,7 +99,7 @@ impl Metadata {
             let request = || GetInodeRequest { inode, session: inner.lease.session() };
             let answer = ask!(inner, "GetInode", get_inode, request(), patience, inner.master.deadline());
             match answer.await.map_err(ClientError::from) {
-                Ok(entry) => metadata.take_in(entry, mark).await,
+                Ok(entry) => metadata.cache_entry(entry, mark).await,
                 Err(ClientError::NotFound(_) | ClientError::Stale(_)) => {
                     inner.names.cache.forget_inode(inode);
                     Err(ClientError::Stale(format!("inode {inode}")))
@@ -122,7 +122,7 @@ impl Metadata {
         let mark = self.mark();
         let request = || ResolveRequest { path: path.to_owned(), session: inner.lease.session() };
         let entry = ask!(inner, "Resolve", resolve, request()).await?;
-        self.take_in(entry, mark).await
+        self.cache_entry(entry, mark).await
     }
 
     /// Asks the bucket about the name of one file now: the inode that it leads to, another than `node` when the object
@@ -152,7 +152,7 @@ impl Metadata {
         let parent = self.inode_of_master(node.parent).await?;
         let (mark, request) =
             (self.mark(), RevalidateRequest { parent, name: node.name_bytes(), ..RevalidateRequest::default() });
-        self.take_in(self.revalidate(request).await?, mark).await
+        self.cache_entry(self.revalidate(request).await?, mark).await
     }
 
     /// Has the master look what the bucket has under a name that was changed there, and notify all clients; gives what
@@ -177,7 +177,7 @@ impl Metadata {
         let request = bytes::Bytes::copy_from_slice(name);
         let request = RevalidateRequest { parent, name: request, written: true, below, session: 0 };
         let current = match self.revalidate(request).await {
-            Ok(entry) => self.take_in(entry, mark).await.map(Some),
+            Ok(entry) => self.cache_entry(entry, mark).await.map(Some),
             Err(ClientError::NotFound(_) | ClientError::Stale(_)) => Ok(None),
             Err(error) => Err(error),
         };
@@ -236,7 +236,7 @@ impl Metadata {
         inode: u64,
         after: &[u8],
         limit: usize,
-        mark: Mark,
+        mark: InvalidationMark,
         patience: RetryPolicy,
         deadline: Instant,
     ) -> Result<DirPage, ClientError> {
@@ -260,7 +260,7 @@ impl Metadata {
                 }
             };
             if let Some(entry) = &page.directory {
-                known = Some(self.take_in_directory(inode, entry).await?);
+                known = Some(self.cache_directory(inode, entry).await?);
             }
             end = page.end;
             seq = seq.max(page.event_seq);
@@ -290,7 +290,7 @@ impl Metadata {
         Ok(DirPage { entries, end })
     }
 
-    async fn take_in_directory(
+    async fn cache_directory(
         &self,
         inode: u64,
         entry: &Entry,
@@ -326,7 +326,7 @@ impl Metadata {
     }
 
     /// A node from an answer about one entry. It stays in the cache unless an invalidation came since `mark`.
-    async fn take_in(&self, entry: Entry, mark: Mark) -> Result<Arc<Node>, ClientError> {
+    async fn cache_entry(&self, entry: Entry, mark: InvalidationMark) -> Result<Arc<Node>, ClientError> {
         let names = &self.inner.names;
         let mount = self.mount_of(&entry).await?;
         let attr = entry.attr.unwrap_or_default();
@@ -364,15 +364,15 @@ impl Metadata {
     }
 
     /// Which blocks a file of an fs-mode mount has, and its attributes of the same moment. `Stale` when it is gone.
-    /// `beside`: files of the same directory of which that is to be answered, too. `user`: who has opened it, where the
-    /// mount limits users; `EACCES` where he may not.
-    pub async fn layout(&self, inode: u64, beside: &[u64], user: Option<&User>) -> Result<Layout, ClientError> {
+    /// `prefetch`: files of the same directory of which that is to be answered, too. `user`: who has opened it, where
+    /// the mount limits users; `EACCES` where he may not.
+    pub async fn layout(&self, inode: u64, prefetch: &[u64], user: Option<&User>) -> Result<Layout, ClientError> {
         let _asked = Stage::Metadata.begin();
         let inner = &self.inner;
         inner.settled(inode).await?;
         let request = || {
             let (session, user) = (inner.lease.session(), user.cloned());
-            GetLayoutRequest { inode, session, beside: beside.to_vec(), user }
+            GetLayoutRequest { inode, session, prefetch: prefetch.to_vec(), user }
         };
         // Whoever has the file open reads and writes it as soon as a master is there.
         let deadline = Instant::now() + inner.change_timeout;
@@ -398,7 +398,7 @@ impl Metadata {
         let (nodes, _) = directory.page(&names.cache, &node.name, most)?;
         let state = log.lock();
         let is_plain = |node: &Arc<Node>| {
-            let is_settled = || !state.subjects.is_unsettled(node.inode);
+            let is_settled = || !state.affected.is_unsettled(node.inode);
             matches!(node.kind, Kind::File) && node.size > 0 && node.nlink == 1 && is_settled()
         };
         let inodes = nodes.iter().filter(|node| is_plain(node)).map(|node| node.inode).collect();
@@ -406,7 +406,7 @@ impl Metadata {
     }
 
     /// Whether something of an inode has changed since then, by whomever.
-    pub(crate) fn has_changed_since(&self, mark: Mark) -> impl Fn(u64) -> bool + use<> {
+    pub(crate) fn has_changed_since(&self, mark: InvalidationMark) -> impl Fn(u64) -> bool + use<> {
         let changes = self.inner.names.recent.since(mark);
         move |inode| changes.touch(0, b"", inode)
     }
@@ -421,8 +421,8 @@ impl Metadata {
         self.free_content_as(0, inodes).await
     }
 
-    /// The same of one file, though it is held here: nobody here writes to it meanwhile, nor afterwards without having
-    /// asked for its layout.
+    /// Has the blocks of one file dropped, though this session has a reference to it: nobody here writes to it
+    /// meanwhile, nor afterwards without having asked for its layout.
     pub(crate) async fn free_own_content(&self, inode: u64) -> Result<FreeFate, ClientError> {
         let freed = self.free_content_as(self.inner.lease.session(), vec![inode]).await?;
         Ok(freed.first().map_or(FreeFate::Dirty, FreedContent::fate))

@@ -41,7 +41,7 @@ enum ChangedBy {
 
 /// A point in the order of invalidations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Mark(u64);
+pub(crate) struct InvalidationMark(u64);
 
 /// What changed since a mark.
 #[derive(Debug)]
@@ -52,8 +52,8 @@ pub(super) struct Changes {
 }
 
 impl RecentInvalidations {
-    pub(super) fn mark(&self) -> Mark {
-        Mark(self.ring.lock().next)
+    pub(super) fn mark(&self) -> InvalidationMark {
+        InvalidationMark(self.ring.lock().next)
     }
 
     /// A name was invalidated, and with it the inode that it led to (0 for none).
@@ -94,16 +94,16 @@ impl RecentInvalidations {
         ring.entries.clear();
     }
 
-    pub(super) fn since(&self, mark: Mark) -> Changes {
+    pub(super) fn since(&self, mark: InvalidationMark) -> Changes {
         self.changes(mark, |_| true)
     }
 
     /// Without those of our own.
-    pub(super) fn foreign_since(&self, mark: Mark) -> Changes {
+    pub(super) fn foreign_since(&self, mark: InvalidationMark) -> Changes {
         self.changes(mark, |changed| changed.origin == ChangedBy::Foreign)
     }
 
-    fn changes(&self, mark: Mark, counts: impl Fn(&Invalidation) -> bool) -> Changes {
+    fn changes(&self, mark: InvalidationMark, counts: impl Fn(&Invalidation) -> bool) -> Changes {
         let ring = self.ring.lock();
         let everything = mark.0 < ring.floor;
         let count = usize::try_from(ring.next - mark.0).unwrap_or(usize::MAX).min(ring.entries.len());

@@ -18,7 +18,7 @@ use crate::error::ClientError;
 use crate::journal::{ChangeRecord, RequestContext};
 
 impl Inner {
-    /// Loads the log that the process before has left in its session, and lets go of the directories that it held.
+    /// Loads the log that the process before has left in its session, and returns the directories that it held.
     pub(super) fn go_on(&self) {
         let Some(journal) = &self.log.journal else { return };
         let (session, used) = journal.session();
@@ -38,18 +38,18 @@ impl Inner {
                 let known = contexts.entry(record.unique).or_insert_with(|| RequestContext::new(record.unique));
                 known.clone()
             });
-            let subject = self.subject_of(&change);
+            let inodes = self.affected_by(&change);
             self.log.replayed.add(Earlier {
                 asked: context.clone().map(|context| (change, context)),
                 answer: waiting.shared(),
-                was_answered: mutation.is_answered,
+                was_answered: mutation.is_write_back,
             });
             operations.push(Operation {
                 waiter: Some(Waiter { answer, deadline }),
                 // Whoever asked for it counts on what was answered.
-                is_owed: mutation.is_answered,
+                must_deliver: mutation.is_write_back,
                 is_inherited: true,
-                subject,
+                inodes,
                 context,
                 slot: Some(journal.change_slot(slot, record.unique, mutation.seq)),
                 mutation,
@@ -57,7 +57,7 @@ impl Inner {
             });
         }
         self.log.lock().load((session, used), operations, self.names.recent.mark());
-        self.log.let_go_of_all();
+        self.log.return_all();
         if journal.epoch() > 0 {
             Failpoint::ReplayBegun.pass();
         }
@@ -109,7 +109,7 @@ mod tests {
             forget(before.note_change(7, 0, None, &mutation).unwrap());
         };
         // Three full calls were under way; and behind a gap others, which are few and long.
-        (1..=2500).for_each(|seq| note(seq, Change::Hold(seq)));
+        (1..=2500).for_each(|seq| note(seq, Change::AddOpenRef(seq)));
         let value = bytes::Bytes::from(vec![0; 64 << 10]);
         for seq in 3001..=3020 {
             let set = SetXattr { inode: seq, name: "user.a".into(), value: value.clone(), ..SetXattr::default() };
@@ -136,7 +136,7 @@ mod tests {
         let memory = memfd_create("journal", MemfdFlags::CLOEXEC).unwrap();
         let before = Journal::open(memory.try_clone().unwrap()).unwrap();
         before.note_session(7);
-        let mutation = Mutation { is_answered: true, change: Some(Change::Hold(1)), ..Mutation::default() };
+        let mutation = Mutation { is_write_back: true, change: Some(Change::AddOpenRef(1)), ..Mutation::default() };
         // As kill -9 has it.
         forget(before.note_change(7, 0, Some(1), &mutation).unwrap());
 

@@ -54,7 +54,7 @@ struct Connection {
     suspect_at: Option<Instant>,
 }
 
-/// See the module.
+/// Sends the log's operations to the master that leads.
 struct Sender {
     inner: Arc<Inner>,
     /// Of the last connection.
@@ -103,7 +103,7 @@ impl Sender {
             let suspect_at = self.connection.as_ref().and_then(|connection| connection.suspect_at);
             tokio::select! {
                 reply = next(&mut self.connection) => {
-                    if let Err(status) = self.take_in(reply) {
+                    if let Err(status) = self.receive_reply(reply) {
                         self.broken(StreamEnd::Broken, stubs.as_deref(), &status);
                         sleep(PAUSE).await;
                     }
@@ -115,7 +115,7 @@ impl Sender {
                 () = log.filled.notified() => {}
                 () = inner.open.inodes.left.notified() => {}
                 () = sleep_until(self.idle_at) => {
-                    log.let_go_of_idle(IDLE);
+                    log.return_idle(IDLE);
                     self.idle_at = Instant::now() + IDLE / 4;
                 }
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
@@ -176,7 +176,7 @@ impl Sender {
         let until = Instant::now() + LAST_WORDS;
         while self.inner.log.lock().awaits_answer() {
             let Ok(reply) = timeout_at(until, next(&mut self.connection)).await else { return };
-            if let Err(status) = self.take_in(reply) {
+            if let Err(status) = self.receive_reply(reply) {
                 // What became of them otherwise nobody knows.
                 if Verdict::of(&NetError::from(status.clone()).into()) == Verdict::NotMade {
                     self.broken(StreamEnd::Broken, None, &status);
@@ -219,7 +219,7 @@ impl Sender {
             inner.lease.changes_in(self.session);
             permit.send(outgoing.request);
             if outgoing.has_answered {
-                Failpoint::AnswersSent.pass();
+                Failpoint::WriteBackSent.pass();
             }
             connection.suspect_at.get_or_insert_with(|| Instant::now() + SUSPECT_AFTER);
         }
@@ -234,15 +234,15 @@ impl Sender {
     }
 
     /// Hands out the results of the first call.
-    fn take_in(&mut self, reply: Result<MutateReply, Status>) -> Result<(), Status> {
+    fn receive_reply(&mut self, reply: Result<MutateReply, Status>) -> Result<(), Status> {
         let reply = reply?;
         let (call, owes_more) = {
             let mut state = self.inner.log.lock();
-            (state.take_answered(), state.awaits_answer())
+            (state.take_write_back(), state.awaits_answer())
         };
         let Some(call) = call else { return Err(Status::internal("an answer to nothing")) };
         if call.has_answered() {
-            Failpoint::AnswersMade.pass();
+            Failpoint::WriteBackMade.pass();
         }
         if let Some(connection) = &mut self.connection {
             self.inner.master.note_answer(&connection.stubs);
@@ -255,7 +255,7 @@ impl Sender {
             self.give_up(&cause);
             return Ok(());
         }
-        self.inner.take_in_results(call, reply, self.session);
+        self.inner.apply_results(call, reply, self.session);
         Ok(())
     }
 
@@ -269,9 +269,9 @@ impl Sender {
         tracing::debug!("the stream of changes is over, and is opened again soon: {error}");
         let done = self.inner.log.lock().broken(end, Verdict::of(&error), &error, Instant::now());
         let refused =
-            done.iter().flatten().filter(|(operation, _)| operation.is_owed && !operation.mutation.is_answered);
+            done.iter().flatten().filter(|(operation, _)| operation.must_deliver && !operation.mutation.is_write_back);
         for (operation, _) in refused {
-            let inode = operation.subject.first().copied().unwrap_or_default();
+            let inode = operation.inodes.first().copied().unwrap_or_default();
             tracing::warn!(
                 "the master refuses a change of inode {inode} (0: of any) that it is owed, and is asked no more: what \
                  that gives up stays held until this session ends; see whether the master has this version: {error}"

@@ -18,7 +18,7 @@ pub trait InvalidationSink: Send + Sync + 'static {
     fn referred(&self, inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>>;
     /// Completes when nobody trusts what earlier invalidations of strict mounts made untrue, nor attributes and bytes
     /// of others. Must not wait for names in a kernel: who is changing their directory may wait for this.
-    fn let_go(&self) -> BoxFuture<'static, ()>;
+    fn invalidated(&self) -> BoxFuture<'static, ()>;
     /// Completes when all earlier invalidations have been passed on (to the kernel). The client acknowledges
     /// afterwards.
     fn barrier(&self) -> BoxFuture<'static, ()>;
@@ -36,7 +36,7 @@ impl InvalidationSink for NoSink {
     fn referred(&self, _inodes: Vec<u64>) -> BoxFuture<'static, Vec<u64>> {
         Box::pin(std::future::ready(Vec::new()))
     }
-    fn let_go(&self) -> BoxFuture<'static, ()> {
+    fn invalidated(&self) -> BoxFuture<'static, ()> {
         Box::pin(std::future::ready(()))
     }
     fn barrier(&self) -> BoxFuture<'static, ()> {

@@ -153,9 +153,9 @@ impl Source<'_> {
             session,
             lease: FIRST_LEASE,
             position: Position::default(),
-            letting_go: SinkProgress::default(),
+            invalidating: SinkProgress::default(),
             passing_on: SinkProgress::default(),
-            holding: PendingHolds::new(inner),
+            holding: PendingRefs::new(inner),
             remembering: None,
             acknowledged,
         };
@@ -199,7 +199,7 @@ struct Acknowledged {
     activity_at: Option<Instant>,
 }
 
-/// See the module.
+/// The stream of the session's events, and how far it has come.
 struct EventStream<'s> {
     at: Source<'s>,
     removed: &'s mut PendingRemovals,
@@ -208,9 +208,9 @@ struct EventStream<'s> {
     session: u64,
     lease: Duration,
     position: Position,
-    letting_go: SinkProgress,
+    invalidating: SinkProgress,
     passing_on: SinkProgress,
-    holding: PendingHolds<'s>,
+    holding: PendingRefs<'s>,
     /// What is being said of what is cached here.
     remembering: Option<BoxFuture<'s, ()>>,
     acknowledged: Acknowledged,
@@ -231,7 +231,7 @@ impl EventStream<'_> {
             () = inner.master.moved_from(stubs) => Wakeup::Ended(StreamEnd::Elsewhere),
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => Wakeup::Progress,
             () = self.holding.run_pending(), if !self.holding.is_done() => Wakeup::Progress,
-            () = self.letting_go.answered(), if self.letting_go.asked.is_some() => Wakeup::Progress,
+            () = self.invalidating.answered(), if self.invalidating.asked.is_some() => Wakeup::Progress,
             () = self.passing_on.answered(), if self.passing_on.asked.is_some() => Wakeup::Progress,
             () = said(&mut self.remembering), if self.remembering.is_some() => {
                 self.remembering = None;
@@ -277,7 +277,7 @@ impl EventStream<'_> {
             Wakeup::Ended(end) => return Some(end),
         };
         let is_asked = events.iter().any(|event| matches!(event.event, Some(Event::Tick(_))));
-        self.take_in(events);
+        self.apply_events(events);
         let Source { inner, sink, .. } = self.at;
         let referred = stop.run_until_cancelled(inner.find_referenced(self.removed, sink)).await?;
         self.holding.unlinked.extend(referred);
@@ -286,7 +286,7 @@ impl EventStream<'_> {
         broken.map(|status| self.broken(status.as_ref()))
     }
 
-    fn take_in(&mut self, events: Vec<WatchEvent>) {
+    fn apply_events(&mut self, events: Vec<WatchEvent>) {
         let Source { inner, stubs, sink } = self.at;
         let Some(newest) = events.last() else { return };
         inner.master.note_answer(stubs);
@@ -304,7 +304,7 @@ impl EventStream<'_> {
                     self.lease = lease_of(resumed.lease_ms);
                     self.holding.everything |= resumed.session != self.session;
                     self.position.missed_up_to = resumed.missed_up_to;
-                    self.remembering = Some(inner.remember(resumed.session).boxed());
+                    self.remembering = Some(inner.restore_watches(resumed.session).boxed());
                 }
                 Some(Event::Unlinked(inode)) => {
                     self.holding.unlinked.push(*inode);
@@ -312,8 +312,8 @@ impl EventStream<'_> {
                 }
                 _ => {}
             }
-            if inner.take_in_event(sink, event) {
-                self.letting_go.given += 1;
+            if inner.apply_event(sink, event) {
+                self.invalidating.given += 1;
                 self.passing_on.given += 1;
             }
         }
@@ -326,7 +326,7 @@ impl EventStream<'_> {
     /// Asks the sink how far it has passed on what it was given.
     async fn pass_on(&mut self) {
         let (sink, last) = (self.at.sink, self.position.last);
-        self.letting_go.ask(last, || sink.let_go());
+        self.invalidating.ask(last, || sink.invalidated());
         self.passing_on.ask(last, || sink.barrier());
         if self.passing_on.given >= BATCH {
             let _stuck = timeout(FLOOD_PAUSE, self.passing_on.answered()).await;
@@ -341,12 +341,12 @@ impl EventStream<'_> {
 
     /// Tells the master, if it asks, if there is news, or as a sign of life.
     fn acknowledge(&mut self, is_asked: bool) {
-        let (acknowledged, to_tell) = (&mut self.acknowledged, (self.position.settled, self.letting_go.kept_up_to));
+        let (acknowledged, to_tell) = (&mut self.acknowledged, (self.position.settled, self.invalidating.kept_up_to));
         if !is_asked && acknowledged.told == Some(to_tell) && acknowledged.told_at.elapsed() < self.lease / 8 {
             return;
         }
         acknowledged.sent.push();
-        let (acknowledged_seq, let_go_seq) = to_tell;
+        let (acknowledged_seq, invalidated_seq) = to_tell;
         let Source { inner, .. } = self.at;
         let group_epoch = inner.master.group_epoch();
         let is_due = acknowledged.activity_at.is_none_or(|at| at.elapsed() >= ACTIVITY_PAUSE);
@@ -355,7 +355,8 @@ impl EventStream<'_> {
             acknowledged.activity_at = Some(Instant::now());
         }
         // A full queue holds acknowledgements that a later one supersedes; a closed one ends the stream anyway.
-        let message = WatchRequest { acknowledged_seq, let_go_seq, group_epoch, activity, ..WatchRequest::default() };
+        let message =
+            WatchRequest { acknowledged_seq, invalidated_seq, group_epoch, activity, ..WatchRequest::default() };
         if acknowledged.messages.try_send(message).is_err() {
             acknowledged.sent.pop();
         }
@@ -410,7 +411,7 @@ impl SinkProgress {
 }
 
 /// What must be held before anything more is acknowledged.
-struct PendingHolds<'i> {
+struct PendingRefs<'i> {
     inner: &'i Inner,
     /// Removals may have been missed: whatever is open is looked at.
     everything: bool,
@@ -419,7 +420,7 @@ struct PendingHolds<'i> {
     work: Option<BoxFuture<'i, ()>>,
 }
 
-impl<'i> PendingHolds<'i> {
+impl<'i> PendingRefs<'i> {
     fn new(inner: &'i Inner) -> Self {
         Self { inner, everything: false, unlinked: Vec::new(), work: None }
     }
@@ -436,9 +437,9 @@ impl<'i> PendingHolds<'i> {
                 let (everything, unlinked) = (std::mem::take(everything), std::mem::take(unlinked));
                 let work = async move {
                     if everything {
-                        inner.reclaim_holds().await;
+                        inner.reclaim_refs().await;
                     }
-                    inner.hold_all(unlinked).await;
+                    inner.add_refs(unlinked).await;
                 };
                 work.boxed()
             });

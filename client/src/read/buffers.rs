@@ -69,7 +69,7 @@ pub(super) struct Buffers {
 struct State {
     chunks: HashMap<ChunkKey, Slot>,
     /// By number: oldest first.
-    pieces: BTreeMap<u64, Piece>,
+    pieces: BTreeMap<u64, SharedBuffer>,
     next_piece: u64,
     /// The versions that count, each with the numbers of its pieces.
     versions: HashMap<u64, BTreeSet<u64>>,
@@ -78,7 +78,7 @@ struct State {
 
 /// Chunks that share a buffer.
 #[derive(Debug)]
-struct Piece {
+struct SharedBuffer {
     block: BufferKey,
     chunks: Range<u32>,
     bytes: Bytes,
@@ -231,7 +231,7 @@ impl Buffers {
     pub(super) fn make_room(&self, bytes: u64, spare: TrimPolicy) {
         let (mut freed, mut going, mut dropped) = (0, Vec::new(), Vec::new());
         let mut state = self.state.lock();
-        let may_go = |piece: &Piece| spare == TrimPolicy::Nothing || !piece.awaited;
+        let may_go = |piece: &SharedBuffer| spare == TrimPolicy::Nothing || !piece.awaited;
         for (number, piece) in state.pieces.iter().filter(|(_, piece)| may_go(piece)) {
             if freed >= bytes {
                 break;
@@ -280,7 +280,7 @@ impl State {
     }
 
     /// The piece that has a chunk, and its number.
-    fn piece(&self, block: BufferKey, chunk: u32) -> Option<(u64, &Piece)> {
+    fn piece(&self, block: BufferKey, chunk: u32) -> Option<(u64, &SharedBuffer)> {
         match self.chunks.get(&(block, chunk))? {
             Slot::Present { piece, .. } => Some((*piece, self.pieces.get(piece)?)),
             Slot::InFlight(_) => None,
@@ -314,7 +314,7 @@ impl State {
     }
 }
 
-impl Piece {
+impl SharedBuffer {
     /// Where some of its chunks are in its bytes.
     fn place(&self, chunks: Range<u32>) -> Range<usize> {
         let at = |chunk: u32| (((chunk - self.chunks.start) * CHUNK_BYTES) as usize).min(self.bytes.len());
@@ -348,7 +348,7 @@ impl FetchClaim {
             state.chunks.insert((self.block, chunk), Slot::Present { piece: number, unused_readahead });
         }
         let (chunks, bytes, since) = (self.chunks.clone(), bytes.clone(), Instant::now());
-        let piece = Piece { block: self.block, chunks, bytes, since, awaited };
+        let piece = SharedBuffer { block: self.block, chunks, bytes, since, awaited };
         state.pieces.insert(number, piece);
     }
 }

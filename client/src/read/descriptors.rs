@@ -39,7 +39,7 @@ const REGISTERED_USUAL: usize = 1024;
 /// No content of a file has this version.
 const NO_VERSION: u64 = u64::MAX;
 
-/// See the module. By block, bounded; the least useful go first.
+/// Descriptors of block files on this host, by block, bounded; the least useful go first.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
     descriptors: Cache<BlockId, Arc<Descriptor>>,
@@ -86,7 +86,7 @@ pub(crate) struct WholeFile<'f> {
 }
 
 /// What is kept of such a block, and whose it is.
-pub(crate) struct KeptWhole<T> {
+pub(crate) struct RetainedWhole<T> {
     pub what: Arc<T>,
     pub replica: (u64, u32),
     pub incarnation: u64,
@@ -101,7 +101,7 @@ struct Evicted {
 
 /// A file that is held in whatever way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Held {
+pub(super) struct RetainedFile {
     pub file: BlockFile,
     /// Somebody has used it in the last [`CONFIRM_EVERY`].
     pub is_read: bool,
@@ -214,13 +214,13 @@ impl Descriptors {
         &self,
         whole: &WholeFile<'_>,
         make: impl FnOnce(BorrowedFd<'_>) -> Option<T>,
-    ) -> Option<KeptWhole<T>> {
+    ) -> Option<RetainedWhole<T>> {
         let WholeFile { block, version, size, replicas, local } = *whole;
         let Some((file, replica, incarnation)) = local else {
             let known = self.registered(&block).filter(|known| version.is_some_and(|version| known.has(version)))?;
             let (replica, incarnation) = ((known.worker, known.joined), known.incarnation);
             let what = Arc::clone(&known.what).downcast().ok().filter(|_| replicas.contains(&replica))?;
-            return Some(KeptWhole { what, replica, incarnation });
+            return Some(RetainedWhole { what, replica, incarnation });
         };
         if file.metadata().ok()?.len() != size {
             return None;
@@ -228,12 +228,12 @@ impl Descriptors {
         let of = BlockFile { block, worker: replica.0, incarnation };
         if let Some(known) = self.registered(&block).filter(|known| known.is(&of) && known.joined == replica.1) {
             known.found_with(version.unwrap_or(NO_VERSION));
-            return Some(KeptWhole { what: Arc::clone(&known.what).downcast().ok()?, replica, incarnation });
+            return Some(RetainedWhole { what: Arc::clone(&known.what).downcast().ok()?, replica, incarnation });
         }
         let what = Arc::new(make(file.as_fd())?);
         let version = version.unwrap_or(NO_VERSION);
         self.enter(block, Registered::new(Arc::clone(&what) as _, replica, incarnation, version));
-        Some(KeptWhole { what, replica, incarnation })
+        Some(RetainedWhole { what, replica, incarnation })
     }
 
     /// Whether something is kept of a block that had all of a file of this version.
@@ -252,7 +252,7 @@ impl Descriptors {
     }
 
     /// Takes note of files of blocks that are evicted, or not wanted any more; they are closed soon.
-    pub(crate) fn let_go(self: &Arc<Self>, files: impl Iterator<Item = BlockFile>) {
+    pub(crate) fn release(self: &Arc<Self>, files: impl Iterator<Item = BlockFile>) {
         let held: Vec<_> = files.filter(|file| self.holds(file)).collect();
         if held.is_empty() {
             return;
@@ -302,11 +302,11 @@ impl Descriptors {
     }
 
     /// All that is here, by worker.
-    pub(super) fn held(&self) -> HashMap<u64, Vec<Held>> {
-        let mut held: HashMap<u64, Vec<Held>> = HashMap::new();
+    pub(super) fn retained(&self) -> HashMap<u64, Vec<RetainedFile>> {
+        let mut held: HashMap<u64, Vec<RetainedFile>> = HashMap::new();
         let mut add = |file: BlockFile, used: &LastUse| {
             let is_read = used.ago() < CONFIRM_EVERY;
-            held.entry(file.worker).or_default().push(Held { file, is_read });
+            held.entry(file.worker).or_default().push(RetainedFile { file, is_read });
         };
         for (block, known) in self.registered.iter() {
             add(BlockFile { block, worker: known.worker, incarnation: known.incarnation }, &known.used);
@@ -328,7 +328,7 @@ impl Descriptors {
 
     fn count(&self) {
         self.stats.descriptors.set(self.descriptors.len() as i64);
-        self.stats.kept_files.set(self.registered.len() as i64);
+        self.stats.backing_files.set(self.registered.len() as i64);
     }
 }
 
@@ -364,9 +364,9 @@ mod tests {
         let file = |block| BlockFile { block, worker: 1, incarnation: 7 };
         let (first, rest) = readers.split_first_mut().unwrap();
         let others = [BlockFile { incarnation: 6, ..file(first.0) }, BlockFile { worker: 2, ..file(first.0) }];
-        descriptors.let_go(others.into_iter());
+        descriptors.release(others.into_iter());
         for (block, _) in rest.iter() {
-            descriptors.let_go([file(*block)].into_iter());
+            descriptors.release([file(*block)].into_iter());
         }
         descriptors.sweep().await;
         tasks.close();
@@ -401,10 +401,10 @@ mod tests {
         assert!(descriptors.holds(&file(1, 5)) && !descriptors.holds(&file(1, 6)));
         assert!(!descriptors.holds(&BlockFile { worker: 4, ..file(1, 5) }));
         descriptors.insert(block(2), Arc::new(descriptor(6)));
-        let mut held = descriptors.held().remove(&3).unwrap();
+        let mut held = descriptors.retained().remove(&3).unwrap();
         held.sort_by_key(|held| held.file.block.index);
         let expected = [(1, 5, false), (2, 6, true)];
-        assert_eq!(held, expected.map(|(index, of, is_read)| Held { file: file(index, of), is_read }));
+        assert_eq!(held, expected.map(|(index, of, is_read)| RetainedFile { file: file(index, of), is_read }));
         tokio::time::advance(REGISTERED_IDLE / 2).await;
         remove_idle(&descriptors.registered, |known| known.used.ago() >= REGISTERED_IDLE);
         assert!(!descriptors.is_registered(&block(1)), "idle, as being looked for is no use");
@@ -442,7 +442,7 @@ mod tests {
     async fn there_are_no_more_than_wanted() {
         let (descriptors, tasks) = Descriptors::for_tests(10);
         (0..1000).for_each(|index| descriptors.register(block(index), &descriptor(1), Arc::new(index)));
-        assert!(descriptors.held()[&3].len() <= 100);
+        assert!(descriptors.retained()[&3].len() <= 100);
         let none = Descriptors::new((10, 0), Arc::default(), tasks, Handle::current());
         none.register(block(1), &descriptor(1), Arc::new(1));
         assert!(!none.is_registered(&block(1)));

@@ -67,7 +67,7 @@ impl ChunkRequest {
 
 /// What a source gave.
 #[derive(Debug)]
-pub(super) enum Piece {
+pub(super) enum Fetched {
     /// The wanted chunks can be read through this.
     Local(Arc<Descriptor>),
     /// The bytes of exactly the wanted chunks.
@@ -85,14 +85,14 @@ impl Core {
         worker: u64,
         attempt: Option<Attempt>,
         wait: Duration,
-    ) -> Result<Piece, ClientError> {
+    ) -> Result<Fetched, ClientError> {
         let mut started = Instant::now();
         let route = match &want.at {
             BlockLocation::Object { .. } => self.pool.route(worker).await,
             BlockLocation::Replicas(_) => Ok(Route::Remote),
         };
         let result = match route {
-            Ok(Route::Local) => self.try_local(want, worker, wait).await.map(Piece::Local),
+            Ok(Route::Local) => self.try_local(want, worker, wait).await.map(Fetched::Local),
             Ok(Route::Remote) => match self.charge(want.length(), want.purpose, self.memory_wait()).await {
                 Ok(charge) => {
                     // Waiting for memory says nothing of the worker.
@@ -103,7 +103,7 @@ impl Core {
             },
             Err(error) => Err(error.into()),
         };
-        let is_answered = match &result {
+        let is_write_back = match &result {
             Ok(_) => {
                 if want.purpose == Purpose::Read {
                     self.hedge(&want.at).observe(started.elapsed());
@@ -120,7 +120,7 @@ impl Core {
             }
             Err(_) => None,
         };
-        match (attempt, is_answered) {
+        match (attempt, is_write_back) {
             (Some(attempt), Some(true)) => attempt.answered(),
             (Some(attempt), Some(false)) => attempt.failed(),
             // It counts as neither.
@@ -182,7 +182,7 @@ impl Core {
         worker: u64,
         charge: Charge,
         wait: Duration,
-    ) -> Result<Piece, ClientError> {
+    ) -> Result<Fetched, ClientError> {
         if want.purpose == Purpose::Read {
             self.stats.remote_reads.inc();
         }
@@ -225,7 +225,7 @@ impl Core {
         }
         self.stats.remote_bytes.inc_by(payload.len() as u64);
         let is_part = parts.is_some() || want.part.is_some() && !is_of_object;
-        let kind = if is_part { Piece::Parts } else { Piece::Buffer };
+        let kind = if is_part { Fetched::Parts } else { Fetched::Buffer };
         Ok(kind(charge.hold(payload)))
     }
 

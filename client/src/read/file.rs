@@ -38,7 +38,7 @@ const ANNOUNCE_BYTES: u64 = 4 << 20;
 
 /// Bytes that could be had without waiting.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ReadAtHand {
+pub enum CachedRead {
     /// So many were copied to where they are wanted: fewer than asked only at the end of the file.
     Copied(usize),
     /// All of them are in a buffer, and were not copied.
@@ -104,10 +104,10 @@ impl OpenFile {
     }
 
     /// As `read_now`; and without a copy bytes that came in one piece and are in a buffer.
-    pub fn read_at_hand(&self, offset: u64, buffer: &mut [u8]) -> Option<ReadAtHand> {
+    pub fn try_read_cached(&self, offset: u64, buffer: &mut [u8]) -> Option<CachedRead> {
         match self.read_buffered(offset, buffer.len()) {
-            Some(bytes) => Some(ReadAtHand::Buffered(bytes)),
-            None => self.read_now(offset, buffer).map(ReadAtHand::Copied),
+            Some(bytes) => Some(CachedRead::Buffered(bytes)),
+            None => self.read_now(offset, buffer).map(CachedRead::Copied),
         }
     }
 
@@ -136,8 +136,8 @@ impl OpenFile {
         }
     }
 
-    /// The same for whoever knows better what a failure means: it is neither counted nor logged, and no name is asked
-    /// anew.
+    /// Reads for a caller that knows better what a failure means: it is neither counted nor logged, and no name is
+    /// asked anew.
     pub(crate) async fn read_object(&self, offset: u64, length: usize) -> Result<Bytes, ClientError> {
         let range = self.clip(offset, length);
         let Some(object) = self.object.as_ref().filter(|_| !range.is_empty()) else { return Ok(Bytes::new()) };

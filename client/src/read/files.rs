@@ -126,13 +126,13 @@ impl Files {
     /// Asks workers about the files of theirs that are held, tells them which were read, and lets go of those that are
     /// not of their blocks any more. A worker that does not answer evicts nothing either, or is asked the next time.
     pub(crate) async fn confirm(&self) {
-        for (worker, held) in self.core.descriptors.held() {
+        for (worker, held) in self.core.descriptors.retained() {
             for batch in held.chunks(CONFIRM_BATCH) {
                 let files: Vec<_> = batch.iter().map(|held| (held.file.block, held.is_read)).collect();
                 match self.core.pool.confirm(worker, &files).await {
                     Ok(now) => {
                         let gone = batch.iter().zip(now).filter(|(held, now)| *now != Some(held.file.incarnation));
-                        self.core.descriptors.let_go(gone.map(|(held, _)| held.file));
+                        self.core.descriptors.release(gone.map(|(held, _)| held.file));
                     }
                     Err(error) => {
                         tracing::debug!(worker, "files of its blocks could not be confirmed: {error}");

@@ -25,7 +25,7 @@ pub(crate) enum PartLocation {
 
 /// Whose memory a part takes. What is read of an object is always the reader's own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Payer {
+pub(crate) enum Owner {
     /// It is charged to the memory budget.
     Reader,
     /// Whoever puts it together with others has room for it.
@@ -41,13 +41,13 @@ impl BlockReader {
         &self,
         at: PartLocation,
         length: usize,
-        payer: Payer,
+        payer: Owner,
         deadline: Instant,
         name: impl FnOnce() -> String + Send,
     ) -> Result<Bytes, ClientError> {
         let charge = match (&at, payer) {
-            (PartLocation::Object(..), _) | (_, Payer::Caller) => None,
-            (_, Payer::Reader) => Some(self.charge(length, deadline).await?),
+            (PartLocation::Object(..), _) | (_, Owner::Caller) => None,
+            (_, Owner::Reader) => Some(self.charge(length, deadline).await?),
         };
         let bytes = match at {
             PartLocation::Object(object, within) => return read_object(&object, within, length).await,

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::buffers::{ChunkLookup, Purpose};
 use super::descriptor::Descriptor;
-use super::fetch::{ChunkRequest, Piece};
+use super::fetch::{ChunkRequest, Fetched};
 use super::local_file::{PastEnd, read_file};
 use super::location::{BlockLocation, ReplicatedBlock};
 use super::readahead::{Pattern, Readahead};
@@ -206,8 +206,8 @@ impl BlockReader {
         }
         let want = ChunkRequest { part: Some(span.bytes.clone()), ..ChunkRequest::new(at, span.chunks()) };
         match core.fetch_from_any(&want, deadline).await? {
-            Piece::Buffer(bytes) | Piece::Parts(bytes) => Ok(bytes),
-            Piece::Local(_) => Err(ClientError::NoWorkers),
+            Fetched::Buffer(bytes) | Fetched::Parts(bytes) => Ok(bytes),
+            Fetched::Local(_) => Err(ClientError::NoWorkers),
         }
     }
 
@@ -321,8 +321,8 @@ impl Core {
                 let chunks = claim.chunks();
                 let want = ChunkRequest::new(at.clone(), chunks.clone());
                 match self.fetch_from_any(&want, deadline).await? {
-                    Piece::Local(descriptor) => Ok(Step::Descriptor(descriptor)),
-                    Piece::Buffer(bytes) | Piece::Parts(bytes) => {
+                    Fetched::Local(descriptor) => Ok(Step::Descriptor(descriptor)),
+                    Fetched::Buffer(bytes) | Fetched::Parts(bytes) => {
                         self.keep(claim, &bytes);
                         if chunks != span.chunks() {
                             return Ok(Step::Again);
@@ -342,8 +342,8 @@ impl Core {
         deadline: Instant,
     ) -> Result<Step, ClientError> {
         match self.fetch_from_any(&ChunkRequest::new(at.clone(), span.chunks()), deadline).await? {
-            Piece::Local(descriptor) => Ok(Step::Descriptor(descriptor)),
-            Piece::Buffer(bytes) | Piece::Parts(bytes) => Ok(Step::Bytes(span.of_chunks(&bytes))),
+            Fetched::Local(descriptor) => Ok(Step::Descriptor(descriptor)),
+            Fetched::Buffer(bytes) | Fetched::Parts(bytes) => Ok(Step::Bytes(span.of_chunks(&bytes))),
         }
     }
 
@@ -399,8 +399,8 @@ impl Core {
                 let want =
                     ChunkRequest { purpose: Purpose::Readahead, ..ChunkRequest::new(at.clone(), claim.chunks()) };
                 match core.fetch_from_any(&want, deadline).await? {
-                    Piece::Buffer(bytes) | Piece::Parts(bytes) => core.keep(claim, &bytes),
-                    Piece::Local(_) => break,
+                    Fetched::Buffer(bytes) | Fetched::Parts(bytes) => core.keep(claim, &bytes),
+                    Fetched::Local(_) => break,
                 }
             }
             Ok::<_, ClientError>(())

@@ -38,7 +38,7 @@ const JOINING_BYTES: u64 = 16 << 20;
 const SPARE_BYTES: u64 = 16 << 20;
 const SPARE_FRACTION: u64 = 8;
 
-/// See the module.
+/// What all open files share.
 pub(super) struct Core {
     pub metadata: Metadata,
     pub pool: Arc<WorkerPool>,
@@ -101,7 +101,7 @@ impl Core {
         let descriptors = Descriptors::new(room, stats.clone(), tasks.clone(), runtime.clone());
         let known = descriptors.clone();
         pool.on_evicted(move |worker, evicted| {
-            known.let_go(evicted.blocks.iter().filter_map(|block| {
+            known.release(evicted.blocks.iter().filter_map(|block| {
                 let content = ContentId::from_slice(&block.content_id)?;
                 let incarnation = block.incarnation;
                 Some(BlockFile { block: BlockId { content, index: block.index }, worker, incarnation })

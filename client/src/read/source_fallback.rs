@@ -24,7 +24,7 @@ use futures::stream::FuturesUnordered;
 use tokio::time::Instant;
 
 use super::buffers::Purpose;
-use super::fetch::{ChunkRequest, Piece};
+use super::fetch::{ChunkRequest, Fetched};
 use super::hedge::Hedge;
 use super::location::BlockLocation;
 use super::outage_wait::OutageWaiter;
@@ -50,7 +50,7 @@ impl fmt::Display for Source {
     }
 }
 
-type Running = Pin<Box<dyn Future<Output = (Source, Result<Piece, ClientError>)> + Send>>;
+type Running = Pin<Box<dyn Future<Output = (Source, Result<Fetched, ClientError>)> + Send>>;
 
 impl Core {
     /// Gets the wanted chunks from the first source that can give them before `deadline`. Read-ahead tries each source
@@ -59,10 +59,10 @@ impl Core {
         self: &Arc<Self>,
         want: &ChunkRequest,
         deadline: Instant,
-    ) -> Result<Piece, ClientError> {
+    ) -> Result<Fetched, ClientError> {
         let mut outage: Option<OutageWaiter<'_>> = None;
         loop {
-            match self.climb(want, deadline).await {
+            match self.try_sources(want, deadline).await {
                 Ok(piece) => {
                     if let Some(outage) = outage {
                         outage.end();
@@ -81,20 +81,20 @@ impl Core {
         }
     }
 
-    async fn climb(self: &Arc<Self>, want: &ChunkRequest, deadline: Instant) -> Result<Piece, FetchFailure> {
+    async fn try_sources(self: &Arc<Self>, want: &ChunkRequest, deadline: Instant) -> Result<Fetched, FetchFailure> {
         let sources = self.sources(want).into_iter();
         let deadline = deadline.min(Instant::now() + self.limits.read);
         let (asked, causes) = (Vec::new(), Vec::new());
-        let mut climb =
+        let mut fallback =
             SourceFallback { core: self, want, deadline, sources, asked, causes, failure: None, is_outage: false };
-        match tokio::time::timeout_at(deadline, climb.run()).await {
+        match tokio::time::timeout_at(deadline, fallback.run()).await {
             Ok(result) => result,
             Err(_elapsed) => {
-                let silent: Vec<String> = climb.asked.iter().map(|(source, _)| source.to_string()).collect();
+                let silent: Vec<String> = fallback.asked.iter().map(|(source, _)| source.to_string()).collect();
                 let causes = format!("{} gave no answer within client.read_timeout", silent.join(" and "));
-                let is_slow = climb.asked.iter().any(|(source, _)| *source == Source::Bucket);
-                let error = climb.failed(Some(causes));
-                Err(FetchFailure { error, is_transient: climb.is_outage || is_slow })
+                let is_slow = fallback.asked.iter().any(|(source, _)| *source == Source::Bucket);
+                let error = fallback.failed(Some(causes));
+                Err(FetchFailure { error, is_transient: fallback.is_outage || is_slow })
             }
         }
     }
@@ -166,7 +166,7 @@ struct SourceFallback<'a> {
 }
 
 impl SourceFallback<'_> {
-    async fn run(&mut self) -> Result<Piece, FetchFailure> {
+    async fn run(&mut self) -> Result<Fetched, FetchFailure> {
         let mut running = FuturesUnordered::new();
         running.extend(self.start_next().map(|(_, attempt)| attempt));
         let mut hedge = match self.want.purpose {
@@ -262,7 +262,7 @@ impl SourceFallback<'_> {
                 }
                 Source::Bucket => {
                     self.asked.push((source, Stage::Bucket.begin()));
-                    let tried = async move { (source, core.try_bucket(&want, left).await.map(Piece::Buffer)) };
+                    let tried = async move { (source, core.try_bucket(&want, left).await.map(Fetched::Buffer)) };
                     return Some((source, Box::pin(tried)));
                 }
             }

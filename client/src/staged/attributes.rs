@@ -151,7 +151,7 @@ impl StagedFiles {
             mtime_ns: attributes.mtime_ns.unwrap_or(on.mtime_ns),
             ctime_ns: host::wall_ns(),
             nlink: on.nlink,
-            own: OwnAttributes::Kept.into(),
+            own: OwnAttributes::Stored.into(),
             ..Attr::default()
         };
         let mut set = changed(None);

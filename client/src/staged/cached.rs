@@ -24,9 +24,9 @@ const PIECES_AT_A_TIME: usize = 4;
 impl StagedFile {
     /// Hands the staged bytes of a version to the workers, within `client.read_timeout`. Nobody writes to the file
     /// meanwhile.
-    pub(super) async fn keep_cached(&self, object: &ObjectVersion) {
+    pub(super) async fn cache_written(&self, object: &ObjectVersion) {
         let pieces = (0..object.block_count()).flat_map(|index| pieces_of(index, object.block_length(index)));
-        let kept = stream::iter(pieces).map(|(index, bytes)| self.keep_piece(object, index, bytes));
+        let kept = stream::iter(pieces).map(|(index, bytes)| self.cache_piece(object, index, bytes));
         let kept = kept.buffer_unordered(PIECES_AT_A_TIME).try_collect::<()>();
         match tokio::time::timeout(self.shared.timeout(), kept).await {
             Ok(Ok(())) => {}
@@ -35,7 +35,7 @@ impl StagedFile {
         }
     }
 
-    async fn keep_piece(&self, object: &ObjectVersion, index: u32, bytes: Range<u32>) -> Result<(), ClientError> {
+    async fn cache_piece(&self, object: &ObjectVersion, index: u32, bytes: Range<u32>) -> Result<(), ClientError> {
         let start = u64::from(index) * object.mount.block_size();
         let range = start + u64::from(bytes.start)..start + u64::from(bytes.end);
         // Of a small object all is here, even if the rest must be asked of the cache.
@@ -44,18 +44,18 @@ impl StagedFile {
         }
         let (pool, wait) = (&self.shared.pool, self.shared.files.limits().worker);
         let workers = pool.placement().candidates(object.content, index, object.mount.replicas());
-        let mut keepers = Vec::new();
+        let mut supervisors = Vec::new();
         for worker in workers.iter() {
             if pool.keeps_objects(worker).await {
-                keepers.push(worker);
+                supervisors.push(worker);
             }
         }
-        if keepers.is_empty() {
+        if supervisors.is_empty() {
             return Ok(());
         }
         let memory = self.memory(range.end - range.start).await?;
         let payload = memory.hold(self.collect(range).await?);
-        for worker in keepers {
+        for worker in supervisors {
             let request =
                 WriteRequest { block: Some(object.block(index)), offset: bytes.start, ..WriteRequest::default() };
             pool.write(worker, request, payload.clone(), wait).await?;

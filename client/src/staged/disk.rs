@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::file::StagedFile;
-use super::place::nameless_file;
+use super::staging_budget::nameless_file;
 use crate::error::ClientError;
 
 impl StagedFile {

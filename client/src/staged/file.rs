@@ -21,9 +21,9 @@ use super::attributes::attributes_of;
 use super::layout::{Base, StagedLayout};
 use super::upload::PartUpload;
 use super::writers::Writers;
-use crate::cached_copies::Copies;
 use crate::metadata::Node;
 use crate::mounts::{MountView, ObjectVersion};
+use crate::page_cache_hint::PageCacheHint;
 use crate::read::BlockReader;
 use crate::stats::InFlightGauge;
 
@@ -42,7 +42,7 @@ pub struct StagedFile {
     pub(super) file: Mutex<Option<Arc<File>>>,
     pub(super) handles: AtomicU32,
     pub(super) reader: BlockReader,
-    copies: Copies,
+    page_cache_hint: PageCacheHint,
     _counted: InFlightGauge,
 }
 
@@ -114,7 +114,7 @@ impl StagedFile {
         };
         Self {
             reader: shared.files.reader(),
-            copies: Copies::default(),
+            page_cache_hint: PageCacheHint::default(),
             _counted: InFlightGauge::new(&shared.stats.staged_files),
             shared,
             inode,
@@ -136,8 +136,8 @@ impl StagedFile {
     }
 
     /// Who keeps what was read.
-    pub fn copies(&self) -> &Copies {
-        &self.copies
+    pub fn page_cache_hint(&self) -> &PageCacheHint {
+        &self.page_cache_hint
     }
 
     /// Whether the bucket lacks something of it.
@@ -174,7 +174,7 @@ impl StagedFile {
             mode: own.mode & MODE_BITS,
             uid: own.uid,
             gid: own.gid,
-            own: OwnAttributes::Kept.into(),
+            own: OwnAttributes::Stored.into(),
             ..Attr::default()
         });
         let set_ns = state.attributes.and_then(|own| own.mtime_ns);

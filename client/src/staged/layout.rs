@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::ranges::RangeSet;
 use crate::read::{OpenFile, PartLocation};
 
-/// See the module.
+/// Where the bytes of a file are that is being written.
 pub(super) struct StagedLayout {
     /// Bytes of the file.
     pub size: u64,

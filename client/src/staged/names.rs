@@ -119,7 +119,7 @@ impl StagedFiles {
         }
         let mut is_kept = true;
         if known.is_some() {
-            is_kept = self.keep_directory(ufs, on, &remove.name).await? == Kept::ByItself;
+            is_kept = self.keep_directory(ufs, on, &remove.name).await? == KeepReason::ByItself;
             ufs.delete(&place.key(), Precondition::Anything).await?;
         }
         if let Some(staged) = staged {
@@ -155,16 +155,16 @@ impl StagedFiles {
         ufs: &Ufs,
         directory: &Arc<Node>,
         name: &[u8],
-    ) -> Result<Kept, ClientError> {
+    ) -> Result<KeepReason, ClientError> {
         let is_root = directory.mount.as_ref().is_some_and(|mount| mount.root_inode() == directory.inode);
         if is_root {
-            return Ok(Kept::ByItself);
+            return Ok(KeepReason::ByItself);
         }
         if self.shared.metadata.has_others(directory.inode, name).await? {
-            return Ok(Kept::ByOthers);
+            return Ok(KeepReason::ByOthers);
         }
         match ufs.put(&directory.key(), &Bytes::new(), &ObjectMetadata::new(), Precondition::Nothing).await {
-            Ok(_) | Err(UfsError::VersionChanged { .. }) => Ok(Kept::ByItself),
+            Ok(_) | Err(UfsError::VersionChanged { .. }) => Ok(KeepReason::ByItself),
             Err(error) => Err(error.into()),
         }
     }
@@ -190,7 +190,7 @@ impl StagedFiles {
 
 /// Why a directory stays when one of its names goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(super) enum KeepReason {
     /// It has an object of its own, or needs none.
     ByItself,
     ByOthers,
@@ -221,7 +221,7 @@ pub(super) async fn is_empty(ufs: &Ufs, prefix: &str) -> Result<bool, ClientErro
 pub(super) fn changed(node: Option<Arc<Node>>) -> Changed {
     let inode = node.as_ref().map_or(0, |node| node.inode);
     let result = MutationResult { inode, ..MutationResult::default() };
-    Changed { result, node, session: 0, event_seq: 0, answered_here: false, listings: Vec::new() }
+    Changed { result, node, session: 0, event_seq: 0, applied_locally: false, listings: Vec::new() }
 }
 
 pub(super) fn refuse<T>(errno: Errno, reason: String) -> Result<T, ClientError> {

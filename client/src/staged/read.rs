@@ -11,7 +11,7 @@ use super::file::StagedFile;
 use super::layout::Located;
 use super::names::refuse;
 use crate::error::ClientError;
-use crate::read::{PartLocation, Payer};
+use crate::read::{Owner, PartLocation};
 use crate::stages::Stage;
 
 /// What is read of one place at a time.
@@ -66,7 +66,7 @@ impl StagedFile {
             }
         };
         let (length, deadline) = ((piece.end - piece.start) as usize, Instant::now() + self.shared.timeout());
-        match self.reader.read_part(at, length, Payer::Caller, deadline, || self.key()).await {
+        match self.reader.read_part(at, length, Owner::Caller, deadline, || self.key()).await {
             // Whoever has it open cannot look it up again.
             Err(error) if error.is_version_gone() => {
                 let key = self.key();
@@ -83,7 +83,7 @@ impl StagedFile {
         let read = match deadline {
             Some(deadline) => {
                 let at = PartLocation::Staged(self.file()?, start);
-                self.reader.read_part(at, length, Payer::Caller, deadline, || self.key()).await
+                self.reader.read_part(at, length, Owner::Caller, deadline, || self.key()).await
             }
             None => {
                 let _disk = Stage::Disk.begin();

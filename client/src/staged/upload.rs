@@ -217,7 +217,7 @@ impl StagedFile {
     async fn committed(&self, plan: &Plan, etag: String) {
         let object = ObjectVersion::new(self.mount.clone(), &plan.key, &etag, plan.size);
         if let Ok(object) = &object {
-            self.keep_cached(object).await;
+            self.cache_written(object).await;
         }
         let node = self.node();
         // Acknowledged it is already: without the master it shows when the directory is listed again. Until then nobody

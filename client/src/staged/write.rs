@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use super::file::StagedFile;
 use super::names::refuse;
 use super::parts::OBJECT_BYTES_MAX;
-use super::place::punch;
 use super::read::PIECE_BYTES;
+use super::staging_budget::punch;
 use crate::error::ClientError;
 
 /// Staged ranges of one file at most, each some 50 bytes of memory; beyond that what lies between them is fetched.

@@ -73,7 +73,7 @@ pub struct State {
     ages_ms: HashMap<u64, i64>,
     lease_ms: u32,
     /// What a Touch makes of a listing's age; `None` leaves it.
-    age_after_touch_ms: Option<i64>,
+    age_after_refresh_ms: Option<i64>,
     pub next_inode: u64,
     pub seq: u64,
     /// Of the last stream that began without one, or with one that is over.
@@ -83,7 +83,7 @@ pub struct State {
     blocks: HashMap<u64, Vec<Vec<u64>>>,
     pub watchers: Vec<mpsc::Sender<Result<WatchEvent, Status>>>,
     acknowledged: u64,
-    let_go: u64,
+    invalidated: u64,
     counts: HashMap<&'static str, u64>,
 }
 
@@ -113,7 +113,7 @@ impl FakeMaster {
             ..Entry::default()
         };
         let mut state =
-            State { mount, next_inode: 100, lease_ms: LEASE_MS, age_after_touch_ms: Some(0), ..State::default() };
+            State { mount, next_inode: 100, lease_ms: LEASE_MS, age_after_refresh_ms: Some(0), ..State::default() };
         state.entries.insert(ROOT, directory(ROOT, "", 0));
         state.entries.insert(MOUNT_ROOT, directory(MOUNT_ROOT, "m", 1));
         state.names.insert((ROOT, b"m".to_vec()), MOUNT_ROOT);
@@ -282,8 +282,8 @@ impl FakeMaster {
         self.service.touching.clone().write_owned().await
     }
 
-    pub fn set_age_after_touch(&self, age_ms: Option<i64>) {
-        self.service.state.lock().age_after_touch_ms = age_ms;
+    pub fn set_age_after_refresh(&self, age_ms: Option<i64>) {
+        self.service.state.lock().age_after_refresh_ms = age_ms;
     }
 
     /// Makes the mount one whose names can be changed.
@@ -312,8 +312,8 @@ impl FakeMaster {
         self.service.state.lock().acknowledged
     }
 
-    pub fn let_go(&self) -> u64 {
-        self.service.state.lock().let_go
+    pub fn invalidated(&self) -> u64 {
+        self.service.state.lock().invalidated
     }
 
     pub fn seq(&self) -> u64 {
@@ -466,20 +466,23 @@ impl Namespace for Service {
         Ok(Response::new(Box::pin(tokio_stream::iter(answers.into_iter().map(Ok)))))
     }
 
-    async fn touch(&self, request: Request<TouchRequest>) -> Result<Response<TouchReply>, Status> {
+    async fn refresh_listings(
+        &self,
+        request: Request<RefreshListingsRequest>,
+    ) -> Result<Response<RefreshListingsReply>, Status> {
         let _touching = self.touching.read().await;
         self.enter("Touch").await?;
         let mut state = self.state.lock();
         let mut directories = Vec::new();
         for inode in request.into_inner().directories {
-            if let Some(age) = state.age_after_touch_ms {
+            if let Some(age) = state.age_after_refresh_ms {
                 state.ages_ms.insert(inode, age);
             }
             let gone = !state.entries.contains_key(&inode);
             let listing_age_ms = state.age(inode);
-            directories.push(touch_reply::Directory { inode, listing_age_ms, gone });
+            directories.push(refresh_listings_reply::Directory { inode, listing_age_ms, gone });
         }
-        Ok(Response::new(TouchReply { directories, event_seq: state.seq }))
+        Ok(Response::new(RefreshListingsReply { directories, event_seq: state.seq }))
     }
 
     async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
@@ -526,12 +529,18 @@ impl Namespace for Service {
         Ok(Response::new(self.state.lock().get_lock(&request.into_inner())))
     }
 
-    async fn check_holds(&self, request: Request<CheckHoldsRequest>) -> Result<Response<CheckHoldsReply>, Status> {
-        self.enter("CheckHolds").await?;
-        Ok(Response::new(self.state.lock().check_holds(&request.into_inner())))
+    async fn check_open_refs(
+        &self,
+        request: Request<CheckOpenRefsRequest>,
+    ) -> Result<Response<CheckOpenRefsReply>, Status> {
+        self.enter("CheckOpenRefs").await?;
+        Ok(Response::new(self.state.lock().check_open_refs(&request.into_inner())))
     }
 
-    async fn remember(&self, _: Request<RememberRequest>) -> Result<Response<RememberReply>, Status> {
+    async fn restore_watches(
+        &self,
+        _: Request<RestoreWatchesRequest>,
+    ) -> Result<Response<RestoreWatchesReply>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }
 
@@ -590,7 +599,7 @@ impl Cluster for Service {
                             heard += 1;
                             let mut state = master.state.lock();
                             state.acknowledged = state.acknowledged.max(request.acknowledged_seq);
-                            state.let_go = state.let_go.max(request.let_go_seq);
+                            state.invalidated = state.invalidated.max(request.invalidated_seq);
                         }
                         _ => return,
                     },

@@ -91,9 +91,9 @@ impl State {
             Change::Remove(remove) => self.remove_name(&remove),
             Change::Rename(rename) => self.rename(&rename),
             Change::SetAttr(set) => self.set_attr(&set),
-            Change::SetHolds(set) => {
-                self.mutations.held.retain(|inode| !set.let_go.contains(inode));
-                self.mutations.held.extend(set.hold);
+            Change::SetOpenRefs(set) => {
+                self.mutations.held.retain(|inode| !set.closed.contains(inode));
+                self.mutations.held.extend(set.opened);
                 MutationResult::default()
             }
             Change::SetLock(set) => self.set_lock(session, set),
@@ -104,11 +104,11 @@ impl State {
         result
     }
 
-    pub fn check_holds(&self, request: &CheckHoldsRequest) -> CheckHoldsReply {
+    pub fn check_open_refs(&self, request: &CheckOpenRefsRequest) -> CheckOpenRefsReply {
         let Mutations { held, nameless, .. } = &self.mutations;
         let open = request.open.iter().filter(|inode| nameless.contains(inode));
-        let hold = open.chain(&request.held).filter(|inode| !held.contains(inode));
-        CheckHoldsReply { hold: hold.copied().collect(), gone: Vec::new() }
+        let hold = open.chain(&request.referenced).filter(|inode| !held.contains(inode));
+        CheckOpenRefsReply { missing: hold.copied().collect(), gone: Vec::new() }
     }
 
     fn set_lock(&mut self, session: u64, set: SetLock) -> MutationResult {

@@ -30,7 +30,7 @@ use crate::verify::{Clients, Servers, Wanted};
 /// The files are looked at again so long after the last time.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The files of `[security]`, loaded again when they change.
 pub(crate) struct Files {
     paths: schema::Security,
     cluster: String,

@@ -2,8 +2,8 @@
 //! [`HttpAccess`] lets in.
 //!
 //! Connections are bounded in number and in the time that they may take to send a request; when there are as many as
-//! there may be, an old one makes way for a new one ([`Places`]), so that peers that send garbage or nothing keep no
-//! health check out.
+//! there may be, an old one makes way for a new one ([`HandshakeSlots`]), so that peers that send garbage or nothing
+//! keep no health check out.
 
 mod access;
 mod local;
@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use access::Access;
 
-use crate::places::Places;
+use crate::handshake_slots::HandshakeSlots;
 
 pub use access::HttpAccess;
 pub(crate) use token::TokenFile;
@@ -115,7 +115,7 @@ impl HttpServer {
             .route(METRICS, get(move |headers: HeaderMap| std::future::ready(metrics_page(&metrics, &headers))))
             .route(HEALTH, get(move || std::future::ready(health_page(health()))));
         let mut connections = JoinSet::new();
-        let places = Places::new(MAX_CONNECTIONS);
+        let places = HandshakeSlots::new(MAX_CONNECTIONS);
         loop {
             tokio::select! {
                 () = stop.cancelled() => break,

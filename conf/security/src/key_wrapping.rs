@@ -34,7 +34,7 @@ pub fn random_bytes<const N: usize>() -> Result<[u8; N], String> {
 }
 
 /// A key-encryption key.
-struct Outer {
+struct KeyEncryptionKey {
     path: PathBuf,
     sealing: LessSafeKey,
 }
@@ -46,9 +46,9 @@ pub struct KeyWrapping {
     /// What names the file of the current one in the configuration.
     setting: &'static str,
     /// What encrypts.
-    current: Option<Outer>,
+    current: Option<KeyEncryptionKey>,
     /// What may have encrypted before.
-    former: Option<Outer>,
+    former: Option<KeyEncryptionKey>,
 }
 
 /// The key in a file.
@@ -61,7 +61,7 @@ pub struct Unwrapped {
 
 impl fmt::Debug for KeyWrapping {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = |outer: &Option<Outer>| outer.as_ref().map(|outer| outer.path.clone());
+        let path = |outer: &Option<KeyEncryptionKey>| outer.as_ref().map(|outer| outer.path.clone());
         out.debug_struct("KeyWrapping")
             .field("current", &path(&self.current))
             .field("former", &path(&self.former))
@@ -77,7 +77,11 @@ impl KeyWrapping {
     /// [`SecurityError::KeyEncryption`] for what cannot be read, is too short, or can be read by other users.
     pub fn load(current: (&'static str, &Path), former: (&'static str, &Path)) -> Result<Self, SecurityError> {
         let (setting, path) = current;
-        Ok(Self { setting, current: Outer::load(setting, path)?, former: Outer::load(former.0, former.1)? })
+        Ok(Self {
+            setting,
+            current: KeyEncryptionKey::load(setting, path)?,
+            former: KeyEncryptionKey::load(former.0, former.1)?,
+        })
     }
 
     /// Of keys that tests make up, as bytes of their files.
@@ -90,7 +94,7 @@ impl KeyWrapping {
         former: Option<&[u8]>,
     ) -> Result<Self, SecurityError> {
         let outer = |name: &str, bytes: Option<&[u8]>| {
-            bytes.map(|bytes| Outer::new(setting, Path::new(name), bytes)).transpose()
+            bytes.map(|bytes| KeyEncryptionKey::new(setting, Path::new(name), bytes)).transpose()
         };
         Ok(Self { setting, current: outer("the current key", current)?, former: outer("the former key", former)? })
     }
@@ -130,7 +134,7 @@ impl KeyWrapping {
         let Some((nonce, sealed)) = rest.split_first_chunk::<NONCE_LEN>() else {
             return Err("it is cut off".to_owned());
         };
-        let open = |outer: &Outer| {
+        let open = |outer: &KeyEncryptionKey| {
             let mut clear = sealed.to_vec();
             let used = Nonce::assume_unique_for_key(*nonce);
             let opened = outer.sealing.open_in_place(used, Aad::from(MARK), &mut clear).ok()?;
@@ -148,7 +152,7 @@ impl KeyWrapping {
     }
 }
 
-impl Outer {
+impl KeyEncryptionKey {
     /// `None` for the empty path.
     fn load(setting: &'static str, path: &Path) -> Result<Option<Self>, SecurityError> {
         if path.as_os_str().is_empty() {

@@ -17,11 +17,11 @@ mod error;
 mod expiry;
 mod files;
 mod handshake;
+mod handshake_slots;
 mod http;
 mod identity;
 mod key_wrapping;
 mod peers;
-mod places;
 mod revocation;
 mod socket;
 mod tenants;
@@ -35,15 +35,15 @@ pub use certificate::CertificateInfo;
 pub use check::check_files;
 pub use error::SecurityError;
 pub use handshake::PeerStream;
+pub use handshake_slots::{HandshakeSlot, HandshakeSlots};
 pub use http::{HttpAccess, HttpServer};
 pub use identity::{Identity, Role};
 pub use key_wrapping::{KEY_BYTES, KeyWrapping, Unwrapped, random_bytes};
 pub use peers::PeerCertificate;
-pub use places::{Place, Places};
 pub use revocation::{RevocationList, RevokedCertificate};
 pub use socket::TlsSocket;
 pub use tenants::{
-    Counts, Limit, MountDebt, MountRates, OverLimit, Rate, Tenant, TenantCall, TenantCollector, TenantConnection,
+    Counts, Limit, MountRates, OverLimit, Rate, RateCharge, Tenant, TenantCall, TenantCollector, TenantConnection,
     TenantLimits, Tenants,
 };
 pub use transport::{Protocol, Tls, Transport};

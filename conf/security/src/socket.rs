@@ -44,7 +44,7 @@ thread_local! {
     static CIPHERTEXT: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// See the module. One task reads; any number of them write.
+/// A secured connection that is driven without waiting. One task reads; any number of them write.
 pub struct TlsSocket {
     stream: TcpStream,
     connection: Mutex<Connection>,
@@ -123,7 +123,7 @@ impl TlsSocket {
         self.certificate.check()
     }
 
-    /// The same connection, whose events come to the runtime of the caller.
+    /// This connection, whose events come to the runtime of the caller.
     ///
     /// # Errors
     /// Those of the system.

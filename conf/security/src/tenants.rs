@@ -5,7 +5,7 @@
 //! while a client floods it. Where connections are not secured nobody has an identity, and anybody could have another
 //! address: there are no tenants then.
 
-mod company;
+mod activity_tracker;
 mod metrics;
 mod mount_rates;
 mod rate;
@@ -21,11 +21,11 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use self::company::Company;
+use self::activity_tracker::ActivityTracker;
 use crate::identity::{Identity, Role};
 
 pub use metrics::TenantCollector;
-pub use mount_rates::{MountDebt, MountRates};
+pub use mount_rates::{MountRates, RateCharge};
 pub use rate::Rate;
 
 /// Tenants that are remembered although they have no connection; the counts of others go to those of all others.
@@ -50,7 +50,7 @@ pub struct TenantLimits {
     pub turns: usize,
     /// Its part of what all share, in whatever that is counted.
     pub room: usize,
-    /// The same for requests that wait, apart from the above: what they ask for may come out of that.
+    /// Its part of what requests that wait share, apart from the above: what they ask for may come out of that.
     pub requests: usize,
     /// Threads that wait for a disk for it at a time; as many again for syncs, which are slow.
     pub disk_turns: usize,
@@ -74,16 +74,16 @@ struct Shared {
     known: Mutex<HashMap<Identity, Arc<Tenant>>>,
     /// Tenants that there have been.
     numbers: AtomicU64,
-    company: Arc<Companies>,
+    activity: Arc<ActivityTrackers>,
     /// Of tenants that are not remembered any more.
     forgotten: Counts,
 }
 
 /// Those who do something lately.
 #[derive(Debug, Default)]
-struct Companies {
-    calls: Company,
-    changes: Company,
+struct ActivityTrackers {
+    calls: ActivityTracker,
+    changes: ActivityTracker,
 }
 
 /// One client identity.
@@ -91,9 +91,9 @@ struct Companies {
 pub struct Tenant {
     identity: Identity,
     number: u64,
-    company: Arc<Companies>,
+    activity: Arc<ActivityTrackers>,
     /// When it last had much under way.
-    had_much: Mutex<Option<Instant>>,
+    backlogged_at: Mutex<Option<Instant>>,
     limits: TenantLimits,
     connections: AtomicUsize,
     calls: AtomicUsize,
@@ -185,7 +185,7 @@ impl Tenants {
             limits,
             known: Mutex::default(),
             numbers: AtomicU64::new(0),
-            company: Arc::default(),
+            activity: Arc::default(),
             forgotten: Counts::default(),
         }))
     }
@@ -210,7 +210,7 @@ impl Tenants {
     }
 
     fn tenant(&self, identity: &Identity) -> Arc<Tenant> {
-        let Shared { limits, known, numbers, company, forgotten } = &*self.0;
+        let Shared { limits, known, numbers, activity, forgotten } = &*self.0;
         let mut known = known.lock();
         if let Some(tenant) = known.get(identity) {
             return tenant.clone();
@@ -218,7 +218,7 @@ impl Tenants {
         if known.len() >= REMEMBERED {
             // Whoever has nothing under way, and owes nothing, is the same when he comes back.
             known.retain(|_, tenant| {
-                let owes = !tenant.rate.wait().is_zero() || tenant.mount_rates.are_owed();
+                let owes = !tenant.rate.wait().is_zero() || tenant.mount_rates.are_overdrawn();
                 let is_used = owes || Arc::strong_count(tenant) > 1;
                 if !is_used {
                     forgotten.add(&tenant.counts);
@@ -229,8 +229,8 @@ impl Tenants {
         let tenant = Arc::new(Tenant {
             identity: identity.clone(),
             number: numbers.fetch_add(1, Ordering::Relaxed),
-            company: company.clone(),
-            had_much: Mutex::new(None),
+            activity: activity.clone(),
+            backlogged_at: Mutex::new(None),
             limits: *limits,
             connections: AtomicUsize::new(0),
             calls: AtomicUsize::new(0),
@@ -274,25 +274,25 @@ impl Tenant {
     }
 
     /// A call of it is worked on now.
-    pub fn makes_a_call(&self) {
-        self.company.calls.has_others(self.number);
+    pub fn record_call(&self) {
+        self.activity.calls.record(self.number);
     }
 
     /// It changes something now: whether others have in the last second.
-    pub fn shares_changes(&self) -> bool {
-        self.company.changes.has_others(self.number)
+    pub fn record_change(&self) -> bool {
+        self.activity.changes.record(self.number)
     }
 
     /// It has much under way now.
-    pub fn has_much(&self) {
-        *self.had_much.lock() = Some(Instant::now());
+    pub fn record_backlog(&self) {
+        *self.backlogged_at.lock() = Some(Instant::now());
     }
 
     /// Whether it has had much under way in the last second, while others did something, too.
-    pub fn crowds_others(&self) -> bool {
-        let has_much = self.had_much.lock().is_some_and(|at| at.elapsed() < company::STAYS);
-        let Companies { calls, changes } = &*self.company;
-        has_much && (calls.is_beside(self.number) || changes.is_beside(self.number))
+    pub fn is_noisy_neighbour(&self) -> bool {
+        let is_busy = self.backlogged_at.lock().is_some_and(|at| at.elapsed() < activity_tracker::ACTIVE_FOR);
+        let ActivityTrackers { calls, changes } = &*self.activity;
+        is_busy && (calls.are_others_active(self.number) || changes.are_others_active(self.number))
     }
 
     /// One more call, until what is returned is dropped.

@@ -42,7 +42,7 @@ impl Transport {
         Self::with_role(config, None)
     }
 
-    /// The same for a process that others connect to: its certificate is of this role.
+    /// What `[security]` asks for of a process that others connect to: its certificate is of this role.
     ///
     /// # Errors
     /// As [`Self::of`], and where it is of another.

@@ -34,7 +34,7 @@ pub(crate) enum Side {
     Server,
 }
 
-/// See the module.
+/// The authorities that a process believes, and what they have revoked.
 #[derive(Debug)]
 pub(crate) struct Trust {
     pub authorities: Vec<Certificate>,

@@ -25,13 +25,13 @@ const DAY: Duration = Duration::from_secs(86_400);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// An authority, and what it has signed.
-struct Place {
+struct HandshakeSlot {
     directory: TempDir,
     authority: Authority,
     cluster: &'static str,
 }
 
-impl Place {
+impl HandshakeSlot {
     fn of(cluster: &'static str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let authority = Authority::create(directory.path(), cluster).unwrap();
@@ -114,7 +114,7 @@ async fn refused(server: &Tls, client: &Tls, to: Role) -> (String, String) {
 
 #[tokio::test]
 async fn each_side_knows_the_other() {
-    let place = Place::of("lab");
+    let place = HandshakeSlot::of("lab");
     let (master, worker) = (place.tls(Role::Master, "m"), place.tls(Role::Worker, "w"));
     for (role, name) in [(Role::Client, "c"), (Role::Admin, "a"), (Role::Master, "m2"), (Role::Worker, "w2")] {
         let client = place.tls(role, name);
@@ -128,7 +128,7 @@ async fn each_side_knows_the_other() {
 
 #[tokio::test]
 async fn nobody_passes_for_a_server_of_another_role() {
-    let place = Place::of("lab");
+    let place = HandshakeSlot::of("lab");
     let client = place.tls(Role::Client, "c");
     // Certificates of clients are signed for no server; those of servers say which.
     for (server, to) in [(Role::Client, Role::Master), (Role::Admin, Role::Worker)] {
@@ -141,7 +141,7 @@ async fn nobody_passes_for_a_server_of_another_role() {
 
 #[tokio::test]
 async fn who_is_of_another_cluster_stays_outside() {
-    let (own, other) = (Place::of("lab"), Place::of("lab"));
+    let (own, other) = (HandshakeSlot::of("lab"), HandshakeSlot::of("lab"));
     let master = own.tls(Role::Master, "m");
     // By another authority, though for a cluster of the same name: for a client that looks, and for a server when the
     // client knows that of the server.
@@ -166,7 +166,7 @@ async fn who_is_of_another_cluster_stays_outside() {
 
 #[tokio::test]
 async fn a_server_takes_nobody_who_does_not_say_who_he_is() {
-    let place = Place::of("lab");
+    let place = HandshakeSlot::of("lab");
     let master = place.tls(Role::Master, "m");
     let seen = refuses_stranger(&master, None).await;
     assert!(seen.contains("shows no certificate"), "{seen}");
@@ -243,7 +243,7 @@ async fn refuses_stranger(server: &Tls, shown: Option<&Issued>) -> String {
 
 #[tokio::test]
 async fn a_certificate_that_has_ended_is_refused_by_both_sides() {
-    let place = Place::of("lab");
+    let place = HandshakeSlot::of("lab");
     let short = Duration::from_secs(1);
     let (master, client) = (place.tls(Role::Master, "m"), place.tls(Role::Client, "c"));
     let old_master = tls(&place.config(Role::Master, "old", short));
@@ -257,7 +257,7 @@ async fn a_certificate_that_has_ended_is_refused_by_both_sides() {
 
 #[tokio::test]
 async fn who_has_no_certificate_or_speaks_something_else_is_refused_and_others_are_not() {
-    let place = Place::of("lab");
+    let place = HandshakeSlot::of("lab");
     let (master, client) = (place.tls(Role::Master, "m"), place.tls(Role::Client, "c"));
     for said in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &[0x16, 3, 1, 255, 255], &[]] {
         let (accepted, mut connected) = pair().await;
@@ -271,7 +271,7 @@ async fn who_has_no_certificate_or_speaks_something_else_is_refused_and_others_a
 
 #[tokio::test]
 async fn who_means_another_port_or_names_no_protocol_is_refused() {
-    let place = Place::of("lab");
+    let place = HandshakeSlot::of("lab");
     let (master, worker, client) =
         (place.tls(Role::Master, "m"), place.tls(Role::Worker, "w"), place.tls(Role::Client, "c"));
     for (server, protocol, to) in [(&master, Protocol::Data, Role::Master), (&worker, Protocol::Grpc, Role::Worker)] {
@@ -306,7 +306,7 @@ async fn who_means_another_port_or_names_no_protocol_is_refused() {
 }
 
 /// Puts the files of one process into the place of those of another.
-fn replace(place: &Place, from: &str, to: &str) {
+fn replace(place: &HandshakeSlot, from: &str, to: &str) {
     for ending in [".pem", "-key.pem"] {
         fs::rename(place.path(&format!("{from}{ending}")), place.path(&format!("{to}{ending}"))).unwrap();
     }
@@ -324,7 +324,7 @@ async fn becomes(tls: &Tls, name: &str) {
 
 #[tokio::test]
 async fn replaced_files_are_those_of_the_next_connection_and_broken_ones_change_nothing() {
-    let place = Place::of("lab");
+    let place = HandshakeSlot::of("lab");
     let (master, client) = (place.tls(Role::Master, "m"), place.tls(Role::Client, "c"));
     place.tls(Role::Client, "next");
     place.tls(Role::Client, "last");
@@ -356,7 +356,7 @@ async fn replaced_files_are_those_of_the_next_connection_and_broken_ones_change_
 
 #[tokio::test]
 async fn an_authority_is_replaced_while_both_are_known() {
-    let (old, new) = (Place::of("lab"), Place::of("lab"));
+    let (old, new) = (HandshakeSlot::of("lab"), HandshakeSlot::of("lab"));
     let bundle = old.path("bundle.pem");
     let with_bundle = |config: Config| {
         let mut config = config;
@@ -392,13 +392,13 @@ async fn goes_on((own, other): &mut (PeerStream, PeerStream)) {
     assert_eq!(tokio::time::timeout(PATIENCE, other.read_u8()).await.unwrap().unwrap(), 7);
 }
 
-fn issued(place: &Place, name: &str) -> PathBuf {
+fn issued(place: &HandshakeSlot, name: &str) -> PathBuf {
     place.path(&format!("{name}.pem"))
 }
 
 #[tokio::test]
 async fn who_is_on_the_list_is_refused_by_both_sides_and_open_connections_end() {
-    let place = Place::of("lab");
+    let place = HandshakeSlot::of("lab");
     let list = place.authority.revoke(&[], None).unwrap().path;
     let with_list = |role, name| {
         let mut config = place.config(role, name, DAY);
@@ -440,7 +440,7 @@ async fn who_is_on_the_list_is_refused_by_both_sides_and_open_connections_end() 
 
 #[tokio::test]
 async fn a_list_that_cannot_be_used_is_refused_at_the_start_and_leaves_the_former_in_force() {
-    let (place, foreign) = (Place::of("lab"), Place::of("lab"));
+    let (place, foreign) = (HandshakeSlot::of("lab"), HandshakeSlot::of("lab"));
     let mut config = place.config(Role::Master, "m", DAY);
     config.security.revoked = place.path("crl.pem");
     let refused_at_start = |expected: &str| {
@@ -485,7 +485,7 @@ async fn a_list_that_cannot_be_used_is_refused_at_the_start_and_leaves_the_forme
 
 #[tokio::test]
 async fn an_open_connection_ends_with_the_certificate_of_the_other_side() {
-    let place = Place::of("lab");
+    let place = HandshakeSlot::of("lab");
     let short = Duration::from_secs(5);
     let (master, client) = (place.tls(Role::Master, "m"), place.tls(Role::Client, "c"));
     let mut others = connected(&master, &client).await;
@@ -504,12 +504,12 @@ async fn an_open_connection_ends_with_the_certificate_of_the_other_side() {
 #[tokio::test]
 async fn an_open_connection_ends_with_its_authority_and_lists_are_about_their_own_only() {
     // Both have one name.
-    let (old, new) = (Place::of("lab"), Place::of("lab"));
+    let (old, new) = (HandshakeSlot::of("lab"), HandshakeSlot::of("lab"));
     let bundle = new.path("bundle.pem");
     let texts = [&old, &new].map(|place| fs::read_to_string(place.authority.certificate()).unwrap());
     fs::write(&bundle, texts.concat()).unwrap();
     let list = old.authority.revoke(&[], None).unwrap().path;
-    let with_both = |place: &Place, role, name| {
+    let with_both = |place: &HandshakeSlot, role, name| {
         let mut config = place.config(role, name, DAY);
         (config.security.ca, config.security.revoked) = (bundle.clone(), list.clone());
         tls(&config)

@@ -24,7 +24,7 @@ pub async fn bind_tcp(listen: &str, key: &str) -> Result<TcpListener, ProcessErr
     })
 }
 
-/// The same for a port that is in clear, and shows no certificate: if other hosts can come to it, the log says so.
+/// Listens on a port that is in clear, and shows no certificate: if other hosts can come to it, the log says so.
 ///
 /// # Errors
 /// As [`bind_tcp`].

@@ -168,8 +168,8 @@ impl Inner {
         }
     }
 
-    /// The same for one of the kernel's nodes. What is changed by way of others of the same inode, the kernel does not
-    /// know of a node that has been superseded: it believes nothing for any time.
+    /// Attributes for one of the kernel's nodes. What is changed by way of others of the same inode, the kernel does
+    /// not know of a node that has been superseded: it believes nothing for any time.
     pub(super) fn attributes_at(&self, kernel_node: u64, node: &Node) -> AttrOut {
         let attributes = self.attributes_of(node);
         if self.root.aliases().is_superseded(kernel_node) {
@@ -226,7 +226,7 @@ impl Inner {
         if !error.is_version_gone() || self.unopened.is_some() {
             return None;
         }
-        let (parent, name) = self.second_opens.name_of(self.root.to_namespace(kernel_node))?;
+        let (parent, name) = self.open_retries.name_of(self.root.to_namespace(kernel_node))?;
         let node = match self.client.shown_here(parent, &name) {
             Some(node) => node,
             None => self.client.metadata().lookup(parent, &name).await.ok()?,

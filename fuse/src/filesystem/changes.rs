@@ -76,7 +76,7 @@ impl Inner {
             return refused(errno);
         }
         let Caller { uid, gid, .. } = attempt.caller;
-        let user = self.judged_user(&node, attempt.caller).await;
+        let user = self.limited_user(&node, attempt.caller).await;
         let changed = self.client.change_on(&node, attempt.change, (uid, gid), user).await?;
         // Before the answer: the kernel may open the directory as soon as it has it.
         changed.listings.iter().for_each(|directory| self.invalidations.listings().changed_here(*directory));

@@ -49,7 +49,7 @@ impl Inner {
             return reply.defer_blocking(move |reply| this.answer_flushed("fsync", sync.run(), reply));
         }
         reply.run_uninterruptible(move |reply| async move {
-            let synced = handle.file.sync().await.map(|effects| this.take_in(effects));
+            let synced = handle.file.sync().await.map(|effects| this.apply_effects(effects));
             this.answer_flushed("fsync", synced, reply);
         });
     }
@@ -99,11 +99,11 @@ impl Inner {
     }
 
     pub(super) async fn flush_file(&self, file: &File) -> Result<(), ClientError> {
-        file.flush().await.map(|effects| self.take_in(effects))
+        file.flush().await.map(|effects| self.apply_effects(effects))
     }
 
     /// Has the kernel forget what an operation has changed beside the file.
-    pub(super) fn take_in(&self, effects: Effects) {
+    pub(super) fn apply_effects(&self, effects: Effects) {
         if let Some(directory) = effects.listing {
             self.invalidations.listings().changed_here(directory);
         }

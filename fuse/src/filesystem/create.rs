@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::Inner;
 use super::changes::refusal;
 use super::open::{access, appends};
-use super::open_nodes::{Conflict, HowRead, Wish};
+use super::open_nodes::{Conflict, IoMode, OpenIntent};
 use crate::kernel::{Caller, Delivery, Reply};
 
 /// For how long a file is made, or else opened, that others make and remove all the time.
@@ -43,7 +43,7 @@ impl Inner {
             let new = new_file(&name, (mode, umask), caller, flags);
             let created = match this.node(kernel_parent).await {
                 Ok(directory) => {
-                    let user = this.judged_user(&directory, caller).await;
+                    let user = this.limited_user(&directory, caller).await;
                     let new = NewFile { user: user.as_ref(), ..new };
                     this.create_or_open(&directory, new, caller, flags).await
                 }
@@ -105,7 +105,7 @@ impl Inner {
     ) -> Result<Option<CreatedFile>, ClientError> {
         if !self.is_owner_who_may_open(&node, caller, flags) {
             if node.is_fs_mode() {
-                self.second_opens.expect(Some(&node));
+                self.open_retries.expect(Some(&node));
             }
             return Ok(None);
         }
@@ -154,7 +154,7 @@ impl Inner {
         reply.run_uninterruptible(move |reply| async move {
             let created = match this.node(kernel_parent).await {
                 Ok(directory) => {
-                    let user = this.judged_user(&directory, caller).await;
+                    let user = this.limited_user(&directory, caller).await;
                     let new = NewFile { user: user.as_ref(), ..new_file(b"", permissions, caller, flags) };
                     this.client.create_nameless(&directory, new).await
                 }
@@ -170,9 +170,9 @@ impl Inner {
     fn answer_created(&self, created: CreatedFile, flags: i32, reply: Reply) {
         let CreatedFile { node, file, effects } = created;
         // Before the answer: the kernel may open the directory as soon as it has it.
-        self.take_in(effects);
+        self.apply_effects(effects);
         Failpoint::CreateAnswered.pass();
-        let how = if node.is_fs_mode() { self.written_by_requests(&node) } else { HowRead::default() };
+        let how = if node.is_fs_mode() { self.written_by_requests(&node) } else { IoMode::default() };
         let mut entry = self.entry_of(&node);
         // The one that the handle is entered for, whichever is the newest by now.
         entry.nodeid = how.node.unwrap_or(entry.nodeid);
@@ -189,10 +189,10 @@ impl Inner {
 impl Inner {
     /// Enters a handle of a file that is written to from the beginning. The kernel has no handle of it yet, unless
     /// others have made it.
-    fn written_by_requests(&self, node: &Node) -> HowRead {
+    fn written_by_requests(&self, node: &Node) -> IoMode {
         loop {
             let kernel_node = self.root.to_kernel(node.inode);
-            match self.open_nodes.opened(kernel_node, Wish::Both, self.root.aliases(), |_| None) {
+            match self.open_nodes.opened(kernel_node, OpenIntent::Both, self.root.aliases(), |_| None) {
                 Ok(how) => return how,
                 Err(Conflict) => self.supersede(kernel_node, node),
             }

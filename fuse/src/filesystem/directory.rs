@@ -4,8 +4,8 @@
 //! read on. What is in the client's cache is answered on the event loop; a page that must be asked of the master makes
 //! the request a task.
 
+mod cookies;
 mod cursor;
-mod given_names;
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use cavern_posix::mode::type_bits;
 use parking_lot::Mutex;
 
 use super::Inner;
-use crate::inheritance::{HandleRecord, PositionRecord};
 use crate::invalidation::{Listing, ListingStart};
 use crate::kernel::abi::fopen;
 use crate::kernel::directory::{Added, DirectoryEntry};
 use crate::kernel::{Caller, Delivery, DirectoryPage, READ_MAX, Reply};
+use crate::mount_journal::{HandleRecord, PositionRecord};
+use cookies::BEGINNING;
 use cursor::{Cursor, Fetch, Position};
-use given_names::BEGINNING;
 
-pub use given_names::GivenNamesTable;
+pub use cookies::CookieTable;
 
 /// Entries asked for at a time. A READDIRPLUS of 128 KiB holds about 700.
 const PAGE_ENTRIES: usize = 1024;
@@ -97,7 +97,7 @@ impl Inner {
             return reply.error(libc::ENOTDIR);
         }
         // First, so that what the kernel has kept of the listing has a meaning.
-        let names = self.given_names.opened(node.inode, 0);
+        let names = self.cookies.opened(node.inode, 0);
         let (begun, listing) = self.invalidations.listings().begin(node.inode);
         let mut flags = 0;
         if self.attr_defaults.kernel_cache && !node.is_strict() {
@@ -109,11 +109,11 @@ impl Inner {
         if kept.is_some() {
             self.open_inodes.opened(node, || None);
         }
-        if let Some(earlier) = self.inheritance.superseded(&reply) {
+        if let Some(earlier) = self.mount_journal.superseded(&reply) {
             self.closed_directory(earlier.number);
         }
         let number = self.directories.reserve();
-        let noted = self.inheritance.note_handle(&HandleRecord {
+        let noted = self.mount_journal.note_handle(&HandleRecord {
             number,
             inode: node.inode,
             unique: reply.unique(),
@@ -192,7 +192,7 @@ impl Inner {
     /// Enters what the reader is about to be given: it may go on after any of these names.
     fn note_position(&self, handle: &DirectoryHandle, number: u64, answer: &Answer) {
         let mut slot = handle.position.lock();
-        self.inheritance.note_position(&mut slot, || {
+        self.mount_journal.note_position(&mut slot, || {
             let cursor = handle.cursor.lock();
             let before = cursor.names().lock().name(answer.offset).map(|name| (answer.offset, name.to_vec()));
             let given = cursor.window_after(answer.offset, answer.entries);
@@ -203,7 +203,7 @@ impl Inner {
     }
 
     /// A directory that a process before this one opened.
-    pub(super) fn inherit_directory(
+    pub(super) fn restore_directory(
         &self,
         record: &HandleRecord,
         node: &Arc<Node>,
@@ -213,8 +213,8 @@ impl Inner {
         if kept.is_some() {
             self.open_inodes.opened(node, || None);
         }
-        let epoch = self.inheritance.journal().map_or(0, |journal| journal.epoch());
-        let names = self.given_names.opened(node.inode, epoch);
+        let epoch = self.mount_journal.journal().map_or(0, |journal| journal.epoch());
+        let names = self.cookies.opened(node.inode, epoch);
         let (begun, _) = self.invalidations.listings().begin(node.inode);
         let slot = position.map(|(slot, position)| {
             let mut names = names.lock();
@@ -301,6 +301,6 @@ impl Inner {
         if handle.kept.is_some() {
             self.open_inodes.closed(handle.inode);
         }
-        self.given_names.closed(handle.inode, |inode| self.invalidations.listings().forget(inode));
+        self.cookies.closed(handle.inode, |inode| self.invalidations.listings().forget(inode));
     }
 }

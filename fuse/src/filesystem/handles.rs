@@ -8,7 +8,7 @@ use cavern_client::Node;
 use cavern_client::journal::EPOCH_BITS;
 use parking_lot::{Mutex, RwLock};
 
-use super::passthrough::KeptBacking;
+use super::passthrough::BackingFile;
 
 /// Event loops look handles up on every read: a few independent tables keep them out of each other's way.
 const SHARDS: u64 = 16;
@@ -70,7 +70,7 @@ pub struct OpenInodes {
 struct OpenInode {
     node: Arc<Node>,
     handles: u32,
-    backing: Option<Arc<KeptBacking>>,
+    backing: Option<Arc<BackingFile>>,
 }
 
 impl OpenInodes {
@@ -79,8 +79,8 @@ impl OpenInodes {
     pub fn opened(
         &self,
         node: &Arc<Node>,
-        register: impl FnOnce() -> Option<Arc<KeptBacking>>,
-    ) -> Option<Arc<KeptBacking>> {
+        register: impl FnOnce() -> Option<Arc<BackingFile>>,
+    ) -> Option<Arc<BackingFile>> {
         if let Some(inode) = self.inodes.lock().get_mut(&node.inode) {
             inode.handles += 1;
             return inode.backing.clone();

@@ -23,9 +23,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Inner;
-use crate::inheritance::LockRecord;
 use crate::kernel::abi::FileLock;
 use crate::kernel::{LockRequest, Reply};
+use crate::mount_journal::LockRecord;
 use descriptions::{Descriptions, Unlock};
 use local::LocalFlocks;
 
@@ -57,7 +57,7 @@ impl Drop for ReleasedLocks {
             metadata.unlock_closed_soon(self.inode, LockKind::Flock, self.handle, None);
         }
         locks.descriptions.released(self.handle, |unlock| self.inner.unlock_soon(self.inode, unlock));
-        self.inner.inheritance.forget_locks_through(self.handle);
+        self.inner.mount_journal.forget_locks_through(self.handle);
     }
 }
 
@@ -137,7 +137,7 @@ impl Inner {
             }
             if lock.r#type() != LockType::Unlocked {
                 let (handle, owner, is_flock) = (request.fh, lock.owner, request.is_flock);
-                this.inheritance.note_lock(LockRecord { inode, handle, owner, is_flock, kind: lock.r#type });
+                this.mount_journal.note_lock(LockRecord { inode, handle, owner, is_flock, kind: lock.r#type });
             }
             if !node.has_cluster_locks() {
                 return this.lock_object(inode, &request, &lock, wait, reply);
@@ -250,7 +250,7 @@ impl Inner {
         interrupted: Option<&CancellationToken>,
     ) -> Result<(), ClientError> {
         let forgotten = async {
-            self.client.metadata().taken_in(event_seq).await;
+            self.client.metadata().wait_applied(event_seq).await;
             self.invalidations.forgotten(inode).await;
         };
         let given_up = async {
@@ -294,7 +294,7 @@ impl Inner {
     /// that.
     pub(super) fn ends_locks(&self, inode: u64, fh: u64, lock_owner: u64) -> bool {
         self.locks.descriptions.flushed(inode, fh, lock_owner);
-        self.inheritance.forget_locks_of(inode, lock_owner);
+        self.mount_journal.forget_locks_of(inode, lock_owner);
         self.client.metadata().may_have_locked(inode, LockKind::Posix, lock_owner)
     }
 
@@ -303,7 +303,7 @@ impl Inner {
     }
 
     /// A lock that somebody had when the process before died, of the session that had it.
-    pub(super) fn inherit_lock(&self, record: &LockRecord, session: u64, has_cluster_locks: bool) {
+    pub(super) fn restore_lock(&self, record: &LockRecord, session: u64, has_cluster_locks: bool) {
         let LockRecord { inode, handle, owner, is_flock, .. } = *record;
         self.passthrough.note_locked(inode);
         let descriptions = &self.locks.descriptions;
@@ -316,7 +316,7 @@ impl Inner {
             return;
         }
         let kind = if is_flock { LockKind::Flock } else { LockKind::Posix };
-        self.client.metadata().inherit_lock(inode, kind, owner, session);
+        self.client.metadata().restore_lock(inode, kind, owner, session);
         if !is_flock {
             // Whichever bytes: the description is gone with all of them.
             descriptions.ask(inode, handle, owner, (0, LOCK_TO_END)).answered(true, |_| {});

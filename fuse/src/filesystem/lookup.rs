@@ -13,7 +13,7 @@ use super::estale_retry::LookupHint;
 use super::export::Handle;
 use crate::kernel::abi::{EntryOut, ROOT_NODE};
 use crate::kernel::{Caller, Reply};
-use crate::trace::Subject;
+use crate::trace::Target;
 
 /// Replacements of an object that one lookup follows at most.
 const REPLACEMENTS: usize = 8;
@@ -31,10 +31,10 @@ impl Inner {
         }
         let parent = self.root.to_namespace(kernel_parent);
         if let Some(node) = self.client.shown_here(parent, name) {
-            self.second_opens.writer_arrived(caller.thread);
+            self.open_retries.writer_arrived(caller.thread);
             return self.show(&node, reply);
         }
-        let expecting = self.second_opens.expecting(parent, name, caller.thread);
+        let expecting = self.open_retries.expecting(parent, name, caller.thread);
         if expecting != LookupHint::Nothing {
             let (this, name) = (Arc::clone(self), name.to_vec());
             let reply = self.traced_lookup(parent, &name, reply);
@@ -76,7 +76,7 @@ impl Inner {
     }
 
     fn traced_lookup(&self, parent: u64, name: &[u8], reply: Reply) -> Reply {
-        reply.traced(&self.trace, Subject { inode: parent, name: name.to_vec(), ..Subject::default() })
+        reply.traced(&self.trace, Target { inode: parent, name: name.to_vec(), ..Target::default() })
     }
 
     /// The lookup before the second open of a path: see [`EstaleRetries`](super::estale_retry::EstaleRetries). It
@@ -99,7 +99,7 @@ impl Inner {
                 Ok(file) => {
                     // With `consistency = always` every open asks for itself.
                     if !node.is_always_checked() {
-                        self.second_opens.keep(&node, file);
+                        self.open_retries.keep(&node, file);
                     }
                     return self.show(&node, reply);
                 }
@@ -116,7 +116,7 @@ impl Inner {
     async fn write_by_name(self: &Arc<Self>, kernel_parent: u64, name: &[u8], thread: u32, reply: Reply) {
         match self.redirect_name(self.root.to_namespace(kernel_parent), name, thread).await {
             Some(node) => {
-                self.second_opens.writer_arrived(thread);
+                self.open_retries.writer_arrived(thread);
                 self.show(&node, reply);
             }
             None => self.ask_for_name(kernel_parent, name, reply).await,
@@ -131,7 +131,7 @@ impl Inner {
             match self.client.open(&node, Access::Write, thread).await {
                 Ok(Opened::Redirected(node)) => return Some(node),
                 Ok(Opened::File(file)) => {
-                    self.second_opens.keep(&node, file);
+                    self.open_retries.keep(&node, file);
                     return Some(node);
                 }
                 Err(error) if error.is_version_gone() => {}
@@ -153,7 +153,7 @@ impl Inner {
             }
             Err(ClientError::NotFound(_)) => self.show_absence(parent, name, reply),
             // Whoever wants to know why no master answers must find it.
-            Err(_) if self.is_own_directory(parent, name) => return self.show_own_directory(reply),
+            Err(_) if self.is_virtual_directory(parent, name) => return self.show_virtual_directory(reply),
             Err(error) => return self.failures.answer(reply, "lookup", &error),
         };
         if is_kept {
@@ -163,14 +163,14 @@ impl Inner {
 
     /// Answers with what a name leads to.
     fn show(&self, node: &Node, reply: Reply) {
-        self.second_opens.note_name(node);
+        self.open_retries.note_name(node);
         reply.entry(&self.entry_of(node));
     }
 
     /// Answers that a name leads nowhere; whether the kernel keeps that.
     fn show_absence(&self, parent: u64, name: &[u8], reply: Reply) -> bool {
-        if self.is_own_directory(parent, name) {
-            self.show_own_directory(reply);
+        if self.is_virtual_directory(parent, name) {
+            self.show_virtual_directory(reply);
             return false;
         }
         let absence = self.absence(parent, name);

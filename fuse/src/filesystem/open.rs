@@ -21,13 +21,13 @@ use cavern_conf::host;
 
 use super::Inner;
 use super::failed_reads::FailedReads;
-use super::open_nodes::{Conflict, HowRead, Wish};
-use super::passthrough::KeptBacking;
+use super::open_nodes::{Conflict, IoMode, OpenIntent};
+use super::passthrough::BackingFile;
 use crate::aliases::number_of;
-use crate::inheritance::HandleRecord;
 use crate::kernel::abi::fopen;
 use crate::kernel::{Caller, Delivery, Reply};
-use crate::trace::Subject;
+use crate::mount_journal::HandleRecord;
+use crate::trace::Target;
 
 /// For how long the file of a block is waited for, so that the kernel may read it by itself. Less than anybody notices;
 /// what takes longer is waited for when the file is read.
@@ -38,7 +38,7 @@ const AT_REST_NS: i64 = 2_000_000_000;
 /// An open file as the kernel has it.
 pub struct OpenHandle {
     pub(super) file: File,
-    pub(super) how: HowRead,
+    pub(super) how: IoMode,
     pub(super) failed: FailedReads,
     /// What is written through it goes to the end of the file, if the kernel appends.
     pub(super) appends: bool,
@@ -48,10 +48,10 @@ pub struct OpenHandle {
 
 impl OpenHandle {
     pub(super) fn new(file: File) -> Self {
-        Self::noted(file, HowRead::default(), false, None)
+        Self::noted(file, IoMode::default(), false, None)
     }
 
-    pub(super) fn noted(file: File, how: HowRead, appends: bool, noted: Option<Slot>) -> Self {
+    pub(super) fn noted(file: File, how: IoMode, appends: bool, noted: Option<Slot>) -> Self {
         Self { file, how, failed: FailedReads::default(), appends, _noted: noted }
     }
 }
@@ -63,11 +63,11 @@ pub(super) fn access(flags: i32) -> Access {
 }
 
 /// What a handle of a file of an fs-mode mount is for.
-fn wish(flags: i32) -> Wish {
+fn intent(flags: i32) -> OpenIntent {
     match (flags & libc::O_ACCMODE, access(flags)) {
-        (_, Access::Read) => Wish::Read,
-        (libc::O_WRONLY, Access::Write) => Wish::Write,
-        (_, Access::Write) => Wish::Both,
+        (_, Access::Read) => OpenIntent::Read,
+        (libc::O_WRONLY, Access::Write) => OpenIntent::Write,
+        (_, Access::Write) => OpenIntent::Both,
     }
 }
 
@@ -89,7 +89,7 @@ impl Inner {
         }
         let inode = self.root.to_namespace(kernel_node);
         let mut node = self.known_node(kernel_node);
-        match self.second_opens.file(inode) {
+        match self.open_retries.file(inode) {
             // While it is kept, it is found open.
             Some((kept, _)) if kept.is_fs_mode() => node = node.or(Some(kept)),
             Some((kept, file)) if access == Access::Read => {
@@ -105,14 +105,14 @@ impl Inner {
                 return self.answer_open(kernel_node, node, opened, caller, flags, reply);
             };
             let this = Arc::clone(self);
-            let reply = reply.traced(&self.trace, Subject { inode, node: node.clone(), ..Subject::default() });
+            let reply = reply.traced(&self.trace, Target { inode, node: node.clone(), ..Target::default() });
             return reply.begin(move |reply| async move {
                 let _late = tokio::time::timeout(PATIENCE, file.find_block()).await;
                 this.answer_open(kernel_node, node, opened, caller, flags, reply);
             });
         }
         let this = Arc::clone(self);
-        let reply = reply.traced(&self.trace, Subject { inode, node: node.clone(), ..Subject::default() });
+        let reply = reply.traced(&self.trace, Target { inode, node: node.clone(), ..Target::default() });
         reply.defer(move |reply| async move {
             let node = match node {
                 Some(node) => Ok(node),
@@ -131,7 +131,7 @@ impl Inner {
                     // By its name, if that is known. What prevents it shows when the kernel tries again.
                     if error.is_version_gone()
                         && access == Access::Write
-                        && let Some((parent, name)) = this.second_opens.name_of(inode)
+                        && let Some((parent, name)) = this.open_retries.name_of(inode)
                     {
                         this.redirect_name(parent, &name, caller.thread).await;
                     }
@@ -151,7 +151,7 @@ impl Inner {
         flags: i32,
     ) -> Option<File> {
         let Ok(Opened::File(file)) = opened else { return None };
-        if !node.is_fs_mode() || !self.passthrough.may_have(node.inode) || wish(flags) != Wish::Read {
+        if !node.is_fs_mode() || !self.passthrough.may_have(node.inode) || intent(flags) != OpenIntent::Read {
             return None;
         }
         let is_wanted = self.open_nodes.is_read_by_kernel(kernel_node) || self.may_begin_to_pass_through(node);
@@ -168,7 +168,7 @@ impl Inner {
     }
 
     async fn open_by(&self, node: &Arc<Node>, caller: Caller, flags: i32) -> Result<Opened, ClientError> {
-        match (access(flags), self.judged_user(node, caller).await) {
+        match (access(flags), self.limited_user(node, caller).await) {
             (Access::Write, Some(user)) => {
                 let read = flags & libc::O_ACCMODE != libc::O_WRONLY;
                 self.client.open_to_write(node, read, user).await
@@ -197,9 +197,9 @@ impl Inner {
             (Err(error), node) if error.is_version_gone() => {
                 match (access(flags), node) {
                     (Access::Write, node) if node.as_ref().is_none_or(|node| node.moves_when_written()) => {
-                        self.second_opens.expect_writer(caller.thread);
+                        self.open_retries.expect_writer(caller.thread);
                     }
-                    (_, node) => self.second_opens.expect(node.as_deref()),
+                    (_, node) => self.open_retries.expect(node.as_deref()),
                 }
                 reply.error(libc::ESTALE);
             }
@@ -213,14 +213,14 @@ impl Inner {
     fn opened(&self, kernel_node: u64, node: &Arc<Node>, file: File, flags: i32, reply: Reply) {
         let how = if node.is_fs_mode() {
             let register =
-                |descriptor: BorrowedFd<'_>| self.passthrough.register(descriptor, &reply, &self.inheritance);
+                |descriptor: BorrowedFd<'_>| self.passthrough.register(descriptor, &reply, &self.mount_journal);
             let find = |others: Option<&KernelBlock>| {
                 let may_begin = || others.is_some() || self.may_begin_to_pass_through(node);
                 let may = self.passthrough.may_have(node.inode) && may_begin();
                 let (block, backing, reads) = if may { file.kernel_block(others, register) } else { None }?;
-                Some(HowRead { backing: Some(backing), block: Some((block, reads)), ..HowRead::default() })
+                Some(IoMode { backing: Some(backing), block: Some((block, reads)), ..IoMode::default() })
             };
-            match self.open_nodes.opened(kernel_node, wish(flags), self.root.aliases(), find) {
+            match self.open_nodes.opened(kernel_node, intent(flags), self.root.aliases(), find) {
                 Ok(how) => how,
                 Err(Conflict) => {
                     self.supersede(kernel_node, node);
@@ -229,10 +229,10 @@ impl Inner {
             }
         } else {
             let backing = file.version_node().and_then(|node| {
-                let register = || self.passthrough.backing_of(&file, &reply, &self.inheritance);
+                let register = || self.passthrough.backing_of(&file, &reply, &self.mount_journal);
                 self.open_inodes.opened(node, register)
             });
-            HowRead { backing, ..HowRead::default() }
+            IoMode { backing, ..IoMode::default() }
         };
         let open_flags = self.open_flags(node, &file, flags) | how.open_flags;
         let appends = appends(flags) && file.opened_to_append();
@@ -294,7 +294,7 @@ impl Inner {
     }
 
     /// Enters an open file; its number is for the kernel.
-    pub(super) fn enter(&self, file: File, how: HowRead, appends: bool, reply: &Reply) -> u64 {
+    pub(super) fn enter(&self, file: File, how: IoMode, appends: bool, reply: &Reply) -> u64 {
         self.close_earlier(reply);
         let number = self.files.reserve();
         let record = HandleRecord {
@@ -302,20 +302,20 @@ impl Inner {
             inode: file.inode(),
             unique: reply.unique(),
             is_kept: file.locks_end_with_close(),
-            backing: how.backing.as_deref().map(KeptBacking::number),
+            backing: how.backing.as_deref().map(BackingFile::number),
             appends,
             alias: how.node.map_or(0, number_of),
             block: how.block.as_ref().map(|(block, _)| *block),
             ..HandleRecord::default()
         };
-        let noted = self.inheritance.note_handle(&record);
+        let noted = self.mount_journal.note_handle(&record);
         self.files.insert(number, Arc::new(OpenHandle::noted(file, how, appends, noted)));
         number
     }
 
     /// A process before this one has opened a handle for the same request: nobody got it.
     fn close_earlier(&self, reply: &Reply) {
-        if let Some(earlier) = self.inheritance.superseded(reply) {
+        if let Some(earlier) = self.mount_journal.superseded(reply) {
             drop(self.closed(earlier.number));
         }
     }

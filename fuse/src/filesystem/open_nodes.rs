@@ -12,7 +12,7 @@ use std::sync::Arc;
 use cavern_client::{KernelBlock, KernelReads};
 use parking_lot::Mutex;
 
-use super::passthrough::KeptBacking;
+use super::passthrough::BackingFile;
 use crate::aliases::Aliases;
 use crate::kernel::abi::fopen;
 
@@ -22,7 +22,7 @@ pub struct Conflict;
 
 /// What a handle is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wish {
+pub enum OpenIntent {
     Read,
     Write,
     /// Or anything but one of these.
@@ -31,12 +31,12 @@ pub enum Wish {
 
 /// How the kernel reads what is being opened: by requests, unless it says otherwise.
 #[derive(Default)]
-pub struct HowRead {
+pub struct IoMode {
     /// Its node, if it is a file of an fs-mode mount.
     pub node: Option<u64>,
     /// What it reads by itself, or reads so for others.
-    pub backing: Option<Arc<KeptBacking>>,
-    /// The same, of a file of an fs-mode mount.
+    pub backing: Option<Arc<BackingFile>>,
+    /// The block that it reads so, of a file of an fs-mode mount.
     pub block: Option<(KernelBlock, KernelReads)>,
     /// [`DIRECT`], if it is read by requests all the same, past all pages.
     pub open_flags: u32,
@@ -49,7 +49,7 @@ const DIRECT: u32 = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
 struct OpenNode {
     handles: u32,
     /// What the kernel reads by itself, and which block that is, if that is known.
-    backing: Option<Arc<KeptBacking>>,
+    backing: Option<Arc<BackingFile>>,
     block: Option<KernelBlock>,
 }
 
@@ -64,20 +64,20 @@ impl OpenNodes {
     pub fn opened(
         &self,
         node: u64,
-        wish: Wish,
+        intent: OpenIntent,
         aliases: &Aliases,
-        find: impl FnOnce(Option<&KernelBlock>) -> Option<HowRead>,
-    ) -> Result<HowRead, Conflict> {
+        find: impl FnOnce(Option<&KernelBlock>) -> Option<IoMode>,
+    ) -> Result<IoMode, Conflict> {
         let others = {
             let mut nodes = self.0.lock();
-            match decide(&mut nodes, node, wish, aliases, None) {
+            match decide(&mut nodes, node, intent, aliases, None) {
                 Some(decided) => return decided,
                 None => nodes.get(&node).and_then(|open| open.block),
             }
         };
         // Without the lock, since it may be system calls. Another handle may be faster: then that one has decided.
         let found = find(others.as_ref());
-        decide(&mut self.0.lock(), node, wish, aliases, Some(found)).unwrap_or(Err(Conflict))
+        decide(&mut self.0.lock(), node, intent, aliases, Some(found)).unwrap_or(Err(Conflict))
     }
 
     /// From now on an inode is known by another node than this one.
@@ -92,7 +92,7 @@ impl OpenNodes {
     }
 
     /// A handle that a process before this one gave the kernel, with what it registered, and what that is of.
-    pub fn inherited(&self, node: u64, backing: Option<Arc<KeptBacking>>, block: Option<KernelBlock>) {
+    pub fn inherited(&self, node: u64, backing: Option<Arc<BackingFile>>, block: Option<KernelBlock>) {
         let mut nodes = self.0.lock();
         let open = nodes.entry(node).or_default();
         open.handles += 1;
@@ -117,77 +117,77 @@ impl OpenNodes {
 fn decide(
     nodes: &mut HashMap<u64, OpenNode>,
     node: u64,
-    wish: Wish,
+    intent: OpenIntent,
     aliases: &Aliases,
-    found: Option<Option<HowRead>>,
-) -> Option<Result<HowRead, Conflict>> {
+    found: Option<Option<IoMode>>,
+) -> Option<Result<IoMode, Conflict>> {
     let open = nodes.get(&node);
-    let how = match (wish, open.and_then(|open| open.backing.clone())) {
-        (Wish::Both, Some(_)) => return Some(Err(Conflict)),
+    let how = match (intent, open.and_then(|open| open.backing.clone())) {
+        (OpenIntent::Both, Some(_)) => return Some(Err(Conflict)),
         // By a name that the kernel is about to forget, or by none; or beside what the kernel reads by itself.
-        (_, backing) if aliases.is_superseded(node) || wish == Wish::Write && backing.is_some() => {
-            HowRead { backing, open_flags: DIRECT, ..HowRead::default() }
+        (_, backing) if aliases.is_superseded(node) || intent == OpenIntent::Write && backing.is_some() => {
+            IoMode { backing, open_flags: DIRECT, ..IoMode::default() }
         }
-        (Wish::Read, backing) if backing.is_some() || open.is_none() => match (backing, found?) {
+        (OpenIntent::Read, backing) if backing.is_some() || open.is_none() => match (backing, found?) {
             (None, found) => found.unwrap_or_default(),
             (backing, Some(found)) if open.and_then(|open| open.block) == found.block.as_ref().map(|(of, _)| *of) => {
-                HowRead { backing, ..found }
+                IoMode { backing, ..found }
             }
             _ => return Some(Err(Conflict)),
         },
-        _ => HowRead::default(),
+        _ => IoMode::default(),
     };
     let open = nodes.entry(node).or_default();
     open.handles += 1;
     if let Some((block, _)) = &how.block {
         (open.backing, open.block) = (how.backing.clone(), Some(*block));
     }
-    Some(Ok(HowRead { node: Some(node), ..how }))
+    Some(Ok(IoMode { node: Some(node), ..how }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn nobody(_: Option<&KernelBlock>) -> Option<HowRead> {
+    fn nobody(_: Option<&KernelBlock>) -> Option<IoMode> {
         None
     }
 
-    fn is_by_requests(read: Result<HowRead, Conflict>) -> bool {
+    fn is_by_requests(read: Result<IoMode, Conflict>) -> bool {
         read.is_ok_and(|how| how.backing.is_none() && how.open_flags == 0)
     }
 
-    fn is_direct(read: Result<HowRead, Conflict>) -> bool {
+    fn is_direct(read: Result<IoMode, Conflict>) -> bool {
         read.is_ok_and(|how| how.backing.is_none() && how.open_flags == DIRECT)
     }
 
     #[test]
     fn the_first_handle_decides_how_a_node_is_read() {
         let (nodes, aliases) = (OpenNodes::default(), Aliases::default());
-        assert!(is_by_requests(nodes.opened(7, Wish::Read, &aliases, nobody)));
+        assert!(is_by_requests(nodes.opened(7, OpenIntent::Read, &aliases, nobody)));
         // By requests, whoever comes.
-        for wish in [Wish::Both, Wish::Write, Wish::Read] {
-            let read = nodes.opened(7, wish, &aliases, |_| unreachable!("it is decided"));
-            assert!(is_by_requests(read), "{wish:?}");
+        for intent in [OpenIntent::Both, OpenIntent::Write, OpenIntent::Read] {
+            let read = nodes.opened(7, intent, &aliases, |_| unreachable!("it is decided"));
+            assert!(is_by_requests(read), "{intent:?}");
         }
         (0..4).for_each(|_| nodes.closed(7));
         assert!(nodes.0.lock().is_empty());
         nodes.closed(7);
-        assert!(is_by_requests(nodes.opened(7, Wish::Both, &aliases, |_| unreachable!("a writer"))));
+        assert!(is_by_requests(nodes.opened(7, OpenIntent::Both, &aliases, |_| unreachable!("a writer"))));
         assert!(!nodes.is_read_by_kernel(7));
     }
 
     #[test]
     fn who_comes_by_a_node_of_before_is_read_past_all_pages() {
         let (nodes, aliases) = (OpenNodes::default(), Aliases::default());
-        assert!(is_by_requests(nodes.opened(7, Wish::Read, &aliases, nobody)));
+        assert!(is_by_requests(nodes.opened(7, OpenIntent::Read, &aliases, nobody)));
         nodes.supersede(7, &aliases);
-        for wish in [Wish::Both, Wish::Write, Wish::Read] {
-            let read = nodes.opened(7, wish, &aliases, |_| unreachable!("it is not begun so"));
-            assert!(is_direct(read), "{wish:?}");
+        for intent in [OpenIntent::Both, OpenIntent::Write, OpenIntent::Read] {
+            let read = nodes.opened(7, intent, &aliases, |_| unreachable!("it is not begun so"));
+            assert!(is_direct(read), "{intent:?}");
         }
         // Somebody is faster than who looks for the file of the block.
-        let read = nodes.opened(8, Wish::Read, &aliases, |_| {
+        let read = nodes.opened(8, OpenIntent::Read, &aliases, |_| {
             nodes.supersede(8, &aliases);
             None
         });

@@ -27,8 +27,8 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 use tracing::{debug, warn};
 
-use crate::inheritance::Inheritance;
 use crate::kernel::{Backing, Connection, Reply};
+use crate::mount_journal::MountJournal;
 
 /// `STATX_MNT_ID_UNIQUE`: the number of a mount that no later one gets. In every kernel that has passthrough.
 const MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
@@ -46,14 +46,14 @@ pub fn is_asked(fuse: &schema::Fuse) -> bool {
 
 /// A file that is registered with the kernel, until nobody has this any more.
 #[derive(Debug)]
-pub struct KeptBacking {
+pub struct BackingFile {
     // Given back before it is forgotten.
     backing: Backing,
     /// What a process after this one finds of it.
     _noted: Option<Slot>,
 }
 
-impl KeptBacking {
+impl BackingFile {
     fn new(backing: Backing, noted: Option<Slot>) -> Arc<Self> {
         Arc::new(Self { backing, _noted: noted })
     }
@@ -67,7 +67,7 @@ impl KeptBacking {
     }
 }
 
-/// See the module.
+/// The files that are registered with the kernel.
 #[derive(Debug)]
 pub struct Passthrough {
     /// The configuration says so, rather than that nothing prevents it.
@@ -81,7 +81,7 @@ pub struct Passthrough {
     /// Mounts whose files the kernel does not take.
     refused: Mutex<HashSet<u64>>,
     /// What the process before had registered, until its handles are open again.
-    earlier: Mutex<HashMap<u32, Arc<KeptBacking>>>,
+    earlier: Mutex<HashMap<u32, Arc<BackingFile>>>,
     registered: AtomicU64,
     opens: AtomicU64,
 }
@@ -113,11 +113,11 @@ impl Passthrough {
     }
 
     /// The file's one complete local block, as the kernel knows it.
-    pub fn backing_of(&self, file: &File, reply: &Reply, inheritance: &Inheritance) -> Option<Arc<KeptBacking>> {
+    pub fn backing_of(&self, file: &File, reply: &Reply, mount_journal: &MountJournal) -> Option<Arc<BackingFile>> {
         if !self.is_on.load(Relaxed) {
             return None;
         }
-        file.with_local_descriptor(|descriptor| self.register(descriptor, reply, inheritance))
+        file.with_local_descriptor(|descriptor| self.register(descriptor, reply, mount_journal))
     }
 
     /// Registers a file with the kernel, if that takes it.
@@ -125,16 +125,16 @@ impl Passthrough {
         &self,
         descriptor: BorrowedFd<'_>,
         reply: &Reply,
-        inheritance: &Inheritance,
-    ) -> Option<KeptBacking> {
+        mount_journal: &MountJournal,
+    ) -> Option<BackingFile> {
         if self.is_refused(descriptor) {
             return None;
         }
         match reply.register(descriptor) {
             Ok(backing) => {
-                let noted = inheritance.note_backing(backing.number()).ok()?;
+                let noted = mount_journal.note_backing(backing.number()).ok()?;
                 self.registered.fetch_add(1, Relaxed);
-                Some(KeptBacking { backing, _noted: noted })
+                Some(BackingFile { backing, _noted: noted })
             }
             // No room for one more: perhaps for the next.
             Err(Errno::NOMEM | Errno::NOSPC) => None,
@@ -196,15 +196,15 @@ impl Passthrough {
     pub fn inherit(&self, noted: Vec<(Slot, u32)>, handles: impl Iterator<Item = u32>, connection: &Connection) {
         let mut earlier = self.earlier.lock();
         for (slot, number) in noted {
-            earlier.insert(number, KeptBacking::new(connection.backing(number), Some(slot)));
+            earlier.insert(number, BackingFile::new(connection.backing(number), Some(slot)));
         }
         for number in handles {
-            earlier.entry(number).or_insert_with(|| KeptBacking::new(connection.backing(number), None));
+            earlier.entry(number).or_insert_with(|| BackingFile::new(connection.backing(number), None));
         }
     }
 
     /// One of these.
-    pub fn inherited(&self, number: u32) -> Option<Arc<KeptBacking>> {
+    pub fn inherited(&self, number: u32) -> Option<Arc<BackingFile>> {
         self.earlier.lock().get(&number).cloned()
     }
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_client::{ClientError, ReadAtHand};
+use cavern_client::{CachedRead, ClientError};
 use tokio::time::Instant;
 
 use super::Inner;
 use super::open::OpenHandle;
 use crate::kernel::Reply;
-use crate::trace::Subject;
+use crate::trace::Target;
 
 /// Reads of at most this size are begun by the event loop.
 const SMALL_BYTES: usize = 128 << 10;
@@ -41,8 +41,8 @@ impl Inner {
         };
         let Some(handle) = handle else { return reply.error(self.lost.errno(fh)) };
         let ReadArgs { offset, size, is_kept } = read;
-        if is_kept && let Some(copies) = handle.file.copies() {
-            copies.keep();
+        if is_kept && let Some(copies) = handle.file.page_cache_hint() {
+            copies.set();
         }
         let length = payload.len().min(size as usize);
         if let Some(errno) = handle.failed.take(&(offset..offset.saturating_add(length as u64)), Instant::now()) {
@@ -50,19 +50,19 @@ impl Inner {
         }
         let into = &mut payload[..length];
         let at_hand = if length >= BUFFERED_BYTES && (is_kept || handle.file.is_read_only()) {
-            handle.file.read_at_hand(offset, into)
+            handle.file.try_read_cached(offset, into)
         } else {
-            handle.file.read_now(offset, into).map(ReadAtHand::Copied)
+            handle.file.read_now(offset, into).map(CachedRead::Copied)
         };
         match at_hand {
-            Some(ReadAtHand::Copied(read)) => return reply.bytes(&payload[..read]),
-            Some(ReadAtHand::Buffered(bytes)) => return reply.bytes(&bytes),
+            Some(CachedRead::Copied(read)) => return reply.bytes(&payload[..read]),
+            Some(CachedRead::Buffered(bytes)) => return reply.bytes(&bytes),
             None => {}
         }
         let this = Arc::clone(self);
         let (inode, node) = (handle.file.inode(), handle.file.version_node().cloned());
-        let subject = Subject { inode, node, range: Some((offset, length)), ..Subject::default() };
-        let reply = reply.traced(&self.trace, subject);
+        let target = Target { inode, node, range: Some((offset, length)), ..Target::default() };
+        let reply = reply.traced(&self.trace, target);
         if let Some(disk) = handle.file.disk_read(offset, length) {
             return reply.defer_blocking(move |reply| this.answer_read(&handle, read, disk.run(), reply));
         }
@@ -100,7 +100,7 @@ impl Inner {
     fn read_unopened(self: &Arc<Self>, kernel_node: u64, read: ReadArgs, reply: Reply) {
         let this = Arc::clone(self);
         let (inode, range) = (self.root.to_namespace(kernel_node), Some((read.offset, read.size as usize)));
-        let reply = reply.traced(&self.trace, Subject { inode, range, ..Subject::default() });
+        let reply = reply.traced(&self.trace, Target { inode, range, ..Target::default() });
         reply.defer(move |reply| async move {
             match this.read_inode(kernel_node, read).await {
                 Ok(bytes) => reply.bytes(&bytes),

@@ -16,11 +16,11 @@ use tokio::task::spawn_blocking;
 use tracing::warn;
 
 use super::open::OpenHandle;
-use super::open_nodes::HowRead;
+use super::open_nodes::IoMode;
 use super::{Inner, Namespace};
 use crate::aliases::node_of;
-use crate::inheritance::{AppendRecord, HandleRecord, LockRecord, PositionRecord};
 use crate::kernel::Connection;
+use crate::mount_journal::{AppendRecord, HandleRecord, LockRecord, PositionRecord};
 
 /// Handles that are opened at a time.
 const AT_A_TIME: usize = 64;
@@ -97,13 +97,13 @@ impl Namespace {
         let of_handles = handles.iter().filter_map(|(_, record)| record.backing);
         inner.passthrough.inherit(backings, of_handles, connection);
         for (slot, record) in appends {
-            inner.inheritance.note_earlier_append(slot, record);
+            inner.mount_journal.note_earlier_append(slot, record);
         }
         let (all, began) = (handles.len(), tokio::time::Instant::now());
         let opening = handles.into_iter().map(|(slot, record)| {
             let position = positions.remove(&record.number);
             async move {
-                inner.inheritance.note_earlier(record);
+                inner.mount_journal.note_earlier(record);
                 // The kernel has what it reads by itself, whatever becomes of the handle here.
                 let node = inner.restore_node(&record);
                 if let Err(error) = inner.restore_handle(&record, node, slot, position).await {
@@ -115,8 +115,8 @@ impl Namespace {
         stream::iter(opening).buffer_unordered(AT_A_TIME).collect::<()>().await;
         for (slot, record) in locks {
             let has_cluster_locks = inner.client.node(record.inode).await.map_or(true, |node| node.has_cluster_locks());
-            inner.inherit_lock(&record, session, has_cluster_locks);
-            inner.inheritance.keep_lock(record, Some(slot));
+            inner.restore_lock(&record, session, has_cluster_locks);
+            inner.mount_journal.keep_lock(record, Some(slot));
         }
         if inner.passthrough.for_fs_mode {
             // Names may lead to nodes that are known to the kernel alone.
@@ -136,7 +136,7 @@ impl Namespace {
 
     /// The kernel has asked again for whatever it had no answer to.
     pub fn forget_earlier(&self) {
-        self.inner.inheritance.forget_earlier();
+        self.inner.mount_journal.forget_earlier();
         self.inner.client.metadata().forget_replayed();
     }
 }
@@ -167,22 +167,22 @@ impl Inner {
         let node = self.client.node(record.inode).await?;
         if record.is_directory {
             let kept = self.client.metadata().keep_directory(&node).await?;
-            self.inherit_directory(record, &node, kept, (slot, position));
+            self.restore_directory(record, &node, kept, (slot, position));
             return Ok(());
         }
         let file = match self.client.open_unchecked(&node) {
             Some(file) => file,
             None => self.client.open_again(&node).await?,
         };
-        if let Some(copies) = file.copies() {
+        if let Some(copies) = file.page_cache_hint() {
             // The kernel has pages of what was read.
-            copies.keep();
+            copies.set();
         }
         if let Some(node) = file.version_node() {
             self.open_inodes.opened(node, || self.passthrough.inherited(record.backing?));
         }
         let block = record.block.and_then(|block| Some((block, file.begin_kernel_reads()?)));
-        let how = HowRead { node: kernel_node, block, ..HowRead::default() };
+        let how = IoMode { node: kernel_node, block, ..IoMode::default() };
         self.files.insert(record.number, Arc::new(OpenHandle::noted(file, how, record.appends, Some(slot))));
         Ok(())
     }

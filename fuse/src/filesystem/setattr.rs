@@ -96,11 +96,11 @@ impl Inner {
         let Caller { uid, gid, thread } = caller;
         // Others may read the file of its block by themselves.
         let set = SetAttr { keeps_block: set.size == Some(0) && self.passthrough.for_fs_mode, ..set };
-        let user = self.judged_user(node, caller).await;
+        let user = self.limited_user(node, caller).await;
         let (user, defaults) = (user.as_ref(), &self.attr_defaults.bucket);
         let new = AttributeChange { set, uid, gid, writer, thread, user, defaults };
         let (node, effects) = self.client.set_attributes(node, new).await?;
-        self.take_in(effects);
+        self.apply_effects(effects);
         Ok(node)
     }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cavern_client::{ClientError, Copies, File};
+use cavern_client::{ClientError, File, PageCacheHint};
 
 use super::Inner;
 use super::open::OpenHandle;
@@ -52,14 +52,14 @@ impl Inner {
     /// after every write.
     fn append(self: &Arc<Self>, handle: Arc<OpenHandle>, believed: u64, data: &[u8], how: WriteArgs, reply: Reply) {
         let size = data.len() as u32;
-        let begun = self.inheritance.begun_append(&reply);
+        let begun = self.mount_journal.begun_append(&reply);
         let loses = self.loses_by_write(&handle.file, &how);
         if !loses
             && !how.is_sync
             && begun.is_none()
             && let Some(end) = handle.file.end_now()
         {
-            let noted = self.inheritance.note_append(&reply, end.offset);
+            let noted = self.mount_journal.note_append(&reply, end.offset);
             if handle.file.write_now(end.offset, data, how.writer).is_some() {
                 let reply = reply.keeping(noted);
                 return self.answer_appended(&handle, (believed, end.offset, size), &how, reply);
@@ -71,7 +71,7 @@ impl Inner {
             let (noted, known) = begun.unzip();
             let written = async {
                 let end = file.end(known).await?;
-                let noted = noted.or_else(|| this.inheritance.note_append(&reply, end.offset));
+                let noted = noted.or_else(|| this.mount_journal.note_append(&reply, end.offset));
                 this.write_file(file, end.offset, data, how, loses).await?;
                 Ok((end, noted))
             };
@@ -116,7 +116,7 @@ impl Inner {
     /// does not wait for the kernel forgets them no second time.
     fn answer_written(&self, handle: &OpenHandle, (offset, size): (u64, u32), how: &WriteArgs, reply: Reply) {
         let file = &handle.file;
-        if how.writer.is_some() && file.copies().is_some_and(Copies::may_be_kept) {
+        if how.writer.is_some() && file.page_cache_hint().is_some_and(PageCacheHint::may_be_cached) {
             return self.invalidations.written(self.root.to_kernel(file.inode()), offset, size, reply);
         }
         self.changed_by(handle.how.node);

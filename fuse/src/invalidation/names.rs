@@ -8,16 +8,16 @@
 //! |---|---|
 //! | a name that is to be forgotten | the lock of the directory |
 //! | who has the lock, here | the answer of the master |
-//! | the master, where another client holds the directory | that this client lets go of it, when it is told to |
+//! | the master, where the directory is delegated to another client | that this client returns it, when it is told to |
 //! | the master, where the mount is strict | that each client has let go of what it has cached |
 //! | a client that is told to let go, or lets go | its stream of events, which one task follows |
 //!
 //! If that task waited for names, two clients that change one directory would wait for each other until a deadline
 //! ends it. So nothing that a change may wait for waits for a name: events are taken in and signs of life sent
 //! meanwhile, and what was let go of is reported when attributes and pages are forgotten
-//! ([`let_go`](cavern_client::InvalidationSink::let_go)). Kernels trust names of strict mounts for no time. Whoever
-//! waits for names has no directory locked: `cv refresh`, the deletion of what has no name. If that takes long, the
-//! kernel is told to look every name up anew, which takes no lock.
+//! ([`invalidated`](cavern_client::InvalidationSink::let_go)). Kernels trust names of strict mounts for no time.
+//! Whoever waits for names has no directory locked: `cv refresh`, the deletion of what has no name. If that takes long,
+//! the kernel is told to look every name up anew, which takes no lock.
 //!
 //! That is the last resort: it costs the pages of all files that nobody has open, and what is mounted on directories of
 //! the mount.

@@ -8,7 +8,7 @@ use super::request::Caller;
 /// The bit of CAP_FSETID in a set of capabilities.
 const FSETID: u32 = 4;
 
-/// See the module.
+/// Groups and capabilities of a caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
     groups: Vec<u32>,

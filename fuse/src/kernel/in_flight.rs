@@ -144,8 +144,8 @@ impl InFlight {
         self.own(unique, self.tasks.spawn_on(task, &self.runtime).abort_handle());
     }
 
-    /// The same, but up to where it first has to wait here and now: mostly it has nothing to wait for, and another
-    /// thread would have to be woken.
+    /// Runs the task of a registered request, up to where it first has to wait on this thread: mostly it has nothing to
+    /// wait for, and another thread would have to be woken.
     pub fn begin(&self, unique: u64, task: impl Future<Output = ()> + Send + 'static) {
         let mut task = Box::pin(task);
         let _runtime = self.runtime.enter();

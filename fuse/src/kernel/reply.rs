@@ -21,7 +21,7 @@ use super::channel::Backing;
 use super::in_flight::{Admission, InFlight, InterruptPolicy, RequestInfo};
 use super::request::CopyCount;
 use super::request_stats::{Path, RequestKind};
-use crate::trace::{Subject, Trace, Traced};
+use crate::trace::{Target, Trace, Traced};
 
 /// How one request will be answered.
 #[derive(Debug)]
@@ -78,8 +78,8 @@ impl Reply {
     }
 
     /// Has the trace follow this request, which is about to wait.
-    pub fn traced(mut self, trace: &Arc<Trace>, subject: Subject) -> Self {
-        self.traced = Some(Box::new(trace.follow(self.asked.received, subject)));
+    pub fn traced(mut self, trace: &Arc<Trace>, target: Target) -> Self {
+        self.traced = Some(Box::new(trace.follow(self.asked.received, target)));
         self
     }
 
@@ -125,7 +125,7 @@ impl Reply {
         self.run(policy, Begins::Here, |reply| work(reply, interrupted));
     }
 
-    /// The same of what takes long before it first waits: all of it runs elsewhere.
+    /// Runs what takes long before it first waits, until a signal interrupts it: all of it runs elsewhere.
     pub fn defer_until_interrupted<Work, Task>(self, work: Work)
     where
         Work: FnOnce(Self, CancellationToken) -> Task,

@@ -41,7 +41,7 @@ struct State {
     events: broadcast::Sender<WatchEvent>,
     seq: AtomicU64,
     acknowledged: watch::Sender<u64>,
-    let_go: watch::Sender<u64>,
+    invalidated: watch::Sender<u64>,
     /// Whether the bucket can be written to.
     is_writable: bool,
     /// Whether the mount is one in fs-mode, with locks that everybody gets.
@@ -141,7 +141,7 @@ impl Master {
             events: broadcast::channel(4096).0,
             seq: AtomicU64::new(1),
             acknowledged: watch::channel(0).0,
-            let_go: watch::channel(0).0,
+            invalidated: watch::channel(0).0,
             is_writable,
             is_fs_mode: AtomicBool::new(false),
             locks: Mutex::default(),
@@ -215,8 +215,8 @@ impl Master {
     }
 
     /// Returns when the client has let go of what an event made untrue.
-    pub async fn let_go(&self, seq: u64) {
-        Self::reached(&self.state.let_go, seq).await;
+    pub async fn invalidated(&self, seq: u64) {
+        Self::reached(&self.state.invalidated, seq).await;
     }
 
     async fn reached(number: &watch::Sender<u64>, seq: u64) {
@@ -349,13 +349,17 @@ impl Namespace for Master {
         Ok(Response::new(Box::pin(futures::stream::iter(pages))))
     }
 
-    async fn touch(&self, request: Request<wire::TouchRequest>) -> Result<Response<wire::TouchReply>, Status> {
+    async fn refresh_listings(
+        &self,
+        request: Request<wire::RefreshListingsRequest>,
+    ) -> Result<Response<wire::RefreshListingsReply>, Status> {
         self.called().await;
         let directories = request.into_inner().directories.into_iter();
-        let directories =
-            directories.map(|inode| wire::touch_reply::Directory { inode, listing_age_ms: 0, gone: false }).collect();
+        let directories = directories
+            .map(|inode| wire::refresh_listings_reply::Directory { inode, listing_age_ms: 0, gone: false })
+            .collect();
         let event_seq = self.state.seq.load(Ordering::SeqCst);
-        Ok(Response::new(wire::TouchReply { directories, event_seq }))
+        Ok(Response::new(wire::RefreshListingsReply { directories, event_seq }))
     }
 
     async fn revalidate(&self, request: Request<wire::RevalidateRequest>) -> Result<Response<Entry>, Status> {
@@ -412,15 +416,18 @@ impl Namespace for Master {
         Err(Status::unimplemented("get_lock"))
     }
 
-    async fn remember(&self, _: Request<wire::RememberRequest>) -> Result<Response<wire::RememberReply>, Status> {
+    async fn restore_watches(
+        &self,
+        _: Request<wire::RestoreWatchesRequest>,
+    ) -> Result<Response<wire::RestoreWatchesReply>, Status> {
         Err(Status::unimplemented("not in these tests"))
     }
 
-    async fn check_holds(
+    async fn check_open_refs(
         &self,
-        _: Request<wire::CheckHoldsRequest>,
-    ) -> Result<Response<wire::CheckHoldsReply>, Status> {
-        Ok(Response::new(wire::CheckHoldsReply::default()))
+        _: Request<wire::CheckOpenRefsRequest>,
+    ) -> Result<Response<wire::CheckOpenRefsReply>, Status> {
+        Ok(Response::new(wire::CheckOpenRefsReply::default()))
     }
 
     async fn free_content(
@@ -451,13 +458,13 @@ impl Cluster for Master {
         request: Request<Streaming<wire::WatchRequest>>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let mut requests = request.into_inner();
-        let (acknowledged, let_go) = (self.state.acknowledged.clone(), self.state.let_go.clone());
+        let (acknowledged, invalidated) = (self.state.acknowledged.clone(), self.state.invalidated.clone());
         let heard = Arc::new(AtomicU64::new(1));
         let received = Arc::clone(&heard);
         tokio::spawn(async move {
             while let Some(Ok(request)) = requests.next().await {
                 acknowledged.send_replace(request.acknowledged_seq);
-                let_go.send_replace(request.let_go_seq);
+                invalidated.send_replace(request.invalidated_seq);
                 received.fetch_add(1, Ordering::SeqCst);
             }
         });

@@ -39,7 +39,7 @@ impl Reading {
     }
 }
 
-/// See the module.
+/// A clock that never runs backwards.
 pub struct Clock {
     read: Box<dyn Fn() -> Reading + Send + Sync>,
     state: Mutex<State>,

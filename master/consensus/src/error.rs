@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cavern_proto::{NotLeading, StatusMark};
+use cavern_proto::{NotLeading, StatusDetail};
 use cavern_state::StateError;
 use thiserror::Error;
 use tonic::{Code, Status};
@@ -84,7 +84,7 @@ impl ConsensusError {
         let code = match self {
             Self::Shared(shared) => return shared.to_status(),
             Self::NotLeading(answer) => return answer.to_status(),
-            Self::Unavailable(_) => return StatusMark::Unanswered.to_status(self.to_string()),
+            Self::Unavailable(_) => return StatusDetail::Unanswered.to_status(self.to_string()),
             Self::NotFound(_) => Code::NotFound,
             Self::Invalid(_) => Code::InvalidArgument,
             Self::Refused(_) => Code::FailedPrecondition,

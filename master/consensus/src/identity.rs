@@ -13,7 +13,7 @@ const IDENTITY_KEY: &[u8] = b"identity";
 /// The first master of every cluster.
 pub const FIRST_NODE: NodeId = 1;
 
-/// See the module.
+/// The id of this master, and its cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     pub cluster_id: String,

@@ -4,9 +4,9 @@
 //! acknowledged by a majority that recently is the only one, and what it reads of its own state is the newest there is.
 //! Later somebody else may lead, and have acknowledged changes that this one knows nothing of.
 //!
-//! A leader that gives its lead away frees its followers of that, so its lease ends before it does ([`GivenAway`]). A
-//! follower that was restarted does not know of whom it has heard, so it elects nobody until that does not matter any
-//! more ([`Promise`]).
+//! A leader that gives its leadership away frees its followers of that, so its lease ends before it does
+//! ([`LastTransfer`]). A follower that was restarted does not know of whom it has heard, so it elects nobody until that
+//! does not matter any more ([`Promise`]).
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -30,19 +30,19 @@ pub const ELECTION: RangeInclusive<Duration> = Duration::from_millis(400)..=Dura
 /// Clocks of different hosts need not run equally fast.
 const LEASE: Duration = Duration::from_millis(700);
 
-/// Whether one lead of this master goes on. Cheap to clone.
+/// Whether one leadership of this master goes on. Cheap to clone.
 #[derive(Clone)]
 pub struct LeaderLease {
     observed: Observed,
     lead: LeaderId,
-    given_away: GivenAway,
+    given_away: LastTransfer,
 }
 
-/// The last lead that this master was to give to another, whether that one took it or not. Cheap to clone.
+/// The last leadership that this master was to give to another, whether that one took it or not. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct GivenAway(Arc<Mutex<Option<LeaderId>>>);
+pub struct LastTransfer(Arc<Mutex<Option<LeaderId>>>);
 
-impl GivenAway {
+impl LastTransfer {
     pub fn set(&self, lead: LeaderId) {
         *self.0.lock() = Some(lead);
     }
@@ -84,7 +84,7 @@ impl Promise {
 }
 
 impl LeaderLease {
-    pub(super) fn new(raft: &Raft, lead: LeaderId, given_away: GivenAway) -> Self {
+    pub(super) fn new(raft: &Raft, lead: LeaderId, given_away: LastTransfer) -> Self {
         Self { observed: raft.metrics(), lead, given_away }
     }
 
@@ -150,6 +150,6 @@ impl LeaderLease {
         let membership = Membership::new_with_defaults(vec![BTreeSet::from([1])], [1]);
         metrics.membership_config = Arc::new(StoredMembership::new(None, membership));
         let (observed, lead) = (Types::watch_channel(metrics).1, LeaderId { term: 1, node_id: 1 });
-        Self { observed, lead, given_away: GivenAway::default() }
+        Self { observed, lead, given_away: LastTransfer::default() }
     }
 }

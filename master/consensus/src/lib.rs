@@ -14,11 +14,11 @@
 //! ([`leader_lease`]): only then it reads its own state for others.
 //!
 //! Snapshots are RocksDB checkpoints: hard links, made in milliseconds, and sent file by file. After one the log is
-//! purged, but for what a master that was away for a moment needs ([`log_keeper`]).
+//! purged, but for what a master that was away for a moment needs ([`log_retention`]).
 //!
-//! Before any of that, [`recovery`] looks whether the database is whole. [`lead`] tells when a lead begins and ends;
-//! [`clock`] is the time that the log has seen. What a master does as long as it leads is not here, nor who serves its
-//! gRPC port: that calls [`Consensus`].
+//! Before any of that, [`recovery`] looks whether the database is whole. [`leadership`] tells when a leadership begins
+//! and ends; [`clock`] is the time that the log has seen. What a master does as long as it leads is not here, nor who
+//! serves its gRPC port: that calls [`Consensus`].
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -26,9 +26,9 @@ mod blocking;
 pub mod clock;
 mod error;
 mod identity;
-pub mod lead;
 mod leader_lease;
-mod log_keeper;
+pub mod leadership;
+mod log_retention;
 mod log_store;
 mod membership;
 mod metrics;
@@ -53,13 +53,13 @@ pub use clock::Clock;
 pub use error::ConsensusError;
 pub use identity::{FIRST_NODE, Identity};
 pub use leader_lease::LeaderLease;
-pub use log_keeper::LogLimits;
+pub use log_retention::LogLimits;
 pub use log_store::has_log;
 pub use metrics::ConsensusMetrics;
-pub use network::{MESSAGE_MAX, Ways};
+pub use network::{MESSAGE_MAX, PeerConnector};
 pub use node::{Consensus, ConsensusConfig};
 pub use observe::{Observed, until};
-pub use proposer::{Proposer, Room};
+pub use proposer::{ProposalPermit, Proposer};
 pub use server::offer_of;
 pub use state_machine::ChangeListener;
 pub use types::{LeaderId, LogId, NodeId};

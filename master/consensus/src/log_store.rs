@@ -46,7 +46,7 @@ const PURGED_KEY: &[u8] = b"purged";
 /// Writes that wait for the thread at most.
 const QUEUE: usize = 256;
 /// KiB of entries that are in memory and not on disk at most; who appends more waits.
-const UNWRITTEN_KIB: u32 = 64 << 10;
+const OVERLAY_KIB: u32 = 64 << 10;
 /// Bytes of entries that one message carries to another master, but for a single entry that has more: a heartbeat must
 /// not wait behind it for long.
 const MESSAGE_BYTES: usize = 1 << 20;
@@ -56,7 +56,7 @@ const MESSAGE_BYTES: usize = 1 << 20;
 pub struct LogStore {
     shared: Arc<Shared>,
     writes: mpsc::Sender<Write>,
-    /// Of [`UNWRITTEN_KIB`].
+    /// Of [`OVERLAY_KIB`].
     room: Arc<Semaphore>,
 }
 
@@ -128,7 +128,7 @@ impl LogStore {
         Ok((store, thread.map_err(ConsensusError::io("the thread raft-log"))?))
     }
 
-    /// The same in a simulation: a task of the host writes, and waits for the disk that the host has.
+    /// Starts to write in a simulation: a task of the host writes, and waits for the disk that the host has.
     #[cfg(test)]
     pub fn start_on(
         host: &Arc<super::simulation::Host>,
@@ -156,7 +156,7 @@ impl LogStore {
             disk: Arc::default(),
         });
         let (writes, queue) = mpsc::channel(QUEUE);
-        Ok((Self { shared, writes, room: Arc::new(Semaphore::new(UNWRITTEN_KIB as usize)) }, queue))
+        Ok((Self { shared, writes, room: Arc::new(Semaphore::new(OVERLAY_KIB as usize)) }, queue))
     }
 
     async fn write(&self, change: LogChange) -> Result<(), io::Error> {
@@ -314,7 +314,7 @@ impl RaftLogStorage<Types> for LogStore {
             appended.push((bytes.len(), entry));
             encoded.push((index, bytes));
         }
-        let kib = u32::try_from(kib).unwrap_or(u32::MAX).clamp(1, UNWRITTEN_KIB);
+        let kib = u32::try_from(kib).unwrap_or(u32::MAX).clamp(1, OVERLAY_KIB);
         let room = self.room.clone().acquire_many_owned(kib).await.map_err(|_| stopped())?;
         {
             let mut tail = self.shared.tail.lock();

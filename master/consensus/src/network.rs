@@ -44,7 +44,7 @@ const UNREACHABLE_PAUSE: Duration = Duration::from_millis(100);
 
 #[cfg(not(test))]
 pub type Transport = Channel;
-/// The same, or the network of a simulation.
+/// The transport of the network of a simulation.
 #[cfg(test)]
 pub type Transport = super::simulation::Transport;
 
@@ -53,9 +53,9 @@ pub type Calls = RaftClient<Transport>;
 
 /// The ways to other masters, as the configuration wants them.
 #[derive(Clone, Debug)]
-pub struct Ways(pub cavern_security::Transport);
+pub struct PeerConnector(pub cavern_security::Transport);
 
-impl Ways {
+impl PeerConnector {
     /// Calls to the master at an address, over a connection of their own. It is made when it is first used, and again
     /// when it breaks.
     ///
@@ -96,7 +96,7 @@ fn calls(channel: Transport) -> Calls {
 pub struct Network {
     cluster_id: Arc<str>,
     own: NodeId,
-    ways: Ways,
+    connector: PeerConnector,
     /// By address.
     others: Arc<Mutex<HashMap<String, Other>>>,
 }
@@ -109,8 +109,8 @@ struct Other {
 }
 
 impl Network {
-    pub fn new(cluster_id: &str, own: NodeId, ways: Ways) -> Self {
-        Self { cluster_id: cluster_id.into(), own, ways, others: Arc::default() }
+    pub fn new(cluster_id: &str, own: NodeId, connector: PeerConnector) -> Self {
+        Self { cluster_id: cluster_id.into(), own, connector, others: Arc::default() }
     }
 }
 
@@ -130,7 +130,7 @@ impl RaftNetworkFactory<Types> for Network {
         let mut others = self.others.lock();
         let other = match others.get(&node.addr) {
             Some(known) => Ok(known.clone()),
-            None => self.ways.calls(&node.addr).map(|calls| {
+            None => self.connector.calls(&node.addr).map(|calls| {
                 let other = Other { calls, reachability: Arc::new(Reachability::of(&node.addr)) };
                 others.insert(node.addr.clone(), other.clone());
                 other

@@ -16,14 +16,14 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
 use super::identity::Identity;
-use super::leader_lease::{self, ELECTION, GivenAway, LeaderLease, Promise};
-use super::log_keeper::{self, LogLimits};
+use super::leader_lease::{self, ELECTION, LastTransfer, LeaderLease, Promise};
+use super::log_retention::{self, LogLimits};
 use super::log_store::{LogSize, LogStore, has_log, log_state};
-use super::network::{Network, Ways};
+use super::network::{Network, PeerConnector};
 use super::observe::{self, Observed};
 use super::position::read_position;
 use super::proposer::Proposer;
-use super::server::Arrival;
+use super::server::IncomingTransfer;
 use super::snapshot::Snapshots;
 use super::state_machine::{ChangeListener, Raft, StateMachine, finish_installation};
 use super::threads::RaftThreads;
@@ -48,7 +48,7 @@ pub struct ConsensusConfig<'a> {
     /// Directory of the snapshots.
     pub snapshots: &'a Path,
     pub log: LogLimits,
-    pub ways: Ways,
+    pub connector: PeerConnector,
     /// The feature version up to which this program knows commands.
     pub known: u32,
 }
@@ -57,7 +57,7 @@ pub struct ConsensusConfig<'a> {
 pub struct Consensus {
     identity: Identity,
     address: String,
-    ways: Ways,
+    connector: PeerConnector,
     pub(super) raft: Raft,
     snapshots: Snapshots,
     metrics: ConsensusMetrics,
@@ -65,9 +65,9 @@ pub struct Consensus {
     pub(super) log_size: Arc<Mutex<LogSize>>,
     pub(super) limits: LogLimits,
     running: Mutex<Option<Running>>,
-    pub(super) given_away: GivenAway,
+    pub(super) given_away: LastTransfer,
     pub(super) promise: Promise,
-    pub(super) arrival: Arrival,
+    pub(super) arrival: IncomingTransfer,
     /// Index of the last entry that the log had when this process was started.
     log_at_start: u64,
 }
@@ -76,8 +76,8 @@ pub struct Consensus {
 struct Running {
     /// None in a simulation, which has no threads.
     log: Option<thread::JoinHandle<()>>,
-    keeper: JoinHandle<()>,
-    stop_keeper: CancellationToken,
+    retention: JoinHandle<()>,
+    stop_retention: CancellationToken,
 }
 
 impl Consensus {
@@ -88,7 +88,7 @@ impl Consensus {
         listener: Arc<dyn ChangeListener>,
         metrics: ConsensusMetrics,
     ) -> Result<Self> {
-        let ConsensusConfig { cluster_name, identity, address, snapshots, log: limits, ways, known } = config;
+        let ConsensusConfig { cluster_name, identity, address, snapshots, log: limits, connector, known } = config;
         let snapshots = Snapshots::open(snapshots.to_owned())?;
         finish_installation(&database, &snapshots)?;
         let (log, log_thread) = start_log(database.clone(), limits, &metrics)?;
@@ -101,7 +101,7 @@ impl Consensus {
             election_timeout_min: ELECTION.start().as_millis() as u64,
             election_timeout_max: ELECTION.end().as_millis() as u64,
             heartbeat_interval: HEARTBEAT.as_millis() as u64,
-            // Both are for `log_keeper` to do.
+            // Both are for `log_retention` to do.
             snapshot_policy: SnapshotPolicy::Never,
             max_in_snapshot_log_to_keep: u64::MAX,
             replication_lag_threshold: LAG,
@@ -113,19 +113,19 @@ impl Consensus {
         };
         let raft_config = Arc::new(raft_config.validate().map_err(fatal)?);
         promise.wait().await;
-        let network = Network::new(&identity.cluster_id, identity.node_id, ways.clone());
+        let network = Network::new(&identity.cluster_id, identity.node_id, connector.clone());
         let threads = RaftThreads::start()?;
         let raft = threads.spawn(Raft::new(identity.node_id, raft_config, network, log.clone(), machine))?;
         let raft = raft.await.map_err(fatal)?.map_err(fatal)?;
-        let (log_size, stop_keeper) = (log.size(), CancellationToken::new());
-        let keeper = log_keeper::keep(raft.clone(), log, limits, metrics.clone(), stop_keeper.clone());
-        let running = Running { log: log_thread, keeper: threads.spawn(keeper)?, stop_keeper };
+        let (log_size, stop_retention) = (log.size(), CancellationToken::new());
+        let retention = log_retention::run(raft.clone(), log, limits, metrics.clone(), stop_retention.clone());
+        let running = Running { log: log_thread, retention: threads.spawn(retention)?, stop_retention };
         let running = Mutex::new(Some(running));
-        let given_away = GivenAway::default();
+        let given_away = LastTransfer::default();
         let node = Self {
             identity,
             address,
-            ways,
+            connector,
             raft,
             snapshots,
             metrics,
@@ -135,7 +135,7 @@ impl Consensus {
             running,
             given_away,
             promise,
-            arrival: Arrival::default(),
+            arrival: IncomingTransfer::default(),
             log_at_start,
         };
         if is_alone {
@@ -170,8 +170,8 @@ impl Consensus {
     }
 
     /// To other masters.
-    pub fn ways(&self) -> &Ways {
-        &self.ways
+    pub fn connector(&self) -> &PeerConnector {
+        &self.connector
     }
 
     /// Where others reach this master.
@@ -190,12 +190,12 @@ impl Consensus {
 
     /// The lead that this master has, if it has one.
     pub fn leads(&self) -> Option<LeaderId> {
-        self.lead_in(&self.raft.metrics().borrow_watched())
+        self.leads_as(&self.raft.metrics().borrow_watched())
     }
 
-    /// The same, of what is being observed. Who holds that must not ask for it again: a writer that waits in between
-    /// would wait for ever, and with it the consensus.
-    pub fn lead_in(&self, observed: &RaftMetrics<Types>) -> Option<LeaderId> {
+    /// The leadership that this master has, by what is being observed. Who holds that must not ask for it again: a
+    /// writer that waits in between would wait for ever, and with it the consensus.
+    pub fn leads_as(&self, observed: &RaftMetrics<Types>) -> Option<LeaderId> {
         let is_leader = observed.state == ServerState::Leader && observed.running_state.is_ok();
         let vote = observed.vote;
         (is_leader && vote.committed && vote.leader_id.node_id == self.identity.node_id).then_some(vote.leader_id)
@@ -204,7 +204,7 @@ impl Consensus {
     /// Whether this master leads, and can put something into the log: a majority has answered it, and all that was in
     /// the log before is applied.
     pub fn can_propose(&self, observed: &RaftMetrics<Types>) -> bool {
-        self.lead_in(observed).is_some_and(|lead| {
+        self.leads_as(observed).is_some_and(|lead| {
             let has_begun = observed.last_applied.is_some_and(|last| last.leader_id == lead);
             has_begun && leader_lease::is_acknowledged(observed)
         })
@@ -215,12 +215,12 @@ impl Consensus {
         self.raft.metrics().borrow_watched().membership_config.voter_ids().count() > 1
     }
 
-    /// For the proposals of one lead, with the task that serves them.
+    /// For the proposals of one leadership, with the task that serves them.
     pub fn proposer(&self, lead: LeaderId, clock: Arc<Clock>) -> (Proposer, impl Future<Output = ()> + Send + use<>) {
         Proposer::new(self.raft.clone(), lead, clock, self.metrics.clone())
     }
 
-    /// Says whether this master still has a lead.
+    /// Says whether this master still has a leadership.
     pub fn lease(&self, lead: LeaderId) -> LeaderLease {
         LeaderLease::new(&self.raft, lead, self.given_away.clone())
     }
@@ -247,10 +247,10 @@ impl Consensus {
 
     /// Stops consensus and joins its threads. Proposals fail from now on; a second call does nothing.
     pub async fn stop(&self) {
-        let Some(Running { log, keeper, stop_keeper }) = self.running.lock().take() else { return };
-        stop_keeper.cancel();
-        if keeper.await.is_err() {
-            tracing::warn!("the keeper of the log ended by a panic");
+        let Some(Running { log, retention, stop_retention }) = self.running.lock().take() else { return };
+        stop_retention.cancel();
+        if retention.await.is_err() {
+            tracing::warn!("the retention task of the log ended by a panic");
         }
         if self.raft.shutdown().await.is_err() {
             tracing::warn!("the consensus task ended by a panic");

@@ -29,7 +29,7 @@ pub fn not_leading(observed: &RaftMetrics<Types>, own: NodeId) -> NotLeading {
     at(leader.and_then(|leader| observed.membership_config.membership().get_node(&leader)))
 }
 
-/// The same, of what the consensus refused for that.
+/// The answer of a master that does not lead, to what the consensus refused for that.
 pub fn forwarded(forward: &ForwardToLeader<Types>) -> NotLeading {
     at(forward.leader_node.as_ref())
 }

@@ -1,8 +1,8 @@
 //! Proposals. Commands that arrive while entries are on their way share the next one: the number of entries, not of
 //! commands, is what costs. While one is applied, the next is synced.
 //!
-//! A proposer belongs to one lead. What it is given later goes into no log: whoever decided on it knew the state of
-//! that lead. What was under way when the lead ended may be applied nevertheless, by a successor.
+//! A proposer belongs to one leadership. What it is given later goes into no log: whoever decided on it knew the state
+//! of that leadership. What was under way when the leadership ended may be applied nevertheless, by a successor.
 
 use std::sync::Arc;
 
@@ -37,13 +37,13 @@ const BATCH_BYTES: usize = 4 << 20;
 type Answer = Result<Outcome, Failure>;
 
 /// The part of the commands under way that whoever proposes some may have.
-pub type Room = Arc<OwnedSemaphorePermit>;
+pub type ProposalPermit = Arc<OwnedSemaphorePermit>;
 
 /// Whom to answer what became of a command.
 struct Asker {
     answer: oneshot::Sender<Answer>,
     /// The command has a part of it until then.
-    _room: Option<Room>,
+    _room: Option<ProposalPermit>,
 }
 
 impl Asker {
@@ -99,7 +99,7 @@ impl Proposer {
         Ok(C::outcome(received(answer).await?)?)
     }
 
-    /// The same for several commands, which are applied in their order, though others may come in between.
+    /// Returns what several commands did, which are applied in their order, though others may come in between.
     ///
     /// # Errors
     /// As [`Self::propose`]: any of them may have been applied.
@@ -107,12 +107,12 @@ impl Proposer {
         self.begin_all(commands.into_iter().collect(), None).await?.await
     }
 
-    /// The same; returns when they have their places, so that what is proposed after them is applied after them. `room`
-    /// is given back when the last of them is answered.
+    /// Puts several commands into the log, and returns when they have their places, so that what is proposed after them
+    /// is applied after them. `room` is given back when the last of them is answered.
     pub async fn begin_all<C: TypedCommand>(
         &self,
         commands: Vec<C>,
-        room: Option<Room>,
+        room: Option<ProposalPermit>,
     ) -> Result<impl Future<Output = Result<Vec<C::Outcome>>> + Send + use<C>> {
         let mut waiting = Vec::new();
         for command in commands {
@@ -127,7 +127,7 @@ impl Proposer {
         })
     }
 
-    async fn enqueue(&self, kind: Kind, room: Option<Room>) -> Result<oneshot::Receiver<Answer>> {
+    async fn enqueue(&self, kind: Kind, room: Option<ProposalPermit>) -> Result<oneshot::Receiver<Answer>> {
         let (answer, receive) = oneshot::channel();
         self.queue
             .send((Command { command: Some(kind) }, Asker { answer, _room: room }))
@@ -154,7 +154,7 @@ async fn serve(
 ) {
     let mut under_way = FuturesOrdered::new();
     let mut observed = raft.metrics();
-    // A lead that is over says nothing more of what was under way, unless a successor does.
+    // A leadership that is over says nothing more of what was under way, unless a successor does.
     let is_over =
         observe::until(&mut observed, |metrics| metrics.vote.leader_id != lead || metrics.running_state.is_err());
     tokio::pin!(is_over);

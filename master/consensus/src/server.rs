@@ -19,14 +19,14 @@ use crate::error::{ConsensusError, Result};
 
 /// A snapshot that comes from another master.
 #[derive(Default)]
-pub struct Arrival {
+pub struct IncomingTransfer {
     /// One comes at a time.
     only: tokio::sync::Mutex<()>,
     /// How far it is, for those who wait for it.
     transfer: Mutex<Option<SnapshotTransfer>>,
 }
 
-impl Arrival {
+impl IncomingTransfer {
     /// How far a snapshot is that comes at the moment.
     pub fn transfer(&self) -> Option<SnapshotTransfer> {
         *self.transfer.lock()
@@ -45,7 +45,7 @@ impl Arrival {
 }
 
 /// As long as it comes.
-struct Shown<'a>(&'a Arrival);
+struct Shown<'a>(&'a IncomingTransfer);
 
 impl Drop for Shown<'_> {
     fn drop(&mut self) {
@@ -107,7 +107,7 @@ impl Consensus {
         Ok(convert::vote_reply(&answer))
     }
 
-    /// Takes the lead that another master gives away.
+    /// Takes the leadership that another master gives away.
     pub async fn take_over(&self, request: HandOverRequest) -> Result<HandOverReply> {
         let from = convert::vote(&convert::required(request.from, "the ballot")?);
         let asked =
@@ -133,7 +133,7 @@ impl Consensus {
     ///
     /// # Errors
     /// [`ConsensusError::Overloaded`] while another comes, [`ConsensusError::Unavailable`] where it breaks off.
-    pub async fn take_in(
+    pub async fn receive_snapshot(
         &self,
         offer: SnapshotOffer,
         mut pieces: impl Stream<Item = Result<SnapshotPiece, Status>> + Unpin + Send,

@@ -271,7 +271,7 @@ fn a_master_that_was_restarted_keeps_what_it_has_promised() {
     assert!(violation.contains("all answer reads"), "{violation}");
 }
 
-/// A leader gives its lead away, and does not hear what comes of that.
+/// A leader gives its leadership away, and does not hear what comes of that.
 fn gives_the_lead_away(flaw: Flaw) -> Result<(), String> {
     with_leases_watched(flaw, async |group| {
         let first = leader(group).await;

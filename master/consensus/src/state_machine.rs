@@ -1,10 +1,10 @@
 //! The state machine: applies committed entries one after the other, on the task that openraft keeps for it. An entry
 //! takes less time than handing it to a thread and back would.
 //!
-//! The commands of an entry share one write batch, and each sees what those before it did ([`Unwritten`]). Where that
-//! becomes too much there are several. The last one carries the entry's position in the log, those before it say how
-//! many of the entry's commands are done: replay after a crash begins exactly behind what was written. Outcomes go back
-//! to the proposers, changes to the [`ChangeListener`] in applied order, both when they are written.
+//! The commands of an entry share one write batch, and each sees what those before it did ([`WriteBatchOverlay`]).
+//! Where that becomes too much there are several. The last one carries the entry's position in the log, those before it
+//! say how many of the entry's commands are done: replay after a crash begins exactly behind what was written. Outcomes
+//! go back to the proposers, changes to the [`ChangeListener`] in applied order, both when they are written.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use cavern_conf::Failpoint;
 use cavern_proto::record::{Command, CommandBatch};
 use cavern_state::{
-    Changes, CurrentDatabase, Database, Family, Outcome, StateError, Tables, Transaction, Unwritten, apply,
+    Changes, CurrentDatabase, Database, Family, Outcome, StateError, Tables, Transaction, WriteBatchOverlay, apply,
     feature_version,
 };
 use futures::{Stream, StreamExt};
@@ -47,7 +47,7 @@ pub trait ChangeListener: Send + Sync + 'static {
         Ok(())
     }
     /// What a command changes is about to be written: nobody has read it yet.
-    fn will_hold(&self, _changes: &Changes) {}
+    fn will_delegate(&self, _changes: &Changes) {}
     /// Gives the number of the change that the answer must wait for, which is one of a strict mount that concerns
     /// somebody; else 0.
     fn changed(&self, changes: Changes) -> u64;
@@ -75,7 +75,7 @@ pub struct StateMachine {
 /// What commands of an entry have changed and the database does not have yet.
 #[derive(Default)]
 struct Gathered {
-    writes: Unwritten,
+    writes: WriteBatchOverlay,
     /// Of each command, by the place of its outcome.
     changes: Vec<(usize, Changes)>,
 }
@@ -170,7 +170,7 @@ impl StateMachine {
     fn apply_command(
         &self,
         database: &Database,
-        unwritten: &mut Unwritten,
+        unwritten: &mut WriteBatchOverlay,
         command: Command,
         now_ns: i64,
     ) -> Result<(Outcome, Changes)> {
@@ -203,7 +203,7 @@ impl StateMachine {
         if let Some(position) = position {
             batch.put_cf(meta, APPLIED_KEY, position);
         }
-        changes.iter().for_each(|(_, changes)| self.listener.will_hold(changes));
+        changes.iter().for_each(|(_, changes)| self.listener.will_delegate(changes));
         Failpoint::CommandApplying.pass();
         database.write(batch)?;
         Failpoint::CommandApplied.pass();
@@ -336,7 +336,7 @@ mod tests {
     };
     use cavern_state::feature_version::{FEATURE_VERSION, FIRST};
     use cavern_state::tables::COUNTERS_KEY;
-    use cavern_state::{HeldChange, Lock};
+    use cavern_state::{DelegationChange, Lock};
     use prost::Message as _;
 
     use super::*;
@@ -542,8 +542,8 @@ mod tests {
         assert_eq!(counters().feature_version, FIRST);
 
         // Its state, whichever level its masters had agreed on, and a snapshot of that.
-        let former = |former_level| Counters { former_level, feature_version: 0, ..counters() };
-        let both = Counters { former_level: 13, ..counters() };
+        let former = |former_feature_version| Counters { former_feature_version, feature_version: 0, ..counters() };
+        let both = Counters { former_feature_version: 13, ..counters() };
         for written in [former(0), former(1), former(13), both] {
             write(&database, Family::Meta, COUNTERS_KEY, &written.encode_to_vec());
             let listener = Arc::new(NullListener);
@@ -560,18 +560,18 @@ mod tests {
         assert_eq!(machine.applied_state().await.unwrap().0, None);
     }
 
-    /// Which session holds a directory.
+    /// Which session holds the delegation of a directory.
     #[derive(Default)]
     struct Holders(parking_lot::Mutex<BTreeMap<u64, u64>>);
 
     impl ChangeListener for Holders {
         fn begin_with(&self, state: Tables<'_>) -> Result<(), StateError> {
-            *self.0.lock() = state.all_held()?.into_iter().map(|held| (held.directory, held.session)).collect();
+            *self.0.lock() = state.all_delegations()?.into_iter().map(|held| (held.directory, held.session)).collect();
             Ok(())
         }
-        fn will_hold(&self, changes: &Changes) {
-            for change in &changes.held {
-                if let HeldChange::Held(held) = change {
+        fn will_delegate(&self, changes: &Changes) {
+            for change in &changes.delegations {
+                if let DelegationChange::Granted(held) = change {
                     self.0.lock().insert(held.directory, held.session);
                 }
             }
@@ -600,7 +600,7 @@ mod tests {
         let (mut machine, held) = open(&database, &snapshots);
         let kind = EntryKind::Directory as i32;
         let create =
-            CreateInode { parent: ROOT_INODE + 1, name: "d".into(), kind, hold: true, ..CreateInode::default() };
+            CreateInode { parent: ROOT_INODE + 1, name: "d".into(), kind, delegate: true, ..CreateInode::default() };
         let mutation = Some(Mutation { seq: 1, change: Some(Change::Create(create)), ..Mutation::default() });
         let (path, uri, write_type) = ("/m".to_owned(), "memory://m".to_owned(), WriteType::FsMode as i32);
         let mount = Some(Mount { path, uri, write_type, ..Mount::default() });
@@ -613,7 +613,7 @@ mod tests {
         let payload = EntryPayload::Normal(Batch(CommandBatch { commands, now_ns: 0 }));
         let outcomes = machine.apply_entry(Entry { log_id: log_id(1, 1, 1), payload }).unwrap().0;
         let Some(Outcome::Mutated(made, _)) = outcomes.last() else { panic!("{outcomes:?}") };
-        assert!(made.held, "{made:?}");
+        assert!(made.delegated, "{made:?}");
         assert_eq!(held.holder(made.inode), Some(7));
         assert_eq!(open(&database, &snapshots).1.holder(made.inode), Some(7), "after a start");
 

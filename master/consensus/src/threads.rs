@@ -16,7 +16,7 @@ const THREADS: usize = 2;
 /// For snapshots that are made, sent or installed.
 const BLOCKING_THREADS: usize = 4;
 
-/// See the module. What runs on them ends with them.
+/// The runtime of the consensus. What runs on them ends with them.
 pub struct RaftThreads(Mutex<Option<Threads>>);
 
 enum Threads {

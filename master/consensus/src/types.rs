@@ -15,7 +15,7 @@ use crate::error::{ConsensusError, Result};
 
 pub type NodeId = u64;
 pub type Node = BasicNode;
-/// One lead of one master.
+/// One leadership of one master.
 pub type LeaderId = leader_id_adv::LeaderId<u64, NodeId>;
 pub type LogId = LogIdOf<Types>;
 pub type Vote = VoteOf<Types>;
@@ -28,7 +28,7 @@ pub type Snapshot = SnapshotOf<Types, Checkpoint>;
 
 #[cfg(not(test))]
 pub type Runtime = openraft_rt_tokio::TokioRuntime;
-/// The same, but where a simulation owns time and chance.
+/// What openraft runs on where a simulation owns time and chance.
 #[cfg(test)]
 pub type Runtime = super::simulation::SeededRuntime;
 

@@ -13,7 +13,7 @@ use cavern_state::records::is_directory;
 use cavern_state::{Tables, schema};
 use cavern_ufs::{ListMode, UfsError};
 use cavern_work::WorkError;
-use cavern_work::mounts::{CLAIM, OpenMount, PARKED};
+use cavern_work::mounts::{CLAIM, OpenMount, PRESERVED};
 use cavern_work::persist::plan;
 use tokio::time::Instant;
 
@@ -119,7 +119,7 @@ fn judge_object(
 /// the bucket has not been asked about. Such objects are told of by the mount.
 fn has_place(tables: Tables<'_>, open: &OpenMount, key: &str) -> Result<bool, WorkError> {
     let Some(path) = key.strip_prefix(open.ufs.prefix()) else { return Ok(true) };
-    let is_own = path == CLAIM || path.starts_with(PARKED);
+    let is_own = path == CLAIM || path.starts_with(PRESERVED);
     let path = path.strip_suffix('/').unwrap_or(path);
     let is_name = |name: &str| !matches!(name, "" | "." | "..") && name.len() <= NAME_MAX && !name.contains('\0');
     if is_own || !path.split('/').all(is_name) {

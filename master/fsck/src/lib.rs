@@ -291,7 +291,7 @@ impl Run<'_> {
                 let workers: BTreeSet<u64> = before.iter().map(|finding| finding.worker).collect();
                 let mut found = Vec::new();
                 for worker in workers {
-                    found.extend(self.unclaimed_at(worker).await);
+                    found.extend(self.orphans_at(worker).await);
                 }
                 Ok(found)
             }

@@ -273,7 +273,7 @@ pub(super) fn will_be_written(tables: Tables<'_>, inode: u64, record: &InodeReco
             if !seen.insert(at) {
                 break;
             }
-            if tables.intent(at)?.is_some_and(|intent| intent.spread) {
+            if tables.intent(at)?.is_some_and(|intent| intent.propagates) {
                 return Ok(true);
             }
         }

@@ -1,6 +1,6 @@
 //! What workers have beside the blocks of files: those that no file has, and those of objects.
 
-use cavern_proto::data::{CachePlace, InspectReply, InspectRequest, UnclaimedBlock};
+use cavern_proto::data::{CachePlace, InspectReply, InspectRequest, OrphanBlock};
 use cavern_proto::master::{Finding, FindingKind, WorkerState};
 use cavern_work::WorkError;
 use tokio::time::Instant;
@@ -33,23 +33,23 @@ impl Run<'_> {
         self.step("blocks of no file");
         for worker in self.live_workers()? {
             let began = Instant::now();
-            let found = self.unclaimed_at(worker).await;
+            let found = self.orphans_at(worker).await;
             self.looked_at(1, found, began).await?;
         }
         Ok(())
     }
 
     /// Blocks that a worker keeps for longer than it lets those be that no file has.
-    pub(super) async fn unclaimed_at(&mut self, worker: u64) -> Vec<Finding> {
-        let rest_ms = self.request.unclaimed_ms;
-        let request = InspectRequest { unclaimed: true, rest_ms, ..InspectRequest::default() };
+    pub(super) async fn orphans_at(&mut self, worker: u64) -> Vec<Finding> {
+        let rest_ms = self.request.orphan_grace_ms;
+        let request = InspectRequest { orphans: true, rest_ms, ..InspectRequest::default() };
         let reply = self.inspect(worker, request, "which blocks no file has").await;
         let Some(reply) = reply else { return Vec::new() };
-        let (listed, all) = (reply.unclaimed.len() as u64, reply.unclaimed_blocks);
+        let (listed, all) = (reply.orphans.len() as u64, reply.orphan_blocks);
         if all > listed {
             self.miss(format!("worker {worker} has {all} blocks that no file has, of which it names {listed}"));
         }
-        let of_block = |block: UnclaimedBlock| Finding {
+        let of_block = |block: OrphanBlock| Finding {
             kind: FindingKind::StrayBlock as i32,
             path: format!("worker {worker}"),
             worker,
@@ -59,7 +59,7 @@ impl Run<'_> {
             ),
             ..Finding::default()
         };
-        reply.unclaimed.into_iter().map(of_block).collect()
+        reply.orphans.into_iter().map(of_block).collect()
     }
 
     /// Has workers compare their cached blocks with the checksums. What is damaged is dropped by that, which is told at

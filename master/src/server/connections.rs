@@ -1,4 +1,4 @@
-//! Serving the connections that come in, each on the lane that its peer deserves.
+//! Serving the connections that come in, each on the runtime that its peer deserves.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tonic::codegen::Service as _;
 use tonic::service::Routes;
 
 use super::incoming::Incoming;
-use crate::service::{Lane, Lanes, SlowThreads};
+use crate::service::{LowPriorityThreads, PeerRuntime, PriorityRuntimes};
 
 /// Connections that send nothing but must be alive are asked so often.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ const STREAMS_MAX: u32 = 1024;
 pub async fn serve(
     incoming: impl Stream<Item = Incoming> + Send,
     routes: Routes,
-    (lanes, _until_the_end): (Lanes, SlowThreads),
+    (runtimes, _until_the_end): (PriorityRuntimes, LowPriorityThreads),
     stop: CancellationToken,
 ) {
     let connections = TaskTracker::new();
@@ -33,9 +33,9 @@ pub async fn serve(
         // Nobody can connect any more when this has ended.
         let mut incoming = pin!(incoming);
         while let Some(Some(connection)) = stop.run_until_cancelled(incoming.next()).await {
-            let lane = lanes.of_peer(connection.peer().clone());
-            let serving = serve_connection(connection, routes.clone(), lane.clone(), stop.clone());
-            lane.spawn(connections.track_future(serving));
+            let runtime = runtimes.of_peer(connection.peer().clone());
+            let serving = serve_connection(connection, routes.clone(), runtime.clone(), stop.clone());
+            runtime.spawn(connections.track_future(serving));
         }
     }
     connections.close();
@@ -43,8 +43,8 @@ pub async fn serve(
 }
 
 /// Answers the calls of a connection.
-async fn serve_connection(connection: Incoming, routes: Routes, lane: Lane, stop: CancellationToken) {
-    let own = lane.clone();
+async fn serve_connection(connection: Incoming, routes: Routes, runtime: PeerRuntime, stop: CancellationToken) {
+    let own = runtime.clone();
     let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(own.peer().clone());
@@ -52,7 +52,7 @@ async fn serve_connection(connection: Incoming, routes: Routes, lane: Lane, stop
         // The generated services are always ready.
         routes.clone().call(request)
     });
-    let mut protocol = http2::Builder::new(lane.clone());
+    let mut protocol = http2::Builder::new(runtime.clone());
     protocol.timer(TokioTimer::new()).keep_alive_interval(KEEPALIVE).max_concurrent_streams(STREAMS_MAX);
     let mut serving = pin!(protocol.serve_connection(TokioIo::new(connection), service));
     let served = tokio::select! {
@@ -63,6 +63,6 @@ async fn serve_connection(connection: Incoming, routes: Routes, lane: Lane, stop
         }
     };
     if let Err(error) = served {
-        tracing::debug!(peer = %lane.peer().address, "a connection has ended: {error}");
+        tracing::debug!(peer = %runtime.peer().address, "a connection has ended: {error}");
     }
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use cavern_conf::backoff;
 use cavern_conf::process::LogLimit;
-use cavern_security::{PeerStream, Place, Places, Protocol, Tenants, Transport};
+use cavern_security::{HandshakeSlot, HandshakeSlots, PeerStream, Protocol, Tenants, Transport};
 use futures::{Stream, stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -43,8 +43,8 @@ pub fn incoming(
     descriptor_limit: u64,
 ) -> impl Stream<Item = Incoming> {
     let places = usize::try_from((descriptor_limit / 2).clamp(1, CONNECTIONS_MAX)).unwrap_or(1);
-    let unknown = Places::new(UNKNOWN_MAX.min(places.div_ceil(4)));
-    let door = Door {
+    let unknown = HandshakeSlots::new(UNKNOWN_MAX.min(places.div_ceil(4)));
+    let acceptor = Acceptor {
         listener,
         transport,
         tenants,
@@ -52,34 +52,34 @@ pub fn incoming(
         unknown,
         refusals: Arc::default(),
     };
-    stream::unfold(door, |door| async move {
-        let next = accept(&door).await;
-        Some((next, door))
+    stream::unfold(acceptor, |acceptor| async move {
+        let next = accept(&acceptor).await;
+        Some((next, acceptor))
     })
 }
 
 /// Where connections come in.
-struct Door {
+struct Acceptor {
     listener: TcpListener,
     transport: Transport,
     tenants: Tenants,
     places: Arc<Semaphore>,
-    unknown: Places,
+    unknown: HandshakeSlots,
     refusals: Arc<LogLimit<()>>,
 }
 
-async fn accept(door: &Door) -> Incoming {
+async fn accept(acceptor: &Acceptor) -> Incoming {
     loop {
-        let accepted = door.listener.accept().await.and_then(|(stream, address)| {
+        let accepted = acceptor.listener.accept().await.and_then(|(stream, address)| {
             stream.set_nodelay(true)?;
             Ok((stream, address))
         });
         match accepted {
             Ok((stream, address)) => {
                 // Whoever has to make way does so before long.
-                let unknown = door.unknown.take(address.ip());
-                match door.places.clone().try_acquire_owned() {
-                    Ok(place) => return Incoming::new(stream, door, (place, unknown), PREFACE_TIMEOUT),
+                let unknown = acceptor.unknown.take(address.ip());
+                match acceptor.places.clone().try_acquire_owned() {
+                    Ok(place) => return Incoming::new(stream, acceptor, (place, unknown), PREFACE_TIMEOUT),
                     Err(_) => tracing::debug!("too many connections: one more is closed"),
                 }
             }
@@ -99,7 +99,7 @@ pub struct Incoming {
     silence: Option<(usize, Pin<Box<Sleep>>)>,
     tenants: Tenants,
     /// Until it is known who it is.
-    unknown: Option<Place>,
+    unknown: Option<HandshakeSlot>,
     refusals: Arc<LogLimit<()>>,
     _place: OwnedSemaphorePermit,
 }
@@ -118,11 +118,11 @@ enum Wire {
 impl Incoming {
     fn new(
         stream: TcpStream,
-        door: &Door,
-        (place, unknown): (OwnedSemaphorePermit, Place),
+        acceptor: &Acceptor,
+        (place, unknown): (OwnedSemaphorePermit, HandshakeSlot),
         patience: Duration,
     ) -> Self {
-        let Door { transport, tenants, refusals, .. } = door;
+        let Acceptor { transport, tenants, refusals, .. } = acceptor;
         let secured = matches!(transport, Transport::Tls(_));
         let address = PeerAddress(stream.peer_addr().ok());
         let wire = match transport {
@@ -297,18 +297,18 @@ mod tests {
         for (said, ends) in [(0, true), (PREFACE_BYTES - 1, true), (PREFACE_BYTES, false)] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let mut peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-            let door = Door {
+            let acceptor = Acceptor {
                 listener,
                 transport: Transport::Plain,
                 tenants: nobody(),
                 places: Arc::new(Semaphore::new(1)),
-                unknown: Places::new(1),
+                unknown: HandshakeSlots::new(1),
                 refusals: Arc::default(),
             };
             let patience = Duration::from_millis(200);
-            let (stream, address) = door.listener.accept().await.unwrap();
-            let places = (door.places.clone().try_acquire_owned().unwrap(), door.unknown.take(address.ip()));
-            let mut accepted = Incoming::new(stream, &door, places, patience);
+            let (stream, address) = acceptor.listener.accept().await.unwrap();
+            let places = (acceptor.places.clone().try_acquire_owned().unwrap(), acceptor.unknown.take(address.ip()));
+            let mut accepted = Incoming::new(stream, &acceptor, places, patience);
             peer.write_all(&vec![b'P'; said]).await.unwrap();
             let mut all = Vec::new();
             let read = tokio::time::timeout(patience * 5, accepted.read_to_end(&mut all)).await;

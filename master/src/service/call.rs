@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use cavern_security::{Identity, MountDebt, PeerCertificate};
+use cavern_security::{Identity, PeerCertificate, RateCharge};
 use cavern_work::WorkError;
 use cavern_work::namespace::Lookups;
 use futures::Stream;
@@ -58,8 +58,8 @@ impl Services {
     /// [`WorkError::Denied`] for the session of another.
     pub(super) fn asked_by<T>(&self, request: &tonic::Request<T>, session: u64) -> Result<Lookups, MasterError> {
         self.watch.check_owner(session, asker(request))?;
-        let debt = request.extensions().get::<Arc<MountDebt>>().cloned();
-        Ok(Lookups { asker: session, client: self.client(asker(request)), debt, ..self.lookups.clone() })
+        let charge = request.extensions().get::<Arc<RateCharge>>().cloned();
+        Ok(Lookups { asker: session, client: self.client(asker(request)), charge, ..self.lookups.clone() })
     }
 
     /// The name of a client that asks, if there may be mounts that are not there for all clients; empty where it has

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use cavern_consensus::Room;
+use cavern_consensus::ProposalPermit;
 use cavern_proto::bounded::MAX_CHANGES;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
@@ -97,7 +97,7 @@ impl Services {
         &self,
         call: MutateRequest,
         (client, asker): (Option<Arc<str>>, Option<&Identity>),
-        room: Option<Room>,
+        room: Option<ProposalPermit>,
     ) -> Result<impl Future<Output = Result<MutateReply, MasterError>> + Send + use<>, MasterError> {
         let MutateRequest { session, mutations, answered } = call;
         // Of a call that comes over the network it is known.
@@ -116,13 +116,13 @@ impl Services {
         }
         self.persistence.clients_changed(mutations.len());
         let now_ns = self.lookups.reader.clock().now_ns();
-        let allow_holding = self.lookups.recalls.allow_holding();
+        let allow_delegations = self.lookups.recalls.allow_delegations();
         let name = asker.and_then(Identity::client_name);
         // The first one records it.
         let mut owner = self.watch.owner_of(session).map(|owner| owner.to_string()).unwrap_or_default();
         let commands = mutations
             .into_iter()
-            .map(|mutation| if allow_holding { mutation } else { without_holding(mutation) })
+            .map(|mutation| if allow_delegations { mutation } else { without_delegation(mutation) })
             .map(|mutation| {
                 // Who may set what holds for others is asked also where all mounts are there for all clients.
                 let is_setting = matches!(mutation.change, Some(Change::SetQuota(_) | Change::SetTtl(_)));
@@ -139,7 +139,7 @@ impl Services {
                 result
             });
             let results = results.collect();
-            watch.wait_let_go(&waits_for).await;
+            watch.wait_invalidated(&waits_for).await;
             Ok::<_, MasterError>(MutateReply { results, event_seq: watch.last_queued_seq(session) })
         }))
     }
@@ -238,9 +238,9 @@ async fn and_audit(
 }
 
 /// A mutation after which its session does not hold what it has made, unless it has answered that it does.
-fn without_holding(mut mutation: Mutation) -> Mutation {
+fn without_delegation(mut mutation: Mutation) -> Mutation {
     if let Some(Change::Create(create)) = &mut mutation.change {
-        create.hold &= mutation.is_answered;
+        create.delegate &= mutation.is_write_back;
     }
     mutation
 }

@@ -6,12 +6,12 @@ use cavern_proto::ClientAccess;
 use cavern_proto::master::cluster_server::Cluster;
 use cavern_proto::master::{
     AccessMode, ClaimList, ClusterStatus, DrainWorkerRequest, FsckProgress, FsckRequest, GetJobRequest, HeartbeatReply,
-    HeartbeatRequest, Job, JobKind, JobList, KeyStatus, ListClaimsRequest, ListJobsRequest, ListMountsRequest,
-    ListUnavailableRequest, ListWorkersRequest, LoadFilesRequest, LogPast, LostAction, Mount, MountReply, MountRequest,
-    MountStatus, MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply, RegisterWorkerRequest,
-    RemoveWorkerReply, RemoveWorkerRequest, ResolveLostReply, ResolveLostRequest, StatusRequest, SubmitExportRequest,
-    SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest, VendKeysRequest, VendedKeys,
-    WatchEvent, WatchRequest, WorkerBlocks, WorkerBlocksRequest, WorkerTable,
+    HeartbeatRequest, HistoryPosition, Job, JobKind, JobList, KeyStatus, ListClaimsRequest, ListJobsRequest,
+    ListMountsRequest, ListUnavailableRequest, ListWorkersRequest, LoadFilesRequest, LostAction, Mount, MountReply,
+    MountRequest, MountStatus, MountTable, PersistStatus, PersistStatusRequest, RegisterWorkerReply,
+    RegisterWorkerRequest, RemoveWorkerReply, RemoveWorkerRequest, ResolveLostReply, ResolveLostRequest, StatusRequest,
+    SubmitExportRequest, SubmitLoadRequest, UnavailableFiles, UnmountReply, UnmountRequest, UpdateMountRequest,
+    VendKeysRequest, VendedKeys, WatchEvent, WatchRequest, WorkerBlocks, WorkerBlocksRequest, WorkerTable,
 };
 use cavern_security::{Identity, Role};
 use cavern_state::Tables;
@@ -76,7 +76,7 @@ impl Cluster for Services {
             certificate,
         };
         let session = self.watch.open(&client, before).or_status()?;
-        self.lost_pasts.heard_client((client.as_str(), owner), applied_seq, self.consensus.progress().0);
+        self.rollbacks.heard_client((client.as_str(), owner), applied_seq, self.consensus.progress().0);
         let id = session.id();
         if !place.is_empty() && place.len() <= PLACE_MAX {
             // What the one before had locked is free before the new one asks for it.
@@ -112,7 +112,7 @@ impl Cluster for Services {
         let is_known = self.workers.heartbeat(request.clone(), asker.as_ref()).await.or_status()?;
         let applied_index = self.consensus.progress().0;
         let counters = self.lookups.reader.read(|tables| Ok(tables.counters()?)).await.or_status()?;
-        let is_rolled_back = is_known && self.lost_pasts.heard_worker(&request, &counters, applied_index);
+        let is_rolled_back = is_known && self.rollbacks.heard_worker(&request, &counters, applied_index);
         Ok(Response::new(HeartbeatReply {
             workers_epoch: counters.workers_epoch,
             mounts_epoch: counters.mounts_epoch,
@@ -120,7 +120,7 @@ impl Cluster for Services {
             group_epoch,
             term: self.term,
             masters,
-            applied: Some(LogPast { history: counters.history, applied_index }),
+            applied: Some(HistoryPosition { history: counters.history, applied_index }),
             is_rolled_back,
         }))
     }
@@ -359,7 +359,7 @@ impl Cluster for Services {
             workers: Some(self.workers.table().or_status()?),
             mounts: Some(mounts),
             jobs: self.jobs.list().await.or_status()?,
-            lost_pasts: self.lost_pasts.all(),
+            rollbacks: self.rollbacks.all(),
             tasks: self.background.statuses(),
             clients: if activity { self.watch.clients() } else { Vec::new() },
             hits: if activity { self.workers.hits().or_status()? } else { Vec::new() },
@@ -408,7 +408,7 @@ impl Services {
     }
 }
 
-/// A mount as it is there for a client, if it is: one that is only read, or of which users are judged, gets no
+/// A mount as it is there for a client, if it is: one that is only read, or of which users are checked, gets no
 /// credentials, with which it could do more in the bucket. Keys that are vended are asked for by themselves.
 fn as_seen_by(client: &str, mount: Mount) -> Option<Mount> {
     let access = mount.access_of(client);

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use cavern_conf::process::LogLimit;
-use cavern_security::{AuditLog, Audited, Identity, MountDebt, Role};
+use cavern_security::{AuditLog, Audited, Identity, RateCharge, Role};
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::NamedService;
@@ -91,10 +91,10 @@ where
         Box::pin(async move {
             let mut request = request;
             let path = request.uri().path().to_owned();
-            let debt = Arc::new(MountDebt::of(tenant));
-            request.extensions_mut().insert(debt.clone());
+            let charge = Arc::new(RateCharge::of(tenant));
+            request.extensions_mut().insert(charge.clone());
             let answer = async move { own.answer(request).await.unwrap_or_else(|never| match never {}) };
-            Ok(limits::make(&debt, &path, call, answer).await)
+            Ok(limits::make(&charge, &path, call, answer).await)
         })
     }
 }

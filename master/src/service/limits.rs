@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::schema;
-use cavern_consensus::Room;
+use cavern_consensus::ProposalPermit;
 use cavern_proto::master::MutateRequest;
-use cavern_security::{Limit, MountDebt, Tenant, TenantCall, TenantLimits, Tenants};
+use cavern_security::{Limit, RateCharge, Tenant, TenantCall, TenantLimits, Tenants};
 use cavern_work::namespace::Lookups;
 use http_body_util::BodyExt as _;
 use tokio::sync::SemaphorePermit;
@@ -29,7 +29,7 @@ const FEW: usize = 8;
 /// the other is written, and what others change waits for no more than these.
 const CHANGES: usize = 512;
 /// While other clients change something, too: what an entry of one client takes to be applied is what they wait.
-const CHANGES_BESIDE_OTHERS: usize = 16;
+const CHANGES_AMONG_OTHERS: usize = 16;
 /// Listings of one client that are under way, until their last page has been taken. Each has up to two pages of a
 /// thousand names in memory, and what is on its way.
 const LISTINGS: usize = 64;
@@ -64,12 +64,12 @@ pub fn tenants(conf: &schema::Master) -> Tenants {
 /// Makes a call of a client, at its time, and counts it until its answer has been taken. It is answered when it owes
 /// nothing any more for what it has done in a mount.
 pub(super) async fn make(
-    debt: &MountDebt,
+    charge: &RateCharge,
     path: &str,
     call: TenantCall,
     answer: impl Future<Output = http::Response<Body>>,
 ) -> http::Response<Body> {
-    let tenant = debt.tenant();
+    let tenant = charge.tenant();
     let method = roles::method(path);
     let (is_patient, is_stream) = (PATIENT.contains(&method), method == "Mutate");
     let stream = if is_stream { tenant.writers.clone().try_acquire_owned().ok() } else { None };
@@ -85,7 +85,7 @@ pub(super) async fn make(
         let answer = answer.await;
         // Others of the tenant may be in mounts where they owe nothing.
         drop(turn);
-        pay(debt).await?;
+        pay(charge).await?;
         Ok(answer)
     };
     let answered = if is_patient {
@@ -104,11 +104,11 @@ pub(super) async fn make(
 }
 
 /// Waits for what a call owes. It has changed nothing: what would have to wait for too long is not answered.
-async fn pay(debt: &MountDebt) -> Result<(), Status> {
-    let wait = debt.wait();
-    let tenant = debt.tenant();
+async fn pay(charge: &RateCharge) -> Result<(), Status> {
+    let wait = charge.wait();
+    let tenant = charge.tenant();
     if wait > RATE_PATIENCE {
-        let (mount_id, most) = debt.give_up().unwrap_or_default();
+        let (mount_id, most) = charge.give_up().unwrap_or_default();
         tenant.counts.add_refusal();
         let client = tenant.identity();
         return Err(Status::resource_exhausted(format!(
@@ -140,9 +140,9 @@ async fn begin<'a>(tenant: &'a Tenant, path: &str, is_patient: bool) -> Result<O
     }
     // It is never closed.
     let turn = tenant.turns.acquire().await.ok();
-    tenant.makes_a_call();
+    tenant.record_call();
     if TURNS - tenant.turns.available_permits() > FEW {
-        tenant.has_much();
+        tenant.record_backlog();
     }
     Ok(turn)
 }
@@ -195,13 +195,13 @@ pub(super) fn count_more<T>(request: &tonic::Request<T>, more: usize) {
     if let Some(tenant) = tenant(request) {
         tenant.charge(more);
     }
-    if let Some(debt) = request.extensions().get::<Arc<MountDebt>>() {
-        debt.is_about_more(more);
+    if let Some(charge) = request.extensions().get::<Arc<RateCharge>>() {
+        charge.is_about_more(more);
     }
 }
 
 /// Changes that wait for the rate of their client, and for its part of the log.
-pub(super) type Waiting = Pin<Box<dyn Future<Output = (MutateRequest, Option<Room>)> + Send>>;
+pub(super) type Waiting = Pin<Box<dyn Future<Output = (MutateRequest, Option<ProposalPermit>)> + Send>>;
 
 /// Gives changes of a client back when it is their time, which is also that of what it has done in their mounts.
 pub(super) fn changes(tenant: Arc<Tenant>, lookups: Lookups, call: MutateRequest) -> Waiting {
@@ -217,9 +217,9 @@ pub(super) fn changes(tenant: Arc<Tenant>, lookups: Lookups, call: MutateRequest
             tenant.counts.add_wait(wait);
         }
         unused.are_used();
-        let each = if tenant.shares_changes() { CHANGES / CHANGES_BESIDE_OTHERS } else { 1 };
+        let each = if tenant.record_change() { CHANGES / CHANGES_AMONG_OTHERS } else { 1 };
         if (CHANGES - tenant.room.available_permits()) / each + changes > FEW {
-            tenant.has_much();
+            tenant.record_backlog();
         }
         // What is more than all takes all. It is never closed.
         let room = tenant.room.clone().acquire_many_owned((changes * each).min(CHANGES) as u32).await.ok();
@@ -228,7 +228,7 @@ pub(super) fn changes(tenant: Arc<Tenant>, lookups: Lookups, call: MutateRequest
 }
 
 /// Those that wait; never, where none do.
-pub(super) async fn admitted(waiting: &mut Option<Waiting>) -> (MutateRequest, Option<Room>) {
+pub(super) async fn admitted(waiting: &mut Option<Waiting>) -> (MutateRequest, Option<ProposalPermit>) {
     let Some(changes) = waiting else { return std::future::pending().await };
     let admitted = changes.await;
     *waiting = None;
@@ -252,7 +252,7 @@ mod tests {
             // Nobody has taken it.
             let answer = async { http::Response::new(Body::new(Full::new(Bytes::from_static(b"an answer")))) };
             let path = format!("/cavern.master.v1.Namespace/{method}");
-            make(&MountDebt::of((*tenant).clone()), &path, tenant.call().unwrap(), answer).await
+            make(&RateCharge::of((*tenant).clone()), &path, tenant.call().unwrap(), answer).await
         };
         let refusal = |answer: &http::Response<Body>| Status::from_header_map(answer.headers());
         let (first, second) = (open("Mutate").await, open("Mutate").await);
@@ -276,8 +276,8 @@ mod tests {
             ("/cavern.master.v1.Cluster/Watch", false),
         ] {
             let answer = async { http::Response::new(Body::empty()) };
-            let debt = MountDebt::of((*tenant).clone());
-            let made = make(&debt, path, tenant.call().unwrap(), answer);
+            let charge = RateCharge::of((*tenant).clone());
+            let made = make(&charge, path, tenant.call().unwrap(), answer);
             assert_eq!(tokio::time::timeout(Duration::from_secs(1), made).await.is_err(), waits, "{path}");
         }
     }

@@ -8,7 +8,7 @@ use cavern_proto::raft::{
     AddMasterRequest, AppendReply, AppendRequest, GetGroupRequest, Group, HandOverReply, HandOverRequest, JoinReply,
     JoinRequest, MakeSnapshotRequest, RemoveMasterRequest, RotateSecretsReply, RotateSecretsRequest, SettleKeysReply,
     SettleKeysRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotReply, TakeKeyReply, TakeKeyRequest,
-    Target, TransferLeadRequest, VoteReply, VoteRequest,
+    Target, TransferLeadershipRequest, VoteReply, VoteRequest,
 };
 use cavern_state::outcome::ReserveMasterId;
 use cavern_work::{Request, WorkError};
@@ -19,28 +19,28 @@ use super::call::OrStatus as _;
 use super::guard::is_about;
 use crate::announce::announce;
 use crate::blocking::blocking;
+use crate::bootstrap::{Bootstrap, ask_group, described};
 use crate::error::MasterError;
-use crate::group::{Seat, described, look};
-use crate::lead::Lead;
+use crate::leader_election::LeaderElection;
 use crate::services::Services;
 use crate::{feature_version, rotation};
 
-/// See the module. Cheap to clone.
+/// The `Raft` service. Cheap to clone.
 #[derive(Clone)]
 pub struct RaftService {
-    seat: Arc<Seat>,
-    lead: Arc<Lead>,
+    bootstrap: Arc<Bootstrap>,
+    election: Arc<LeaderElection>,
     /// One change of the group is made at a time.
     changing: Arc<Mutex<()>>,
 }
 
 impl RaftService {
-    pub fn new(seat: Arc<Seat>, lead: Arc<Lead>) -> Self {
-        Self { seat, lead, changing: Arc::default() }
+    pub fn new(bootstrap: Arc<Bootstrap>, election: Arc<LeaderElection>) -> Self {
+        Self { bootstrap, election, changing: Arc::default() }
     }
 
     fn running(&self) -> Result<&Arc<Consensus>, MasterError> {
-        self.seat
+        self.bootstrap
             .consensus()
             .ok_or_else(|| WorkError::unavailable("this master has no place in a cluster yet".into()).into())
     }
@@ -50,7 +50,7 @@ impl RaftService {
         let consensus = self.running()?;
         let _changing = self.changing.lock().await;
         let group = described(consensus);
-        let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
+        let term = self.election.term().ok_or_else(|| self.election.not_leading())?;
         // Whoever asks again, since no answer came, has what was asked for.
         if group.members.iter().any(|member| member.address == address && member.votes) {
             return Ok(Group { unaware: announce(&term.services).await?, ..group });
@@ -58,7 +58,7 @@ impl RaftService {
         let Services { proposer, lookups, .. } = &term.services;
         // One that was given a place, but did not come to vote: it goes on.
         let begun = group.members.iter().find(|member| member.address == address);
-        let own_place = look(&self.seat.ways, address).await?;
+        let own_place = ask_group(&self.bootstrap.connector, address).await?;
         feature_version::check_joining(&own_place, feature_version::agreed(&lookups.reader).await?)?;
         let node_id = match begun {
             Some(begun) => begun.node_id,
@@ -68,14 +68,14 @@ impl RaftService {
                 proposer.propose(ReserveMasterId(taken)).await?.map_err(WorkError::Refused)?
             }
         };
-        self.seat.give_place(&group.cluster_id, node_id, address).await?;
+        self.bootstrap.give_place(&group.cluster_id, node_id, address).await?;
         let target = Target { cluster_id: group.cluster_id, node_id };
-        rotation::give_to_joining(&term.services, &self.seat, target, address).await?;
+        rotation::give_to_joining(&term.services, &self.bootstrap, target, address).await?;
         consensus.add(node_id, address).await?;
         let unaware = announce(&term.services).await?;
-        if self.lead.term().is_none_or(|now| now.services.term != term.services.term) {
+        if self.election.term().is_none_or(|now| now.services.term != term.services.term) {
             // Nobody was told by a term that is over.
-            return Err(self.lead.not_leading());
+            return Err(self.election.not_leading());
         }
         consensus.let_vote(node_id, address).await?;
         Ok(Group { unaware, ..described(consensus) })
@@ -84,7 +84,7 @@ impl RaftService {
     /// Has the numbers of all members be known as given. Those of founders are not, and nobody may have the number of
     /// one that leaves: its directory may come back.
     async fn count_ids(&self, group: &Group) -> Result<(), MasterError> {
-        let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
+        let term = self.election.term().ok_or_else(|| self.election.not_leading())?;
         let largest = group.members.iter().map(|member| member.node_id).max().unwrap_or(0);
         let counted = term.services.lookups.reader.read(|tables| Ok(tables.counters()?.master)).await?;
         if counted < largest {
@@ -97,8 +97,8 @@ impl RaftService {
     async fn rotate(&self, request: &Request) -> Result<RotateSecretsReply, MasterError> {
         let _changing = self.changing.lock().await;
         let consensus = self.running()?;
-        let term = self.lead.term().ok_or_else(|| self.lead.not_leading())?;
-        rotation::rotate(request, &term.services, consensus, self.seat.vault()?, &self.seat.database).await
+        let term = self.election.term().ok_or_else(|| self.election.not_leading())?;
+        rotation::rotate(request, &term.services, consensus, self.bootstrap.sealer()?, &self.bootstrap.database).await
     }
 }
 
@@ -106,23 +106,23 @@ impl RaftService {
 impl Raft for RaftService {
     async fn append(&self, request: tonic::Request<AppendRequest>) -> Result<Response<AppendReply>, Status> {
         let request = request.into_inner();
-        let consensus = self.seat.consensus_for(request.target.as_ref())?;
+        let consensus = self.bootstrap.consensus_for(request.target.as_ref())?;
         Ok(Response::new(consensus.append(request).await?))
     }
 
     async fn vote(&self, request: tonic::Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
         let request = request.get_ref();
-        Ok(Response::new(self.seat.consensus_for(request.target.as_ref())?.vote(request).await?))
+        Ok(Response::new(self.bootstrap.consensus_for(request.target.as_ref())?.vote(request).await?))
     }
 
     async fn pre_vote(&self, request: tonic::Request<VoteRequest>) -> Result<Response<VoteReply>, Status> {
         let request = request.get_ref();
-        Ok(Response::new(self.seat.consensus_for(request.target.as_ref())?.pre_vote(request).await?))
+        Ok(Response::new(self.bootstrap.consensus_for(request.target.as_ref())?.pre_vote(request).await?))
     }
 
     async fn hand_over(&self, request: tonic::Request<HandOverRequest>) -> Result<Response<HandOverReply>, Status> {
         let request = request.into_inner();
-        let consensus = self.seat.consensus_for(request.target.as_ref())?;
+        let consensus = self.bootstrap.consensus_for(request.target.as_ref())?;
         Ok(Response::new(consensus.take_over(request).await?))
     }
 
@@ -131,7 +131,7 @@ impl Raft for RaftService {
         request: tonic::Request<SnapshotOffer>,
     ) -> Result<Response<SnapshotProgress>, Status> {
         let offer = request.into_inner();
-        let consensus = self.seat.consensus_for(offer.target.as_ref())?;
+        let consensus = self.bootstrap.consensus_for(offer.target.as_ref())?;
         Ok(Response::new(consensus.consider(offer).await?))
     }
 
@@ -141,25 +141,25 @@ impl Raft for RaftService {
     ) -> Result<Response<SnapshotReply>, Status> {
         let mut pieces = request.into_inner();
         let offer = offer_of(&mut pieces).await?;
-        let consensus = self.seat.consensus_for(offer.target.as_ref())?;
-        Ok(Response::new(consensus.take_in(offer, pieces).await?))
+        let consensus = self.bootstrap.consensus_for(offer.target.as_ref())?;
+        Ok(Response::new(consensus.receive_snapshot(offer, pieces).await?))
     }
 
     async fn get_group(&self, _: tonic::Request<GetGroupRequest>) -> Result<Response<Group>, Status> {
-        Ok(Response::new(self.seat.group()))
+        Ok(Response::new(self.bootstrap.group()))
     }
 
     async fn join(&self, request: tonic::Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
         is_about(&request, |asked| format!("master {}", asked.node_id));
-        self.seat.join(request.into_inner()).await?;
+        self.bootstrap.join(request.into_inner()).await?;
         Ok(Response::new(JoinReply {}))
     }
 
     async fn take_key(&self, request: tonic::Request<TakeKeyRequest>) -> Result<Response<TakeKeyReply>, Status> {
         let TakeKeyRequest { target, generation, key } = request.into_inner();
-        self.seat.consensus_for(target.as_ref())?;
-        let vault = self.seat.vault()?.clone();
-        blocking(move || Ok(vault.take(generation, &key)?)).await?;
+        self.bootstrap.consensus_for(target.as_ref())?;
+        let sealer = self.bootstrap.sealer()?.clone();
+        blocking(move || Ok(sealer.take(generation, &key)?)).await?;
         Ok(Response::new(TakeKeyReply {}))
     }
 
@@ -168,8 +168,8 @@ impl Raft for RaftService {
         request: tonic::Request<SettleKeysRequest>,
     ) -> Result<Response<SettleKeysReply>, Status> {
         let SettleKeysRequest { target, generation } = request.into_inner();
-        self.seat.consensus_for(target.as_ref())?;
-        let settled = rotation::settle_from(self.seat.vault()?, &self.seat.database, generation).await?;
+        self.bootstrap.consensus_for(target.as_ref())?;
+        let settled = rotation::settle_from(self.bootstrap.sealer()?, &self.bootstrap.database, generation).await?;
         Ok(Response::new(SettleKeysReply { settled }))
     }
 
@@ -180,7 +180,7 @@ impl Raft for RaftService {
         let request = Request::new(request.into_inner().request_id).or_status()?;
         // A caller who is gone must not leave half of it.
         let service = self.clone();
-        let rotated = self.lead.tasks.spawn(async move { service.rotate(&request).await });
+        let rotated = self.election.tasks.spawn(async move { service.rotate(&request).await });
         Ok(Response::new(rotated.await.map_err(|error| WorkError::unavailable(error.to_string())).or_status()??))
     }
 
@@ -188,7 +188,7 @@ impl Raft for RaftService {
         is_about(&request, |asked| asked.address.clone());
         // A caller who is gone must not leave half of it.
         let (service, address) = (self.clone(), request.into_inner().address);
-        let added = self.lead.tasks.spawn(async move { service.add(&address).await });
+        let added = self.election.tasks.spawn(async move { service.add(&address).await });
         Ok(Response::new(added.await.map_err(|error| WorkError::unavailable(error.to_string())).or_status()??))
     }
 
@@ -201,11 +201,14 @@ impl Raft for RaftService {
         Ok(Response::new(described(consensus)))
     }
 
-    async fn transfer_lead(&self, request: tonic::Request<TransferLeadRequest>) -> Result<Response<Group>, Status> {
+    async fn transfer_leadership(
+        &self,
+        request: tonic::Request<TransferLeadershipRequest>,
+    ) -> Result<Response<Group>, Status> {
         is_about(&request, |asked| format!("master {}", asked.node_id));
         let consensus = self.running()?;
         if consensus.leads().is_none() {
-            return Err(self.lead.not_leading().into());
+            return Err(self.election.not_leading().into());
         }
         consensus.hand_over(request.into_inner().node_id).await?;
         Ok(Response::new(described(consensus)))

@@ -3,19 +3,19 @@
 use cavern_conf::host;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::{
-    Attr, CheckAccessReply, CheckAccessRequest, CheckHoldsReply, CheckHoldsRequest, Entry, Extent, FreeContentReply,
-    FreeContentRequest, FreedContent, GetInodeRequest, GetLayoutRequest, GetLockReply, GetLockRequest,
-    GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout, Lock, LookupRequest, MakeListedReply,
-    MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest, RecallReply, RecallRequest,
-    RefreshProgress, RefreshRequest, RememberReply, RememberRequest, ResolveRequest, RevalidateRequest, TouchReply,
-    TouchRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs,
+    Attr, CheckAccessReply, CheckAccessRequest, CheckOpenRefsReply, CheckOpenRefsRequest, Entry, Extent,
+    FreeContentReply, FreeContentRequest, FreedContent, GetInodeRequest, GetLayoutRequest, GetLockReply,
+    GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind, Layout, Lock, LookupRequest,
+    MakeListedReply, MakeListedRequest, MutateReply, MutateRequest, Quotas, ReadDirPage, ReadDirRequest, RecallReply,
+    RecallRequest, RefreshListingsReply, RefreshListingsRequest, RefreshProgress, RefreshRequest, ResolveRequest,
+    RestoreWatchesReply, RestoreWatchesRequest, RevalidateRequest, Ttls, UsageProgress, UsageRequest, Xattr, Xattrs,
 };
 use cavern_proto::record::InodeRecord;
 use cavern_state::outcome::FreeContent;
 use cavern_state::records::attributes;
 use cavern_state::{Directory, Tables, blocking_lock, next_generation};
 use cavern_work::WorkError;
-use cavern_work::listing::Why;
+use cavern_work::listing::CheckReason;
 use cavern_work::namespace::Lookups;
 use cavern_work::namespace::pages::Listing;
 use cavern_work::persist::refresh::RefreshMode;
@@ -27,22 +27,22 @@ use tonic::{Request, Response, Status, Streaming};
 use super::call::{Answers, OrStatus as _, asker, check_count};
 use super::changes::CALLS_AHEAD;
 use super::guard::{AuditedCall, is_about};
-use super::lanes::Lane;
 use super::limits;
+use super::priority_runtimes::PeerRuntime;
 use crate::services::Services;
 
 /// Pages that wait for a slow reader.
 const PAGES_AHEAD: usize = 2;
 /// Directories of one `Touch`.
-const TOUCH_MAX: usize = 10_000;
+const REFRESH_MAX: usize = 10_000;
 /// Files of one `FreeContent`.
 const FREES_MAX: usize = 1000;
 /// Blocks of a file that are read at once, and not on the blocking pool.
 const FEW_EXTENTS: usize = 64;
 /// Layouts that are answered beside the one that is asked for.
-const BESIDE_MAX: usize = 256;
-/// Inodes of one `CheckHolds`, and places of one `Remember`.
-const HOLDS_MAX: usize = 10_000;
+const PREFETCH_MAX: usize = 256;
+/// Inodes of one `CheckOpenRefs`, and places of one `RestoreWatches`.
+const OPEN_REFS_MAX: usize = 10_000;
 
 impl Services {
     /// Refuses to drop blocks for a client that may only read. What no worker that is there has any more it may let go
@@ -89,11 +89,11 @@ impl Namespace for Services {
         // Before the stream begins: an inode that is gone is the answer to the call itself.
         let (inode, session) = (request.inode, request.session);
         let read = || {
-            self.watch.see_directory(session, inode);
+            self.watch.watch_directory(session, inode);
             lookups.reader.read(move |tables| Ok(tables.directory(inode)?))
         };
         let place = |found: &Option<Directory>| found.iter().map(|directory| directory.record.parent).collect();
-        let directory = lookups.when_let_go(inode, read, place).await.or_status()?;
+        let directory = lookups.read_after_recall(inode, read, place).await.or_status()?;
         let directory = directory.ok_or(WorkError::Gone(inode)).or_status()?;
         let listing = Listing::of(tenant, lookups.operations_in(directory.mount_id), directory.mount_id);
         let taken = listing.clone();
@@ -108,23 +108,26 @@ impl Namespace for Services {
         Ok(Response::new(Box::pin(pages)))
     }
 
-    async fn touch(&self, request: Request<TouchRequest>) -> Result<Response<TouchReply>, Status> {
+    async fn refresh_listings(
+        &self,
+        request: Request<RefreshListingsRequest>,
+    ) -> Result<Response<RefreshListingsReply>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
-        limits::count_more(&request, request.get_ref().directories.len().min(TOUCH_MAX));
-        let TouchRequest { directories, wait, session } = request.into_inner();
-        check_count(directories.len(), "directories", TOUCH_MAX)?;
-        let directories = lookups.touch(&directories, wait).await.or_status()?;
+        limits::count_more(&request, request.get_ref().directories.len().min(REFRESH_MAX));
+        let RefreshListingsRequest { directories, wait, session } = request.into_inner();
+        check_count(directories.len(), "directories", REFRESH_MAX)?;
+        let directories = lookups.refresh_listings(&directories, wait).await.or_status()?;
         // After the ages were read: every change that made them is numbered by now.
-        Ok(Response::new(TouchReply { directories, event_seq: self.watch.last_queued_seq(session) }))
+        Ok(Response::new(RefreshListingsReply { directories, event_seq: self.watch.last_queued_seq(session) }))
     }
 
     async fn revalidate(&self, request: Request<RevalidateRequest>) -> Result<Response<Entry>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         let RevalidateRequest { parent, name, written, below, .. } = request.into_inner();
         let why = match (written, below) {
-            (false, _) => Why::Unknown,
-            (true, false) => Why::Written,
-            (true, true) => Why::WrittenBelow,
+            (false, _) => CheckReason::Unknown,
+            (true, false) => CheckReason::Written,
+            (true, true) => CheckReason::WrittenBelow,
         };
         Ok(Response::new(lookups.revalidate(parent, &name, why).await.or_status()?))
     }
@@ -154,7 +157,7 @@ impl Namespace for Services {
     async fn mutate(&self, request: Request<Streaming<MutateRequest>>) -> Result<Response<Self::MutateStream>, Status> {
         let (answers, stream) = mpsc::channel(CALLS_AHEAD);
         let (services, asker, audited) = (self.clone(), asker(&request).cloned(), AuditedCall::of(&request));
-        let (tenant, lane) = (limits::tenant(&request), Lane::of(&request));
+        let (tenant, runtime) = (limits::tenant(&request), PeerRuntime::of(&request));
         let calls = request.into_inner();
         let serving = self.tasks.track_future(async move {
             let client = (asker.as_ref(), tenant.as_ref());
@@ -163,8 +166,8 @@ impl Namespace for Services {
                 () = services.stop.cancelled() => {}
             }
         });
-        match lane {
-            Some(lane) => lane.spawn(serving),
+        match runtime {
+            Some(runtime) => runtime.spawn(serving),
             None => drop(host::spawn(serving)),
         }
         Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
@@ -181,7 +184,7 @@ impl Namespace for Services {
             })
         };
         let place = |found: &Option<(u64, Vec<_>)>| found.iter().map(|(parent, _)| *parent).collect();
-        let found = lookups.when_let_go(inode, read, place).await.or_status()?;
+        let found = lookups.read_after_recall(inode, read, place).await.or_status()?;
         let (_, xattrs) = found.ok_or(WorkError::Gone(inode)).or_status()?;
         let xattrs = xattrs.into_iter().map(|(name, value)| Xattr { name, value }).collect();
         Ok(Response::new(Xattrs { xattrs }))
@@ -195,24 +198,24 @@ impl Namespace for Services {
             Ok((above, lookups.may_access(inode, user.as_ref(), wanted).await?))
         };
         // Whoever holds one of them may have answered that it has another mode.
-        let (_, allowed) = lookups.when_let_go(inode, read, |(above, _)| above.clone()).await.or_status()?;
+        let (_, allowed) = lookups.read_after_recall(inode, read, |(above, _)| above.clone()).await.or_status()?;
         Ok(Response::new(CheckAccessReply { allowed }))
     }
 
     async fn get_layout(&self, request: Request<GetLayoutRequest>) -> Result<Response<Layout>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
-        let GetLayoutRequest { inode, beside, user, .. } = request.into_inner();
-        check_count(beside.len(), "files", BESIDE_MAX)?;
+        let GetLayoutRequest { inode, prefetch, user, .. } = request.into_inner();
+        check_count(prefetch.len(), "files", PREFETCH_MAX)?;
         let read = || async {
             let (record, layout) = layout(&lookups, inode).await?;
             lookups.check_layout(inode, user.as_ref()).await?;
-            let beside = lookups.readable(beside.clone(), user.as_ref()).await?;
-            let beside = layouts_beside(&lookups, record.parent, &beside).await?;
-            Ok((record, Layout { beside, ..layout }))
+            let prefetch = lookups.readable(prefetch.clone(), user.as_ref()).await?;
+            let prefetch = prefetch_layouts(&lookups, record.parent, &prefetch).await?;
+            Ok((record, Layout { prefetch, ..layout }))
         };
         // Those beside it are in the same directory.
         let place = |(record, _): &(InodeRecord, Layout)| vec![record.parent];
-        let (_, layout) = lookups.when_let_go(inode, read, place).await.or_status()?;
+        let (_, layout) = lookups.read_after_recall(inode, read, place).await.or_status()?;
         Ok(Response::new(layout))
     }
 
@@ -244,7 +247,7 @@ impl Namespace for Services {
                 Ok((parent, blocking_lock(tables, inode, kind, &lock)?))
             })
         };
-        let (_, found) = lookups.when_let_go(inode, read, |(parent, _)| vec![*parent]).await.or_status()?;
+        let (_, found) = lookups.read_after_recall(inode, read, |(parent, _)| vec![*parent]).await.or_status()?;
         // Whose it is, is nobody else's business.
         let shown = |found: Lock| match found.session == lock.session {
             true => found,
@@ -253,40 +256,49 @@ impl Namespace for Services {
         Ok(Response::new(GetLockReply { lock: found.map(shown) }))
     }
 
-    async fn check_holds(&self, request: Request<CheckHoldsRequest>) -> Result<Response<CheckHoldsReply>, Status> {
+    async fn check_open_refs(
+        &self,
+        request: Request<CheckOpenRefsRequest>,
+    ) -> Result<Response<CheckOpenRefsReply>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
-        limits::count_more(&request, (request.get_ref().open.len() + request.get_ref().held.len()).min(HOLDS_MAX));
+        limits::count_more(
+            &request,
+            (request.get_ref().open.len() + request.get_ref().referenced.len()).min(OPEN_REFS_MAX),
+        );
         let mut request = request.into_inner();
-        check_count(request.open.len() + request.held.len(), "inodes", HOLDS_MAX)?;
-        let asked: Vec<u64> = request.open.iter().chain(&request.held).copied().collect();
+        check_count(request.open.len() + request.referenced.len(), "inodes", OPEN_REFS_MAX)?;
+        let asked: Vec<u64> = request.open.iter().chain(&request.referenced).copied().collect();
         let hidden = lookups.hidden(&asked).await.or_status()?;
         request.open.retain(|inode| !hidden.contains(inode));
-        request.held.retain(|inode| !hidden.contains(inode));
+        request.referenced.retain(|inode| !hidden.contains(inode));
         // Before the read: the session is notified of names that are lost after it.
-        self.watch.see_inodes(request.session, request.open.iter().chain(&request.held).copied());
-        let mut reply = lookups.reader.read(move |tables| Ok(tables.check_holds(&request)?)).await.or_status()?;
+        self.watch.watch_inodes(request.session, request.open.iter().chain(&request.referenced).copied());
+        let mut reply = lookups.reader.read(move |tables| Ok(tables.check_open_refs(&request)?)).await.or_status()?;
         reply.gone.extend(hidden);
         Ok(Response::new(reply))
     }
 
-    async fn remember(&self, request: Request<RememberRequest>) -> Result<Response<RememberReply>, Status> {
+    async fn restore_watches(
+        &self,
+        request: Request<RestoreWatchesRequest>,
+    ) -> Result<Response<RestoreWatchesReply>, Status> {
         let lookups = self.asked_by(&request, request.get_ref().session)?;
         limits::count_more(
             &request,
-            (request.get_ref().directories.len() + request.get_ref().inodes.len()).min(HOLDS_MAX),
+            (request.get_ref().directories.len() + request.get_ref().inodes.len()).min(OPEN_REFS_MAX),
         );
-        let RememberRequest { session, mut directories, mut inodes, complete } = request.into_inner();
-        check_count(directories.len() + inodes.len(), "places", HOLDS_MAX)?;
+        let RestoreWatchesRequest { session, mut directories, mut inodes, complete } = request.into_inner();
+        check_count(directories.len() + inodes.len(), "places", OPEN_REFS_MAX)?;
         for places in [&mut directories, &mut inodes] {
             let hidden = lookups.hidden(places).await.or_status()?;
             places.retain(|inode| !hidden.contains(inode));
         }
-        self.watch.see_inodes(session, inodes);
-        self.watch.see_directories(session, directories);
+        self.watch.watch_inodes(session, inodes);
+        self.watch.watch_directories(session, directories);
         if complete {
-            self.watch.has_remembered(session);
+            self.watch.watches_restored(session);
         }
-        Ok(Response::new(RememberReply {}))
+        Ok(Response::new(RestoreWatchesReply {}))
     }
 
     async fn make_listed(&self, request: Request<MakeListedRequest>) -> Result<Response<MakeListedReply>, Status> {
@@ -405,7 +417,7 @@ async fn check_one_directory(lookups: &Lookups, inode: u64) -> Result<(), WorkEr
 /// A file as it is, with all of its blocks.
 async fn layout(lookups: &Lookups, inode: u64) -> Result<(InodeRecord, Layout), WorkError> {
     let gone = || WorkError::Gone(inode);
-    let seen = lookups.see_inode_with(inode, move |tables, record| {
+    let seen = lookups.read_watched_inode(inode, move |tables, record| {
         let extents = tables.few_extents(inode, record, FEW_EXTENTS)?;
         extents.map(|extents| layout_of(tables, inode, record, extents)).transpose()
     });
@@ -422,10 +434,10 @@ async fn layout(lookups: &Lookups, inode: u64) -> Result<(InodeRecord, Layout), 
 }
 
 /// Those of some files that are in this directory and have few blocks.
-async fn layouts_beside(lookups: &Lookups, parent: u64, inodes: &[u64]) -> Result<Vec<Layout>, WorkError> {
+async fn prefetch_layouts(lookups: &Lookups, parent: u64, inodes: &[u64]) -> Result<Vec<Layout>, WorkError> {
     let mut layouts = Vec::with_capacity(inodes.len());
     for inode in inodes.iter().copied() {
-        let seen = lookups.see_inode_with(inode, move |tables, record| {
+        let seen = lookups.read_watched_inode(inode, move |tables, record| {
             if record.parent != parent || record.kind() != Kind::File {
                 return Ok(None);
             }
@@ -449,6 +461,6 @@ fn layout_of(tables: Tables<'_>, inode: u64, record: &InodeRecord, extents: Vec<
         extents,
         origin: record.origin.clone(),
         ends_marked: true,
-        beside: Vec::new(),
+        prefetch: Vec::new(),
     })
 }

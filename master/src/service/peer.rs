@@ -32,8 +32,8 @@ impl Peer {
     }
 
     /// Whether it is a client that has much under way while others have something, too.
-    pub fn crowds_others(&self) -> bool {
-        matches!(self.tenant.get(), Some(Ok(tenant)) if tenant.crowds_others())
+    pub fn is_noisy_neighbour(&self) -> bool {
+        matches!(self.tenant.get(), Some(Ok(tenant)) if tenant.is_noisy_neighbour())
     }
 }
 

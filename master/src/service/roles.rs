@@ -34,13 +34,13 @@ const TABLE: &[(&str, Methods)] = &[
             ("Lookup", USERS),
             ("GetInode", USERS),
             ("ReadDir", USERS),
-            ("Touch", USERS),
+            ("RefreshListings", USERS),
             ("Revalidate", USERS),
             ("Refresh", &[Client, Operator, Admin]),
             ("Usage", USERS),
             ("Mutate", USERS),
-            ("CheckHolds", USERS),
-            ("Remember", USERS),
+            ("CheckOpenRefs", USERS),
+            ("RestoreWatches", USERS),
             ("GetXattrs", USERS),
             ("CheckAccess", USERS),
             ("GetLayout", USERS),
@@ -99,7 +99,7 @@ const TABLE: &[(&str, Methods)] = &[
             ("SettleKeys", MASTERS),
             ("AddMaster", ADMINS),
             ("RemoveMaster", ADMINS),
-            ("TransferLead", OPERATORS),
+            ("TransferLeadership", OPERATORS),
             ("RotateSecrets", ADMINS),
             ("MakeSnapshot", OPERATORS),
         ],
@@ -128,7 +128,7 @@ const AUDITED: [&str; 23] = [
     "SettleKeys",
     "AddMaster",
     "RemoveMaster",
-    "TransferLead",
+    "TransferLeadership",
     "RotateSecrets",
     "MakeSnapshot",
 ];
@@ -186,7 +186,7 @@ pub(super) fn check_role(path: &str, identity: &Identity) -> Result<(), Status> 
     }))
 }
 
-/// What docs/decisions/0039-calls-and-frames.md says of calls: method, roles, what they are judged by, and where.
+/// What docs/decisions/0039-calls-and-frames.md says of calls: method, roles, what they are checked by, and where.
 #[cfg(test)]
 pub fn documented() -> Vec<[&'static str; 4]> {
     let text = include_str!("../../../docs/decisions/0039-calls-and-frames.md");

@@ -45,7 +45,7 @@ impl SessionService {
             if message.ends {
                 return watch.end(self.session);
             }
-            if !watch.acknowledge(self.session, message.acknowledged_seq, message.let_go_seq) {
+            if !watch.acknowledge(self.session, message.acknowledged_seq, message.invalidated_seq) {
                 return;
             }
             if let Some(activity) = message.activity {
@@ -64,7 +64,7 @@ impl SessionService {
         let mut heard = 1;
         while let Some(events) = session.next().await {
             for event in events.iter().flat_map(|events| events.iter()) {
-                heard = heard_in_lead(heard, &self.received, || lease.holds());
+                heard = heard_while_leading(heard, &self.received, || lease.holds());
                 let known = self.known_group.load(Ordering::Relaxed);
                 let (group_epoch, masters) = consensus.masters_unless_known(known);
                 let event = WatchEvent { heard, group_epoch, masters, ..event.clone() };
@@ -79,7 +79,7 @@ impl SessionService {
 /// How many messages of a client a master has heard while it led, of which it says that it has: the client's lease runs
 /// from the last of them. One that leads no more may still apply what it had, and have others told; what it has heard
 /// meanwhile extends nothing, since a later leader waits for the leases from before its term only.
-fn heard_in_lead(before: u64, received: &AtomicU64, leads: impl FnOnce() -> bool) -> u64 {
+fn heard_while_leading(before: u64, received: &AtomicU64, leads: impl FnOnce() -> bool) -> u64 {
     // In this order: these were here when it led.
     let received = received.load(Ordering::Acquire);
     if leads() { received } else { before }
@@ -92,13 +92,13 @@ mod tests {
     #[test]
     fn what_is_heard_after_the_lead_extends_no_lease() {
         let received = AtomicU64::new(3);
-        assert_eq!(heard_in_lead(1, &received, || true), 3);
-        assert_eq!(heard_in_lead(3, &AtomicU64::new(9), || false), 3);
+        assert_eq!(heard_while_leading(1, &received, || true), 3);
+        assert_eq!(heard_while_leading(3, &AtomicU64::new(9), || false), 3);
         // One that comes while it is looked at counts the next time.
         let late = || {
             received.store(4, Ordering::Release);
             true
         };
-        assert_eq!(heard_in_lead(3, &received, late), 3);
+        assert_eq!(heard_while_leading(3, &received, late), 3);
     }
 }

@@ -6,16 +6,16 @@ use cavern_proto::ROOT_INODE;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     CommitContent, CreateInode, Existing, Extent, Job, Kind as InodeKind, LinkInode, Lock, LockKind, LockType, Mount,
-    Mutation, RemoveName, RenameName, SetAttr, SetHolds, SetLock, SetQuota, SetTtl, SetXattr, Worker, WriteType,
+    Mutation, RemoveName, RenameName, SetAttr, SetLock, SetOpenRefs, SetQuota, SetTtl, SetXattr, Worker, WriteType,
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
     AdoptListing, ApplyListing, AttachMount, BeginObjects, BlockOf, Command, CountUsage, Deleted, DrainWorker,
-    DropBlocks, EndSessionStep, Expire, FreeContent, Freed, GiveUpReplicas, InitCluster, JoinReplica, ListedEntry,
-    ListingGroup, Mutate, ObjectRecord, Persisted, PersistedObject, PutIndex, PutWorker, ReapOrphans, RemoveMount,
-    RemoveWorker, SetWorkerState, SettleReplica, SpreadIntent, TakeInObject,
+    DropBlocks, EndSessionStep, Expire, FreeContent, Freed, GiveUpReplicas, ImportExternalChange, InitCluster,
+    JoinReplica, ListedEntry, ListingGroup, Mutate, ObjectRecord, Persisted, PersistedObject, PropagateIntent,
+    PutIndex, PutWorker, ReapOrphans, RemoveMount, RemoveWorker, SetWorkerState, SettleReplica,
 };
-use cavern_state::{Changes, Database, Family, Outcome, Tables, Transaction, Unwritten, apply};
+use cavern_state::{Changes, Database, Family, Outcome, Tables, Transaction, WriteBatchOverlay, apply};
 use proptest::prelude::*;
 use rocksdb::IteratorMode;
 
@@ -75,9 +75,9 @@ fn mutation(kind: u8, [a, b, c, d, _]: [u8; 5]) -> Change {
             let grow_to = u64::from(d % 8) * BLOCK;
             Change::Commit(CommitContent { inode: inode(a), grow_to, made: vec![extent(b, c)], changed: true })
         }
-        15 => Change::Hold(inode(a)),
-        16 => Change::LetGo(inode(a)),
-        17 => Change::SetHolds(SetHolds { hold: vec![inode(a), inode(b)], let_go: vec![inode(c)] }),
+        15 => Change::AddOpenRef(inode(a)),
+        16 => Change::DropOpenRef(inode(a)),
+        17 => Change::SetOpenRefs(SetOpenRefs { opened: vec![inode(a), inode(b)], closed: vec![inode(c)] }),
         18 => {
             let kind = [LockType::Exclusive, LockType::Shared, LockType::Unlocked][usize::from(b % 3)] as i32;
             let lock = Lock { owner: u64::from(c % 2), r#type: kind, start: 0, end: 9, ..Lock::default() };
@@ -111,7 +111,7 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
             let ctime_ns = 1000 + (number as i64).saturating_sub(i64::from(b % 4));
             Kind::Expire(Expire { inode: inode(a), ctime_ns, now_ns })
         }
-        23 => Kind::SpreadIntent(SpreadIntent { inode: directory(a), limit: 2 }),
+        23 => Kind::PropagateIntent(PropagateIntent { inode: directory(a), limit: 2 }),
         24 => Kind::BeginObjects(BeginObjects { inode: inode(a), keys: vec![key] }),
         25 | 26 => {
             let object = Some(ObjectRecord { etag: "e".into(), size: 5, ..ObjectRecord::default() });
@@ -171,7 +171,7 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
             now_ns,
             ..AdoptListing::default()
         }),
-        36 => Kind::TakeInObject(TakeInObject {
+        36 => Kind::ImportExternalChange(ImportExternalChange {
             listing: Some(AdoptListing {
                 mount_id: 3,
                 directory: ROOTS[2],
@@ -181,7 +181,7 @@ fn command((kind, chosen): Choice, number: u64) -> Kind {
             }),
             name: name(a),
             etag: format!("e{}", d % 3),
-            ..TakeInObject::default()
+            ..ImportExternalChange::default()
         }),
         37 => Kind::ReapOrphans(ReapOrphans { limit: 1 + u32::from(a % 3), from: 0 }),
         38 => match b % 8 {
@@ -236,7 +236,7 @@ fn replay(commands: &[Kind], is_last: impl Fn(usize) -> bool) -> Result {
     let dir = tempfile::tempdir().unwrap();
     let database = Database::open(dir.path(), 1 << 20).unwrap();
     let (mut outcomes, mut changes, mut tables) = (Vec::new(), Vec::new(), Vec::new());
-    let mut unwritten = Unwritten::default();
+    let mut unwritten = WriteBatchOverlay::default();
     for (number, mut kind) in commands.iter().cloned().enumerate() {
         let mut transaction = Transaction::on(Tables::with(&database, &unwritten)).unwrap();
         if let Kind::AttachMount(attach) = &mut kind {
@@ -326,7 +326,7 @@ fn what_many_commands_change_is_written_once() {
     let dir = tempfile::tempdir().unwrap();
     let database = Database::open(dir.path(), 1 << 20).unwrap();
     let run = |commands: Vec<Kind>| {
-        let mut unwritten = Unwritten::default();
+        let mut unwritten = WriteBatchOverlay::default();
         for kind in commands {
             let mut transaction = Transaction::on(Tables::with(&database, &unwritten)).unwrap();
             apply(&mut transaction, Command { command: Some(kind) }).unwrap();

@@ -12,14 +12,14 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
-    AccessMode, CheckAccessRequest, CheckHoldsRequest, ClientRule, CreateInode, FreeContentRequest, FreedContent,
+    AccessMode, CheckAccessRequest, CheckOpenRefsRequest, ClientRule, CreateInode, FreeContentRequest, FreedContent,
     GetInodeRequest, GetLayoutRequest, GetLockRequest, GetQuotasRequest, GetTtlsRequest, GetXattrsRequest, Kind,
     ListMountsRequest, Lock, LockKind, LockType, LookupRequest, MakeListedRequest, Mount, MountRequest, MutateRequest,
-    Mutation, PersistStatusRequest, ReadDirRequest, RecallRequest, RefreshRequest, RememberRequest, ResolveRequest,
-    RevalidateRequest, SetAttr, SetLock, SetQuota, SetTtl, TouchRequest, TtlAction, UnmountRequest, UpdateMountRequest,
-    UsageRequest, User, UserLimits, VendKeysRequest, WriteType,
+    Mutation, PersistStatusRequest, ReadDirRequest, RecallRequest, RefreshListingsRequest, RefreshRequest,
+    ResolveRequest, RestoreWatchesRequest, RevalidateRequest, SetAttr, SetLock, SetQuota, SetTtl, TtlAction,
+    UnmountRequest, UpdateMountRequest, UsageRequest, User, UserLimits, VendKeysRequest, WriteType,
 };
-use cavern_security::{Identity, MountDebt, Role, Tenant};
+use cavern_security::{Identity, RateCharge, Role, Tenant};
 use cavern_work::WorkError;
 use cavern_work::mounts::changes::DetachPolicy;
 use cavern_work::namespace::Lookups;
@@ -85,11 +85,11 @@ async fn calls_and_changes_count_in_the_mount_that_they_are_about() {
     let tenant = |name: &str| tenants.admit(&Identity::new("c", Role::Client, name).unwrap()).unwrap().unwrap();
     let (a, b) = (tenant("a"), tenant("b"));
     let owes = async |path: &str| {
-        let debt = Arc::new(MountDebt::of((*a).clone()));
+        let charge = Arc::new(RateCharge::of((*a).clone()));
         let mut resolve = client("a", ResolveRequest { path: path.into(), session: 0 });
-        resolve.extensions_mut().insert(debt.clone());
+        resolve.extensions_mut().insert(charge.clone());
         services.resolve(resolve).await.unwrap();
-        debt.wait()
+        charge.wait()
     };
     let changes = |count| {
         vec![Mutation { change: Some(create(mount.root_inode, "g", Kind::File)), ..Mutation::default() }; count]
@@ -104,7 +104,7 @@ async fn calls_and_changes_count_in_the_mount_that_they_are_about() {
     assert!(owes("/m/f").await > Duration::from_secs(2));
     assert!(pace(&a, &changes(1)).await > Duration::from_secs(2));
     assert_eq!((owes("/open/f").await, owes("/").await), Default::default());
-    let hold = Mutation { change: Some(Change::Hold(mount.root_inode)), ..Mutation::default() };
+    let hold = Mutation { change: Some(Change::AddOpenRef(mount.root_inode)), ..Mutation::default() };
     assert!(pace(&a, &[hold]).await.is_zero());
     assert!(pace(&b, &changes(100)).await.is_zero() && pace(&b, &changes(1)).await.is_zero());
 
@@ -174,15 +174,16 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         let usage = UsageRequest { path: path.into() };
         let mut usage = services.usage(client("b", usage)).await.unwrap().into_inner();
         not_found(&of("Usage"), usage.next().await.unwrap().err());
-        let touch = TouchRequest { directories: vec![inode], ..TouchRequest::default() };
-        let touched = services.touch(client("b", touch)).await.unwrap().into_inner();
+        let touch = RefreshListingsRequest { directories: vec![inode], ..RefreshListingsRequest::default() };
+        let touched = services.refresh_listings(client("b", touch)).await.unwrap().into_inner();
         assert!(touched.directories[0].gone);
-        let holds = CheckHoldsRequest { session: 0, open: vec![inode], held: vec![] };
-        let holds = services.check_holds(client("b", holds)).await.unwrap().into_inner();
-        assert_eq!((holds.hold, holds.gone), (vec![], vec![inode]));
-        let remember = RememberRequest { inodes: vec![inode], directories: vec![inode], ..RememberRequest::default() };
-        services.remember(client("b", remember)).await.unwrap();
-        ["Touch", "CheckHolds", "Remember", "FreeContent"].into_iter().for_each(is_asked);
+        let holds = CheckOpenRefsRequest { session: 0, open: vec![inode], referenced: vec![] };
+        let holds = services.check_open_refs(client("b", holds)).await.unwrap().into_inner();
+        assert_eq!((holds.missing, holds.gone), (vec![], vec![inode]));
+        let remember =
+            RestoreWatchesRequest { inodes: vec![inode], directories: vec![inode], ..RestoreWatchesRequest::default() };
+        services.restore_watches(client("b", remember)).await.unwrap();
+        ["RefreshListings", "CheckOpenRefs", "RestoreWatches", "FreeContent"].into_iter().for_each(is_asked);
         let removal = Change::SetAttr(SetAttr { inode, mode: Some(0o700), ..SetAttr::default() });
         assert_eq!(change(&master, "b", removal).await, Errno::STALE.raw_os_error());
         is_asked("Mutate");
@@ -215,7 +216,7 @@ async fn a_mount_that_is_not_there_for_a_client_is_not_there_in_any_call() {
         assert!(table.status.iter().all(|status| status.mount_id != mount.id));
     }
     ["ListMounts", "GetCredentials"].into_iter().for_each(is_asked);
-    // These are all that are said to be judged so.
+    // These are all that are said to be checked so.
     let by_mount =
         crate::service::documented().into_iter().filter(|row| row[2] == "mount").map(|row| row[0].to_owned());
     assert_eq!(*asked.borrow(), by_mount.collect::<BTreeSet<_>>());
@@ -261,8 +262,8 @@ async fn an_inode_in_a_mount_that_is_not_there_is_answered_as_one_that_is_nowher
         }
         ask!(get_inode, GetInodeRequest { inode, session: 0 });
         ask!(get_layout, GetLayoutRequest { inode, ..GetLayoutRequest::default() });
-        let beside = GetLayoutRequest { inode: own, beside: vec![own, inode], ..GetLayoutRequest::default() };
-        ask!(get_layout, beside, |layout| layout.beside.len().to_string());
+        let beside = GetLayoutRequest { inode: own, prefetch: vec![own, inode], ..GetLayoutRequest::default() };
+        ask!(get_layout, beside, |layout| layout.prefetch.len().to_string());
         ask!(get_xattrs, GetXattrsRequest { inode, session: 0 });
         ask!(check_access, CheckAccessRequest { inode, wanted: 4, ..CheckAccessRequest::default() });
         ask!(free_content, FreeContentRequest { inodes: vec![inode], session: 0 });
@@ -272,13 +273,13 @@ async fn an_inode_in_a_mount_that_is_not_there_is_answered_as_one_that_is_nowher
         ask!(recall, RecallRequest { inode, whole_mount: true, ..RecallRequest::default() });
         ask!(get_ttls, GetTtlsRequest { inode });
         ask!(get_quotas, GetQuotasRequest { inode });
-        let touch = TouchRequest { directories: vec![inode], ..TouchRequest::default() };
-        ask!(touch, touch, |touched| format!("{:?}", touched.directories));
-        ask!(check_holds, CheckHoldsRequest { session: 0, open: vec![inode], held: vec![inode] });
+        let touch = RefreshListingsRequest { directories: vec![inode], ..RefreshListingsRequest::default() };
+        ask!(refresh_listings, touch, |touched| format!("{:?}", touched.directories));
+        ask!(check_open_refs, CheckOpenRefsRequest { session: 0, open: vec![inode], referenced: vec![inode] });
         ask!(lookup, LookupRequest { parent: inode, name: name("f"), session: 0 });
         ask!(revalidate, RevalidateRequest { parent: inode, name: name("f"), ..RevalidateRequest::default() });
         answers.push(format!("{:?}", names_in(&master, "b", inode).await.map_err(|status| status.code())));
-        let hold = change(&master, "b", Change::Hold(inode)).await;
+        let hold = change(&master, "b", Change::AddOpenRef(inode)).await;
         let made = change(&master, "b", create(inode, "g", Kind::File)).await;
         answers.push(format!("{hold} {made}"));
         answers
@@ -295,11 +296,11 @@ async fn whoever_only_reads_has_nobody_let_go_of_what_he_holds() {
     let (master, mount) = master().await;
     let services = master.services();
     // The rules of the mount were changed a moment ago.
-    eventually(async || services.lookups.recalls.allow_holding()).await;
+    eventually(async || services.lookups.recalls.allow_delegations()).await;
     let (parent, kind) = (mount.root_inode, Kind::Directory as i32);
-    let made = CreateInode { parent, name: name("held"), kind, mode: 0o755, hold: true, ..CreateInode::default() };
+    let made = CreateInode { parent, name: name("held"), kind, mode: 0o755, delegate: true, ..CreateInode::default() };
     assert_eq!(change(&master, "a", Change::Create(made)).await, 0);
-    assert!(!services.watch.held().is_empty());
+    assert!(!services.watch.delegations().is_empty());
     let dry = RefreshRequest { path: "/m".into(), recursive: true, dry_run: true };
     let mut progress = services.refresh(client("r", dry)).await.unwrap().into_inner();
     while let Some(progress) = progress.next().await {
@@ -307,7 +308,7 @@ async fn whoever_only_reads_has_nobody_let_go_of_what_he_holds() {
     }
     let status = PersistStatusRequest { path: "/m".into(), settle: true, ..PersistStatusRequest::default() };
     services.get_persist_status(client("r", status)).await.unwrap();
-    assert!(!services.watch.held().is_empty());
+    assert!(!services.watch.delegations().is_empty());
     master.stop().await;
 }
 
@@ -318,14 +319,15 @@ async fn what_is_of_a_mount_that_is_gone_keeps_nobody_from_the_rest() {
     let gone = services.lookups.resolve("/open").await.unwrap().attr.unwrap().inode;
     services.unmount_bucket("/open", DetachPolicy::Keep).await.unwrap();
     let both = vec![gone, mount.root_inode];
-    let touch = TouchRequest { directories: both.clone(), ..TouchRequest::default() };
-    let touched = services.touch(client("a", touch)).await.unwrap().into_inner().directories;
+    let touch = RefreshListingsRequest { directories: both.clone(), ..RefreshListingsRequest::default() };
+    let touched = services.refresh_listings(client("a", touch)).await.unwrap().into_inner().directories;
     assert!(touched[0].gone && !touched[1].gone, "{touched:?}");
-    let holds = CheckHoldsRequest { session: 0, open: both.clone(), held: vec![] };
-    let holds = services.check_holds(client("a", holds)).await.unwrap().into_inner();
+    let holds = CheckOpenRefsRequest { session: 0, open: both.clone(), referenced: vec![] };
+    let holds = services.check_open_refs(client("a", holds)).await.unwrap().into_inner();
     assert_eq!(holds.gone, [gone]);
-    let remember = RememberRequest { inodes: both.clone(), directories: both, ..RememberRequest::default() };
-    services.remember(client("a", remember)).await.unwrap();
+    let remember =
+        RestoreWatchesRequest { inodes: both.clone(), directories: both, ..RestoreWatchesRequest::default() };
+    services.restore_watches(client("a", remember)).await.unwrap();
     master.stop().await;
 }
 
@@ -356,10 +358,10 @@ async fn only_whoever_may_changes_a_mount_and_whoever_reads_may_lock() {
         Change::SetLock(SetLock { inode, kind: LockKind::Flock as i32, lock: Some(lock), ..SetLock::default() })
     };
     assert_eq!(change(&master, "b", lock(file)).await, Errno::STALE.raw_os_error());
-    assert_eq!(change(&master, "b", Change::Hold(file)).await, Errno::STALE.raw_os_error());
+    assert_eq!(change(&master, "b", Change::AddOpenRef(file)).await, Errno::STALE.raw_os_error());
     assert_eq!(master.tree("/m").await, before);
     assert_eq!(change(&master, "r", lock(file)).await, 0);
-    assert_eq!(change(&master, "r", Change::Hold(file)).await, 0);
+    assert_eq!(change(&master, "r", Change::AddOpenRef(file)).await, 0);
     assert_eq!(change(&master, "a", create(root, "g", Kind::File)).await, 0);
     assert_eq!(master.tree("/m").await.len(), before.len() + 1);
     master.stop().await;
@@ -371,12 +373,14 @@ async fn a_client_without_a_mount_that_it_could_change_puts_nothing_into_the_log
     let services = master.services();
     let sessions = async || services.lookups.reader.read(|tables| Ok(tables.session_ids()?)).await.unwrap().len();
     let before = sessions().await;
-    for asked in [create(mount.root_inode, "g", Kind::File), Change::Hold(mount.root_inode), Change::LetGo(7)] {
+    for asked in
+        [create(mount.root_inode, "g", Kind::File), Change::AddOpenRef(mount.root_inode), Change::DropOpenRef(7)]
+    {
         assert_eq!(change(&master, "b", asked).await, Errno::STALE.raw_os_error());
     }
     assert_eq!(sessions().await, before, "no session is recorded, and no result kept");
     // Whoever may read a mount has locks there.
-    assert_eq!(change(&master, "r", Change::Hold(mount.root_inode)).await, 0);
+    assert_eq!(change(&master, "r", Change::AddOpenRef(mount.root_inode)).await, 0);
     assert_eq!(sessions().await, before + 1);
     master.stop().await;
 }
@@ -495,8 +499,8 @@ async fn a_client_whose_users_are_limited_reads_what_the_user_may() {
     }
     // What is beside another file is told of to no more.
     let beside = async |user| {
-        let layout = GetLayoutRequest { inode: file, user, beside: vec![file], ..GetLayoutRequest::default() };
-        services.get_layout(client("a", layout)).await.map(|layout| layout.into_inner().beside.len())
+        let layout = GetLayoutRequest { inode: file, user, prefetch: vec![file], ..GetLayoutRequest::default() };
+        services.get_layout(client("a", layout)).await.map(|layout| layout.into_inner().prefetch.len())
     };
     assert_eq!(beside(user(1000, &[])).await.unwrap(), 1);
     // The directory above must let the user through as well.
@@ -556,7 +560,7 @@ async fn a_client_is_told_of_no_name_in_a_mount_that_is_not_there_for_it() {
     let [own, other] = ["a", "b"].map(|name| Identity::new("c", Role::Client, name).unwrap());
     let open = |owner, before| watch.open("x", Before { owner: Some(owner), ..before }).unwrap();
     let (mut a, mut b) = (open(&own, Before::default()), open(&other, Before::default()));
-    let all = |session| watch.see_directories(session, [ROOT_INODE, mount.root_inode]);
+    let all = |session| watch.watch_directories(session, [ROOT_INODE, mount.root_inode]);
     [a.id(), b.id()].into_iter().for_each(all);
     told(&watch, &mut a).await;
     told(&watch, &mut b).await;

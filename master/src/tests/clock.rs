@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use cavern_conf::Config;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{Kind, SetTtl, TtlAction};
-use cavern_work::listing::Why;
+use cavern_work::listing::CheckReason;
 
 use super::harness::{HostClock, NoWorkers, TestMaster, eventually, name, new_bucket};
 use super::persist::bench::Fixture;
@@ -27,7 +27,7 @@ async fn what_is_written_to_a_bucket_shows_after_the_clock_was_set_back_across_a
     assert!(master.services().watch.seq() > seq_before, "numbers of events and sessions are given out once");
 
     let size = async |file: &str| {
-        let written = master.services().lookups.revalidate(mount.root_inode, &name(file), Why::Written).await;
+        let written = master.services().lookups.revalidate(mount.root_inode, &name(file), CheckReason::Written).await;
         written.map(|entry| entry.attr.unwrap().size)
     };
     bucket.put("new", "22");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cavern_consensus::ConsensusError;
 use cavern_proto::raft::raft_client::RaftClient;
 use cavern_proto::raft::{
-    AddMasterRequest, MakeSnapshotRequest, RemoveMasterRequest, Target, TransferLeadRequest, VoteRequest,
+    AddMasterRequest, MakeSnapshotRequest, RemoveMasterRequest, Target, TransferLeadershipRequest, VoteRequest,
 };
 use cavern_proto::record::command::Command;
 use cavern_state::feature_version::FIRST;
@@ -32,8 +32,8 @@ async fn three_masters_agree_and_each_can_lead() {
     for next in (0..3).filter(|next| *next != first).chain([first]) {
         let now = leader(&members).await;
         let id = members[next].group().await.node_id;
-        let request = TransferLeadRequest { node_id: id };
-        let after = members[now].calls().await.transfer_lead(request).await.unwrap().into_inner();
+        let request = TransferLeadershipRequest { node_id: id };
+        let after = members[now].calls().await.transfer_leadership(request).await.unwrap().into_inner();
         assert_eq!(after.leader, id);
         eventually(|| async { members[next].term().is_some() && members[now].term().is_none() }).await;
         assert_eq!(mounts(&members[next]).await, 1);
@@ -56,8 +56,8 @@ async fn masters_of_one_version_agree_on_all_that_it_knows() {
         let leader = leader(&members).await;
         let term = || members[leader].term().unwrap();
         eventually(|| async { agreed(&term().services.lookups.reader).await.unwrap() == FEATURE_VERSION }).await;
-        let request = TransferLeadRequest { node_id: members[next].group().await.node_id };
-        let group = members[leader].calls().await.transfer_lead(request).await.unwrap().into_inner();
+        let request = TransferLeadershipRequest { node_id: members[next].group().await.node_id };
+        let group = members[leader].calls().await.transfer_leadership(request).await.unwrap().into_inner();
         assert_eq!(group.feature_version, FEATURE_VERSION);
     }
     stop(members).await;
@@ -116,7 +116,7 @@ async fn a_group_outlives_any_one_of_its_masters() {
     members[first].running = Some(back);
     let id = members[first].group().await.node_id;
     let now = leader(&members).await;
-    members[now].calls().await.transfer_lead(TransferLeadRequest { node_id: id }).await.unwrap();
+    members[now].calls().await.transfer_leadership(TransferLeadershipRequest { node_id: id }).await.unwrap();
     eventually(|| async { members[first].term().is_some() }).await;
     assert_eq!(mounts(&members[first]).await, 2);
     stop(members).await;
@@ -128,12 +128,12 @@ async fn a_proposal_of_a_lead_that_is_over_goes_into_no_log() {
     let first = leader(&members).await;
     let proposer = members[first].term().unwrap().services.proposer.clone();
     let reader = members[first].term().unwrap().services.lookups.reader.clone();
-    members[first].calls().await.transfer_lead(TransferLeadRequest { node_id: 0 }).await.unwrap();
+    members[first].calls().await.transfer_leadership(TransferLeadershipRequest { node_id: 0 }).await.unwrap();
     let second = leader(&members).await;
     assert_ne!(first, second);
     // Nor when the same master leads again.
     let id = members[first].group().await.node_id;
-    members[second].calls().await.transfer_lead(TransferLeadRequest { node_id: id }).await.unwrap();
+    members[second].calls().await.transfer_leadership(TransferLeadershipRequest { node_id: id }).await.unwrap();
     eventually(|| async { members[first].term().is_some() }).await;
     let late = proposer.propose(Command::ReserveMasterId(0)).await;
     assert!(matches!(late, Err(ConsensusError::NotLeading(_) | ConsensusError::Unavailable(_))), "{late:?}");
@@ -183,7 +183,7 @@ async fn one_master_grows_to_three_and_a_lost_one_is_replaced() {
     // An id is never given twice.
     assert!(added.members.iter().any(|member| member.node_id == 4 && member.votes), "{added:?}");
     members.push(Member { running: starting.await.unwrap().unwrap(), ..lost });
-    members[now].calls().await.transfer_lead(TransferLeadRequest { node_id: 4 }).await.unwrap();
+    members[now].calls().await.transfer_leadership(TransferLeadershipRequest { node_id: 4 }).await.unwrap();
     eventually(|| async { members[2].term().is_some() }).await;
     assert_eq!(mounts(&members[2]).await, 1);
     stop(members).await;
@@ -221,7 +221,7 @@ async fn whoever_looks_at_the_lead_while_it_changes_keeps_nobody_waiting() {
         std::thread::spawn(move || {
             let observed = consensus.observe();
             while !stop_looking.is_cancelled() {
-                assert!(consensus.lead_in(&observed.borrow_watched()).is_some());
+                assert!(consensus.leads_as(&observed.borrow_watched()).is_some());
                 looks.fetch_add(1, Ordering::Relaxed);
             }
         });

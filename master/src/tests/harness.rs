@@ -31,9 +31,9 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::MasterError;
+use crate::leader_state::{LeaderState, WorkerClientFactory, WorkerClients};
 use crate::server::Master;
 use crate::services::Services;
-use crate::term::{Term, WorkerClientFactory, WorkerClients};
 
 /// Long enough for a busy machine; nothing waits for it unless something is wrong.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -144,7 +144,7 @@ pub struct TestMaster {
     pub dir: Arc<TempDir>,
     pub master: Master,
     pub config: Config,
-    term: Arc<Term>,
+    term: Arc<LeaderState>,
 }
 
 impl TestMaster {
@@ -206,7 +206,7 @@ impl TestMaster {
         let (metrics, stop) = (MasterMetrics::default(), CancellationToken::new());
         let started = Master::start(config.clone(), grpc, fillers, clock, metrics, AuditLog::default(), stop);
         let master = started.await?.expect("nobody stops it");
-        let term = master.lead.term().expect("the only master leads");
+        let term = master.election.term().expect("the only master leads");
         Ok(Self { dir, master, config, term })
     }
 

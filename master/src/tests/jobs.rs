@@ -18,7 +18,7 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::harness::{NoWorkers, TestMaster, eventually, mount_request, new_bucket};
-use crate::term::{WorkerClientFactory, WorkerClients};
+use crate::leader_state::{WorkerClientFactory, WorkerClients};
 
 /// Keys and indexes of blocks.
 type Blocks = HashSet<(String, u32)>;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cavern_conf::{Config, schema};
 use cavern_consensus::Clock;
 use cavern_proto::raft::raft_client::RaftClient;
-use cavern_proto::raft::{GetGroupRequest, Group, TransferLeadRequest};
+use cavern_proto::raft::{GetGroupRequest, Group, TransferLeadershipRequest};
 use cavern_security::AuditLog;
 use cavern_work::metrics::MasterMetrics;
 use tempfile::TempDir;
@@ -16,8 +16,8 @@ use tonic::transport::Channel;
 
 use super::harness::{NoWorkers, eventually, mount_request, new_bucket};
 use crate::error::MasterError;
+use crate::leader_state::LeaderState;
 use crate::server::Master;
-use crate::term::Term;
 
 /// One of several masters, or its place in a directory while it does not run.
 pub struct Member {
@@ -56,8 +56,8 @@ impl Member {
         self.calls().await.get_group(GetGroupRequest {}).await.unwrap().into_inner()
     }
 
-    pub fn term(&self) -> Option<Arc<Term>> {
-        self.running.as_ref()?.lead.term()
+    pub fn term(&self) -> Option<Arc<LeaderState>> {
+        self.running.as_ref()?.election.term()
     }
 }
 
@@ -127,7 +127,7 @@ pub async fn have_lead(members: &[Member], next: usize) {
     eventually(|| async {
         let leading = members.iter().find(|member| member.term().is_some());
         if let Some(leading) = leading.filter(|_| members[next].term().is_none()) {
-            let _refused = leading.calls().await.transfer_lead(TransferLeadRequest { node_id }).await;
+            let _refused = leading.calls().await.transfer_leadership(TransferLeadershipRequest { node_id }).await;
         }
         members[next].term().is_some()
     })

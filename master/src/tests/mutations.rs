@@ -153,7 +153,7 @@ async fn a_removed_inode_stays_while_it_is_held_and_goes_after_that() {
     while unlinked.len() < 2 {
         let received = take_in(&master, &mut holder).await;
         if received.contains(&inodes[0]) {
-            mutate(&master, id, 5, vec![Change::Hold(inodes[0])]).await.unwrap();
+            mutate(&master, id, 5, vec![Change::AddOpenRef(inodes[0])]).await.unwrap();
         }
         unlinked.extend(received);
     }
@@ -209,9 +209,9 @@ async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of
             received.extend(session.next().await.unwrap().iter().flat_map(|events| events.iter().cloned()));
         }
         // It says so through the log, and until then it has acknowledged nothing.
-        let held = change(Change::Hold(inode)).await;
+        let held = change(Change::AddOpenRef(inode)).await;
         assert_eq!(held, inode, "it was deleted before its removal was acknowledged");
-        change(Change::LetGo(inode)).await;
+        change(Change::DropOpenRef(inode)).await;
         master.services().watch.acknowledge(id, received.last().unwrap().seq, 0);
     }
     reaping.abort();

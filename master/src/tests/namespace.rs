@@ -14,7 +14,7 @@ use cavern_proto::record::command::Command;
 use cavern_proto::record::{ApplyListing, AttachMount, ListedEntry, ListingGroup};
 use cavern_state::Outcome;
 use cavern_work::WorkError;
-use cavern_work::listing::Why;
+use cavern_work::listing::CheckReason;
 use cavern_work::mounts::changes::DetachPolicy;
 use futures::StreamExt;
 use tonic::Request;
@@ -125,7 +125,7 @@ async fn a_replaced_object_is_a_new_inode_and_a_deleted_one_is_gone() {
 
     bucket.put("a", "newer");
     assert_eq!(lookups.resolve("/m/a").await.unwrap().attr.unwrap().inode, old, "the listing is young");
-    let new = lookups.revalidate(parent, &name("a"), Why::Unknown).await.unwrap().attr.unwrap();
+    let new = lookups.revalidate(parent, &name("a"), CheckReason::Unknown).await.unwrap().attr.unwrap();
     assert!(new.inode != old && new.size == 5);
     assert!(lookups.get_inode(old).await.unwrap_err().is_not_found());
 
@@ -156,14 +156,14 @@ async fn what_a_client_wrote_is_known_after_one_request() {
     for (key, size) in [("a", 5), ("new", 5)] {
         bucket.put(key, "newer");
         let before = requests();
-        let entry = lookups.revalidate(mount.root_inode, &name(key), Why::Written).await.unwrap();
+        let entry = lookups.revalidate(mount.root_inode, &name(key), CheckReason::Written).await.unwrap();
         assert_eq!(entry.attr.unwrap().size, size);
         assert_eq!(requests(), (before.0 + 1, before.1));
     }
     bucket.delete("new");
-    assert!(lookups.revalidate(mount.root_inode, &name("new"), Why::Written).await.unwrap_err().is_not_found());
+    assert!(lookups.revalidate(mount.root_inode, &name("new"), CheckReason::Written).await.unwrap_err().is_not_found());
     bucket.put("d/", "");
-    let directory = lookups.revalidate(mount.root_inode, &name("d"), Why::Written).await.unwrap();
+    let directory = lookups.revalidate(mount.root_inode, &name("d"), CheckReason::Written).await.unwrap();
     assert_eq!(directory.attr.unwrap().kind(), Kind::Directory);
     master.stop().await;
 }
@@ -181,8 +181,8 @@ async fn a_directory_that_was_written_below_is_listed_anew() {
     bucket.put("d/deep/b", "1");
     let directory = name("d");
     let written = |why| lookups.revalidate(mount.root_inode, &directory, why);
-    assert_eq!(written(Why::Written).await.unwrap().attr.unwrap().inode, known);
-    let listed_anew = written(Why::WrittenBelow).await.unwrap().attr.unwrap();
+    assert_eq!(written(CheckReason::Written).await.unwrap().attr.unwrap().inode, known);
+    let listed_anew = written(CheckReason::WrittenBelow).await.unwrap().attr.unwrap();
     assert!(listed_anew.inode != known && listed_anew.kind() == Kind::Directory);
     for path in ["/m/d/deep/a", "/m/d/deep/b"] {
         assert!(lookups.resolve(path).await.is_ok(), "{path}");
@@ -190,7 +190,7 @@ async fn a_directory_that_was_written_below_is_listed_anew() {
     for key in ["d/deep/a", "d/deep/b"] {
         bucket.delete(key);
     }
-    assert!(written(Why::WrittenBelow).await.unwrap_err().is_not_found());
+    assert!(written(CheckReason::WrittenBelow).await.unwrap_err().is_not_found());
     master.stop().await;
 }
 
@@ -223,7 +223,7 @@ async fn an_absence_is_proven_again_when_the_listing_is_old() {
     }
     let old = lookups.resolve("/old").await.unwrap().attr.unwrap().inode;
     bucket.put("c", "1");
-    let touched = lookups.touch(&[old, 777_777], true).await.unwrap();
+    let touched = lookups.refresh_listings(&[old, 777_777], true).await.unwrap();
     assert!(touched[0].listing_age_ms >= 0 && !touched[0].gone && touched[1].gone);
     let found = lookups.reader.read(move |tables| Ok(tables.dentry(old, b"c")?)).await.unwrap();
     assert!(found.is_some());
@@ -312,7 +312,7 @@ async fn what_is_known_is_served_while_the_bucket_is_gone() {
     let error = lookups.listings.relist(directory).await.unwrap_err();
     assert!(!error.is_not_found(), "{error}");
     assert!(lookups.resolve("/m/d/a").await.is_ok());
-    let touched = lookups.touch(&[directory], true).await.unwrap();
+    let touched = lookups.refresh_listings(&[directory], true).await.unwrap();
     assert!(!touched[0].gone);
     assert!(!master.services().mounts.status()[0].last_error.is_empty());
     std::fs::rename(dir.path().join("away"), &objects).unwrap();

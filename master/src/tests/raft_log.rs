@@ -157,7 +157,7 @@ async fn who_was_away_for_a_moment_gets_the_entries_that_snapshots_cover() {
 #[tokio::test(flavor = "multi_thread")]
 async fn entries_that_are_old_are_cut_after_a_snapshot_and_never_before_it() {
     let settings =
-        schema::Master { snapshot_after: SMALL, log_keep: Interval::millis(1500), ..schema::Master::default() };
+        schema::Master { snapshot_after: SMALL, log_retention: Interval::millis(1500), ..schema::Master::default() };
     let members = group_with(1, settings).await;
     let (_, proposer) = proposer(&members).await;
     let begun = Instant::now();

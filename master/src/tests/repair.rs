@@ -23,7 +23,7 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket, placement_of};
-use crate::term::{WorkerClientFactory, WorkerClients};
+use crate::leader_state::{WorkerClientFactory, WorkerClients};
 
 /// Target, sources and index of a copy.
 type Copied = (u64, Vec<u64>, u32);

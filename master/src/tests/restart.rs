@@ -6,7 +6,7 @@ use cavern_conf::{ByteSize, Config, Interval};
 use cavern_consensus::ConsensusError;
 use cavern_state::StateError;
 use cavern_work::WorkError;
-use cavern_work::listing::Why;
+use cavern_work::listing::CheckReason;
 
 use super::harness::{NoWorkers, TestMaster, eventually, name, new_bucket};
 use crate::error::MasterError;
@@ -16,7 +16,7 @@ async fn everything_is_there_after_restarts_with_and_without_snapshots() {
     let mut config = Config::default();
     // So little that there are several snapshots and purges.
     config.master.snapshot_after = ByteSize::kib(1);
-    config.master.log_keep = Interval::millis(0);
+    config.master.log_retention = Interval::millis(0);
     let dir = Arc::new(tempfile::tempdir().unwrap());
     let mut master = TestMaster::with(config, dir, Arc::new(NoWorkers)).await.unwrap();
     let (bucket, uri) = new_bucket();
@@ -44,8 +44,15 @@ async fn everything_is_there_after_restarts_with_and_without_snapshots() {
     let new = master.services().lookups.resolve("/m0/same").await.unwrap().attr.unwrap().inode;
     bucket.put("same", "changed");
     let parent = master.services().lookups.resolve("/m0").await.unwrap().attr.unwrap().inode;
-    let newer =
-        master.services().lookups.revalidate(parent, &name("same"), Why::Unknown).await.unwrap().attr.unwrap().inode;
+    let newer = master
+        .services()
+        .lookups
+        .revalidate(parent, &name("same"), CheckReason::Unknown)
+        .await
+        .unwrap()
+        .attr
+        .unwrap()
+        .inode;
     assert!(newer > new, "inode ids are never given out twice");
     master.stop().await;
 }

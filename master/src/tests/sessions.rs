@@ -297,7 +297,8 @@ async fn what_two_hundred_clients_have_open_is_held_across_a_restart() {
     }))
     .await;
     let holds = async |master: &TestMaster| {
-        let count = master.services().lookups.reader.read(|tables| Ok(tables.keys(cavern_state::Family::Hold).count()));
+        let count =
+            master.services().lookups.reader.read(|tables| Ok(tables.keys(cavern_state::Family::OpenRef).count()));
         count.await.unwrap()
     };
 

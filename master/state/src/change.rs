@@ -61,9 +61,10 @@ pub struct Changes {
     /// They are of a strict mount: whoever asked is answered when nobody has anything cached that they made untrue.
     pub are_strict: bool,
     /// Where the inodes are that they are about, and that were deleted.
-    pub inodes: HashMap<u64, Whereabouts>,
-    /// Directories that a session holds from now on, or no longer. They have no numbers: clients are not told of them.
-    pub held: Vec<HeldChange>,
+    pub inodes: HashMap<u64, InodeLocation>,
+    /// Directories delegated to a session from now on, or no longer. They have no numbers: clients are not told of
+    /// them.
+    pub delegations: Vec<DelegationChange>,
     /// Mounts that are there for other clients from now on.
     pub rules: Vec<RulesChange>,
 }
@@ -77,9 +78,9 @@ pub struct RulesChange {
     pub now: Vec<ClientRule>,
 }
 
-/// A directory that a session holds.
+/// A directory delegated to a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeldDirectory {
+pub struct DirectoryDelegation {
     pub mount_id: u32,
     pub directory: u64,
     pub session: u64,
@@ -87,14 +88,14 @@ pub struct HeldDirectory {
 
 /// What became of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeldChange {
-    Held(HeldDirectory),
-    LetGo(HeldDirectory),
+pub enum DelegationChange {
+    Granted(DirectoryDelegation),
+    Returned(DirectoryDelegation),
 }
 
 /// Where an inode can be found after a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Whereabouts {
+pub enum InodeLocation {
     /// Under its only name.
     Named { parent: u64, name: Bytes, is_directory: bool },
     /// Under one of several names.
@@ -128,7 +129,7 @@ impl Changes {
     }
 }
 
-impl Whereabouts {
+impl InodeLocation {
     /// Of an inode that is there.
     pub fn of(record: &InodeRecord) -> Self {
         let is_directory = is_directory(record);

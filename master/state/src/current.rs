@@ -25,7 +25,7 @@ pub use crate::data_dir::{POINTER, directory};
 use crate::database::{Database, Resources};
 use crate::error::{Result, StateError};
 
-/// See the module.
+/// The database that a master works with.
 pub struct CurrentDatabase {
     data_dir: PathBuf,
     resources: Resources,

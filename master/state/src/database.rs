@@ -211,7 +211,7 @@ impl Resources {
         }
     }
 
-    /// The same with the budget of a master that nobody has limited.
+    /// A block cache of so many bytes, and the rest as a master has it that nobody has limited.
     pub fn of_cache(bytes: u64) -> Self {
         Self::new(bytes, &Budgets::default().master)
     }

@@ -27,7 +27,7 @@ pub fn check_state(database: &Database, known: u32) -> Result {
     let counters = tables.counters()?;
     // A replica that has nothing yet has no feature version either.
     let lacks_version = counters.feature_version == 0 && tables.cluster_id()?.is_some();
-    if counters.former_level != 0 || lacks_version {
+    if counters.former_feature_version != 0 || lacks_version {
         return Err(StateError::FormerState);
     }
     check(counters.feature_version, known)

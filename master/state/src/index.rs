@@ -2,8 +2,8 @@
 //! inodes that have several, what is held, and how much is below directories. Each is a function of a transaction and
 //! of records; none knows who asks, or for what.
 
+pub mod delegations;
 pub mod extents;
-pub mod held;
 pub mod inodes;
 pub mod intents;
 pub mod origins;

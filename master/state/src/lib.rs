@@ -4,8 +4,8 @@
 //! Each layer uses those above it in this list, and knows nothing of those below:
 //! - **records and keys**: [`schema`] says which tables there are, how a key is written and what a record is;
 //!   [`records`] what records mean, [`change`] what clients are told.
-//! - **tables**: [`database`] opens RocksDB ([`current`]: which one), [`unwritten`] holds what is not written yet,
-//!   [`tables`] reads both, and [`transaction`] collects what one command changes.
+//! - **tables**: [`database`] opens RocksDB ([`current`]: which one), [`write_batch_overlay`] holds what is not written
+//!   yet, [`tables`] reads both, and [`transaction`] collects what one command changes.
 //! - **indexes** ([`index`]): what is kept true beside the records.
 //! - **POSIX** ([`posix`]): what programs change in fs-mode mounts.
 //! - **commands** ([`commands`]), to which [`apply`] leads, each with an [`outcome`]. Which commands there may be,
@@ -33,11 +33,11 @@ pub mod records;
 pub mod schema;
 pub mod tables;
 pub mod transaction;
-pub mod unwritten;
+pub mod write_batch_overlay;
 
 pub use apply::apply;
-pub use change::{Change, Changes, HeldChange, HeldDirectory, RulesChange, Whereabouts};
-pub use commands::external::take_in;
+pub use change::{Change, Changes, DelegationChange, DirectoryDelegation, InodeLocation, RulesChange};
+pub use commands::external::import_external_change;
 pub use commands::registry::refusal_of_owner;
 pub use commands::{namespace, requests};
 pub use current::CurrentDatabase;
@@ -55,4 +55,4 @@ pub use schema::{Family, FileBlock};
 pub use tables::Tables;
 pub use tables::namespace::Directory;
 pub use transaction::Transaction;
-pub use unwritten::Unwritten;
+pub use write_batch_overlay::WriteBatchOverlay;

@@ -6,8 +6,8 @@ pub use cavern_proto::record::FreeContent;
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
     AdoptListing, ApplyListing, AttachMount, BeginObjects, Command, CountUsage, DrainWorker, DropBlocks, DropLost,
-    EndSessionStep, GiveUpReplicas, JoinReplica, Mend, Mutate, Once, PutWorker, ReapOrphans, RemoveMount, RemoveWorker,
-    RequestRecord, SealSecrets, SettleReplica, TakeInObject, UpdateMount,
+    EndSessionStep, GiveUpReplicas, ImportExternalChange, JoinReplica, Mend, Mutate, Once, PutWorker, ReapOrphans,
+    RemoveMount, RemoveWorker, RequestRecord, SealSecrets, SettleReplica, UpdateMount,
 };
 
 use crate::error::{Result, StateError};
@@ -81,11 +81,11 @@ pub enum Outcome {
     /// Lost blocks of a file are given up. The file went back to what its bucket has; otherwise they are zeros.
     LostDropped { reverted: bool },
     /// What others changed, taken in or not.
-    TakenIn(RefreshFate),
+    Imported(RefreshFate),
     /// It was done before, when it was asked for under the same id.
     Repeated(Box<RequestRecord>),
-    /// A session holds this directory, which must be recalled first.
-    Held(u64),
+    /// A session holds the delegation of this directory, which must be recalled first.
+    Delegated(u64),
     /// The state does not allow it; a sentence for the one who asked.
     Refused(String),
     /// It is not for the one who asked.
@@ -185,8 +185,8 @@ pub enum Beginning {
 pub enum LostDrop {
     /// The file went back to what its bucket has; otherwise the blocks are zeros.
     Dropped { reverted: bool },
-    /// A session holds this directory, which must be recalled first.
-    Held(u64),
+    /// A session holds the delegation of this directory, which must be recalled first.
+    Delegated(u64),
     /// The state does not allow it; a sentence for the one who asked.
     Refused(String),
 }
@@ -321,8 +321,8 @@ answered! {
     AdoptListing(this) = Kind::AdoptListing(this) => ListingCounts {
         Outcome::Listed(counts) => counts,
     }
-    TakeInObject(this) = Kind::TakeInObject(this) => RefreshFate {
-        Outcome::TakenIn(fate) => fate,
+    ImportExternalChange(this) = Kind::ImportExternalChange(this) => RefreshFate {
+        Outcome::Imported(fate) => fate,
     }
     Mutate(this) = Kind::Mutate(this) => Mutated {
         Outcome::Mutated(result, waits_for) => Mutated { result: *result, waits_for },
@@ -352,7 +352,7 @@ answered! {
     }
     DropLost(this) = Kind::DropLost(this) => LostDrop {
         Outcome::LostDropped { reverted } => LostDrop::Dropped { reverted },
-        Outcome::Held(directory) => LostDrop::Held(directory),
+        Outcome::Delegated(directory) => LostDrop::Delegated(directory),
         Outcome::Refused(reason) => LostDrop::Refused(reason),
     }
     JoinReplica(this) = Kind::JoinReplica(this) => Verdict {

@@ -5,7 +5,7 @@ mod access;
 
 use std::collections::HashMap;
 
-use cavern_proto::master::{CheckHoldsReply, CheckHoldsRequest, Extent, Quota, Quotas, Ttl, Ttls};
+use cavern_proto::master::{CheckOpenRefsReply, CheckOpenRefsRequest, Extent, Quota, Quotas, Ttl, Ttls};
 use cavern_proto::record::{DeletionRecord, GarbageRecord, IntentRecord, QuotaRecord, Stray, TtlRecord, UsageRecord};
 use cavern_security::Identity;
 
@@ -187,17 +187,17 @@ impl Tables<'_> {
 
     /// What a session must hold of the inodes that are open there and of those that it held, and which of them are
     /// gone.
-    pub fn check_holds(&self, asked: &CheckHoldsRequest) -> Result<CheckHoldsReply> {
-        let CheckHoldsRequest { session, open, held } = asked;
-        let mut reply = CheckHoldsReply::default();
+    pub fn check_open_refs(&self, asked: &CheckOpenRefsRequest) -> Result<CheckOpenRefsReply> {
+        let CheckOpenRefsRequest { session, open, referenced: held } = asked;
+        let mut reply = CheckOpenRefsReply::default();
         let asked = open.iter().map(|inode| (*inode, false)).chain(held.iter().map(|inode| (*inode, true)));
         let records = self.inodes(open.iter().chain(held).copied())?;
         for ((inode, in_any_case), record) in asked.zip(records) {
             match record {
                 None => reply.gone.push(inode),
                 Some(record) if record.unlinked || in_any_case => {
-                    if !self.has(schema::Holds, (inode, *session))? {
-                        reply.hold.push(inode);
+                    if !self.has(schema::OpenRefs, (inode, *session))? {
+                        reply.missing.push(inode);
                     }
                 }
                 Some(_) => {}
@@ -207,9 +207,9 @@ impl Tables<'_> {
     }
 
     /// How many inodes of a mount that have a name sessions hold.
-    pub fn held_of(&self, mount_id: u32) -> Result<u64> {
+    pub fn count_refs(&self, mount_id: u32) -> Result<u64> {
         let (mut held, mut last) = (0, 0);
-        for row in self.rows(schema::Holds, ()) {
+        for row in self.rows(schema::OpenRefs, ()) {
             let (inode, _) = row?.key()?;
             if inode != last && self.inode(inode)?.is_some_and(|record| record.mount_id == mount_id && !record.unlinked)
             {
@@ -221,18 +221,18 @@ impl Tables<'_> {
     }
 
     /// Up to `limit` inodes that have lost their last name and that nobody holds.
-    pub fn unheld(&self, limit: usize) -> Result<Vec<u64>> {
-        let mut unheld = Vec::new();
+    pub fn unreferenced(&self, limit: usize) -> Result<Vec<u64>> {
+        let mut unreferenced = Vec::new();
         for row in self.rows(schema::Unlinked, ()) {
             let inode = row?.key()?;
             // The objects of one with an intent are still to be given up.
-            if !self.is_held(inode)? && self.intent(inode)?.is_none() {
-                unheld.push(inode);
-                if unheld.len() == limit {
+            if !self.is_open(inode)? && self.intent(inode)?.is_none() {
+                unreferenced.push(inode);
+                if unreferenced.len() == limit {
                     break;
                 }
             }
         }
-        Ok(unheld)
+        Ok(unreferenced)
     }
 }

@@ -59,7 +59,7 @@ pub fn etag(record: &InodeRecord) -> String {
 
 /// The attributes that a record stands for.
 pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
-    let own = record.kept.as_ref().filter(|kept| kept.own);
+    let own = record.stored.as_ref().filter(|kept| kept.own);
     let (own_mode, uid, gid) =
         own.map_or((mode(record), record.uid, record.gid), |kept| (kept.mode & MODE_BITS, kept.uid, kept.gid));
     Attr {
@@ -77,7 +77,7 @@ pub fn attributes(inode: u64, record: &InodeRecord) -> Attr {
         version: record.version,
         generation: record.generation,
         has_xattrs: record.has_xattrs,
-        own: if own.is_some() { OwnAttributes::Kept.into() } else { OwnAttributes::None.into() },
+        own: if own.is_some() { OwnAttributes::Stored.into() } else { OwnAttributes::None.into() },
         has_capability: record.has_capability,
         allocated: record.allocated,
         btime_ns: record.btime_ns,

@@ -47,8 +47,8 @@ families! {
     Unlinked = "unlinked",
     Session = "session",
     Result = "result",
-    Hold = "hold",
-    HoldSession = "hold_session",
+    OpenRef = "open_ref",
+    OpenRefSession = "open_ref_session",
     Extent = "extent",
     Garbage = "garbage",
     Intent = "intent",
@@ -153,9 +153,9 @@ tables! { 'k;
     /// Results of mutations, by session and number.
     Results = Result b"", (u64, u64) => master::MutationResult;
     /// By inode and session.
-    Holds = Hold b"", (u64, u64) => record::HoldRecord;
-    /// The same by session and inode.
-    SessionHolds = HoldSession b"", (u64, u64) => ();
+    OpenRefs = OpenRef b"", (u64, u64) => record::OpenRefRecord;
+    /// Open references by session and inode.
+    SessionOpenRefs = OpenRefSession b"", (u64, u64) => ();
     /// By inode and kind.
     Locks = Lock b"", (u64, LockKind) => record::LockRecord;
     /// Where a session has locks, and whether it waits there: by session, kind and inode.
@@ -183,11 +183,11 @@ tables! { 'k;
     /// These ids by their numbers.
     RequestIds = Meta b"numbered", u64 => Bytes;
     /// The session that holds a directory, by mount and directory.
-    HeldDirectories = Meta b"held", (u32, u64) => u64;
-    /// The mount of a directory that a session holds, by session and directory.
-    SessionDirectories = Meta b"of-session", (u64, u64) => u32;
+    DirectoryDelegations = Meta b"delegation", (u32, u64) => u64;
+    /// The mount of a directory delegated to a session, by session and directory.
+    SessionDelegations = Meta b"of-session", (u64, u64) => u32;
     /// How many directories a session holds.
-    HeldCounts = Meta b"session-holds", u64 => u64;
+    DelegationCounts = Meta b"session-delegations", u64 => u64;
 }
 
 /// A key of a table, or a part of one.
@@ -330,11 +330,11 @@ mod tests {
         assert_eq!(decode_key::<Links>(&link).unwrap(), (1, (2, &b"name"[..])));
         let lock = encode_key::<SessionLocks>(&(7_u64, (LockKind::Flock, 9_u64)));
         assert_eq!((lock.len(), decode_key::<SessionLocks>(&lock).unwrap()), (17, (7, (LockKind::Flock, 9))));
-        let held = encode_key::<HeldDirectories>(&(1_u32, 300_u64));
-        assert!(held.starts_with(b"held") && held > encode_key::<HeldDirectories>(&(1_u32, 2_u64)));
-        assert_eq!(decode_key::<HeldDirectories>(&held).unwrap(), (1, 300));
+        let held = encode_key::<DirectoryDelegations>(&(1_u32, 300_u64));
+        assert!(held.starts_with(b"delegation") && held > encode_key::<DirectoryDelegations>(&(1_u32, 2_u64)));
+        assert_eq!(decode_key::<DirectoryDelegations>(&held).unwrap(), (1, 300));
         for broken in [&held[..held.len() - 1], &held[1..], &[&held[..], &[0]].concat()[..]] {
-            assert!(matches!(decode_key::<HeldDirectories>(broken), Err(StateError::Corrupt(_))), "{broken:?}");
+            assert!(matches!(decode_key::<DirectoryDelegations>(broken), Err(StateError::Corrupt(_))), "{broken:?}");
         }
         let all = [encode_key::<Extents>(&(1_u64, 0_u32)), encode_key::<Extents>(&(1_u64, u32::MAX))];
         let end = end_of(&encode_key::<Extents>(&1_u64)).unwrap();

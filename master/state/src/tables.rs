@@ -3,7 +3,7 @@
 //! records.
 //!
 //! The same reads show the database as it is now, as it was when a snapshot was made, with what commands have changed
-//! that is not written yet, and with what a command is changing ([`Unwritten`]).
+//! that is not written yet, and with what a command is changing ([`WriteBatchOverlay`]).
 
 mod content;
 pub(crate) mod namespace;
@@ -23,7 +23,7 @@ use crate::database::Database;
 use crate::error::{Result, StateError};
 use crate::records::leading_id;
 use crate::schema::{self, Family, Table, TableKey, decode_key, decode_record, encode_key, end_of};
-use crate::unwritten::{Scan, Unwritten};
+use crate::write_batch_overlay::{Scan, WriteBatchOverlay};
 
 /// Key of the counters in `meta`.
 pub const COUNTERS_KEY: &[u8] = schema::Counters::PREFIX;
@@ -46,9 +46,9 @@ pub struct Tables<'a> {
     /// The disk is not asked: a read that would have to fails.
     in_memory: bool,
     /// What is read before the database.
-    unwritten: Option<&'a Unwritten>,
+    unwritten: Option<&'a WriteBatchOverlay>,
     /// What a command is changing: read before that where a single record is asked for, and not by scans.
-    changing: Option<&'a Unwritten>,
+    changing: Option<&'a WriteBatchOverlay>,
 }
 
 /// A row of a table, as it is stored.
@@ -107,19 +107,19 @@ impl<'a> Tables<'a> {
         Self { snapshot: Some(snapshot), ..Self::new(database) }
     }
 
-    /// The same of what is in memory: a read that would have to wait for the disk fails with an error that
+    /// These tables, as far as they are in memory: a read that would have to wait for the disk fails with an error that
     /// [`StateError::needs_disk`] tells from others. Not for what bounds its scans by what they pass over.
     pub fn in_memory(self) -> Self {
         Self { in_memory: true, ..self }
     }
 
     /// What is there, and what is to be written: for whoever writes, alone.
-    pub fn with(database: &'a Database, unwritten: &'a Unwritten) -> Self {
+    pub fn with(database: &'a Database, unwritten: &'a WriteBatchOverlay) -> Self {
         Self { unwritten: Some(unwritten), ..Self::new(database) }
     }
 
     /// With single records as a command has left them.
-    pub(crate) fn changed_by(self, changing: &'a Unwritten) -> Self {
+    pub(crate) fn changed_by(self, changing: &'a WriteBatchOverlay) -> Self {
         Self { changing: Some(changing), ..self }
     }
 
@@ -192,7 +192,8 @@ impl<'a> Tables<'a> {
     }
 
     fn read<R>(&self, family: Family, key: &[u8], read: impl FnOnce(&[u8]) -> Result<R>) -> Result<Option<R>> {
-        let known = |unwritten: Option<&'a Unwritten>| unwritten.and_then(|unwritten| unwritten.get(family, key));
+        let known =
+            |unwritten: Option<&'a WriteBatchOverlay>| unwritten.and_then(|unwritten| unwritten.get(family, key));
         if let Some(known) = known(self.changing).or_else(|| known(self.unwritten)) {
             return known.map(read).transpose();
         }
@@ -263,7 +264,7 @@ lookups! {
     noted(mount_id: u32, key: &str) = Noted[(mount_id, key)] -> u64;
     session(id: u64) = Sessions[id] -> SessionRecord;
     /// The session that holds a directory of a mount.
-    holder(mount_id: u32, directory: u64) = HeldDirectories[(mount_id, directory)] -> u64;
+    holder(mount_id: u32, directory: u64) = DirectoryDelegations[(mount_id, directory)] -> u64;
     mount(id: u32) = Mounts[id] -> Mount;
     worker(id: u64) = Workers[id] -> WorkerRecord;
     job(id: u64) = Jobs[id] -> Job;

@@ -8,18 +8,18 @@ use cavern_proto::record::{Counters, DentryRecord, InodeRecord};
 use prost::Message as _;
 
 pub use crate::change::Changes;
-use crate::change::{Change, Whereabouts};
+use crate::change::{Change, InodeLocation};
 use crate::database::Database;
 use crate::error::Result;
 use crate::feature_version::FEATURE_VERSION;
 use crate::schema::{self, Family, Table, TableKey, decode_key, encode_key, end_of};
 use crate::tables::Tables;
-use crate::unwritten::Unwritten;
+use crate::write_batch_overlay::WriteBatchOverlay;
 
 /// The changes of one command, not yet written.
 pub struct Transaction<'a> {
     before: Tables<'a>,
-    writes: Unwritten,
+    writes: WriteBatchOverlay,
     /// The feature version up to which this replica knows commands.
     pub known: u32,
     pub counters: Counters,
@@ -35,7 +35,7 @@ impl<'a> Transaction<'a> {
 
     /// An empty transaction on top of these tables.
     pub fn on(before: Tables<'a>) -> Result<Self> {
-        let (writes, counters) = (Unwritten::default(), before.counters()?);
+        let (writes, counters) = (WriteBatchOverlay::default(), before.counters()?);
         Ok(Self { before, writes, known: FEATURE_VERSION, counters, changes: Changes::default() })
     }
 
@@ -44,7 +44,7 @@ impl<'a> Transaction<'a> {
         self.before
     }
 
-    /// The same with single records as they are by now.
+    /// The tables as they were, with single records as they are by now.
     pub fn now(&self) -> Tables<'_> {
         self.before.changed_by(&self.writes)
     }
@@ -60,7 +60,7 @@ impl<'a> Transaction<'a> {
         self.counters.inode
     }
 
-    /// The same under an id that was taken from the counter before, and that no inode has.
+    /// Stores an inode under an id that was taken from the counter before, and that no inode has.
     pub fn create_inode_as(&mut self, inode: u64, record: InodeRecord) {
         self.counters.inodes += 1;
         self.put_inode(inode, record);
@@ -131,13 +131,13 @@ impl<'a> Transaction<'a> {
     }
 
     /// What to write, counters included, and the changes to notify clients of.
-    pub fn finish(mut self) -> Result<(Unwritten, Changes)> {
+    pub fn finish(mut self) -> Result<(WriteBatchOverlay, Changes)> {
         let counters = self.counters;
         self.put(schema::Counters, (), &counters);
         let mut changes = std::mem::take(&mut self.changes);
         for inode in self.changed_inodes()? {
             if self.inode(inode)?.is_none() {
-                changes.inodes.insert(inode, Whereabouts::Gone);
+                changes.inodes.insert(inode, InodeLocation::Gone);
             }
         }
         for change in &mut changes.list {
@@ -153,7 +153,7 @@ impl<'a> Transaction<'a> {
             for inode in change.inodes().into_iter().filter(|inode| *inode != 0) {
                 if let Slot::Vacant(slot) = changes.inodes.entry(inode) {
                     let record = self.inode(inode)?;
-                    slot.insert(record.as_ref().map_or(Whereabouts::Gone, Whereabouts::of));
+                    slot.insert(record.as_ref().map_or(InodeLocation::Gone, InodeLocation::of));
                 }
             }
         }

@@ -44,7 +44,7 @@ type Rules = BTreeMap<u64, TtlRecord>;
 
 /// What is known of the files that a rule governs since they were looked at.
 #[derive(Clone, Copy, Debug)]
-struct Governed {
+struct RuleState {
     began: Instant,
     /// Number of arrivals before that.
     arrivals: u64,
@@ -52,7 +52,7 @@ struct Governed {
     oldest_ns: i64,
 }
 
-impl Governed {
+impl RuleState {
     /// Whether it is time to look again, and there may be something to be found.
     fn is_due(&self, rule: &TtlRecord, arrivals: u64, clock: &Clock) -> bool {
         let time = Duration::from_secs(rule.seconds);
@@ -73,7 +73,7 @@ pub struct Expiry {
     proposer: Proposer,
     metrics: ExpiryMetrics,
     last: Rules,
-    governed: HashMap<u64, Governed>,
+    governed: HashMap<u64, RuleState>,
 }
 
 impl Expiry {
@@ -108,7 +108,7 @@ impl Expiry {
                 Err(error) => (0, Some(error)),
             };
             failure = failure.or(failed);
-            self.governed.insert(*directory, Governed { began, arrivals, oldest_ns });
+            self.governed.insert(*directory, RuleState { began, arrivals, oldest_ns });
         }
         self.last = rules;
         failure.map_or(Ok(Next::Rest), Err)
@@ -134,7 +134,7 @@ impl Expiry {
                         Outcome::Freed(freed) => (freed.fate() == FreeFate::Freed, &self.metrics.freed),
                         _ => (matches!(outcome, Outcome::Done), &self.metrics.removed),
                     };
-                    if let Outcome::Held(directory) = outcome {
+                    if let Outcome::Delegated(directory) = outcome {
                         // By the next turn it will have been let go of.
                         self.lookups.recalls.ask(directory);
                     }

@@ -9,8 +9,8 @@
 //! - [`sessions`]: leases of clients, the stream of events of each, and what they leave behind.
 //! - [`jobs`]: long work that commands ask for: loads and exports.
 //! - [`mounts`]: buckets that are attached, changed and detached; [`workers`]: the worker table, and the way to them.
-//! - [`upkeep`], [`expiry`]: what is looked at all the time; [`background`]: the frame of all tasks, which notes how
-//!   they fare.
+//! - [`maintenance`], [`expiry`]: what is looked at all the time; [`background`]: the frame of all tasks, which notes
+//!   how they fare.
 //! - [`Request`]: what may be asked for twice, and is done once.
 //!
 //! Reads are served from RocksDB directly. Everything that changes goes through the log ([`cavern_consensus`]) and is
@@ -25,18 +25,18 @@ mod error;
 pub mod expiry;
 pub mod jobs;
 pub mod listing;
+pub mod maintenance;
 pub mod metrics;
 pub mod mounts;
 pub mod namespace;
+mod pause_detector;
 pub mod persist;
 mod reader;
 pub mod repair;
 mod request;
 pub mod sessions;
-mod silence;
 #[cfg(test)]
 mod tests;
-pub mod upkeep;
 pub mod workers;
 
 pub use error::WorkError;

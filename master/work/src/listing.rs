@@ -21,13 +21,13 @@
 
 pub mod adopt;
 mod check;
+mod default_attributes;
 pub mod diff;
 mod directory;
 mod existing;
 mod external;
 mod index;
 mod listing_task;
-mod looks;
 mod name_checks;
 mod recover;
 mod stored_attributes;
@@ -46,9 +46,9 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+pub use default_attributes::DefaultAttributes;
 pub use listing_task::{Flight, Progress};
-pub use looks::Looks;
-pub use name_checks::Why;
+pub use name_checks::CheckReason;
 
 use name_checks::NameChecks;
 
@@ -81,7 +81,7 @@ struct Inner {
     /// Of one directory, and of the index of a mount, at most.
     entries: u64,
     index_entries: u64,
-    looks: Looks,
+    default_attributes: DefaultAttributes,
     cluster_id: Arc<str>,
     flights: Mutex<HashMap<u64, Arc<Flight>>>,
     checks: NameChecks,
@@ -109,7 +109,7 @@ impl Listings {
             concurrency,
             entries: config.master.listing_entries,
             index_entries: config.master.index_entries,
-            looks: Looks::new(&config.fuse),
+            default_attributes: DefaultAttributes::new(&config.fuse),
             cluster_id,
             flights: Mutex::default(),
             checks: NameChecks::default(),
@@ -173,8 +173,8 @@ impl Listings {
         self.0.flights.lock().get(&directory).cloned()
     }
 
-    pub fn looks(&self) -> Looks {
-        self.0.looks
+    pub fn default_attributes(&self) -> DefaultAttributes {
+        self.0.default_attributes
     }
 
     async fn propose_listing(&self, mount_id: u32, groups: Vec<ListingGroup>) -> Result<ListingCounts, WorkError> {

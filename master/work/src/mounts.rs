@@ -23,6 +23,6 @@ mod vending;
 pub use claim::{Claims, TakeOver};
 pub use keys::KeyDirectory;
 pub use open::{Mounts, OpenMount};
-pub use reserved::{CLAIM, PARKED};
-pub use secrets::{Vault, redact};
+pub use reserved::{CLAIM, PRESERVED};
+pub use secrets::{SecretSealer, redact};
 pub use vending::told;

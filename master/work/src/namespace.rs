@@ -3,21 +3,21 @@
 //! asks: the client ([`mount_access`]) and its user ([`user_access`]).
 
 mod entry;
-mod let_go;
 mod lookup;
 mod mount_access;
 mod paced;
 pub mod pages;
 mod path;
+mod read_after_recall;
 mod refresh;
-mod touch;
+mod refresh_listings;
 mod usage;
 mod user_access;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_security::MountDebt;
+use cavern_security::RateCharge;
 
 use crate::listing::Listings;
 use crate::mounts::Mounts;
@@ -46,7 +46,7 @@ pub struct Lookups {
     /// of them.
     pub client: Option<Arc<str>>,
     /// What the call owes for what it does in mounts.
-    pub debt: Option<Arc<MountDebt>>,
+    pub charge: Option<Arc<RateCharge>>,
     /// What listings say will do: no bucket is asked about a single name, nor about the attributes that it keeps. A
     /// directory that never was listed is listed to its end.
     pub listings_only: bool,

@@ -8,8 +8,8 @@
 //!   change.
 //! - [`deletions`](self::deletions): objects that belong to no inode any more. Content comes first: a key is given up
 //!   only when the object under the new key has been confirmed.
-//! - [`obstructions`](self::obstructions): stores where of the keys `a` and `a/b` there can be one only. There the old
-//!   key is given up first.
+//! - [`key_conflicts`](self::key_conflicts): stores where of the keys `a` and `a/b` there can be one only. There the
+//!   old key is given up first.
 //! - [`origins`](self::origins): objects that have what no block of a file has. Nobody else writes over them.
 //! - [`expedite`](self::expedite): parts of the namespace that somebody waits for. Nothing of them waits for a delay.
 //! - [`lost`](self::lost): files that cannot be written, since their workers have lost blocks of them.
@@ -32,10 +32,10 @@ mod expedite;
 mod expedited_scopes;
 mod garbage_collection;
 pub mod intents;
+mod key_conflicts;
 mod lost;
 pub mod metadata;
 mod object_tag;
-mod obstructions;
 mod origins;
 pub mod plan;
 pub mod refresh;
@@ -58,7 +58,7 @@ pub use self::backlog::Backlog;
 use self::backlog::Throughput;
 use self::client_load::ClientLoad;
 use self::expedited_scopes::ExpeditedScopes;
-use self::retry_tracker::Ledger;
+use self::retry_tracker::RetryTracker;
 pub use self::scope::Scope;
 use crate::background::TaskGroup;
 use crate::error::WorkError;
@@ -89,7 +89,7 @@ pub struct Persistence {
     delay: Duration,
     /// Objects written and deleted at a time.
     permits: Arc<Semaphore>,
-    ledger: Ledger,
+    retries: RetryTracker,
     expedited: ExpeditedScopes,
     demand: ClientLoad,
     /// A worker is nearly full.
@@ -117,7 +117,7 @@ impl Persistence {
             cluster_id,
             delay: conf.persist_delay.get(),
             permits: Arc::new(Semaphore::new(conf.persist_concurrency.clamp(1, Semaphore::MAX_PERMITS))),
-            ledger: Ledger::default(),
+            retries: RetryTracker::default(),
             expedited: ExpeditedScopes::default(),
             demand: ClientLoad::default(),
             lacks_room: AtomicBool::new(false),

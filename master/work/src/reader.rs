@@ -33,8 +33,8 @@ impl StateReader {
         self.lease.read(self.database.clone(), read).await
     }
 
-    /// The same for a few records, which are in memory as a rule: they are read here and now, and on the blocking pool
-    /// only if they are not. So `look` may be called twice.
+    /// Reads a few records, which are in memory as a rule: they are read here and now, and on the blocking pool only if
+    /// they are not. So `look` may be called twice.
     pub async fn look<T: Send + 'static>(
         &self,
         look: impl Fn(Tables<'_>) -> Result<T, WorkError> + Send + 'static,

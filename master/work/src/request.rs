@@ -59,7 +59,7 @@ impl Request {
         self.command_with(command, &())
     }
 
-    /// The same, with an answer that is kept.
+    /// The command that does it once, with an answer that is kept.
     pub fn command_with<C: TypedCommand>(&self, command: C, reply: &impl Message) -> Requested<C> {
         Requested { id: self.id.clone(), reply: reply.encode_to_vec().into(), command }
     }

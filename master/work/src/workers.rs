@@ -29,7 +29,7 @@ use tokio::time::Instant;
 
 use crate::error::WorkError;
 use crate::metrics::MasterMetrics;
-use crate::silence::{LastLook, excuse};
+use crate::pause_detector::{PauseDetector, excuse};
 
 /// Bytes of any text that a worker reports, at most.
 const TEXT_MAX: usize = 4096;
@@ -57,7 +57,7 @@ pub struct Workers {
     cluster_id: String,
     /// Workers that have said nothing yet count as heard then.
     started: Mutex<Instant>,
-    last_look: Mutex<LastLook>,
+    pause_detector: Mutex<PauseDetector>,
     reports: Mutex<HashMap<u64, Report>>,
     /// Some worker knows other masters than before, or is lost.
     progress: Notify,
@@ -91,9 +91,20 @@ impl Workers {
         cluster_id: String,
         metrics: MasterMetrics,
     ) -> Self {
-        let (started, last_look) = (Mutex::new(Instant::now()), Mutex::new(LastLook::now()));
+        let (started, pause_detector) = (Mutex::new(Instant::now()), Mutex::new(PauseDetector::now()));
         let (reports, progress, registrations) = (Mutex::default(), Notify::new(), LogLimit::default());
-        Self { database, proposer, timeout, cluster_id, started, last_look, reports, progress, registrations, metrics }
+        Self {
+            database,
+            proposer,
+            timeout,
+            cluster_id,
+            started,
+            pause_detector,
+            reports,
+            progress,
+            registrations,
+            metrics,
+        }
     }
 
     /// Registers a worker, or renews what is known of it; returns its id and the table's epoch. `asker` says whose
@@ -261,7 +272,7 @@ impl Workers {
 
     /// Marks as lost each worker that has sent no heartbeat for the timeout. To be called more often than that.
     pub async fn expire(&self) -> Result<(), WorkError> {
-        let missed = self.last_look.lock().missed(self.timeout / 2);
+        let missed = self.pause_detector.lock().missed(self.timeout / 2);
         if !missed.is_zero() {
             let mut reports = self.reports.lock();
             excuse(reports.values_mut().map(|report| &mut report.received_at), missed);

@@ -75,8 +75,8 @@ fn a_mount_is_there_for_those_clients_that_it_is_for() {
     };
     cluster.cv(&["mount", "update", "/work", "--client", "fuse0", "--client", "attacker=ro"]);
     assert!(!has_secret());
-    // Nor has it others lose what they have: blocks at workers, names in directories that they hold, and whatever the
-    // bucket has not got.
+    // Nor has it others lose what they have: blocks at workers, names in directories delegated to them, and whatever
+    // the bucket has not got.
     let reading = Somebody::of(&cluster, Role::Client);
     let mut names = NamespaceClient::new(reading.channel(&cluster));
     let denied = |what: &str, refused: Option<Status>| {

@@ -573,7 +573,8 @@ fn a_mount_has_a_rate_for_each_client_and_others_go_on_beside_it() {
 fn who_makes_blocks_that_no_file_has_is_refused_at_a_bound_and_others_write_on() {
     const BLOCK: u32 = 1 << 20;
     // The mount is one of another host, as far as its worker knows.
-    let conf = "[client]\nlocal_descriptors = false\n[worker]\nclient_reserved = \"64MiB\"\nreserved_after = \"10s\"\n";
+    let conf =
+        "[client]\nlocal_descriptors = false\n[worker]\nclient_reserved = \"64MiB\"\nreservation_timeout = \"10s\"\n";
     let cluster = up_with(conf);
     cluster.seed("bucket", "x/", 1, 1000);
     cluster.mount_fs_mode("s3://bucket/work", "/work", &["--block-size", "1MiB"]);
@@ -617,7 +618,7 @@ fn who_makes_blocks_that_no_file_has_is_refused_at_a_bound_and_others_write_on()
     fs::write(&path, &content).unwrap();
     fs::File::open(&path).unwrap().sync_all().unwrap();
     // What no file has makes room again, and all that files have stays.
-    let freed = || cluster.status().workers[0].metric("cavern_worker_unclaimed_blocks_total").unwrap();
+    let freed = || cluster.status().workers[0].metric("cavern_worker_orphan_blocks_total").unwrap();
     eventually("what no file has is freed", 6 * PATIENCE, || (freed() >= made).then_some(()));
     take(&attacker, &evil, made_up).unwrap();
     assert!(fs::read(&path).unwrap() == content);

@@ -323,7 +323,7 @@ fn calls_with_absurd_values_are_refused_one_by_one() {
     }
     let directories = vec![u64::MAX; 20_000];
     master.refused("many directories", async {
-        namespace().touch(TouchRequest { directories, wait: true, session: u64::MAX }).await
+        namespace().refresh_listings(RefreshListingsRequest { directories, wait: true, session: u64::MAX }).await
     });
     master.refused("a mount of nothing", async { calls().mount(MountRequest::default()).await });
     let mount = Mount { path: "/x".into(), uri: "s3://b".into(), write_type: 77, ..Mount::default() };

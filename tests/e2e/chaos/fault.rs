@@ -27,7 +27,7 @@ pub enum Fault {
     KillFollower,
     FreezeLeader,
     StopLeader,
-    TransferLead,
+    TransferLeadership,
     CutLeader,
     /// It is heard, and hears nobody.
     DeafLeader,
@@ -51,7 +51,7 @@ impl Fault {
         Self::KillFollower,
         Self::FreezeLeader,
         Self::StopLeader,
-        Self::TransferLead,
+        Self::TransferLeadership,
         Self::CutLeader,
         Self::DeafLeader,
         Self::MuteLeader,
@@ -101,7 +101,7 @@ impl Fault {
                 load.go_on();
                 site.begin(MASTERS[leader], MASTER);
             }
-            Self::TransferLead => {
+            Self::TransferLeadership => {
                 site.on(CLIENTS[0], "cv raft transfer");
                 site.leader_other_than(leader);
                 load.go_on();
@@ -180,7 +180,7 @@ impl fmt::Display for Fault {
             Self::KillFollower => "kill -9 of a follower",
             Self::FreezeLeader => "SIGSTOP of the leader",
             Self::StopLeader => "SIGTERM of the leader",
-            Self::TransferLead => "cv raft transfer",
+            Self::TransferLeadership => "cv raft transfer",
             Self::CutLeader => "leader cut off",
             Self::DeafLeader => "leader hears nobody",
             Self::MuteLeader => "leader is not heard",

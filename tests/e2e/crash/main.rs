@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
 mod bucket;
-mod held;
+mod delegations;
 mod matrix;
 mod model;
 mod power;

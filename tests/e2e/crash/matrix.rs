@@ -21,17 +21,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub const OF_SNAPSHOTS: [Failpoint; 4] =
     [Failpoint::SnapshotAdopted, Failpoint::DatabasePrepared, Failpoint::DatabaseNamed, Failpoint::DatabaseReplaced];
 
-/// Whoever holds no directory, and has nobody look into one, does not pass these: see `held`.
+/// Whoever holds no delegation, and has nobody look into one, does not pass these: see `delegations`.
 const OF_HELD_DIRECTORIES: [Failpoint; 10] = [
-    Failpoint::AnswerNoted,
-    Failpoint::AnswerQueued,
-    Failpoint::AnswersSent,
-    Failpoint::AnswersMade,
-    Failpoint::LetGoQueued,
+    Failpoint::ChangeJournaled,
+    Failpoint::ChangeQueued,
+    Failpoint::WriteBackSent,
+    Failpoint::WriteBackMade,
+    Failpoint::ReturnQueued,
     Failpoint::ReplayBegun,
-    Failpoint::BlockGranted,
+    Failpoint::BlockPreallocated,
     Failpoint::RecallSent,
-    Failpoint::DirectoryLetGo,
+    Failpoint::DelegationReturned,
     Failpoint::SessionEnding,
 ];
 
@@ -105,14 +105,14 @@ fn die_at_all_of(role: &str, storage: Storage) {
     // A worker that is away for long is not waited for by programs.
     let conf = format!(
         "[master]\nworker_timeout = \"60s\"\npersist_delay = \"30ms\"\nsession_lease = \"{lease}\"\nsnapshot_after = \
-         \"64KiB\"\nlog_keep = \"0s\"\n\
+         \"64KiB\"\nlog_retention = \"0s\"\n\
          [client]\nmetadata_timeout = \"60s\"\nread_timeout = \"60s\"\nlocal_descriptors = {}\n",
         storage == Storage::Near
     );
     let replicas = if storage == Storage::Near { 1 } else { 2 };
     // What the death of a client leaves when nobody goes on for it; elsewhere its mount is kept.
-    let keep_mount = role != "fuse";
-    let cluster = Cluster::up(Options { failpoints: true, workers: replicas, conf, keep_mount, ..Options::default() });
+    let supervised = role != "fuse";
+    let cluster = Cluster::up(Options { failpoints: true, workers: replicas, conf, supervised, ..Options::default() });
     cluster.s3.create_bucket("bucket");
     let replicas = replicas.to_string();
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &["--block-size", "1MiB", "--replicas", &replicas]);

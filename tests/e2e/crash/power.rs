@@ -1,7 +1,7 @@
 //! A host loses its power: whatever was not on its disk is gone, and all of its processes with it.
 //!
 //! Master, worker and client are on one host, whose disk is a file system that can lose its power. The bucket is
-//! elsewhere. Programs change files in directories that the client holds and in others; then the power fails, at any
+//! elsewhere. Programs change files in directories delegated to the client and in others; then the power fails, at any
 //! moment, and the host starts again.
 
 use std::fs::{self, File, OpenOptions};
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What the programs are given until the power fails, in milliseconds.
 const WORK: std::ops::Range<u64> = 300..1800;
 const CONF: &str = "\
-[master]\npersist_delay = \"100ms\"\nsession_lease = \"2s\"\nsnapshot_after = \"256KiB\"\nlog_keep = \"0s\"\n\
+[master]\npersist_delay = \"100ms\"\nsession_lease = \"2s\"\nsnapshot_after = \"256KiB\"\nlog_retention = \"0s\"\n\
 [client]\nmetadata_timeout = \"60s\"\nread_timeout = \"60s\"\n";
 
 /// A cluster whose data is on a disk that can lose its power.
@@ -38,7 +38,7 @@ struct Host {
 impl Host {
     fn up(conf: &str) -> Self {
         let disk = Disk::make();
-        let cluster = Cluster::up(Options { conf: conf.to_owned(), keep_mount: true, ..Options::default() });
+        let cluster = Cluster::up(Options { conf: conf.to_owned(), supervised: true, ..Options::default() });
         let host = Self { cluster, disk };
         host.local("down");
         // From the very first start on.
@@ -79,7 +79,7 @@ fn end_all(status: &Status) {
     let daemons = status.fuse.iter().filter_map(|fuse| fuse.daemon());
     let children = status.workers.iter().chain(&status.masters).chain(&status.fuse).filter_map(|child| child.pid);
     for pid in children.chain(daemons).filter_map(Pid::from_raw) {
-        // A daemon may have gone with its keeper.
+        // A daemon may have gone with its supervisor.
         let _ = kill_process(pid, Signal::KILL);
     }
 }
@@ -124,7 +124,7 @@ fn a_host_that_loses_its_power_keeps_what_was_synced_and_the_order_of_the_rest()
         // What the client of before had open without a name is kept until its session is over.
         let objects = eventually("nothing is kept for who is gone", PATIENCE, || {
             let objects = bucket.objects();
-            (!objects.keys().any(|key| key.contains("/.cavern-kept-"))).then_some(objects)
+            (!objects.keys().any(|key| key.contains("/.cavern-preserved-"))).then_some(objects)
         });
         assert_same(&when, &objects, &programs.history.objects("fs/"));
         cluster.assert_tree("images", "", &images);

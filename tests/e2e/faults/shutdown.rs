@@ -97,7 +97,7 @@ fn down_leaves_no_mount_no_process_and_no_socket() {
     eprintln!("down after {:?}: {}{}", began.elapsed(), down.stdout, down.stderr);
     assert!(began.elapsed() < Duration::from_secs(10));
     assert_eq!((mounts_below(directory), sockets_below(cluster.directory())), (0, 0));
-    // Keepers end a moment after their children.
+    // Supervisors end a moment after their children.
     eventually("all processes end", Duration::from_secs(2), || processes_of(directory).is_empty().then_some(()));
 }
 

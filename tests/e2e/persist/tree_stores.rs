@@ -151,7 +151,7 @@ fn content_that_only_the_old_object_has_is_kept() {
     tree(&cluster.path("fs"), "fs", &mut expected);
     let mut there = Bucket::of(&cluster, "bucket").objects();
     // What is open only is kept beside all names.
-    there.retain(|key, _| !key.starts_with("fs/.cavern-kept-"));
+    there.retain(|key, _| !key.starts_with("fs/.cavern-preserved-"));
     assert_same(&there, &expected);
     assert!(expected["fs/moved/moved"] == moved && expected["fs/dir"] == exchanged);
     let mut read = Vec::new();

@@ -25,7 +25,7 @@ pub(super) use self::renewal::Renewing;
 use self::renewal::{Due, Fetch, WeakRenewing};
 pub(super) use self::sts::Scope;
 use self::sts::{Sts, WebIdentity};
-use super::keys::{KeyError, KeyLender, VendedKeys};
+use super::keys::{KeyError, KeyProvider, VendedKeys};
 use super::options::{Credentials, Role, S3Options, Source};
 use super::shared_files::{usual_profile, variable};
 use crate::error::UfsError;
@@ -119,7 +119,7 @@ impl Provider {
     }
 
     /// Keys that are lent to this process.
-    pub(super) fn lent(lender: &KeyLender, conf: &schema::Ufs) -> Self {
+    pub(super) fn lent(lender: &KeyProvider, conf: &schema::Ufs) -> Self {
         let (name, lender) = (lender.name().to_owned(), lender.clone());
         let fetch: Fetch = Arc::new(move || {
             let asked = lender.ask();

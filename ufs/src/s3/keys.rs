@@ -51,18 +51,18 @@ type Ask = Arc<dyn Fn() -> BoxFuture<'static, Result<VendedKeys, KeyError>> + Se
 
 /// Who is asked for keys by a process that has none of its own. Cheap to clone.
 #[derive(Clone)]
-pub struct KeyLender {
+pub struct KeyProvider {
     name: Arc<str>,
     ask: Ask,
 }
 
-impl fmt::Debug for KeyLender {
+impl fmt::Debug for KeyProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KeyLender").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("KeyProvider").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-impl KeyLender {
+impl KeyProvider {
     /// `name` is the subject of sentences in messages. `ask` is called once for all who wait, and has ten seconds.
     pub fn new<F>(name: &str, ask: impl Fn() -> F + Send + Sync + 'static) -> Self
     where

@@ -156,7 +156,7 @@ pub fn is_vended(options: &HashMap<String, String>) -> bool {
 
 /// The options of a mount whose keys are vended, as those are told who get such keys: without credentials. `None` for
 /// other mounts.
-pub fn lent_options(options: &HashMap<String, String>) -> Option<HashMap<String, String>> {
+pub fn vended_options(options: &HashMap<String, String>) -> Option<HashMap<String, String>> {
     let is_told = |(name, _): &(&String, &String)| !CREDENTIALS.contains(&name.as_str());
     let told = || options.iter().filter(is_told).map(|(name, value)| (name.clone(), value.clone())).collect();
     is_vended(options).then(told)
@@ -352,11 +352,11 @@ mod tests {
     fn whoever_gets_vended_keys_is_told_no_others() {
         let given = [(ACCESS, "hush"), (SECRET, "hush"), (VENDED_ROLE, ARN), (EXTERNAL_ID, "hush"), (REGION, "r")];
         let given: HashMap<_, _> = given.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        let told = lent_options(&given).unwrap();
+        let told = vended_options(&given).unwrap();
         let names: std::collections::BTreeSet<&str> = told.keys().map(String::as_str).collect();
         assert_eq!(names, [VENDED_ROLE, REGION].into());
         assert_eq!(S3Options::parse(&told, |_| None).unwrap().vended.unwrap().life, Duration::from_secs(3600));
-        assert_eq!(lent_options(&[(ACCESS.to_owned(), "hush".to_owned())].into()), None);
+        assert_eq!(vended_options(&[(ACCESS.to_owned(), "hush".to_owned())].into()), None);
     }
 
     #[test]

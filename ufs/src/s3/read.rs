@@ -61,7 +61,7 @@ pub(crate) async fn pinned(
         let reason = format!("the store answered with the version {answered:?}");
         return Err(UfsError::VersionChanged { request: asked, etag: etag.to_owned(), reason });
     }
-    let pieces = Pieces { body: answer.into_body(), request: asked };
+    let pieces = BodyStream { body: answer.into_body(), request: asked };
     Ok(Body { etag: answered, stream: ByteStream::new(pieces) })
 }
 
@@ -73,12 +73,12 @@ fn range_header(range: &Range<u64>) -> HeaderValue {
 }
 
 /// The body of an answer, piece by piece, uncopied.
-struct Pieces {
+struct BodyStream {
     body: DrivenBody,
     request: Request,
 }
 
-impl Stream for Pieces {
+impl Stream for BodyStream {
     type Item = Result<Bytes, UfsError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

@@ -2,7 +2,7 @@
 //!
 //! Masters have the credentials of a mount, and with them take on a role for workers and clients ([`KeyVendor`]), with
 //! a session policy ([`policy`]) that leaves of its rights what is within the prefix. Workers and clients ask a master
-//! for keys ([`KeyLender`](super::keys::KeyLender)) and renew them as any that end.
+//! for keys ([`KeyProvider`](super::keys::KeyProvider)) and renew them as any that end.
 //!
 //! Such keys may list below the prefix only. A store then refuses a request for an object that is not there, since
 //! whoever may not list all of the bucket is not to learn that; a listing of the very key tells the two apart.

@@ -76,9 +76,9 @@ impl Fills {
     }
 
     /// Room in the store for the chunks of a run.
-    pub(super) fn room(&self, run: &Run, block: &Arc<CachedBlock>) -> Result<Arc<Room>, Refusal> {
+    pub(super) fn room(&self, run: &Run, block: &Arc<CachedBlock>) -> Result<Arc<FillReservation>, Refusal> {
         self.parts.stores.cache.reserve(block, run.chunks.clone())?;
-        Ok(Arc::new(Room {
+        Ok(Arc::new(FillReservation {
             cache: self.parts.stores.cache.clone(),
             block: block.clone(),
             chunks: run.chunks.clone(),
@@ -153,7 +153,7 @@ impl Fills {
     pub(super) async fn write(
         &self,
         run: &Arc<Run>,
-        room: &Arc<Room>,
+        room: &Arc<FillReservation>,
         chunks: Vec<(u32, Vec<Bytes>)>,
     ) -> Result<(), Refusal> {
         let last = chunks.last().map_or(run.chunks.start, |(index, _)| index + 1);
@@ -193,7 +193,7 @@ impl DiskPace {
 }
 
 /// What was not written is given back when the run has ended and the last write with it.
-pub(super) struct Room {
+pub(super) struct FillReservation {
     cache: Arc<CacheStore>,
     block: Arc<CachedBlock>,
     chunks: Range<u32>,
@@ -201,7 +201,7 @@ pub(super) struct Room {
     written: AtomicU32,
 }
 
-impl Room {
+impl FillReservation {
     fn write(&self, chunks: &[(u32, Vec<Bytes>)]) -> Result<(), Refusal> {
         for (index, pieces) in chunks {
             self.cache.write(&self.block, *index, pieces)?;
@@ -211,7 +211,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for FillReservation {
     fn drop(&mut self) {
         let unused = self.chunks.start + self.written.load(Ordering::Relaxed)..self.chunks.end;
         self.cache.release(&self.block, unused);

@@ -81,7 +81,7 @@ impl BlockSource {
         }
     }
 
-    /// As the request has it.
+    /// The mount that the block is of, as the request has it.
     pub fn mount_id(&self) -> u32 {
         match self {
             Self::Object(object) => object.mount_id,

@@ -146,7 +146,7 @@ async fn what_a_client_has_written_is_not_fetched() {
     bench.ensure(&source, 24..25).await.unwrap();
     for range in [0..1 << 20, 0..length as usize] {
         let first = range.start as u32 / CHUNK_BYTES;
-        bench.fills.keep(&source, first, Bytes::copy_from_slice(&bytes[range])).await.unwrap();
+        bench.fills.populate(&source, first, Bytes::copy_from_slice(&bytes[range])).await.unwrap();
     }
     let filled = bench.ensure(&source, 0..25).await.unwrap();
     assert!(content(&filled.block, 0..length as u32) == bytes);
@@ -154,7 +154,7 @@ async fn what_a_client_has_written_is_not_fetched() {
     assert!(bench.fills.runs.lock().is_empty());
     let other = bench.source("b", &etag, length, 64 * MIB, 0).await;
     bench.mounts.apply(MountTable { epoch: 2, mounts: vec![], status: vec![] });
-    assert_eq!(bench.fills.keep(&other, 0, bytes.into()).await.unwrap_err().status, Status::UnknownMount);
+    assert_eq!(bench.fills.populate(&other, 0, bytes.into()).await.unwrap_err().status, Status::UnknownMount);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -40,8 +40,14 @@ impl Host {
         self.directory.path().join("socket")
     }
 
-    async fn hand_over(&self, journal: BorrowedFd<'_>, keeper: BorrowedFd<'_>) -> Result<journals::Kept, String> {
-        journals::hand_over(&self.socket(), &hello("cluster"), journal, keeper).await.map_err(|cause| cause.to_string())
+    async fn hand_over(
+        &self,
+        journal: BorrowedFd<'_>,
+        supervisor: BorrowedFd<'_>,
+    ) -> Result<journals::JournalGuard, String> {
+        journals::hand_over(&self.socket(), &hello("cluster"), journal, supervisor)
+            .await
+            .map_err(|cause| cause.to_string())
     }
 
     async fn nothing_left(&self, wait: Duration) -> bool {
@@ -76,7 +82,7 @@ fn journal() -> OwnedFd {
 }
 
 /// A process that stays, and a descriptor of it.
-fn keeper() -> (Child, OwnedFd) {
+fn supervisor() -> (Child, OwnedFd) {
     let child = Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap();
     let pid = rustix::process::Pid::from_raw(child.id().unwrap().cast_signed()).unwrap();
     let descriptor = pidfd_open(pid, PidfdFlags::empty()).unwrap();
@@ -84,9 +90,9 @@ fn keeper() -> (Child, OwnedFd) {
 }
 
 #[tokio::test]
-async fn what_is_no_journal_or_comes_without_its_keeper_is_refused() {
+async fn what_is_no_journal_or_comes_without_its_supervisor_is_refused() {
     let host = Host::new().await;
-    let (_child, process) = keeper();
+    let (_child, process) = supervisor();
     let (null, memory) = (File::open("/dev/null").unwrap(), journal());
     let empty = memfd_create("empty", MemfdFlags::CLOEXEC).unwrap();
     let on_disk = tempfile::tempfile_in(host.directory.path()).unwrap();
@@ -99,9 +105,9 @@ async fn what_is_no_journal_or_comes_without_its_keeper_is_refused() {
         let refused = host.hand_over(memory.as_fd(), wrong).await.unwrap_err();
         assert_eq!(refused, "refused: this is no descriptor of a process");
     }
-    let (journal, keeper) = (memory.as_fd(), process.as_fd());
+    let (journal, supervisor) = (memory.as_fd(), process.as_fd());
     for cluster in ["", "another"] {
-        let refused = journals::hand_over(&host.socket(), &hello(cluster), journal, keeper).await.unwrap_err();
+        let refused = journals::hand_over(&host.socket(), &hello(cluster), journal, supervisor).await.unwrap_err();
         assert!(refused.to_string().contains("this worker is of cluster \"cluster\""), "{refused}");
     }
     assert!(host.nothing_left(PATIENCE).await);
@@ -135,7 +141,7 @@ async fn whatever_else_comes_over_the_socket_is_refused_and_harms_nothing() {
 #[tokio::test]
 async fn a_mount_that_has_ended_leaves_nothing_and_one_that_is_served_nothing_yet() {
     let host = Host::new().await;
-    let (mut child, process) = keeper();
+    let (mut child, process) = supervisor();
     let memory = journal();
     let first = host.hand_over(memory.as_fd(), process.as_fd()).await.unwrap();
     // Another one that serves the same mount.
@@ -143,7 +149,7 @@ async fn a_mount_that_has_ended_leaves_nothing_and_one_that_is_served_nothing_ye
     assert_eq!(host.journals.kept.lock().len(), 1);
     drop(first);
     drop(second);
-    assert!(host.nothing_left(PATIENCE).await, "its keeper lives");
+    assert!(host.nothing_left(PATIENCE).await, "its supervisor lives");
     let third = host.hand_over(memory.as_fd(), process.as_fd()).await.unwrap();
     pwrite(&memory, &1_u64.to_le_bytes(), journals::ENDED_AT).unwrap();
     child.kill().await.unwrap();
@@ -157,7 +163,7 @@ async fn a_mount_that_has_ended_leaves_nothing_and_one_that_is_served_nothing_ye
 #[tokio::test]
 async fn a_replay_that_fails_is_begun_again_until_the_journal_has_ended() {
     let host = Host::new().await;
-    let (mut child, process) = keeper();
+    let (mut child, process) = supervisor();
     let memory = journal();
     let serving = host.hand_over(memory.as_fd(), process.as_fd()).await.unwrap();
     drop(serving);
@@ -172,7 +178,7 @@ async fn a_replay_that_fails_is_begun_again_until_the_journal_has_ended() {
 #[tokio::test]
 async fn a_worker_that_stops_lets_go_of_what_it_keeps() {
     let host = Host::new().await;
-    let (_child, process) = keeper();
+    let (_child, process) = supervisor();
     let memory = journal();
     let mut kept = host.hand_over(memory.as_fd(), process.as_fd()).await.unwrap();
     let journals = Arc::clone(&host.journals);
@@ -184,7 +190,7 @@ async fn a_worker_that_stops_lets_go_of_what_it_keeps() {
 #[tokio::test]
 async fn so_many_are_kept_and_no_more() {
     let host = Host::new().await;
-    let (_child, process) = keeper();
+    let (_child, process) = supervisor();
     let mut kept = Vec::new();
     for _ in 0..JOURNALS_MAX {
         kept.push(host.hand_over(journal().as_fd(), process.as_fd()).await.unwrap());

@@ -32,33 +32,33 @@ const WORKERS_MAX: usize = 16;
 
 /// The blocks that are being copied here, each with whether it was freed meanwhile.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Copies(Arc<Mutex<HashMap<BlockId, bool>>>);
+pub(super) struct BlockCopies(Arc<Mutex<HashMap<BlockId, bool>>>);
 
 /// A copy under way. It is shared with whatever still writes for it, so that no second one begins before.
-struct Copying {
-    copies: Copies,
+struct BlockCopy {
+    copies: BlockCopies,
     id: BlockId,
 }
 
-impl Copies {
-    fn begin(&self, id: BlockId) -> Option<Arc<Copying>> {
+impl BlockCopies {
+    fn begin(&self, id: BlockId) -> Option<Arc<BlockCopy>> {
         match self.0.lock().entry(id) {
             Entry::Occupied(_) => None,
             Entry::Vacant(none) => {
                 none.insert(false);
-                Some(Arc::new(Copying { copies: self.clone(), id }))
+                Some(Arc::new(BlockCopy { copies: self.clone(), id }))
             }
         }
     }
 }
 
-impl Copying {
+impl BlockCopy {
     fn is_wanted(&self) -> bool {
         self.copies.0.lock().get(&self.id) == Some(&false)
     }
 }
 
-impl Drop for Copying {
+impl Drop for BlockCopy {
     fn drop(&mut self) {
         self.copies.0.lock().remove(&self.id);
     }
@@ -111,7 +111,7 @@ impl Uploads {
         &self,
         planned: &[PlannedBlock],
         target: DataTarget,
-        copying: &Arc<Copying>,
+        copying: &Arc<BlockCopy>,
     ) -> Result<(), Refusal> {
         let draft = Arc::new(self.alone(copying, move |store| begin_anew(store, &target)).await?);
         let source = Source::open_elsewhere(self, u64::from(target.length), planned).await?;
@@ -152,7 +152,7 @@ impl Uploads {
     /// ended, whoever still waits for it.
     async fn alone<T: Send + 'static>(
         &self,
-        copying: &Arc<Copying>,
+        copying: &Arc<BlockCopy>,
         work: impl FnOnce(&DataStore) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
         let (store, alone) = (self.parts.stores.data.clone(), copying.clone());
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_block_is_copied_once_at_a_time() {
-        let copies = Copies::default();
+        let copies = BlockCopies::default();
         let id = BlockId { content: cavern_proto::ContentId::of_inode("c", 1, 1, 0), index: 0 };
         let first = copies.begin(id);
         let writing = first.clone();

@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::block_access::BlockAccess;
-use super::cores::Seat;
+use super::cores::CoreSlot;
 use super::outgoing::{Outgoing, Segment};
 use super::pacing::Pacing;
 use super::requests::{MAX_INFLIGHT_BYTES, Service};
@@ -162,7 +162,7 @@ pub(super) struct Connection {
     /// For requests.
     memory: RequestMemory,
     shared: Arc<Shared>,
-    seat: Seat,
+    slot: CoreSlot,
     input: Input,
     outgoing: Outgoing,
     in_flight: InFlight,
@@ -171,13 +171,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// To be served where the seat is.
+    /// To be served where the slot is.
     pub(super) fn new(
         socket: Socket,
         (peer, from): (Peer, String),
         pacing: Pacing,
         shared: Arc<Shared>,
-        seat: Seat,
+        slot: CoreSlot,
     ) -> Self {
         let outgoing = Outgoing::new(shared.service.spares.clone());
         let parts = &shared.service.parts;
@@ -191,7 +191,7 @@ impl Connection {
             budget,
             memory: RequestMemory::new(requests),
             shared,
-            seat,
+            slot,
             input: Input { bytes: BytesMut::new(), upload: None, hold: None, frame_began: Instant::now() },
             outgoing,
             in_flight: InFlight { tasks: JoinSet::new(), pending: HashMap::new(), bytes: 0 },
@@ -439,7 +439,7 @@ impl Connection {
             return self.refuse_and_close(request_id, refusal);
         }
         self.in_flight.bytes += bytes;
-        let (runtime, counted) = self.seat.for_request();
+        let (runtime, counted) = self.slot.for_request();
         let budget = self.budget.clone();
         let answer = async move {
             let _counted = counted;

@@ -39,13 +39,13 @@ pub(super) type Counted = Arc<()>;
 
 /// The place of a connection at one of the threads.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct CoreSlot {
     cores: Arc<[Core]>,
     number: usize,
     _counted: Counted,
 }
 
-impl Seat {
+impl CoreSlot {
     /// Where the connection is served.
     pub(super) fn runtime(&self) -> Handle {
         self.cores[self.number].runtime.clone()
@@ -92,10 +92,10 @@ impl Cores {
     }
 
     /// A place at the thread that has the fewest connections.
-    pub(super) fn seat(&self) -> Seat {
+    pub(super) fn slot(&self) -> CoreSlot {
         let load = |number: &usize| Arc::strong_count(&self.cores[*number].connections);
         let number = (0..self.cores.len()).min_by_key(load).unwrap_or_default();
-        Seat { cores: self.cores.clone(), number, _counted: self.cores[number].connections.clone() }
+        CoreSlot { cores: self.cores.clone(), number, _counted: self.cores[number].connections.clone() }
     }
 }
 
@@ -117,24 +117,24 @@ mod tests {
     #[test]
     fn connections_and_requests_that_wait_are_spread_over_the_threads() {
         let cores = Cores::start(2, 64).unwrap();
-        let seats: Vec<Seat> = (0..4).map(|_| cores.seat()).collect();
-        let of = |number: usize| seats.iter().filter(|seat| seat.number == number).count();
+        let slots: Vec<CoreSlot> = (0..4).map(|_| cores.slot()).collect();
+        let of = |number: usize| slots.iter().filter(|slot| slot.number == number).count();
         assert_eq!((of(0), of(1)), (2, 2));
-        let own = seats[1].runtime().id();
-        let (first, counted) = seats[1].for_request();
+        let own = slots[1].runtime().id();
+        let (first, counted) = slots[1].for_request();
         assert_eq!(first.id(), own);
-        let (second, _counted) = seats[1].for_request();
+        let (second, _counted) = slots[1].for_request();
         assert_ne!(second.id(), own, "the own thread has one already");
         drop(counted);
-        let (third, _counted) = seats[1].for_request();
+        let (third, _counted) = slots[1].for_request();
         assert_eq!(third.id(), own);
     }
 
     #[test]
     fn the_end_takes_along_what_still_runs() {
         let cores = Cores::start(1, 64).unwrap();
-        let seat = cores.seat();
-        let (runtime, counted) = seat.for_request();
+        let slot = cores.slot();
+        let (runtime, counted) = slot.for_request();
         let requests = cores.cores[0].requests.clone();
         let waits = runtime.spawn(async move {
             let _counted = counted;
@@ -143,6 +143,6 @@ mod tests {
         drop(cores);
         assert_eq!(Arc::strong_count(&requests), 2, "the thread's own, and this one");
         assert!(waits.is_finished());
-        drop(seat);
+        drop(slot);
     }
 }

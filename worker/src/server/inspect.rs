@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use cavern_proto::data::{
-    CachePlace, InspectReply, InspectRequest, Status, UnclaimedBlock, inspect_reply, inspect_request,
+    CachePlace, InspectReply, InspectRequest, OrphanBlock, Status, inspect_reply, inspect_request,
 };
 use futures::StreamExt as _;
 
@@ -17,7 +17,7 @@ use crate::store::{DataStore, DataTarget, StoreError, Touch};
 /// Blocks of one request.
 const BLOCKS_MAX: usize = 1000;
 /// Blocks that no file has, of one answer.
-const UNCLAIMED_MAX: usize = 1000;
+const ORPHANS_MAX: usize = 1000;
 /// Read of a block at a time.
 const READ_BYTES: u32 = 1 << 20;
 /// Blocks that no file has are freed when two looks have found them, half of their rest apart: within twice that, or a
@@ -30,7 +30,7 @@ impl Service {
     /// # Errors
     /// Nothing of the request can be answered. What is wrong with a block, its item says.
     pub(super) async fn inspect(&self, request: InspectRequest) -> Result<InspectReply, Refusal> {
-        let InspectRequest { blocks, unclaimed, rest_ms, verify } = request;
+        let InspectRequest { blocks, orphans, rest_ms, verify } = request;
         if blocks.len() > BLOCKS_MAX {
             return Err(Refusal::bad_request(format!(
                 "{} blocks in one request, {BLOCKS_MAX} are the most",
@@ -41,8 +41,8 @@ impl Service {
         for block in blocks {
             reply.blocks.push(self.inspect_block(block).await.unwrap_or_else(Into::into));
         }
-        if unclaimed {
-            Box::pin(self.list_unclaimed(rest_ms, &mut reply)).await?;
+        if orphans {
+            Box::pin(self.list_orphans(rest_ms, &mut reply)).await?;
         }
         if let Some(place) = verify {
             self.verify_cached(place, &mut reply).await?;
@@ -74,20 +74,20 @@ impl Service {
         Ok(crc)
     }
 
-    async fn list_unclaimed(&self, rest_ms: u64, reply: &mut InspectReply) -> Result<(), Refusal> {
-        let Some(unclaimed) = &self.unclaimed else { return Ok(()) };
-        let rest = if rest_ms == 0 { unclaimed.rest.saturating_mul(RESTS) } else { Duration::from_millis(rest_ms) };
+    async fn list_orphans(&self, rest_ms: u64, reply: &mut InspectReply) -> Result<(), Refusal> {
+        let Some(orphans) = &self.orphans else { return Ok(()) };
+        let rest = if rest_ms == 0 { orphans.rest.saturating_mul(RESTS) } else { Duration::from_millis(rest_ms) };
         // What is there from before its start the worker still frees, unless it keeps all of that.
-        if rest_ms == 0 && unclaimed.since.elapsed() < rest && !self.parts.membership.past().is_lost {
+        if rest_ms == 0 && orphans.since.elapsed() < rest && !self.parts.membership.past().is_lost {
             return Ok(());
         }
         let unknown = |error: LookError| {
             Refusal::new(Status::UfsUnavailable, format!("which blocks files have is not known: {error}"))
         };
-        let found = unclaimed.find(rest).await.map_err(unknown)?.unwrap_or_default();
-        reply.unclaimed_blocks = found.len() as u64;
-        let named = found.into_iter().take(UNCLAIMED_MAX);
-        reply.unclaimed.extend(named.map(|((id, incarnation), bytes)| UnclaimedBlock {
+        let found = orphans.find(rest).await.map_err(unknown)?.unwrap_or_default();
+        reply.orphan_blocks = found.len() as u64;
+        let named = found.into_iter().take(ORPHANS_MAX);
+        reply.orphans.extend(named.map(|((id, incarnation), bytes)| OrphanBlock {
             block: id.to_string(),
             incarnation,
             bytes,

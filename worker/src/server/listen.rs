@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::backoff;
-use cavern_security::{Place, Places, TenantConnection, TlsSocket, Transport};
+use cavern_security::{HandshakeSlot, HandshakeSlots, TenantConnection, TlsSocket, Transport};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
 use tracing::warn;
 
 use super::connection::{Connection, FRAME_TIMEOUT, Shared};
-use super::cores::{Cores, Seat};
+use super::cores::{CoreSlot, Cores};
 use super::limits;
 use super::outgoing::Outgoing;
 use super::pacing::Pacing;
@@ -35,7 +35,7 @@ pub(super) async fn accept(
 ) {
     let mut connections = JoinSet::new();
     let metrics = shared.service.parts.metrics.clone();
-    let handshakes = Places::new(MAX_HANDSHAKES);
+    let handshakes = HandshakeSlots::new(MAX_HANDSHAKES);
     let is_secured = matches!(shared.admission.transport, Transport::Tls(_));
     loop {
         let accepted = tokio::select! {
@@ -57,9 +57,9 @@ pub(super) async fn accept(
             }
             Ok((socket, unknown)) => {
                 let place = unknown.map(|address| handshakes.take(address));
-                let seat = cores.seat();
-                let runtime = seat.runtime();
-                connections.spawn_on(serve(socket, place, shared.clone(), seat), &runtime);
+                let slot = cores.slot();
+                let runtime = slot.runtime();
+                connections.spawn_on(serve(socket, place, shared.clone(), slot), &runtime);
                 metrics.connections.set(connections.len() as i64);
                 continue;
             }
@@ -85,12 +85,12 @@ async fn accept_local(unix: Option<&(UnixListener, LocalPeers)>) -> io::Result<S
     }
 }
 
-/// Serves a connection on the thread of its seat, once it is known who is at the other end.
-async fn serve(socket: Socket, place: Option<Place>, shared: Arc<Shared>, seat: Seat) {
+/// Serves a connection on the thread of its slot, once it is known who is at the other end.
+async fn serve(socket: Socket, place: Option<HandshakeSlot>, shared: Arc<Shared>, slot: CoreSlot) {
     let from = socket.peer();
     match shared.stop.run_until_cancelled(admitted(socket, place, &shared)).await {
         Some(Ok((socket, peer, tenant))) => {
-            Connection::new(socket, (peer, from), Pacing::new(tenant), shared, seat).serve().await;
+            Connection::new(socket, (peer, from), Pacing::new(tenant), shared, slot).serve().await;
         }
         Some(Err(error)) => {
             shared.service.parts.metrics.connections_refused.inc();
@@ -106,7 +106,7 @@ async fn serve(socket: Socket, place: Option<Place>, shared: Arc<Shared>, seat: 
 /// nothing is known.
 async fn admitted(
     socket: Socket,
-    place: Option<Place>,
+    place: Option<HandshakeSlot>,
     shared: &Shared,
 ) -> io::Result<(Socket, Peer, Option<TenantConnection>)> {
     let Some(mut place) = place else {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use cavern_security::{Rate, Tenant, TenantConnection};
 use tokio::time::Instant;
 
-/// See the module.
+/// Keeps a connection within the rate of its tenant.
 #[derive(Debug)]
 pub(super) struct Pacing {
     /// `None` for whoever is no tenant.
@@ -62,7 +62,7 @@ impl Pacing {
         self.mount.as_ref().map_or(Duration::ZERO, |rate| rate.take(bytes as u64))
     }
 
-    /// The same with what it writes, for which the connection waits.
+    /// Charges a request for what it writes, for which the connection waits.
     pub(super) fn charge_write(&mut self, bytes: usize) {
         self.charge(bytes);
         self.written = self.mount.as_ref().map(|rate| Instant::now() + rate.wait());

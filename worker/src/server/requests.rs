@@ -34,7 +34,7 @@ use super::outgoing::{PassedFile, Segment, append_frame};
 use super::socket::MAX_DESCRIPTORS;
 use crate::fill::{BlockSource, Fills, ObjectBlock};
 use crate::memory::{Budget, kib_for_requests};
-use crate::orphan_blocks::Unclaimed;
+use crate::orphan_blocks::OrphanCollector;
 use crate::parts::WorkerParts;
 use crate::persist::Uploads;
 use crate::request_error::Refusal;
@@ -74,7 +74,7 @@ pub struct Service {
     /// Bytes of fs-mode files that arrived otherwise than they were sent.
     pub damaged_sends: LogLimit<()>,
     /// Finds blocks that no file has, where anybody looks for them.
-    pub unclaimed: Option<Arc<Unclaimed>>,
+    pub orphans: Option<Arc<OrphanCollector>>,
 }
 
 /// A block whose wanted chunks can be read, and the bytes that had to be fetched for that.
@@ -178,7 +178,7 @@ impl Service {
             spares: Arc::new(Semaphore::new(SPARES_KIB)),
             unchecked: LogLimit::default(),
             damaged_sends: LogLimit::default(),
-            unclaimed: None,
+            orphans: None,
             parts,
         }
     }
@@ -361,7 +361,7 @@ impl Service {
         self.parts.memory.within(tenant.map(|tenant| (&tenant.room, tenant.limits().room)))
     }
 
-    /// The same for requests.
+    /// What the requests of a tenant have of the memory for requests, or those of others.
     pub(super) fn budget_of_requests(&self, tenant: Option<&Tenant>) -> Budget {
         self.requests.within(tenant.map(|tenant| (&tenant.requests, tenant.limits().requests)))
     }

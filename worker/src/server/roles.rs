@@ -144,7 +144,7 @@ fn names(roles: &[Role]) -> String {
     roles.iter().map(|role| role.name()).collect::<Vec<_>>().join(" or ")
 }
 
-/// What docs/decisions/0039-calls-and-frames.md says of frames: kind, roles, what they are judged by, and where.
+/// What docs/decisions/0039-calls-and-frames.md says of frames: kind, roles, what they are checked by, and where.
 #[cfg(test)]
 pub(super) fn documented() -> Vec<[&'static str; 4]> {
     let text = include_str!("../../../docs/decisions/0039-calls-and-frames.md");

@@ -22,7 +22,7 @@ pub(super) enum Socket {
 }
 
 impl Socket {
-    /// The same connection, whose events come to the runtime of the caller.
+    /// This connection, whose events come to the runtime of the caller.
     ///
     /// # Errors
     /// Those of the system.

@@ -20,7 +20,7 @@ use super::limits::on_disk;
 use super::requests::{MAX_DEADLINE, Service, deadline_of};
 use crate::fill::BlockSource;
 use crate::request_error::Refusal;
-use crate::reserved::Room;
+use crate::reserved::ReserveResult;
 use crate::store::{DataBlock, DataTarget, Lookup, Touch};
 
 /// Ranges of one reservation or write at most.
@@ -45,12 +45,12 @@ pub(super) struct Write {
     sync: bool,
     pub(super) until: Instant,
     /// For what it takes of the disks.
-    pub(super) room: Room,
+    pub(super) room: ReserveResult,
 }
 
 impl Write {
-    /// The same with room for what it takes of the disks.
-    pub(super) fn within(self, room: Room) -> Self {
+    /// This write with room for what it takes of the disks.
+    pub(super) fn within(self, room: ReserveResult) -> Self {
         Self { room, ..self }
     }
 
@@ -198,11 +198,11 @@ impl Service {
     }
 
     /// Keeps bytes of an object in the cache.
-    pub(super) async fn keep(&self, write: &Write, payload: Bytes) -> Result<WriteReply, Refusal> {
+    pub(super) async fn populate(&self, write: &Write, payload: Bytes) -> Result<WriteReply, Refusal> {
         let BlockSource::Object(object) = &write.block else {
             return Err(Refusal::bad_request("a block of an fs-mode file is written, not kept"));
         };
-        let keeping = Box::pin(self.fills.keep(object, write.offset / CHUNK_BYTES, payload));
+        let keeping = Box::pin(self.fills.populate(object, write.offset / CHUNK_BYTES, payload));
         tokio::time::timeout_at(write.until, keeping).await.unwrap_or_else(|_| Err(Refusal::deadline()))?;
         Ok(kept())
     }

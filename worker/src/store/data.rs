@@ -22,11 +22,11 @@
 //! Locks are taken in this order: the stripe that a block is made and freed under (held during the I/O of just that, on
 //! threads that may wait), then that of the table's residents, then those of the block's state (for a moment).
 
+mod allocation;
 pub(super) mod block;
 pub(super) mod draft;
 mod orphans;
 mod reservations;
-mod room;
 mod sync;
 
 use std::collections::VecDeque;

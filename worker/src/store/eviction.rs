@@ -26,7 +26,7 @@
 use cavern_proto::BlockId;
 
 use super::frequency::FrequencySketch;
-use super::slab::{Entry, List, NIL, Relist, Segment, Slab, Standing, hash_of};
+use super::slab::{Entry, EvictionState, List, ListUpdate, NIL, Segment, Slab, hash_of};
 use super::space::{Shares, Space, SpaceLimits, UNIT_BYTES};
 
 /// Blocks used this recently are spared while there is another way.
@@ -72,7 +72,7 @@ enum Scope {
 
 /// What has become of blocks since somebody looked.
 #[derive(Debug, Default)]
-pub(super) struct Departures {
+pub(super) struct EvictionCounts {
     /// Cached blocks that have left the table. Their index entries and files are still there.
     pub gone: Vec<Entry>,
     /// How many of them were evicted.
@@ -86,7 +86,7 @@ pub(super) struct Departures {
 pub(super) struct Cache {
     pub slab: Slab,
     pub spaces: Vec<Space>,
-    pub departures: Departures,
+    pub departures: EvictionCounts,
     /// Seconds of the worker's clock.
     pub now: u32,
     sketch: FrequencySketch,
@@ -99,13 +99,13 @@ impl Cache {
     pub(super) fn new(spaces: Vec<Space>, shares: Option<Shares>) -> Self {
         let expected = spaces.iter().map(|space| space.limits.capacity).sum::<u64>() / UNITS_PER_BLOCK;
         let sketch = FrequencySketch::new(usize::try_from(expected).unwrap_or(usize::MAX));
-        Self { slab: Slab::default(), spaces, departures: Departures::default(), now: 0, sketch, shares }
+        Self { slab: Slab::default(), spaces, departures: EvictionCounts::default(), now: 0, sketch, shares }
     }
 
     /// Puts an entry into the lists of its segment, or takes it out of them.
-    fn relist(&mut self, slot: u32, step: Relist) {
+    fn relist(&mut self, slot: u32, step: ListUpdate) {
         let Some(entry) = self.slab.at(slot) else { return };
-        let standing @ Standing { directory, segment, units, .. } = entry.standing();
+        let standing @ EvictionState { directory, segment, units, .. } = entry.standing();
         let space = &mut self.spaces[directory];
         space.list(segment).relist(&mut self.slab, slot, units, step);
         if let Some((list, links)) = self.shares.as_mut().and_then(|shares| shares.list(slot, standing, space.limits)) {
@@ -140,15 +140,15 @@ impl Cache {
         if let Some(cached) = entry.cached_mut() {
             cached.expired = false;
         }
-        self.relist(slot, Relist::Out);
-        self.relist(slot, Relist::Head);
+        self.relist(slot, ListUpdate::Out);
+        self.relist(slot, ListUpdate::Head);
     }
 
     /// Marks an entry as unused beyond its time: it is the first to go when room is needed.
     pub(super) fn expire(&mut self, slot: u32) {
         let Some(cached) = self.slab.at_mut(slot).and_then(Entry::cached_mut) else { return };
         cached.expired = true;
-        self.move_to_main(slot, Relist::Tail);
+        self.move_to_main(slot, ListUpdate::Tail);
     }
 
     /// Adds an entry as a newcomer (at start: straight to main while there is room), or as data. Its units count at
@@ -156,7 +156,7 @@ impl Cache {
     pub(super) fn insert(&mut self, entry: Entry) -> u32 {
         let (directory, mount_id) = (usize::from(entry.directory), entry.mount_id);
         let slot = self.slab.insert(entry);
-        self.relist(slot, Relist::Head);
+        self.relist(slot, ListUpdate::Head);
         self.spaces[directory].blocks += 1;
         self.sketch.grow_to(self.slab.len());
         self.settle(directory, mount_id);
@@ -166,7 +166,7 @@ impl Cache {
     /// Takes an entry out, wherever it is.
     pub(super) fn remove(&mut self, slot: u32) -> Option<Entry> {
         let directory = usize::from(self.slab.at(slot)?.directory);
-        self.relist(slot, Relist::Out);
+        self.relist(slot, ListUpdate::Out);
         self.spaces[directory].blocks -= 1;
         self.slab.remove(slot)
     }
@@ -189,7 +189,7 @@ impl Cache {
     pub(super) fn charge(&mut self, slot: u32, units: i64) {
         let Some(entry) = self.slab.at_mut(slot) else { return };
         let after = (i64::from(entry.units) + units).clamp(0, i64::from(u32::MAX)) as u32;
-        let standing @ Standing { directory, segment, mount_id, units: before } = entry.standing();
+        let standing @ EvictionState { directory, segment, mount_id, units: before } = entry.standing();
         entry.units = after;
         let space = &mut self.spaces[directory];
         space.list(segment).adjust(before, after);
@@ -213,12 +213,12 @@ impl Cache {
             if !is_over || !fits {
                 return;
             }
-            self.move_to_main(tail, Relist::Head);
+            self.move_to_main(tail, ListUpdate::Head);
         }
     }
 
-    fn move_to_main(&mut self, slot: u32, place: Relist) {
-        self.relist(slot, Relist::Out);
+    fn move_to_main(&mut self, slot: u32, place: ListUpdate) {
+        self.relist(slot, ListUpdate::Out);
         if let Some(cached) = self.slab.at_mut(slot).and_then(Entry::cached_mut) {
             cached.segment = Segment::Main;
         }
@@ -363,13 +363,13 @@ impl Cache {
             self.departures.rejected += 1;
             // Another one defends main next time, without being called used: one cold block whose counters collide with
             // those of hot ones would keep all newcomers out for ever.
-            self.relist(defender, Relist::Out);
-            self.relist(defender, Relist::Head);
+            self.relist(defender, ListUpdate::Out);
+            self.relist(defender, ListUpdate::Head);
             self.evict(candidate);
             return;
         }
         victims.into_iter().for_each(|victim| self.evict(victim));
-        self.move_to_main(candidate, Relist::Head);
+        self.move_to_main(candidate, ListUpdate::Head);
     }
 
     /// Gives the directory other limits. What exceeds them is still there: make room after.

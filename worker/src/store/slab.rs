@@ -113,7 +113,7 @@ pub(super) struct DataEntry {
 
 /// Which lists an entry is in, and what it adds to them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Standing {
+pub(super) struct EvictionState {
     pub directory: usize,
     /// `None` for data.
     pub segment: Option<Segment>,
@@ -205,9 +205,9 @@ impl Entry {
         self.cached().is_some_and(|cached| cached.expired)
     }
 
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn standing(&self) -> EvictionState {
         let (directory, mount_id, units) = (usize::from(self.directory), self.mount_id, self.units);
-        Standing { directory, segment: self.cached().map(|cached| cached.segment), mount_id, units }
+        EvictionState { directory, segment: self.cached().map(|cached| cached.segment), mount_id, units }
     }
 
     /// Whether a request or a fill holds the block at this moment.
@@ -249,7 +249,7 @@ impl LinkTable for Vec<Links> {
 
 /// What happens to an entry in a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Relist {
+pub(super) enum ListUpdate {
     /// It comes, as the most recently used one.
     Head,
     /// It comes, as the first to go.
@@ -273,11 +273,11 @@ impl List {
         self.tail
     }
 
-    pub(super) fn relist(&mut self, table: &mut impl LinkTable, slot: u32, units: u32, step: Relist) {
+    pub(super) fn relist(&mut self, table: &mut impl LinkTable, slot: u32, units: u32, step: ListUpdate) {
         match step {
-            Relist::Head => self.insert(table, slot, units, Links { previous: NIL, next: self.head }),
-            Relist::Tail => self.insert(table, slot, units, Links { previous: self.tail, next: NIL }),
-            Relist::Out => {
+            ListUpdate::Head => self.insert(table, slot, units, Links { previous: NIL, next: self.head }),
+            ListUpdate::Tail => self.insert(table, slot, units, Links { previous: self.tail, next: NIL }),
+            ListUpdate::Out => {
                 let Some(links) = table.links_mut(slot) else { return };
                 let Links { previous, next } = std::mem::replace(links, Links::NONE);
                 self.units -= u64::from(units);
@@ -441,15 +441,15 @@ mod tests {
             .collect();
         // They are given in order.
         let units = |slot: u32| slot + 1;
-        slots.iter().for_each(|slot| list.relist(&mut table, *slot, units(*slot), Relist::Head));
+        slots.iter().for_each(|slot| list.relist(&mut table, *slot, units(*slot), ListUpdate::Head));
         assert_eq!(order(&table, &list), slots);
         assert_eq!(list.units, 10);
-        list.relist(&mut table, slots[0], units(slots[0]), Relist::Out);
-        list.relist(&mut table, slots[0], units(slots[0]), Relist::Head);
-        list.relist(&mut table, slots[2], units(slots[2]), Relist::Out);
-        list.relist(&mut table, slots[2], units(slots[2]), Relist::Tail);
+        list.relist(&mut table, slots[0], units(slots[0]), ListUpdate::Out);
+        list.relist(&mut table, slots[0], units(slots[0]), ListUpdate::Head);
+        list.relist(&mut table, slots[2], units(slots[2]), ListUpdate::Out);
+        list.relist(&mut table, slots[2], units(slots[2]), ListUpdate::Tail);
         assert_eq!(order(&table, &list), [slots[2], slots[1], slots[3], slots[0]]);
-        slots.iter().for_each(|slot| list.relist(&mut table, *slot, units(*slot), Relist::Out));
+        slots.iter().for_each(|slot| list.relist(&mut table, *slot, units(*slot), ListUpdate::Out));
         assert_eq!((list.units, list.tail(), list.head), (0, NIL, NIL));
     }
 

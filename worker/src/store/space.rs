@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt as _;
 use cavern_proto::chunk::chunk_range;
 use hashbrown::HashMap;
 
-use super::slab::{Links, List, NIL, Segment, Standing};
+use super::slab::{EvictionState, Links, List, NIL, Segment};
 
 /// Bytes of one unit.
 pub(super) const UNIT_BYTES: u32 = 4096;
@@ -155,10 +155,10 @@ impl Shares {
     pub(super) fn list(
         &mut self,
         slot: u32,
-        standing: Standing,
+        standing: EvictionState,
         limits: SpaceLimits,
     ) -> Option<(&mut List, &mut Vec<Links>)> {
-        let Standing { directory, segment, mount_id, .. } = standing;
+        let EvictionState { directory, segment, mount_id, .. } = standing;
         segment?;
         let slots = slot as usize + 1;
         if self.links.len() < slots {

@@ -25,7 +25,7 @@ use super::block::Block;
 use super::block_file::{BehindEnd, BlockFile, BlockPlace};
 use super::directory::{DataName, Directory, Identity, block_path, data_path};
 use super::error::{StoreError, is_out_of_space};
-use super::eviction::{Cache, Departures};
+use super::eviction::{Cache, EvictionCounts};
 use super::open_blocks::OpenBlocks;
 use super::placement::Candidate;
 use super::slab::{Entry, Kind, Lookup};
@@ -60,12 +60,12 @@ pub struct Eviction {
 
 /// What the lock guards.
 #[derive(Debug)]
-pub(super) struct Residents {
+pub(super) struct TableState {
     pub cache: Cache,
     pub open: OpenBlocks,
 }
 
-impl Residents {
+impl TableState {
     /// Adds an entry with its block. Others may be closed for it.
     pub(super) fn insert(&mut self, entry: Entry, block: Block) {
         let slot = self.cache.insert(entry);
@@ -84,27 +84,27 @@ impl Residents {
 /// The lock of the table. When it is released, the blocks are closed that were to be, and the files of those deleted
 /// that have gone meanwhile. *Blocking* then, if any have.
 pub(super) struct Locked<'a> {
-    residents: MutexGuard<'a, Residents>,
-    left: Leftovers<'a>,
+    residents: MutexGuard<'a, TableState>,
+    left: DeferredWork<'a>,
 }
 
 /// What is left to be done after the release of the lock.
-struct Leftovers<'a> {
+struct DeferredWork<'a> {
     table: &'a BlockTable,
-    departures: Departures,
+    departures: EvictionCounts,
     closed: Vec<Block>,
 }
 
 impl Deref for Locked<'_> {
-    type Target = Residents;
+    type Target = TableState;
 
-    fn deref(&self) -> &Residents {
+    fn deref(&self) -> &TableState {
         &self.residents
     }
 }
 
 impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut Residents {
+    fn deref_mut(&mut self) -> &mut TableState {
         &mut self.residents
     }
 }
@@ -117,10 +117,10 @@ impl Drop for Locked<'_> {
     }
 }
 
-impl Drop for Leftovers<'_> {
+impl Drop for DeferredWork<'_> {
     fn drop(&mut self) {
         self.closed.clear();
-        let Departures { gone, evicted, rejected } = &self.departures;
+        let EvictionCounts { gone, evicted, rejected } = &self.departures;
         if !gone.is_empty() {
             self.table.metrics.evicted_blocks.inc_by(*evicted);
             self.table.metrics.admissions_rejected.inc_by(*rejected);
@@ -133,7 +133,7 @@ impl Drop for Leftovers<'_> {
 #[derive(Debug)]
 pub struct BlockTable {
     pub(super) directories: Vec<Directory>,
-    pub(super) residents: Mutex<Residents>,
+    pub(super) residents: Mutex<TableState>,
     pub(super) identity: Mutex<Identity>,
     pub(super) high_watermark: f64,
     pub(super) low_watermark: f64,
@@ -155,7 +155,10 @@ impl BlockTable {
         let now = self.now();
         let mut residents = self.residents.lock();
         residents.cache.now = now;
-        Locked { residents, left: Leftovers { table: self, departures: Departures::default(), closed: Vec::new() } }
+        Locked {
+            residents,
+            left: DeferredWork { table: self, departures: EvictionCounts::default(), closed: Vec::new() },
+        }
     }
 
     /// Calls `each` for all slots, some thousand at a time under the lock, and `then` for what it has found in between.

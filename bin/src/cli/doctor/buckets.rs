@@ -77,7 +77,7 @@ async fn look_at_mount(mount: &Mount, masters: &MasterChannel, conf: &schema::Uf
     let (name, access) = (name(mount), access_to(mount, access));
     let right = if access == Access::Write { KeyRight::Write } else { KeyRight::Read };
     let lender = key_lender(masters, mount.id, &mount.path, right);
-    let opened = Ufs::open_lent(&mount.uri, &mount.options, conf, &lender);
+    let opened = Ufs::open_vended(&mount.uri, &mount.options, conf, &lender);
     let looked = in_time(&name, BUCKET_PATIENCE, look_at(&name, opened, access)).await;
     looked.unwrap_or_else(|late| vec![late])
 }

@@ -39,7 +39,7 @@ pub enum RuleCommand<R: Rule> {
 
 /// What a directory may have of its own, as the command line has it.
 pub trait Rule: Args {
-    /// The same, as the masters have it.
+    /// A rule as the masters have it.
     type Found;
 
     /// What one is called, and, in refusals, several.

@@ -117,7 +117,7 @@ fn decode(text: &str) -> Result<Vec<u8>, CliError> {
     Ok(quoted.unwrap_or(text).as_bytes().to_vec())
 }
 
-/// The same the other way round: text where it is text and would be read as such, otherwise base64.
+/// A value as it is shown: text where it is text and would be read as such, otherwise base64.
 fn encode(value: &[u8]) -> String {
     let is_plain = |text: &&str| {
         let lower = text.to_lowercase();

@@ -20,7 +20,7 @@ pub(super) struct ClientArgs {
     /// otherwise admins do) and ttl (the same of how long files live), root_squash (root is nobody),
     /// all_squash (everybody is), uids=LOW-HIGH and gids=LOW-HIGH (whoever is in none of these is nobody; several have
     /// a + in between), anonuid=N and anongid=N (who nobody is, 65534 otherwise). With root_squash or any behind it the
-    /// users of the client are judged by the master.
+    /// users of the client are checked by the master.
     #[arg(long, value_name = "NAME[=OPTION,…]", value_parser = rule)]
     pub(super) client: Vec<ClientRule>,
 }

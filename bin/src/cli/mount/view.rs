@@ -29,7 +29,7 @@ impl Serialize for MountView {
         let mount = &self.mount;
         let is_fs_mode = mount.write_type() == WriteType::FsMode;
         let keeps = is_fs_mode || mount.attributes() == AttributePolicy::Keep;
-        let is_held = is_fs_mode && mount.names() == Names::Held;
+        let is_delegated = is_fs_mode && mount.names() == Names::Delegated;
         let view = json!({
             "id": mount.id,
             "path": mount.path,
@@ -38,7 +38,7 @@ impl Serialize for MountView {
             "access_mode": if mount.is_written() { "read_write" } else { "read_only" },
             "attributes": if keeps { "keep" } else { "refuse" },
             "consistency": self.consistency(),
-            "names": if is_held { "held" } else { "synced" },
+            "names": if is_delegated { "delegated" } else { "synced" },
             "metadata_ttl_ms": mount.metadata_ttl_ms,
             "ttl_ms": mount.ttl_ms,
             "block_size": mount.block_size,

@@ -1,4 +1,4 @@
-//! The processes of a mount of one host: the backend, which is master and worker, and the keeper of the mount. Each
+//! The processes of a mount of one host: the backend, which is master and worker, and the supervisor of the mount. Each
 //! starts the other again.
 
 use std::collections::HashMap;
@@ -38,15 +38,15 @@ const POLL: Duration = Duration::from_millis(200);
 const WORKER_PATIENCE: Duration = Duration::from_secs(20);
 /// Between two looks whether it serves.
 const START_POLL: Duration = Duration::from_millis(5);
-/// For the process that served a mount to be gone after its keeper: it has a few last words to say.
+/// For the process that served a mount to be gone after its supervisor: it has a few last words to say.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// A process that has run for so long has not been started in vain.
 const SETTLED: Duration = Duration::from_secs(60);
 /// For the bucket to get what an fs-mode mount has, when the mount ends.
 const PERSIST_PATIENCE: Duration = Duration::from_secs(60);
 
-/// Serves as master and worker, and has a keeper hold the mount, until the mount is gone or `stop`. `parent` is the
-/// keeper that has started this backend, if one has; otherwise `mount` is attached, and a keeper is started.
+/// Serves as master and worker, and has a supervisor hold the mount, until the mount is gone or `stop`. `parent` is the
+/// supervisor that has started this backend, if one has; otherwise `mount` is attached, and a supervisor is started.
 ///
 /// # Errors
 /// Why master or worker could not serve, or the mount could not be made.
@@ -74,9 +74,9 @@ pub async fn serve(
         let (master, worker) = tokio::join!(master, worker);
         master.and(worker)
     });
-    let mounted = Box::pin(keep_mount(host, parent, mount, &stop));
+    let mounted = Box::pin(supervise_mount(host, parent, mount, &stop));
     let outcome = tokio::select! {
-        // The keeper starts them again.
+        // The supervisor starts them again.
         ended = &mut processes => {
             return ended.and(Err(CliError::Failed("master and worker have ended by themselves".to_owned())));
         }
@@ -115,9 +115,9 @@ async fn parent_ended(parent: i32) {
     }
 }
 
-/// Starts the backend of a mount again whenever it ends, as the keeper of that. `parent` is the one that has started
-/// this process.
-pub async fn keep_backend(host: &OneHost, parent: i32, stop: &CancellationToken) -> Infallible {
+/// Starts the backend of a mount again whenever it ends, as the supervisor of that. `parent` is the one that has
+/// started this process.
+pub async fn supervise_backend(host: &OneHost, parent: i32, stop: &CancellationToken) -> Infallible {
     let program = program();
     parent_ended(parent).await;
     let mut backoff = backoff::LOCAL_PROCESS.begin();
@@ -137,22 +137,22 @@ pub async fn keep_backend(host: &OneHost, parent: i32, stop: &CancellationToken)
 }
 
 /// Who holds the mount.
-enum MountKeeper {
+enum MountSupervisor {
     Child(Box<Child>),
     /// It has started this process.
     Parent(i32),
 }
 
-impl MountKeeper {
+impl MountSupervisor {
     fn start(host: &OneHost, program: &Path) -> Result<Self, CliError> {
         let (arguments, environment) = host.cluster.launch(ChildName { role: Role::Fuse, number: 0 });
-        let keeper = spawn(program, |program| {
+        let supervisor = spawn(program, |program| {
             let mut command = start::command(program);
             command.args(&arguments).arg("--beside").arg(host.directory()).envs(environment.iter().cloned());
             command.current_dir("/").stdin(Stdio::null());
             command
         });
-        keeper.map(|keeper| Self::Child(Box::new(keeper)))
+        supervisor.map(|supervisor| Self::Child(Box::new(supervisor)))
     }
 
     /// Returns when it has ended; how, if that can be known.
@@ -181,29 +181,29 @@ impl MountKeeper {
 
 /// Has the mount held until somebody unmounts it or `stop`. What the bucket of an fs-mode mount lacks then is brought
 /// there, as far as that takes no longer than a minute.
-async fn keep_mount(
+async fn supervise_mount(
     host: &OneHost,
     parent: Option<i32>,
     mount: Option<Mount>,
     stop: &CancellationToken,
 ) -> Result<(), CliError> {
     let (config, program, mount_point) = (host.conf()?, program(), host.mount_point());
-    let mut keeper = match parent {
-        Some(parent) => MountKeeper::Parent(parent),
+    let mut supervisor = match parent {
+        Some(parent) => MountSupervisor::Parent(parent),
         None => {
             let begun = stop.run_until_cancelled(Box::pin(begin(host, &config, mount))).await;
             let Some(()) = begun.transpose()? else { return Ok(()) };
-            MountKeeper::start(host, &program)?
+            MountSupervisor::start(host, &program)?
         }
     };
     let mut backoff = backoff::LOCAL_PROCESS.begin();
     loop {
         let began = Instant::now();
         let status = tokio::select! {
-            status = keeper.ended() => status,
+            status = supervisor.ended() => status,
             () = stop.cancelled() => {
-                keeper.stop();
-                keeper.ended().await
+                supervisor.stop();
+                supervisor.ended().await
             }
         };
         let is_dead = match status.map(|status| status.code()) {
@@ -219,7 +219,7 @@ async fn keep_mount(
                 backoff.reset();
             }
             if let Some(another) = start_again(host, &program, &mut backoff, stop).await {
-                keeper = another;
+                supervisor = another;
                 continue;
             }
         }
@@ -248,17 +248,17 @@ async fn begin(host: &OneHost, config: &Config, mount: Option<Mount>) -> Result<
     }
 }
 
-/// Another keeper after a pause; `None` where `stop` comes before that.
+/// Another supervisor after a pause; `None` where `stop` comes before that.
 async fn start_again(
     host: &OneHost,
     program: &Path,
     backoff: &mut Backoff,
     stop: &CancellationToken,
-) -> Option<MountKeeper> {
+) -> Option<MountSupervisor> {
     loop {
         stop.run_until_cancelled(backoff.wait()).await?;
-        match MountKeeper::start(host, program) {
-            Ok(keeper) => return Some(keeper),
+        match MountSupervisor::start(host, program) {
+            Ok(supervisor) => return Some(supervisor),
             Err(error) => console::remark(error),
         }
     }

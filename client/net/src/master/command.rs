@@ -16,7 +16,7 @@ use std::time::Duration;
 use cavern_conf::Config;
 use cavern_conf::backoff::{self, Backoff};
 use cavern_proto::raft::GetGroupRequest;
-use cavern_proto::{NotLeading, StatusMark};
+use cavern_proto::{NotLeading, StatusDetail};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tonic::{Code, Response, Status};
 
@@ -29,7 +29,7 @@ use crate::error::NetError;
 const GROUP_WAIT: Duration = Duration::from_secs(1);
 
 /// What a master says when it is asked who leads.
-enum Lead {
+enum LeaderAnswer {
     Here,
     At(Box<Stubs>),
     /// Nobody that it knows of, and why it says so.
@@ -49,8 +49,8 @@ impl MasterChannel {
         Self::with(config, PATIENT_KEEP_ALIVE)
     }
 
-    /// The same, with calls that begin at the master that leads. Tries for `client.metadata_timeout` while none does,
-    /// and not again where none can be reached.
+    /// The masters as a command asks them, with calls that begin at the master that leads. Tries for
+    /// `client.metadata_timeout` while none does, and not again where none can be reached.
     ///
     /// # Errors
     /// Those of `for_command`; [`NetError::MasterUnavailable`] says what became of each master, in their order.
@@ -92,7 +92,7 @@ impl MasterChannel {
             let cause = match NotLeading::from_status(&status) {
                 Some(_) => NO_LEADER.to_owned(),
                 None if status.source().is_some() => innermost(&status),
-                None if StatusMark::Unanswered.is_on(&status) => status.message().to_owned(),
+                None if StatusDetail::Unanswered.is_on(&status) => status.message().to_owned(),
                 None => {
                     inner.answered(origin);
                     return Err(status.into());
@@ -110,7 +110,7 @@ impl MasterChannel {
         }
     }
 
-    /// The same for one unary call.
+    /// Asks with one unary call until a master that leads has answered.
     pub async fn ask_unary<T>(
         &self,
         mut request: impl AsyncFnMut(Stubs) -> Result<Response<T>, Status>,
@@ -154,18 +154,18 @@ impl Inner {
                     continue;
                 }
                 let lead = self.ask_who_leads(&stubs).await;
-                is_any_reached |= !matches!(lead, Lead::Unreachable(_));
+                is_any_reached |= !matches!(lead, LeaderAnswer::Unreachable(_));
                 let answer = match lead {
-                    Lead::Here => {
+                    LeaderAnswer::Here => {
                         self.masters.prefer(stubs.origin);
                         return Ok(());
                     }
-                    Lead::At(leader) => {
+                    LeaderAnswer::At(leader) => {
                         let answer = format!("says that the one at {} leads", leader.address());
                         to_ask.push_front(*leader);
                         answer
                     }
-                    Lead::Nowhere(answer) | Lead::Unreachable(answer) => answer,
+                    LeaderAnswer::Nowhere(answer) | LeaderAnswer::Unreachable(answer) => answer,
                 };
                 said.push((stubs, answer));
             }
@@ -184,28 +184,28 @@ impl Inner {
         self.unavailable(if is_any_reached { format!("{NO_LEADER} ({each})") } else { each })
     }
 
-    async fn ask_who_leads(&self, stubs: &Stubs) -> Lead {
+    async fn ask_who_leads(&self, stubs: &Stubs) -> LeaderAnswer {
         let (mut raft, wait) = (stubs.raft.clone(), self.masters.connect_timeout() + GROUP_WAIT);
         let group = match timeout(wait, raft.get_group(GetGroupRequest {})).await {
             Ok(Ok(group)) => group.into_inner(),
             // A master of a version that has no groups is the only one.
-            Ok(Err(status)) if status.code() == Code::Unimplemented => return Lead::Here,
+            Ok(Err(status)) if status.code() == Code::Unimplemented => return LeaderAnswer::Here,
             // Nobody that can be spoken to: one side speaks TLS and the other does not, or refuses a certificate.
-            Ok(Err(status)) if status.source().is_some() => return Lead::Unreachable(innermost(&status)),
-            Ok(Err(status)) => return Lead::Nowhere(status.message().to_owned()),
-            Err(_elapsed) => return Lead::Nowhere(NO_ANSWER.to_owned()),
+            Ok(Err(status)) if status.source().is_some() => return LeaderAnswer::Unreachable(innermost(&status)),
+            Ok(Err(status)) => return LeaderAnswer::Nowhere(status.message().to_owned()),
+            Err(_elapsed) => return LeaderAnswer::Nowhere(NO_ANSWER.to_owned()),
         };
         if group.leader == 0 {
             let reason = if group.node_id == 0 { "has no place in a cluster yet" } else { "knows no leader" };
-            return Lead::Nowhere(reason.to_owned());
+            return LeaderAnswer::Nowhere(reason.to_owned());
         }
         if group.leader == group.node_id {
-            return Lead::Here;
+            return LeaderAnswer::Here;
         }
         let leader = group.members.iter().find(|member| member.node_id == group.leader);
         match leader.and_then(|leader| self.masters.at(&leader.address)) {
-            Some(leader) => Lead::At(Box::new(leader)),
-            None => Lead::Nowhere(format!("says that master {} leads, and not where that is", group.leader)),
+            Some(leader) => LeaderAnswer::At(Box::new(leader)),
+            None => LeaderAnswer::Nowhere(format!("says that master {} leads, and not where that is", group.leader)),
         }
     }
 }

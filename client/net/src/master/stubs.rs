@@ -18,7 +18,7 @@ use crate::error::NetError;
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// Between pings. A connection on which one stays unanswered for this long is given up.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(2);
-/// The same for a command, whose calls may take long.
+/// Between pings of a command, whose calls may take long.
 pub(super) const PATIENT_KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 /// The stubs of one master, to call directly or inside a call of [`MasterChannel`](super::MasterChannel).

@@ -169,7 +169,7 @@ mod tests {
         })
     }
 
-    /// The same over TCP.
+    /// What a reader makes of bytes that arrive over TCP.
     fn read_all_by_tcp(bytes: &[u8], piece: usize, fate: Payload) -> (Vec<Frame>, io::Error) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -181,7 +181,7 @@ mod tests {
         })
     }
 
-    /// The same over TLS.
+    /// What a reader makes of bytes that arrive over TLS.
     fn read_all_by_tls(bytes: &[u8], piece: usize, fate: Payload) -> (Vec<Frame>, io::Error) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

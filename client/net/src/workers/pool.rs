@@ -32,7 +32,7 @@ use crate::local_socket;
 use crate::placement::Placement;
 
 /// TCP connections to one worker: the first for small answers, so that they do not queue behind bulk.
-const LANES: usize = 4;
+const SLOTS: usize = 4;
 /// Payloads from this size on are bulk.
 const BULK_BYTES: u32 = 256 * 1024;
 /// A worker whose socket could not be used counts as remote for this long.
@@ -97,9 +97,9 @@ struct Link {
     id: u64,
     address: String,
     socket_path: String,
-    lanes: [Lane; LANES],
+    slots: [ConnectionSlot; SLOTS],
     next_bulk: AtomicUsize,
-    local: Lane,
+    local: ConnectionSlot,
     remote_until: Mutex<Option<Instant>>,
     breaker: Arc<Breaker>,
     /// Cancelled when the worker leaves the table or moves.
@@ -108,9 +108,9 @@ struct Link {
 
 /// One connection, made by the first who needs it while the others wait for it.
 #[derive(Default)]
-struct Lane(Mutex<Arc<OnceCell<Arc<Connection>>>>);
+struct ConnectionSlot(Mutex<Arc<OnceCell<Arc<Connection>>>>);
 
-impl Lane {
+impl ConnectionSlot {
     /// The live connection, if there is one.
     fn current(&self) -> Option<Arc<Connection>> {
         self.0.lock().get().filter(|connection| connection.is_open()).cloned()
@@ -237,7 +237,8 @@ impl WorkerPool {
         Ok(if self.local(&link).await.is_some() { Route::Local } else { Route::Remote })
     }
 
-    /// The same as far as known without I/O: `Local` only while a connection over the Unix socket is open.
+    /// How the worker is reached, as far as that is known without I/O: `Local` only while a connection over the Unix
+    /// socket is open.
     pub fn known_route(&self, worker: u64) -> Route {
         match self.link(worker) {
             Ok(link) if self.conf.local_descriptors && link.local.current().is_some() => Route::Local,
@@ -508,11 +509,11 @@ impl WorkerPool {
     }
 
     async fn remote(&self, link: &Arc<Link>, payload_bytes: u32) -> Result<Arc<Connection>, NetError> {
-        let lane = match payload_bytes {
+        let slot = match payload_bytes {
             0..BULK_BYTES => 0,
-            _ => 1 + link.next_bulk.fetch_add(1, Ordering::Relaxed) % (LANES - 1),
+            _ => 1 + link.next_bulk.fetch_add(1, Ordering::Relaxed) % (SLOTS - 1),
         };
-        if let Some(connection) = link.lanes[lane].current() {
+        if let Some(connection) = link.slots[slot].current() {
             return Ok(connection);
         }
         let socket = async {
@@ -523,7 +524,7 @@ impl WorkerPool {
                 Transport::Tls(tls) => Socket::Tls(Box::new(TlsSocket::connect(tls, stream, Role::Worker).await?)),
             })
         };
-        link.lanes[lane]
+        link.slots[slot]
             .get(|| Box::pin(self.dial(link, socket)))
             .await
             .map_err(|error| link.failed(&error.to_string()))
@@ -587,9 +588,9 @@ impl Link {
             id: worker.id,
             address: worker.data_address.clone(),
             socket_path: worker.socket_path.clone(),
-            lanes: Default::default(),
+            slots: Default::default(),
             next_bulk: AtomicUsize::new(0),
-            local: Lane::default(),
+            local: ConnectionSlot::default(),
             remote_until: Mutex::default(),
             breaker: Arc::new(Breaker::new(pauses)),
             stop,

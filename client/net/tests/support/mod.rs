@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::{BufMut, Bytes, BytesMut};
 use cavern_conf::{Config, Interval};
 use cavern_proto::raft::{Group, Member};
-use cavern_proto::{NotLeading, StatusMark};
+use cavern_proto::{NotLeading, StatusDetail};
 use http_body_util::{BodyExt, Full};
 use parking_lot::Mutex;
 use prost::Message;
@@ -119,7 +119,7 @@ impl State {
             Role::Leads | Role::LeadsSlowly(_) => Ok(Vec::new()),
             Role::Follows(leader) => Err(NotLeading { leader }.to_status()),
             Role::Refuses(code) => Err(Status::new(code, "refused")),
-            Role::StopsLeading => Err(StatusMark::Unanswered.to_status("it leads no more".to_owned())),
+            Role::StopsLeading => Err(StatusDetail::Unanswered.to_status("it leads no more".to_owned())),
             Role::Hangs => unreachable!("it has another role"),
         }
     }

@@ -8,9 +8,9 @@ use super::{Committed, Layout, LocatedBlock};
 /// Of files with more blocks nothing stays known: they are read for so long that a question does not matter.
 const BLOCKS_MAX: usize = 16;
 
-/// See the module.
+/// The layout of a file that nobody has open, as small as it can be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::fs_file) struct ClosedLayout {
+pub(in crate::fs_file) struct CompactLayout {
     committed: Committed,
     origin: Option<Box<Origin>>,
     blocks: Box<[(u32, LocatedBlock)]>,
@@ -19,12 +19,12 @@ pub(in crate::fs_file) struct ClosedLayout {
 
 impl Layout {
     /// What is known, if it is all that the master knows as well.
-    pub(in crate::fs_file) fn known(&self) -> Option<ClosedLayout> {
+    pub(in crate::fs_file) fn known(&self) -> Option<CompactLayout> {
         let is_settled = |known: &LocatedBlock| known.is_committed && known.is_open_to_writes();
         if !self.is_committed() || self.blocks.len() > BLOCKS_MAX || !self.blocks.values().all(is_settled) {
             return None;
         }
-        Some(ClosedLayout {
+        Some(CompactLayout {
             committed: Committed { size: self.size, ..self.committed },
             origin: self.origin.clone().map(Box::new),
             blocks: self.blocks.iter().map(|(index, known)| (*index, known.clone())).collect(),
@@ -33,7 +33,7 @@ impl Layout {
     }
 }
 
-impl ClosedLayout {
+impl CompactLayout {
     /// Index, generation and workers of the only block of a file that has nothing else.
     pub(in crate::fs_file) fn only_block(&self) -> Option<(u32, u32, &[u64])> {
         match &*self.blocks {
@@ -43,9 +43,9 @@ impl ClosedLayout {
     }
 }
 
-impl From<ClosedLayout> for Layout {
-    fn from(known: ClosedLayout) -> Self {
-        let ClosedLayout { committed, origin, blocks, is_on_disks } = known;
+impl From<CompactLayout> for Layout {
+    fn from(known: CompactLayout) -> Self {
+        let CompactLayout { committed, origin, blocks, is_on_disks } = known;
         Self {
             committed,
             size: committed.size,

@@ -10,7 +10,7 @@ use cavern_proto::master::Attr;
 
 use super::Layout;
 
-/// See the module.
+/// The blocks of a file that may not be on the disks of their workers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Unsynced {
     pub blocks: BTreeSet<u32>,

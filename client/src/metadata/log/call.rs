@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 
-use cavern_proto::bounded::MAX_KEPT_RESULTS;
+use cavern_proto::bounded::MAX_CACHED_RESULTS;
 use cavern_proto::master::MutateRequest;
 
 use super::operation::Operation;
 use crate::journal::Journal;
-use crate::metadata::recent_invalidations::Mark;
+use crate::metadata::recent_invalidations::InvalidationMark;
 
 /// Calls under way at a time. Changes gather while all are.
 pub(in crate::metadata) const AHEAD: usize = 3;
 /// Changes that were answered and whose results the master is to keep, as many as the journal has slots: with those
 /// under way far fewer than it would, and fewer bytes.
-const ASKED_AGAIN_MAX: u64 = MAX_KEPT_RESULTS / 32;
+const ASKED_AGAIN_MAX: u64 = MAX_CACHED_RESULTS / 32;
 
 /// Operations with numbers.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(in crate::metadata) struct Call {
     /// Number of the first.
     pub(super) first: u64,
     /// Before it was sent.
-    pub mark: Mark,
+    pub mark: InvalidationMark,
     /// On the stream that there is.
     pub(super) is_sent: bool,
     /// On one that broke.
@@ -36,7 +36,7 @@ impl Call {
 
     /// Whether some had their answer before.
     pub fn has_answered(&self) -> bool {
-        self.operations.iter().any(|operation| operation.mutation.is_answered)
+        self.operations.iter().any(|operation| operation.mutation.is_write_back)
     }
 }
 
@@ -83,14 +83,14 @@ fn acknowledged(answered: u64, first_unanswered: Option<u64>) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::bounded::{MAX_CHANGES, MAX_KEPT_RESULT_BYTES, MAX_REASON_BYTES};
+    use cavern_proto::bounded::{MAX_CACHED_RESULT_BYTES, MAX_CHANGES, MAX_REASON_BYTES};
     use cavern_proto::master::{Attr, MutationResult};
     use prost::Message;
 
     use super::*;
 
     /// Bytes of a result with its key, at the most: a reason, or the inodes that a change touches. Only those of
-    /// `SetHolds` may be longer, which are few.
+    /// `SetOpenRefs` may be longer, which are few.
     fn most_bytes_of_a_result() -> u64 {
         let reason = "x".repeat(MAX_REASON_BYTES + '…'.len_utf8());
         let refused = MutationResult { errno: 133, reason, unlisted: u64::MAX, ..MutationResult::default() };
@@ -122,13 +122,13 @@ mod tests {
         assert_eq!(acknowledged(100, None), 100);
         assert_eq!([1, 50, 101].map(|first| acknowledged(100, Some(first))), [0, 49, 100]);
         let mut most = 0;
-        for answered in [0, 1, ASKED_AGAIN_MAX, ASKED_AGAIN_MAX + 1, 10 * MAX_KEPT_RESULTS] {
+        for answered in [0, 1, ASKED_AGAIN_MAX, ASKED_AGAIN_MAX + 1, 10 * MAX_CACHED_RESULTS] {
             // The kernel has been waiting for the first change ever since.
             let last = answered + (AHEAD * MAX_CHANGES) as u64;
             most = most.max(last - acknowledged(answered, Some(1)));
         }
-        assert!((ASKED_AGAIN_MAX..MAX_KEPT_RESULTS / 2).contains(&most), "{most}");
+        assert!((ASKED_AGAIN_MAX..MAX_CACHED_RESULTS / 2).contains(&most), "{most}");
         let bytes = most * most_bytes_of_a_result();
-        assert!(bytes < MAX_KEPT_RESULT_BYTES, "{bytes}");
+        assert!(bytes < MAX_CACHED_RESULT_BYTES, "{bytes}");
     }
 }

@@ -1,5 +1,5 @@
-//! Directories that this session holds: nobody else is answered what is in there, or changes it, before the session has
-//! let go. So what is changed there is answered before the master has it.
+//! Directories delegated to this session: nobody else is answered what is in there, or changes it, before the session
+//! has let go. So what is changed there is answered before the master has it.
 //!
 //! A directory that is made here is held from its first moment on. It is let go of when somebody else wants to look
 //! into it, or after a while without changes: behind all that was answered there.
@@ -8,19 +8,19 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{CreateInode, Kind, LetGoDirectories, MutationResult, Naming};
+use cavern_proto::master::{CreateInode, Kind, MutationResult, Naming, ReturnDelegations};
 use tokio::time::Instant;
 
 use super::known_locks::KnownLocks;
 use super::operation::Operation;
 
 /// Directories held at most; the master has room for some more.
-const HELD_MAX: usize = 50_000;
+const DELEGATIONS_MAX: usize = 50_000;
 /// Numbers for inodes that are asked for at once. When half of them are used up, the next ones are. The master takes
 /// those of the last four times: enough for any that waits to be offered to a file.
 pub(super) const NUMBERS: u32 = 16_384;
 
-/// See the module.
+/// The delegations of this session.
 #[derive(Debug, Default)]
 pub(in crate::metadata) struct Delegations {
     session: u64,
@@ -29,8 +29,8 @@ pub(in crate::metadata) struct Delegations {
     /// Recalled before the answer that says that they are held.
     recalled: HashSet<u64>,
     /// Operations in the log that let go of all: what was asked for before them is not held, though the answer says so.
-    letting_go: u32,
-    numbers: Numbers,
+    returning: u32,
+    numbers: ReservedInodes,
     /// Numbers that files of a mount are to have before others.
     of_files: HashMap<u32, VecDeque<u64>>,
     /// Locks of what is in the directories.
@@ -39,13 +39,13 @@ pub(in crate::metadata) struct Delegations {
 
 /// Numbers for inodes that are made here.
 #[derive(Debug, Default)]
-struct Numbers {
+struct ReservedInodes {
     left: Range<u64>,
     next: Range<u64>,
     are_asked_for: bool,
 }
 
-impl Numbers {
+impl ReservedInodes {
     fn take(&mut self) -> Option<u64> {
         if self.left.is_empty() {
             self.left = std::mem::take(&mut self.next);
@@ -73,33 +73,33 @@ impl Delegations {
 
     /// Whether the session may come to hold another one.
     pub fn has_room(&self) -> bool {
-        self.directories.len() < HELD_MAX
+        self.directories.len() < DELEGATIONS_MAX
     }
 
     /// What belongs to another session is nobody's any more; with 0 the session holds nothing, nor ever will.
     pub fn follow(&mut self, session: u64) {
         if self.session != session {
             // What is in the log goes on.
-            *self = Self { session, letting_go: self.letting_go, ..Self::default() };
+            *self = Self { session, returning: self.returning, ..Self::default() };
         }
     }
 
     /// An operation has come into the log.
     pub(super) fn enter(&mut self, operation: &Operation) {
-        self.letting_go += u32::from(operation.is_let_go_of_all());
+        self.returning += u32::from(operation.returns_all());
     }
 
     /// An operation is at its end, whatever became of it.
     pub(super) fn leave(&mut self, operation: &Operation) {
         // The session knows of every directory that it made before whether it holds it.
-        self.letting_go = self.letting_go.saturating_sub(u32::from(operation.is_let_go_of_all()));
+        self.returning = self.returning.saturating_sub(u32::from(operation.returns_all()));
     }
 
-    /// The master says that the session holds a directory that it has made.
+    /// The master says that the session holds the delegation of a directory that it has made.
     fn begin(&mut self, directory: u64, session: u64) {
         self.follow(session);
-        let is_let_go = self.recalled.remove(&directory) || self.letting_go > 0;
-        if !is_let_go && self.has_room() {
+        let is_returned = self.recalled.remove(&directory) || self.returning > 0;
+        if !is_returned && self.has_room() {
             self.directories.insert(directory, Instant::now());
         }
     }
@@ -107,7 +107,7 @@ impl Delegations {
     /// What of a change that is answered here concerns which directories are held.
     pub fn answered(&mut self, operation: &Operation, inode: u64) {
         let now = Instant::now();
-        self.use_now(&operation.subject);
+        self.use_now(&operation.inodes);
         match &operation.mutation.change {
             Some(Change::Create(create)) if create.kind() == Kind::Directory => {
                 self.directories.insert(inode, now);
@@ -120,7 +120,7 @@ impl Delegations {
         }
     }
 
-    /// Those of the inodes that are held directories are in use.
+    /// Those of the inodes that are delegated directories are in use.
     pub fn use_now(&mut self, inodes: &[u64]) {
         let now = Instant::now();
         for inode in inodes {
@@ -137,7 +137,7 @@ impl Delegations {
             Change::SetLock(set) if answered && result.errno != 0 => self.locks.stray(set.inode),
             _ if answered => {}
             // What a process before has made is let go of with all that it held.
-            Change::Create(_) if result.held && !operation.is_inherited => self.begin(result.inode, session),
+            Change::Create(_) if result.delegated && !operation.is_inherited => self.begin(result.inode, session),
             Change::Create(create) if result.errno == 0 && is_named_file(create) => {
                 // A file was made by way of the master.
                 let is_held = self.session == session && self.holds(create.parent);
@@ -155,7 +155,7 @@ impl Delegations {
                 self.locks.numbers(result.inode, *count);
             }
             Change::ReserveInodes(_) => self.numbers.are_asked_for = false,
-            Change::LetGoDirectories(let_go) => {
+            Change::ReturnDelegations(let_go) => {
                 for directory in &let_go.directories {
                     self.recalled.remove(directory);
                 }
@@ -178,9 +178,9 @@ impl Delegations {
 
     /// Lets go of everything, whether it is known here or not: the process before may have held it, or the one that led
     /// before may have said so.
-    pub(super) fn take_out_all(&mut self) -> LetGoDirectories {
+    pub(super) fn take_out_all(&mut self) -> ReturnDelegations {
         self.directories.clear();
-        LetGoDirectories { directories: Vec::new(), all: true }
+        ReturnDelegations { directories: Vec::new(), all: true }
     }
 
     /// Whether more numbers are to be asked for. Says so once.
@@ -232,7 +232,7 @@ mod tests {
 
     fn gave_numbers(held: &mut Delegations, first: u64, session: u64) {
         let result = MutationResult { inode: first, ..MutationResult::default() };
-        held.learn(&Operation::owed(Change::ReserveInodes(NUMBERS)), &result, session);
+        held.learn(&Operation::must_deliver(Change::ReserveInodes(NUMBERS)), &result, session);
     }
 
     fn directories(held: &Delegations) -> Vec<u64> {
@@ -260,14 +260,14 @@ mod tests {
         assert!(held.numbers.take().is_none(), "those of another session");
         let refused = MutationResult { errno: 22, ..MutationResult::default() };
         assert!(held.wants_numbers() && !held.wants_numbers());
-        held.learn(&Operation::owed(Change::ReserveInodes(NUMBERS)), &refused, 2);
+        held.learn(&Operation::must_deliver(Change::ReserveInodes(NUMBERS)), &refused, 2);
         assert!(held.wants_numbers(), "they were not given");
     }
 
     #[test]
     fn what_was_asked_for_before_all_was_let_go_of_is_not_held() {
         let mut held = Delegations::default();
-        let let_go = Operation::owed(Change::LetGoDirectories(held.take_out_all()));
+        let let_go = Operation::must_deliver(Change::ReturnDelegations(held.take_out_all()));
         held.enter(&let_go);
         held.begin(5, 1);
         assert!(held.is_empty(), "the first session goes on from a process before");
@@ -288,13 +288,13 @@ mod tests {
     fn what_a_process_before_has_made_is_not_held() {
         let mut held = Delegations::default();
         let all = held.take_out_all();
-        let own = Operation::owed(Change::LetGoDirectories(all.clone()));
+        let own = Operation::must_deliver(Change::ReturnDelegations(all.clone()));
         held.enter(&own);
-        let inherited = Operation { is_inherited: true, ..Operation::owed(Change::LetGoDirectories(all)) };
+        let inherited = Operation { is_inherited: true, ..Operation::must_deliver(Change::ReturnDelegations(all)) };
         let made = Operation::new(Change::Create(CreateInode::default()), (0, 0));
         let inherited_made =
             Operation { is_inherited: true, ..Operation::new(Change::Create(CreateInode::default()), (0, 0)) };
-        let made_held = |inode| MutationResult { inode, held: true, ..MutationResult::default() };
+        let made_held = |inode| MutationResult { inode, delegated: true, ..MutationResult::default() };
         held.enter(&inherited);
         held.learn(&inherited, &MutationResult::default(), 1);
         held.leave(&inherited);

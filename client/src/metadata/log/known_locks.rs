@@ -1,7 +1,7 @@
 //! Locks of files that nobody but this session can have locked: as the master has them, or will have them when all that
 //! was answered has reached it.
 //!
-//! That is so of what this session has made in a directory that it holds, as long as it is in one. A file that was
+//! That is so of what this session has made in a directory delegated to it, as long as it is in one. A file that was
 //! moved from elsewhere, or has had a name elsewhere, may be locked by others: it has strayed, and stays so. What the
 //! master is asked for is entered with its answer; until then nothing about that file is certain.
 
@@ -24,7 +24,7 @@ const FILES_MAX: usize = 65_536;
 /// An inode and a `LockKind`.
 type LockedFile = (u64, i32);
 
-/// See the module.
+/// Locks that only this session can have.
 #[derive(Debug, Default)]
 pub(in super::super) struct KnownLocks {
     /// Numbers of what is made here.
@@ -63,12 +63,12 @@ pub(in super::super) enum LockPrediction {
     /// A lock of another owner stands in the way.
     InTheWay,
     /// It is made; what an owner gains by it, if it is no unlock.
-    Made(Option<Gain>),
+    Made(Option<LockUpgrade>),
 }
 
 /// What an owner has of the bytes of a lock that it gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Gain {
+pub(in super::super) enum LockUpgrade {
     /// It had none of them before.
     All,
     /// It had some, and gives nothing of that up.
@@ -178,13 +178,13 @@ impl KnownLocks {
             return Some(LockPrediction::Nothing);
         }
         let is_stronger = |known: &Lock| known.r#type() == LockType::Exclusive && want.r#type() == LockType::Shared;
-        let gain = match own().any(is_stronger) {
-            true => Gain::Other,
-            false if has_none => Gain::All,
-            false => Gain::More,
+        let upgrade = match own().any(is_stronger) {
+            true => LockUpgrade::Other,
+            false if has_none => LockUpgrade::All,
+            false => LockUpgrade::More,
         };
         let has_room = held.len() < OF_FILE_MAX && self.count < LOCKS_MAX;
-        has_room.then_some(LockPrediction::Made(Some(gain)))
+        has_room.then_some(LockPrediction::Made(Some(upgrade)))
     }
 
     /// The first lock in the way of another; `None` when it is not certain whether there is one.
@@ -221,7 +221,7 @@ impl KnownLocks {
     pub(in super::super) fn enter_answer(&mut self, set: &SetLock, result: &MutationResult) {
         const AGAIN: i32 = Errno::AGAIN.raw_os_error();
         const DEADLOCK: i32 = Errno::DEADLK.raw_os_error();
-        let is_refused = result.held_elsewhere == 0 && result.unlisted == 0;
+        let is_refused = result.delegated_elsewhere == 0 && result.unlisted == 0;
         match result.errno {
             0 => self.enter(set),
             AGAIN if is_refused && set.kind() == LockKind::Flock => {
@@ -285,7 +285,7 @@ mod tests {
         set(LockKind::Flock, owner, r#type, 0, 0)
     }
 
-    const MADE: Option<LockPrediction> = Some(LockPrediction::Made(Some(Gain::All)));
+    const MADE: Option<LockPrediction> = Some(LockPrediction::Made(Some(LockUpgrade::All)));
 
     #[test]
     fn what_others_may_know_of_is_not_certain() {
@@ -315,14 +315,14 @@ mod tests {
         assert_eq!(known.predict(&posix(1, LockType::Shared, 3, 4)), Some(LockPrediction::Nothing));
         assert_eq!(known.predict(&posix(2, LockType::Unlocked, 0, 9)), Some(LockPrediction::Nothing));
         assert_eq!(known.predict(&posix(1, LockType::Unlocked, 9, 9)), Some(LockPrediction::Made(None)));
-        let gain = |known: &KnownLocks, set: SetLock| match known.predict(&set) {
-            Some(LockPrediction::Made(gain)) => gain,
+        let upgrade = |known: &KnownLocks, set: SetLock| match known.predict(&set) {
+            Some(LockPrediction::Made(upgrade)) => upgrade,
             other => panic!("{other:?}"),
         };
-        assert_eq!(gain(&known, posix(1, LockType::Exclusive, 5, 20)), Some(Gain::More));
-        assert_eq!(gain(&known, posix(1, LockType::Shared, 5, 20)), Some(Gain::More));
+        assert_eq!(upgrade(&known, posix(1, LockType::Exclusive, 5, 20)), Some(LockUpgrade::More));
+        assert_eq!(upgrade(&known, posix(1, LockType::Shared, 5, 20)), Some(LockUpgrade::More));
         known.enter(&posix(1, LockType::Exclusive, 5, 20));
-        assert_eq!(gain(&known, posix(1, LockType::Shared, 0, 6)), Some(Gain::Other));
+        assert_eq!(upgrade(&known, posix(1, LockType::Shared, 0, 6)), Some(LockUpgrade::Other));
         let owned: Vec<_> =
             known.owned(&posix(1, LockType::Unlocked, 4, 7)).iter().map(|one| (one.start, one.end)).collect();
         assert_eq!(owned, [(4, 4), (5, 7)]);
@@ -335,7 +335,7 @@ mod tests {
     fn an_flock_that_would_be_lost_by_its_change_is_not_answered_here() {
         let mut known = known();
         known.enter(&flock(1, LockType::Shared));
-        assert_eq!(known.predict(&flock(1, LockType::Exclusive)), Some(LockPrediction::Made(Some(Gain::More))));
+        assert_eq!(known.predict(&flock(1, LockType::Exclusive)), Some(LockPrediction::Made(Some(LockUpgrade::More))));
         known.enter(&flock(2, LockType::Shared));
         assert_eq!(known.predict(&flock(1, LockType::Exclusive)), None);
         assert_eq!(known.predict(&flock(3, LockType::Exclusive)), Some(LockPrediction::InTheWay));
@@ -345,7 +345,7 @@ mod tests {
         known.enter_answer(&flock(1, LockType::Exclusive), &refused);
         known.end_asking(&flock(1, LockType::Exclusive), Asking::Once, true);
         assert_eq!(known.predict(&flock(1, LockType::Unlocked)), Some(LockPrediction::Nothing));
-        assert_eq!(known.predict(&flock(2, LockType::Exclusive)), Some(LockPrediction::Made(Some(Gain::More))));
+        assert_eq!(known.predict(&flock(2, LockType::Exclusive)), Some(LockPrediction::Made(Some(LockUpgrade::More))));
     }
 
     #[test]

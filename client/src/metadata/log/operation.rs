@@ -9,7 +9,7 @@ use prost::Message;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 
-use super::known_locks::Gain;
+use super::known_locks::LockUpgrade;
 use crate::error::ClientError;
 use crate::journal::{ChangeSlot, Journal, RequestContext};
 use crate::metadata::node::Node;
@@ -29,7 +29,7 @@ pub struct Changed {
     pub session: u64,
     pub event_seq: u64,
     /// The master does not have it yet, and nobody else can know of it.
-    pub answered_here: bool,
+    pub applied_locally: bool,
     /// Directories whose listings look otherwise now.
     pub listings: Vec<u64>,
 }
@@ -43,7 +43,7 @@ impl Changed {
     ) -> Self {
         let directories = result.attributes.iter().filter(|attr| attr.kind() == Kind::Directory);
         let listings = directories.map(|attr| attr.inode).collect();
-        Self { result, node, session, event_seq, answered_here: false, listings }
+        Self { result, node, session, event_seq, applied_locally: false, listings }
     }
 
     /// What an inode's attributes are now, if the change was about them.
@@ -66,23 +66,23 @@ pub(in crate::metadata) struct Waiter {
 
 /// What an operation was answered with before the master has it.
 #[derive(Debug)]
-pub(in crate::metadata) struct LocalAnswer {
+pub(in crate::metadata) struct LocalResult {
     /// What the master will make of it.
     pub result: MutationResult,
     /// It is about bytes or locks alone.
     pub is_overwrite: bool,
     /// What an owner gains by it, if it is a lock.
-    pub gain: Option<Gain>,
+    pub upgrade: Option<LockUpgrade>,
 }
 
-/// See the module.
+/// One change on its way to the master.
 #[derive(Debug, Default)]
 pub(in crate::metadata) struct Operation {
     /// As it is sent: without a number (0) until then.
     pub mutation: Mutation,
     pub waiter: Option<Waiter>,
     /// It is made though nobody waits for it.
-    pub is_owed: bool,
+    pub must_deliver: bool,
     /// It was in a call that the master refused, and goes into one of its own: that shows whether it was for its sake.
     pub is_suspect: bool,
     /// A process before has asked for it.
@@ -90,9 +90,9 @@ pub(in crate::metadata) struct Operation {
     /// Its place among all whose end a sync waits for.
     pub number: Option<u64>,
     /// By this process.
-    pub answered: Option<Box<LocalAnswer>>,
+    pub answered: Option<Box<LocalResult>>,
     /// Inodes that it is about; 0 for any.
-    pub subject: Vec<u64>,
+    pub inodes: Vec<u64>,
     /// The request of the kernel that it is made for, which has no answer yet.
     pub context: Option<Arc<RequestContext>>,
     /// It is in the journal.
@@ -106,8 +106,8 @@ impl Operation {
     }
 
     /// One that must reach the master, though nobody waits for it.
-    pub fn owed(change: Change) -> Self {
-        Self { is_owed: true, ..Self::new(change, (0, 0)) }
+    pub fn must_deliver(change: Change) -> Self {
+        Self { must_deliver: true, ..Self::new(change, (0, 0)) }
     }
 
     /// The lock that it is about.
@@ -118,20 +118,21 @@ impl Operation {
         }
     }
 
-    /// The same where the master says what becomes of it. Of one that waits, whoever waits has noted that.
+    /// The lock that it is about, where the master says what becomes of it. Of one that waits, whoever waits has noted
+    /// that.
     pub fn asked_lock(&self) -> Option<&SetLock> {
         self.lock().filter(|set| self.answered.is_none() && set.waiter == 0)
     }
 
-    /// Whether this process lets go of all directories by it.
-    pub fn is_let_go_of_all(&self) -> bool {
-        let is_of_all = matches!(&self.mutation.change, Some(Change::LetGoDirectories(let_go)) if let_go.all);
+    /// Whether this process returns all directories by it.
+    pub fn returns_all(&self) -> bool {
+        let is_of_all = matches!(&self.mutation.change, Some(Change::ReturnDelegations(let_go)) if let_go.all);
         is_of_all && !self.is_inherited
     }
 
     /// Whether the session lets go by it of inodes that were closed.
     pub fn is_release(&self) -> bool {
-        matches!(&self.mutation.change, Some(Change::SetHolds(set)) if self.is_owed && set.hold.is_empty())
+        matches!(&self.mutation.change, Some(Change::SetOpenRefs(set)) if self.must_deliver && set.opened.is_empty())
     }
 
     pub fn is_overwrite(&self) -> bool {
@@ -145,7 +146,7 @@ impl Operation {
     }
 
     /// Whether the session holds the inode that it makes.
-    fn is_held_when_made(&self) -> bool {
+    fn is_open_when_made(&self) -> bool {
         match &self.mutation.change {
             Some(Change::Create(create)) => create.naming() != Naming::Named || self.mutation.user.is_some(),
             _ => false,
@@ -185,8 +186,8 @@ impl Operation {
     pub fn deliver(mut self, answer: Answer) -> Option<u64> {
         // It was not made, and is asked for under another number when nothing is in its way any more: minutes later,
         // perhaps. A successor asks for it anew.
-        let is_asked_later = matches!(&answer, Err(ClientError::Unlisted { .. } | ClientError::HeldElsewhere { .. }));
-        match (self.context.take().filter(|_| !is_asked_later), self.slot.take()) {
+        let is_retried = matches!(&answer, Err(ClientError::Unlisted { .. } | ClientError::DelegatedElsewhere { .. }));
+        match (self.context.take().filter(|_| !is_retried), self.slot.take()) {
             (Some(context), Some(slot)) => {
                 // One that waits for a lock may do so for days.
                 if self.lock().is_some_and(|set| set.waiter != 0) {
@@ -198,7 +199,7 @@ impl Operation {
             (None, Some(slot)) => drop(Arc::into_inner(slot).map(ChangeSlot::forget)),
             (_, None) => {}
         }
-        let is_held = self.is_held_when_made();
+        let is_held = self.is_open_when_made();
         let unclaimed = match self.waiter {
             Some(waiter) => waiter.answer.send(answer).err(),
             None => Some(answer),
@@ -243,14 +244,15 @@ mod tests {
         let refused = ClientError::Refused { errno: Errno::EXIST.raw_os_error(), reason: String::new() };
         let cases = [
             (ClientError::Unlisted { directory: 5, below: false }, false),
-            (ClientError::HeldElsewhere { directory: 5 }, false),
+            (ClientError::DelegatedElsewhere { directory: 5 }, false),
             (refused, true),
         ];
         for (error, is_kept) in cases {
             let memory = memfd_create("journal", MemfdFlags::CLOEXEC).unwrap();
             let journal = Journal::open(memory.try_clone().unwrap()).unwrap();
             let context = RequestContext::new(1);
-            let mut operation = Operation { context: Some(context.clone()), ..Operation::owed(Change::Hold(1)) };
+            let mut operation =
+                Operation { context: Some(context.clone()), ..Operation::must_deliver(Change::AddOpenRef(1)) };
             operation.mutation.seq = 3;
             operation.note(&journal, 7);
             assert_eq!(journal.first_unanswered(), Some(3));
@@ -272,12 +274,12 @@ mod tests {
             let result = MutationResult { inode: 9, ..MutationResult::default() };
             Ok(Changed::new(result, None, 1, 0))
         };
-        let operation = || Operation::owed(Change::Create(nameless.clone()));
+        let operation = || Operation::must_deliver(Change::Create(nameless.clone()));
         assert_eq!(operation().deliver(made()), Some(9));
         let (answer, waiting) = oneshot::channel();
         let waited_for = Operation { waiter: Some(Waiter { answer, deadline: Instant::now() }), ..operation() };
         assert_eq!(waited_for.deliver(made()), None);
         drop(waiting);
-        assert_eq!(Operation::owed(Change::Hold(1)).deliver(made()), None, "it has a name");
+        assert_eq!(Operation::must_deliver(Change::AddOpenRef(1)).deliver(made()), None, "it has a name");
     }
 }

@@ -14,7 +14,7 @@ use super::operation::Answer;
 use crate::error::ClientError;
 use crate::journal::RequestContext;
 
-/// See the module: in the order in which they were asked for.
+/// Changes of the process before that may be asked for again, in the order in which they were asked for.
 #[derive(Default)]
 pub(in crate::metadata) struct Replayed(Mutex<Vec<Earlier>>);
 
@@ -89,7 +89,7 @@ impl Replayed {
 /// when what was asked for before is answered.
 fn is_asked_anew(change: &Change) -> bool {
     match change {
-        Change::Commit(_) | Change::SetHolds(_) => true,
+        Change::Commit(_) | Change::SetOpenRefs(_) => true,
         Change::SetLock(set) => set.waiter != 0,
         _ => false,
     }

@@ -1,7 +1,7 @@
 //! The log of operations as a state machine: every operation is queued, sent, or at its end.
 //!
 //! ```text
-//!   push ──▶ queued ─────── take_departing ─────▶ sent ──── take_answered ──▶ at its end
+//!   push ──▶ queued ─────── take_departing ─────▶ sent ──── take_write_back ──▶ at its end
 //!             │  ▲ (perhaps answered here already) │ │
 //!             │  └──── broken: it was not made ────┘ └─ broken, follow: nobody will ever know
 //!             └─ take_back, expire, broken: it is not made
@@ -22,13 +22,13 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{LockType, SetLock};
 use tokio::time::Instant;
 
+use super::affected_inodes::AffectedInodes;
 use super::call::{AHEAD, Call, Departing};
 use super::delegations::{Delegations, NUMBERS};
-use super::known_locks::{Asking, Gain};
+use super::known_locks::{Asking, LockUpgrade};
 use super::operation::{Answer, CallSize, Done, Operation};
-use super::subjects::Subjects;
 use crate::error::ClientError;
-use crate::metadata::recent_invalidations::Mark;
+use crate::metadata::recent_invalidations::InvalidationMark;
 
 /// What was answered before it is sent gathers for so long, unless somebody waits,
 const GATHER: Duration = Duration::from_millis(10);
@@ -79,7 +79,7 @@ impl Gathering {
     }
 }
 
-/// See the module.
+/// The operations of the log, each queued, sent or at its end.
 #[derive(Debug, Default)]
 pub(in crate::metadata) struct State {
     /// The session whose numbers those of the calls are.
@@ -94,14 +94,14 @@ pub(in crate::metadata) struct State {
     /// Operations that let go of closed inodes.
     releases: u32,
     pub is_closed: bool,
-    pub subjects: Subjects,
+    pub affected: AffectedInodes,
     pub delegations: Delegations,
 }
 
 impl State {
     /// Takes over what the process before has left, in its order: what it had sent, under its numbers, and behind that
     /// what it had answered. Before all that is in the queue.
-    pub fn load(&mut self, (session, used): (u64, u64), operations: Vec<Operation>, mark: Mark) {
+    pub fn load(&mut self, (session, used): (u64, u64), operations: Vec<Operation>, mark: InvalidationMark) {
         (self.session, self.used) = (session, used);
         let later = std::mem::take(&mut self.queued);
         let mut size = CallSize::default();
@@ -130,9 +130,9 @@ impl State {
 
     /// Takes an operation in, behind all others; whether whoever sends them is to look anew.
     pub fn push(&mut self, mut operation: Operation) -> bool {
-        if operation.is_owed && operation.asked_lock().is_some() {
+        if operation.must_deliver && operation.asked_lock().is_some() {
             // Whoever looks for locks waits for an unlock that nobody waits for.
-            operation.number = Some(self.subjects.next_number());
+            operation.number = Some(self.affected.next_number());
         }
         self.enter(&operation);
         let (is_first, had_names) = (self.gathering.since.is_none(), self.gathering.has_names);
@@ -144,7 +144,7 @@ impl State {
     }
 
     fn enter(&mut self, operation: &Operation) {
-        self.subjects.enter(operation);
+        self.affected.enter(operation);
         self.delegations.enter(operation);
         self.releases += u32::from(operation.is_release());
         if let Some(set) = operation.asked_lock() {
@@ -154,8 +154,8 @@ impl State {
 
     /// An operation is at its end: what it was about is certain again.
     pub fn leave(&mut self, operation: &Operation, answer: &Answer) {
-        self.subjects.lose(operation, answer);
-        self.subjects.leave(operation);
+        self.affected.lose(operation, answer);
+        self.affected.leave(operation);
         self.delegations.leave(operation);
         self.releases = self.releases.saturating_sub(u32::from(operation.is_release()));
         // What is asked for once is answered in its order, or was not made.
@@ -171,7 +171,7 @@ impl State {
 
     /// Sees to it that there are numbers for what is made here; whether whoever sends is to look anew.
     pub fn reserve_numbers(&mut self) -> bool {
-        self.delegations.wants_numbers() && self.push(Operation::owed(Change::ReserveInodes(NUMBERS)))
+        self.delegations.wants_numbers() && self.push(Operation::must_deliver(Change::ReserveInodes(NUMBERS)))
     }
 
     /// Takes out the locks that an unlock makes useless: their owner has what it had before, or less, without them, and
@@ -188,13 +188,13 @@ impl State {
                 continue;
             }
             let is_within = wanted.start <= lock.start && lock.end <= wanted.end;
-            let gain = self.queued[at].answered.as_ref().and_then(|answered| answered.gain);
-            if !is_within || !matches!(gain, Some(Gain::All | Gain::More)) {
+            let upgrade = self.queued[at].answered.as_ref().and_then(|answered| answered.upgrade);
+            if !is_within || !matches!(upgrade, Some(LockUpgrade::All | LockUpgrade::More)) {
                 break;
             }
             taken.extend(self.queued.remove(at));
         }
-        taken.iter().for_each(|operation| self.subjects.leave(operation));
+        taken.iter().for_each(|operation| self.affected.leave(operation));
         self.gathering.is_urgent &= !self.queued.is_empty();
         taken
     }
@@ -214,7 +214,7 @@ impl State {
         };
         // Under its number the journal, or the master, may have it as it was.
         let merged = if operation.mutation.seq == 0 { merge(operation)? } else { return None };
-        self.subjects.is_named_up_to(operation);
+        self.affected.is_named_up_to(operation);
         let is_news = !operation.is_overwrite() && !self.gathering.has_names;
         self.gathering.has_names |= is_news;
         Some((merged, is_news))
@@ -252,7 +252,7 @@ impl State {
 
     /// Takes out the next call that is not on the stream: one that is sent again, or of what is due in the queue, if as
     /// many may be under way. Whoever sends puts it back before he does anything else here.
-    pub fn take_departing(&mut self, mark: Mark, now: Instant) -> Option<Departing> {
+    pub fn take_departing(&mut self, mark: InvalidationMark, now: Instant) -> Option<Departing> {
         if self.sent.iter().all(|call| call.is_sent) {
             self.begin_call(mark, now);
         }
@@ -267,7 +267,7 @@ impl State {
     }
 
     /// Makes a call of what is in the queue.
-    fn begin_call(&mut self, mark: Mark, now: Instant) {
+    fn begin_call(&mut self, mark: InvalidationMark, now: Instant) {
         if self.due().is_none_or(|due| due > now) {
             return;
         }
@@ -294,7 +294,7 @@ impl State {
 
     /// The master has answered the first call; `None` when it was asked for nothing. Its operations are at their end as
     /// soon as somebody has taken the results in.
-    pub fn take_answered(&mut self) -> Option<Call> {
+    pub fn take_write_back(&mut self) -> Option<Call> {
         let call = self.sent.pop_front_if(|call| call.is_sent)?;
         self.answered = call.last();
         Some(call)
@@ -332,15 +332,15 @@ impl State {
         // Now it is known that they were not made, and an asker that was answered before (`OutcomeUnknown`) does not
         // count on them.
         let is_kept =
-            |operation: &Operation| verdict != Verdict::NotMade || operation.waiter.is_some() || operation.is_owed;
+            |operation: &Operation| verdict != Verdict::NotMade || operation.waiter.is_some() || operation.must_deliver;
         let given_up = self.requeue(is_kept);
         // What is owed is sent until the session is over, unless somebody can be told that it is lost or it is known to
         // be what the master refuses, which it would for ever.
         let is_culprit = end == StreamEnd::Broken && refused.len() == 1;
-        let is_sent_again = |operation: &Operation| operation.is_owed && !operation.mutation.is_answered && !is_culprit;
-        let (mut owed, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(is_sent_again);
-        owed.iter_mut().for_each(|operation| operation.is_suspect = true);
-        self.put_first(owed);
+        let is_resent = |one: &Operation| one.must_deliver && !one.mutation.is_write_back && !is_culprit;
+        let (mut must_deliver, refused): (Vec<_>, Vec<_>) = refused.into_iter().partition(is_resent);
+        must_deliver.iter_mut().for_each(|operation| operation.is_suspect = true);
+        self.put_first(must_deliver);
         let not_made = refused.into_iter().chain(given_up);
         Some(not_made.map(|operation| (operation.undone(), Err(error.clone()))).collect())
     }
@@ -395,7 +395,7 @@ impl State {
         if self.deadline().is_none_or(|deadline| deadline > now) {
             return (Vec::new(), false);
         }
-        let is_over = |operation: &Operation| operation.is_late(now) && !operation.is_owed;
+        let is_over = |operation: &Operation| operation.is_late(now) && !operation.must_deliver;
         let (over, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.queued).into_iter().partition(is_over);
         self.queued = rest.into();
         for operation in self.queued.iter_mut().filter(|operation| operation.is_late(now)) {
@@ -419,7 +419,7 @@ impl State {
         self.is_closed = true;
         let sent = std::mem::take(&mut self.sent).into_iter().flat_map(|call| call.operations);
         let (answered, queued): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.queued).into_iter().partition(|operation| operation.mutation.is_answered);
+            std::mem::take(&mut self.queued).into_iter().partition(|operation| operation.mutation.is_write_back);
         let all = sent.chain(answered).map(Operation::without_record).chain(queued);
         all.map(|operation| (operation, Err(ClientError::Shutdown))).collect()
     }
@@ -449,7 +449,7 @@ impl State {
     pub fn next_request(
         &mut self,
         journal: Option<&std::sync::Arc<crate::journal::Journal>>,
-        mark: Mark,
+        mark: InvalidationMark,
         now: Instant,
     ) -> Option<super::call::Outgoing> {
         let mut departing = self.take_departing(mark, now)?;
@@ -464,7 +464,7 @@ mod tests {
     use cavern_proto::master::{CommitContent, CreateInode, Lock, LockKind, MutationResult, RemoveXattr, SetXattr};
     use tokio::sync::oneshot;
 
-    use super::super::operation::{LocalAnswer, Waiter};
+    use super::super::operation::{LocalResult, Waiter};
     use super::*;
     use crate::metadata::recent_invalidations::RecentInvalidations;
 
@@ -472,9 +472,9 @@ mod tests {
         Operation::new(change, (0, 0))
     }
 
-    fn answered(change: Change, is_overwrite: bool, gain: Option<Gain>) -> Operation {
-        let answer = LocalAnswer { result: MutationResult::default(), is_overwrite, gain };
-        Operation { answered: Some(Box::new(answer)), ..Operation::owed(change) }
+    fn answered(change: Change, is_overwrite: bool, upgrade: Option<LockUpgrade>) -> Operation {
+        let answer = LocalResult { result: MutationResult::default(), is_overwrite, upgrade };
+        Operation { answered: Some(Box::new(answer)), ..Operation::must_deliver(change) }
     }
 
     /// Has the next call on the stream; gives the numbers of its operations.
@@ -484,10 +484,10 @@ mod tests {
         mutations.iter().map(|mutation| mutation.seq).collect()
     }
 
-    /// The same of a call that the master has answered when this returns.
+    /// Sends the next call, which the master has answered when this returns.
     fn take(state: &mut State) -> Vec<u64> {
         let numbers = send(state);
-        assert_eq!(state.take_answered().is_some(), !numbers.is_empty());
+        assert_eq!(state.take_write_back().is_some(), !numbers.is_empty());
         numbers
     }
 
@@ -518,27 +518,27 @@ mod tests {
     #[test]
     fn an_unlock_takes_back_what_nobody_needs_without_it() {
         let mut state = State::default();
-        let push = |state: &mut State, set: SetLock, gain: Gain| {
-            state.push(answered(Change::SetLock(set), false, Some(gain)));
+        let push = |state: &mut State, set: SetLock, upgrade: LockUpgrade| {
+            state.push(answered(Change::SetLock(set), false, Some(upgrade)));
         };
         let taken = |state: &mut State, unlock: SetLock| -> Vec<(u64, u64)> {
             let taken = state.take_back(&unlock);
             taken.iter().filter_map(|one| one.lock()?.lock).map(|lock| (lock.start, lock.end)).collect()
         };
         let unlock = |owner, start, end| lock(owner, LockType::Unlocked, start, end);
-        push(&mut state, lock(1, LockType::Shared, 0, 4), Gain::All);
-        push(&mut state, lock(2, LockType::Shared, 0, 4), Gain::All);
-        push(&mut state, lock(1, LockType::Exclusive, 10, 19), Gain::All);
-        push(&mut state, lock(1, LockType::Exclusive, 5, 9), Gain::More);
+        push(&mut state, lock(1, LockType::Shared, 0, 4), LockUpgrade::All);
+        push(&mut state, lock(2, LockType::Shared, 0, 4), LockUpgrade::All);
+        push(&mut state, lock(1, LockType::Exclusive, 10, 19), LockUpgrade::All);
+        push(&mut state, lock(1, LockType::Exclusive, 5, 9), LockUpgrade::More);
         assert_eq!(taken(&mut state, SetLock { kind: LockKind::Flock.into(), ..unlock(1, 0, 99) }), []);
         assert_eq!(taken(&mut state, SetLock { inode: 6, ..unlock(1, 0, 99) }), []);
         assert_eq!(taken(&mut state, unlock(1, 10, 15)), [], "the rest is needed");
         assert_eq!(taken(&mut state, unlock(1, 10, 19)), [(10, 19)]);
         assert_eq!(taken(&mut state, unlock(1, 0, 30)), [(5, 9), (0, 4)]);
         // What gives something up lets others have it: what was before stays as well.
-        push(&mut state, lock(2, LockType::Exclusive, 0, 4), Gain::More);
-        push(&mut state, lock(2, LockType::Shared, 0, 2), Gain::Other);
-        push(&mut state, lock(2, LockType::Exclusive, 6, 8), Gain::All);
+        push(&mut state, lock(2, LockType::Exclusive, 0, 4), LockUpgrade::More);
+        push(&mut state, lock(2, LockType::Shared, 0, 2), LockUpgrade::Other);
+        push(&mut state, lock(2, LockType::Exclusive, 6, 8), LockUpgrade::All);
         assert_eq!(taken(&mut state, unlock(2, 0, 99)), [(6, 8)]);
         assert_eq!(state.queued.len(), 3);
     }
@@ -547,7 +547,7 @@ mod tests {
     async fn what_comes_after_something_that_was_taken_back_is_sent_in_time() {
         let mut state = State::default();
         let set = lock(1, LockType::Exclusive, 0, 9);
-        let locked = || answered(Change::SetLock(set), false, Some(Gain::All));
+        let locked = || answered(Change::SetLock(set), false, Some(LockUpgrade::All));
         let unlock = lock(1, LockType::Unlocked, 0, 9);
         assert!(state.push(locked()), "whoever sends waits for that");
         let due = state.due().unwrap();
@@ -570,7 +570,7 @@ mod tests {
         let mut state = State::default();
         assert!(state.is_idle());
         let set = lock(1, LockType::Exclusive, 0, 9);
-        state.push(answered(Change::SetLock(set), true, Some(Gain::All)));
+        state.push(answered(Change::SetLock(set), true, Some(LockUpgrade::All)));
         assert!(!state.is_idle() && !state.has_work(Instant::now()));
         // Of the next one nobody is told before that is due.
         state.take_back(&lock(1, LockType::Unlocked, 0, 9));
@@ -578,7 +578,7 @@ mod tests {
         tokio::time::advance(GATHER_BYTES).await;
         state.expire(Instant::now(), Duration::ZERO);
         assert!(state.is_idle());
-        state.push(asked(Change::Hold(1)));
+        state.push(asked(Change::AddOpenRef(1)));
         assert_eq!(send(&mut state), [1]);
         assert!(!state.is_idle(), "its answer is to come");
     }
@@ -601,12 +601,12 @@ mod tests {
     #[test]
     fn what_was_not_made_when_a_session_is_given_up_is_told_so_when_its_time_is_up() {
         let mut state = State::default();
-        state.push(asked(Change::Hold(1)));
+        state.push(asked(Change::AddOpenRef(1)));
         assert_eq!(send(&mut state), [1]);
         assert_eq!(broken(&mut state, StreamEnd::Broken, Verdict::Unknown), Some(0));
         let (answer, _waiting) = oneshot::channel();
         let waiter = Some(Waiter { answer, deadline: Instant::now() });
-        state.push(Operation { waiter, ..asked(Change::Hold(2)) });
+        state.push(Operation { waiter, ..asked(Change::AddOpenRef(2)) });
         assert_eq!([send(&mut state), send(&mut state)], [[1], [2]]);
         assert_eq!(broken(&mut state, StreamEnd::Broken, Verdict::Refused), None, "the first may have been made");
         let given_up = state.give_up("nobody knows");
@@ -624,17 +624,17 @@ mod tests {
         let refused = |state: &mut State, end: StreamEnd| broken(state, end, Verdict::Refused);
         state.push(commit(5, false));
         assert_eq!(refused(&mut state, StreamEnd::NotOpened), Some(0), "it is not due");
-        state.push(asked(Change::Hold(1)));
+        state.push(asked(Change::AddOpenRef(1)));
         assert_eq!(refused(&mut state, StreamEnd::Broken), Some(0), "of an idle stream");
-        state.push(Operation::owed(Change::LetGo(1)));
+        state.push(Operation::must_deliver(Change::DropOpenRef(1)));
         assert_eq!(send(&mut state), [1, 2, 3]);
-        state.push(asked(Change::Hold(2)));
+        state.push(asked(Change::AddOpenRef(2)));
         assert_eq!(send(&mut state), [4]);
         // Of what was answered there is somebody who can be told.
-        state.sent[0].operations[0].mutation.is_answered = true;
+        state.sent[0].operations[0].mutation.is_write_back = true;
         assert_eq!(refused(&mut state, StreamEnd::Broken), Some(2));
-        let is_owed = |operation: &Operation| operation.is_owed;
-        assert_eq!(state.queued.iter().map(is_owed).collect::<Vec<_>>(), [true, false], "in their order");
+        let must_deliver = |operation: &Operation| operation.must_deliver;
+        assert_eq!(state.queued.iter().map(must_deliver).collect::<Vec<_>>(), [true, false], "in their order");
         assert_eq!(refused(&mut state, StreamEnd::NotOpened), Some(1));
         assert_eq!((take(&mut state), state.is_idle()), (vec![1], true), "what is owed is sent until it is made");
     }
@@ -642,17 +642,17 @@ mod tests {
     #[test]
     fn what_is_owed_and_was_refused_is_sent_in_a_call_of_its_own_and_ends_when_that_is_refused() {
         let mut state = State::default();
-        for change in [Change::LetGo(1), Change::LetGo(2)] {
-            state.push(Operation::owed(change));
+        for change in [Change::DropOpenRef(1), Change::DropOpenRef(2)] {
+            state.push(Operation::must_deliver(change));
         }
-        state.push(asked(Change::Hold(1)));
+        state.push(asked(Change::AddOpenRef(1)));
         assert_eq!(send(&mut state), [1, 2, 3]);
         assert_eq!(broken(&mut state, StreamEnd::Broken, Verdict::Refused), Some(1), "nobody knows for whose sake");
-        state.push(asked(Change::Hold(2)));
+        state.push(asked(Change::AddOpenRef(2)));
         assert_eq!([(); 3].map(|()| send(&mut state)), [[1], [2], [3]]);
         assert_eq!(broken(&mut state, StreamEnd::Broken, Verdict::Refused), Some(1));
         let left: Vec<_> = state.queued.iter().filter_map(|operation| operation.mutation.change.clone()).collect();
-        assert_eq!(left, [Change::LetGo(2), Change::Hold(2)]);
+        assert_eq!(left, [Change::DropOpenRef(2), Change::AddOpenRef(2)]);
         assert_eq!([(); 2].map(|()| take(&mut state)), [[1], [2]], "it is no longer in the way of others");
         assert!(state.is_idle());
     }
@@ -661,13 +661,13 @@ mod tests {
     fn all_is_let_go_of_in_one_session_alone() {
         let mut state = State::default();
         let all = state.delegations.take_out_all();
-        state.push(Operation::owed(Change::LetGoDirectories(all)));
+        state.push(Operation::must_deliver(Change::ReturnDelegations(all)));
         state.follow(1);
         assert_eq!(send(&mut state), [1]);
         // Before anything was learnt of the first session.
         let unknown = state.follow(2).unwrap();
         assert_eq!(end_all(&mut state, unknown), 1);
-        let made = MutationResult { inode: 7, held: true, ..MutationResult::default() };
+        let made = MutationResult { inode: 7, delegated: true, ..MutationResult::default() };
         state.delegations.learn(&asked(Change::Create(CreateInode::default())), &made, 2);
         assert!(state.delegations.holds(7));
     }
@@ -707,7 +707,7 @@ mod tests {
         assert_eq!(all, [Some((1, false)), Some((2, false)), Some((1, false)), None]);
         state.push(commit(6, true));
         assert_eq!(grown(&mut state, 6, true), Some((1, false)), "of the last one");
-        state.push(asked(Change::Hold(1)));
+        state.push(asked(Change::AddOpenRef(1)));
         assert_eq!([6, 5].map(|inode| grown(&mut state, inode, true)), [None, None], "it would come before that");
         assert_eq!(take(&mut state).len(), 4);
         assert_eq!(grown(&mut state, 5, true), None, "they are on their way");

@@ -15,7 +15,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::operation::{Answer, Changed, LocalAnswer, Operation, Waiter};
+use super::operation::{Answer, Changed, LocalResult, Operation, Waiter};
 use super::state::{State, StreamEnd, Verdict};
 use super::{Done, OperationLog};
 use crate::error::ClientError;
@@ -95,7 +95,7 @@ impl Master {
         }
         let id = id_of(mutation);
         // What was answered in an earlier session is held no more.
-        let is_refused = mutation.is_answered && u64::from(mutation.uid) != self.session;
+        let is_refused = mutation.is_write_back && u64::from(mutation.uid) != self.session;
         let errno = if is_refused { 116 } else { 0 };
         if !is_refused {
             self.made.push((self.session, id));
@@ -131,7 +131,7 @@ struct World {
     /// Requests of the kernel, which have no answer.
     requests: BTreeMap<u64, Arc<RequestContext>>,
     /// What is owed, unless the session or the process ends before.
-    owed: BTreeSet<u64>,
+    must_deliver: BTreeSet<u64>,
     /// Whose answer says that they were made, or that they were not.
     told_made: BTreeSet<u64>,
     told_not_made: BTreeSet<u64>,
@@ -162,7 +162,7 @@ impl World {
             answered: BTreeMap::new(),
             waiting: BTreeMap::new(),
             requests: BTreeMap::new(),
-            owed: BTreeSet::new(),
+            must_deliver: BTreeSet::new(),
             told_made: BTreeSet::new(),
             told_not_made: BTreeSet::new(),
             lost: BTreeSet::new(),
@@ -188,9 +188,9 @@ impl World {
                 self.requests.insert(self.operations, request);
             }
             Step::Owe => {
-                let operation = Operation { is_owed: true, ..self.operation() };
+                let operation = Operation { must_deliver: true, ..self.operation() };
                 self.log.push(operation);
-                self.owed.insert(self.operations);
+                self.must_deliver.insert(self.operations);
             }
             Step::Expire => {
                 let (done, _) = self.log.expire(Instant::now() + 2 * LATER, LATER);
@@ -215,7 +215,7 @@ impl World {
             }
             Step::Reply => {
                 let Some(results) = self.answers.pop_front() else { return };
-                let call = self.log.take_answered().unwrap();
+                let call = self.log.take_write_back().unwrap();
                 assert_eq!(call.operations.len(), results.len());
                 let done = call.operations.into_iter().zip(results).map(|(operation, result)| {
                     let answer = match result.errno {
@@ -242,18 +242,18 @@ impl World {
     fn operation(&mut self) -> Operation {
         self.operations += 1;
         let change = Change::RemoveXattr(RemoveXattr { inode: self.operations, name: "user.a".into() });
-        Operation { subject: vec![self.operations], ..Operation::new(change, (0, 0)) }
+        Operation { inodes: vec![self.operations], ..Operation::new(change, (0, 0)) }
     }
 
     fn answer(&mut self) {
         let mut operation = self.operation();
-        operation.mutation.is_answered = true;
+        operation.mutation.is_write_back = true;
         // For this master, the session that it was answered in.
         operation.mutation.uid = u32::try_from(self.master.session).unwrap();
-        let number = self.log.subjects.next_number();
+        let number = self.log.affected.next_number();
         let result = MutationResult { inode: self.operations, ..MutationResult::default() };
-        (operation.is_owed, operation.number) = (true, Some(number));
-        operation.answered = Some(Box::new(LocalAnswer { result, is_overwrite: false, gain: None }));
+        (operation.must_deliver, operation.number) = (true, Some(number));
+        operation.answered = Some(Box::new(LocalResult { result, is_overwrite: false, upgrade: None }));
         operation.slot = self.journal.note_change(self.master.session, 0, Some(number), &operation.mutation);
         assert!(operation.slot.is_some());
         self.log.push(operation);
@@ -275,13 +275,13 @@ impl World {
             Some(done) => {
                 // The only operation of a call that is refused is known to be what the master refuses, and is given up.
                 if let (StreamEnd::Broken, Verdict::Refused, [(operation, _)]) = (end, verdict, &done[..]) {
-                    self.owed.remove(&id_of(&operation.mutation));
+                    self.must_deliver.remove(&id_of(&operation.mutation));
                 }
                 self.end(done);
             }
             None => {
                 self.is_over = true;
-                self.owed.clear();
+                self.must_deliver.clear();
                 let done = self.log.give_up("nobody knows");
                 self.end(done);
             }
@@ -290,7 +290,7 @@ impl World {
 
     fn next_session(&mut self) {
         self.cut();
-        self.owed.clear();
+        self.must_deliver.clear();
         self.sessions += 1;
         (self.is_over, self.may_lose) = (false, true);
         (self.master.session, self.master.results) = (self.sessions, BTreeMap::new());
@@ -309,7 +309,7 @@ impl World {
         self.waiting.clear();
         self.requests.clear();
         // The session may be taken up again, though it was given up here.
-        (self.is_over, self.owed) = (false, BTreeSet::new());
+        (self.is_over, self.must_deliver) = (false, BTreeSet::new());
         self.log = State::default();
         self.journal = Journal::open(self.memory.try_clone().unwrap()).unwrap();
         let (session, used) = self.journal.session();
@@ -326,9 +326,9 @@ impl World {
             let request = (record.unique != 0).then(|| RequestContext::new(record.unique));
             self.requests.extend(request.clone().map(|request| (record.unique, request)));
             Operation {
-                is_owed: mutation.is_answered,
+                must_deliver: mutation.is_write_back,
                 is_inherited: true,
-                subject: vec![id_of(&mutation)],
+                inodes: vec![id_of(&mutation)],
                 context: request,
                 slot: Some(self.journal.change_slot(slot, record.unique, mutation.seq)),
                 mutation,
@@ -345,7 +345,7 @@ impl World {
         for (operation, answer) in done {
             self.log.leave(&operation, &answer);
             let id = id_of(&operation.mutation);
-            if self.log.subjects.take_loss(id).is_some() {
+            if self.log.affected.take_loss(id).is_some() {
                 assert!(self.lost.insert(id), "told twice");
             }
             operation.deliver(answer);
@@ -391,9 +391,9 @@ impl World {
         for _ in 0..=self.operations {
             [Step::Send, Step::Make, Step::Reply].into_iter().for_each(|step| self.run(step));
         }
-        assert!(!self.log.has_work(Instant::now() + LATER) && self.log.subjects.unmade().is_none());
+        assert!(!self.log.has_work(Instant::now() + LATER) && self.log.affected.unmade().is_none());
         let all: BTreeSet<u64> = self.master.made.iter().map(|(_, id)| *id).collect();
-        assert!(self.owed.is_subset(&all), "owed: {:?}", self.owed.difference(&all));
+        assert!(self.must_deliver.is_subset(&all), "owed: {:?}", self.must_deliver.difference(&all));
         let missing: Vec<u64> = self.answered.keys().copied().filter(|id| !all.contains(id)).collect();
         let is_told = |id: &u64| self.lost.contains(id) || self.forgotten.contains(id);
         assert!(missing.iter().all(is_told), "{missing:?} {:?}", self.lost);
@@ -415,7 +415,7 @@ proptest! {
 fn unlock() -> Operation {
     let lock = Lock { owner: 1, r#type: LockType::Unlocked.into(), end: 9, ..Lock::default() };
     let set = SetLock { inode: 5, kind: LockKind::Posix.into(), lock: Some(lock), ..SetLock::default() };
-    Operation::owed(Change::SetLock(set))
+    Operation::must_deliver(Change::SetLock(set))
 }
 
 fn push(log: &OperationLog, operation: Operation) {
@@ -428,7 +428,7 @@ async fn what_waits_at_the_end_and_what_comes_after_it_is_told_so() {
     let waiting = || {
         let (answer, waiting) = oneshot::channel();
         let waiter = Some(Waiter { answer, deadline: Instant::now() });
-        push(&log, Operation { waiter, ..Operation::new(Change::Hold(1), (0, 0)) });
+        push(&log, Operation { waiter, ..Operation::new(Change::AddOpenRef(1), (0, 0)) });
         waiting
     };
     let before = waiting();
@@ -444,11 +444,11 @@ async fn what_was_answered_and_not_sent_is_left_to_whoever_keeps_the_journal() {
     let journal = Journal::open(memory.try_clone().unwrap()).unwrap();
     journal.note_session(1);
     let log = OperationLog::new(Some(journal.clone()), true);
-    let mut answered = Operation::owed(Change::Hold(1));
-    answered.mutation.is_answered = true;
+    let mut answered = Operation::must_deliver(Change::AddOpenRef(1));
+    answered.mutation.is_write_back = true;
     answered.slot = journal.note_change(1, 0, Some(0), &answered.mutation);
     push(&log, answered);
-    push(&log, Operation::new(Change::Hold(2), (0, 0)));
+    push(&log, Operation::new(Change::AddOpenRef(2), (0, 0)));
     journal.freeze();
     log.close();
     drop(log);
@@ -463,7 +463,7 @@ async fn what_was_not_made_in_time_has_no_number_in_the_journal_while_its_reques
     let (answer, waiting) = oneshot::channel();
     let waiter = Some(Waiter { answer, deadline: Instant::now() });
     let request = RequestContext::new(1);
-    let operation = Operation::new(Change::Hold(1), (0, 0));
+    let operation = Operation::new(Change::AddOpenRef(1), (0, 0));
     push(&log, Operation { waiter, context: Some(request.clone()), ..operation });
     assert!(log.next_request(RecentInvalidations::default().mark()).is_some());
     assert_eq!(journal.first_unanswered(), Some(1));
@@ -493,7 +493,7 @@ async fn an_unlock_that_nobody_waits_for_is_waited_for_by_whoever_looks_for_lock
     // Nobody has an answer to it while no master gives one, and it stays.
     let (over, is_unanswered) = log.lock().expire(Instant::now() + LATER, LATER);
     assert!(over.is_empty() && !is_unanswered);
-    let call = log.lock().take_answered().unwrap();
+    let call = log.lock().take_write_back().unwrap();
     let made = |operation| (operation, Ok::<_, ClientError>(Changed::new(MutationResult::default(), None, 1, 0)));
     log.finish(call.operations.into_iter().map(made));
     assert!(settled.now_or_never().is_some_and(|settled| settled.is_ok()));
@@ -503,11 +503,11 @@ async fn an_unlock_that_nobody_waits_for_is_waited_for_by_whoever_looks_for_lock
 async fn what_is_recalled_is_let_go_of_behind_all_that_was_answered() {
     let log = OperationLog::new(None, false);
     log.lock().follow(1);
-    push(&log, Operation::new(Change::Hold(1), (0, 0)));
+    push(&log, Operation::new(Change::AddOpenRef(1), (0, 0)));
     log.recalled(7);
-    push(&log, Operation::new(Change::Hold(2), (0, 0)));
+    push(&log, Operation::new(Change::AddOpenRef(2), (0, 0)));
     let request = log.next_request(RecentInvalidations::default().mark()).unwrap().request;
     let changes: Vec<_> = request.mutations.into_iter().filter_map(|mutation| mutation.change).collect();
-    assert!(matches!(&changes[..], [Change::Hold(1), Change::LetGoDirectories(let_go), Change::Hold(2)]
+    assert!(matches!(&changes[..], [Change::AddOpenRef(1), Change::ReturnDelegations(let_go), Change::AddOpenRef(2)]
         if let_go.directories == [7] && !let_go.all));
 }

@@ -48,7 +48,8 @@ impl Metadata {
         inner.outage.covers(&mount).then_some(BucketDirectory { inode: directory, mount, prefix })
     }
 
-    /// The same as soon as that is so, if ever: at once while an outage lasts.
+    /// Where to ask about names of a directory, as soon as no master is to be asked, if ever: at once while an outage
+    /// lasts.
     pub(in crate::metadata) async fn bucket_directory_in_outage(&self, directory: u64) -> BucketDirectory {
         let mut since = self.inner.outage.since.subscribe();
         loop {
@@ -78,7 +79,7 @@ impl Metadata {
                 }
             };
             match listed {
-                Some(listed) => Ok(metadata.take_in_listed(&directory, &looked_up, &listed)),
+                Some(listed) => Ok(metadata.cache_listed(&directory, &looked_up, &listed)),
                 None => {
                     metadata.inner.names.cache.forget_name(directory.inode, &looked_up);
                     Err(ClientError::NotFound(String::from_utf8_lossy(&looked_up).into_owned()))
@@ -96,7 +97,7 @@ impl Metadata {
     ) -> Result<Arc<Node>, ClientError> {
         let name = node.name_bytes();
         match self.ask_bucket(directory, &name, Some(node.kind)).await? {
-            Some(listed) => Ok(self.take_in_listed(directory, &name, &listed)),
+            Some(listed) => Ok(self.cache_listed(directory, &name, &listed)),
             None => Err(ClientError::NotFound(node.to_string())),
         }
     }
@@ -202,7 +203,7 @@ impl Metadata {
     }
 
     /// The node of a name that was looked up; in the cache while the outage lasts.
-    fn take_in_listed(&self, directory: &BucketDirectory, name: &[u8], listed: &Listed) -> Arc<Node> {
+    fn cache_listed(&self, directory: &BucketDirectory, name: &[u8], listed: &Listed) -> Arc<Node> {
         let node = self.node_of_listed(directory, name, listed);
         if is_of_outage(node.inode) && self.inner.outage.is_active() {
             self.inner.names.keep(std::slice::from_ref(&node));

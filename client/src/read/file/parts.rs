@@ -14,7 +14,7 @@ use super::{EAGER_BYTES, OpenFile};
 use crate::error::ClientError;
 use crate::mounts::ObjectVersion;
 use crate::read::buffers::{BufferKey, ChunkLookup, Purpose};
-use crate::read::fetch::{ChunkRequest, Piece};
+use crate::read::fetch::{ChunkRequest, Fetched};
 use crate::read::location::BlockLocation;
 use crate::read::readahead::Pattern;
 use crate::read::span::Span;
@@ -51,12 +51,12 @@ impl OpenFile {
         let key = at.key();
         let want = ChunkRequest { part: Some(parts.clone()), ..ChunkRequest::new(at, span.chunks()) };
         match self.core.fetch_from_any(&want, deadline).await? {
-            Piece::Local(descriptor) => {
+            Fetched::Local(descriptor) => {
                 self.remember(span.index, &descriptor);
                 Ok(None)
             }
-            Piece::Parts(bytes) => Ok(Some(span.of(&bytes, parts.start))),
-            Piece::Buffer(bytes) => {
+            Fetched::Parts(bytes) => Ok(Some(span.of(&bytes, parts.start))),
+            Fetched::Buffer(bytes) => {
                 // The source knows no parts: what it gave is there for others, as if it had been asked for.
                 if let ChunkLookup::Missing(claim) = self.core.buffers.gather(key, span.chunks(), Purpose::Read)
                     && claim.chunks() == span.chunks()

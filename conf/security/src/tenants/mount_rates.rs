@@ -39,22 +39,22 @@ impl MountRates {
     }
 
     /// Whether something is not paid for yet.
-    pub(super) fn are_owed(&self) -> bool {
+    pub(super) fn are_overdrawn(&self) -> bool {
         self.0.lock().values().any(|rate| !rate.wait().is_zero())
     }
 }
 
 /// What one call owes for what it has done in a mount: it is answered when that is paid for.
 #[derive(Debug)]
-pub struct MountDebt {
+pub struct RateCharge {
     tenant: Arc<Tenant>,
     /// Operations that the call is about.
     operations: AtomicUsize,
-    owed: Mutex<Option<Owed>>,
+    pending: Mutex<Option<PendingCharge>>,
 }
 
 #[derive(Debug)]
-struct Owed {
+struct PendingCharge {
     mount_id: u32,
     /// `None` where there is none.
     rate: Option<Arc<Rate>>,
@@ -62,9 +62,9 @@ struct Owed {
     until: Instant,
 }
 
-impl MountDebt {
+impl RateCharge {
     pub fn of(tenant: Arc<Tenant>) -> Self {
-        Self { tenant, operations: AtomicUsize::new(1), owed: Mutex::new(None) }
+        Self { tenant, operations: AtomicUsize::new(1), pending: Mutex::new(None) }
     }
 
     pub fn tenant(&self) -> &Tenant {
@@ -79,24 +79,24 @@ impl MountDebt {
     /// The call does something in this mount, by whose rules there are so many operations in a second. It counts in the
     /// first mount, and in no other.
     pub fn is_in(&self, mount_id: u32, per_second: u64) {
-        let mut owed = self.owed.lock();
-        if owed.is_none() {
+        let mut pending = self.pending.lock();
+        if pending.is_none() {
             let rate = self.tenant.mount_rates.of(mount_id, per_second);
             let operations = self.operations.load(Ordering::Relaxed) as u64;
             let wait = rate.as_ref().map_or(Duration::ZERO, |rate| rate.take(operations));
-            *owed = Some(Owed { mount_id, rate, operations, until: Instant::now() + wait });
+            *pending = Some(PendingCharge { mount_id, rate, operations, until: Instant::now() + wait });
         }
     }
 
     /// How long it has to wait from now on.
     pub fn wait(&self) -> Duration {
         let now = Instant::now();
-        self.owed.lock().as_ref().map_or(Duration::ZERO, |owed| owed.until.saturating_duration_since(now))
+        self.pending.lock().as_ref().map_or(Duration::ZERO, |pending| pending.until.saturating_duration_since(now))
     }
 
     /// It is not answered, and owes nothing: gives the mount, and how many operations are allowed in it.
     pub fn give_up(&self) -> Option<(u32, u64)> {
-        let Owed { mount_id, rate, operations, .. } = self.owed.lock().take()?;
+        let PendingCharge { mount_id, rate, operations, .. } = self.pending.lock().take()?;
         let rate = rate?;
         rate.give_back(operations);
         Some((mount_id, rate.per_second()))

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 /// So much may be taken before it is paid for.
 const BURST: Duration = Duration::from_millis(200);
 
-/// See the module.
+/// A token bucket without a lock.
 #[derive(Debug)]
 pub struct Rate {
     /// 0 for any number.

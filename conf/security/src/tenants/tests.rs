@@ -45,7 +45,7 @@ async fn a_tenant_has_a_rate_of_its_own_in_each_mount() {
     let tenants = tenants(2);
     let [one, other] = ["one", "other"].map(|name| tenants.admit(&client(name)).unwrap().unwrap());
     let owes = |tenant: &TenantConnection, mount_id, per_second| {
-        let debt = MountDebt::of((**tenant).clone());
+        let debt = RateCharge::of((**tenant).clone());
         debt.is_in(mount_id, per_second);
         debt.is_in(9, 1);
         debt.wait()
@@ -60,13 +60,13 @@ async fn a_tenant_has_a_rate_of_its_own_in_each_mount() {
     while wait(&one, 1).is_zero() {}
     assert_eq!(owes(&one, 1, 20), Duration::ZERO, "another rate begins anew");
 
-    let large = MountDebt::of((*one).clone());
+    let large = RateCharge::of((*one).clone());
     large.is_about_more(29);
     large.is_in(5, 10);
     assert_eq!(large.wait(), Duration::ZERO);
     assert!(wait(&one, 5) > Duration::from_millis(2700));
 
-    let given_up = MountDebt::of((*one).clone());
+    let given_up = RateCharge::of((*one).clone());
     assert_eq!(given_up.give_up(), None);
     given_up.is_in(4, 1);
     assert_eq!(given_up.give_up(), Some((4, 1)));
@@ -81,9 +81,9 @@ async fn rates_of_mounts_that_have_gone_are_forgotten_when_they_are_paid_for() {
     for mount_id in 1..1000 {
         rates.of(mount_id, 1).unwrap();
     }
-    assert!(rates.are_owed() && !rates.of(0, 1).unwrap().wait().is_zero());
+    assert!(rates.are_overdrawn() && !rates.of(0, 1).unwrap().wait().is_zero());
     tokio::time::sleep(Duration::from_secs(2000)).await;
-    assert!(!rates.are_owed());
+    assert!(!rates.are_overdrawn());
 }
 
 #[tokio::test]

@@ -1,9 +1,9 @@
 //! Where a directory handle is in its listing.
 //!
-//! The kernel names a place by the cookie of the entry before it ([`GivenNames`]). It reads on where it was, mostly; it
-//! goes back by a few entries when a caller's buffer was full before its own; it goes anywhere after seekdir(3). So the
-//! cursor keeps the last two pages, which are read on without a question, and elsewhere begins after the name that the
-//! cookie stands for. A million entries cost two pages.
+//! The kernel names a place by the cookie of the entry before it ([`DirectoryCookies`]). It reads on where it was,
+//! mostly; it goes back by a few entries when a caller's buffer was full before its own; it goes anywhere after
+//! seekdir(3). So the cursor keeps the last two pages, which are read on without a question, and elsewhere begins after
+//! the name that the cookie stands for. A million entries cost two pages.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cavern_client::Node;
 use parking_lot::Mutex;
 
-use super::given_names::{BEGINNING, GivenNames, Place};
+use super::cookies::{BEGINNING, DirectoryCookies, Place};
 
 /// What a cursor knows of an entry.
 pub trait Named {
@@ -27,7 +27,7 @@ impl Named for Arc<Node> {
 /// Reads one listing. `T` is the entry.
 #[derive(Debug)]
 pub struct Cursor<T = Arc<Node>> {
-    names: Arc<Mutex<GivenNames>>,
+    names: Arc<Mutex<DirectoryCookies>>,
     /// Entries with their cookies.
     window: VecDeque<(u64, T)>,
     /// Cookie of what is before the window.
@@ -66,7 +66,7 @@ pub struct Fetch {
 }
 
 impl<T: Named> Cursor<T> {
-    pub fn new(names: Arc<Mutex<GivenNames>>) -> Self {
+    pub fn new(names: Arc<Mutex<DirectoryCookies>>) -> Self {
         Self {
             names,
             window: VecDeque::new(),
@@ -89,7 +89,7 @@ impl<T: Named> Cursor<T> {
         self.ended && self.unbroken
     }
 
-    pub fn names(&self) -> &Mutex<GivenNames> {
+    pub fn names(&self) -> &Mutex<DirectoryCookies> {
         &self.names
     }
 
@@ -189,8 +189,8 @@ mod tests {
         numbers.map(name).collect()
     }
 
-    fn given() -> Arc<Mutex<GivenNames>> {
-        Arc::new(Mutex::new(GivenNames::new(0)))
+    fn given() -> Arc<Mutex<DirectoryCookies>> {
+        Arc::new(Mutex::new(DirectoryCookies::new(0)))
     }
 
     /// Reads the entry behind a cookie, in pages of `page`.
@@ -278,7 +278,7 @@ mod tests {
         let mut directory = names(0..100);
         let mut earlier = Cursor::new(given());
         let mut cookie = BEGINNING;
-        let mut last = GivenNames::new(1);
+        let mut last = DirectoryCookies::new(1);
         for number in 0..40 {
             cookie = read(&mut earlier, &directory, 10, cookie).unwrap().0;
             if number >= 19 {
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn a_cookie_without_a_name_is_counted_to() {
         let directory = names(0..100);
-        let mut cursor = Cursor::new(Arc::new(Mutex::new(GivenNames::new(1))));
+        let mut cursor = Cursor::new(Arc::new(Mutex::new(DirectoryCookies::new(1))));
         for count in [0, 1, 9, 10, 11, 57, 99] {
             let expected: Vec<_> = directory.range(name(count)..).cloned().collect();
             assert_eq!(rest(&mut cursor, &directory, 10, BEGINNING + count as u64), expected);

@@ -37,7 +37,7 @@ impl LocalFlocks {
         is_free
     }
 
-    /// The same, as soon as nobody is in the way.
+    /// Locks a file as soon as nobody is in the way.
     pub async fn lock(&self, inode: u64, owner: u64, kind: LockType) {
         loop {
             let freed = self.freed.notified();

@@ -15,7 +15,7 @@ use crate::error::{ConsensusError, Result};
 const MARK_PREFIX: &[u8] = b"mark";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Mark {
+struct SizeSample {
     /// Of the last entry that is counted.
     index: u64,
     /// Of all entries up to it, those that are purged included.
@@ -24,7 +24,7 @@ struct Mark {
     at_ns: i64,
 }
 
-impl Mark {
+impl SizeSample {
     fn key(self) -> Vec<u8> {
         [MARK_PREFIX, &self.index.to_be_bytes()].concat()
     }
@@ -45,13 +45,13 @@ impl Mark {
     }
 }
 
-/// See the module.
+/// The bytes of the log, by sampled entries.
 #[derive(Debug)]
 pub struct LogSize {
     /// Bytes between two marks.
     step: u64,
     /// In the order of the log; the first may stand for what is purged.
-    marks: VecDeque<Mark>,
+    marks: VecDeque<SizeSample>,
     /// Index of the last entry, and the bytes up to it.
     end: (u64, u64),
     /// Bytes up to the last entry that is purged.
@@ -67,7 +67,7 @@ impl LogSize {
         let from = IteratorMode::From(MARK_PREFIX, Direction::Forward);
         for item in database.raw().iterator_cf(database.family(Family::RaftMeta), from) {
             let (key, value) = item?;
-            let Some(mark) = Mark::read(&key, &value) else { break };
+            let Some(mark) = SizeSample::read(&key, &value) else { break };
             marks.push_back(mark);
         }
         let end = marks.back().map_or((purged.unwrap_or(0), 0), |mark| (mark.index, mark.bytes));
@@ -75,7 +75,7 @@ impl LogSize {
         if let Some(index) = purged {
             size.purged_bytes = size.bytes_at(index);
             while size.marks.pop_front_if(|mark| mark.index <= index).is_some() {}
-            size.marks.push_front(Mark { index, bytes: size.purged_bytes, at_ns: i64::MIN });
+            size.marks.push_front(SizeSample { index, bytes: size.purged_bytes, at_ns: i64::MIN });
         }
         let unmarked = size.marks.back().map_or(0, |mark| mark.index.saturating_add(1)).to_be_bytes();
         for item in database.raw().iterator_cf(log, IteratorMode::From(&unmarked, Direction::Forward)) {
@@ -86,13 +86,13 @@ impl LogSize {
     }
 
     /// Counts an entry; returns the mark that is due after it.
-    fn count(&mut self, index: u64, bytes: usize, now_ns: i64) -> Option<Mark> {
+    fn count(&mut self, index: u64, bytes: usize, now_ns: i64) -> Option<SizeSample> {
         self.end = (index, self.end.1.saturating_add(bytes as u64));
         let marked = self.marks.back().map_or(0, |mark| mark.bytes);
         if self.end.1 - marked < self.step {
             return None;
         }
-        let mark = Mark { index, bytes: self.end.1, at_ns: now_ns };
+        let mark = SizeSample { index, bytes: self.end.1, at_ns: now_ns };
         self.marks.push_back(mark);
         Some(mark)
     }
@@ -124,7 +124,7 @@ impl LogSize {
             batch.delete_cf(meta, mark.key());
             at_ns = Some(mark.at_ns);
         }
-        let begin = Mark { index: upto, bytes: self.purged_bytes, at_ns: at_ns.unwrap_or(i64::MIN) };
+        let begin = SizeSample { index: upto, bytes: self.purged_bytes, at_ns: at_ns.unwrap_or(i64::MIN) };
         batch.put_cf(meta, begin.key(), begin.value());
         self.marks.push_front(begin);
         if self.end.0 < upto {
@@ -161,9 +161,9 @@ impl LogSize {
 
     /// Everything up to this entry was written before `before_ns`, or is more than `bytes_max` away from the end.
     pub fn old(&self, before_ns: i64, bytes_max: u64) -> Option<u64> {
-        let is_old = |mark: &&Mark| mark.at_ns <= before_ns;
+        let is_old = |mark: &&SizeSample| mark.at_ns <= before_ns;
         let old = self.marks.iter().take_while(is_old).last().map(|mark| mark.index);
-        let is_far = |mark: &&Mark| self.end.1 - mark.bytes.min(self.end.1) > bytes_max;
+        let is_far = |mark: &&SizeSample| self.end.1 - mark.bytes.min(self.end.1) > bytes_max;
         // What is between it and the next is too much, too, at least in part.
         let far = self.marks.iter().take_while(is_far).count();
         let begin = self.bytes_after(None);

@@ -65,7 +65,7 @@ pub fn write_loop(shared: &Shared, mut queue: mpsc::Receiver<Write>, metrics: &C
     }
 }
 
-/// The same in a simulation.
+/// Writes the log in a simulation.
 #[cfg(test)]
 pub async fn write_on(host: Arc<crate::simulation::Host>, shared: Arc<Shared>, mut queue: mpsc::Receiver<Write>) {
     let mut broken: Option<Arc<ConsensusError>> = None;

@@ -45,7 +45,7 @@ pub struct Call {
     pub answer: Option<(u64, Told)>,
 }
 
-/// See the module.
+/// The calls of a run, and what was applied.
 #[derive(Default)]
 pub struct History {
     pub calls: Vec<Call>,

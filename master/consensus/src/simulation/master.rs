@@ -25,11 +25,12 @@ use super::service::Service;
 use super::world::{Disk, Host, World, address};
 use crate::clock::{Clock, Reading};
 use crate::error::ConsensusError;
-use crate::lead::{RETRY_PAUSE, alone, lead_is_over, next_lead, open_log};
 use crate::leader_lease::Promise;
+use crate::leadership::{RETRY_PAUSE, alone, leadership_lost, leadership_won, open_log};
 use crate::types::{NodeId, decode_entry};
 use crate::{
-    ChangeListener, Consensus, ConsensusConfig, ConsensusMetrics, Identity, LeaderLease, LogLimits, Proposer, Ways,
+    ChangeListener, Consensus, ConsensusConfig, ConsensusMetrics, Identity, LeaderLease, LogLimits, PeerConnector,
+    Proposer,
 };
 
 /// Masters of a group.
@@ -45,7 +46,7 @@ pub enum Flaw {
     NoLease,
     /// The disks say that they have synced, and have not.
     LyingDisks,
-    /// A leader keeps its lease while it gives its lead away.
+    /// A leader keeps its lease while it gives its leadership away.
     KeptLease,
     /// A master that was restarted gives votes at once.
     NoPromise,
@@ -217,7 +218,7 @@ impl SimulatedMaster {
         }
     }
 
-    /// Gives the lead away, if it has it.
+    /// Gives the leadership away, if it has it.
     pub async fn hand_over(&self) {
         let Some(Life { host, consensus, .. }) = self.life() else { return };
         let to = 1 + self.id % MASTERS;
@@ -327,7 +328,7 @@ async fn begin(host: Arc<Host>, directory: PathBuf, clock: Clock, flaw: Flaw) ->
         }
     };
     host.disk.lock().note_synced();
-    let ways = Ways(cavern_security::Transport::Plain);
+    let connector = PeerConnector(cavern_security::Transport::Plain);
     let snapshots = directory.join("snapshots");
     let config = ConsensusConfig {
         cluster_name: "simulated",
@@ -336,7 +337,7 @@ async fn begin(host: Arc<Host>, directory: PathBuf, clock: Clock, flaw: Flaw) ->
         snapshots: &snapshots,
         // Who was away for a moment needs a snapshot.
         log: LogLimits { snapshot_after: 2 << 10, keep: Duration::ZERO, size_max: 1 << 10 },
-        ways,
+        connector,
         known: FEATURE_VERSION,
     };
     let recorder = Recorder { world: host.world.clone(), host: host.clone(), database: database.clone() };
@@ -360,7 +361,7 @@ async fn lead(life: Life, clock: Arc<Clock>) {
         host.world.history.lock().lines.push(line);
     };
     loop {
-        let lead = next_lead(&consensus).await;
+        let lead = leadership_won(&consensus).await;
         match open_log(&database.get(), &clock, &consensus, lead).await {
             Ok((proposer, proposals)) => {
                 note(format!("leads in term {}", lead.term));
@@ -369,7 +370,7 @@ async fn lead(life: Life, clock: Arc<Clock>) {
                 *serving.lock() = Some(Serving { proposer, database, lease: lease.clone(), clock });
                 tokio::select! {
                     biased;
-                    () = lead_is_over(&consensus, lead) => {}
+                    () = leadership_lost(&consensus, lead) => {}
                     () = alone(&lease) => {}
                 }
                 *serving.lock() = None;

@@ -26,7 +26,7 @@ struct Inode {
     parent: u64,
 }
 
-/// See the module.
+/// A namespace in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Model {
     pub root: u64,

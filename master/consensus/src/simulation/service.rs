@@ -7,13 +7,13 @@ use cavern_proto::raft::{
     AddMasterRequest, AppendReply, AppendRequest, GetGroupRequest, Group, HandOverReply, HandOverRequest, JoinReply,
     JoinRequest, MakeSnapshotRequest, RemoveMasterRequest, RotateSecretsReply, RotateSecretsRequest, SettleKeysReply,
     SettleKeysRequest, SnapshotOffer, SnapshotPiece, SnapshotProgress, SnapshotReply, TakeKeyReply, TakeKeyRequest,
-    TransferLeadRequest, VoteReply, VoteRequest,
+    TransferLeadershipRequest, VoteReply, VoteRequest,
 };
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::{Consensus, offer_of};
 
-/// See the module. Cheap to clone.
+/// What other masters call. Cheap to clone.
 #[derive(Clone)]
 pub struct Service(pub Arc<Consensus>);
 
@@ -50,7 +50,7 @@ impl Raft for Service {
     ) -> Result<Response<SnapshotReply>, Status> {
         let mut pieces = request.into_inner();
         let offer = offer_of(&mut pieces).await?;
-        Ok(Response::new(self.0.take_in(offer, pieces).await?))
+        Ok(Response::new(self.0.receive_snapshot(offer, pieces).await?))
     }
 
     async fn get_group(&self, _: Request<GetGroupRequest>) -> Result<Response<Group>, Status> {
@@ -81,7 +81,7 @@ impl Raft for Service {
         nobody_asks()
     }
 
-    async fn transfer_lead(&self, _: Request<TransferLeadRequest>) -> Result<Response<Group>, Status> {
+    async fn transfer_leadership(&self, _: Request<TransferLeadershipRequest>) -> Result<Response<Group>, Status> {
         nobody_asks()
     }
 

@@ -23,7 +23,7 @@ const SYNC_BYTES: u64 = 8 << 20;
 /// Files of a snapshot, at most.
 const FILES_MAX: usize = 100_000;
 
-/// See the module.
+/// A snapshot that is being received.
 pub struct Incoming {
     meta: Meta,
     offer: SnapshotOffer,

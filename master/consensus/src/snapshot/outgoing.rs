@@ -14,7 +14,7 @@ use crate::types::Checkpoint;
 /// Bytes of one piece.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// See the module. Cheap to clone.
+/// The open files of a snapshot that is being sent. Cheap to clone.
 #[derive(Clone)]
 pub struct Outgoing {
     files: Arc<[(SnapshotFile, File)]>,

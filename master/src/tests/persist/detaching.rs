@@ -48,14 +48,14 @@ async fn a_mount_that_was_changed_since_it_was_looked_at_stays() {
     assert_eq!(services.proposer.propose(remove(change)).await.unwrap(), Outcome::OutOfDate);
 
     // So it does while a session holds a file of it.
-    bench.change(Change::Hold(file)).await;
+    bench.change(Change::AddOpenRef(file)).await;
     let refused = services.unmount_bucket("/m", DetachPolicy::Keep).await.unwrap_err().to_string();
     assert!(
         refused.contains("/m has open files that have been written to (1)") && refused.contains("--discard"),
         "{refused}"
     );
     assert_ne!(bench.create(root, "h", Kind::File).await, 0, "it is as it was");
-    bench.change(Change::LetGo(file)).await;
+    bench.change(Change::DropOpenRef(file)).await;
     services.unmount_bucket("/m", DetachPolicy::Keep).await.unwrap();
     assert_eq!(bench.bucket.keys(), ["top/f", "top/g", "top/h"]);
     bench.end().await;

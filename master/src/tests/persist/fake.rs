@@ -9,7 +9,7 @@ use bytes::Bytes;
 use cavern_conf::Config;
 use cavern_net::Placement;
 use cavern_proto::data::{
-    BlockRef, CopyRequest, InspectReply, InspectRequest, PersistReply, PersistRequest, Status, UnclaimedBlock,
+    BlockRef, CopyRequest, InspectReply, InspectRequest, OrphanBlock, PersistReply, PersistRequest, Status,
     inspect_reply, open_request,
 };
 use cavern_proto::master::{DiskReport, Worker, WorkerState, WorkerTable};
@@ -21,7 +21,7 @@ use futures::future::BoxFuture;
 use parking_lot::Mutex;
 
 use super::bench::BLOCK;
-use crate::term::{WorkerClientFactory, WorkerClients};
+use crate::leader_state::{WorkerClientFactory, WorkerClients};
 use crate::tests::harness::placement_of;
 
 /// Workers that make objects of the names of blocks, and fail as a test configures them to.
@@ -46,7 +46,7 @@ pub struct Fake {
     /// there, and as their objects are.
     pub said: Arc<Mutex<HashMap<(u64, u32), (Status, u32)>>>,
     /// Workers, and blocks that no file has.
-    pub unclaimed: Arc<Mutex<Vec<(u64, String)>>>,
+    pub orphans: Arc<Mutex<Vec<(u64, String)>>>,
     /// Bytes of a disk of worker 1, and of the blocks on it.
     pub disk: Arc<Mutex<(u64, u64)>>,
     /// Keys, indexes and lengths of blocks that were filled.
@@ -70,7 +70,7 @@ impl Fake {
             written: Arc::default(),
             freed: Arc::default(),
             said: Arc::default(),
-            unclaimed: Arc::default(),
+            orphans: Arc::default(),
             disk: Arc::default(),
             filled: Arc::default(),
             arrives_within: Arc::default(),
@@ -262,12 +262,12 @@ impl ObjectWriter for Fake {
             inspect_reply::Block { status: status.into(), message, crc, object_crc }
         });
         let mut reply = InspectReply { status: Status::Ok.into(), blocks: blocks.collect(), ..InspectReply::default() };
-        if request.unclaimed {
-            let there = self.unclaimed.lock().clone();
+        if request.orphans {
+            let there = self.orphans.lock().clone();
             let there = there.into_iter().filter(|(of, _)| *of == worker);
-            let unclaimed = |(_, block)| UnclaimedBlock { block, incarnation: 1, bytes: 1 };
-            reply.unclaimed = there.map(unclaimed).collect();
-            reply.unclaimed_blocks = reply.unclaimed.len() as u64;
+            let orphan = |(_, block)| OrphanBlock { block, incarnation: 1, bytes: 1 };
+            reply.orphans = there.map(orphan).collect();
+            reply.orphan_blocks = reply.orphans.len() as u64;
         }
         Box::pin(async { Ok(reply) })
     }

@@ -221,13 +221,15 @@ async fn what_buckets_and_workers_lack_is_found_and_mended_where_something_else_
     let deep = FsckRequest { deep: true, ..whole() };
     assert_eq!(bench.found(deep.clone()).await, expected(&[]));
 
-    let say = |worker, index, status, crc| drop(bench.fake.said.lock().insert((worker, index), (status, crc)));
+    let say = |worker, index, status, crc| {
+        bench.fake.said.lock().insert((worker, index), (status, crc));
+    };
     say(1, 0, Status::NoSuchBlock, 0);
     say(1, 1, Status::NoSuchBlock, 0);
     say(1, 2, Status::BadRequest, 0);
     say(1, 3, Status::IoError, 0);
     say(2, 4, Status::Ok, 77);
-    bench.fake.unclaimed.lock().push((3, "block.0".to_owned()));
+    bench.fake.orphans.lock().push((3, "block.0".to_owned()));
     bench.bucket.delete("top/gone");
     bench.bucket.put("top/replaced", &b"other"[..]);
     bench.bucket.put("top/strange", &b"other"[..]);

@@ -51,11 +51,11 @@ async fn only_what_the_bucket_has_and_nobody_holds_is_dropped() {
     assert_eq!(bench.free(file).await, FreeFate::Dirty);
     bench.fake.is_away.store(0, Ordering::Release);
     bench.settled().await;
-    bench.change(Change::Hold(file)).await;
+    bench.change(Change::AddOpenRef(file)).await;
     assert_eq!(bench.free(file).await, FreeFate::Open);
     assert_eq!(bench.free_own(file, 2).await, FreeFate::Open);
     assert_eq!(bench.free_own(file, 1).await, FreeFate::Freed);
-    bench.change(Change::LetGo(file)).await;
+    bench.change(Change::DropOpenRef(file)).await;
     assert_eq!(bench.free(file).await, FreeFate::Nothing);
     eventually(|| async { bench.fake.freed.lock().contains(&(1, 0)) }).await;
     // What is written now has other names than what is dropped.
@@ -123,10 +123,10 @@ async fn what_somebody_else_put_in_the_place_of_content_is_told_and_left_alone()
     assert_eq!(bench.bucket.object("top/f").unwrap().0, "not ours");
     // It keeps nobody else from the name.
     let root = bench.root;
-    bench.change(Change::Hold(file)).await;
+    bench.change(Change::AddOpenRef(file)).await;
     bench.remove(root, "f", false).await;
     bench.written_file("f").await;
-    bench.change(Change::LetGo(file)).await;
+    bench.change(Change::DropOpenRef(file)).await;
     bench.check().await;
     bench.end().await;
 }
@@ -175,7 +175,7 @@ async fn a_removed_file_that_is_open_keeps_its_content() {
     let file = bench.written_file("f").await;
     assert_eq!(bench.free(file).await, FreeFate::Freed);
     let content = bench.read(file).await.unwrap();
-    bench.change(Change::Hold(file)).await;
+    bench.change(Change::AddOpenRef(file)).await;
     bench.remove(root, "f", false).await;
     bench.settled().await;
     assert_eq!(bench.read(file).await.unwrap(), content);
@@ -184,7 +184,7 @@ async fn a_removed_file_that_is_open_keeps_its_content() {
     bench.settled().await;
     assert_eq!(bench.read(file).await.unwrap(), content);
     assert_eq!(bench.bucket.keys().len(), 2, "{:?}", bench.bucket.keys());
-    bench.change(Change::LetGo(file)).await;
+    bench.change(Change::DropOpenRef(file)).await;
     eventually(|| async { bench.bucket.keys() == ["top/f"] }).await;
     assert_eq!(bench.read(other).await, bench.model.get(&other).cloned());
     bench.check().await;
@@ -198,7 +198,7 @@ async fn where_a_worker_is_nearly_full_the_oldest_clean_files_go_first() {
     for text in ["a", "b", "c", "d"] {
         files.push(bench.written_file(text).await);
     }
-    bench.change(Change::Hold(files[0])).await;
+    bench.change(Change::AddOpenRef(files[0])).await;
     bench.fake.is_away.store(1, Ordering::Release);
     bench.commit(files[1], 0, 0, vec![1]).await;
     // Twelve blocks. Two are to go: with the first file that may go, three do.

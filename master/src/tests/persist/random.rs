@@ -99,11 +99,11 @@ async fn run(ops: Vec<Op>) {
                 bench.free(inode(at)).await;
             }
             Op::Hold(at) if inode(at) != bench.root => {
-                bench.change(Change::Hold(inode(at))).await;
+                bench.change(Change::AddOpenRef(inode(at))).await;
             }
             Op::Hold(_) => {}
             Op::LetGo(at) => {
-                bench.change(Change::LetGo(inode(at))).await;
+                bench.change(Change::DropOpenRef(inode(at))).await;
             }
             Op::Pause(ms) => tokio::time::sleep(Duration::from_millis(u64::from(ms))).await,
             Op::Restart => bench.restart().await,
@@ -113,7 +113,7 @@ async fn run(ops: Vec<Op>) {
     bench.fake.trouble.store(0, Ordering::Release);
     // What is kept for nobody but those who have it open goes with them.
     for inode in inodes {
-        bench.change(Change::LetGo(inode)).await;
+        bench.change(Change::DropOpenRef(inode)).await;
     }
     bench.check().await;
     assert_eq!(bench.status("/").await.files, 0);

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 
 use cavern_proto::master::{Kind, RefreshFate, WriteType};
 use cavern_proto::record::{
-    AdoptListing, DentryRecord, IndexRecord, InodeRecord, ListedEntry, ObjectRecord, TakeInObject,
+    AdoptListing, DentryRecord, ImportExternalChange, IndexRecord, InodeRecord, ListedEntry, ObjectRecord,
 };
 
 use super::existing;
@@ -21,7 +21,7 @@ use crate::schema;
 use crate::transaction::Transaction;
 
 /// Takes in what the bucket has under a name now, unless the namespace has something newer.
-pub fn take_in(tx: &mut Transaction<'_>, taken: &TakeInObject) -> Result<RefreshFate> {
+pub fn import_external_change(tx: &mut Transaction<'_>, taken: &ImportExternalChange) -> Result<RefreshFate> {
     let Some(listing) = &taken.listing else { return Ok(RefreshFate::Nothing) };
     let mount = tx.before().mount(listing.mount_id)?.filter(|mount| mount.write_type() == WriteType::FsMode);
     let is_whole = |record: &InodeRecord| {
@@ -54,20 +54,20 @@ pub fn take_in(tx: &mut Transaction<'_>, taken: &TakeInObject) -> Result<Refresh
 
 /// Whether a session may have answered for other changes of a directory, or of what a name in it leads to.
 fn is_held(tx: &Transaction<'_>, directory: u64, record: &InodeRecord, known: u64) -> Result<bool> {
-    if tx.counters.held == 0 {
+    if tx.counters.delegations == 0 {
         return Ok(false);
     }
     let tables = tx.before();
-    if tables.held_around(directory, record, |_| true)?.is_some() {
+    if tables.delegation_around(directory, record, |_| true)?.is_some() {
         return Ok(true);
     }
     let Some(record) = tx.inode(known)? else { return Ok(false) };
-    Ok(tables.held_around(known, &record, |_| true)?.is_some())
+    Ok(tables.delegation_around(known, &record, |_| true)?.is_some())
 }
 
 struct ExternalChange<'t, 'd> {
     tx: &'t mut Transaction<'d>,
-    taken: &'t TakeInObject,
+    taken: &'t ImportExternalChange,
     listing: &'t AdoptListing,
     directory: InodeRecord,
     key: String,

@@ -52,8 +52,8 @@ pub fn drop_lost(tx: &mut Transaction<'_>, lost: DropLost) -> Result<Outcome> {
     if blocks.is_empty() {
         return Outcome::refused("no block is named");
     }
-    if let Some(directory) = tables.held_around(inode, &record, |_| true)? {
-        return Ok(Outcome::Held(directory));
+    if let Some(directory) = tables.delegation_around(inode, &record, |_| true)? {
+        return Ok(Outcome::Delegated(directory));
     }
     let Some(mount) = tables.mount(record.mount_id)? else { return Outcome::refused("the mount is gone") };
     // What is written in their place has other names.

@@ -12,14 +12,14 @@ use super::namespace::detach;
 use super::{existing, orphans};
 use crate::change::{Change, RulesChange};
 use crate::error::{Result, StateError};
-use crate::index::held;
+use crate::index::delegations;
 use crate::outcome::Outcome;
 use crate::records::directory_record;
 use crate::schema;
 use crate::transaction::Transaction;
 
 /// Directories of a mount that are held still when it goes: what is in them goes with it.
-const HELD_MAX: usize = 1000;
+const DELEGATIONS_MAX: usize = 1000;
 
 /// Records a mount under a new id and makes its root directory. The path is absolute and normalized (the proposer has
 /// seen to it).
@@ -105,7 +105,7 @@ pub fn update(tx: &mut Transaction<'_>, update: UpdateMount) -> Result<Outcome> 
     mount.ttl_ms = wanted.ttl_ms;
     if mount.clients != wanted.clients {
         // What clients hold, and have answered for, comes before it is no longer theirs to change.
-        if tx.counters.held > 0 && !tx.before().held_in(mount.id, 1)?.is_empty() {
+        if tx.counters.delegations > 0 && !tx.before().delegations_in(mount.id, 1)?.is_empty() {
             return Ok(Outcome::OutOfDate);
         }
         let before = Some(std::mem::replace(&mut mount.clients, wanted.clients));
@@ -148,13 +148,13 @@ pub fn remove(tx: &mut Transaction<'_>, remove: &RemoveMount) -> Result<Outcome>
     if mount.write_type() == WriteType::FsMode && !remove.discard && last_change > remove.change {
         return Ok(Outcome::OutOfDate);
     }
-    if tx.counters.held > 0 {
-        let held = tables.held_in(mount.id, HELD_MAX + 1)?;
+    if tx.counters.delegations > 0 {
+        let held = tables.delegations_in(mount.id, DELEGATIONS_MAX + 1)?;
         // They have been made since the proposer had all of them recalled.
-        if !held.is_empty() && !remove.discard || held.len() > HELD_MAX {
+        if !held.is_empty() && !remove.discard || held.len() > DELEGATIONS_MAX {
             return Ok(Outcome::OutOfDate);
         }
-        held::let_go(tx, &held)?;
+        delegations::give_back(tx, &held)?;
     }
     take_out(tx, mount)
 }

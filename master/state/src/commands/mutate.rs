@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::results::{self, Known, shortened};
 use crate::error::Result;
 use crate::outcome::{ALL_BEFORE, Outcome};
-use crate::posix::context::{Caller, MutationContext, MutationEffects, MutationError, Refusal, Tried, refuse};
+use crate::posix::context::{Caller, Checked, MutationContext, MutationEffects, MutationError, Refusal, refuse};
 use crate::records::is_directory;
 use crate::transaction::Transaction;
 
@@ -26,7 +26,7 @@ pub fn mutate(tx: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome> {
     let mut results = match results::find(tx, mutate.session, seq)? {
         Known::New(results) => results,
         Known::Result(known) => {
-            see_result(tx, &mutation, &known)?;
+            watch_result(tx, &mutation, &known)?;
             let waits_for = if is_of_strict(tx, &known)? { ALL_BEFORE } else { 0 };
             return Ok(Outcome::Mutated(Box::new(known), waits_for));
         }
@@ -40,7 +40,7 @@ pub fn mutate(tx: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome> {
         session: mutate.session,
         client: mutate.client,
         user: mutation.user.take(),
-        is_answered: mutation.is_answered,
+        is_write_back: mutation.is_write_back,
         owner: (mutation.uid, mutation.gid),
         now_ns,
         made_ns: if mutation.made_ns == 0 { now_ns } else { mutation.made_ns },
@@ -51,8 +51,8 @@ pub fn mutate(tx: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome> {
         Ok(inode) => {
             mutating.note_intents()?;
             let (attributes, gone) = (mutating.attributes(sets_length), std::mem::take(&mut mutating.effects.gone));
-            let MutationEffects { held, is_alone, .. } = mutating.effects;
-            MutationResult { inode, attributes, gone, held, is_alone, ..MutationResult::default() }
+            let MutationEffects { delegated, is_alone, .. } = mutating.effects;
+            MutationResult { inode, attributes, gone, delegated, is_alone, ..MutationResult::default() }
         }
         Err(error) => refused(&mutating, error)?,
     };
@@ -73,17 +73,17 @@ fn refused(mutating: &MutationContext<'_, '_>, error: MutationError) -> Result<M
             let reason = format!("{} has names in the bucket that are not known yet", mutating.shown(directory)?);
             MutationResult { unlisted: directory, unlisted_below: below, ..again(reason) }
         }
-        MutationError::Held { directory } => {
+        MutationError::Delegated { directory } => {
             let shown = mutating.shown(directory)?;
             let reason = format!("another client answers for changes in {shown}: have it let go first");
-            MutationResult { held_elsewhere: directory, ..again(reason) }
+            MutationResult { delegated_elsewhere: directory, ..again(reason) }
         }
         MutationError::Storage(error) => return Err(error),
     })
 }
 
 /// Makes a change; gives the inode that it is about.
-fn make(mutating: &mut MutationContext<'_, '_>, mutation: Mutation) -> Tried<u64> {
+fn make(mutating: &mut MutationContext<'_, '_>, mutation: Mutation) -> Checked<u64> {
     mutating.check_session()?;
     if mutation.made_ns < 0 {
         return refuse(Errno::INVAL, format!("a change that was made at {} ns", mutation.made_ns));
@@ -99,21 +99,21 @@ fn make(mutating: &mut MutationContext<'_, '_>, mutation: Mutation) -> Tried<u64
         Some(Kind::SetXattr(set)) => mutating.set_xattr(&set),
         Some(Kind::RemoveXattr(remove)) => mutating.remove_xattr(&remove),
         Some(Kind::Commit(commit)) => mutating.commit(&commit),
-        Some(Kind::Hold(inode)) => mutating.hold(inode),
-        Some(Kind::LetGo(inode)) => Ok(mutating.release(inode)),
-        Some(Kind::SetHolds(set)) => mutating.set_holds(&set),
+        Some(Kind::AddOpenRef(inode)) => mutating.add_open_ref(inode),
+        Some(Kind::DropOpenRef(inode)) => Ok(mutating.release(inode)),
+        Some(Kind::SetOpenRefs(set)) => mutating.set_open_refs(&set),
         Some(Kind::SetLock(set)) => mutating.set_lock(set),
         Some(Kind::SetQuota(set)) => mutating.set_quota(&set),
         Some(Kind::SetTtl(set)) => mutating.set_ttl(&set),
         Some(Kind::ReserveInodes(count)) => mutating.reserve(count),
-        Some(Kind::LetGoDirectories(asked)) => mutating.let_go_directories(&asked),
+        Some(Kind::ReturnDelegations(asked)) => mutating.return_delegations(&asked),
         Some(Kind::OpenToWrite(open)) => mutating.open_to_write(open),
     }
 }
 
 /// Notes what a session learns from a result that it had already, perhaps from another master: it is notified when that
 /// changes again.
-fn see_result(tx: &mut Transaction<'_>, mutation: &Mutation, result: &MutationResult) -> Result {
+fn watch_result(tx: &mut Transaction<'_>, mutation: &Mutation, result: &MutationResult) -> Result {
     let mut seen = Vec::new();
     match &mutation.change {
         Some(Kind::Create(create)) => seen.push((create.parent, create.name.clone())),
@@ -169,7 +169,7 @@ pub fn expire(tx: &mut Transaction<'_>, expire: &Expire) -> Result<Outcome> {
         }
         Err(MutationError::Refused(Refusal { reason, .. })) => Outcome::refused(reason),
         Err(MutationError::Unlisted { .. }) => Outcome::refused("not all names of its directory are known yet"),
-        Err(MutationError::Held { directory }) => Ok(Outcome::Held(directory)),
+        Err(MutationError::Delegated { directory }) => Ok(Outcome::Delegated(directory)),
         Err(MutationError::Storage(error)) => Err(error),
     }
 }

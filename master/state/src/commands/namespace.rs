@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 use cavern_proto::master::Kind;
-use cavern_proto::record::{ApplyListing, DentryRecord, KeepAttributes, ListedEntry, ListingGroup, PutIndex};
+use cavern_proto::record::{ApplyListing, DentryRecord, ListedEntry, ListingGroup, PutIndex, StoreAttributes};
 
 use super::{existing, orphans};
 use crate::change::Change;
@@ -88,7 +88,7 @@ fn upsert(
                     // The same bytes written again: the content, and so the inode, stays; what is kept with them may be
                     // something else.
                     record.mtime_ns = entry.mtime_ns;
-                    record.kept = None;
+                    record.stored = None;
                     tx.update_inode(known.inode, record);
                     counts.changed += 1;
                 }
@@ -156,18 +156,18 @@ pub fn create_root(tx: &mut Transaction<'_>, now_ns: i64) -> Result {
 }
 
 /// Notes what the bucket keeps with an object, unless its inode stands for another version by now.
-pub fn keep_attributes(tx: &mut Transaction<'_>, keep: KeepAttributes) -> Result<Outcome> {
-    let KeepAttributes { inode, etag, size, kept } = keep;
+pub fn store_attributes(tx: &mut Transaction<'_>, keep: StoreAttributes) -> Result<Outcome> {
+    let StoreAttributes { inode, etag, size, stored: kept } = keep;
     let Some(mut record) = tx.inode(inode)? else { return Ok(Outcome::Done) };
     let is_current = is_directory(&record) || version(&record) == EntryVersion { etag, size };
-    if !is_current || record.kept == kept {
+    if !is_current || record.stored == kept {
         return Ok(Outcome::Done);
     }
     // What nobody knew, nobody needs to forget.
-    if record.kept.is_some() {
+    if record.stored.is_some() {
         tx.notify(Change::Inode(inode));
     }
-    record.kept = kept;
+    record.stored = kept;
     tx.put_inode(inode, record);
     Ok(Outcome::Done)
 }

@@ -90,7 +90,7 @@ pub fn reap_unlinked(tx: &mut Transaction<'_>, inode: u64) -> Result<StepProgres
     let (tables, nothing) = (tx.before(), StepProgress::default());
     let Some(record) = tables.inode(inode)?.filter(|record| record.unlinked) else { return Ok(nothing) };
     // Objects of it are still to be given up while it has an intent.
-    if tables.is_held(inode)? || tables.intent(inode)?.is_some() {
+    if tables.is_open(inode)? || tables.intent(inode)?.is_some() {
         return Ok(nothing);
     }
     if inodes::forget(tx, inode, record.mount_id)? == DropProgress::Some {

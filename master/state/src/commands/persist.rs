@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use cavern_proto::Scheme;
 use cavern_proto::master::{FreeFate, FreedContent, Kind, WriteType};
 use cavern_proto::record::{
-    BeginObjects, BeginParking, Deleted, FreeContent, Freed, GarbageRecord, InodeRecord, MoveOrigin, ObjectRecord,
-    Persisted, SpreadIntent,
+    BeginObjects, Deleted, FreeContent, Freed, GarbageRecord, InodeRecord, MoveOrigin, ObjectRecord, Persisted,
+    PreserveObject, PropagateIntent,
 };
 
 use crate::error::Result;
@@ -22,15 +22,15 @@ use crate::transaction::Transaction;
 const COUNTED: usize = 1000;
 
 /// Hands the change of a directory's path on to what lies in it.
-pub fn spread(tx: &mut Transaction<'_>, spread: &SpreadIntent) -> Result<Outcome> {
+pub fn propagate(tx: &mut Transaction<'_>, spread: &PropagateIntent) -> Result<Outcome> {
     let tables = tx.before();
-    let Some(mut intent) = tables.intent(spread.inode)?.filter(|intent| intent.spread) else {
+    let Some(mut intent) = tables.intent(spread.inode)?.filter(|intent| intent.propagates) else {
         return Ok(Outcome::Done);
     };
-    let after = (!intent.spread_after.is_empty()).then_some(&*intent.spread_after);
+    let after = (!intent.propagated_after.is_empty()).then_some(&*intent.propagated_after);
     let (entries, is_last) = tables.entries(spread.inode, after, spread.limit.max(1) as usize)?;
-    intent.spread = !is_last;
-    intent.spread_after = entries.last().filter(|_| !is_last).map(|(name, _)| name.clone()).unwrap_or_default();
+    intent.propagates = !is_last;
+    intent.propagated_after = entries.last().filter(|_| !is_last).map(|(name, _)| name.clone()).unwrap_or_default();
     for (_, dentry) in entries {
         let reach = if dentry.kind() == Kind::Directory { Reach::Below } else { Reach::Itself };
         let first = (intent.first_change, intent.first_ns);
@@ -114,7 +114,7 @@ pub fn persisted(tx: &mut Transaction<'_>, persisted: Persisted) -> Result<Outco
 }
 
 /// Notes an object that belongs to no inode: it is deleted as soon as it is nobody's origin.
-pub fn begin_parking(tx: &mut Transaction<'_>, begin: &BeginParking) -> Result<Outcome> {
+pub fn preserve_object(tx: &mut Transaction<'_>, begin: &PreserveObject) -> Result<Outcome> {
     let since = (tx.counters.change + 1, begin.now_ns);
     put_deletion(tx, begin.mount_id, &begin.key, String::new(), since)?;
     Ok(Outcome::Done)

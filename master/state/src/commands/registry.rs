@@ -11,7 +11,7 @@ use crate::schema;
 use crate::transaction::Transaction;
 
 /// Ended jobs that are kept.
-const ENDED_JOBS_KEPT: usize = 100;
+const ENDED_JOBS_MAX: usize = 100;
 
 /// Registers a worker, or renews what is known of it. The uuid decides who it is; a new uuid at a known address is a
 /// worker that lost its disks, and the old one leaves the table. Neither is done for another owner than that of the
@@ -148,7 +148,7 @@ pub fn put_job(tx: &mut Transaction<'_>, mut job: Job) -> Result<Outcome> {
         job.id = tx.counters.job;
         let ended = tx.before().jobs()?.into_iter().filter(|job| job.state() != JobState::Running);
         let ended: Vec<u64> = ended.map(|job| job.id).collect();
-        for id in ended.iter().take(ended.len().saturating_sub(ENDED_JOBS_KEPT)) {
+        for id in ended.iter().take(ended.len().saturating_sub(ENDED_JOBS_MAX)) {
             tx.delete(schema::Jobs, *id);
         }
     }

@@ -1,15 +1,15 @@
 //! The results that sessions may ask for again.
 
-use cavern_proto::bounded::{MAX_KEPT_RESULT_BYTES, MAX_KEPT_RESULTS, MAX_REASON_BYTES};
+use cavern_proto::bounded::{MAX_CACHED_RESULT_BYTES, MAX_CACHED_RESULTS, MAX_REASON_BYTES};
 use cavern_proto::master::{Mutation, MutationResult};
 use cavern_proto::record::{EndSessionStep, InodeRange, ResultBytes, SessionRecord};
 use prost::Message as _;
 use rustix::io::Errno;
 
 use crate::error::Result;
-use crate::index::held;
+use crate::index::delegations;
 use crate::outcome::StepProgress;
-use crate::posix::{held as holds, lock};
+use crate::posix::{lock, open_references as holds};
 use crate::schema::{self, encode_key};
 use crate::transaction::Transaction;
 
@@ -31,11 +31,11 @@ pub enum Known {
     /// It was applied before: its result, or a refusal where that is no longer kept.
     Result(MutationResult),
     /// It is new.
-    New(KeptResults),
+    New(CachedResults),
 }
 
 /// The results of a session that is about to get one more.
-pub struct KeptResults {
+pub struct CachedResults {
     session: u64,
     record: SessionRecord,
     /// The record is to be written.
@@ -51,7 +51,7 @@ pub fn find(tx: &Transaction<'_>, session: u64, seq: u64) -> Result<Known> {
     let before = tables.session(session)?;
     let (is_changed, record) = (before.is_none(), before.unwrap_or_default());
     if seq > record.answered {
-        return Ok(Known::New(KeptResults { session, record, is_changed }));
+        return Ok(Known::New(CachedResults { session, record, is_changed }));
     }
     Ok(Known::Result(MutationResult {
         errno: Errno::STALE.raw_os_error(),
@@ -60,7 +60,7 @@ pub fn find(tx: &Transaction<'_>, session: u64, seq: u64) -> Result<Known> {
     }))
 }
 
-impl KeptResults {
+impl CachedResults {
     /// Before mutation `seq`: forgets the results up to `answered`, which the session has. Its first owner stays its
     /// owner.
     pub fn acknowledge(&mut self, tx: &mut Transaction<'_>, answered: u64, seq: u64, owner: &str) -> Result {
@@ -81,7 +81,7 @@ impl KeptResults {
             answered
         };
         let first = (self.record.answered + 1) >> PART_BITS;
-        self.record.kept.retain(|kept| kept.part >= first);
+        self.record.cached.retain(|kept| kept.part >= first);
         self.is_changed = true;
         Ok(())
     }
@@ -100,9 +100,9 @@ impl KeptResults {
     pub fn refusal(&self, mutation: &Mutation) -> Option<MutationResult> {
         let (session, seq) = (self.session, mutation.seq);
         let numbers = seq - self.record.answered;
-        let bytes: u64 = self.record.kept.iter().map(|kept| kept.bytes).sum();
-        let times = if mutation.is_answered { ANSWERED_TIMES } else { 1 };
-        let (most_numbers, most_bytes) = (MAX_KEPT_RESULTS * times, MAX_KEPT_RESULT_BYTES * times);
+        let bytes: u64 = self.record.cached.iter().map(|kept| kept.bytes).sum();
+        let times = if mutation.is_write_back { ANSWERED_TIMES } else { 1 };
+        let (most_numbers, most_bytes) = (MAX_CACHED_RESULTS * times, MAX_CACHED_RESULT_BYTES * times);
         if numbers <= most_numbers && bytes < most_bytes {
             return None;
         }
@@ -125,9 +125,9 @@ impl KeptResults {
         }
         let stored = encode_key::<schema::Results>(&key).len() + result.encoded_len();
         let (part, bytes) = (seq >> PART_BITS, stored as u64);
-        match self.record.kept.iter_mut().find(|kept| kept.part == part) {
+        match self.record.cached.iter_mut().find(|kept| kept.part == part) {
             Some(kept) => kept.bytes += bytes,
-            None => self.record.kept.push(ResultBytes { part, bytes }),
+            None => self.record.cached.push(ResultBytes { part, bytes }),
         }
         self.is_changed = true;
         tx.put(schema::Results, key, result);
@@ -158,7 +158,7 @@ pub fn end_session_step(tx: &mut Transaction<'_>, step: &EndSessionStep) -> Resu
     let EndSessionStep { session, limit, mut part, now_ns } = *step;
     let (mut left, mut held) = ((limit as usize).max(LOCKS_COST), 0);
     // From the first step on, nothing is taken any more that the session has answered for.
-    let released = held::release_some(tx, session, left)?;
+    let released = delegations::release_some(tx, session, left)?;
     let has_directories = released > 0 && released == left;
     left -= released;
     while part < PARTS && !has_directories {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use cavern_proto::record::InodeRecord;
 
 use super::extents::{self, DropProgress};
-use super::{held, origins, usage};
+use super::{delegations, origins, usage};
 use crate::error::Result;
 use crate::records::is_directory;
 use crate::schema;
@@ -40,7 +40,7 @@ pub fn forget(tx: &mut Transaction<'_>, inode: u64, mount_id: u32) -> Result<Dro
     if extents::drop_blocks_step(tx, inode, mount_id)? == DropProgress::Some {
         return Ok(DropProgress::Some);
     }
-    held::forget(tx, mount_id, inode)?;
+    delegations::forget(tx, mount_id, inode)?;
     if let Some(mut record) = tx.inode(inode)? {
         origins::set(tx, inode, &mut record, None)?;
         drop_ttl(tx, inode, &record);

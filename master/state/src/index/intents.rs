@@ -45,7 +45,7 @@ pub fn note(tx: &mut Transaction<'_>, inode: u64, mount_id: u32, reach: Reach, n
     note_since(tx, inode, mount_id, reach, (first_change, now_ns), now_ns)
 }
 
-/// The same for a change that goes back to an earlier one.
+/// Notes that the bucket lacks a change that goes back to an earlier one.
 pub fn note_since(
     tx: &mut Transaction<'_>,
     inode: u64,
@@ -60,8 +60,8 @@ pub fn note_since(
     (intent.first_change, intent.first_ns) = (intent.first_change.min(first_change), intent.first_ns.min(first_ns));
     (intent.change, intent.changed_ns) = (tx.counters.change, now_ns);
     if reach == Reach::Below {
-        intent.spread = true;
-        intent.spread_after.clear();
+        intent.propagates = true;
+        intent.propagated_after.clear();
     }
     tx.put(schema::Intents, inode, &intent);
     Ok(())

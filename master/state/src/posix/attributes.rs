@@ -8,7 +8,7 @@ use cavern_proto::master::{RemoveXattr, SetAttr, SetXattr, XattrMode};
 use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
 
-use super::context::{MutationContext, Tried, refuse};
+use super::context::{Checked, MutationContext, refuse};
 use crate::error::Result;
 use crate::{records, schema};
 
@@ -19,7 +19,7 @@ const NAMES_BYTES_MAX: usize = 65_536;
 const TOTAL_BYTES_MAX: usize = 1 << 20;
 
 impl MutationContext<'_, '_> {
-    pub fn set_attributes(&mut self, set: &SetAttr) -> Tried<u64> {
+    pub fn set_attributes(&mut self, set: &SetAttr) -> Checked<u64> {
         let mut record = self.inode(set.inode)?;
         self.check_set_attributes(set, &record)?;
         check_owner_ids(set.uid.unwrap_or_default(), set.gid.unwrap_or_default())?;
@@ -41,7 +41,7 @@ impl MutationContext<'_, '_> {
         Ok(set.inode)
     }
 
-    pub fn set_xattr(&mut self, set: &SetXattr) -> Tried<u64> {
+    pub fn set_xattr(&mut self, set: &SetXattr) -> Checked<u64> {
         if !has_length(&set.name) {
             return refuse(Errno::RANGE, format!("an attribute's name of {} bytes", set.name.len()));
         }
@@ -84,7 +84,7 @@ impl MutationContext<'_, '_> {
         self.keep_xattr(set.inode, record, &set.name, Some(&set.value))
     }
 
-    pub fn remove_xattr(&mut self, remove: &RemoveXattr) -> Tried<u64> {
+    pub fn remove_xattr(&mut self, remove: &RemoveXattr) -> Checked<u64> {
         let record = self.inode(remove.inode)?;
         self.check_xattr(remove.inode, &record, &remove.name, XattrChange::Remove)?;
         if !self.tx.before().has(schema::Xattrs, (remove.inode, &remove.name[..]))? {
@@ -98,7 +98,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Stores an attribute, or removes it, and the record with it.
-    fn keep_xattr(&mut self, inode: u64, mut record: InodeRecord, name: &[u8], value: Option<&[u8]>) -> Tried<u64> {
+    fn keep_xattr(&mut self, inode: u64, mut record: InodeRecord, name: &[u8], value: Option<&[u8]>) -> Checked<u64> {
         match value {
             Some(value) => self.put_xattr(inode, name, value),
             None => self.tx.delete(schema::Xattrs, (inode, name)),
@@ -133,7 +133,7 @@ impl MutationContext<'_, '_> {
 }
 
 /// Refuses a user or group of all ones: it is none in a kernel, which changes no file of it.
-pub fn check_owner_ids(uid: u32, gid: u32) -> Tried {
+pub fn check_owner_ids(uid: u32, gid: u32) -> Checked {
     if [uid, gid].contains(&u32::MAX) {
         return refuse(Errno::INVAL, format!("{} is no id of a user or group", u32::MAX));
     }

@@ -12,7 +12,7 @@ use cavern_proto::master::{CommitContent, Extent, Kind, SetAttr};
 use cavern_proto::record::{ExtentRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::context::{MutationContext, Tried, refuse};
+use super::context::{Checked, MutationContext, refuse};
 use crate::error::Result;
 use crate::index::extents::{self, Block, DropProgress};
 use crate::index::{origins, space};
@@ -30,7 +30,7 @@ const WORKERS_MAX: usize = 8;
 const CUTS_MAX: usize = 1000;
 
 impl MutationContext<'_, '_> {
-    pub fn commit(&mut self, commit: &CommitContent) -> Tried<u64> {
+    pub fn commit(&mut self, commit: &CommitContent) -> Checked<u64> {
         let mut record = self.inode(commit.inode)?;
         check_file(&record)?;
         self.check_commit(commit.inode, &record)?;
@@ -94,7 +94,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Gives a file the length that is set; the caller stores the record.
-    pub fn set_length(&mut self, set: &SetAttr, record: &mut InodeRecord, length: u64) -> Tried {
+    pub fn set_length(&mut self, set: &SetAttr, record: &mut InodeRecord, length: u64) -> Checked {
         let inode = set.inode;
         check_file(record)?;
         check_length(length)?;
@@ -205,7 +205,7 @@ fn names_each_once(made: &[Extent]) -> bool {
     })
 }
 
-fn check_file(record: &InodeRecord) -> Tried {
+fn check_file(record: &InodeRecord) -> Checked {
     match record.kind() {
         Kind::File => Ok(()),
         Kind::Directory => refuse(Errno::ISDIR, "a directory has no length"),
@@ -213,7 +213,7 @@ fn check_file(record: &InodeRecord) -> Tried {
     }
 }
 
-fn check_length(length: u64) -> Tried {
+fn check_length(length: u64) -> Checked {
     if length <= FILE_BYTES_MAX {
         return Ok(());
     }

@@ -10,7 +10,7 @@ use crate::change::Change;
 use crate::error::{Result, StateError};
 use crate::index::inodes::drop_ttl;
 use crate::index::intents::{self, Reach};
-use crate::index::{held, usage};
+use crate::index::{delegations, usage};
 use crate::records::{self, attributes, is_directory, next_generation};
 use crate::schema;
 use crate::transaction::Transaction;
@@ -29,14 +29,14 @@ pub enum MutationError {
     Refused(Refusal),
     /// The bucket has names in a directory, or somewhere below it, that the namespace lacks: they must come first.
     Unlisted { directory: u64, below: bool },
-    /// Another session holds this directory, and may have answered for changes in it.
-    Held { directory: u64 },
+    /// Another session holds the delegation of this directory, and may have answered for changes in it.
+    Delegated { directory: u64 },
     /// The database failed.
     Storage(StateError),
 }
 
 /// A part of a change, or what keeps it from being made.
-pub type Tried<T = ()> = Result<T, MutationError>;
+pub type Checked<T = ()> = Result<T, MutationError>;
 
 impl From<StateError> for MutationError {
     fn from(error: StateError) -> Self {
@@ -50,7 +50,7 @@ impl From<PosixError> for MutationError {
     }
 }
 
-pub fn refuse<T>(errno: Errno, reason: impl Into<String>) -> Tried<T> {
+pub fn refuse<T>(errno: Errno, reason: impl Into<String>) -> Checked<T> {
     Err(MutationError::Refused(Refusal { errno, reason: reason.into() }))
 }
 
@@ -64,7 +64,7 @@ pub struct Caller {
     /// Who asks on its host, as it says.
     pub user: Option<User>,
     /// It holds what this is about, and has answered for the change.
-    pub is_answered: bool,
+    pub is_write_back: bool,
     /// User and group that own what is created.
     pub owner: (u32, u32),
     /// When the change is applied.
@@ -90,8 +90,8 @@ pub struct MutationEffects {
     pub moved: Vec<u64>,
     /// Inodes that were to be held and are no longer there.
     pub gone: Vec<u64>,
-    /// The session holds the directory that it has made.
-    pub held: bool,
+    /// The session holds the delegation of the directory that it has made.
+    pub delegated: bool,
     /// Numbers that the session has reserved.
     pub reserved: Option<InodeRange>,
     /// A length was set, and no other session may write to the file.
@@ -137,7 +137,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A directory in which names may be changed.
-    pub fn directory(&mut self, inode: u64) -> Tried<InodeRecord> {
+    pub fn directory(&mut self, inode: u64) -> Checked<InodeRecord> {
         let record = self.inode(inode)?;
         self.check_own_directory(inode, &record)?;
         if !is_directory(&record) {
@@ -150,7 +150,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A directory of which all names are known.
-    pub fn whole_directory(&mut self, inode: u64) -> Tried<InodeRecord> {
+    pub fn fully_listed_directory(&mut self, inode: u64) -> Checked<InodeRecord> {
         let record = self.directory(inode)?;
         if record.listed_ns == 0 {
             return Err(MutationError::Unlisted { directory: inode, below: false });
@@ -159,7 +159,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A directory whose path changes: of it, and of all below it, all names must be known.
-    pub fn check_whole_below(&self, inode: u64) -> Tried {
+    pub fn check_fully_listed_below(&self, inode: u64) -> Checked {
         let Some(path) = self.tx.now().path_below(inode, self.mount.root_inode)? else {
             return refuse(Errno::STALE, format!("directory inode {inode} is no longer there"));
         };
@@ -170,7 +170,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A directory that goes: all of its names must be known, and there are none.
-    pub fn check_empty(&self, inode: u64, record: &InodeRecord, otherwise: &str) -> Tried {
+    pub fn check_empty(&self, inode: u64, record: &InodeRecord, otherwise: &str) -> Checked {
         if record.listed_ns == 0 {
             return Err(MutationError::Unlisted { directory: inode, below: false });
         }
@@ -181,7 +181,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// An inode of an fs-mode mount, which the client may change, and now.
-    pub fn inode(&mut self, inode: u64) -> Tried<InodeRecord> {
+    pub fn inode(&mut self, inode: u64) -> Checked<InodeRecord> {
         let record = self.lockable_inode(inode)?;
         if self.access == ClientAccess::ReadOnly {
             return refuse(Errno::ROFS, format!("{} is there for this client to be read", self.shown(inode)?));
@@ -190,14 +190,14 @@ impl MutationContext<'_, '_> {
     }
 
     /// An inode of an fs-mode mount, which may be locked now also by whoever only reads.
-    pub fn lockable_inode(&mut self, inode: u64) -> Tried<InodeRecord> {
+    pub fn lockable_inode(&mut self, inode: u64) -> Checked<InodeRecord> {
         let record = self.known_inode(inode)?;
         self.check_holder(inode, &record)?;
         Ok(record)
     }
 
-    /// An inode of an fs-mode mount that is there for the client, whoever holds its directory.
-    pub fn known_inode(&mut self, inode: u64) -> Tried<InodeRecord> {
+    /// An inode of an fs-mode mount that is there for the client, whoever holds the delegation of its directory.
+    pub fn known_inode(&mut self, inode: u64) -> Checked<InodeRecord> {
         let gone = || refuse(Errno::STALE, format!("inode {inode} is no longer there"));
         let Some(record) = self.tx.inode(inode)? else { return gone() };
         if record.mount_id != 0 && record.mount_id == self.mount.id {
@@ -215,7 +215,7 @@ impl MutationContext<'_, '_> {
             return refuse(Errno::ROFS, format!("{} is mounted in cache-mode", mount.path));
         }
         // What was answered by whoever held its directory was allowed then.
-        let limits = client.and_then(|client| mount.limits_of(client)).filter(|_| !self.caller.is_answered);
+        let limits = client.and_then(|client| mount.limits_of(client)).filter(|_| !self.caller.is_write_back);
         let user = self.caller.user.as_ref();
         self.limited = limits.map(|limits| LimitedUser { user: limits.mapped(user), limits: limits.clone() });
         if let Some(LimitedUser { user, .. }) = &self.limited {
@@ -227,42 +227,42 @@ impl MutationContext<'_, '_> {
     }
 
     /// Refuses a change of an inode which another session may have answered for otherwise.
-    pub fn check_holder(&self, inode: u64, record: &InodeRecord) -> Tried {
-        if self.caller.is_answered {
+    pub fn check_holder(&self, inode: u64, record: &InodeRecord) -> Checked {
+        if self.caller.is_write_back {
             return self.check_own(inode, record);
         }
-        if self.tx.counters.held == 0 {
+        if self.tx.counters.delegations == 0 {
             return Ok(());
         }
         let session = self.caller.session;
         let is_other = |holder| session == 0 || holder != session;
-        match self.tx.before().held_around(inode, record, is_other)? {
-            Some(directory) => Err(MutationError::Held { directory }),
+        match self.tx.before().delegation_around(inode, record, is_other)? {
+            Some(directory) => Err(MutationError::Delegated { directory }),
             None => Ok(()),
         }
     }
 
     /// Refuses what the session has answered for, though it does not hold the directory of an inode, nor the inode.
-    pub fn check_own(&self, inode: u64, record: &InodeRecord) -> Tried {
+    pub fn check_own(&self, inode: u64, record: &InodeRecord) -> Checked {
         let is_own = |holder| holder == self.caller.session;
-        if !self.caller.is_answered || self.tx.before().held_around(inode, record, is_own)?.is_some() {
+        if !self.caller.is_write_back || self.tx.before().delegation_around(inode, record, is_own)?.is_some() {
             return Ok(());
         }
-        self.not_held(inode)
+        self.not_delegated(inode)
     }
 
-    /// The same for a directory in which names are to change.
-    fn check_own_directory(&self, inode: u64, record: &InodeRecord) -> Tried {
+    /// Refuses what the session has answered for in a directory whose delegation it does not hold.
+    fn check_own_directory(&self, inode: u64, record: &InodeRecord) -> Checked {
         let session = Some(self.caller.session);
-        if !self.caller.is_answered || self.tx.before().holder(record.mount_id, inode)? == session {
+        if !self.caller.is_write_back || self.tx.before().holder(record.mount_id, inode)? == session {
             return Ok(());
         }
-        self.not_held(inode)
+        self.not_delegated(inode)
     }
 
-    fn not_held(&self, inode: u64) -> Tried {
+    fn not_delegated(&self, inode: u64) -> Checked {
         let (session, shown) = (self.caller.session, self.shown(inode)?);
-        refuse(Errno::STALE, format!("session {session} does not hold {shown}, or its directory, any more"))
+        refuse(Errno::STALE, format!("session {session} has no delegation of {shown}, or its directory, any more"))
     }
 
     /// Stores an inode whose attributes changed, and has the sessions notified.
@@ -316,7 +316,7 @@ impl MutationContext<'_, '_> {
         usage::drop_quota(self.tx, inode)?;
         drop_ttl(self.tx, inode, &record);
         if is_directory(&record) {
-            held::forget(self.tx, record.mount_id, inode)?;
+            delegations::forget(self.tx, record.mount_id, inode)?;
         }
         records::change(&mut record, |attr| rules::name_dropped(attr, self.caller.made_ns));
         self.tx.put(schema::Unlinked, inode, &());

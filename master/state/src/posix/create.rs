@@ -8,27 +8,32 @@ use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
 use super::attributes::check_owner_ids;
-use super::context::{EntriesChange, MutationContext, Tried, refuse};
+use super::context::{Checked, EntriesChange, MutationContext, refuse};
 use crate::index::usage::UsageDelta;
 use crate::records::{self, attributes};
 use crate::schema;
 
 impl MutationContext<'_, '_> {
-    pub fn create(&mut self, create: &CreateInode) -> Tried<u64> {
+    pub fn create(&mut self, create: &CreateInode) -> Checked<u64> {
         self.create_checked(create, Self::check_kind)
     }
 
     /// A character device with the number 0, which hides a name of a lower layer of overlayfs. It takes no more rights
     /// than a name does.
-    pub fn create_whiteout(&mut self, parent: u64, name: Bytes) -> Tried<u64> {
+    pub fn create_whiteout(&mut self, parent: u64, name: Bytes) -> Checked<u64> {
         let kind = Kind::CharacterDevice as i32;
         self.create_checked(&CreateInode { parent, name, kind, ..CreateInode::default() }, |_, _| Ok(()))
     }
 
-    fn create_checked(&mut self, create: &CreateInode, check_kind: impl FnOnce(&Self, Kind) -> Tried) -> Tried<u64> {
+    fn create_checked(
+        &mut self,
+        create: &CreateInode,
+        check_kind: impl FnOnce(&Self, Kind) -> Checked,
+    ) -> Checked<u64> {
         check_create(create)?;
         let (kind, is_named) = (create.kind(), create.naming() == Naming::Named);
-        let directory = if is_named { self.whole_directory(create.parent)? } else { self.directory(create.parent)? };
+        let directory =
+            if is_named { self.fully_listed_directory(create.parent)? } else { self.directory(create.parent)? };
         self.check_names(create.parent, &directory)?;
         check_kind(&*self, kind)?;
         if is_named && self.tx.dentry(create.parent, &create.name)?.is_some() {
@@ -67,7 +72,7 @@ impl MutationContext<'_, '_> {
         };
         lists.iter().for_each(|(name, acl)| self.put_acl(inode, name, acl));
         self.touch(inode, record);
-        self.hold_made(create, inode)?;
+        self.delegate_created(create, inode)?;
         if is_named {
             self.tx.put_dentry(create.parent, &create.name, DentryRecord { inode, kind: create.kind });
             self.tx.name_changed(create.parent, &create.name, 0, inode);
@@ -78,7 +83,7 @@ impl MutationContext<'_, '_> {
         }
         // Whoever makes a file has it open to be written, whatever its mode says.
         if !is_named || kind == Kind::File && self.limited.is_some() {
-            self.put_hold_to_write(inode);
+            self.put_write_ref(inode);
         }
         Ok(inode)
     }

@@ -6,7 +6,7 @@ use cavern_proto::master::{LinkInode, RemoveName};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::context::{EntriesChange, MutationContext, Tried, refuse};
+use super::context::{Checked, EntriesChange, MutationContext, refuse};
 use crate::error::{Result, StateError};
 use crate::index::inodes::{delete_link, other_name, put_link};
 use crate::index::usage::{UsageDelta, signed};
@@ -17,9 +17,9 @@ use crate::schema;
 const LINKS_MAX: u32 = 65_000;
 
 impl MutationContext<'_, '_> {
-    pub fn link(&mut self, link: &LinkInode) -> Tried<u64> {
+    pub fn link(&mut self, link: &LinkInode) -> Checked<u64> {
         check_name(&link.name)?;
-        let directory = self.whole_directory(link.parent)?;
+        let directory = self.fully_listed_directory(link.parent)?;
         self.check_names(link.parent, &directory)?;
         let mut record = self.inode(link.inode)?;
         self.check_link(link.inode, &record)?;
@@ -58,9 +58,9 @@ impl MutationContext<'_, '_> {
         Ok(link.inode)
     }
 
-    pub fn remove(&mut self, remove: &RemoveName) -> Tried<u64> {
+    pub fn remove(&mut self, remove: &RemoveName) -> Checked<u64> {
         check_name(&remove.name)?;
-        let directory = self.whole_directory(remove.parent)?;
+        let directory = self.fully_listed_directory(remove.parent)?;
         self.check_names(remove.parent, &directory)?;
         let Some(dentry) = self.tx.dentry(remove.parent, &remove.name)? else {
             return refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(&remove.name)));

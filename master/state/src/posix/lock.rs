@@ -11,7 +11,7 @@ use cavern_proto::master::{Kind, Lock, LockKind, LockType, SetLock};
 use cavern_proto::record::{LockRecord, WaitingLock};
 use rustix::io::Errno;
 
-use super::context::{MutationContext, Tried, refuse};
+use super::context::{Checked, MutationContext, refuse};
 use crate::change::Change;
 use crate::error::Result;
 use crate::schema;
@@ -77,7 +77,7 @@ fn sessions(record: &LockRecord) -> BTreeMap<u64, bool> {
 }
 
 impl MutationContext<'_, '_> {
-    pub fn set_lock(&mut self, set: SetLock) -> Tried<u64> {
+    pub fn set_lock(&mut self, set: SetLock) -> Checked<u64> {
         let (inode, kind) = (set.inode, set.kind());
         let lock = check(set.lock, kind, self.caller.session)?;
         if lock.r#type() != LockType::Unlocked && self.lockable_inode(inode)?.kind() != Kind::File {
@@ -89,7 +89,7 @@ impl MutationContext<'_, '_> {
         decision.map(|()| inode)
     }
 
-    fn decide(&mut self, locks: &mut Locks, lock: Lock, set: &SetLock) -> Tried {
+    fn decide(&mut self, locks: &mut Locks, lock: Lock, set: &SetLock) -> Checked {
         let is_it = |waiting: &WaitingLock| {
             set.waiter != 0
                 && waiting.waiter == set.waiter
@@ -134,7 +134,7 @@ impl MutationContext<'_, '_> {
 }
 
 /// A lock that makes sense.
-fn check(lock: Option<Lock>, kind: LockKind, session: u64) -> Tried<Lock> {
+fn check(lock: Option<Lock>, kind: LockKind, session: u64) -> Checked<Lock> {
     let lock = Lock { session, ..lock.unwrap_or_default() };
     if LockType::try_from(lock.r#type).is_err() {
         return refuse(Errno::INVAL, "a lock of a type that this master does not know");

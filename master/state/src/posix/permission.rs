@@ -15,10 +15,10 @@ use cavern_posix::mode::{EXECUTE, WRITE};
 use cavern_posix::xattr::CAPABILITY;
 use cavern_posix::{PosixError, Right, XattrChange, check_sticky, right_to_set, right_to_xattr};
 use cavern_proto::master::{Kind, Mount, RenameName, SetAttr, User};
-use cavern_proto::record::{HoldRight, InodeRecord};
+use cavern_proto::record::{InodeRecord, OpenRight};
 use rustix::io::Errno;
 
-use super::context::{LimitedUser, MutationContext, Tried, refuse};
+use super::context::{Checked, LimitedUser, MutationContext, refuse};
 use crate::error::Result;
 use crate::records::{attributes, has_one_name, is_directory};
 use crate::tables::DEPTH_MAX;
@@ -34,19 +34,19 @@ impl MutationContext<'_, '_> {
         self.limited_user().map_or(Ok(true), |user| self.tx.before().permits(user, inode, record, wanted))
     }
 
-    fn refuse_access(&self, inode: u64, what: &str) -> Tried {
+    fn refuse_access(&self, inode: u64, what: &str) -> Checked {
         let (uid, shown) = (self.caller.owner.0, self.shown(inode)?);
         refuse(Errno::ACCESS, format!("user {uid} may not {what} {shown}"))
     }
 
     /// The user gets to an inode, and may do all of this with it.
-    pub fn check_access(&self, inode: u64, record: &InodeRecord, wanted: u32, what: &str) -> Tried {
+    pub fn check_access(&self, inode: u64, record: &InodeRecord, wanted: u32, what: &str) -> Checked {
         self.check_reach(inode, record)?;
         if self.allows(inode, record, wanted)? { Ok(()) } else { self.refuse_access(inode, what) }
     }
 
     /// A directory and those above it let the user through.
-    fn check_search(&self, directory: u64) -> Tried {
+    fn check_search(&self, directory: u64) -> Checked {
         let mut depth = 0;
         for item in self.tx.now().ancestors(directory) {
             let (at, record) = item?;
@@ -71,7 +71,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// The user gets to an inode. By which of several names he has come nobody knows, and what has none was opened.
-    fn check_reach(&self, inode: u64, record: &InodeRecord) -> Tried {
+    fn check_reach(&self, inode: u64, record: &InodeRecord) -> Checked {
         if self.limited_user().is_none() || inode == self.mount.root_inode || !has_one_name(record) {
             return Ok(());
         }
@@ -79,7 +79,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Names in a directory may change.
-    pub fn check_names(&self, inode: u64, record: &InodeRecord) -> Tried {
+    pub fn check_names(&self, inode: u64, record: &InodeRecord) -> Checked {
         if self.limited_user().is_none() {
             return Ok(());
         }
@@ -88,7 +88,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A name may be taken away from an inode in a directory.
-    pub fn check_sticky(&self, directory: &InodeRecord, record: &InodeRecord) -> Tried {
+    pub fn check_sticky(&self, directory: &InodeRecord, record: &InodeRecord) -> Checked {
         let Some(user) = self.limited_user() else { return Ok(()) };
         Ok(check_sticky(user, &attributes(0, directory), &attributes(0, record))?)
     }
@@ -100,7 +100,7 @@ impl MutationContext<'_, '_> {
         rename: &RenameName,
         inode: u64,
         (directory, record): (&InodeRecord, &InodeRecord),
-    ) -> Tried {
+    ) -> Checked {
         self.check_sticky(directory, record)?;
         let leads_elsewhere = is_directory(record) && rename.parent != rename.new_parent;
         if leads_elsewhere && !self.allows(inode, record, WRITE)? {
@@ -110,7 +110,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// An inode may get another name. One without any was opened by whoever names it.
-    pub fn check_link(&self, inode: u64, record: &InodeRecord) -> Tried {
+    pub fn check_link(&self, inode: u64, record: &InodeRecord) -> Checked {
         let is_owner = self.limited_user().is_none_or(|user| user.uid == record.uid);
         if record.unlinked && !is_owner && !self.may_commit(inode)? {
             return self.refuse_access(inode, "give a name to");
@@ -119,14 +119,14 @@ impl MutationContext<'_, '_> {
     }
 
     /// What is of this kind may be made.
-    pub fn check_kind(&self, kind: Kind) -> Tried {
+    pub fn check_kind(&self, kind: Kind) -> Checked {
         match kind {
             Kind::CharacterDevice | Kind::BlockDevice => self.check_root("makes devices"),
             _ => Ok(()),
         }
     }
 
-    pub fn check_root(&self, what: &'static str) -> Tried {
+    pub fn check_root(&self, what: &'static str) -> Checked {
         match self.limited_user() {
             None => Ok(()),
             Some(user) => Err(PosixError::NotTheOne { uid: user.uid, what }.into()),
@@ -135,7 +135,7 @@ impl MutationContext<'_, '_> {
 
     /// A client may set what holds for others in the mount that was found, as `is_granted` by its rule: whose space is
     /// bounded does not say by how much. Of whoever has no name nothing is known (no `[security]`).
-    pub fn check_setting(&self, is_granted: fn(&Mount, &str) -> bool, what: &str, option: &str) -> Tried {
+    pub fn check_setting(&self, is_granted: fn(&Mount, &str) -> bool, what: &str, option: &str) -> Checked {
         match self.caller.client.as_deref() {
             Some(client) if !client.is_empty() && !is_granted(&self.mount, client) => refuse(
                 Errno::PERM,
@@ -150,18 +150,18 @@ impl MutationContext<'_, '_> {
 
     /// Whether the session holds a file, and its user was allowed to write when it was opened.
     fn may_commit(&self, inode: u64) -> Result<bool> {
-        Ok(self.tx.before().hold(inode, self.caller.session)? == Some(HoldRight::Commit))
+        Ok(self.tx.before().open_ref(inode, self.caller.session)? == Some(OpenRight::Commit))
     }
 
     /// What was written to a file may become a part of it.
-    pub fn check_commit(&self, inode: u64, record: &InodeRecord) -> Tried {
+    pub fn check_commit(&self, inode: u64, record: &InodeRecord) -> Checked {
         let Some(user) = self.limited_user() else { return Ok(()) };
         let right = if user.uid == record.uid { Right::Reach } else { Right::Write };
         if self.may_commit(inode)? { Ok(()) } else { self.check_permission(inode, record, right) }
     }
 
     /// The user has a right to an inode.
-    fn check_permission(&self, inode: u64, record: &InodeRecord, right: Right) -> Tried {
+    fn check_permission(&self, inode: u64, record: &InodeRecord, right: Right) -> Checked {
         match right {
             Right::Commit => self.check_commit(inode, record),
             Right::Reach => self.check_reach(inode, record),
@@ -169,14 +169,14 @@ impl MutationContext<'_, '_> {
         }
     }
 
-    pub fn check_set_attributes(&self, set: &SetAttr, record: &InodeRecord) -> Tried {
+    pub fn check_set_attributes(&self, set: &SetAttr, record: &InodeRecord) -> Checked {
         let Some(LimitedUser { user, limits }) = &self.limited else { return Ok(()) };
         let right = right_to_set(set, &attributes(set.inode, record), (user, limits))?;
         self.check_permission(set.inode, record, right)
     }
 
     /// An extended attribute may be set, or taken away.
-    pub fn check_xattr(&self, inode: u64, record: &InodeRecord, name: &[u8], change: XattrChange) -> Tried {
+    pub fn check_xattr(&self, inode: u64, record: &InodeRecord, name: &[u8], change: XattrChange) -> Checked {
         // Linux resolves the path before it looks at the attribute. What a write takes away was opened then.
         if name != CAPABILITY || change != XattrChange::Remove {
             self.check_reach(inode, record)?;

@@ -10,7 +10,7 @@ use cavern_proto::master::{Mount, RenameMode, RenameName, SetQuota, SetTtl, TtlA
 use cavern_proto::record::{InodeRecord, QuotaRecord, TtlRecord};
 use rustix::io::Errno;
 
-use super::context::{MutationContext, Tried, refuse};
+use super::context::{Checked, MutationContext, refuse};
 use crate::error::Result;
 use crate::index::usage::{self, UsageDelta, signed};
 use crate::records::{is_directory, links};
@@ -18,11 +18,11 @@ use crate::schema;
 
 impl MutationContext<'_, '_> {
     /// Sets a quota, changes it, or ends it. With the first one counting begins.
-    pub fn set_quota(&mut self, set: &SetQuota) -> Tried<u64> {
+    pub fn set_quota(&mut self, set: &SetQuota) -> Checked<u64> {
         self.directory(set.inode)?;
         self.check_root("sets how much may be in a directory")?;
         self.check_setting(Mount::may_set_quotas, "set quotas", "quotas")?;
-        self.check_nothing_held()?;
+        self.check_no_delegations()?;
         let known = self.tx.before().get(schema::Quotas, set.inode)?;
         let mut quota = known.unwrap_or_default();
         quota.max_bytes = set.max_bytes.unwrap_or(quota.max_bytes);
@@ -41,11 +41,11 @@ impl MutationContext<'_, '_> {
     }
 
     /// Sets the rule of a directory, or ends it.
-    pub fn set_ttl(&mut self, set: &SetTtl) -> Tried<u64> {
+    pub fn set_ttl(&mut self, set: &SetTtl) -> Checked<u64> {
         self.directory(set.inode)?;
         self.check_root("sets how long files live")?;
         self.check_setting(Mount::may_set_ttls, "set how long files live", "ttl")?;
-        self.check_nothing_held()?;
+        self.check_no_delegations()?;
         let Ok(action) = TtlAction::try_from(set.action) else {
             return refuse(Errno::INVAL, "an action that this master does not know");
         };
@@ -59,17 +59,17 @@ impl MutationContext<'_, '_> {
     }
 
     /// Refuses what would exceed the quota of a directory, or of one above it, if this much more were in it.
-    pub fn check_quotas(&self, directory: u64, growth: UsageDelta) -> Tried {
+    pub fn check_quotas(&self, directory: u64, growth: UsageDelta) -> Checked {
         self.check_quotas_below(directory, growth, &HashSet::new())
     }
 
-    /// The same up to the first directory of a set, in which nothing becomes more.
-    fn check_quotas_below(&self, directory: u64, growth: UsageDelta, end: &HashSet<u64>) -> Tried {
+    /// Checks the quotas up to the first directory of a set, in which nothing becomes more.
+    fn check_quotas_below(&self, directory: u64, growth: UsageDelta, end: &HashSet<u64>) -> Checked {
         if self.tx.counters.quotas == 0 || growth.bytes <= 0 && growth.inodes <= 0 {
             return Ok(());
         }
         // It has been answered: where a directory was held, there was no quota when it was made.
-        if self.caller.is_answered {
+        if self.caller.is_write_back {
             return Ok(());
         }
         for at in self.tx.now().above(directory)?.into_iter().take_while(|at| !end.contains(at)) {
@@ -88,7 +88,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A file becomes longer.
-    pub fn check_growth(&self, record: &InodeRecord, length: u64) -> Tried {
+    pub fn check_growth(&self, record: &InodeRecord, length: u64) -> Checked {
         // What has no name is in no directory.
         if record.unlinked || length <= record.size {
             return Ok(());
@@ -102,7 +102,7 @@ impl MutationContext<'_, '_> {
         rename: &RenameName,
         moved: (u64, &InodeRecord),
         replaced: Option<(u64, &InodeRecord)>,
-    ) -> Tried {
+    ) -> Checked {
         let (from, to) = (rename.parent, rename.new_parent);
         if self.tx.counters.quotas == 0 || from == to {
             return Ok(());

@@ -5,17 +5,17 @@ use cavern_proto::master::{Kind, RenameMode, RenameName};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::context::{EntriesChange, MutationContext, Tried, refuse};
+use super::context::{Checked, EntriesChange, MutationContext, refuse};
 use crate::index::usage::UsageDelta;
 use crate::records::{self, is_directory};
 use crate::tables::DEPTH_MAX;
 
 impl MutationContext<'_, '_> {
-    pub fn rename(&mut self, rename: &RenameName) -> Tried<u64> {
+    pub fn rename(&mut self, rename: &RenameName) -> Checked<u64> {
         check_name(&rename.name)?;
         check_name(&rename.new_name)?;
-        let from = self.whole_directory(rename.parent)?;
-        let to = self.whole_directory(rename.new_parent)?;
+        let from = self.fully_listed_directory(rename.parent)?;
+        let to = self.fully_listed_directory(rename.new_parent)?;
         self.check_names(rename.parent, &from)?;
         self.check_names(rename.new_parent, &to)?;
         let missing = |name: &[u8]| refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(name)));
@@ -52,7 +52,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// A rename that leaves a whiteout under the old name.
-    pub fn rename_whiteout(&mut self, rename: &RenameName) -> Tried<u64> {
+    pub fn rename_whiteout(&mut self, rename: &RenameName) -> Checked<u64> {
         if rename.mode() == RenameMode::Exchange {
             return refuse(Errno::INVAL, "two names that are exchanged leave no whiteout");
         }
@@ -66,7 +66,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Whether a directory is another, or lies above it.
-    fn is_above(&self, directory: u64, other: u64) -> Tried<bool> {
+    fn is_above(&self, directory: u64, other: u64) -> Checked<bool> {
         let mut depth = 0;
         for item in self.tx.now().ancestors(other) {
             if item?.0 == directory {
@@ -85,10 +85,10 @@ impl MutationContext<'_, '_> {
         rename: &RenameName,
         (dentry, mut moved): (DentryRecord, InodeRecord),
         target: Option<DentryRecord>,
-    ) -> Tried<u64> {
+    ) -> Checked<u64> {
         let moves_directory = is_directory(&moved);
         if moves_directory {
-            self.check_whole_below(dentry.inode)?;
+            self.check_fully_listed_below(dentry.inode)?;
         }
         let mut replaced = None;
         if let Some(target) = target {
@@ -132,13 +132,13 @@ impl MutationContext<'_, '_> {
         rename: &RenameName,
         (dentry, mut moved): (DentryRecord, InodeRecord),
         target: DentryRecord,
-    ) -> Tried<u64> {
+    ) -> Checked<u64> {
         let mut other = self.inode(target.inode)?;
         let to = self.directory(rename.new_parent)?;
         self.check_rename(rename, target.inode, (&to, &other))?;
         for (inode, record) in [(dentry.inode, &moved), (target.inode, &other)] {
             if is_directory(record) {
-                self.check_whole_below(inode)?;
+                self.check_fully_listed_below(inode)?;
             }
         }
         self.check_move(rename, (dentry.inode, &moved), Some((target.inode, &other)))?;
@@ -165,7 +165,7 @@ impl MutationContext<'_, '_> {
     }
 
     /// Both directories of a rename, which may be one.
-    fn parents_changed(&mut self, rename: &RenameName, mut from: EntriesChange, to: EntriesChange) -> Tried {
+    fn parents_changed(&mut self, rename: &RenameName, mut from: EntriesChange, to: EntriesChange) -> Checked {
         if rename.parent == rename.new_parent {
             from = EntriesChange { names: from.names + to.names, directories: from.directories + to.directories };
         }

@@ -3,7 +3,7 @@
 use cavern_posix::mode::{EXECUTE, READ, WRITE};
 use cavern_proto::locks::conflicts;
 use cavern_proto::master::{Lock, LockKind, Mount, User};
-use cavern_proto::record::{HoldRight, InodeRecord};
+use cavern_proto::record::{InodeRecord, OpenRight};
 
 use crate::error::Result;
 use crate::index::origins::{is_written, whole_object};
@@ -39,7 +39,7 @@ pub fn may_access(tables: Tables<'_>, (mount, user): (&Mount, &User), inode: u64
 /// Whether a user, as he counts in a mount, may be told where the bytes of a file are: whoever may read, run or write
 /// it, its owner, and those whose session writes to it.
 pub fn may_have_layout(tables: Tables<'_>, (mount, user): (&Mount, &User), inode: u64, session: u64) -> Result<bool> {
-    if tables.hold(inode, session)? == Some(HoldRight::Commit) {
+    if tables.open_ref(inode, session)? == Some(OpenRight::Commit) {
         return Ok(true);
     }
     if tables.inode(inode)?.is_some_and(|record| record.uid == user.uid) {

@@ -17,7 +17,7 @@ impl<'a> Tables<'a> {
         self.extents_of(inode, from)?.collect()
     }
 
-    /// The same one by one.
+    /// The blocks of a file from one index on, one by one.
     pub fn extents_of(&self, inode: u64, from: u32) -> Result<impl Iterator<Item = Result<Extent>> + use<'a>> {
         let cuts = self.inode(inode)?.unwrap_or_default().cuts;
         let is_there = move |extent: &Extent| !is_truncated(&cuts, extent.index, extent.generation);

@@ -98,7 +98,7 @@ impl<'a> Tables<'a> {
         Ok((entries, more.is_none()))
     }
 
-    /// The same with their inode records.
+    /// Up to `limit` entries of a directory after `after` with their inode records, and whether these are the last.
     pub fn page(&self, directory: u64, after: Option<&[u8]>, limit: usize) -> Result<(Vec<Listed>, bool)> {
         let (entries, is_last) = self.entries(directory, after, limit)?;
         let records = self.inodes(entries.iter().map(|(_, entry)| entry.inode))?;
@@ -112,9 +112,9 @@ impl<'a> Tables<'a> {
         Ok(!self.has_any(schema::Dentries, directory)?)
     }
 
-    /// The same of a directory of an fs-mode mount, whose names may just have been removed, by the hundred thousand:
-    /// they cost a scan as much as others, for a time. So it is not a long one where the directory says how many names
-    /// it has.
+    /// Whether a directory of an fs-mode mount has no entry: its names may just have been removed, by the hundred
+    /// thousand: they cost a scan as much as others, for a time. So it is not a long one where the directory says how
+    /// many names it has.
     pub fn is_empty_directory(&self, directory: u64, record: &InodeRecord) -> Result<bool> {
         let Some(entries) = record.entries else { return self.is_empty(directory) };
         let start = encode_key::<schema::Dentries>(&directory);

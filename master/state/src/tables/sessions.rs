@@ -1,32 +1,32 @@
-//! Sessions, and what they have of the state: inodes and directories that they hold, and locks.
+//! Sessions, and what they have of the state: inodes and directories delegated to them, and locks.
 
 use cavern_proto::master::LockKind;
-use cavern_proto::record::{HoldRight, InodeRecord, LockRecord};
+use cavern_proto::record::{InodeRecord, LockRecord, OpenRight};
 
 use super::{Row, Tables};
-use crate::change::HeldDirectory;
+use crate::change::DirectoryDelegation;
 use crate::error::Result;
 use crate::records::is_directory;
 use crate::schema;
 
 impl Tables<'_> {
     /// Whether a session holds an inode that has no name.
-    pub fn is_held(&self, inode: u64) -> Result<bool> {
-        self.has_any(schema::Holds, inode)
+    pub fn is_open(&self, inode: u64) -> Result<bool> {
+        self.has_any(schema::OpenRefs, inode)
     }
 
     /// What a session may do with an inode that it holds, if it does.
-    pub fn hold(&self, inode: u64, session: u64) -> Result<Option<HoldRight>> {
-        Ok(self.get(schema::Holds, (inode, session))?.map(|hold| hold.right()))
+    pub fn open_ref(&self, inode: u64, session: u64) -> Result<Option<OpenRight>> {
+        Ok(self.get(schema::OpenRefs, (inode, session))?.map(|open_ref| open_ref.right()))
     }
 
     /// Whether another session than this one holds it, and may write to it: those who only read are notified of what
     /// changes.
     pub fn is_written_by_others(&self, inode: u64, session: u64) -> Result<bool> {
-        for row in self.rows(schema::Holds, inode) {
+        for row in self.rows(schema::OpenRefs, inode) {
             let row = row?;
-            let ((_, holder), hold) = row.entry()?;
-            if holder != session && hold.right() != HoldRight::Read {
+            let ((_, holder), open_ref) = row.entry()?;
+            if holder != session && open_ref.right() != OpenRight::Read {
                 return Ok(true);
             }
         }
@@ -34,8 +34,8 @@ impl Tables<'_> {
     }
 
     /// Up to `limit` of the inodes that a session holds, in their order.
-    pub fn held_by(&self, session: u64, limit: usize) -> Result<Vec<u64>> {
-        self.rows(schema::SessionHolds, session).page(limit, |row| Ok(row.key()?.1))
+    pub fn refs_of(&self, session: u64, limit: usize) -> Result<Vec<u64>> {
+        self.rows(schema::SessionOpenRefs, session).page(limit, |row| Ok(row.key()?.1))
     }
 
     /// The locks of one kind of a file.
@@ -53,7 +53,7 @@ impl Tables<'_> {
 
     /// The directory that counts for an inode and that such a session holds: the one that the inode is in, or the inode
     /// itself.
-    pub fn held_around(
+    pub fn delegation_around(
         &self,
         inode: u64,
         record: &InodeRecord,
@@ -68,30 +68,30 @@ impl Tables<'_> {
     }
 
     /// Up to `limit` of the directories of a mount that sessions hold, in their order.
-    pub fn held_in(&self, mount_id: u32, limit: usize) -> Result<Vec<HeldDirectory>> {
-        self.rows(schema::HeldDirectories, mount_id).page(limit, held)
+    pub fn delegations_in(&self, mount_id: u32, limit: usize) -> Result<Vec<DirectoryDelegation>> {
+        self.rows(schema::DirectoryDelegations, mount_id).page(limit, delegation)
     }
 
-    /// Every directory that a session holds.
-    pub fn all_held(&self) -> Result<Vec<HeldDirectory>> {
-        self.rows(schema::HeldDirectories, ()).page(usize::MAX, held)
+    /// Every directory delegated to a session.
+    pub fn all_delegations(&self) -> Result<Vec<DirectoryDelegation>> {
+        self.rows(schema::DirectoryDelegations, ()).page(usize::MAX, delegation)
     }
 
     /// How many directories a session holds.
-    pub fn held_count(&self, session: u64) -> Result<u64> {
-        Ok(self.get(schema::HeldCounts, session)?.unwrap_or_default())
+    pub fn delegation_count(&self, session: u64) -> Result<u64> {
+        Ok(self.get(schema::DelegationCounts, session)?.unwrap_or_default())
     }
 
-    /// Up to `limit` of the directories that a session holds, in their order.
-    pub fn directories_of(&self, session: u64, limit: usize) -> Result<Vec<HeldDirectory>> {
-        self.rows(schema::SessionDirectories, session).page(limit, |row| {
+    /// Up to `limit` of the directories delegated to a session, in their order.
+    pub fn directories_of(&self, session: u64, limit: usize) -> Result<Vec<DirectoryDelegation>> {
+        self.rows(schema::SessionDelegations, session).page(limit, |row| {
             let ((session, directory), mount_id) = row.entry()?;
-            Ok(HeldDirectory { mount_id, directory, session })
+            Ok(DirectoryDelegation { mount_id, directory, session })
         })
     }
 }
 
-fn held(row: &Row<schema::HeldDirectories>) -> Result<HeldDirectory> {
+fn delegation(row: &Row<schema::DirectoryDelegations>) -> Result<DirectoryDelegation> {
     let ((mount_id, directory), session) = row.entry()?;
-    Ok(HeldDirectory { mount_id, directory, session })
+    Ok(DirectoryDelegation { mount_id, directory, session })
 }

@@ -148,9 +148,9 @@ fn nothing_is_looked_at_before_something_can_be_due() {
     let known = |bench: &Fixture| {
         let (arrivals, oldest_ns) = (bench.arrivals(), bench.walk(governed, &rules, PAGE).1);
         let began = Instant::now().checked_sub(Duration::from_secs(5)).unwrap();
-        Governed { began, arrivals, oldest_ns }
+        RuleState { began, arrivals, oldest_ns }
     };
-    let is_due = |known: &Governed, bench: &Fixture, later: i64| {
+    let is_due = |known: &RuleState, bench: &Fixture, later: i64| {
         let clock = Clock::new(move || Reading { wall_ns: NOW + later * SECOND, uptime_ns: NOW + later * SECOND });
         known.is_due(&rules[&governed], bench.arrivals(), &clock)
     };
@@ -173,7 +173,7 @@ fn nothing_is_looked_at_before_something_can_be_due() {
     bench.change(1, rename("d", "d"));
     assert!(is_due(&with_file, &bench, 5));
     assert_eq!(bench.walk(governed, &rules, PAGE).0, BTreeSet::from([inside]));
-    let just_now = Governed { began: Instant::now(), ..with_file };
+    let just_now = RuleState { began: Instant::now(), ..with_file };
     assert!(!is_due(&just_now, &bench, 50), "one look in a tenth of the time");
 }
 

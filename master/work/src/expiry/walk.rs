@@ -33,7 +33,7 @@ impl Due {
     }
 }
 
-/// See the module.
+/// A walk through the files that one rule governs.
 pub(super) struct Walk {
     rule: TtlRecord,
     /// Directories with rules of their own, which are not entered.

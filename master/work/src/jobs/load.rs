@@ -107,7 +107,7 @@ impl Loader {
         if kind == JobKind::Check || entry.attr.unwrap_or_default().kind() == Kind::Directory {
             return Ok(entry);
         }
-        self.lookups.touch(&[entry.parent], true).await?;
+        self.lookups.refresh_listings(&[entry.parent], true).await?;
         self.lookups.resolve(path).await
     }
 

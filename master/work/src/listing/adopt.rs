@@ -10,7 +10,7 @@ use cavern_ufs::{Listed, Window};
 use super::Listings;
 use super::diff::listed_entry;
 use crate::error::WorkError;
-use crate::mounts::{CLAIM, OpenMount, PARKED};
+use crate::mounts::{CLAIM, OpenMount, PRESERVED};
 
 /// Entries of one command.
 pub const ENTRIES: usize = 250;
@@ -41,7 +41,7 @@ impl Listings {
         self.propose_adoption(directory, mount, names, marker, rest).await
     }
 
-    /// The same for a single name, of which nothing but that it is there is known.
+    /// Takes a single name into a directory, of which nothing but that it is there is known.
     pub(super) async fn adopt_name(
         &self,
         mount: &OpenMount,
@@ -64,8 +64,8 @@ impl Listings {
         let key_prefix = directory.key_prefix(mount.ufs.prefix()).ok_or(WorkError::Gone(directory.inode))?;
         if directory.is_mount_root() {
             // What this cluster keeps there for itself goes by itself.
-            let parked = format!("{PARKED}{}-", self.0.cluster_id);
-            names.retain(|(name, _)| !name.starts_with(parked.as_bytes()) && &name[..] != CLAIM.as_bytes());
+            let preserved = format!("{PRESERVED}{}-", self.0.cluster_id);
+            names.retain(|(name, _)| !name.starts_with(preserved.as_bytes()) && &name[..] != CLAIM.as_bytes());
         }
         let (complete, hidden) = match rest {
             WindowTail::Unknown => (false, 0),
@@ -75,7 +75,7 @@ impl Listings {
         if mount.mount.existing() == Existing::Recovered {
             entries = self.recover(mount, &key_prefix, entries).await?;
         }
-        let part = self.0.looks.of(AdoptListing {
+        let part = self.0.default_attributes.of(AdoptListing {
             mount_id: mount.id(),
             directory: directory.inode,
             key_prefix,

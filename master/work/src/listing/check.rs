@@ -10,13 +10,13 @@ use cavern_state::{Directory, EntryVersion};
 use cavern_ufs::{Listed, UfsError, is_name};
 
 use super::diff::listed_entry;
-use super::{Listings, Why};
+use super::{CheckReason, Listings};
 use crate::error::WorkError;
 use crate::mounts::OpenMount;
 
 impl Listings {
     /// After this the namespace says about `name` in `directory` what the bucket said at some time after the call.
-    pub async fn refresh_name(&self, directory: u64, name: &Bytes, why: Why) -> Result<(), WorkError> {
+    pub async fn refresh_name(&self, directory: u64, name: &Bytes, why: CheckReason) -> Result<(), WorkError> {
         if !is_name(name) || std::str::from_utf8(name).is_err() {
             return Ok(());
         }
@@ -47,7 +47,7 @@ impl Listings {
             let listed = self.ask(&mount, &place, name, why).await?;
             let Some(turn) = check.turn().await else {
                 // A later answer about the name says nothing of what is below it.
-                if why == Why::WrittenBelow {
+                if why == CheckReason::WrittenBelow {
                     continue;
                 }
                 return Ok(());
@@ -64,7 +64,7 @@ impl Listings {
         mount: &OpenMount,
         place: &Directory,
         name: &Bytes,
-        why: Why,
+        why: CheckReason,
     ) -> Result<Option<Listed>, WorkError> {
         let prefix = place.key_prefix(mount.ufs.prefix()).ok_or(WorkError::Gone(place.inode))?;
         let key = format!("{prefix}{}", String::from_utf8_lossy(name));
@@ -93,7 +93,7 @@ impl Listings {
                 Some(directory) => Ok(Some(directory)),
                 None => head.await,
             },
-            None if why == Why::Unknown => {
+            None if why == CheckReason::Unknown => {
                 let (file, directory) = tokio::try_join!(head, list)?;
                 Ok(directory.or(file))
             }
@@ -112,7 +112,7 @@ impl Listings {
         place: &Directory,
         name: &Bytes,
         listed: Option<Listed>,
-        (asked_ns, why): (i64, Why),
+        (asked_ns, why): (i64, CheckReason),
     ) -> Result<bool, WorkError> {
         let _gate = mount.gate.read().await;
         let flight = self.flight(place.inode);
@@ -130,7 +130,7 @@ impl Listings {
             let Some(dentry) = tables.dentry(directory, &looked_up)? else { return Ok(wanted.is_none()) };
             Ok(match wanted {
                 None => false,
-                Some(Listed::Directory) => dentry.kind() == Kind::Directory && why != Why::WrittenBelow,
+                Some(Listed::Directory) => dentry.kind() == Kind::Directory && why != CheckReason::WrittenBelow,
                 Some(Listed::File { size, mtime_ns, etag }) => tables.inode(dentry.inode)?.is_some_and(|record| {
                     record.kind() == Kind::File
                         && record.mtime_ns == mtime_ns
@@ -142,7 +142,7 @@ impl Listings {
             return Ok(true);
         }
         // A directory that is made anew is one that was never listed.
-        let is_removed = listed.is_none() || why == Why::WrittenBelow;
+        let is_removed = listed.is_none() || why == CheckReason::WrittenBelow;
         let remove = if is_removed { vec![name.clone()] } else { Vec::new() };
         let upsert = listed.map(|listed| listed_entry(name.clone(), listed)).into_iter().collect();
         let group = ListingGroup {

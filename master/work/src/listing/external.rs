@@ -8,7 +8,7 @@ use cavern_state::Directory;
 use cavern_ufs::{Listed, Lister, Window, Windows, is_name};
 
 use super::diff::{self, listed_entry};
-use super::{Listings, Why};
+use super::{CheckReason, Listings};
 use crate::error::WorkError;
 use crate::mounts::{CLAIM, OpenMount};
 
@@ -60,7 +60,7 @@ impl Listings {
         if !is_name(name) || std::str::from_utf8(name).is_err() {
             return Ok(None);
         }
-        let listed = self.ask(mount, directory, name, Why::Unknown).await?;
+        let listed = self.ask(mount, directory, name, CheckReason::Unknown).await?;
         Ok(listed.map(|listed| listed_entry(name.clone(), listed)))
     }
 }

@@ -9,13 +9,13 @@ use tokio::sync::MutexGuard;
 
 /// Why a name is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum CheckReason {
     /// Whatever is there now is to be known.
     Unknown,
     /// A client has just changed the bucket under it: an object that is found need not be compared with what lies below
     /// it.
     Written,
-    /// The same of all that is below the name: what is known of a directory does not hold any more.
+    /// A client has just changed all that is below the name: what is known of a directory does not hold any more.
     WrittenBelow,
 }
 

@@ -63,7 +63,7 @@ impl Listings {
         Ok(Some(ListedEntry { size, mtime_ns, etag, restored, ..entry }))
     }
 
-    /// The same with the target, if it is a symbolic link; without a sound one it is none.
+    /// An entry with its target, if it is a symbolic link; without a sound one it is none.
     async fn with_target(
         &self,
         mount: &OpenMount,

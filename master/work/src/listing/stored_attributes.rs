@@ -4,12 +4,12 @@
 use bytes::Bytes;
 use cavern_posix::mode::{MODE_BITS, type_bits};
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{InodeRecord, KeepAttributes, KeptAttributes};
+use cavern_proto::record::{InodeRecord, StoreAttributes, StoredAttributes};
 use cavern_state::records::{is_directory, version};
 use cavern_state::{Directory, EntryVersion};
 use cavern_ufs::{ObjectAttributes, ObjectMeta, UfsError};
 
-use super::{Listings, Why};
+use super::{CheckReason, Listings};
 use crate::error::WorkError;
 use crate::mounts::OpenMount;
 
@@ -34,10 +34,10 @@ impl Listings {
         let is_current =
             |object: &ObjectMeta| version(record) == EntryVersion { etag: object.etag.clone(), size: object.size };
         if !is_directory(record) && !object.as_ref().is_some_and(is_current) {
-            return self.refresh_name(place.inode, name, Why::Unknown).await;
+            return self.refresh_name(place.inode, name, CheckReason::Unknown).await;
         }
         let own = object.and_then(|object| ObjectAttributes::read(&object.metadata, type_bits(record.kind())));
-        let kept = own.map_or_else(KeptAttributes::default, |own| KeptAttributes {
+        let kept = own.map_or_else(StoredAttributes::default, |own| StoredAttributes {
             own: true,
             mode: own.mode & MODE_BITS,
             uid: own.uid,
@@ -47,7 +47,7 @@ impl Listings {
         let EntryVersion { etag, size } = version(record);
         self.0
             .proposer
-            .propose(Command::KeepAttributes(KeepAttributes { inode, etag, size, kept: Some(kept) }))
+            .propose(Command::StoreAttributes(StoreAttributes { inode, etag, size, stored: Some(kept) }))
             .await?;
         Ok(())
     }

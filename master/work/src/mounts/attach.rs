@@ -253,7 +253,7 @@ pub(super) fn complete(mut mount: Mount) -> Result<Mount, WorkError> {
             );
         }
         Ok(_) => {}
-        Err(_) => return invalid("names are neither held nor synced".into()),
+        Err(_) => return invalid("names are neither delegated nor synced".into()),
     }
     if let Err(reason) = check_rules(&mount.clients) {
         return invalid(reason);

@@ -25,7 +25,7 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// Not for longer than this when the bucket refuses: what fails once is often done by the next attempt.
 const REFUSED: Duration = Duration::from_secs(3);
 /// A file that was closed is let go of a moment later.
-const LET_GO: Duration = Duration::from_secs(3);
+const CLOSE_GRACE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(50);
 
 impl MountChanges {
@@ -104,11 +104,11 @@ impl MountChanges {
                     return Err(lacks_changes(path, &backlog, failed.last_error()));
                 }
             } else {
-                let held = self.lookups.reader.read(move |tables| Ok(tables.held_of(id)?)).await?;
+                let held = self.lookups.reader.read(move |tables| Ok(tables.count_refs(id)?)).await?;
                 if held == 0 {
                     return Ok(change);
                 }
-                if held_since.get_or_insert_with(Instant::now).elapsed() > LET_GO {
+                if held_since.get_or_insert_with(Instant::now).elapsed() > CLOSE_GRACE {
                     return Err(WorkError::Refused(format!(
                         "{path} has open files that have been written to ({held}): close them first, or lose what is \
                          not in the bucket with `cv umount {path} --discard`"

@@ -8,14 +8,14 @@ use std::time::Duration;
 use cavern_conf::schema;
 use cavern_proto::master::{self, AttributePolicy, Mount, MountStatus, WriteType};
 use cavern_state::{Database, Tables};
-use cavern_ufs::{KeyLender, KeyStatus, KeyVendor, Ufs};
+use cavern_ufs::{KeyProvider, KeyStatus, KeyVendor, Ufs};
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::reserved::CLAIM;
-use super::secrets::Vault;
+use super::secrets::SecretSealer;
 use crate::error::WorkError;
 
 /// After a failed listing, accesses that could do with an old one do not wait for a new one for this long.
@@ -26,7 +26,7 @@ const LOG_PAUSE: Duration = Duration::from_secs(10);
 /// The opened mounts, made when they are first needed.
 pub struct Mounts {
     database: Arc<Database>,
-    vault: Arc<Vault>,
+    sealer: Arc<SecretSealer>,
     conf: schema::Ufs,
     opened: Mutex<HashMap<u32, Arc<OpenMount>>>,
     /// There may be one that is not there for all clients.
@@ -167,13 +167,13 @@ impl OpenMount {
 }
 
 impl Mounts {
-    pub fn new(database: Arc<Database>, vault: Arc<Vault>, conf: schema::Ufs) -> Self {
+    pub fn new(database: Arc<Database>, sealer: Arc<SecretSealer>, conf: schema::Ufs) -> Self {
         // Those that cannot be read may be.
         let mounts = Tables::new(&database).mounts();
         let all = |known: fn(&Mount) -> bool| mounts.as_ref().is_ok_and(|mounts| mounts.iter().all(known));
         let restricted = AtomicBool::new(!all(|mount| !mount.is_restricted()));
         let have_rates = AtomicBool::new(!all(|mount| !mount.has_rates()));
-        Self { database, vault, conf, opened: Mutex::default(), restricted, have_rates }
+        Self { database, sealer, conf, opened: Mutex::default(), restricted, have_rates }
     }
 
     /// Whether there may be mounts that are not there for all clients.
@@ -208,18 +208,18 @@ impl Mounts {
     }
 
     /// A handle on what a mount request names, with keys that are vended.
-    pub fn open_lent(&self, mount: &Mount, lender: &KeyLender) -> Result<Ufs, WorkError> {
-        Ok(Ufs::open_lent(&mount.uri, &mount.options, &self.conf, lender)?)
+    pub fn open_vended(&self, mount: &Mount, lender: &KeyProvider) -> Result<Ufs, WorkError> {
+        Ok(Ufs::open_vended(&mount.uri, &mount.options, &self.conf, lender)?)
     }
 
     /// The mount as it may be proposed. Call it after the epoch of the mount table was read that the command names: if
     /// the key is changed meanwhile, that is another one.
     pub fn seal(&self, mount: Mount) -> Result<Mount, WorkError> {
-        self.vault.seal(&Tables::new(&self.database).secrets()?.key_id, mount)
+        self.sealer.seal(&Tables::new(&self.database).secrets()?.key_id, mount)
     }
 
     pub fn unseal(&self, mount: Mount) -> Result<Mount, WorkError> {
-        self.vault.unseal(mount)
+        self.sealer.unseal(mount)
     }
 
     /// The mount of this id.
@@ -250,7 +250,7 @@ impl Mounts {
     fn readable(&self, id: u32) -> Result<(Mount, Mount), WorkError> {
         loop {
             let recorded = self.recorded(id)?;
-            match self.vault.unseal(recorded.clone()) {
+            match self.sealer.unseal(recorded.clone()) {
                 Ok(mount) => return Ok((recorded, mount)),
                 // It was sealed anew meanwhile, and the old key is forgotten.
                 Err(_) if self.recorded(id)? != recorded => {}
@@ -294,7 +294,7 @@ impl Mounts {
         let mut mounts = Vec::new();
         for recorded in tables.mounts()? {
             let (id, path) = (recorded.id, recorded.path.clone());
-            match self.vault.unseal(recorded).or_else(|_| self.readable(id).map(|(_, mount)| mount)) {
+            match self.sealer.unseal(recorded).or_else(|_| self.readable(id).map(|(_, mount)| mount)) {
                 Ok(mount) => mounts.push(mount),
                 // The epoch is another one by now, and the table is asked for again.
                 Err(error) if error.is_not_found() => {}

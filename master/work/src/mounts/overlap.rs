@@ -5,7 +5,7 @@
 //! what only the bucket has of the other. Mounts that only read do no harm to each other.
 //!
 //! Which keys a mount has is known to whoever has its options in clear, and for a directory tree to this host alone: so
-//! it is judged before the command, which does nothing when the mount table has become another meanwhile.
+//! it is checked before the command, which does nothing when the mount table has become another meanwhile.
 
 use std::sync::Arc;
 

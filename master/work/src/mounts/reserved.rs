@@ -4,4 +4,4 @@
 /// Tells other clusters whose the prefix is ([`claim`](super::claim)).
 pub const CLAIM: &str = ".cavern-cluster";
 /// Begins the names of objects that were written once more, out of the way of others; the cluster's id follows.
-pub const PARKED: &str = ".cavern-kept-";
+pub const PRESERVED: &str = ".cavern-preserved-";

@@ -21,7 +21,7 @@ use crate::error::WorkError;
 const MARK: &str = "sealed1:";
 
 /// What seals and opens the cluster's secrets.
-pub struct Vault {
+pub struct SecretSealer {
     /// One change of the files at a time.
     changing: Mutex<KeyFiles>,
     /// What they hold. The first is the key in use.
@@ -31,7 +31,7 @@ pub struct Vault {
     path: PathBuf,
 }
 
-impl Vault {
+impl SecretSealer {
     /// Reads the keys, or makes one at the first start. *Blocking*.
     ///
     /// # Errors
@@ -203,9 +203,9 @@ mod tests {
     #[test]
     fn sealed_values_hide_the_secret_and_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let sealed = Vault::open(&directory(dir.path())).unwrap().seal(&[], mount()).unwrap();
+        let sealed = SecretSealer::open(&directory(dir.path())).unwrap().seal(&[], mount()).unwrap();
         assert!(!format!("{sealed:?}").contains("hush"));
-        let again = Vault::open(&directory(dir.path())).unwrap();
+        let again = SecretSealer::open(&directory(dir.path())).unwrap();
         assert_eq!(again.unseal(sealed.clone()).unwrap(), mount());
         let mode = fs::metadata(dir.path().join("secret.key")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
@@ -214,7 +214,7 @@ mod tests {
         moved.path = "/b".into();
         assert!(again.unseal(moved).is_err(), "a value of another mount");
         let other = tempfile::tempdir().unwrap();
-        let error = Vault::open(&directory(other.path())).unwrap().unseal(sealed).unwrap_err().to_string();
+        let error = SecretSealer::open(&directory(other.path())).unwrap().unseal(sealed).unwrap_err().to_string();
         assert!(error.contains("secret.key") && !error.contains("hush"), "{error}");
         for damaged in ["", "sealed1:", "sealed1:zz", "sealed1:00", "hush"] {
             let mut mount = mount();
@@ -232,8 +232,8 @@ mod tests {
             flip in 1u8..=255,
         ) {
             let dir = tempfile::tempdir().unwrap();
-            let vault = Vault::open(&directory(dir.path())).unwrap();
-            let sealed = vault.seal(&[], mount()).unwrap();
+            let sealer = SecretSealer::open(&directory(dir.path())).unwrap();
+            let sealed = sealer.seal(&[], mount()).unwrap();
             let value = &sealed.options["s3.credentials.secret"];
             let mut bytes = value.clone().into_bytes();
             let at = at.index(bytes.len());
@@ -244,7 +244,7 @@ mod tests {
                 mount.options.insert("s3.credentials.secret".into(), changed.clone());
                 // A digit may be spelled in two ways.
                 let is_another = |unsealed: Mount| unsealed.options["s3.credentials.secret"] != "hush";
-                prop_assert!(!vault.unseal(mount).is_ok_and(is_another), "{}", changed);
+                prop_assert!(!sealer.unseal(mount).is_ok_and(is_another), "{}", changed);
             }
         }
     }
@@ -252,10 +252,10 @@ mod tests {
     #[test]
     fn a_master_that_joins_reads_what_the_others_have_sealed() {
         let (first, second) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let sealed = Vault::open(&directory(first.path())).unwrap().seal(&[], mount()).unwrap();
-        Vault::open(&directory(second.path())).unwrap();
-        directory(second.path()).adopt(&Vault::key_in_use(&directory(first.path())).unwrap()).unwrap();
-        assert_eq!(Vault::open(&directory(second.path())).unwrap().unseal(sealed).unwrap(), mount());
+        let sealed = SecretSealer::open(&directory(first.path())).unwrap().seal(&[], mount()).unwrap();
+        SecretSealer::open(&directory(second.path())).unwrap();
+        directory(second.path()).adopt(&SecretSealer::key_in_use(&directory(first.path())).unwrap()).unwrap();
+        assert_eq!(SecretSealer::open(&directory(second.path())).unwrap().unseal(sealed).unwrap(), mount());
         let mode = fs::metadata(second.path().join("secret.key")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         assert!(matches!(directory(second.path()).adopt(b"short"), Err(WorkError::Invalid(_))));
@@ -264,28 +264,28 @@ mod tests {
     #[test]
     fn what_was_sealed_with_any_key_that_is_kept_can_be_read() {
         let dir = tempfile::tempdir().unwrap();
-        let vault = Vault::open(&directory(dir.path())).unwrap();
-        let old = vault.seal(&[], mount()).unwrap();
-        let (id, key) = vault.prepare(1).unwrap();
-        let new = vault.seal(&id, mount()).unwrap();
-        assert_eq!(vault.key(&id).unwrap(), key);
-        for vault in [&vault, &Vault::open(&directory(dir.path())).unwrap()] {
-            assert_eq!(vault.unseal(old.clone()).unwrap(), mount());
-            assert_eq!(vault.unseal(new.clone()).unwrap(), mount());
+        let sealer = SecretSealer::open(&directory(dir.path())).unwrap();
+        let old = sealer.seal(&[], mount()).unwrap();
+        let (id, key) = sealer.prepare(1).unwrap();
+        let new = sealer.seal(&id, mount()).unwrap();
+        assert_eq!(sealer.key(&id).unwrap(), key);
+        for sealer in [&sealer, &SecretSealer::open(&directory(dir.path())).unwrap()] {
+            assert_eq!(sealer.unseal(old.clone()).unwrap(), mount());
+            assert_eq!(sealer.unseal(new.clone()).unwrap(), mount());
         }
-        assert!(vault.settle(1, &id).unwrap());
-        for vault in [&vault, &Vault::open(&directory(dir.path())).unwrap()] {
-            assert_eq!(vault.unseal(new.clone()).unwrap(), mount());
-            assert!(vault.unseal(old.clone()).is_err(), "its key is forgotten");
+        assert!(sealer.settle(1, &id).unwrap());
+        for sealer in [&sealer, &SecretSealer::open(&directory(dir.path())).unwrap()] {
+            assert_eq!(sealer.unseal(new.clone()).unwrap(), mount());
+            assert!(sealer.unseal(old.clone()).is_err(), "its key is forgotten");
         }
-        assert!(vault.seal(&[7; 16], mount()).unwrap_err().to_string().contains("was not given"));
+        assert!(sealer.seal(&[7; 16], mount()).unwrap_err().to_string().contains("was not given"));
     }
 
     #[test]
     fn a_file_that_is_no_key_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("secret.key"), b"short").unwrap();
-        assert!(matches!(Vault::open(&directory(dir.path())), Err(WorkError::SecretKey { .. })));
+        assert!(matches!(SecretSealer::open(&directory(dir.path())), Err(WorkError::SecretKey { .. })));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cavern_proto::ClientAccess;
 use cavern_proto::master::{Mount, VendedKeys, WriteType};
 use cavern_security::Identity;
-use cavern_ufs::{KeyLender, KeyRight, KeyVendor, is_vended, lent_options};
+use cavern_ufs::{KeyProvider, KeyRight, KeyVendor, is_vended, vended_options};
 
 use super::open::{Mounts, OpenMount};
 use crate::error::WorkError;
@@ -32,8 +32,8 @@ impl Mounts {
         for right in rights {
             let keys = vendor.keys(*right).await;
             let keys = keys.map_err(|source| WorkError::Keys { path: mount.path.clone(), source })?;
-            let lender = KeyLender::new("STS", move || std::future::ready(Ok(keys.clone())));
-            self.open_lent(mount, &lender)?.check().await?;
+            let lender = KeyProvider::new("STS", move || std::future::ready(Ok(keys.clone())));
+            self.open_vended(mount, &lender)?.check().await?;
         }
         Ok(Some(vendor))
     }
@@ -65,7 +65,7 @@ impl OpenMount {
 
 /// A mount as workers and clients are told of it: where keys are vended, without credentials.
 pub fn told(mount: Mount) -> Mount {
-    match lent_options(&mount.options) {
+    match vended_options(&mount.options) {
         Some(options) => Mount { options, ..mount },
         None => mount,
     }

@@ -6,9 +6,9 @@ use cavern_proto::record::InodeRecord;
 use cavern_state::{Directory, Tables, records};
 
 use super::Lookups;
-use super::let_go::Place;
+use super::read_after_recall::DirectoryId;
 use crate::error::WorkError;
-use crate::listing::Why;
+use crate::listing::CheckReason;
 use crate::mounts::OpenMount;
 
 impl Lookups {
@@ -33,12 +33,16 @@ impl Lookups {
     /// An entry with the attributes that the bucket keeps, which is asked for them if they are unknown or somebody has
     /// just written it; and the directory that counts for the entry. While the bucket does not answer, the entry stays
     /// as it is.
-    pub(super) async fn with_attributes(&self, entry: Entry, why: Option<Why>) -> Result<(Entry, Place), WorkError> {
+    pub(super) async fn with_attributes(
+        &self,
+        entry: Entry,
+        why: Option<CheckReason>,
+    ) -> Result<(Entry, DirectoryId), WorkError> {
         let is_asked = match why {
             _ if self.listings_only => false,
             // Times of objects are too coarse to show whether what is kept with one has changed.
-            Some(Why::Written | Why::WrittenBelow) => true,
-            Some(Why::Unknown) | None => entry.attr.unwrap_or_default().own() == OwnAttributes::Unknown,
+            Some(CheckReason::Written | CheckReason::WrittenBelow) => true,
+            Some(CheckReason::Unknown) | None => entry.attr.unwrap_or_default().own() == OwnAttributes::Unknown,
         };
         let entry = if is_asked { self.look_at(entry).await? } else { entry };
         let shown_in = self.directory_of(&entry).await?;
@@ -137,7 +141,7 @@ impl Lookups {
 fn mark_unknown(mount: &OpenMount, entry: &mut Entry, record: &InodeRecord) {
     if let Some(attr) = &mut entry.attr
         && mount.keeps_attributes()
-        && record.kept.is_none()
+        && record.stored.is_none()
         && attr.inode != mount.mount.root_inode
     {
         attr.set_own(OwnAttributes::Unknown);

@@ -12,12 +12,12 @@ use cavern_posix::check_name;
 use cavern_proto::ROOT_INODE;
 use cavern_proto::master::{Entry, Kind, MakeListedReply};
 use cavern_proto::record::InodeRecord;
-use cavern_state::{Tables, Whereabouts};
+use cavern_state::{InodeLocation, Tables};
 
-use super::let_go::places_of;
+use super::read_after_recall::places_of;
 use super::{Lookups, components};
 use crate::error::WorkError;
-use crate::listing::Why;
+use crate::listing::CheckReason;
 use crate::listing::walk::{ListPolicy, Walk};
 use step::Lookup;
 
@@ -78,7 +78,7 @@ impl Lookups {
     /// [`WorkError::NotFound`] when it was replaced or deleted.
     pub async fn get_inode(&self, inode: u64) -> Result<Entry, WorkError> {
         let read = || async { self.with_attributes(self.known_inode(inode).await?, None).await };
-        let (entry, _) = self.when_let_go(inode, read, |found| places_of(found).into()).await?;
+        let (entry, _) = self.read_after_recall(inode, read, |found| places_of(found).into()).await?;
         Ok(entry)
     }
 
@@ -92,13 +92,13 @@ impl Lookups {
     }
 
     /// Asks the bucket about a name now, and answers its entry then.
-    pub async fn revalidate(&self, parent: u64, name: &Bytes, why: Why) -> Result<Entry, WorkError> {
+    pub async fn revalidate(&self, parent: u64, name: &Bytes, why: CheckReason) -> Result<Entry, WorkError> {
         check_name(name)?;
         Lookup { lookups: self, parent, name, why: Some(why) }.run().await
     }
 
     async fn known_inode(&self, inode: u64) -> Result<Entry, WorkError> {
-        let found = self.see_inode_with(inode, move |tables, record| {
+        let found = self.read_watched_inode(inode, move |tables, record| {
             Ok(tables.directory(if record.kind() == Kind::Directory { inode } else { record.parent })?)
         });
         let (record, directory) = found.await?.ok_or(WorkError::Gone(inode))?;
@@ -112,7 +112,7 @@ impl Lookups {
     /// Has the session notified of what changes about an inode from now on; gives the inode as it is, if it is there,
     /// and what `more` reads of it at the same moment. Its mount is there for the client
     /// ([`Self::check_mount_access`], [`Self::hidden`]).
-    pub async fn see_inode_with<T: Send + 'static>(
+    pub async fn read_watched_inode<T: Send + 'static>(
         &self,
         inode: u64,
         more: impl Fn(Tables<'_>, &InodeRecord) -> Result<T, WorkError> + Clone + Send + 'static,
@@ -128,19 +128,19 @@ impl Lookups {
         if self.asker == 0 {
             return read().await;
         }
-        let known = self.reader.look(move |tables| Ok(tables.inode(inode)?.as_ref().map(Whereabouts::of))).await?;
+        let known = self.reader.look(move |tables| Ok(tables.inode(inode)?.as_ref().map(InodeLocation::of))).await?;
         let Some(before) = known else { return Ok(None) };
         match &before {
-            Whereabouts::Named { parent, name, .. } => self.watch.see_name(self.asker, *parent, name),
-            _ => self.watch.see_inodes(self.asker, [inode]),
+            InodeLocation::Named { parent, name, .. } => self.watch.watch_name(self.asker, *parent, name),
+            _ => self.watch.watch_inodes(self.asker, [inode]),
         }
         // Again, now that the session would be notified of a change.
         let now = read().await?;
-        if now.as_ref().is_none_or(|(now, _)| Whereabouts::of(now) == before) {
+        if now.as_ref().is_none_or(|(now, _)| InodeLocation::of(now) == before) {
             return Ok(now);
         }
         // It has another name meanwhile, and may have more of them.
-        self.watch.see_inodes(self.asker, [inode]);
+        self.watch.watch_inodes(self.asker, [inode]);
         read().await
     }
 }

@@ -22,7 +22,7 @@ impl Lookups {
         self.visible(mount_id).is_ok()
     }
 
-    /// The same for what a call is about: it is an operation in that mount.
+    /// Whether the mount that a call is about is there for the client: it is an operation in that mount.
     fn enters(&self, mount_id: u32) -> bool {
         match self.visible(mount_id) {
             Ok(Some(mount)) => {
@@ -80,7 +80,7 @@ impl Lookups {
         Ok(self.places_of(inodes).await?.into_iter().map(Option::unwrap_or_default).collect())
     }
 
-    /// The same, with `None` for those that are not there.
+    /// The mounts of some inodes, with `None` for those that are not there.
     async fn places_of(&self, inodes: Vec<u64>) -> Result<Vec<Option<u32>>, WorkError> {
         let mounts = self.reader.look(move |tables| {
             let mount = |inode: &u64| Ok(tables.inode(*inode)?.map(|record| record.mount_id));

@@ -13,8 +13,8 @@ use crate::error::WorkError;
 impl Lookups {
     /// The call is an operation in a mount, if it has been in none before.
     pub(super) fn is_in(&self, mount: &Mount) {
-        if let (Some(debt), Some(client)) = (&self.debt, &self.client) {
-            debt.is_in(mount.id, mount.rates_of(client).0);
+        if let (Some(charge), Some(client)) = (&self.charge, &self.client) {
+            charge.is_in(mount.id, mount.rates_of(client).0);
         }
     }
 
@@ -66,10 +66,10 @@ fn subject(change: &Change) -> Option<u64> {
         Change::SetQuota(set) => Some(set.inode),
         Change::SetTtl(set) => Some(set.inode),
         Change::OpenToWrite(open) => Some(open.inode),
-        Change::Hold(_)
-        | Change::LetGo(_)
-        | Change::SetHolds(_)
+        Change::AddOpenRef(_)
+        | Change::DropOpenRef(_)
+        | Change::SetOpenRefs(_)
         | Change::ReserveInodes(_)
-        | Change::LetGoDirectories(_) => None,
+        | Change::ReturnDelegations(_) => None,
     }
 }

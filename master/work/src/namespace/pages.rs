@@ -98,7 +98,7 @@ impl Lookups {
             let places = |(page, _): &(Vec<Listed>, bool)| {
                 page.iter().flat_map(|(_, inode, record)| [*inode, record.parent]).collect()
             };
-            let (page, end) = self.when_let_go(inode, read, places).await?;
+            let (page, end) = self.read_after_recall(inode, read, places).await?;
             listing.count(page.len());
             after = page.last().map(|(name, _, _)| name.clone()).or(after);
             left -= page.len();

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::{Lookups, PROGRESS_INTERVAL};
 use crate::error::WorkError;
-use crate::listing::Why;
+use crate::listing::CheckReason;
 use crate::listing::walk::{ListPolicy, Walk};
 
 impl Lookups {
@@ -25,7 +25,7 @@ impl Lookups {
         let (directory, name) = self.refresh_target(path).await?;
         match name {
             Some(name) => {
-                self.listings.refresh_name(directory, &name, Why::Unknown).await?;
+                self.listings.refresh_name(directory, &name, CheckReason::Unknown).await?;
                 progress.entries = 1;
             }
             None => {
@@ -81,7 +81,7 @@ impl Lookups {
                 // It may have appeared in the bucket since: the directory above knows, once it is asked.
                 let (above, name) = self.resolve_above(path, error).await?;
                 let parent = above.attr.unwrap_or_default().inode;
-                let found = self.revalidate(parent, &name, Why::Unknown).await;
+                let found = self.revalidate(parent, &name, CheckReason::Unknown).await;
                 found.map_err(|error| match error.is_not_found() {
                     true => WorkError::NotFound(format!("{path} is not there, and its bucket does not have it")),
                     false => error,

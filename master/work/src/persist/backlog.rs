@@ -34,7 +34,7 @@ pub struct Backlog {
     /// Objects that are to be deleted.
     pub deletions: u64,
     /// Of all these, those that nobody should wait for any longer: see
-    /// [`Ledger::is_given_up`](super::retry_tracker::Ledger::is_given_up).
+    /// [`RetryTracker::is_given_up`](super::retry_tracker::RetryTracker::is_given_up).
     pub given_up: u64,
     /// Of the files, those that have lost blocks, and the first of them.
     pub lost_files: u64,

@@ -56,7 +56,7 @@ impl Persistence {
         }
         // The turn is the claim of the key.
         let item = Item::Key(deletion.mount_id, deletion.key.clone());
-        let Some(turn) = self.ledger.begin(&item, deletion.mount_id, pace) else { return false };
+        let Some(turn) = self.retries.begin(&item, deletion.mount_id, pace) else { return false };
         let Ok(permit) = self.permits.clone().acquire_owned().await else { return false };
         let persistence = self.clone();
         self.tasks.spawn(async move {

@@ -7,7 +7,7 @@ use cavern_conf::Failpoint;
 use cavern_proto::ContentId;
 use cavern_proto::data::Status;
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{BeginObjects, DeletionRecord, IntentRecord, Persisted, PersistedObject, SpreadIntent};
+use cavern_proto::record::{BeginObjects, DeletionRecord, IntentRecord, Persisted, PersistedObject, PropagateIntent};
 use cavern_state::outcome::Beginning;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
@@ -20,7 +20,7 @@ use crate::error::WorkError;
 use crate::mounts::OpenMount;
 
 /// Entries of a renamed directory that get intents with one command.
-pub const SPREAD: u32 = 500;
+pub const PROPAGATED_MAX: u32 = 500;
 /// A worker reports the object that is in the way under a key; so often it is believed.
 const ROUNDS: usize = 4;
 /// While somebody waits, a file that is being written to is looked at again after so long.
@@ -71,7 +71,7 @@ impl Persistence {
         if pace == Priority::Normal && !self.is_due(intent) {
             return false;
         }
-        let Some(turn) = self.ledger.begin(&Item::Inode(inode), intent.mount_id, pace) else { return false };
+        let Some(turn) = self.retries.begin(&Item::Inode(inode), intent.mount_id, pace) else { return false };
         let Ok(permit) = self.permits.clone().acquire_owned().await else { return false };
         let (persistence, mount_id) = (self.clone(), intent.mount_id);
         self.tasks.spawn(async move { persistence.process_intent(inode, mount_id, pace, &turn, permit).await });
@@ -89,14 +89,15 @@ impl Persistence {
 
     /// Why an inode has not been brought to its bucket for longer than that may take, if it has been tried in vain.
     pub fn stuck_intent(&self, inode: u64, intent: &IntentRecord) -> Option<String> {
-        let error = self.is_overdue(intent.first_ns).then(|| self.ledger.error(&Item::Inode(inode)));
+        let error = self.is_overdue(intent.first_ns).then(|| self.retries.error(&Item::Inode(inode)));
         error.flatten().map(|(_, error)| error)
     }
 
-    /// The same of an object that is to be deleted.
+    /// Why an object that is to be deleted is still there after longer than that may take, if it has been tried in
+    /// vain.
     pub fn stuck_deletion(&self, mount_id: u32, key: &str, deletion: &DeletionRecord) -> Option<String> {
         let item = Item::Key(mount_id, key.to_owned());
-        let error = self.is_overdue(deletion.since_ns).then(|| self.ledger.error(&item));
+        let error = self.is_overdue(deletion.since_ns).then(|| self.retries.error(&item));
         error.flatten().map(|(_, error)| error)
     }
 
@@ -152,9 +153,11 @@ impl Persistence {
         match planned.await? {
             Err(unfit) => Ok(PersistOutcome::Failed(FailureKind::NeedsOperator, unfit)),
             Ok(Step::None) => Ok(PersistOutcome::Done),
-            Ok(Step::Spread) => {
-                self.proposer.propose(Command::SpreadIntent(SpreadIntent { inode, limit: SPREAD })).await?;
-                Failpoint::RenameSpread.pass();
+            Ok(Step::Propagate) => {
+                self.proposer
+                    .propose(Command::PropagateIntent(PropagateIntent { inode, limit: PROPAGATED_MAX }))
+                    .await?;
+                Failpoint::RenamePropagated.pass();
                 Ok(PersistOutcome::Again)
             }
             Ok(Step::KeyOccupied { key, owner }) => self.relocate_origin(&mount, inode, &key, owner, pace).await,
@@ -185,7 +188,7 @@ impl Persistence {
     ) -> Result<Option<PersistOutcome>, WorkError> {
         let mut claims = Vec::new();
         for write in &portion.writes {
-            match self.ledger.claim(work.mount_id, &write.key) {
+            match self.retries.claim(work.mount_id, &write.key) {
                 Some(claim) => claims.push(claim),
                 // It is being deleted, or written for the inode that had the name before.
                 None => return Ok(Some(PersistOutcome::Later(PAUSES.0))),

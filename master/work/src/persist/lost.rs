@@ -63,7 +63,7 @@ impl Persistence {
                     work.inode,
                     workers.join(", ")
                 );
-                if !self.ledger.is_lost(work.inode, work.change) {
+                if !self.retries.is_lost(work.inode, work.change) {
                     tracing::error!(mount = work.mount_id, "{error}");
                 }
                 PersistOutcome::Failed(FailureKind::Lost { change: work.change }, error)
@@ -164,7 +164,7 @@ impl Persistence {
                 LostAction::Drop => self.drop_lost(file, &mut reply).await?,
                 LostAction::Unspecified => return Err(WorkError::Invalid("nothing is to be done".into())),
             }
-            let error = self.ledger.error(&Item::Inode(file.inode));
+            let error = self.retries.error(&Item::Inode(file.inode));
             reply.last_error = error.map_or(reply.last_error, |(_, error)| error);
         }
         reply.still_lost = self.lost_in(scope).await?.len() as u64;
@@ -173,7 +173,7 @@ impl Persistence {
 
     /// The files of a scope that are known to have lost blocks.
     async fn lost_in(&self, scope: Scope) -> Result<Vec<LostFile>, WorkError> {
-        let known = self.ledger.lost();
+        let known = self.retries.lost();
         let read = self.lookups.reader.read(move |tables| {
             let (mut within, mut lost) = (ScopeFilter::new(&scope), Vec::new());
             for (inode, change) in known {
@@ -191,12 +191,12 @@ impl Persistence {
     async fn turn(&self, LostFile { inode, mount_id }: LostFile) -> Result<WorkPermit, WorkError> {
         let since = Instant::now();
         while since.elapsed() < TURN_TIMEOUT {
-            if let Some(turn) = self.ledger.begin(&Item::Inode(inode), mount_id, Priority::Expedited(since)) {
+            if let Some(turn) = self.retries.begin(&Item::Inode(inode), mount_id, Priority::Expedited(since)) {
                 return Ok(turn);
             }
             tokio::time::sleep(PAUSES.0).await;
         }
-        let error = self.ledger.bucket_error(mount_id).map_or(String::new(), |(_, error)| format!(": {error}"));
+        let error = self.retries.bucket_error(mount_id).map_or(String::new(), |(_, error)| format!(": {error}"));
         Err(WorkError::Refused(format!("inode {inode} is being worked on, or its bucket does not answer{error}")))
     }
 
@@ -223,8 +223,9 @@ impl Persistence {
             match self.proposer.propose(drop).await? {
                 LostDrop::Dropped { reverted: is_reverted } => reverted = is_reverted,
                 LostDrop::Refused(reason) => return Err(WorkError::Refused(format!("inode {inode}: {reason}"))),
-                LostDrop::Held(_) => {
-                    let reason = format!("a client holds the directory of inode {inode} again: try once more");
+                LostDrop::Delegated(_) => {
+                    let reason =
+                        format!("a client has the delegation of the directory of inode {inode} again: try once more");
                     return Err(WorkError::Refused(reason));
                 }
             }

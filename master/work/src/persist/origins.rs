@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use cavern_proto::master::Origin;
 use cavern_proto::record::command::Command;
-use cavern_proto::record::{BeginParking, MoveOrigin, Persisted, PersistedObject};
+use cavern_proto::record::{MoveOrigin, Persisted, PersistedObject, PreserveObject};
 use cavern_ufs::UfsError;
 
 use super::intents::PersistOutcome;
@@ -21,7 +21,7 @@ use super::plan::{Content, Work, Write};
 use super::retry_tracker::{FailureKind, Priority};
 use super::{Persistence, object_tag};
 use crate::error::WorkError;
-use crate::mounts::{OpenMount, PARKED};
+use crate::mounts::{OpenMount, PRESERVED};
 
 /// Pause before a file that waits for another is looked at again, and how long it waits before it does something about
 /// it.
@@ -91,10 +91,12 @@ impl Persistence {
         if origin.key != key || will_move && waited < usual + PATIENCE {
             return Ok(PersistOutcome::Later(PAUSE));
         }
-        let parked = format!("{}{PARKED}{}-{owner}-{change}", mount.ufs.prefix(), self.cluster_id);
-        let Some(_claim) = self.ledger.claim(mount.mount.id, &parked) else { return Ok(PersistOutcome::Later(PAUSE)) };
-        let begin = BeginParking { mount_id: mount.mount.id, key: parked.clone(), now_ns };
-        self.proposer.propose(Command::BeginParking(begin)).await?;
+        let preserved = format!("{}{PRESERVED}{}-{owner}-{change}", mount.ufs.prefix(), self.cluster_id);
+        let Some(_claim) = self.retries.claim(mount.mount.id, &preserved) else {
+            return Ok(PersistOutcome::Later(PAUSE));
+        };
+        let begin = PreserveObject { mount_id: mount.mount.id, key: preserved.clone(), now_ns };
+        self.proposer.propose(Command::PreserveObject(begin)).await?;
         let content = Content {
             length: origin.valid,
             version: origin.version,
@@ -109,7 +111,7 @@ impl Persistence {
         };
         let work =
             Work { inode: owner, change: 0, mount_id: mount.mount.id, writes: Vec::new(), gone: Vec::new(), content };
-        let write = Write { key: parked.clone(), is_new: true, replaces: String::new() };
+        let write = Write { key: preserved.clone(), is_new: true, replaces: String::new() };
         let etag = match self.write(mount, &work, write).await {
             Ok(etag) => etag,
             // Nothing is left to be kept, so nobody waits for it: reading it fails under the other key as well.
@@ -122,7 +124,7 @@ impl Persistence {
             Err(end) => return Ok(end),
         };
         let Origin { key, etag: from, valid, version, .. } = origin;
-        let to = Origin { key: parked, etag, length: valid, valid, version };
+        let to = Origin { key: preserved, etag, length: valid, valid, version };
         self.proposer.propose(Command::MoveOrigin(MoveOrigin { inode: owner, key, etag: from, to: Some(to) })).await?;
         Ok(PersistOutcome::Again)
     }

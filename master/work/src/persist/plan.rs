@@ -21,7 +21,7 @@ pub enum Step {
     /// There is nothing left to do.
     None,
     /// A directory's new path is to be handed on to what lies in it.
-    Spread,
+    Propagate,
     /// The object under a key that is to be written is another inode's origin.
     KeyOccupied {
         key: String,
@@ -116,8 +116,8 @@ pub fn plan(
         let gone = tables.objects_of(inode).map(|item| Ok(item?.0)).collect::<Result<_, WorkError>>()?;
         return Ok(Ok(Step::Write(Box::new(nothing(inode, &intent, gone)))));
     };
-    if intent.spread {
-        return Ok(Ok(Step::Spread));
+    if intent.propagates {
+        return Ok(Ok(Step::Propagate));
     }
     let keys = match keys(tables, inode, &record, prefix)? {
         Ok(keys) => keys,

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cavern_proto::master::{Kind, RefreshFate, RefreshItem, RefreshProgress};
-use cavern_proto::record::{AdoptListing, ListedEntry, TakeInObject};
-use cavern_state::{Directory, Transaction, take_in};
+use cavern_proto::record::{AdoptListing, ImportExternalChange, ListedEntry};
+use cavern_state::{Directory, Transaction, import_external_change};
 use cavern_ufs::UfsError;
 use futures::stream::{self, FuturesUnordered};
 use futures::{FutureExt, StreamExt};
@@ -268,7 +268,7 @@ impl Persistence {
         }
         let Ok(text) = std::str::from_utf8(name) else { return Ok((RefreshFate::Nothing, path)) };
         let key = format!("{}{text}", directory.key_prefix(mount.ufs.prefix()).unwrap_or_default());
-        let claims = (self.ledger.claim(mount.id(), &key), self.ledger.claim(mount.id(), &format!("{key}/")));
+        let claims = (self.retries.claim(mount.id(), &key), self.retries.claim(mount.id(), &format!("{key}/")));
         let (Some(_file), Some(_directory)) = claims else { return Ok((RefreshFate::Pending, path)) };
         let there = self.lookups.listings.ask_now(mount, directory, name).await?;
         let taken = self.taken(mount, directory, name, there).await?;
@@ -290,7 +290,7 @@ impl Persistence {
         directory: &Directory,
         name: &Bytes,
         there: Option<ListedEntry>,
-    ) -> Result<TakeInObject, WorkError> {
+    ) -> Result<ImportExternalChange, WorkError> {
         let key_prefix = directory.key_prefix(mount.ufs.prefix()).unwrap_or_default();
         let (inode, looked_up) = (directory.inode, name.clone());
         let key = format!("{key_prefix}{}", String::from_utf8_lossy(name));
@@ -301,7 +301,7 @@ impl Persistence {
             Ok((dentry.inode, note.etag))
         });
         let (known, etag) = read.await?;
-        let listing = self.lookups.listings.looks().of(AdoptListing {
+        let listing = self.lookups.listings.default_attributes().of(AdoptListing {
             mount_id: mount.id(),
             directory: directory.inode,
             key_prefix,
@@ -309,7 +309,7 @@ impl Persistence {
             now_ns: self.lookups.reader.clock().now_ns(),
             ..AdoptListing::default()
         });
-        Ok(TakeInObject {
+        Ok(ImportExternalChange {
             listing: Some(listing),
             path: directory.path.iter().flat_map(|name| [name, &b"/"[..]].concat()).collect(),
             name: name.clone(),
@@ -318,11 +318,11 @@ impl Persistence {
         })
     }
 
-    async fn would_become(&self, taken: &TakeInObject) -> Result<RefreshFate, WorkError> {
+    async fn would_become(&self, taken: &ImportExternalChange) -> Result<RefreshFate, WorkError> {
         let taken = taken.clone();
         let read = self.lookups.reader.read(move |tables| {
             let mut transaction = Transaction::new(tables.database())?;
-            Ok(take_in(&mut transaction, &taken)?)
+            Ok(import_external_change(&mut transaction, &taken)?)
         });
         read.await
     }

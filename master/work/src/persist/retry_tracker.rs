@@ -27,14 +27,14 @@ pub(super) enum Item {
 pub(super) enum FailureKind {
     /// Other things of the same bucket may go well.
     Item,
-    /// The same, and a person has to mend it.
+    /// It concerns this item alone, and a person has to mend it.
     NeedsOperator,
     /// Of a file as it was after this change: blocks of it are lost, and a person has to give them up.
     Lost {
         change: u64,
     },
     Bucket,
-    /// The same, and a person has to mend it.
+    /// It concerns the whole bucket, and a person has to mend it.
     Denied,
 }
 
@@ -108,11 +108,11 @@ struct State {
 
 /// Keeps the books. Cheap to clone.
 #[derive(Clone, Default)]
-pub(super) struct Ledger(Arc<Mutex<State>>);
+pub(super) struct RetryTracker(Arc<Mutex<State>>);
 
 /// A right to work on an item of a mount; ends when it is dropped.
 pub(super) struct WorkPermit {
-    ledger: Ledger,
+    retries: RetryTracker,
     item: Item,
     mount_id: u32,
     probes: bool,
@@ -120,11 +120,11 @@ pub(super) struct WorkPermit {
 
 /// A right to change an object; ends when it is dropped.
 pub(super) struct KeyClaim {
-    ledger: Ledger,
+    retries: RetryTracker,
     item: Item,
 }
 
-impl Ledger {
+impl RetryTracker {
     /// A turn, unless the item is being worked on, or it or its bucket is to be left alone for now.
     pub(super) fn begin(&self, item: &Item, mount_id: u32, pace: Priority) -> Option<WorkPermit> {
         let now = Instant::now();
@@ -141,14 +141,14 @@ impl Ledger {
             return None;
         }
         state.busy.insert(item.clone());
-        Some(WorkPermit { ledger: self.clone(), item: item.clone(), mount_id, probes })
+        Some(WorkPermit { retries: self.clone(), item: item.clone(), mount_id, probes })
     }
 
     /// The sole right to an object, unless somebody has it.
     pub(super) fn claim(&self, mount_id: u32, key: &str) -> Option<KeyClaim> {
         let item = Item::Key(mount_id, key.to_owned());
         let claimed = self.0.lock().busy.insert(item.clone());
-        claimed.then(|| KeyClaim { ledger: self.clone(), item })
+        claimed.then(|| KeyClaim { retries: self.clone(), item })
     }
 
     /// Why an item failed last, and when; `None` for one that did not.
@@ -188,14 +188,14 @@ impl Ledger {
 impl WorkPermit {
     /// The bucket did what it was asked to.
     pub(super) fn succeeded(&self) {
-        let mut state = self.ledger.0.lock();
+        let mut state = self.retries.0.lock();
         state.forget(&self.item);
         state.buckets.remove(&self.mount_id);
     }
 
     /// The item needs nothing, or its bucket was not asked.
     pub(super) fn ended(&self) {
-        self.ledger.0.lock().forget(&self.item);
+        self.retries.0.lock().forget(&self.item);
     }
 
     /// Nothing is wrong, but now is not the time.
@@ -203,11 +203,11 @@ impl WorkPermit {
         let now = Instant::now();
         let waits =
             Failure { count: 0, until: now + pause, error: String::new(), first: now, at: now, is_transient: true };
-        self.ledger.0.lock().remember(&self.item, waits);
+        self.retries.0.lock().remember(&self.item, waits);
     }
 
     pub(super) fn failed(&self, kind: FailureKind, error: &str) {
-        let mut state = self.ledger.0.lock();
+        let mut state = self.retries.0.lock();
         let pauses = if kind.is_of_bucket() { backoff::PERSIST_BLAMELESS } else { backoff::PERSIST };
         let failure = Failure::new(state.failures.get(&self.item), kind, error, pauses);
         state.remember(&self.item, failure);
@@ -265,7 +265,7 @@ impl State {
 
 impl Drop for WorkPermit {
     fn drop(&mut self) {
-        let mut state = self.ledger.0.lock();
+        let mut state = self.retries.0.lock();
         state.busy.remove(&self.item);
         if self.probes {
             state.probed.remove(&self.mount_id);
@@ -275,7 +275,7 @@ impl Drop for WorkPermit {
 
 impl Drop for KeyClaim {
     fn drop(&mut self) {
-        self.ledger.0.lock().busy.remove(&self.item);
+        self.retries.0.lock().busy.remove(&self.item);
     }
 }
 
@@ -285,93 +285,93 @@ mod tests {
 
     #[test]
     fn a_key_is_claimed_once_and_an_item_has_one_turn() {
-        let ledger = Ledger::default();
-        let claim = ledger.claim(1, "k").unwrap();
+        let retries = RetryTracker::default();
+        let claim = retries.claim(1, "k").unwrap();
         assert!(
-            ledger.claim(1, "k").is_none() && ledger.begin(&Item::Key(1, "k".into()), 1, Priority::Normal).is_none()
+            retries.claim(1, "k").is_none() && retries.begin(&Item::Key(1, "k".into()), 1, Priority::Normal).is_none()
         );
-        assert!(ledger.claim(2, "k").is_some());
+        assert!(retries.claim(2, "k").is_some());
         drop(claim);
-        assert!(ledger.claim(1, "k").is_some());
-        let turn = ledger.begin(&Item::Inode(5), 1, Priority::Normal).unwrap();
-        assert!(ledger.begin(&Item::Inode(5), 1, Priority::Normal).is_none());
+        assert!(retries.claim(1, "k").is_some());
+        let turn = retries.begin(&Item::Inode(5), 1, Priority::Normal).unwrap();
+        assert!(retries.begin(&Item::Inode(5), 1, Priority::Normal).is_none());
         drop(turn);
-        assert!(ledger.begin(&Item::Inode(5), 1, Priority::Normal).is_some());
+        assert!(retries.begin(&Item::Inode(5), 1, Priority::Normal).is_some());
     }
 
     #[test]
     fn a_bucket_that_fails_is_asked_by_one_at_a_time() {
-        let ledger = Ledger::default();
-        let first = ledger.begin(&Item::Inode(1), 1, Priority::Normal).unwrap();
+        let retries = RetryTracker::default();
+        let first = retries.begin(&Item::Inode(1), 1, Priority::Normal).unwrap();
         first.failed(FailureKind::Bucket, "away");
         drop(first);
-        assert!(ledger.begin(&Item::Inode(2), 1, Priority::Normal).is_none(), "it is left alone");
-        assert!(ledger.begin(&Item::Inode(3), 2, Priority::Normal).is_some(), "others are not");
-        assert_eq!(ledger.bucket_error(1).unwrap().1, "away");
+        assert!(retries.begin(&Item::Inode(2), 1, Priority::Normal).is_none(), "it is left alone");
+        assert!(retries.begin(&Item::Inode(3), 2, Priority::Normal).is_some(), "others are not");
+        assert_eq!(retries.bucket_error(1).unwrap().1, "away");
         std::thread::sleep(backoff::PERSIST_BUCKET.first);
-        assert!(ledger.begin(&Item::Inode(1), 1, Priority::Normal).is_none(), "another asks next");
-        let probe = ledger.begin(&Item::Inode(2), 1, Priority::Normal).unwrap();
-        assert!(ledger.begin(&Item::Inode(4), 1, Priority::Normal).is_none());
+        assert!(retries.begin(&Item::Inode(1), 1, Priority::Normal).is_none(), "another asks next");
+        let probe = retries.begin(&Item::Inode(2), 1, Priority::Normal).unwrap();
+        assert!(retries.begin(&Item::Inode(4), 1, Priority::Normal).is_none());
         probe.succeeded();
         drop(probe);
-        assert!(ledger.begin(&Item::Inode(4), 1, Priority::Normal).is_some() && ledger.bucket_error(1).is_none());
+        assert!(retries.begin(&Item::Inode(4), 1, Priority::Normal).is_some() && retries.bucket_error(1).is_none());
     }
 
     #[test]
     fn failures_pause_longer_and_are_forgotten_with_success() {
-        let ledger = Ledger::default();
+        let retries = RetryTracker::default();
         let item = Item::Inode(1);
-        let turn = ledger.begin(&item, 1, Priority::Normal).unwrap();
+        let turn = retries.begin(&item, 1, Priority::Normal).unwrap();
         turn.failed(FailureKind::Item, "broken");
         drop(turn);
-        assert_eq!(ledger.error(&item).unwrap().1, "broken");
+        assert_eq!(retries.error(&item).unwrap().1, "broken");
         assert!(
-            ledger.begin(&item, 1, Priority::Normal).is_none()
-                && ledger.begin(&Item::Inode(2), 1, Priority::Normal).is_some()
+            retries.begin(&item, 1, Priority::Normal).is_none()
+                && retries.begin(&Item::Inode(2), 1, Priority::Normal).is_some()
         );
         std::thread::sleep(backoff::PERSIST.first);
-        let turn = ledger.begin(&item, 1, Priority::Normal).unwrap();
+        let turn = retries.begin(&item, 1, Priority::Normal).unwrap();
         turn.succeeded();
         drop(turn);
-        assert!(ledger.error(&item).is_none() && ledger.begin(&item, 1, Priority::Normal).is_some());
+        assert!(retries.error(&item).is_none() && retries.begin(&item, 1, Priority::Normal).is_some());
     }
 
     #[test]
     fn a_file_that_has_lost_blocks_is_known_until_it_is_changed_or_written() {
-        let ledger = Ledger::default();
+        let retries = RetryTracker::default();
         let item = Item::Inode(1);
         let fail = |kind| {
-            ledger.begin(&item, 1, Priority::Expedited(Instant::now())).unwrap().failed(kind, "no");
+            retries.begin(&item, 1, Priority::Expedited(Instant::now())).unwrap().failed(kind, "no");
         };
         fail(FailureKind::Lost { change: 5 });
-        assert!(ledger.is_lost(1, 5) && !ledger.is_lost(1, 6) && !ledger.is_lost(2, 5));
+        assert!(retries.is_lost(1, 5) && !retries.is_lost(1, 6) && !retries.is_lost(2, 5));
         fail(FailureKind::Bucket);
-        assert!(ledger.is_lost(1, 5), "its blocks were not asked for");
+        assert!(retries.is_lost(1, 5), "its blocks were not asked for");
         fail(FailureKind::Item);
-        assert!(!ledger.is_lost(1, 5), "a worker may be away");
+        assert!(!retries.is_lost(1, 5), "a worker may be away");
         fail(FailureKind::Lost { change: 6 });
-        ledger.begin(&item, 1, Priority::Expedited(Instant::now())).unwrap().succeeded();
-        assert!(!ledger.is_lost(1, 6));
+        retries.begin(&item, 1, Priority::Expedited(Instant::now())).unwrap().succeeded();
+        assert!(!retries.is_lost(1, 6));
     }
 
     #[test]
     fn what_failed_before_somebody_hurries_is_tried_at_once_and_counted_anew() {
-        let ledger = Ledger::default();
+        let retries = RetryTracker::default();
         let item = Item::Inode(1);
         let fail = |pace: Priority, kind: FailureKind| {
-            let turn = ledger.begin(&item, 1, pace).unwrap();
+            let turn = retries.begin(&item, 1, pace).unwrap();
             turn.failed(kind, "no");
         };
         fail(Priority::Normal, FailureKind::Denied);
-        assert!(ledger.begin(&item, 1, Priority::Normal).is_none());
+        assert!(retries.begin(&item, 1, Priority::Normal).is_none());
         let since = Instant::now();
         fail(Priority::Expedited(since), FailureKind::Denied);
-        assert!(ledger.begin(&item, 1, Priority::Expedited(since)).is_none(), "once");
-        let is_given_up = |since: Instant| [&item, &Item::Inode(2)].map(|item| ledger.is_given_up(item, 1, since));
+        assert!(retries.begin(&item, 1, Priority::Expedited(since)).is_none(), "once");
+        let is_given_up = |since: Instant| [&item, &Item::Inode(2)].map(|item| retries.is_given_up(item, 1, since));
         assert_eq!(is_given_up(since), [false; 2]);
         for count in 1..REFUSALS {
             assert_eq!(is_given_up(since), [false; 2], "{count}");
-            let mut state = ledger.0.lock();
+            let mut state = retries.0.lock();
             let now = Instant::now();
             state.failures.values_mut().for_each(|failure| failure.until = now);
             state.buckets.values_mut().for_each(|failure| failure.until = now);
@@ -381,37 +381,37 @@ mod tests {
         assert_eq!(is_given_up(since), [true; 2], "with its bucket, all that is to be done there is");
         let later = Instant::now();
         assert_eq!(is_given_up(later), [false; 2]);
-        let turn = ledger.begin(&item, 1, Priority::Expedited(later)).unwrap();
+        let turn = retries.begin(&item, 1, Priority::Expedited(later)).unwrap();
         assert!(
-            ledger.begin(&Item::Inode(2), 1, Priority::Expedited(later)).is_none(),
+            retries.begin(&Item::Inode(2), 1, Priority::Expedited(later)).is_none(),
             "one at a time asks the bucket"
         );
         turn.succeeded();
         drop(turn);
-        assert!(ledger.begin(&Item::Inode(2), 1, Priority::Normal).is_some());
+        assert!(retries.begin(&Item::Inode(2), 1, Priority::Normal).is_some());
     }
 
     #[test]
     fn whoever_waits_gives_up_what_has_failed_for_long() {
-        let ledger = Ledger::default();
+        let retries = RetryTracker::default();
         let item = Item::Inode(1);
         let now = Instant::now();
         let before = now.checked_sub(GIVE_UP_AFTER).unwrap();
         for kind in [FailureKind::Item, FailureKind::Bucket] {
             for _ in 0..=REFUSALS {
-                ledger.0.lock().failures.values_mut().for_each(|failure| failure.until = now);
-                ledger.0.lock().buckets.values_mut().for_each(|failure| failure.until = now);
-                ledger.begin(&item, 1, Priority::Normal).unwrap().failed(kind, "no");
+                retries.0.lock().failures.values_mut().for_each(|failure| failure.until = now);
+                retries.0.lock().buckets.values_mut().for_each(|failure| failure.until = now);
+                retries.begin(&item, 1, Priority::Normal).unwrap().failed(kind, "no");
             }
-            assert!(!ledger.is_given_up(&item, 1, before), "it may pass");
+            assert!(!retries.is_given_up(&item, 1, before), "it may pass");
         }
-        let mut state = ledger.0.lock();
+        let mut state = retries.0.lock();
         state.failures.get_mut(&item).unwrap().first = before;
         drop(state);
-        assert!(ledger.is_given_up(&item, 1, before) && !ledger.is_given_up(&item, 1, now));
-        assert!(!ledger.is_given_up(&Item::Inode(2), 1, before));
-        ledger.0.lock().buckets.get_mut(&1).unwrap().first = before;
-        assert!(ledger.is_given_up(&Item::Inode(2), 1, before) && !ledger.is_given_up(&Item::Inode(2), 2, before));
-        assert!(!ledger.is_given_up(&item, 2, now));
+        assert!(retries.is_given_up(&item, 1, before) && !retries.is_given_up(&item, 1, now));
+        assert!(!retries.is_given_up(&Item::Inode(2), 1, before));
+        retries.0.lock().buckets.get_mut(&1).unwrap().first = before;
+        assert!(retries.is_given_up(&Item::Inode(2), 1, before) && !retries.is_given_up(&Item::Inode(2), 2, before));
+        assert!(!retries.is_given_up(&item, 2, now));
     }
 }

@@ -39,7 +39,7 @@ impl<'s> ScopeFilter<'s> {
     pub(super) fn has(&mut self, tables: Tables<'_>, inode: u64, intent: &IntentRecord) -> Result<bool, WorkError> {
         let top = self.scope.inode;
         // What is to be handed on to a directory concerns all that lies in it.
-        if inode == top || (intent.spread && tables.is_below(top, inode)?) {
+        if inode == top || (intent.propagates && tables.is_below(top, inode)?) {
             return Ok(true);
         }
         let Some(record) = tables.inode(inode)? else { return Ok(false) };

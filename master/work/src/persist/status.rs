@@ -106,8 +106,8 @@ impl Persistence {
         let mut backlogs = BTreeMap::<u32, Backlog>::new();
         let mut within = ScopeFilter::new(scope);
         let add = |backlog: &mut Backlog, item: &Item, mount_id: u32| {
-            backlog.failed(self.ledger.error(item), span);
-            let is_given_up = |since| self.ledger.is_given_up(item, mount_id, since);
+            backlog.failed(self.retries.error(item), span);
+            let is_given_up = |since| self.retries.is_given_up(item, mount_id, since);
             backlog.given_up += u64::from(span.expedited_since.is_some_and(is_given_up));
         };
         let mut after = 0;
@@ -123,7 +123,7 @@ impl Persistence {
                 backlog.files += 1;
                 backlog.bytes += unwritten_bytes(tables, inode)?;
                 backlog.older(intent.first_ns);
-                if self.ledger.is_lost(inode, intent.change) {
+                if self.retries.is_lost(inode, intent.change) {
                     backlog.lost_files += 1;
                     if backlog.lost.len() < LOST_LISTED {
                         backlog.lost.extend(repair::describe(tables, inode)?);
@@ -149,7 +149,7 @@ impl Persistence {
             }
         }
         for (mount_id, backlog) in &mut backlogs {
-            backlog.failed(self.ledger.bucket_error(*mount_id), span);
+            backlog.failed(self.retries.bucket_error(*mount_id), span);
         }
         Ok((backlogs, change))
     }
@@ -171,7 +171,7 @@ impl Persistence {
         }
         // What is kept for those who have a nameless file open goes when they close it.
         let Some(inode) = tables.origin_of(deletion.mount_id, &deletion.key)? else { return Ok(true) };
-        let is_kept = tables.is_held(inode)? && tables.inode(inode)?.is_some_and(|record| record.unlinked);
+        let is_kept = tables.is_open(inode)? && tables.inode(inode)?.is_some_and(|record| record.unlinked);
         Ok(!is_kept)
     }
 }

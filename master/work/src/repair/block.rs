@@ -48,7 +48,7 @@ impl Repair {
             Err(Problem::Refused(_)) => return Ok(()),
             Err(Problem::Failed(error)) => return Err(error),
         }
-        let acknowledged = watch.wait_settled(watch.seq()).await;
+        let acknowledged = watch.wait_all_acknowledged(watch.seq()).await;
         let copied =
             if acknowledged { self.have_copied(copy).await } else { Err("a client has not heard of it".into()) };
         let keep = copied.is_ok().then_some(&copy.keep[..]);

@@ -1,5 +1,5 @@
 //! Whom the state machine notifies of changes: the sessions of the term, while there is one. On every master the last
-//! changes are remembered, for sessions that go on when it comes to lead, and the directories that sessions hold.
+//! changes are remembered, for sessions that go on when it comes to lead, and the directories delegated to sessions.
 
 use std::sync::Arc;
 
@@ -7,16 +7,16 @@ use cavern_consensus::ChangeListener;
 use cavern_state::{Changes, StateError, Tables};
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
+use super::delegations::DirectoryDelegations;
 use super::event_access::VisibleMounts;
-use super::held::HeldDirectories;
 use super::recent::RecentChanges;
 use super::watch::WatchHub;
 
-/// See the module.
+/// The sessions that the state machine notifies.
 #[derive(Default)]
 pub struct CurrentSessions {
     current: Mutex<Current>,
-    held: Arc<HeldDirectories>,
+    delegations: Arc<DirectoryDelegations>,
     pub(super) visible: VisibleMounts,
 }
 
@@ -41,27 +41,27 @@ impl CurrentSessions {
         MutexGuard::map(self.current.lock(), |current| &mut current.recent)
     }
 
-    /// The directories that sessions hold.
-    pub fn held(&self) -> Arc<HeldDirectories> {
-        self.held.clone()
+    /// The directories delegated to sessions.
+    pub fn delegations(&self) -> Arc<DirectoryDelegations> {
+        self.delegations.clone()
     }
 }
 
 impl ChangeListener for CurrentSessions {
     fn begin_with(&self, tables: Tables<'_>) -> Result<(), StateError> {
-        self.held.replace(tables.all_held()?);
+        self.delegations.replace(tables.all_delegations()?);
         self.visible.replace(tables.mounts()?);
         Ok(())
     }
 
-    fn will_hold(&self, changes: &Changes) {
-        if !changes.held.is_empty() {
-            self.held.hold(&changes.held);
+    fn will_delegate(&self, changes: &Changes) {
+        if !changes.delegations.is_empty() {
+            self.delegations.grant(&changes.delegations);
         }
     }
 
     fn changed(&self, changes: Changes) -> u64 {
-        let held = if changes.held.is_empty() { Vec::new() } else { changes.held.clone() };
+        let held = if changes.delegations.is_empty() { Vec::new() } else { changes.delegations.clone() };
         let rules = changes.rules.clone();
         let number = {
             let mut current = self.current.lock();
@@ -79,7 +79,7 @@ impl ChangeListener for CurrentSessions {
         };
         // Whoever waits for that reads what the sessions have been told of.
         if !held.is_empty() {
-            self.held.let_go(&held);
+            self.delegations.give_back(&held);
         }
         number
     }
@@ -120,15 +120,15 @@ mod tests {
             panic!("no mount")
         };
         let (parent, kind) = (mount.root_inode, InodeKind::Directory as i32);
-        let create = CreateInode { parent, name: "d".into(), kind, hold: true, ..CreateInode::default() };
+        let create = CreateInode { parent, name: "d".into(), kind, delegate: true, ..CreateInode::default() };
         let mutation = Some(Mutation { seq: 1, change: Some(Change::Create(create)), ..Mutation::default() });
         let made = run(Kind::Mutate(Mutate { session: 7, mutation, ..Mutate::default() }));
         let Outcome::Mutated(made, _) = made else { panic!("{made:?}") };
-        assert!(made.held, "{made:?}");
+        assert!(made.delegated, "{made:?}");
 
         let sessions = CurrentSessions::default();
-        assert!(sessions.held().is_empty());
+        assert!(sessions.delegations().is_empty());
         sessions.begin_with(Tables::new(&database)).unwrap();
-        assert_eq!(sessions.held().holder(made.inode), Some(7));
+        assert_eq!(sessions.delegations().holder(made.inode), Some(7));
     }
 }

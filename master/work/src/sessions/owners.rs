@@ -7,7 +7,7 @@ use cavern_security::{Identity, PeerCertificate, Role};
 
 use crate::error::WorkError;
 
-/// See the module.
+/// Who has opened which session.
 #[derive(Default)]
 pub struct Owners {
     of: HashMap<u64, Identity>,

@@ -18,7 +18,7 @@ pub const END_STEP: u32 = 256;
 
 /// Ends, in the log, the sessions whose lease is over and that nothing keeps. Locks do not: others may ask for them
 /// once only.
-pub async fn end_lapsed(watch: &WatchHub, proposer: &Proposer, reader: &StateReader) -> Result<(), WorkError> {
+pub async fn end_courtesy(watch: &WatchHub, proposer: &Proposer, reader: &StateReader) -> Result<(), WorkError> {
     for session in reader.read(|tables| Ok(tables.session_ids()?)).await? {
         if watch.outlives_lease(session) {
             let locks = reader.read(move |tables| Ok(tables.locks_of(session, 1)?)).await?;
@@ -55,13 +55,13 @@ pub async fn reap_unlinked(
     if !watch.has_settled() {
         return Ok(());
     }
-    let unlinked = reader.read(|tables| Ok(tables.unheld(REAP_MAX)?)).await?;
+    let unlinked = reader.read(|tables| Ok(tables.unreferenced(REAP_MAX)?)).await?;
     if unlinked.is_empty() {
         return Ok(());
     }
     // The sessions may not have been notified yet of what the tables show.
     consensus.wait_notified().await?;
-    if !watch.wait_settled(watch.seq()).await {
+    if !watch.wait_all_acknowledged(watch.seq()).await {
         return Ok(());
     }
     let reaped = proposer.propose_all(unlinked.iter().copied().map(ReapUnlinked)).await?;

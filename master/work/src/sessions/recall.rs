@@ -1,8 +1,8 @@
-//! Having sessions let go of directories that they hold: whoever looks into one, or changes something in it, waits here
+//! Having sessions return delegations delegated to them: whoever looks into one, or changes something in it, waits here
 //! until the state says that nobody else holds it. By then everything is in the state that the holder had answered for.
 //!
 //! The holder is sent an event, and once more each second, since its stream may have broken. One whose stream stays
-//! broken is waited for until its session is over: the end of a session lets go of all.
+//! broken is waited for until its session is over: the end of a session returns all.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use cavern_conf::Failpoint;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::held::HeldDirectories;
+use super::delegations::DirectoryDelegations;
 use super::watch::WatchHub;
 use crate::error::WorkError;
 
@@ -28,7 +28,7 @@ const ALL: u64 = 0;
 /// The recalls of one term.
 pub struct Recalls {
     hub: Arc<WatchHub>,
-    held: Arc<HeldDirectories>,
+    delegations: Arc<DirectoryDelegations>,
     asked: Mutex<Asked>,
 }
 
@@ -42,9 +42,9 @@ struct Asked {
 }
 
 /// A mount is being recalled as long as this is there.
-struct WholeMount<'a>(&'a Recalls);
+struct MountRecall<'a>(&'a Recalls);
 
-impl Drop for WholeMount<'_> {
+impl Drop for MountRecall<'_> {
     fn drop(&mut self) {
         let mut asked = self.0.asked.lock();
         asked.mounts -= 1;
@@ -54,52 +54,53 @@ impl Drop for WholeMount<'_> {
 
 impl Recalls {
     pub fn new(hub: Arc<WatchHub>) -> Self {
-        Self { held: hub.held(), hub, asked: Mutex::default() }
+        Self { delegations: hub.delegations(), hub, asked: Mutex::default() }
     }
 
-    pub fn held(&self) -> &HeldDirectories {
-        &self.held
+    pub fn delegations(&self) -> &DirectoryDelegations {
+        &self.delegations
     }
 
     /// Returns when no other session than the asker (0 for whoever has none) holds a directory.
     ///
     /// # Errors
-    /// [`WorkError::Deadline`] when the holder does not let go.
+    /// [`WorkError::Deadline`] when the holder does not return it.
     pub async fn recall(&self, directory: u64, asker: u64) -> Result<(), WorkError> {
         self.recall_all(&[directory], asker).await
     }
 
-    /// The same of several.
+    /// Recalls several directories.
     pub async fn recall_all(&self, directories: &[u64], asker: u64) -> Result<(), WorkError> {
-        if self.held.is_empty() {
+        if self.delegations.is_empty() {
             return Ok(());
         }
         let holders = || {
-            let other = |directory: &u64| Some((self.held.other_holder(*directory, asker)?, *directory));
+            let other = |directory: &u64| Some((self.delegations.other_holder(*directory, asker)?, *directory));
             directories.iter().filter_map(other).collect()
         };
         self.wait(holders).await
     }
 
-    /// Returns when nobody holds any directory of a mount. New ones may be held right after that.
+    /// Returns when nobody holds the delegation of any directory of a mount. New ones may be held right after that.
     ///
     /// # Errors
     /// As [`Self::recall`].
     pub async fn recall_mount(&self, mount_id: u32) -> Result<(), WorkError> {
         self.asked.lock().mounts += 1;
-        let _whole = WholeMount(self);
-        self.wait(|| self.held.holders_in(mount_id).into_iter().map(|session| (session, ALL)).collect()).await
+        let _whole = MountRecall(self);
+        self.wait(|| self.delegations.holders_in_mount(mount_id).into_iter().map(|session| (session, ALL)).collect())
+            .await
     }
 
     /// Has a directory recalled, without waiting for that.
     pub fn ask(&self, directory: u64) {
-        if let Some(holder) = self.held.holder(directory) {
+        if let Some(holder) = self.delegations.holder(directory) {
             self.send(&[(holder, directory)]);
         }
     }
 
     /// Whether sessions may come to hold what they make: not while somebody needs a whole mount.
-    pub fn allow_holding(&self) -> bool {
+    pub fn allow_delegations(&self) -> bool {
         let asked = self.asked.lock();
         asked.mounts == 0 && asked.ended.is_none_or(|ended| ended.elapsed() >= PAUSE)
     }
@@ -108,21 +109,21 @@ impl Recalls {
     async fn wait(&self, holders: impl Fn() -> Vec<(u64, u64)>) -> Result<(), WorkError> {
         let deadline = Instant::now() + self.hub.lease() * LEASES;
         loop {
-            let let_go = self.held.next_let_go();
-            tokio::pin!(let_go);
+            let returned = self.delegations.next_return();
+            tokio::pin!(returned);
             // Registered before looking, so that none is missed.
-            let_go.as_mut().enable();
+            returned.as_mut().enable();
             let holders = holders();
             let Some((session, _)) = holders.first() else { return Ok(()) };
             let now = Instant::now();
             if now >= deadline {
                 return Err(WorkError::Deadline(format!(
-                    "{} answers for changes here and does not let go: try again, or end it",
+                    "{} has a delegation here and does not return it: try again, or end it",
                     self.hub.describe(*session)
                 )));
             }
             self.send(&holders);
-            let _again = tokio::time::timeout_at(deadline.min(now + AGAIN), let_go).await;
+            let _again = tokio::time::timeout_at(deadline.min(now + AGAIN), returned).await;
         }
     }
 

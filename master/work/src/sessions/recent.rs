@@ -17,7 +17,7 @@ pub(super) struct Recent {
     pub change: Change,
 }
 
-/// See the module. Numbers come from the log, so they are the same on all masters.
+/// The last changes of the state. Numbers come from the log, so they are the same on all masters.
 #[derive(Debug, Default)]
 pub(super) struct RecentChanges {
     /// Whatever came after this number is here.

@@ -5,7 +5,7 @@ use cavern_conf::process::LogLimit;
 use cavern_proto::COMMAND_CLIENT;
 use cavern_security::Identity;
 
-/// See the module.
+/// Bounds what the log has of each owner's sessions.
 #[derive(Default)]
 pub struct SessionLog {
     /// By owner; `None` where connections are not secured.

@@ -15,8 +15,8 @@
 //!
 //! Who is notified of what: [`notify`].
 
+mod courtesy;
 mod group;
-mod lapsed;
 mod notify;
 pub(super) mod open;
 
@@ -34,15 +34,15 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::current::CurrentSessions;
-use super::held::HeldDirectories;
-use super::interest::Interest;
-use super::let_go::PendingLetGo;
+use super::delegations::DirectoryDelegations;
 use super::owners::Owners;
+use super::pending_invalidations::PendingInvalidations;
 use super::session_log::SessionLog;
+use super::watch_registry::WatchRegistry;
 use crate::error::WorkError;
 use crate::metrics::MasterMetrics;
-use crate::silence::{LastLook, excuse};
-use lapsed::Lapsed;
+use crate::pause_detector::{PauseDetector, excuse};
+use courtesy::CourtesySessions;
 
 /// Events that a session may be behind; about 100 bytes each, which all sessions share.
 const QUEUE_EVENTS: usize = 16_384;
@@ -76,17 +76,17 @@ struct State {
     /// they have cached.
     broken: HashMap<u64, Instant>,
     /// Sessions whose lease is over, and that are kept nevertheless.
-    lapsed: Lapsed,
+    courtesy: CourtesySessions,
     /// Who has opened a session, as long as it may come back: where connections are secured it is nobody else's.
     owners: Owners,
     /// The last session that began at a place that has room for one.
     places: HashMap<String, u64>,
     /// Sessions of before this master's start may be taken up for a lease, too.
     started: Instant,
-    interest: Interest,
-    held: Arc<HeldDirectories>,
-    let_go: PendingLetGo,
-    last_look: LastLook,
+    watches: WatchRegistry,
+    delegations: Arc<DirectoryDelegations>,
+    invalidations: PendingInvalidations,
+    pause_detector: PauseDetector,
     closed: bool,
     /// Streams opened so far.
     streams: u64,
@@ -95,7 +95,7 @@ struct State {
 impl State {
     /// Leaves out of all silence what this master has not listened for.
     fn look(&mut self, lease: Duration) {
-        let missed = self.last_look.missed(lease / 2);
+        let missed = self.pause_detector.missed(lease / 2);
         if !missed.is_zero() {
             let heard = self.sessions.values_mut().map(|session| &mut session.received_at);
             excuse(heard.chain(self.broken.values_mut()).chain([&mut self.started]), missed);
@@ -104,7 +104,7 @@ impl State {
 
     /// Whether a session without a stream may get one.
     fn may_return(&self, session: u64, is_recorded: bool, lease: Duration) -> bool {
-        !self.has_lapsed(session, is_recorded, lease) || is_recorded && self.is_kept(session)
+        !self.has_lapsed(session, is_recorded, lease) || is_recorded && self.is_courtesy(session)
     }
 
     /// Whether the lease of a session without a stream is over.
@@ -117,16 +117,16 @@ impl State {
 
     /// Whether a session outlives its lease. Those of before this master's start have lapsed then, if they are not
     /// back.
-    fn is_kept(&self, session: u64) -> bool {
-        self.lapsed.is_kept(session, self.started) && self.held.holds_any(session)
+    fn is_courtesy(&self, session: u64) -> bool {
+        self.courtesy.is_courtesy(session, self.started) && self.delegations.holds_any(session)
     }
 
     /// The lease of a session is over.
     fn lapse(&mut self, session: u64) {
-        self.interest.end(session);
-        self.let_go.gone(session);
-        if self.is_kept(session) {
-            self.lapsed.add(session);
+        self.watches.end(session);
+        self.invalidations.gone(session);
+        if self.is_courtesy(session) {
+            self.courtesy.add(session);
         } else {
             self.owners.remove(session);
         }
@@ -136,8 +136,8 @@ impl State {
     /// with: nobody comes back for what they hold. Whoever has another one has a lease to come back with it.
     fn end_revoked(&mut self) {
         for session in self.owners.revoked() {
-            if !self.sessions.contains_key(&session) && self.held.holds_any(session) {
-                self.lapsed.end(session);
+            if !self.sessions.contains_key(&session) && self.delegations.holds_any(session) {
+                self.courtesy.end(session);
             }
         }
     }
@@ -211,14 +211,14 @@ impl WatchHub {
             seq: 0,
             sessions: HashMap::new(),
             broken: HashMap::new(),
-            lapsed: Lapsed::default(),
+            courtesy: CourtesySessions::default(),
             owners: Owners::default(),
             places: HashMap::new(),
             started: Instant::now(),
-            interest: Interest::default(),
-            held: changes.held(),
-            let_go: PendingLetGo::default(),
-            last_look: LastLook::now(),
+            watches: WatchRegistry::default(),
+            delegations: changes.delegations(),
+            invalidations: PendingInvalidations::default(),
+            pause_detector: PauseDetector::now(),
             closed: false,
             streams: 0,
         };
@@ -245,9 +245,9 @@ impl WatchHub {
         self.lease
     }
 
-    /// The directories that sessions hold.
-    pub fn held(&self) -> Arc<HeldDirectories> {
-        self.changes.held()
+    /// The directories delegated to sessions.
+    pub fn delegations(&self) -> Arc<DirectoryDelegations> {
+        self.changes.delegations()
     }
 
     /// For a question of silence. While this master does not know that it leads it does not listen.
@@ -277,33 +277,33 @@ impl WatchHub {
 
     /// A session (0 for whoever keeps nothing) is about to be answered what a name leads to, or that it is not there:
     /// call it before the read that decides so. The session is notified of what changes afterwards.
-    pub fn see_name(&self, session: u64, directory: u64, name: &[u8]) {
+    pub fn watch_name(&self, session: u64, directory: u64, name: &[u8]) {
         if session != 0 {
-            self.state.lock().interest.see_name(session, directory, name);
+            self.state.lock().watches.watch_name(session, directory, name);
         }
     }
 
-    /// The same of all that is in a directory.
-    pub fn see_directory(&self, session: u64, directory: u64) {
+    /// Registers a watch of all that is in a directory.
+    pub fn watch_directory(&self, session: u64, directory: u64) {
         if session != 0 {
-            self.state.lock().interest.see_directory(session, directory);
+            self.state.lock().watches.watch_directory(session, directory);
         }
     }
 
-    /// The same of directories of which any names may be known, and that others are not there.
-    pub fn see_directories(&self, session: u64, directories: impl IntoIterator<Item = u64>) {
+    /// Registers watches of directories of which any names may be known, and that others are not there.
+    pub fn watch_directories(&self, session: u64, directories: impl IntoIterator<Item = u64>) {
         let mut state = self.state.lock();
         for directory in directories {
-            state.interest.see_directory(session, directory);
-            state.interest.see_many_names(session, directory);
+            state.watches.watch_directory(session, directory);
+            state.watches.watch_many_names(session, directory);
         }
     }
 
-    /// The same of inodes, whatever their names are.
-    pub fn see_inodes(&self, session: u64, inodes: impl IntoIterator<Item = u64>) {
+    /// Registers watches of inodes, whatever their names are.
+    pub fn watch_inodes(&self, session: u64, inodes: impl IntoIterator<Item = u64>) {
         if session != 0 {
             let mut state = self.state.lock();
-            inodes.into_iter().for_each(|inode| state.interest.see_inode(session, inode));
+            inodes.into_iter().for_each(|inode| state.watches.watch_inode(session, inode));
         }
     }
 
@@ -329,10 +329,10 @@ impl WatchHub {
                     state.places.insert(place.to_owned(), session);
                     let over = before.filter(|_| !has_stream)?;
                     let was_broken = state.broken.remove(&over).is_some();
-                    if !was_broken && !state.lapsed.contains(over) {
+                    if !was_broken && !state.courtesy.contains(over) {
                         return None;
                     }
-                    state.lapsed.end(over);
+                    state.courtesy.end(over);
                     state.over(over);
                     return Some(over);
                 }
@@ -381,7 +381,7 @@ impl WatchHub {
         let is_over =
             self.lead.holds() && !state.sessions.contains_key(&session) && !state.may_return(session, true, self.lease);
         if is_over {
-            state.lapsed.end(session);
+            state.courtesy.end(session);
         }
         is_over
     }
@@ -389,31 +389,33 @@ impl WatchHub {
     /// Whether the lease of a recorded session is over, and it may have another stream nevertheless.
     pub fn outlives_lease(&self, session: u64) -> bool {
         let state = self.looked();
-        !state.sessions.contains_key(&session) && state.has_lapsed(session, true, self.lease) && state.is_kept(session)
+        !state.sessions.contains_key(&session)
+            && state.has_lapsed(session, true, self.lease)
+            && state.is_courtesy(session)
     }
 
     /// Somebody else wants what a session has, that has no stream: it does not outlive its lease.
     pub fn end_with_lease(&self, session: u64) {
-        self.state.lock().lapsed.end(session);
+        self.state.lock().courtesy.end(session);
     }
 
     /// Nothing is left of a session.
     pub fn forget(&self, session: u64) {
         let mut state = self.state.lock();
-        state.lapsed.forget(session);
+        state.courtesy.forget(session);
         state.owners.remove(session);
     }
 
-    /// The client of a session has taken in everything up to `seq`, and has let go of what the events up to `let_go`
-    /// made untrue; false when the session is over.
-    pub fn acknowledge(&self, session: u64, seq: u64, let_go: u64) -> bool {
+    /// The client of a session has taken in everything up to `seq`, and has let go of what the events up to
+    /// `pending_invalidations` made untrue; false when the session is over.
+    pub fn acknowledge(&self, session: u64, seq: u64, invalidated: u64) -> bool {
         {
             let mut state = self.state.lock();
-            let State { sessions, let_go: pending, .. } = &mut *state;
+            let State { sessions, invalidations: pending, .. } = &mut *state;
             let Some(known) = sessions.get_mut(&session) else { return false };
             known.acknowledged = known.acknowledged.max(seq);
             known.received_at = Instant::now();
-            pending.let_go(session, let_go);
+            pending.acknowledge(session, invalidated);
         }
         self.progress.notify_waiters();
         true
@@ -451,8 +453,8 @@ impl WatchHub {
         {
             let mut state = self.state.lock();
             if let Some(ended) = state.sessions.remove(&session) {
-                if state.held.holds_any(session) {
-                    state.lapsed.end(session);
+                if state.delegations.holds_any(session) {
+                    state.courtesy.end(session);
                 }
                 self.log.life(state.owners.get(session), session, &ended.client, "a client's session ends");
                 state.over(session);
@@ -471,13 +473,13 @@ impl WatchHub {
         }
         let mut state = self.looked();
         let lease = self.lease;
-        let mut lapsed = Vec::new();
+        let mut courtesy = Vec::new();
         let State { sessions, owners, .. } = &mut *state;
         sessions.retain(|id, session| {
             let is_alive = session.received_at.elapsed() < lease;
             if !is_alive {
                 self.log.life(owners.get(*id), *id, &session.client, "a client's session has lapsed");
-                lapsed.push(*id);
+                courtesy.push(*id);
                 session.wake.notify_one();
             }
             is_alive
@@ -485,22 +487,22 @@ impl WatchHub {
         state.push_ticks();
         state.broken.retain(|id, since| {
             let may_return = since.elapsed() < lease;
-            lapsed.extend((!may_return).then_some(*id));
+            courtesy.extend((!may_return).then_some(*id));
             may_return
         });
         state.end_revoked();
-        lapsed.into_iter().for_each(|session| state.lapse(session));
-        let State { lapsed, held, .. } = &mut *state;
-        let over = lapsed.take_over(|session| held.holds_any(session));
+        courtesy.into_iter().for_each(|session| state.lapse(session));
+        let State { courtesy, delegations, .. } = &mut *state;
+        let over = courtesy.take_over(|session| delegations.holds_any(session));
         over.into_iter().for_each(|session| state.over(session));
-        let State { sessions, interest, .. } = &mut *state;
+        let State { sessions, watches, .. } = &mut *state;
         for (id, session) in sessions {
             if session.settles_at.take_if(|at| *at <= Instant::now()).is_some() {
-                interest.settle(*id);
+                watches.settle(*id);
             }
         }
-        let State { sessions, broken, lapsed, places, .. } = &mut *state;
-        let may_return = |session| broken.contains_key(&session) || lapsed.contains(session);
+        let State { sessions, broken, courtesy, places, .. } = &mut *state;
+        let may_return = |session| broken.contains_key(&session) || courtesy.contains(session);
         places.retain(|_, session| sessions.contains_key(session) || may_return(*session));
         let after = state.sessions.len();
         drop(state);
@@ -513,7 +515,7 @@ impl WatchHub {
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
-        (state.interest, state.let_go) = (Interest::default(), PendingLetGo::default());
+        (state.watches, state.invalidations) = (WatchRegistry::default(), PendingInvalidations::default());
         state.owners.clear();
         for (_, session) in state.sessions.drain() {
             session.wake.notify_one();
@@ -527,8 +529,8 @@ impl WatchHub {
         self.wait_until(|state| state.have_acknowledged(seq)).await
     }
 
-    /// The same of all sessions, those that are on their way to another stream too.
-    pub async fn wait_settled(&self, seq: u64) -> bool {
+    /// Returns when every session has acknowledged `seq`, those that are on their way to another stream too.
+    pub async fn wait_all_acknowledged(&self, seq: u64) -> bool {
         self.wait_until(|state| state.has_settled(self.lease) && state.have_acknowledged(seq)).await
     }
 
@@ -552,7 +554,7 @@ impl WatchHub {
     /// Returns when nobody has anything cached that these changes of strict mounts made untrue, or any earlier one for
     /// [`ALL_BEFORE`]: at the latest after one lease, since whoever is cut off believes nothing then. Who is there and
     /// does not let go, a kernel that is stuck, say, is not waited for any longer.
-    pub async fn wait_let_go(&self, changes: &[u64]) {
+    pub async fn wait_invalidated(&self, changes: &[u64]) {
         if changes.is_empty() {
             return;
         }
@@ -561,11 +563,11 @@ impl WatchHub {
         tokio::time::sleep_until(unknown_until).await;
         let deadline = Instant::now() + self.lease;
         let changes = match changes.contains(&ALL_BEFORE) {
-            true => &self.state.lock().let_go.pending(),
+            true => &self.state.lock().invalidations.pending(),
             false => changes,
         };
         for change in changes {
-            let pending = self.state.lock().let_go.ask(*change);
+            let pending = self.state.lock().invalidations.ask(*change);
             let Some(pending) = pending else { continue };
             if tokio::time::timeout_at(deadline, pending).await.is_err() {
                 self.log.stuck();
@@ -574,7 +576,7 @@ impl WatchHub {
     }
 
     /// A session has said all that its client knows. What else its kernel believes it does not for longer than a lease.
-    pub fn has_remembered(&self, session: u64) {
+    pub fn watches_restored(&self, session: u64) {
         if let Some(session) = self.state.lock().sessions.get_mut(&session) {
             session.settles_at = Some(Instant::now() + self.lease);
         }
@@ -597,7 +599,7 @@ impl WatchHub {
     fn reset_all(&self, state: &mut State) {
         let seq = state.seq;
         for (id, session) in &mut state.sessions {
-            state.interest.begin(*id);
+            state.watches.begin(*id);
             session.knows_earlier = true;
             session.clear();
             session.push(&self.reset_event(*id, seq));
@@ -609,8 +611,8 @@ impl WatchHub {
 impl State {
     /// A session is over, and cannot come back.
     fn over(&mut self, session: u64) {
-        self.interest.end(session);
-        self.let_go.gone(session);
+        self.watches.end(session);
+        self.invalidations.gone(session);
         self.owners.remove(session);
     }
 }

@@ -16,18 +16,18 @@ use cavern_proto::master::{
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{
     AdoptListing, ApplyListing, AttachMount, BeginObjects, Command, CountUsage, Deleted, DropBlocks, EndSessionStep,
-    Expire, FreeContent, Freed, InitCluster, ListedEntry, ListingGroup, Mutate, Persisted, PersistedObject, PutIndex,
-    PutWorker, ReapOrphans, RemoveMount, SpreadIntent,
+    Expire, FreeContent, Freed, InitCluster, ListedEntry, ListingGroup, Mutate, Persisted, PersistedObject,
+    PropagateIntent, PutIndex, PutWorker, ReapOrphans, RemoveMount,
 };
 use cavern_state::{AT_ONCE, Database, Family, Outcome, StepProgress, Tables, Transaction, apply};
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::listing::{adopt, portions};
-use crate::persist::intents::SPREAD;
+use crate::maintenance::{COUNT_STEP, REAP_STEP};
+use crate::persist::intents::PROPAGATED_MAX;
 use crate::persist::plan::{self, Step};
 use crate::sessions::END_STEP;
-use crate::upkeep::{COUNT_STEP, REAP_STEP};
 
 /// Records of one command: ten milliseconds, or a little more. The longest are those that pass over names that have
 /// just been removed.
@@ -153,8 +153,8 @@ impl Fixture {
             let planned = plan::plan(self.tables(), "c", inode, &self.mount, "").unwrap().unwrap();
             let mut work = match planned {
                 Step::Write(work) => work,
-                Step::Spread => {
-                    self.run("spread", Kind::SpreadIntent(SpreadIntent { inode, limit: SPREAD }));
+                Step::Propagate => {
+                    self.run("spread", Kind::PropagateIntent(PropagateIntent { inode, limit: PROPAGATED_MAX }));
                     continue;
                 }
                 Step::None => return,
@@ -491,7 +491,7 @@ fn a_session_with_fifteen_thousand_holds_and_locks_ends_in_short_commands() {
     let root = bench.mount.root_inode;
     for number in 0..FILES {
         let file = bench.create(root, name(number), InodeKind::File);
-        bench.done("hold", Change::Hold(file));
+        bench.done("hold", Change::AddOpenRef(file));
         let lock = Lock { r#type: LockType::Exclusive as i32, ..Lock::default() };
         let kind = LockKind::Flock as i32;
         bench.done("lock", Change::SetLock(SetLock { inode: file, kind, lock: Some(lock), ..SetLock::default() }));
@@ -502,7 +502,7 @@ fn a_session_with_fifteen_thousand_holds_and_locks_ends_in_short_commands() {
     {
         step.part = next as u32;
     }
-    for family in [Family::Hold, Family::Lock, Family::LockSession, Family::Result] {
+    for family in [Family::OpenRef, Family::Lock, Family::LockSession, Family::Result] {
         assert_eq!(bench.tables().keys(family).count(), 0, "{family:?}");
     }
     bench.check();

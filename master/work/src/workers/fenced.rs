@@ -13,7 +13,7 @@ use futures::future::BoxFuture;
 use super::calls::ObjectWriter;
 use crate::error::WorkError;
 
-/// See the module.
+/// The workers, for a leader as long as it leads.
 pub struct Fenced {
     pub workers: Arc<dyn ObjectWriter>,
     pub lease: LeaderLease,

@@ -32,12 +32,12 @@ impl KeyError {
         }
     }
 
-    /// The same, where there were some before, which have ended.
+    /// This failure, where there were credentials before, which have ended.
     pub(super) fn after_the_end(self) -> Self {
         self.after("those of before have ended, and there are no others")
     }
 
-    /// The same, where something else came to nothing before.
+    /// This failure, behind what came to nothing before.
     pub(super) fn after(self, what: &str) -> Self {
         let said = |reason| format!("{what}: {reason}");
         match self {

@@ -74,7 +74,7 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    held: Option<Held>,
+    held: Option<CachedCredential>,
     running: Option<Running>,
     /// Attempts that failed in a row, what the last one said, and when there may be the next one.
     failures: u32,
@@ -84,7 +84,7 @@ struct State {
     next_attempt: Option<Instant>,
 }
 
-struct Held {
+struct CachedCredential {
     credential: Credential,
     fetched_at: Instant,
     renew_at: Instant,
@@ -107,7 +107,7 @@ impl fmt::Debug for Renewing {
     }
 }
 
-impl Held {
+impl CachedCredential {
     fn new(credential: Credential, due: Due, now: Instant) -> Option<Self> {
         let Some(end) = credential.expires_in else {
             return Some(Self { credential, fetched_at: now, renew_at: now + REREAD, usable_until: None });
@@ -185,7 +185,7 @@ impl Renewing {
             let mut state = self.0.state.lock();
             let now = Instant::now();
             // This host may have slept, or its clock have been set: nobody else tells of it.
-            if state.held.as_ref().is_some_and(Held::has_ended) {
+            if state.held.as_ref().is_some_and(CachedCredential::has_ended) {
                 state.held = None;
             }
             let is_due = state.held.as_ref().is_some_and(|held| held.renew_at <= now);
@@ -198,17 +198,17 @@ impl Renewing {
             let _late = timeout(self.0.patience, rounds.changed()).await;
         }
         let endless = || KeyError::Refused(format!("the credentials of {} have no end", self.0.giver));
-        self.get(Held::keys).await?.ok_or_else(endless)
+        self.get(CachedCredential::keys).await?.ok_or_else(endless)
     }
 
     /// Until when those last that there are, in nanoseconds since the Unix epoch, and why there are no newer ones.
     pub(in crate::s3) fn status(&self) -> (Option<i64>, Option<String>) {
         let state = self.0.state.lock();
-        let keys = state.held.as_ref().and_then(Held::keys);
+        let keys = state.held.as_ref().and_then(CachedCredential::keys);
         (keys.map(|keys| keys.expires_ns), state.error.as_ref().map(ToString::to_string))
     }
 
-    async fn get<T>(&self, take: impl Fn(&Held) -> T) -> Result<T, KeyError> {
+    async fn get<T>(&self, take: impl Fn(&CachedCredential) -> T) -> Result<T, KeyError> {
         let (mut rounds, has_ended) = {
             let mut state = self.0.state.lock();
             let now = Instant::now();
@@ -275,7 +275,7 @@ impl Inner {
     fn finish(&self, fetched: Result<Credential, KeyError>) {
         let now = Instant::now();
         let ended = || KeyError::Refused(format!("the credentials of {} have ended already", self.giver));
-        let fetched = fetched.and_then(|credential| Held::new(credential, self.due, now).ok_or_else(ended));
+        let fetched = fetched.and_then(|credential| CachedCredential::new(credential, self.due, now).ok_or_else(ended));
         let mut state = self.state.lock();
         match fetched {
             Ok(held) => *state = State { held: Some(held), given_up: state.given_up, ..State::default() },
@@ -283,7 +283,7 @@ impl Inner {
                 let good = state.held.as_ref().filter(|held| held.is_usable(now));
                 let pause = match good {
                     None => CREDENTIALS.pause(state.failures),
-                    Some(Held { usable_until: Some(until), .. }) => {
+                    Some(CachedCredential { usable_until: Some(until), .. }) => {
                         let left = until.saturating_duration_since(now);
                         CREDENTIALS_EARLY.pause(state.failures).min(left.max(CREDENTIALS_EARLY.first))
                     }

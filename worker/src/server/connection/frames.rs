@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::{Connection, REQUEST_MEMORY, Released, decode};
 use crate::memory::Share;
 use crate::request_error::Refusal;
-use crate::reserved::{Room, Taken};
+use crate::reserved::{Reservation, ReserveResult};
 use crate::server::block_access::{OfBlocks, Verdict};
 use crate::server::limits::on_disk;
 use crate::server::outgoing::{PassedFile, Segment};
@@ -176,7 +176,7 @@ impl Connection {
         let pause = service.pressure();
         let reserved = async move {
             if !pause.is_zero() {
-                service.parts.metrics.slowed_reservations.inc();
+                service.parts.metrics.throttled_reservations.inc();
                 tokio::time::sleep(pause).await;
             }
             let taken = given(room).await?;
@@ -325,7 +325,7 @@ impl Connection {
         let length = payload.len();
         let written = async move {
             if write.is_of_object() {
-                let kept = service.keep(&write, payload.freeze()).await;
+                let kept = service.populate(&write, payload.freeze()).await;
                 drop(memory);
                 return kept;
             }
@@ -342,7 +342,7 @@ impl Connection {
     }
 
     /// Room for what a request may take of the disks for a block that no file has yet.
-    fn room(&self, block: Option<&BlockRef>, bytes: u64) -> Room {
+    fn room(&self, block: Option<&BlockRef>, bytes: u64) -> ReserveResult {
         block.map_or(Ok(None), |block| self.shared.service.reserved.take(self.caller.access.client(), block, bytes))
     }
 
@@ -373,7 +373,7 @@ impl Connection {
 }
 
 /// The room of a request, at once or when enough has been committed.
-async fn given(room: Room) -> Result<Option<Taken>, Refusal> {
+async fn given(room: ReserveResult) -> Result<Option<Reservation>, Refusal> {
     match room {
         Ok(taken) => Ok(taken),
         Err(wanted) => Box::pin(wanted.wait()).await,

@@ -76,7 +76,8 @@ impl CacheStore {
         (bytes, present.iter().any(|index| !state.present.contains(*index)))
     }
 
-    /// The same of some blocks, from a place on: the position of a directory, and a key of its index. *Blocking*.
+    /// Verifies some blocks from a place on: the position of a directory, and a key of its index. Drops bad chunks.
+    /// *Blocking*.
     ///
     /// # Errors
     /// The index cannot be read.

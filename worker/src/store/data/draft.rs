@@ -11,8 +11,8 @@ use std::sync::Arc;
 use cavern_proto::ChunkMap;
 use cavern_proto::chunk::chunks_touching;
 
+use super::allocation::make_room_for_data;
 use super::block::{DataBlock, lengthen};
-use super::room::make_room_for_data;
 use super::{DataStore, DataTarget};
 use crate::store::error::StoreError;
 use crate::store::space::units_of_chunks;

@@ -21,14 +21,14 @@ impl DataStore {
 
     /// Data blocks that nobody has claimed, nor written to for `rest`, with their incarnations, and the bytes that they
     /// take. *Blocking*.
-    pub fn unclaimed(&self, claims: &ChunkMap, rest: Duration) -> Vec<((BlockId, u64), u64)> {
+    pub fn orphans(&self, claims: &ChunkMap, rest: Duration) -> Vec<((BlockId, u64), u64)> {
         let mut found = Vec::new();
-        let unclaimed = |cache: &mut Cache, slot: u32| {
+        let orphans = |cache: &mut Cache, slot: u32| {
             let entry = cache.slab.at(slot).filter(|entry| entry.data().is_some() && !claims.contains(slot))?;
             let Entry { id, incarnation, length, mount_id, directory, .. } = *entry;
             Some((usize::from(directory), DataName { id, incarnation, mount_id, length }))
         };
-        self.table.walk(unclaimed, |(position, name)| {
+        self.table.walk(orphans, |(position, name)| {
             let path = data_path(&self.table.directories[position].spec.path, &name);
             found.extend(bytes_at_rest(&path, rest).map(|bytes| ((name.id, name.incarnation), bytes)));
         });
@@ -36,7 +36,7 @@ impl DataStore {
     }
 
     /// Frees such a block, if it is still the same and still rests; gives its bytes. *Blocking*.
-    pub fn free_unclaimed(&self, (id, incarnation): (BlockId, u64), rest: Duration) -> Option<u64> {
+    pub fn free_orphans(&self, (id, incarnation): (BlockId, u64), rest: Duration) -> Option<u64> {
         self.free_if(&id, |place| place.incarnation == incarnation && bytes_at_rest(&place.path, rest).is_some())
     }
 }

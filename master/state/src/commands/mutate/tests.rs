@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use cavern_proto::NAME_MAX;
-use cavern_proto::bounded::{MAX_KEPT_RESULT_BYTES, MAX_KEPT_RESULTS, MAX_REASON_BYTES};
+use cavern_proto::bounded::{MAX_CACHED_RESULT_BYTES, MAX_CACHED_RESULTS, MAX_REASON_BYTES};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
-    CheckHoldsRequest, CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Mount, Naming, RemoveXattr,
-    RenameMode, RenameName, SetAttr, SetHolds, SetXattr, Worker, WriteType, XattrMode,
+    CheckOpenRefsRequest, CommitContent, CreateInode, Extent, Kind as InodeKind, LinkInode, Mount, Naming, RemoveXattr,
+    RenameMode, RenameName, SetAttr, SetOpenRefs, SetXattr, Worker, WriteType, XattrMode,
 };
 use cavern_proto::record::command::Command as Kind;
 use cavern_proto::record::{AttachMount, Command, EndSessionStep, InitCluster, PutWorker, RemoveWorker};
@@ -531,7 +531,7 @@ fn a_result_is_kept_until_the_session_has_it_and_no_longer() {
 }
 
 /// Numbers of the results that are kept, and the bytes that they take.
-fn kept_results(bench: &Fixture) -> (Vec<u64>, u64) {
+fn cached_results(bench: &Fixture) -> (Vec<u64>, u64) {
     let tables = Tables::new(&bench.database);
     let results = tables.rows(schema::Results, 7_u64).page(usize::MAX, |row| row.entry()).unwrap();
     let bytes = results.iter().map(|(_, result)| 16 + result.encoded_len() as u64).sum();
@@ -547,32 +547,32 @@ fn a_session_that_does_not_say_which_results_it_has_changes_nothing_more_at_a_bo
         Change::Create(CreateInode { parent: root, name: name.into(), kind, ..CreateInode::default() })
     };
     assert_eq!(bench.ask(1, 0, create("a")).errno, 0);
-    let last = bench.ask(MAX_KEPT_RESULTS, 0, create("b"));
-    assert_eq!((last.errno, bench.ask(MAX_KEPT_RESULTS, 0, create("b"))), (0, last));
+    let last = bench.ask(MAX_CACHED_RESULTS, 0, create("b"));
+    assert_eq!((last.errno, bench.ask(MAX_CACHED_RESULTS, 0, create("b"))), (0, last));
     // One number too many, also with one result that it has.
-    let beyond = MAX_KEPT_RESULTS + 2;
+    let beyond = MAX_CACHED_RESULTS + 2;
     for answered in [0, 1] {
         let refused = bench.ask(beyond, answered, create("c"));
         assert_eq!(refused.errno, Errno::NOBUFS.raw_os_error());
         assert!(refused.reason.contains("acknowledge those"), "{}", refused.reason);
     }
-    assert_eq!(kept_results(&bench).0, [MAX_KEPT_RESULTS], "a refusal is not kept, and what it has is forgotten");
+    assert_eq!(cached_results(&bench).0, [MAX_CACHED_RESULTS], "a refusal is not kept, and what it has is forgotten");
     assert_eq!(bench.tree().len(), 2, "nothing was made");
-    // What it has answered for would be lost, and is judged as ever: the session does not hold that directory.
+    // What it has answered for would be lost, and is checked as ever: the session does not hold that directory.
     let answered = |seq| {
         let change = Some(create("c"));
-        bench.ask_for(1, Mutation { seq, change, is_answered: true, ..Mutation::default() })
+        bench.ask_for(1, Mutation { seq, change, is_write_back: true, ..Mutation::default() })
     };
-    assert_ne!(answered(ANSWERED_TIMES * MAX_KEPT_RESULTS + 1).errno, Errno::NOBUFS.raw_os_error());
-    let refused = answered(ANSWERED_TIMES * MAX_KEPT_RESULTS + 2);
+    assert_ne!(answered(ANSWERED_TIMES * MAX_CACHED_RESULTS + 1).errno, Errno::NOBUFS.raw_os_error());
+    let refused = answered(ANSWERED_TIMES * MAX_CACHED_RESULTS + 2);
     assert!(refused.errno == Errno::NOBUFS.raw_os_error() && refused.reason.contains("256 MiB"), "{}", refused.reason);
     assert_eq!(bench.ask(beyond, 2, create("c")).errno, 0, "the same again, with one more that it has");
 
     // Numbers that are far apart take no more for that.
     for round in 1..5 {
-        let seq = round * 10 * MAX_KEPT_RESULTS;
+        let seq = round * 10 * MAX_CACHED_RESULTS;
         assert_eq!(bench.ask(seq, seq - 1, create("c")).errno, Errno::EXIST.raw_os_error());
-        assert_eq!(kept_results(&bench).0, [seq]);
+        assert_eq!(cached_results(&bench).0, [seq]);
     }
 }
 
@@ -581,33 +581,33 @@ fn the_bytes_of_results_that_a_session_does_not_say_it_has_are_bounded() {
     let bench = Fixture::new();
     let set = |first: u64| {
         let hold = (first..first + 100).map(|number| number << 40).collect();
-        Change::SetHolds(SetHolds { hold, ..SetHolds::default() })
+        Change::SetOpenRefs(SetOpenRefs { opened: hold, ..SetOpenRefs::default() })
     };
     let session = || Tables::new(&bench.database).session(7).unwrap().unwrap();
-    let counted = || session().kept.iter().map(|kept| kept.bytes).sum::<u64>();
+    let counted = || session().cached.iter().map(|kept| kept.bytes).sum::<u64>();
     // Two parts of the numbers.
     for seq in 1020..1030 {
         assert_eq!(bench.ask(seq, 0, set(seq)).gone.len(), 100);
     }
-    let (numbers, bytes) = kept_results(&bench);
-    assert_eq!((numbers.len(), session().kept.len(), counted()), (10, 2, bytes));
+    let (numbers, bytes) = cached_results(&bench);
+    assert_eq!((numbers.len(), session().cached.len(), counted()), (10, 2, bytes));
     assert!(bytes > 5000, "{bytes}");
     bench.ask(1030, 1023, set(0));
-    assert_eq!((session().kept.len(), counted()), (1, kept_results(&bench).1), "what it has counts no more");
+    assert_eq!((session().cached.len(), counted()), (1, cached_results(&bench).1), "what it has counts no more");
 
     // As after many of them.
     let mut transaction = Transaction::new(&bench.database).unwrap();
     let mut record = session();
-    record.kept[0].bytes = MAX_KEPT_RESULT_BYTES;
+    record.cached[0].bytes = MAX_CACHED_RESULT_BYTES;
     transaction.put(schema::Sessions, 7, &record);
     bench.database.write(transaction.finish().unwrap().0.into_batch(&bench.database)).unwrap();
     let refused = bench.ask(2050, 1030, set(0));
     assert_eq!(refused.errno, Errno::NOBUFS.raw_os_error());
     assert!(refused.reason.contains("64 MiB"), "{}", refused.reason);
-    let mutation = Mutation { seq: 2047, change: Some(set(0)), is_answered: true, ..Mutation::default() };
+    let mutation = Mutation { seq: 2047, change: Some(set(0)), is_write_back: true, ..Mutation::default() };
     assert_ne!(bench.ask_for(1030, mutation).errno, Errno::NOBUFS.raw_os_error());
     assert_eq!(bench.ask(2050, 2049, set(0)).errno, 0);
-    assert_eq!((session().kept.len(), counted()), (1, kept_results(&bench).1));
+    assert_eq!((session().cached.len(), counted()), (1, cached_results(&bench).1));
 }
 
 #[test]
@@ -641,7 +641,8 @@ fn what_a_session_holds_is_known_by_session_and_goes_in_steps_of_bounded_size() 
         })
         .collect();
     let (held, gone) = (inodes[1..].to_vec(), 99_999);
-    let set = |hold: &[u64], let_go: &[u64]| Change::SetHolds(SetHolds { hold: hold.into(), let_go: let_go.into() });
+    let set =
+        |hold: &[u64], let_go: &[u64]| Change::SetOpenRefs(SetOpenRefs { opened: hold.into(), closed: let_go.into() });
     let result = bench.change(set(&[&inodes[..], &[gone]].concat(), &[]));
     assert_eq!((result.errno, result.gone), (0, vec![gone]));
     assert_eq!(bench.change(set(&[], &inodes[..1])).errno, 0);
@@ -651,12 +652,12 @@ fn what_a_session_holds_is_known_by_session_and_goes_in_steps_of_bounded_size() 
     let tables = Tables::new(&bench.database);
     let asked = |session| {
         let (open, held) = (vec![inodes[0], inodes[1], gone], vec![inodes[2]]);
-        tables.check_holds(&CheckHoldsRequest { session, open, held }).unwrap()
+        tables.check_open_refs(&CheckOpenRefsRequest { session, open, referenced: held }).unwrap()
     };
-    assert_eq!((asked(7).hold, asked(7).gone), (vec![inodes[0]], vec![gone]), "it has no name, and is not held");
-    assert_eq!(asked(8).hold, [inodes[0], inodes[2]], "another session holds nothing");
+    assert_eq!((asked(7).missing, asked(7).gone), (vec![inodes[0]], vec![gone]), "it has no name, and is not held");
+    assert_eq!(asked(8).missing, [inodes[0], inodes[2]], "another session holds nothing");
 
-    assert_eq!(tables.held_by(7, usize::MAX).unwrap(), held);
+    assert_eq!(tables.refs_of(7, usize::MAX).unwrap(), held);
 
     let step = || match run(
         &bench.database,
@@ -669,11 +670,11 @@ fn what_a_session_holds_is_known_by_session_and_goes_in_steps_of_bounded_size() 
     while step().more {
         assert!(tables.session(7).unwrap().unwrap().is_ending, "nobody takes it up again");
         steps += 1;
-        assert_eq!(tables.held_by(7, usize::MAX).unwrap(), held[(32 * (steps - 1)).min(held.len())..]);
+        assert_eq!(tables.refs_of(7, usize::MAX).unwrap(), held[(32 * (steps - 1)).min(held.len())..]);
     }
     assert!(steps >= 4, "{steps}");
     assert!(tables.session(7).unwrap().is_none() && !tables.has(schema::Results, (7, bench.seq)).unwrap());
-    assert!(!tables.is_held(inodes[5]).unwrap());
+    assert!(!tables.is_open(inodes[5]).unwrap());
 }
 
 #[test]
@@ -688,8 +689,8 @@ fn what_a_session_held_counts_as_changed_when_it_ends() {
         inode
     };
     let (held, empty, not_held, removed) = (make("held", 10), make("empty", 0), make("other", 10), make("gone", 10));
-    let set = SetHolds { hold: vec![held, empty, removed], let_go: Vec::new() };
-    assert_eq!(bench.change(Change::SetHolds(set)).errno, 0);
+    let set = SetOpenRefs { opened: vec![held, empty, removed], closed: Vec::new() };
+    assert_eq!(bench.change(Change::SetOpenRefs(set)).errno, 0);
     bench.change(Change::Remove(RemoveName { parent: bench.root, name: "gone".into(), directory: false }));
     let state = |bench: &Fixture| {
         [held, empty, not_held, removed].map(|inode| Tables::new(&bench.database).inode(inode).unwrap().unwrap())
@@ -796,7 +797,7 @@ fn a_file_that_is_emptied_keeps_its_only_block_where_that_is_asked_for() {
     assert_eq!(bench.change(write(vec![made])).errno, 0);
     let hold = Mutation {
         seq: 1,
-        change: Some(Change::SetHolds(SetHolds { hold: vec![inode], let_go: Vec::new() })),
+        change: Some(Change::SetOpenRefs(SetOpenRefs { opened: vec![inode], closed: Vec::new() })),
         ..Mutation::default()
     };
     run(&bench.database, Kind::Mutate(Mutate { session: 8, mutation: Some(hold), ..Mutate::default() }));

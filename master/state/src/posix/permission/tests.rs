@@ -5,8 +5,8 @@ use cavern_proto::NOBODY;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{
     ClientRule, CommitContent, CreateInode, IdRange, LinkInode, Lock, LockKind, LockType, Mutation, MutationResult,
-    OpenToWrite, RemoveName, RemoveXattr, RenameMode, SetHolds, SetLock, SetQuota, SetTtl, SetXattr, Time, UserLimits,
-    WriteType,
+    OpenToWrite, RemoveName, RemoveXattr, RenameMode, SetLock, SetOpenRefs, SetQuota, SetTtl, SetXattr, Time,
+    UserLimits, WriteType,
 };
 use cavern_proto::record::command::Command as Kinds;
 use cavern_proto::record::{AttachMount, Command, EndSessionStep, Expire, InitCluster, Mutate};
@@ -454,8 +454,9 @@ fn what_is_open_to_be_written_can_be_committed_until_it_is_let_go_of() {
     bench.done(set(file, |set| set.mode = Some(0o600)));
     bench.done(set(group, |set| set.mode = Some(0o700)));
     // The client may say of it once more that it holds it.
-    let holds =
-        |hold: &[u64], let_go: &[u64]| Change::SetHolds(SetHolds { hold: hold.to_vec(), let_go: let_go.to_vec() });
+    let holds = |hold: &[u64], let_go: &[u64]| {
+        Change::SetOpenRefs(SetOpenRefs { opened: hold.to_vec(), closed: let_go.to_vec() })
+    };
     assert_eq!(bench.ask(squashed, None, holds(&[file], &[])).errno, 0);
     assert_eq!(bench.ask(squashed, Some(member()), commit(file)).errno, 0);
     assert_eq!(bench.ask(squashed, None, commit(file)).errno, 0);
@@ -485,10 +486,10 @@ fn nobody_holds_a_directory_but_what_was_answered_in_one_before_is_made() {
     let mut bench = Fixture::new();
     let group = bench.make(bench.root, "group", Kind::Directory, (1000, 0o700));
     let holding =
-        |text: &str| Change::Create(CreateInode { hold: true, ..creation(group, text, Kind::Directory, 0o755) });
+        |text: &str| Change::Create(CreateInode { delegate: true, ..creation(group, text, Kind::Directory, 0o755) });
     let squashed = (Some(SQUASHED), SESSION);
     let made = bench.ask(squashed, Some(owner()), holding("not"));
-    assert!(made.errno == 0 && !made.held, "{made:?}");
+    assert!(made.errno == 0 && !made.delegated, "{made:?}");
     // A session that held one before users were limited for its client.
     let held = bench.ask((Some(UNLIMITED), SESSION), None, holding("held"));
     assert!(held.errno == 0 && held.held, "{held:?}");
@@ -497,7 +498,7 @@ fn nobody_holds_a_directory_but_what_was_answered_in_one_before_is_made() {
         seq: bench.seq,
         uid: 1000,
         gid: 100,
-        is_answered: true,
+        is_write_back: true,
         change: Some(create(held.inode, "f", Kind::File)),
         ..Mutation::default()
     };
@@ -515,7 +516,7 @@ fn nobody_holds_a_directory_but_what_was_answered_in_one_before_is_made() {
     // To say so of anything else gains nothing.
     bench.seq += 1;
     let change = Some(create(group, "f", Kind::File));
-    let mutation = Mutation { seq: bench.seq, is_answered: true, change, ..Mutation::default() };
+    let mutation = Mutation { seq: bench.seq, is_write_back: true, change, ..Mutation::default() };
     let client = Some(SQUASHED.to_owned());
     let mutate =
         Mutate { session: SESSION, answered: 0, now_ns: 1, mutation: Some(mutation), client, ..Mutate::default() };
@@ -530,12 +531,12 @@ fn locks_and_holds_are_left_to_the_kernel_of_the_client() {
     let lock = Lock { owner: 1, r#type: LockType::Shared as i32, end: u64::MAX, ..Lock::default() };
     let lock = SetLock { inode: file, kind: LockKind::Flock as i32, lock: Some(lock), ..SetLock::default() };
     bench.check("a lock", &Change::SetLock(lock), &ALL, &[]);
-    bench.check("a hold", &Change::Hold(file), &ALL, &[]);
+    bench.check("a hold", &Change::AddOpenRef(file), &ALL, &[]);
 }
 
 #[test]
 fn what_is_held_by_whoever_may_not_write_to_it_does_not_count_as_changed_nor_as_written_to() {
-    let hold = |inode| Change::SetHolds(SetHolds { hold: vec![inode], let_go: Vec::new() });
+    let hold = |inode| Change::SetOpenRefs(SetOpenRefs { opened: vec![inode], closed: Vec::new() });
     let end = Kinds::EndSessionStep(EndSessionStep { session: SESSION, limit: 256, part: 0, now_ns: 99_000 });
     let mut bench = Fixture::new();
     let file = bench.make(bench.root, "f", Kind::File, (1000, 0o644));
@@ -544,10 +545,10 @@ fn what_is_held_by_whoever_may_not_write_to_it_does_not_count_as_changed_nor_as_
         let before = bench.record(file);
         assert_eq!(bench.ask((Some(client), SESSION), None, hold(file)).errno, 0);
         let tables = Tables::new(&bench.database);
-        assert!(tables.is_held(file).unwrap(), "{client}");
+        assert!(tables.is_open(file).unwrap(), "{client}");
         assert_eq!(tables.is_written_by_others(file, 0).unwrap(), is_written, "{client}");
         bench.run(end.clone());
-        assert!(!Tables::new(&bench.database).is_held(file).unwrap(), "{client}");
+        assert!(!Tables::new(&bench.database).is_open(file).unwrap(), "{client}");
         assert_eq!(bench.record(file) != before, is_written, "{client}");
     }
     // Who may write to it has perhaps written when the session ends, whatever it holds once more afterwards.

@@ -285,7 +285,7 @@ fn a_refusal_says_how_much_there_is_and_leaves_no_trace() {
     assert!(refused.errno == Errno::DQUOT.raw_os_error() && refused.reason.contains("100 of 100 bytes"), "{refused:?}");
     assert_eq!(bench.tables().inode(file).unwrap().unwrap().size, 100);
     // What has no name uses nothing, and may grow.
-    bench.change(Change::Hold(file));
+    bench.change(Change::AddOpenRef(file));
     bench.change(Change::Remove(RemoveName { parent: top, name: "file".into(), directory: false }));
     assert_eq!(bench.tables().usage(top).unwrap(), Default::default());
     assert_eq!(bench.change(grow(1000)).errno, 0);

@@ -2,7 +2,7 @@
 //!
 //! | state | its step |
 //! |---|---|
-//! | `Held`: other sessions may hold the directory | has them let go of it |
+//! | `Recall`: other sessions may hold the directory | has them let go of it |
 //! | `Unread` | notes that the session sees the name, and reads it |
 //! | `Unlisted`: the directory never was listed | begins its listing, or joins it, and waits for a page or its end |
 //! | `BeingListed`: that page is in the namespace | reads the name again |
@@ -21,18 +21,18 @@ use cavern_proto::record::InodeRecord;
 use cavern_state::Directory;
 
 use crate::error::WorkError;
-use crate::listing::{Progress, Why};
+use crate::listing::{CheckReason, Progress};
 use crate::mounts::OpenMount;
 use crate::namespace::Lookups;
 use crate::namespace::entry::name_not_found;
-use crate::namespace::let_go::{Place, Rounds, places_of};
+use crate::namespace::read_after_recall::{DirectoryId, ReadAfterRecall, places_of};
 
 /// An inode, and what is known of it.
 type Found = (u64, InodeRecord);
 
 /// See the table of the module.
 enum State {
-    Held,
+    Recall,
     Unread,
     Unlisted {
         directory: Directory,
@@ -44,10 +44,10 @@ enum State {
         directory: Directory,
         mount: Arc<OpenMount>,
     },
-    AskBucket(Why),
+    AskBucket(CheckReason),
     Asked,
     Known(Entry),
-    Answered(Result<(Entry, Place), WorkError>),
+    Answered(Result<(Entry, DirectoryId), WorkError>),
     Done(Entry),
 }
 
@@ -56,15 +56,15 @@ pub(super) struct Lookup<'a> {
     pub parent: u64,
     pub name: &'a Bytes,
     /// Why the bucket is asked whatever is known; `None` where what is known will do.
-    pub why: Option<Why>,
+    pub why: Option<CheckReason>,
 }
 
 impl Lookup<'_> {
     pub async fn run(self) -> Result<Entry, WorkError> {
-        let mut rounds = self.lookups.rounds(self.parent).await?;
-        let mut state = State::Held;
+        let mut read = self.lookups.begin_read(self.parent).await?;
+        let mut state = State::Recall;
         loop {
-            state = match self.step(state, &mut rounds).await? {
+            state = match self.step(state, &mut read).await? {
                 State::Done(entry) => return Ok(entry),
                 next => next,
             };
@@ -74,15 +74,17 @@ impl Lookup<'_> {
     /// # Errors
     /// [`WorkError::Deadline`] when a session does not let go, [`WorkError::Overloaded`] when they do so all the
     /// time; and those that are the answer.
-    async fn step(&self, state: State, rounds: &mut Rounds<'_>) -> Result<State, WorkError> {
+    async fn step(&self, state: State, read: &mut ReadAfterRecall<'_>) -> Result<State, WorkError> {
         let next = match state {
-            State::Held => {
-                rounds.begin().await?;
+            State::Recall => {
+                read.begin().await?;
                 return Ok(State::Unread);
             }
             State::Unread => self.read().await,
             State::Unlisted { directory, found } => self.list(&directory, found).await,
-            State::BeingListed => self.read_known().await.map(|known| known.unwrap_or(State::AskBucket(Why::Unknown))),
+            State::BeingListed => {
+                self.read_known().await.map(|known| known.unwrap_or(State::AskBucket(CheckReason::Unknown)))
+            }
             State::Listed { directory, mount } => self.renew(&directory, &mount).await,
             State::AskBucket(why) => self.ask_bucket(why).await,
             State::Asked => self.read_known().await.and_then(|known| known.ok_or_else(|| self.absent())),
@@ -91,10 +93,10 @@ impl Lookup<'_> {
             }
             State::Answered(answer) => {
                 let places = answer.as_ref().ok().map(places_of).into_iter().flatten();
-                return if rounds.end(places).await? {
+                return if read.end(places).await? {
                     answer.map(|(entry, _)| State::Done(entry))
                 } else {
-                    Ok(State::Held)
+                    Ok(State::Recall)
                 };
             }
             State::Done(entry) => Ok(State::Done(entry)),
@@ -106,7 +108,7 @@ impl Lookup<'_> {
     async fn read(&self) -> Result<State, WorkError> {
         check_name(self.name)?;
         // Before the read: the session is notified of what changes after it.
-        self.lookups.watch.see_name(self.lookups.asker, self.parent, self.name);
+        self.lookups.watch.watch_name(self.lookups.asker, self.parent, self.name);
         if let Some(why) = self.why {
             return Ok(State::AskBucket(why));
         }
@@ -149,7 +151,7 @@ impl Lookup<'_> {
     async fn renew(&self, directory: &Directory, mount: &OpenMount) -> Result<State, WorkError> {
         match mount.mount.consistency() {
             Consistency::Never | Consistency::Strict => return Err(self.absent()),
-            Consistency::Always if !self.lookups.listings_only => return Ok(State::AskBucket(Why::Unknown)),
+            Consistency::Always if !self.lookups.listings_only => return Ok(State::AskBucket(CheckReason::Unknown)),
             _ => {}
         }
         let is_old =
@@ -161,7 +163,7 @@ impl Lookup<'_> {
         Ok(State::Asked)
     }
 
-    async fn ask_bucket(&self, why: Why) -> Result<State, WorkError> {
+    async fn ask_bucket(&self, why: CheckReason) -> Result<State, WorkError> {
         self.lookups.listings.refresh_name(self.parent, self.name, why).await?;
         Ok(State::Asked)
     }

@@ -1,7 +1,7 @@
 //! Whom a change concerns, and what these sessions are told.
 //!
-//! Each session is notified only of what it can have seen ([`Interest`](super::Interest)), and not of what it changed
-//! itself, whose result it has; but for the loss of an inode's last name, which it may have open.
+//! Each session is notified only of what it can have seen ([`WatchRegistry`](super::WatchRegistry)), and not of what it
+//! changed itself, whose result it has; but for the loss of an inode's last name, which it may have open.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cavern_consensus::ChangeListener;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{EntryChanged, WatchEvent};
-use cavern_state::{Change, Changes, Whereabouts};
+use cavern_state::{Change, Changes, InodeLocation};
 
 use super::{QUEUE_EVENTS, State, WatchHub, event};
 
@@ -36,12 +36,12 @@ impl ChangeListener for WatchHub {
         let is_unknown = state.started.elapsed() < self.lease;
         let number = if changes.are_strict && (is_unknown || !concerned.is_empty()) { state.seq } else { 0 };
         if number != 0 {
-            concerned.into_iter().for_each(|(session, event)| state.let_go.add(number, session, event));
+            concerned.into_iter().for_each(|(session, event)| state.invalidations.add(number, session, event));
         }
-        state.see_own(&changes);
-        for (inode, whereabouts) in &changes.inodes {
-            if *whereabouts == Whereabouts::Gone {
-                state.interest.inode_gone(*inode);
+        state.watch_own_changes(&changes);
+        for (inode, location) in &changes.inodes {
+            if *location == InodeLocation::Gone {
+                state.watches.inode_gone(*inode);
             }
         }
         number
@@ -58,40 +58,40 @@ impl State {
     fn follow_moved(&mut self, changes: &Changes) {
         for change in &changes.list {
             let Change::Entry { parent, name, old_inode, .. } = change else { continue };
-            let whereabouts = changes.inodes.get(old_inode);
-            let Some(whereabouts) = whereabouts.filter(|whereabouts| **whereabouts != Whereabouts::Gone) else {
+            let location = changes.inodes.get(old_inode);
+            let Some(location) = location.filter(|location| **location != InodeLocation::Gone) else {
                 continue;
             };
             let mut knew = Vec::new();
-            self.interest.of_name(*parent, name, false, |session| knew.push(session));
-            if let Whereabouts::Named { parent, name, .. } = whereabouts
+            self.watches.of_name(*parent, name, false, |session| knew.push(session));
+            if let InodeLocation::Named { parent, name, .. } = location
                 && !knew.is_empty()
             {
                 let mut know_still = HashSet::new();
-                self.interest.of_name(*parent, name, false, |session| {
+                self.watches.of_name(*parent, name, false, |session| {
                     know_still.insert(session);
                 });
                 knew.retain(|session| !know_still.contains(session));
             }
-            knew.into_iter().for_each(|session| self.interest.see_inode(session, *old_inode));
+            knew.into_iter().for_each(|session| self.watches.watch_inode(session, *old_inode));
         }
     }
 
     /// Whoever asked for changes knows from their results what is there now.
-    fn see_own(&mut self, changes: &Changes) {
+    fn watch_own_changes(&mut self, changes: &Changes) {
         if !self.sessions.contains_key(&changes.origin) {
             return;
         }
         for (parent, name) in &changes.seen {
-            self.interest.see_name(changes.origin, *parent, name);
+            self.watches.watch_name(changes.origin, *parent, name);
         }
         for change in &changes.list {
             let inode = match change {
                 Change::Entry { parent, name, new_inode, .. } => {
-                    self.interest.see_name(changes.origin, *parent, name);
+                    self.watches.watch_name(changes.origin, *parent, name);
                     // That a directory is empty which was made.
-                    if let Some(Whereabouts::Named { is_directory: true, .. }) = changes.inodes.get(new_inode) {
-                        self.interest.see_directory(changes.origin, *new_inode);
+                    if let Some(InodeLocation::Named { is_directory: true, .. }) = changes.inodes.get(new_inode) {
+                        self.watches.watch_directory(changes.origin, *new_inode);
                     }
                     continue;
                 }
@@ -99,12 +99,12 @@ impl State {
                 Change::Unlinked(_) | Change::LockGranted { .. } | Change::Workers(_) | Change::Mounts(_) => continue,
             };
             match changes.inodes.get(inode) {
-                Some(Whereabouts::Named { parent, name, .. }) => {
-                    self.interest.see_name(changes.origin, *parent, name);
+                Some(InodeLocation::Named { parent, name, .. }) => {
+                    self.watches.watch_name(changes.origin, *parent, name);
                 }
-                Some(Whereabouts::Nameless) => self.interest.see_inode(changes.origin, *inode),
+                Some(InodeLocation::Nameless) => self.watches.watch_inode(changes.origin, *inode),
                 // Of one with several names everybody is notified.
-                Some(Whereabouts::Several | Whereabouts::Gone) | None => {}
+                Some(InodeLocation::Several | InodeLocation::Gone) | None => {}
             }
         }
     }
@@ -117,26 +117,26 @@ impl WatchHub {
         let (mut events, mut concerned) = (Vec::with_capacity(list.len()), HashMap::<u64, u64>::new());
         // Of everybody, and of whoever may refer to an inode that it has not asked about lately.
         let (mut everybody, mut earlier, mut own) = (0u64, 0u64, 0u64);
-        let interest = &state.interest;
+        let watches = &state.watches;
         for (seq, change) in list {
             let bit = 1 << events.len();
             let mut found = |session: u64| *concerned.entry(session).or_default() |= bit;
             match change {
                 Change::Entry { parent, name, first_fill, .. } => {
-                    interest.of_name(*parent, name, *first_fill, |session| {
+                    watches.of_name(*parent, name, *first_fill, |session| {
                         if self.may_know(state, change, session) {
                             found(session);
                         }
                     });
                 }
                 Change::Inode(inode) | Change::Layout(inode) => {
-                    let whereabouts = changes.inodes.get(inode).unwrap_or(&Whereabouts::Several);
-                    if !interest.of_inode(*inode, whereabouts, found) {
+                    let location = changes.inodes.get(inode).unwrap_or(&InodeLocation::Several);
+                    if !watches.of_inode(*inode, location, found) {
                         everybody |= bit;
                     }
                 }
                 Change::Unlinked(inode) => {
-                    interest.of_inode(*inode, &Whereabouts::Nameless, &mut found);
+                    watches.of_inode(*inode, &InodeLocation::Nameless, &mut found);
                     // Whoever changed something knows it, but that it must hold what it has open.
                     if changes.origin != 0 {
                         own |= bit;
@@ -194,13 +194,13 @@ impl WatchHub {
         self.changes.visible.may_know(change, state.owners.get(session))
     }
 
-    /// Asks a session to let go of a directory, or of all (0), with an event that has the number of the last one, as a
+    /// Asks a session to return a directory, or of all (0), with an event that has the number of the last one, as a
     /// tick has, and is sent after all that wait to be. Whether it has a stream on which to be asked: one that has none
     /// ends with its lease.
     pub fn send_recall(&self, session: u64, directory: u64) -> bool {
         let mut state = self.state.lock();
         if !state.sessions.contains_key(&session) {
-            state.lapsed.end(session);
+            state.courtesy.end(session);
             return false;
         }
         let recall: Arc<[WatchEvent]> = Arc::new([event(state.seq, Event::Recall(directory))]);
@@ -224,7 +224,7 @@ impl WatchHub {
         }
         self.log.behind(id, &session.client);
         let seq = events.last().map_or(session.last_queued, |event| event.seq);
-        state.interest.begin(id);
+        state.watches.begin(id);
         session.knows_earlier = true;
         session.clear();
         session.push(&self.reset_event(id, seq));

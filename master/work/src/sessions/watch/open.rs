@@ -55,7 +55,7 @@ impl WatchHub {
         let goes_on = self.admit(&state, &before)?;
         let (id, seq) = (if goes_on { before.session } else { new_id()? }, state.seq);
         state.broken.remove(&id);
-        state.lapsed.forget(id);
+        state.courtesy.forget(id);
         // An admin who takes up what a client has left is not its owner, even if nobody is known to be.
         if let Some(owner) = before.owner.filter(|owner| !goes_on || owner.role != Role::Admin) {
             state.owners.set(id, owner);
@@ -64,15 +64,15 @@ impl WatchHub {
             state.owners.show(id, certificate);
         }
         let missed = self.missed(&state, (id, goes_on), &before, &remembered);
-        let is_known = goes_on && state.interest.has(id);
+        let is_known = goes_on && state.watches.has(id);
         match &missed {
             Some(_) if is_known => {}
-            Some(_) => state.interest.begin_unsettled(id),
-            None => state.interest.begin(id),
+            Some(_) => state.watches.begin_unsettled(id),
+            None => state.watches.begin(id),
         }
         // Nobody knew that they concern this session when they were made.
         for recent in missed.iter().flatten().filter(|recent| recent.strict != 0 && !is_known) {
-            state.let_go.add(recent.strict, id, recent.seq);
+            state.invalidations.add(recent.strict, id, recent.seq);
         }
         let mut queue = VecDeque::from([match &missed {
             Some(missed) => self.resumed_event(id, before.applied_seq, missed.last().map_or(0, |last| last.seq)),

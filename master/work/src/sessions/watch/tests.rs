@@ -4,7 +4,7 @@ use bytes::Bytes;
 use cavern_consensus::{ChangeListener, LeaderLease};
 use cavern_proto::master::EntryChanged;
 use cavern_security::Role;
-use cavern_state::{Change, Changes, Whereabouts};
+use cavern_state::{Change, Changes, InodeLocation};
 
 use super::open::Before;
 use super::*;
@@ -35,7 +35,7 @@ fn changes(list: Vec<Change>, origin: u64) -> Changes {
 /// Of inodes that each have one name, their number, below another.
 fn named(list: Vec<Change>, inodes: &[u64], parent: u64) -> Changes {
     let place =
-        |inode: &u64| (*inode, Whereabouts::Named { parent, name: inode.to_string().into(), is_directory: false });
+        |inode: &u64| (*inode, InodeLocation::Named { parent, name: inode.to_string().into(), is_directory: false });
     Changes { inodes: inodes.iter().map(place).collect(), ..changes(list, 0) }
 }
 
@@ -54,7 +54,7 @@ async fn a_session_begins_with_a_reset_and_sees_changes_in_order() {
     let first = next(&mut session).await;
     assert!(matches!(&first[0].event, Some(Event::Reset(reset))
             if reset.session == session.id() && reset.cluster_id == "c"));
-    hub.see_directory(session.id(), 7);
+    hub.watch_directory(session.id(), 7);
     hub.changed(changes(vec![entry(7, false), Change::Workers(2), entry(8, false)], 0));
     hub.changed(changes(vec![Change::Inode(5)], 0));
     let events = next(&mut session).await;
@@ -69,9 +69,9 @@ async fn the_first_fill_is_told_only_where_an_absence_was() {
     let hub = hub(Duration::from_secs(5));
     let mut session = hub.open("test", Before::default()).unwrap();
     next(&mut session).await;
-    hub.see_directory(session.id(), 7);
+    hub.watch_directory(session.id(), 7);
     hub.changed(changes(vec![entry(7, true)], 0));
-    hub.see_name(session.id(), 7, b"n");
+    hub.watch_name(session.id(), 7, b"n");
     hub.changed(changes(vec![entry(7, true)], 0));
     assert_eq!(next(&mut session).await.len(), 1);
 }
@@ -176,7 +176,7 @@ async fn a_stream_goes_on_where_it_was_and_at_another_master_as_well() {
     let mut stream = first.open("a", Before::default()).unwrap();
     let id = stream.id();
     next(&mut stream).await;
-    first.see_name(id, 7, b"n");
+    first.watch_name(id, 7, b"n");
     apply(changes(vec![entry(7, false)], 0));
     let applied_seq = next(&mut stream).await[0].seq;
     drop(stream);
@@ -206,8 +206,8 @@ async fn a_stream_goes_on_where_it_was_and_at_another_master_as_well() {
         let expected = if is_recorded { 2 } else { 1 };
         assert_eq!(next(&mut stream).await.len(), expected);
         if is_recorded {
-            hub.see_directories(id, [7]);
-            hub.has_remembered(id);
+            hub.watch_directories(id, [7]);
+            hub.watches_restored(id);
             hub.state.lock().sessions.get_mut(&id).unwrap().settles_at = Some(Instant::now());
             hub.tick();
             next(&mut stream).await;
@@ -272,8 +272,8 @@ async fn sessions_are_notified_of_what_they_asked_about() {
     let [mut one, mut other] = ["one", "other"].map(|client| hub.open(client, Before::default()).unwrap());
     next(&mut one).await;
     next(&mut other).await;
-    hub.see_name(one.id(), 7, b"5");
-    hub.see_inodes(other.id(), [6]);
+    hub.watch_name(one.id(), 7, b"5");
+    hub.watch_inodes(other.id(), [6]);
     hub.changed(named(vec![Change::Inode(5), Change::Inode(6), Change::Inode(8)], &[5, 6, 8], 7));
     hub.changed(changes(vec![Change::Mounts(2)], 0));
     let (of_one, of_other) = (kinds(&mut one).await, kinds(&mut other).await);
@@ -286,13 +286,13 @@ async fn who_knows_an_inode_knows_it_under_another_name_too() {
     let hub = hub(Duration::from_secs(60));
     let mut session = hub.open("a", Before::default()).unwrap();
     next(&mut session).await;
-    hub.see_name(session.id(), 7, b"n");
+    hub.watch_name(session.id(), 7, b"n");
     let left =
         Change::Entry { parent: 7, name: "n".into(), old_inode: 5, new_inode: 0, first_fill: false, mount_id: 0 };
     hub.changed(named(vec![left], &[5], 8));
     hub.changed(named(vec![Change::Inode(5)], &[5], 8));
-    hub.changed(Changes { inodes: [(5, Whereabouts::Nameless)].into(), ..changes(vec![Change::Unlinked(5)], 0) });
-    hub.changed(Changes { inodes: [(5, Whereabouts::Nameless)].into(), ..changes(vec![Change::Inode(5)], 0) });
+    hub.changed(Changes { inodes: [(5, InodeLocation::Nameless)].into(), ..changes(vec![Change::Unlinked(5)], 0) });
+    hub.changed(Changes { inodes: [(5, InodeLocation::Nameless)].into(), ..changes(vec![Change::Inode(5)], 0) });
     let kinds = kinds(&mut session).await;
     let left = Event::Entry(EntryChanged { parent: 7, name: "n".into(), old_inode: 5, new_inode: 0 });
     assert_eq!(kinds, [left, Event::InodeChanged(5), Event::Unlinked(5), Event::InodeChanged(5)]);
@@ -303,7 +303,7 @@ async fn who_changes_something_knows_it_from_then_on() {
     let hub = hub(Duration::from_secs(60));
     let mut session = hub.open("a", Before::default()).unwrap();
     next(&mut session).await;
-    let directory = Whereabouts::Named { parent: 7, name: "n".into(), is_directory: true };
+    let directory = InodeLocation::Named { parent: 7, name: "n".into(), is_directory: true };
     let made = changes(vec![entry(7, false), Change::Inode(9)], session.id());
     hub.changed(Changes { inodes: [(9, directory)].into(), ..made });
     hub.changed(changes(vec![entry(9, false), entry(7, false)], 0));
@@ -320,7 +320,8 @@ async fn the_loss_of_a_last_name_is_told_to_those_who_may_have_it_open() {
     for session in [&mut own, &mut earlier, &mut strange] {
         next(session).await;
     }
-    let lost = Changes { inodes: [(2, Whereabouts::Nameless)].into(), ..changes(vec![Change::Unlinked(2)], own.id()) };
+    let lost =
+        Changes { inodes: [(2, InodeLocation::Nameless)].into(), ..changes(vec![Change::Unlinked(2)], own.id()) };
     hub.changed(lost);
     hub.changed(changes(vec![Change::Workers(3)], 0));
     assert_eq!(kinds(&mut own).await, [Event::Unlinked(2), Event::WorkersEpoch(3)]);
@@ -337,14 +338,14 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
     let [own, mut reader, stranger] = ["own", "reader", "b"].map(|client| hub.open(client, Before::default()).unwrap());
     let reader_id = reader.id();
     next(&mut reader).await;
-    hub.see_name(reader_id, 7, b"n");
+    hub.watch_name(reader_id, 7, b"n");
     let strict = || Changes { are_strict: true, ..changes(vec![entry(7, false)], own.id()) };
     let wait = async |change, until: &dyn Fn()| {
         let answered = tokio::spawn({
             let hub = hub.clone();
-            async move { hub.wait_let_go(&[change]).await }
+            async move { hub.wait_invalidated(&[change]).await }
         });
-        while hub.state.lock().let_go.asked() == 0 {
+        while hub.state.lock().invalidations.asked() == 0 {
             tokio::task::yield_now().await;
         }
         assert!(!answered.is_finished());
@@ -356,7 +357,7 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
     hub.acknowledge(reader_id, first, first - 1);
     hub.acknowledge(stranger.id(), 0, 0);
     wait(first, &|| assert!(hub.acknowledge(reader_id, 0, first))).await;
-    hub.wait_let_go(&[first]).await;
+    hub.wait_invalidated(&[first]).await;
     // Whose stream has broken believes what it has, and for a lease no longer.
     let second = hub.changed(strict());
     drop(reader);
@@ -365,9 +366,9 @@ async fn a_strict_change_waits_until_all_whom_it_concerns_have_let_go() {
     let back = hub.open("reader", Before::of(reader_id, false)).unwrap();
     assert_eq!(back.id(), reader_id);
     wait(second, &|| assert!(hub.acknowledge(reader_id, 0, hub.seq()))).await;
-    hub.wait_let_go(&[third]).await;
+    hub.wait_invalidated(&[third]).await;
     assert_eq!(hub.changed(strict()), 0, "it knows nothing of that any more");
-    hub.see_name(reader_id, 7, b"n");
+    hub.watch_name(reader_id, 7, b"n");
     drop(back);
     let of_all = Changes { are_strict: true, ..changes(vec![Change::Inode(3)], own.id()) };
     assert_ne!(hub.changed(of_all), 0, "of inodes with several names anybody may know, whose stream is broken too");
@@ -389,14 +390,14 @@ async fn in_a_new_term_a_strict_change_waits_for_readers_of_the_term_before() {
     let old = hub_of(lease, &master);
     let mut reader = old.open("reader", Before::default()).unwrap();
     next(&mut reader).await;
-    old.see_name(reader.id(), 7, b"n");
+    old.watch_name(reader.id(), 7, b"n");
     master.changed(changes(vec![Change::Workers(1)], 0));
     let seen = Before { session: reader.id(), applied_seq: old.seq(), ..Before::default() };
     let new = hub_of(lease, &master);
     let writer = new.open("writer", Before::default()).unwrap();
     let asked = |hub: &Arc<WatchHub>, change| {
         let hub = hub.clone();
-        tokio::spawn(async move { hub.wait_let_go(&[change]).await })
+        tokio::spawn(async move { hub.wait_invalidated(&[change]).await })
     };
 
     // It is not back, and nobody else is concerned.
@@ -415,7 +416,7 @@ async fn in_a_new_term_a_strict_change_waits_for_readers_of_the_term_before() {
     assert_eq!(events.len(), 2);
     new.state.lock().started -= lease;
     let (answer, again) = (asked(&new, change), asked(&new, ALL_BEFORE));
-    while new.state.lock().let_go.asked() < 2 {
+    while new.state.lock().invalidations.asked() < 2 {
         tokio::task::yield_now().await;
     }
     assert!(!answer.is_finished() && !again.is_finished());
@@ -428,14 +429,14 @@ async fn in_a_new_term_a_strict_change_waits_for_readers_of_the_term_before() {
     }
     // From now on it is known who knows what.
     assert_eq!(master.changed(strict(7)), new.seq(), "what it knows is not");
-    new.has_remembered(back.id());
+    new.watches_restored(back.id());
     new.state.lock().sessions.get_mut(&back.id()).unwrap().settles_at = Some(Instant::now());
     new.tick();
     assert_eq!(master.changed(strict(8)), 0);
     // Of other mounts nobody waits, in a new term neither.
     let newer = hub_of(lease, &master);
     assert_eq!(master.changed(changes(vec![entry(7, false)], 0)), 0);
-    newer.wait_let_go(&[]).await;
+    newer.wait_invalidated(&[]).await;
 }
 
 #[tokio::test]

@@ -1,0 +1,136 @@
+//! Reads of what is delegated to other sessions: they wait until it is returned, so they find everything that was
+//! answered before they began.
+//!
+//! A directory that is looked into is recalled before the read. What is found is known only then: if another session
+//! holds its directory, or itself, that is recalled and the read made once more. So it is when anything was returned
+//! during the read, which may have come too early for what its holder had answered.
+
+use cavern_proto::master::{Entry, Kind};
+
+use super::Lookups;
+use crate::error::WorkError;
+use crate::sessions::Recalls;
+
+/// Reads of one question. What is found is recalled once each; no more than some follow each other.
+const READS_MAX: usize = 100;
+
+/// A directory that somebody may hold; 0 for none.
+pub(super) type DirectoryId = u64;
+
+/// A read that is made again until nothing was returned meanwhile.
+pub(super) struct ReadAfterRecall<'a> {
+    recalls: &'a Recalls,
+    asker: u64,
+    /// That is looked into.
+    directory: DirectoryId,
+    /// Of the read that is under way.
+    moment: u64,
+    left: usize,
+}
+
+impl ReadAfterRecall<'_> {
+    /// Before each read: has the directory recalled.
+    ///
+    /// # Errors
+    /// [`WorkError::Deadline`] when a session returns nothing, [`WorkError::Overloaded`] after too many reads.
+    pub async fn begin(&mut self) -> Result<(), WorkError> {
+        let Some(left) = self.left.checked_sub(1) else {
+            let reason = "other clients get and return delegations all the time: try again";
+            return Err(WorkError::Overloaded(reason.into()));
+        };
+        self.left = left;
+        self.recalls.recall(self.directory, self.asker).await?;
+        self.moment = self.recalls.delegations().moment();
+        Ok(())
+    }
+
+    /// Whether what was read counts, which was found in these places. If not, it is to be read again, and those that
+    /// were delegated to others have been returned.
+    ///
+    /// # Errors
+    /// [`WorkError::Deadline`] when a session returns nothing.
+    pub async fn end(&self, places: impl IntoIterator<Item = DirectoryId>) -> Result<bool, WorkError> {
+        let held = self.recalls.delegations();
+        let is_held = |place: &DirectoryId| held.other_holder(*place, self.asker).is_some();
+        let others: Vec<DirectoryId> = places.into_iter().filter(is_held).collect();
+        if others.is_empty() {
+            return Ok(held.moment() == self.moment);
+        }
+        self.recalls.recall_all(&others, self.asker).await?;
+        Ok(false)
+    }
+}
+
+/// Where an entry is, with the directory that counts for it ([`Lookups::with_attributes`]).
+pub(super) fn places_of((entry, shown_in): &(Entry, DirectoryId)) -> [DirectoryId; 3] {
+    [entry.parent, *shown_in, entry.attr.map_or(0, |attr| attr.inode)]
+}
+
+impl Lookups {
+    /// A read of a directory, or of what is in it.
+    ///
+    /// # Errors
+    /// [`WorkError::NotFound`] where its mount is not there for the client.
+    pub(super) async fn begin_read(&self, directory: DirectoryId) -> Result<ReadAfterRecall<'_>, WorkError> {
+        // Nothing is recalled for whoever may not look there.
+        self.check_mount_access(directory).await?;
+        Ok(ReadAfterRecall { recalls: &self.recalls, asker: self.asker, directory, moment: 0, left: READS_MAX })
+    }
+
+    /// Reads what is delegated to nobody but the asker: neither the directory that is looked into, nor what `places`
+    /// says of the answer.
+    ///
+    /// # Errors
+    /// Those of `read`; [`WorkError::NotFound`] where the directory is not there for the client;
+    /// [`WorkError::Deadline`] when a session returns nothing.
+    pub async fn read_after_recall<T, R>(
+        &self,
+        directory: DirectoryId,
+        read: impl Fn() -> R,
+        places: impl Fn(&T) -> Vec<DirectoryId>,
+    ) -> Result<T, WorkError>
+    where
+        R: Future<Output = Result<T, WorkError>>,
+    {
+        let mut rounds = self.begin_read(directory).await?;
+        loop {
+            rounds.begin().await?;
+            let answer = read().await;
+            let found_in = match &answer {
+                Ok(found) if !self.recalls.delegations().is_empty() => places(found),
+                _ => Vec::new(),
+            };
+            if rounds.end(found_in).await? {
+                return answer;
+            }
+        }
+    }
+
+    /// Has everything let go of in the mount that an inode is in; in all mounts, for a directory above them.
+    ///
+    /// # Errors
+    /// [`WorkError::Deadline`] when a session returns nothing.
+    pub async fn recall_mount_of(&self, inode: u64) -> Result<(), WorkError> {
+        if self.recalls.delegations().is_empty() {
+            return Ok(());
+        }
+        let mounts = self.reader.read(move |tables| match tables.inode(inode)?.map_or(0, |record| record.mount_id) {
+            0 => Ok(tables.mounts()?.into_iter().map(|mount| mount.id).collect()),
+            mount_id => Ok(vec![mount_id]),
+        });
+        for mount_id in mounts.await? {
+            self.recalls.recall_mount(mount_id).await?;
+        }
+        Ok(())
+    }
+
+    /// The directory that counts for a file of several names, which may be another than the one that it was found in.
+    pub(super) async fn directory_of(&self, entry: &Entry) -> Result<DirectoryId, WorkError> {
+        let attr = entry.attr.unwrap_or_default();
+        if self.recalls.delegations().is_empty() || attr.kind() == Kind::Directory || attr.nlink < 2 {
+            return Ok(entry.parent);
+        }
+        let parent = self.reader.look(move |tables| Ok(tables.inode(attr.inode)?.map(|record| record.parent)));
+        Ok(parent.await?.unwrap_or(entry.parent))
+    }
+}
