@@ -132,11 +132,11 @@ const BAD_FILES: &[(&str, usize, &str, &[&str])] = &[
         "master.log_size_max",
         &["master.snapshot_after (\"256MiB\") must be at most master.log_size_max (\"100MiB\")"],
     ),
-    ("[master]\nlog_keep = \"20000d\"\n", 2, "master.log_retention", &["at most ten years"]),
+    ("[master]\nlog_retention = \"20000d\"\n", 2, "master.log_retention", &["at most ten years"]),
     ("[master]\nheartbeat = \"0s\"\n", 2, "master.heartbeat", &["at least \"10ms\""]),
     ("[master]\nsession_lease = \"1ms\"\n", 2, "master.session_lease", &["at least \"500ms\""]),
-    ("[worker]\nunclaimed_after = \"0s\"\n", 2, "worker.orphan_block_grace", &["at least \"1s\""]),
-    ("[worker]\nreserved_after = \"9s\"\n", 2, "worker.reservation_timeout", &["at least \"10s\""]),
+    ("[worker]\norphan_block_grace = \"0s\"\n", 2, "worker.orphan_block_grace", &["at least \"1s\""]),
+    ("[worker]\nreservation_timeout = \"9s\"\n", 2, "worker.reservation_timeout", &["at least \"10s\""]),
     ("[worker]\nclient_reserved = \"1MiB\"\n", 2, "worker.client_reserved", &["at least \"16MiB\""]),
     ("[worker]\nmount_reserved = \"1B\"\n", 2, "worker.mount_reserved", &["at least \"16MiB\""]),
     ("[worker]\ndirs = []\n", 2, "worker.dirs", &["at least one directory"]),
@@ -326,7 +326,7 @@ fn who_lets_other_hosts_in_asks_who_they_are_unless_nobody_needs_to() {
 #[test]
 fn a_former_key_comes_beside_a_present_one() {
     let with = |lines: &str| format!("[master]\n{lines}");
-    compose(&with("key_encryption_key = \"/k\"\nformer_key_encryption_key = \"/f\"\n"), &[]).unwrap();
+    compose(&with("key_encryption_key = \"/k\"\nprevious_key_encryption_key = \"/f\"\n"), &[]).unwrap();
     let error = refusal(&with("previous_key_encryption_key = \"/f\"\n"));
     assert!(error.contains("master.previous_key_encryption_key: ") && error.contains("set it"), "{error}");
     let error = refusal(&with("key_encryption_key = \"k\"\n"));

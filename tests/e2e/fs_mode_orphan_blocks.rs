@@ -13,7 +13,7 @@ const MIB: usize = 1 << 20;
 
 #[test]
 fn blocks_that_no_file_has_are_freed_and_no_others() {
-    let conf = "[worker]\nunclaimed_after = \"3s\"\n".to_owned();
+    let conf = "[worker]\norphan_block_grace = \"3s\"\n".to_owned();
     let more_mounts = vec!["second"];
     // Nobody goes on for a client that dies.
     let supervised = false;

@@ -133,7 +133,7 @@ fn no_byte_that_a_restored_master_has_lost_of_a_file_is_in_what_is_written_to_it
 
 #[test]
 fn workers_tell_of_what_a_restored_master_lacks_and_keep_its_blocks_until_they_are_started_again() {
-    let conf = "[worker]\nunclaimed_after = \"3s\"\n".to_owned();
+    let conf = "[worker]\norphan_block_grace = \"3s\"\n".to_owned();
     let restored = Restored::up_with(Options { conf, ..Options::default() });
     let cluster = &restored.cluster;
     fs::write(cluster.path("fs/before"), vec![b'b'; MIB]).unwrap();

@@ -45,7 +45,7 @@ fn reads_wait_for_a_bucket_that_says_nothing_for_longer_than_one_read_may_take()
 
 #[test]
 fn changes_wait_for_a_master_that_stands_still_for_longer_than_a_question_may_take() {
-    let conf = "[client]\nmetadata_timeout = \"1s\"\nhold_directories = false\n".to_owned();
+    let conf = "[client]\nmetadata_timeout = \"1s\"\ndirectory_delegations = false\n".to_owned();
     let cluster = Cluster::up(Options { conf, ..Options::default() });
     cluster.s3.create_bucket("bucket");
     cluster.mount_fs_mode("s3://bucket/fs", "/fs", &[]);

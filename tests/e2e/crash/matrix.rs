@@ -105,7 +105,7 @@ fn die_at_all_of(role: &str, storage: Storage) {
     // A worker that is away for long is not waited for by programs.
     let conf = format!(
         "[master]\nworker_timeout = \"60s\"\npersist_delay = \"30ms\"\nsession_lease = \"{lease}\"\nsnapshot_after = \
-         \"64KiB\"\nlog_keep = \"0s\"\n\
+         \"64KiB\"\nlog_retention = \"0s\"\n\
          [client]\nmetadata_timeout = \"60s\"\nread_timeout = \"60s\"\nlocal_descriptors = {}\n",
         storage == Storage::Near
     );

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What the programs are given until the power fails, in milliseconds.
 const WORK: std::ops::Range<u64> = 300..1800;
 const CONF: &str = "\
-[master]\npersist_delay = \"100ms\"\nsession_lease = \"2s\"\nsnapshot_after = \"256KiB\"\nlog_keep = \"0s\"\n\
+[master]\npersist_delay = \"100ms\"\nsession_lease = \"2s\"\nsnapshot_after = \"256KiB\"\nlog_retention = \"0s\"\n\
 [client]\nmetadata_timeout = \"60s\"\nread_timeout = \"60s\"\n";
 
 /// A cluster whose data is on a disk that can lose its power.
