@@ -393,7 +393,7 @@ mod tests {
         inner.log.hurry();
         let outgoing = inner.log.next_request(inner.names.recent.mark()).unwrap();
         assert_eq!(outgoing.request.mutations.len(), 2);
-        let call = inner.log.lock().take_write_back().unwrap();
+        let call = inner.log.lock().take_answered().unwrap();
         inner.apply_results(call, MutateReply { results: vec![result(11), result(12)], event_seq: 0 }, 1);
         assert_eq!(inner.names.cache.node(7).unwrap().size, 12);
         assert!(!inner.log.lock().affected.is_unsettled(7));
@@ -413,7 +413,7 @@ mod tests {
         let request = inner.log.next_request(inner.names.recent.mark()).unwrap().request;
         let changes: Vec<_> = request.mutations.into_iter().filter_map(|mutation| mutation.change).collect();
         assert!(matches!(&changes[..], [Change::SetLock(_), Change::SetOpenRefs(set)] if set.closed == [6]));
-        let call = inner.log.lock().take_write_back().unwrap();
+        let call = inner.log.lock().take_answered().unwrap();
         let made = |operation| (operation, Ok(Changed::new(MutationResult::default(), None, 1, 0)));
         inner.log.finish(call.operations.into_iter().map(made));
         assert!(answered.now_or_never().is_some_and(|answered| answered.is_ok()));

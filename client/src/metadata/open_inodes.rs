@@ -433,7 +433,7 @@ mod tests {
         assert_eq!(released(), Some(vec![vec![5]]));
         [6, 7].into_iter().for_each(|inode| inner.open.inodes.never_opened(inode));
         assert_eq!(released(), None);
-        let call = inner.log.lock().take_write_back().unwrap();
+        let call = inner.log.lock().take_answered().unwrap();
         let reply = MutateReply { results: vec![MutationResult::default()], ..MutateReply::default() };
         inner.apply_results(call, reply, 1);
         assert_eq!(released(), Some(vec![vec![6, 7]]));

@@ -238,7 +238,7 @@ impl Sender {
         let reply = reply?;
         let (call, owes_more) = {
             let mut state = self.inner.log.lock();
-            (state.take_write_back(), state.awaits_answer())
+            (state.take_answered(), state.awaits_answer())
         };
         let Some(call) = call else { return Err(Status::internal("an answer to nothing")) };
         if call.has_answered() {

@@ -103,7 +103,7 @@ impl Core {
             },
             Err(error) => Err(error.into()),
         };
-        let is_write_back = match &result {
+        let is_answered = match &result {
             Ok(_) => {
                 if want.purpose == Purpose::Read {
                     self.hedge(&want.at).observe(started.elapsed());
@@ -120,7 +120,7 @@ impl Core {
             }
             Err(_) => None,
         };
-        match (attempt, is_write_back) {
+        match (attempt, is_answered) {
             (Some(attempt), Some(true)) => attempt.answered(),
             (Some(attempt), Some(false)) => attempt.failed(),
             // It counts as neither.

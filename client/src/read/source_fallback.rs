@@ -1,16 +1,16 @@
-//! The ladder of sources: the best worker, the next ones, the bucket itself.
+//! Sources in their order: the best worker, the next ones, the bucket itself.
 //!
 //! A source that fails gives way to the next at once. A source that is merely slow is overtaken by the next one where
 //! hedging allows it; then the first answer wins. The slow request to a worker is left to end in the background. It
 //! makes the worker fill its cache with a block of an object, which would stay cold otherwise; and it shows whether the
-//! worker answers at all, so that one that does not is left alone. An answer that the version is gone ends the climb:
-//! no other source may have it.
+//! worker answers at all, so that one that does not is left alone. After an answer that the version is gone no source
+//! is tried: no other may have it.
 //!
 //! A block of an fs-mode file has its replicas for sources, and no others. One that failed lately comes last, but is
-//! asked: nobody else has the bytes. Whoever reads such a file knows what a failure means, and when to climb again.
+//! asked: nobody else has the bytes. Whoever reads such a file knows what a failure means, and when to try again.
 //!
-//! When the bucket cannot be reached, neither by the workers nor from here, or is slow, a read climbs again and again
-//! until its deadline. What the bucket refuses is final at once.
+//! When the bucket cannot be reached, neither by the workers nor from here, or is slow, a read tries all sources again
+//! and again until its deadline. What the bucket refuses is final at once.
 
 use std::fmt;
 use std::pin::Pin;
@@ -137,10 +137,10 @@ impl Core {
     }
 }
 
-/// The end of a climb without the bytes.
+/// All sources were tried, and none gave the bytes.
 struct FetchFailure {
     error: ClientError,
-    /// The bucket could not be reached, or did not answer in time: another climb may go better.
+    /// The bucket could not be reached, or did not answer in time: another attempt may go better.
     is_transient: bool,
 }
 
@@ -155,7 +155,7 @@ struct SourceFallback<'a> {
     want: &'a ChunkRequest,
     deadline: Instant,
     sources: std::vec::IntoIter<Source>,
-    /// Sources that have not answered yet. The wait for one ends with the climb: who lost goes on for nobody.
+    /// Sources that have not answered yet. The wait for one ends with the first answer: who lost goes on for nobody.
     asked: Vec<(Source, Waiting)>,
     /// Why sources were of no use, in the order in which they were not.
     causes: Vec<String>,

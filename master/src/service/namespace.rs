@@ -33,7 +33,7 @@ use crate::services::Services;
 
 /// Pages that wait for a slow reader.
 const PAGES_AHEAD: usize = 2;
-/// Directories of one `Touch`.
+/// Directories of one `RefreshListings`.
 const REFRESH_MAX: usize = 10_000;
 /// Files of one `FreeContent`.
 const FREES_MAX: usize = 1000;

@@ -573,8 +573,8 @@ fn a_mount_has_a_rate_for_each_client_and_others_go_on_beside_it() {
 fn who_makes_blocks_that_no_file_has_is_refused_at_a_bound_and_others_write_on() {
     const BLOCK: u32 = 1 << 20;
     // The mount is one of another host, as far as its worker knows.
-    let conf =
-        "[client]\nlocal_descriptors = false\n[worker]\nclient_reserved = \"64MiB\"\nreservation_timeout = \"10s\"\n";
+    let conf = "[client]\nlocal_descriptors = false\n\
+                [worker]\nclient_reserved = \"64MiB\"\nreservation_timeout = \"10s\"\n";
     let cluster = up_with(conf);
     cluster.seed("bucket", "x/", 1, 1000);
     cluster.mount_fs_mode("s3://bucket/work", "/work", &["--block-size", "1MiB"]);

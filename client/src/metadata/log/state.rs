@@ -1,7 +1,7 @@
 //! The log of operations as a state machine: every operation is queued, sent, or at its end.
 //!
 //! ```text
-//!   push ──▶ queued ─────── take_departing ─────▶ sent ──── take_write_back ──▶ at its end
+//!   push ──▶ queued ─────── take_departing ─────▶ sent ───── take_answered ───▶ at its end
 //!             │  ▲ (perhaps answered here already) │ │
 //!             │  └──── broken: it was not made ────┘ └─ broken, follow: nobody will ever know
 //!             └─ take_back, expire, broken: it is not made
@@ -294,7 +294,7 @@ impl State {
 
     /// The master has answered the first call; `None` when it was asked for nothing. Its operations are at their end as
     /// soon as somebody has taken the results in.
-    pub fn take_write_back(&mut self) -> Option<Call> {
+    pub fn take_answered(&mut self) -> Option<Call> {
         let call = self.sent.pop_front_if(|call| call.is_sent)?;
         self.answered = call.last();
         Some(call)
@@ -487,7 +487,7 @@ mod tests {
     /// Sends the next call, which the master has answered when this returns.
     fn take(state: &mut State) -> Vec<u64> {
         let numbers = send(state);
-        assert_eq!(state.take_write_back().is_some(), !numbers.is_empty());
+        assert_eq!(state.take_answered().is_some(), !numbers.is_empty());
         numbers
     }
 

@@ -215,7 +215,7 @@ impl World {
             }
             Step::Reply => {
                 let Some(results) = self.answers.pop_front() else { return };
-                let call = self.log.take_write_back().unwrap();
+                let call = self.log.take_answered().unwrap();
                 assert_eq!(call.operations.len(), results.len());
                 let done = call.operations.into_iter().zip(results).map(|(operation, result)| {
                     let answer = match result.errno {
@@ -493,7 +493,7 @@ async fn an_unlock_that_nobody_waits_for_is_waited_for_by_whoever_looks_for_lock
     // Nobody has an answer to it while no master gives one, and it stays.
     let (over, is_unanswered) = log.lock().expire(Instant::now() + LATER, LATER);
     assert!(over.is_empty() && !is_unanswered);
-    let call = log.lock().take_write_back().unwrap();
+    let call = log.lock().take_answered().unwrap();
     let made = |operation| (operation, Ok::<_, ClientError>(Changed::new(MutationResult::default(), None, 1, 0)));
     log.finish(call.operations.into_iter().map(made));
     assert!(settled.now_or_never().is_some_and(|settled| settled.is_ok()));

@@ -1,5 +1,5 @@
-//! Having sessions return delegations delegated to them: whoever looks into one, or changes something in it, waits here
-//! until the state says that nobody else holds it. By then everything is in the state that the holder had answered for.
+//! Having sessions return delegations: whoever looks into a directory, or changes something in it, waits here until the
+//! state says that it is delegated to nobody else. By then everything is in the state that the holder had answered for.
 //!
 //! The holder is sent an event, and once more each second, since its stream may have broken. One whose stream stays
 //! broken is waited for until its session is over: the end of a session returns all.
