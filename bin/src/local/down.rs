@@ -130,7 +130,7 @@ fn helpers(conf: &Path) -> io::Result<Vec<ProcessId>> {
         let Ok(line) = fs::read(entry.path().join("cmdline")) else { continue };
         let arguments: Vec<&[u8]> = line.split(|byte| *byte == 0).skip(1).collect();
         let is_helper = arguments.first() == Some(&&b"fuse"[..])
-            && arguments.iter().any(|argument| [&b"--kept"[..], b"--replay"].contains(argument))
+            && arguments.iter().any(|argument| [&b"--daemon"[..], b"--replay"].contains(argument))
             && arguments.contains(&conf.as_os_str().as_bytes());
         let is_own = || entry.metadata().is_ok_and(|metadata| metadata.uid() == geteuid().as_raw());
         if is_helper && is_own() && is_orphan(pid) {
