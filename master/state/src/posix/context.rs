@@ -12,6 +12,7 @@ use crate::index::inodes::drop_ttl;
 use crate::index::intents::{self, Reach};
 use crate::index::{held, usage};
 use crate::records::{self, attributes, is_directory, next_generation};
+use crate::reserved::is_reserved;
 use crate::schema;
 use crate::transaction::Transaction;
 
@@ -147,6 +148,15 @@ impl MutationContext<'_, '_> {
             return refuse(Errno::NOENT, format!("{} has been removed", self.shown(inode)?));
         }
         Ok(record)
+    }
+
+    /// Refuses a name that the cluster keeps for an object of its own, in a directory that was found last.
+    pub fn check_name_is_free(&self, directory: u64, name: &[u8]) -> Tried {
+        if directory == self.mount.root_inode && is_reserved(name) {
+            let name = String::from_utf8_lossy(name);
+            return refuse(Errno::PERM, format!("{name} is the name of an object of the cluster's own: take another"));
+        }
+        Ok(())
     }
 
     /// A directory of which all names are known.

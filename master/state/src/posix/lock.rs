@@ -108,11 +108,17 @@ impl MutationContext<'_, '_> {
             locks.grant(self.tx);
         }
         if lock.r#type() == LockType::Unlocked {
-            place(&mut locks.record.held, lock);
+            let mut left = locks.record.held.clone();
+            place(&mut left, lock);
+            // A hole in a lock makes two of it.
+            if left.len() > locks.record.held.len() && left.len() + locks.record.waiting.len() > LOCKS_MAX {
+                return self.refuse_lock(locks.inode);
+            }
+            locks.record.held = left;
             return Ok(());
         }
         if locks.record.held.len() + locks.record.waiting.len() >= LOCKS_MAX {
-            return refuse(Errno::NOLCK, format!("{} has {LOCKS_MAX} locks already", self.shown(locks.inode)?));
+            return self.refuse_lock(locks.inode);
         }
         let Some(obstacle) = conflicts(&locks.record.held, &lock).next() else {
             place(&mut locks.record.held, lock);
@@ -130,6 +136,10 @@ impl MutationContext<'_, '_> {
             locks.record.waiting.push(WaitingLock { waiter: set.waiter, lock: Some(lock) });
         }
         refuse(Errno::AGAIN, reason)
+    }
+
+    fn refuse_lock(&self, inode: u64) -> Tried {
+        refuse(Errno::NOLCK, format!("{} has {LOCKS_MAX} locks already", self.shown(inode)?))
     }
 }
 

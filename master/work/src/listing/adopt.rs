@@ -5,12 +5,13 @@ use cavern_proto::master::Existing;
 use cavern_proto::record::AdoptListing;
 use cavern_state::Directory;
 use cavern_state::namespace::ListingCounts;
+use cavern_state::reserved::{CLAIM, PARKED};
 use cavern_ufs::{Listed, Window};
 
 use super::Listings;
 use super::diff::listed_entry;
 use crate::error::WorkError;
-use crate::mounts::{CLAIM, OpenMount, PARKED};
+use crate::mounts::OpenMount;
 
 /// Entries of one command.
 pub const ENTRIES: usize = 250;
