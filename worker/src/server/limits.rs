@@ -45,6 +45,7 @@ pub fn tenants(conf: &schema::Worker, memory_kib: u32) -> Tenants {
         writers: 0,
         streams: 0,
         parts: 0,
+        walks: 0,
         messages: 0,
     })
 }
