@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_range};
 use cavern_proto::data::Status;
+use tokio::time::Instant;
 
 use super::{Fills, ObjectBlock, Run};
 use crate::request_error::Refusal;
@@ -20,7 +21,7 @@ impl Fills {
     /// The content id is not that of the object named; no room; or the disk failed.
     pub async fn keep(self: &Arc<Self>, source: &Arc<ObjectBlock>, first: u32, bytes: Bytes) -> Result<(), Refusal> {
         self.bucket_of(source).await?;
-        let block = self.open(source, Touch::Refresh).await?;
+        let block = self.open(source, Touch::Refresh, (None, Instant::now())).await?;
         let count = u32::try_from(bytes.len().div_ceil(CHUNK_BYTES as usize)).unwrap_or(u32::MAX);
         let start = chunk_range(first, source.length).start;
         let chunks = first..first + count;

@@ -470,8 +470,7 @@ fn no_change_was_made_long_after_now() {
     let mut bench = Fixture::new();
     let d = bench.held("d");
     let change = Some(create(d, "f", Kind::File));
-    let made =
-        bench.mutate(HOLDER, Mutation { change, made_ns: i64::MAX, is_answered: true, ..Mutation::default() });
+    let made = bench.mutate(HOLDER, Mutation { change, made_ns: i64::MAX, is_answered: true, ..Mutation::default() });
     assert_eq!(made.errno, 0, "{}", made.reason);
     let record = bench.tables().inode(made.inode).unwrap().unwrap();
     assert!(record.ctime_ns <= NOW + 300_000_000_000, "{}: it would live for ever", record.ctime_ns);
