@@ -30,7 +30,6 @@ pub mod outcome;
 mod posix;
 mod queries;
 pub mod records;
-pub mod reserved;
 pub mod schema;
 pub mod tables;
 pub mod transaction;

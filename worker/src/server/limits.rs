@@ -14,8 +14,8 @@ use super::socket::Socket;
 use crate::memory::{kib_for_requests, part_of_tenant};
 use crate::request_error::Refusal;
 
-/// Blocks that a tenant waits for at a time until they have come from a bucket, for each GET that may be in flight: some
-/// wait for the same one, and few for none.
+/// Blocks that a tenant waits for at a time, for each GET that may be in flight: some wait for the same one, and few
+/// for none.
 const TURNS_PER_FILL: usize = 2;
 /// Threads that sync blocks for a tenant at a time, and threads that wait for disks otherwise: together half of those
 /// of one core, and enough to keep a disk busy.

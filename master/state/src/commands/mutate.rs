@@ -47,10 +47,7 @@ pub fn mutate(tx: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome> {
         is_answered: mutation.is_answered,
         owner: (mutation.uid, mutation.gid),
         now_ns,
-        made_ns: match mutation.made_ns {
-            0 => now_ns,
-            made_ns => made_ns.min(now_ns.saturating_add(AHEAD_MAX_NS)),
-        },
+        made_ns: if mutation.made_ns == 0 { now_ns } else { mutation.made_ns.min(now_ns.saturating_add(AHEAD_MAX_NS)) },
     };
     let mut mutating = MutationContext::of(tx, caller);
     let sets_length = matches!(&mutation.change, Some(Kind::SetAttr(set)) if set.size.is_some());

@@ -4,6 +4,7 @@ use cavern_posix::{self as rules, PosixError};
 use cavern_proto::ClientAccess;
 use cavern_proto::master::{Attr, Consistency, Mount, User, UserLimits, WriteType};
 use cavern_proto::record::{InodeRange, InodeRecord};
+use cavern_proto::reserved::is_reserved;
 use rustix::io::Errno;
 
 use crate::change::Change;
@@ -12,7 +13,6 @@ use crate::index::inodes::drop_ttl;
 use crate::index::intents::{self, Reach};
 use crate::index::{held, usage};
 use crate::records::{self, attributes, is_directory, next_generation};
-use crate::reserved::is_reserved;
 use crate::schema;
 use crate::transaction::Transaction;
 

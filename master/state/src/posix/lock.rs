@@ -107,18 +107,18 @@ impl MutationContext<'_, '_> {
             place(held, Lock { r#type: LockType::Unlocked.into(), ..lock });
             locks.grant(self.tx);
         }
-        if lock.r#type() == LockType::Unlocked {
-            let mut left = locks.record.held.clone();
-            place(&mut left, lock);
+        let (mut held, waiting) = (locks.record.held.clone(), locks.record.waiting.len());
+        let is_unlock = lock.r#type() == LockType::Unlocked;
+        if is_unlock {
+            place(&mut held, lock);
             // A hole in a lock makes two of it.
-            if left.len() > locks.record.held.len() && left.len() + locks.record.waiting.len() > LOCKS_MAX {
-                return self.refuse_lock(locks.inode);
+            if held.len() <= locks.record.held.len() || held.len() + waiting <= LOCKS_MAX {
+                locks.record.held = held;
+                return Ok(());
             }
-            locks.record.held = left;
-            return Ok(());
         }
-        if locks.record.held.len() + locks.record.waiting.len() >= LOCKS_MAX {
-            return self.refuse_lock(locks.inode);
+        if is_unlock || held.len() + waiting >= LOCKS_MAX {
+            return refuse(Errno::NOLCK, format!("{} has {LOCKS_MAX} locks already", self.shown(locks.inode)?));
         }
         let Some(obstacle) = conflicts(&locks.record.held, &lock).next() else {
             place(&mut locks.record.held, lock);
@@ -136,10 +136,6 @@ impl MutationContext<'_, '_> {
             locks.record.waiting.push(WaitingLock { waiter: set.waiter, lock: Some(lock) });
         }
         refuse(Errno::AGAIN, reason)
-    }
-
-    fn refuse_lock(&self, inode: u64) -> Tried {
-        refuse(Errno::NOLCK, format!("{} has {LOCKS_MAX} locks already", self.shown(inode)?))
     }
 }
 

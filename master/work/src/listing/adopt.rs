@@ -3,9 +3,9 @@
 use bytes::Bytes;
 use cavern_proto::master::Existing;
 use cavern_proto::record::AdoptListing;
+use cavern_proto::reserved::{CLAIM, PARKED};
 use cavern_state::Directory;
 use cavern_state::namespace::ListingCounts;
-use cavern_state::reserved::{CLAIM, PARKED};
 use cavern_ufs::{Listed, Window};
 
 use super::Listings;

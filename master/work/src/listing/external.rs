@@ -4,8 +4,8 @@
 use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::ListedEntry;
+use cavern_proto::reserved::CLAIM;
 use cavern_state::Directory;
-use cavern_state::reserved::CLAIM;
 use cavern_ufs::{Listed, Lister, Window, Windows, is_name};
 
 use super::diff::{self, listed_entry};

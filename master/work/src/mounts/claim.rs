@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cavern_consensus::LeaderLease;
 use cavern_proto::master::{Mount, WriteType};
-use cavern_state::reserved::CLAIM;
+use cavern_proto::reserved::CLAIM;
 use cavern_ufs::{Metadata, Precondition, Ufs, UfsError, named};
 use futures::FutureExt as _;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_proto::master::{self, AttributePolicy, Mount, MountStatus, WriteType};
-use cavern_state::reserved::CLAIM;
+use cavern_proto::reserved::CLAIM;
 use cavern_state::{Database, Tables};
 use cavern_ufs::{KeyLender, KeyStatus, KeyVendor, Ufs};
 use parking_lot::Mutex;

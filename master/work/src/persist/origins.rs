@@ -14,7 +14,7 @@ use std::time::Duration;
 use cavern_proto::master::Origin;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{BeginParking, MoveOrigin, Persisted, PersistedObject};
-use cavern_state::reserved::PARKED;
+use cavern_proto::reserved::PARKED;
 use cavern_ufs::UfsError;
 
 use super::intents::PersistOutcome;
