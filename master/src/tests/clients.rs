@@ -324,7 +324,7 @@ async fn whoever_only_reads_has_nobody_let_go_of_what_he_holds() {
     let (master, mount) = master().await;
     let services = master.services();
     // The rules of the mount were changed a moment ago.
-    eventually(async || services.lookups.recalls.allow_holding()).await;
+    eventually(async || services.lookups.recalls.allow_holding(None)).await;
     let (parent, kind) = (mount.root_inode, Kind::Directory as i32);
     let made = CreateInode { parent, name: name("held"), kind, mode: 0o755, hold: true, ..CreateInode::default() };
     assert_eq!(change(&master, "a", Change::Create(made)).await, 0);

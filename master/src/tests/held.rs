@@ -294,7 +294,7 @@ async fn whoever_looks_waits_for_all_that_was_answered() {
             round += 1;
             let text = format!("{number}-{session}");
             // Whoever has needed the whole mount has its turn first.
-            eventually(|| async { master.services().lookups.recalls.allow_holding() }).await;
+            eventually(|| async { master.services().lookups.recalls.allow_holding(None) }).await;
             let directory = own.hold(root, &text).await;
             let file = own.done(create(directory, "old", Kind::File)).await;
             let link = LinkInode { inode: file, parent: root, name: name(&format!("{text}-link")) };
@@ -407,7 +407,7 @@ async fn a_whole_mount_is_recalled_for_what_is_about_all_of_it() {
     // A detached bucket has everything; what is to be lost is not waited for any longer than what is held.
     let over = Change::SetQuota(SetQuota { inode: root, max_bytes: Some(0), max_inodes: None });
     own.done(over).await;
-    eventually(|| async { master.services().lookups.recalls.allow_holding() }).await;
+    eventually(|| async { master.services().lookups.recalls.allow_holding(None) }).await;
     let held = own.hold(root, "fifth").await;
     let services = master.services().clone();
     let unmount = tokio::spawn(async move { services.unmount_bucket("/m", DetachPolicy::Discard).await.map(drop) });
@@ -518,6 +518,29 @@ async fn who_does_not_let_go_keeps_no_right_that_is_taken_from_him() {
     update_rules(&master, &mut own, rule(false, Some(limits))).await;
     assert!(!services.watch.is_live(own.id()));
     eventually(|| async { services.lookups.recalls.held().is_empty() }).await;
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_never_lets_go_keeps_nobody_out_for_long() {
+    let master = with_lease(Duration::from_secs(1)).await;
+    let root = mount(&master).await.root_inode;
+    let services = master.services().clone();
+    let client = Identity::new("c", Role::Client, "a").unwrap();
+    let mut own = Session::open(&master, Before { owner: Some(&client), ..Before::default() });
+    let directory = own.hold(root, "d").await;
+    let (watch, id) = (services.watch.clone(), own.id());
+    let taking_in = tokio::spawn(async move {
+        while watch.acknowledge(id, 0, 0) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    let recalls = &services.lookups.recalls;
+    let asking = async { while recalls.recall(directory, 0).await.is_err() {} };
+    tokio::time::timeout(PATIENCE, asking).await.expect("its session is ended");
+    assert!(!services.watch.is_live(id));
+    assert!(recalls.allow_holding(None) && recalls.allow_holding(Some("b")) && !recalls.allow_holding(Some("a")));
+    taking_in.await.unwrap();
     master.stop().await;
 }
 

@@ -103,6 +103,15 @@ impl HeldDirectories {
         holders.values().filter(|held| held.mount_id == mount_id).map(|held| held.session).collect()
     }
 
+    /// The directories of a mount that are held, after their sessions.
+    pub(super) fn held_in(&self, mount_id: u32) -> Vec<(u64, u64)> {
+        if self.is_empty() {
+            return Vec::new();
+        }
+        let holders = self.holders.lock();
+        holders.values().filter(|held| held.mount_id == mount_id).map(|held| (held.session, held.directory)).collect()
+    }
+
     /// Is notified when some have been let go of; to be enabled before one looks.
     pub(super) fn next_let_go(&self) -> Notified<'_> {
         self.let_go.notified()
