@@ -34,6 +34,7 @@ impl MutationContext<'_, '_> {
         let (kind, is_named) = (create.kind(), create.naming() == Naming::Named);
         let directory =
             if is_named { self.fully_listed_directory(create.parent)? } else { self.directory(create.parent)? };
+        self.check_name_is_free(create.parent, &create.name)?;
         self.check_names(create.parent, &directory)?;
         check_kind(&*self, kind)?;
         if is_named && self.tx.dentry(create.parent, &create.name)?.is_some() {

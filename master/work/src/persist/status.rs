@@ -121,7 +121,7 @@ impl Persistence {
                 }
                 let backlog = backlogs.entry(intent.mount_id).or_default();
                 backlog.files += 1;
-                backlog.bytes += unwritten_bytes(tables, inode)?;
+                backlog.bytes = backlog.bytes.saturating_add(unwritten_bytes(tables, inode)?);
                 backlog.older(intent.first_ns);
                 if self.retries.is_lost(inode, intent.change) {
                     backlog.lost_files += 1;
