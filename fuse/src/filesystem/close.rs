@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cavern_client::{ClientError, Effects, File};
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::Reply;
 
 impl Inner {

@@ -16,10 +16,10 @@ use cavern_conf::Failpoint;
 use cavern_proto::master::Kind;
 use tokio::time::Instant;
 
-use super::Inner;
 use super::changes::refusal;
 use super::open::{access, appends};
 use super::open_nodes::{Conflict, IoMode, OpenIntent};
+use super::parts::Inner;
 use crate::kernel::{Caller, Delivery, Reply};
 
 /// For how long a file is made, or else opened, that others make and remove all the time.

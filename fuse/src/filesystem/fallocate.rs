@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cavern_client::Allocation;
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::Reply;
 
 /// What the mode of fallocate(2) asks for; `None` for what no file here can do.

@@ -11,6 +11,7 @@
 //! has been notified of it.
 
 mod descriptions;
+pub(super) mod handle_locks;
 mod local;
 
 use std::sync::Arc;
@@ -22,23 +23,15 @@ use rustix::io::Errno;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::abi::FileLock;
 use crate::kernel::{LockRequest, Reply};
 use crate::mount_journal::LockRecord;
-use descriptions::{Descriptions, Unlock};
-use local::LocalFlocks;
+use descriptions::Unlock;
 
 /// A file that seems to be locked by what was closed before is looked at again for so long: the RELEASE may be read by
 /// another event loop after the request.
 const RELEASE_LAG: Duration = Duration::from_millis(200);
-
-/// Who has locked something.
-#[derive(Default)]
-pub struct HandleLocks {
-    objects: LocalFlocks,
-    descriptions: Arc<Descriptions>,
-}
 
 /// What ends with an open file description. It is unlocked when this is dropped: after what was written under it is
 /// committed.

@@ -7,10 +7,10 @@ use cavern_client::{Access, CachedLookup, ClientError, Node, Opened};
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::Kind;
 
-use super::Inner;
 use super::attributes::FORGOTTEN_SOON;
 use super::estale_retry::LookupHint;
 use super::export::Handle;
+use super::parts::Inner;
 use crate::kernel::abi::{EntryOut, ROOT_NODE};
 use crate::kernel::{Caller, Reply};
 use crate::trace::Target;

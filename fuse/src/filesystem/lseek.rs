@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cavern_client::Seek;
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::Reply;
 
 impl Inner {

@@ -15,13 +15,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::journal::Slot;
 use cavern_client::{Access, ClientError, File, KernelBlock, Node, Opened, is_of_this_process};
 use cavern_conf::host;
 
-use super::Inner;
-use super::failed_reads::FailedReads;
+use super::open_handle::OpenHandle;
 use super::open_nodes::{Conflict, IoMode, OpenIntent};
+use super::parts::Inner;
 use super::passthrough::BackingFile;
 use crate::aliases::number_of;
 use crate::kernel::abi::fopen;
@@ -34,27 +33,6 @@ use crate::trace::Target;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// A file whose attributes or bytes have changed since this long ago, in nanoseconds, may be about to be changed again.
 const AT_REST_NS: i64 = 2_000_000_000;
-
-/// An open file as the kernel has it.
-pub struct OpenHandle {
-    pub(super) file: File,
-    pub(super) how: IoMode,
-    pub(super) failed: FailedReads,
-    /// What is written through it goes to the end of the file, if the kernel appends.
-    pub(super) appends: bool,
-    /// What a process after this one finds of it.
-    _noted: Option<Slot>,
-}
-
-impl OpenHandle {
-    pub(super) fn new(file: File) -> Self {
-        Self::noted(file, IoMode::default(), false, None)
-    }
-
-    pub(super) fn noted(file: File, how: IoMode, appends: bool, noted: Option<Slot>) -> Self {
-        Self { file, how, failed: FailedReads::default(), appends, _noted: noted }
-    }
-}
 
 /// What the flags of open(2) ask for.
 pub(super) fn access(flags: i32) -> Access {

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use cavern_client::{CachedRead, ClientError};
 use tokio::time::Instant;
 
-use super::Inner;
-use super::open::OpenHandle;
+use super::open_handle::OpenHandle;
+use super::parts::Inner;
 use crate::kernel::Reply;
 use crate::trace::Target;
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use cavern_client::{AttributeChange, ClientError, Node};
 use cavern_proto::master::{SetAttr, Time};
 
-use super::Inner;
 use super::changes::refusal;
+use super::parts::Inner;
 use super::privileges::{may_have_privileges, with_losses};
 use crate::kernel::{Caller, NewAttributes, NewTime, Reply};
 

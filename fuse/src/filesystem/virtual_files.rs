@@ -10,9 +10,9 @@ use std::sync::Arc;
 use cavern_client::Node;
 use cavern_conf::host;
 
-use super::Inner;
 use super::directory::ReaddirKind;
 use super::export::Handle;
+use super::parts::Inner;
 use crate::kernel::abi::{Attr, AttrOut, EntryOut, ROOT_NODE, fopen};
 use crate::kernel::directory::{Added, DirectoryEntry};
 use crate::kernel::{Delivery, DirectoryPage, Operation, READ_MAX, Reply};

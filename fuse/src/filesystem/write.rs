@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cavern_client::{ClientError, File, PageCacheHint};
 
-use super::Inner;
-use super::open::OpenHandle;
+use super::open_handle::OpenHandle;
+use super::parts::Inner;
 use crate::kernel::{Caller, Reply};
 
 /// What a WRITE asks for besides.

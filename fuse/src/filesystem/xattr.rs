@@ -13,8 +13,8 @@ use cavern_posix::xattr::{has_kept_prefix, is_bare_prefix};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveXattr, SetXattr, Xattr, XattrMode};
 
-use super::Inner;
 use super::changes::{ChangeRequest, refusal};
+use super::parts::Inner;
 use crate::kernel::{Caller, Reply};
 
 const PREFIX: &[u8] = b"user.cavern.";
