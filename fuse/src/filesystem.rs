@@ -21,6 +21,7 @@ mod estale_retry;
 mod export;
 mod failed_reads;
 mod fallocate;
+mod file_table;
 mod generations;
 mod handles;
 mod limited_users;
@@ -43,6 +44,7 @@ mod restore;
 mod setattr;
 mod statfs;
 mod symlink;
+mod trace_file;
 mod virtual_files;
 mod write;
 mod xattr;
@@ -60,7 +62,6 @@ pub use passthrough::is_asked as asks_for_passthrough;
 use crate::invalidation::Invalidations;
 use crate::kernel::{Caller, Connection, Filesystem, Operation, Reply};
 use crate::root::Root;
-use no_open::NoOpenHandles;
 use parts::Inner;
 use read::ReadArgs;
 use write::WriteArgs;
@@ -106,7 +107,7 @@ impl Namespace {
         let inner = Arc::clone(&self.inner);
         async move {
             while stop.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
-                inner.sweep();
+                inner.files.sweep();
             }
         }
     }
@@ -138,10 +139,10 @@ impl Namespace {
     pub fn usage(&self) -> impl Fn() -> Usage + Send + Sync + 'static {
         let inner = Arc::clone(&self.inner);
         move || Usage {
-            files: inner.files.len() + inner.unopened.as_ref().map_or(0, NoOpenHandles::len),
+            files: inner.files.len(),
             directories: inner.directories.len(),
-            passthrough_opens: inner.passthrough.opens(),
-            registered_files: inner.passthrough.registered(),
+            passthrough_opens: inner.files.passthrough.opens(),
+            registered_files: inner.files.passthrough.registered(),
         }
     }
 }
@@ -177,7 +178,7 @@ impl Filesystem for Namespace {
             | Operation::Listxattr { .. }
             | Operation::Setxattr { .. }
             | Operation::Removexattr { .. }
-                if !inner.xattrs =>
+                if !inner.features.xattrs =>
             {
                 // The kernel asks for none any more.
                 reply.error(libc::ENOSYS);

@@ -113,10 +113,10 @@ impl Inner {
     /// What the name of a file that is gone leads to now. Nobody has it open, or it would not be gone: who has must not
     /// see another size. Where the kernel opens by itself, that is not known.
     async fn successor(&self, kernel_node: u64, error: &ClientError) -> Option<Arc<Node>> {
-        if !error.is_version_gone() || self.unopened.is_some() {
+        if !error.is_version_gone() || self.files.has_no_open() {
             return None;
         }
-        let (parent, name) = self.open_retries.name_of(self.root.to_namespace(kernel_node))?;
+        let (parent, name) = self.files.retries.name_of(self.root.to_namespace(kernel_node))?;
         let node = match self.client.shown_here(parent, &name) {
             Some(node) => node,
             None => self.client.metadata().lookup(parent, &name).await.ok()?,

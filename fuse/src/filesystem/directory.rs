@@ -92,7 +92,7 @@ impl Inner {
             }
         }
         if kept.is_some() {
-            self.open_inodes.opened(node, || None);
+            self.files.inodes.opened(node, || None);
         }
         if let Some(earlier) = self.mount_journal.superseded(&reply) {
             self.closed_directory(earlier.number);
@@ -118,7 +118,7 @@ impl Inner {
     }
 
     pub(super) fn readdir(self: &Arc<Self>, fh: u64, offset: u64, size: u32, form: ReaddirKind, reply: Reply) {
-        let Some(handle) = self.directories.handles.get(fh) else { return reply.error(self.lost.errno(fh)) };
+        let Some(handle) = self.directories.handles.get(fh) else { return reply.error(self.files.errno(fh)) };
         let size = READ_MAX.min(size as usize);
         if offset == 0 {
             // rewinddir(3) must show the directory anew.
@@ -196,7 +196,7 @@ impl Inner {
         (noted, position): (Slot, Option<(Slot, PositionRecord)>),
     ) {
         if kept.is_some() {
-            self.open_inodes.opened(node, || None);
+            self.files.inodes.opened(node, || None);
         }
         let epoch = self.mount_journal.journal().map_or(0, |journal| journal.epoch());
         let names = self.directories.cookies.opened(node.inode, epoch);
@@ -284,7 +284,7 @@ impl Inner {
     fn closed_directory(&self, number: u64) {
         let Some(handle) = self.directories.handles.remove(number) else { return };
         if handle.kept.is_some() {
-            self.open_inodes.closed(handle.inode);
+            self.files.inodes.closed(handle.inode);
         }
         self.directories.cookies.closed(handle.inode, |inode| self.invalidations.listings().forget(inode));
     }

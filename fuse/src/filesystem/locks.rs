@@ -124,7 +124,7 @@ impl Inner {
         let Some(lock) = wanted(&request) else { return reply.error(libc::EINVAL) };
         self.with_node(kernel_node, "lock", reply, move |this, node, reply| {
             let inode = node.inode;
-            this.passthrough.note_locked(node.inode);
+            this.files.passthrough.note_locked(node.inode);
             if request.is_flock {
                 this.locks.descriptions.ask_flock(inode, request.fh);
             }
@@ -298,7 +298,7 @@ impl Inner {
     /// A lock that somebody had when the process before died, of the session that had it.
     pub(super) fn restore_lock(&self, record: &LockRecord, session: u64, has_cluster_locks: bool) {
         let LockRecord { inode, handle, owner, is_flock, .. } = *record;
-        self.passthrough.note_locked(inode);
+        self.files.passthrough.note_locked(inode);
         let descriptions = &self.locks.descriptions;
         if is_flock {
             descriptions.ask_flock(inode, handle);

@@ -1,7 +1,16 @@
 //! What the operations of a mount share.
 //!
-//! Each operation is a file that adds to [`Inner`] what it does; what lasts from one request to the next is a part of
-//! it. Parts know nothing of operations, nor of each other.
+//! Each operation is a file that adds to [`Inner`] what it does. What lasts from one request to the next is in a part
+//! of it. Parts know nothing of operations, and the tables nothing of each other:
+//!
+//! | part | owns | locks |
+//! |---|---|---|
+//! | [`FileTable`] | open files: handles, how the kernel reads them, what an open to come is given | one a part |
+//! | [`DirectoryTable`] | open directories, and the cookies of their entries | its own, and one for each handle |
+//! | [`HandleLocks`] | `flock`s of objects; which descriptions may have locks | one each |
+//! | [`AttrDefaults`], [`Features`], [`Generations`] | what stays as it is for as long as the mount | none |
+//! | [`MountJournal`] | what the next process finds of all this | its own |
+//! | [`Failures`], [`TraceFile`] | what was logged last; slow requests | one each |
 
 use std::sync::Arc;
 
@@ -11,49 +20,41 @@ use cavern_conf::schema::{self, Choice};
 use super::attr_defaults::AttrDefaults;
 use super::directory::table::DirectoryTable;
 use super::error_reply::Failures;
-use super::estale_retry::EstaleRetries;
+use super::file_table::FileTable;
 use super::generations::Generations;
-use super::handles::{Handles, OpenInodes};
 use super::locks::handle_locks::HandleLocks;
-use super::lost_handles::LostHandles;
-use super::no_open::NoOpenHandles;
-use super::open_handle::OpenHandle;
-use super::open_nodes::OpenNodes;
-use super::passthrough::Passthrough;
+use super::trace_file::TraceFile;
 use crate::invalidation::Invalidations;
 use crate::mount_journal::MountJournal;
 use crate::root::Root;
-use crate::trace::Trace;
 
 /// The parts of a mount.
 pub(super) struct Inner {
     pub(super) client: Arc<Client>,
     pub(super) root: Arc<Root>,
+    pub(super) features: Features,
     pub(super) attr_defaults: AttrDefaults,
-    pub(super) invalidations: Arc<Invalidations>,
-    pub(super) files: Handles<OpenHandle>,
-    pub(super) directories: DirectoryTable,
-    pub(super) open_inodes: OpenInodes,
-    pub(super) open_nodes: OpenNodes,
-    pub(super) locks: HandleLocks,
-    /// `fuse.no_open`: files are read by inode.
-    pub(super) unopened: Option<NoOpenHandles>,
-    pub(super) open_retries: EstaleRetries,
-    pub(super) failures: Failures,
     pub(super) generations: Generations,
+    /// What the kernel is to forget.
+    pub(super) invalidations: Arc<Invalidations>,
+    pub(super) files: FileTable,
+    pub(super) directories: DirectoryTable,
+    pub(super) locks: HandleLocks,
     /// What a process after this one must know.
     pub(super) mount_journal: MountJournal,
-    pub(super) lost: LostHandles,
+    pub(super) failures: Failures,
+    pub(super) trace: TraceFile,
+}
+
+/// What the configuration has the mount do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Features {
     /// `fuse.xattrs`.
     pub(super) xattrs: bool,
     /// `fuse.posix_acl`: access lists can be set, and the kernel heeds them.
     pub(super) posix_acl: bool,
     /// `fuse.direct`: no pages are kept.
     pub(super) direct: bool,
-    pub(super) passthrough: Passthrough,
-    pub(super) trace: Arc<Trace>,
-    /// Texts of it that are open.
-    pub(super) traces: Handles<String>,
 }
 
 impl Inner {
@@ -64,42 +65,26 @@ impl Inner {
         conf: &schema::Fuse,
         journal: Option<Arc<Journal>>,
     ) -> Self {
-        let (files, directories) = (Handles::default(), DirectoryTable::default());
+        let (files, directories) = (FileTable::new(conf), DirectoryTable::default());
         if let Some(journal) = &journal {
             files.begin_epoch(journal.epoch());
             directories.begin_epoch(journal.epoch());
         }
+        let features = Features { xattrs: conf.xattrs != Choice::Off, posix_acl: conf.posix_acl, direct: conf.direct };
         let generations = Generations::new(&client.pool().cluster_id());
         Self {
             client,
             root,
+            features,
             attr_defaults: AttrDefaults::new(conf),
+            generations,
             invalidations,
             files,
             directories,
-            open_inodes: OpenInodes::default(),
-            open_nodes: OpenNodes::default(),
             locks: HandleLocks::default(),
-            unopened: (conf.no_open == Choice::On).then(NoOpenHandles::default),
-            xattrs: conf.xattrs != Choice::Off,
-            open_retries: EstaleRetries::default(),
-            failures: Failures::default(),
-            generations,
             mount_journal: MountJournal::new(journal),
-            lost: LostHandles::default(),
-            posix_acl: conf.posix_acl,
-            direct: conf.direct,
-            passthrough: Passthrough::new(conf),
-            trace: Arc::new(Trace::new(conf.trace_above.get())),
-            traces: Handles::default(),
-        }
-    }
-
-    /// Closes what nobody reads any more.
-    pub(super) fn sweep(&self) {
-        self.open_retries.sweep();
-        if let Some(unopened) = &self.unopened {
-            unopened.sweep();
+            failures: Failures::default(),
+            trace: TraceFile::new(conf.trace_above.get()),
         }
     }
 
@@ -129,7 +114,6 @@ impl Inner {
 
     /// The version of an object that is open here, or what is kept for one who is about to open it.
     pub(super) fn open_version(&self, kernel_node: u64) -> Option<Arc<Node>> {
-        let inode = self.root.to_namespace(kernel_node);
-        self.open_inodes.get(inode).or_else(|| self.open_retries.file(inode).map(|(node, _)| node))
+        self.files.node(self.root.to_namespace(kernel_node))
     }
 }

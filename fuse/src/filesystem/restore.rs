@@ -27,7 +27,7 @@ impl Inner {
     pub(super) async fn restore(self: &Arc<Self>, earlier: EarlierHandles, connection: &Connection) {
         let EarlierHandles { handles, mut positions, locks, backings, appends, session } = earlier;
         let of_handles = handles.iter().filter_map(|(_, record)| record.backing);
-        self.passthrough.inherit(backings, of_handles, connection);
+        self.files.passthrough.inherit(backings, of_handles, connection);
         for (slot, record) in appends {
             self.mount_journal.note_earlier_append(slot, record);
         }
@@ -40,7 +40,7 @@ impl Inner {
                 let node = self.restore_node(&record);
                 if let Err(error) = self.restore_handle(&record, node, slot, position).await {
                     warn!(inode = record.inode, "what was open gives EIO from now on: {error}");
-                    self.lost.add(record.number, node);
+                    self.files.lose(record.number, node);
                 }
             }
         });
@@ -50,7 +50,7 @@ impl Inner {
             self.restore_lock(&record, session, has_cluster_locks);
             self.mount_journal.keep_lock(record, Some(slot));
         }
-        if self.passthrough.for_fs_mode {
+        if self.files.passthrough.for_fs_mode {
             // Names may lead to nodes that are known to the kernel alone.
             self.invalidations.reset();
         }
@@ -62,7 +62,7 @@ impl Inner {
     /// Gives back what the process before had registered with the kernel and no handle has.
     pub(super) fn give_back(self: &Arc<Self>) {
         let this = Arc::clone(self);
-        drop(spawn_blocking(move || this.passthrough.give_back()));
+        drop(spawn_blocking(move || this.files.passthrough.give_back()));
     }
 
     /// Enters the kernel's node of a handle, if that is of a file of an fs-mode mount.
@@ -70,8 +70,8 @@ impl Inner {
         (record.is_kept && !record.is_directory).then(|| {
             let node = node_of(record.inode, record.alias);
             self.root.aliases().inherit(node);
-            let backing = record.backing.and_then(|number| self.passthrough.inherited(number));
-            self.open_nodes.inherited(node, backing, record.block);
+            let backing = record.backing.and_then(|number| self.files.passthrough.inherited(number));
+            self.files.nodes.inherited(node, backing, record.block);
             node
         })
     }
@@ -102,11 +102,11 @@ impl Inner {
             copies.set();
         }
         if let Some(node) = file.version_node() {
-            self.open_inodes.opened(node, || self.passthrough.inherited(record.backing?));
+            self.files.inodes.opened(node, || self.files.passthrough.inherited(record.backing?));
         }
         let block = record.block.and_then(|block| Some((block, file.begin_kernel_reads()?)));
         let how = IoMode { node: kernel_node, block, ..IoMode::default() };
-        self.files.insert(record.number, Arc::new(OpenHandle::noted(file, how, record.appends, Some(slot))));
+        self.files.insert(record.number, OpenHandle::noted(file, how, record.appends, Some(slot)));
         Ok(())
     }
 }

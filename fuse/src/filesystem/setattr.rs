@@ -95,7 +95,7 @@ impl Inner {
     ) -> Result<Arc<Node>, ClientError> {
         let Caller { uid, gid, thread } = caller;
         // Others may read the file of its block by themselves.
-        let set = SetAttr { keeps_block: set.size == Some(0) && self.passthrough.for_fs_mode, ..set };
+        let set = SetAttr { keeps_block: set.size == Some(0) && self.files.passthrough.for_fs_mode, ..set };
         let user = self.limited_user(node, caller).await;
         let (user, defaults) = (user.as_ref(), &self.attr_defaults.bucket);
         let new = AttributeChange { set, uid, gid, writer, thread, user, defaults };

@@ -28,7 +28,7 @@ pub(super) struct WriteArgs {
 impl Inner {
     pub(super) fn write(self: &Arc<Self>, fh: u64, offset: u64, data: &[u8], how: WriteArgs, reply: Reply) {
         let Some(handle) = self.files.get(fh).filter(|handle| !handle.file.is_read_only()) else {
-            return reply.error(self.lost.errno(fh));
+            return reply.error(self.files.errno(fh));
         };
         if how.appends && handle.appends {
             return self.append(handle, offset, data, how, reply);
