@@ -17,10 +17,10 @@ mod tests {
 
     #[test]
     fn other_names_are_free() {
-        for name in [".cavern-cluster", ".cavern-preserved-", ".cavern-kept-0123456789abcdef-7-9"] {
+        for name in [".cavern-cluster", ".cavern-preserved-", ".cavern-preserved-0123456789abcdef-7-9"] {
             assert!(is_reserved(name.as_bytes()), "{name}");
         }
-        for name in [".cavern", ".cavern-cluster2", ".cavern-kept", "cavern-kept-", "a.cavern-cluster"] {
+        for name in [".cavern", ".cavern-cluster2", ".cavern-preserved", "cavern-preserved-", "a.cavern-cluster"] {
             assert!(!is_reserved(name.as_bytes()), "{name}");
         }
     }

@@ -234,7 +234,7 @@ async fn no_file_has_the_name_of_an_object_of_the_cluster() {
         let (name, new_name) = (name("f"), name(text));
         Change::Rename(RenameName { parent: root, name, new_parent, new_name, ..RenameName::default() })
     };
-    let own = [".cavern-cluster", ".cavern-kept-0123456789abcdef-7-9"];
+    let own = [".cavern-cluster", ".cavern-preserved-0123456789abcdef-7-9"];
     let refused = own.into_iter().flat_map(|text| {
         [create(root, text, Kind::File), create(root, text, Kind::Directory), link(root, text), rename(root, text)]
     });

@@ -6,7 +6,10 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use super::FILESYSTEM_TYPE;
+/// File system type in the mount table. (`fuse.` and a subtype, so that `df` and `findmnt` distinguish it from others.)
+pub(super) const FILESYSTEM_TYPE: &str = "fuse.cv";
+/// The part of it that is ours.
+pub(super) const FILESYSTEM_SUBTYPE: &str = "cv";
 
 /// One line of the table.
 #[derive(Debug, PartialEq, Eq)]
