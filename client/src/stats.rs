@@ -98,8 +98,6 @@ stats! {
     undone_changes: Counter = "client_undone_changes",
     /// Of these, commits that became part of one of the same file that was not sent yet
     merged_changes: Counter = "client_merged_changes",
-    /// Of these, attributes that the master left otherwise
-    mispredicted_changes: Counter = "client_mispredicted_changes",
     /// Of these, those that were not made, since the session had ended
     lost_changes: Counter = "client_lost_changes",
     /// Invalidations taken in

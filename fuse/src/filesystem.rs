@@ -8,26 +8,33 @@
 //! of file it is. Nothing is remembered per inode that the kernel knows, but for those that it knows by more than one
 //! node ([`aliases`](crate::aliases)); what the client's cache has dropped is asked of the master again, by id.
 
+mod attr_defaults;
 mod attributes;
 mod changes;
 mod close;
 mod copy;
 mod create;
 mod directory;
+mod earlier_handles;
 mod error_reply;
 mod estale_retry;
 mod export;
 mod failed_reads;
 mod fallocate;
+mod file_table;
+mod generations;
 mod handles;
 mod limited_users;
 mod locks;
 mod lookup;
+mod lost_handles;
 mod lseek;
 mod names;
 mod no_open;
 mod open;
+mod open_handle;
 mod open_nodes;
+mod parts;
 mod passthrough;
 mod privileges;
 mod read;
@@ -37,6 +44,7 @@ mod restore;
 mod setattr;
 mod statfs;
 mod symlink;
+mod trace_file;
 mod virtual_files;
 mod write;
 mod xattr;
@@ -44,67 +52,23 @@ mod xattr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{Client, Journal, Node};
-use cavern_conf::schema::{self, Choice};
+use cavern_client::{Client, Journal};
+use cavern_conf::schema;
 use tokio_util::sync::CancellationToken;
 
-pub use attributes::AttrDefaults;
+pub use earlier_handles::EarlierHandles;
 pub use passthrough::is_asked as asks_for_passthrough;
-pub use restore::EarlierHandles;
 
 use crate::invalidation::Invalidations;
-use crate::kernel::{Caller, Filesystem, Operation, Reply};
-use crate::mount_journal::MountJournal;
+use crate::kernel::{Caller, Connection, Filesystem, Operation, Reply};
 use crate::root::Root;
-use crate::trace::Trace;
-use directory::DirectoryHandle;
-use error_reply::Failures;
-use estale_retry::EstaleRetries;
-use export::Generations;
-use handles::{Handles, OpenInodes};
-use locks::HandleLocks;
-use no_open::NoOpenHandles;
-use open::OpenHandle;
-use open_nodes::OpenNodes;
-use passthrough::Passthrough;
+use parts::Inner;
 use read::ReadArgs;
-use restore::LostHandles;
 use write::WriteArgs;
 
 /// The mount of one namespace path.
 pub struct Namespace {
     inner: Arc<Inner>,
-}
-
-struct Inner {
-    client: Arc<Client>,
-    root: Arc<Root>,
-    attr_defaults: AttrDefaults,
-    invalidations: Arc<Invalidations>,
-    files: Handles<OpenHandle>,
-    directories: Handles<DirectoryHandle>,
-    cookies: directory::CookieTable,
-    open_inodes: OpenInodes,
-    open_nodes: OpenNodes,
-    locks: HandleLocks,
-    /// `fuse.no_open`: files are read by inode.
-    unopened: Option<NoOpenHandles>,
-    open_retries: EstaleRetries,
-    failures: Failures,
-    generations: Generations,
-    /// What a process after this one must know.
-    mount_journal: MountJournal,
-    lost: LostHandles,
-    /// `fuse.xattrs`.
-    xattrs: bool,
-    /// `fuse.posix_acl`: access lists can be set, and the kernel heeds them.
-    posix_acl: bool,
-    /// `fuse.direct`: no pages are kept.
-    direct: bool,
-    passthrough: Passthrough,
-    trace: Arc<Trace>,
-    /// Texts of it that are open.
-    traces: Handles<String>,
 }
 
 /// How often what nobody uses any more is looked for.
@@ -135,37 +99,7 @@ impl Namespace {
         conf: &schema::Fuse,
         journal: Option<Arc<Journal>>,
     ) -> Self {
-        let (files, directories) = (Handles::default(), Handles::default());
-        if let Some(journal) = &journal {
-            files.begin_epoch(journal.epoch());
-            directories.begin_epoch(journal.epoch());
-        }
-        let generations = Generations::new(&client.pool().cluster_id());
-        let inner = Inner {
-            client,
-            root,
-            attr_defaults: AttrDefaults::new(conf),
-            invalidations,
-            files,
-            directories,
-            cookies: directory::CookieTable::default(),
-            open_inodes: OpenInodes::default(),
-            open_nodes: OpenNodes::default(),
-            locks: HandleLocks::default(),
-            unopened: (conf.no_open == Choice::On).then(NoOpenHandles::default),
-            xattrs: conf.xattrs != Choice::Off,
-            open_retries: EstaleRetries::default(),
-            failures: Failures::default(),
-            generations,
-            mount_journal: MountJournal::new(journal),
-            lost: LostHandles::default(),
-            posix_acl: conf.posix_acl,
-            direct: conf.direct,
-            passthrough: Passthrough::new(conf),
-            trace: Arc::new(Trace::new(conf.trace_above.get())),
-            traces: Handles::default(),
-        };
-        Self { inner: Arc::new(inner) }
+        Self { inner: Arc::new(Inner::new(client, root, invalidations, conf, journal)) }
     }
 
     /// Lets go of what nobody reads any more, until `stop`.
@@ -173,10 +107,7 @@ impl Namespace {
         let inner = Arc::clone(&self.inner);
         async move {
             while stop.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
-                inner.open_retries.sweep();
-                if let Some(unopened) = &inner.unopened {
-                    unopened.sweep();
-                }
+                inner.files.sweep();
             }
         }
     }
@@ -187,14 +118,31 @@ impl Namespace {
         async move { client.run_committer(stop).await }
     }
 
+    /// Opens what was open in the process before.
+    pub async fn restore(&self, earlier: EarlierHandles, connection: &Connection) {
+        self.inner.restore(earlier, connection).await;
+    }
+
+    /// Gives back what the process before had registered with the kernel and no handle has. Once the journal
+    /// is thawed: what is let go of before stays noted.
+    pub fn give_back(&self) {
+        self.inner.give_back();
+    }
+
+    /// The kernel has asked again for whatever it had no answer to.
+    pub fn forget_earlier(&self) {
+        self.inner.mount_journal.forget_earlier();
+        self.inner.client.metadata().forget_replayed();
+    }
+
     /// What is open, for the metrics.
     pub fn usage(&self) -> impl Fn() -> Usage + Send + Sync + 'static {
         let inner = Arc::clone(&self.inner);
         move || Usage {
-            files: inner.files.len() + inner.unopened.as_ref().map_or(0, NoOpenHandles::len),
+            files: inner.files.len(),
             directories: inner.directories.len(),
-            passthrough_opens: inner.passthrough.opens(),
-            registered_files: inner.passthrough.registered(),
+            passthrough_opens: inner.files.passthrough.opens(),
+            registered_files: inner.files.passthrough.registered(),
         }
     }
 }
@@ -230,7 +178,7 @@ impl Filesystem for Namespace {
             | Operation::Listxattr { .. }
             | Operation::Setxattr { .. }
             | Operation::Removexattr { .. }
-                if !inner.xattrs =>
+                if !inner.features.xattrs =>
             {
                 // The kernel asks for none any more.
                 reply.error(libc::ENOSYS);
@@ -286,37 +234,5 @@ impl Filesystem for Namespace {
         if self.inner.client.metadata().is_referenced(inode) || root.aliases().has_others(inode) {
             self.inner.invalidations.given_up(inode);
         }
-    }
-}
-
-impl Inner {
-    /// A node that the kernel knows, from the cache or from an open handle of it.
-    fn known_node(&self, kernel_node: u64) -> Option<Arc<Node>> {
-        self.client.cached_node(self.root.to_namespace(kernel_node))
-    }
-
-    /// A node that the kernel knows, asking the master where needed. An inode that is gone is `Stale`, unless a file of
-    /// it is still open here, or it is the root of the mount, whose path may have come to lead elsewhere.
-    async fn node(&self, kernel_node: u64) -> Result<Arc<Node>, cavern_client::ClientError> {
-        let inode = self.root.to_namespace(kernel_node);
-        let error = match self.client.node(inode).await {
-            Ok(node) => return Ok(node),
-            Err(error) => error,
-        };
-        if let Some(node) = self.open_version(kernel_node) {
-            return Ok(node);
-        }
-        if self.root.is_root(kernel_node) && error.is_version_gone() {
-            let node = self.client.metadata().resolve(self.root.path()).await?;
-            self.root.moved_to(node.inode);
-            return Ok(node);
-        }
-        Err(error)
-    }
-
-    /// The version of an object that is open here, or what is kept for one who is about to open it.
-    fn open_version(&self, kernel_node: u64) -> Option<Arc<Node>> {
-        let inode = self.root.to_namespace(kernel_node);
-        self.open_inodes.get(inode).or_else(|| self.open_retries.file(inode).map(|(node, _)| node))
     }
 }

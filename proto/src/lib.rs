@@ -38,6 +38,7 @@ mod join;
 pub mod locks;
 mod mount;
 mod not_leading;
+pub mod reserved;
 mod status_detail;
 mod store;
 mod users;

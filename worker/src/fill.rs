@@ -31,10 +31,11 @@ use run::DiskPace;
 pub use source::{BlockSource, ObjectBlock};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::parts::WorkerParts;
-use crate::request_error::{Refusal, blocking};
+use crate::request_error::{Refusal, on_disk};
 use crate::store::{CachedBlock, Lookup, Touch};
 
 /// A block that is dropped while it is filled is begun anew this often.
@@ -134,6 +135,9 @@ impl Drop for LedRun {
     }
 }
 
+/// Turns of whoever asks for what waits for a disk, if they are bounded, and until when one is waited for.
+pub type DiskTurns<'a> = (Option<&'a Arc<Semaphore>>, Instant);
+
 /// A block with the chunks that were asked for, and the bytes that had to be fetched for it.
 #[derive(Debug)]
 pub struct Filled {
@@ -177,11 +181,12 @@ impl Fills {
         source: &Arc<ObjectBlock>,
         wanted: &[Range<u32>],
         touch: Touch,
+        turns: DiskTurns<'_>,
     ) -> Result<Filled, Refusal> {
         let mut fetched_bytes = 0;
         for _ in 0..MAX_ROUNDS {
-            let block = self.open(source, touch).await?;
-            self.verify(&block, wanted).await?;
+            let block = self.open(source, touch, turns).await?;
+            self.verify(&block, wanted, turns).await?;
             if wanted.iter().all(|range| block.has(range.clone())) {
                 return Ok(Filled { block, fetched_bytes });
             }
@@ -225,14 +230,19 @@ impl Fills {
 
     /// The block, made if need be. The file of a new block of one chunk is made here, as that chunk is written: both
     /// take less than the way to another thread and back.
-    async fn open(&self, source: &ObjectBlock, touch: Touch) -> Result<Arc<CachedBlock>, Refusal> {
+    async fn open(
+        &self,
+        source: &ObjectBlock,
+        touch: Touch,
+        (turns, until): DiskTurns<'_>,
+    ) -> Result<Arc<CachedBlock>, Refusal> {
         let (id, length, mount_id, cache) = (source.id, source.length, source.mount_id, &self.parts.stores.cache);
         let block = match cache.get(&id, Touch::None) {
             Lookup::Open(block) => block,
             Lookup::Absent if length <= CHUNK_BYTES => cache.create(&id, length, mount_id, touch)?,
             Lookup::Absent | Lookup::Closed | Lookup::Other => {
                 let cache = cache.clone();
-                blocking("opening the block", move || cache.create(&id, length, mount_id, touch)).await?
+                on_disk(turns, until, move || cache.create(&id, length, mount_id, touch)).await??
             }
         };
         if block.length() != length {
@@ -241,7 +251,12 @@ impl Fills {
         Ok(block)
     }
 
-    async fn verify(&self, block: &Arc<CachedBlock>, wanted: &[Range<u32>]) -> Result<(), Refusal> {
+    async fn verify(
+        &self,
+        block: &Arc<CachedBlock>,
+        wanted: &[Range<u32>],
+        (turns, until): DiskTurns<'_>,
+    ) -> Result<(), Refusal> {
         let doubtful = {
             let state = block.state();
             let in_doubt = |index: &u32| state.present.contains(*index) && !state.verified.contains(*index);
@@ -252,7 +267,7 @@ impl Fills {
         }
         let (cache, block, wanted) = (self.parts.stores.cache.clone(), block.clone(), wanted.to_vec());
         let check = move || wanted.into_iter().try_for_each(|range| cache.verify(&block, range));
-        blocking("verifying the block", check).await
+        Ok(on_disk(turns, until, check).await??)
     }
 
     /// Which runs bring the chunks that are missing: new ones, to be spawned at once, and those of others.

@@ -179,6 +179,7 @@ mod tests {
             disk_turns: 1,
             streams: 0,
             parts: 0,
+            walks: 0,
             writers: 0,
             messages: 0,
         };

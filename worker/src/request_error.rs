@@ -2,12 +2,14 @@
 //! the status codes of the data plane.
 
 use std::fmt;
+use std::sync::Arc;
 
 use cavern_proto::data::{
     CopyReply, Failure, PersistReply, ReserveReply, Status, SyncReply, WriteReply, open_reply, read_reply,
 };
 use cavern_ufs::UfsError;
-use tokio::sync::AcquireError;
+use tokio::sync::{AcquireError, Semaphore};
+use tokio::time::Instant;
 
 use crate::store::StoreError;
 
@@ -62,6 +64,36 @@ where
         Ok(done) => done.map_err(Into::into),
         Err(_) => Err(Refusal::new(Status::IoError, format!("{what} failed"))),
     }
+}
+
+/// Has work done that may wait for a disk, at a turn of its tenant. The turn is that of the work: whoever no longer
+/// waits for it cannot have more done meanwhile.
+///
+/// # Errors
+/// [`Status::Overloaded`] when there is no turn until then: nothing has been done. [`Status::IoError`] when the work
+/// has failed.
+pub async fn on_disk<T: Send + 'static>(
+    turns: Option<&Arc<Semaphore>>,
+    until: Instant,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Refusal> {
+    let turn = match turns {
+        Some(turns) => match tokio::time::timeout_at(until, turns.clone().acquire_owned()).await {
+            // They are never closed.
+            Ok(turn) => turn.ok(),
+            Err(_) => {
+                let message = "earlier requests of this client still wait for disks of the worker: try again";
+                return Err(Refusal::new(Status::Overloaded, message));
+            }
+        },
+        None => None,
+    };
+    let work = move || {
+        let done = work();
+        drop(turn);
+        done
+    };
+    tokio::task::spawn_blocking(work).await.map_err(|_| Refusal::new(Status::IoError, "the request failed"))
 }
 
 /// The messages that say by themselves why something is not done.

@@ -249,6 +249,10 @@ impl Inner {
     fn predict_rename(&self, state: &State, rename: &RenameName, now_ns: i64) -> Option<Prediction> {
         let from = self.delegated_directory(state, rename.parent)?;
         let to = self.delegated_directory(state, rename.new_parent)?;
+        let mount_of = |directory: &Node| directory.mount.as_ref().map(|mount| mount.id());
+        if mount_of(&from) != mount_of(&to) {
+            return None;
+        }
         let moved = self.at_name(state, rename.parent, &rename.name)?;
         let mut attributes = Vec::with_capacity(4);
         if !self.is_free(rename.new_parent, &rename.new_name) {

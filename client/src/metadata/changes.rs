@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use cavern_net::master::RetryPolicy;
 use cavern_proto::master::mutation::Change;
-use cavern_proto::master::{Kind, MakeListedRequest, MutateReply, MutationResult, RecallRequest, User};
+use cavern_proto::master::{Attr, Kind, MakeListedRequest, MutateReply, MutationResult, RecallRequest, User};
 use rustix::io::Errno;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
@@ -302,8 +302,10 @@ impl Inner {
         mark: InvalidationMark,
     ) -> Result<Option<Arc<Node>>, ClientError> {
         let Some(change) = &operation.mutation.change else { return Ok(None) };
-        if let Some(answered) = &operation.answered {
-            self.was_made(change, &answered.result, result);
+        match operation.answered.as_deref() {
+            Some(answered) if result.errno == 0 => self.take_space(&answered.result, result),
+            Some(answered) => self.lose_change(change, &answered.result, &result.reason),
+            None => {}
         }
         if result.errno == 0 {
             let mut gone = Vec::new();
@@ -333,25 +335,27 @@ impl Inner {
         Err(ClientError::Refused { errno: result.errno, reason: result.reason.clone() })
     }
 
-    /// The master has answered a change that was answered here: as was predicted, and all that is known here is as it
-    /// was, or newer; unless the master is of another version, and has other rules. Nobody would be notified of that.
-    fn was_made(&self, change: &Change, predicted: &MutationResult, result: &MutationResult) {
-        if result.errno != 0 {
-            tracing::warn!("what was answered is not made: {}", result.reason);
-            self.stats.lost_changes.inc();
-            if let Change::SetLock(set) = change {
-                self.locks.lost(set);
-            }
-            self.names.forget_change(change, predicted);
-            let touched = predicted.attributes.iter().map(|attr| ChangedContents::Of(attr.inode));
-            return touched.for_each(|contents| self.open.forget_contents(contents));
+    /// A change that was answered here is not made: nothing that was known by it counts any longer.
+    fn lose_change(&self, change: &Change, answered: &MutationResult, reason: &str) {
+        tracing::warn!("what was answered is not made: {reason}");
+        self.stats.lost_changes.inc();
+        if let Change::SetLock(set) = change {
+            self.locks.lost(set);
         }
-        for attr in &result.attributes {
-            if predicted.attributes.contains(attr) {
+        self.names.forget_change(change, answered);
+        let touched = answered.attributes.iter().map(|attr| ChangedContents::Of(attr.inode));
+        touched.for_each(|contents| self.open.forget_contents(contents));
+    }
+
+    /// The master has made a change as it was answered here, by the same rules, and all that is known here is as it
+    /// was, or newer. But for what the content of a file takes: a block behind its end takes something, too, and is
+    /// known to the master alone. Nobody would be notified of that.
+    fn take_space(&self, answered: &MutationResult, made: &MutationResult) {
+        for attr in &made.attributes {
+            let is_other = |known: &Attr| known.inode == attr.inode && known.allocated != attr.allocated;
+            if !answered.attributes.iter().any(is_other) {
                 continue;
             }
-            self.stats.mispredicted_changes.inc();
-            tracing::debug!(?attr, ?predicted, "a change was answered otherwise than the master makes it");
             self.open.forget_contents(ChangedContents::Of(attr.inode));
             // Unless there is something newer.
             let state = self.log.lock();
@@ -366,7 +370,7 @@ impl Inner {
 
 #[cfg(test)]
 mod tests {
-    use cavern_proto::master::{Attr, Lock, LockKind, LockType, SetAttr, SetLock};
+    use cavern_proto::master::{CommitContent, Lock, LockKind, LockType, SetLock};
     use futures::FutureExt;
 
     use super::super::cache::tests::node;
@@ -375,17 +379,18 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_the_master_makes_otherwise_than_was_predicted_is_put_right_within_one_call() {
+    async fn room_behind_the_end_of_a_file_is_learned_with_the_last_answer_of_a_call() {
         let metadata = metadata(None);
         let inner = &metadata.inner;
         inner.names.keep(&[node(7, 1, "a")]);
-        let result = |size| {
-            let attributes = vec![Attr { inode: 7, size, ..Attr::default() }];
+        // The length shows whose attributes are kept.
+        let result = |allocated| {
+            let attributes = vec![Attr { inode: 7, size: allocated, allocated: Some(allocated), ..Attr::default() }];
             MutationResult { attributes, ..MutationResult::default() }
         };
-        for size in [1, 2] {
-            let change = Change::SetAttr(SetAttr { inode: 7, ..SetAttr::default() });
-            let answer = LocalResult { result: result(size), is_overwrite: false, upgrade: None };
+        for allocated in [1, 2] {
+            let change = Change::Commit(CommitContent { inode: 7, ..CommitContent::default() });
+            let answer = LocalResult { result: result(allocated), is_overwrite: false, upgrade: None };
             let answered = Some(Box::new(answer));
             let operation = Operation { answered, inodes: vec![7], ..Operation::must_deliver(change) };
             inner.log.push(&mut inner.log.lock(), operation);

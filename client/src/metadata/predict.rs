@@ -2,7 +2,8 @@
 //! applies as well ([`cavern_posix`]); whatever takes more than is known here is for the master alone.
 
 use cavern_posix::{
-    attributes_set, block_takes, changes_content, check_create, content_changed, created as made, file_takes,
+    attributes_set, block_takes, changes_content, check_create, check_owner, content_changed, created as made,
+    file_takes,
 };
 use cavern_proto::master::{Attr, CommitContent, CreateInode, Kind, SetAttr};
 use cavern_proto::record::ExtentRecord;
@@ -17,13 +18,14 @@ pub(super) fn after(attr: &Attr, rule: impl FnOnce(&mut Attr)) -> Attr {
 /// What is made in a directory without access lists, under a name that is free; its number is for the caller to give.
 pub(super) fn created(create: &CreateInode, owner: (u32, u32), directory: &Attr, now_ns: i64) -> Option<Attr> {
     let is_plain = matches!(create.kind(), Kind::File | Kind::Directory | Kind::Symlink) && !directory.has_xattrs;
-    let is_certain = is_plain && check_create(create).is_ok();
+    let is_certain = is_plain && check_create(create).is_ok() && check_owner(owner.0, owner.1).is_ok();
     is_certain.then(|| made(create, (directory, None), owner, None, now_ns).0)
 }
 
 /// Other attributes for what has no access list and no capability, and keeps its length.
 pub(super) fn set(attr: &Attr, set: &SetAttr, now_ns: i64) -> Option<Attr> {
-    let is_certain = set.size.is_none() && !attr.has_xattrs;
+    let has_owner = check_owner(set.uid.unwrap_or_default(), set.gid.unwrap_or_default()).is_ok();
+    let is_certain = set.size.is_none() && !attr.has_xattrs && has_owner;
     is_certain.then(|| after(attr, |attr| attributes_set(attr, set, None, now_ns)))
 }
 
@@ -129,6 +131,19 @@ mod tests {
         }
         let nothing = CommitContent { inode: 1, grow_to: 100, ..CommitContent::default() };
         assert_eq!(committed(&known, &nothing, BLOCK, 8), None, "nothing is changed");
+    }
+
+    #[test]
+    fn what_the_master_refuses_is_not_predicted() {
+        let directory = Attr { kind: Kind::Directory.into(), mode: 0o755, ..Attr::default() };
+        let create = CreateInode { name: "a".into(), kind: Kind::File.into(), ..CreateInode::default() };
+        assert!(created(&create, (7, 8), &directory, 1).is_some());
+        for owner in [(u32::MAX, 8), (7, u32::MAX)] {
+            assert_eq!(created(&create, owner, &directory, 1), None, "{owner:?}");
+        }
+        let given = |uid| SetAttr { inode: 1, uid: Some(uid), ..SetAttr::default() };
+        assert_eq!(set(&file(0, 0, 0), &given(7), 1).map(|attr| attr.uid), Some(7));
+        assert_eq!(set(&file(0, 0, 0), &given(u32::MAX), 1), None);
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub struct TenantLimits {
     pub streams: usize,
     /// Of these, parts that are made at a time.
     pub parts: usize,
+    /// Walks through all that is below a directory at a time: others wait, as above.
+    pub walks: usize,
     /// Streams of changes that are open at a time.
     pub writers: usize,
     /// Kibibytes of long messages that have begun and are not complete: others wait, as above.
@@ -114,6 +116,8 @@ pub struct Tenant {
     pub streams: Arc<Semaphore>,
     /// [`TenantLimits::parts`].
     pub parts: Semaphore,
+    /// [`TenantLimits::walks`].
+    pub walks: Arc<Semaphore>,
     /// [`TenantLimits::writers`].
     pub writers: Arc<Semaphore>,
     /// [`TenantLimits::messages`].
@@ -243,6 +247,7 @@ impl Tenants {
             sync_turns: Arc::new(Semaphore::new(limits.disk_turns)),
             streams: Arc::new(Semaphore::new(limits.streams)),
             parts: Semaphore::new(limits.parts),
+            walks: Arc::new(Semaphore::new(limits.walks)),
             writers: Arc::new(Semaphore::new(limits.writers)),
             messages: Arc::new(Semaphore::new(limits.messages)),
             counts: Counts::default(),

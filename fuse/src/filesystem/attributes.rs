@@ -1,127 +1,17 @@
-//! How nodes look: owner, permissions, times, and for how long the kernel may believe them. In cache-mode mounts the
-//! configuration decides about owners and permissions, unless the bucket keeps them; in fs-mode mounts the namespace.
+//! GETATTR and STATX, and what the kernel gets to know of a node: its attributes, and for how long it may believe them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::{BucketDefaults, ClientError, Node, Posix};
-use cavern_conf::schema;
-use cavern_posix::mode::{MODE_BITS, type_bits};
-use cavern_proto::CHUNK_BYTES;
-use cavern_proto::master::Kind;
+use cavern_client::{ClientError, Node};
 
-use super::Inner;
+use super::attr_defaults::{blocks, time};
+use super::parts::Inner;
 use crate::kernel::Reply;
 use crate::kernel::abi::{Attr, AttrOut, EntryOut};
 
-const SECOND_NS: i64 = 1_000_000_000;
-
 /// For names that could not be invalidated when everything must be.
 pub(super) const FORGOTTEN_SOON: Duration = Duration::from_secs(1);
-
-/// What the configuration says of the looks of files.
-#[derive(Clone, Debug)]
-pub struct AttrDefaults {
-    pub(super) bucket: BucketDefaults,
-    entry_timeout: Duration,
-    attr_timeout: Duration,
-    negative_timeout: Duration,
-    /// `fuse.kernel_metadata_cache`.
-    pub kernel_cache: bool,
-}
-
-impl AttrDefaults {
-    pub fn new(conf: &schema::Fuse) -> Self {
-        let timeout = |timeout: Duration| if conf.kernel_metadata_cache { timeout } else { Duration::ZERO };
-        let bucket = BucketDefaults {
-            uid: u32::try_from(conf.uid).unwrap_or_else(|_| rustix::process::geteuid().as_raw()),
-            gid: u32::try_from(conf.gid).unwrap_or_else(|_| rustix::process::getegid().as_raw()),
-            file_mode: conf.file_mode & MODE_BITS,
-            dir_mode: conf.dir_mode & MODE_BITS,
-        };
-        Self {
-            bucket,
-            entry_timeout: timeout(conf.entry_timeout.get()),
-            attr_timeout: timeout(conf.attr_timeout.get()),
-            negative_timeout: timeout(conf.negative_timeout.get()),
-            kernel_cache: conf.kernel_metadata_cache,
-        }
-    }
-
-    pub(super) fn attr(&self, node: &Node, ino: u64) -> Attr {
-        if let Some(posix) = node.posix() {
-            return self.posix_attr(node, posix, ino);
-        }
-        let (mtime, mtimensec) = time(node.mtime_ns);
-        let (ctime, ctimensec) = time(node.ctime_ns);
-        let (mode, uid, gid) = self.bucket.of(node);
-        Attr {
-            ino,
-            size: node.size,
-            blocks: node.size.div_ceil(512),
-            atime: mtime,
-            mtime,
-            ctime,
-            atimensec: mtimensec,
-            mtimensec,
-            ctimensec,
-            mode: type_bits(node.kind) | mode,
-            nlink: if node.is_directory() { 2 } else { 1 },
-            uid,
-            gid,
-            rdev: 0,
-            // What programs take as their buffer size; a larger one costs every small file an allocation.
-            blksize: CHUNK_BYTES,
-            flags: 0,
-        }
-    }
-
-    /// Inodes of fs-mode mounts look as the namespace says.
-    fn posix_attr(&self, node: &Node, posix: &Posix, ino: u64) -> Attr {
-        let (atime, atimensec) = time(posix.atime_ns);
-        let (mtime, mtimensec) = time(node.mtime_ns);
-        let (ctime, ctimensec) = time(node.ctime_ns);
-        Attr {
-            ino,
-            size: node.size,
-            blocks: match node.kind {
-                Kind::File => blocks(posix.allocated, node.size),
-                _ => 0,
-            },
-            atime,
-            mtime,
-            ctime,
-            atimensec,
-            mtimensec,
-            ctimensec,
-            mode: type_bits(node.kind) | node.mode & MODE_BITS,
-            nlink: node.nlink,
-            uid: node.uid,
-            gid: node.gid,
-            rdev: posix.rdev,
-            blksize: CHUNK_BYTES,
-            flags: 0,
-        }
-    }
-
-    /// How long the kernel may believe that a name does not exist.
-    pub fn negative_timeout(&self, trust: Duration) -> Duration {
-        self.negative_timeout.min(trust)
-    }
-}
-
-/// Units of 512 bytes of what is taken for the content of a file; where nobody knows, that is as much as it has.
-fn blocks(allocated: Option<u64>, size: u64) -> u64 {
-    allocated.unwrap_or(size).div_ceil(512)
-}
-
-/// Seconds (in two's complement, as the kernel reads them) and nanoseconds.
-fn time(ns: i64) -> (u64, u32) {
-    let seconds = ns.div_euclid(SECOND_NS) as u64;
-    // Between 0 and a second.
-    let rest = ns.rem_euclid(SECOND_NS) as u32;
-    (seconds, rest)
-}
 
 impl Inner {
     /// What the kernel gets to know of a node by LOOKUP and READDIRPLUS.
@@ -223,40 +113,14 @@ impl Inner {
     /// What the name of a file that is gone leads to now. Nobody has it open, or it would not be gone: who has must not
     /// see another size. Where the kernel opens by itself, that is not known.
     async fn successor(&self, kernel_node: u64, error: &ClientError) -> Option<Arc<Node>> {
-        if !error.is_version_gone() || self.unopened.is_some() {
+        if !error.is_version_gone() || self.files.has_no_open() {
             return None;
         }
-        let (parent, name) = self.open_retries.name_of(self.root.to_namespace(kernel_node))?;
+        let (parent, name) = self.files.retries.name_of(self.root.to_namespace(kernel_node))?;
         let node = match self.client.shown_here(parent, &name) {
             Some(node) => node,
             None => self.client.metadata().lookup(parent, &name).await.ok()?,
         };
         node.moves_when_written().then_some(node)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_before_the_epoch_have_positive_nanoseconds() {
-        assert_eq!(time(1_500_000_000), (1, 500_000_000));
-        assert_eq!(time(0), (0, 0));
-        assert_eq!(time(-1), (u64::MAX, 999_999_999));
-        assert_eq!(time(-SECOND_NS), (u64::MAX, 0));
-    }
-
-    #[test]
-    fn the_configuration_decides_the_looks() {
-        let conf = schema::Fuse { uid: 12, gid: -1, file_mode: 0o600, ..schema::Fuse::default() };
-        let looks = AttrDefaults::new(&conf);
-        assert_eq!((looks.bucket.uid, looks.bucket.gid), (12, rustix::process::getegid().as_raw()));
-        assert_eq!(looks.bucket.permissions(Kind::File), 0o600);
-        assert_eq!(looks.bucket.permissions(Kind::Directory), 0o755);
-        assert_eq!(looks.negative_timeout(Duration::MAX), conf.negative_timeout.get());
-        let without = AttrDefaults::new(&schema::Fuse { kernel_metadata_cache: false, ..conf });
-        assert_eq!(without.negative_timeout(Duration::MAX), Duration::ZERO);
-        assert_eq!((without.entry_timeout, without.attr_timeout), (Duration::ZERO, Duration::ZERO));
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cavern_client::{Changed, ClientError, Node};
 use cavern_proto::master::mutation::Change;
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::{Caller, Reply};
 
 /// A change that the kernel asks for.

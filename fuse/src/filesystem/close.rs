@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use cavern_client::{ClientError, Effects, File};
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::Reply;
 
 impl Inner {
     /// A descriptor is closed: what was written is flushed before the locks that guarded it end.
     pub(super) fn flush(self: &Arc<Self>, kernel_node: u64, fh: u64, lock_owner: u64, reply: Reply) {
-        if self.unopened.is_some() {
+        if self.files.has_no_open() {
             return reply.error(libc::ENOSYS);
         }
-        if self.lost.contains(fh) {
+        if self.files.is_lost(fh) {
             return reply.error(libc::EIO);
         }
         let inode = self.root.to_namespace(kernel_node);
@@ -38,7 +38,7 @@ impl Inner {
     }
 
     pub(super) fn fsync(self: &Arc<Self>, kernel_node: u64, fh: u64, reply: Reply) {
-        if self.lost.contains(fh) {
+        if self.files.is_lost(fh) {
             return reply.error(libc::EIO);
         }
         let Some(handle) = self.files.get(fh).filter(|handle| !handle.file.is_read_only()) else {
@@ -76,11 +76,11 @@ impl Inner {
 
     /// The last descriptor is closed. What a mapping wrote after the last flush is flushed now, before the locks end.
     pub(super) fn release(self: &Arc<Self>, kernel_node: u64, fh: u64, reply: Reply) {
-        let handle = self.closed(fh);
+        let handle = self.files.closed(fh);
         let locks = self.ending(kernel_node, fh);
         let Some(handle) = handle else { return reply.done() };
         if !handle.file.is_dirty() {
-            if self.passthrough.for_fs_mode {
+            if self.files.passthrough.for_fs_mode {
                 handle.file.end_writing();
             }
             drop(locks);

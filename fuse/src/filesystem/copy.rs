@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::{CopyRange, Reply};
 
 impl Inner {

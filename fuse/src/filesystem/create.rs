@@ -16,10 +16,10 @@ use cavern_conf::Failpoint;
 use cavern_proto::master::Kind;
 use tokio::time::Instant;
 
-use super::Inner;
 use super::changes::refusal;
 use super::open::{access, appends};
 use super::open_nodes::{Conflict, IoMode, OpenIntent};
+use super::parts::Inner;
 use crate::kernel::{Caller, Delivery, Reply};
 
 /// For how long a file is made, or else opened, that others make and remove all the time.
@@ -105,7 +105,7 @@ impl Inner {
     ) -> Result<Option<CreatedFile>, ClientError> {
         if !self.is_owner_who_may_open(&node, caller, flags) {
             if node.is_fs_mode() {
-                self.open_retries.expect(Some(&node));
+                self.files.retries.expect(Some(&node));
             }
             return Ok(None);
         }
@@ -181,7 +181,7 @@ impl Inner {
         let appends = appends(flags) && file.opened_to_append();
         let number = self.enter(file, how, appends, &reply);
         if reply.created(&entry, number, open_flags) == Delivery::Refused {
-            self.closed(number);
+            self.files.closed(number);
         }
     }
 }
@@ -192,7 +192,7 @@ impl Inner {
     fn written_by_requests(&self, node: &Node) -> IoMode {
         loop {
             let kernel_node = self.root.to_kernel(node.inode);
-            match self.open_nodes.opened(kernel_node, OpenIntent::Both, self.root.aliases(), |_| None) {
+            match self.files.nodes.opened(kernel_node, OpenIntent::Both, self.root.aliases(), |_| None) {
                 Ok(how) => return how,
                 Err(Conflict) => self.supersede(kernel_node, node),
             }

@@ -6,6 +6,7 @@
 
 mod cookies;
 mod cursor;
+pub(super) mod table;
 
 use std::sync::Arc;
 
@@ -14,16 +15,15 @@ use cavern_client::{ClientError, Node, OpenInode};
 use cavern_posix::mode::type_bits;
 use parking_lot::Mutex;
 
-use super::Inner;
-use crate::invalidation::{Listing, ListingStart};
+use super::parts::Inner;
+use crate::invalidation::Listing;
 use crate::kernel::abi::fopen;
 use crate::kernel::directory::{Added, DirectoryEntry};
 use crate::kernel::{Caller, Delivery, DirectoryPage, READ_MAX, Reply};
 use crate::mount_journal::{HandleRecord, PositionRecord};
 use cookies::BEGINNING;
 use cursor::{Cursor, Fetch, Position};
-
-pub use cookies::CookieTable;
+use table::DirectoryHandle;
 
 /// Entries asked for at a time. A READDIRPLUS of 128 KiB holds about 700.
 const PAGE_ENTRIES: usize = 1024;
@@ -35,21 +35,6 @@ pub enum ReaddirKind {
     Names,
     /// READDIRPLUS: what a LOOKUP would answer too.
     Entries,
-}
-
-/// An open directory.
-#[derive(Debug)]
-pub struct DirectoryHandle {
-    inode: u64,
-    parent: u64,
-    /// In fs-mode mounts.
-    kept: Option<OpenInode>,
-    /// For the kernel's own cache of the listing.
-    begun: ListingStart,
-    cursor: Mutex<Cursor>,
-    /// What a process after this one finds of it, and of what its reader was given last.
-    _noted: Option<Slot>,
-    position: Mutex<Option<Slot>>,
 }
 
 /// How far an answer got with what is in memory.
@@ -97,7 +82,7 @@ impl Inner {
             return reply.error(libc::ENOTDIR);
         }
         // First, so that what the kernel has kept of the listing has a meaning.
-        let names = self.cookies.opened(node.inode, 0);
+        let names = self.directories.cookies.opened(node.inode, 0);
         let (begun, listing) = self.invalidations.listings().begin(node.inode);
         let mut flags = 0;
         if self.attr_defaults.kernel_cache && !node.is_strict() {
@@ -107,12 +92,12 @@ impl Inner {
             }
         }
         if kept.is_some() {
-            self.open_inodes.opened(node, || None);
+            self.files.inodes.opened(node, || None);
         }
         if let Some(earlier) = self.mount_journal.superseded(&reply) {
             self.closed_directory(earlier.number);
         }
-        let number = self.directories.reserve();
+        let number = self.directories.handles.reserve();
         let noted = self.mount_journal.note_handle(&HandleRecord {
             number,
             inode: node.inode,
@@ -126,14 +111,14 @@ impl Inner {
         let position = Mutex::default();
         let (inode, parent) = (node.inode, node.parent);
         let handle = DirectoryHandle { inode, parent, kept, begun, cursor, _noted: noted, position };
-        self.directories.insert(number, Arc::new(handle));
+        self.directories.handles.insert(number, Arc::new(handle));
         if reply.opened(number, flags) == Delivery::Refused {
             self.closed_directory(number);
         }
     }
 
     pub(super) fn readdir(self: &Arc<Self>, fh: u64, offset: u64, size: u32, form: ReaddirKind, reply: Reply) {
-        let Some(handle) = self.directories.get(fh) else { return reply.error(self.lost.errno(fh)) };
+        let Some(handle) = self.directories.handles.get(fh) else { return reply.error(self.files.errno(fh)) };
         let size = READ_MAX.min(size as usize);
         if offset == 0 {
             // rewinddir(3) must show the directory anew.
@@ -211,10 +196,10 @@ impl Inner {
         (noted, position): (Slot, Option<(Slot, PositionRecord)>),
     ) {
         if kept.is_some() {
-            self.open_inodes.opened(node, || None);
+            self.files.inodes.opened(node, || None);
         }
         let epoch = self.mount_journal.journal().map_or(0, |journal| journal.epoch());
-        let names = self.cookies.opened(node.inode, epoch);
+        let names = self.directories.cookies.opened(node.inode, epoch);
         let (begun, _) = self.invalidations.listings().begin(node.inode);
         let slot = position.map(|(slot, position)| {
             let mut names = names.lock();
@@ -230,7 +215,7 @@ impl Inner {
             _noted: Some(noted),
             position: Mutex::new(slot),
         };
-        self.directories.insert(record.number, Arc::new(handle));
+        self.directories.handles.insert(record.number, Arc::new(handle));
     }
 
     /// Builds the answer from the window. An answer that has entries is given even when more would fit, because a
@@ -297,10 +282,10 @@ impl Inner {
     }
 
     fn closed_directory(&self, number: u64) {
-        let Some(handle) = self.directories.remove(number) else { return };
+        let Some(handle) = self.directories.handles.remove(number) else { return };
         if handle.kept.is_some() {
-            self.open_inodes.closed(handle.inode);
+            self.files.inodes.closed(handle.inode);
         }
-        self.cookies.closed(handle.inode, |inode| self.invalidations.listings().forget(inode));
+        self.directories.cookies.closed(handle.inode, |inode| self.invalidations.listings().forget(inode));
     }
 }

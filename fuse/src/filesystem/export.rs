@@ -7,33 +7,17 @@
 //! mount, and `ESTALE` after that. Files that are being written to a bucket have numbers of this process alone; their
 //! handles end with it.
 
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
 
-use cavern_client::{ClientError, Node, is_of_this_process};
-use cavern_proto::{ContentId, ROOT_INODE};
+use cavern_client::{ClientError, Node};
+use cavern_proto::ROOT_INODE;
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::Reply;
 use crate::kernel::abi::ROOT_NODE;
 
 /// Directories above one another at most: as many components as a path may have, and more.
 const DEPTH_MAX: usize = 4096;
-
-/// Generations of inodes. The kernel keeps 32 bits of them.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Generations {
-    of_cluster: u32,
-    of_process: u32,
-}
-
-impl Generations {
-    pub(super) fn new(cluster_id: &str) -> Self {
-        let [a, b, c, d, ..] = *ContentId::of_inode(cluster_id, 0, 0, 0).as_bytes();
-        let of_process = RandomState::new().build_hasher().finish() as u32;
-        Self { of_cluster: u32::from_be_bytes([a, b, c, d]), of_process }
-    }
-}
 
 /// What is looked up of an inode without a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,12 +44,7 @@ fn gone(node: &Node) -> ClientError {
 impl Inner {
     /// Of the mount's root, whatever that is, it is 0.
     pub(super) fn generation(&self, inode: u64) -> u64 {
-        let Generations { of_cluster, of_process } = self.generations;
-        match inode {
-            _ if self.root.is_root(self.root.to_kernel(inode)) => 0,
-            _ if is_of_this_process(inode) => of_process.into(),
-            _ => of_cluster.into(),
-        }
+        if self.root.is_root(self.root.to_kernel(inode)) { 0 } else { self.generations.of(inode) }
     }
 
     pub(super) fn lookup_handle(self: &Arc<Self>, kernel_node: u64, handle: Handle, reply: Reply) {
@@ -112,18 +91,5 @@ impl Inner {
             }
         }
         Ok(false)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_generation_stands_for_the_cluster_or_the_process() {
-        let [first, second] = [Generations::new("a"), Generations::new("a")];
-        assert_eq!(first.of_cluster, second.of_cluster);
-        assert_ne!(first.of_cluster, Generations::new("b").of_cluster);
-        assert_ne!(first.of_process, second.of_process, "in one process out of four billion they are");
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cavern_client::Allocation;
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::Reply;
 
 /// What the mode of fallocate(2) asks for; `None` for what no file here can do.
@@ -26,7 +26,7 @@ fn allocation(mode: u32) -> Option<Allocation> {
 
 impl Inner {
     pub(super) fn fallocate(self: &Arc<Self>, fh: u64, offset: u64, length: u64, mode: u32, reply: Reply) {
-        let Some(handle) = self.files.get(fh) else { return reply.error(self.lost.errno(fh)) };
+        let Some(handle) = self.files.get(fh) else { return reply.error(self.files.errno(fh)) };
         let Some(end) = offset.checked_add(length).filter(|_| length > 0) else { return reply.error(libc::EINVAL) };
         let Some(how) = allocation(mode) else { return reply.error(libc::EOPNOTSUPP) };
         let this = Arc::clone(self);

@@ -4,7 +4,7 @@
 use cavern_client::{ClientError, Node};
 use cavern_proto::master::User;
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::{Caller, Credentials};
 
 impl Inner {

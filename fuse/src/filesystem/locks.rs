@@ -11,6 +11,7 @@
 //! has been notified of it.
 
 mod descriptions;
+pub(super) mod handle_locks;
 mod local;
 
 use std::sync::Arc;
@@ -22,23 +23,15 @@ use rustix::io::Errno;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::abi::FileLock;
 use crate::kernel::{LockRequest, Reply};
 use crate::mount_journal::LockRecord;
-use descriptions::{Descriptions, Unlock};
-use local::LocalFlocks;
+use descriptions::Unlock;
 
 /// A file that seems to be locked by what was closed before is looked at again for so long: the RELEASE may be read by
 /// another event loop after the request.
 const RELEASE_LAG: Duration = Duration::from_millis(200);
-
-/// Who has locked something.
-#[derive(Default)]
-pub struct HandleLocks {
-    objects: LocalFlocks,
-    descriptions: Arc<Descriptions>,
-}
 
 /// What ends with an open file description. It is unlocked when this is dropped: after what was written under it is
 /// committed.
@@ -131,7 +124,7 @@ impl Inner {
         let Some(lock) = wanted(&request) else { return reply.error(libc::EINVAL) };
         self.with_node(kernel_node, "lock", reply, move |this, node, reply| {
             let inode = node.inode;
-            this.passthrough.note_locked(node.inode);
+            this.files.passthrough.note_locked(node.inode);
             if request.is_flock {
                 this.locks.descriptions.ask_flock(inode, request.fh);
             }
@@ -305,7 +298,7 @@ impl Inner {
     /// A lock that somebody had when the process before died, of the session that had it.
     pub(super) fn restore_lock(&self, record: &LockRecord, session: u64, has_cluster_locks: bool) {
         let LockRecord { inode, handle, owner, is_flock, .. } = *record;
-        self.passthrough.note_locked(inode);
+        self.files.passthrough.note_locked(inode);
         let descriptions = &self.locks.descriptions;
         if is_flock {
             descriptions.ask_flock(inode, handle);

@@ -7,10 +7,10 @@ use cavern_client::{Access, CachedLookup, ClientError, Node, Opened};
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::Kind;
 
-use super::Inner;
 use super::attributes::FORGOTTEN_SOON;
 use super::estale_retry::LookupHint;
 use super::export::Handle;
+use super::parts::Inner;
 use crate::kernel::abi::{EntryOut, ROOT_NODE};
 use crate::kernel::{Caller, Reply};
 use crate::trace::Target;
@@ -31,10 +31,10 @@ impl Inner {
         }
         let parent = self.root.to_namespace(kernel_parent);
         if let Some(node) = self.client.shown_here(parent, name) {
-            self.open_retries.writer_arrived(caller.thread);
+            self.files.retries.writer_arrived(caller.thread);
             return self.show(&node, reply);
         }
-        let expecting = self.open_retries.expecting(parent, name, caller.thread);
+        let expecting = self.files.retries.expecting(parent, name, caller.thread);
         if expecting != LookupHint::Nothing {
             let (this, name) = (Arc::clone(self), name.to_vec());
             let reply = self.traced_lookup(parent, &name, reply);
@@ -76,7 +76,7 @@ impl Inner {
     }
 
     fn traced_lookup(&self, parent: u64, name: &[u8], reply: Reply) -> Reply {
-        reply.traced(&self.trace, Target { inode: parent, name: name.to_vec(), ..Target::default() })
+        reply.traced(&self.trace.requests, Target { inode: parent, name: name.to_vec(), ..Target::default() })
     }
 
     /// The lookup before the second open of a path: see [`EstaleRetries`](super::estale_retry::EstaleRetries). It
@@ -99,7 +99,7 @@ impl Inner {
                 Ok(file) => {
                     // With `consistency = always` every open asks for itself.
                     if !node.is_always_checked() {
-                        self.open_retries.keep(&node, file);
+                        self.files.retries.keep(&node, file);
                     }
                     return self.show(&node, reply);
                 }
@@ -116,7 +116,7 @@ impl Inner {
     async fn write_by_name(self: &Arc<Self>, kernel_parent: u64, name: &[u8], thread: u32, reply: Reply) {
         match self.redirect_name(self.root.to_namespace(kernel_parent), name, thread).await {
             Some(node) => {
-                self.open_retries.writer_arrived(thread);
+                self.files.retries.writer_arrived(thread);
                 self.show(&node, reply);
             }
             None => self.ask_for_name(kernel_parent, name, reply).await,
@@ -131,7 +131,7 @@ impl Inner {
             match self.client.open(&node, Access::Write, thread).await {
                 Ok(Opened::Redirected(node)) => return Some(node),
                 Ok(Opened::File(file)) => {
-                    self.open_retries.keep(&node, file);
+                    self.files.retries.keep(&node, file);
                     return Some(node);
                 }
                 Err(error) if error.is_version_gone() => {}
@@ -163,7 +163,7 @@ impl Inner {
 
     /// Answers with what a name leads to.
     fn show(&self, node: &Node, reply: Reply) {
-        self.open_retries.note_name(node);
+        self.files.retries.note_name(node);
         reply.entry(&self.entry_of(node));
     }
 
@@ -180,7 +180,7 @@ impl Inner {
 
     /// Without opens it is the lookup of a name that `consistency = always` makes ask the bucket.
     pub(super) fn is_checked_by_lookup(&self, node: &Node) -> bool {
-        self.unopened.is_some() && !node.is_directory() && node.is_always_checked()
+        self.files.has_no_open() && !node.is_directory() && node.is_always_checked()
     }
 
     async fn check(&self, node: &Node, reply: Reply) {

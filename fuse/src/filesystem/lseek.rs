@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cavern_client::Seek;
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::Reply;
 
 impl Inner {
@@ -14,7 +14,7 @@ impl Inner {
             libc::SEEK_HOLE => Seek::Hole,
             _ => return reply.error(libc::EINVAL),
         };
-        let Some(handle) = self.files.get(fh) else { return reply.error(self.lost.errno(fh)) };
+        let Some(handle) = self.files.get(fh) else { return reply.error(self.files.errno(fh)) };
         if let Some(found) = handle.file.seek_now(offset, what) {
             return answer_found(found, reply);
         }

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{CreateInode, Kind, LinkInode};
 
-use super::Inner;
 use super::changes::ChangeRequest;
+use super::parts::Inner;
 use crate::kernel::{Caller, Reply};
 
 /// The kind of an inode with this mode.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use quick_cache::sync::Cache;
 use tokio::time::Instant;
 
-use super::open::OpenHandle;
+use super::open_handle::OpenHandle;
 
 /// Inodes that are being read at a time; beyond that the ones read least lose their read-ahead. Each may hold a
 /// descriptor or two.

@@ -15,13 +15,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cavern_client::journal::Slot;
 use cavern_client::{Access, ClientError, File, KernelBlock, Node, Opened, is_of_this_process};
 use cavern_conf::host;
 
-use super::Inner;
-use super::failed_reads::FailedReads;
+use super::open_handle::OpenHandle;
 use super::open_nodes::{Conflict, IoMode, OpenIntent};
+use super::parts::Inner;
 use super::passthrough::BackingFile;
 use crate::aliases::number_of;
 use crate::kernel::abi::fopen;
@@ -34,27 +33,6 @@ use crate::trace::Target;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// A file whose attributes or bytes have changed since this long ago, in nanoseconds, may be about to be changed again.
 const AT_REST_NS: i64 = 2_000_000_000;
-
-/// An open file as the kernel has it.
-pub struct OpenHandle {
-    pub(super) file: File,
-    pub(super) how: IoMode,
-    pub(super) failed: FailedReads,
-    /// What is written through it goes to the end of the file, if the kernel appends.
-    pub(super) appends: bool,
-    /// What a process after this one finds of it.
-    _noted: Option<Slot>,
-}
-
-impl OpenHandle {
-    pub(super) fn new(file: File) -> Self {
-        Self::noted(file, IoMode::default(), false, None)
-    }
-
-    pub(super) fn noted(file: File, how: IoMode, appends: bool, noted: Option<Slot>) -> Self {
-        Self { file, how, failed: FailedReads::default(), appends, _noted: noted }
-    }
-}
 
 /// What the flags of open(2) ask for.
 pub(super) fn access(flags: i32) -> Access {
@@ -84,12 +62,12 @@ impl Inner {
         if access == Access::Write && !self.client.has_writable() {
             return reply.error(libc::EROFS);
         }
-        if self.unopened.is_some() {
+        if self.files.has_no_open() {
             return reply.error(libc::ENOSYS);
         }
         let inode = self.root.to_namespace(kernel_node);
         let mut node = self.known_node(kernel_node);
-        match self.open_retries.file(inode) {
+        match self.files.retries.file(inode) {
             // While it is kept, it is found open.
             Some((kept, _)) if kept.is_fs_mode() => node = node.or(Some(kept)),
             Some((kept, file)) if access == Access::Read => {
@@ -105,14 +83,14 @@ impl Inner {
                 return self.answer_open(kernel_node, node, opened, caller, flags, reply);
             };
             let this = Arc::clone(self);
-            let reply = reply.traced(&self.trace, Target { inode, node: node.clone(), ..Target::default() });
+            let reply = reply.traced(&self.trace.requests, Target { inode, node: node.clone(), ..Target::default() });
             return reply.begin(move |reply| async move {
                 let _late = tokio::time::timeout(PATIENCE, file.find_block()).await;
                 this.answer_open(kernel_node, node, opened, caller, flags, reply);
             });
         }
         let this = Arc::clone(self);
-        let reply = reply.traced(&self.trace, Target { inode, node: node.clone(), ..Target::default() });
+        let reply = reply.traced(&self.trace.requests, Target { inode, node: node.clone(), ..Target::default() });
         reply.defer(move |reply| async move {
             let node = match node {
                 Some(node) => Ok(node),
@@ -131,7 +109,7 @@ impl Inner {
                     // By its name, if that is known. What prevents it shows when the kernel tries again.
                     if error.is_version_gone()
                         && access == Access::Write
-                        && let Some((parent, name)) = this.open_retries.name_of(inode)
+                        && let Some((parent, name)) = this.files.retries.name_of(inode)
                     {
                         this.redirect_name(parent, &name, caller.thread).await;
                     }
@@ -151,10 +129,10 @@ impl Inner {
         flags: i32,
     ) -> Option<File> {
         let Ok(Opened::File(file)) = opened else { return None };
-        if !node.is_fs_mode() || !self.passthrough.may_have(node.inode) || intent(flags) != OpenIntent::Read {
+        if !node.is_fs_mode() || !self.files.passthrough.may_have(node.inode) || intent(flags) != OpenIntent::Read {
             return None;
         }
-        let is_wanted = self.open_nodes.is_read_by_kernel(kernel_node) || self.may_begin_to_pass_through(node);
+        let is_wanted = self.files.nodes.is_read_by_kernel(kernel_node) || self.may_begin_to_pass_through(node);
         let is_by_requests = flags & libc::O_DIRECT != 0 || self.root.aliases().is_superseded(kernel_node);
         (is_wanted && !is_by_requests && file.awaits_block()).then(|| file.clone())
     }
@@ -197,9 +175,9 @@ impl Inner {
             (Err(error), node) if error.is_version_gone() => {
                 match (access(flags), node) {
                     (Access::Write, node) if node.as_ref().is_none_or(|node| node.moves_when_written()) => {
-                        self.open_retries.expect_writer(caller.thread);
+                        self.files.retries.expect_writer(caller.thread);
                     }
-                    (_, node) => self.open_retries.expect(node.as_deref()),
+                    (_, node) => self.files.retries.expect(node.as_deref()),
                 }
                 reply.error(libc::ESTALE);
             }
@@ -213,14 +191,14 @@ impl Inner {
     fn opened(&self, kernel_node: u64, node: &Arc<Node>, file: File, flags: i32, reply: Reply) {
         let how = if node.is_fs_mode() {
             let register =
-                |descriptor: BorrowedFd<'_>| self.passthrough.register(descriptor, &reply, &self.mount_journal);
+                |descriptor: BorrowedFd<'_>| self.files.passthrough.register(descriptor, &reply, &self.mount_journal);
             let find = |others: Option<&KernelBlock>| {
                 let may_begin = || others.is_some() || self.may_begin_to_pass_through(node);
-                let may = self.passthrough.may_have(node.inode) && may_begin();
+                let may = self.files.passthrough.may_have(node.inode) && may_begin();
                 let (block, backing, reads) = if may { file.kernel_block(others, register) } else { None }?;
                 Some(IoMode { backing: Some(backing), block: Some((block, reads)), ..IoMode::default() })
             };
-            match self.open_nodes.opened(kernel_node, intent(flags), self.root.aliases(), find) {
+            match self.files.nodes.opened(kernel_node, intent(flags), self.root.aliases(), find) {
                 Ok(how) => how,
                 Err(Conflict) => {
                     self.supersede(kernel_node, node);
@@ -229,8 +207,8 @@ impl Inner {
             }
         } else {
             let backing = file.version_node().and_then(|node| {
-                let register = || self.passthrough.backing_of(&file, &reply, &self.mount_journal);
-                self.open_inodes.opened(node, register)
+                let register = || self.files.passthrough.backing_of(&file, &reply, &self.mount_journal);
+                self.files.inodes.opened(node, register)
             });
             IoMode { backing, ..IoMode::default() }
         };
@@ -241,7 +219,7 @@ impl Inner {
         let delivery = match backing {
             Some(backing) => {
                 if !is_by_requests {
-                    self.passthrough.opened();
+                    self.files.passthrough.opened();
                 }
                 // Without KEEP_CACHE the kernel drops pages that it had of it before.
                 reply.opened_passthrough(number, open_flags & !fopen::KEEP_CACHE, backing.backing())
@@ -249,13 +227,13 @@ impl Inner {
             None => reply.opened(number, open_flags),
         };
         if delivery == Delivery::Refused {
-            self.closed(number);
+            self.files.closed(number);
         }
     }
 
     /// A handle that cannot be read as the others of its node are: the name leads to another node from now on.
     pub(super) fn supersede(&self, kernel_node: u64, node: &Node) {
-        self.open_nodes.supersede(kernel_node, self.root.aliases());
+        self.files.nodes.supersede(kernel_node, self.root.aliases());
         self.invalidations.forget_attributes(kernel_node);
         self.invalidations.repeat_entry(self.root.to_kernel(node.parent), &node.name);
     }
@@ -275,7 +253,7 @@ impl Inner {
         // Who only writes gains nothing by pages: they cost a copy, and a question about the file's capabilities. With
         // O_DIRECT, reads as those of a direct file can be interrupted; through the pages' own way not even SIGKILL
         // could. The pages of a write that appends would be those of where the kernel believes the end to be.
-        let is_direct = self.direct
+        let is_direct = self.features.direct
             || access == libc::O_WRONLY
             || flags & libc::O_DIRECT != 0
             || appends(flags) && node.is_fs_mode();
@@ -309,29 +287,14 @@ impl Inner {
             ..HandleRecord::default()
         };
         let noted = self.mount_journal.note_handle(&record);
-        self.files.insert(number, Arc::new(OpenHandle::noted(file, how, appends, noted)));
+        self.files.insert(number, OpenHandle::noted(file, how, appends, noted));
         number
     }
 
     /// A process before this one has opened a handle for the same request: nobody got it.
     fn close_earlier(&self, reply: &Reply) {
         if let Some(earlier) = self.mount_journal.superseded(reply) {
-            drop(self.closed(earlier.number));
+            drop(self.files.closed(earlier.number));
         }
-    }
-
-    /// Takes a handle off the table; what is in it is closed when it is dropped.
-    pub(super) fn closed(&self, number: u64) -> Option<Arc<OpenHandle>> {
-        let Some(handle) = self.files.remove(number) else {
-            self.lost.released(number).into_iter().for_each(|node| self.open_nodes.closed(node));
-            return None;
-        };
-        if let Some(node) = handle.file.version_node() {
-            self.open_inodes.closed(node.inode);
-        }
-        if let Some(node) = handle.how.node {
-            self.open_nodes.closed(node);
-        }
-        Some(handle)
     }
 }

@@ -14,7 +14,7 @@ use cavern_client::{ClientError, File, Node};
 use cavern_posix::mode::{SET_GROUP_ID, SET_USER_ID, is_for_members, without_privileges};
 use cavern_proto::master::SetAttr;
 
-use super::Inner;
+use super::parts::Inner;
 use super::write::WriteArgs;
 use crate::kernel::{Caller, Credentials};
 

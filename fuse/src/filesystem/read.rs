@@ -6,8 +6,8 @@ use bytes::Bytes;
 use cavern_client::{CachedRead, ClientError};
 use tokio::time::Instant;
 
-use super::Inner;
-use super::open::OpenHandle;
+use super::open_handle::OpenHandle;
+use super::parts::Inner;
 use crate::kernel::Reply;
 use crate::trace::Target;
 
@@ -28,7 +28,7 @@ pub(super) struct ReadArgs {
 
 impl Inner {
     pub(super) fn read(self: &Arc<Self>, kernel_node: u64, fh: u64, read: ReadArgs, reply: Reply, payload: &mut [u8]) {
-        let handle = match &self.unopened {
+        let handle = match &self.files.unopened {
             None => self.files.get(fh),
             Some(unopened) => {
                 let make = || self.client.open_unchecked(&self.known_node(kernel_node)?).map(OpenHandle::new);
@@ -39,7 +39,7 @@ impl Inner {
                 handle
             }
         };
-        let Some(handle) = handle else { return reply.error(self.lost.errno(fh)) };
+        let Some(handle) = handle else { return reply.error(self.files.errno(fh)) };
         let ReadArgs { offset, size, is_kept } = read;
         if is_kept && let Some(copies) = handle.file.page_cache_hint() {
             copies.set();
@@ -62,7 +62,7 @@ impl Inner {
         let this = Arc::clone(self);
         let (inode, node) = (handle.file.inode(), handle.file.version_node().cloned());
         let target = Target { inode, node, range: Some((offset, length)), ..Target::default() };
-        let reply = reply.traced(&self.trace, target);
+        let reply = reply.traced(&self.trace.requests, target);
         if let Some(disk) = handle.file.disk_read(offset, length) {
             return reply.defer_blocking(move |reply| this.answer_read(&handle, read, disk.run(), reply));
         }
@@ -84,7 +84,7 @@ impl Inner {
             Err(error) => error,
         };
         // Without pages there is no read-ahead to ask twice. What can be written to may be there at the next look.
-        if read.is_kept && !self.direct && handle.file.version_node().is_some() {
+        if read.is_kept && !self.features.direct && handle.file.version_node().is_some() {
             let bytes = read.offset..read.offset.saturating_add(read.size.into());
             handle.failed.add(bytes, error.errno(), Instant::now());
         }
@@ -100,7 +100,7 @@ impl Inner {
     fn read_unopened(self: &Arc<Self>, kernel_node: u64, read: ReadArgs, reply: Reply) {
         let this = Arc::clone(self);
         let (inode, range) = (self.root.to_namespace(kernel_node), Some((read.offset, read.size as usize)));
-        let reply = reply.traced(&self.trace, Target { inode, range, ..Target::default() });
+        let reply = reply.traced(&self.trace.requests, Target { inode, range, ..Target::default() });
         reply.defer(move |reply| async move {
             match this.read_inode(kernel_node, read).await {
                 Ok(bytes) => reply.bytes(&bytes),

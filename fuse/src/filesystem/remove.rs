@@ -7,8 +7,8 @@ use cavern_conf::Failpoint;
 use cavern_proto::master::RemoveName;
 use cavern_proto::master::mutation::Change;
 
-use super::Inner;
 use super::changes::ChangeRequest;
+use super::parts::Inner;
 use crate::kernel::{Caller, Reply};
 
 impl Inner {

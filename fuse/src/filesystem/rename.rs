@@ -7,8 +7,8 @@ use cavern_conf::Failpoint;
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RenameMode, RenameName};
 
-use super::Inner;
 use super::changes::ChangeRequest;
+use super::parts::Inner;
 use crate::kernel::{Caller, Reply};
 
 /// What becomes of the old name.
@@ -55,7 +55,7 @@ impl Inner {
         };
         let attempt = ChangeRequest { operation: "rename", on: kernel_parent, with, caller, change };
         self.attempt(attempt, reply, move |this, _, _, reply| {
-            moved.iter().for_each(|(parent, name)| this.open_retries.forget_name(*parent, name));
+            moved.iter().for_each(|(parent, name)| this.files.retries.forget_name(*parent, name));
             Failpoint::RenameAnswered.pass();
             reply.done()
         });

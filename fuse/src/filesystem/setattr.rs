@@ -11,8 +11,8 @@ use std::sync::Arc;
 use cavern_client::{AttributeChange, ClientError, Node};
 use cavern_proto::master::{SetAttr, Time};
 
-use super::Inner;
 use super::changes::refusal;
+use super::parts::Inner;
 use super::privileges::{may_have_privileges, with_losses};
 use crate::kernel::{Caller, NewAttributes, NewTime, Reply};
 
@@ -95,7 +95,7 @@ impl Inner {
     ) -> Result<Arc<Node>, ClientError> {
         let Caller { uid, gid, thread } = caller;
         // Others may read the file of its block by themselves.
-        let set = SetAttr { keeps_block: set.size == Some(0) && self.passthrough.for_fs_mode, ..set };
+        let set = SetAttr { keeps_block: set.size == Some(0) && self.files.passthrough.for_fs_mode, ..set };
         let user = self.limited_user(node, caller).await;
         let (user, defaults) = (user.as_ref(), &self.attr_defaults.bucket);
         let new = AttributeChange { set, uid, gid, writer, thread, user, defaults };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::Quota;
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::Reply;
 use crate::kernel::abi::StatfsOut;
 

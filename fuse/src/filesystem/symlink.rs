@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cavern_proto::master::{CreateInode, Kind};
 
-use super::Inner;
+use super::parts::Inner;
 use crate::kernel::{Caller, Reply};
 
 impl Inner {

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use cavern_client::Node;
 use cavern_conf::host;
 
-use super::Inner;
 use super::directory::ReaddirKind;
 use super::export::Handle;
+use super::parts::Inner;
 use crate::kernel::abi::{Attr, AttrOut, EntryOut, ROOT_NODE, fopen};
 use crate::kernel::directory::{Added, DirectoryEntry};
 use crate::kernel::{Delivery, DirectoryPage, Operation, READ_MAX, Reply};
@@ -37,7 +37,7 @@ pub(super) fn is_virtual(kernel_node: u64) -> bool {
 impl Inner {
     /// Whether a name that the namespace does not have is that of the directory.
     pub(super) fn is_virtual_directory(&self, parent: u64, name: &[u8]) -> bool {
-        name == DIRECTORY_NAME && parent == self.root.to_namespace(ROOT_NODE) && self.unopened.is_none()
+        name == DIRECTORY_NAME && parent == self.root.to_namespace(ROOT_NODE) && !self.files.has_no_open()
     }
 
     /// Answers a lookup with the directory.
@@ -67,7 +67,7 @@ impl Inner {
             Operation::Open { .. } => reply.error(libc::EISDIR),
             Operation::Read { fh, offset, size, .. } => self.read_trace(fh, offset, size, reply),
             Operation::Release { fh } => {
-                self.traces.remove(fh);
+                self.trace.open.remove(fh);
                 reply.done();
             }
             Operation::Opendir if node == DIRECTORY => {
@@ -123,18 +123,18 @@ impl Inner {
         }
         // After those of processes before, whose handles may still be closed.
         let number = self.files.reserve();
-        self.traces.insert(number, Arc::new(self.trace_text()));
+        self.trace.open.insert(number, Arc::new(self.trace_text()));
         // Whatever the attributes say of its size, all of it is read.
         if reply.opened(number, fopen::DIRECT_IO | fopen::NOFLUSH) == Delivery::Refused {
-            self.traces.remove(number);
+            self.trace.open.remove(number);
         }
     }
 
     fn read_trace(&self, fh: u64, offset: u64, size: u32, reply: Reply) {
-        let text = self.traces.get(fh).or_else(|| {
+        let text = self.trace.open.get(fh).or_else(|| {
             // Opened in a process before this one.
             let text = (offset == 0).then(|| Arc::new(self.trace_text()))?;
-            self.traces.insert(fh, Arc::clone(&text));
+            self.trace.open.insert(fh, Arc::clone(&text));
             Some(text)
         });
         let text = text.as_deref().map_or(&[][..], String::as_bytes);
@@ -144,7 +144,7 @@ impl Inner {
     }
 
     fn trace_text(&self) -> String {
-        self.trace.text(|target| self.path_of(target))
+        self.trace.requests.text(|target| self.path_of(target))
     }
 
     /// Where in the namespace it is, as far as that is known here.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cavern_client::{ClientError, File, PageCacheHint};
 
-use super::Inner;
-use super::open::OpenHandle;
+use super::open_handle::OpenHandle;
+use super::parts::Inner;
 use crate::kernel::{Caller, Reply};
 
 /// What a WRITE asks for besides.
@@ -28,7 +28,7 @@ pub(super) struct WriteArgs {
 impl Inner {
     pub(super) fn write(self: &Arc<Self>, fh: u64, offset: u64, data: &[u8], how: WriteArgs, reply: Reply) {
         let Some(handle) = self.files.get(fh).filter(|handle| !handle.file.is_read_only()) else {
-            return reply.error(self.lost.errno(fh));
+            return reply.error(self.files.errno(fh));
         };
         if how.appends && handle.appends {
             return self.append(handle, offset, data, how, reply);

@@ -13,8 +13,8 @@ use cavern_posix::xattr::{has_kept_prefix, is_bare_prefix};
 use cavern_proto::master::mutation::Change;
 use cavern_proto::master::{RemoveXattr, SetXattr, Xattr, XattrMode};
 
-use super::Inner;
 use super::changes::{ChangeRequest, refusal};
+use super::parts::Inner;
 use crate::kernel::{Caller, Reply};
 
 const PREFIX: &[u8] = b"user.cavern.";
@@ -102,7 +102,7 @@ impl Inner {
                     None => reply.error(libc::ENODATA),
                 };
             };
-            if !is_kept(&name, this.posix_acl) {
+            if !is_kept(&name, this.features.posix_acl) {
                 return reply.error(libc::EOPNOTSUPP);
             }
             if !posix.has_xattrs {
@@ -122,7 +122,7 @@ impl Inner {
             None => reply.xattr(&names(node), size),
             Some(posix) if !posix.has_xattrs => reply.xattr(&[], size),
             Some(_) => {
-                let posix_acl = this.posix_acl;
+                let posix_acl = this.features.posix_acl;
                 this.with_xattrs(node.inode, "listxattr", reply, move |xattrs, reply| {
                     // As on other file systems, `trusted.` is for the privileged.
                     let may_see = |name: &[u8]| caller.uid == 0 || !name.starts_with(b"trusted.");
@@ -156,7 +156,7 @@ impl Inner {
             mode: mode.into(),
             clear_set_group_id,
         };
-        let kept = is_kept(name, self.posix_acl);
+        let kept = is_kept(name, self.features.posix_acl);
         self.change_xattr("setxattr", kernel_node, caller, Change::SetXattr(set), kept, reply);
     }
 
@@ -165,7 +165,7 @@ impl Inner {
             return reply.error(libc::EINVAL);
         }
         let remove = RemoveXattr { inode: self.root.to_namespace(kernel_node), name: Bytes::copy_from_slice(name) };
-        let kept = is_kept(name, self.posix_acl);
+        let kept = is_kept(name, self.features.posix_acl);
         self.change_xattr("removexattr", kernel_node, caller, Change::RemoveXattr(remove), kept, reply);
     }
 

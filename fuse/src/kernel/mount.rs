@@ -4,7 +4,8 @@
 //! connected"). Such a leftover of ours is detached before a new mount is made in its place.
 
 mod helper;
-mod staged;
+pub mod options;
+pub mod staged;
 pub mod table;
 
 use std::ffi::CString;
@@ -23,57 +24,15 @@ use rustix::mount::{
 };
 use tracing::{info, warn};
 
-use super::channel::{Channel, DEVICE};
+use super::channel::Channel;
 use super::session::READ_MAX;
-pub use staged::StagedMount;
-use table::{MountEntry, may_be_topmost, mounts_at};
+use options::{MountError, MountOptions};
+use table::{FILESYSTEM_TYPE, MountEntry, SOURCE, may_be_topmost, mounts_at};
 
-/// File system type in the mount table. (`fuse.` and a subtype, so that `df` and `findmnt` distinguish it from others.)
-pub const FILESYSTEM_TYPE: &str = "fuse.cv";
-/// The part of it that is ours.
-const FILESYSTEM_SUBTYPE: &str = "cv";
-/// Source in the mount table.
-const SOURCE: &str = "cavern";
 /// A mount whose daemon does not answer a stat for this long is alive but stuck.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Dead mounts stacked at one place that are cleared away at most.
 const LEFTOVERS_MAX: usize = 16;
-
-/// How to mount.
-#[derive(Clone, Debug)]
-pub struct MountOptions {
-    /// Other users than the mounting one may enter.
-    pub allow_other: bool,
-    /// The kernel refuses every change by itself.
-    pub read_only: bool,
-}
-
-/// Why a mount was not made.
-#[derive(Debug, thiserror::Error)]
-pub enum MountError {
-    #[error(
-        "{DEVICE} is missing: load the kernel module with `modprobe fuse`, or start the container with `--device \
-         {DEVICE}`"
-    )]
-    NoDevice(#[source] io::Error),
-    #[error("{DEVICE} may not be opened ({0}): run as root, or give this user access to the device")]
-    DeviceDenied(#[source] io::Error),
-    #[error("{DEVICE} cannot be opened: {0}")]
-    Device(#[source] io::Error),
-    #[error("the mount point {} cannot be used: {source}", path.display())]
-    MountPoint { path: PathBuf, source: io::Error },
-    #[error("the mount point {} is not a directory: choose another one with fuse.mount_point", path.display())]
-    NotADirectory { path: PathBuf },
-    #[error("another cv fuse serves {} already: unmount it with `umount {0}`, or choose another \
-        fuse.mount_point", path.display())]
-    Busy { path: PathBuf },
-    #[error("mounting at {} failed: {source}{hint}", path.display())]
-    Refused { path: PathBuf, source: io::Error, hint: &'static str },
-    #[error("fusermount3 could not be run ({0}): install the package fuse3, or run as root")]
-    NoHelper(#[source] io::Error),
-    #[error("fusermount3 refused to mount at {}: {message}", path.display())]
-    Helper { path: PathBuf, message: String },
-}
 
 /// Who made a mount, and unmounts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

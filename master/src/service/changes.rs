@@ -116,8 +116,8 @@ impl Services {
         }
         self.persistence.clients_changed(mutations.len());
         let now_ns = self.lookups.reader.clock().now_ns();
-        let allow_delegations = self.lookups.recalls.allow_delegations();
         let name = asker.and_then(Identity::client_name);
+        let allow_delegations = self.lookups.recalls.allow_delegations(name);
         // The first one records it.
         let mut owner = self.watch.owner_of(session).map(|owner| owner.to_string()).unwrap_or_default();
         let commands = mutations

@@ -13,7 +13,7 @@ use cavern_proto::master::MutateRequest;
 use cavern_security::{Limit, RateCharge, Tenant, TenantCall, TenantLimits, Tenants};
 use cavern_work::namespace::Lookups;
 use http_body_util::BodyExt as _;
-use tokio::sync::SemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, SemaphorePermit};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http;
@@ -35,6 +35,9 @@ const CHANGES_AMONG_OTHERS: usize = 16;
 const LISTINGS: usize = 64;
 /// Pages of one client that are read at a time, each on a thread of its own: the processors are for others, too.
 const PAGES: usize = 2;
+/// Walks of one client through all that is below a directory at a time: each reads on many threads, for as long as it
+/// takes.
+const WALKS: usize = 2;
 /// A call waits no longer for the rate of its client: whoever asked has given up by then.
 const RATE_PATIENCE: Duration = Duration::from_secs(10);
 /// A call of a client is answered within this time, from its first byte on: nobody waits longer.
@@ -56,6 +59,7 @@ pub fn tenants(conf: &schema::Master) -> Tenants {
         disk_turns: 0,
         streams: LISTINGS,
         parts: PAGES,
+        walks: WALKS,
         writers: conf.client_sessions,
         messages: messages::ROOM_KIB,
     })
@@ -198,6 +202,12 @@ pub(super) fn count_more<T>(request: &tonic::Request<T>, more: usize) {
     if let Some(charge) = request.extensions().get::<Arc<RateCharge>>() {
         charge.is_about_more(more);
     }
+}
+
+/// A turn for a walk of a client; others than clients need none.
+pub(super) async fn walk(tenant: Option<Arc<Tenant>>) -> Option<OwnedSemaphorePermit> {
+    // It is never closed.
+    tenant?.walks.clone().acquire_owned().await.ok()
 }
 
 /// Changes that wait for the rate of their client, and for its part of the log.

@@ -137,6 +137,7 @@ impl Namespace for Services {
     async fn refresh(&self, request: Request<RefreshRequest>) -> Result<Response<Self::RefreshStream>, Status> {
         let lookups = self.asked_by(&request, 0)?;
         is_about(&request, |asked| asked.path.clone());
+        let tenant = limits::tenant(&request);
         let RefreshRequest { path, recursive, dry_run } = request.into_inner();
         let mount = lookups.check_path_access(&path).or_status()?;
         let may_change = lookups.check_refresh(mount.as_ref());
@@ -147,6 +148,7 @@ impl Namespace for Services {
         }
         let services = self.clone();
         Ok(Response::new(self.answer_in_parts(move |answers| async move {
+            let _turn = limits::walk(tenant).await;
             let progress = services.run_refresh(&path, (recursive, dry_run), may_recall, &answers).await?;
             Ok(Some(RefreshProgress { done: true, ..progress }))
         })))
@@ -303,8 +305,12 @@ impl Namespace for Services {
 
     async fn make_listed(&self, request: Request<MakeListedRequest>) -> Result<Response<MakeListedReply>, Status> {
         let lookups = self.asked_by(&request, 0)?;
+        let tenant = limits::tenant(&request).filter(|_| request.get_ref().recursive);
         let MakeListedRequest { inode, recursive } = request.into_inner();
         lookups.check_mount_access(inode).await.or_status()?;
+        let Ok(_turn) = tokio::time::timeout(lookups.refresh_wait, limits::walk(tenant)).await else {
+            return Ok(Response::new(MakeListedReply::default()));
+        };
         Ok(Response::new(lookups.make_listed(inode, recursive).await.or_status()?))
     }
 
@@ -342,8 +348,10 @@ impl Namespace for Services {
 
     async fn usage(&self, request: Request<UsageRequest>) -> Result<Response<Self::UsageStream>, Status> {
         let lookups = self.asked_by(&request, 0)?;
+        let tenant = limits::tenant(&request);
         let UsageRequest { path } = request.into_inner();
         Ok(Response::new(self.answer_in_parts(move |answers| async move {
+            let _turn = limits::walk(tenant).await;
             let progress = lookups.usage(&path, &answers).await?;
             Ok(Some(UsageProgress { done: true, ..progress }))
         })))

@@ -117,6 +117,35 @@ async fn calls_and_changes_count_in_the_mount_that_they_are_about() {
     assert!(!listed.entries.is_empty() && before.elapsed() > Duration::from_secs(2), "a page waits as well");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn few_walks_of_a_client_are_made_at_a_time() {
+    let (master, mount) = master().await;
+    let services = master.services();
+    let tenants = crate::service::tenants(&cavern_conf::schema::Master::default());
+    let tenant = |name: &str| tenants.admit(&Identity::new("c", Role::Client, name).unwrap()).unwrap().unwrap();
+    let (a, b) = (tenant("a"), tenant("r"));
+    let by = |name: &str, message: UsageRequest| {
+        let mut request = client(name, message);
+        request.extensions_mut().get_mut::<Peer>().unwrap().tenant = Arc::new(OnceLock::from(Ok(tenant(name))));
+        request
+    };
+    let whole = || UsageRequest { path: "/m".into() };
+    let walks = a.walks.clone();
+    let all = walks.acquire_many(u32::try_from(walks.available_permits()).unwrap()).await.unwrap();
+    let mut waits = services.usage(by("a", whole())).await.unwrap().into_inner();
+    assert!(tokio::time::timeout(Duration::from_millis(200), waits.next()).await.is_err(), "it has no turn");
+    let mut other = services.usage(by("r", whole())).await.unwrap().into_inner();
+    assert!(other.next().await.unwrap().unwrap().done, "others have turns of their own");
+    // A change that waits for the names of a directory is told to ask again.
+    let mut listed = client("a", MakeListedRequest { inode: mount.root_inode, recursive: true });
+    listed.extensions_mut().get_mut::<Peer>().unwrap().tenant = Arc::new(OnceLock::from(Ok(tenant("a"))));
+    assert!(!services.make_listed(listed).await.unwrap().into_inner().done);
+    drop(all);
+    assert!(waits.next().await.unwrap().unwrap().done);
+    drop(b);
+    master.stop().await;
+}
+
 async fn names_in(master: &TestMaster, client_name: &str, inode: u64) -> Result<Vec<Bytes>, Status> {
     let request = ReadDirRequest { inode, ..ReadDirRequest::default() };
     let mut pages = master.services().read_dir(client(client_name, request)).await?.into_inner();
@@ -296,7 +325,7 @@ async fn whoever_only_reads_has_nobody_let_go_of_what_he_holds() {
     let (master, mount) = master().await;
     let services = master.services();
     // The rules of the mount were changed a moment ago.
-    eventually(async || services.lookups.recalls.allow_delegations()).await;
+    eventually(async || services.lookups.recalls.allow_delegations(None)).await;
     let (parent, kind) = (mount.root_inode, Kind::Directory as i32);
     let made = CreateInode { parent, name: name("held"), kind, mode: 0o755, delegate: true, ..CreateInode::default() };
     assert_eq!(change(&master, "a", Change::Create(made)).await, 0);
@@ -308,6 +337,10 @@ async fn whoever_only_reads_has_nobody_let_go_of_what_he_holds() {
     }
     let status = PersistStatusRequest { path: "/m".into(), settle: true, ..PersistStatusRequest::default() };
     services.get_persist_status(client("r", status)).await.unwrap();
+    let mut usage = services.usage(client("r", UsageRequest { path: "/m".into() })).await.unwrap().into_inner();
+    while let Some(usage) = usage.next().await {
+        usage.unwrap();
+    }
     assert!(!services.watch.delegations().is_empty());
     master.stop().await;
 }

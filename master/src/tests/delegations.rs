@@ -9,10 +9,10 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
-    CommitContent, CreateInode, Extent, GetInodeRequest, GetLayoutRequest, GetLockRequest, GetXattrsRequest, Kind,
-    LinkInode, Lock, LockKind, LockType, LookupRequest, MutateRequest, Mutation, MutationResult, ReadDirRequest,
-    RecallRequest, RemoveName, RenameName, ResolveRequest, ReturnDelegations, SetAttr, SetLock, SetQuota, SetTtl,
-    SetXattr, TtlAction, UsageRequest,
+    ClientRule, ClientRules, CommitContent, CreateInode, Extent, GetInodeRequest, GetLayoutRequest, GetLockRequest,
+    GetXattrsRequest, Kind, LinkInode, Lock, LockKind, LockType, LookupRequest, MutateRequest, Mutation,
+    MutationResult, ReadDirRequest, RecallRequest, RemoveName, RenameName, ResolveRequest, ReturnDelegations, SetAttr,
+    SetLock, SetQuota, SetTtl, SetXattr, TtlAction, UpdateMountRequest, UsageRequest, UserLimits,
 };
 use cavern_proto::record::Mutate;
 use cavern_proto::record::command::Command;
@@ -294,7 +294,7 @@ async fn whoever_looks_waits_for_all_that_was_answered() {
             round += 1;
             let text = format!("{number}-{session}");
             // Whoever has needed the whole mount has its turn first.
-            eventually(|| async { master.services().lookups.recalls.allow_delegations() }).await;
+            eventually(|| async { master.services().lookups.recalls.allow_delegations(None) }).await;
             let directory = own.hold(root, &text).await;
             let file = own.done(create(directory, "old", Kind::File)).await;
             let link = LinkInode { inode: file, parent: root, name: name(&format!("{text}-link")) };
@@ -407,7 +407,7 @@ async fn a_whole_mount_is_recalled_for_what_is_about_all_of_it() {
     // A detached bucket has everything; what is to be lost is not waited for any longer than what is held.
     let over = Change::SetQuota(SetQuota { inode: root, max_bytes: Some(0), max_inodes: None });
     own.done(over).await;
-    eventually(|| async { master.services().lookups.recalls.allow_delegations() }).await;
+    eventually(|| async { master.services().lookups.recalls.allow_delegations(None) }).await;
     let held = own.hold(root, "fifth").await;
     let services = master.services().clone();
     let unmount = tokio::spawn(async move { services.unmount_bucket("/m", DetachPolicy::Discard).await.map(drop) });
@@ -467,6 +467,84 @@ async fn the_end_of_a_session_frees_whoever_waits() {
     assert!(matches!(error, WorkError::Deadline(_)) && error.to_string().contains("does not return it"), "{error}");
     assert!((3..=8).contains(&recalls), "it was asked {recalls} times, once a second");
     assert_eq!(holder(&master, directory), Some(own.id()));
+    master.stop().await;
+}
+
+/// Other rules of the mount, while a session takes in what it is sent, and lets go of nothing.
+async fn update_rules(master: &TestMaster, stubborn: &mut Session, rule: ClientRule) {
+    let (changes, watch, id) =
+        (master.services().mount_changes.clone(), master.services().watch.clone(), stubborn.id());
+    let clients = Some(ClientRules { rules: vec![rule] });
+    let request = UpdateMountRequest { path: "/m".into(), clients, ..UpdateMountRequest::default() };
+    let mut updating = tokio::spawn(async move { changes.update(request).await });
+    loop {
+        let events = tokio::select! {
+            updated = &mut updating => {
+                updated.unwrap().unwrap();
+                return;
+            }
+            events = stubborn.stream.next() => events,
+        };
+        let Some(events) = events else {
+            // It is over.
+            updating.await.unwrap().unwrap();
+            return;
+        };
+        for event in events.iter().flat_map(|events| events.iter()) {
+            watch.acknowledge(id, event.seq, event.seq);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_does_not_let_go_keeps_no_right_that_is_taken_from_him() {
+    let master = with_lease(Duration::from_secs(2)).await;
+    let root = mount(&master).await.root_inode;
+    let services = master.services().clone();
+    let client = Identity::new("c", Role::Client, "a").unwrap();
+    let mut own = Session::open(&master, Before { owner: Some(&client), ..Before::default() });
+    let directory = own.hold(root, "d").await;
+    let rule = |read_only, users| ClientRule { name: "a".into(), read_only, users, ..ClientRule::default() };
+    update_rules(&master, &mut own, rule(true, None)).await;
+    assert_eq!(holder(&master, directory), Some(own.id()));
+    let change = Some(create(directory, "f", Kind::File));
+    let answered = Mutation { seq: 50, change, is_write_back: true, ..Mutation::default() };
+    let request = MutateRequest { session: own.id(), mutations: vec![answered], answered: 0 };
+    let made = services.begin_changes(request, (Some("a".into()), Some(&client)), None).await.unwrap().await.unwrap();
+    assert_eq!(made.results[0].errno, Errno::ROFS.raw_os_error(), "{made:?}");
+
+    // What it says that it has answered would be checked by no user.
+    let limits = UserLimits { root_squash: true, ..UserLimits::default() };
+    update_rules(&master, &mut own, rule(false, Some(limits))).await;
+    assert!(!services.watch.is_live(own.id()));
+    eventually(|| async { services.lookups.recalls.delegations().is_empty() }).await;
+    master.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_never_lets_go_keeps_nobody_out_for_long() {
+    let master = with_lease(Duration::from_secs(1)).await;
+    let root = mount(&master).await.root_inode;
+    let services = master.services().clone();
+    let client = Identity::new("c", Role::Client, "a").unwrap();
+    let mut own = Session::open(&master, Before { owner: Some(&client), ..Before::default() });
+    let directory = own.hold(root, "d").await;
+    let (watch, id) = (services.watch.clone(), own.id());
+    let taking_in = tokio::spawn(async move {
+        while watch.acknowledge(id, 0, 0) {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    let recalls = &services.lookups.recalls;
+    let asking = async { while recalls.recall(directory, 0).await.is_err() {} };
+    tokio::time::timeout(PATIENCE, asking).await.expect("its session is ended");
+    assert!(!services.watch.is_live(id));
+    assert!(
+        recalls.allow_delegations(None)
+            && recalls.allow_delegations(Some("b"))
+            && !recalls.allow_delegations(Some("a"))
+    );
+    taking_in.await.unwrap();
     master.stop().await;
 }
 

@@ -7,8 +7,8 @@ use cavern_proto::master::mutation::Change;
 use cavern_proto::master::namespace_server::Namespace;
 use cavern_proto::master::watch_event::Event;
 use cavern_proto::master::{
-    Consistency, CreateInode, GetXattrsRequest, Kind, Mount, MutateRequest, Mutation, MutationResult, ReadDirRequest,
-    RemoveName, SetXattr, WatchEvent, WriteType, Xattr,
+    Consistency, CreateInode, GetXattrsRequest, Kind, LinkInode, Mount, MutateRequest, Mutation, MutationResult,
+    ReadDirRequest, RemoveName, RenameName, SetXattr, WatchEvent, WriteType, Xattr,
 };
 use cavern_work::sessions::{Before, SessionStream, reap_unlinked};
 use futures::StreamExt;
@@ -215,6 +215,36 @@ async fn a_removed_inode_goes_only_when_those_who_may_have_it_open_have_heard_of
         master.services().watch.acknowledge(id, received.last().unwrap().seq, 0);
     }
     reaping.abort();
+    drop(session);
+    master.stop().await;
+}
+
+/// Its object would be written over that by which other clusters know whose the prefix is.
+#[tokio::test]
+async fn no_file_has_the_name_of_an_object_of_the_cluster() {
+    let master = TestMaster::new().await;
+    let root = mount(&master).await.root_inode;
+    let session = master.services().watch.open("test", Before::default()).unwrap();
+    let id = session.id();
+    let changes = vec![create(root, "d", Kind::Directory), create(root, "f", Kind::File)];
+    let made = mutate(&master, id, 1, changes).await.unwrap();
+    let [directory, file] = [made[0].inode, made[1].inode];
+    let link = |parent, text: &str| Change::Link(LinkInode { inode: file, parent, name: name(text) });
+    let rename = |new_parent, text: &str| {
+        let (name, new_name) = (name("f"), name(text));
+        Change::Rename(RenameName { parent: root, name, new_parent, new_name, ..RenameName::default() })
+    };
+    let own = [".cavern-cluster", ".cavern-preserved-0123456789abcdef-7-9"];
+    let refused = own.into_iter().flat_map(|text| {
+        [create(root, text, Kind::File), create(root, text, Kind::Directory), link(root, text), rename(root, text)]
+    });
+    let refused = mutate(&master, id, 3, refused.collect()).await.unwrap();
+    assert!(refused.iter().all(|result| result.errno == rustix::io::Errno::PERM.raw_os_error()), "{refused:?}");
+    assert_eq!(names(&master, root).await, ["d", "f"]);
+    // Elsewhere they are names as any others.
+    let changes = vec![link(directory, own[0]), create(directory, own[1], Kind::File)];
+    let made = mutate(&master, id, 11, changes).await.unwrap();
+    assert!(made.iter().all(|result| result.errno == 0), "{made:?}");
     drop(session);
     master.stop().await;
 }

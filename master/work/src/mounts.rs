@@ -4,7 +4,7 @@
 //! - [`secrets`]: their credentials at rest; [`keys`]: what these are encrypted with. [`vending`]: keys of theirs that
 //!   end, for workers and clients.
 //! - [`overlap`] refuses two that have keys in common, and [`claim`] tells other clusters whose a prefix is, by an
-//!   object of a [reserved] name.
+//!   object of a [reserved](cavern_proto::reserved) name.
 //! - [`changes`], [`attach`], [`update`], [`detach`]: how they come, change and go. These are above the namespace and
 //!   persistence; all others are below.
 
@@ -15,7 +15,6 @@ mod detach;
 mod keys;
 mod open;
 mod overlap;
-mod reserved;
 mod secrets;
 mod update;
 mod vending;
@@ -23,6 +22,5 @@ mod vending;
 pub use claim::{Claims, TakeOver};
 pub use keys::KeyDirectory;
 pub use open::{Mounts, OpenMount};
-pub use reserved::{CLAIM, PRESERVED};
 pub use secrets::{SecretSealer, redact};
 pub use vending::told;

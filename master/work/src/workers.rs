@@ -128,7 +128,8 @@ impl Workers {
             return Err(WorkError::Invalid("a worker has a data address, and no text of more than 4 KiB".into()));
         }
         self.check_is_one(&request.uuid, &worker.data_address, asker)?;
-        let disks = worker.disks.clone();
+        let mut disks = worker.disks.clone();
+        disks.truncate(DISKS_MAX);
         // What changes with every heartbeat is not logged.
         let logged =
             Worker { used_bytes: 0, blocks: 0, last_heartbeat_age_ms: 0, disks: Vec::new(), counters: None, ..worker };

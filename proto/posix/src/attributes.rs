@@ -4,6 +4,7 @@
 use cavern_proto::master::{Attr, CommitContent, CreateInode, Kind, Naming, SetAttr, Time, User};
 
 use crate::acl::{self, Acl, NamedAcl};
+use crate::error::PosixError;
 use crate::mode::{ACCESS_BITS, MODE_BITS, SET_GROUP_ID, without_foreign_group, without_privileges};
 
 /// What is made in a directory, which may have a default access list, for user and group `owner`: its attributes, but
@@ -95,6 +96,14 @@ pub fn loses_privileges(kind: Kind, set: &SetAttr) -> bool {
     (set.kill_privileges || set.uid.is_some() || set.gid.is_some()) && kind != Kind::Directory
 }
 
+/// Whether an inode can be of this user and group. An id of all ones is none in a kernel, which changes no file of it.
+///
+/// # Errors
+/// [`PosixError::NoId`].
+pub fn check_owner(uid: u32, gid: u32) -> Result<(), PosixError> {
+    if [uid, gid].contains(&u32::MAX) { Err(PosixError::NoId) } else { Ok(()) }
+}
+
 /// chmod, chown and utimensat. A length that is set as well has been set before, and capabilities are the caller's to
 /// remove. `user` is by whom the change is judged here; `None` where a kernel has judged it.
 pub fn attributes_set(attr: &mut Attr, set: &SetAttr, user: Option<&User>, now_ns: i64) {
@@ -171,6 +180,15 @@ mod tests {
         let written = SetAttr { kill_privileges: true, ..SetAttr::default() };
         assert_eq!(changed(Kind::File, 0o4755, SetAttr { mode: Some(0o4700), ..written }), 0o4700);
         assert_eq!(changed(Kind::File, 0o4755, SetAttr::default()), 0o4755);
+    }
+
+    #[test]
+    fn an_id_of_all_ones_owns_nothing() {
+        assert_eq!(check_owner(0, u32::MAX - 1), Ok(()));
+        assert_eq!(
+            (check_owner(u32::MAX, 0), check_owner(0, u32::MAX)),
+            (Err(PosixError::NoId), Err(PosixError::NoId))
+        );
     }
 
     #[test]

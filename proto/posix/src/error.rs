@@ -12,6 +12,8 @@ pub enum PosixError {
     NoName(String),
     #[error("only a file can be without a name")]
     Nameless,
+    #[error("{} is no id of a user or group", u32::MAX)]
+    NoId,
     #[error("an inode of no kind")]
     NoKind,
     #[error("a symlink that leads nowhere")]
@@ -35,7 +37,9 @@ impl PosixError {
     pub fn errno(&self) -> Errno {
         match self {
             Self::NameTooLong(_) | Self::TargetTooLong(_) => Errno::NAMETOOLONG,
-            Self::NoName(_) | Self::Nameless | Self::NoKind | Self::NoSymlink | Self::NoAcl(_) => Errno::INVAL,
+            Self::NoName(_) | Self::Nameless | Self::NoId | Self::NoKind | Self::NoSymlink | Self::NoAcl(_) => {
+                Errno::INVAL
+            }
             Self::NoTarget => Errno::NOENT,
             Self::SymlinkAcl => Errno::OPNOTSUPP,
             Self::DefaultAcl => Errno::ACCESS,

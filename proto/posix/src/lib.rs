@@ -15,8 +15,8 @@ mod space;
 pub mod xattr;
 
 pub use attributes::{
-    attributes_set, changes_content, content_changed, created, directory_changed, inode_changed, loses_privileges,
-    name_added, name_dropped,
+    attributes_set, changes_content, check_owner, content_changed, created, directory_changed, inode_changed,
+    loses_privileges, name_added, name_dropped,
 };
 pub use error::PosixError;
 pub use name::{check_create, check_name};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use cavern_proto::chunk::{CHUNK_BYTES, chunk_range};
 use cavern_proto::data::Status;
+use tokio::time::Instant;
 
 use super::{Fills, ObjectBlock, Run};
 use crate::request_error::Refusal;
@@ -25,7 +26,7 @@ impl Fills {
         bytes: Bytes,
     ) -> Result<(), Refusal> {
         self.bucket_of(source).await?;
-        let block = self.open(source, Touch::Refresh).await?;
+        let block = self.open(source, Touch::Refresh, (None, Instant::now())).await?;
         let count = u32::try_from(bytes.len().div_ceil(CHUNK_BYTES as usize)).unwrap_or(u32::MAX);
         let start = chunk_range(first, source.length).start;
         let chunks = first..first + count;

@@ -106,7 +106,7 @@ impl Fixture {
     }
 
     async fn ensure(&self, source: &Arc<ObjectBlock>, chunks: Range<u32>) -> Result<Filled, Refusal> {
-        self.fills.ensure(source, &[chunks], Touch::Open).await
+        self.fills.ensure(source, &[chunks], Touch::Open, (None, Instant::now())).await
     }
 }
 

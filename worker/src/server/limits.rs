@@ -1,15 +1,12 @@
 //! What one client may have of the worker, and what those get who have too much.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_proto::data::Status;
 use cavern_security::{Limit, OverLimit, TenantLimits, Tenants};
 use tokio::io::Interest;
-use tokio::sync::Semaphore;
-use tokio::time::Instant;
 
 use super::cores::BLOCKING_THREADS;
 use super::outgoing::{Outgoing, Segment};
@@ -17,8 +14,8 @@ use super::socket::Socket;
 use crate::memory::{kib_for_requests, part_of_tenant};
 use crate::request_error::Refusal;
 
-/// Requests of a tenant that wait for disks and buckets at a time, for each GET that may be in flight: some wait for
-/// the same one, and few for none.
+/// Blocks that a tenant waits for at a time, for each GET that may be in flight: some wait for the same one, and few
+/// for none.
 const TURNS_PER_FILL: usize = 2;
 /// Threads that sync blocks for a tenant at a time, and threads that wait for disks otherwise: together half of those
 /// of one core, and enough to keep a disk busy.
@@ -45,38 +42,9 @@ pub fn tenants(conf: &schema::Worker, memory_kib: u32) -> Tenants {
         writers: 0,
         streams: 0,
         parts: 0,
+        walks: 0,
         messages: 0,
     })
-}
-
-/// Has work done that may wait for a disk, at a turn of its tenant. The turn is that of the work: whoever no longer
-/// waits for it cannot have more done meanwhile.
-///
-/// # Errors
-/// [`Status::Overloaded`] when there is no turn until then: nothing has been done. [`Status::IoError`] when the work
-/// has failed.
-pub(super) async fn on_disk<T: Send + 'static>(
-    turns: Option<&Arc<Semaphore>>,
-    until: Instant,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Refusal> {
-    let turn = match turns {
-        Some(turns) => match tokio::time::timeout_at(until, turns.clone().acquire_owned()).await {
-            // They are never closed.
-            Ok(turn) => turn.ok(),
-            Err(_) => {
-                let message = "earlier requests of this client still wait for disks of the worker: try again";
-                return Err(Refusal::new(Status::Overloaded, message));
-            }
-        },
-        None => None,
-    };
-    let work = move || {
-        let done = work();
-        drop(turn);
-        done
-    };
-    tokio::task::spawn_blocking(work).await.map_err(|_| Refusal::new(Status::IoError, "the request failed"))
 }
 
 /// Says why, in place of a hello, to a client that has too many connections; and ends this one when that is read.
@@ -107,8 +75,10 @@ mod tests {
     use std::sync::mpsc;
 
     use cavern_security::{Identity, Role};
+    use tokio::time::Instant;
 
     use super::*;
+    use crate::request_error::on_disk;
 
     #[tokio::test]
     async fn work_that_nobody_waits_for_any_more_keeps_its_turn_until_it_is_done() {

@@ -29,14 +29,13 @@ use prost::Message as _;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::limits::on_disk;
 use super::outgoing::{PassedFile, Segment, append_frame};
 use super::socket::MAX_DESCRIPTORS;
 use crate::fill::{BlockSource, Fills, ObjectBlock};
 use crate::memory::{Budget, kib_for_requests};
 use crate::parts::WorkerParts;
 use crate::persist::Uploads;
-use crate::request_error::Refusal;
+use crate::request_error::{Refusal, on_disk};
 use crate::reserved::ReservedBlocks;
 use crate::store::{Block, CachedBlock, ReadError, ReadWait, Stores, Touch};
 
@@ -349,14 +348,6 @@ impl Service {
     }
 
     async fn make_all_ready(&self, request: &ContentRequest, until: Instant, tenant: Option<&Tenant>) -> Vec<Ready> {
-        // Disks and buckets have queues that all share: what a tenant asks for beyond its turns waits here.
-        let _turn = match tenant {
-            Some(tenant) => match tokio::time::timeout_at(until, tenant.turns.acquire()).await {
-                Ok(turn) => turn.ok(),
-                Err(_) => return request.items.iter().map(|_| Err(Refusal::deadline())).collect(),
-            },
-            None => None,
-        };
         // Futures are made as they are needed: those of thousands of items take megabytes.
         let (mut items, mut under_way) = (request.items.iter(), FuturesOrdered::new());
         let mut ready = Vec::with_capacity(request.items.len());
@@ -379,7 +370,7 @@ impl Service {
         let block = match (item.block_at_hand(), source) {
             (Some(block), _) => block.clone(),
             (None, BlockSource::Data(target)) => Block::Data(self.open_data(*target, item.touch, until, tenant).await?),
-            (None, BlockSource::Object(object)) => return self.fetch(item, object, until).await,
+            (None, BlockSource::Object(object)) => return self.fetch(item, object, until, tenant).await,
         };
         if item.touch != Touch::Refresh {
             self.parts.metrics.hits.inc();
@@ -389,10 +380,25 @@ impl Service {
     }
 
     /// Makes the wanted chunks of a block of an object readable.
-    async fn fetch(&self, item: &Prepared, object: &Arc<ObjectBlock>, until: Instant) -> Ready {
+    async fn fetch(
+        &self,
+        item: &Prepared,
+        object: &Arc<ObjectBlock>,
+        until: Instant,
+        tenant: Option<&Tenant>,
+    ) -> Ready {
         let began = Instant::now();
-        let fill = Box::pin(self.fills.ensure(object, &item.wanted, item.touch));
-        let filled = tokio::time::timeout_at(until, fill).await.unwrap_or_else(|_| Err(Refusal::deadline()))?;
+        let fill = async {
+            // Disks and buckets have queues that all share: what a tenant asks for beyond its turns waits here.
+            let _turn = match tenant {
+                Some(tenant) => Some(tenant.turns.acquire().await?),
+                None => None,
+            };
+            let turns = (tenant.map(|tenant| &tenant.disk_turns), until);
+            self.fills.ensure(object, &item.wanted, item.touch, turns).await
+        };
+        let filled =
+            tokio::time::timeout_at(until, Box::pin(fill)).await.unwrap_or_else(|_| Err(Refusal::deadline()))?;
         if item.touch != Touch::Refresh {
             let missed = filled.fetched_bytes.min(item.wanted_bytes());
             let items = if filled.fetched_bytes > 0 { &self.parts.metrics.misses } else { &self.parts.metrics.hits };

@@ -16,10 +16,9 @@ use cavern_proto::data::{
 use cavern_security::Tenant;
 use tokio::time::Instant;
 
-use super::limits::on_disk;
 use super::requests::{MAX_DEADLINE, Service, deadline_of};
 use crate::fill::BlockSource;
-use crate::request_error::Refusal;
+use crate::request_error::{Refusal, on_disk};
 use crate::reserved::ReserveResult;
 use crate::store::{DataBlock, DataTarget, Lookup, Touch};
 
@@ -131,16 +130,27 @@ impl Service {
     }
 
     /// Makes the block of a reservation that begins with what the bucket has.
-    pub(super) async fn begin_with_origin(&self, request: &ReserveRequest) -> Result<(), Refusal> {
+    pub(super) async fn begin_with_origin(
+        &self,
+        request: &ReserveRequest,
+        tenant: Option<&Tenant>,
+    ) -> Result<(), Refusal> {
         let Some(origin) = request.origin.clone() else { return Ok(()) };
         let target = BlockSource::parse_data(request.block.clone().unwrap_or_default())?;
         within(&request.ranges, target.length)?;
         let BlockSource::Object(origin) = BlockSource::parse(origin)? else {
             return Err(Refusal::bad_request("an origin is a block of an object"));
         };
-        let begun = Box::pin(self.fills.begin_with_origin(target, &origin, request.origin_bytes));
-        let begun = tokio::time::timeout(deadline_of(request.deadline_ms), begun);
-        begun.await.unwrap_or_else(|_| Err(Refusal::deadline()))
+        let until = Instant::now() + deadline_of(request.deadline_ms);
+        let begun = async {
+            let _turn = match tenant {
+                Some(tenant) => Some(tenant.turns.acquire().await?),
+                None => None,
+            };
+            let turns = (tenant.map(|tenant| &tenant.disk_turns), until);
+            self.fills.begin_with_origin(target, &origin, request.origin_bytes, turns).await
+        };
+        tokio::time::timeout_at(until, Box::pin(begun)).await.unwrap_or_else(|_| Err(Refusal::deadline()))
     }
 
     /// How long a writer who wants room is to wait.

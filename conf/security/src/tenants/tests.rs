@@ -13,6 +13,7 @@ fn tenants(most: usize) -> Tenants {
         disk_turns: 1,
         streams: 1,
         parts: 1,
+        walks: 1,
         writers: 1,
         messages: 1,
     })

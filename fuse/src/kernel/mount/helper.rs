@@ -11,7 +11,8 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
 };
 
-use super::{MountError, MountOptions, READ_MAX};
+use super::options::{MountError, MountOptions};
+use crate::kernel::session::READ_MAX;
 
 const PROGRAM: &str = "fusermount3";
 

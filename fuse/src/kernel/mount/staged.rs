@@ -16,7 +16,10 @@ use rustix::mount::{
 };
 use tracing::debug;
 
-use super::{FILESYSTEM_SUBTYPE, Mount, MountError, MountOptions, MountedBy, READ_MAX, SOURCE, open_device, prepare};
+use super::options::{MountError, MountOptions};
+use super::table::{FILESYSTEM_SUBTYPE, SOURCE};
+use super::{Mount, MountedBy, open_device, prepare};
+use crate::kernel::session::READ_MAX;
 
 /// A mount that is nowhere yet. Dropping it ends it.
 #[derive(Debug)]

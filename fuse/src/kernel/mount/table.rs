@@ -6,7 +6,12 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use super::FILESYSTEM_TYPE;
+/// File system type in the mount table. (`fuse.` and a subtype, so that `df` and `findmnt` distinguish it from others.)
+pub(super) const FILESYSTEM_TYPE: &str = "fuse.cv";
+/// The part of it that is ours.
+pub(super) const FILESYSTEM_SUBTYPE: &str = "cv";
+/// Source in the mount table.
+pub(super) const SOURCE: &str = "cavern";
 
 /// One line of the table.
 #[derive(Debug, PartialEq, Eq)]

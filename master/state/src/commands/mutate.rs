@@ -18,6 +18,10 @@ use crate::posix::context::{Caller, Checked, MutationContext, MutationEffects, M
 use crate::records::is_directory;
 use crate::transaction::Transaction;
 
+/// A change that says to have been made later than this after the master's clock was made then: so far clocks of hosts
+/// may differ, and nothing is kept from a time to live, which counts from the last change.
+const AHEAD_MAX_NS: i64 = 300_000_000_000;
+
 /// Applies a mutation, or finds the result that it had when it was applied.
 pub fn mutate(tx: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome> {
     let Some(mut mutation) = mutate.mutation else { return Outcome::refused("an empty mutation") };
@@ -43,7 +47,7 @@ pub fn mutate(tx: &mut Transaction<'_>, mutate: Mutate) -> Result<Outcome> {
         is_write_back: mutation.is_write_back,
         owner: (mutation.uid, mutation.gid),
         now_ns,
-        made_ns: if mutation.made_ns == 0 { now_ns } else { mutation.made_ns },
+        made_ns: if mutation.made_ns == 0 { now_ns } else { mutation.made_ns.min(now_ns.saturating_add(AHEAD_MAX_NS)) },
     };
     let mut mutating = MutationContext::of(tx, caller);
     let sets_length = matches!(&mutation.change, Some(Kind::SetAttr(set)) if set.size.is_some());

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use cavern_posix::acl::{self, ACCESS, Acl, is_acl};
 use cavern_posix::xattr::{CAPABILITY, has_kept_prefix, has_length, is_bare_prefix};
-use cavern_posix::{XattrChange, attributes_set, inode_changed, loses_privileges};
+use cavern_posix::{XattrChange, attributes_set, check_owner, inode_changed, loses_privileges};
 use cavern_proto::master::{RemoveXattr, SetAttr, SetXattr, XattrMode};
 use cavern_proto::record::InodeRecord;
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ impl MutationContext<'_, '_> {
     pub fn set_attributes(&mut self, set: &SetAttr) -> Checked<u64> {
         let mut record = self.inode(set.inode)?;
         self.check_set_attributes(set, &record)?;
-        check_owner_ids(set.uid.unwrap_or_default(), set.gid.unwrap_or_default())?;
+        check_owner(set.uid.unwrap_or_default(), set.gid.unwrap_or_default())?;
         if let Some(length) = set.size {
             self.set_length(set, &mut record, length)?;
         }
@@ -130,12 +130,4 @@ impl MutationContext<'_, '_> {
         }
         Ok(())
     }
-}
-
-/// Refuses a user or group of all ones: it is none in a kernel, which changes no file of it.
-pub fn check_owner_ids(uid: u32, gid: u32) -> Checked {
-    if [uid, gid].contains(&u32::MAX) {
-        return refuse(Errno::INVAL, format!("{} is no id of a user or group", u32::MAX));
-    }
-    Ok(())
 }

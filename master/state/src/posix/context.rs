@@ -4,6 +4,7 @@ use cavern_posix::{self as rules, PosixError};
 use cavern_proto::ClientAccess;
 use cavern_proto::master::{Attr, Consistency, Mount, User, UserLimits, WriteType};
 use cavern_proto::record::{InodeRange, InodeRecord};
+use cavern_proto::reserved::is_reserved;
 use rustix::io::Errno;
 
 use crate::change::Change;
@@ -147,6 +148,15 @@ impl MutationContext<'_, '_> {
             return refuse(Errno::NOENT, format!("{} has been removed", self.shown(inode)?));
         }
         Ok(record)
+    }
+
+    /// Refuses a name that the cluster keeps for an object of its own, in a directory that was found last.
+    pub fn check_name_is_free(&self, directory: u64, name: &[u8]) -> Checked {
+        if directory == self.mount.root_inode && is_reserved(name) {
+            let name = String::from_utf8_lossy(name);
+            return refuse(Errno::PERM, format!("{name} is the name of an object of the cluster's own: take another"));
+        }
+        Ok(())
     }
 
     /// A directory of which all names are known.

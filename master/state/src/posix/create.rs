@@ -2,12 +2,11 @@
 
 use bytes::Bytes;
 use cavern_posix::acl::DEFAULT;
-use cavern_posix::{check_create, created};
+use cavern_posix::{check_create, check_owner, created};
 use cavern_proto::master::{CreateInode, Kind, Naming};
 use cavern_proto::record::{DentryRecord, InodeRecord};
 use rustix::io::Errno;
 
-use super::attributes::check_owner_ids;
 use super::context::{Checked, EntriesChange, MutationContext, refuse};
 use crate::index::usage::UsageDelta;
 use crate::records::{self, attributes};
@@ -34,6 +33,7 @@ impl MutationContext<'_, '_> {
         let (kind, is_named) = (create.kind(), create.naming() == Naming::Named);
         let directory =
             if is_named { self.fully_listed_directory(create.parent)? } else { self.directory(create.parent)? };
+        self.check_name_is_free(create.parent, &create.name)?;
         self.check_names(create.parent, &directory)?;
         check_kind(&*self, kind)?;
         if is_named && self.tx.dentry(create.parent, &create.name)?.is_some() {
@@ -45,7 +45,7 @@ impl MutationContext<'_, '_> {
         let above = (&attributes(create.parent, &directory), default.as_ref());
         let (owner, made_ns) = (self.caller.owner, self.caller.made_ns);
         let (attr, lists) = created(create, above, owner, self.limited_user(), made_ns);
-        check_owner_ids(owner.0, owner.1)?;
+        check_owner(owner.0, owner.1)?;
         let mut record = InodeRecord {
             kind: create.kind,
             btime_ns: attr.btime_ns,

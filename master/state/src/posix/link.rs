@@ -20,6 +20,7 @@ impl MutationContext<'_, '_> {
     pub fn link(&mut self, link: &LinkInode) -> Checked<u64> {
         check_name(&link.name)?;
         let directory = self.fully_listed_directory(link.parent)?;
+        self.check_name_is_free(link.parent, &link.name)?;
         self.check_names(link.parent, &directory)?;
         let mut record = self.inode(link.inode)?;
         self.check_link(link.inode, &record)?;

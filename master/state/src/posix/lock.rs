@@ -107,11 +107,17 @@ impl MutationContext<'_, '_> {
             place(held, Lock { r#type: LockType::Unlocked.into(), ..lock });
             locks.grant(self.tx);
         }
-        if lock.r#type() == LockType::Unlocked {
-            place(&mut locks.record.held, lock);
-            return Ok(());
+        let (mut held, waiting) = (locks.record.held.clone(), locks.record.waiting.len());
+        let is_unlock = lock.r#type() == LockType::Unlocked;
+        if is_unlock {
+            place(&mut held, lock);
+            // A hole in a lock makes two of it.
+            if held.len() <= locks.record.held.len() || held.len() + waiting <= LOCKS_MAX {
+                locks.record.held = held;
+                return Ok(());
+            }
         }
-        if locks.record.held.len() + locks.record.waiting.len() >= LOCKS_MAX {
+        if is_unlock || held.len() + waiting >= LOCKS_MAX {
             return refuse(Errno::NOLCK, format!("{} has {LOCKS_MAX} locks already", self.shown(locks.inode)?));
         }
         let Some(obstacle) = conflicts(&locks.record.held, &lock).next() else {

@@ -16,6 +16,7 @@ impl MutationContext<'_, '_> {
         check_name(&rename.new_name)?;
         let from = self.fully_listed_directory(rename.parent)?;
         let to = self.fully_listed_directory(rename.new_parent)?;
+        self.check_name_is_free(rename.new_parent, &rename.new_name)?;
         self.check_names(rename.parent, &from)?;
         self.check_names(rename.new_parent, &to)?;
         let missing = |name: &[u8]| refuse(Errno::NOENT, format!("{} is not there", String::from_utf8_lossy(name)));
@@ -56,6 +57,8 @@ impl MutationContext<'_, '_> {
         if rename.mode() == RenameMode::Exchange {
             return refuse(Errno::INVAL, "two names that are exchanged leave no whiteout");
         }
+        self.directory(rename.parent)?;
+        self.check_name_is_free(rename.parent, &rename.name)?;
         self.check_quotas(rename.parent, UsageDelta { bytes: 0, inodes: 1 })?;
         let inode = self.rename(rename)?;
         // Nothing has happened to two names of one inode.

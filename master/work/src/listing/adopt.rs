@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use cavern_proto::master::Existing;
 use cavern_proto::record::AdoptListing;
+use cavern_proto::reserved::{CLAIM, PRESERVED};
 use cavern_state::Directory;
 use cavern_state::namespace::ListingCounts;
 use cavern_ufs::{Listed, Window};
@@ -10,7 +11,7 @@ use cavern_ufs::{Listed, Window};
 use super::Listings;
 use super::diff::listed_entry;
 use crate::error::WorkError;
-use crate::mounts::{CLAIM, OpenMount, PRESERVED};
+use crate::mounts::OpenMount;
 
 /// Entries of one command.
 pub const ENTRIES: usize = 250;

@@ -4,13 +4,14 @@
 use bytes::Bytes;
 use cavern_proto::master::Kind;
 use cavern_proto::record::ListedEntry;
+use cavern_proto::reserved::CLAIM;
 use cavern_state::Directory;
 use cavern_ufs::{Listed, Lister, Window, Windows, is_name};
 
 use super::diff::{self, listed_entry};
 use super::{CheckReason, Listings};
 use crate::error::WorkError;
-use crate::mounts::{CLAIM, OpenMount};
+use crate::mounts::OpenMount;
 
 /// A name that may have been changed by others.
 #[derive(Clone, Debug)]

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use cavern_consensus::LeaderLease;
 use cavern_proto::master::{Mount, WriteType};
+use cavern_proto::reserved::CLAIM;
 use cavern_ufs::{Metadata, Precondition, Ufs, UfsError, named};
 use futures::FutureExt as _;
 
 use super::open::{Mounts, OpenMount};
-use super::reserved::CLAIM;
 use crate::background::{BackgroundTask, Next, Pace, TaskGroup, TaskList};
 use crate::error::WorkError;
 

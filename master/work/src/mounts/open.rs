@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use cavern_conf::schema;
 use cavern_proto::master::{self, AttributePolicy, Mount, MountStatus, WriteType};
+use cavern_proto::reserved::CLAIM;
 use cavern_state::{Database, Tables};
 use cavern_ufs::{KeyProvider, KeyStatus, KeyVendor, Ufs};
 use parking_lot::Mutex;
@@ -14,7 +15,6 @@ use tokio::sync::RwLock;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::reserved::CLAIM;
 use super::secrets::SecretSealer;
 use crate::error::WorkError;
 

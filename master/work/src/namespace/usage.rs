@@ -15,13 +15,16 @@ impl Lookups {
         path: &str,
         answers: &mpsc::Sender<Result<UsageProgress, WorkError>>,
     ) -> Result<UsageProgress, WorkError> {
-        self.check_path_access(path)?;
+        let mount = self.check_path_access(path)?;
         let entry = self.resolve(path).await?;
         let attr = entry.attr.unwrap_or_default();
         if attr.kind() != Kind::Directory {
             return Ok(UsageProgress { files: 1, bytes: attr.size, ..UsageProgress::default() });
         }
-        self.recall_mount_of(attr.inode).await?;
+        // Nobody lets go of anything for whoever may not change it.
+        if self.check_refresh(mount.as_ref()).is_ok() {
+            self.recall_mount_of(attr.inode).await?;
+        }
         let mut progress = UsageProgress::default();
         let mut walk = Walk::new(self.listings.clone(), attr.inode, ListPolicy::Known, true);
         let mut last_report = tokio::time::Instant::now();
@@ -36,7 +39,7 @@ impl Lookups {
                 let files = page.iter().filter(|(_, _, record)| record.kind() == Kind::File);
                 for (_, _, record) in files {
                     progress.files += 1;
-                    progress.bytes += record.size;
+                    progress.bytes = progress.bytes.saturating_add(record.size);
                 }
                 after = page.last().map(|(name, _, _)| name.clone());
                 if end || after.is_none() {

@@ -14,6 +14,7 @@ use std::time::Duration;
 use cavern_proto::master::Origin;
 use cavern_proto::record::command::Command;
 use cavern_proto::record::{MoveOrigin, Persisted, PersistedObject, PreserveObject};
+use cavern_proto::reserved::PRESERVED;
 use cavern_ufs::UfsError;
 
 use super::intents::PersistOutcome;
@@ -21,7 +22,7 @@ use super::plan::{Content, Work, Write};
 use super::retry_tracker::{FailureKind, Priority};
 use super::{Persistence, object_tag};
 use crate::error::WorkError;
-use crate::mounts::{OpenMount, PRESERVED};
+use crate::mounts::OpenMount;
 
 /// Pause before a file that waits for another is looked at again, and how long it waits before it does something about
 /// it.

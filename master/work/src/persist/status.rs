@@ -94,7 +94,7 @@ impl Persistence {
                     continue;
                 }
                 backlog.files += 1;
-                backlog.bytes += unwritten_bytes(tables, inode)?;
+                backlog.bytes = backlog.bytes.saturating_add(unwritten_bytes(tables, inode)?);
                 backlog.older(intent.first_ns);
                 if self.retries.is_lost(inode, intent.change) {
                     backlog.lost_files += 1;

@@ -103,6 +103,15 @@ impl DirectoryDelegations {
         holders.values().filter(|held| held.mount_id == mount_id).map(|held| held.session).collect()
     }
 
+    /// The directories of a mount that are held, after their sessions.
+    pub(super) fn delegations_in(&self, mount_id: u32) -> Vec<(u64, u64)> {
+        if self.is_empty() {
+            return Vec::new();
+        }
+        let holders = self.holders.lock();
+        holders.values().filter(|held| held.mount_id == mount_id).map(|held| (held.session, held.directory)).collect()
+    }
+
     /// Is notified when some have been returned; to be enabled before one looks.
     pub(super) fn next_return(&self) -> Notified<'_> {
         self.give_back.notified()

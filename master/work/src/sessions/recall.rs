@@ -2,7 +2,9 @@
 //! state says that it is delegated to nobody else. By then everything is in the state that the holder had answered for.
 //!
 //! The holder is sent an event, and once more each second, since its stream may have broken. One whose stream stays
-//! broken is waited for until its session is over: the end of a session returns all.
+//! broken is waited for until its session is over: the end of a session returns all. That of a client with a
+//! certificate is ended as well when it takes in what it is sent and lets go of nothing: whoever makes a directory in
+//! a shared one would keep all others from listing that.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -20,6 +22,11 @@ use crate::error::WorkError;
 const AGAIN: Duration = Duration::from_secs(1);
 /// How many leases a holder has: one in which it is cut off, and the end of its session.
 const LEASES: u32 = 2;
+/// For how many leases in all others ask a session to return a directory, where clients are not trusted: enough for
+/// whatever has to be brought to the workers before.
+const LEASES_OF_A_CLIENT: u32 = 6;
+/// So long a client comes to hold nothing after one of its sessions was ended for that.
+const DISTRUST: Duration = Duration::from_secs(600);
 /// So long after a whole mount was recalled no session comes to hold anything: whoever asked for that has its turn.
 const PAUSE: Duration = Duration::from_secs(2);
 /// All directories of a session, where one could be named.
@@ -36,6 +43,10 @@ pub struct Recalls {
 struct Asked {
     /// When a session was sent an event about a directory, or about all.
     sent: HashMap<(u64, u64), Instant>,
+    /// For how long a session was asked to return a directory that it still holds, and when last.
+    waited: HashMap<(u64, u64), (Duration, Instant)>,
+    /// Clients whose sessions were ended, and when.
+    distrusted: HashMap<String, Instant>,
     /// Whole mounts that are being recalled, and when the last one was.
     mounts: usize,
     ended: Option<Instant>,
@@ -78,7 +89,7 @@ impl Recalls {
             let other = |directory: &u64| Some((self.delegations.other_holder(*directory, asker)?, *directory));
             directories.iter().filter_map(other).collect()
         };
-        self.wait(holders).await
+        self.wait(holders, false).await
     }
 
     /// Returns when nobody holds the delegation of any directory of a mount. New ones may be held right after that.
@@ -88,8 +99,7 @@ impl Recalls {
     pub async fn recall_mount(&self, mount_id: u32) -> Result<(), WorkError> {
         self.asked.lock().mounts += 1;
         let _whole = MountRecall(self);
-        self.wait(|| self.delegations.holders_in_mount(mount_id).into_iter().map(|session| (session, ALL)).collect())
-            .await
+        self.wait(|| self.delegations.delegations_in(mount_id), true).await
     }
 
     /// Has a directory recalled, without waiting for that.
@@ -99,14 +109,17 @@ impl Recalls {
         }
     }
 
-    /// Whether sessions may come to hold what they make: not while somebody needs a whole mount.
-    pub fn allow_delegations(&self) -> bool {
+    /// Whether sessions of a client may come to hold what they make: not while somebody needs a whole mount, and not
+    /// soon after one had to be ended.
+    pub fn allow_delegations(&self, client: Option<&str>) -> bool {
         let asked = self.asked.lock();
-        asked.mounts == 0 && asked.ended.is_none_or(|ended| ended.elapsed() >= PAUSE)
+        let is_trusted =
+            client.and_then(|client| asked.distrusted.get(client)).is_none_or(|ended| ended.elapsed() >= DISTRUST);
+        is_trusted && asked.mounts == 0 && asked.ended.is_none_or(|ended| ended.elapsed() >= PAUSE)
     }
 
-    /// Waits until there are no holders.
-    async fn wait(&self, holders: impl Fn() -> Vec<(u64, u64)>) -> Result<(), WorkError> {
+    /// Waits until there are no holders of directories; of a whole mount each is asked for all that it holds.
+    async fn wait(&self, holders: impl Fn() -> Vec<(u64, u64)>, of_all: bool) -> Result<(), WorkError> {
         let deadline = Instant::now() + self.hub.lease() * LEASES;
         loop {
             let returned = self.delegations.next_return();
@@ -122,8 +135,43 @@ impl Recalls {
                     self.hub.describe(*session)
                 )));
             }
-            self.send(&holders);
+            self.end_stubborn(&holders);
+            match of_all {
+                true => {
+                    let sessions: HashSet<_> = holders.iter().map(|(session, _)| (*session, ALL)).collect();
+                    self.send(&Vec::from_iter(sessions));
+                }
+                false => self.send(&holders),
+            }
             let _again = tokio::time::timeout_at(deadline.min(now + AGAIN), returned).await;
+        }
+    }
+
+    /// Ends the sessions of clients with certificates that were asked for long, and let go of nothing.
+    fn end_stubborn(&self, holders: &[(u64, u64)]) {
+        let now = Instant::now();
+        let mut late = HashSet::new();
+        {
+            let mut asked = self.asked.lock();
+            asked.waited.retain(|(session, directory), _| self.delegations.holder(*directory) == Some(*session));
+            for holder in holders {
+                let (waited, last) = asked.waited.entry(*holder).or_insert((Duration::ZERO, now));
+                *waited += now.duration_since(*last).min(2 * AGAIN);
+                *last = now;
+                if *waited >= self.hub.lease() * LEASES_OF_A_CLIENT {
+                    late.insert(holder.0);
+                }
+            }
+        }
+        for session in late {
+            let Some(owner) = self.hub.owner_of(session) else { continue };
+            let Some(client) = owner.client_name() else { continue };
+            tracing::warn!(client, session, "a session is ended that does not let go of directories others ask for");
+            let mut asked = self.asked.lock();
+            asked.distrusted.retain(|_, ended| now.duration_since(*ended) < DISTRUST);
+            asked.distrusted.insert(client.to_owned(), now);
+            drop(asked);
+            self.hub.end(session);
         }
     }
 

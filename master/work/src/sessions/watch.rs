@@ -322,6 +322,8 @@ impl WatchHub {
                 }
                 let has_stream = before.is_some_and(|before| state.sessions.contains_key(&before));
                 if !has_stream || tokio::time::Instant::now() >= deadline {
+                    // It is at one place at a time, or a client could have any number of them remembered.
+                    state.places.retain(|_, at| *at != session);
                     state.places.insert(place.to_owned(), session);
                     let over = before.filter(|_| !has_stream)?;
                     let was_broken = state.broken.remove(&over).is_some();

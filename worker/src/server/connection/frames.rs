@@ -1,6 +1,7 @@
 //! What a connection does with each kind of frame: one function for one kind.
 
 use bytes::{Bytes, BytesMut};
+use cavern_proto::bounded::MAX_ITEMS;
 use cavern_proto::data::{
     BlockRef, Cancel, CopyRequest, CorruptRequest, FillRequest, FreeRequest, Hello, OpenRequest, PersistRequest,
     QueryRequest, ReadRequest, ReserveRequest, Status, SyncRequest, WriteReply, WriteRequest,
@@ -11,10 +12,9 @@ use tokio::time::Instant;
 
 use super::{Connection, REQUEST_MEMORY, Released, decode};
 use crate::memory::Share;
-use crate::request_error::Refusal;
+use crate::request_error::{Refusal, on_disk};
 use crate::reserved::{Reservation, ReserveResult};
 use crate::server::block_access::{OfBlocks, Verdict};
-use crate::server::limits::on_disk;
 use crate::server::outgoing::{PassedFile, Segment};
 use crate::server::requests::{ContentRequest, MAX_INFLIGHT_BYTES, Service, deadline_of};
 use crate::server::roles;
@@ -164,6 +164,11 @@ impl Connection {
     }
 
     fn corrupt(&mut self, header: &FrameHeader, request: CorruptRequest) {
+        // No block has as many. A list of numbers is one field, whatever it takes while it waits.
+        if request.chunks.len() > MAX_ITEMS {
+            let message = format!("{} chunks of a block, {MAX_ITEMS} are the most", request.chunks.len());
+            return self.refuse(header.request_id, Refusal::bad_request(message));
+        }
         self.look_up(header, FrameKind::CorruptReply, move |service| service.corrupt(request));
     }
 
@@ -179,7 +184,7 @@ impl Connection {
                 tokio::time::sleep(pause).await;
             }
             let taken = given(room).await?;
-            service.begin_with_origin(&request).await?;
+            service.begin_with_origin(&request, tenant.as_deref()).await?;
             let until = Instant::now() + deadline_of(request.deadline_ms);
             let reserve = move || {
                 let reserved = service.reserve(request, with_file);

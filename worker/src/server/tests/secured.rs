@@ -297,6 +297,72 @@ async fn blocks_are_for_the_clients_that_their_mount_is_there_for() {
     bench.end().await;
 }
 
+/// Also what is given up: nothing of it is done later.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_for_a_disk_to_have_objects_takes_a_turn_of_its_client() {
+    const SOON: Duration = Duration::from_millis(20);
+    let certificates = Certificates::new();
+    let bench = Fixture::secured("disk-turns", certificates.transport(Role::Worker)).await;
+    let pool = bench.pool_of(certificates.transport(Role::Client));
+    let admin = bench.pool_of(certificates.transport(Role::Admin));
+    let bytes = noise(300_000);
+    let cached = bench.put("a", &bytes, MIB);
+    let origin = Some(cached.clone());
+    let reserve =
+        ReserveRequest { block: Some(block(1, 0)), origin, origin_bytes: 300_000, ..ReserveRequest::default() };
+    // A connection is there when the turns are taken.
+    assert!(!is_here(&pool, &cached).await);
+    let identity = Identity::new(CLUSTER, Role::Client, "here").unwrap();
+    let connection = bench.tenants.admit(&identity).unwrap().unwrap();
+    let turns = connection.disk_turns.clone();
+    let all = u32::try_from(turns.available_permits()).unwrap();
+    let waiting = turns.acquire_many_owned(all).await.unwrap();
+    for _ in 0..20 {
+        let read = pool.read(WORKER, read_items(&cached, bytes.len()), PATIENCE);
+        assert!(tokio::time::timeout(SOON, read).await.is_err(), "it has no turn");
+        let reserved = pool.reserve(WORKER, reserve.clone(), PATIENCE);
+        assert!(tokio::time::timeout(SOON, reserved).await.is_err(), "it has no turn");
+    }
+    assert!(!is_here(&admin, &cached).await && !is_here(&admin, &block(1, 0)).await);
+    drop(waiting);
+    assert!(read_block(&pool, &cached, bytes.len()).await == bytes);
+    pool.reserve(WORKER, reserve, PATIENCE).await.unwrap();
+    assert!(read_block(&pool, &block(1, 0), bytes.len()).await == bytes);
+    for pool in [pool, admin] {
+        pool.shutdown().await;
+    }
+    bench.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_block_that_is_waited_for_takes_a_turn_at_the_bucket() {
+    let certificates = Certificates::new();
+    let bench = Fixture::secured("bucket-turns", certificates.transport(Role::Worker)).await;
+    let pool = bench.pool_of(certificates.transport(Role::Client));
+    let blocks: Vec<_> = (0..4).map(|number| bench.put(&format!("k{number}"), &noise(1000), MIB)).collect();
+    bench.mounts.inject(1, cavern_ufs::Faults { delay: Duration::from_secs(60), ..Default::default() });
+    let identity = Identity::new(CLUSTER, Role::Client, "here").unwrap();
+    let connection = bench.tenants.admit(&identity).unwrap().unwrap();
+    let before = connection.turns.available_permits();
+    let until_left = async |left: usize| {
+        let until = tokio::time::Instant::now() + PATIENCE;
+        while connection.turns.available_permits() != left {
+            assert!(tokio::time::Instant::now() < until, "{} of {before}", connection.turns.available_permits());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let items = blocks.iter().flat_map(|name| read_items(name, 1000)).collect();
+    let reading = tokio::spawn({
+        let pool = pool.clone();
+        async move { pool.read(WORKER, items, PATIENCE).await.map(drop) }
+    });
+    until_left(before - 4).await;
+    reading.abort();
+    until_left(before).await;
+    pool.shutdown().await;
+    bench.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn that_a_block_could_not_be_synced_is_heard_while_all_syncs_wait_for_a_disk() {
     let certificates = Certificates::new();

@@ -208,3 +208,22 @@ fn locks_without_sense_are_refused() {
     assert_eq!(bench.try_lock(1, 0, lock(1, Shared, 1 << 40, 1 << 40)), Errno::NOLCK.raw_os_error());
     assert_eq!(bench.try_lock(1, 0, lock(1, Unlocked, 0, 0)), 0);
 }
+
+#[test]
+fn holes_in_a_lock_are_locks_as_well() {
+    let mut bench = Fixture::new();
+    assert_eq!(bench.try_lock(1, 0, lock(1, Exclusive, 0, LAST_BYTE)), 0);
+    let hole = |number: u64| lock(1, Unlocked, 2 * number + 1, 2 * number + 1);
+    for number in 1..LOCKS_MAX as u64 {
+        assert_eq!(bench.try_lock(1, 0, hole(number)), 0, "{number}");
+    }
+    let held = |bench: &Fixture| Tables::new(&bench.database).locks(bench.files[0], LockKind::Posix).unwrap().held;
+    let before = held(&bench);
+    assert_eq!(before.len(), LOCKS_MAX);
+    assert_eq!(bench.try_lock(1, 0, hole(LOCKS_MAX as u64)), Errno::NOLCK.raw_os_error());
+    assert_eq!(held(&bench), before, "nothing of it was let go of");
+    // What leaves no more than there were is.
+    assert_eq!(bench.try_lock(1, 0, lock(1, Unlocked, 0, 8)), 0);
+    assert_eq!(bench.try_lock(1, 0, lock(1, Unlocked, 0, LAST_BYTE)), 0);
+    assert!(bench.is_clean());
+}

@@ -470,6 +470,17 @@ fn the_times_are_those_of_the_change() {
 }
 
 #[test]
+fn no_change_was_made_long_after_now() {
+    let mut bench = Fixture::new();
+    let d = bench.held("d");
+    let change = Some(create(d, "f", Kind::File));
+    let made = bench.mutate(HOLDER, Mutation { change, made_ns: i64::MAX, is_write_back: true, ..Mutation::default() });
+    assert_eq!(made.errno, 0, "{}", made.reason);
+    let record = bench.tables().inode(made.inode).unwrap().unwrap();
+    assert!(record.ctime_ns <= NOW + 300_000_000_000, "{}: it would live for ever", record.ctime_ns);
+}
+
+#[test]
 fn nothing_is_held_where_quotas_or_times_to_live_count() {
     let mut bench = Fixture::new();
     let root = bench.root;

@@ -511,6 +511,19 @@ async fn who_comes_to_a_place_ends_only_the_session_of_a_dead_one() {
 }
 
 #[tokio::test]
+async fn a_session_is_at_one_place() {
+    let hub = hub(Duration::from_secs(60));
+    let mut session = hub.open("a", Before::default()).unwrap();
+    let id = session.id();
+    for number in 0..100 {
+        assert_eq!(hub.supersede_client(&format!("place {number}"), id).await, None);
+        session = hub.open("a", Before::of(id, false)).unwrap();
+        assert_eq!(session.id(), id);
+    }
+    assert_eq!(hub.state.lock().places.keys().collect::<Vec<_>>(), ["place 99"]);
+}
+
+#[tokio::test]
 async fn a_session_is_that_of_whoever_has_opened_it_for_as_long_as_it_may_come_back() {
     let lease = Duration::from_secs(60);
     let hub = hub(lease);
