@@ -1,5 +1,5 @@
 //! What an inode is beside its content, as metadata of its object. Names and spellings are those of s3fs, which other
-//! programs understand; `docs/semantics.md` lists them.
+//! programs understand; `docs/operations.md` lists them.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
