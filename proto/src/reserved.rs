@@ -4,11 +4,11 @@
 /// Tells other clusters whose the prefix is.
 pub const CLAIM: &str = ".cavern-cluster";
 /// Begins the names of objects that were written once more, out of the way of others; the cluster's id follows.
-pub const PARKED: &str = ".cavern-preserved-";
+pub const PRESERVED: &str = ".cavern-preserved-";
 
 /// Whether a name in the root of a mount is that of such an object, or may become that of one.
 pub fn is_reserved(name: &[u8]) -> bool {
-    name == CLAIM.as_bytes() || name.starts_with(PARKED.as_bytes())
+    name == CLAIM.as_bytes() || name.starts_with(PRESERVED.as_bytes())
 }
 
 #[cfg(test)]

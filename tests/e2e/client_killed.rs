@@ -11,7 +11,7 @@ use cavern_tests::{Child, Cluster, Options, Process, eventually};
 use rustix::process::Signal;
 
 use crate::client_restart::{content, replace_by_death};
-use crate::fs_mode_held::{Mounts, change_all, tree};
+use crate::fs_mode_delegations::{Mounts, change_all, tree};
 use crate::fs_mode_lease::Stopped;
 
 const PATIENCE: Duration = Duration::from_secs(60);

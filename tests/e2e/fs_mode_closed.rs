@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use cavern_tests::{Options, eventually};
 
-use crate::fs_mode_held::Mounts;
+use crate::fs_mode_delegations::Mounts;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Sooner than an idle descriptor is closed.

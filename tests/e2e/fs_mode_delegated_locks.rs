@@ -13,7 +13,7 @@ use rand::{Rng as _, SeedableRng as _};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::client_restart::{daemon, kill_daemon};
-use crate::fs_mode_held::Mounts;
+use crate::fs_mode_delegations::Mounts;
 use crate::fs_mode_locks::{AT_ONCE, EAGAIN, EXCLUSIVE, Locker, SHARED, UNLOCK};
 
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use cavern_tests::{Cluster, Options};
 
-use crate::fs_mode_held::Mounts;
+use crate::fs_mode_delegations::Mounts;
 
 /// What all scenes have in common: `look` asks in another process, which has inherited nothing.
 const STAGE: &str = r#"

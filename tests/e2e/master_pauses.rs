@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use cavern_tests::{Options, eventually};
 
-use crate::fs_mode_held::{Mounts, tree};
+use crate::fs_mode_delegations::{Mounts, tree};
 use crate::fs_mode_lease::Stopped;
 
 const PATIENCE: Duration = Duration::from_secs(60);

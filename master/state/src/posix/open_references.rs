@@ -40,7 +40,7 @@ impl MutationContext<'_, '_> {
         // Whoever holds the delegation of its directory: nothing is changed by this.
         self.check_own(inode, &record)?;
         // What a session that holds it may write stays so.
-        let known = self.tx.before().add_open_ref(inode, self.caller.session)?;
+        let known = self.tx.before().open_ref(inode, self.caller.session)?;
         // Where users are limited, nothing tells who writes: a session that follows on another opens no file again.
         let only_reads = self.access == ClientAccess::ReadOnly;
         let right = match known {
@@ -225,7 +225,7 @@ fn release(tx: &mut Transaction<'_>, inode: u64, session: u64) {
 pub fn release_some(tx: &mut Transaction<'_>, session: u64, limit: usize, now_ns: i64) -> Result<usize> {
     let held = tx.before().refs_of(session, limit)?;
     for inode in &held {
-        let has_read = tx.before().add_open_ref(*inode, session)? == Some(OpenRight::Read);
+        let has_read = tx.before().open_ref(*inode, session)? == Some(OpenRight::Read);
         release(tx, *inode, session);
         if !has_read {
             mark_changed(tx, *inode, now_ns)?;

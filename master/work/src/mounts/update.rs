@@ -76,7 +76,7 @@ impl MountChanges {
                 recalled => return recalled,
             }
         }
-        for session in recalls.held().holders_in_mount(mount.id) {
+        for session in recalls.delegations().holders_in_mount(mount.id) {
             let owner = watch.owner_of(session);
             let client = owner.as_ref().and_then(Identity::client_name);
             if client.is_some_and(|client| mount.limits_of(client).is_some()) {

@@ -106,7 +106,7 @@ impl Fixture {
     /// Whatever was done, the records of what is held agree with each other, and say so of directories that are there.
     fn check(&self) {
         let (tables, all) = (self.tables(), self.tables().all_delegations().unwrap());
-        assert_eq!(tables.counters().unwrap().held, all.len() as u64);
+        assert_eq!(tables.counters().unwrap().delegations, all.len() as u64);
         let sessions: BTreeSet<u64> = all.iter().map(|held| held.session).chain([HOLDER, OTHER]).collect();
         let mut of_sessions = Vec::new();
         for session in sessions {
@@ -206,7 +206,7 @@ fn a_directory_is_held_from_its_first_moment_on() {
     );
     // The answer may have been lost.
     assert_eq!(bench.repeat(HOLDER, mutation), *made);
-    assert_eq!(bench.tables().counters().unwrap().held, 1);
+    assert_eq!(bench.tables().counters().unwrap().delegations, 1);
     bench.seq = 1;
 
     // Nothing else is ever held: who knows what others have seen of it?
@@ -296,7 +296,7 @@ fn what_a_session_has_answered_for_counts_as_long_as_it_holds_the_directory() {
     bench.database.write(transaction.finish().unwrap().0.into_batch(&bench.database)).unwrap();
     bench.database.raw().put_cf(bench.database.family(Family::Meta), &key, (real + 1).encode_to_vec()).unwrap();
     let Outcome::Mutated(inner, _) = outcome else { panic!("{outcome:?}") };
-    assert!(inner.held);
+    assert!(inner.delegated);
     let inner = inner.inode;
     bench.seq = 100;
     for change in [create(inner, "g", Kind::File), rename((inner, "g"), (d, "g")), chmod(d), chmod(file)] {

@@ -492,7 +492,7 @@ fn nobody_holds_a_directory_but_what_was_answered_in_one_before_is_made() {
     assert!(made.errno == 0 && !made.delegated, "{made:?}");
     // A session that held one before users were limited for its client.
     let held = bench.ask((Some(UNLIMITED), SESSION), None, holding("held"));
-    assert!(held.errno == 0 && held.held, "{held:?}");
+    assert!(held.errno == 0 && held.delegated, "{held:?}");
     bench.seq += 1;
     let mutation = Mutation {
         seq: bench.seq,
