@@ -9,11 +9,12 @@ use std::sync::Arc;
 
 use cavern_proto::NAME_MAX;
 use cavern_proto::master::{Finding, FindingKind, Kind};
+use cavern_proto::reserved::{CLAIM, PRESERVED};
 use cavern_state::records::is_directory;
 use cavern_state::{Tables, schema};
 use cavern_ufs::{ListMode, UfsError};
 use cavern_work::WorkError;
-use cavern_work::mounts::{CLAIM, OpenMount, PRESERVED};
+use cavern_work::mounts::OpenMount;
 use cavern_work::persist::plan;
 use tokio::time::Instant;
 

@@ -371,7 +371,10 @@ mod tests {
         ];
         for (seen, level) in levels {
             let finding = seen.judge(Path::new("/mnt"));
-            assert_eq!((finding.level, wrong(&[finding.clone()]).len()), (level, usize::from(level > Level::Ok)));
+            assert_eq!(
+                (finding.level, wrong(std::slice::from_ref(&finding)).len()),
+                (level, usize::from(level > Level::Ok))
+            );
         }
     }
 }

@@ -304,7 +304,7 @@ mod tests {
             ..Worker::default()
         };
         let (live, lost) = (worker(WorkerState::Live, true), worker(WorkerState::Lost, true));
-        assert_eq!(wrong(&judge_workers(&[live.clone()])), []);
+        assert_eq!(wrong(&judge_workers(std::slice::from_ref(&live))), []);
         assert_eq!(wrong(&judge_workers(&[])), [(Level::Error, Check::Workers)]);
         assert_eq!(wrong(&judge_workers(&[live.clone(), lost.clone()])), [(Level::Warning, Check::Workers)]);
         let none = [(Level::Error, Check::Workers), (Level::Warning, Check::Workers)];
@@ -319,7 +319,7 @@ mod tests {
         let of = |version: &str| vec![("worker 1".to_owned(), version.to_owned())];
         assert_eq!(wrong(&[judge_versions("0.2.0", &of("0.2.0"))]), []);
         let other = judge_versions("0.2.0", &of("0.1.0"));
-        assert_eq!(wrong(&[other.clone()]), [(Level::Warning, Check::Versions)]);
+        assert_eq!(wrong(std::slice::from_ref(&other)), [(Level::Warning, Check::Versions)]);
         assert!(other.what.contains("worker 1 is 0.1.0"), "{other:?}");
     }
 }

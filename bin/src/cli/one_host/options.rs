@@ -104,7 +104,7 @@ fn number(text: &str, radix: u32) -> Result<u32, String> {
 /// What would be right.
 pub fn cache_dir(text: &str) -> Result<CacheDir, String> {
     let is_size = |tail: &str| tail.starts_with(|first: char| first.is_ascii_digit());
-    let (directory, size) = match text.rsplit_once(':').filter(|(_, tail)| is_size(*tail)) {
+    let (directory, size) = match text.rsplit_once(':').filter(|(_, tail)| is_size(tail)) {
         Some((directory, size)) => (directory, ByteSize::from_str(size).map_err(|wrong| format!("the size {wrong}"))?),
         None => (text, CACHE_SIZE),
     };

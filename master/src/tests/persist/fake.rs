@@ -24,6 +24,9 @@ use super::bench::BLOCK;
 use crate::leader_state::{WorkerClientFactory, WorkerClients};
 use crate::tests::harness::placement_of;
 
+/// What workers say of blocks, by worker and index: a status, and a checksum.
+type Said = HashMap<(u64, u32), (Status, u32)>;
+
 /// Workers that make objects of the names of blocks, and fail as a test configures them to.
 #[derive(Clone)]
 pub struct Fake {
@@ -42,9 +45,8 @@ pub struct Fake {
     pub live: Arc<Mutex<Vec<(u64, WorkerState)>>>,
     /// Workers, and indexes of blocks that they have lost.
     pub lost: Arc<Mutex<Vec<(u64, u32)>>>,
-    /// What workers say of blocks that they are asked about, by their indexes: a status, and a checksum. Others are
-    /// there, and as their objects are.
-    pub said: Arc<Mutex<HashMap<(u64, u32), (Status, u32)>>>,
+    /// Of blocks that they are asked about. Others are there, and as their objects are.
+    pub said: Arc<Mutex<Said>>,
     /// Workers, and blocks that no file has.
     pub orphans: Arc<Mutex<Vec<(u64, String)>>>,
     /// Bytes of a disk of worker 1, and of the blocks on it.

@@ -341,7 +341,7 @@ async fn nothing_is_found_while_files_come_change_move_and_go() {
             bench.remove(parent, "f3", false).await;
         }
         bench.rename((root, &directory), (root, &other), RenameMode::Exchange).await;
-        if round % 4 == 0 {
+        if round.is_multiple_of(4) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
