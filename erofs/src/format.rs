@@ -195,7 +195,7 @@ impl InodeHead<'_> {
     pub(crate) fn encode(&self, bytes: &mut Vec<u8>) {
         let Attributes { permissions, uid, gid, links, mtime } = *self.attributes;
         let extended = self.form == Form::Extended;
-        let head = [u16::from(extended) | (self.layout as u16) << 1, xattr::count(self.xattr_bytes)];
+        let head = [u16::from(extended) | ((self.layout as u16) << 1), xattr::count(self.xattr_bytes)];
         for half in [head[0], head[1], self.kind.mode() | permissions, if extended { 0 } else { links as u16 }] {
             bytes.extend_from_slice(&half.to_le_bytes());
         }
@@ -222,9 +222,9 @@ pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
 }
 
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
+    u32::from(u16_at(bytes, at)) | (u32::from(u16_at(bytes, at + 2)) << 16)
 }
 
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+    u64::from(u32_at(bytes, at)) | (u64::from(u32_at(bytes, at + 4)) << 32)
 }

@@ -20,7 +20,7 @@ use std::fs::File;
 use std::path::Path;
 
 use crate::error::Error;
-use crate::format::{DEVICES, DEVICE_BYTES};
+use crate::format::{DEVICE_BYTES, DEVICES};
 use crate::tree::{BLOCK_BYTES, Device, Node, Timestamp, Tree};
 
 pub(crate) use chunks::CHUNKS_MAX;
@@ -33,10 +33,10 @@ pub struct Options<'a> {
     pub uuid: [u8; 16],
     /// Up to 15 bytes, without NUL.
     pub label: &'a str,
-    /// What compact inodes show. Before 1970 only where `times` is own.
+    /// What compact inodes show.
     pub time: Timestamp,
     pub times: Times,
-    /// Up to 16,383; as many must be named when the image is mounted, in this order.
+    /// Up to 65,535; all of them are named when the image is mounted, in this order.
     pub devices: &'a [Device],
 }
 
@@ -73,14 +73,11 @@ pub fn write_image<T: Tree>(
 }
 
 impl Options<'_> {
-    /// So many that the device table begins and ends where the number of the root inode is small.
-    const DEVICES_MAX: usize = 16_383;
-
     fn check(&self) -> Result<(), Error> {
         let wrong = if self.label.len() > 15 || self.label.contains('\0') {
             "a label of more than 15 bytes, or with a NUL"
-        } else if self.devices.len() > Self::DEVICES_MAX {
-            "more than 16,383 devices"
+        } else if u16::try_from(self.devices.len()).is_err() {
+            "more than 65,535 devices"
         } else if self.time.nanoseconds >= 1_000_000_000 {
             "nanoseconds of a second or more"
         } else {
