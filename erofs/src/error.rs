@@ -3,8 +3,6 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::writer::CHUNKS_MAX;
-
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Name and id of its directory are as the tree gave them.
@@ -14,7 +12,10 @@ pub enum Error {
     Options(&'static str),
     #[error("an image has at most 16 TiB of names and attributes: split the view")]
     TooLarge,
-    #[error("temporary data in {}: {source} (an image takes some 120 bytes a name there while it is written)", .directory.display())]
+    #[error(
+        "temporary data in {}: {source} (an image takes some 120 bytes a name there while it is written)",
+        .directory.display()
+    )]
     Spill { directory: PathBuf, source: io::Error },
     #[error("the image cannot be written: {0}")]
     Write(#[source] io::Error),
@@ -48,7 +49,7 @@ pub enum EntryFault {
     Device,
     #[error("a file has at most 2^63 - 1 bytes")]
     Size,
-    #[error("its extents need more than {limit} chunks: begin them at multiples of a higher power of two", limit = CHUNKS_MAX)]
+    #[error("its extents need more than 65,536 chunks: begin them at multiples of a higher power of two")]
     Chunks,
     #[error(
         "extended attributes are of user, trusted, security and access lists, once each, with names of up to 255 \

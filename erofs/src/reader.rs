@@ -104,8 +104,8 @@ impl<R: ReadAt> Image<R> {
         Ok(Some(inode))
     }
 
-    /// Passes on entries, `.` and `..` among them, in order, until `each` breaks off. `from` is 0, or the `next` of an
-    /// entry. A broken-off entry is passed on again where its own position is asked for, which is the `next` before it.
+    /// Passes on entries, `.` and `..` among them, in order, until `each` breaks off. `from` is 0, or the `next` of the
+    /// last entry that was taken.
     pub fn read_directory(
         &self,
         directory: &Inode,

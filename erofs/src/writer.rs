@@ -23,8 +23,6 @@ use crate::error::Error;
 use crate::format::{DEVICE_BYTES, DEVICES};
 use crate::tree::{BLOCK_BYTES, Device, Node, Timestamp, Tree};
 
-pub(crate) use chunks::CHUNKS_MAX;
-
 /// What an image says of itself, and where it is made.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {

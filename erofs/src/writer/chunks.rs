@@ -1,11 +1,11 @@
 //! The chunks of a file: equal parts, each in one piece, as large as the extents allow.
 
 use crate::error::EntryFault;
-use crate::format::{CHUNK_BITS_MAX, HOLE};
+use crate::format::{CHUNK, CHUNK_BITS_MAX, HOLE};
 use crate::tree::{BLOCK_BYTES, Device, Extent, Place};
 
-/// Of a file; each takes eight bytes in the image.
-pub(crate) const CHUNKS_MAX: u64 = 65_536;
+/// Of a file; `EntryFault::Chunks` names it.
+const CHUNKS_MAX: u64 = 65_536;
 
 /// What chunks are made of: extents that continue one another are one.
 struct Run {
@@ -69,7 +69,7 @@ impl Chunks {
 
     /// What `encode` appends.
     pub(super) fn bytes(&self) -> usize {
-        self.count as usize * crate::format::CHUNK
+        self.count as usize * CHUNK
     }
 }
 
