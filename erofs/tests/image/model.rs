@@ -156,7 +156,7 @@ impl Model {
         }
         match &thing.what {
             What::Directory(names) => {
-                let listed = listed(image, inode);
+                let listed = listed(image, inode).unwrap();
                 let dots = [(b".".to_vec(), inode.nid), (b"..".to_vec(), parent)];
                 let mut wanted: Vec<Vec<u8>> = names.keys().cloned().chain(dots.clone().map(|(name, _)| name)).collect();
                 wanted.sort();
@@ -195,26 +195,40 @@ impl Tree for &Model {
         each: &mut dyn FnMut(&[u8], &Node<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         for (name, &index) in self.names(directory as usize) {
-            self.with_node(index, |node| each(name, node))?;
+            self.with_node(index, |node| each(&name[..], node))?;
         }
         Ok(())
     }
 }
 
 /// Asked for in pieces, as a kernel does.
-pub fn listed<R: ReadAt>(image: &Image<R>, directory: &Inode) -> Vec<(Vec<u8>, u64, Kind)> {
+pub fn listed<R: ReadAt>(image: &Image<R>, directory: &Inode) -> Result<Vec<(Vec<u8>, u64, Kind)>, Error> {
     let (mut listed, mut from) = (Vec::new(), 0);
     loop {
-        let before = listed.len();
-        let each = &mut |entry: &cavern_erofs::DirectoryEntry<'_>| {
-            listed.push((entry.name.to_vec(), entry.nid, entry.kind));
-            from = entry.next;
-            if listed.len() - before < 7 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        };
-        // The position is of before this piece.
-        let start = { from_of(each, &mut 0) };
-        let _ = start;
-        break;
+        let mut piece = Vec::new();
+        image.read_directory(directory, from, &mut |entry| {
+            piece.push((entry.name.to_vec(), entry.nid, entry.kind, entry.next));
+            if piece.len() < 7 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        let Some(last) = piece.last() else { return Ok(listed) };
+        assert!(last.3 > from);
+        from = last.3;
+        listed.extend(piece.into_iter().map(|(name, nid, kind, _)| (name, nid, kind)));
     }
-    listed
+}
+
+/// Extents that continue one another as one.
+pub fn joined(extents: &[Extent]) -> Vec<Extent> {
+    let mut joined: Vec<Extent> = Vec::new();
+    for extent in extents.iter().filter(|extent| extent.length > 0) {
+        let expected = joined.last().map(|last| match last.place {
+            Place::Hole => Place::Hole,
+            Place::Device { device, offset } => Place::Device { device, offset: offset + last.length },
+        });
+        match joined.last_mut().filter(|_| expected == Some(extent.place)) {
+            Some(last) => last.length += extent.length,
+            None => joined.push(*extent),
+        }
+    }
+    joined
 }
