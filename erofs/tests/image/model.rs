@@ -45,14 +45,11 @@ pub fn devices() -> Vec<Device> {
     vec![device(64, b"dev1"), device(u32::MAX, b"dev2")]
 }
 
-pub fn attributes(permissions: u16) -> Attributes {
-    Attributes { permissions, uid: 0, gid: 0, links: 1, mtime: TIME }
-}
-
 impl Thing {
     pub fn new(permissions: u16, what: What) -> Self {
         let links = if matches!(what, What::Directory(_)) { 2 } else { 1 };
-        Self { attributes: Attributes { links, ..attributes(permissions) }, xattrs: BTreeMap::new(), what }
+        let attributes = Attributes { permissions, uid: 0, gid: 0, links, mtime: TIME };
+        Self { attributes, xattrs: BTreeMap::new(), what }
     }
 
     fn content(&self) -> Content<'_> {
@@ -158,7 +155,8 @@ impl Model {
             What::Directory(names) => {
                 let listed = listed(image, inode).unwrap();
                 let dots = [(b".".to_vec(), inode.nid), (b"..".to_vec(), parent)];
-                let mut wanted: Vec<Vec<u8>> = names.keys().cloned().chain(dots.clone().map(|(name, _)| name)).collect();
+                let mut wanted: Vec<Vec<u8>> =
+                    names.keys().cloned().chain(dots.clone().map(|(name, _)| name)).collect();
                 wanted.sort();
                 assert_eq!(listed.iter().map(|(name, ..)| name.clone()).collect::<Vec<_>>(), wanted);
                 for (name, nid, kind) in listed {
