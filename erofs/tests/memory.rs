@@ -62,8 +62,8 @@ fn half_a_million_names_take_little() {
     let spill = directory.path();
     let options = Options { spill, uuid: [0; 16], label: "", time, times: Times::Own, devices: &devices };
     let root = Node { id: 0, attributes: attributes(0o755, 0), xattrs: &[], content: Content::Directory };
-    // 5 sets the highest amount back to the present one.
-    fs::write("/proc/self/clear_refs", "5").unwrap();
+    // 5 sets the highest amount back to the present one, where the kernel can; else the test asks for more.
+    let _ = fs::write("/proc/self/clear_refs", "5");
     let before = status("VmRSS:");
     let summary = write_image(&image, &root, &mut ByRule, &options).unwrap();
     let taken = status("VmHWM:").saturating_sub(before);
